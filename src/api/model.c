@@ -204,10 +204,7 @@ weft_status weft_model_shape(const weft_model *model, const char *name, int64_t 
 
 weft_status weft_model_read(const weft_model *model, const char *name, float *out, int64_t count) {
     OPEN_WEIGHT(out, w);
-    for (int64_t i = 0; i < count; i++)
-        out[i] = w->dtype == WEFT_F32    ? ((const float *)w->data)[i]
-                 : w->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)w->data)[i])
-                                         : (float)((const double *)w->data)[i];
+    weft_weight_floats(w, out);
     return WEFT_OK;
 }
 

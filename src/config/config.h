@@ -78,6 +78,8 @@ typedef struct {
 weft_status weft_config_set(weft_config *c, const char *key, const char *value, const char *where);
 /* "KEY=VALUE". */
 weft_status weft_config_override(weft_config *c, const char *assignment, const char *where);
+/* Several, with blanks between. */
+weft_status weft_config_override_all(weft_config *c, const char *assignments, const char *where);
 /* Reads Kconfig-style text over what is there: KEY=value, `# CONFIG_X is not set`, comments. */
 weft_status weft_config_read(weft_config *c, const char *path);
 /* The same of a file that is open, which it closes; `path` names it in messages. */

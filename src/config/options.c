@@ -116,16 +116,9 @@ static const char *const presets[] = {
 };
 
 weft_status weft_config_preset(weft_config *c, int preset) {
-    char word[256];
-    const char *at = presets[preset];
     unsigned char given[WEFT_OPTIONS_MAX];
     memcpy(given, c->given, sizeof given);
-    while (*at) {
-        size_t length = strcspn(at, " ");
-        snprintf(word, sizeof word, "%.*s", (int)length, at);
-        WEFT_TRY(weft_config_override(c, word, "preset"));
-        at += length + strspn(at + length, " ");
-    }
+    WEFT_TRY(weft_config_override_all(c, presets[preset], "preset"));
     memcpy(c->given, given, sizeof given); /* nobody set them */
     c->preset = preset;
     return WEFT_OK;

@@ -174,6 +174,17 @@ weft_status weft_config_override(weft_config *c, const char *assignment, const c
     return weft_config_set(c, key, equals + 1, where);
 }
 
+weft_status weft_config_override_all(weft_config *c, const char *assignments, const char *where) {
+    char word[WEFT_TEXT_MAX];
+    for (const char *at = assignments; *at; at += strspn(at, " ")) {
+        size_t length = strcspn(at, " ");
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        WEFT_TRY(weft_config_override(c, word, where));
+        at += length;
+    }
+    return WEFT_OK;
+}
+
 /* Kconfig writes a backslash before a quote or a backslash within a text: takes it out, in place.
  * What is not in quotes is left as it is. */
 static void unescape_text(char *value) {

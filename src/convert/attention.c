@@ -91,18 +91,6 @@ static void write_weight(weft_model *out, int64_t layer, const char *name, const
     if (w) weft_weight_write(w, values);
 }
 
-static void multiply_weight(weft_model *out, int64_t layer, const char *name, double factor) {
-    weft_weight one = *weft_layer_weight(out, layer, name);
-    int64_t count = one.count;
-    for (one.count = 1; count > 0; count--) {
-        double value;
-        weft_weight_read(&one, &value);
-        value *= factor;
-        weft_weight_write(&one, &value);
-        one.data = (unsigned char *)one.data + weft_dtype_size(one.dtype);
-    }
-}
-
 /* A model of another config with the weights that both have. */
 static weft_status model_with(const weft_model *m, const weft_config *c, weft_model **out) {
     WEFT_TRY(weft_model_check(c, "convert"));
@@ -500,8 +488,10 @@ static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, in
     WEFT_TRY(write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, spread));
     WEFT_TRY(write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / spread));
     /* Normed means take it from the gains. */
-    if (m->config.qk_norm) multiply_weight(v->to, layer, "attn.q_norm.weight", v->spread);
-    if (m->config.qk_norm) multiply_weight(v->to, layer, "attn.k_norm.weight", 1 / v->spread);
+    if (m->config.qk_norm)
+        weft_weight_scale(weft_layer_weight(v->to, layer, "attn.q_norm.weight"), v->spread);
+    if (m->config.qk_norm)
+        weft_weight_scale(weft_layer_weight(v->to, layer, "attn.k_norm.weight"), 1 / v->spread);
     write_weight(v->to, layer, "attn.v.weight", dot.v);
     write_weight(v->to, layer, "attn.v.bias", dot.bv);
     for (int64_t h = 0; h < v->heads; h++)

@@ -293,14 +293,12 @@ int32_t *weft_decoder_table(weft_decoder *d, int32_t slot) {
 
 static weft_status read_logits(const row_graph *g, int64_t count, float *logits) {
     const weft_tensor *t = g->graph.logits;
-    int64_t vocab = weft_tensor_width(t), all = weft_tensor_count(t);
+    int64_t wanted = count * weft_tensor_width(t), all = weft_tensor_count(t);
     WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(t));
     if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for logits");
     WEFT_TRY(weft_exec_read(g->exec, t, values));
-    for (int64_t i = 0; i < count * vocab && i < all; i++)
-        logits[i] = t->dtype == WEFT_F64    ? (float)((const double *)values)[i]
-                    : t->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)values)[i])
-                                            : ((const float *)values)[i];
+    weft_weight read = {.dtype = t->dtype, .count = wanted < all ? wanted : all, .data = values};
+    weft_weight_floats(&read, logits);
     return WEFT_OK;
 }
 

@@ -2,25 +2,19 @@
 #include "generate/folder.h"
 #include "base/files.h"
 #include "base/scope.h"
+#include "model/folder.h"
 
 #include <stdio.h>
 #include <sys/stat.h>
 
-static weft_status find_file(const char *folder, const char *name, char path[WEFT_PATH_MAX],
-                             bool *there) {
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
-    return weft_path_there(path, there);
-}
-
 weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH]) {
     static const char *const inside[] = {"", "/best", "/last"};
-    char file[WEFT_PATH_MAX];
     bool is;
     for (size_t i = 0; i < sizeof inside / sizeof inside[0]; i++) {
         if (snprintf(out, WEFT_FOLDER_PATH, "%s%s", path, inside[i]) >= WEFT_FOLDER_PATH)
             return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
-        WEFT_TRY(find_file(out, "config.json", file, &is));
-        if (is) WEFT_TRY(find_file(out, "model.safetensors", file, &is));
+        WEFT_TRY(weft_folder_has(out, "config.json", &is));
+        if (is) WEFT_TRY(weft_folder_has(out, "model.safetensors", &is));
         if (is) return WEFT_OK;
     }
     struct stat s;
@@ -29,7 +23,7 @@ weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH])
                          "%s is a file; a checkpoint is a folder with config.json and "
                          "model.safetensors",
                          path);
-    if (find_file(path, "runs.db", out, &is) == WEFT_OK && is)
+    if (weft_folder_has(path, "runs.db", &is) == WEFT_OK && is)
         return weft_fail(WEFT_EINPUT, "%s is a study's folder; name one of its runs, in %s/runs",
                          path, path);
     return weft_fail(
@@ -44,7 +38,8 @@ weft_status weft_generation_tokenizer(const char *folder, const weft_config *c,
     char path[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
-    WEFT_TRY(find_file(folder, "tokenizer.json", path, &there));
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", folder));
+    WEFT_TRY(weft_path_there(path, &there));
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     WEFT_TRY(weft_tokenizer_open(there ? path : c->tokenizer, &t));
     if (weft_tokenizer_vocab(t) > c->vocab_size)

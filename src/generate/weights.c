@@ -192,7 +192,6 @@ static weft_status run_product(const weft_model *m, const weft_backend *backend,
 /* The values of a matrix that is formed once, on the host. */
 static weft_status form_derived(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_derived *d, void *out) {
-    int64_t count = weft_tensor_count(d->tensor);
     if (!d->first[0]) {
         WEFT_TRY(weft_mirror_use(m->mirror, NULL));
         memcpy(out, weft_model_find(m, d->map)->data, (size_t)weft_tensor_bytes(d->tensor));
@@ -201,15 +200,9 @@ static weft_status form_derived(const weft_model *m, const weft_backend *backend
     WEFT_AUTO(weft_graph_destroy_at) weft_graph *g = NULL;
     WEFT_TRY(weft_graph_create(&g));
     WEFT_TRY(run_product(m, backend, pool, d, g, out));
-    for (int64_t i = 0; i < count; i++) {
-        if (d->tensor->dtype == WEFT_F64)
-            ((double *)out)[i] *= d->factor;
-        else if (d->tensor->dtype == WEFT_F32)
-            ((float *)out)[i] = (float)((double)((float *)out)[i] * d->factor);
-        else
-            ((uint16_t *)out)[i] = weft_float_to_bf16(
-                (float)((double)weft_bf16_to_float(((uint16_t *)out)[i]) * d->factor));
-    }
+    weft_weight made = {
+        .dtype = d->tensor->dtype, .count = weft_tensor_count(d->tensor), .data = out};
+    weft_weight_scale(&made, d->factor);
     return WEFT_OK;
 }
 

@@ -174,7 +174,8 @@ static void make_overlap_sigma(double *rows, int64_t n, int64_t width) {
 static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussians *g) {
     const weft_layer_scores *l = &s->graph.scores[layer];
     const weft_layer_inside *in = &s->graph.inside[layer];
-    const weft_tensor *q = l->means ? l->q : in->rho_q, *k = l->means ? l->k : in->rho_k;
+    const weft_tensor *q = l->means ? l->score.q : in->rho_q,
+                      *k = l->means ? l->score.k : in->rho_k;
     *g = (gaussians){.time = s->graph.tokens->shape[1]};
     if (!q || !k) return WEFT_OK;
     g->means = l->means ? l->means : q->shape[3] / 2;
@@ -236,7 +237,7 @@ static double row_moved(const gaussians *g, const double *scores, int64_t seen, 
 }
 
 /* The temperature of each head, learned or fixed. */
-static weft_status read_tau(const weft_session *s, const weft_layer_scores *l, double **out) {
+static weft_status read_tau(const weft_session *s, const weft_score *l, double **out) {
     WEFT_TRY(weft_look_values(s, l->log_tau, out));
     bool learned = *out != NULL;
     if (!learned) *out = malloc((size_t)l->heads * sizeof **out);
@@ -251,19 +252,20 @@ static weft_status look(const weft_session *s, int64_t layer, const double *scor
     const weft_layer_scores *l = &s->graph.scores[layer];
     WEFT_AUTO_FREE double *tau = NULL;
     if (!g->width) return WEFT_OK;
-    WEFT_TRY(add_deviations(g, l->heads, sums));
+    int64_t heads = l->score.heads;
+    WEFT_TRY(add_deviations(g, heads, sums));
     if (!l->means) return WEFT_OK;
-    WEFT_TRY(read_tau(s, l, &tau));
-    for (int64_t h = 0; h < l->heads; h++)
+    WEFT_TRY(read_tau(s, &l->score, &tau));
+    for (int64_t h = 0; h < heads; h++)
         out->heads[h].number[WEFT_HEAD_TAU] = tau[h];
     WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g->time) * sizeof *rows);
     if (!rows) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    for (int64_t h = 0; h < l->heads; h++)
+    for (int64_t h = 0; h < heads; h++)
         for (int64_t i = 0; i < g->time; i++) {
-            int64_t seen = l->causal ? i + 1 : g->time;
+            int64_t seen = l->score.causal ? i + 1 : g->time;
             if (seen < 2) continue;
             sums->heads[h].number[WEFT_HEAD_MOVED] +=
-                row_moved(g, scores + (h * g->time + i) * g->time, seen, i, h, l->heads,
+                row_moved(g, scores + (h * g->time + i) * g->time, seen, i, h, heads,
                           2 / (tau[h] + TAU_EPS), rows, rows + g->time);
             sums->heads[h].moved_rows++;
         }

@@ -54,8 +54,7 @@ static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
     return WEFT_OK;
 }
 
-/* What one graph run of a step is built for. */
-static weft_build training_build(const weft_config *c) {
+weft_build weft_training_build(const weft_config *c) {
     bool two = weft_config_two_phases(c);
     return (weft_build){.batch = weft_config_micro_batch(c),
                         .time = c->context,
@@ -69,7 +68,7 @@ static weft_build training_build(const weft_config *c) {
 /* The step's first phase, where it has two. */
 static weft_status account_first_phase(const weft_config *c, const weft_backend *backend,
                                        int threads, double *flops, int64_t *bytes) {
-    weft_build build = training_build(c);
+    weft_build build = weft_training_build(c);
     *flops = 0;
     *bytes = 0;
     if (!weft_config_two_phases(c)) return WEFT_OK;
@@ -80,7 +79,7 @@ static weft_status account_first_phase(const weft_config *c, const weft_backend 
 /* The training graph with its gradient, planned with the weights outside the arena. */
 static weft_status plan_training(const weft_config *c, const weft_backend *backend, int threads,
                                  weft_model_graph *m, weft_plan **plan) {
-    weft_build build = training_build(c);
+    weft_build build = weft_training_build(c);
     return weft_model_program(c, &build, true, backend, threads, INT64_MAX, m, plan);
 }
 
@@ -272,35 +271,30 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
     return WEFT_OK;
 }
 
-static weft_status needed_bytes(const weft_config *c, const weft_backend *backend, int threads,
-                                int ranks, int64_t *out) {
-    weft_rank_bytes bytes;
-    WEFT_TRY(weft_account_rank(c, backend, threads, ranks, &bytes));
-    *out = bytes.all;
-    return WEFT_OK;
-}
-
 /* The largest MICRO_BATCH, of those that leave each rank one, with which it fits into out->there. */
 static weft_status find_micro_batch(const weft_config *c, const weft_backend *backend, int threads,
                                     int ranks, weft_fit *out) {
     for (int64_t micro = weft_config_micro_batch(c); micro > 0; micro--) {
         weft_config less = *c;
+        weft_rank_bytes bytes;
         if (c->batch_size % micro != 0) continue;
         less.micro_batch = micro;
         if (weft_config_micro_batches(&less) < ranks) continue;
-        WEFT_TRY(needed_bytes(&less, backend, threads, ranks, &out->would_need));
-        if (out->there > 0 && out->would_need > out->there) continue;
+        WEFT_TRY(weft_account_rank(&less, backend, threads, ranks, &bytes));
+        if (out->there > 0 && bytes.all > out->there) continue;
         out->micro_batch = micro;
+        out->would_need = bytes.all;
         return WEFT_OK;
     }
-    out->would_need = 0;
     return WEFT_OK;
 }
 
 weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, int threads,
                              int ranks, weft_fit *out) {
+    weft_rank_bytes bytes;
     *out = (weft_fit){.there = backend->memory ? backend->memory() : 0};
-    WEFT_TRY(needed_bytes(c, backend, threads, ranks, &out->needed));
+    WEFT_TRY(weft_account_rank(c, backend, threads, ranks, &bytes));
+    out->needed = bytes.all;
     return find_micro_batch(c, backend, threads, ranks, out);
 }
 

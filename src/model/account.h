@@ -3,6 +3,7 @@
 
 #include "config/config.h"
 #include "core/exec.h"
+#include "model/transformer.h"
 
 enum { WEFT_PARTS_MAX = 16 };
 
@@ -83,3 +84,5 @@ weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, con
 
 /* Whether a step goes forward twice: see train/step.c. */
 bool weft_config_two_phases(const weft_config *c);
+/* What one graph run of a step is built for. */
+weft_build weft_training_build(const weft_config *c);

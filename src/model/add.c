@@ -7,7 +7,8 @@
  *     gates          o σ(W x)                     W = 0: σ = ½, which the output projection makes good
  *
  * The reciprocal gate leaves 1 − α/2 of a head in every layer but the first, the output gate a half; with
- * GATE_OPEN its bias is there, and the first leaves 1 − α (1 − σ(b)). */
+ * GATE_OPEN its bias is there, and the first leaves 1 − α (1 − σ(b)). An α that is learned, of a mechanism that
+ * is new or was there, begins as the config's. */
 #include "model/add.h"
 
 #include "model/folder.h"
@@ -44,8 +45,9 @@ static const char *name_in_layer(const char *name) {
 
 static weft_status refuse(const weft_weight *w, const char *what) {
     return weft_fail(WEFT_EINPUT,
-                     "tensor '%s' %s; a gate, cross-token routing, a latent coupling, an output "
-                     "gate and wsffn in place of swiglu can be added, nothing else",
+                     "tensor '%s' %s; a gate, cross-token routing, a latent coupling, learned "
+                     "alphas, an output gate and wsffn in place of swiglu can be added, nothing "
+                     "else",
                      w->name, what);
 }
 
@@ -60,19 +62,8 @@ static weft_status begin_weight(weft_weight *w) {
     return refuse(w, "is not in the checkpoint");
 }
 
-/* The output projection's weights, times a factor. */
-static weft_status scale_weight(weft_weight *w, double factor) {
-    WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", w->name);
-    weft_weight_read(w, values);
-    for (int64_t i = 0; i < w->count; i++)
-        values[i] *= factor;
-    weft_weight_write(w, values);
-    return WEFT_OK;
-}
-
 /* Makes good what new gates take from a layer's heads. */
-static weft_status make_good(const weft_model *m, weft_model *out) {
+static void make_good(const weft_model *m, weft_model *out) {
     const weft_config *was = &m->config, *c = &out->config;
     for (int64_t layer = 0; layer < c->n_layer; layer++) {
         double factor = 1;
@@ -80,9 +71,8 @@ static weft_status make_good(const weft_model *m, weft_model *out) {
         if (c->attn_gate && !was->attn_gate && layer > 0)
             factor /= 1 - c->gate_alpha / (1 + exp(c->gate_open));
         weft_weight *w = weft_layer_weight(out, layer, "attn.out.weight");
-        if (w && factor != 1) WEFT_TRY(scale_weight(w, factor));
+        if (w && factor != 1) weft_weight_scale(w, factor);
     }
-    return WEFT_OK;
 }
 
 static weft_status fill(const weft_model *m, weft_model *out) {
@@ -101,7 +91,8 @@ static weft_status fill(const weft_model *m, weft_model *out) {
             memcpy(w->data, from->data, (size_t)w->bytes);
         }
     }
-    return make_good(m, out);
+    make_good(m, out);
+    return WEFT_OK;
 }
 
 weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,
@@ -116,10 +107,11 @@ weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t s
     return status;
 }
 
-/* Whether c has a mechanism that the other has not. */
+/* Whether c has a mechanism that the other has not, or learns their weights. */
 static bool has_more(const weft_config *c, const weft_config *was) {
     return (c->attn_gate && !was->attn_gate) || (c->cross_token && !was->cross_token) ||
            (c->latent_recip && !was->latent_recip) || (c->attention_gate && !was->attention_gate) ||
+           (c->alpha_learned && !was->alpha_learned) ||
            (weft_ffn_of(c)->contrasts && !weft_ffn_of(was)->contrasts);
 }
 

@@ -4,7 +4,7 @@
 #include "model/model.h"
 
 /* `m` with the mechanisms that `c` has and m's config has not: the reciprocal gate, cross-token routing,
- * the latent coupling, the output gate, WsFFN's z-heads. What reads a mechanism's result starts at zero,
+ * the latent coupling, the output gate, WsFFN's z-heads, and the learned weights of the first three. What reads a mechanism's result starts at zero,
  * so its logits are m's within rounding, and the gradient is not zero. Refuses a config that differs in
  * other tensors. New weights are drawn by `seed`. */
 weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,

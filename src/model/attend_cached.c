@@ -51,11 +51,19 @@ weft_dtype weft_cached_dtype(const weft_config *c, weft_dtype dtype) {
     return dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
 }
 
+/* The keys and values of heads, of which most attentions keep nothing else. */
+static int list_heads(const weft_config *c, weft_cache_part *parts) {
+    parts[0] = parts[1] =
+        (weft_cache_part){.heads = weft_config_kv_heads(c), .width = weft_config_head_dim(c)};
+    return 2;
+}
+
 /* What travels between tokens: h, the rank's numbers, or what is left of h behind the maps that read
  * it, whichever is fewest. */
 int weft_cached_parts(const weft_config *c, int64_t layer, weft_dtype dtype,
                       weft_cache_part *parts) {
-    int n = layer % c->kv_share ? 0 : weft_attention_of(c)->cache(c, parts);
+    const weft_attention_kind *kind = weft_attention_of(c);
+    int n = layer % c->kv_share ? 0 : (kind->cache ? kind->cache : list_heads)(c, parts);
     if (c->cross_token) {
         int64_t gate = c->attn_gate ? c->gate_dim : 0, mapped = c->n_embd + gate;
         int64_t gathered = c->cross_rank ? c->cross_rank : weft_config_ffn_dim(c);
@@ -119,6 +127,17 @@ static weft_tensor *new_pages(builder *b, const char *name, const weft_cache_par
                      (int64_t[]){data_of(b)->shape.pages, weft_cache_page_bytes(part)});
 }
 
+static weft_cache_part part_of(builder *b, int64_t heads, int64_t width) {
+    return (weft_cache_part){heads, width, data_of(b)->shape.cache_dtype, false};
+}
+
+/* Keeps columns of x, from one on, as a part; *pages are its own. */
+static void write_pages(builder *b, const char *name, const weft_cache_part *part, weft_tensor *x,
+                        int64_t column, weft_tensor *n_extra, weft_tensor **pages) {
+    *pages = new_pages(b, name, part);
+    weft_cache_write(b->g, part, x, column, n_extra, *pages, &data_of(b)->rows);
+}
+
 static void begin(builder *b) {
     weft_cached_graph *d = data_of(b);
     d->rows.position = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "position", WEFT_I32, b->batch);
@@ -141,23 +160,17 @@ static weft_documents find_documents(builder *b, weft_tensor *tokens, int32_t en
 /* Where q, k and v lie in one tensor. */
 static void write_packed(builder *b, const builder_keys *keys, weft_cache_query *query,
                          weft_score *score) {
-    weft_cached_graph *d = data_of(b);
-    weft_cache_part part = {keys->kv_heads, b->head_dim, d->shape.cache_dtype, false};
-    query->key = query->value = part;
-    query->keys = new_pages(b, "cache.key", &part);
-    query->values = new_pages(b, "cache.value", &part);
     int64_t queries = b->heads * b->head_dim, width = keys->kv_heads * b->head_dim;
     score->q = keys->packed;
-    weft_cache_write(b->g, &part, keys->packed, queries, NULL, query->keys, &d->rows);
-    weft_cache_write(b->g, &part, keys->packed, queries + width, NULL, query->values, &d->rows);
+    query->key = query->value = part_of(b, keys->kv_heads, b->head_dim);
+    write_pages(b, "cache.key", &query->key, score->q, queries, NULL, &query->keys);
+    write_pages(b, "cache.value", &query->value, score->q, queries + width, NULL, &query->values);
 }
 
 /* A latent that is key and value at once. */
 static void write_joint(builder *b, const builder_keys *keys, weft_cache_query *query) {
     weft_cached_graph *d = data_of(b);
-    query->key =
-        (weft_cache_part){keys->k->shape[2], keys->k->shape[3], d->shape.cache_dtype, false};
-    query->keys = new_pages(b, "cache.key", &query->key);
+    query->key = part_of(b, keys->k->shape[2], keys->k->shape[3]);
     query->gaussian = query->squares = keys->gaussian;
     query->rotated = keys->rotated;
     if (keys->rotated && !d->rotations)
@@ -165,42 +178,36 @@ static void write_joint(builder *b, const builder_keys *keys, weft_cache_query *
                                        2, keys->rotated / 2);
     query->rotations = keys->rotated ? d->rotations : NULL;
     query->law = d->law = b->law;
-    weft_cache_write(b->g, &query->key, keys->k, 0, NULL, query->keys, &d->rows);
+    write_pages(b, "cache.key", &query->key, keys->k, 0, NULL, &query->keys);
 }
 
 static void write_apart(builder *b, const builder_keys *keys, weft_cache_query *query) {
-    weft_cached_graph *d = data_of(b);
     weft_tensor *k = keys->k, *v = keys->v;
     if (!k || !v) return;
     if (keys->rotated) k = rotate_heads(b, k, keys->rotated, k->shape[2]);
     if (keys->gaussian) k = weft_gaussian_query(b->g, k);
     if (!k) return;
     query->squares = keys->gaussian;
-    query->key = (weft_cache_part){k->shape[2], k->shape[3], d->shape.cache_dtype,
-                                   b->score.n && !keys->gaussian};
-    query->value = (weft_cache_part){v->shape[2], v->shape[3], d->shape.cache_dtype, false};
-    query->keys = new_pages(b, "cache.key", &query->key);
-    query->values = new_pages(b, "cache.value", &query->value);
-    weft_cache_write(b->g, &query->key, k, 0, keys->n_extra, query->keys, &d->rows);
-    weft_cache_write(b->g, &query->value, v, 0, NULL, query->values, &d->rows);
+    query->key = part_of(b, k->shape[2], k->shape[3]);
+    query->key.number = b->score.n && !keys->gaussian;
+    query->value = part_of(b, v->shape[2], v->shape[3]);
+    write_pages(b, "cache.key", &query->key, k, 0, keys->n_extra, &query->keys);
+    write_pages(b, "cache.value", &query->value, v, 0, NULL, &query->values);
 }
 
 /* Keys of which some columns are common to all heads: they are one head here, with the common ones and
  * behind them the heads' own side by side, so that nothing is kept twice. */
 static void write_common(builder *b, const builder_keys *keys, weft_cache_query *query) {
-    weft_cached_graph *d = data_of(b);
     weft_tensor *k = keys->k, *v = keys->v;
     if (!k || !v) return;
     int64_t own = k->shape[2] * k->shape[3];
     k = join_heads(b, keys->common, as_heads(b, k, 1, own), own);
     if (!k) return;
-    query->key = (weft_cache_part){1, k->shape[3], d->shape.cache_dtype, false};
-    query->keys = new_pages(b, "cache.key", &query->key);
-    weft_cache_write(b->g, &query->key, k, 0, NULL, query->keys, &d->rows);
+    query->key = part_of(b, 1, k->shape[3]);
+    write_pages(b, "cache.key", &query->key, k, 0, NULL, &query->keys);
     if (v == keys->k) return;
-    query->value = (weft_cache_part){1, v->shape[2] * v->shape[3], d->shape.cache_dtype, false};
-    query->values = new_pages(b, "cache.value", &query->value);
-    weft_cache_write(b->g, &query->value, v, 0, NULL, query->values, &d->rows);
+    query->value = part_of(b, 1, v->shape[2] * v->shape[3]);
+    write_pages(b, "cache.value", &query->value, v, 0, NULL, &query->values);
 }
 
 /* Queries for such keys: zeros where other heads have their columns. */
@@ -270,24 +277,13 @@ static void route(builder *b) {
     (void)b; /* attention has left its weights */
 }
 
-static weft_cache_part gathered_part(builder *b, const weft_tensor *x) {
-    return (weft_cache_part){1, weft_tensor_width(x), data_of(b)->shape.cache_dtype, false};
-}
-
-static weft_tensor *write_part(builder *b, weft_tensor *x, const char *name) {
-    weft_cache_part part = gathered_part(b, x);
-    weft_tensor *pages = new_pages(b, name, &part);
-    weft_cache_write(b->g, &part, x, 0, NULL, pages, &data_of(b)->rows);
-    return pages;
-}
-
 static weft_tensor *gather_part(builder *b, const weft_tensor *x, weft_tensor *pages) {
     const weft_config *c = b->c;
     weft_cached_graph *d = data_of(b);
     static const weft_cache_keep keep[] = {[WEFT_SPARSE_TOPK] = WEFT_KEEP_TOPK,
                                            [WEFT_SPARSE_RMS] = WEFT_KEEP_RMS,
                                            [WEFT_SPARSE_NONE] = WEFT_KEEP_ALL};
-    weft_cache_part part = gathered_part(b, x);
+    weft_cache_part part = part_of(b, 1, weft_tensor_width(x));
     return weft_cache_gather(b->g, &part, pages, d->weights, keep[c->sparse_mode], c->sparse_k,
                              c->sparse_rms_threshold, c->sparse_normalize, &d->rows);
 }
@@ -295,8 +291,11 @@ static weft_tensor *gather_part(builder *b, const weft_tensor *x, weft_tensor *p
 /* Both are written before either is gathered, so that a backend can do two at once. */
 static void gather(builder *b, weft_tensor **x, weft_tensor **second) {
     if (!*x || (second && !*second)) return;
-    weft_tensor *pages = write_part(b, *x, "cache.cross");
-    weft_tensor *others = second ? write_part(b, *second, "cache.cross_gate") : NULL;
+    weft_tensor *pages, *others = NULL;
+    weft_cache_part part = part_of(b, 1, weft_tensor_width(*x));
+    write_pages(b, "cache.cross", &part, *x, 0, NULL, &pages);
+    if (second) part.width = weft_tensor_width(*second);
+    if (second) write_pages(b, "cache.cross_gate", &part, *second, 0, NULL, &others);
     *x = gather_part(b, *x, pages);
     if (second) *second = gather_part(b, *second, others);
 }

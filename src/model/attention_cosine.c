@@ -32,15 +32,8 @@ static weft_tensor *build_cosine(builder *b, weft_tensor *x) {
     return builder_attend(b, &keys);
 }
 
-static int list_cache(const weft_config *c, weft_cache_part *parts) {
-    parts[0] = parts[1] =
-        (weft_cache_part){.heads = weft_config_kv_heads(c), .width = weft_config_head_dim(c)};
-    return 2;
-}
-
 const weft_attention_kind weft_attention_cosine = {
     .build = build_cosine,
-    .cache = list_cache,
     .shares_heads = true,
     .shares_layers = true,
     .biased = true,

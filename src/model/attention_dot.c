@@ -31,12 +31,6 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
 }
 
-static int list_cache(const weft_config *c, weft_cache_part *parts) {
-    parts[0] = parts[1] =
-        (weft_cache_part){.heads = weft_config_kv_heads(c), .width = weft_config_head_dim(c)};
-    return 2;
-}
-
 static bool step_form(const weft_config *c, weft_step_form *form) {
     form->kv_heads = weft_config_kv_heads(c);
     form->dqk = form->dv = weft_config_head_dim(c);
@@ -54,7 +48,6 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
 
 const weft_attention_kind weft_attention_dot = {
     .build = build_dot,
-    .cache = list_cache,
     .step = step_form,
     .step_layer = step_layer,
     .shares_heads = true,

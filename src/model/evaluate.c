@@ -59,30 +59,24 @@ static void end_file(tensor_file *f) {
     free(f->names);
 }
 
-/* bf16 numbers at the front of room for floats, made floats; the last first, so that none is
- * written over before it was read. */
-static void widen_bf16(float *values, int64_t count) {
-    for (int64_t i = count - 1; i >= 0; i--) {
-        uint16_t bits;
-        memcpy(&bits, (const char *)values + 2 * i, sizeof bits);
-        values[i] = weft_bf16_to_float(bits);
-    }
-}
-
 /* f64, or f32 whatever the model computes in. */
 static weft_status write_logits(const weft_session *s, const char *path) {
     const weft_tensor *logits = s->graph.logits;
     int64_t count = weft_tensor_count(logits);
     bool wide = logits->dtype == WEFT_F64;
-    WEFT_AUTO_FREE void *data = calloc((size_t)count, wide ? sizeof(double) : sizeof(float));
-    if (!data) return weft_fail(WEFT_ENOMEM, "eval: no memory to write the logits");
+    WEFT_AUTO_FREE void *data = malloc((size_t)weft_tensor_bytes(logits));
+    WEFT_AUTO_FREE float *floats = wide ? NULL : malloc((size_t)count * sizeof *floats);
+    if (!data || (!wide && !floats))
+        return weft_fail(WEFT_ENOMEM, "eval: no memory to write the logits");
     weft_safetensor t = {.name = "logits",
                          .dtype = wide ? WEFT_FILE_F64 : WEFT_FILE_F32,
                          .ndim = logits->ndim,
-                         .data = data};
+                         .data = wide ? data : floats};
     memcpy(t.shape, logits->shape, sizeof logits->shape);
     WEFT_TRY(weft_exec_read(s->exec, logits, data));
-    if (logits->dtype == WEFT_BF16) widen_bf16(data, count);
+    if (!wide)
+        weft_weight_floats(&(weft_weight){.dtype = logits->dtype, .count = count, .data = data},
+                           floats);
     return weft_safetensors_write(path, &t, 1, NULL);
 }
 

@@ -29,7 +29,7 @@ typedef struct {
     /* Refuses what of a config does not go with this kind; NULL: nothing. */
     weft_status (*check)(const weft_config *c, const char *where);
     /* What one layer keeps of a token for generation: parts[0 ..], all but their type, at most two;
-     * how many. */
+     * how many. NULL: a key and a value of D for each of the KV heads. */
     int (*cache)(const weft_config *c, weft_cache_part *parts);
     /* Columns of a query that POSITION="rope" rotates; NULL: D. */
     int64_t (*rotated)(const weft_config *c);

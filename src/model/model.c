@@ -172,3 +172,21 @@ void weft_weight_write(weft_weight *w, const double *values) {
             ((float *)w->data)[i] = (float)values[i];
     }
 }
+
+void weft_weight_floats(const weft_weight *w, float *out) {
+    for (int64_t i = 0; i < w->count; i++)
+        out[i] = w->dtype == WEFT_F32    ? ((const float *)w->data)[i]
+                 : w->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)w->data)[i])
+                                         : (float)((const double *)w->data)[i];
+}
+
+void weft_weight_scale(weft_weight *w, double factor) {
+    weft_weight one = {.dtype = w->dtype, .count = 1, .data = w->data};
+    for (int64_t i = 0; i < w->count; i++) {
+        double value;
+        weft_weight_read(&one, &value);
+        value *= factor;
+        weft_weight_write(&one, &value);
+        one.data = (unsigned char *)one.data + weft_dtype_size(w->dtype);
+    }
+}

@@ -81,6 +81,8 @@ weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dt
                                weft_pool *pool, weft_model **out);
 weft_status weft_model_read_config(const char *folder, weft_config *c);
 
-/* Numbers of a weight as doubles, whatever its type, and back. */
+/* Numbers of a weight as doubles, whatever its type, and back; as floats; and times a factor. */
 void weft_weight_read(const weft_weight *w, double *out);
 void weft_weight_write(weft_weight *w, const double *values);
+void weft_weight_floats(const weft_weight *w, float *out);
+void weft_weight_scale(weft_weight *w, double factor);

@@ -82,8 +82,9 @@ void weft_loss_parts_add(weft_loss_parts *sum, const weft_loss_parts *p, double 
 static const double TAU_EPS = 1e-6;
 
 typedef struct {
-    const weft_layer_scores *s;
-    int64_t batch, time;
+    const weft_score *s;
+    int64_t batch, time, dqk;
+    bool distance;
     double *q, *k; /* [B, T, H, dqk], [B, T, KV, dqk], or both inside `packed` */
     double *n, *scale, *beta, *log_tau, *rel;
     int32_t *first;
@@ -106,13 +107,13 @@ static weft_status read_values(const weft_session *s, const weft_tensor *t, doub
 }
 
 static const double *query(const score_values *v, int64_t b, int64_t t, int64_t h) {
-    return v->q + (b * v->time + t) * v->q_row + h * v->s->dqk;
+    return v->q + (b * v->time + t) * v->q_row + h * v->dqk;
 }
 
 static const double *key(const score_values *v, int64_t b, int64_t t, int64_t h) {
     int64_t head = h * v->s->kv_heads / v->s->heads;
     if (v->s->packed) head += v->s->heads;
-    return (v->s->packed ? v->q : v->k) + (b * v->time + t) * v->k_row + head * v->s->dqk;
+    return (v->s->packed ? v->q : v->k) + (b * v->time + t) * v->k_row + head * v->dqk;
 }
 
 static double product(const double *a, const double *b, int64_t n) {
@@ -138,7 +139,7 @@ static double key_number(const score_values *v, int64_t b, int64_t h, int64_t j)
  * logarithm for the overlap. */
 static double key_excess(const score_values *v, int64_t b, int64_t h, int64_t j) {
     const double *k = key(v, b, j, h);
-    return key_number(v, b, h, j) - product(k, k, v->s->dqk);
+    return key_number(v, b, h, j) - product(k, k, v->dqk);
 }
 
 /* The first token that token i sees. */
@@ -151,23 +152,23 @@ static int64_t first_seen(const score_values *v, int64_t b, int64_t i) {
 /* The score without position. Where it is a distance, beta is −scale/2, and with the query's norm
  * scale⟨q,k⟩ − scale/2 ‖k‖² becomes −scale/2 ‖q − k‖². */
 static double pair_score(const score_values *v, int64_t b, int64_t h, int64_t i, int64_t j) {
-    const weft_layer_scores *s = v->s;
+    const weft_score *s = v->s;
     const double *q = query(v, b, i, h), *k = key(v, b, j, h);
     double scale = v->scale ? v->scale[h] : s->scale_value, beta = v->beta ? v->beta[h] : 0;
     if (v->log_tau) scale = 2 / (exp(v->log_tau[h]) + TAU_EPS);
-    if (s->distance) return -scale / 2 * (squared_distance(q, k, s->dqk) + key_excess(v, b, h, j));
-    double score = scale * product(q, k, s->dqk);
+    if (v->distance) return -scale / 2 * (squared_distance(q, k, v->dqk) + key_excess(v, b, h, j));
+    double score = scale * product(q, k, v->dqk);
     if (v->n) score += beta * key_number(v, b, h, j);
     if (s->band && i - j <= s->window)
-        score += s->band_alpha * scale * product(query(v, b, j, h), key(v, b, i, h), s->dqk);
+        score += s->band_alpha * scale * product(query(v, b, j, h), key(v, b, i, h), v->dqk);
     return score;
 }
 
 static void fill_scores(const score_values *v, double *out) {
-    const weft_layer_scores *s = v->s;
+    const weft_score *s = v->s;
     for (int64_t b = 0; b < v->batch; b++) {
         for (int64_t h = 0; h < s->heads; h++) {
-            double slope = s->alibi ? weft_alibi_slope(h, s->heads) : 0;
+            double slope = s->pos == WEFT_POS_ALIBI ? weft_alibi_slope(h, s->heads) : 0;
             for (int64_t i = 0; i < v->time; i++) {
                 int64_t first = first_seen(v, b, i);
                 for (int64_t j = 0; j < v->time; j++, out++) {
@@ -197,22 +198,24 @@ void weft_scores_softmax(double *row, int64_t n) {
 weft_status weft_session_scores(const weft_session *session, int64_t layer, double *out) {
     if (!session->graph.scores)
         return weft_fail(WEFT_EBUG, "scores: the session was built without them");
-    const weft_layer_scores *s = &session->graph.scores[layer];
+    const weft_layer_scores *from = &session->graph.scores[layer];
+    const weft_score *s = &from->score;
     WEFT_AUTO(end_values)
-    score_values v = {
-        .s = s, .batch = session->graph.tokens->shape[0], .time = session->graph.tokens->shape[1]};
-    WEFT_TRY(read_values(session, s->packed ? s->packed : s->q, &v.q));
-    WEFT_TRY(read_values(session, s->k, &v.k));
-    WEFT_TRY(read_values(session, s->n, &v.n));
-    WEFT_TRY(read_values(session, s->scale, &v.scale));
-    WEFT_TRY(read_values(session, s->beta, &v.beta));
-    WEFT_TRY(read_values(session, s->log_tau, &v.log_tau));
-    WEFT_TRY(read_values(session, s->rel, &v.rel));
+    score_values v = {.s = s,
+                      .batch = session->graph.tokens->shape[0],
+                      .time = session->graph.tokens->shape[1],
+                      .dqk = from->dqk,
+                      .distance = from->distance};
+    const weft_tensor *const read[] = {
+        s->packed ? s->packed : s->q, s->k, s->n, s->scale, s->beta, s->log_tau, s->rel};
+    double **const to[] = {&v.q, &v.k, &v.n, &v.scale, &v.beta, &v.log_tau, &v.rel};
+    for (size_t i = 0; i < sizeof to / sizeof to[0]; i++)
+        WEFT_TRY(read_values(session, read[i], to[i]));
     if (s->first) v.first = malloc((size_t)weft_tensor_bytes(s->first));
     if (s->first && !v.first) return weft_fail(WEFT_ENOMEM, "scores: no memory");
     if (s->first) WEFT_TRY(weft_exec_read(session->exec, s->first, v.first));
-    v.q_row = (s->packed ? s->heads + 2 * s->kv_heads : s->heads) * s->dqk;
-    v.k_row = (s->packed ? s->heads + 2 * s->kv_heads : s->kv_heads) * s->dqk;
+    v.q_row = (s->packed ? s->heads + 2 * s->kv_heads : s->heads) * v.dqk;
+    v.k_row = (s->packed ? s->heads + 2 * s->kv_heads : s->kv_heads) * v.dqk;
     fill_scores(&v, out);
     return WEFT_OK;
 }

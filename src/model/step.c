@@ -51,10 +51,7 @@ int64_t weft_step_count(const weft_step_source *s, const char *name) {
 weft_status weft_step_read(const weft_step_source *s, const char *name, float *out) {
     const weft_weight *w = find(s, name);
     if (!w) return weft_fail(WEFT_EBUG, "generate: no weight '%s'", name);
-    for (int64_t i = 0; i < w->count; i++)
-        out[i] = w->dtype == WEFT_F64    ? (float)((const double *)w->data)[i]
-                 : w->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)w->data)[i])
-                                         : ((const float *)w->data)[i];
+    weft_weight_floats(w, out);
     return WEFT_OK;
 }
 

@@ -57,31 +57,15 @@ static weft_tensor *drop(builder *b, weft_tensor *x, const char *name) {
 
 /* Keeps what this layer's raw scores are made from. */
 static void note_scores(builder *b) {
-    const weft_score *s = &b->score;
-    b->out->scores[b->layer] = (weft_layer_scores){
-        .q = weft_keep(s->q),
-        .k = weft_keep(s->k),
-        .packed = weft_keep(b->score.packed),
-        .n = weft_keep(s->n),
-        .scale = weft_keep(s->scale),
-        .beta = weft_keep(s->beta),
-        .log_tau = s->log_tau,
-        .rel = s->rel,
-        .heads = b->heads,
-        .kv_heads = s->k ? s->k->shape[2] : weft_config_kv_heads(b->c),
-        .dqk = s->q ? s->q->shape[3] : b->head_dim,
-        .scale_value = s->scale_value,
-        .first = weft_keep(s->first),
-        .band_alpha = s->band_alpha,
-        .softcap = s->softcap,
-        .window = s->window,
-        .reach = s->reach,
-        .causal = s->causal,
-        .alibi = s->pos == WEFT_POS_ALIBI,
-        .band = s->band,
-        .distance = b->distance,
-        .means = b->means,
-    };
+    weft_layer_scores *to = &b->out->scores[b->layer];
+    weft_score *s = &to->score;
+    *to = (weft_layer_scores){.score = b->score, .distance = b->distance, .means = b->means};
+    weft_tensor *const kept[] = {s->q, s->k, s->packed, s->n, s->scale, s->beta, s->first};
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+        weft_keep(kept[i]);
+    s->heads = b->heads;
+    s->kv_heads = s->k ? s->k->shape[2] : weft_config_kv_heads(b->c);
+    to->dqk = s->q ? s->q->shape[3] : b->head_dim;
 }
 
 /* Keeps what this layer's mechanisms made; the feed-forward adds what it reads. */

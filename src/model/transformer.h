@@ -3,6 +3,7 @@
 
 #include "config/config.h"
 #include "core/plan.h"
+#include "ops/attention.h"
 
 /* How a parameter starts. */
 typedef enum {
@@ -63,16 +64,12 @@ typedef struct {
 
 /* What a layer's raw scores are made from; kept where weft_build.scores asks for it. */
 typedef struct {
-    weft_tensor *q, *k;  /* [B, T, H, dqk], [B, T, KV, dqk]; NULL if packed */
-    weft_tensor *packed; /* [B, T, (H + 2 KV) D] */
-    weft_tensor *n, *scale, *beta, *log_tau, *rel, *first; /* as in weft_score */
-    int64_t heads, kv_heads, dqk;
-    double scale_value, band_alpha, softcap;
-    int64_t window, reach;
-    bool causal, alibi, band, distance; /* distance: the query's norm belongs to the score */
-    int64_t
-        means; /* of Gaussians: columns of a query that are means, those behind them deviations; 0:
-                      they are none */
+    weft_score
+        score; /* its tensors are kept, and heads and kv_heads are set also where not packed */
+    int64_t dqk;
+    bool distance; /* the query's norm belongs to the score */
+    /* Of Gaussians: columns of a query that are means, those behind them deviations; 0: they are none. */
+    int64_t means;
 } weft_layer_scores;
 
 /* What a layer's mechanisms made; kept where weft_build.inside asks for it. NULL where the layer has

@@ -17,78 +17,61 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERIFY_BATCH = 2, VERIFY_TIME = 24, VERIFY_VOCAB = 61, VERIFY_OVERRIDES = 6 };
+enum { VERIFY_BATCH = 2, VERIFY_TIME = 24, VERIFY_VOCAB = 61 };
 
 typedef struct {
     const char *name, *what;
-    const char *overrides[VERIFY_OVERRIDES];
+    const char *overrides; /* KEY=VALUE with blanks between */
 } verify_block;
 
 /* Each attention and feed-forward as it is, then what has options of its own. */
-#define ATTENTION(NAME, name, title, help) {#name, help, {"ATTENTION=" #name}},
-#define FFN(NAME, name, title, help) {#name, help, {"FFN=" #name}},
+#define ATTENTION(NAME, name, title, help) {#name, help, "ATTENTION=" #name},
+#define FFN(NAME, name, title, help) {#name, help, "FFN=" #name},
 static const verify_block blocks[] = {
     /* clang-format off */
     WEFT_ATTENTIONS(ATTENTION)
     WEFT_FFNS(FFN)
     /* clang-format on */
-    {"dot-rope", "rotary positions, RMSNorm", {"POSITION=rope", "NORM=rmsnorm"}},
-    {"dot-alibi", "ALiBi slopes, grouped key heads", {"POSITION=alibi", "KV_HEADS=2"}},
-    {"dot-relative",
-     "learned relative bias, post-norm",
-     {"POSITION=relative", "NORM_PLACEMENT=post"}},
-    {"qk-norm", "RMSNorm on queries and keys, grouped", {"QK_NORM=y", "KV_HEADS=2"}},
-    {"out-gate", "a gate per element on what attention finds", {"ATTENTION_GATE=element"}},
-    {"w2-rope", "rotated means", {"ATTENTION=w2", "POSITION=rope"}},
-    {"w2-overlap", "Gaussian overlap", {"ATTENTION=w2", "W2_KERNEL=overlap"}},
-    {"mla-joint",
-     "one latent for both, rotated",
-     {"ATTENTION=mla", "RA_MLA_JOINT_KV=y", "RA_MLA_USE_ROPE=y"}},
-    {"mla-reciprocal",
-     "reciprocal scoring",
-     {"ATTENTION=mla", "RA_MLA_RA_ALPHA=0.5", "RA_MLA_RA_WINDOW=5"}},
-    {"mla-w2", "distances in the latent", {"ATTENTION=mla", "RA_MLA_SCORE=w2"}},
-    {"mla-deepseek",
-     "a rotated part beside a normed latent, queries of low rank",
-     {"ATTENTION=mla", "RA_MLA_JOINT_KV=y", "RA_MLA_LATENT_NORM=y", "RA_MLA_ROPE_DIM=4",
-      "RA_MLA_Q_RANK=6", "POSITION=none"}},
-    {"mla-gla",
-     "two latents, a rotated part for both",
-     {"ATTENTION=mla", "RA_MLA_JOINT_KV=y", "RA_MLA_LATENT_HEADS=2", "RA_MLA_ROPE_DIM=4"}},
-    {"gta-grouped", "tied keys and values of two groups", {"ATTENTION=gta", "KV_HEADS=2"}},
-    {"kv-share", "the second layer reads the first one's keys", {"KV_SHARE=2"}},
-    {"wsffn-losses",
-     "auxiliary losses of some weight",
-     {"FFN=wsffn", "WSFFN_LAMBDA_Z=0.1", "WSFFN_LAMBDA_C=0.1"}},
-    {"wsffn-grouped",
-     "z-heads kept apart",
-     {"FFN=wsffn", "WSFFN_Z_PROJ=grouped", "WSFFN_LAMBDA_Z=0.1"}},
-    {"gate", "feed-forward gates the next layer's heads", {"RA_MLA_MLP_ATTN_GATE=y"}},
-    {"gate-cummean",
-     "gates from the mean so far",
-     {"RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_GATE_POOL=cummean"}},
-    {"cross-topk",
-     "gathering from the k likeliest tokens",
-     {"RA_MLA_MLP_CROSS_TOKEN=y", "RA_MLA_MLP_SPARSE_K=3"}},
-    {"cross-rms",
-     "gathering above a threshold",
-     {"RA_MLA_MLP_CROSS_TOKEN=y", "RA_MLA_MLP_SPARSE_MODE=rms"}},
-    {"cross-none",
-     "gathering from all, low rank",
-     {"RA_MLA_MLP_CROSS_TOKEN=y", "RA_MLA_MLP_SPARSE_MODE=none", "RA_MLA_MLP_CROSS_RANK=3"}},
-    {"latent-tied",
-     "latent and feed-forward coupled by one matrix",
-     {"ATTENTION=mla", "RA_MLA_MLP_LATENT_RECIP=y"}},
-    {"latent-untied",
-     "coupled by three",
-     {"ATTENTION=mla", "RA_MLA_MLP_LATENT_RECIP=y", "RA_MLA_MLP_TYING_MODE=untied"}},
-    {"latent-scalar",
-     "coupled by a number per head",
-     {"ATTENTION=mla", "RA_MLA_MLP_LATENT_RECIP=y", "RA_MLA_MLP_TYING_MODE=per_head_scalar"}},
-    {"all",
-     "mla, wsffn and all three mechanisms",
-     {"ATTENTION=mla", "FFN=wsffn", "RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_CROSS_TOKEN=y",
-      "RA_MLA_MLP_LATENT_RECIP=y"}},
+    {"dot-rope", "rotary positions, RMSNorm", "POSITION=rope NORM=rmsnorm"},
+    {"dot-alibi", "ALiBi slopes, grouped key heads", "POSITION=alibi KV_HEADS=2"},
+    {"dot-relative", "learned relative bias, post-norm", "POSITION=relative NORM_PLACEMENT=post"},
+    {"qk-norm", "RMSNorm on queries and keys, grouped", "QK_NORM=y KV_HEADS=2"},
+    {"out-gate", "a gate per element on what attention finds", "ATTENTION_GATE=element"},
+    {"w2-rope", "rotated means", "ATTENTION=w2 POSITION=rope"},
+    {"w2-overlap", "Gaussian overlap", "ATTENTION=w2 W2_KERNEL=overlap"},
+    {"mla-joint", "one latent for both, rotated",
+     "ATTENTION=mla RA_MLA_JOINT_KV=y RA_MLA_USE_ROPE=y"},
+    {"mla-reciprocal", "reciprocal scoring",
+     "ATTENTION=mla RA_MLA_RA_ALPHA=0.5 RA_MLA_RA_WINDOW=5"},
+    {"mla-w2", "distances in the latent", "ATTENTION=mla RA_MLA_SCORE=w2"},
+    {"mla-deepseek", "a rotated part beside a normed latent, queries of low rank",
+     "ATTENTION=mla RA_MLA_JOINT_KV=y RA_MLA_LATENT_NORM=y RA_MLA_ROPE_DIM=4 RA_MLA_Q_RANK=6 "
+     "POSITION=none"},
+    {"mla-gla", "two latents, a rotated part for both",
+     "ATTENTION=mla RA_MLA_JOINT_KV=y RA_MLA_LATENT_HEADS=2 RA_MLA_ROPE_DIM=4"},
+    {"gta-grouped", "tied keys and values of two groups", "ATTENTION=gta KV_HEADS=2"},
+    {"kv-share", "the second layer reads the first one's keys", "KV_SHARE=2"},
+    {"wsffn-losses", "auxiliary losses of some weight",
+     "FFN=wsffn WSFFN_LAMBDA_Z=0.1 WSFFN_LAMBDA_C=0.1"},
+    {"wsffn-grouped", "z-heads kept apart", "FFN=wsffn WSFFN_Z_PROJ=grouped WSFFN_LAMBDA_Z=0.1"},
+    {"gate", "feed-forward gates the next layer's heads", "RA_MLA_MLP_ATTN_GATE=y"},
+    {"gate-cummean", "gates from the mean so far",
+     "RA_MLA_MLP_ATTN_GATE=y RA_MLA_MLP_GATE_POOL=cummean"},
+    {"cross-topk", "gathering from the k likeliest tokens",
+     "RA_MLA_MLP_CROSS_TOKEN=y RA_MLA_MLP_SPARSE_K=3"},
+    {"cross-rms", "gathering above a threshold",
+     "RA_MLA_MLP_CROSS_TOKEN=y RA_MLA_MLP_SPARSE_MODE=rms"},
+    {"cross-none", "gathering from all, low rank",
+     "RA_MLA_MLP_CROSS_TOKEN=y RA_MLA_MLP_SPARSE_MODE=none RA_MLA_MLP_CROSS_RANK=3"},
+    {"latent-tied", "latent and feed-forward coupled by one matrix",
+     "ATTENTION=mla RA_MLA_MLP_LATENT_RECIP=y"},
+    {"latent-untied", "coupled by three",
+     "ATTENTION=mla RA_MLA_MLP_LATENT_RECIP=y RA_MLA_MLP_TYING_MODE=untied"},
+    {"latent-scalar", "coupled by a number per head",
+     "ATTENTION=mla RA_MLA_MLP_LATENT_RECIP=y RA_MLA_MLP_TYING_MODE=per_head_scalar"},
+    {"all", "mla, wsffn and all three mechanisms",
+     "ATTENTION=mla FFN=wsffn RA_MLA_MLP_ATTN_GATE=y RA_MLA_MLP_CROSS_TOKEN=y "
+     "RA_MLA_MLP_LATENT_RECIP=y"},
 };
 enum { N_BLOCKS = sizeof blocks / sizeof blocks[0] };
 
@@ -116,22 +99,12 @@ typedef struct {
 } verify_run;
 
 static weft_status block_config(int block, weft_config *c) {
-    static const char *const sizes[] = {"N_LAYER=2",
-                                        "N_HEAD=4",
-                                        "N_EMBD=16",
-                                        "N_FFN=32",
-                                        "VOCAB_SIZE=61",
-                                        "CONTEXT=24",
-                                        "BATCH_SIZE=2",
-                                        "RA_MLA_LATENT_DIM=8",
-                                        "WSFFN_N_HEAD=4",
-                                        "RA_MLA_MLP_GATE_DIM=5",
-                                        "RA_MLA_MLP_LATENT_DIM=6"};
+    static const char sizes[] =
+        "N_LAYER=2 N_HEAD=4 N_EMBD=16 N_FFN=32 VOCAB_SIZE=61 CONTEXT=24 BATCH_SIZE=2 "
+        "RA_MLA_LATENT_DIM=8 WSFFN_N_HEAD=4 RA_MLA_MLP_GATE_DIM=5 RA_MLA_MLP_LATENT_DIM=6";
     weft_config_defaults(c);
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        WEFT_TRY(weft_config_override(c, sizes[i], "verify"));
-    for (int i = 0; i < VERIFY_OVERRIDES && blocks[block].overrides[i]; i++)
-        WEFT_TRY(weft_config_override(c, blocks[block].overrides[i], "verify"));
+    WEFT_TRY(weft_config_override_all(c, sizes, "verify"));
+    WEFT_TRY(weft_config_override_all(c, blocks[block].overrides, "verify"));
     return weft_model_check(c, "verify");
 }
 

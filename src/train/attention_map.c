@@ -32,19 +32,20 @@ static json_t *heads_json(double *scores, int64_t heads, int64_t time, bool caus
 static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t heads, int64_t time,
                               json_t **out) {
     const weft_layer_scores *l = &s->graph.scores[layer];
+    const weft_tensor *from = l->score.q;
     *out = NULL;
-    if (!l->means || !l->q) return WEFT_OK;
-    int64_t count = time * l->heads * l->dqk;
+    if (!l->means || !from) return WEFT_OK;
+    int64_t all = l->score.heads, count = time * all * l->dqk;
     WEFT_AUTO_FREE double *q = malloc((size_t)count * sizeof *q);
     if (!q) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
-    WEFT_TRY(weft_session_values(s, l->q, count, q));
+    WEFT_TRY(weft_session_values(s, from, count, q));
     *out = json_array();
     for (int64_t h = 0; h < heads; h++) {
         json_t *row = json_array();
         for (int64_t i = 0; i < time; i++) {
             double sum = 0;
             for (int64_t d = l->means; d < l->dqk; d++)
-                sum += q[(i * l->heads + h) * l->dqk + d];
+                sum += q[(i * all + h) * l->dqk + d];
             json_array_append_new(row, weft_json_number(sum / (double)(l->dqk - l->means)));
         }
         json_array_append_new(*out, row);

@@ -227,14 +227,9 @@ static weft_status open_graphs(weft_train_step *s, weft_pool *pool,
     const weft_config *c = &s->model->config;
     const weft_backend *backend = weft_optimizer_backend(s->optimizer);
     bool two = weft_config_two_phases(c);
-    weft_build build = {.batch = s->micro,
-                        .time = s->time,
-                        .dtype = s->model->dtype,
-                        .train = true,
-                        .form = options->form,
-                        .recompute = c->recompute,
-                        .counted = s->parts > 1,
-                        .contrast = two ? WEFT_CONTRAST_GIVEN : WEFT_CONTRAST_HERE};
+    weft_build build = weft_training_build(c);
+    build.dtype = s->model->dtype;
+    build.form = options->form;
     WEFT_TRY(
         weft_session_open(s->model, backend, pool, &build, true, options->poison, &s->session));
     if (two) WEFT_TRY(weft_contrast_open(s->model, backend, pool, &build, s->parts, &s->contrast));

@@ -3,19 +3,16 @@
 #include "core/safetensors.h"
 #include "model/model.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const char *folder, *tokens, *weights, *config;
 
@@ -41,15 +38,12 @@ static int make_good(void **state) {
 
 static int restore(void **state) {
     (void)state;
-    char path[600];
     remove(weights);
     remove(config);
-    command_succeeds(RUN("init", "--force", "--out", folder, "-o", "N_LAYER=1", "-o", "N_EMBD=4",
-                         "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=10", "-o", "CONTEXT=6"),
-                     NULL);
+    SUCCEEDS("init", "--force", "--out", folder, "-o", "N_LAYER=1", "-o", "N_EMBD=4", "-o",
+             "N_HEAD=2", "-o", "VOCAB_SIZE=10", "-o", "CONTEXT=6");
     /* As others write one: without checksums, which would find every change below. */
-    snprintf(path, sizeof path, "%s/state.json", folder);
-    remove(path);
+    remove(format_text("%s/state.json", folder));
     npy_write(tokens, 4, 2, 5, GOOD);
     return 0;
 }
@@ -57,19 +51,16 @@ static int restore(void **state) {
 #define EVAL(...) RUN("eval", "--model", folder, "--tokens", tokens, "--json", __VA_ARGS__)
 #define REFUSED(...) command_fails(2, EVAL("--threads=1"), SAYS(__VA_ARGS__))
 
-static void test_the_good_one_is_good(void **state) {
-    (void)state;
-    json_t *object = command_json(EVAL("--threads=1"));
+TEST_WITH(test_the_good_one_is_good, restore, NULL) {
+    WEFT_AUTO_DECREF json_t *object = command_json(EVAL("--threads=1"));
     assert_true(fabs(json_real_value(json_object_get(object, "loss")) - log(10)) < 0.1);
-    json_decref(object);
 }
 
 static void write_config(const char *text) {
     file_write(config, text, strlen(text));
 }
 
-static void test_config_json_that_cannot_be_used(void **state) {
-    (void)state;
+TEST_WITH(test_config_json_that_cannot_be_used, restore, NULL) {
     write_config("");
     REFUSED(config);
     write_config("{\"n_layer\": 1,");
@@ -101,16 +92,15 @@ static void test_config_json_that_cannot_be_used(void **state) {
     mkdir(config, 0777);
     REFUSED(config, "folder");
     rmdir(config);
-    command_fails(2, RUN("eval", "--model", tokens, "--tokens", tokens),
-                  SAYS("is a file; a checkpoint is a folder"));
+    FAILS(2, SAYS("is a file; a checkpoint is a folder"), "eval", "--model", tokens, "--tokens",
+          tokens);
 }
 
 /* Sizes that no file of this length fills: refused for their tensors or for memory. */
-static void test_config_json_of_another_model(void **state) {
-    (void)state;
+TEST_WITH(test_config_json_of_another_model, restore, NULL) {
     size_t count;
-    char *text = file_read(config, &count);
-    json_t *object = json_loads(text, 0, NULL);
+    WEFT_AUTO_FREE char *text = file_read(config, &count);
+    WEFT_AUTO_DECREF json_t *object = json_loads(text, 0, NULL);
     assert_non_null(object);
     static const struct {
         const char *key;
@@ -122,14 +112,11 @@ static void test_config_json_of_another_model(void **state) {
                    {"context", 5, "wpe.weight"},
                    {"n_ffn", 3, "ffn"}};
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
-        json_t *changed = json_copy(object);
+        WEFT_AUTO_DECREF json_t *changed = json_copy(object);
         json_object_set_new(changed, changes[i].key, json_integer(changes[i].value));
         assert_int_equal(json_dump_file(changed, config, 0), 0);
-        json_decref(changed);
         REFUSED("model.safetensors", changes[i].word);
     }
-    json_decref(object);
-    free(text);
 }
 
 typedef struct {
@@ -140,7 +127,7 @@ typedef struct {
 
 static tensor_list list_weights(void) {
     tensor_list l = {0};
-    assert_int_equal(weft_safetensors_open(weights, &l.file), WEFT_OK);
+    expect_ok(weft_safetensors_open(weights, &l.file));
     l.n = weft_safetensors_count(l.file);
     assert_true(l.n < 63);
     for (int64_t i = 0; i < l.n; i++)
@@ -150,13 +137,11 @@ static tensor_list list_weights(void) {
 
 /* Writes the list in place of the weights; the old file stays mapped meanwhile. */
 static void put_weights(tensor_list *l) {
-    if (weft_safetensors_write(weights, l->list, l->n, NULL) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_write(weights, l->list, l->n, NULL));
     weft_safetensors_close(l->file);
 }
 
-static void test_weights_of_another_model(void **state) {
-    (void)state;
+TEST_WITH(test_weights_of_another_model, restore, NULL) {
     tensor_list l = list_weights();
     weft_safetensor last = l.list[--l.n];
     put_weights(&l);
@@ -181,10 +166,9 @@ static void test_weights_of_another_model(void **state) {
     REFUSED(weights, "wte.weight", "I32");
 }
 
-static void test_weights_that_are_damaged(void **state) {
-    (void)state;
+TEST_WITH(test_weights_that_are_damaged, restore, NULL) {
     size_t count;
-    char *bytes = file_read(weights, &count);
+    WEFT_AUTO_FREE char *bytes = file_read(weights, &count);
     static const size_t keep[] = {0, 3, 7, 8, 9, 100};
     for (size_t i = 0; i < sizeof keep / sizeof keep[0]; i++) {
         file_write(weights, bytes, keep[i]);
@@ -196,7 +180,6 @@ static void test_weights_that_are_damaged(void **state) {
         bytes[i] = i < 7 ? (char)-1 : 0x7f;
     file_write(weights, bytes, count);
     REFUSED(weights, "header");
-    free(bytes);
     remove(weights);
     REFUSED(weights, "No such file");
     mkdir(weights, 0777);
@@ -205,37 +188,31 @@ static void test_weights_that_are_damaged(void **state) {
 }
 
 /* What a config asks for is held against the file's header before memory is taken for it. */
-static void test_a_large_config_costs_no_memory(void **state) {
-    (void)state;
+TEST_WITH(test_a_large_config_costs_no_memory, restore, NULL) {
     struct rusage used;
-    char theirs[600];
     shell_succeeds("sed -i 's/\"n_embd\": 4/\"n_embd\": 16384/' '%s'", config);
     REFUSED("the config asks for", "16384");
-    snprintf(theirs, sizeof theirs, "%s", scratch_path("theirs"));
+    const char *theirs = scratch_path("theirs");
     shell_succeeds("rm -rf '%s' && cp -r tests/vectors/hf/gpt2 '%s' && sed -i -E "
                    "'s/\"n_embd\": [0-9]+/\"n_embd\": 16384/' '%s/config.json'",
                    theirs, theirs, theirs);
-    command_fails(2, RUN("convert", "--model", theirs, "--out", scratch_path("never")),
-                  SAYS("16384"));
+    FAILS(2, SAYS("16384"), "convert", "--model", theirs, "--out", scratch_path("never"));
     assert_int_equal(getrusage(RUSAGE_CHILDREN, &used), 0);
     if (used.ru_maxrss > LARGE_KB) fail_msg("%ld KB were taken", used.ru_maxrss);
 }
 
 /* Weights that are no numbers make no loss: JSON says null, text says nan, and both end well. */
-static void test_weights_that_are_not_numbers(void **state) {
-    (void)state;
+TEST_WITH(test_weights_that_are_not_numbers, restore, NULL) {
     weft_model *m;
-    assert_int_equal(weft_model_load(folder, WEFT_F32, &m), WEFT_OK);
+    expect_ok(weft_model_load(folder, WEFT_F32, &m));
     ((float *)weft_model_find(m, "ln_f.weight")->data)[0] = NAN;
-    assert_int_equal(weft_model_save(m, folder), WEFT_OK);
+    expect_ok(weft_model_save(m, folder));
     weft_model_destroy(m);
-    json_t *object = command_json(EVAL("--threads=1"));
+    WEFT_AUTO_DECREF json_t *object = command_json(EVAL("--threads=1"));
     assert_true(json_is_null(json_object_get(object, "loss")));
-    json_decref(object);
 }
 
-static void test_tokens_that_do_not_fit_the_model(void **state) {
-    (void)state;
+TEST_WITH(test_tokens_that_do_not_fit_the_model, restore, NULL) {
     int32_t bad[10];
     memcpy(bad, GOOD, sizeof bad);
     bad[6] = 10;
@@ -259,8 +236,7 @@ static void test_tokens_that_do_not_fit_the_model(void **state) {
     REFUSED("11", "vocabulary of 10");
 }
 
-static void test_token_files_that_cannot_be_used(void **state) {
-    (void)state;
+TEST_WITH(test_token_files_that_cannot_be_used, restore, NULL) {
     npy_write_raw(tokens, "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 5), }", GOOD, 40);
     REFUSED(tokens, "int32 or int64");
     npy_write_raw(tokens, "{'descr': '<i4', 'fortran_order': True, 'shape': (2, 5), }", GOOD, 40);
@@ -278,17 +254,15 @@ static void test_token_files_that_cannot_be_used(void **state) {
     REFUSED(tokens, "ends too early");
     file_write(tokens, "", 0);
     REFUSED(tokens);
-    command_fails(2, RUN("eval", "--model", folder, "--tokens", folder), SAYS("folder"));
-    command_fails(2, RUN("eval", "--model", folder, "--tokens", scratch_path("none")),
-                  SAYS("No such file"));
-    command_fails(2, RUN("eval", "--model", folder, "--tokens", "/dev/zero"), SAYS("/dev/zero"));
+    FAILS(2, SAYS("folder"), "eval", "--model", folder, "--tokens", folder);
+    FAILS(2, SAYS("No such file"), "eval", "--model", folder, "--tokens", scratch_path("none"));
+    FAILS(2, SAYS("/dev/zero"), "eval", "--model", folder, "--tokens", "/dev/zero");
     const char *pipe = scratch_path("pipe");
     assert_int_equal(mkfifo(pipe, 0600), 0);
-    command_fails(2, RUN("eval", "--model", folder, "--tokens", pipe), SAYS("pipe"));
+    FAILS(2, SAYS("pipe"), "eval", "--model", folder, "--tokens", pipe);
 }
 
-static void test_targets_that_cannot_be_used(void **state) {
-    (void)state;
+TEST_WITH(test_targets_that_cannot_be_used, restore, NULL) {
     const char *targets = scratch_path("targets.npy");
     int32_t values[8] = {0, 1, 2, 3, 4, 5, 6, -2};
     npy_write(targets, 4, 2, 4, values);
@@ -306,50 +280,42 @@ static void test_targets_that_cannot_be_used(void **state) {
     for (int i = 0; i < 8; i++)
         values[i] = -1;
     npy_write(targets, 8, 2, 4, values);
-    json_t *object = command_json(EVAL("--targets", targets));
+    WEFT_AUTO_DECREF json_t *object = command_json(EVAL("--targets", targets));
     assert_true(json_real_value(json_object_get(object, "cross_entropy")) == 0);
-    json_decref(object);
 }
 
 /* What cannot be written is work that failed. */
-static void test_places_that_cannot_be_written(void **state) {
-    (void)state;
+TEST_WITH(test_places_that_cannot_be_written, restore, NULL) {
     const char *nowhere = scratch_path("none/none");
     command_fails(1, EVAL("--logits", nowhere), SAYS(nowhere, "No such file"));
     command_fails(1, EVAL("--grads", nowhere), SAYS(nowhere, "No such file"));
     command_fails(1, EVAL("--scores", nowhere), SAYS(nowhere, "No such file"));
     command_fails(1, EVAL("--logits", folder), SAYS(folder));
     /* Folders above it are made, but not below a file. */
-    char below[512];
-    snprintf(below, sizeof below, "%s/none", tokens);
-    command_fails(1, RUN("init", "--out", below), SAYS(tokens));
-    command_fails(2, RUN("init", "--out", tokens), SAYS(tokens, "is a file"));
-    command_succeeds(RUN("init", "--out", scratch_path("deep/er"), "-o", "N_LAYER=1", "-o",
-                         "VOCAB_SIZE=16", "-o", "N_EMBD=24"),
-                     NULL);
+    FAILS(1, SAYS(tokens), "init", "--out", format_text("%s/none", tokens));
+    FAILS(2, SAYS(tokens, "is a file"), "init", "--out", tokens);
+    SUCCEEDS("init", "--out", scratch_path("deep/er"), "-o", "N_LAYER=1", "-o", "VOCAB_SIZE=16",
+             "-o", "N_EMBD=24");
 }
 
-static void test_a_missing_gpu_is_told(void **state) {
-    (void)state;
+TEST_WITH(test_a_missing_gpu_is_told, restore, NULL) {
     command_fails(2, EVAL("--device", "tpu"), SAYS("tpu", "cuda"));
-    command_result eval = command_run(EVAL("--device", "cuda"));
+    WEFT_AUTO(command_free) command_result eval = command_run(EVAL("--device", "cuda"));
     bool there = eval.status == 0;
-    command_free(&eval);
     if (there) {
         printf("this machine has a GPU\n");
         skip();
     }
     command_fails(1, EVAL("--device", "cuda"), SAYS("CUDA"));
-    command_fails(1, RUN("verify", "--device", "cuda"), SAYS("CUDA"));
+    FAILS(1, SAYS("CUDA"), "verify", "--device", "cuda");
 }
 
 /* A checkpoint with a byte changed in its header or config, thousands of times, in process. */
-static void test_damaged_checkpoints_never_crash(void **state) {
-    (void)state;
+TEST_WITH(test_damaged_checkpoints_never_crash, restore, NULL) {
     const char *const files[2] = {weights, config};
     for (int k = 0; k < 2; k++) {
         size_t count;
-        char *bytes = file_read(files[k], &count);
+        WEFT_AUTO_FREE char *bytes = file_read(files[k], &count);
         size_t reach = k == 0 && count > 1200 ? 1200 : count;
         for (uint64_t round = 0; round < 1500; round++) {
             size_t at = weft_random_word(5, 0, 0, 0, 2 * round) % reach;
@@ -369,27 +335,7 @@ static void test_damaged_checkpoints_never_crash(void **state) {
             assert_null(strchr(weft_error_message(), '\n'));
         }
         file_write(files[k], bytes, count);
-        free(bytes);
     }
 }
 
-#define WITH_GOOD(test) cmocka_unit_test_setup(test, restore)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        WITH_GOOD(test_the_good_one_is_good),
-        WITH_GOOD(test_config_json_that_cannot_be_used),
-        WITH_GOOD(test_config_json_of_another_model),
-        WITH_GOOD(test_weights_of_another_model),
-        WITH_GOOD(test_weights_that_are_damaged),
-        WITH_GOOD(test_a_large_config_costs_no_memory),
-        WITH_GOOD(test_weights_that_are_not_numbers),
-        WITH_GOOD(test_tokens_that_do_not_fit_the_model),
-        WITH_GOOD(test_token_files_that_cannot_be_used),
-        WITH_GOOD(test_targets_that_cannot_be_used),
-        WITH_GOOD(test_places_that_cannot_be_written),
-        WITH_GOOD(test_a_missing_gpu_is_told),
-        WITH_GOOD(test_damaged_checkpoints_never_crash),
-    };
-    return cmocka_run_group_tests(tests, make_good, scratch_teardown);
-}
+RUN_TESTS(make_good, scratch_teardown)

@@ -2,17 +2,14 @@
  * a training step takes is what the plan said. */
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define TINY                                                                                       \
     "--threads", "2", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o", "CONTEXT=16",  \
@@ -23,60 +20,46 @@ static const char *const variants[] = {
     "mla+all", "swiglu", "wsffn",  "wsffn-grouped", "mla-w2"};
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
-static double number(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_number(value)) fail_msg("'%s' is not a number", key);
-    return json_number_value(value);
-}
-
-static void test_train_has_a_row_for_each_variant(void **state) {
-    (void)state;
+TEST(test_train_has_a_row_for_each_variant) {
     json_t *all = command_json(RUN("bench", "train", "--json", "--steps", "1", TINY));
     json_t *rows = json_object_get(all, "rows");
     assert_int_equal(json_array_size(rows), VARIANTS);
     for (size_t i = 0; i < VARIANTS; i++) {
         const json_t *row = json_array_get(rows, i);
         assert_string_equal(json_string_value(json_object_get(row, "variant")), variants[i]);
-        assert_true(number(row, "tokens_per_s") > 0);
-        assert_true(number(row, "plan_bytes") > 0);
-        assert_true(number(row, "gflops") > 0);
-        assert_true(number(row, "of_limit") > 0);
+        assert_true(real_of(row, "tokens_per_s") > 0);
+        assert_true(real_of(row, "plan_bytes") > 0);
+        assert_true(real_of(row, "gflops") > 0);
+        assert_true(real_of(row, "of_limit") > 0);
         /* Tokens are random and so are weights: about log(64), whatever the variant. */
         double loss = json_number_value(json_array_get(json_object_get(row, "losses"), 0));
         assert_true(loss > 3.5 && loss < 5.5);
     }
-    assert_int_equal((int)number(json_object_get(all, "shape"), "tokens"), 16);
+    assert_int_equal((int)real_of(json_object_get(all, "shape"), "tokens"), 16);
     json_decref(all);
 }
 
-static void test_train_prints_the_rows_that_are_named(void **state) {
-    (void)state;
-    char *out;
-    command_succeeds(RUN("bench", "train", "--variants", "mla+all,dot", "--steps", "2", "--settle",
-                         "0.05", TINY),
-                     &out);
+TEST(test_train_prints_the_rows_that_are_named) {
+    WEFT_AUTO_FREE char *out = OUTPUT("bench", "train", "--variants", "mla+all,dot", "--steps", "2",
+                                      "--settle", "0.05", TINY);
     const char *third = strstr(out, "\nmla + all, tied"), *dot = strstr(out, "\ndot + gelu");
     assert_non_null(third);
     assert_non_null(dot);
     assert_true(third < dot);
     assert_null(strstr(out, "w2 + gelu"));
     assert_non_null(strstr(out, "2 layers, 32 wide, 4 heads, 16 tokens × 2, vocabulary 64, f32"));
-    free(out);
 }
 
 /* A config gives the sizes, the variant its own choices, an override wins over both. */
-static void test_train_takes_a_config(void **state) {
-    (void)state;
+TEST(test_train_takes_a_config) {
     const char *path = scratch_path("sizes.config");
-    static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\n"
-                               "CONFIG_CONTEXT=8\nCONFIG_VOCAB_SIZE=32\n"
-                               "CONFIG_BATCH_SIZE=4\nCONFIG_ATTENTION=\"dot\"\nCONFIG_KV_HEADS=1\n";
-    file_write(path, text, sizeof text - 1);
+    config_write(path, "N_LAYER=1 N_EMBD=16 N_HEAD=2 CONTEXT=8 VOCAB_SIZE=32 BATCH_SIZE=4 "
+                       "ATTENTION=dot KV_HEADS=1");
     json_t *all = command_json(RUN("bench", "train", "--json", "--steps", "1", "--config", path,
                                    "--variants", "w2", "-o", "VOCAB_SIZE=48"));
     const json_t *shape = json_object_get(all, "shape");
-    assert_int_equal((int)number(shape, "batch"), 4);
-    assert_int_equal((int)number(shape, "vocabulary"), 48);
+    assert_int_equal((int)real_of(shape, "batch"), 4);
+    assert_int_equal((int)real_of(shape, "vocabulary"), 48);
     assert_int_equal(json_array_size(json_object_get(all, "rows")), 1);
     json_decref(all);
 }
@@ -96,22 +79,20 @@ static bool memory_is_our_own(void) {
 }
 
 /* The plan is exact; beside it a process takes little. Below some 200 MB that little would show. */
-static void test_measured_memory_is_the_plan(void **state) {
-    (void)state;
+TEST(test_measured_memory_is_the_plan) {
     if (!memory_is_our_own()) {
         printf("memory is not measured under a sanitizer or a runner\n");
         skip();
     }
-    json_t *all =
+    WEFT_AUTO_DECREF json_t *all =
         command_json(RUN("bench", "train", "--json", "--steps", "1", "--threads", "2", "--variants",
                          "mla+all", "-o", "N_LAYER=3", "-o", "BATCH_SIZE=8", "-o", "CONTEXT=128",
                          "-o", "N_EMBD=384", "-o", "VOCAB_SIZE=4096"));
     const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
-    assert_true(number(row, "plan_bytes") >= 200e6);
+    assert_true(real_of(row, "plan_bytes") >= 200e6);
     const json_t *measured = json_object_get(row, "peak_of_plan");
     bool told = json_is_number(measured);
     double ratio = json_number_value(measured);
-    json_decref(all);
     if (!told) {
         printf("the system does not tell a process's peak\n");
         skip();
@@ -119,8 +100,7 @@ static void test_measured_memory_is_the_plan(void **state) {
     if (ratio < 0.98 || ratio > 1.02) fail_msg("the measured peak is %.4f of the plan", ratio);
 }
 
-static void test_a_peer_that_is_not_there_is_no_failure(void **state) {
-    (void)state;
+TEST(test_a_peer_that_is_not_there_is_no_failure) {
     command_result r = command_run(
         RUN("bench", "train", "--variants", "dot", "--steps", "1", "--peer", "exit 1", TINY));
     assert_int_equal(r.status, 0);
@@ -130,8 +110,7 @@ static void test_a_peer_that_is_not_there_is_no_failure(void **state) {
 }
 
 /* A peer whose losses are not ours computes something else: its time means nothing. */
-static void test_a_peer_with_another_loss_fails(void **state) {
-    (void)state;
+TEST(test_a_peer_with_another_loss_fails) {
     const char *path = scratch_path("peer.sh");
     static const char text[] = "while read -r line; do\n"
                                "  case $line in\n"
@@ -142,10 +121,8 @@ static void test_a_peer_with_another_loss_fails(void **state) {
                                "  esac\n"
                                "done\n";
     file_write(path, text, sizeof text - 1);
-    char command[512];
-    snprintf(command, sizeof command, "sh %s", path);
-    command_result r = command_run(
-        RUN("bench", "train", "--variants", "dot", "--steps", "1", "--peer", command, TINY));
+    command_result r = command_run(RUN("bench", "train", "--variants", "dot", "--steps", "1",
+                                       "--peer", format_text("sh %s", path), TINY));
     if (r.status != 1) fail_msg("it ended on %d: %s%s", r.status, r.err, r.out);
     assert_non_null(strstr(r.err, "dot: the peer computes another function"));
     assert_non_null(strstr(r.out, "peer: someone, as many threads"));
@@ -154,44 +131,37 @@ static void test_a_peer_with_another_loss_fails(void **state) {
 
 /* It ends in its first row, where it may compile. That row gets its numbers from another one that may
  * not, and the next row one that may again. */
-static void test_a_peer_that_dies_is_started_again(void **state) {
-    (void)state;
-    json_t *plain = command_json(
+TEST(test_a_peer_that_dies_is_started_again) {
+    WEFT_AUTO_DECREF json_t *plain = command_json(
         RUN("bench", "train", "--json", "--variants", "dot", "--steps", "2", "--seed", "3", TINY));
     const json_t *first = json_array_get(json_object_get(plain, "rows"), 0);
-    char *losses = json_dumps(json_object_get(first, "losses"), 0);
+    WEFT_AUTO_FREE char *losses = json_dumps(json_object_get(first, "losses"), 0);
     const char *mark = scratch_path("died"), *path = scratch_path("dying.sh");
-    char text[2048], command[512];
-    snprintf(text, sizeof text,
-             "while read -r line; do\n"
-             "  case $line in\n"
-             "  *hello*) echo '{\"name\": \"someone\"}' ;;\n"
-             "  *prepare*)\n"
-             "    form=${line##*eager\\\":}\n"
-             "    [ -e '%s' ] || { : >'%s'; kill -ABRT $$; }\n"
-             "    echo \"{\\\"losses\\\": %s, \\\"form\\\": \\\"eager=${form%%%%?}\\\"}\" ;;\n"
-             "  *run*) echo '{\"seconds\": [2]}' ;;\n"
-             "  *) echo '{}' ;;\n"
-             "  esac\n"
-             "done\n",
-             mark, mark, losses);
+    const char *text = format_text(
+        "while read -r line; do\n"
+        "  case $line in\n"
+        "  *hello*) echo '{\"name\": \"someone\"}' ;;\n"
+        "  *prepare*)\n"
+        "    form=${line##*eager\\\":}\n"
+        "    [ -e '%s' ] || { : >'%s'; kill -ABRT $$; }\n"
+        "    echo \"{\\\"losses\\\": %s, \\\"form\\\": \\\"eager=${form%%%%?}\\\"}\" ;;\n"
+        "  *run*) echo '{\"seconds\": [2]}' ;;\n"
+        "  *) echo '{}' ;;\n"
+        "  esac\n"
+        "done\n",
+        mark, mark, losses);
     file_write(path, text, strlen(text));
-    snprintf(command, sizeof command, "sh %s", path);
     command_result r = command_run(RUN("bench", "train", "--variants", "dot,dot", "--steps", "1",
-                                       "--seed", "3", "--peer", command, TINY));
+                                       "--seed", "3", "--peer", format_text("sh %s", path), TINY));
     if (r.status != 0) fail_msg("it ended on %d: %s%s", r.status, r.err, r.out);
     assert_non_null(strstr(r.err, "dot: the peer is gone; once more, with nothing compiled"));
     const char *again = strstr(r.out, "eager=true"), *next = strstr(r.out, "eager=false");
     if (!again || !next || next < again) fail_msg("%s", r.out);
     command_free(&r);
-    free(losses);
-    json_decref(plain);
 }
 
 /* Each row is measured in a process of its own, which would have years to go. */
-static void test_a_row_ends_with_the_benchmark(void **state) {
-    (void)state;
-    scratch_open();
+TEST(test_a_row_ends_with_the_benchmark) {
     pid_t bench =
         train_start(RUN("bench", "train", "--steps", "99999", TINY), scratch_path("err"), 0);
     pid_t row = study_child(bench);
@@ -200,37 +170,32 @@ static void test_a_row_ends_with_the_benchmark(void **state) {
     for (int i = 0; row > 0 && i < 500 * command_patience() && kill(row, 0) == 0; i++)
         pause_ms(10);
     if (row > 0 && kill(row, SIGKILL) == 0) fail_msg("the row's process goes on");
-    scratch_close();
 }
 
-static void test_wrong_use_is_one_line(void **state) {
-    (void)state;
-    command_fails(2, RUN("bench"), SAYS("train, decode, attention or serve"));
-    command_fails(2, RUN("bench", "decode", "--quick"), SAYS("decode takes"));
-    command_fails(2, RUN("bench", "decode", "--contexts", "many"), SAYS("--contexts"));
-    command_fails(2, RUN("bench", "decode", "--prompt", "-1"), SAYS("--prompt"));
-    command_fails(2, RUN("bench", "train", "--contexts", "64"), SAYS("decode's"));
-    command_fails(2, RUN("bench", "dance"), SAYS("'dance'", "decode, attention and serve"));
-    command_fails(2, RUN("bench", "train", "--variants", "dot,w3"), SAYS("'w3'", "wsffn-grouped"));
-    command_fails(2, RUN("bench", "train", "--variants", "dot,"), SAYS("--variants", "''"));
-    command_fails(2, RUN("bench", "train", "--steps", "0"), SAYS("--steps"));
-    command_fails(2, RUN("bench", "train", "--settle", "-1"), SAYS("--settle"));
-    command_fails(2, RUN("bench", "train", "--settle", "soon"), SAYS("--settle"));
-    command_fails(2, RUN("bench", "train", "--step", "3"), SAYS("--variants"));
-    command_fails(2, RUN("bench", "train", "--shape", "huge"), SAYS("gpt2-124m"));
-    command_fails(2, RUN("bench", "train", "--quick"), SAYS("--quick"));
-    command_fails(2, RUN("bench", "train", "-o", "N_HEAD=7"), SAYS("N_HEAD"));
-    command_fails(2, RUN("bench", "train", "--config", "nowhere"), SAYS("nowhere"));
-    command_fails(2, RUN("bench", "attention", "--steps", "1"), SAYS("attention takes"));
+TEST(test_wrong_use_is_one_line) {
+    FAILS(2, SAYS("train, decode, attention or serve"), "bench");
+    FAILS(2, SAYS("decode takes"), "bench", "decode", "--quick");
+    FAILS(2, SAYS("--contexts"), "bench", "decode", "--contexts", "many");
+    FAILS(2, SAYS("--prompt"), "bench", "decode", "--prompt", "-1");
+    FAILS(2, SAYS("decode's"), "bench", "train", "--contexts", "64");
+    FAILS(2, SAYS("'dance'", "decode, attention and serve"), "bench", "dance");
+    FAILS(2, SAYS("'w3'", "wsffn-grouped"), "bench", "train", "--variants", "dot,w3");
+    FAILS(2, SAYS("--variants", "''"), "bench", "train", "--variants", "dot,");
+    FAILS(2, SAYS("--steps"), "bench", "train", "--steps", "0");
+    FAILS(2, SAYS("--settle"), "bench", "train", "--settle", "-1");
+    FAILS(2, SAYS("--settle"), "bench", "train", "--settle", "soon");
+    FAILS(2, SAYS("--variants"), "bench", "train", "--step", "3");
+    FAILS(2, SAYS("gpt2-124m"), "bench", "train", "--shape", "huge");
+    FAILS(2, SAYS("--quick"), "bench", "train", "--quick");
+    FAILS(2, SAYS("N_HEAD"), "bench", "train", "-o", "N_HEAD=7");
+    FAILS(2, SAYS("nowhere"), "bench", "train", "--config", "nowhere");
+    FAILS(2, SAYS("attention takes"), "bench", "attention", "--steps", "1");
 }
 
-static void test_decode_has_a_row_for_each_context_and_batch(void **state) {
-    (void)state;
-    char *out;
-    command_succeeds(RUN("bench", "decode", "--shape", "small", "--variants", "dot,mla",
-                         "--contexts", "32,300", "--batches", "1,3", "--steps", "1", "--threads",
-                         "1", "--prompt", "40", "--json"),
-                     &out);
+TEST(test_decode_has_a_row_for_each_context_and_batch) {
+    WEFT_AUTO_FREE char *out = OUTPUT("bench", "decode", "--shape", "small", "--variants",
+                                      "dot,mla", "--contexts", "32,300", "--batches", "1,3",
+                                      "--steps", "1", "--threads", "1", "--prompt", "40", "--json");
     json_t *all = json_loads(out, 0, NULL), *rows = json_object_get(all, "rows");
     assert_int_equal(json_array_size(rows), 2 * 2 * 2);
     const json_t *row = json_array_get(rows, 3);
@@ -245,18 +210,15 @@ static void test_decode_has_a_row_for_each_context_and_batch(void **state) {
     assert_true(json_number_value(json_object_get(json_array_get(rows, 0), "first_token_seconds")) >
                 0);
     json_decref(all);
-    free(out);
 }
 
 /* What the first row of a variant says that decoding ran in, and of its bytes. The variant is asked for by
  * an old name. */
 static void check_decode(const char *option, const char *value, const char *dtype, int64_t bytes) {
-    char *out;
-    command_succeeds(RUN("bench", "decode", "--shape", "small", "--variants", "step3", "--contexts",
-                         "32", "--batches", "1", "--steps", "1", "--threads", "1", "--prompt", "0",
-                         "--json", option, value),
-                     &out);
-    json_t *all = json_loads(out, 0, NULL);
+    WEFT_AUTO_FREE char *out = OUTPUT("bench", "decode", "--shape", "small", "--variants", "step3",
+                                      "--contexts", "32", "--batches", "1", "--steps", "1",
+                                      "--threads", "1", "--prompt", "0", "--json", option, value);
+    WEFT_AUTO_DECREF json_t *all = json_loads(out, 0, NULL);
     const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
     assert_string_equal(json_string_value(json_object_get(row, "dtype")), dtype);
     assert_string_equal(json_string_value(json_object_get(row, "variant")), "mla+all");
@@ -266,28 +228,22 @@ static void check_decode(const char *option, const char *value, const char *dtyp
     /* Within a percent. */
     double part = (double)weights / (double)wide;
     assert_true(fabs(part - (double)bytes / 4) < 0.01);
-    json_decref(all);
-    free(out);
 }
 
-static void test_decode_runs_in_the_type_that_is_asked_for(void **state) {
-    (void)state;
+TEST(test_decode_runs_in_the_type_that_is_asked_for) {
     check_decode("--dtype", "f32", "f32", 4);
     check_decode("--dtype", "bf16", "bf16", 2);
     check_decode("-o", "DTYPE=bf16", "bf16", 2);
-    command_fails(2, RUN("bench", "decode", "--json", "--dtype", "fp8"), SAYS("--dtype", "fp8"));
+    FAILS(2, SAYS("--dtype", "fp8"), "bench", "decode", "--json", "--dtype", "fp8");
 }
 
 /* Two texts, greedy and drawn, of which the command itself checks that they are the plain ones. */
-static void test_decode_says_what_drafts_are_worth(void **state) {
-    (void)state;
-    char model[512], text[512];
-    snprintf(model, sizeof model, "%s", scratch_path("model"));
-    snprintf(text, sizeof text, "%s", scratch_path("text"));
+TEST(test_decode_says_what_drafts_are_worth) {
+    const char *model = scratch_path("model");
+    const char *text = scratch_path("text");
     file_write(text, "to be or not to be, that is to be or not to be", 46);
-    command_succeeds(RUN("init", "--out", model, "-o", "N_LAYER=1", "-o", "N_EMBD=32", "-o",
-                         "N_HEAD=4", "-o", "CONTEXT=96", "-o", "VOCAB_SIZE=256"),
-                     NULL);
+    SUCCEEDS("init", "--out", model, "-o", "N_LAYER=1", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o",
+             "CONTEXT=96", "-o", "VOCAB_SIZE=256");
     const char *const ways[] = {"ngram", model};
     for (int w = 0; w < 2; w++) {
         json_t *all = command_json(RUN("bench", "decode", "--model", model, "--speculate", ways[w],
@@ -298,43 +254,25 @@ static void test_decode_says_what_drafts_are_worth(void **state) {
             const json_t *row = json_array_get(rows, i);
             assert_string_equal(json_string_value(json_object_get(row, "text")),
                                 i < 2 ? "trained on" : "other");
-            double drafted = number(row, "drafted_tokens"), right = number(row, "accepted_tokens"),
+            double drafted = real_of(row, "drafted_tokens"),
+                   right = real_of(row, "accepted_tokens"),
                    steps = 4 * 63 - right; /* behind 32 tokens, without the prompt's own */
             assert_true(right <= drafted && (w == 0 || right == drafted));
-            assert_true(fabs(number(row, "tokens_per_step") - 4 * 63 / steps) < 1e-4);
-            assert_true(fabs(number(row, "gain") * number(row, "plain_tokens_per_s") -
-                             number(row, "tokens_per_s")) < 1e-3 * number(row, "tokens_per_s"));
+            assert_true(fabs(real_of(row, "tokens_per_step") - 4 * 63 / steps) < 1e-4);
+            assert_true(fabs(real_of(row, "gain") * real_of(row, "plain_tokens_per_s") -
+                             real_of(row, "tokens_per_s")) < 1e-3 * real_of(row, "tokens_per_s"));
         }
         assert_int_equal(json_object_size(json_object_get(all, "step_seconds")), 5);
         json_decref(all);
     }
-    command_fails(2, RUN("bench", "decode", "--speculate", "ngram"), SAYS("--model"));
-    command_fails(2, RUN("bench", "decode", "--model", model), SAYS("--speculate"));
-    command_fails(2, RUN("bench", "train", "--speculate", "ngram"), SAYS("decode"));
-    command_fails(
-        2, RUN("bench", "decode", "--speculate", "ngram", "--model", model, "--shape", "small"),
-        SAYS("--speculate takes"));
+    FAILS(2, SAYS("--model"), "bench", "decode", "--speculate", "ngram");
+    FAILS(2, SAYS("--speculate"), "bench", "decode", "--model", model);
+    FAILS(2, SAYS("decode"), "bench", "train", "--speculate", "ngram");
+    FAILS(2, SAYS("--speculate takes"), "bench", "decode", "--speculate", "ngram", "--model", model,
+          "--shape", "small");
     file_write(text, "short", 5);
-    command_fails(
-        2,
-        RUN("bench", "decode", "--speculate", "ngram", "--model", model, "--text", text, "--json"),
-        SAYS("5 tokens", "longer"));
+    FAILS(2, SAYS("5 tokens", "longer"), "bench", "decode", "--speculate", "ngram", "--model",
+          model, "--text", text, "--json");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode_says_what_drafts_are_worth),
-        cmocka_unit_test(test_train_has_a_row_for_each_variant),
-        cmocka_unit_test(test_train_prints_the_rows_that_are_named),
-        cmocka_unit_test(test_train_takes_a_config),
-        cmocka_unit_test(test_measured_memory_is_the_plan),
-        cmocka_unit_test(test_a_peer_that_is_not_there_is_no_failure),
-        cmocka_unit_test(test_a_peer_with_another_loss_fails),
-        cmocka_unit_test(test_a_peer_that_dies_is_started_again),
-        cmocka_unit_test(test_decode_has_a_row_for_each_context_and_batch),
-        cmocka_unit_test(test_decode_runs_in_the_type_that_is_asked_for),
-        cmocka_unit_test(test_a_row_ends_with_the_benchmark),
-        cmocka_unit_test(test_wrong_use_is_one_line),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,14 +1,11 @@
 /* `make bench-check`: bench/check.py finds what is worse than its floor, in all three tables. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 static int shell(const char *line) {
     int status = system(line);
@@ -30,8 +27,7 @@ static int check(const char *measured, char **said) {
     return status;
 }
 
-static void test_a_ratio_under_its_floor_is_named(void **state) {
-    (void)state;
+TEST(test_a_ratio_under_its_floor_is_named) {
     static const struct {
         const char *measured, *says;
         int status;
@@ -66,9 +62,4 @@ static void test_a_ratio_under_its_floor_is_named(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_ratio_under_its_floor_is_named),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

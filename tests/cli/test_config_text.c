@@ -4,14 +4,11 @@
 #include "config/config.h"
 #include "model/kinds.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const char *write_text(const char *text) {
     const char *path = scratch_path("test.config");
@@ -28,8 +25,7 @@ static void expect_parameters(const char *text, long long count) {
 /* GPT-2's 124M with the vocabulary padded. */
 enum { DEFAULTS = 124475904 };
 
-static void test_odd_but_good_files_are_read(void **state) {
-    (void)state;
+TEST(test_odd_but_good_files_are_read) {
     expect_parameters("", DEFAULTS);
     expect_parameters("\n\n  \t\n# nothing\n#\n", DEFAULTS);
     expect_parameters("CONFIG_N_HEAD=6", DEFAULTS);
@@ -39,14 +35,11 @@ static void test_odd_but_good_files_are_read(void **state) {
 }
 
 static void refuse(const char *text, const char *line, const char *word) {
-    char where[600];
     const char *path = write_text(text);
-    snprintf(where, sizeof where, "%s:%s", path, line);
-    command_fails(2, RUN("plan", "--config", path), SAYS(where, word));
+    FAILS(2, SAYS(format_text("%s:%s", path, line), word), "plan", "--config", path);
 }
 
-static void test_bad_lines_name_file_line_and_key(void **state) {
-    (void)state;
+TEST(test_bad_lines_name_file_line_and_key) {
     refuse("CONFIG_N_LAYER=2\nCONFIG_N_LAYERS=3\n", "2:", "did you mean CONFIG_N_LAYER?");
     refuse("\n\nCONFIG_ATTENTION=\"flash\"\n", "3:", "dot w2 mla");
     refuse("CONFIG_N_LAYER=0\n", "1:", "1 to 1024");
@@ -62,47 +55,42 @@ static void test_bad_lines_name_file_line_and_key(void **state) {
            "1:", "CONFIG_KEY=value");
 }
 
-static void test_impossible_mixes_name_the_file(void **state) {
-    (void)state;
-    command_fails(2, RUN("plan", "--config", write_text("CONFIG_RA_MLA_MLP_LATENT_RECIP=y\n")),
-                  SAYS("test.config", "LATENT_RECIP", "CONFIG_ATTENTION=\"mla\""));
-    command_fails(2, RUN("plan", "--config", write_text("CONFIG_N_HEAD=7\n")),
-                  SAYS("test.config", "N_EMBD=768", "N_HEAD=7"));
+TEST(test_impossible_mixes_name_the_file) {
+    FAILS(2, SAYS("test.config", "LATENT_RECIP", "CONFIG_ATTENTION=\"mla\""), "plan", "--config",
+          write_text("CONFIG_RA_MLA_MLP_LATENT_RECIP=y\n"));
+    FAILS(2, SAYS("test.config", "N_EMBD=768", "N_HEAD=7"), "plan", "--config",
+          write_text("CONFIG_N_HEAD=7\n"));
 }
 
-static void test_what_is_no_config_is_refused(void **state) {
-    (void)state;
-    command_fails(2, RUN("plan", "--config", scratch_path(".")), SAYS("folder"));
-    command_fails(2, RUN("plan", "--config", scratch_path("none")), SAYS("none", "No such file"));
-    command_fails(2, RUN("init", "--out", "x", "--config", scratch_path("none")), SAYS("No such"));
-    command_fails(2, RUN("plan", "--config", scratch_path("none/none")), SAYS("No such file"));
-    command_fails(2, RUN("plan", "--config", "/dev/zero"), SAYS("/dev/zero", "a device"));
+TEST(test_what_is_no_config_is_refused) {
+    FAILS(2, SAYS("folder"), "plan", "--config", scratch_path("."));
+    FAILS(2, SAYS("none", "No such file"), "plan", "--config", scratch_path("none"));
+    FAILS(2, SAYS("No such"), "init", "--out", "x", "--config", scratch_path("none"));
+    FAILS(2, SAYS("No such file"), "plan", "--config", scratch_path("none/none"));
+    FAILS(2, SAYS("/dev/zero", "a device"), "plan", "--config", "/dev/zero");
     const char *path = scratch_path("binary");
     file_write(path, "CONFIG_N_LAYER=3\0=4\n", 20);
-    command_fails(2, RUN("plan", "--config", path), SAYS("binary:1:", "not text"));
+    FAILS(2, SAYS("binary:1:", "not text"), "plan", "--config", path);
 }
 
-static void test_a_line_of_a_megabyte_is_refused(void **state) {
-    (void)state;
+TEST(test_a_line_of_a_megabyte_is_refused) {
     enum { MEGABYTE = 1 << 20 };
-    char *text = malloc(MEGABYTE);
+    WEFT_AUTO_FREE char *text = malloc(MEGABYTE);
     assert_non_null(text);
     const char *path = scratch_path("long");
     memset(text, 'A', MEGABYTE);
     int written = snprintf(text, MEGABYTE, "CONFIG_N_LAYER=3\nCONFIG_DATASET=\"");
     text[written] = 'A'; /* over the ending zero */
     file_write(path, text, MEGABYTE);
-    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "4352 characters"));
+    FAILS(2, SAYS("long:2:", "4352 characters"), "plan", "--config", path);
     text[4200] = '\n';
     file_write(path, text, 4201);
-    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "DATASET", "4095"));
-    free(text);
+    FAILS(2, SAYS("long:2:", "DATASET", "4095"), "plan", "--config", path);
 }
 
-static void test_newlines_in_values_stay_on_one_line(void **state) {
-    (void)state;
-    command_fails(2, RUN("plan", "-o", "N_LAYER=3\n4"), SAYS("N_LAYER", "whole number"));
-    command_fails(2, RUN("plan", "-o", "X\n\x1b[31m=4"), SAYS("not an option"));
+TEST(test_newlines_in_values_stay_on_one_line) {
+    FAILS(2, SAYS("N_LAYER", "whole number"), "plan", "-o", "N_LAYER=3\n4");
+    FAILS(2, SAYS("not an option"), "plan", "-o", "X\n\x1b[31m=4");
 }
 
 static uint32_t word(uint64_t round, uint64_t i) {
@@ -136,11 +124,10 @@ static size_t damage(char *text, size_t count, uint64_t round) {
     return count;
 }
 
-static void test_damaged_files_never_crash(void **state) {
-    (void)state;
+TEST(test_damaged_files_never_crash) {
     size_t count;
     char *text = file_read("tests/model/configs/mix-mla-wsffn-all-zloss-ignore.config", &count);
-    char *bad = malloc(count + 256);
+    WEFT_AUTO_FREE char *bad = malloc(count + 256);
     assert_non_null(bad);
     const char *path = scratch_path("damaged");
     int read = 0;
@@ -160,18 +147,6 @@ static void test_damaged_files_never_crash(void **state) {
     /* Damage to comments and to digits is not always seen, or the test would not reach deep. */
     assert_true(read > 100 && read < 4900);
     free(text);
-    free(bad);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_but_good_files_are_read),
-        cmocka_unit_test(test_bad_lines_name_file_line_and_key),
-        cmocka_unit_test(test_impossible_mixes_name_the_file),
-        cmocka_unit_test(test_what_is_no_config_is_refused),
-        cmocka_unit_test(test_a_line_of_a_megabyte_is_refused),
-        cmocka_unit_test(test_newlines_in_values_stay_on_one_line),
-        cmocka_unit_test(test_damaged_files_never_crash),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -3,16 +3,13 @@
 #include "core/safetensors.h"
 #include "support/command.h"
 #include "support/model_case.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* A case as files: scratch/NAME/{config.json,model.safetensors}, tokens.npy, targets.npy. */
 typedef struct {
@@ -27,9 +24,9 @@ static void case_open(case_files *f, const char *name, weft_dtype dtype, int siz
     snprintf(f->folder, sizeof f->folder, "%s", scratch_path("%s", name));
     snprintf(f->tokens, sizeof f->tokens, "%s", scratch_path("tokens.npy"));
     snprintf(f->targets, sizeof f->targets, "%s", scratch_path("targets.npy"));
-    if (weft_model_save(f->model, f->folder) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_model_save(f->model, f->folder));
     int64_t batch = f->c.batch, time = f->c.time;
-    int32_t *rows = calloc((size_t)(batch * (time + 1)), sizeof *rows);
+    WEFT_AUTO_FREE int32_t *rows = calloc((size_t)(batch * (time + 1)), sizeof *rows);
     assert_non_null(rows);
     for (int64_t b = 0; b < batch; b++) {
         int32_t *row = rows + b * (time + 1), last = f->c.targets[b * time + time - 1];
@@ -38,7 +35,6 @@ static void case_open(case_files *f, const char *name, weft_dtype dtype, int siz
     }
     npy_write(f->tokens, size, batch, time + 1, rows);
     npy_write(f->targets, size, batch, time, f->c.targets);
-    free(rows);
 }
 
 static void case_close(case_files *f) {
@@ -48,7 +44,7 @@ static void case_close(case_files *f) {
 
 static weft_safetensors *open_file(const char *path) {
     weft_safetensors *file;
-    if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_open(path, &file));
     return file;
 }
 
@@ -97,14 +93,13 @@ static void compare_part(const case_files *f, const json_t *object, const char *
 
 static void compare_training_pass(const case_files *f, const weft_safetensors *kept) {
     const char *logits = scratch_path("logits"), *grads = scratch_path("grads");
-    json_t *object = command_json(RUN("eval", "--model", f->folder, "--tokens", f->tokens,
-                                      "--targets", f->targets, "--dtype", "f64", "--logits", logits,
-                                      "--grads", grads, "--json"));
+    WEFT_AUTO_DECREF json_t *object = command_json(
+        RUN("eval", "--model", f->folder, "--tokens", f->tokens, "--targets", f->targets, "--dtype",
+            "f64", "--logits", logits, "--grads", grads, "--json"));
     static const char *const parts[] = {"loss", "cross_entropy", "aux_z", "aux_contrastive",
                                         "logits_z"};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         compare_part(f, object, parts[i], kept, parts[i]);
-    json_decref(object);
     weft_safetensors *file = open_file(logits);
     assert_int_equal(weft_safetensors_count(file), 1);
     compare(f->c.name, weft_safetensors_find(file, "logits"), weft_safetensors_find(kept, "logits"),
@@ -127,25 +122,22 @@ static void compare_eval_pass(const case_files *f, const weft_safetensors *kept)
                                 "f64",  "--json",  "--targets", f->targets, NULL};
     const char *const without[] = {"eval",    "--model", f->folder, "--tokens", f->tokens,
                                    "--dtype", "f64",     "--json",  NULL};
-    json_t *object = command_json(f->c.ignore ? with : without);
+    WEFT_AUTO_DECREF json_t *object = command_json(f->c.ignore ? with : without);
     compare_part(f, object, "loss", kept, "eval.loss");
     assert_true(part(object, "aux_z") == 0 && part(object, "aux_contrastive") == 0);
     assert_true(fabs(part(object, "loss") - part(object, "cross_entropy") -
                      part(object, "logits_z")) < 1e-12 * fmax(1, part(object, "loss")));
-    json_decref(object);
 }
 
 /* Checkpoints are f32 files, read under --dtype f64. */
-static void test_every_config_equals_the_reference(void **state) {
-    (void)state;
+TEST(test_every_config_equals_the_reference) {
     char **names;
     int n = model_case_names(&names);
     assert_true(n >= 40);
     for (int i = 0; i < n; i++) {
         case_files f;
-        char path[256];
         case_open(&f, names[i], WEFT_F32, i % 2 ? 4 : 8);
-        snprintf(path, sizeof path, "tests/vectors/model/%s.safetensors", names[i]);
+        const char *path = format_text("tests/vectors/model/%s.safetensors", names[i]);
         weft_safetensors *kept = open_file(path);
         compare_training_pass(&f, kept);
         compare_eval_pass(&f, kept);
@@ -161,8 +153,7 @@ static json_t *evaluate(const case_files *f, const char *dtype) {
 }
 
 /* f64, f32 and bf16 files under every type: near the loss in f64. */
-static void test_any_file_under_any_type(void **state) {
-    (void)state;
+TEST(test_any_file_under_any_type) {
     static const weft_dtype files[] = {WEFT_F64, WEFT_F32, WEFT_BF16};
     static const char *const names[] = {"f64", "f32", "bf16"};
     double exact = 0;
@@ -170,13 +161,12 @@ static void test_any_file_under_any_type(void **state) {
         case_files f;
         case_open(&f, "mix-dot-wsffn-gate-cross-ignore", files[i], 4);
         for (int k = 0; k < 3; k++) {
-            json_t *object = evaluate(&f, names[k]);
+            WEFT_AUTO_DECREF json_t *object = evaluate(&f, names[k]);
             double loss = part(object, "loss");
             if (i == 0 && k == 0) exact = loss;
             double tolerance = i == 2 || k == 2 ? 0.05 : k == 1 ? 1e-5 : 1e-10;
             if (fabs(loss - exact) > tolerance * exact)
                 fail_msg("%s file under %s: %.12g, not %.12g", names[i], names[k], loss, exact);
-            json_decref(object);
         }
         case_close(&f);
     }
@@ -188,21 +178,17 @@ static void expect_type(const char *path, weft_file_dtype dtype) {
     weft_safetensors_close(file);
 }
 
-static void test_logits_are_f32_unless_f64_is_asked_for(void **state) {
-    (void)state;
+TEST(test_logits_are_f32_unless_f64_is_asked_for) {
     case_files f;
     const char *path = scratch_path("logits");
     case_open(&f, "dot-rope", WEFT_F32, 4);
-    command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path),
-                     NULL);
+    SUCCEEDS("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path);
     expect_type(path, WEFT_FILE_F32);
-    command_succeeds(
-        RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path, "--dtype", "bf16"),
-        NULL);
+    SUCCEEDS("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path, "--dtype",
+             "bf16");
     expect_type(path, WEFT_FILE_F32);
-    command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path,
-                         "--dtype=f64", "--threads=1"),
-                     NULL);
+    SUCCEEDS("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path, "--dtype=f64",
+             "--threads=1");
     expect_type(path, WEFT_FILE_F64);
     case_close(&f);
 }
@@ -279,7 +265,7 @@ static double product_score(const case_files *f, int64_t head, const double *que
 
 static void compare_first_layer(const case_files *f, const weft_safetensor *scores) {
     int64_t heads = f->c.config.n_head, time = f->c.time, width = f->c.config.n_embd;
-    double *y = malloc((size_t)(time * width) * sizeof *y);
+    WEFT_AUTO_FREE double *y = malloc((size_t)(time * width) * sizeof *y);
     assert_non_null(y);
     for (int64_t b = 0; b < f->c.batch; b++) {
         for (int64_t t = 0; t < time; t++)
@@ -298,7 +284,6 @@ static void compare_first_layer(const case_files *f, const weft_safetensor *scor
             }
         }
     }
-    free(y);
 }
 
 /* Shapes, finite below the diagonal, -inf above; distances are never positive. */
@@ -307,8 +292,7 @@ static void check_scores(const case_files *f, const char *path, bool distances) 
     int64_t time = f->c.time;
     assert_int_equal(weft_safetensors_count(file), f->c.config.n_layer);
     for (int64_t layer = 0; layer < f->c.config.n_layer; layer++) {
-        char name[64];
-        snprintf(name, sizeof name, "h.%lld.attn.scores", (long long)layer);
+        const char *name = format_text("h.%lld.attn.scores", (long long)layer);
         const weft_safetensor *t = weft_safetensors_find(file, name);
         assert_non_null(t);
         const int64_t shape[4] = {f->c.batch, f->c.config.n_head, time, time};
@@ -327,8 +311,7 @@ static void check_scores(const case_files *f, const char *path, bool distances) 
     weft_safetensors_close(file);
 }
 
-static void test_scores_are_what_the_formulas_give(void **state) {
-    (void)state;
+TEST(test_scores_are_what_the_formulas_give) {
     static const struct {
         const char *name;
         bool distances;
@@ -340,32 +323,29 @@ static void test_scores_are_what_the_formulas_give(void **state) {
         case_files f;
         case_open(&f, cases[i].name, WEFT_F64, 4);
         const char *path = scratch_path("scores");
-        command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--scores", path,
-                             "--dtype", "f64"),
-                         NULL);
+        SUCCEEDS("eval", "--model", f.folder, "--tokens", f.tokens, "--scores", path, "--dtype",
+                 "f64");
         check_scores(&f, path, cases[i].distances);
         case_close(&f);
     }
 }
 
 static double loss_of(const char *folder, const char *tokens) {
-    json_t *object = command_json(
+    WEFT_AUTO_DECREF json_t *object = command_json(
         RUN("eval", "--model", folder, "--tokens", tokens, "--dtype", "f64", "--json"));
     double loss = part(object, "loss");
-    json_decref(object);
     return loss;
 }
 
 /* Windows of the block size, the last one shorter. */
-static void test_a_shard_has_the_loss_of_its_windows(void **state) {
-    (void)state;
+TEST(test_a_shard_has_the_loss_of_its_windows) {
     case_files f;
     case_open(&f, "dot-zloss", WEFT_F32, 4);
     int64_t block = f.c.config.context, windows = 2 * f.c.batch + 1, tail = 3;
     assert_true(block > tail);
     int64_t total = windows * block + tail + 1;
-    int32_t *tokens = calloc((size_t)total, sizeof *tokens);
-    int32_t *rows = calloc((size_t)(windows * (block + 1)), sizeof *rows);
+    WEFT_AUTO_FREE int32_t *tokens = calloc((size_t)total, sizeof *tokens);
+    WEFT_AUTO_FREE int32_t *rows = calloc((size_t)(windows * (block + 1)), sizeof *rows);
     assert_non_null(tokens);
     assert_non_null(rows);
     for (int64_t i = 0; i < total; i++)
@@ -385,55 +365,35 @@ static void test_a_shard_has_the_loss_of_its_windows(void **state) {
     assert_true(fabs(loss_of(f.folder, path) - want) < 1e-12 * want);
     shard_write(path, 20240520, 1, (int32_t)(total - tail), 2, tokens, total - tail);
     assert_true(fabs(loss_of(f.folder, path) - whole) < 1e-12 * want);
-    command_fails(2, RUN("eval", "--model", f.folder, "--tokens", path, "--grads", "x"),
-                  SAYS(path, ".npy"));
-    free(tokens);
-    free(rows);
+    FAILS(2, SAYS(path, ".npy"), "eval", "--model", f.folder, "--tokens", path, "--grads", "x");
     case_close(&f);
 }
 
 /* Keys of the checkpoint's config that leave its tensors alone may be changed. */
-static void test_overrides_change_the_checkpoints_config(void **state) {
-    (void)state;
+TEST(test_overrides_change_the_checkpoints_config) {
     case_files f;
     case_open(&f, "dot-rope", WEFT_F32, 4);
-    json_t *object = command_json(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--json",
-                                      "-o", "LAMBDA_LOGITS_Z=0.5"));
+    WEFT_AUTO_DECREF json_t *object = command_json(RUN(
+        "eval", "--model", f.folder, "--tokens", f.tokens, "--json", "-o", "LAMBDA_LOGITS_Z=0.5"));
     assert_true(part(object, "logits_z") > 0);
-    json_decref(object);
-    command_fails(2,
-                  RUN("eval", "--model", f.folder, "--tokens", f.tokens, "-o", "POSITION=learned"),
-                  SAYS("wpe.weight", "missing"));
-    command_fails(2, RUN("eval", "--model", f.folder, "--tokens", f.tokens, "-o", "N_LAYERS=1"),
-                  SAYS("did you mean CONFIG_N_LAYER?"));
-    command_fails(2, RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--variant", "1"),
-                  SAYS("--variant", "-o"));
+    FAILS(2, SAYS("wpe.weight", "missing"), "eval", "--model", f.folder, "--tokens", f.tokens, "-o",
+          "POSITION=learned");
+    FAILS(2, SAYS("did you mean CONFIG_N_LAYER?"), "eval", "--model", f.folder, "--tokens",
+          f.tokens, "-o", "N_LAYERS=1");
+    FAILS(2, SAYS("--variant", "-o"), "eval", "--model", f.folder, "--tokens", f.tokens,
+          "--variant", "1");
     case_close(&f);
 }
 
 /* Dropout is off in a gradient pass, whatever the checkpoint says. */
-static void test_dropout_is_off(void **state) {
-    (void)state;
+TEST(test_dropout_is_off) {
     case_files f;
     case_open(&f, "dot-rope", WEFT_F32, 4);
     const char *a = scratch_path("a"), *b = scratch_path("b");
-    command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--grads", a), NULL);
-    command_succeeds(
-        RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--grads", b, "-o", "DROPOUT=0.5"),
-        NULL);
+    SUCCEEDS("eval", "--model", f.folder, "--tokens", f.tokens, "--grads", a);
+    SUCCEEDS("eval", "--model", f.folder, "--tokens", f.tokens, "--grads", b, "-o", "DROPOUT=0.5");
     file_expect_equal(a, b);
     case_close(&f);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_config_equals_the_reference),
-        cmocka_unit_test(test_any_file_under_any_type),
-        cmocka_unit_test(test_logits_are_f32_unless_f64_is_asked_for),
-        cmocka_unit_test(test_scores_are_what_the_formulas_give),
-        cmocka_unit_test(test_a_shard_has_the_loss_of_its_windows),
-        cmocka_unit_test(test_overrides_change_the_checkpoints_config),
-        cmocka_unit_test(test_dropout_is_off),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

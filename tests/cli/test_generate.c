@@ -2,10 +2,9 @@
 #include "support/command.h"
 #include "support/poison.h"
 #include "support/screen.h"
+#include "support/test.h"
 
 #include <jansson.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,43 +12,30 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 static char model[512];
 
 static int make_model(void **state) {
     (void)state;
     scratch_open();
     snprintf(model, sizeof model, "%s", scratch_path("run"));
-    char best[560], config[512];
-    snprintf(best, sizeof best, "%s/best", model);
-    snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
-    FILE *file = fopen(config, "w");
-    assert_non_null(file);
-    fputs("CONFIG_ATTENTION=\"mla\"\nCONFIG_POSITION=\"rope\"\nCONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\n"
-          "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=64\n"
-          "CONFIG_RA_MLA_LATENT_DIM=8\n",
-          file);
-    fclose(file);
-    char *out;
+    const char *best = format_text("%s/best", model);
+    const char *config = scratch_path("tiny.config");
+    config_write(config, "ATTENTION=mla POSITION=rope N_LAYER=2 N_HEAD=2 N_EMBD=16 VOCAB_SIZE=256 "
+                         "CONTEXT=64 RA_MLA_LATENT_DIM=8");
     assert_int_equal(mkdir(model, 0777), 0);
-    command_succeeds(RUN("init", "--config", config, "--out", best, "--seed", "1"), &out);
-    free(out);
+    SUCCEEDS("init", "--config", config, "--out", best, "--seed", "1");
     return 0;
 }
 
 static json_t *run_json(const char *const *arguments) {
-    char *out;
-    command_succeeds(arguments, &out);
+    WEFT_AUTO_FREE char *out = command_output(arguments);
     json_t *all = json_loads(out, JSON_ALLOW_NUL, NULL);
     assert_non_null(all);
-    free(out);
     return all;
 }
 
 /* A run's folder stands for its best/; tokens, text and log-probabilities are there. */
-static void test_json_has_text_tokens_and_logprobs(void **state) {
-    (void)state;
+TEST(test_json_has_text_tokens_and_logprobs) {
     json_t *all = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
                                "12", "--seed", "5", "--logprobs", "3", "--json"));
     assert_int_equal(json_array_size(json_object_get(all, "tokens")), 12);
@@ -63,8 +49,7 @@ static void test_json_has_text_tokens_and_logprobs(void **state) {
 }
 
 /* "Once" as the numbers of its bytes: the same tokens come out, as numbers. */
-static void test_tokens_go_in_and_out_as_numbers(void **state) {
-    (void)state;
+TEST(test_tokens_go_in_and_out_as_numbers) {
     json_t *text = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
                                 "5", "--temperature", "0", "--json"));
     json_t *same = run_json(RUN("generate", "--model", model, "--tokens", "79,110 99  101",
@@ -83,15 +68,14 @@ static void test_tokens_go_in_and_out_as_numbers(void **state) {
     free(out);
     json_decref(text);
     json_decref(same);
-    command_fails(2, RUN("generate", "--model", model, "--tokens", "7 256"), SAYS("256", "255"));
-    command_fails(2, RUN("generate", "--model", model, "--tokens", "7 a"), SAYS("'a'"));
-    command_fails(2, RUN("generate", "--model", model, "--tokens", ","), SAYS("no number"));
-    command_fails(2, RUN("generate", "--model", model, "--tokens", "7", "--prompt", "a"),
-                  SAYS("--tokens", "give one"));
+    FAILS(2, SAYS("256", "255"), "generate", "--model", model, "--tokens", "7 256");
+    FAILS(2, SAYS("'a'"), "generate", "--model", model, "--tokens", "7 a");
+    FAILS(2, SAYS("no number"), "generate", "--model", model, "--tokens", ",");
+    FAILS(2, SAYS("--tokens", "give one"), "generate", "--model", model, "--tokens", "7",
+          "--prompt", "a");
 }
 
-static void test_the_same_seed_gives_the_same_text(void **state) {
-    (void)state;
+TEST(test_the_same_seed_gives_the_same_text) {
     json_t *runs[3];
     const char *seeds[] = {"7", "7", "8"}, *threads[] = {"1", "3", "1"};
     for (int i = 0; i < 3; i++)
@@ -115,30 +99,20 @@ static size_t put_tokens(const json_t *made, char *to) {
     return n;
 }
 
-static const char *program(void) {
-    const char *named = getenv("WEFT");
-    return named ? named : "build/weft";
-}
-
-static void test_a_prompt_is_the_same_wherever_it_comes_from(void **state) {
-    (void)state;
-    char path[512], out[512], best[560];
-    snprintf(path, sizeof path, "%s", scratch_path("prompt"));
-    snprintf(out, sizeof out, "%s", scratch_path("made"));
-    snprintf(best, sizeof best, "%s/best", model);
+TEST(test_a_prompt_is_the_same_wherever_it_comes_from) {
+    const char *path = scratch_path("prompt");
+    const char *out = scratch_path("made");
+    const char *best = format_text("%s/best", model);
     file_write(path, "Once\n", 5);
     json_t *want = run_json(RUN("generate", "--model", model, "--prompt", "Once\n", "--json"));
     const char *const ways[] = {"--file '%s' </dev/null", "<'%s'", "--file - <'%s'"};
     for (size_t i = 0; i < 3; i++) {
-        char words[600];
-        snprintf(words, sizeof words, ways[i], path);
-        shell_succeeds("'%s' generate --model '%s' --json %s >'%s'", program(), best, words, out);
-        char *text = file_read(out, NULL);
-        json_t *got = json_loads(text, 0, NULL);
+        shell_succeeds("'%s' generate --model '%s' --json %s >'%s'", command_program(), best,
+                       format_text(ways[i], path), out);
+        WEFT_AUTO_FREE char *text = file_read(out, NULL);
+        WEFT_AUTO_DECREF json_t *got = json_loads(text, 0, NULL);
         assert_true(json_equal(json_object_get(got, "tokens"), json_object_get(want, "tokens")));
         assert_int_equal(json_integer_value(json_object_get(got, "prompt_tokens")), 5);
-        json_decref(got);
-        free(text);
     }
     json_decref(want);
     /* Nothing at all is a prompt too: a new text's beginning. */
@@ -150,8 +124,7 @@ static void test_a_prompt_is_the_same_wherever_it_comes_from(void **state) {
 }
 
 /* Each answer is the text that follows all that was said before. */
-static void test_a_conversation_is_one_text(void **state) {
-    (void)state;
+TEST(test_a_conversation_is_one_text) {
     static const char *const lines[] = {"Hello", "who\n", "\n", "caf\xc3\xa9\n"};
     enum { LINES = sizeof lines / sizeof lines[0] };
     char said[256], path[512], out[512], want[4096] = "";
@@ -174,18 +147,17 @@ static void test_a_conversation_is_one_text(void **state) {
         shell_succeeds(
             "printf 'who\\n\\ncaf\303\251\\n' | '%s' generate -i --model '%s' --temperature 0 "
             "--max-tokens 9 %s '%s' >'%s'",
-            program(), model, from_file ? "--file" : "--prompt", from_file ? path : lines[0], out);
-        char *got = file_read(out, NULL);
+            command_program(), model, from_file ? "--file" : "--prompt",
+            from_file ? path : lines[0], out);
+        WEFT_AUTO_FREE char *got = file_read(out, NULL);
         assert_string_equal(got, want);
-        free(got);
     }
 }
 
 /* A stop string of several tokens; what is before its first place is the text, to the byte. */
-static void test_a_stop_string_ends_the_text_before_it(void **state) {
-    (void)state;
-    json_t *whole = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--seed", "5",
-                                 "--max-tokens", "50", "--json"));
+TEST(test_a_stop_string_ends_the_text_before_it) {
+    WEFT_AUTO_DECREF json_t *whole = run_json(RUN("generate", "--model", model, "--prompt", "Once",
+                                                  "--seed", "5", "--max-tokens", "50", "--json"));
     const char *text = json_string_value(json_object_get(whole, "text"));
     size_t bytes = strlen(text), at = bytes / 2;
     while (((unsigned char)text[at] & 0xc0) == 0x80) /* a character's beginning */
@@ -198,7 +170,7 @@ static void test_a_stop_string_ends_the_text_before_it(void **state) {
     char stop[32] = {0};
     memcpy(stop, text + at, end - at);
     const char *first = strstr(text, stop);
-    json_t *cut =
+    WEFT_AUTO_DECREF json_t *cut =
         run_json(RUN("generate", "--model", model, "--prompt", "Once", "--seed", "5",
                      "--max-tokens", "50", "--stop", "never there", "--stop", stop, "--json"));
     const char *left = json_string_value(json_object_get(cut, "text"));
@@ -206,8 +178,6 @@ static void test_a_stop_string_ends_the_text_before_it(void **state) {
     assert_memory_equal(left, text, (size_t)(first - text));
     assert_string_equal(json_string_value(json_object_get(cut, "finish")), "stop");
     assert_string_equal(json_string_value(json_object_get(whole, "finish")), "length");
-    json_decref(whole);
-    json_decref(cut);
 }
 
 /* Bytes of the first piece and of all, of a text that is shorter than a buffer of the C library. */
@@ -220,7 +190,7 @@ static void read_pieces(size_t *first, size_t *all) {
     pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], STDOUT_FILENO);
-        execl(program(), "weft", "generate", "--model", model, "--prompt", "x", "--slide",
+        execl(command_program(), "weft", "generate", "--model", model, "--prompt", "x", "--slide",
               "--max-tokens", "1000", "--threads", "1", (char *)NULL);
         _exit(127);
     }
@@ -235,8 +205,7 @@ static void read_pieces(size_t *first, size_t *all) {
 }
 
 /* The first letters are there before the last; a busy machine may be late to look, so several looks. */
-static void test_text_comes_as_it_is_made(void **state) {
-    (void)state;
+TEST(test_text_comes_as_it_is_made) {
     size_t first = 1, all = 1;
     for (int i = 0; i < 10 && first == all; i++)
         read_pieces(&first, &all);
@@ -245,17 +214,14 @@ static void test_text_comes_as_it_is_made(void **state) {
 }
 
 /* A model that diverged is told of, not made text of. */
-static void test_weights_that_are_no_numbers_are_an_error(void **state) {
-    (void)state;
-    char path[600];
+TEST(test_weights_that_are_no_numbers_are_an_error) {
     size_t bytes;
-    snprintf(path, sizeof path, "%s/best/model.safetensors", model);
+    const char *path = format_text("%s/best/model.safetensors", model);
     char *good = file_read(path, &bytes), *bad = malloc(bytes);
     memcpy(bad, good, bytes);
     memcpy(bad + bytes - 4, "\x00\x00\xc0\x7f", 4);
     file_write(path, bad, bytes);
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--unchecked"),
-                  SAYS("not numbers"));
+    FAILS(2, SAYS("not numbers"), "generate", "--model", model, "--prompt", "x", "--unchecked");
     file_write(path, good, bytes);
     free(good);
     free(bad);
@@ -285,17 +251,16 @@ static void check_sample(const json_t *got, const json_t *want, bool broken, jso
 }
 
 /* One token's embedding is not numbers: samples that draw it break off there. */
-static void test_a_sample_that_breaks_off_leaves_the_others_whole(void **state) {
+TEST(test_a_sample_that_breaks_off_leaves_the_others_whole) {
     enum { SAMPLES = 6, TEXT = 40 };
     (void)state;
     static const char text[] =
         "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\n"
         "CONFIG_CONTEXT=64\n# CONFIG_WEIGHT_TYING is not set\n";
-    char folder[512], config[512];
-    snprintf(folder, sizeof folder, "%s", scratch_path("untied"));
-    snprintf(config, sizeof config, "%s", scratch_path("untied.config"));
+    const char *folder = scratch_path("untied");
+    const char *config = scratch_path("untied.config");
     file_write(config, text, sizeof text - 1);
-    command_succeeds(RUN("init", "--config", config, "--out", folder, "--seed", "1"), NULL);
+    SUCCEEDS("init", "--config", config, "--out", folder, "--seed", "1");
     const char *const *words =
         RUN("generate", "--model", folder, "--prompt", "Once", "--samples", "6", "--max-tokens",
             "40", "--seed", "3", "--json", "--unchecked");
@@ -303,10 +268,10 @@ static void test_a_sample_that_breaks_off_leaves_the_others_whole(void **state) 
     const json_t *second = json_object_get(json_array_get(want, 1), "tokens");
     json_int_t token = json_integer_value(json_array_get(second, 9));
     poison_checkpoint(folder, (int32_t)token);
-    command_result r = command_run(words);
+    WEFT_AUTO(command_free) command_result r = command_run(words);
     assert_int_equal(r.status, 2);
     if (!strstr(r.err, "sample ") || !strstr(r.err, "not numbers")) fail_msg("%s", r.err);
-    json_t *made = json_loads(r.out, JSON_ALLOW_NUL, NULL);
+    WEFT_AUTO_DECREF json_t *made = json_loads(r.out, JSON_ALLOW_NUL, NULL);
     const json_t *got = json_object_get(made, "samples");
     assert_int_equal(json_array_size(got), SAMPLES);
     int broken = 0;
@@ -317,8 +282,6 @@ static void test_a_sample_that_breaks_off_leaves_the_others_whole(void **state) 
     }
     assert_in_range(broken, 1, SAMPLES - 1);
     json_decref(all);
-    json_decref(made);
-    command_free(&r);
 }
 
 enum { SEEDS = 4 };
@@ -333,7 +296,7 @@ static int seed_shown;
 static void generate_to_terminal(void) {
     const char *const *words = RUN(TEXT_OF(seeds_of_text[seed_shown]));
     char line[2048];
-    int at = snprintf(line, sizeof line, "exec %s", program());
+    int at = snprintf(line, sizeof line, "exec %s", command_program());
     for (; *words; words++)
         at += snprintf(line + at, sizeof line - (size_t)at, " '%s'", *words);
     dup2(STDERR_FILENO, STDOUT_FILENO);
@@ -349,14 +312,11 @@ static int count_controls(const char *text, size_t bytes, const char *but) {
 }
 
 /* What a model says may hold escape sequences, which a terminal would obey. */
-static void test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(void **state) {
-    (void)state;
+TEST(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them) {
     int raw = 0, escaped = 0;
     for (seed_shown = 0; seed_shown < SEEDS; seed_shown++) {
-        char *out;
-        command_succeeds(RUN(TEXT_OF(seeds_of_text[seed_shown])), &out);
+        WEFT_AUTO_FREE char *out = OUTPUT(TEXT_OF(seeds_of_text[seed_shown]));
         raw += count_controls(out, strlen(out), "\n\t");
-        free(out);
         screen s = screen_run(500, SAYS("NO_COLOR=1"), generate_to_terminal);
         assert_int_equal(s.status, 0);
         assert_int_equal(count_controls(s.raw, s.bytes, "\r\n\t"), 0);
@@ -376,8 +336,7 @@ static void test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(voi
     assert_true(escaped >= raw);
 }
 
-static void test_the_context_ends_a_text_unless_it_slides(void **state) {
-    (void)state;
+TEST(test_the_context_ends_a_text_unless_it_slides) {
     const char *ways[][2] = {{"--top-k", "0"}, {"--context", "100"}};
     size_t lengths[] = {60, 96};
     for (int i = 0; i < 2; i++) {
@@ -398,84 +357,73 @@ static void test_the_context_ends_a_text_unless_it_slides(void **state) {
     for (int each = 27; each <= 28; each++) { /* in a conversation: two lines of 4, two answers */
         shell_succeeds("printf 'who\\nwho\\n' | '%s' generate -i --model '%s' --max-tokens %d "
                        ">'%s' 2>'%s'",
-                       program(), model, each, scratch_path("answers"), err);
+                       command_program(), model, each, scratch_path("answers"), err);
         char *said = file_read(err, NULL), *told = strstr(said, "the context of 64 tokens is full");
         assert_int_equal(told != NULL, each == 28);
         if (told) assert_null(strstr(told + 1, "the context of"));
         free(said);
     }
-    json_t *all = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
-                               "200", "--slide", "--json"));
+    WEFT_AUTO_DECREF json_t *all = run_json(RUN("generate", "--model", model, "--prompt", "Once",
+                                                "--max-tokens", "200", "--slide", "--json"));
     assert_int_equal(json_array_size(json_object_get(all, "tokens")), 200);
-    json_decref(all);
 }
 
 /* A checkpoint that is not what its state.json tells of is noticed; whoever wants it all the same
  * says so. */
-static void test_a_damaged_checkpoint_is_refused_unless_unchecked(void **state) {
-    (void)state;
+TEST(test_a_damaged_checkpoint_is_refused_unless_unchecked) {
     static const char sums[] = "{\"format\": 1, \"files\": {\"config.json\": "
                                "{\"bytes\": 3, \"crc32c\": \"00000000\"}, \"model.safetensors\": "
                                "{\"bytes\": 3, \"crc32c\": \"00000000\"}}}";
-    char path[600];
-    snprintf(path, sizeof path, "%s/best/state.json", model);
+    const char *path = format_text("%s/best/state.json", model);
     file_write(path, sums, sizeof sums - 1);
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x"),
-                  SAYS("bytes", "--unchecked"));
-    command_succeeds(RUN("generate", "--model", model, "--prompt", "x", "--unchecked"), NULL);
+    FAILS(2, SAYS("bytes", "--unchecked"), "generate", "--model", model, "--prompt", "x");
+    SUCCEEDS("generate", "--model", model, "--prompt", "x", "--unchecked");
     assert_int_equal(remove(path), 0);
 }
 
 /* Another tokenizer would make another text: one that cannot be read is not taken for none. */
-static void test_a_tokenizer_that_cannot_be_read_is_an_error(void **state) {
-    (void)state;
-    char path[600], text[600];
-    snprintf(path, sizeof path, "%s/best/tokenizer.json", model);
-    snprintf(text, sizeof text, "%s", scratch_path("some-text"));
+TEST(test_a_tokenizer_that_cannot_be_read_is_an_error) {
+    const char *path = format_text("%s/best/tokenizer.json", model);
+    const char *text = scratch_path("some-text");
     file_write(text, "some text", 9);
     for (int way = 0; way < 2; way++) {
         assert_int_equal(symlink(way ? "tokenizer.json" : "nowhere", path), 0);
-        command_fails(2, RUN("generate", "--model", model, "--prompt", "x"),
-                      SAYS("tokenizer.json"));
-        command_fails(2, RUN("eval", "--model", model, "--text", text), SAYS("tokenizer.json"));
+        FAILS(2, SAYS("tokenizer.json"), "generate", "--model", model, "--prompt", "x");
+        FAILS(2, SAYS("tokenizer.json"), "eval", "--model", model, "--text", text);
         assert_int_equal(unlink(path), 0);
     }
-    command_succeeds(RUN("eval", "--model", model, "--text", text), NULL);
+    SUCCEEDS("eval", "--model", model, "--text", text);
 }
 
 /* Nothing to tell in it; under sanitizers nothing is copied from nowhere either. */
-static void test_an_empty_text_is_refused(void **state) {
-    (void)state;
+TEST(test_an_empty_text_is_refused) {
     const char *path = scratch_path("empty");
     file_write(path, "", 0);
-    command_fails(2, RUN("eval", "--model", model, "--text", path), SAYS("two tokens"));
+    FAILS(2, SAYS("two tokens"), "eval", "--model", model, "--text", path);
 }
 
 /* Whatever is drafted, by whom, the text is what it is without; a conversation too, whose answers end at a stop
  * string in the middle of a step. */
-static void test_speculation_leaves_the_text_as_it_is(void **state) {
-    (void)state;
-    char other[512], out[2][512];
-    snprintf(other, sizeof other, "%s", scratch_path("draft"));
-    command_succeeds(RUN("init", "--config", scratch_path("tiny.config"), "--out", other, "--seed",
-                         "2", "-o", "N_LAYER=1"),
-                     NULL);
+TEST(test_speculation_leaves_the_text_as_it_is) {
+    char out[2][512];
+    const char *other = scratch_path("draft");
+    SUCCEEDS("init", "--config", scratch_path("tiny.config"), "--out", other, "--seed", "2", "-o",
+             "N_LAYER=1");
     const char *const ways[] = {"ngram", model, other};
     for (int i = 0; i < 2; i++) {
         const char *heat = i ? "0.7" : "0";
         json_t *want = run_json(RUN("generate", "--model", model, "--prompt", "abababab", "--json",
                                     "--samples", "2", "--temperature", heat, "--max-tokens", "50"));
         for (size_t w = 0; w < 3; w++) {
-            json_t *got = run_json(RUN("generate", "--model", model, "--prompt", "abababab",
-                                       "--json", "--samples", "2", "--temperature", heat,
-                                       "--max-tokens", "50", "--speculate", ways[w]));
+            WEFT_AUTO_DECREF json_t *got = run_json(
+                RUN("generate", "--model", model, "--prompt", "abababab", "--json", "--samples",
+                    "2", "--temperature", heat, "--max-tokens", "50", "--speculate", ways[w]));
             assert_true(
                 json_equal(json_object_get(got, "samples"), json_object_get(want, "samples")));
             json_int_t drafted = json_integer_value(json_object_get(got, "drafted_tokens"));
             json_int_t right = json_integer_value(json_object_get(got, "accepted_tokens"));
             assert_true(drafted > 0 || (w == 0 && i)); /* drawn texts do not repeat themselves */
             assert_true(w != 1 || drafted == right);
-            json_decref(got);
         }
         assert_null(json_object_get(want, "drafted_tokens"));
         json_decref(want);
@@ -484,87 +432,55 @@ static void test_speculation_leaves_the_text_as_it_is(void **state) {
         snprintf(out[i], sizeof out[i], "%s", scratch_path("said-%d", i));
         shell_succeeds("printf 'abab\\nwho\\n' | '%s' generate -i --model '%s' --temperature 0.9 "
                        "--seed 4 --stop e --stop a --stop o --max-tokens 25 %s '%s' >'%s'",
-                       program(), model, i ? "--speculate" : "--model", model, out[i]);
+                       command_program(), model, i ? "--speculate" : "--model", model, out[i]);
     }
     file_expect_equal(out[0], out[1]);
 }
 
 /* One line, with the folder's name. */
-static void test_a_draft_model_that_does_not_fit_is_refused(void **state) {
-    (void)state;
-    char config[512], text[512], tokens[512], own[600];
-    snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
-    snprintf(text, sizeof text, "%s", scratch_path("text"));
-    snprintf(tokens, sizeof tokens, "%s", scratch_path("tokenizer.json"));
-    snprintf(own, sizeof own, "TOKENIZER=%s", tokens);
+TEST(test_a_draft_model_that_does_not_fit_is_refused) {
+    const char *config = scratch_path("tiny.config");
+    const char *text = scratch_path("text");
+    const char *tokens = scratch_path("tokenizer.json");
+    const char *own = format_text("TOKENIZER=%s", tokens);
     file_write(text, "to be or not to be", 18);
-    command_succeeds(RUN("tokenizer", "train", "--vocab", "257", "--out", tokens, text), NULL);
-    command_succeeds(
-        RUN("init", "--config", config, "--out", scratch_path("wide"), "-o", "VOCAB_SIZE=257"),
-        NULL);
-    command_succeeds(RUN("init", "--config", config, "--out", scratch_path("learned"), "-o",
-                         "VOCAB_SIZE=257", "-o", own),
-                     NULL);
-    command_succeeds(RUN("init", "--config", config, "--out", scratch_path("cut")), NULL);
+    SUCCEEDS("tokenizer", "train", "--vocab", "257", "--out", tokens, text);
+    SUCCEEDS("init", "--config", config, "--out", scratch_path("wide"), "-o", "VOCAB_SIZE=257");
+    SUCCEEDS("init", "--config", config, "--out", scratch_path("learned"), "-o", "VOCAB_SIZE=257",
+             "-o", own);
+    SUCCEEDS("init", "--config", config, "--out", scratch_path("cut"));
     file_write(scratch_path("cut/model.safetensors"), "x", 1);
-    command_fails(2, RUN("generate", "--model", model, "--speculate", scratch_path("wide")),
-                  SAYS("257", "256", "vocabulary"));
-    command_fails(2,
-                  RUN("generate", "--model", scratch_path("wide"), "--prompt", "a", "--speculate",
-                      scratch_path("learned")),
-                  SAYS("--speculate", "learned", "tokenizer"));
+    FAILS(2, SAYS("257", "256", "vocabulary"), "generate", "--model", model, "--speculate",
+          scratch_path("wide"));
+    FAILS(2, SAYS("--speculate", "learned", "tokenizer"), "generate", "--model",
+          scratch_path("wide"), "--prompt", "a", "--speculate", scratch_path("learned"));
     const char *const broken[] = {"cut", "nowhere", "text"};
     for (size_t i = 0; i < 3; i++) {
         const char *path = scratch_path("%s", broken[i]);
-        command_fails(2, RUN("generate", "--model", model, "--prompt", "a", "--speculate", path),
-                      SAYS("--speculate", broken[i]));
-        command_fails(2, RUN("serve", "--model", model, "--port", "0", "--speculate", path),
-                      SAYS("--speculate", broken[i]));
+        FAILS(2, SAYS("--speculate", broken[i]), "generate", "--model", model, "--prompt", "a",
+              "--speculate", path);
+        FAILS(2, SAYS("--speculate", broken[i]), "serve", "--model", model, "--port", "0",
+              "--speculate", path);
     }
 }
 
-static void test_wrong_use_is_one_line(void **state) {
-    (void)state;
-    command_fails(2, RUN("generate"), SAYS("--model"));
-    command_fails(2, RUN("generate", "--model", "nowhere", "--prompt", "x"), SAYS("nowhere"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--file", "y"),
-                  SAYS("--prompt", "--file"));
-    command_fails(2, RUN("generate", "--model", model, "--file", "nowhere"), SAYS("nowhere"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--stop", ""),
-                  SAYS("--stop"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--logprobs", "2"),
-                  SAYS("--logprobs", "--json"));
-    command_fails(2, RUN("generate", "--model", model, "-i", "--file", "-"), SAYS("--file"));
-    command_fails(2, RUN("generate", "--model", model, "-i", "--samples", "2"), SAYS("--samples"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--context", "1"),
-                  SAYS("weft generate: the prompt has 1 tokens", "slide"));
-    command_fails(2, RUN("generate", "--model", model, "--temperature", "hot"),
-                  SAYS("--temperature"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "-o", "CAUSAL=n"),
-                  SAYS("CAUSAL"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "-o", "WEIGHT_DTYPE=f16"),
-                  SAYS("WEIGHT_DTYPE"));
+TEST(test_wrong_use_is_one_line) {
+    FAILS(2, SAYS("--model"), "generate");
+    FAILS(2, SAYS("nowhere"), "generate", "--model", "nowhere", "--prompt", "x");
+    FAILS(2, SAYS("--prompt", "--file"), "generate", "--model", model, "--prompt", "x", "--file",
+          "y");
+    FAILS(2, SAYS("nowhere"), "generate", "--model", model, "--file", "nowhere");
+    FAILS(2, SAYS("--stop"), "generate", "--model", model, "--prompt", "x", "--stop", "");
+    FAILS(2, SAYS("--logprobs", "--json"), "generate", "--model", model, "--prompt", "x",
+          "--logprobs", "2");
+    FAILS(2, SAYS("--file"), "generate", "--model", model, "-i", "--file", "-");
+    FAILS(2, SAYS("--samples"), "generate", "--model", model, "-i", "--samples", "2");
+    FAILS(2, SAYS("weft generate: the prompt has 1 tokens", "slide"), "generate", "--model", model,
+          "--prompt", "x", "--context", "1");
+    FAILS(2, SAYS("--temperature"), "generate", "--model", model, "--temperature", "hot");
+    FAILS(2, SAYS("CAUSAL"), "generate", "--model", model, "--prompt", "x", "-o", "CAUSAL=n");
+    FAILS(2, SAYS("WEIGHT_DTYPE"), "generate", "--model", model, "--prompt", "x", "-o",
+          "WEIGHT_DTYPE=f16");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_has_text_tokens_and_logprobs),
-        cmocka_unit_test(test_tokens_go_in_and_out_as_numbers),
-        cmocka_unit_test(test_the_same_seed_gives_the_same_text),
-        cmocka_unit_test(test_a_prompt_is_the_same_wherever_it_comes_from),
-        cmocka_unit_test(test_a_conversation_is_one_text),
-        cmocka_unit_test(test_a_stop_string_ends_the_text_before_it),
-        cmocka_unit_test(test_text_comes_as_it_is_made),
-        cmocka_unit_test(test_weights_that_are_no_numbers_are_an_error),
-        cmocka_unit_test(test_a_sample_that_breaks_off_leaves_the_others_whole),
-        cmocka_unit_test(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them),
-        cmocka_unit_test(test_the_context_ends_a_text_unless_it_slides),
-        cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),
-        cmocka_unit_test(test_a_tokenizer_that_cannot_be_read_is_an_error),
-        cmocka_unit_test(test_an_empty_text_is_refused),
-        cmocka_unit_test(test_speculation_leaves_the_text_as_it_is),
-        cmocka_unit_test(test_a_draft_model_that_does_not_fit_is_refused),
-        cmocka_unit_test(test_wrong_use_is_one_line),
-    };
-    return cmocka_run_group_tests(tests, make_model, scratch_teardown);
-}
+RUN_TESTS(make_model, scratch_teardown)

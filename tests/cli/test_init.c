@@ -3,16 +3,13 @@
 #include "config/config.h"
 #include "core/safetensors.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <ctype.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { LAYERS = 2, WIDTH = 64, HEADS = 4, DIM = WIDTH / HEADS, FFN = 128, LATENT = 32 };
 
@@ -20,13 +17,10 @@ enum { LAYERS = 2, WIDTH = 64, HEADS = 4, DIM = WIDTH / HEADS, FFN = 128, LATENT
     "-o", "N_LAYER=2", "-o", "N_EMBD=64", "-o", "N_HEAD=4", "-o", "N_FFN=128", "-o",               \
         "VOCAB_SIZE=300", "-o", "CONTEXT=24", "-o", "RA_MLA_LATENT_DIM=32"
 
-#define INIT(folder, ...)                                                                          \
-    command_succeeds(RUN("init", "--force", "--out", folder, SIZES, __VA_ARGS__), NULL)
+#define INIT(folder, ...) SUCCEEDS("init", "--force", "--out", folder, SIZES, __VA_ARGS__)
 
 static char *model_bytes(const char *folder, size_t *count) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    return file_read(path, count);
+    return file_read(format_text("%s/model.safetensors", folder), count);
 }
 
 static bool same_model(const char *one, const char *other) {
@@ -38,8 +32,7 @@ static bool same_model(const char *one, const char *other) {
     return same;
 }
 
-static void test_the_same_seed_gives_the_same_bytes(void **state) {
-    (void)state;
+TEST(test_the_same_seed_gives_the_same_bytes) {
     const char *a = scratch_path("a"), *b = scratch_path("b"), *c = scratch_path("c"),
                *d = scratch_path("d");
     INIT(a, "--seed", "7");
@@ -54,8 +47,7 @@ static void test_the_same_seed_gives_the_same_bytes(void **state) {
 }
 
 /* Threads share out a large tensor's numbers in pieces: here more than one, the last not full. */
-static void test_threads_draw_the_same_bytes(void **state) {
-    (void)state;
+TEST(test_threads_draw_the_same_bytes) {
     static const char *const starts[] = {"INIT=normal", "INIT=orthogonal"};
     for (int i = 0; i < 2; i++) {
         const char *a = scratch_path("one-%d", i), *b = scratch_path("five-%d", i);
@@ -66,10 +58,9 @@ static void test_threads_draw_the_same_bytes(void **state) {
 }
 
 static weft_safetensors *open_model(const char *folder) {
-    char path[600];
     weft_safetensors *file;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
+    const char *path = format_text("%s/model.safetensors", folder);
+    expect_ok(weft_safetensors_open(path, &file));
     return file;
 }
 
@@ -157,8 +148,7 @@ static void expect_uniform(const weft_safetensors *file, const char *name, doubl
     free(s.values);
 }
 
-static void test_dot_and_gelu_start_as_gpt2(void **state) {
-    (void)state;
+TEST(test_dot_and_gelu_start_as_gpt2) {
     const char *folder = scratch_path("gelu");
     INIT(folder, "-o", "WEIGHT_TYING=n");
     weft_safetensors *file = open_model(folder);
@@ -185,8 +175,7 @@ static void test_dot_and_gelu_start_as_gpt2(void **state) {
     weft_safetensors_close(file);
 }
 
-static void test_gated_kinds_and_relative_bias(void **state) {
-    (void)state;
+TEST(test_gated_kinds_and_relative_bias) {
     const char *folder = scratch_path("gated");
     INIT(folder, "-o", "FFN=swiglu", "-o", "POSITION=relative");
     weft_safetensors *file = open_model(folder);
@@ -213,8 +202,7 @@ static void expect_blocks(const weft_safetensors *file, const char *name, int64_
     free(s.values);
 }
 
-static void test_z_heads_start_block_diagonal(void **state) {
-    (void)state;
+TEST(test_z_heads_start_block_diagonal) {
     const char *dense = scratch_path("dense"), *grouped = scratch_path("grouped");
     INIT(dense, "-o", "FFN=wsffn", "-o", "WSFFN_N_HEAD=8", "-o", "INIT=orthogonal");
     INIT(grouped, "-o", "FFN=wsffn", "-o", "WSFFN_N_HEAD=8", "-o", "WSFFN_Z_PROJ=grouped");
@@ -226,8 +214,7 @@ static void test_z_heads_start_block_diagonal(void **state) {
     weft_safetensors_close(file);
 }
 
-static void test_temperatures_start_at_twice_the_root(void **state) {
-    (void)state;
+TEST(test_temperatures_start_at_twice_the_root) {
     const char *w2 = scratch_path("w2"), *set = scratch_path("set"), *latent = scratch_path("mw2");
     INIT(w2, "-o", "ATTENTION=w2");
     INIT(set, "-o", "ATTENTION=w2", "-o", "W2_TAU=3");
@@ -245,8 +232,7 @@ static void test_temperatures_start_at_twice_the_root(void **state) {
     weft_safetensors_close(file);
 }
 
-static void test_maps_of_the_latent_start_uniform(void **state) {
-    (void)state;
+TEST(test_maps_of_the_latent_start_uniform) {
     const char *own = scratch_path("own"), *shared = scratch_path("shared");
     INIT(own, "-o", "ATTENTION=mla");
     INIT(shared, "-o", "ATTENTION=mla", "-o", "RA_MLA_PER_HEAD_Q_LATENT=n", "-o",
@@ -262,8 +248,7 @@ static void test_maps_of_the_latent_start_uniform(void **state) {
     weft_safetensors_close(file);
 }
 
-static void test_mechanisms_start_small_and_scalars_at_one(void **state) {
-    (void)state;
+TEST(test_mechanisms_start_small_and_scalars_at_one) {
     const char *tied = scratch_path("tied"), *scalar = scratch_path("scalar");
     INIT(tied, "-o", "ATTENTION=mla", "--variant", "3");
     INIT(scalar, "-o", "ATTENTION=mla", "--variant", "3", "-o",
@@ -299,8 +284,7 @@ static void expect_orthonormal(const weft_safetensors *file, const char *name) {
     free(s.values);
 }
 
-static void test_orthogonal_start_is_orthonormal(void **state) {
-    (void)state;
+TEST(test_orthogonal_start_is_orthonormal) {
     const char *folder = scratch_path("orthogonal");
     INIT(folder, "-o", "ATTENTION=mla", "-o", "INIT=orthogonal", "--dtype", "f64", "--variant",
          "3");
@@ -334,8 +318,7 @@ static void expect_shared(const char *one, const char *other, int least) {
     weft_safetensors_close(b);
 }
 
-static void test_tensors_that_two_configs_share_start_equal(void **state) {
-    (void)state;
+TEST(test_tensors_that_two_configs_share_start_equal) {
     const char *gelu = scratch_path("s1"), *swiglu = scratch_path("s2"), *mla = scratch_path("s3"),
                *all = scratch_path("s4");
     INIT(gelu, "--seed", "3");
@@ -347,8 +330,7 @@ static void test_tensors_that_two_configs_share_start_equal(void **state) {
     expect_shared(mla, all, 20);
 }
 
-static void test_types_of_the_file(void **state) {
-    (void)state;
+TEST(test_types_of_the_file) {
     const char *single = scratch_path("f32"), *wide = scratch_path("f64"),
                *narrow = scratch_path("bf16");
     INIT(single, "-o", "ATTENTION=w2");
@@ -373,15 +355,12 @@ static void test_types_of_the_file(void **state) {
     weft_safetensors_close(b);
 }
 
-static void test_config_json_carries_every_key(void **state) {
-    (void)state;
+TEST(test_config_json_carries_every_key) {
     const char *folder = scratch_path("keys");
     INIT(folder, "-o", "WEIGHT_DECAY=0.3", "--seed", "12", "--dtype", "f64");
     size_t bytes;
-    char path[600];
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    char *text = file_read(path, &bytes);
-    json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/config.json", folder), &bytes);
+    WEFT_AUTO_DECREF json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(object);
     int count;
     const weft_option *options = weft_options(&count);
@@ -396,34 +375,14 @@ static void test_config_json_carries_every_key(void **state) {
     assert_int_equal(json_integer_value(json_object_get(object, "seed")), 12);
     assert_string_equal(json_string_value(json_object_get(object, "dtype")), "f64");
     assert_true(json_real_value(json_object_get(object, "weight_decay")) == 0.3);
-    json_decref(object);
-    free(text);
 }
 
 /* A study's config without --variant is its step 0. */
-static void test_a_study_starts_at_step_0(void **state) {
-    (void)state;
+TEST(test_a_study_starts_at_step_0) {
     const char *study = scratch_path("study"), *zero = scratch_path("zero");
     INIT(study, "-o", "ATTENTION=mla", "-o", "RA_MLA_ABLATION_STEPS=0,1,2,3");
     INIT(zero, "-o", "ATTENTION=mla", "--variant", "0");
     assert_true(same_model(study, zero));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_same_seed_gives_the_same_bytes),
-        cmocka_unit_test(test_threads_draw_the_same_bytes),
-        cmocka_unit_test(test_dot_and_gelu_start_as_gpt2),
-        cmocka_unit_test(test_gated_kinds_and_relative_bias),
-        cmocka_unit_test(test_z_heads_start_block_diagonal),
-        cmocka_unit_test(test_temperatures_start_at_twice_the_root),
-        cmocka_unit_test(test_maps_of_the_latent_start_uniform),
-        cmocka_unit_test(test_mechanisms_start_small_and_scalars_at_one),
-        cmocka_unit_test(test_orthogonal_start_is_orthonormal),
-        cmocka_unit_test(test_tensors_that_two_configs_share_start_equal),
-        cmocka_unit_test(test_types_of_the_file),
-        cmocka_unit_test(test_config_json_carries_every_key),
-        cmocka_unit_test(test_a_study_starts_at_step_0),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

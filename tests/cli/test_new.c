@@ -1,16 +1,13 @@
 /* weft new: the study that it writes is the one that was asked for and can be run; on a terminal it asks. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SENTENCES = 300, SCREEN_ROOM = 8192 };
 
@@ -32,19 +29,13 @@ static void expect_word(const json_t *object, const char *key, const char *word)
     assert_string_equal(json_string_value(json_object_get(object, key)), word);
 }
 
-static int64_t integer(const json_t *object, const char *key) {
-    return json_integer_value(json_object_get(object, key));
-}
-
 /* A part alone says which option it sets, and goes on top of the first one. */
-static void test_a_study_is_written(void **state) {
-    (void)state;
+TEST(test_a_study_is_written) {
     const char *out = scratch_path("mine");
-    char file[512];
-    snprintf(file, sizeof file, "%s/study", out);
-    json_t *list = command_json(RUN("new", "--json", "--text", write_text("book.txt"), "--compare",
-                                    "swiglu, W2,N_LAYER=1,mla", "--seeds", "3", "--minutes", "0.5",
-                                    "--device", "cpu", "--threads", "1", "--out", out));
+    const char *file = format_text("%s/study", out);
+    WEFT_AUTO_DECREF json_t *list = command_json(RUN(
+        "new", "--json", "--text", write_text("book.txt"), "--compare", "swiglu, W2,N_LAYER=1,mla",
+        "--seeds", "3", "--minutes", "0.5", "--device", "cpu", "--threads", "1", "--out", out));
     static const char *const names[] = {"swiglu", "w2", "n-layer-1", "mla"};
     static const char *const titles[] = {"SwiGLU", "W2 attention", "N_LAYER=1", "MLA"};
     static const char *const sets[] = {"", "ATTENTION=w2", "N_LAYER=1", "ATTENTION=mla"};
@@ -54,26 +45,24 @@ static void test_a_study_is_written(void **state) {
         expect_word(v, "title", titles[i]);
         expect_word(v, "overrides", sets[i]);
         expect_word(config, "ffn", "swiglu");
-        assert_int_equal(4 * integer(config, "ra_mla_latent_dim"), integer(config, "n_embd"));
+        assert_int_equal(4 * integer_of(config, "ra_mla_latent_dim"), integer_of(config, "n_embd"));
         if (i > 0) expect_word(v, "baseline", "swiglu");
     }
-    assert_int_equal(integer(list, "runs"), 12);
+    assert_int_equal(integer_of(list, "runs"), 12);
     /* What is shown with 80% power is so many times the spread that is taken, 0.02. */
     const json_t *power = json_object_get(list, "power");
     double times = json_number_value(json_object_get(power, "difference_in_spreads"));
     double difference = json_number_value(json_object_get(power, "difference"));
     assert_true(times > 0 && fabs(difference / times - 0.02) < 1e-9);
-    json_decref(list);
     /* It stays where it is and is run from anywhere: the dataset has its whole path. */
     char *text = file_read(file, NULL);
     assert_non_null(strstr(text, "CONFIG_DATASET=\"/"));
     assert_null(strstr(text, "CONFIG_ATTENTION"));
     free(text);
     /* Without --out it stays in its folder, whose name it has. */
-    command_succeeds(RUN("study", "--config", file, "--variants", "swiglu,w2", "-o", "STEPS=2",
-                         "-o", "WARMUP_STEPS=0", "-o", "EVAL_SAMPLES=1", "-o",
-                         "SAMPLE_PROMPT=", "-o", "STUDY_SEEDS=2", "--threads", "1"),
-                     NULL);
+    SUCCEEDS("study", "--config", file, "--variants", "swiglu,w2", "-o", "STEPS=2", "-o",
+             "WARMUP_STEPS=0", "-o", "EVAL_SAMPLES=1", "-o", "SAMPLE_PROMPT=", "-o",
+             "STUDY_SEEDS=2", "--threads", "1");
     assert_int_equal(access(scratch_path("mine/report.html"), R_OK), 0);
     text = file_read(scratch_path("mine/report.md"), NULL);
     assert_memory_equal(text, "# Study mine\n", 13);
@@ -84,31 +73,28 @@ static void test_a_study_is_written(void **state) {
 
 /* By measuring, steps are taken off until the runs fit into the time: the least that would be planned otherwise,
  * 50 steps, take longer than what these four runs have. The parts that are compared are the default's. */
-static void test_the_time_is_enough(void **state) {
-    (void)state;
-    json_t *list = command_json(RUN("new", "--json", "--minutes", "0.01", "--seeds", "2", "--equal",
-                                    "parameters", "--device", "cpu", "--threads", "1", "--out",
-                                    scratch_path("short")));
+TEST(test_the_time_is_enough) {
+    WEFT_AUTO_DECREF json_t *list = command_json(
+        RUN("new", "--json", "--minutes", "0.01", "--seeds", "2", "--equal", "parameters",
+            "--device", "cpu", "--threads", "1", "--out", scratch_path("short")));
     const json_t *dot = variant_of(list, 0), *w2 = variant_of(list, 1);
     expect_word(dot, "variant", "dot");
     expect_word(w2, "variant", "w2");
-    assert_true(integer(dot, "iters") < 50);
-    assert_int_equal(integer(w2, "iters"), integer(dot, "iters"));
+    assert_true(integer_of(dot, "iters") < 50);
+    assert_int_equal(integer_of(w2, "iters"), integer_of(dot, "iters"));
     /* W2 has more of them, but for a narrower feed-forward. */
-    double size = (double)integer(w2, "parameters") / (double)integer(dot, "parameters");
+    double size = (double)integer_of(w2, "parameters") / (double)integer_of(dot, "parameters");
     assert_true(fabs(size - 1) < 0.02);
     const json_t *config = json_object_get(w2, "config");
-    int64_t width = integer(config, "n_ffn"); /* 0: four times the model's */
-    assert_true(width > 0 && width < 4 * integer(config, "n_embd"));
+    int64_t width = integer_of(config, "n_ffn"); /* 0: four times the model's */
+    assert_true(width > 0 && width < 4 * integer_of(config, "n_embd"));
     double seconds = json_number_value(json_object_get(list, "seconds"));
-    assert_true(seconds > 0 && (seconds <= 0.45 || integer(dot, "iters") == 1));
+    assert_true(seconds > 0 && (seconds <= 0.45 || integer_of(dot, "iters") == 1));
     assert_int_not_equal(access(scratch_path("short/measure"), F_OK), 0);
-    json_decref(list);
 }
 
 /* The answers wait on the terminal: two wrong ones are asked for again, empty ones are the defaults. */
-static void test_a_terminal_is_asked(void **state) {
-    (void)state;
+TEST(test_a_terminal_is_asked) {
     const char *text = write_text("asked.txt"), *out = scratch_path("asked");
     char answers[1024], shown[SCREEN_ROOM] = "", file[512];
     int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK), end = -1;
@@ -144,34 +130,24 @@ static void test_a_terminal_is_asked(void **state) {
     free(listed);
 }
 
-static void test_what_is_wrong_is_said(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_is_said) {
     const char *out = scratch_path("wrong");
-    command_fails(2, RUN("new", "--compare", "dot", "--out", out), SAYS("--compare", "two"));
-    command_fails(2, RUN("new", "--compare", "dot,ropee", "--out", out), SAYS("ropee", "'rope'"));
-    command_fails(2, RUN("new", "--compare", "dot,dot", "--out", out), SAYS("dot", "twice"));
-    command_fails(2, RUN("new", "--compare", "dot,N_LAYR=3", "--out", out),
-                  SAYS("CONFIG_N_LAYR", "CONFIG_N_LAYER"));
-    command_fails(2, RUN("new", "--seeds", "1", "--out", out), SAYS("--seeds"));
-    command_fails(2, RUN("new", "--minutes", "0", "--out", out), SAYS("--minutes"));
-    command_fails(2, RUN("new", "--equal", "parameter", "--out", out),
-                  SAYS("--equal", "parameters"));
-    command_fails(2, RUN("new", "--text", "no-such-text", "--out", out), SAYS("no-such-text"));
+    FAILS(2, SAYS("--compare", "two"), "new", "--compare", "dot", "--out", out);
+    FAILS(2, SAYS("ropee", "'rope'"), "new", "--compare", "dot,ropee", "--out", out);
+    FAILS(2, SAYS("dot", "twice"), "new", "--compare", "dot,dot", "--out", out);
+    FAILS(2, SAYS("CONFIG_N_LAYR", "CONFIG_N_LAYER"), "new", "--compare", "dot,N_LAYR=3", "--out",
+          out);
+    FAILS(2, SAYS("--seeds"), "new", "--seeds", "1", "--out", out);
+    FAILS(2, SAYS("--minutes"), "new", "--minutes", "0", "--out", out);
+    FAILS(2, SAYS("--equal", "parameters"), "new", "--equal", "parameter", "--out", out);
+    FAILS(2, SAYS("no-such-text"), "new", "--text", "no-such-text", "--out", out);
     const char *tiny = scratch_path("tiny.txt");
     file_write(tiny, "too short", 9);
-    command_fails(2, RUN("new", "--text", tiny, "--out", out), SAYS("tiny.txt", "too little"));
-    command_fails(2, RUN("new", "--compare", "dot,N_HEAD=3", "--minutes", "0.01", "--out", out),
-                  SAYS("'n-head-3' cannot be built"));
+    FAILS(2, SAYS("tiny.txt", "too little"), "new", "--text", tiny, "--out", out);
+    FAILS(2, SAYS("'n-head-3' cannot be built"), "new", "--compare", "dot,N_HEAD=3", "--minutes",
+          "0.01", "--out", out);
     assert_int_not_equal(access(out, F_OK), 0); /* nothing was made, or it is gone */
-    command_fails(2, RUN("new", "--out", scratch_path("asked")), SAYS("asked", "already", "--out"));
+    FAILS(2, SAYS("asked", "already", "--out"), "new", "--out", scratch_path("asked"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_study_is_written),
-        cmocka_unit_test(test_the_time_is_enough),
-        cmocka_unit_test(test_a_terminal_is_asked),
-        cmocka_unit_test(test_what_is_wrong_is_said),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,16 +1,13 @@
 /* The way in: a text alone is enough to train, and a run's folder is enough to go on with it, to
  * generate from it and to evaluate it. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SENTENCES = 400, LONG_SENTENCES = 9000 };
 
@@ -27,25 +24,16 @@ static const char *write_text(const char *name, int sentences) {
     return path;
 }
 
-static double number(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    assert_true(json_is_number(value));
-    return json_number_value(value);
-}
-
-static void test_a_text_is_enough(void **state) {
-    (void)state;
+TEST(test_a_text_is_enough) {
     const char *text = write_text("book.txt", SENTENCES);
-    char out[512], *made;
-    char next[600];
-    snprintf(out, sizeof out, "%s", scratch_path("runs/a book"));
+    const char *out = scratch_path("runs/a book");
     command_result r = command_run(RUN("train", "--text", text, "--minutes", "1", "--out", out,
                                        "--device", "cpu", "--threads", "1", "-o", "STEPS=20"));
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.err, "bits per byte"));
     static const char *const steps[] = {"generate --model", "serve --model", "inspect"};
     for (int i = 0; i < 3; i++) { /* three lines that can be copied */
-        snprintf(next, sizeof next, "weft %s '%s'", steps[i], out);
+        const char *next = format_text("weft %s '%s'", steps[i], out);
         if (!strstr(r.err, next)) fail_msg("no '%s' in %s", next, r.err);
     }
     assert_non_null(strstr(r.err, "The miller")); /* a sample began so */
@@ -53,124 +41,95 @@ static void test_a_text_is_enough(void **state) {
     assert_int_equal(access(scratch_path("runs/a book/data/val_000000.bin"), R_OK), 0);
     assert_int_equal(access(scratch_path("runs/a book/config"), R_OK), 0);
     size_t n;
-    char *log = file_read(scratch_path("runs/a book/log"), &n);
+    WEFT_AUTO_FREE char *log = file_read(scratch_path("runs/a book/log"), &n);
     assert_non_null(strstr(log, " parameters on "));
     assert_non_null(strstr(log, "val_loss"));
     assert_null(strstr(log, "\033"));
-    free(log);
-    command_succeeds(RUN("generate", "--model", out, "--prompt", "The", "--max-tokens", "4"),
-                     &made);
+    char *made = OUTPUT("generate", "--model", out, "--prompt", "The", "--max-tokens", "4");
     free(made);
-    command_fails(2, RUN("train", "--text", text, "--out", out), SAYS("has a run in it already"));
+    FAILS(2, SAYS("has a run in it already"), "train", "--text", text, "--out", out);
 }
 
 /* The same run by parts: perplexity and bits per byte follow from the loss, by their definitions. */
-static void test_a_run_is_evaluated_on_text(void **state) {
-    (void)state;
+TEST(test_a_run_is_evaluated_on_text) {
     json_t *e = command_json(RUN("eval", "--json", "--model", scratch_path("runs/a book"), "--text",
                                  scratch_path("book.txt")));
-    double loss = number(e, "cross_entropy"), bytes = 0;
+    double loss = real_of(e, "cross_entropy"), bytes = 0;
     size_t count;
-    char *text = file_read(scratch_path("book.txt"), &count);
-    free(text);
+    WEFT_AUTO_FREE char *text = file_read(scratch_path("book.txt"), &count);
     bytes = (double)(count - 1); /* by bytes; the first one is told by nothing */
-    assert_int_equal(number(e, "tokens"), count - 1);
-    assert_true(fabs(number(e, "perplexity") / exp(loss) - 1) < 1e-9);
-    double bits = loss * number(e, "tokens") / (log(2) * bytes);
-    assert_true(fabs(number(e, "bits_per_byte") / bits - 1) < 1e-9);
+    assert_int_equal(real_of(e, "tokens"), count - 1);
+    assert_true(fabs(real_of(e, "perplexity") / exp(loss) - 1) < 1e-9);
+    double bits = loss * real_of(e, "tokens") / (log(2) * bytes);
+    assert_true(fabs(real_of(e, "bits_per_byte") / bits - 1) < 1e-9);
     assert_true(bits < 8); /* it learned something */
     json_decref(e);
-    command_fails(
-        2, RUN("eval", "--model", scratch_path("runs/a book"), "--text", "x", "--tokens", "y"),
-        SAYS("--text", "--tokens"));
+    FAILS(2, SAYS("--text", "--tokens"), "eval", "--model", scratch_path("runs/a book"), "--text",
+          "x", "--tokens", "y");
 }
 
-static void test_resuming_needs_the_folder_alone(void **state) {
-    (void)state;
+TEST(test_resuming_needs_the_folder_alone) {
     const char *out = scratch_path("runs/a book");
     json_t *before = json_load_file(scratch_path("runs/a book/result.json"), 0, NULL);
     assert_non_null(before);
-    char iters[64];
-    snprintf(iters, sizeof iters, "STEPS=%d", (int)number(before, "step") + 3);
-    command_succeeds(RUN("train", "--resume", "--out", out, "-o", iters), NULL);
+    const char *iters = format_text("STEPS=%d", (int)real_of(before, "step") + 3);
+    SUCCEEDS("train", "--resume", "--out", out, "-o", iters);
     json_t *after = json_load_file(scratch_path("runs/a book/result.json"), 0, NULL);
     assert_non_null(after);
-    assert_int_equal(number(after, "step"), number(before, "step") + 3);
+    assert_int_equal(real_of(after, "step"), real_of(before, "step") + 3);
     json_decref(before);
     json_decref(after);
-    command_fails(2, RUN("train", "--resume", "--out", scratch_path("nothing")), SAYS("config"));
-    command_fails(2, RUN("train"), SAYS("--text"));
+    FAILS(2, SAYS("config"), "train", "--resume", "--out", scratch_path("nothing"));
+    FAILS(2, SAYS("--text"), "train");
 }
 
 /* The dataset lies in the run's folder, and goes where it goes. */
-static void test_a_run_can_be_moved(void **state) {
-    (void)state;
-    char old[512], new[512];
+TEST(test_a_run_can_be_moved) {
     json_t *before = json_load_file(scratch_path("runs/a book/result.json"), 0, NULL);
     assert_non_null(before);
-    snprintf(old, sizeof old, "%s", scratch_path("runs/a book"));
-    snprintf(new, sizeof new, "%s", scratch_path("elsewhere"));
+    const char *old = scratch_path("runs/a book");
+    const char *new = scratch_path("elsewhere");
     assert_int_equal(rename(old, new), 0);
     char *config = file_read(scratch_path("elsewhere/config"), NULL), iters[64];
     assert_non_null(strstr(config, "CONFIG_DATASET=\"data\"\n"));
     free(config);
-    snprintf(iters, sizeof iters, "STEPS=%d", (int)number(before, "step") + 3);
-    command_succeeds(RUN("train", "--resume", "--out", new, "-o", iters), NULL);
-    json_t *after = json_load_file(scratch_path("elsewhere/result.json"), 0, NULL);
-    assert_int_equal(number(after, "step"), number(before, "step") + 3);
+    snprintf(iters, sizeof iters, "STEPS=%d", (int)real_of(before, "step") + 3);
+    SUCCEEDS("train", "--resume", "--out", new, "-o", iters);
+    WEFT_AUTO_DECREF json_t *after = json_load_file(scratch_path("elsewhere/result.json"), 0, NULL);
+    assert_int_equal(real_of(after, "step"), real_of(before, "step") + 3);
     json_decref(before);
-    json_decref(after);
     /* Another text in its place is another dataset, and so is none. */
-    command_fails(2, RUN("train", "--resume", "--out", new, "-o", "DATASET=embedded"),
-                  SAYS("CONFIG_DATASET"));
+    FAILS(2, SAYS("CONFIG_DATASET"), "train", "--resume", "--out", new, "-o", "DATASET=embedded");
     shell_succeeds("cp '%s/data/train_000000.bin' '%s/data/val_000000.bin'", new, new);
-    command_fails(2, RUN("train", "--resume", "--out", new), SAYS("data"));
+    FAILS(2, SAYS("data"), "train", "--resume", "--out", new);
 }
 
 /* A longer text has a tokenizer of its own; what its tokens stand for is counted in bytes. */
-static void test_a_longer_text_has_a_tokenizer(void **state) {
-    (void)state;
+TEST(test_a_longer_text_has_a_tokenizer) {
     const char *text = write_text("long.txt", LONG_SENTENCES);
-    char out[512];
-    snprintf(out, sizeof out, "%s", scratch_path("runs/long"));
-    command_succeeds(RUN("train", "--text", text, "--minutes", "1", "--out", out, "-o", "STEPS=3",
-                         "-o", "SAMPLE_PROMPT="),
-                     NULL);
+    const char *out = scratch_path("runs/long");
+    SUCCEEDS("train", "--text", text, "--minutes", "1", "--out", out, "-o", "STEPS=3", "-o",
+             "SAMPLE_PROMPT=");
     json_t *e = command_json(RUN("eval", "--json", "--model", out, "--text", text));
     size_t count;
     free(file_read(text, &count));
-    double tokens = number(e, "tokens"), bytes = (double)count;
+    double tokens = real_of(e, "tokens"), bytes = (double)count;
     assert_true(tokens < bytes / 2);
-    double bits = number(e, "cross_entropy") * tokens / (log(2) * bytes);
-    assert_true(fabs(number(e, "bits_per_byte") / bits - 1) < 1e-9);
+    double bits = real_of(e, "cross_entropy") * tokens / (log(2) * bytes);
+    assert_true(fabs(real_of(e, "bits_per_byte") / bits - 1) < 1e-9);
     json_decref(e);
     /* From the run's folder: its best. */
-    char config[600];
-    snprintf(config, sizeof config, "%s/config", out);
-    command_succeeds(RUN("train", "--config", config, "--from", out, "--out", scratch_path("more"),
-                         "-o", "STEPS=1", "-o", "SAMPLE_PROMPT="),
-                     NULL);
+    SUCCEEDS("train", "--config", format_text("%s/config", out), "--from", out, "--out",
+             scratch_path("more"), "-o", "STEPS=1", "-o", "SAMPLE_PROMPT=");
 }
 
-static void test_what_is_wrong_is_said(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_is_said) {
     const char *tiny = scratch_path("tiny.txt");
     file_write(tiny, "too short", 9);
-    command_fails(2, RUN("train", "--text", "no-such-text"), SAYS("no-such-text"));
-    command_fails(2, RUN("train", "--text", tiny, "--config", "defconfigs/demo"), SAYS("--config"));
-    command_fails(2, RUN("train", "--text", tiny, "--minutes", "0"), SAYS("--minutes"));
-    command_fails(2, RUN("train", "--text", tiny, "--out", scratch_path("t")),
-                  SAYS("tiny.txt", "too little"));
+    FAILS(2, SAYS("no-such-text"), "train", "--text", "no-such-text");
+    FAILS(2, SAYS("--config"), "train", "--text", tiny, "--config", "defconfigs/demo");
+    FAILS(2, SAYS("--minutes"), "train", "--text", tiny, "--minutes", "0");
+    FAILS(2, SAYS("tiny.txt", "too little"), "train", "--text", tiny, "--out", scratch_path("t"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_text_is_enough),
-        cmocka_unit_test(test_a_run_is_evaluated_on_text),
-        cmocka_unit_test(test_resuming_needs_the_folder_alone),
-        cmocka_unit_test(test_a_run_can_be_moved),
-        cmocka_unit_test(test_a_longer_text_has_a_tokenizer),
-        cmocka_unit_test(test_what_is_wrong_is_said),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,32 +1,16 @@
 /* `weft plan`: the counts of the RA-MLA write-up's table, the order in which settings win, the keys of JSON. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
-#include <cmocka.h>
-
-static long long integer(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_integer(value)) fail_msg("'%s' is missing or no whole number", key);
-    return json_integer_value(value);
-}
-
-static double real(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_number(value)) fail_msg("'%s' is missing or no number", key);
-    return json_number_value(value);
-}
-
 static long long parameters(const char *const *arguments) {
-    json_t *object = command_json(arguments);
-    long long count = integer(object, "parameters");
-    json_decref(object);
+    WEFT_AUTO_DECREF json_t *object = command_json(arguments);
+    long long count = integer_of(object, "parameters");
     return count;
 }
 
@@ -44,37 +28,32 @@ static void expect_keys(const json_t *object) {
         assert_true(json_is_integer(value));
         sum += json_integer_value(value);
     }
-    assert_int_equal(sum, integer(object, "parameters"));
-    assert_true(real(object, "flops_per_token") > 0);
+    assert_int_equal(sum, integer_of(object, "parameters"));
+    assert_true(real_of(object, "flops_per_token") > 0);
     double forward = 0;
     json_object_foreach(json_object_get(object, "forward_flops_parts"), name, value) {
         forward += json_real_value(value);
     }
-    assert_true(fabs(forward - real(object, "forward_flops_per_token")) < 1e-6 * forward);
-    assert_true(integer(object, "training_bytes") > 4 * sum);
-    assert_true(integer(object, "cache_bytes_per_token") > 0);
+    assert_true(fabs(forward - real_of(object, "forward_flops_per_token")) < 1e-6 * forward);
+    assert_true(integer_of(object, "training_bytes") > 4 * sum);
+    assert_true(integer_of(object, "cache_bytes_per_token") > 0);
 }
 
-static void test_json_has_the_promised_keys(void **state) {
-    (void)state;
-    json_t *object = command_json(RUN("plan", "--json", SMALL));
+TEST(test_json_has_the_promised_keys) {
+    WEFT_AUTO_DECREF json_t *object = command_json(RUN("plan", "--json", SMALL));
     expect_keys(object);
     assert_null(json_object_get(object, "steps"));
-    assert_int_equal(integer(object, "cache_bytes_per_token"), 2 * 2 * 16 * 4);
-    json_decref(object);
-    char *table;
-    command_succeeds(RUN("plan", SMALL), &table);
+    assert_int_equal(integer_of(object, "cache_bytes_per_token"), 2 * 2 * 16 * 4);
+    WEFT_AUTO_FREE char *table = OUTPUT("plan", SMALL);
     assert_non_null(strstr(table, "parameters"));
     assert_non_null(strstr(table, "\n    head "));
     assert_non_null(
         strstr(table, "attention : feed-forward   1 : 1.96")); /* 4E² + 4E to 8E² + 5E */
     assert_null(strstr(table, "reciprocal"));
-    free(table);
 }
 
 /* Which kernels a GPU would run: said without one, and in a build without CUDA. */
-static void test_kernels_of_the_gpu(void **state) {
-    (void)state;
+TEST(test_kernels_of_the_gpu) {
     char *table;
     command_succeeds(RUN("plan", SMALL, "--device", "cuda", "-o", "DTYPE=bf16"), &table);
     assert_non_null(strstr(table, "0 to 1  runs on the tensor cores"));
@@ -88,7 +67,7 @@ static void test_kernels_of_the_gpu(void **state) {
     json_t *row = json_array_get(json_object_get(object, "kernels"), 0);
     assert_string_equal(json_string_value(json_object_get(row, "operation")), "attention");
     assert_string_equal(json_string_value(json_object_get(row, "option")), "DTYPE f32");
-    assert_int_equal(integer(row, "last_layer"), 1);
+    assert_int_equal(integer_of(row, "last_layer"), 1);
     json_decref(object);
     object = command_json(RUN("plan", "--json", SMALL, "--device", "cpu"));
     assert_null(json_object_get(object, "kernels"));
@@ -98,17 +77,15 @@ static void test_kernels_of_the_gpu(void **state) {
 static const long long UNTIED[6] = {115001856, 117370368, 230616576,
                                     240250368, 230616576, 240250368};
 
-static void test_each_step_has_the_write_ups_count(void **state) {
-    (void)state;
+TEST(test_each_step_has_the_write_ups_count) {
     for (int step = 0; step < 6; step++) {
-        char number[16], word[48];
-        snprintf(number, sizeof number, "%d", step);
-        snprintf(word, sizeof word, "--ra-mla-ablation-step=%d", step);
+        const char *number = format_text("%d", step);
+        const char *word = format_text("--ra-mla-ablation-step=%d", step);
         json_t *one = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
                                        "RA_MLA_MLP_TYING_MODE=untied", "--variant", number));
         json_t *other = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
                                          "CONFIG_RA_MLA_MLP_TYING_MODE=\"untied\"", word));
-        assert_int_equal(integer(one, "parameters"), UNTIED[step]);
+        assert_int_equal(integer_of(one, "parameters"), UNTIED[step]);
         assert_true(json_equal(one, other));
         json_decref(other);
         other = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
@@ -121,47 +98,41 @@ static void test_each_step_has_the_write_ups_count(void **state) {
                      235335168);
 }
 
-static void test_a_study_gives_all_its_steps(void **state) {
-    (void)state;
+TEST(test_a_study_gives_all_its_steps) {
     const char *path = scratch_path("study.config");
     const char *text = "CONFIG_ATTENTION=\"mla\"\nCONFIG_RA_MLA_MLP_TYING_MODE=\"untied\"\n"
                        "CONFIG_RA_MLA_MLP_ATTN_GATE=y\n"
                        "CONFIG_RA_MLA_ABLATION_STEPS=\"0,1,2,3\"\n";
     file_write(path, text, strlen(text));
-    json_t *object = command_json(RUN("plan", "--json", "--config", path));
+    WEFT_AUTO_DECREF json_t *object = command_json(RUN("plan", "--json", "--config", path));
     json_t *steps = json_object_get(object, "steps");
     assert_int_equal(json_array_size(steps), 4);
     for (size_t i = 0; i < 4; i++) {
         json_t *step = json_array_get(steps, i);
         expect_keys(step);
-        assert_int_equal(integer(step, "step"), (long long)i);
+        assert_int_equal(integer_of(step, "step"), (long long)i);
         assert_string_equal(json_string_value(json_object_get(step, "variant")),
                             ((const char *[]){"0", "1", "2", "3"})[i]);
-        assert_int_equal(integer(step, "parameters"), UNTIED[i]);
+        assert_int_equal(integer_of(step, "parameters"), UNTIED[i]);
     }
     /* The study itself is its step 0, though its file switches the gate on. */
-    assert_int_equal(integer(object, "parameters"), UNTIED[0]);
-    json_decref(object);
+    assert_int_equal(integer_of(object, "parameters"), UNTIED[0]);
     assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--variant", "1")),
                      UNTIED[1]);
 }
 
-static void test_bad_steps_of_a_study_are_refused(void **state) {
-    (void)state;
+TEST(test_bad_steps_of_a_study_are_refused) {
     static const char *const bad[] = {"0,6", "0,,1", "one", "-1", "0;1"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        char key[64];
-        snprintf(key, sizeof key, "RA_MLA_ABLATION_STEPS=%s", bad[i]);
-        command_fails(2, RUN("plan", SMALL, "-o", key), SAYS("ABLATION_STEPS", bad[i], "0 to 5"));
+        const char *key = format_text("RA_MLA_ABLATION_STEPS=%s", bad[i]);
+        FAILS(2, SAYS("ABLATION_STEPS", bad[i], "0 to 5"), "plan", SMALL, "-o", key);
     }
     /* One step is impossible without a latent: nothing of the others is printed. */
-    command_fails(2, RUN("plan", SMALL, "-o", "RA_MLA_ABLATION_STEPS=0,1,3"),
-                  SAYS("LATENT_RECIP", "mla"));
+    FAILS(2, SAYS("LATENT_RECIP", "mla"), "plan", SMALL, "-o", "RA_MLA_ABLATION_STEPS=0,1,3");
 }
 
 /* Later wins: default, file, step, override. */
-static void test_overrides_win_over_step_and_file(void **state) {
-    (void)state;
+TEST(test_overrides_win_over_step_and_file) {
     const char *path = scratch_path("order.config");
     const char *text = "CONFIG_N_LAYER=3\n# CONFIG_RA_MLA_MLP_ATTN_GATE is not set\n";
     file_write(path, text, strlen(text));
@@ -184,42 +155,35 @@ static void test_overrides_win_over_step_and_file(void **state) {
     json_t *object = command_json(RUN("plan", "--json", SMALL, "-o", "RA_MLA_MLP_ATTN_GATE=n", "-o",
                                       "RA_MLA_ABLATION_STEPS=0,1"));
     json_t *steps = json_object_get(object, "steps");
-    assert_int_equal(integer(json_array_get(steps, 1), "parameters"), plain);
+    assert_int_equal(integer_of(json_array_get(steps, 1), "parameters"), plain);
     json_decref(object);
 }
 
-static void test_types_size_the_plan(void **state) {
-    (void)state;
-    json_t *wide = command_json(RUN("plan", "--json", SMALL, "--dtype", "f64"));
-    json_t *narrow = command_json(RUN("plan", "--json", SMALL, "--dtype", "bf16"));
-    assert_int_equal(integer(wide, "cache_bytes_per_token"), 2 * 2 * 16 * 8);
-    assert_int_equal(integer(narrow, "cache_bytes_per_token"), 2 * 2 * 16 * 2);
-    assert_int_equal(integer(wide, "parameters"), integer(narrow, "parameters"));
-    json_decref(wide);
-    json_decref(narrow);
+TEST(test_types_size_the_plan) {
+    WEFT_AUTO_DECREF json_t *wide = command_json(RUN("plan", "--json", SMALL, "--dtype", "f64"));
+    WEFT_AUTO_DECREF json_t *narrow = command_json(RUN("plan", "--json", SMALL, "--dtype", "bf16"));
+    assert_int_equal(integer_of(wide, "cache_bytes_per_token"), 2 * 2 * 16 * 8);
+    assert_int_equal(integer_of(narrow, "cache_bytes_per_token"), 2 * 2 * 16 * 2);
+    assert_int_equal(integer_of(wide, "parameters"), integer_of(narrow, "parameters"));
 }
 
 /* Sizes at the edge of what a config takes: a plan or a line, never a crash. */
 /* make test hides the GPU, so the numbers are those that are assumed where there is none. */
-static void test_a_plan_for_the_gpu_needs_none(void **state) {
-    (void)state;
-    char *table;
+TEST(test_a_plan_for_the_gpu_needs_none) {
     json_t *object = command_json(RUN("plan", "--json", SMALL, "--device", "cuda"));
 #ifdef WEFT_HAVE_CUDA
     json_t *device = json_object_get(object, "device");
     assert_string_equal(json_string_value(json_object_get(device, "name")), "cuda");
-    assert_true(integer(device, "needed_bytes") >= integer(object, "training_bytes"));
+    assert_true(integer_of(device, "needed_bytes") >= integer_of(object, "training_bytes"));
     static const char why[] = "there is no GPU here";
 #else
-    json_t *plain = command_json(RUN("plan", "--json", SMALL, "--device", "cpu"));
-    assert_int_equal(integer(object, "parameters"), integer(plain, "parameters"));
-    json_decref(plain);
+    WEFT_AUTO_DECREF json_t *plain = command_json(RUN("plan", "--json", SMALL, "--device", "cpu"));
+    assert_int_equal(integer_of(object, "parameters"), integer_of(plain, "parameters"));
     static const char why[] = "built without CUDA";
 #endif
     json_decref(object);
-    command_succeeds(RUN("plan", SMALL, "--device", "cuda"), &table);
+    WEFT_AUTO_FREE char *table = OUTPUT("plan", SMALL, "--device", "cuda");
     assert_non_null(strstr(table, why));
-    free(table);
 }
 
 static double processor_seconds(void) {
@@ -230,17 +194,15 @@ static double processor_seconds(void) {
 
 /* Its buffers are a hundred times as many as a usual model's; were each held against all others, it
  * would take a minute. */
-static void test_a_thousand_layers_are_planned_at_once(void **state) {
-    (void)state;
+TEST(test_a_thousand_layers_are_planned_at_once) {
     double before = processor_seconds();
-    command_succeeds(RUN("plan", "-o", "N_LAYER=1024"), NULL);
+    SUCCEEDS("plan", "-o", "N_LAYER=1024");
     double took = processor_seconds() - before;
     printf("note: weft plan of 1024 layers: %.2f s of processor time\n", took);
     assert_true(took < 10 * command_patience());
 }
 
-static void test_enormous_sizes_are_answered(void **state) {
-    (void)state;
+TEST(test_enormous_sizes_are_answered) {
     static const char *const mixes[][3] = {
         {"ATTENTION=dot", "POSITION=learned", "KV_SHARE=1"},
         {"ATTENTION=cosine", "POSITION=rope", "KV_SHARE=2"},
@@ -251,69 +213,46 @@ static void test_enormous_sizes_are_answered(void **state) {
         {"ATTENTION=mla", "RA_MLA_ROPE_DIM=64", "RA_MLA_Q_RANK=65536"},
         {"ATTENTION=gta", "KV_HEADS=2", "KV_SHARE=2"}};
     for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++)
-        command_fails(2,
-                      RUN("plan", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
-                          "BATCH_SIZE=1048576", "-o", "CONTEXT=1048576", "-o",
-                          "VOCAB_SIZE=16777216", "-o", mixes[i][0], "-o", mixes[i][1], "-o",
-                          mixes[i][2]),
-                      SAYS("weft plan:"));
+        FAILS(2, SAYS("weft plan:"), "plan", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
+              "BATCH_SIZE=1048576", "-o", "CONTEXT=1048576", "-o", "VOCAB_SIZE=16777216", "-o",
+              mixes[i][0], "-o", mixes[i][1], "-o", mixes[i][2]);
     assert_true(parameters(RUN("plan", "--json", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
                                "N_FFN=1048576", "-o", "BATCH_SIZE=1", "-o",
                                "VOCAB_SIZE=16777216")) > 1000000000000LL);
 }
 
 /* What does not depend on kernels and threads: the figures that documents have. */
-static void test_a_plan_without_workspaces_is_the_same_anywhere(void **state) {
-    (void)state;
+TEST(test_a_plan_without_workspaces_is_the_same_anywhere) {
     json_t *one = command_json(RUN("plan", SMALL, "--threads", "1", "--no-workspace", "--json"));
     json_t *many = command_json(RUN("plan", SMALL, "--threads", "9", "--no-workspace", "--json"));
-    json_t *whole = command_json(RUN("plan", SMALL, "--threads", "9", "--json"));
+    WEFT_AUTO_DECREF json_t *whole = command_json(RUN("plan", SMALL, "--threads", "9", "--json"));
     json_t *training = json_object_get(one, "training");
     assert_true(json_equal(training, json_object_get(many, "training")));
-    assert_true(integer(training, "workspace") <
-                integer(json_object_get(whole, "training"), "workspace"));
+    assert_true(integer_of(training, "workspace") <
+                integer_of(json_object_get(whole, "training"), "workspace"));
     json_decref(one);
     json_decref(many);
-    json_decref(whole);
 }
 
 /* What ranks share is a part in P of what one has. */
-static void test_ranks_share_memory(void **state) {
-    (void)state;
-    json_t *object =
+TEST(test_ranks_share_memory) {
+    WEFT_AUTO_DECREF json_t *object =
         command_json(RUN("plan", SMALL, "--device", "cpu", "-o", "BATCH_SIZE=8", "-o",
                          "MICRO_BATCH=1", "--dtype", "bf16", "--ranks", "4", "--json"));
     json_t *all = json_object_get(object, "rank_bytes");
     json_t *none = json_object_get(all, "none"), *first = json_object_get(all, "optimizer");
     json_t *second = json_object_get(all, "gradients");
-    long long parameters_here = integer(object, "parameters");
-    assert_int_equal(integer(all, "ranks"), 4);
-    assert_true(integer(none, "optimizer") > 8 * parameters_here);
-    assert_int_equal(integer(first, "optimizer") * 4, integer(none, "optimizer"));
-    assert_int_equal(integer(second, "optimizer") * 4, integer(none, "optimizer"));
+    long long parameters_here = integer_of(object, "parameters");
+    assert_int_equal(integer_of(all, "ranks"), 4);
+    assert_true(integer_of(none, "optimizer") > 8 * parameters_here);
+    assert_int_equal(integer_of(first, "optimizer") * 4, integer_of(none, "optimizer"));
+    assert_int_equal(integer_of(second, "optimizer") * 4, integer_of(none, "optimizer"));
     /* Two micro-batches of a rank are one sum; eight of all take three, of which a quarter is here. */
-    assert_int_equal(integer(none, "sums"), 4 * parameters_here);
-    assert_int_equal(integer(first, "sums"), 4 * parameters_here);
-    assert_true(llabs(integer(second, "sums") - 3 * parameters_here) <= 16);
-    json_decref(object);
-    command_fails(2, RUN("plan", "--config", "demo", "--ranks", "2"), SAYS("--ranks", "--variant"));
-    command_succeeds(RUN("plan", "--config", "demo", "--variant", "rope", "--ranks", "2"), NULL);
+    assert_int_equal(integer_of(none, "sums"), 4 * parameters_here);
+    assert_int_equal(integer_of(first, "sums"), 4 * parameters_here);
+    assert_true(llabs(integer_of(second, "sums") - 3 * parameters_here) <= 16);
+    FAILS(2, SAYS("--ranks", "--variant"), "plan", "--config", "demo", "--ranks", "2");
+    SUCCEEDS("plan", "--config", "demo", "--variant", "rope", "--ranks", "2");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_plan_without_workspaces_is_the_same_anywhere),
-        cmocka_unit_test(test_ranks_share_memory),
-        cmocka_unit_test(test_json_has_the_promised_keys),
-        cmocka_unit_test(test_kernels_of_the_gpu),
-        cmocka_unit_test(test_each_step_has_the_write_ups_count),
-        cmocka_unit_test(test_a_study_gives_all_its_steps),
-        cmocka_unit_test(test_bad_steps_of_a_study_are_refused),
-        cmocka_unit_test(test_overrides_win_over_step_and_file),
-        cmocka_unit_test(test_types_size_the_plan),
-        cmocka_unit_test(test_a_plan_for_the_gpu_needs_none),
-        cmocka_unit_test(test_a_thousand_layers_are_planned_at_once),
-        cmocka_unit_test(test_enormous_sizes_are_answered),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

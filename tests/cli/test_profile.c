@@ -1,16 +1,12 @@
 /* WEFT_PROFILE: a command tells where its time went, by operation. */
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char *profile_of(const char *kind, const char *name) {
     setenv("WEFT_PROFILE", kind, 1);
@@ -46,25 +42,21 @@ static const char *check_table(const char *at) {
     return at;
 }
 
-static void test_shares_of_a_profile_are_all_of_the_time(void **state) {
-    (void)state;
-    char *text = profile_of("1", "plain");
+TEST(test_shares_of_a_profile_are_all_of_the_time) {
+    WEFT_AUTO_FREE char *text = profile_of("1", "plain");
     int tables = 0;
     for (const char *at = strstr(text, "profile: "); at; at = strstr(at, "profile: "), tables++)
         at = check_table(at);
     assert_true(tables > 0);
     assert_non_null(strstr(text, "matmul"));
     assert_null(strstr(text, "matmul ["));
-    free(text);
 }
 
-static void test_a_profile_by_shapes_names_them(void **state) {
-    (void)state;
-    char *text = profile_of("shapes", "shapes");
+TEST(test_a_profile_by_shapes_names_them) {
+    WEFT_AUTO_FREE char *text = profile_of("shapes", "shapes");
     assert_non_null(strstr(text, "profile: "));
     assert_non_null(strstr(text, "matmul f32 ["));
     assert_non_null(strstr(text, " < f32 ["));
-    free(text);
 }
 
 static int begin(void **state) {
@@ -73,10 +65,4 @@ static int begin(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares_of_a_profile_are_all_of_the_time),
-        cmocka_unit_test(test_a_profile_by_shapes_names_them),
-    };
-    return cmocka_run_group_tests(tests, begin, scratch_teardown);
-}
+RUN_TESTS(begin, scratch_teardown)

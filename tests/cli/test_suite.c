@@ -1,27 +1,21 @@
 /* `weft eval --suite`: multiple-choice questions against the cross-entropy that `weft eval --tokens
  * --targets` gives for the same bytes. */
 #include "support/command.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char model[256], suite[256];
 
 static void make_model(void) {
     snprintf(model, sizeof model, "%s", scratch_path("model"));
     snprintf(suite, sizeof suite, "%s", scratch_path("suite.jsonl"));
-    command_succeeds(RUN("init", "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o",
-                         "VOCAB_SIZE=256", "-o", "CONTEXT=24", "-o", "INIT=orthogonal", "--seed",
-                         "3", "--out", model),
-                     NULL);
+    SUCCEEDS("init", "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=256",
+             "-o", "CONTEXT=24", "-o", "INIT=orthogonal", "--seed", "3", "--out", model);
 }
 
 /* The log-likelihood of a text's last `told` bytes. */
@@ -35,28 +29,26 @@ static double expected(const char *text, int told) {
     const char *tokens = scratch_path("t.npy"), *wanted = scratch_path("w.npy");
     npy_write(tokens, 4, 1, n, row);
     npy_write(wanted, 4, 1, n - 1, targets);
-    json_t *object = command_json(
+    WEFT_AUTO_DECREF json_t *object = command_json(
         RUN("eval", "--model", model, "--tokens", tokens, "--targets", wanted, "--json"));
     double loss = json_number_value(json_object_get(object, "cross_entropy"));
-    json_decref(object);
     return -loss * told;
 }
 
-static void test_a_choice_is_as_likely_as_its_tokens_behind_the_context(void **state) {
-    (void)state;
+TEST(test_a_choice_is_as_likely_as_its_tokens_behind_the_context) {
     static const char text[] =
         "{\"context\": \"ab \", \"choices\": [\"cd\", \"efghi\"], \"answer\": 1}\n\n"
         "{\"context\": \"0123456789012345678901234567\", \"choices\": [\"xy\"], \"answer\": 0}\n";
     file_write(suite, text, sizeof text - 1);
     const char *details = scratch_path("details.jsonl");
-    json_t *object = command_json(
+    WEFT_AUTO_DECREF json_t *object = command_json(
         RUN("eval", "--model", model, "--suite", suite, "--details", details, "--json"));
     assert_int_equal(json_integer_value(json_object_get(object, "questions")), 2);
     /* The blank is the choice's; what is too long loses its beginning: 25 of 30 bytes stay. */
     double first = expected("ab cd", 3), second = expected("ab efghi", 6);
     double third = expected("56789012345678901234567xy", 2);
-    char *lines = file_read(details, NULL);
-    json_t *one = json_loads(lines, JSON_DISABLE_EOF_CHECK, NULL);
+    WEFT_AUTO_FREE char *lines = file_read(details, NULL);
+    WEFT_AUTO_DECREF json_t *one = json_loads(lines, JSON_DISABLE_EOF_CHECK, NULL);
     json_t *two = json_loads(strchr(lines, '\n') + 1, JSON_DISABLE_EOF_CHECK, NULL);
     const json_t *values = json_object_get(one, "loglikelihoods");
     assert_true(fabs(json_number_value(json_array_get(values, 0)) - first) < 1e-4);
@@ -66,19 +58,15 @@ static void test_a_choice_is_as_likely_as_its_tokens_behind_the_context(void **s
     double acc = (first < second) * 0.5 + 0.5, norm = (first / 2 < second / 5) * 0.5 + 0.5;
     assert_true(json_number_value(json_object_get(object, "acc")) == acc);
     assert_true(json_number_value(json_object_get(object, "acc_norm")) == norm);
-    json_decref(object);
-    json_decref(one);
     json_decref(two);
-    free(lines);
 }
 
 static void refuse(const char *line, const char *words) {
     file_write(suite, line, strlen(line));
-    command_fails(2, RUN("eval", "--model", model, "--suite", suite), SAYS("suite.jsonl", words));
+    FAILS(2, SAYS("suite.jsonl", words), "eval", "--model", model, "--suite", suite);
 }
 
-static void test_what_is_wrong_with_a_suite_is_told(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_with_a_suite_is_told) {
     refuse("{\"context\": \"a\", \"choices\": [\"b\"], \"answer\": 1}\n", ":1: answer is 1");
     refuse("\n{\"context\": \"a\"\n", ":2:");
     refuse("{\"context\": \"a\", \"choices\": [], \"answer\": 0}", "a question is");
@@ -87,14 +75,11 @@ static void test_what_is_wrong_with_a_suite_is_told(void **state) {
     refuse("{\"context\": \"a\", \"choices\": [\"0123456789012345678901234\"], \"answer\": 0}",
            "CONTEXT is 24");
     refuse("\n", "no question");
-    command_fails(2, RUN("eval", "--model", model), SAYS("--tokens", "--suite"));
-    command_fails(2, RUN("eval", "--model", model, "--suite", suite, "--tokens", suite),
-                  SAYS("--suite"));
-    command_fails(2, RUN("eval", "--model", model, "--tokens", suite, "--details", suite),
-                  SAYS("--details"));
+    FAILS(2, SAYS("--tokens", "--suite"), "eval", "--model", model);
+    FAILS(2, SAYS("--suite"), "eval", "--model", model, "--suite", suite, "--tokens", suite);
+    FAILS(2, SAYS("--details"), "eval", "--model", model, "--tokens", suite, "--details", suite);
     file_write(suite, "\n", 1);
-    command_fails(2, RUN("eval", "--model", model, "--suite", suite, "-o", "CAUSAL=n"),
-                  SAYS("CAUSAL=n"));
+    FAILS(2, SAYS("CAUSAL=n"), "eval", "--model", model, "--suite", suite, "-o", "CAUSAL=n");
 }
 
 static int setup(void **state) {
@@ -103,10 +88,4 @@ static int setup(void **state) {
     return status;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_choice_is_as_likely_as_its_tokens_behind_the_context),
-        cmocka_unit_test(test_what_is_wrong_with_a_suite_is_told),
-    };
-    return cmocka_run_group_tests(tests, setup, scratch_teardown);
-}
+RUN_TESTS(setup, scratch_teardown)

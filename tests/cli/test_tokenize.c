@@ -3,13 +3,13 @@
 #include "data/shards.h"
 #include "data/tokenizer.h"
 #include "data/tokens.h"
+#include "support/command.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +17,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define OWN "tests/vectors/tokenizer.own.json"
 
@@ -30,8 +28,7 @@ static const char *text_file(const char *name, const char *text) {
 
 static weft_tokens read_shard(const char *folder, const char *name) {
     weft_tokens t;
-    if (weft_tokens_read(scratch_path("%s/%s", folder, name), &t) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_tokens_read(scratch_path("%s/%s", folder, name), &t));
     assert_true(t.shard);
     return t;
 }
@@ -51,8 +48,8 @@ static char *decode_shard(const char *folder, const char *name, const char *toke
     weft_tokenizer *of;
     char *text;
     size_t bytes;
-    assert_int_equal(weft_tokenizer_open(tokenizer, &of), WEFT_OK);
-    assert_int_equal(weft_tokenizer_decode(of, t.values, t.columns, &text, &bytes), WEFT_OK);
+    expect_ok(weft_tokenizer_open(tokenizer, &of));
+    expect_ok(weft_tokenizer_decode(of, t.values, t.columns, &text, &bytes));
     weft_tokenizer_close(of);
     weft_tokens_free(&t);
     return text;
@@ -62,27 +59,23 @@ static bool there_is(const char *folder, const char *name) {
     return access(scratch_path("%s/%s", folder, name), F_OK) == 0;
 }
 
-static void test_bytes_of_files_are_the_tokens(void **state) {
-    (void)state;
+TEST(test_bytes_of_files_are_the_tokens) {
     const char *a = text_file("a.txt", "one\ntwo\xFF"), *b = text_file("b.txt", "three");
-    command_succeeds(RUN("tokenize", "--out", scratch_path("plain"), a), NULL);
+    SUCCEEDS("tokenize", "--out", scratch_path("plain"), a);
     expect_bytes("plain", "train_000000.bin", "one\ntwo\xFF");
     assert_false(there_is("plain", "val_000000.bin"));
     assert_true(there_is("plain", "tokenizer.json"));
-    command_succeeds(RUN("tokenize", "--tokenizer", "bytes", "--out", scratch_path("two"), a, b),
-                     NULL);
+    SUCCEEDS("tokenize", "--tokenizer", "bytes", "--out", scratch_path("two"), a, b);
     expect_bytes("two", "train_000000.bin", "one\ntwo\xFF\nthree");
 }
 
-static void test_lines_of_json_are_documents(void **state) {
-    (void)state;
+TEST(test_lines_of_json_are_documents) {
     const char *lines =
         text_file("lines.jsonl", "{\"text\": \"first\", \"id\": 1}\n\n{\"text\": \"\"}\n"
                                  "{\"id\": 2, \"text\": \"s\\u00e9cond <|endoftext|>\"}\r\n"
                                  "{\"text\": \"th\\u0000ird\"}");
-    command_succeeds(RUN("tokenize", "--tokenizer", OWN, "--jsonl", "text", "--out",
-                         scratch_path("lines"), lines),
-                     NULL);
+    SUCCEEDS("tokenize", "--tokenizer", OWN, "--jsonl", "text", "--out", scratch_path("lines"),
+             lines);
     weft_tokens t = read_shard("lines", "train_000000.bin");
     int ends = 0;
     for (int64_t i = 0; i < t.columns; i++)
@@ -90,26 +83,22 @@ static void test_lines_of_json_are_documents(void **state) {
     assert_int_equal(ends, 3); /* the name in the text is no end */
     assert_int_equal(t.values[0], 699);
     weft_tokens_free(&t);
-    char *text = decode_shard("lines", "train_000000.bin", OWN);
+    WEFT_AUTO_FREE char *text = decode_shard("lines", "train_000000.bin", OWN);
     assert_string_equal(text, "<|endoftext|>first<|endoftext|>s\xC3\xA9"
                               "cond <|endoftext|><|endoftext|>th");
-    free(text);
     /* By the name, without the option. */
-    command_succeeds(RUN("tokenize", "--tokenizer", OWN, "--out", scratch_path("named"), lines),
-                     NULL);
+    SUCCEEDS("tokenize", "--tokenizer", OWN, "--out", scratch_path("named"), lines);
     file_expect_equal(scratch_path("named/train_000000.bin"),
                       scratch_path("lines/train_000000.bin"));
 }
 
-static void test_a_share_is_kept_apart(void **state) {
-    (void)state;
+TEST(test_a_share_is_kept_apart) {
     char text[1001], lines[2000] = "";
     for (int i = 0; i < 1000; i++)
         text[i] = i % 10 == 9 ? '\n' : (char)('a' + i / 10 % 26);
     text[1000] = 0;
-    command_succeeds(RUN("tokenize", "--val-share", "0.1", "--out", scratch_path("share"),
-                         text_file("share.txt", text)),
-                     NULL);
+    SUCCEEDS("tokenize", "--val-share", "0.1", "--out", scratch_path("share"),
+             text_file("share.txt", text));
     weft_tokens train = read_shard("share", "train_000000.bin");
     weft_tokens val = read_shard("share", "val_000000.bin");
     assert_int_equal(train.columns + val.columns, 1000);
@@ -120,35 +109,31 @@ static void test_a_share_is_kept_apart(void **state) {
     weft_tokens_free(&val);
     for (int i = 0; i < 20; i++)
         snprintf(lines + strlen(lines), 40, "{\"t\": \"%c\"}\n", 'a' + i);
-    command_succeeds(RUN("tokenize", "--val-share", "0.25", "--jsonl", "t", "--out",
-                         scratch_path("apart"), text_file("apart.jsonl", lines)),
-                     NULL);
+    SUCCEEDS("tokenize", "--val-share", "0.25", "--jsonl", "t", "--out", scratch_path("apart"),
+             text_file("apart.jsonl", lines));
     expect_bytes("apart", "val_000000.bin", "d\nh\nl\np\nt");
 }
 
-static void test_a_twentieth_is_kept_apart_unless_told(void **state) {
-    (void)state;
+TEST(test_a_twentieth_is_kept_apart_unless_told) {
     char text[4001];
     for (int i = 0; i < 4000; i++)
         text[i] = i % 10 == 9 ? '\n' : 'a';
     text[4000] = 0;
     const char *file = text_file("twentieth.txt", text);
-    command_succeeds(RUN("tokenize", "--out", scratch_path("a/b/c"), file), NULL);
+    SUCCEEDS("tokenize", "--out", scratch_path("a/b/c"), file);
     weft_tokens val = read_shard("a/b/c", "val_000000.bin");
     assert_in_range(val.columns, 190, 210);
     weft_tokens_free(&val);
-    command_succeeds(RUN("tokenize", "--val-share", "0", "--out", scratch_path("all"), file), NULL);
+    SUCCEEDS("tokenize", "--val-share", "0", "--out", scratch_path("all"), file);
     assert_false(there_is("all", "val_000000.bin"));
     const char *other = text_file("other.txt", "for validation\n");
-    command_succeeds(RUN("tokenize", "--val", other, "--out", scratch_path("other"), file), NULL);
+    SUCCEEDS("tokenize", "--val", other, "--out", scratch_path("other"), file);
     expect_bytes("other", "val_000000.bin", "for validation\n");
 }
 
-static void test_shards_have_so_many_tokens(void **state) {
-    (void)state;
-    command_succeeds(RUN("tokenize", "--shard-tokens", "4", "--out", scratch_path("small"),
-                         text_file("ten.txt", "0123456789")),
-                     NULL);
+TEST(test_shards_have_so_many_tokens) {
+    SUCCEEDS("tokenize", "--shard-tokens", "4", "--out", scratch_path("small"),
+             text_file("ten.txt", "0123456789"));
     expect_bytes("small", "train_000000.bin", "0123");
     expect_bytes("small", "train_000001.bin", "4567");
     expect_bytes("small", "train_000002.bin", "89");
@@ -157,26 +142,24 @@ static void test_shards_have_so_many_tokens(void **state) {
 }
 
 /* Tokens that do not fit 16 bits; and what a run that was killed left is cleared away. */
-static void test_wide_tokens_and_leftovers(void **state) {
-    (void)state;
+TEST(test_wide_tokens_and_leftovers) {
     const int32_t tokens[3] = {0, 69999, 65536};
     weft_shard_writer *w;
     assert_int_equal(mkdir(scratch_path("wide"), 0777), 0);
     shard_write(scratch_path("wide/train_000007.bin.part"), 20240801, 7, 0, 4, tokens, 3);
-    assert_int_equal(weft_shard_writer_open(scratch_path("wide"), "train", 70000, 100, &w),
-                     WEFT_OK);
+    expect_ok(weft_shard_writer_open(scratch_path("wide"), "train", 70000, 100, &w));
     assert_false(there_is("wide", "train_000007.bin.part"));
-    assert_int_equal(weft_shard_writer_put(w, tokens, 3), WEFT_OK);
+    expect_ok(weft_shard_writer_put(w, tokens, 3));
     assert_false(there_is("wide", "train_000000.bin"));
-    assert_int_equal(weft_shard_writers_commit(&w, 1), WEFT_OK);
+    expect_ok(weft_shard_writers_commit(&w, 1));
     weft_shard_writer_close(w);
     weft_tokens t = read_shard("wide", "train_000000.bin");
     assert_int_equal(t.columns, 3);
     assert_memory_equal(t.values, tokens, sizeof tokens);
     weft_tokens_free(&t);
     /* Closed without a commit: nothing stays. */
-    assert_int_equal(weft_shard_writer_open(scratch_path("wide"), "val", 9, 2, &w), WEFT_OK);
-    assert_int_equal(weft_shard_writer_put(w, tokens, 3), WEFT_OK);
+    expect_ok(weft_shard_writer_open(scratch_path("wide"), "val", 9, 2, &w));
+    expect_ok(weft_shard_writer_put(w, tokens, 3));
     weft_shard_writer_close(w);
     assert_false(there_is("wide", "val_000000.bin.part"));
     assert_false(there_is("wide", "val_000001.bin.part"));
@@ -184,11 +167,10 @@ static void test_wide_tokens_and_leftovers(void **state) {
 }
 
 /* Five mebibytes, so that there are several parts: the tokens of the whole text at once. */
-static void test_threads_and_pipes_change_nothing(void **state) {
-    (void)state;
+TEST(test_threads_and_pipes_change_nothing) {
     size_t bytes, room = 5 << 20, n = 0, one, two;
     char *source = file_read("tests/reference/make_tokenizer_vectors.py", &bytes), line[2048];
-    char *text = malloc(room + bytes + 32);
+    WEFT_AUTO_FREE char *text = malloc(room + bytes + 32);
     assert_non_null(text);
     for (int i = 0; n < room; i++) {
         memcpy(text + n, source, bytes);
@@ -196,16 +178,15 @@ static void test_threads_and_pipes_change_nothing(void **state) {
     }
     file_write(scratch_path("long.txt"), text, n);
     const char *program = getenv("WEFT");
-    command_succeeds(RUN("tokenize", "--tokenizer", OWN, "--val-share", "0", "--threads", "1",
-                         "--out", scratch_path("t1"), scratch_path("long.txt")),
-                     NULL);
+    SUCCEEDS("tokenize", "--tokenizer", OWN, "--val-share", "0", "--threads", "1", "--out",
+             scratch_path("t1"), scratch_path("long.txt"));
     snprintf(line, sizeof line,
              "%s tokenize --tokenizer " OWN " --val-share 0 --threads 3 --out %s - <%s >%s 2>&1",
              program ? program : "build/weft", scratch_path("t3"), scratch_path("long.txt"),
              scratch_path("said"));
     assert_int_equal(system(line), 0);
-    char *a = file_read(scratch_path("t1/train_000000.bin"), &one);
-    char *b = file_read(scratch_path("t3/train_000000.bin"), &two);
+    WEFT_AUTO_FREE char *a = file_read(scratch_path("t1/train_000000.bin"), &one);
+    WEFT_AUTO_FREE char *b = file_read(scratch_path("t3/train_000000.bin"), &two);
     assert_int_equal(one, two);
     assert_memory_equal(a, b, one);
     weft_tokens t = read_shard("t1", "train_000000.bin");
@@ -213,71 +194,62 @@ static void test_threads_and_pipes_change_nothing(void **state) {
     weft_encoder *e;
     const int32_t *whole;
     int64_t count;
-    assert_int_equal(weft_tokenizer_open(OWN, &of), WEFT_OK);
-    assert_int_equal(weft_encoder_open(of, &e), WEFT_OK);
-    assert_int_equal(weft_encode(e, text, n, false, &whole, &count), WEFT_OK);
+    expect_ok(weft_tokenizer_open(OWN, &of));
+    expect_ok(weft_encoder_open(of, &e));
+    expect_ok(weft_encode(e, text, n, false, &whole, &count));
     assert_int_equal(count + 1, t.columns);
     assert_memory_equal(whole, t.values + 1, (size_t)count * sizeof *whole);
     weft_encoder_close(e);
     weft_tokenizer_close(of);
     weft_tokens_free(&t);
-    free(a);
-    free(b);
-    free(text);
     free(source);
 }
 
-static void test_json_says_what_was_done(void **state) {
-    (void)state;
+TEST(test_json_says_what_was_done) {
     command_result r = command_run(RUN("tokenize", "--json", "--out", scratch_path("said-json"),
                                        text_file("said.txt", "hello")));
     json_error_t error;
-    json_t *object = json_loads(r.out, 0, &error);
+    WEFT_AUTO_DECREF json_t *object = json_loads(r.out, 0, &error);
     assert_int_equal(r.status, 0);
     assert_int_equal(json_integer_value(json_object_get(object, "train_tokens")), 5);
     assert_int_equal(json_integer_value(json_object_get(object, "documents")), 1);
     assert_int_equal(json_integer_value(json_object_get(object, "vocab")), 256);
-    json_decref(object);
     command_free(&r);
 }
 
-static void test_what_is_wrong_leaves_no_shard(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_leaves_no_shard) {
     const char *good = text_file("good.jsonl", "{\"text\": \"a\"}\n");
     const char *bad = text_file("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n");
     const char *worse = text_file("worse.jsonl", "{\"text\": \"a\"}\nnot\n");
     const char *out = scratch_path("wrong");
-    command_fails(2, RUN("tokenize", "--out", out), SAYS("no files"));
-    command_fails(2, RUN("tokenize", good), SAYS("--out"));
-    command_fails(2, RUN("tokenize", "--out", out, "no-such-file"), SAYS("no-such-file"));
-    command_fails(2, RUN("tokenize", "--out", out, "tests"), SAYS("tests", "folder"));
-    command_fails(2, RUN("tokenize", "--out", out, "/dev/null"), SAYS("a device"));
-    command_fails(2, RUN("tokenize", "--out", out, "-"), SAYS("no text"));
-    command_fails(2, RUN("tokenize", "--out", out, "--jsonl", "text", good, bad),
-                  SAYS("bad.jsonl", "line 2", "text"));
-    command_fails(2, RUN("tokenize", "--out", out, "--jsonl", "text", worse),
-                  SAYS("worse.jsonl", "line 2", "JSON"));
-    command_fails(2, RUN("tokenize", "--out", out, "--tokenizer", "no-such", good),
-                  SAYS("no-such"));
-    command_fails(2, RUN("tokenize", "--out", out, "--val-share", "1", good), SAYS("--val-share"));
-    command_fails(2, RUN("tokenize", "--out", out, "--shard-tokens", "0", good),
-                  SAYS("--shard-tokens"));
+    FAILS(2, SAYS("no files"), "tokenize", "--out", out);
+    FAILS(2, SAYS("--out"), "tokenize", good);
+    FAILS(2, SAYS("no-such-file"), "tokenize", "--out", out, "no-such-file");
+    FAILS(2, SAYS("tests", "folder"), "tokenize", "--out", out, "tests");
+    FAILS(2, SAYS("a device"), "tokenize", "--out", out, "/dev/null");
+    FAILS(2, SAYS("no text"), "tokenize", "--out", out, "-");
+    FAILS(2, SAYS("bad.jsonl", "line 2", "text"), "tokenize", "--out", out, "--jsonl", "text", good,
+          bad);
+    FAILS(2, SAYS("worse.jsonl", "line 2", "JSON"), "tokenize", "--out", out, "--jsonl", "text",
+          worse);
+    FAILS(2, SAYS("no-such"), "tokenize", "--out", out, "--tokenizer", "no-such", good);
+    FAILS(2, SAYS("--val-share"), "tokenize", "--out", out, "--val-share", "1", good);
+    FAILS(2, SAYS("--shard-tokens"), "tokenize", "--out", out, "--shard-tokens", "0", good);
     assert_false(there_is("wrong", "train_000000.bin"));
     assert_false(there_is("wrong", "train_000000.bin.part"));
-    command_succeeds(RUN("tokenize", "--out", out, good), NULL);
-    command_fails(2, RUN("tokenize", "--out", out, good), SAYS("has shards already"));
-    command_fails(2, RUN("tokenize", "--out", good, good), SAYS("good.jsonl"));
+    SUCCEEDS("tokenize", "--out", out, good);
+    FAILS(2, SAYS("has shards already"), "tokenize", "--out", out, good);
+    FAILS(2, SAYS("good.jsonl"), "tokenize", "--out", good, good);
 }
 
 /* val_000000.bin has its name already when a shard of the others cannot have it. */
-static void test_shards_come_all_or_none(void **state) {
-    (void)state;
-    char text[3001], out[256];
+TEST(test_shards_come_all_or_none) {
+    char text[3001];
     for (int i = 0; i < 3000; i++)
         text[i] = i % 10 == 9 ? '\n' : 'a';
     text[3000] = 0;
     const char *file = text_file("whole.txt", text);
-    snprintf(out, sizeof out, "%s", scratch_path("together"));
+    const char *out = scratch_path("together");
     const char *const *words =
         RUN("tokenize", "--out", out, "--shard-tokens", "1000", "--threads", "1", file);
     fault_need();
@@ -296,44 +268,39 @@ static void test_shards_come_all_or_none(void **state) {
     command_succeeds(words, NULL);
 }
 
-static void test_two_do_not_tokenize_into_one_folder(void **state) {
-    (void)state;
+TEST(test_two_do_not_tokenize_into_one_folder) {
     const char *file = text_file("held.txt", "some text\n");
     assert_int_equal(mkdir(scratch_path("held"), 0777), 0);
     int folder = open(scratch_path("held"), O_RDONLY | O_DIRECTORY);
     assert_int_equal(flock(folder, LOCK_EX), 0);
-    command_fails(2, RUN("tokenize", "--out", scratch_path("held"), file),
-                  SAYS("another process tokenizes"));
+    FAILS(2, SAYS("another process tokenizes"), "tokenize", "--out", scratch_path("held"), file);
     close(folder);
-    command_succeeds(RUN("tokenize", "--out", scratch_path("held"), file), NULL);
+    SUCCEEDS("tokenize", "--out", scratch_path("held"), file);
 }
 
-static void test_tokenizer_is_trained(void **state) {
-    (void)state;
+TEST(test_tokenizer_is_trained) {
     const char *text = text_file("words.txt", "low lower lowest low lower low slow slower");
     const char *own = scratch_path("own.json");
     char *out;
     command_succeeds(RUN("tokenizer", "train", "--vocab", "264", "--out", own, text), &out);
     assert_non_null(strstr(out, "264"));
     free(out);
-    command_succeeds(RUN("tokenize", "--tokenizer", own, "--out", scratch_path("trained"), text),
-                     NULL);
+    SUCCEEDS("tokenize", "--tokenizer", own, "--out", scratch_path("trained"), text);
     out = decode_shard("trained", "train_000000.bin", own);
     assert_string_equal(out, "<|endoftext|>low lower lowest low lower low slow slower");
     free(out);
-    command_fails(2, RUN("tokenizer"), SAYS("--vocab"));
-    command_fails(2, RUN("tokenizer", "tarin", "--vocab", "300", "--out", own), SAYS("train"));
-    command_fails(2, RUN("tokenizer", "train", "--vocab", "300", "--out", own), SAYS("no files"));
-    command_fails(2, RUN("tokenizer", "train", "--vocab", "3", "--out", own, text),
-                  SAYS("--vocab", "257"));
-    command_fails(1, RUN("tokenizer", "train", "--vocab", "300", "--out", "/no/such/x", text),
-                  SAYS("/no/such/x"));
+    FAILS(2, SAYS("--vocab"), "tokenizer");
+    FAILS(2, SAYS("train"), "tokenizer", "tarin", "--vocab", "300", "--out", own);
+    FAILS(2, SAYS("no files"), "tokenizer", "train", "--vocab", "300", "--out", own);
+    FAILS(2, SAYS("--vocab", "257"), "tokenizer", "train", "--vocab", "3", "--out", own, text);
+    FAILS(1, SAYS("/no/such/x"), "tokenizer", "train", "--vocab", "300", "--out", "/no/such/x",
+          text);
 }
 
 /* Skips where this build lacks a library, or the machine the program that packs. */
 static void need_packing(const char *program, const char *packed) {
-    char line[1024];
-    snprintf(line, sizeof line, "printf 'one text\\n' | %s -c >'%s' 2>/dev/null", program, packed);
+    const char *line =
+        format_text("printf 'one text\\n' | %s -c >'%s' 2>/dev/null", program, packed);
     if (system(line) != 0) {
         printf("there is no %s\n", program);
         skip();
@@ -350,61 +317,51 @@ static void need_packing(const char *program, const char *packed) {
 
 /* Several mebibytes and two packed texts in a row; a share of it; JSON lines by the name within. */
 static void unpacks(const char *program, const char *tail) {
-    char packed[512], folder[512], text[4001];
-    snprintf(packed, sizeof packed, "%s", scratch_path("one.txt.%s", tail));
+    const char *packed = scratch_path("one.txt.%s", tail);
     need_packing(program, packed);
-    snprintf(folder, sizeof folder, "%s", scratch_path("packed-%s", tail));
+    const char *folder = scratch_path("packed-%s", tail);
     shell_succeeds("printf 'and another' | %s -c >>'%s'", program, packed);
-    command_succeeds(RUN("tokenize", "--val-share", "0", "--out", folder, packed), NULL);
-    snprintf(text, sizeof text, "packed-%s", tail);
+    SUCCEEDS("tokenize", "--val-share", "0", "--out", folder, packed);
+    const char *text = format_text("packed-%s", tail);
     expect_bytes(text, "train_000000.bin", "one text\nand another");
 
-    char plain[512], whole[512], name[64];
-    snprintf(plain, sizeof plain, "%s", scratch_path("many-%s.txt", tail));
-    snprintf(whole, sizeof whole, "%s", scratch_path("whole-%s", tail));
+    const char *plain = scratch_path("many-%s.txt", tail);
+    const char *whole = scratch_path("whole-%s", tail);
     shell_succeeds("seq 1 700000 >'%s' && %s -c '%s' >'%s'", plain, program, plain, packed);
     shell_succeeds("rm -r '%s'", folder);
-    command_succeeds(RUN("tokenize", "--val-share", "0.1", "--out", folder, packed), NULL);
-    command_succeeds(RUN("tokenize", "--val-share", "0.1", "--out", whole, plain), NULL);
+    SUCCEEDS("tokenize", "--val-share", "0.1", "--out", folder, packed);
+    SUCCEEDS("tokenize", "--val-share", "0.1", "--out", whole, plain);
     for (int i = 0; i < 2; i++) {
-        char a[600], b[600];
-        snprintf(name, sizeof name, "%s_000000.bin", i ? "val" : "train");
-        snprintf(a, sizeof a, "%s/%s", folder, name);
-        snprintf(b, sizeof b, "%s/%s", whole, name);
-        file_expect_equal(a, b);
+        const char *name = format_text("%s_000000.bin", i ? "val" : "train");
+        file_expect_equal(format_text("%s/%s", folder, name), format_text("%s/%s", whole, name));
     }
 
-    snprintf(packed, sizeof packed, "%s", scratch_path("lines.jsonl.%s", tail));
+    packed = scratch_path("lines.jsonl.%s", tail);
     shell_succeeds("printf '{\"text\": \"a\"}\\n{\"text\": \"b\"}\\n' | %s -c >'%s'", program,
                    packed);
     shell_succeeds("rm -r '%s'", folder);
-    command_succeeds(RUN("tokenize", "--val-share", "0", "--out", folder, packed), NULL);
+    SUCCEEDS("tokenize", "--val-share", "0", "--out", folder, packed);
     expect_bytes(text, "train_000000.bin", "a\nb");
 
     /* Cut off, and changed in the middle. */
-    snprintf(packed, sizeof packed, "%s", scratch_path("cut.txt.%s", tail));
+    packed = scratch_path("cut.txt.%s", tail);
     shell_succeeds("%s -c '%s' | head -c -100 >'%s'", program, plain, packed);
-    command_fails(2, RUN("tokenize", "--out", scratch_path("cut"), packed),
-                  SAYS(packed, "ends too early"));
+    FAILS(2, SAYS(packed, "ends too early"), "tokenize", "--out", scratch_path("cut"), packed);
     shell_succeeds("printf 'xxxxxxxxxxxxxxxx' | dd of='%s' bs=1 seek=1000 conv=notrunc 2>/dev/null",
                    packed);
-    command_fails(2, RUN("tokenize", "--out", scratch_path("cut"), packed),
-                  SAYS(packed, "damaged"));
+    FAILS(2, SAYS(packed, "damaged"), "tokenize", "--out", scratch_path("cut"), packed);
     assert_false(there_is("cut", "train_000000.bin"));
 }
 
-static void test_gzip_is_unpacked(void **state) {
-    (void)state;
+TEST(test_gzip_is_unpacked) {
     unpacks("gzip", "gz");
 }
 
-static void test_zstd_is_unpacked(void **state) {
-    (void)state;
+TEST(test_zstd_is_unpacked) {
     unpacks("zstd", "zst");
 }
 
-static void test_what_is_no_text_is_refused(void **state) {
-    (void)state;
+TEST(test_what_is_no_text_is_refused) {
     static const struct {
         const char *name, *bytes, *says;
         size_t n;
@@ -421,14 +378,12 @@ static void test_what_is_no_text_is_refused(void **state) {
         {"model.bin", "abc\0def", "is no text", 7},
     };
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        char path[512];
         const char *out = scratch_path("refused"), *text = text_file("fine.txt", "fine\n");
-        snprintf(path, sizeof path, "%s", scratch_path("%s", files[i].name));
+        const char *path = scratch_path("%s", files[i].name);
         file_write(path, files[i].bytes, files[i].n);
-        command_fails(2, RUN("tokenize", "--out", out, text, path), SAYS(path, files[i].says));
-        command_fails(
-            2, RUN("tokenizer", "train", "--vocab", "300", "--out", scratch_path("t.json"), path),
-            SAYS(path, files[i].says));
+        FAILS(2, SAYS(path, files[i].says), "tokenize", "--out", out, text, path);
+        FAILS(2, SAYS(path, files[i].says), "tokenizer", "train", "--vocab", "300", "--out",
+              scratch_path("t.json"), path);
     }
     assert_false(there_is("refused", "train_000000.bin"));
 }
@@ -441,58 +396,48 @@ static void expect_tokens(const char *folder, const char *name, const int32_t *t
 }
 
 /* nanoGPT's bare uint16, shards with a header, and arrays: copied, the end of each kept apart. */
-static void test_files_of_tokens_are_copied(void **state) {
-    (void)state;
+TEST(test_files_of_tokens_are_copied) {
     const int32_t tokens[] = {5, 50256, 7, 8, 9, 10, 11, 12, 13, 65535};
-    char bare[512], shard[512], wide[512], array[512];
     unsigned char raw[20];
     for (int i = 0; i < 10; i++) {
         raw[2 * i] = (unsigned char)(tokens[i] & 255);
         raw[2 * i + 1] = (unsigned char)(tokens[i] >> 8);
     }
     shell_succeeds("mkdir -p '%s'", scratch_path("nano"));
-    snprintf(bare, sizeof bare, "%s", scratch_path("nano/train.bin"));
-    snprintf(shard, sizeof shard, "%s", scratch_path("fineweb_train_000001.bin"));
-    snprintf(wide, sizeof wide, "%s", scratch_path("wide_shard.bin"));
-    snprintf(array, sizeof array, "%s", scratch_path("array.npy"));
+    const char *bare = scratch_path("nano/train.bin");
+    const char *shard = scratch_path("fineweb_train_000001.bin");
+    const char *wide = scratch_path("wide_shard.bin");
+    const char *array = scratch_path("array.npy");
     file_write(bare, raw, sizeof raw);
     shard_write(shard, 20240520, 1, 10, 2, tokens, 10);
     shard_write(wide, 20240801, 7, 10, 4, tokens, 10);
     npy_write_raw(array, "{'descr': '<u2', 'fortran_order': False, 'shape': (2, 5), }", raw, 20);
     const char *const files[] = {bare, shard, wide, array};
     for (int i = 0; i < 4; i++) {
-        char folder[32];
-        snprintf(folder, sizeof folder, "tokens-%d", i);
-        char *out;
-        command_succeeds(RUN("tokenize", "--json", "--val-share", "0.3", "--out",
-                             scratch_path("%s", folder), files[i]),
-                         &out);
+        const char *folder = format_text("tokens-%d", i);
+        WEFT_AUTO_FREE char *out = OUTPUT("tokenize", "--json", "--val-share", "0.3", "--out",
+                                          scratch_path("%s", folder), files[i]);
         assert_non_null(strstr(out, "\"vocab\": 65536"));
-        free(out);
         expect_tokens(folder, "train_000000.bin", tokens, 7);
         expect_tokens(folder, "val_000000.bin", tokens + 7, 3);
         assert_false(there_is(folder, "tokenizer.json"));
     }
-    command_succeeds(RUN("tokenize", "--val", shard, "--out", scratch_path("both"), bare), NULL);
+    SUCCEEDS("tokenize", "--val", shard, "--out", scratch_path("both"), bare);
     expect_tokens("both", "train_000000.bin", tokens, 10);
     expect_tokens("both", "val_000000.bin", tokens, 10);
     /* With a tokenizer they must be its own. */
-    command_fails(2,
-                  RUN("tokenize", "--tokenizer", OWN, "--out", scratch_path("other-tokens"), bare),
-                  SAYS("train.bin", "token 1 is 50256", "700"));
-    command_fails(
-        2, RUN("tokenize", "--out", scratch_path("mixed"), bare, text_file("beside.txt", "text")),
-        SAYS("train.bin", "beside.txt", "apart"));
+    FAILS(2, SAYS("train.bin", "token 1 is 50256", "700"), "tokenize", "--tokenizer", OWN, "--out",
+          scratch_path("other-tokens"), bare);
+    FAILS(2, SAYS("train.bin", "beside.txt", "apart"), "tokenize", "--out", scratch_path("mixed"),
+          bare, text_file("beside.txt", "text"));
     file_write(bare, raw, 19);
-    command_fails(2, RUN("tokenize", "--out", scratch_path("odd"), bare), SAYS("train.bin", "19"));
-    command_fails(
-        2, RUN("tokenizer", "train", "--vocab", "300", "--out", scratch_path("t.json"), shard),
-        SAYS("holds tokens"));
+    FAILS(2, SAYS("train.bin", "19"), "tokenize", "--out", scratch_path("odd"), bare);
+    FAILS(2, SAYS("holds tokens"), "tokenizer", "train", "--vocab", "300", "--out",
+          scratch_path("t.json"), shard);
 }
 
 /* A parquet file made here, through the helper into the program. */
-static void test_parquet_is_streamed(void **state) {
-    (void)state;
+TEST(test_parquet_is_streamed) {
     char line[4096];
     const char *python = getenv("PYTHON"), *program = getenv("WEFT");
     if (!python || !*python) python = "python3";
@@ -518,30 +463,8 @@ static void test_parquet_is_streamed(void **state) {
     snprintf(line, sizeof line, "%s scripts/stream_dataset.py %s 2>%s", python,
              scratch_path("texts.parquet"), scratch_path("why"));
     assert_int_not_equal(system(line), 0);
-    char *why = file_read(scratch_path("why"), NULL);
+    WEFT_AUTO_FREE char *why = file_read(scratch_path("why"), NULL);
     assert_non_null(strstr(why, "has no column text; it has id, body"));
-    free(why);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_of_files_are_the_tokens),
-        cmocka_unit_test(test_lines_of_json_are_documents),
-        cmocka_unit_test(test_a_share_is_kept_apart),
-        cmocka_unit_test(test_a_twentieth_is_kept_apart_unless_told),
-        cmocka_unit_test(test_shards_have_so_many_tokens),
-        cmocka_unit_test(test_wide_tokens_and_leftovers),
-        cmocka_unit_test(test_threads_and_pipes_change_nothing),
-        cmocka_unit_test(test_json_says_what_was_done),
-        cmocka_unit_test(test_what_is_wrong_leaves_no_shard),
-        cmocka_unit_test(test_shards_come_all_or_none),
-        cmocka_unit_test(test_two_do_not_tokenize_into_one_folder),
-        cmocka_unit_test(test_tokenizer_is_trained),
-        cmocka_unit_test(test_gzip_is_unpacked),
-        cmocka_unit_test(test_zstd_is_unpacked),
-        cmocka_unit_test(test_what_is_no_text_is_refused),
-        cmocka_unit_test(test_files_of_tokens_are_copied),
-        cmocka_unit_test(test_parquet_is_streamed),
-    };
-    return cmocka_run_group_tests_name("tokenize", tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

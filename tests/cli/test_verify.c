@@ -1,21 +1,16 @@
 /* `weft verify`: every check of every block passes on this machine, soon. */
 #include "model/verify.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
-static void test_all_pass_within_seconds(void **state) {
-    (void)state;
-    char *out;
+TEST(test_all_pass_within_seconds) {
     time_t start = time(NULL);
-    command_succeeds(RUN("verify"), &out);
+    WEFT_AUTO_FREE char *out = OUTPUT("verify");
     /* The promise is of the machine alone; tests run beside each other. */
     assert_true(time(NULL) - start < 30 * command_patience());
     int passed = 0;
@@ -23,15 +18,11 @@ static void test_all_pass_within_seconds(void **state) {
         passed++;
     assert_int_equal(passed, weft_verify_count() * WEFT_VERIFY_CHECKS);
     assert_null(strstr(out, "... FAILED"));
-    char sum[48];
-    snprintf(sum, sizeof sum, "%d PASSED, 0 FAILED", passed);
-    assert_non_null(strstr(out, sum));
-    free(out);
+    assert_non_null(strstr(out, format_text("%d PASSED, 0 FAILED", passed)));
 }
 
-static void test_json_has_a_row_for_each_block(void **state) {
-    (void)state;
-    json_t *object = command_json(RUN("verify", "--json", "--threads", "2"));
+TEST(test_json_has_a_row_for_each_block) {
+    WEFT_AUTO_DECREF json_t *object = command_json(RUN("verify", "--json", "--threads", "2"));
     json_t *blocks = json_object_get(object, "blocks");
     assert_int_equal(json_array_size(blocks), weft_verify_count());
     assert_int_equal(json_integer_value(json_object_get(object, "failed")), 0);
@@ -45,13 +36,6 @@ static void test_json_has_a_row_for_each_block(void **state) {
             assert_true(json_is_true(
                 json_object_get(row, weft_verify_check_name((weft_verify_check)check))));
     }
-    json_decref(object);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_pass_within_seconds),
-        cmocka_unit_test(test_json_has_a_row_for_each_block),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

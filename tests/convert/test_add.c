@@ -123,6 +123,48 @@ static void test_training_goes_on_with_what_was_added(void **state) {
     assert_true(has_tensor("on/last", "h.0.attn.out_gate.weight", false));
 }
 
+/* Mechanisms that a checkpoint has already: their weights begin to be learned where they were fixed, so that the
+ * loss of the first step is the one without, and a rate of zero leaves them there. */
+static void test_training_learns_the_weights_of_mechanisms_that_are_there(void **state) {
+    (void)state;
+    static const char *const learned[] = {"n", "y"};
+    static const char text[] =
+        "CONFIG_N_LAYER=2\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\nCONFIG_VOCAB_SIZE=256\n"
+        "CONFIG_CONTEXT=16\nCONFIG_BATCH_SIZE=2\nCONFIG_STEPS=1\nCONFIG_EVAL_SAMPLES=1\n"
+        "CONFIG_LEARNING_RATE=0\nCONFIG_MIN_LR=0\nCONFIG_ATTENTION=\"mla\"\n"
+        "CONFIG_RA_MLA_LATENT_DIM=8\nCONFIG_RA_MLA_MLP_GATE_DIM=4\nCONFIG_INIT=\"orthogonal\"\n"
+        "CONFIG_RA_MLA_MLP_ATTN_GATE=y\nCONFIG_RA_MLA_MLP_CROSS_TOKEN=y\n"
+        "CONFIG_RA_MLA_MLP_LATENT_RECIP=y\n";
+    const char *config = scratch_path("fixed.config"), *model = scratch_path("fixed");
+    double losses[2];
+    file_write(config, text, strlen(text));
+    command_succeeds(RUN("init", "--config", config, "--seed", "5", "--out", model), NULL);
+    for (int i = 0; i < 2; i++) {
+        const char *out = scratch_path("learned-%s", learned[i]);
+        char learns[64], *line;
+        snprintf(learns, sizeof learns, "RA_MLA_MLP_ALPHA_LEARNED=%s", learned[i]);
+        command_succeeds(
+            RUN("train", "--config", config, "-o", learns, "--from", model, "--out", out), NULL);
+        line = file_read(scratch_path("learned-%s/metrics.jsonl", learned[i]), NULL);
+        json_t *row = json_loads(line, 0, NULL);
+        losses[i] = json_real_value(json_object_get(row, "loss"));
+        json_decref(row);
+        free(line);
+    }
+    assert_true(losses[0] > 0 && fabs(losses[1] - losses[0]) < 1e-5);
+    static const char *const names[] = {"h.1.attn.gate_alpha", "h.0.ffn.cross_alpha",
+                                        "h.0.ffn.recip_alpha"};
+    static const double begins[] = {0.1, 0.3, 0.2};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        int64_t count;
+        double *values =
+            tensor_values(scratch_path("learned-y/last/model.safetensors"), names[i], &count);
+        assert_int_equal(count, 1);
+        assert_true(fabs(values[0] - begins[i]) < 1e-6);
+        free(values);
+    }
+}
+
 /* Variants of one checkpoint differ by what training makes of them: at a rate of zero, by nothing. */
 static void test_a_study_begins_from_one_checkpoint(void **state) {
     (void)state;
@@ -155,6 +197,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_added_moves_no_logit),
         cmocka_unit_test(test_what_cannot_be_added_is_refused),
         cmocka_unit_test(test_training_goes_on_with_what_was_added),
+        cmocka_unit_test(test_training_learns_the_weights_of_mechanisms_that_are_there),
         cmocka_unit_test(test_a_study_begins_from_one_checkpoint),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

@@ -191,9 +191,8 @@ static void test_eight_bits_hardly_change_the_perplexity(void **state) {
         char run[512], best[560];
         snprintf(run, sizeof run, "%s", scratch_path("step%s", steps[i]));
         snprintf(best, sizeof best, "%s/best", run);
-        command_succeeds(RUN("train", "--config", "defconfigs/ra-mla", "--variant", steps[i], "-o",
-                             "STEPS=150", "-o", "WARMUP_STEPS=20", "--out", run),
-                         NULL);
+        SUCCEEDS("train", "--config", "defconfigs/ra-mla", "--variant", steps[i], "-o", "STEPS=150",
+                 "-o", "WARMUP_STEPS=20", "--out", run);
         weft_model *m;
         if (weft_model_load(best, WEFT_F32, &m) != WEFT_OK) fail_msg("%s", weft_error_message());
         double plain = perplexity(m, "f32", "f32", 24);

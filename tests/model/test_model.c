@@ -4,13 +4,9 @@
 #include "support/model_case.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 typedef struct {
     const char *config;
@@ -20,7 +16,7 @@ typedef struct {
 static void open_kept(model_test *t) {
     char path[256];
     snprintf(path, sizeof path, "tests/vectors/model/%s.safetensors", t->config);
-    if (weft_safetensors_open(path, &t->kept) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_open(path, &t->kept));
 }
 
 /* The kept tensor as doubles; malloc'd. */
@@ -82,12 +78,13 @@ static void compare_gradients(const model_test *t, const model_run *r, double to
     }
 }
 
-static void compare_with_reference(model_test *t, weft_dtype dtype, weft_form form,
+static void compare_with_reference(const char *config, weft_dtype dtype, weft_form form,
                                    double tolerance, double gradient_tolerance) {
+    model_test test = {.config = config}, *t = &test;
     model_case c;
     model_run r;
     open_kept(t);
-    model_case_open(&c, t->config);
+    model_case_open(&c, config);
     model_run_open(
         &r, &c, &(model_run_options){.dtype = dtype, .form = form, .train = true, .grads = true});
     compare_logits(t, &r, tolerance);
@@ -154,9 +151,8 @@ static bool stays_causal(const model_case *c) {
 }
 
 static void test_later_tokens_change_nothing_before_them(void **state) {
-    const model_test *t = *state;
     model_case c;
-    model_case_open(&c, t->config);
+    model_case_open(&c, *state);
     /* With one token, or one word, nothing can be seen. */
     bool can_tell = c.time > 1 && c.config.vocab_size > 1;
     bool sees_the_future = weft_config_leaks(&c.config) || !c.config.causal;
@@ -177,10 +173,9 @@ static int64_t document_of(const model_case *c, int64_t b, int64_t t) {
 
 /* Changes each token that ends no document, and holds the logits of the other documents to their bits. */
 static void test_documents_change_nothing_beside_them(void **state) {
-    const model_test *t = *state;
     model_case c;
     model_run r;
-    model_case_open(&c, t->config);
+    model_case_open(&c, *state);
     int64_t vocab = c.config.vocab_size, moved = 0, n = c.batch * c.time * vocab;
     if (!c.config.document_mask) {
         model_case_close(&c);
@@ -228,10 +223,9 @@ static void compare_bits(const model_run *a, const model_run *b, const char *wha
 }
 
 static void test_threads_and_recomputation_keep_the_bits(void **state) {
-    const model_test *t = *state;
     model_case c;
     model_run one, other;
-    model_case_open(&c, t->config);
+    model_case_open(&c, *state);
     model_run_options options = {.dtype = WEFT_F32, .train = true, .grads = true};
     model_run_open(&one, &c, &options);
     options.threads = 3;
@@ -246,12 +240,7 @@ static void test_threads_and_recomputation_keep_the_bits(void **state) {
     model_case_close(&c);
 }
 
-typedef struct {
-    const char *what;
-    CMUnitTestFunction run;
-} model_check;
-
-static const model_check checks[] = {
+static const model_case_check checks[] = {
     {"f64 equals the reference", test_f64_equals_the_reference},
     {"f32 equals the reference", test_f32_equals_the_reference},
     {"direct and cheap forms equal the reference", test_direct_and_cheap_forms_equal_the_reference},
@@ -259,34 +248,7 @@ static const model_check checks[] = {
     {"documents change nothing beside them", test_documents_change_nothing_beside_them},
     {"threads and recomputation keep the bits", test_threads_and_recomputation_keep_the_bits},
 };
-enum { N_CHECKS = sizeof checks / sizeof checks[0] };
 
 int main(void) {
-    char **names;
-    int n = model_case_names(&names);
-    if (n <= 0) {
-        fprintf(stderr, "tests/model/configs: no configs\n");
-        return 1;
-    }
-    struct CMUnitTest *tests = calloc((size_t)(n * N_CHECKS), sizeof *tests);
-    model_test *states = calloc((size_t)n, sizeof *states);
-    char(*titles)[160] = calloc((size_t)(n * N_CHECKS), sizeof *titles);
-    if (!tests || !states || !titles) return 1;
-    const char *only = getenv("WEFT_CASES");
-    size_t count = 0;
-    for (int i = 0; i < n; i++) {
-        states[i].config = names[i];
-        if (only && !strstr(names[i], only)) continue;
-        for (int k = 0; k < N_CHECKS; k++, count++) {
-            snprintf(titles[count], sizeof titles[count], "%s: %s", names[i], checks[k].what);
-            tests[count] = (struct CMUnitTest){
-                .name = titles[count], .test_func = checks[k].run, .initial_state = &states[i]};
-        }
-    }
-    int failed = _cmocka_run_group_tests("model", tests, count, NULL, NULL);
-    free(tests);
-    free(states);
-    free(titles);
-    model_case_names_free(names, n);
-    return failed;
+    return model_cases_run(checks, sizeof checks / sizeof checks[0]);
 }

@@ -7,17 +7,9 @@
 #include "support/model_case.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
 
 /* One row of R over T columns: weights averaged (or the largest) over heads, thinned out,
  * normalized. scores: [H, T, T] of one sequence; gates: [T, H], or NULL. */
@@ -72,7 +64,7 @@ static void give_routes(const model_case *c, const model_run *r, model_run *held
         int64_t heads = c->config.n_head;
         const weft_tensor *gate = r->session.graph.inside[layer].gate;
         double *gates = NULL;
-        check(weft_session_scores(&r->session, layer, scores));
+        expect_ok(weft_session_scores(&r->session, layer, scores));
         if (c->config.route_after_gate && gate)
             gates = model_run_values(r, gate, c->batch * time * heads);
         for (int64_t b = 0; b < c->batch; b++)
@@ -86,9 +78,9 @@ static void give_routes(const model_case *c, const model_run *r, model_run *held
         char name[48];
         snprintf(name, sizeof name, "h.%lld.routes.index", (long long)layer);
         const weft_graph *g = held->session.graph.graph;
-        check(weft_exec_write(held->session.exec, weft_graph_find(g, name), index));
+        expect_ok(weft_exec_write(held->session.exec, weft_graph_find(g, name), index));
         snprintf(name, sizeof name, "h.%lld.routes.weight", (long long)layer);
-        check(weft_exec_write(held->session.exec, weft_graph_find(g, name), weights));
+        expect_ok(weft_exec_write(held->session.exec, weft_graph_find(g, name), weights));
     }
     free(scores);
     free(weights);
@@ -102,8 +94,8 @@ static void give_latents(const model_case *c, const model_run *r, model_run *hel
         const weft_tensor *latent = r->session.graph.inside[layer].latent;
         double *values = model_run_values(r, latent, weft_tensor_count(latent));
         snprintf(name, sizeof name, "h.%lld.latent", (long long)layer);
-        check(weft_exec_write(held->session.exec, weft_graph_find(held->session.graph.graph, name),
-                              values));
+        expect_ok(weft_exec_write(held->session.exec,
+                                  weft_graph_find(held->session.graph.graph, name), values));
         free(values);
     }
 }
@@ -112,7 +104,7 @@ static void give_latents(const model_case *c, const model_run *r, model_run *hel
 static double trained_loss(const model_case *c, model_run *held) {
     weft_loss_parts p;
     model_run_again(held, c->tokens, c->targets);
-    check(weft_session_losses(&held->session, &p));
+    expect_ok(weft_session_losses(&held->session, &p));
     return c->config.logits_z_detach ? p.loss - p.logits_z : p.loss;
 }
 
@@ -175,20 +167,6 @@ static void test_gradients_are_slopes_of_the_loss(void **state) {
 }
 
 int main(void) {
-    char **names;
-    int n = model_case_names(&names);
-    if (n <= 0) return 1;
-    struct CMUnitTest *tests = calloc((size_t)n, sizeof *tests);
-    if (!tests) return 1;
-    const char *only = getenv("WEFT_CASES");
-    size_t count = 0;
-    for (int i = 0; i < n; i++)
-        if (!only || strstr(names[i], only))
-            tests[count++] = (struct CMUnitTest){.name = names[i],
-                                                 .test_func = test_gradients_are_slopes_of_the_loss,
-                                                 .initial_state = names[i]};
-    int failed = _cmocka_run_group_tests("model gradients", tests, count, NULL, NULL);
-    free(tests);
-    model_case_names_free(names, n);
-    return failed;
+    const model_case_check check_all = {NULL, test_gradients_are_slopes_of_the_loss};
+    return model_cases_run(&check_all, 1);
 }

@@ -12,20 +12,13 @@
 #include "ops/fuse.h"
 #include "ops/list.h"
 #include "ops/rope.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { PAIRS = 40, HEADS = 3, MEAN = 4, WIDE = 2 * MEAN, TIME = 6 };
-
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
 
 static void draw(const char *name, int64_t n, double *out) {
     weft_random_uniform(11, 0, weft_random_site(name), n, out);
@@ -40,12 +33,12 @@ typedef struct {
 } runner;
 
 static void run(runner *r, weft_tensor *const *inputs, const double *const *values, int n) {
-    check(weft_graph_status(r->g));
-    check(weft_pool_create(2, &r->pool));
-    check(weft_exec_create(r->g, weft_cpu_backend(), r->pool, NULL, &r->x));
+    expect_ok(weft_graph_status(r->g));
+    expect_ok(weft_pool_create(2, &r->pool));
+    expect_ok(weft_exec_create(r->g, weft_cpu_backend(), r->pool, NULL, &r->x));
     for (int i = 0; i < n; i++)
-        check(weft_exec_write(r->x, inputs[i], values[i]));
-    check(weft_exec_run(r->x, NULL));
+        expect_ok(weft_exec_write(r->x, inputs[i], values[i]));
+    expect_ok(weft_exec_run(r->x, NULL));
 }
 
 static void finish(runner *r) {
@@ -57,7 +50,7 @@ static void finish(runner *r) {
 /* The kernel's score of PAIRS pairs in each head: [PAIRS, HEADS]. */
 static void kernel_scores(const double *q, const double *k, const double *log_tau, double *out) {
     runner r = {0};
-    check(weft_graph_create(&r.g));
+    expect_ok(weft_graph_create(&r.g));
     weft_tensor *tq = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "q", WEFT_F64, PAIRS, 1, HEADS, WIDE);
     weft_tensor *tk = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "k", WEFT_F64, PAIRS, 1, HEADS, WIDE);
     weft_tensor *tau = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "log_tau", WEFT_F64, HEADS);
@@ -65,7 +58,7 @@ static void kernel_scores(const double *q, const double *k, const double *log_ta
     score.n = weft_row_squares(r.g, tk, 0);
     weft_tensor *lse = weft_keep(weft_attention(r.g, &score, tk).lse);
     run(&r, (weft_tensor *[]){tq, tk, tau}, (const double *[]){q, k, log_tau}, 3);
-    check(weft_exec_read(r.x, lse, out)); /* [B, H, 1] */
+    expect_ok(weft_exec_read(r.x, lse, out)); /* [B, H, 1] */
     finish(&r);
 }
 
@@ -76,8 +69,7 @@ static double norm2(const double *a) {
     return sum;
 }
 
-static void test_the_score_is_the_distance(void **state) {
-    (void)state;
+TEST(test_the_score_is_the_distance) {
     double q[PAIRS * HEADS * WIDE], k[PAIRS * HEADS * WIDE], log_tau[HEADS], got[PAIRS * HEADS];
     draw("q", PAIRS * HEADS * WIDE, q);
     draw("k", PAIRS * HEADS * WIDE, k);
@@ -92,8 +84,7 @@ static void test_the_score_is_the_distance(void **state) {
     }
 }
 
-static void test_the_distance_is_the_same_with_query_and_key_exchanged(void **state) {
-    (void)state;
+TEST(test_the_distance_is_the_same_with_query_and_key_exchanged) {
     double q[PAIRS * HEADS * WIDE], k[PAIRS * HEADS * WIDE], log_tau[HEADS];
     double there[PAIRS * HEADS], back[PAIRS * HEADS];
     draw("q", PAIRS * HEADS * WIDE, q);
@@ -116,7 +107,7 @@ static void rotated(int64_t offset, double *lse, double *o) {
     draw("k", COUNT, k);
     draw("tau", HEADS, log_tau);
     runner r = {0};
-    check(weft_graph_create(&r.g));
+    expect_ok(weft_graph_create(&r.g));
     weft_tensor *tq = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "q", WEFT_F64, 1, TIME, HEADS, WIDE);
     weft_tensor *tk = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "k", WEFT_F64, 1, TIME, HEADS, WIDE);
     weft_tensor *tau = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "log_tau", WEFT_F64, HEADS);
@@ -128,13 +119,12 @@ static void rotated(int64_t offset, double *lse, double *o) {
     weft_keep(a.lse);
     weft_keep(a.o);
     run(&r, (weft_tensor *[]){tq, tk, tau}, (const double *[]){q, k, log_tau}, 3);
-    check(weft_exec_read(r.x, a.lse, lse));
-    check(weft_exec_read(r.x, a.o, o));
+    expect_ok(weft_exec_read(r.x, a.lse, lse));
+    expect_ok(weft_exec_read(r.x, a.o, o));
     finish(&r);
 }
 
-static void test_a_shift_of_all_positions_changes_no_score(void **state) {
-    (void)state;
+TEST(test_a_shift_of_all_positions_changes_no_score) {
     enum { COUNT = TIME * HEADS * WIDE };
     double lse[2][TIME * HEADS], o[2][COUNT];
     rotated(0, lse[0], o[0]);
@@ -151,13 +141,13 @@ static void count_gradients(const char *const *overrides, bool recompute, int *a
     weft_model_graph m;
     weft_config_defaults(&c);
     for (; *overrides; overrides++)
-        check(weft_config_override(&c, *overrides, "test"));
+        expect_ok(weft_config_override(&c, *overrides, "test"));
     weft_build build = {
         .batch = 2, .time = c.context, .dtype = WEFT_BF16, .train = true, .recompute = recompute};
-    check(weft_model_build(&c, &build, &m));
-    check(weft_fuse(m.graph));
-    check(weft_graph_backward(m.graph, m.loss, NULL));
-    check(weft_fuse(m.graph));
+    expect_ok(weft_model_build(&c, &build, &m));
+    expect_ok(weft_fuse(m.graph));
+    expect_ok(weft_graph_backward(m.graph, m.loss, NULL));
+    expect_ok(weft_fuse(m.graph));
     *all = *whole = 0;
     for (int64_t i = 0; i < weft_graph_node_count(m.graph); i++) {
         const weft_node *n = weft_graph_node(m.graph, i);
@@ -172,8 +162,7 @@ static void count_gradients(const char *const *overrides, bool recompute, int *a
 
 #define SMALL "N_LAYER=3", "N_EMBD=64", "N_HEAD=4", "VOCAB_SIZE=1000", "CONTEXT=16"
 
-static void test_gaussians_have_no_pass_of_their_own(void **state) {
-    (void)state;
+TEST(test_gaussians_have_no_pass_of_their_own) {
     static const char *const models[][9] = {
         {SMALL, "ATTENTION=w2"},
         {SMALL, "ATTENTION=w2", "POSITION=rope"},
@@ -188,12 +177,4 @@ static void test_gaussians_have_no_pass_of_their_own(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_score_is_the_distance),
-        cmocka_unit_test(test_the_distance_is_the_same_with_query_and_key_exchanged),
-        cmocka_unit_test(test_a_shift_of_all_positions_changes_no_score),
-        cmocka_unit_test(test_gaussians_have_no_pass_of_their_own),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -3,16 +3,13 @@
 #include "cpu/backend.h"
 #include "study/study.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <dirent.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SENTENCE_MOST = 110 };
 
@@ -45,11 +42,8 @@ static bool is_known(const char *name) {
 /* What `make savedefconfig NAME=` wrote begins with an option: it is the reader's own, until a comment says
  * what it is for. */
 static bool is_own(const char *name) {
-    char path[128];
-    snprintf(path, sizeof path, "defconfigs/%.63s", name);
-    char *text = file_read(path, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("defconfigs/%.63s", name), NULL);
     bool own = *text != '#' && !is_known(name);
-    free(text);
     return own;
 }
 
@@ -86,8 +80,7 @@ static int64_t parameters_of(const weft_study *s, const char *name) {
     return variant_of(s, name)->account.parameters;
 }
 
-static void test_every_study_of_the_documentation_is_there(void **state) {
-    (void)state;
+TEST(test_every_study_of_the_documentation_is_there) {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         int k = 0;
         while (k < n_names && strcmp(names[k], known[i]) != 0)
@@ -96,24 +89,20 @@ static void test_every_study_of_the_documentation_is_there(void **state) {
     }
 }
 
-static void test_each_has_its_question_needs_and_time(void **state) {
-    (void)state;
+TEST(test_each_has_its_question_needs_and_time) {
     for (int i = 0; i < n_names; i++) {
-        char path[128];
-        snprintf(path, sizeof path, "defconfigs/%.63s", names[i]);
-        char *text = file_read(path, NULL);
+        const char *path = format_text("defconfigs/%.63s", names[i]);
+        WEFT_AUTO_FREE char *text = file_read(path, NULL);
         size_t line = strcspn(text, "\n");
         if (strncmp(text, "# ", 2) != 0 || line > SENTENCE_MOST || !strchr(".?", text[line - 1]))
             fail_msg("%s does not begin with a sentence of one line", path);
         if (!strstr(text, "\n# Needs ")) fail_msg("%s does not say what it needs", path);
         bool timed = strstr(text, " on 2 cores") || strstr(text, " a GPU");
         if (!timed) fail_msg("%s does not say how long it takes", path);
-        free(text);
     }
 }
 
-static void test_every_variant_of_each_can_be_built(void **state) {
-    (void)state;
+TEST(test_every_variant_of_each_can_be_built) {
     int variants = 0;
     for (int i = 0; i < n_names; i++) {
         weft_study *s = open_study(names[i]);
@@ -126,8 +115,7 @@ static void test_every_variant_of_each_can_be_built(void **state) {
     printf("note: %d studies of %d variants\n", n_names, variants);
 }
 
-static void test_those_of_a_few_cores_have_three_seeds(void **state) {
-    (void)state;
+TEST(test_those_of_a_few_cores_have_three_seeds) {
     for (int i = 0; i < n_names; i++) {
         if (strncmp(names[i], "gpt2-", 5) == 0) continue;
         weft_study *s = open_study(names[i]);
@@ -140,22 +128,19 @@ static void test_those_of_a_few_cores_have_three_seeds(void **state) {
 }
 
 /* Through make defconfig-NAME's reader and writer and back: every option is what the file says. */
-static void test_each_comes_back_from_kconfiglib(void **state) {
-    (void)state;
-    char command[1024];
-    snprintf(command, sizeof command, "scripts/python-with kconfiglib >%s", scratch_path("python"));
+TEST(test_each_comes_back_from_kconfiglib) {
+    const char *command = format_text("scripts/python-with kconfiglib >%s", scratch_path("python"));
     if (system(command) != 0) { /* NOLINT */
         printf("no python3 here has kconfiglib (scripts/setup study installs it)\n");
         skip();
     }
     for (int i = 0; i < n_names; i++) {
-        char path[128];
         weft_config is, back;
-        snprintf(path, sizeof path, "defconfigs/%.63s", names[i]);
-        snprintf(command, sizeof command,
-                 "top=$PWD && cp Kconfig %s && cd %s && "
-                 "\"$(cat python)\" \"$top/scripts/kconfig.py\" defconfig \"$top/%s\" >/dev/null",
-                 scratch_path("."), scratch_path("."), path);
+        const char *path = format_text("defconfigs/%.63s", names[i]);
+        command = format_text(
+            "top=$PWD && cp Kconfig %s && cd %s && "
+            "\"$(cat python)\" \"$top/scripts/kconfig.py\" defconfig \"$top/%s\" >/dev/null",
+            scratch_path("."), scratch_path("."), path);
         if (system(command) != 0) fail_msg("%s is refused", path); /* NOLINT */
         weft_config_defaults(&is);
         weft_config_defaults(&back);
@@ -173,8 +158,7 @@ static void test_each_comes_back_from_kconfiglib(void **state) {
     }
 }
 
-static void test_wide_rows_have_the_parameters_of_what_they_stand_beside(void **state) {
-    (void)state;
+TEST(test_wide_rows_have_the_parameters_of_what_they_stand_beside) {
     weft_study *s = open_study("reciprocal");
     const char *const pairs[][2] = {{"wide2", "2"}, {"wide3", "3"}};
     for (int i = 0; i < 2; i++) {
@@ -185,8 +169,7 @@ static void test_wide_rows_have_the_parameters_of_what_they_stand_beside(void **
     weft_study_close(s);
 }
 
-static void test_equal_parameters_are_equal_to_a_hundredth(void **state) {
-    (void)state;
+TEST(test_equal_parameters_are_equal_to_a_hundredth) {
     const char *const equal[] = {"ra-mla-latent", "mix"};
     for (int i = 0; i < 2; i++) {
         weft_study *s = open_study(equal[i]);
@@ -202,8 +185,7 @@ static void test_equal_parameters_are_equal_to_a_hundredth(void **state) {
 }
 
 /* The W2 write-up's 43% is of width 64 against width 96. */
-static void test_w2_recall_is_the_write_ups_setting(void **state) {
-    (void)state;
+TEST(test_w2_recall_is_the_write_ups_setting) {
     weft_study *s = open_study("w2-recall");
     double saved = 1 - (double)parameters_of(s, "w2-64") / (double)parameters_of(s, "dot96");
     printf("note: width 64 has %.1f%% fewer parameters than width 96\n", 100 * saved);
@@ -223,8 +205,7 @@ static void test_w2_recall_is_the_write_ups_setting(void **state) {
     weft_study_close(s);
 }
 
-static void test_full_study_is_at_gpt2s_size(void **state) {
-    (void)state;
+TEST(test_full_study_is_at_gpt2s_size) {
     weft_study *s = open_study("gpt2-vanilla-baseline");
     /* GPT-2's 124,439,808, with 47 rows of 768 more in the padded vocabulary. */
     assert_int_equal(s->built[0].account.parameters, 124439808 + (50304 - 50257) * 768);
@@ -236,8 +217,7 @@ static void test_full_study_is_at_gpt2s_size(void **state) {
     weft_study_close(s);
 }
 
-static void test_missing_text_says_how_to_get_it(void **state) {
-    (void)state;
+TEST(test_missing_text_says_how_to_get_it) {
     weft_source source = {"defconfigs/gpt2-ra-mla-full", NULL, 0};
     static const weft_override nowhere = {"DATASET=/nowhere/fineweb-edu", "-o"};
     source.overrides = &nowhere;
@@ -270,26 +250,24 @@ static void make_packages(void) {
     shell_succeeds("mkdir %s", scratch_path("packages"));
     file_write(scratch_path("packages/datasets.py"), datasets, sizeof datasets - 1);
     file_write(scratch_path("packages/huggingface_hub.py"), hub, sizeof hub - 1);
-    command_succeeds(RUN("tokenizer", "train", "--vocab", "270", "--out", tokenizer, words), NULL);
+    SUCCEEDS("tokenizer", "train", "--vocab", "270", "--out", tokenizer, words);
 }
 
 /* In a tree that has been built and has no data yet. */
-static void test_the_text_of_the_full_study_is_made_as_printed(void **state) {
-    (void)state;
+TEST(test_the_text_of_the_full_study_is_made_as_printed) {
     const char *program = getenv("WEFT");
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
         printf("there is no python3\n");
         skip();
     }
-    char tree[512];
-    snprintf(tree, sizeof tree, "%s", scratch_path("tree"));
+    const char *tree = scratch_path("tree");
     make_packages();
     shell_succeeds("mkdir -p %s/build && ln -s \"$PWD\"/scripts \"$PWD\"/defconfigs %s && "
                    "ln -s \"$(realpath %s)\" %s/build/weft",
                    tree, tree, program ? program : "build/weft", tree);
     const char *list = "build/weft study --config defconfigs/gpt2-ra-mla-full --list";
     shell_succeeds("cd %s && ! %s 2>said >listed", tree, list);
-    char *said = file_read(scratch_path("tree/said"), NULL);
+    WEFT_AUTO_FREE char *said = file_read(scratch_path("tree/said"), NULL);
     char *recipe = strstr(said, "there by: ");
     assert_non_null(recipe);
     char *end = strstr(recipe, " ; or take");
@@ -297,7 +275,6 @@ static void test_the_text_of_the_full_study_is_made_as_printed(void **state) {
     *end = 0;
     shell_succeeds("cd %s && export PYTHONPATH=%s && { %s; } >made 2>&1", tree,
                    scratch_path("packages"), recipe + strlen("there by: "));
-    free(said);
     shell_succeeds("cd %s && %s >listed && test -s data/fineweb-edu/train_000000.bin -a -s "
                    "data/fineweb-edu/val_000000.bin",
                    tree, list);
@@ -310,19 +287,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_study_of_the_documentation_is_there),
-        cmocka_unit_test(test_each_has_its_question_needs_and_time),
-        cmocka_unit_test(test_every_variant_of_each_can_be_built),
-        cmocka_unit_test(test_those_of_a_few_cores_have_three_seeds),
-        cmocka_unit_test(test_each_comes_back_from_kconfiglib),
-        cmocka_unit_test(test_wide_rows_have_the_parameters_of_what_they_stand_beside),
-        cmocka_unit_test(test_equal_parameters_are_equal_to_a_hundredth),
-        cmocka_unit_test(test_w2_recall_is_the_write_ups_setting),
-        cmocka_unit_test(test_full_study_is_at_gpt2s_size),
-        cmocka_unit_test(test_the_text_of_the_full_study_is_made_as_printed),
-        cmocka_unit_test(test_missing_text_says_how_to_get_it),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

@@ -8,15 +8,12 @@
 #include "cpu/backend.h"
 #include "study/study.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { E = 16, T = 24, V = 256, F = 64, ITERS = 100, BATCH = 8 };
 
@@ -33,26 +30,20 @@ static double operations(double layers, double ffn_maps, double width) {
 }
 
 static weft_study *open_study(const char *equal, const char *variants) {
-    static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
-                               "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\n"
-                               "CONFIG_BATCH_SIZE=8\nCONFIG_STEPS=100\n";
-    char one[64], two[1024];
-    snprintf(one, sizeof one, "STUDY_EQUAL=%s", equal);
-    snprintf(two, sizeof two, "STUDY_VARIANTS=%s", variants);
-    weft_override over[] = {{one, "-o"}, {two, "-o"}};
+    const char *one = format_text("STUDY_EQUAL=%s", equal);
+    weft_override over[] = {{one, "-o"}, {format_text("STUDY_VARIANTS=%s", variants), "-o"}};
     const char *path = scratch_path("model");
-    file_write(path, text, sizeof text - 1);
+    config_write(path,
+                 "N_LAYER=1 N_HEAD=2 N_EMBD=16 VOCAB_SIZE=256 CONTEXT=24 BATCH_SIZE=8 STEPS=100");
     weft_source source = {path, over, 2};
     weft_study *s;
-    if (weft_study_open(&source, weft_cpu_backend(), 1, &s) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_study_open(&source, weft_cpu_backend(), 1, &s));
     for (int i = 0; i < s->variants.n; i++)
         if (*s->built[i].error) fail_msg("%s", s->built[i].error);
     return s;
 }
 
-static void test_iterations_stay_as_configured(void **state) {
-    (void)state;
+TEST(test_iterations_stay_as_configured) {
     weft_study *s = open_study("iters", "a; b: BATCH_SIZE=2 N_FFN=8; c: STEPS=7");
     assert_int_equal(s->built[0].iters, ITERS);
     assert_int_equal(s->built[1].iters, ITERS);
@@ -62,8 +53,7 @@ static void test_iterations_stay_as_configured(void **state) {
     weft_study_close(s);
 }
 
-static void test_tokens_are_equal(void **state) {
-    (void)state;
+TEST(test_tokens_are_equal) {
     weft_study *s = open_study("tokens", "a; half: BATCH_SIZE=4; third: BATCH_SIZE=3;"
                                          " more: GRADIENT_ACCUMULATION=7; long: "
                                          "CONTEXT=96; huge: BATCH_SIZE=4000");
@@ -80,8 +70,7 @@ static void test_tokens_are_equal(void **state) {
     weft_study_close(s);
 }
 
-static void test_operations_are_equal(void **state) {
-    (void)state;
+TEST(test_operations_are_equal) {
     weft_study *s = open_study("flops", "a; deep: N_LAYER=3; wide: N_FFN=256; gated: FFN=swiglu;"
                                         " small: BATCH_SIZE=2");
     double one = operations(1, 2, F);
@@ -93,8 +82,7 @@ static void test_operations_are_equal(void **state) {
     weft_study_close(s);
 }
 
-static void test_parameters_are_nearest(void **state) {
-    (void)state;
+TEST(test_parameters_are_nearest) {
     weft_study *s =
         open_study("parameters", "a; gated: FFN=swiglu; same: DROPOUT=0.1;"
                                  " zheads: FFN=wsffn WSFFN_N_HEAD=12 N_FFN=24 WSFFN_Z_PROJ=dense;"
@@ -122,8 +110,7 @@ static void test_parameters_are_nearest(void **state) {
     weft_study_close(s);
 }
 
-static void test_width_keeps_to_what_the_mechanisms_divide_by(void **state) {
-    (void)state;
+TEST(test_width_keeps_to_what_the_mechanisms_divide_by) {
     weft_config c;
     weft_config_defaults(&c);
     assert_int_equal(weft_equal_unit(&c), 8);
@@ -137,29 +124,18 @@ static void test_width_keeps_to_what_the_mechanisms_divide_by(void **state) {
     assert_int_equal(weft_equal_unit(&c), 600); /* 8, 12, 10 and 50 */
 }
 
-static void test_time_scales_by_measured_seconds(void **state) {
-    (void)state;
+TEST(test_time_scales_by_measured_seconds) {
     weft_study *s = open_study("time", "a; fast: N_FFN=8; slow: N_FFN=256");
     assert_int_equal(s->built[0].iters, ITERS);
     assert_int_equal(s->built[1].iters, 0); /* not known yet */
     s->built[0].seconds_per_iter = 0.02;
     s->built[1].seconds_per_iter = 0.0149;
     s->built[2].seconds_per_iter = 0.3;
-    assert_int_equal(weft_equal_time(s), WEFT_OK);
+    expect_ok(weft_equal_time(s));
     assert_int_equal(s->built[0].iters, 100);
     assert_int_equal(s->built[1].iters, 134); /* 2 s / 0.0149 s = 134.2 */
     assert_int_equal(s->built[2].iters, 7);   /* 6.67 */
     weft_study_close(s);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_iterations_stay_as_configured),
-        cmocka_unit_test(test_tokens_are_equal),
-        cmocka_unit_test(test_operations_are_equal),
-        cmocka_unit_test(test_parameters_are_nearest),
-        cmocka_unit_test(test_width_keeps_to_what_the_mechanisms_divide_by),
-        cmocka_unit_test(test_time_scales_by_measured_seconds),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -3,15 +3,13 @@
 #include "study/statistics.h"
 
 #include "base/random.h"
+#include "support/command.h"
+#include "support/test.h"
 
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { RUNS_MOST = 64, STUDIES = 200 };
 
@@ -27,16 +25,11 @@ static int read_runs(const json_t *list, weft_rate_run *out) {
     return n;
 }
 
-static double number(const json_t *object, const char *key) {
-    return json_number_value(json_object_get(object, key));
-}
-
 static void expect_near(const char *name, double is, double expected, double room) {
     if (!(fabs(is - expected) <= room)) fail_msg("%s: %.9g, not %.9g", name, is, expected);
 }
 
-static void test_minima_and_intervals_are_the_references(void **state) {
-    (void)state;
+TEST(test_minima_and_intervals_are_the_references) {
     json_error_t error;
     json_t *vectors = json_load_file("tests/vectors/minimum.json", 0, &error), *row;
     size_t i;
@@ -55,11 +48,11 @@ static void test_minima_and_intervals_are_the_references(void **state) {
             assert_int_equal(m.edge, 0);
             assert_true(isnan(m.beyond));
         }
-        double effect = number(row, "effect"), low = number(row, "low"), high = number(row, "high");
+        double effect = real_of(row, "effect"), low = real_of(row, "low"),
+               high = real_of(row, "high");
         weft_comparison c;
-        assert_int_equal(weft_compare_minima(sides[0], n[0], sides[1], n[1], effect, false, &c),
-                         WEFT_OK);
-        expect_near(name, c.mean, number(row, "difference"), 1e-9);
+        expect_ok(weft_compare_minima(sides[0], n[0], sides[1], n[1], effect, false, &c));
+        expect_near(name, c.mean, real_of(row, "difference"), 1e-9);
         /* Drawn residuals are not normal, and a parabola's minimum is no straight line. */
         expect_near(name, c.low, low, 0.1 * (high - low) / 2);
         expect_near(name, c.high, high, 0.1 * (high - low) / 2);
@@ -81,8 +74,7 @@ static void test_minima_and_intervals_are_the_references(void **state) {
 
 /* Three rates, two seeds, minima that lie apart and differ by 0.02; a seed moves both variants by much more than
  * chance does. Of 200 intervals 190 should hold the difference, by chance 181 to 199. */
-static void test_intervals_cover_what_they_promise(void **state) {
-    (void)state;
+TEST(test_intervals_cover_what_they_promise) {
     const double rates[] = {1e-3, 2e-3, 4e-3}, places[] = {1.6e-3, 2.3e-3};
     int held = 0, beyond = 0;
     for (uint32_t study = 0; study < STUDIES; study++) {
@@ -116,8 +108,7 @@ static weft_minimum fit(const double *rates, const double *scores, int n) {
     return weft_minimum_fit(runs, n, false);
 }
 
-static void test_a_minimum_at_the_edge_asks_for_a_rate_beyond(void **state) {
-    (void)state;
+TEST(test_a_minimum_at_the_edge_asks_for_a_rate_beyond) {
     const double rates[] = {1e-3, 2e-3, 4e-3}, close[] = {1e-3, 1.1e-3, 1.2e-3},
                  far[] = {1e-3, 1e-2, 1e-1};
     weft_minimum m = fit(rates, (const double[]){3.2, 3.1, 3.0}, 3);
@@ -142,24 +133,15 @@ static void test_a_minimum_at_the_edge_asks_for_a_rate_beyond(void **state) {
     assert_true(isnan(fit(rates, (const double[]){3.2, 3.1, 3.0}, 2).beyond));
 }
 
-static void test_too_few_runs_have_no_interval(void **state) {
-    (void)state;
+TEST(test_too_few_runs_have_no_interval) {
     weft_rate_run runs[] = {{1e-3, 3.1, 1}, {2e-3, 3.0, 1}, {4e-3, 3.1, 1}};
     weft_comparison c;
-    assert_int_equal(weft_compare_minima(runs, 3, runs, 3, 0, false, &c), WEFT_OK);
+    expect_ok(weft_compare_minima(runs, 3, runs, 3, 0, false, &c));
     assert_int_equal(c.pairs, 1);
     assert_true(c.mean == 0 && isnan(c.low) && isnan(weft_comparison_p(&c)));
-    assert_int_equal(weft_compare_minima(runs, 2, runs, 3, 0, false, &c), WEFT_OK);
+    expect_ok(weft_compare_minima(runs, 2, runs, 3, 0, false, &c));
     assert_int_equal(c.pairs, 0);
     assert_string_equal(weft_comparison_word(&c), "undecided");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_minima_and_intervals_are_the_references),
-        cmocka_unit_test(test_intervals_cover_what_they_promise),
-        cmocka_unit_test(test_a_minimum_at_the_edge_asks_for_a_rate_beyond),
-        cmocka_unit_test(test_too_few_runs_have_no_interval),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,15 +1,13 @@
 /* Student's t and verdicts, against tests/vectors/statistics.json, which
  * tests/reference/make_statistics_vectors.py makes by another way. */
 #include "study/statistics.h"
+#include "support/command.h"
+#include "support/test.h"
 
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { PAIRS_MOST = 16 };
 
@@ -34,10 +32,6 @@ static void expect_near(const char *what, double is, double expected, double tol
     if (!(fabs(is - expected) <= room)) fail_msg("%s: %.17g, not %.17g", what, is, expected);
 }
 
-static double number(const json_t *object, const char *key) {
-    return json_number_value(json_object_get(object, key));
-}
-
 static int read_numbers(const json_t *list, double *out) {
     int n = (int)json_array_size(list);
     assert_in_range(n, 1, PAIRS_MOST);
@@ -46,8 +40,7 @@ static int read_numbers(const json_t *list, double *out) {
     return n;
 }
 
-static void test_t_quantiles_are_the_references(void **state) {
-    (void)state;
+TEST(test_t_quantiles_are_the_references) {
     size_t i;
     json_t *row;
     int seen = 0;
@@ -55,8 +48,7 @@ static void test_t_quantiles_are_the_references(void **state) {
         double p = json_number_value(json_array_get(row, 0));
         double freedom = json_number_value(json_array_get(row, 1));
         double t = json_number_value(json_array_get(row, 2));
-        char what[64];
-        snprintf(what, sizeof what, "t(%g, %g)", p, freedom);
+        const char *what = format_text("t(%g, %g)", p, freedom);
         expect_near(what, weft_t_quantile(p, freedom), t, 1e-10);
         expect_near(what, weft_t_quantile(1 - p, freedom), -t, 1e-10);
         expect_near(what, weft_t_probability(t, freedom), p, 1e-12);
@@ -65,8 +57,7 @@ static void test_t_quantiles_are_the_references(void **state) {
     assert_true(seen >= 50);
 }
 
-static void test_t_at_its_ends(void **state) {
-    (void)state;
+TEST(test_t_at_its_ends) {
     assert_true(weft_t_quantile(0.5, 3) == 0);
     assert_true(weft_t_quantile(1, 3) == INFINITY && weft_t_quantile(0, 3) == -INFINITY);
     assert_true(isnan(weft_t_quantile(1.5, 3)) && isnan(weft_t_quantile(0.9, 0)));
@@ -78,8 +69,7 @@ static void test_t_at_its_ends(void **state) {
     expect_near("normal", weft_t_quantile(0.975, 1e5), z + (z * z * z + z) / 4e5, 1e-9);
 }
 
-static void test_comparisons_are_the_references(void **state) {
-    (void)state;
+TEST(test_comparisons_are_the_references) {
     size_t i;
     json_t *row;
     int words[3] = {0};
@@ -92,11 +82,11 @@ static void test_comparisons_are_the_references(void **state) {
         bool higher = json_is_true(json_object_get(row, "higher_is_better"));
         weft_comparison c = weft_compare(variant, baseline, n, higher);
         assert_int_equal(c.pairs, n);
-        expect_near(name, c.mean, number(row, "mean"), 1e-9);
-        expect_near(name, c.sd, number(row, "sd"), 1e-9);
-        expect_near(name, c.low, number(row, "low"), 1e-9);
-        expect_near(name, c.high, number(row, "high"), 1e-9);
-        expect_near(name, c.percent, number(row, "percent"), 1e-9);
+        expect_near(name, c.mean, real_of(row, "mean"), 1e-9);
+        expect_near(name, c.sd, real_of(row, "sd"), 1e-9);
+        expect_near(name, c.low, real_of(row, "low"), 1e-9);
+        expect_near(name, c.high, real_of(row, "high"), 1e-9);
+        expect_near(name, c.percent, real_of(row, "percent"), 1e-9);
         expect_near(name, c.variant - c.baseline, c.mean, 1e-9);
         assert_string_equal(weft_verdict_word(c.verdict), verdict);
         words[c.verdict]++;
@@ -104,8 +94,7 @@ static void test_comparisons_are_the_references(void **state) {
     assert_true(words[0] >= 2 && words[1] >= 2 && words[2] >= 2);
 }
 
-static void test_fewer_than_two_pairs_show_nothing(void **state) {
-    (void)state;
+TEST(test_fewer_than_two_pairs_show_nothing) {
     const double variant[] = {1}, baseline[] = {2};
     weft_comparison one = weft_compare(variant, baseline, 1, false);
     assert_int_equal(one.verdict, WEFT_NO_DIFFERENCE);
@@ -116,8 +105,7 @@ static void test_fewer_than_two_pairs_show_nothing(void **state) {
     assert_true(isnan(none.mean) && isnan(none.percent) && isnan(none.variant));
 }
 
-static void test_mean_and_spread(void **state) {
-    (void)state;
+TEST(test_mean_and_spread) {
     const double values[] = {2, 4, 4, 4, 5, 5, 7, 9};
     assert_true(weft_mean(values, 8) == 5);
     expect_near("sd", weft_sd(values, 8), sqrt(32.0 / 7), 1e-15);
@@ -128,8 +116,7 @@ static void test_mean_and_spread(void **state) {
 
 /* Anscombe's first set (The American Statistician 27, 1973): the line 3.00 + 0.500 x, whose slope has the
  * standard error 0.1179. */
-static void test_a_line_is_the_published_one(void **state) {
-    (void)state;
+TEST(test_a_line_is_the_published_one) {
     const double x[] = {10, 8, 13, 9, 11, 14, 6, 4, 12, 7, 5};
     const double y[] = {8.04, 6.95, 7.58, 8.81, 8.33, 9.96, 7.24, 4.26, 10.84, 4.82, 5.68};
     weft_line line = weft_line_fit(x, y, 11);
@@ -146,8 +133,7 @@ static void test_a_line_is_the_published_one(void **state) {
 }
 
 /* The references are of SciPy's noncentral t (of two pairs: of its integral over the chi-squared). */
-static void test_what_seeds_can_show_is_the_references(void **state) {
-    (void)state;
+TEST(test_what_seeds_can_show_is_the_references) {
     static const struct {
         int pairs;
         double half, four_fifths;
@@ -173,8 +159,7 @@ static void test_what_seeds_can_show_is_the_references(void **state) {
 
 /* Differences 1.5 and 0.5: t(0.975, n - 1) √0.5 / √n is 1.125 for n = 4 and 0.878 for n = 5. A percentage
  * is of the baseline's size, so that it has the difference's sign. */
-static void test_two_pairs_tell_how_many_are_needed(void **state) {
-    (void)state;
+TEST(test_two_pairs_tell_how_many_are_needed) {
     weft_comparison c =
         weft_compare((const double[]){-1, -1.5}, (const double[]){-2.5, -2}, 2, false);
     assert_true(fabs(c.mean - 1) < 1e-12);
@@ -182,16 +167,4 @@ static void test_two_pairs_tell_how_many_are_needed(void **state) {
     assert_int_equal(weft_seeds_needed(&c), 5);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_t_quantiles_are_the_references),
-        cmocka_unit_test(test_t_at_its_ends),
-        cmocka_unit_test(test_comparisons_are_the_references),
-        cmocka_unit_test(test_fewer_than_two_pairs_show_nothing),
-        cmocka_unit_test(test_two_pairs_tell_how_many_are_needed),
-        cmocka_unit_test(test_mean_and_spread),
-        cmocka_unit_test(test_a_line_is_the_published_one),
-        cmocka_unit_test(test_what_seeds_can_show_is_the_references),
-    };
-    return cmocka_run_group_tests(tests, read_vectors, free_vectors);
-}
+RUN_TESTS(read_vectors, free_vectors)

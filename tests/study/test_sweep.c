@@ -2,15 +2,12 @@
  * with, and what is refused. */
 #include "study/variants.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static weft_config config(const char *sweep, const char *variants, int points, int seed) {
     weft_config c;
@@ -25,8 +22,7 @@ static weft_config config(const char *sweep, const char *variants, int points, i
 static weft_variants parse(const char *sweep, const char *variants, int points, int seed) {
     weft_config c = config(sweep, variants, points, seed);
     weft_variants s;
-    if (weft_variants_parse(&c, "file", "alone", &s) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_variants_parse(&c, "file", "alone", &s));
     return s;
 }
 
@@ -35,14 +31,12 @@ static void expect_set(const weft_variant *v, int set, const char *key, const ch
     assert_string_equal(v->sets[set].value, value);
 }
 
-static void test_a_grid_is_every_combination(void **state) {
-    (void)state;
+TEST(test_a_grid_is_every_combination) {
     static const char *const separators[] = {"×", "x", "*"};
     static const char *const names[] = {"0.1-8", "0.1-32", "0.3-8", "0.3-32"};
     for (size_t k = 0; k < sizeof separators / sizeof separators[0]; k++) {
-        char text[128];
-        snprintf(text, sizeof text, " RA_MLA_MLP_CROSS_ALPHA=0.1,0.30  %s config_n_ffn=8,32 ",
-                 separators[k]);
+        const char *text =
+            format_text(" RA_MLA_MLP_CROSS_ALPHA=0.1,0.30  %s config_n_ffn=8,32 ", separators[k]);
         weft_variants s = parse(text, "", 0, 1);
         assert_int_equal(s.n, 4);
         for (int i = 0; i < 4; i++) {
@@ -57,8 +51,7 @@ static void test_a_grid_is_every_combination(void **state) {
     }
 }
 
-static void test_a_point_is_compared_with_the_same_point(void **state) {
-    (void)state;
+TEST(test_a_point_is_compared_with_the_same_point) {
     weft_variants s = parse("N_FFN=64,128,256", "a; b: ATTENTION=w2; c vs b: ATTENTION=mla", 0, 1);
     static const int baselines[] = {-1, 0, 0, 0, 1, 2, 3, 4, 5};
     assert_int_equal(s.n, 9);
@@ -74,8 +67,7 @@ static double value_of(const weft_variant *s, int set) {
     return atof(s->sets[set].value);
 }
 
-static void test_draws_stay_in_their_range_and_follow_from_the_seed(void **state) {
-    (void)state;
+TEST(test_draws_stay_in_their_range_and_follow_from_the_seed) {
     const char *text = "LEARNING_RATE=log(1e-4..1e-2) × N_FFN=64..512 × N_HEAD=2,4";
     weft_variants a = parse(text, "", 200, 1), b = parse(text, "", 200, 1),
                   c = parse(text, "", 200, 2);
@@ -103,8 +95,7 @@ static void test_draws_stay_in_their_range_and_follow_from_the_seed(void **state
     weft_variants_free(&c);
 }
 
-static void test_a_grid_may_be_drawn_from(void **state) {
-    (void)state;
+TEST(test_a_grid_may_be_drawn_from) {
     weft_variants some = parse("N_FFN=8,16,24,32 x N_HEAD=1,2,4", "", 5, 1);
     weft_variants all = parse("N_FFN=8,16,24,32 x N_HEAD=1,2,4", "", 50, 1);
     assert_int_equal(some.n, 5);
@@ -114,8 +105,7 @@ static void test_a_grid_may_be_drawn_from(void **state) {
     weft_variants_free(&all);
 }
 
-static void test_what_cannot_be_swept_is_refused(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_swept_is_refused) {
     static const struct {
         const char *sweep, *variants, *says;
     } cases[] = {
@@ -155,23 +145,11 @@ static void test_what_cannot_be_swept_is_refused(void **state) {
     assert_non_null(strstr(weft_error_message(), "fewer than 3"));
 }
 
-static void test_plan_and_train_take_a_point_by_name(void **state) {
-    (void)state;
-    command_succeeds(RUN("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--variant", "128", "-o",
-                         "N_EMBD=32", "-o", "N_HEAD=2", "-o", "N_LAYER=1", "--json"),
-                     NULL);
-    command_fails(2, RUN("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--variant", "127"),
-                  SAYS("'127'", "did you mean '128'"));
+TEST(test_plan_and_train_take_a_point_by_name) {
+    SUCCEEDS("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--variant", "128", "-o", "N_EMBD=32", "-o",
+             "N_HEAD=2", "-o", "N_LAYER=1", "--json");
+    FAILS(2, SAYS("'127'", "did you mean '128'"), "plan", "-o", "STUDY_SWEEP=N_FFN=64,128",
+          "--variant", "127");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_grid_is_every_combination),
-        cmocka_unit_test(test_a_point_is_compared_with_the_same_point),
-        cmocka_unit_test(test_draws_stay_in_their_range_and_follow_from_the_seed),
-        cmocka_unit_test(test_a_grid_may_be_drawn_from),
-        cmocka_unit_test(test_what_cannot_be_swept_is_refused),
-        cmocka_unit_test(test_plan_and_train_take_a_point_by_name),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

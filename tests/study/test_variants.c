@@ -3,22 +3,18 @@
 #include "study/study.h"
 #include "study/variants.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void parse(const char *named, const char *ablation, weft_variants *out) {
     weft_config c;
     weft_config_defaults(&c);
     snprintf(c.study_variants, sizeof c.study_variants, "%s", named);
     snprintf(c.ra_mla_ablation_steps, sizeof c.ra_mla_ablation_steps, "%s", ablation);
-    if (weft_variants_parse(&c, "file", "alone", out) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_variants_parse(&c, "file", "alone", out));
 }
 
 static void refuse(const char *named, const char *ablation, const char *const *words) {
@@ -38,8 +34,7 @@ static void expect_set(const weft_variant *v, int set, const char *key, const ch
     assert_string_equal(v->sets[set].value, value);
 }
 
-static void test_named_variants_are_read(void **state) {
-    (void)state;
+TEST(test_named_variants_are_read) {
     weft_variants s;
     parse("base; wide: N_FFN=128 config_n_head=4 ;deep vs wide : N_LAYER=3;"
           " data: DATASET=\"a b;c\" TOKENIZER='x y'",
@@ -66,8 +61,7 @@ static void test_named_variants_are_read(void **state) {
     weft_variants_free(&s);
 }
 
-static void test_a_variant_has_a_label(void **state) {
-    (void)state;
+TEST(test_a_variant_has_a_label) {
     /* The last three have no label of their own; nor has the first, which sets nothing. */
     static const char *const labels[] = {
         "base",
@@ -97,8 +91,7 @@ static void test_a_variant_has_a_label(void **state) {
     refuse("a; b '': N_FFN=3", "", SAYS("'b'", "label"));
 }
 
-static void test_ablation_variants_have_their_switches_and_repeats(void **state) {
-    (void)state;
+TEST(test_ablation_variants_have_their_switches_and_repeats) {
     /* Gate, cross-token, latent of steps 0 to 5, as the RA-MLA write-up lists them. */
     static const char *const switches[] = {"nnn", "ynn", "yyn", "yyy", "yyn", "yyy"};
     weft_variants s;
@@ -121,8 +114,7 @@ static void test_ablation_variants_have_their_switches_and_repeats(void **state)
     weft_variants_free(&s);
 }
 
-static void test_a_config_without_variants_is_one_variant(void **state) {
-    (void)state;
+TEST(test_a_config_without_variants_is_one_variant) {
     weft_variants s;
     char name[WEFT_VARIANT_NAME];
     parse("", "", &s);
@@ -139,8 +131,7 @@ static void test_a_config_without_variants_is_one_variant(void **state) {
     assert_string_equal(name, "study");
 }
 
-static void test_mistakes_name_the_variant_and_the_key(void **state) {
-    (void)state;
+TEST(test_mistakes_name_the_variant_and_the_key) {
     refuse("a; b: N_FNN=3", "",
            SAYS("file", "STUDY_VARIANTS", "'b'", "CONFIG_N_FNN", "CONFIG_N_FFN"));
     refuse("a; b: SEED=3", "", SAYS("'b'", "CONFIG_SEED", "whole study"));
@@ -159,8 +150,7 @@ static void test_mistakes_name_the_variant_and_the_key(void **state) {
     refuse("a", "0,1", SAYS("RA_MLA_ABLATION_STEPS", "STUDY_VARIANTS", "both"));
 }
 
-static void test_command_line_wins_over_variant_and_variant_over_file(void **state) {
-    (void)state;
+TEST(test_command_line_wins_over_variant_and_variant_over_file) {
     static const char text[] = "CONFIG_STUDY_VARIANTS=\"a; b: N_LAYER=3 N_HEAD=4\"\n"
                                "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n";
     const char *path = scratch_path("layers");
@@ -169,9 +159,9 @@ static void test_command_line_wins_over_variant_and_variant_over_file(void **sta
     weft_source source = {path, &over, 1};
     weft_config c;
     weft_variants s;
-    assert_int_equal(weft_source_read(&source, NULL, &c), WEFT_OK);
-    assert_int_equal(weft_variants_parse(&c, path, "x", &s), WEFT_OK);
-    assert_int_equal(weft_source_read(&source, &s.list[1], &c), WEFT_OK);
+    expect_ok(weft_source_read(&source, NULL, &c));
+    expect_ok(weft_variants_parse(&c, path, "x", &s));
+    expect_ok(weft_source_read(&source, &s.list[1], &c));
     assert_int_equal(c.n_layer, 3);
     assert_int_equal(c.n_head, 8);
     assert_int_equal(c.n_embd, 16);
@@ -180,15 +170,14 @@ static void test_command_line_wins_over_variant_and_variant_over_file(void **sta
 
 /* The same through the program: --variant by name, all variants of a plan, and a name that is none. */
 /* Wherever PRESET stands, all that is set wins over it; a variant may take another. */
-static void test_a_preset_goes_below_all_that_is_set(void **state) {
-    (void)state;
+TEST(test_a_preset_goes_below_all_that_is_set) {
     const char *path = scratch_path("preset");
     static const char text[] = "CONFIG_NORM=\"layernorm\"\nCONFIG_PRESET=\"w2\"\n";
     file_write(path, text, sizeof text - 1);
     weft_override rope = {"POSITION=alibi", "-o"};
     weft_source source = {path, &rope, 1};
     weft_config c;
-    assert_int_equal(weft_source_read(&source, NULL, &c), WEFT_OK);
+    expect_ok(weft_source_read(&source, NULL, &c));
     assert_int_equal(c.preset, WEFT_PRESET_W2);
     assert_int_equal(c.attention, WEFT_ATTENTION_W2);
     assert_int_equal(c.norm, WEFT_NORM_LAYERNORM);
@@ -197,20 +186,18 @@ static void test_a_preset_goes_below_all_that_is_set(void **state) {
     char preset[] = "ra-mla";
     weft_setting set = {weft_option_find("PRESET"), preset};
     weft_variant variant = {.name = "s", .sets = &set, .n_sets = 1};
-    assert_int_equal(weft_source_read(&source, &variant, &c), WEFT_OK);
+    expect_ok(weft_source_read(&source, &variant, &c));
     assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
     assert_true(c.bias && c.latent_recip);
 }
 
-static void test_plan_and_train_know_variants_by_name(void **state) {
-    (void)state;
+TEST(test_plan_and_train_know_variants_by_name) {
     static const char text[] =
         "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
         "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\n";
-    char path[256];
-    snprintf(path, sizeof path, "%s", scratch_path("named"));
+    const char *path = scratch_path("named");
     file_write(path, text, sizeof text - 1);
-    json_t *all = command_json(RUN("plan", "--config", path, "--json"));
+    WEFT_AUTO_DECREF json_t *all = command_json(RUN("plan", "--config", path, "--json"));
     json_t *variants = json_object_get(all, "steps");
     assert_int_equal(json_array_size(variants), 2);
     assert_string_equal(json_string_value(json_object_get(json_array_get(variants, 1), "step")),
@@ -222,40 +209,24 @@ static void test_plan_and_train_know_variants_by_name(void **state) {
     assert_int_equal(json_integer_value(json_object_get(one, "parameters")), small + 64 * 33);
     assert_int_equal(json_integer_value(json_object_get(all, "parameters")), small);
     json_decref(one);
-    json_decref(all);
-    command_fails(2, RUN("plan", "--config", path, "--variant", "wid"), SAYS("'wid'", "'wide'"));
-    command_fails(2, RUN("train", "--config", path, "--variant", "3"), SAYS("--variant", "'3'"));
+    FAILS(2, SAYS("'wid'", "'wide'"), "plan", "--config", path, "--variant", "wid");
+    FAILS(2, SAYS("--variant", "'3'"), "train", "--config", path, "--variant", "3");
 }
 
 /* Without --out a run's folder has the variant's name; one that was begun under the name before goes on. */
-static void test_a_runs_folder_is_named_by_its_variant(void **state) {
-    (void)state;
+TEST(test_a_runs_folder_is_named_by_its_variant) {
     static const char text[] =
         "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
         "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\nCONFIG_BATCH_SIZE=1\n"
         "CONFIG_EVAL_SAMPLES=1\nCONFIG_STEPS=1\n";
-    char command[1200];
     file_write(scratch_path("here"), text, sizeof text - 1);
-    snprintf(command, sizeof command,
-             "weft=$(realpath \"${WEFT:-build/weft}\") && cd '%s' && "
-             "run() { \"$weft\" train --config here --variant wide --threads 1 \"$@\" 2>said; } && "
-             "run && mv runs/here-wide runs/here-stepwide && run --resume -o STEPS=2 && "
-             "grep -q here-stepwide said && test ! -e runs/here-wide",
-             scratch_path("."));
+    const char *command = format_text(
+        "weft=$(realpath \"${WEFT:-build/weft}\") && cd '%s' && "
+        "run() { \"$weft\" train --config here --variant wide --threads 1 \"$@\" 2>said; } && "
+        "run && mv runs/here-wide runs/here-stepwide && run --resume -o STEPS=2 && "
+        "grep -q here-stepwide said && test ! -e runs/here-wide",
+        scratch_path("."));
     assert_int_equal(system(command), 0); /* NOLINT */
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_named_variants_are_read),
-        cmocka_unit_test(test_a_variant_has_a_label),
-        cmocka_unit_test(test_ablation_variants_have_their_switches_and_repeats),
-        cmocka_unit_test(test_a_config_without_variants_is_one_variant),
-        cmocka_unit_test(test_mistakes_name_the_variant_and_the_key),
-        cmocka_unit_test(test_command_line_wins_over_variant_and_variant_over_file),
-        cmocka_unit_test(test_a_preset_goes_below_all_that_is_set),
-        cmocka_unit_test(test_plan_and_train_know_variants_by_name),
-        cmocka_unit_test(test_a_runs_folder_is_named_by_its_variant),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

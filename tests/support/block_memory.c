@@ -1,13 +1,10 @@
 /* Memory for blocks, and values in it. */
 #include "support/block_memory.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include "support/test.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 weft_engine *engine;
 

@@ -2,11 +2,11 @@
  * never waits for us, and a time limit keeps a hang from taking the whole test with it. */
 #include "command.h"
 
+#include "test.h"
+
 #include <fcntl.h>
 #include <ftw.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +14,26 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { WORDS_MOST = 64, LIMIT_SECONDS = 300, PAUSE_MS = 2 };
+
+/* Texts that are kept to the end of the program. */
+static const char *keep_text(char *text) {
+    static char **kept;
+    static size_t n;
+    assert_non_null(text);
+    kept = realloc(kept, (n + 1) * sizeof *kept);
+    assert_non_null(kept);
+    return kept[n++] = text;
+}
+
+const char *format_text(const char *format, ...) {
+    char *text;
+    va_list args;
+    va_start(args, format);
+    if (vasprintf(&text, format, args) < 0) text = NULL;
+    va_end(args);
+    return keep_text(text);
+}
 
 static char *take_file(FILE *file, size_t *count) {
     assert_int_equal(fseek(file, 0, SEEK_END), 0);
@@ -53,19 +70,34 @@ void file_write(const char *path, const void *bytes, size_t count) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* The words of the variable WEFT (an emulator may stand before the program), then the arguments. */
-static void make_words(char *program, const char *const *arguments, char **words) {
+void config_write(const char *path, const char *options) {
+    FILE *file = fopen(path, "w");
+    if (!file) fail_msg("%s cannot be made", path);
+    for (size_t n; *options; options += n + strspn(options + n, " ")) {
+        n = strcspn(options, " ");
+        fprintf(file, "CONFIG_%.*s\n", (int)n, options);
+    }
+    assert_int_equal(fclose(file), 0);
+}
+
+const char *command_program(void) {
+    const char *named = getenv("WEFT");
+    return named ? named : "build/weft";
+}
+
+void command_words(const char *const *arguments, char **words, int room) {
     int n = 0;
-    for (char *at = program, *word; (word = strtok_r(at, " ", &at)) && n < WORDS_MOST;)
+    char *at = strdup(command_program());
+    keep_text(at);
+    for (char *word; (word = strtok_r(at, " ", &at)) && n < room;)
         words[n++] = word;
-    for (; *arguments && n < WORDS_MOST; arguments++)
+    for (; *arguments && n < room; arguments++)
         words[n++] = (char *)(uintptr_t)*arguments;
-    assert_true(n < WORDS_MOST);
+    assert_true(n < room);
     words[n] = NULL;
 }
 
-/* A sanitizer's search for leaks takes seconds a process on some machines, so only a program's first
- * run of each command is searched. */
+/* Of each command. */
 static bool is_first_run(const char *command) {
     static char seen[16][32];
     static int n;
@@ -75,11 +107,9 @@ static bool is_first_run(const char *command) {
     return true;
 }
 
-static void skip_leak_search(void) {
+void command_skip_leaks(void) {
     const char *options = getenv("ASAN_OPTIONS");
-    char text[512];
-    snprintf(text, sizeof text, "%s:detect_leaks=0", options ? options : "");
-    setenv("ASAN_OPTIONS", text, 1);
+    setenv("ASAN_OPTIONS", format_text("%s:detect_leaks=0", options ? options : ""), 1);
 }
 
 static void start(char **words, FILE *out, FILE *err) {
@@ -113,26 +143,35 @@ static int wait_for(pid_t child) {
 }
 
 command_result command_run(const char *const *arguments) {
-    const char *named = getenv("WEFT");
-    char *program = strdup(named ? named : "build/weft"), *words[WORDS_MOST + 1];
+    char *words[WORDS_MOST];
     command_result r = {0};
     FILE *out = tmpfile(), *err = tmpfile();
-    assert_non_null(program);
     assert_non_null(out);
     assert_non_null(err);
     for (size_t i = 0, at = 0; arguments[i] && at < sizeof r.line; i++)
         at += (size_t)snprintf(r.line + at, sizeof r.line - at, " %s", arguments[i]);
-    make_words(program, arguments, words);
+    command_words(arguments, words, WORDS_MOST);
     bool first = is_first_run(arguments[0] ? arguments[0] : "");
     pid_t child = fork();
     assert_true(child >= 0);
-    if (child == 0 && !first) skip_leak_search();
+    if (child == 0 && !first) command_skip_leaks();
     if (child == 0) start(words, out, err);
     r.status = wait_for(child);
     r.out = take_file(out, NULL);
     r.err = take_file(err, NULL);
-    free(program);
     return r;
+}
+
+double real_of(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_number(value)) fail_msg("'%s' is missing or no number", key);
+    return json_number_value(value);
+}
+
+long long integer_of(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_integer(value)) fail_msg("'%s' is missing or no whole number", key);
+    return json_integer_value(value);
 }
 
 void command_free(command_result *r) {
@@ -141,13 +180,18 @@ void command_free(command_result *r) {
 }
 
 void command_succeeds(const char *const *arguments, char **out) {
-    command_result r = command_run(arguments);
+    WEFT_AUTO(command_free) command_result r = command_run(arguments);
     if (r.status != 0) fail_msg("weft%s ended on %d: %s", r.line, r.status, r.err);
     if (out) {
         *out = r.out;
         r.out = NULL;
     }
-    command_free(&r);
+}
+
+char *command_output(const char *const *arguments) {
+    char *out;
+    command_succeeds(arguments, &out);
+    return out;
 }
 
 json_t *command_json(const char *const *arguments) {
@@ -162,7 +206,7 @@ json_t *command_json(const char *const *arguments) {
 }
 
 void command_fails(int status, const char *const *arguments, const char *const *words) {
-    command_result r = command_run(arguments);
+    WEFT_AUTO(command_free) command_result r = command_run(arguments);
     if (r.status != status)
         fail_msg("weft%s ended on %d, not %d: %s%s", r.line, r.status, status, r.out, r.err);
     if (*r.out) fail_msg("weft%s wrote to standard output: %s", r.line, r.out);
@@ -171,7 +215,6 @@ void command_fails(int status, const char *const *arguments, const char *const *
         fail_msg("weft%s: not one line of error: '%s'", r.line, r.err);
     for (; *words; words++)
         if (!strstr(r.err, *words)) fail_msg("weft%s does not say '%s': %s", r.line, *words, r.err);
-    command_free(&r);
 }
 
 static char scratch[64];
@@ -217,13 +260,12 @@ int scratch_teardown(void **state) {
 }
 
 const char *scratch_path(const char *format, ...) {
-    static char texts[8][512];
-    static unsigned next;
-    char *text = texts[next++ % 8];
-    int at = snprintf(text, sizeof texts[0], "%s/", scratch);
+    char *name, *path;
     va_list args;
     va_start(args, format);
-    vsnprintf(text + at, sizeof texts[0] - (size_t)at, format, args);
+    if (vasprintf(&name, format, args) < 0) name = NULL;
     va_end(args);
-    return text;
+    if (asprintf(&path, "%s/%s", scratch, name) < 0) path = NULL;
+    free(name);
+    return keep_text(path);
 }

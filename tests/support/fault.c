@@ -1,14 +1,11 @@
 #include "fault.h"
 
+#include "test.h"
+
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 void fault_need(void) {
     const char *library = getenv("WEFT_FAULTS");

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "command.h"
+#include "test.h"
 #include "train_run.h"
 
 #include <arpa/inet.h>
@@ -10,10 +11,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +20,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WORDS_MOST = 64 };
 
@@ -46,40 +42,22 @@ bool server_tests_are_skipped(void) {
 #endif
 
 void server_model(char *path, size_t room) {
-    char config[512], best[560];
-    static const char text[] =
-        "CONFIG_ATTENTION=\"mla\"\nCONFIG_POSITION=\"rope\"\nCONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\n"
-        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=256\n"
-        "CONFIG_RA_MLA_LATENT_DIM=8\n";
     snprintf(path, room, "%s", scratch_path("tiny"));
-    snprintf(best, sizeof best, "%s/best", path);
-    snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
-    file_write(config, text, sizeof text - 1);
+    const char *best = format_text("%s/best", path);
+    const char *config = scratch_path("tiny.config");
+    config_write(config, "ATTENTION=mla POSITION=rope N_LAYER=2 N_HEAD=2 N_EMBD=16 VOCAB_SIZE=256 "
+                         "CONTEXT=256 RA_MLA_LATENT_DIM=8");
     assert_int_equal(mkdir(path, 0777), 0);
-    command_succeeds(RUN("init", "--config", config, "--out", best, "--seed", "1"), NULL);
-}
-
-/* A sanitizer's search for leaks takes seconds a process, a minute on a busy machine, so only a
- * program's first server is searched, and in long tests every one. */
-static void skip_leak_search(void) {
-    const char *options = getenv("ASAN_OPTIONS");
-    char text[512];
-    snprintf(text, sizeof text, "%s:detect_leaks=0", options ? options : "");
-    setenv("ASAN_OPTIONS", text, 1);
+    SUCCEEDS("init", "--config", config, "--out", best, "--seed", "1");
 }
 
 static void exec_server(const char *command, const char *const *arguments, int out) {
-    const char *named = getenv("WEFT");
-    char *program = strdup(named ? named : "build/weft"), *words[WORDS_MOST];
-    int n = 0, nothing = open("/dev/null", O_RDONLY);
-    for (char *at = program, *word; (word = strtok_r(at, " ", &at)) && n < 8;)
-        words[n++] = word;
-    const char *const fixed[] = {command, "--port", "0"};
-    for (int i = 0; i < 3; i++)
-        words[n++] = (char *)(uintptr_t)fixed[i];
-    for (; *arguments && n + 1 < WORDS_MOST; arguments++)
-        words[n++] = (char *)(uintptr_t)*arguments;
-    words[n] = NULL;
+    const char *all[WORDS_MOST] = {command, "--port", "0"};
+    char *words[WORDS_MOST];
+    int nothing = open("/dev/null", O_RDONLY);
+    for (int n = 3; *arguments && n + 1 < WORDS_MOST; n++)
+        all[n] = *arguments++;
+    command_words(all, words, WORDS_MOST);
     dup2(nothing, 0);
     dup2(out, 1);
     execvp(words[0], words);
@@ -99,7 +77,7 @@ server server_start_as(const char *command, const char *const *arguments) {
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     s.pid = fork();
     assert_true(s.pid >= 0);
-    if (s.pid == 0 && started > 0 && !train_long()) skip_leak_search();
+    if (s.pid == 0 && started > 0 && !train_long()) command_skip_leaks();
     if (s.pid == 0) exec_server(command, arguments, ends[1]);
     started++;
     close(ends[1]);

@@ -2,17 +2,14 @@
 #include "lost_copies.h"
 
 #include "command.h"
+#include "test.h"
 #include "train/loop.h"
 #include "train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* Of the weights and of the optimizer's state; losses and norms are shorter. */
 enum { STEPS = 6, LONG_COPY = 8192, COPIES_MOST = 64 };
@@ -33,10 +30,10 @@ static weft_status run(const char *config, const char *out) {
     weft_train_result result;
     backend.download = download;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    expect_ok(weft_config_read(&c, config));
     c.steps = STEPS;
     c.checkpoint_keep = STEPS;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = out};
     weft_status status = weft_train(&c, &backend, pool, &options, &result);
     weft_pool_destroy(pool);
@@ -45,13 +42,12 @@ static weft_status run(const char *config, const char *out) {
 
 /* RUN/NAME, where it is there, against the same step of the run that lost nothing. */
 static void compare(const char *whole, const char *out, const char *name) {
-    char a[400], b[500];
-    snprintf(a, sizeof a, "%s/%s", out, name);
+    char b[500];
+    const char *a = format_text("%s/%s", out, name);
     snprintf(b, sizeof b, "%s/state.json", a);
     if (access(b, F_OK) != 0) return;
-    json_t *state = json_load_file(b, 0, NULL);
+    WEFT_AUTO_DECREF json_t *state = json_load_file(b, 0, NULL);
     int step = (int)json_integer_value(json_object_get(state, "iteration"));
-    json_decref(state);
     assert_true(step > 0 && step % 2 == 0);
     if (step == STEPS)
         snprintf(b, sizeof b, "%s/last", whole);
@@ -63,21 +59,20 @@ static void compare(const char *whole, const char *out, const char *name) {
 
 void lost_copies_check(const weft_backend *backend, weft_status (*fail)(void *to, int64_t bytes),
                        const char *config, const char *why) {
-    char whole[300], out[300], fresh[400];
     int lost = 0;
     inner = backend;
     lose = fail;
-    snprintf(whole, sizeof whole, "%s", scratch_path("lost-none"));
+    const char *whole = scratch_path("lost-none");
     assert_int_equal(run(config, whole), WEFT_OK);
     for (int n = 1; n <= COPIES_MOST; n++) {
-        snprintf(out, sizeof out, "%s", scratch_path("lost-%d", n));
+        const char *out = scratch_path("lost-%d", n);
         left = n;
         weft_status status = run(config, out);
         if (left > 0) break; /* there are no more */
         lost++;
         if (status != WEFT_EIO) fail_msg("copy %d is lost, and the run ends on %d", n, (int)status);
         if (!strstr(weft_error_message(), why)) fail_msg("copy %d: %s", n, weft_error_message());
-        snprintf(fresh, sizeof fresh, "%s/last.new", out);
+        const char *fresh = format_text("%s/last.new", out);
         assert_int_not_equal(access(fresh, F_OK), 0);
         compare(whole, out, "last");
         compare(whole, out, "best");

@@ -2,17 +2,14 @@
 #include "model_case.h"
 
 #include "base/random.h"
+#include "command.h"
 #include "cpu/backend.h"
 
 #include <dirent.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define CONFIGS "tests/model/configs"
 
@@ -42,6 +39,27 @@ void model_case_names_free(char **names, int n) {
     for (int i = 0; i < n; i++)
         free(names[i]);
     free(names);
+}
+
+int model_cases_run(const model_case_check *checks, int n) {
+    const char *only = getenv("WEFT_CASES");
+    char **names;
+    int n_names = model_case_names(&names);
+    if (n_names <= 0) {
+        fprintf(stderr, CONFIGS ": no configs\n");
+        return 1;
+    }
+    for (int i = 0; i < n_names * n; i++) {
+        char *name = names[i / n];
+        const char *what = checks[i % n].what;
+        if (only && !strstr(name, only)) continue;
+        test_list(&(struct CMUnitTest){.name = what ? format_text("%s: %s", name, what) : name,
+                                       .test_func = checks[i % n].run,
+                                       .initial_state = name});
+    }
+    int failed = tests_run(NULL, NULL);
+    model_case_names_free(names, n_names);
+    return failed;
 }
 
 static double draw(uint64_t key, const char *name, int64_t index) {
@@ -79,7 +97,7 @@ void model_case_open(model_case *c, const char *name) {
     snprintf(c->name, sizeof c->name, "%s", name);
     snprintf(path, sizeof path, CONFIGS "/%s.config", name);
     weft_config_defaults(&c->config);
-    if (weft_config_read(&c->config, path) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_config_read(&c->config, path));
     read_marks(c, path);
     c->batch = c->config.batch_size;
     size_t n = (size_t)(c->batch * c->time);
@@ -125,7 +143,7 @@ static double draw_weight(const model_case *c, const weft_weight *w, int64_t i) 
 
 weft_model *model_case_weights(const model_case *c, weft_dtype dtype) {
     weft_model *m;
-    if (weft_model_create(&c->config, dtype, &m) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_model_create(&c->config, dtype, &m));
     for (int64_t i = 0; i < m->n_weights; i++) {
         weft_weight *w = &m->weights[i];
         double *values = malloc((size_t)w->count * sizeof *values);
@@ -136,10 +154,6 @@ weft_model *model_case_weights(const model_case *c, weft_dtype dtype) {
         free(values);
     }
     return m;
-}
-
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
 }
 
 void model_run_open(model_run *r, const model_case *c, const model_run_options *o) {
@@ -154,14 +168,14 @@ void model_run_open(model_run *r, const model_case *c, const model_run_options *
                         .scores = o->scores,
                         .inside = o->inside,
                         .given_routes = o->given_routes};
-    check(weft_pool_create(o->threads ? o->threads : 1, &r->pool));
+    expect_ok(weft_pool_create(o->threads ? o->threads : 1, &r->pool));
     const weft_backend *backend = o->backend ? o->backend : weft_cpu_backend();
-    check(weft_session_open(r->model, backend, r->pool, &build, o->grads, true, &r->session));
+    expect_ok(weft_session_open(r->model, backend, r->pool, &build, o->grads, true, &r->session));
     if (!o->given_routes) model_run_again(r, c->tokens, c->targets);
 }
 
 void model_run_again(model_run *r, const int32_t *tokens, const int32_t *targets) {
-    check(weft_session_run(&r->session, tokens, targets, &(weft_run){.seed = 1}));
+    expect_ok(weft_session_run(&r->session, tokens, targets, &(weft_run){.seed = 1}));
 }
 
 void model_run_close(model_run *r) {
@@ -173,7 +187,7 @@ void model_run_close(model_run *r) {
 double *model_run_values(const model_run *r, const weft_tensor *t, int64_t n) {
     double *values = calloc((size_t)n, sizeof *values);
     assert_non_null(values);
-    check(weft_session_values(&r->session, t, n, values));
+    expect_ok(weft_session_values(&r->session, t, n, values));
     return values;
 }
 

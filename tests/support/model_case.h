@@ -6,6 +6,7 @@
 #include "core/exec.h"
 #include "model/model.h"
 #include "model/session.h"
+#include "support/test.h"
 
 typedef struct {
     char name[96];
@@ -20,6 +21,14 @@ typedef struct {
 /* The names of all configs, sorted; freed with model_case_names_free. */
 int model_case_names(char ***out);
 void model_case_names_free(char **names, int n);
+
+/* A check of every config, whose name is its state, and what it says behind that name; NULL: nothing. */
+typedef struct {
+    const char *what;
+    CMUnitTestFunction run;
+} model_case_check;
+/* main: lists and runs n of them; where WEFT_CASES is set, of the configs whose names hold it. */
+int model_cases_run(const model_case_check *checks, int n);
 
 /* Reads a config and draws its tokens. Fails the running test if it cannot. */
 void model_case_open(model_case *c, const char *name);

@@ -4,20 +4,13 @@
 #include "core/safetensors.h"
 #include "cpu/backend.h"
 #include "model_case.h"
+#include "test.h"
 #include "train/step.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
 
 static const weft_backend *backend_of(const objective_case *c) {
     return c->backend ? c->backend : weft_cpu_backend();
@@ -42,7 +35,7 @@ static void read_gradients(const objective_case *c, const weft_model *m, const w
             int64_t bytes = n * (int64_t)weft_dtype_size(g.dtype);
             void *host = malloc((size_t)bytes);
             assert_non_null(host);
-            check(backend_of(c)->download(host, g.data, bytes));
+            expect_ok(backend_of(c)->download(host, g.data, bytes));
             weft_weight_read(&(weft_weight){.dtype = g.dtype, .count = n, .data = host}, out);
             free(host);
         }
@@ -57,7 +50,8 @@ static objective_result run_once(const objective_case *c, const model_case *m, w
         r.count += model->weights[i].count;
     r.gradients = calloc((size_t)r.count, sizeof *r.gradients);
     assert_non_null(r.gradients);
-    check(weft_train_step_gradients(o, m->tokens, m->targets, &(weft_run){.seed = 1}, &r.parts));
+    expect_ok(
+        weft_train_step_gradients(o, m->tokens, m->targets, &(weft_run){.seed = 1}, &r.parts));
     read_gradients(c, model, o, r.gradients);
     return r;
 }
@@ -70,10 +64,10 @@ objective_result objective_case_run(const objective_case *c) {
     model_case_open(&m, c->config);
     cut(&m, c);
     weft_model *model = model_case_weights(&m, c->dtype);
-    check(weft_pool_create(2, &pool));
-    check(weft_optimizer_create(model, backend_of(c), pool, NULL, &optimizer));
+    expect_ok(weft_pool_create(2, &pool));
+    expect_ok(weft_optimizer_create(model, backend_of(c), pool, NULL, &optimizer));
     weft_train_step_options options = {.form = c->form, .poison = true};
-    check(weft_train_step_open(optimizer, pool, &options, &o));
+    expect_ok(weft_train_step_open(optimizer, pool, &options, &o));
     objective_result first = run_once(c, &m, o, model), r = run_once(c, &m, o, model);
     assert_memory_equal(&first.parts, &r.parts, sizeof r.parts);
     assert_memory_equal(first.gradients, r.gradients, (size_t)r.count * sizeof *r.gradients);
@@ -124,7 +118,7 @@ void objective_case_compare(const objective_case *c, const objective_result *r, 
     char path[256];
     weft_safetensors *file;
     snprintf(path, sizeof path, "tests/vectors/model/%s.safetensors", c->config);
-    check(weft_safetensors_open(path, &file));
+    expect_ok(weft_safetensors_open(path, &file));
     model_case_open(&m, c->config);
     weft_model *model = model_case_weights(&m, c->dtype);
     const weft_loss_parts *p = &r->parts;

@@ -1,12 +1,9 @@
 /* Poison for one token. */
 #include "support/poison.h"
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include "support/test.h"
 
-#include <cmocka.h>
+#include <math.h>
 
 void poison_token(weft_model *m, int32_t token, float with) {
     assert_false(m->config.weight_tying);
@@ -14,7 +11,7 @@ void poison_token(weft_model *m, int32_t token, float with) {
     assert_non_null(w);
     assert_int_equal(w->dtype, WEFT_F32);
     int64_t width = w->count / m->config.vocab_size;
-    assert_int_equal(weft_mirror_use(m->mirror, NULL), WEFT_OK);
+    expect_ok(weft_mirror_use(m->mirror, NULL));
     for (int64_t i = 0; i < width; i++)
         ((float *)w->data)[token * width + i] = with;
     weft_mirror_wrote(m->mirror, NULL);
@@ -22,8 +19,8 @@ void poison_token(weft_model *m, int32_t token, float with) {
 
 void poison_checkpoint(const char *folder, int32_t token) {
     weft_model *m;
-    if (weft_model_load(folder, WEFT_F32, &m) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_model_load(folder, WEFT_F32, &m));
     poison_token(m, token, NAN);
-    assert_int_equal(weft_model_save(m, folder), WEFT_OK);
+    expect_ok(weft_model_save(m, folder));
     weft_model_destroy(m);
 }

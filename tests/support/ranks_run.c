@@ -2,23 +2,19 @@
 #include "ranks_run.h"
 
 #include "command.h"
+#include "test.h"
 #include "train_run.h"
 
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WORDS_MOST = 128, PAUSE_MS = 5 };
 
@@ -42,10 +38,10 @@ static bool is_on_path(const char *name) {
 }
 
 void ranks_need_mpi(void) {
-    char program[PATH_MAX], library[PATH_MAX + 32];
+    char program[PATH_MAX];
     const char *runner = getenv("RUNNER");
     snprintf(program, sizeof program, "%s", weft());
-    snprintf(library, sizeof library, "%s/libweft-mpi.so", dirname(program));
+    const char *library = format_text("%s/libweft-mpi.so", dirname(program));
     const char *why = NULL;
     if (runner && *runner)
         why = "processes are run by RUNNER";

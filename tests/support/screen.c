@@ -2,18 +2,16 @@
  * line feed, erase to the end of the line, colours. */
 #include "screen.h"
 
+#include "test.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* gcc's, in a build that counts which lines are run: _exit would lose the child's counts. */
 void __gcov_dump(void) __attribute__((weak));

@@ -1,13 +1,11 @@
 /* Models with a step. */
 #include "support/step_forms.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
+#include "support/test.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 const step_form step_forms[STEP_FORMS] = {
     {"dot", {"ATTENTION=dot"}},
@@ -38,7 +36,7 @@ void step_case_open(model_case *c, const step_form *f, int64_t time) {
     snprintf(c->name, sizeof c->name, "%s", f->name);
     weft_config_defaults(&c->config);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        assert_int_equal(weft_config_override(&c->config, all[i], "test"), WEFT_OK);
+        expect_ok(weft_config_override(&c->config, all[i], "test"));
     for (int i = 0; f->settings[i]; i++)
         if (weft_config_override(&c->config, f->settings[i], "test") != WEFT_OK)
             fail_msg("%s: %s", f->name, weft_error_message());
@@ -63,7 +61,7 @@ void step_decoding_open(step_decoding *d, const model_case *c, const weft_backen
                         int64_t slots, int64_t context) {
     d->model = step_case_weights(c);
     d->vocab = c->config.vocab_size;
-    assert_int_equal(weft_pool_create(2, &d->pool), WEFT_OK);
+    expect_ok(weft_pool_create(2, &d->pool));
     int64_t table = weft_cached_table_pages(context), pages = slots * table;
     weft_decoder_limits limits = {slots, pages, context, table};
     if (weft_decoder_open(d->model, backend, d->pool, &limits, &d->decoder) != WEFT_OK)
@@ -87,8 +85,7 @@ float *step_decode(step_decoding *d, int32_t slot, const int32_t *tokens, int64_
         int64_t n = t + chunk < time ? chunk : time - t;
         for (int64_t k = 0; k < n; k++)
             rows[k] = (weft_decoder_row){tokens[t + k], (int32_t)(t + k), slot, true};
-        if (weft_decoder_run(d->decoder, rows, n, logits + t * d->vocab) != WEFT_OK)
-            fail_msg("%s", weft_error_message());
+        expect_ok(weft_decoder_run(d->decoder, rows, n, logits + t * d->vocab));
     }
     return logits;
 }

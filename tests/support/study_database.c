@@ -4,16 +4,12 @@
 
 #include "command.h"
 #include "record/database.h"
+#include "test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { ITERS = 100, EVAL_EVERY = 10 };
 
@@ -120,7 +116,6 @@ static size_t put_number(unsigned char *to, size_t at, uint32_t value) {
 void study_journal(const char *database, const char *victim) {
     static const unsigned char magic[] = {0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7};
     unsigned char journal[2048] = {0};
-    char path[512];
     size_t size, n = 8, length = strlen(victim);
     uint32_t sum = 0;
     free(file_read(database, &size));
@@ -135,6 +130,6 @@ void study_journal(const char *database, const char *victim) {
     n = put_number(journal, n + length, (uint32_t)length);
     n = put_number(journal, n, sum);
     memcpy(journal + n, magic, sizeof magic);
-    snprintf(path, sizeof path, "%s-journal", database);
+    const char *path = format_text("%s-journal", database);
     file_write(path, journal, n + sizeof magic);
 }

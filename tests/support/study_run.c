@@ -1,51 +1,27 @@
 #include "study_run.h"
 
 #include "command.h"
+#include "test.h"
 #include "train_run.h"
 
-#include <setjmp.h>
 #include <signal.h>
 #include <sqlite3.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { WAITS = 30000, BUSY_MS = 10000 };
 
 void study_config(const char *path) {
-    static const char text[] = "CONFIG_ATTENTION=\"mla\"\n"
-                               "CONFIG_FFN=\"swiglu\"\n"
-                               "CONFIG_POSITION=\"rope\"\n"
-                               "CONFIG_N_LAYER=1\n"
-                               "CONFIG_N_HEAD=2\n"
-                               "CONFIG_N_EMBD=16\n"
-                               "CONFIG_RA_MLA_LATENT_DIM=8\n"
-                               "CONFIG_RA_MLA_MLP_GATE_DIM=8\n"
-                               "CONFIG_VOCAB_SIZE=256\n"
-                               "CONFIG_CONTEXT=16\n"
-                               "CONFIG_DROPOUT=0.1\n"
-                               "CONFIG_OPTIMIZER=\"adamwspam\"\n"
-                               "CONFIG_SPAM_INTERVAL=5\n"
-                               "CONFIG_SPAM_WARMUP_STEPS=4\n"
-                               "CONFIG_BATCH_SIZE=2\n"
-                               "CONFIG_STEPS=8\n"
-                               "CONFIG_WARMUP_STEPS=3\n"
-                               "CONFIG_EVAL_INTERVAL=4\n"
-                               "CONFIG_EVAL_SAMPLES=2\n"
-                               "CONFIG_LOG_INTERVAL=1\n"
-                               "CONFIG_CHECKPOINT_INTERVAL=3\n"
-                               "CONFIG_SAVE_CHECKPOINT=n\n"
-                               "CONFIG_RA_MLA_ABLATION_STEPS=\"2,4\"\n"
-                               "CONFIG_STUDY_SEEDS=2\n"
-                               "CONFIG_STUDY_TAIL=5\n"
-                               "CONFIG_STUDY_LEARNING_RATES=\"1e-3, 1e-2\"\n";
-    file_write(path, text, sizeof text - 1);
+    config_write(path, "ATTENTION=mla FFN=swiglu POSITION=rope N_LAYER=1 N_HEAD=2 N_EMBD=16 "
+                       "RA_MLA_LATENT_DIM=8 RA_MLA_MLP_GATE_DIM=8 VOCAB_SIZE=256 CONTEXT=16 "
+                       "DROPOUT=0.1 OPTIMIZER=adamwspam SPAM_INTERVAL=5 SPAM_WARMUP_STEPS=4 "
+                       "BATCH_SIZE=2 STEPS=8 WARMUP_STEPS=3 EVAL_INTERVAL=4 EVAL_SAMPLES=2 "
+                       "LOG_INTERVAL=1 CHECKPOINT_INTERVAL=3 SAVE_CHECKPOINT=n "
+                       "RA_MLA_ABLATION_STEPS=2,4 STUDY_SEEDS=2 STUDY_TAIL=5 "
+                       "STUDY_LEARNING_RATES=1e-3,1e-2");
 }
 
 void study_whole(char config[STUDY_ROOM], char folder[STUDY_ROOM], const char *const *more) {
@@ -63,9 +39,8 @@ void study_whole(char config[STUDY_ROOM], char folder[STUDY_ROOM], const char *c
 
 /* A question's first row; NULL: there is none, or no database yet. */
 static sqlite3_stmt *ask(const char *folder, const char *sql, sqlite3 **db) {
-    char path[512];
     sqlite3_stmt *rows = NULL;
-    snprintf(path, sizeof path, "%s/runs.db", folder);
+    const char *path = format_text("%s/runs.db", folder);
     if (sqlite3_open_v2(path, db, SQLITE_OPEN_READONLY, NULL) != SQLITE_OK) return NULL;
     sqlite3_busy_timeout(*db, BUSY_MS);
     if (sqlite3_prepare_v2(*db, sql, -1, &rows, NULL) != SQLITE_OK) return NULL;
@@ -88,9 +63,8 @@ int64_t study_number(const char *folder, const char *sql) {
 }
 
 void study_change(const char *folder, const char *sql) {
-    char path[512];
     sqlite3 *db;
-    snprintf(path, sizeof path, "%s/runs.db", folder);
+    const char *path = format_text("%s/runs.db", folder);
     assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
     sqlite3_busy_timeout(db, BUSY_MS);
     assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
@@ -116,9 +90,8 @@ char *study_text(const char *folder, const char *sql) {
 }
 
 void study_same(const char *a, const char *b) {
-    command_result r = command_run(RUN("runs", a, "--diff", b));
+    WEFT_AUTO(command_free) command_result r = command_run(RUN("runs", a, "--diff", b));
     if (r.status != 0) fail_msg("%s%s", r.out, r.err);
-    command_free(&r);
 }
 
 /* Whether a child has ended; it can be waited for afterwards. kill finds a process that ended, too. */
@@ -129,8 +102,7 @@ static bool has_ended(pid_t child) {
 }
 
 pid_t study_child(pid_t study) {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)study, (int)study);
+    const char *path = format_text("/proc/%d/task/%d/children", (int)study, (int)study);
     if (access(path, R_OK) != 0) return 0;
     for (int i = 0; i < WAITS && !has_ended(study); i++) {
         int child = 0;

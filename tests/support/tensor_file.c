@@ -1,17 +1,14 @@
 #include "support/tensor_file.h"
 
 #include "core/safetensors.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 double *tensor_values(const char *path, const char *name, int64_t *count) {
     weft_safetensors *file;
-    if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_open(path, &file));
     const weft_safetensor *t = weft_safetensors_find(file, name);
     if (!t) fail_msg("%s: no '%s'", path, name);
     *count = t->bytes / weft_file_dtype_size(t->dtype);

@@ -1,14 +1,11 @@
 /* Writers of token files, by the formats' descriptions. */
 #include "token_file.h"
 #include "command.h"
+#include "test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { NPY_ALIGN = 64, SHARD_WORDS = 256 };
 
@@ -40,10 +37,9 @@ void npy_write_raw(const char *path, const char *header, const void *data, size_
 }
 
 void npy_write(const char *path, int size, int64_t rows, int64_t columns, const int32_t *values) {
-    char header[128];
-    snprintf(header, sizeof header,
-             "{'descr': '<i%d', 'fortran_order': False, 'shape': (%lld, %lld), }", size,
-             (long long)rows, (long long)columns);
+    const char *header =
+        format_text("{'descr': '<i%d', 'fortran_order': False, 'shape': (%lld, %lld), }", size,
+                    (long long)rows, (long long)columns);
     unsigned char *data = pack(values, rows * columns, size);
     npy_write_raw(path, header, data, (size_t)(rows * columns) * (size_t)size);
     free(data);

@@ -1,13 +1,11 @@
 #include "train_run.h"
 
 #include "command.h"
+#include "test.h"
 
 #include <fcntl.h>
 #include <limits.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,35 +15,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { WORDS_MOST = 64, LIMIT_MS = 1800000, PAUSE_MS = 2 };
 
 void train_config(const char *path) {
-    static const char text[] = "CONFIG_ATTENTION=\"mla\"\n"
-                               "CONFIG_FFN=\"swiglu\"\n"
-                               "CONFIG_POSITION=\"rope\"\n"
-                               "CONFIG_N_LAYER=2\n"
-                               "CONFIG_N_HEAD=2\n"
-                               "CONFIG_N_EMBD=16\n"
-                               "CONFIG_RA_MLA_LATENT_DIM=8\n"
-                               "CONFIG_VOCAB_SIZE=256\n"
-                               "CONFIG_CONTEXT=24\n"
-                               "CONFIG_DROPOUT=0.1\n"
-                               "CONFIG_OPTIMIZER=\"adamwspam\"\n"
-                               "CONFIG_SPAM_INTERVAL=5\n"
-                               "CONFIG_SPAM_WARMUP_STEPS=3\n"
-                               "CONFIG_BATCH_SIZE=4\n"
-                               "CONFIG_MICRO_BATCH=2\n"
-                               "CONFIG_GRADIENT_ACCUMULATION=3\n"
-                               "CONFIG_STEPS=12\n"
-                               "CONFIG_WARMUP_STEPS=3\n"
-                               "CONFIG_LEARNING_RATE=1e-2\n"
-                               "CONFIG_EVAL_INTERVAL=4\n"
-                               "CONFIG_EVAL_SAMPLES=2\n"
-                               "CONFIG_LOG_INTERVAL=1\n"
-                               "CONFIG_CHECKPOINT_INTERVAL=2\n";
-    file_write(path, text, sizeof text - 1);
+    config_write(path,
+                 "ATTENTION=mla FFN=swiglu POSITION=rope N_LAYER=2 N_HEAD=2 N_EMBD=16 "
+                 "RA_MLA_LATENT_DIM=8 VOCAB_SIZE=256 CONTEXT=24 DROPOUT=0.1 OPTIMIZER=adamwspam "
+                 "SPAM_INTERVAL=5 SPAM_WARMUP_STEPS=3 BATCH_SIZE=4 MICRO_BATCH=2 "
+                 "GRADIENT_ACCUMULATION=3 STEPS=12 WARMUP_STEPS=3 LEARNING_RATE=1e-2 "
+                 "EVAL_INTERVAL=4 EVAL_SAMPLES=2 LOG_INTERVAL=1 CHECKPOINT_INTERVAL=2");
 }
 
 static void run_child(char **words, const char *err, long limit) {
@@ -60,27 +38,36 @@ static void run_child(char **words, const char *err, long limit) {
     _exit(127);
 }
 
-void train_scratch(char *config, size_t room) {
-    scratch_open();
-    snprintf(config, room, "%s", scratch_path("config"));
-    train_config(config);
+const char *config_path;
+
+int train_setup(void **state) {
+    scratch_setup(state);
+    config_path = scratch_path("config");
+    train_config(config_path);
+    return 0;
+}
+
+json_t *train_metrics(const char *run) {
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/metrics.jsonl", run), NULL);
+    json_t *rows = json_array();
+    for (char *rest = text, *line; (line = strtok_r(rest, "\n", &rest));)
+        if (json_array_append_new(rows, json_loads(line, 0, NULL)) != 0)
+            fail_msg("%s: no JSON: %s", run, line);
+    return rows;
+}
+
+json_t *train_last_metrics(const char *run) {
+    WEFT_AUTO_DECREF json_t *rows = train_metrics(run);
+    assert_true(json_array_size(rows) > 0);
+    return json_incref(json_array_get(rows, json_array_size(rows) - 1));
 }
 
 pid_t train_start(const char *const *arguments, const char *err, long limit) {
-    const char *named = getenv("WEFT");
-    char *program = strdup(named ? named : "build/weft"), *words[WORDS_MOST + 1];
-    int n = 0;
-    assert_non_null(program);
-    /* An emulator may stand before the program. */
-    for (char *at = program, *word; (word = strtok_r(at, " ", &at)) && n < WORDS_MOST;)
-        words[n++] = word;
-    for (; *arguments && n < WORDS_MOST; arguments++)
-        words[n++] = (char *)(uintptr_t)*arguments;
-    words[n] = NULL;
+    char *words[WORDS_MOST];
+    command_words(arguments, words, WORDS_MOST);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) run_child(words, err, limit);
-    free(program);
     return child;
 }
 
@@ -101,10 +88,9 @@ int train_wait(pid_t child) {
 }
 
 void train_same_file(const char *a, const char *b, const char *name) {
-    char first[512], second[512];
     size_t n, m;
-    snprintf(first, sizeof first, "%s/%s", a, name);
-    snprintf(second, sizeof second, "%s/%s", b, name);
+    const char *first = format_text("%s/%s", a, name);
+    const char *second = format_text("%s/%s", b, name);
     char *x = file_read(first, &n), *y = file_read(second, &m);
     if (n != m || memcmp(x, y, n) != 0) fail_msg("%s and %s differ", first, second);
     free(x);
@@ -124,9 +110,8 @@ bool train_long(void) {
 
 /* Which folder has the name now: a new checkpoint is another one. */
 static ino_t which_last(const char *out) {
-    char path[PATH_MAX];
     struct stat is;
-    snprintf(path, sizeof path, "%s/last", out);
+    const char *path = format_text("%s/last", out);
     return stat(path, &is) == 0 ? is.st_ino : 0;
 }
 

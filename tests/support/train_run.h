@@ -3,14 +3,20 @@
 #ifndef WEFT_TESTS_TRAIN_RUN_H
 #define WEFT_TESTS_TRAIN_RUN_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
 /* Writes a config: two layers, dropout, 3 × 2 micro-batches a step, 12 steps. */
 void train_config(const char *path);
-/* Opens a scratch folder with such a config in it; `room` bytes for its path. */
-void train_scratch(char *config, size_t room);
+/* As the setup of a group: opens a scratch folder with such a config in it. */
+int train_setup(void **state);
+extern const char *config_path;
+
+/* The lines of a run's metrics.jsonl, and the last of them; the caller lets go of them. */
+json_t *train_metrics(const char *run);
+json_t *train_last_metrics(const char *run);
 
 /* Starts the program; its standard error goes to the file `err`. No file may grow past `limit`
  * bytes; 0: no limit. */

@@ -7,15 +7,13 @@
 #include "core/safetensors.h"
 #include "data/dataset.h"
 #include "support/command.h"
+#include "support/test.h"
+#include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 200, FIRST_STEPS = 20, LAST_STEPS = 50 };
 
@@ -25,26 +23,18 @@ enum { STEPS = 200, FIRST_STEPS = 20, LAST_STEPS = 50 };
 
 /* Reads the loss of every step; a line per step is expected, in order. */
 static void read_losses(const char *run, double *losses) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-    char *text = file_read(path, NULL), *rest = text;
-    int n = 0;
-    for (char *line; (line = strtok_r(rest, "\n", &rest)); n++) {
-        json_t *row = json_loads(line, 0, NULL);
-        if (!row || n == STEPS) fail_msg("%s: line %d: %s", path, n + 1, line);
-        assert_int_equal(json_integer_value(json_object_get(row, "step")), n + 1);
-        assert_true(json_is_number(json_object_get(row, "loss")));
-        losses[n] = json_number_value(json_object_get(row, "loss"));
-        json_decref(row);
+    WEFT_AUTO_DECREF json_t *rows = train_metrics(run);
+    assert_int_equal(json_array_size(rows), STEPS);
+    for (size_t n = 0; n < STEPS; n++) {
+        const json_t *row = json_array_get(rows, n);
+        assert_int_equal(integer_of(row, "step"), n + 1);
+        losses[n] = real_of(row, "loss");
     }
-    free(text);
-    assert_int_equal(n, STEPS);
 }
 
 static void read_kept(const char *name, double *losses) {
     weft_safetensors *file;
-    if (weft_safetensors_open("tests/vectors/curves.safetensors", &file) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_open("tests/vectors/curves.safetensors", &file));
     const weft_safetensor *t = weft_safetensors_find(file, name);
     if (!t || t->dtype != WEFT_FILE_F64 || t->ndim != 1 || t->shape[0] != STEPS)
         fail_msg("%s: no kept curve of %d steps; make vectors", name, STEPS);
@@ -83,7 +73,7 @@ static void hold_curve(const char *name, int steps) {
     const char *out = scratch_path("%s", name);
     name_config(name, config);
     read_kept(name, kept);
-    command_succeeds(RUN("train", "--config", config, "--out", out, "--device", "cpu"), NULL);
+    SUCCEEDS("train", "--config", config, "--out", out, "--device", "cpu");
     read_losses(out, ours);
     double worst = hold_steps(name, ours, kept, steps, CLOSE);
     double ours_end = mean(ours + STEPS - LAST_STEPS, LAST_STEPS);
@@ -101,55 +91,46 @@ static void hold_double(const char *name) {
     const char *from = scratch_path("%s-start", name), *out = scratch_path("%s-double", name);
     name_config(name, config);
     read_kept(name, kept);
-    command_succeeds(RUN("init", "--config", config, "--out", from), NULL);
-    command_succeeds(RUN("train", "--config", config, "--from", from, "--out", out, "--device",
-                         "cpu", "--dtype", "f64"),
-                     NULL);
+    SUCCEEDS("init", "--config", config, "--out", from);
+    SUCCEEDS("train", "--config", config, "--from", from, "--out", out, "--device", "cpu",
+             "--dtype", "f64");
     read_losses(out, ours);
     double worst = hold_steps(name, ours, kept, STEPS, CLOSE_DOUBLE);
     printf("note: %s in f64: %.1e from the reference in %d steps\n", name, worst, STEPS);
 }
 
-static void test_dot_gelu(void **state) {
-    (void)state;
+TEST(test_dot_gelu) {
     hold_curve("dot-gelu", STEPS);
 }
 
-static void test_w2_swiglu(void **state) {
-    (void)state;
+TEST(test_w2_swiglu) {
     hold_curve("w2-swiglu", STEPS);
 }
 
-static void test_wsffn(void **state) {
-    (void)state;
+TEST(test_wsffn) {
     hold_curve("wsffn", STEPS);
 }
 
-static void test_mla_with_all_mechanisms(void **state) {
-    (void)state;
+TEST(test_mla_with_all_mechanisms) {
     hold_curve("mla-none", STEPS);
 }
 
 /* Once rounding has picked another neighbour the curves are two, of the same kind. */
-static void test_mla_with_topk(void **state) {
-    (void)state;
+TEST(test_mla_with_topk) {
     hold_curve("mla-topk", FIRST_STEPS);
 }
 
 /* Once rounding has grown they are two here as well: float32 in PyTorch strays as far. */
-static void test_wsffn_from_small_weights(void **state) {
-    (void)state;
+TEST(test_wsffn_from_small_weights) {
     hold_curve("wsffn-normal", FIRST_STEPS);
 }
 
-static void test_muon(void **state) {
-    (void)state;
+TEST(test_muon) {
     hold_curve("muon-dot", STEPS);
     hold_curve("muon-mla", STEPS);
 }
 
-static void test_every_curve_in_double(void **state) {
-    (void)state;
+TEST(test_every_curve_in_double) {
     static const char *const names[] = {"dot-gelu", "w2-swiglu",    "wsffn",    "mla-none",
                                         "mla-topk", "wsffn-normal", "muon-dot", "muon-mla"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -199,12 +180,6 @@ static int dump(const char *config, const char *path) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dot_gelu),      cmocka_unit_test(test_w2_swiglu),
-        cmocka_unit_test(test_wsffn),         cmocka_unit_test(test_mla_with_all_mechanisms),
-        cmocka_unit_test(test_mla_with_topk), cmocka_unit_test(test_wsffn_from_small_weights),
-        cmocka_unit_test(test_muon),          cmocka_unit_test(test_every_curve_in_double),
-    };
     if (argc == 4 && strcmp(argv[1], "--dump") == 0) return dump(argv[2], argv[3]);
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+    return tests_run(scratch_setup, scratch_teardown);
 }

@@ -3,30 +3,28 @@
 #include "base/beside.h"
 #include "base/clock.h"
 #include "model/folder.h"
+#include "support/command.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "support/token_file.h"
 #include "support/train_run.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static char config[256], out[256];
+static char out[256];
 
 static const char *at(const char *name) {
     return scratch_path("%s", name);
 }
 
 #define TRAIN(...)                                                                                 \
-    RUN("train", "--config", config, "--threads", "1", "--peak-flops", "0", __VA_ARGS__)
+    RUN("train", "--config", config_path, "--threads", "1", "--peak-flops", "0", __VA_ARGS__)
 #define RESUME TRAIN("--out", out, "--resume")
 
 static void train_some(const char *name, const char *iterations) {
@@ -35,34 +33,30 @@ static void train_some(const char *name, const char *iterations) {
 }
 
 /* Every bit of state.json would be many runs: some bit of every seventh byte. */
-static void test_a_flipped_bit_in_the_state_is_noticed(void **state) {
-    (void)state;
+TEST(test_a_flipped_bit_in_the_state_is_noticed) {
     size_t bytes;
     train_some("flip", "STEPS=2");
-    char *text = file_read(at("flip/last/state.json"), &bytes);
+    WEFT_AUTO_FREE char *text = file_read(at("flip/last/state.json"), &bytes);
     size_t stride = train_long() ? 1 : 23;
     for (size_t i = 0; i < bytes; i += stride) {
         text[i] ^= (char)(1 << i % 8);
         file_write(at("flip/last/state.json"), text, bytes);
         text[i] ^= (char)(1 << i % 8);
-        command_result r = command_run(RESUME);
+        WEFT_AUTO(command_free) command_result r = command_run(RESUME);
         if (r.status != 2 || !strstr(r.err, "state.json"))
             fail_msg("bit %zu of byte %zu of %zu: ended on %d: %s", i % 8, i, bytes, r.status,
                      r.err);
-        command_free(&r);
     }
     file_write(at("flip/last/state.json"), text, bytes);
-    free(text);
     command_succeeds(RESUME, NULL);
 }
 
 /* What is on the disk is not what was meant: the checkpoint before stays. */
-static void test_a_write_that_went_wrong_is_noticed(void **state) {
-    (void)state;
+TEST(test_a_write_that_went_wrong_is_noticed) {
     fault_need();
     train_some("wrong", "STEPS=2");
     size_t bytes;
-    char *before = file_read(at("wrong/last/state.json"), &bytes);
+    WEFT_AUTO_FREE char *before = file_read(at("wrong/last/state.json"), &bytes);
     static const char *const files[] = {"last.new/model", "last.new/optimizer", "last.new/config",
                                         "last.new/state"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
@@ -73,45 +67,38 @@ static void test_a_write_that_went_wrong_is_noticed(void **state) {
         if (r.status != 1 || !strstr(r.err, "reads otherwise"))
             fail_msg("%s: ended on %d: %s", files[i], r.status, r.err);
         command_free(&r);
-        char *now = file_read(at("wrong/last/state.json"), NULL);
+        WEFT_AUTO_FREE char *now = file_read(at("wrong/last/state.json"), NULL);
         assert_string_equal(before, now);
-        free(now);
     }
-    free(before);
     command_succeeds(RESUME, NULL);
 }
 
 /* A state of the version before has no checksum of its own. */
-static void test_a_state_of_the_version_before_is_read(void **state) {
-    (void)state;
+TEST(test_a_state_of_the_version_before_is_read) {
     train_some("format1", "STEPS=2");
-    json_t *kept = json_load_file(at("format1/last/state.json"), 0, NULL);
+    WEFT_AUTO_DECREF json_t *kept = json_load_file(at("format1/last/state.json"), 0, NULL);
     assert_non_null(kept);
     json_object_del(kept, "state_crc32c");
     json_object_set_new(kept, "format", json_integer(1));
     assert_int_equal(json_dump_file(kept, at("format1/last/state.json"), 0), 0);
-    json_decref(kept);
     command_succeeds(RESUME, NULL);
 }
 
 /* Numbers at the ends of what 64 bits hold: refused before anything is counted with them. */
-static void test_extreme_counts_in_a_state_are_refused(void **state) {
-    (void)state;
+TEST(test_extreme_counts_in_a_state_are_refused) {
     static const char *const keys[] = {"iteration", "skipped", "skipped_in_a_row", "logged_every"};
     static const json_int_t values[] = {INT64_MAX, INT64_MIN, -1, 1000000001};
     train_some("extreme", "STEPS=2");
     for (int k = 0; k < 4; k++) {
         for (int v = 0; v < 4; v++) {
-            json_t *kept = json_load_file(at("extreme/last/state.json"), 0, NULL);
-            json_t *changed = json_deep_copy(kept);
+            WEFT_AUTO_DECREF json_t *kept = json_load_file(at("extreme/last/state.json"), 0, NULL);
+            WEFT_AUTO_DECREF json_t *changed = json_deep_copy(kept);
             json_object_del(changed, "state_crc32c");
             json_object_set_new(changed, "format", json_integer(1));
             json_object_set_new(changed, keys[k], json_integer(values[v]));
             assert_int_equal(json_dump_file(changed, at("extreme/last/state.json"), 0), 0);
             command_fails(2, RESUME, SAYS("state.json"));
             assert_int_equal(json_dump_file(kept, at("extreme/last/state.json"), 0), 0);
-            json_decref(changed);
-            json_decref(kept);
         }
     }
 }
@@ -123,16 +110,14 @@ static void write_tokens(const char *path) {
     npy_write(path, 4, 1, 25, tokens);
 }
 
-static void test_a_damaged_model_is_refused_wherever_it_is_read(void **state) {
-    (void)state;
-    char model[300];
+TEST(test_a_damaged_model_is_refused_wherever_it_is_read) {
     size_t bytes;
     train_some("read", "STEPS=2");
     write_tokens(at("tokens.npy"));
-    snprintf(model, sizeof model, "%s/last", out);
+    const char *model = format_text("%s/last", out);
 #define EVAL(...) RUN("eval", "--model", model, "--tokens", at("tokens.npy"), __VA_ARGS__)
     command_succeeds(EVAL("--json"), NULL);
-    char *whole = file_read(at("read/last/model.safetensors"), &bytes);
+    WEFT_AUTO_FREE char *whole = file_read(at("read/last/model.safetensors"), &bytes);
     whole[bytes - 3] ^= 4;
     file_write(at("read/last/model.safetensors"), whole, bytes);
     command_fails(2, EVAL("--json"), SAYS("model.safetensors", "checksum", "--unchecked"));
@@ -144,27 +129,24 @@ static void test_a_damaged_model_is_refused_wherever_it_is_read(void **state) {
     /* Without a state.json, as others write a model, there is nothing to check. */
     assert_int_equal(unlink(at("read/last/state.json")), 0);
     command_succeeds(EVAL("--json"), NULL);
-    free(whole);
 }
 
 /* Lines 1 to 8, of which the third is hurt; the run goes on from step 6. */
-static void test_a_bad_line_costs_only_itself(void **state) {
-    (void)state;
+TEST(test_a_bad_line_costs_only_itself) {
     size_t bytes;
     train_some("line", "STEPS=6");
-    char *text = file_read(at("line/metrics.jsonl"), &bytes);
+    WEFT_AUTO_FREE char *text = file_read(at("line/metrics.jsonl"), &bytes);
     char *third = strchr(strchr(text, '\n') + 1, '\n') + 1;
     memcpy(third, "}}", 2);
     file_write(at("line/metrics.jsonl"), text, bytes);
-    command_result r = command_run(RESUME);
+    WEFT_AUTO(command_free) command_result r = command_run(RESUME);
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.err, "line 3"));
     assert_non_null(strstr(r.err, "metrics.jsonl.damaged"));
     assert_non_null(strstr(r.err, "steps 3 to 3"));
-    command_free(&r);
-    char *aside = file_read(at("line/metrics.jsonl.damaged"), NULL);
+    WEFT_AUTO_FREE char *aside = file_read(at("line/metrics.jsonl.damaged"), NULL);
     assert_string_equal(aside, text);
-    char *now = file_read(at("line/metrics.jsonl"), NULL);
+    WEFT_AUTO_FREE char *now = file_read(at("line/metrics.jsonl"), NULL);
     int lines = 0, step = 0, expected[] = {1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12};
     for (char *line = now; *line; line = strchr(line, '\n') + 1) {
         const char *is = strstr(line, "\"step\":");
@@ -173,9 +155,6 @@ static void test_a_bad_line_costs_only_itself(void **state) {
         assert_int_equal(step, expected[lines++]);
     }
     assert_int_equal(lines, 11);
-    free(text);
-    free(aside);
-    free(now);
     /* A second time it has another name. */
     file_write(at("line/metrics.jsonl"), "torn\n", 5);
     command_succeeds(RESUME, NULL);
@@ -183,11 +162,10 @@ static void test_a_bad_line_costs_only_itself(void **state) {
 }
 
 /* A torn last line and lines of steps that are done again are no damage. */
-static void test_what_a_kill_leaves_is_no_damage(void **state) {
-    (void)state;
+TEST(test_what_a_kill_leaves_is_no_damage) {
     size_t bytes;
     train_some("tail", "STEPS=4");
-    char *text = file_read(at("tail/metrics.jsonl"), &bytes);
+    WEFT_AUTO_FREE char *text = file_read(at("tail/metrics.jsonl"), &bytes);
     FILE *file = fopen(at("tail/metrics.jsonl"), "a");
     assert_non_null(file);
     fputs("{\"step\": 5, \"loss\": 1}\n{\"step\": 6, \"lo", file);
@@ -196,45 +174,38 @@ static void test_what_a_kill_leaves_is_no_damage(void **state) {
     assert_int_equal(r.status, 0);
     assert_null(strstr(r.err, "damaged"));
     command_free(&r);
-    char *now = file_read(at("tail/metrics.jsonl"), NULL);
+    WEFT_AUTO_FREE char *now = file_read(at("tail/metrics.jsonl"), NULL);
     assert_string_equal(now, text);
-    free(text);
-    free(now);
 }
 
 /* The lines of the steps that a checkpoint has done are on the disk before it is. */
-static void test_metrics_are_synced_before_a_checkpoint(void **state) {
-    (void)state;
+TEST(test_metrics_are_synced_before_a_checkpoint) {
     fault_need();
     snprintf(out, sizeof out, "%s", at("synced"));
     fault f = {.calls = "fsync", .path = "metrics.jsonl", .nth = 1, .error = EIO};
-    command_result r = fault_run(&f, TRAIN("--out", out), NULL);
+    WEFT_AUTO(command_free) command_result r = fault_run(&f, TRAIN("--out", out), NULL);
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "metrics.jsonl"));
     assert_int_not_equal(access(at("synced/last"), F_OK), 0);
     assert_int_not_equal(access(at("synced/best"), F_OK), 0);
-    command_free(&r);
 }
 
 static void make_shards(const char *folder, int32_t first) {
     int32_t tokens[400];
-    char path[600];
     for (int i = 0; i < 400; i++)
         tokens[i] = i * i % 251;
     tokens[300] = first; /* one token of them is another */
     assert_int_equal(mkdir(folder, 0777), 0);
-    snprintf(path, sizeof path, "%s/train_000000.bin", folder);
+    const char *path = format_text("%s/train_000000.bin", folder);
     shard_write(path, 20240520, 1, 400, 2, tokens, 400);
-    snprintf(path, sizeof path, "%s/val_000000.bin", folder);
+    path = format_text("%s/val_000000.bin", folder);
     shard_write(path, 20240520, 1, 100, 2, tokens, 100);
 }
 
-static void test_another_dataset_under_a_run_is_noticed(void **state) {
-    (void)state;
-    char dataset[300];
+TEST(test_another_dataset_under_a_run_is_noticed) {
     make_shards(at("data"), 1);
     make_shards(at("data2"), 2);
-    snprintf(dataset, sizeof dataset, "DATASET=%s", at("data"));
+    const char *dataset = format_text("DATASET=%s", at("data"));
     snprintf(out, sizeof out, "%s", at("swapped"));
     command_succeeds(TRAIN("--out", out, "-o", dataset, "-o", "STEPS=2"), NULL);
     assert_int_equal(rename(at("data"), at("data1")), 0);
@@ -246,12 +217,6 @@ static void test_another_dataset_under_a_run_is_noticed(void **state) {
     /* One that is not whole is not trained on. */
     file_write(at("data/train_000001.bin.part"), "", 0);
     command_fails(2, TRAIN("--out", at("partly"), "-o", dataset), SAYS("not whole", ".part"));
-}
-
-static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
-    return 0;
 }
 
 /* A checkpoint, as far as its checksums go: one file that takes a while to be read, then another. */
@@ -270,7 +235,7 @@ static void make_checkpoint(const char *folder, char byte) {
             WEFT_OK);
     }
     json_t *state = json_pack("{s:o}", "files", weft_parts_to_json(sums));
-    assert_int_equal(weft_state_write(folder, state), WEFT_OK);
+    expect_ok(weft_state_write(folder, state));
     free(data);
 }
 
@@ -283,10 +248,8 @@ static void *exchange_meanwhile(void *context) {
 }
 
 /* A checkpoint that is replaced while it is checked is not taken for a damaged one. */
-static void test_a_checkpoint_that_is_replaced_is_no_damage(void **state) {
-    (void)state;
-    char folder[256];
-    snprintf(folder, sizeof folder, "%s", at("one"));
+TEST(test_a_checkpoint_that_is_replaced_is_no_damage) {
+    const char *folder = at("one");
     make_checkpoint(folder, 'a');
     make_checkpoint(at("two"), 'b');
     for (int i = 0; i < 20; i++) {
@@ -302,8 +265,7 @@ static void test_a_checkpoint_that_is_replaced_is_no_damage(void **state) {
 }
 
 /* A file of a terabyte, all of it a hole, is refused by its size. */
-static void test_a_hole_is_not_read_to_its_end(void **state) {
-    (void)state;
+TEST(test_a_hole_is_not_read_to_its_end) {
     make_checkpoint(at("hole"), 'a');
     uint_least64_t beats = atomic_load(&weft_beats);
     assert_int_equal(truncate(at("hole/model.safetensors"), (off_t)1 << 40), 0);
@@ -312,19 +274,4 @@ static void test_a_hole_is_not_read_to_its_end(void **state) {
     assert_true(atomic_load(&weft_beats) - beats < 8);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_flipped_bit_in_the_state_is_noticed),
-        cmocka_unit_test(test_a_write_that_went_wrong_is_noticed),
-        cmocka_unit_test(test_a_state_of_the_version_before_is_read),
-        cmocka_unit_test(test_extreme_counts_in_a_state_are_refused),
-        cmocka_unit_test(test_a_damaged_model_is_refused_wherever_it_is_read),
-        cmocka_unit_test(test_a_checkpoint_that_is_replaced_is_no_damage),
-        cmocka_unit_test(test_a_hole_is_not_read_to_its_end),
-        cmocka_unit_test(test_a_bad_line_costs_only_itself),
-        cmocka_unit_test(test_what_a_kill_leaves_is_no_damage),
-        cmocka_unit_test(test_metrics_are_synced_before_a_checkpoint),
-        cmocka_unit_test(test_another_dataset_under_a_run_is_noticed),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(train_setup, scratch_teardown)

@@ -1,16 +1,14 @@
 /* A run with a deadline ends in time, whatever the machine does: by a clock that the test moves. */
 #include "cpu/backend.h"
 #include "support/command.h"
+#include "support/test.h"
+#include "support/train_run.h"
 #include "train/loop.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { PLANNED = 400 };
 
@@ -54,14 +52,13 @@ static weft_train_result run(const char *name, double seconds, load l) {
     c.checkpoint_interval = PLANNED;
     snprintf(c.dataset, sizeof c.dataset, "embedded");
     now = 1000;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = scratch_path("%s", name),
                                   .before_step = pass_time,
                                   .context = &l,
                                   .deadline = seconds ? now + seconds : 0,
                                   .clock = read_now};
-    if (weft_train(&c, weft_cpu_backend(), pool, &options, &result) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_train(&c, weft_cpu_backend(), pool, &options, &result));
     weft_pool_destroy(pool);
     assert_int_equal(result.end, WEFT_TRAIN_DONE);
     assert_true(isfinite(result.val_loss)); /* it was evaluated at its end */
@@ -70,24 +67,16 @@ static weft_train_result run(const char *name, double seconds, load l) {
 
 /* The learning rate of the last line that the run logged. */
 static double last_rate(const char *name) {
-    char *text = file_read(scratch_path("%s/metrics.jsonl", name), NULL), *last = text;
-    for (char *at = text; (at = strchr(at, '\n')) && at[1];)
-        last = ++at;
-    json_t *row = json_loads(last, JSON_DISABLE_EOF_CHECK, NULL);
-    double rate = json_number_value(json_object_get(row, "lr"));
-    json_decref(row);
-    free(text);
-    return rate;
+    WEFT_AUTO_DECREF json_t *row = train_last_metrics(scratch_path("%s", name));
+    return real_of(row, "lr");
 }
 
 /* 100 seconds: with steps of 1 s, of 0.5 s and then 4 s (a load that comes), of 4 s and then 0.5 s (one that goes), of 10 s.
  * In each the run is over in time and has used nine tenths of it, and its rate has come down. */
-static void test_a_run_ends_in_time_under_a_load_that_changes(void **state) {
-    (void)state;
+TEST(test_a_run_ends_in_time_under_a_load_that_changes) {
     static const load loads[] = {{1, 1, 0}, {0.5, 4, 100}, {4, 0.5, 10}, {10, 10, 0}};
     for (size_t i = 0; i < sizeof loads / sizeof loads[0]; i++) {
-        char name[16], line[64];
-        snprintf(name, sizeof name, "load%zu", i);
+        const char *name = format_text("load%zu", i);
         weft_train_result r = run(name, 100, loads[i]);
         printf("note: %lld steps in %.1f of 100 s, the last at a rate of %.2g\n",
                (long long)r.steps, now - 1000, last_rate(name));
@@ -96,24 +85,20 @@ static void test_a_run_ends_in_time_under_a_load_that_changes(void **state) {
         assert_true(now - 1000 >= 90);
         assert_true(last_rate(name) < 2e-4);
         /* It is done: its config has the steps that it did. */
-        char *config = file_read(scratch_path("%s/config", name), NULL);
-        snprintf(line, sizeof line, "CONFIG_STEPS=%lld\n", (long long)r.steps);
-        assert_non_null(strstr(config, line));
-        free(config);
+        WEFT_AUTO_FREE char *config = file_read(scratch_path("%s/config", name), NULL);
+        assert_non_null(strstr(config, format_text("CONFIG_STEPS=%lld\n", (long long)r.steps)));
     }
 }
 
 /* One that is fast enough does all its steps, with the bits of one without a deadline. */
-static void test_enough_time_changes_nothing(void **state) {
-    (void)state;
+TEST(test_enough_time_changes_nothing) {
     assert_int_equal(run("free", 0, (load){0.1, 0.1, 0}).steps, PLANNED);
     assert_int_equal(run("timed", 100, (load){0.1, 0.1, 0}).steps, PLANNED);
     file_expect_equal(scratch_path("free/last/model.safetensors"),
                       scratch_path("timed/last/model.safetensors"));
 }
 
-static void test_the_last_step_follows_from_pace_and_time(void **state) {
-    (void)state;
+TEST(test_the_last_step_follows_from_pace_and_time) {
     assert_int_equal(weft_train_last_step(10, 100, 30, 0.5), 70);
     assert_int_equal(weft_train_last_step(10, 100, 300, 0.5), 100);
     assert_int_equal(weft_train_last_step(10, 100, 0.4, 0.5), 10);
@@ -121,11 +106,4 @@ static void test_the_last_step_follows_from_pace_and_time(void **state) {
     assert_int_equal(weft_train_last_step(10, 100, 30, 0), 100);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_run_ends_in_time_under_a_load_that_changes),
-        cmocka_unit_test(test_enough_time_changes_nothing),
-        cmocka_unit_test(test_the_last_step_follows_from_pace_and_time),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

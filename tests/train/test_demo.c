@@ -2,15 +2,12 @@
  * text comes to. Trimmed to most of its steps; whole in make test-long. */
 #include "support/bigram.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { BIGRAM_TRAIN = 2000000, BIGRAM_VAL = 100000, SEEDS = 8 };
 
@@ -29,22 +26,16 @@ static double bigram_loss(void) {
 
 /* Runs the program and returns the best held-out loss. */
 static double run_demo(const char *const *command, const char *out) {
-    char path[300];
     int status = train_wait(train_start(command, scratch_path("err"), 0));
     if (status != 0) fail_msg("ended on %d: %s", status, file_read(scratch_path("err"), NULL));
-    snprintf(path, sizeof path, "%s/best/state.json", out);
-    char *text = file_read(path, NULL);
-    json_t *best = json_loads(text, 0, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/best/state.json", out), NULL);
+    WEFT_AUTO_DECREF json_t *best = json_loads(text, 0, NULL);
     double loss = json_number_value(json_object_get(best, "best_val_loss"));
-    json_decref(best);
-    free(text);
     return loss;
 }
 
-static void test_demo_learns_more_than_pairs(void **state) {
-    (void)state;
-    char out[256];
-    snprintf(out, sizeof out, "%s", scratch_path("demo"));
+TEST(test_demo_learns_more_than_pairs) {
+    const char *out = scratch_path("demo");
     const char *const *whole = RUN("train", "--config", "defconfigs/demo", "--out", out);
     const char *const *trimmed =
         RUN("train", "--config", "defconfigs/demo", "--out", out, "-o", "STEPS=350");
@@ -56,17 +47,15 @@ static void test_demo_learns_more_than_pairs(void **state) {
 /* MLA, by whatever instructions the processor has for bf16. The first steps, to which it is trimmed, are those
  * where the loss falls most. Later on two runs that round differently differ by some percent, either way:
  * whole, it is the mean over random seeds, and what so few seeds leave open is not held against it. */
-static void test_bf16_ends_near_f32(void **state) {
-    (void)state;
+TEST(test_bf16_ends_near_f32) {
     static const char *const types[] = {"f32", "bf16"};
     int runs = train_long() ? SEEDS : 1;
     double mean[2] = {0, 0}, worse = 0, squares = 0;
     for (int i = 0; i < runs; i++) {
         double loss[2];
         for (int k = 0; k < 2; k++) {
-            char out[256], seed[8];
-            snprintf(seed, sizeof seed, "%d", i + 1);
-            snprintf(out, sizeof out, "%s", scratch_path("%s-%s", types[k], seed));
+            const char *seed = format_text("%d", i + 1);
+            const char *out = scratch_path("%s-%s", types[k], seed);
             const char *const *command =
                 RUN("train", "--config", "defconfigs/ra-mla", "--out", out, "--dtype", types[k],
                     "--seed", seed, "-o", train_long() ? "STEPS=300" : "STEPS=60");
@@ -84,10 +73,4 @@ static void test_bf16_ends_near_f32(void **state) {
     assert_true(fabs(worse) <= (train_long() ? 0.01 + 2 * error : 0.02));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_demo_learns_more_than_pairs),
-        cmocka_unit_test(test_bf16_ends_near_f32),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

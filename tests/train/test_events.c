@@ -2,22 +2,14 @@
  * reader makes of them. */
 #include "base/crc32c.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "train/metrics.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
-
-static void test_crc32c_is_castagnolis(void **state) {
-    (void)state;
+TEST(test_crc32c_is_castagnolis) {
     /* The check value of the algorithm's catalogue, and RFC 3720's 32 bytes of 0 and of 1 bits. */
     static const char digits[] = "123456789";
     unsigned char bytes[32] = {0};
@@ -32,18 +24,17 @@ static void test_crc32c_is_castagnolis(void **state) {
 
 static void write_files(void) {
     weft_events *e;
-    check(weft_events_open(scratch_path("."), 0, &e));
+    expect_ok(weft_events_open(scratch_path("."), 0, &e));
     for (int step = 10; step <= 40; step += 10)
-        check(weft_events_add(e, step, 1000.0 + step,
-                              (weft_scalar[]){{"loss/train", step / 8.0}, {"lr", 0.5}}, 2));
+        expect_ok(weft_events_add(e, step, 1000.0 + step,
+                                  (weft_scalar[]){{"loss/train", step / 8.0}, {"lr", 0.5}}, 2));
     weft_events_close(e);
-    check(weft_events_open(scratch_path("."), 20, &e)); /* resumed: 30 and 40 are done again */
-    check(weft_events_add(e, 30, 1050.0, (weft_scalar[]){{"loss/train", 99.0}}, 1));
+    expect_ok(weft_events_open(scratch_path("."), 20, &e)); /* resumed: 30 and 40 are done again */
+    expect_ok(weft_events_add(e, 30, 1050.0, (weft_scalar[]){{"loss/train", 99.0}}, 1));
     weft_events_close(e);
 }
 
-static void test_records_are_framed(void **state) {
-    (void)state;
+TEST(test_records_are_framed) {
     size_t bytes, at = 0;
     int records = 0;
     write_files();
@@ -72,19 +63,18 @@ static void test_records_are_framed(void **state) {
     free(file);
 }
 
-static void test_tensorboard_reads_them(void **state) {
-    (void)state;
-    char command[1024], text[4096];
+TEST(test_tensorboard_reads_them) {
+    char text[4096];
     const char *python = getenv("PYTHON");
     if (!python) python = "python3";
-    snprintf(command, sizeof command, "%s -c 'import tensorboard' 2>/dev/null", python);
+    const char *command = format_text("%s -c 'import tensorboard' 2>/dev/null", python);
     if (system(command) != 0) {
         printf("tensorboard is not importable by %s\n", python);
         skip();
     }
     write_files();
-    snprintf(command, sizeof command, "%s tests/train/read_events.py %s 2>/dev/null", python,
-             scratch_path("."));
+    command =
+        format_text("%s tests/train/read_events.py %s 2>/dev/null", python, scratch_path("."));
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     size_t n = fread(text, 1, sizeof text - 1, pipe);
@@ -94,19 +84,10 @@ static void test_tensorboard_reads_them(void **state) {
                               "lr 10 0.5\nlr 20 0.5\n");
 }
 
-static void test_folder_that_is_not_there_is_an_error(void **state) {
-    (void)state;
+TEST(test_folder_that_is_not_there_is_an_error) {
     weft_events *e;
     assert_int_equal(weft_events_open("/nowhere", 0, &e), WEFT_EIO);
     assert_null(e);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc32c_is_castagnolis),
-        cmocka_unit_test(test_records_are_framed),
-        cmocka_unit_test(test_tensorboard_reads_them),
-        cmocka_unit_test(test_folder_that_is_not_there_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

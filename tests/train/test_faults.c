@@ -3,14 +3,13 @@
 #include "cpu/backend.h"
 #include "support/command.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,64 +17,53 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static char config[256];
-
 static const char *folder(const char *name) {
     return scratch_path("%s", name);
 }
 
 static void train_steps(const char *out, const char *iterations) {
-    command_succeeds(RUN("train", "--config", config, "--out", out, "-o", iterations), NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", out, "-o", iterations);
 }
 
 /* The last line of a file begins with "weft train: " and holds a word. */
 static void last_line_says(const char *path, const char *word) {
-    char *text = file_read(path, NULL);
+    WEFT_AUTO_FREE char *text = file_read(path, NULL);
     size_t n = strlen(text);
     if (n && text[n - 1] == '\n') text[n - 1] = 0;
     char *line = strrchr(text, '\n');
     line = line ? line + 1 : text;
     if (strncmp(line, "weft train: ", 12) != 0 || !strstr(line, word))
         fail_msg("not a line with '%s': %s", word, line);
-    free(text);
 }
 
-static void test_full_disk_leaves_the_last_checkpoint(void **state) {
-    (void)state;
+TEST(test_full_disk_leaves_the_last_checkpoint) {
     train_need_limit();
     /* A constant rate, so that a run in two legs is the whole run. */
     const char *rate = "LR_SCHEDULE=constant";
-    command_succeeds(
-        RUN("train", "--config", config, "--out", folder("full"), "-o", rate, "-o", "STEPS=4"),
-        NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", folder("full"), "-o", rate, "-o",
+             "STEPS=4");
     size_t bytes, after;
-    char *before = file_read(scratch_path("full/last/model.safetensors"), &bytes);
-    const char *const *again =
-        RUN("train", "--config", config, "--out", scratch_path("full"), "-o", rate, "--resume");
+    WEFT_AUTO_FREE char *before = file_read(scratch_path("full/last/model.safetensors"), &bytes);
+    const char *const *again = RUN("train", "--config", config_path, "--out", scratch_path("full"),
+                                   "-o", rate, "--resume");
     /* Room for lines, but not for a checkpoint's tensors. */
     assert_int_equal(train_wait(train_start(again, folder("err"), (long)bytes / 2)), 1);
     last_line_says(folder("err"), "File too large");
-    char *now = file_read(scratch_path("full/last/model.safetensors"), &after);
+    WEFT_AUTO_FREE char *now = file_read(scratch_path("full/last/model.safetensors"), &after);
     assert_int_equal(bytes, after);
     assert_memory_equal(before, now, bytes);
     assert_int_not_equal(access(scratch_path("full/last.new"), F_OK), 0);
-    free(before);
-    free(now);
     /* With room again it goes on as if nothing had been. */
-    command_succeeds(
-        RUN("train", "--config", config, "--out", folder("full"), "-o", rate, "--resume"), NULL);
-    command_succeeds(RUN("train", "--config", config, "--out", folder("roomy"), "-o", rate), NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", folder("full"), "-o", rate, "--resume");
+    SUCCEEDS("train", "--config", config_path, "--out", folder("roomy"), "-o", rate);
     train_same_file(folder("full"), folder("roomy"), "last/model.safetensors");
 }
 
-static void test_full_disk_under_the_metrics_is_told(void **state) {
-    (void)state;
+TEST(test_full_disk_under_the_metrics_is_told) {
     train_need_limit();
     /* Room for the run's config, and not for a row of each step; the events are the longer ones. */
     pid_t child =
-        train_start(RUN("train", "--config", config, "--out", folder("lines"), "-o",
+        train_start(RUN("train", "--config", config_path, "--out", folder("lines"), "-o",
                         "CHECKPOINT_INTERVAL=1000", "-o", "EVAL_INTERVAL=1000", "-o", "STEPS=500"),
                     folder("err"), 20000);
     assert_int_equal(train_wait(child), 1);
@@ -83,21 +71,19 @@ static void test_full_disk_under_the_metrics_is_told(void **state) {
     fault_need();
     fault f = {.calls = "write", .path = "metrics.jsonl", .nth = 3, .error = ENOSPC};
     command_result r =
-        fault_run(&f, RUN("train", "--config", config, "--out", folder("rows")), NULL);
+        fault_run(&f, RUN("train", "--config", config_path, "--out", folder("rows")), NULL);
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "metrics.jsonl: No space left on device"));
     command_free(&r);
 }
 
-static void test_damaged_checkpoint_is_refused(void **state) {
-    (void)state;
+TEST(test_damaged_checkpoint_is_refused) {
     train_steps(folder("hurt"), "STEPS=2");
     const char *const *again =
-        RUN("train", "--config", config, "--out", scratch_path("hurt"), "--resume");
-    char path[512];
-    snprintf(path, sizeof path, "%s", scratch_path("hurt/last/optimizer.safetensors"));
+        RUN("train", "--config", config_path, "--out", scratch_path("hurt"), "--resume");
+    const char *path = scratch_path("hurt/last/optimizer.safetensors");
     size_t bytes;
-    char *whole = file_read(path, &bytes);
+    WEFT_AUTO_FREE char *whole = file_read(path, &bytes);
     assert_int_equal(truncate(path, (off_t)bytes / 2), 0);
     command_fails(2, again, SAYS("optimizer.safetensors", "bytes"));
     whole[bytes - 1] ^= 1;
@@ -106,20 +92,15 @@ static void test_damaged_checkpoint_is_refused(void **state) {
     whole[bytes - 1] ^= 1;
     file_write(path, whole, bytes);
     command_succeeds(again, NULL);
-    free(whole);
     assert_int_equal(truncate(scratch_path("hurt/last/state.json"), 20), 0);
     command_fails(2, again, SAYS("state.json"));
 }
 
-static void test_vocabulary_must_fit(void **state) {
-    (void)state;
-    command_fails(
-        2, RUN("train", "--config", config, "--out", folder("small"), "-o", "VOCAB_SIZE=100"),
-        SAYS("vocabulary", "256", "CONFIG_VOCAB_SIZE", "100"));
-    command_fails(2,
-                  RUN("train", "--config", config, "--out", folder("nodata"), "-o",
-                      "DATASET=/nowhere/at/all"),
-                  SAYS("/nowhere/at/all"));
+TEST(test_vocabulary_must_fit) {
+    FAILS(2, SAYS("vocabulary", "256", "CONFIG_VOCAB_SIZE", "100"), "train", "--config",
+          config_path, "--out", folder("small"), "-o", "VOCAB_SIZE=100");
+    FAILS(2, SAYS("/nowhere/at/all"), "train", "--config", config_path, "--out", folder("nodata"),
+          "-o", "DATASET=/nowhere/at/all");
 }
 
 /* Until a step is done. */
@@ -130,26 +111,21 @@ static void wait_for_lines(const char *path) {
 }
 
 static void stop_by(int number) {
-    char out[256], err[256];
-    snprintf(out, sizeof out, "%s", scratch_path("signal%d", number));
-    snprintf(err, sizeof err, "%s", scratch_path("err%d", number));
-    pid_t child = train_start(RUN("train", "--config", config, "--out", out, "-o", "STEPS=1000000",
-                                  "-o", "CHECKPOINT_INTERVAL=1000000"),
+    const char *out = scratch_path("signal%d", number);
+    const char *err = scratch_path("err%d", number);
+    pid_t child = train_start(RUN("train", "--config", config_path, "--out", out, "-o",
+                                  "STEPS=1000000", "-o", "CHECKPOINT_INTERVAL=1000000"),
                               err, 0);
     wait_for_lines(scratch_path("signal%d/metrics.jsonl", number));
-    command_fails(2,
-                  RUN("train", "--config", config, "--out", out, "--resume", "-o", "STEPS=1000000"),
-                  SAYS("another process"));
+    FAILS(2, SAYS("another process"), "train", "--config", config_path, "--out", out, "--resume",
+          "-o", "STEPS=1000000");
     kill(child, number);
     assert_int_equal(train_wait(child), 1);
     last_line_says(err, "--resume");
-    char state[300];
-    snprintf(state, sizeof state, "%s/last/state.json", out);
-    assert_int_equal(access(state, R_OK), 0);
+    assert_int_equal(access(format_text("%s/last/state.json", out), R_OK), 0);
 }
 
-static void test_signals_save_and_stop(void **state) {
-    (void)state;
+TEST(test_signals_save_and_stop) {
     stop_by(SIGINT);
     stop_by(SIGTERM);
     stop_by(SIGHUP);
@@ -157,14 +133,12 @@ static void test_signals_save_and_stop(void **state) {
 
 /* Sends signals to a run with a step of minutes; its exit status. */
 static int signal_twice(long wait_ms) {
-    char out[256];
     int status = 0;
-    snprintf(out, sizeof out, "%s", scratch_path("twice%ld", wait_ms));
+    const char *out = scratch_path("twice%ld", wait_ms);
     pid_t child =
-        train_start(RUN("train", "--config", config, "--out", out, "-o", "BATCH_SIZE=1000000"),
+        train_start(RUN("train", "--config", config_path, "--out", out, "-o", "BATCH_SIZE=1000000"),
                     folder("err"), 0);
-    char events[300];
-    snprintf(events, sizeof events, "%s/events.out.tfevents.0000000000.weft", out);
+    const char *events = format_text("%s/events.out.tfevents.0000000000.weft", out);
     for (int i = 0; i < 60000 && access(events, F_OK); i++)
         pause_ms(2);
     pause_ms(wait_ms);
@@ -178,8 +152,7 @@ static int signal_twice(long wait_ms) {
 }
 
 /* One that comes before the first step has begun ends the run by itself. */
-static void test_second_signal_ends_at_once(void **state) {
-    (void)state;
+TEST(test_second_signal_ends_at_once) {
     int status = 1;
     for (long wait_ms = 50; status == 1 && wait_ms < 10000; wait_ms *= 3)
         status = signal_twice(wait_ms);
@@ -208,19 +181,17 @@ static weft_train_result run_broken(const char *out, breaker *b) {
     weft_pool *pool;
     weft_train_result result;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    expect_ok(weft_config_read(&c, config_path));
     c.steps = 20;
     c.checkpoint_interval = 1;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = out, .before_step = break_weight, .context = b};
-    if (weft_train(&c, weft_cpu_backend(), pool, &options, &result) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_train(&c, weft_cpu_backend(), pool, &options, &result));
     weft_pool_destroy(pool);
     return result;
 }
 
-static void test_steps_that_are_not_finite_are_skipped(void **state) {
-    (void)state;
+TEST(test_steps_that_are_not_finite_are_skipped) {
     weft_train_result r = run_broken(folder("skips"), &(breaker){.from = 3, .to = 7});
     assert_int_equal(r.end, WEFT_TRAIN_DONE);
     assert_int_equal(r.steps, 20);
@@ -228,36 +199,15 @@ static void test_steps_that_are_not_finite_are_skipped(void **state) {
     assert_true(isfinite(r.parts.loss));
 }
 
-static void test_many_in_a_row_end_the_run(void **state) {
-    (void)state;
+TEST(test_many_in_a_row_end_the_run) {
     weft_train_result r = run_broken(folder("lost"), &(breaker){.from = 5, .to = 20});
     assert_int_equal(r.end, WEFT_TRAIN_DIVERGED);
     assert_int_equal(r.skipped, WEFT_TRAIN_SKIPS_MAX);
     assert_non_null(strstr(r.why, "ln_f.weight"));
     /* The checkpoint is that of the last good step, and it can be gone on from. */
-    char *text = file_read(scratch_path("lost/last/state.json"), NULL);
-    json_t *kept = json_loads(text, 0, NULL);
+    WEFT_AUTO_FREE char *text = file_read(scratch_path("lost/last/state.json"), NULL);
+    WEFT_AUTO_DECREF json_t *kept = json_loads(text, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(kept, "iteration")), 5);
-    json_decref(kept);
-    free(text);
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
-    return 0;
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_full_disk_leaves_the_last_checkpoint),
-        cmocka_unit_test(test_full_disk_under_the_metrics_is_told),
-        cmocka_unit_test(test_damaged_checkpoint_is_refused),
-        cmocka_unit_test(test_vocabulary_must_fit),
-        cmocka_unit_test(test_signals_save_and_stop),
-        cmocka_unit_test(test_second_signal_ends_at_once),
-        cmocka_unit_test(test_steps_that_are_not_finite_are_skipped),
-        cmocka_unit_test(test_many_in_a_row_end_the_run),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(train_setup, scratch_teardown)

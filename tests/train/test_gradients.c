@@ -4,15 +4,12 @@
 #include "cpu/backend.h"
 #include "support/model_case.h"
 #include "support/remote.h"
+#include "support/test.h"
 #include "train/gradients.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST = 13 };
 
@@ -33,9 +30,9 @@ static void check_sum(model_run *r, const weft_backend *backend, int64_t count, 
     weft_optimizer *o;
     weft_gradients *g;
     weft_pool *pool;
-    assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
-    assert_int_equal(weft_optimizer_create(r->model, backend, pool, NULL, &o), WEFT_OK);
-    assert_int_equal(weft_gradients_create(o, &r->session, pool, NULL, count, &g), WEFT_OK);
+    expect_ok(weft_pool_create(threads, &pool));
+    expect_ok(weft_optimizer_create(r->model, backend, pool, NULL, &o));
+    expect_ok(weft_gradients_create(o, &r->session, pool, NULL, count, &g));
     const weft_weight *weights = r->model->weights;
     for (int round = 0; round < 2; round++) {
         weft_gradients_begin(g);
@@ -47,9 +44,9 @@ static void check_sum(model_run *r, const weft_backend *backend, int64_t count, 
                 for (int64_t e = 0; gradient && e < weights[w].count; e++)
                     gradient[e] = leaf(i, e);
             }
-            assert_int_equal(weft_gradients_add(g), WEFT_OK);
+            expect_ok(weft_gradients_add(g));
         }
-        assert_int_equal(weft_gradients_mean(g), WEFT_OK);
+        expect_ok(weft_gradients_mean(g));
     }
     for (int64_t w = 0; count > 1 && w < r->model->n_weights; w++) {
         weft_tensor *t = weft_graph_find(r->session.graph.graph, weights[w].name);
@@ -67,48 +64,42 @@ static void check_sum(model_run *r, const weft_backend *backend, int64_t count, 
     weft_pool_destroy(pool);
 }
 
-static void test_micro_batches_are_added_in_a_tree(void **state) {
-    (void)state;
+static void check_sums(const weft_backend *backend, int64_t first) {
     model_case c;
     model_run r;
     model_case_open(&c, "dot-learned");
     model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
-    for (int64_t count = 1; count <= MOST; count++)
-        check_sum(&r, weft_cpu_backend(), count, count % 2 ? 1 : 3);
+    for (int64_t count = first; count <= MOST; count++)
+        check_sum(&r, backend, count, count % 2 ? 1 : 3);
     model_run_close(&r);
     model_case_close(&c);
 }
 
-static void test_a_device_adds_them_in_the_same_tree(void **state) {
-    (void)state;
-    model_case c;
-    model_run r;
-    model_case_open(&c, "dot-learned");
-    model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
-    for (int64_t count = 2; count <= MOST; count++)
-        check_sum(&r, remote_backend(), count, count % 2 ? 1 : 3);
-    model_run_close(&r);
-    model_case_close(&c);
+TEST(test_micro_batches_are_added_in_a_tree) {
+    check_sums(weft_cpu_backend(), 1);
 }
 
-static void test_bad_gradient_is_named(void **state) {
-    (void)state;
+TEST(test_a_device_adds_them_in_the_same_tree) {
+    check_sums(remote_backend(), 2);
+}
+
+TEST(test_bad_gradient_is_named) {
     model_case c;
     model_run r;
     weft_optimizer *o;
     weft_gradients *g;
     model_case_open(&c, "dot-learned");
     model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
-    assert_int_equal(weft_optimizer_create(r.model, weft_cpu_backend(), r.pool, NULL, &o), WEFT_OK);
-    assert_int_equal(weft_gradients_create(o, &r.session, r.pool, NULL, 2, &g), WEFT_OK);
+    expect_ok(weft_optimizer_create(r.model, weft_cpu_backend(), r.pool, NULL, &o));
+    expect_ok(weft_gradients_create(o, &r.session, r.pool, NULL, 2, &g));
     weft_tensor *t = weft_graph_find(r.session.graph.graph, "h.0.ln_2.weight");
     ((float *)weft_data(r.session.exec, t->grad))[1] = INFINITY;
     weft_gradients_begin(g);
     for (int i = 0; i < 2; i++) {
         weft_gradients_expect(g);
-        assert_int_equal(weft_gradients_add(g), WEFT_OK);
+        expect_ok(weft_gradients_add(g));
     }
-    assert_int_equal(weft_gradients_mean(g), WEFT_OK);
+    expect_ok(weft_gradients_mean(g));
     assert_string_equal(weft_optimizer_find_bad(o), "h.0.ln_2.weight");
     weft_gradients_destroy(g);
     weft_optimizer_destroy(o);
@@ -116,11 +107,4 @@ static void test_bad_gradient_is_named(void **state) {
     model_case_close(&c);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_micro_batches_are_added_in_a_tree),
-        cmocka_unit_test(test_a_device_adds_them_in_the_same_tree),
-        cmocka_unit_test(test_bad_gradient_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

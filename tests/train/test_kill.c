@@ -3,18 +3,15 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { KILLS = 3, KILLS_LONG = 20, STEPS_A_KILL = 12, FIRST_MOST = 30000 };
 
@@ -42,26 +39,21 @@ static bool wait_for_checkpoint(pid_t child, const char *last, ino_t before) {
     return false;
 }
 
-static void test_killed_runs_end_on_the_same_bits(void **state) {
-    (void)state;
+TEST(test_killed_runs_end_on_the_same_bits) {
     int kills = train_long() ? KILLS_LONG : KILLS, during = 0;
-    char iterations[32], whole[256], killed[256], last[300], fresh[300], config[256], err[256];
-    snprintf(iterations, sizeof iterations, "STEPS=%d", kills * STEPS_A_KILL);
-    snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
-    snprintf(killed, sizeof killed, "%s", scratch_path("killed"));
-    snprintf(last, sizeof last, "%s/last", killed);
-    snprintf(fresh, sizeof fresh, "%s/last.new", killed);
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    snprintf(err, sizeof err, "%s", scratch_path("err"));
+    const char *iterations = format_text("STEPS=%d", kills * STEPS_A_KILL);
+    const char *whole = scratch_path("whole");
+    const char *killed = scratch_path("killed");
+    const char *last = format_text("%s/last", killed);
+    const char *fresh = format_text("%s/last.new", killed);
+    const char *config = scratch_path("config");
+    const char *err = scratch_path("err");
     train_config(config);
-    char *report;
-    command_succeeds(RUN("train", "--config", config, "--out", whole, "--threads", "2", "-o",
-                         iterations, "-o", "CHECKPOINT_INTERVAL=1", "--json"),
-                     &report);
-    json_t *object = json_loads(report, 0, NULL);
+    char *report = OUTPUT("train", "--config", config, "--out", whole, "--threads", "2", "-o",
+                          iterations, "-o", "CHECKPOINT_INTERVAL=1", "--json");
+    WEFT_AUTO_DECREF json_t *object = json_loads(report, 0, NULL);
     double step_ms =
         json_number_value(json_object_get(object, "seconds")) * 1000 / (kills * STEPS_A_KILL);
-    json_decref(object);
     free(report);
     uint64_t seed = (uint64_t)time(NULL);
     for (int i = 0; i < kills; i++) {
@@ -84,15 +76,9 @@ static void test_killed_runs_end_on_the_same_bits(void **state) {
     }
     printf("note: %d of %d kills fell into the writing of a checkpoint (seed %llu)\n", during,
            kills, (unsigned long long)seed);
-    command_succeeds(RUN("train", "--config", config, "--out", killed, "--resume", "-o", iterations,
-                         "-o", "CHECKPOINT_INTERVAL=1"),
-                     NULL);
+    SUCCEEDS("train", "--config", config, "--out", killed, "--resume", "-o", iterations, "-o",
+             "CHECKPOINT_INTERVAL=1");
     train_same_end(whole, killed);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_runs_end_on_the_same_bits),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,29 +1,27 @@
 /* Nothing of the user's is lost: what weft did not make stays, links are not followed, a checkpoint
  * that is missing or cannot be looked at ends a run instead of starting it anew, and an error of the
  * system is an error. */
+#include "support/command.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static char config[256], out[256];
+static char out[256];
 
 static const char *at(const char *name) {
     return scratch_path("%s", name);
 }
 
 #define TRAIN(...)                                                                                 \
-    RUN("train", "--config", config, "--threads", "1", "--peak-flops", "0", __VA_ARGS__)
+    RUN("train", "--config", config_path, "--threads", "1", "--peak-flops", "0", __VA_ARGS__)
 #define RESUME TRAIN("--out", out, "--resume", "-o", "CHECKPOINT_KEEP=2")
 
 static void train_steps(const char *folder, const char *iterations) {
@@ -31,30 +29,26 @@ static void train_steps(const char *folder, const char *iterations) {
 }
 
 static void make_victim(const char *folder) {
-    char path[600];
     assert_int_equal(mkdir(folder, 0777), 0);
-    snprintf(path, sizeof path, "%s/thesis.txt", folder);
+    const char *path = format_text("%s/thesis.txt", folder);
     file_write(path, "years", 5);
-    snprintf(path, sizeof path, "%s/config.json", folder);
+    path = format_text("%s/config.json", folder);
     file_write(path, "{}", 2);
 }
 
 static void victim_lives(const char *folder) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/thesis.txt", folder);
-    char *text = file_read(path, NULL);
+    const char *path = format_text("%s/thesis.txt", folder);
+    WEFT_AUTO_FREE char *text = file_read(path, NULL);
     assert_string_equal(text, "years");
-    free(text);
-    snprintf(path, sizeof path, "%s/config.json", folder);
+    path = format_text("%s/config.json", folder);
     assert_int_equal(access(path, R_OK), 0);
 }
 
 /* A name of weft's own in a run's folder that is a link, or a folder of the user's. */
 static void name_is_refused(const char *name) {
     snprintf(out, sizeof out, "%s", scratch_path("taken-%s", name));
-    char victim[300], taken[300];
-    snprintf(victim, sizeof victim, "%s", scratch_path("victim-%s", name));
-    snprintf(taken, sizeof taken, "%s/%s", out, name);
+    const char *victim = scratch_path("victim-%s", name);
+    const char *taken = format_text("%s/%s", out, name);
     train_steps(out, "STEPS=2");
     make_victim(victim);
     assert_int_equal(symlink(victim, taken), 0);
@@ -69,8 +63,7 @@ static void name_is_refused(const char *name) {
     victim_lives(victim);
 }
 
-static void test_links_and_others_folders_are_not_removed(void **state) {
-    (void)state;
+TEST(test_links_and_others_folders_are_not_removed) {
     name_is_refused("last.new");
     name_is_refused("best.new");
     name_is_refused("last.old");
@@ -79,8 +72,7 @@ static void test_links_and_others_folders_are_not_removed(void **state) {
 }
 
 /* A note that someone put into a checkpoint: neither it nor the checkpoint goes. */
-static void test_a_checkpoint_with_a_note_in_it_stays(void **state) {
-    (void)state;
+TEST(test_a_checkpoint_with_a_note_in_it_stays) {
     snprintf(out, sizeof out, "%s", at("noted"));
     train_steps(out, "STEPS=4");
     file_write(at("noted/step-0000000002/note"), "the good one", 12);
@@ -88,18 +80,17 @@ static void test_a_checkpoint_with_a_note_in_it_stays(void **state) {
     assert_int_equal(access(at("noted/step-0000000002/note"), R_OK), 0);
 }
 
-static void test_a_missing_last_is_no_fresh_start(void **state) {
-    (void)state;
+TEST(test_a_missing_last_is_no_fresh_start) {
     snprintf(out, sizeof out, "%s", at("gone"));
     train_steps(out, "STEPS=4");
     size_t bytes;
-    char *lines = file_read(at("gone/metrics.jsonl"), &bytes);
-    char *best = file_read(at("gone/best/state.json"), NULL);
+    WEFT_AUTO_FREE char *lines = file_read(at("gone/metrics.jsonl"), &bytes);
+    WEFT_AUTO_FREE char *best = file_read(at("gone/best/state.json"), NULL);
     assert_int_equal(rename(at("gone/last"), at("elsewhere")), 0);
     command_fails(2, RESUME, SAYS("last/ is gone", "best", "step-0000000002", "--resume="));
     command_fails(2, TRAIN("--out", out), SAYS("a run in it already"));
-    char *lines_now = file_read(at("gone/metrics.jsonl"), NULL);
-    char *best_now = file_read(at("gone/best/state.json"), NULL);
+    WEFT_AUTO_FREE char *lines_now = file_read(at("gone/metrics.jsonl"), NULL);
+    WEFT_AUTO_FREE char *best_now = file_read(at("gone/best/state.json"), NULL);
     assert_string_equal(lines, lines_now);
     assert_string_equal(best, best_now);
     /* By name it goes on, to the bits of a run that was left alone. */
@@ -107,15 +98,10 @@ static void test_a_missing_last_is_no_fresh_start(void **state) {
                      NULL);
     command_succeeds(TRAIN("--out", at("left-alone")), NULL);
     train_same_end(out, at("left-alone"));
-    free(lines);
-    free(best);
-    free(lines_now);
-    free(best_now);
 }
 
 /* Only an earlier checkpoint is there. */
-static void test_a_folder_with_a_step_alone_is_used(void **state) {
-    (void)state;
+TEST(test_a_folder_with_a_step_alone_is_used) {
     snprintf(out, sizeof out, "%s", at("steps"));
     train_steps(at("source"), "STEPS=4");
     assert_int_equal(mkdir(out, 0777), 0);
@@ -125,21 +111,18 @@ static void test_a_folder_with_a_step_alone_is_used(void **state) {
 }
 
 /* Of a run that had checkpoints only the log is left: there is nothing to name. */
-static void test_a_log_alone_offers_no_checkpoint(void **state) {
-    (void)state;
+TEST(test_a_log_alone_offers_no_checkpoint) {
     snprintf(out, sizeof out, "%s", at("log"));
     train_steps(out, "STEPS=2");
     assert_int_equal(rename(at("log/last"), at("log-last")), 0);
     assert_int_equal(rename(at("log/best"), at("log-best")), 0);
-    command_result r = command_run(RESUME);
+    WEFT_AUTO(command_free) command_result r = command_run(RESUME);
     assert_int_equal(r.status, 2);
     if (!strstr(r.err, "every other checkpoint") || strstr(r.err, "--resume="))
         fail_msg("%s", r.err);
-    command_free(&r);
 }
 
-static void test_an_empty_folder_starts_and_a_kill_before_the_first_does_too(void **state) {
-    (void)state;
+TEST(test_an_empty_folder_starts_and_a_kill_before_the_first_does_too) {
     snprintf(out, sizeof out, "%s", at("early"));
     fault_need();
     /* Killed while its first checkpoint is written. */
@@ -155,8 +138,7 @@ static void test_an_empty_folder_starts_and_a_kill_before_the_first_does_too(voi
 }
 
 /* A best is written before a last. */
-static void test_a_kill_between_the_first_best_and_the_first_last(void **state) {
-    (void)state;
+TEST(test_a_kill_between_the_first_best_and_the_first_last) {
     snprintf(out, sizeof out, "%s", at("between"));
     fault_need();
     command_result r = fault_run(&(fault){.calls = "mkdir", .path = "last.new", .nth = 1},
@@ -170,7 +152,7 @@ static void test_a_kill_between_the_first_best_and_the_first_last(void **state) 
     train_same_end(out, at("between-plain"));
 }
 
-static void test_a_last_that_cannot_be_looked_at_is_an_error(void **state) {
+TEST(test_a_last_that_cannot_be_looked_at_is_an_error) {
     static const int errors[] = {EIO, ESTALE, EACCES};
     (void)state;
     snprintf(out, sizeof out, "%s", at("blind"));
@@ -179,18 +161,16 @@ static void test_a_last_that_cannot_be_looked_at_is_an_error(void **state) {
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
         fault f = {
             .calls = "stat,open", .path = "blind/last", .nth = 1, .error = errors[i], .all = true};
-        command_result r = fault_run(&f, RESUME, NULL);
+        WEFT_AUTO(command_free) command_result r = fault_run(&f, RESUME, NULL);
         assert_int_equal(r.status, 1);
         assert_non_null(strstr(r.err, "last"));
         assert_non_null(strstr(r.err, strerror(errors[i])));
-        command_free(&r);
     }
     command_succeeds(RESUME, NULL);
 }
 
 /* A folder that cannot be read to its end is not taken for one with less in it. */
-static void test_an_error_of_readdir_is_no_empty_folder(void **state) {
-    (void)state;
+TEST(test_an_error_of_readdir_is_no_empty_folder) {
     fault f = {.calls = "readdir", .path = "unread", .error = EIO};
     long count = 0;
     fault_need();
@@ -216,8 +196,7 @@ static void test_an_error_of_readdir_is_no_empty_folder(void **state) {
 }
 
 /* The folder's own sync is looked at. */
-static void test_a_sync_that_fails_is_told(void **state) {
-    (void)state;
+TEST(test_a_sync_that_fails_is_told) {
     fault_need();
     fault f = {.calls = "fsync", .path = "unsynced", .error = EIO};
     long count = 0;
@@ -234,8 +213,7 @@ static void test_a_sync_that_fails_is_told(void **state) {
     }
 }
 
-static void test_a_kill_while_pruning_leaves_no_torn_step(void **state) {
-    (void)state;
+TEST(test_a_kill_while_pruning_leaves_no_torn_step) {
     snprintf(out, sizeof out, "%s", at("pruned"));
     fault_need();
     for (long nth = 1; nth <= 8; nth++) {
@@ -253,23 +231,20 @@ static void test_a_kill_while_pruning_leaves_no_torn_step(void **state) {
 }
 
 /* As the version before left it: no mark, and a file is missing. */
-static void test_a_torn_step_is_cleaned_up_and_not_offered(void **state) {
-    (void)state;
+TEST(test_a_torn_step_is_cleaned_up_and_not_offered) {
     snprintf(out, sizeof out, "%s", at("torn"));
     train_steps(out, "STEPS=6");
     assert_int_equal(unlink(at("torn/step-0000000004/model.safetensors")), 0);
     assert_int_equal(unlink(at("torn/step-0000000004/.weft")), 0);
     assert_int_equal(rename(at("torn/last"), at("torn-last")), 0);
-    command_result r = command_run(RESUME);
+    WEFT_AUTO(command_free) command_result r = command_run(RESUME);
     assert_int_equal(r.status, 2);
     assert_null(strstr(strstr(r.err, "weft train: "), "step-0000000004"));
-    command_free(&r);
     assert_int_not_equal(access(at("torn/step-0000000004"), F_OK), 0);
 }
 
 /* Folders that have no mark are weft's by what is in them. */
-static void test_a_run_of_the_version_before_goes_on(void **state) {
-    (void)state;
+TEST(test_a_run_of_the_version_before_goes_on) {
     snprintf(out, sizeof out, "%s", at("before"));
     train_steps(out, "STEPS=4");
     assert_int_equal(unlink(at("before/last/.weft")), 0);
@@ -287,31 +262,13 @@ static void test_a_run_of_the_version_before_goes_on(void **state) {
 }
 
 static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
+    train_setup(state);
     /* So that a run in two legs of other lengths is the whole run. */
-    FILE *file = fopen(config, "a");
+    FILE *file = fopen(config_path, "a");
     assert_non_null(file);
     fputs("CONFIG_LR_SCHEDULE=\"constant\"\n", file);
     fclose(file);
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_links_and_others_folders_are_not_removed),
-        cmocka_unit_test(test_a_checkpoint_with_a_note_in_it_stays),
-        cmocka_unit_test(test_a_missing_last_is_no_fresh_start),
-        cmocka_unit_test(test_a_folder_with_a_step_alone_is_used),
-        cmocka_unit_test(test_a_log_alone_offers_no_checkpoint),
-        cmocka_unit_test(test_an_empty_folder_starts_and_a_kill_before_the_first_does_too),
-        cmocka_unit_test(test_a_kill_between_the_first_best_and_the_first_last),
-        cmocka_unit_test(test_a_last_that_cannot_be_looked_at_is_an_error),
-        cmocka_unit_test(test_an_error_of_readdir_is_no_empty_folder),
-        cmocka_unit_test(test_a_sync_that_fails_is_told),
-        cmocka_unit_test(test_a_kill_while_pruning_leaves_no_torn_step),
-        cmocka_unit_test(test_a_torn_step_is_cleaned_up_and_not_offered),
-        cmocka_unit_test(test_a_run_of_the_version_before_goes_on),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

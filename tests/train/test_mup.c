@@ -2,16 +2,13 @@
  * what a few steps do to the logits does not grow with the width. */
 #include "support/command.h"
 #include "support/tensor_file.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { BASE = 32, WIDE = 256, TIME = 32 };
 
@@ -31,26 +28,18 @@ static pair train(const char *name, int width, const char *mup, const char *head
     snprintf(iters, sizeof iters, "STEPS=%s", steps);
     snprintf(lr, sizeof lr, "LEARNING_RATE=%s", rate);
     const char *config = scratch_path("config");
-    static const char text[] = "CONFIG_N_LAYER=2\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=32\n"
-                               "CONFIG_BATCH_SIZE=8\nCONFIG_WARMUP_STEPS=0\n"
-                               "CONFIG_LR_SCHEDULE=\"constant\"\nCONFIG_EVAL_SAMPLES=1\n"
-                               "CONFIG_MUP_BASE_WIDTH=32\nCONFIG_MUP_BASE_HEAD=8\n"
-                               "CONFIG_WEIGHT_DECAY=\"0.0\"\nCONFIG_GRAD_CLIP=\"0.0\"\n";
-    file_write(config, text, sizeof text - 1);
-    command_succeeds(RUN("init", "--force", "--config", config, "--seed", seed, "-o", embd, "-o",
-                         mup, "-o", heads, "--out", p.start),
-                     NULL);
-    command_succeeds(RUN("train", "--config", config, "--seed", seed, "-o", embd, "-o", mup, "-o",
-                         heads, "-o", iters, "-o", lr, "--peak-flops", "0", "--save-last", "--out",
-                         p.run),
-                     NULL);
+    config_write(config, "N_LAYER=2 VOCAB_SIZE=256 CONTEXT=32 BATCH_SIZE=8 WARMUP_STEPS=0 "
+                         "LR_SCHEDULE=constant EVAL_SAMPLES=1 MUP_BASE_WIDTH=32 MUP_BASE_HEAD=8 "
+                         "WEIGHT_DECAY=0.0 GRAD_CLIP=0.0");
+    SUCCEEDS("init", "--force", "--config", config, "--seed", seed, "-o", embd, "-o", mup, "-o",
+             heads, "--out", p.start);
+    SUCCEEDS("train", "--config", config, "--seed", seed, "-o", embd, "-o", mup, "-o", heads, "-o",
+             iters, "-o", lr, "--peak-flops", "0", "--save-last", "--out", p.run);
     return p;
 }
 
 static double *values_of(const char *model, const char *name, int64_t *n) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/model.safetensors", model);
-    return tensor_values(path, name, n);
+    return tensor_values(format_text("%s/model.safetensors", model), name, n);
 }
 
 /* The root mean square of the difference of a tensor between two files; NULL for b: of a itself. */
@@ -70,22 +59,20 @@ static void write_logits(const char *model, const char *out) {
     for (int i = 0; i < 4 * (TIME + 1); i++)
         tokens[i] = 97 + (11 * i + i / 7) % 26;
     npy_write(path, 4, 4, TIME + 1, tokens);
-    command_succeeds(RUN("eval", "--model", model, "--tokens", path, "--logits", out), NULL);
+    SUCCEEDS("eval", "--model", model, "--tokens", path, "--logits", out);
 }
 
 /* How far a few steps move the logits. */
 static double logits_moved(const char *name, int width, const char *mup) {
-    char before[512], after[512];
     pair p = train(name, width, mup, "N_HEAD=4", "4e-3", "6");
-    snprintf(before, sizeof before, "%s", scratch_path("%s-before", name));
-    snprintf(after, sizeof after, "%s", scratch_path("%s-after", name));
+    const char *before = scratch_path("%s-before", name);
+    const char *after = scratch_path("%s-after", name);
     write_logits(p.start, before);
     write_logits(p.end, after);
     return rms(after, before, "logits");
 }
 
-static void test_updates_do_not_grow_with_the_width(void **state) {
-    (void)state;
+TEST(test_updates_do_not_grow_with_the_width) {
     double plain = logits_moved("plain-w", WIDE, "MUP=n") / logits_moved("plain", BASE, "MUP=n");
     double mup = logits_moved("mup-w", WIDE, "MUP=y") / logits_moved("mup", BASE, "MUP=y");
     print_message("logits move by %.2f times as much at %d times the width; with MUP by %.2f\n",
@@ -96,19 +83,15 @@ static void test_updates_do_not_grow_with_the_width(void **state) {
 
 static void compare_models(const char *a, const char *b) {
     size_t n, m;
-    char path[600];
-    snprintf(path, sizeof path, "%s/model.safetensors", a);
-    char *one = file_read(path, &n);
-    snprintf(path, sizeof path, "%s/model.safetensors", b);
-    char *two = file_read(path, &m);
+    const char *path = format_text("%s/model.safetensors", a);
+    WEFT_AUTO_FREE char *one = file_read(path, &n);
+    path = format_text("%s/model.safetensors", b);
+    WEFT_AUTO_FREE char *two = file_read(path, &m);
     assert_int_equal(n, m);
     assert_memory_equal(one, two, n);
-    free(one);
-    free(two);
 }
 
-static void test_at_the_base_nothing_changes(void **state) {
-    (void)state;
+TEST(test_at_the_base_nothing_changes) {
     pair with = train("with", BASE, "MUP=y", "N_HEAD=4", "1e-3", "3");
     pair without = train("without", BASE, "MUP=n", "N_HEAD=4", "1e-3", "3");
     compare_models(with.start, without.start);
@@ -131,8 +114,7 @@ static void check_step(const pair *p, const char *name, double rate) {
     if (!(fabs(step - rate) < 0.01 * rate)) fail_msg("%s moves by %g, not by %g", name, step, rate);
 }
 
-static void test_maps_between_layers_have_a_smaller_rate(void **state) {
-    (void)state;
+TEST(test_maps_between_layers_have_a_smaller_rate) {
     pair p = train("step", 4 * BASE, "MUP=y", "N_HEAD=16", "1e-3", "1");
     check_step(&p, "wte.weight", 1e-3);
     check_step(&p, "wpe.weight", 1e-3);
@@ -146,33 +128,20 @@ static void test_maps_between_layers_have_a_smaller_rate(void **state) {
 }
 
 /* 0.02 at the base; the embedding keeps it, maps between layers have 1/√width of it. */
-static void test_maps_start_by_their_inputs(void **state) {
-    (void)state;
-    char path[600];
+TEST(test_maps_start_by_their_inputs) {
     pair p = train("start", 4 * BASE, "MUP=y", "N_HEAD=16", "1e-3", "1");
-    snprintf(path, sizeof path, "%s/model.safetensors", p.start);
+    const char *path = format_text("%s/model.safetensors", p.start);
     assert_true(fabs(rms(path, NULL, "wte.weight") / 0.02 - 1) < 0.02);
     assert_true(fabs(rms(path, NULL, "h.0.attn.qkv.weight") / 0.01 - 1) < 0.02);
     assert_true(fabs(rms(path, NULL, "h.1.ffn.proj.weight") / (0.01 / 2) - 1) < 0.02);
 }
 
-static void test_what_has_no_rule_is_refused(void **state) {
-    (void)state;
-    command_fails(2, RUN("plan", "-o", "MUP=y"), SAYS("MUP_BASE_WIDTH"));
-    command_fails(2, RUN("plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64", "-o", "ATTENTION=w2"),
-                  SAYS("CONFIG_MUP", "dot"));
-    command_fails(
-        2, RUN("plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64", "-o", "RA_MLA_MLP_ATTN_GATE=y"),
-        SAYS("CONFIG_MUP", "mechanism"));
+TEST(test_what_has_no_rule_is_refused) {
+    FAILS(2, SAYS("MUP_BASE_WIDTH"), "plan", "-o", "MUP=y");
+    FAILS(2, SAYS("CONFIG_MUP", "dot"), "plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64", "-o",
+          "ATTENTION=w2");
+    FAILS(2, SAYS("CONFIG_MUP", "mechanism"), "plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64",
+          "-o", "RA_MLA_MLP_ATTN_GATE=y");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_updates_do_not_grow_with_the_width),
-        cmocka_unit_test(test_at_the_base_nothing_changes),
-        cmocka_unit_test(test_maps_between_layers_have_a_smaller_rate),
-        cmocka_unit_test(test_maps_start_by_their_inputs),
-        cmocka_unit_test(test_what_has_no_rule_is_refused),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

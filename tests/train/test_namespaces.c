@@ -1,17 +1,14 @@
 /* Two ranks in two network namespaces, which see each other by a network alone, end on the bits of one. */
 #include "support/command.h"
 #include "support/ranks_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { NAME_ROOM = 256, COMMAND_ROOM = 8192 };
 
@@ -21,45 +18,36 @@ static int shell(const char *command) {
 }
 
 static void run_across(const char *name, const char *config, const char *out) {
-    char command[COMMAND_ROOM], weft[4096], err[NAME_ROOM];
+    char weft[4096];
     size_t n;
-    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
-    snprintf(err, sizeof err, "%s", scratch_path("err"));
-    snprintf(command, sizeof command,
-             "timeout 100 tests/train/namespaces run %s %s %s train --config %s --out %s "
-             "--peak-flops 0 --threads 1 -o SHARD=optimizer 2>%s >/dev/null",
-             name, scratch_path("agent"), weft, config, out, err);
-    int status = shell(command);
+    assert_non_null(realpath(command_program(), weft));
+    const char *err = scratch_path("err");
+    int status = shell(
+        format_text("timeout 100 tests/train/namespaces run %s %s %s train --config %s --out %s "
+                    "--peak-flops 0 --threads 1 -o SHARD=optimizer 2>%s >/dev/null",
+                    name, scratch_path("agent"), weft, config, out, err));
     if (status != 0) printf("ended on %d: %s\n", status, file_read(err, &n));
     assert_int_equal(status, 0);
 }
 
-static void test_two_network_namespaces_carry_a_run(void **state) {
-    (void)state;
-    char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], name[64], command[COMMAND_ROOM];
+TEST(test_two_network_namespaces_carry_a_run) {
     ranks_need_mpi();
-    snprintf(name, sizeof name, "weft-%d", (int)getpid());
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
-    snprintf(out, sizeof out, "%s", scratch_path("ranks"));
+    const char *name = format_text("weft-%d", (int)getpid());
+    const char *config = scratch_path("config");
+    const char *alone = scratch_path("alone");
+    const char *out = scratch_path("ranks");
     train_config(config);
-    snprintf(command, sizeof command, "tests/train/namespaces start %s", name);
+    const char *command = format_text("tests/train/namespaces start %s", name);
     int started = shell(command);
     if (started == 0) {
-        command_succeeds(RUN("train", "--config", config, "--out", alone, "--peak-flops", "0"),
-                         NULL);
+        SUCCEEDS("train", "--config", config, "--out", alone, "--peak-flops", "0");
         run_across(name, config, out);
     }
-    snprintf(command, sizeof command, "tests/train/namespaces stop %s", name);
+    command = format_text("tests/train/namespaces stop %s", name);
     shell(command);
     if (started == 77) skip();
     assert_int_equal(started, 0);
     train_same_end(alone, out);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_network_namespaces_carry_a_run),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -3,14 +3,11 @@
  * contrastive loss compares sequences of different micro-batches. */
 #include "cpu/backend.h"
 #include "support/objective_case.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 typedef struct {
     const char *config;
@@ -18,12 +15,9 @@ typedef struct {
 } cut_config;
 
 static const cut_config cuts[] = {
-    {"cut-dot-zloss-ignore", 6},
-    {"cut-wsffn-ignore", 6},
-    {"cut-wsffn-grouped", 6},
-    {"cut-w2-wsffn-zloss-ignore", 4},
-    {"cut-wsffn-half-z-logits", 6},
-    {"cut-wsffn-dropout-views", 6},
+    {"cut-dot-zloss-ignore", 6},    {"cut-wsffn-ignore", 6},
+    {"cut-wsffn-grouped", 6},       {"cut-w2-wsffn-zloss-ignore", 4},
+    {"cut-wsffn-half-z-logits", 6}, {"cut-wsffn-dropout-views", 6},
 };
 enum { CUTS = sizeof cuts / sizeof *cuts };
 
@@ -40,14 +34,12 @@ static void check_all(weft_dtype dtype, weft_form form, double tolerance) {
     }
 }
 
-static void test_any_cut_equals_the_reference(void **state) {
-    (void)state;
+TEST(test_any_cut_equals_the_reference) {
     check_all(WEFT_F64, WEFT_FORM_DIRECT, 1e-10);
     check_all(WEFT_F64, WEFT_FORM_CHEAP, 1e-10);
 }
 
-static void test_any_cut_in_f32_equals_the_whole(void **state) {
-    (void)state;
+TEST(test_any_cut_in_f32_equals_the_whole) {
     check_all(WEFT_F32, WEFT_FORM_BY_SHAPE, 2e-4);
     for (int k = 0; k < CUTS; k++) {
         objective_case c = {.config = cuts[k].config, .dtype = WEFT_F32, .micro = cuts[k].batch};
@@ -63,8 +55,7 @@ static void test_any_cut_in_f32_equals_the_whole(void **state) {
 }
 
 /* A sequence's dropout follows from its place in the whole batch, in both phases. */
-static void test_dropout_does_not_depend_on_the_cut(void **state) {
-    (void)state;
+TEST(test_dropout_does_not_depend_on_the_cut) {
     objective_case c = {
         .config = "cut-wsffn-ignore", .dtype = WEFT_F64, .micro = 6, .dropout = 0.25};
     objective_result whole = objective_case_run(&c);
@@ -78,8 +69,7 @@ static void test_dropout_does_not_depend_on_the_cut(void **state) {
 }
 
 /* BATCH_SIZE × GRADIENT_ACCUMULATION is one batch too: the same bits as one BATCH_SIZE. */
-static void test_accumulation_is_a_cut_like_any_other(void **state) {
-    (void)state;
+TEST(test_accumulation_is_a_cut_like_any_other) {
     for (int k = 0; k < CUTS; k++) {
         objective_case c = {.config = cuts[k].config, .dtype = WEFT_F32, .micro = 1};
         objective_result a = objective_case_run(&c);
@@ -92,12 +82,4 @@ static void test_accumulation_is_a_cut_like_any_other(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_cut_equals_the_reference),
-        cmocka_unit_test(test_any_cut_in_f32_equals_the_whole),
-        cmocka_unit_test(test_dropout_does_not_depend_on_the_cut),
-        cmocka_unit_test(test_accumulation_is_a_cut_like_any_other),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -2,19 +2,12 @@
 #include "core/plan.h"
 #include "cpu/backend.h"
 #include "support/model_case.h"
+#include "support/test.h"
 #include "train/optimizer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
 
 typedef struct {
     model_case c;
@@ -29,7 +22,7 @@ static void open_trainee(trainee *t, int optimizer, weft_dtype dtype) {
     t->c.config.optimizer = optimizer;
     model_run_open(&t->r, &t->c,
                    &(model_run_options){.dtype = dtype, .train = true, .grads = true});
-    check(weft_optimizer_create(t->r.model, weft_cpu_backend(), t->r.pool, NULL, &t->o));
+    expect_ok(weft_optimizer_create(t->r.model, weft_cpu_backend(), t->r.pool, NULL, &t->o));
 }
 
 static void close_trainee(trainee *t) {
@@ -52,7 +45,7 @@ static void bind_own(trainee *t) {
         t->own[i] = (weft_gradient){dtype, aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes)};
         assert_non_null(t->own[i].data);
     }
-    check(weft_optimizer_bind(t->o, t->own, NULL));
+    expect_ok(weft_optimizer_bind(t->o, t->own, NULL));
 }
 
 /* The session's gradients to there, as a loop that sums micro-batches would. */
@@ -73,8 +66,8 @@ static void same_state(const trainee *a, const trainee *b) {
     assert_memory_equal(a->r.model->memory, b->r.model->memory, (size_t)a->r.model->memory_bytes);
     int64_t n, m;
     const weft_weight *x, *y;
-    check(weft_optimizer_state(a->o, &x, &n));
-    check(weft_optimizer_state(b->o, &y, &m));
+    expect_ok(weft_optimizer_state(a->o, &x, &n));
+    expect_ok(weft_optimizer_state(b->o, &y, &m));
     assert_int_equal(n, m);
     for (int64_t i = 0; i < n; i++) {
         assert_string_equal(x[i].name, y[i].name);
@@ -87,26 +80,25 @@ static void compare_sources(int optimizer, weft_dtype dtype) {
     trainee a, b;
     open_trainee(&a, optimizer, dtype);
     open_trainee(&b, optimizer, dtype);
-    check(weft_optimizer_bind_session(a.o, &a.r.session));
+    expect_ok(weft_optimizer_bind_session(a.o, &a.r.session));
     bind_own(&b);
     for (int step = 0; step < 3; step++) {
         model_run_again(&a.r, a.c.tokens, a.c.targets);
         model_run_again(&b.r, b.c.tokens, b.c.targets);
         copy_gradients(&b);
-        check(weft_optimizer_run(a.o, 1e-2));
-        check(weft_optimizer_run(b.o, 1e-2));
+        expect_ok(weft_optimizer_run(a.o, 1e-2));
+        expect_ok(weft_optimizer_run(b.o, 1e-2));
     }
     same_state(&a, &b);
     weft_step_events e;
-    check(weft_optimizer_events(b.o, &e));
+    expect_ok(weft_optimizer_events(b.o, &e));
     assert_int_equal(e.steps, 3);
     assert_true(e.norm > 0 && e.rate > 0 && e.warmup == 1 && !e.skipped);
     close_trainee(&a);
     close_trainee(&b);
 }
 
-static void test_own_gradients_step_as_a_sessions_do(void **state) {
-    (void)state;
+TEST(test_own_gradients_step_as_a_sessions_do) {
     static const int optimizers[] = {WEFT_OPTIMIZER_ADAMWSPAM, WEFT_OPTIMIZER_MUON};
     for (int i = 0; i < 2; i++) {
         compare_sources(optimizers[i], WEFT_F32);
@@ -120,43 +112,41 @@ static void copy_state(int optimizer) {
     trainee a, b;
     open_trainee(&a, optimizer, WEFT_BF16);
     open_trainee(&b, optimizer, WEFT_BF16);
-    check(weft_optimizer_bind_session(a.o, &a.r.session));
-    check(weft_optimizer_bind_session(b.o, &b.r.session));
+    expect_ok(weft_optimizer_bind_session(a.o, &a.r.session));
+    expect_ok(weft_optimizer_bind_session(b.o, &b.r.session));
     for (int step = 0; step < 4; step++) {
         if (step == 2) {
             int64_t n;
             const weft_weight *from, *to;
-            check(weft_optimizer_state(a.o, &from, &n));
-            check(weft_optimizer_state(b.o, &to, &n));
+            expect_ok(weft_optimizer_state(a.o, &from, &n));
+            expect_ok(weft_optimizer_state(b.o, &to, &n));
             for (int64_t i = 0; i < n; i++)
                 memcpy(to[i].data, from[i].data, (size_t)from[i].bytes);
             memcpy(b.r.model->memory, a.r.model->memory, (size_t)a.r.model->memory_bytes);
         }
         model_run_again(&a.r, a.c.tokens, a.c.targets);
-        check(weft_optimizer_run(a.o, 1e-2));
+        expect_ok(weft_optimizer_run(a.o, 1e-2));
         if (step < 2) continue;
         model_run_again(&b.r, b.c.tokens, b.c.targets);
-        check(weft_optimizer_run(b.o, 1e-2));
+        expect_ok(weft_optimizer_run(b.o, 1e-2));
     }
     same_state(&a, &b);
     close_trainee(&a);
     close_trainee(&b);
 }
 
-static void test_copied_state_goes_on_with_equal_bits(void **state) {
-    (void)state;
+TEST(test_copied_state_goes_on_with_equal_bits) {
     copy_state(WEFT_OPTIMIZER_ADAMWSPAM);
     copy_state(WEFT_OPTIMIZER_MUON);
 }
 
 /* Muon's matrices have one moment; vectors, embeddings and the head have AdamW's two. */
-static void test_muon_is_for_the_matrices_of_layers(void **state) {
-    (void)state;
+TEST(test_muon_is_for_the_matrices_of_layers) {
     trainee t;
     const weft_weight *list;
     int64_t n;
     open_trainee(&t, WEFT_OPTIMIZER_MUON, WEFT_F32);
-    check(weft_optimizer_state(t.o, &list, &n));
+    expect_ok(weft_optimizer_state(t.o, &list, &n));
     for (int64_t i = 0; i < t.r.model->n_weights; i++) {
         const weft_weight *w = &t.r.model->weights[i];
         char name[160];
@@ -171,20 +161,11 @@ static void test_muon_is_for_the_matrices_of_layers(void **state) {
     close_trainee(&t);
 }
 
-static void test_a_step_without_gradients_is_an_error(void **state) {
-    (void)state;
+TEST(test_a_step_without_gradients_is_an_error) {
     trainee t;
     open_trainee(&t, WEFT_OPTIMIZER_ADAMWSPAM, WEFT_F32);
     assert_int_equal(weft_optimizer_run(t.o, 1e-2), WEFT_EBUG);
     close_trainee(&t);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_own_gradients_step_as_a_sessions_do),
-        cmocka_unit_test(test_copied_state_goes_on_with_equal_bits),
-        cmocka_unit_test(test_muon_is_for_the_matrices_of_layers),
-        cmocka_unit_test(test_a_step_without_gradients_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

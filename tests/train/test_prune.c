@@ -5,24 +5,15 @@
 #include "support/command.h"
 #include "support/model_case.h"
 #include "support/ranks_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/optimizer.h"
 #include "train/step.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static char config[256];
-
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
 
 typedef struct {
     model_case c;
@@ -40,8 +31,8 @@ static void open_trainee(trainee *t, const char *model, int optimizer, int prune
     t->c.config.prune_sparsity = 0.75;
     model_run_open(&t->r, &t->c,
                    &(model_run_options){.dtype = dtype, .train = true, .grads = true});
-    check(weft_optimizer_create(t->r.model, weft_cpu_backend(), t->r.pool, NULL, &t->o));
-    check(weft_optimizer_bind_session(t->o, &t->r.session));
+    expect_ok(weft_optimizer_create(t->r.model, weft_cpu_backend(), t->r.pool, NULL, &t->o));
+    expect_ok(weft_optimizer_bind_session(t->o, &t->r.session));
 }
 
 static void close_trainee(trainee *t) {
@@ -52,15 +43,14 @@ static void close_trainee(trainee *t) {
 
 static void take_step(trainee *t) {
     model_run_again(&t->r, t->c.tokens, t->c.targets);
-    check(weft_optimizer_run(t->o, 1e-2));
+    expect_ok(weft_optimizer_run(t->o, 1e-2));
 }
 
 static const weft_weight *find_state(const trainee *t, const char *kind, const char *name) {
     const weft_weight *list;
     int64_t n;
-    char full[160];
-    snprintf(full, sizeof full, "%s.%s", kind, name);
-    check(weft_optimizer_state(t->o, &list, &n));
+    const char *full = format_text("%s.%s", kind, name);
+    expect_ok(weft_optimizer_state(t->o, &list, &n));
     for (int64_t i = 0; i < n; i++)
         if (strcmp(list[i].name, full) == 0) return &list[i];
     return NULL;
@@ -159,7 +149,7 @@ static void check_weights(int optimizer, int prune, weft_dtype dtype) {
     for (int round = 0; round < 2; round++) {
         take_step(&t);
         take_step(&t);
-        check(weft_optimizer_refresh(t.o)); /* where weights began is not where they are */
+        expect_ok(weft_optimizer_refresh(t.o)); /* where weights began is not where they are */
         int8_t **was = calloc((size_t)m->n_weights, sizeof *was);
         double **scores = calloc((size_t)m->n_weights, sizeof *scores);
         assert_true(was && scores);
@@ -173,13 +163,13 @@ static void check_weights(int optimizer, int prune, weft_dtype dtype) {
             assert_non_null(was[i]);
             memcpy(was[i], mask->data, (size_t)w->count);
         }
-        check(weft_optimizer_prune(t.o, sparsities[round]));
+        expect_ok(weft_optimizer_prune(t.o, sparsities[round]));
         for (int64_t i = 0; i < m->n_weights; i++)
             if (was[i]) check_mask(&t, &m->weights[i], scores[i], was[i], sparsities[round]);
         take_step(&t);
         check_zeros(&t);
         weft_step_events e;
-        check(weft_optimizer_events(t.o, &e));
+        expect_ok(weft_optimizer_events(t.o, &e));
         assert_true(e.pruned && fabs(e.sparsity - sparsities[round]) < 0.01);
         for (int64_t i = 0; i < m->n_weights; i++) {
             free(was[i]);
@@ -189,18 +179,17 @@ static void check_weights(int optimizer, int prune, weft_dtype dtype) {
         free(scores);
     }
     /* Nothing more to do at the same sparsity. */
-    check(weft_optimizer_prune(t.o, sparsities[1]));
+    expect_ok(weft_optimizer_prune(t.o, sparsities[1]));
     take_step(&t);
     check_zeros(&t);
     weft_step_events e;
-    check(weft_optimizer_events(t.o, &e));
+    expect_ok(weft_optimizer_events(t.o, &e));
     assert_false(e.pruned);
     free_weights(m, start);
     close_trainee(&t);
 }
 
-static void test_lowest_scores_of_each_matrix_are_masked(void **state) {
-    (void)state;
+TEST(test_lowest_scores_of_each_matrix_are_masked) {
     check_weights(WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_MAGNITUDE, WEFT_F32);
     check_weights(WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_MOVEMENT, WEFT_F32);
     check_weights(WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_STATE, WEFT_F64);
@@ -210,16 +199,14 @@ static void test_lowest_scores_of_each_matrix_are_masked(void **state) {
 }
 
 /* bf16 weights have many ties; the order of equal ones is part of the bits. */
-static void test_masks_of_bf16_weights(void **state) {
-    (void)state;
+TEST(test_masks_of_bf16_weights) {
     check_weights(WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_MAGNITUDE, WEFT_BF16);
     check_weights(WEFT_OPTIMIZER_MUON, WEFT_PRUNING_MAGNITUDE, WEFT_BF16);
 }
 
 /* A column of the feed-forward: a row of fc with its bias, a column of proj; its score is the sum of squares
  * of |w| v^¼ over them. All of it is masked, and nothing else. */
-static void test_columns_of_the_feed_forward_are_masked_whole(void **state) {
-    (void)state;
+TEST(test_columns_of_the_feed_forward_are_masked_whole) {
     trainee t;
     open_trainee(&t, "dot-learned", WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_STATE, WEFT_MASKS_FFN,
                  WEFT_F32);
@@ -229,20 +216,19 @@ static void test_columns_of_the_feed_forward_are_masked_whole(void **state) {
     take_step(&t);
     for (int64_t l = 0; l < m->config.n_layer; l++) {
         static const char *const parts[] = {"fc.weight", "fc.bias", "proj.weight"};
-        double *sums = calloc((size_t)f, sizeof *sums);
+        WEFT_AUTO_FREE double *sums = calloc((size_t)f, sizeof *sums);
         char name[3][64];
         assert_non_null(sums);
         for (int p = 0; p < 3; p++) {
             snprintf(name[p], sizeof name[p], "h.%lld.ffn.%s", (long long)l, parts[p]);
             const weft_weight *w = weft_model_find(m, name[p]);
             assert_non_null(w);
-            double *scores = published_scores(&t, w, NULL);
+            WEFT_AUTO_FREE double *scores = published_scores(&t, w, NULL);
             for (int64_t i = 0; i < w->count; i++)
                 sums[p == 0 ? i / e : i % f] += scores[i] * scores[i];
-            free(scores);
         }
         /* The masks are made once, for all layers. */
-        if (l == 0) check(weft_optimizer_prune(t.o, 0.5));
+        if (l == 0) expect_ok(weft_optimizer_prune(t.o, 0.5));
         int64_t masked = 0;
         for (int64_t u = 0; u < f; u++) {
             bool low = rank_of(sums, f, u) < llround(0.5 * (double)f);
@@ -256,7 +242,6 @@ static void test_columns_of_the_feed_forward_are_masked_whole(void **state) {
             }
         }
         assert_int_equal(masked, llround(0.5 * (double)f));
-        free(sums);
     }
     take_step(&t);
     check_zeros(&t);
@@ -266,16 +251,15 @@ static void test_columns_of_the_feed_forward_are_masked_whole(void **state) {
 
 static void expect_pruned(trainee *t, bool pruned) {
     weft_step_events e;
-    check(weft_optimizer_prune(t->o, 0.5));
+    expect_ok(weft_optimizer_prune(t->o, 0.5));
     take_step(t);
-    check(weft_optimizer_events(t->o, &e));
+    expect_ok(weft_optimizer_events(t->o, &e));
     assert_int_equal(e.pruned, pruned);
     assert_true(e.sparsity == (pruned ? 0.5 : 0));
 }
 
 /* Where all second moments are zero they tell nothing: the next step does it. */
-static void test_no_masks_without_moments(void **state) {
-    (void)state;
+TEST(test_no_masks_without_moments) {
     trainee t;
     open_trainee(&t, "dot-learned", WEFT_OPTIMIZER_ADAMWSPAM, WEFT_PRUNING_STATE,
                  WEFT_MASKS_WEIGHTS, WEFT_F32);
@@ -289,8 +273,7 @@ static void test_no_masks_without_moments(void **state) {
 }
 
 /* Zero before PRUNE_START, a cubic in stairs, all of it from PRUNE_END on. */
-static void test_sparsity_rises_along_a_cubic(void **state) {
-    (void)state;
+TEST(test_sparsity_rises_along_a_cubic) {
     weft_config c;
     weft_config_defaults(&c);
     c.prune_start = 10;
@@ -328,8 +311,8 @@ static void check_checkpoint(const char *run, double sparsity) {
     int64_t masked = 0, all = 0;
     snprintf(path[0], sizeof path[0], "%s/last/model.safetensors", run);
     snprintf(path[1], sizeof path[1], "%s/last/optimizer.safetensors", run);
-    check(weft_safetensors_open(path[0], &model));
-    check(weft_safetensors_open(path[1], &optimizer));
+    expect_ok(weft_safetensors_open(path[0], &model));
+    expect_ok(weft_safetensors_open(path[1], &optimizer));
     for (int64_t i = 0; i < weft_safetensors_count(optimizer); i++) {
         const weft_safetensor *t = weft_safetensors_at(optimizer, i);
         if (strncmp(t->name, "mask.", 5) != 0) continue;
@@ -352,30 +335,20 @@ static void check_checkpoint(const char *run, double sparsity) {
     weft_safetensors_close(optimizer);
 }
 
-static void keep(char *out, const char *path) {
-    snprintf(out, 256, "%s", path);
-}
-
-static void test_a_resumed_run_has_the_same_bits(void **state) {
-    (void)state;
+TEST(test_a_resumed_run_has_the_same_bits) {
     static const char *const by[] = {"PRUNE=magnitude", "PRUNE=movement", "PRUNE=state"};
     static const char *const optimizers[] = {"OPTIMIZER=muon", "OPTIMIZER=adamw",
                                              "OPTIMIZER=adamwspam"};
     for (int i = 0; i < 3; i++) {
-        char whole[256], legs[256], dtype[8];
-        snprintf(dtype, sizeof dtype, i == 1 ? "bf16" : "f32");
-        keep(whole, scratch_path("whole-%d", i));
-        keep(legs, scratch_path("legs-%d", i));
-        command_succeeds(RUN("train", "--config", config, "--out", whole, PRUNES("magnitude"), "-o",
-                             by[i], "-o", optimizers[i], "--dtype", dtype, "-o", "SPAM_INTERVAL=4"),
-                         NULL);
+        const char *dtype = format_text(i == 1 ? "bf16" : "f32");
+        const char *whole = scratch_path("whole-%d", i);
+        const char *legs = scratch_path("legs-%d", i);
+        SUCCEEDS("train", "--config", config_path, "--out", whole, PRUNES("magnitude"), "-o", by[i],
+                 "-o", optimizers[i], "--dtype", dtype, "-o", "SPAM_INTERVAL=4");
         for (int steps = 4; steps <= 12; steps += 4) {
-            char text[32];
-            snprintf(text, sizeof text, "STEPS=%d", steps);
-            command_succeeds(RUN("train", "--config", config, "--out", legs, "--resume",
-                                 PRUNES("magnitude"), "-o", by[i], "-o", optimizers[i], "--dtype",
-                                 dtype, "-o", "SPAM_INTERVAL=4", "-o", text, "--threads", "1"),
-                             NULL);
+            SUCCEEDS("train", "--config", config_path, "--out", legs, "--resume",
+                     PRUNES("magnitude"), "-o", by[i], "-o", optimizers[i], "--dtype", dtype, "-o",
+                     "SPAM_INTERVAL=4", "-o", format_text("STEPS=%d", steps), "--threads", "1");
         }
         train_same_file(whole, legs, "last/model.safetensors");
         train_same_file(whole, legs, "last/optimizer.safetensors");
@@ -383,22 +356,20 @@ static void test_a_resumed_run_has_the_same_bits(void **state) {
     }
 }
 
-static void test_ranks_make_the_same_masks(void **state) {
-    (void)state;
+TEST(test_ranks_make_the_same_masks) {
     static const struct {
         int ranks;
         const char *shard, *by, *what;
     } ways[] = {{2, "SHARD=none", "PRUNE=state", "PRUNE_WHAT=weights"},
                 {3, "SHARD=gradients", "PRUNE=movement", "PRUNE_WHAT=weights"},
                 {3, "SHARD=optimizer", "PRUNE=state", "PRUNE_WHAT=heads"}};
-    char alone[256], together[256], err[256];
     ranks_need_mpi();
-    keep(err, scratch_path("err"));
+    const char *err = scratch_path("err");
     for (int i = 0; i < 3; i++) {
-        keep(alone, scratch_path("alone-%d", i));
-        keep(together, scratch_path("together-%d", i));
+        const char *alone = scratch_path("alone-%d", i);
+        const char *together = scratch_path("together-%d", i);
 #define RANKED(out)                                                                                \
-    RUN("train", "--config", config, "--out", out, PRUNES("state"), "-o", ways[i].by, "-o",        \
+    RUN("train", "--config", config_path, "--out", out, PRUNES("state"), "-o", ways[i].by, "-o",   \
         ways[i].what, "--peak-flops", "0", "-o", "N_EMBD=64", "-o", "N_FFN=520", "-o", "N_HEAD=4", \
         "-o", ways[i].shard)
         command_succeeds(RANKED(alone), NULL);
@@ -411,29 +382,22 @@ static void test_ranks_make_the_same_masks(void **state) {
 }
 
 /* A damaged mask is found by the checkpoint's checksum. */
-static void test_masks_are_under_the_checksums(void **state) {
-    (void)state;
-    char run[256], path[512];
-    keep(run, scratch_path("summed"));
-    command_succeeds(RUN("train", "--config", config, "--out", run, PRUNES("magnitude")), NULL);
-    snprintf(path, sizeof path, "%s/last/optimizer.safetensors", run);
+TEST(test_masks_are_under_the_checksums) {
+    const char *run = scratch_path("summed");
+    SUCCEEDS("train", "--config", config_path, "--out", run, PRUNES("magnitude"));
+    const char *path = format_text("%s/last/optimizer.safetensors", run);
     size_t n;
-    char *text = file_read(path, &n);
+    WEFT_AUTO_FREE char *text = file_read(path, &n);
     text[n - 1] ^= 1; /* masks are the smallest numbers, so they come last */
     file_write(path, text, n);
-    free(text);
-    command_fails(2,
-                  RUN("train", "--config", config, "--out", run, PRUNES("magnitude"), "--resume",
-                      "-o", "STEPS=14"),
-                  SAYS("optimizer.safetensors", "checksum"));
+    FAILS(2, SAYS("optimizer.safetensors", "checksum"), "train", "--config", config_path, "--out",
+          run, PRUNES("magnitude"), "--resume", "-o", "STEPS=14");
 }
 
 /* What was masked is what `weft prune` removes, and the rest computes the same. */
-static void test_prune_removes_what_was_masked(void **state) {
-    (void)state;
+TEST(test_prune_removes_what_was_masked) {
     static const char *const what[][2] = {{"PRUNE_WHAT=ffn", "ffn"}, {"PRUNE_WHAT=heads", "heads"}};
-    char run[256], out[256], text[256];
-    keep(text, scratch_path("text"));
+    const char *text = scratch_path("text");
     for (int i = 0; i < 400; i++) {
         FILE *f = fopen(text, i ? "a" : "w");
         assert_non_null(f);
@@ -441,25 +405,22 @@ static void test_prune_removes_what_was_masked(void **state) {
         fclose(f);
     }
     for (int i = 0; i < 2; i++) {
-        keep(run, scratch_path("units-%d", i));
-        keep(out, scratch_path("smaller-%d", i));
-        command_succeeds(RUN("train", "--config", config, "--out", run, PRUNES("movement"), "-o",
-                             "PRUNE_SPARSITY=0.5", "-o", what[i][0], "-o", "N_HEAD=2"),
-                         NULL);
-        json_t *said =
+        const char *run = scratch_path("units-%d", i);
+        const char *out = scratch_path("smaller-%d", i);
+        SUCCEEDS("train", "--config", config_path, "--out", run, PRUNES("movement"), "-o",
+                 "PRUNE_SPARSITY=0.5", "-o", what[i][0], "-o", "N_HEAD=2");
+        WEFT_AUTO_DECREF json_t *said =
             command_json(RUN("prune", "--model", scratch_path("units-%d/last", i), "--out", out,
                              "--what", what[i][1], "--keep", "0.5", "--text", text, "--json"));
         double before = json_number_value(json_object_get(said, "loss_before"));
         double after = json_number_value(json_object_get(said, "loss_after"));
         if (!(fabs(before - after) < 1e-5)) fail_msg("%s: %.9g, %.9g", what[i][1], before, after);
-        json_decref(said);
         /* The smaller model is dense, and trains as such. */
-        command_succeeds(RUN("train", "--config", scratch_path("smaller-%d/model.config", i),
-                             "--from", out, "--out", scratch_path("healed-%d", i), "-o",
-                             "DATASET=embedded", "-o", "STEPS=2", "-o", "BATCH_SIZE=2"),
-                         NULL);
+        SUCCEEDS("train", "--config", scratch_path("smaller-%d/model.config", i), "--from", out,
+                 "--out", scratch_path("healed-%d", i), "-o", "DATASET=embedded", "-o", "STEPS=2",
+                 "-o", "BATCH_SIZE=2");
         weft_safetensors *file;
-        check(
+        expect_ok(
             weft_safetensors_open(scratch_path("healed-%d/last/optimizer.safetensors", i), &file));
         assert_null(weft_safetensors_find(file, "mask.h.0.ffn.fc.weight"));
         weft_safetensors_close(file);
@@ -467,19 +428,15 @@ static void test_prune_removes_what_was_masked(void **state) {
 }
 
 /* A finished sparse model stays as it is where training goes on from it, masked from the first step. */
-static void test_a_sparse_model_stays_sparse(void **state) {
-    (void)state;
-    char run[256], on[256];
-    keep(run, scratch_path("sparse"));
-    keep(on, scratch_path("on"));
-    command_succeeds(RUN("train", "--config", config, "--out", run, PRUNES("magnitude")), NULL);
-    command_succeeds(RUN("train", "--config", config, "--from", scratch_path("sparse/last"),
-                         "--out", on, PRUNES("magnitude"), "-o", "PRUNE_START=0", "-o",
-                         "PRUNE_END=0", "-o", "STEPS=3"),
-                     NULL);
+TEST(test_a_sparse_model_stays_sparse) {
+    const char *run = scratch_path("sparse");
+    const char *on = scratch_path("on");
+    SUCCEEDS("train", "--config", config_path, "--out", run, PRUNES("magnitude"));
+    SUCCEEDS("train", "--config", config_path, "--from", scratch_path("sparse/last"), "--out", on,
+             PRUNES("magnitude"), "-o", "PRUNE_START=0", "-o", "PRUNE_END=0", "-o", "STEPS=3");
     weft_safetensors *a, *b;
-    check(weft_safetensors_open(scratch_path("sparse/last/optimizer.safetensors"), &a));
-    check(weft_safetensors_open(scratch_path("on/last/optimizer.safetensors"), &b));
+    expect_ok(weft_safetensors_open(scratch_path("sparse/last/optimizer.safetensors"), &a));
+    expect_ok(weft_safetensors_open(scratch_path("on/last/optimizer.safetensors"), &b));
     for (int64_t i = 0; i < weft_safetensors_count(a); i++) {
         const weft_safetensor *t = weft_safetensors_at(a, i);
         if (strncmp(t->name, "mask.", 5) == 0)
@@ -491,24 +448,20 @@ static void test_a_sparse_model_stays_sparse(void **state) {
 }
 
 /* To Hugging Face's layout and back: every zero is where it was. */
-static void test_a_sparse_model_is_converted(void **state) {
-    (void)state;
-    char run[256], hf[256], back[256];
-    keep(run, scratch_path("to-hf"));
-    keep(hf, scratch_path("hf"));
-    keep(back, scratch_path("back"));
-    command_succeeds(RUN("train", "--config", config, "--out", run, PRUNES("magnitude"), "-o",
-                         "ATTENTION=dot", "-o", "FFN=gelu", "-o", "POSITION=learned"),
-                     NULL);
-    command_succeeds(RUN("convert", "--model", scratch_path("to-hf/last"), "--out", hf, "--to-hf"),
-                     NULL);
-    command_succeeds(RUN("convert", "--model", hf, "--out", back), NULL);
+TEST(test_a_sparse_model_is_converted) {
+    const char *run = scratch_path("to-hf");
+    const char *hf = scratch_path("hf");
+    const char *back = scratch_path("back");
+    SUCCEEDS("train", "--config", config_path, "--out", run, PRUNES("magnitude"), "-o",
+             "ATTENTION=dot", "-o", "FFN=gelu", "-o", "POSITION=learned");
+    SUCCEEDS("convert", "--model", scratch_path("to-hf/last"), "--out", hf, "--to-hf");
+    SUCCEEDS("convert", "--model", hf, "--out", back);
     file_expect_equal(scratch_path("to-hf/last/model.safetensors"),
                       scratch_path("back/model.safetensors"));
 }
 
 static double planned(const char *prune) {
-    json_t *said = command_json(RUN("plan", "--config", config, "--json", "-o", prune));
+    json_t *said = command_json(RUN("plan", "--config", config_path, "--json", "-o", prune));
     double bytes =
         json_number_value(json_object_get(json_object_get(said, "training"), "optimizer"));
     json_decref(said);
@@ -516,14 +469,11 @@ static double planned(const char *prune) {
 }
 
 /* A byte for each weight of the layers' matrices, and by movement four more. */
-static void test_plan_counts_masks(void **state) {
-    (void)state;
-    char run[256];
+TEST(test_plan_counts_masks) {
     int64_t matrices = 0;
-    keep(run, scratch_path("counted"));
-    command_succeeds(RUN("train", "--config", config, "--out", run, "-o", "STEPS=1"), NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", scratch_path("counted"), "-o", "STEPS=1");
     weft_safetensors *file;
-    check(weft_safetensors_open(scratch_path("counted/last/model.safetensors"), &file));
+    expect_ok(weft_safetensors_open(scratch_path("counted/last/model.safetensors"), &file));
     for (int64_t i = 0; i < weft_safetensors_count(file); i++) {
         const weft_safetensor *t = weft_safetensors_at(file, i);
         if (strncmp(t->name, "h.", 2) == 0 && t->ndim >= 2) matrices += t->bytes / 4;
@@ -535,46 +485,16 @@ static void test_plan_counts_masks(void **state) {
     assert_true(planned("PRUNE=movement") == dense + 5 * (double)matrices);
 }
 
-static void test_what_cannot_be_is_refused(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_is_refused) {
     const char *out = scratch_path("refused");
-    command_fails(
-        2, RUN("train", "--config", config, "--out", out, PRUNES("state"), "-o", "OPTIMIZER=muon"),
-        SAYS("CONFIG_PRUNE=\"state\"", "muon", "magnitude"));
-    command_fails(
-        2, RUN("train", "--config", config, "--out", out, PRUNES("state"), "-o", "PRUNE_START=9"),
-        SAYS("CONFIG_PRUNE_START=9", "CONFIG_PRUNE_END=8"));
-    command_fails(2,
-                  RUN("train", "--config", config, "--out", out, PRUNES("state"), "-o",
-                      "PRUNE_WHAT=heads", "-o", "PRUNE_SPARSITY=0.1"),
-                  SAYS("CONFIG_PRUNE_SPARSITY=0.1", "heads"));
-    command_fails(2,
-                  RUN("train", "--config", config, "--out", out, PRUNES("state"), "-o",
-                      "PRUNE_WHAT=heads", "-o", "KV_SHARE=2"),
-                  SAYS("CONFIG_PRUNE_WHAT=heads", "CONFIG_KV_SHARE", "ffn"));
+    FAILS(2, SAYS("CONFIG_PRUNE=\"state\"", "muon", "magnitude"), "train", "--config", config_path,
+          "--out", out, PRUNES("state"), "-o", "OPTIMIZER=muon");
+    FAILS(2, SAYS("CONFIG_PRUNE_START=9", "CONFIG_PRUNE_END=8"), "train", "--config", config_path,
+          "--out", out, PRUNES("state"), "-o", "PRUNE_START=9");
+    FAILS(2, SAYS("CONFIG_PRUNE_SPARSITY=0.1", "heads"), "train", "--config", config_path, "--out",
+          out, PRUNES("state"), "-o", "PRUNE_WHAT=heads", "-o", "PRUNE_SPARSITY=0.1");
+    FAILS(2, SAYS("CONFIG_PRUNE_WHAT=heads", "CONFIG_KV_SHARE", "ffn"), "train", "--config",
+          config_path, "--out", out, PRUNES("state"), "-o", "PRUNE_WHAT=heads", "-o", "KV_SHARE=2");
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
-    return 0;
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lowest_scores_of_each_matrix_are_masked),
-        cmocka_unit_test(test_masks_of_bf16_weights),
-        cmocka_unit_test(test_columns_of_the_feed_forward_are_masked_whole),
-        cmocka_unit_test(test_no_masks_without_moments),
-        cmocka_unit_test(test_sparsity_rises_along_a_cubic),
-        cmocka_unit_test(test_a_resumed_run_has_the_same_bits),
-        cmocka_unit_test(test_ranks_make_the_same_masks),
-        cmocka_unit_test(test_masks_are_under_the_checksums),
-        cmocka_unit_test(test_prune_removes_what_was_masked),
-        cmocka_unit_test(test_a_sparse_model_stays_sparse),
-        cmocka_unit_test(test_a_sparse_model_is_converted),
-        cmocka_unit_test(test_plan_counts_masks),
-        cmocka_unit_test(test_what_cannot_be_is_refused),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(train_setup, scratch_teardown)

@@ -2,12 +2,11 @@
  * which rank and why, and the last checkpoint goes on at another number of ranks. */
 #include "support/command.h"
 #include "support/ranks_run.h"
+#include "support/test.h"
 #include "support/token_file.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +15,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { NAME_ROOM = 256 };
 static const double LIMIT = 60; /* seconds */
@@ -51,9 +48,8 @@ static pid_t start_forever(const run_files *f, int ranks, const char *const *env
 
 static void show(const char *path) {
     size_t n;
-    char *text = file_read(path, &n);
+    WEFT_AUTO_FREE char *text = file_read(path, &n);
     printf("%s\n", text);
-    free(text);
 }
 
 static void expect_lines(const run_files *f, const char *text, int least) {
@@ -65,16 +61,12 @@ static void expect_lines(const run_files *f, const char *text, int least) {
 
 /* The next start goes on from the last checkpoint, at another number. */
 static void expect_resumable(const run_files *f, int ranks) {
-    char steps[64], path[NAME_ROOM + 32];
     size_t n;
-    snprintf(path, sizeof path, "%s/last/state.json", f->out);
-    char *text = file_read(path, &n);
-    json_t *object = json_loads(text, 0, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/last/state.json", f->out), &n);
+    WEFT_AUTO_DECREF json_t *object = json_loads(text, 0, NULL);
     long long done = json_integer_value(json_object_get(object, "iteration"));
-    json_decref(object);
-    free(text);
     assert_true(done > 0);
-    snprintf(steps, sizeof steps, "STEPS=%lld", done + 2);
+    const char *steps = format_text("STEPS=%lld", done + 2);
     assert_int_equal(ranks_run(ranks,
                                RUN("train", "--config", f->config, "--out", f->out, "--resume",
                                    "--peak-flops", "0", FOREVER, "-o", steps),
@@ -84,42 +76,37 @@ static void expect_resumable(const run_files *f, int ranks) {
 
 /* One of so many is killed; the checkpoint is whole, and so many others go on with it. */
 static void check_killed(const char *name, int ranks, int rank, int others) {
-    char who[64];
     run_files f = open_run(name);
     pid_t child = start_forever(&f, ranks, NULL);
     train_wait_checkpoint(child, f.out);
     pid_t victim = ranks_pid(child, rank);
     kill(victim, SIGKILL);
     assert_true(ranks_wait(child, LIMIT) != 0);
-    snprintf(who, sizeof who, "rank %d (", rank);
+    const char *who = format_text("rank %d (", rank);
     expect_lines(&f, who, ranks - 1);
-    snprintf(who, sizeof who, "pid %d) is gone", (int)victim);
+    who = format_text("pid %d) is gone", (int)victim);
     expect_lines(&f, who, ranks - 1);
     expect_resumable(&f, others);
 }
 
-static void test_killed_rank_ends_all(void **state) {
-    (void)state;
+TEST(test_killed_rank_ends_all) {
     static const int numbers[] = {2, 3, 4, 6};
     check_killed("killed", 4, 3, 2);
     for (size_t i = 0; train_long() && i < sizeof numbers / sizeof *numbers; i++) {
         for (int rank = 0; rank < numbers[i]; rank++) {
-            char name[64];
-            snprintf(name, sizeof name, "killed-%d-%d", numbers[i], rank);
+            const char *name = format_text("killed-%d-%d", numbers[i], rank);
             check_killed(name, numbers[i], rank, numbers[(i + (size_t)rank + 1) % 4]);
         }
     }
 }
 
 /* Killed again and again at any moment, in any number: the end is that of a run that nobody disturbed. */
-static void test_run_that_is_killed_often_ends_as_another(void **state) {
-    (void)state;
+TEST(test_run_that_is_killed_often_ends_as_another) {
     static const int numbers[] = {3, 2, 6, 4};
     run_files f = open_run("often");
-    char alone[NAME_ROOM], more[64];
     int kills = train_long() ? 24 : 3;
     long long steps = 0;
-    snprintf(alone, sizeof alone, "%s", scratch_path("undisturbed"));
+    const char *alone = scratch_path("undisturbed");
     setenv("OMPI_MCA_odls_base_sigkill_timeout", "1", 1); /* nobody reads why they end */
     for (int i = 0; i < kills; i++) {
         int ranks = numbers[i % 4];
@@ -130,23 +117,18 @@ static void test_run_that_is_killed_often_ends_as_another(void **state) {
         assert_true(ranks_wait(child, LIMIT) != 0);
     }
     unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
-    char path[NAME_ROOM + 32];
     size_t n;
-    snprintf(path, sizeof path, "%s/last/state.json", f.out);
-    char *text = file_read(path, &n);
-    json_t *object = json_loads(text, 0, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/last/state.json", f.out), &n);
+    WEFT_AUTO_DECREF json_t *object = json_loads(text, 0, NULL);
     steps = json_integer_value(json_object_get(object, "iteration")) + 1;
-    json_decref(object);
-    free(text);
-    snprintf(more, sizeof more, "STEPS=%lld", steps);
+    const char *more = format_text("STEPS=%lld", steps);
     assert_int_equal(ranks_run(2,
                                RUN("train", "--config", f.config, "--out", f.out, "--resume",
                                    "--peak-flops", "0", FOREVER, "-o", more),
                                f.err),
                      0);
-    command_succeeds(RUN("train", "--config", f.config, "--out", alone, "--peak-flops", "0",
-                         FOREVER, "-o", more),
-                     NULL);
+    SUCCEEDS("train", "--config", f.config, "--out", alone, "--peak-flops", "0", FOREVER, "-o",
+             more);
     train_same_file(alone, f.out, "last/model.safetensors");
     train_same_file(alone, f.out, "last/optimizer.safetensors");
 }
@@ -157,15 +139,14 @@ static void test_run_that_is_killed_often_ends_as_another(void **state) {
 static void check_hung(const run_files *f, int rank, void (*hang)(pid_t child, pid_t victim),
                        const char *words) {
     for (int seconds = 2; seconds <= 16; seconds *= 2) {
-        char beat[32], who[128];
-        snprintf(beat, sizeof beat, "WEFT_HEARTBEAT=%d", seconds);
+        const char *beat = format_text("WEFT_HEARTBEAT=%d", seconds);
         pid_t child = start_forever(f, 3, SAYS(beat)), victim = 0;
         if (train_sees_checkpoint(child, f->out)) {
             victim = ranks_pid(child, rank);
             hang(child, victim);
         }
         assert_true(ranks_wait(child, LIMIT) != 0);
-        snprintf(who, sizeof who, "pid %d) %s", (int)victim, words);
+        const char *who = format_text("pid %d) %s", (int)victim, words);
         if (victim && ranks_count(f->err, who) > 0) return;
         if (ranks_count(f->err, "has been silent for") + ranks_count(f->err, "hangs: nothing") == 0)
             break; /* not a matter of time */
@@ -180,8 +161,7 @@ static void stop(pid_t child, pid_t victim) {
 }
 
 /* A stopped process answers nothing: a heartbeat finds it. */
-static void test_hung_rank_ends_all(void **state) {
-    (void)state;
+TEST(test_hung_rank_ends_all) {
     run_files f = open_run("hung");
     for (int rank = 0; rank < 2; rank++)
         check_hung(&f, rank, stop, "has been silent for");
@@ -189,8 +169,7 @@ static void test_hung_rank_ends_all(void **state) {
 }
 
 /* A rank that never comes: the others wait inside MPI, where no heartbeat is yet. */
-static void test_rank_that_does_not_come_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_that_does_not_come_ends_all) {
     run_files f = open_run("absent");
     const char *const *environment = SAYS("WEFT_HEARTBEAT=2");
     ranks_part parts[] = {
@@ -204,8 +183,8 @@ static void test_rank_that_does_not_come_ends_all(void **state) {
 
 /* Waits until a process's first thread computes: one that sleeps waits for the others. */
 static void wait_running(pid_t victim) {
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)victim, (int)victim);
+    char text[512];
+    const char *path = format_text("/proc/%d/task/%d/stat", (int)victim, (int)victim);
     for (int i = 0; i < 5000; i++) {
         FILE *file = fopen(path, "r");
         if (!file) return;
@@ -220,17 +199,17 @@ static void wait_running(pid_t victim) {
 
 /* Whether a stopped thread is in the C library: there it waits for the others, or just did. */
 static bool is_in_libc(pid_t victim) {
-    char path[64], line[4200];
+    char line[4200];
     unsigned long at = 0, from, to;
     bool in = false;
-    snprintf(path, sizeof path, "/proc/%d/syscall", (int)victim);
+    const char *path = format_text("/proc/%d/syscall", (int)victim);
     FILE *file = fopen(path, "r");
     if (!file) return false;
     /* "-1 SP PC", or a call's number, its six arguments, SP and PC. */
     if (fgets(line, sizeof line, file) && strrchr(line, ' '))
         at = strtoul(strrchr(line, ' '), NULL, 16);
     fclose(file);
-    snprintf(path, sizeof path, "/proc/%d/maps", (int)victim);
+    path = format_text("/proc/%d/maps", (int)victim);
     file = fopen(path, "r");
     while (file && fgets(line, sizeof line, file))
         if (sscanf(line, "%lx-%lx", &from, &to) == 2 && from <= at && at < to)
@@ -285,16 +264,14 @@ static void hang_thread(pid_t child, pid_t victim) {
     skip();
 }
 
-static void test_hung_working_thread_ends_all(void **state) {
-    (void)state;
+TEST(test_hung_working_thread_ends_all) {
     run_files f = open_run("thread");
     check_hung(&f, 1, hang_thread, "hangs: nothing has moved");
 }
 
 /* Rank 0 gathers what the others have of the optimizer's state, and the disk is full: a limit on the size of
  * its files stands for that. It is set once the run goes on, since MPI's shared memory is a file too. */
-static void test_rank_that_cannot_save_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_that_cannot_save_ends_all) {
     run_files f = open_run("full");
     ranks_part part = {.ranks = 3,
                        .arguments = RUN("train", "--config", f.config, "--out", f.out,
@@ -321,16 +298,14 @@ static void expect_refused(const run_files *f, const ranks_part *other, const ch
     expect_lines(f, what, 2);
 }
 
-static void test_rank_without_its_data_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_without_its_data_ends_all) {
     run_files f = open_run("data");
     ranks_part other = {.arguments = RUN("train", "--config", f.config, "--out", f.out,
                                          "--peak-flops", "0", "-o", "DATASET=./nowhere")};
     expect_refused(&f, &other, "nowhere");
 }
 
-static void test_rank_with_another_config_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_with_another_config_ends_all) {
     run_files f = open_run("config-differs");
     ranks_part other = {.arguments = RUN("train", "--config", f.config, "--out", f.out,
                                          "--peak-flops", "0", "-o", "LEARNING_RATE=0.02")};
@@ -338,41 +313,36 @@ static void test_rank_with_another_config_ends_all(void **state) {
 }
 
 /* The program with a byte more. */
-static void test_rank_with_another_program_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_with_another_program_ends_all) {
     run_files f = open_run("program-differs");
-    char copy[NAME_ROOM], library[4096 + 32];
     size_t n;
     char weft[4096];
-    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
-    snprintf(copy, sizeof copy, "%s", scratch_path("weft"));
-    char *bytes = file_read(weft, &n);
+    assert_non_null(realpath(command_program(), weft));
+    const char *copy = scratch_path("weft");
+    WEFT_AUTO_FREE char *bytes = file_read(weft, &n);
     file_write(copy, bytes, n + 1);
-    free(bytes);
     assert_int_equal(chmod(copy, 0755), 0);
-    snprintf(library, sizeof library, "WEFT_MPI=%.*s/libweft-mpi.so",
-             (int)(strrchr(weft, '/') - weft), weft);
+    const char *library =
+        format_text("WEFT_MPI=%.*s/libweft-mpi.so", (int)(strrchr(weft, '/') - weft), weft);
     ranks_part other = {.program = copy, .environment = SAYS(library)};
     expect_refused(&f, &other, "its program is not rank 0's");
 }
 
 /* A folder with a dataset ./set of as many tokens, but other ones. */
 static void write_data(const char *folder, int kind) {
-    char path[NAME_ROOM + 32];
     int32_t tokens[4096];
     for (int k = 0; k < 4096; k++)
         tokens[k] = (k * 7 + kind * (k % 2)) % 256;
     assert_int_equal(mkdir(folder, 0777), 0);
-    snprintf(path, sizeof path, "%s/set", folder);
+    const char *path = format_text("%s/set", folder);
     assert_int_equal(mkdir(path, 0777), 0);
     for (int split = 0; split < 2; split++) {
-        snprintf(path, sizeof path, "%s/set/%s_0.bin", folder, split ? "val" : "train");
+        path = format_text("%s/set/%s_0.bin", folder, split ? "val" : "train");
         shard_write(path, 20240520, 1, 4096, 2, tokens, 4096);
     }
 }
 
-static void test_rank_with_other_data_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_with_other_data_ends_all) {
     run_files f = open_run("data-differs");
     char folder[2][NAME_ROOM];
     const char *const *arguments = RUN("train", "--config", f.config, "--out", f.out,
@@ -387,8 +357,7 @@ static void test_rank_with_other_data_ends_all(void **state) {
     expect_lines(&f, "its data is not rank 0's", 2);
 }
 
-static void test_more_ranks_than_micro_batches_is_an_error(void **state) {
-    (void)state;
+TEST(test_more_ranks_than_micro_batches_is_an_error) {
     run_files f = open_run("too-many");
     assert_true(ranks_run(3,
                           RUN("train", "--config", f.config, "--out", f.out, "--peak-flops", "0",
@@ -397,8 +366,7 @@ static void test_more_ranks_than_micro_batches_is_an_error(void **state) {
     expect_lines(&f, "3 ranks share a step's 2 micro-batches", 3);
 }
 
-static void test_build_without_mpi_says_so(void **state) {
-    (void)state;
+TEST(test_build_without_mpi_says_so) {
     run_files f = open_run("no-mpi");
     ranks_part part = {.ranks = 2,
                        .arguments = RUN("train", "--config", f.config, "--out", f.out),
@@ -407,20 +375,4 @@ static void test_build_without_mpi_says_so(void **state) {
     expect_lines(&f, "/nowhere/libweft-mpi.so cannot be opened", 1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_rank_ends_all),
-        cmocka_unit_test(test_run_that_is_killed_often_ends_as_another),
-        cmocka_unit_test(test_rank_that_does_not_come_ends_all),
-        cmocka_unit_test(test_hung_rank_ends_all),
-        cmocka_unit_test(test_hung_working_thread_ends_all),
-        cmocka_unit_test(test_rank_that_cannot_save_ends_all),
-        cmocka_unit_test(test_rank_without_its_data_ends_all),
-        cmocka_unit_test(test_rank_with_another_config_ends_all),
-        cmocka_unit_test(test_rank_with_another_program_ends_all),
-        cmocka_unit_test(test_rank_with_other_data_ends_all),
-        cmocka_unit_test(test_more_ranks_than_micro_batches_is_an_error),
-        cmocka_unit_test(test_build_without_mpi_says_so),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,88 +2,62 @@
  * resuming at another number. */
 #include "support/command.h"
 #include "support/ranks_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { RANKS_MOST = 4, NAME_ROOM = 256 };
 
 /* Seven micro-batches: no number of ranks shares them evenly, and the tree has a rest. The contrastive
  * loss and the left-out targets of a task have to be brought together. */
 static void write_config(const char *path, const char *dataset, const char *ffn) {
-    char text[1024];
-    int n = snprintf(text, sizeof text,
-                     "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
-                     "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\nCONFIG_FFN=\"%s\"\n"
-                     "CONFIG_WSFFN_N_HEAD=4\nCONFIG_DROPOUT=0.1\nCONFIG_DATASET=\"%s\"\n"
-                     "CONFIG_BATCH_SIZE=7\nCONFIG_MICRO_BATCH=1\nCONFIG_LEARNING_RATE=1e-2\n"
-                     "CONFIG_STEPS=6\nCONFIG_EVAL_INTERVAL=3\n"
-                     "CONFIG_EVAL_SAMPLES=2\nCONFIG_LOG_INTERVAL=1\n"
-                     "CONFIG_CHECKPOINT_INTERVAL=2\n",
-                     ffn, dataset);
-    file_write(path, text, (size_t)n);
-}
-
-static void keep(char *out, const char *path) {
-    snprintf(out, NAME_ROOM, "%s", path);
+    config_write(path, format_text("N_LAYER=2 N_HEAD=2 N_EMBD=16 VOCAB_SIZE=256 CONTEXT=24 FFN=%s "
+                                   "WSFFN_N_HEAD=4 DROPOUT=0.1 DATASET=%s BATCH_SIZE=7 "
+                                   "MICRO_BATCH=1 LEARNING_RATE=1e-2 STEPS=6 EVAL_INTERVAL=3 "
+                                   "EVAL_SAMPLES=2 LOG_INTERVAL=1 CHECKPOINT_INTERVAL=2",
+                                   ffn, dataset));
 }
 
 /* The logged losses, which say what the weights do not: they are equal too. */
 static void same_losses(const char *a, const char *b) {
-    char path[2][NAME_ROOM + 32];
-    size_t n;
-    snprintf(path[0], sizeof path[0], "%s/metrics.jsonl", a);
-    snprintf(path[1], sizeof path[1], "%s/metrics.jsonl", b);
-    char *text[2] = {file_read(path[0], &n), file_read(path[1], &n)};
-    char *at[2] = {text[0], text[1]};
     static const char *const keys[] = {"loss", "cross_entropy", "aux_contrastive", "val_loss",
                                        "grad_norm"};
-    for (char *line; (line = strsep(&at[0], "\n")) && *line;) {
-        json_t *x = json_loads(line, 0, NULL), *y = json_loads(strsep(&at[1], "\n"), 0, NULL);
-        assert_true(x && y);
+    WEFT_AUTO_DECREF json_t *x = train_metrics(a);
+    WEFT_AUTO_DECREF json_t *y = train_metrics(b);
+    assert_true(json_array_size(x) <= json_array_size(y));
+    for (size_t i = 0; i < json_array_size(x); i++)
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
-            double p = json_number_value(json_object_get(x, keys[k]));
-            double q = json_number_value(json_object_get(y, keys[k]));
+            double p = json_number_value(json_object_get(json_array_get(x, i), keys[k]));
+            double q = json_number_value(json_object_get(json_array_get(y, i), keys[k]));
             if (memcmp(&p, &q, sizeof p) != 0)
                 fail_msg("%s and %s: %s is %.17g and %.17g", a, b, keys[k], p, q);
         }
-        json_decref(x);
-        json_decref(y);
-    }
-    free(text[0]);
-    free(text[1]);
 }
 
 /* `more`: further lines of the config. */
 static void check_numbers(const char *name, const char *dataset, const char *ffn, const char *dtype,
                           const char *more) {
-    char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM];
     ranks_need_mpi();
-    keep(config, scratch_path("%s.config", name));
-    keep(alone, scratch_path("%s-1", name));
-    keep(err, scratch_path("err"));
+    const char *config = scratch_path("%s.config", name);
+    const char *alone = scratch_path("%s-1", name);
+    const char *err = scratch_path("err");
     write_config(config, dataset, ffn);
     size_t size;
     char *text = file_read(config, &size), all[2048];
     int length = snprintf(all, sizeof all, "%s%s", text, more);
     file_write(config, all, (size_t)length);
     free(text);
-    command_succeeds(
-        RUN("train", "--config", config, "--out", alone, "--dtype", dtype, "--peak-flops", "0"),
-        NULL);
+    SUCCEEDS("train", "--config", config, "--out", alone, "--dtype", dtype, "--peak-flops", "0");
     for (int p = 2; p <= RANKS_MOST; p++) {
-        keep(together, scratch_path("%s-%d", name, p));
+        const char *together = scratch_path("%s-%d", name, p);
         int status = ranks_run(p,
                                RUN("train", "--config", config, "--out", together, "--dtype", dtype,
                                    "--peak-flops", "0"),
@@ -97,20 +71,17 @@ static void check_numbers(const char *name, const char *dataset, const char *ffn
     }
 }
 
-static void test_any_number_of_ranks_ends_on_the_same_bits(void **state) {
-    (void)state;
+TEST(test_any_number_of_ranks_ends_on_the_same_bits) {
     check_numbers("wsffn", "embedded", "wsffn", "f32", "");
 }
 
-static void test_ranks_share_left_out_targets(void **state) {
-    (void)state;
+TEST(test_ranks_share_left_out_targets) {
     check_numbers("recall", "recall", "gelu", "f32", "");
 }
 
 /* With positives by dropout, which follow from a sequence's place in the step, and numbers that are
  * learned. */
-static void test_any_number_of_ranks_in_bf16_too(void **state) {
-    (void)state;
+TEST(test_any_number_of_ranks_in_bf16_too) {
     check_numbers("bf16", "embedded", "wsffn", "bf16",
                   "CONFIG_WSFFN_POSITIVE=\"dropout\"\nCONFIG_WSFFN_Z_LOGITS=0.5\n"
                   "CONFIG_ATTENTION=\"w2\"\nCONFIG_W2_SIGMA_DIM=3\n"
@@ -123,22 +94,20 @@ static void test_any_number_of_ranks_in_bf16_too(void **state) {
 
 static void check_shared_by(const char *optimizer, const char *dtype, int ranks,
                             const char *shard) {
-    char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM], option[64];
     static int number;
     size_t n;
     ranks_need_mpi();
-    keep(config, scratch_path("shared.config"));
-    keep(alone, scratch_path("shared-%s-%s", optimizer, dtype));
-    keep(together, scratch_path("shared-%d", number++));
-    keep(err, scratch_path("err"));
-    snprintf(option, sizeof option, "SHARD=%s", shard);
+    const char *config = scratch_path("shared.config");
+    const char *alone = scratch_path("shared-%s-%s", optimizer, dtype);
+    const char *together = scratch_path("shared-%d", number++);
+    const char *err = scratch_path("err");
+    const char *option = format_text("SHARD=%s", shard);
     write_config(config, "embedded", "wsffn");
     /* Muon's matrices are whole with one rank, and some of more chunks of the norm than one. */
     const char *ffn = strcmp(optimizer, "OPTIMIZER=muon") == 0 ? "N_FFN=520" : "N_FFN=128";
     if (access(alone, F_OK) != 0)
-        command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", dtype,
-                             "--peak-flops", "0", LARGER_MODEL, "-o", ffn, "-o", optimizer),
-                         NULL);
+        SUCCEEDS("train", "--config", config, "--out", alone, "--dtype", dtype, "--peak-flops", "0",
+                 LARGER_MODEL, "-o", ffn, "-o", optimizer);
     int status =
         ranks_run(ranks,
                   RUN("train", "--config", config, "--out", together, "--dtype", dtype,
@@ -153,8 +122,7 @@ static void check_shared(const char *dtype, int ranks, const char *shard) {
     check_shared_by("OPTIMIZER=adamwspam", dtype, ranks, shard);
 }
 
-static void test_shared_state_changes_no_bit(void **state) {
-    (void)state;
+TEST(test_shared_state_changes_no_bit) {
     check_shared("f32", 3, "optimizer");
     check_shared("bf16", 4, "gradients");
     check_shared("f32", 2, "gradients");
@@ -164,8 +132,7 @@ static void test_shared_state_changes_no_bit(void **state) {
 }
 
 /* Every optimizer, type, way of sharing and number; dropout and the contrastive loss in all of them. */
-static void test_every_way_of_sharing_ends_on_the_same_bits(void **state) {
-    (void)state;
+TEST(test_every_way_of_sharing_ends_on_the_same_bits) {
     static const char *const optimizers[] = {"OPTIMIZER=adamw", "OPTIMIZER=adamwspam",
                                              "OPTIMIZER=muon"};
     static const char *const types[] = {"f32", "bf16"};
@@ -187,12 +154,11 @@ static void resume_by_parts(const char *optimizer) {
                  {2, "SHARD=optimizer", "STEPS=4"},
                  {2, "SHARD=none", "STEPS=5"},
                  {4, "SHARD=gradients", "STEPS=6"}};
-    char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
     ranks_need_mpi();
-    keep(config, scratch_path("parts.config"));
-    keep(alone, scratch_path("parts-alone-%s", optimizer));
-    keep(out, scratch_path("parts-ranks-%s", optimizer));
-    keep(err, scratch_path("err"));
+    const char *config = scratch_path("parts.config");
+    const char *alone = scratch_path("parts-alone-%s", optimizer);
+    const char *out = scratch_path("parts-ranks-%s", optimizer);
+    const char *err = scratch_path("err");
     write_config(config, "embedded", "wsffn");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         assert_int_equal(
@@ -202,29 +168,24 @@ static void resume_by_parts(const char *optimizer) {
                           "-o", parts[i].steps, "-o", "EVAL_INTERVAL=1000"),
                       err),
             0);
-    command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", "bf16",
-                         "--peak-flops", "0", LARGER_MODEL, "-o", optimizer, "-o",
-                         "EVAL_INTERVAL=1000"),
-                     NULL);
+    SUCCEEDS("train", "--config", config, "--out", alone, "--dtype", "bf16", "--peak-flops", "0",
+             LARGER_MODEL, "-o", optimizer, "-o", "EVAL_INTERVAL=1000");
     train_same_file(alone, out, "last/model.safetensors");
     train_same_file(alone, out, "last/optimizer.safetensors");
 }
 
-static void test_shared_state_resumes_at_another_number(void **state) {
-    (void)state;
+TEST(test_shared_state_resumes_at_another_number) {
     resume_by_parts("OPTIMIZER=adamwspam");
     resume_by_parts("OPTIMIZER=muon");
 }
 
 /* A signal to one rank stops all; two ranks go on where three stopped, and one ends it. */
-static void test_stopped_ranks_resume_at_another_number(void **state) {
-    (void)state;
-    char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
+TEST(test_stopped_ranks_resume_at_another_number) {
     ranks_need_mpi();
-    keep(config, scratch_path("stop.config"));
-    keep(alone, scratch_path("stop-alone"));
-    keep(out, scratch_path("stop-ranks"));
-    keep(err, scratch_path("err"));
+    const char *config = scratch_path("stop.config");
+    const char *alone = scratch_path("stop-alone");
+    const char *out = scratch_path("stop-ranks");
+    const char *err = scratch_path("err");
     write_config(config, "embedded", "wsffn");
     const char *const *arguments =
         RUN("train", "--config", config, "--out", out, "--resume", "--peak-flops", "0", "-o",
@@ -239,49 +200,33 @@ static void test_stopped_ranks_resume_at_another_number(void **state) {
     }
     /* To where it stopped, alone and from the start. */
     size_t n;
-    char path[NAME_ROOM + 32], steps[64];
-    snprintf(path, sizeof path, "%s/last/state.json", out);
-    char *text = file_read(path, &n);
-    json_t *object = json_loads(text, 0, NULL);
-    snprintf(steps, sizeof steps, "STEPS=%lld",
-             json_integer_value(json_object_get(object, "iteration")) + 3);
-    json_decref(object);
-    free(text);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/last/state.json", out), &n);
+    WEFT_AUTO_DECREF json_t *object = json_loads(text, 0, NULL);
+    const char *steps =
+        format_text("STEPS=%lld", json_integer_value(json_object_get(object, "iteration")) + 3);
     const char *more[] = {"-o", steps, "-o", "EVAL_INTERVAL=100000"};
-    command_succeeds(RUN("train", "--config", config, "--out", out, "--resume", "--peak-flops", "0",
-                         more[0], more[1], more[2], more[3]),
-                     NULL);
-    command_succeeds(RUN("train", "--config", config, "--out", alone, "--peak-flops", "0", more[0],
-                         more[1], more[2], more[3]),
-                     NULL);
+    SUCCEEDS("train", "--config", config, "--out", out, "--resume", "--peak-flops", "0", more[0],
+             more[1], more[2], more[3]);
+    SUCCEEDS("train", "--config", config, "--out", alone, "--peak-flops", "0", more[0], more[1],
+             more[2], more[3]);
     train_same_file(alone, out, "last/model.safetensors");
     train_same_file(alone, out, "last/optimizer.safetensors");
 }
 
 static double final_loss(const char *out) {
-    char path[NAME_ROOM + 32];
-    size_t n;
-    snprintf(path, sizeof path, "%s/metrics.jsonl", out);
-    char *text = file_read(path, &n), *last = NULL, *at = text;
-    for (char *line; (line = strsep(&at, "\n"));)
-        if (*line) last = line;
-    json_t *object = json_loads(last, 0, NULL);
-    double loss = json_number_value(json_object_get(object, "loss"));
-    json_decref(object);
-    free(text);
-    return loss;
+    WEFT_AUTO_DECREF json_t *row = train_last_metrics(out);
+    return real_of(row, "loss");
 }
 
 /* In MPI's order the sum is the same number but for its last bits. */
-static void test_plain_sum_is_near(void **state) {
-    (void)state;
-    char config[NAME_ROOM], out[2][NAME_ROOM], err[NAME_ROOM];
+TEST(test_plain_sum_is_near) {
+    const char *out[2];
     ranks_need_mpi();
-    keep(config, scratch_path("plain.config"));
-    keep(err, scratch_path("err"));
+    const char *config = scratch_path("plain.config");
+    const char *err = scratch_path("err");
     write_config(config, "embedded", "wsffn");
     for (int plain = 0; plain < 2; plain++) {
-        keep(out[plain], scratch_path("plain-%d", plain));
+        out[plain] = scratch_path("plain-%d", plain);
         assert_int_equal(
             ranks_run(3,
                       RUN("train", "--config", config, "--out", out[plain], "--peak-flops", "0",
@@ -292,16 +237,4 @@ static void test_plain_sum_is_near(void **state) {
     assert_true(fabs(final_loss(out[0]) - final_loss(out[1])) < 1e-4);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_number_of_ranks_ends_on_the_same_bits),
-        cmocka_unit_test(test_ranks_share_left_out_targets),
-        cmocka_unit_test(test_any_number_of_ranks_in_bf16_too),
-        cmocka_unit_test(test_shared_state_changes_no_bit),
-        cmocka_unit_test(test_every_way_of_sharing_ends_on_the_same_bits),
-        cmocka_unit_test(test_shared_state_resumes_at_another_number),
-        cmocka_unit_test(test_stopped_ranks_resume_at_another_number),
-        cmocka_unit_test(test_plain_sum_is_near),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

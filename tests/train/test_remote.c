@@ -6,21 +6,17 @@
 #include "support/command.h"
 #include "support/lost_copies.h"
 #include "support/remote.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static char config[256];
 static const char *prune = "none";
 
 static weft_backend make_remote(void) {
@@ -37,19 +33,18 @@ static weft_train_result run(const weft_backend *backend, const char *out, const
     weft_pool *pool;
     weft_train_result result;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
-    assert_int_equal(weft_config_set(&c, "DTYPE", dtype, "test"), WEFT_OK);
-    assert_int_equal(weft_config_set(&c, "MICRO_BATCH", micro, "test"), WEFT_OK);
-    assert_int_equal(weft_config_set(&c, "LR_SCHEDULE", "constant", "test"), WEFT_OK);
-    assert_int_equal(weft_config_set(&c, "PRUNE", prune, "test"), WEFT_OK);
+    expect_ok(weft_config_read(&c, config_path));
+    expect_ok(weft_config_set(&c, "DTYPE", dtype, "test"));
+    expect_ok(weft_config_set(&c, "MICRO_BATCH", micro, "test"));
+    expect_ok(weft_config_set(&c, "LR_SCHEDULE", "constant", "test"));
+    expect_ok(weft_config_set(&c, "PRUNE", prune, "test"));
     c.prune_start = 1;
     c.prune_end = 7;
     c.prune_interval = 2;
     c.steps = steps;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = out, .resume = resume};
-    if (weft_train(&c, backend, pool, &options, &result) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_train(&c, backend, pool, &options, &result));
     weft_pool_destroy(pool);
     return result;
 }
@@ -57,9 +52,8 @@ static weft_train_result run(const weft_backend *backend, const char *out, const
 /* The CPU, and the same on the other side in two legs. */
 static void compare(const char *name, const char *dtype, const char *micro) {
     weft_backend remote = make_remote();
-    char a[300], b[300];
-    snprintf(a, sizeof a, "%s", scratch_path("%s-cpu", name));
-    snprintf(b, sizeof b, "%s", scratch_path("%s-remote", name));
+    const char *a = scratch_path("%s-cpu", name);
+    const char *b = scratch_path("%s-remote", name);
     weft_train_result here = run(weft_cpu_backend(), a, dtype, micro, 9, false);
     run(&remote, b, dtype, micro, 5, false);
     weft_train_result there = run(&remote, b, dtype, micro, 9, true);
@@ -68,20 +62,17 @@ static void compare(const char *name, const char *dtype, const char *micro) {
     train_same_end(a, b);
 }
 
-static void test_remote_run_ends_on_the_same_bits(void **state) {
-    (void)state;
+TEST(test_remote_run_ends_on_the_same_bits) {
     compare("f32", "f32", "2");
     compare("bf16", "bf16", "1");
 }
 
-static void test_remote_run_without_micro_batches_does_too(void **state) {
-    (void)state;
+TEST(test_remote_run_without_micro_batches_does_too) {
     compare("whole", "bf16", "0");
 }
 
 /* Masks are made on the host, from weights and state that steps change on the other side. */
-static void test_remote_run_is_pruned_alike(void **state) {
-    (void)state;
+TEST(test_remote_run_is_pruned_alike) {
     prune = "state";
     compare("pruned", "bf16", "2");
     prune = "movement";
@@ -117,26 +108,21 @@ static void expect_choices(const char *out, const char *want) {
 
 /* A checkpoint knows what the backend chose for a step; where it chooses otherwise when the run goes
  * on, a line says so, once. */
-static void test_other_choices_are_told(void **state) {
-    (void)state;
+TEST(test_other_choices_are_told) {
     weft_backend remote = make_remote();
     remote.choices = tell_choices;
-    char out[300];
-    snprintf(out, sizeof out, "%s", scratch_path("choices"));
+    const char *out = scratch_path("choices");
     run(&remote, out, "f32", "2", 2, false);
     expect_choices("choices", "00001234");
-    char *same = log_of_resumed(&remote, out, 4);
+    WEFT_AUTO_FREE char *same = log_of_resumed(&remote, out, 4);
     assert_null(strstr(same, "other algorithms"));
     choices = 0xabcd;
-    char *other = log_of_resumed(&remote, out, 6);
+    WEFT_AUTO_FREE char *other = log_of_resumed(&remote, out, 6);
     assert_non_null(
         strstr(other, "other algorithms for its matrix products (00001234, now 0000abcd)"));
     expect_choices("choices", "0000abcd");
-    char *again = log_of_resumed(&remote, out, 8);
+    WEFT_AUTO_FREE char *again = log_of_resumed(&remote, out, 8);
     assert_null(strstr(again, "other algorithms"));
-    free(same);
-    free(other);
-    free(again);
 }
 
 static void break_weight(void *context, int64_t step, weft_model *m) {
@@ -149,18 +135,17 @@ static void break_weight(void *context, int64_t step, weft_model *m) {
 }
 
 /* What the host changes between steps reaches the other side, and a bad weight there is found. */
-static void test_changes_by_the_host_arrive(void **state) {
-    (void)state;
+TEST(test_changes_by_the_host_arrive) {
     weft_backend remote = make_remote();
     weft_config c;
     weft_pool *pool;
     weft_train_result result;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    expect_ok(weft_config_read(&c, config_path));
     c.steps = 6;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = scratch_path("broken"), .before_step = break_weight};
-    assert_int_equal(weft_train(&c, &remote, pool, &options, &result), WEFT_OK);
+    expect_ok(weft_train(&c, &remote, pool, &options, &result));
     assert_int_equal(result.skipped, 1);
     assert_true(isfinite(result.parts.loss));
     weft_pool_destroy(pool);
@@ -171,18 +156,16 @@ static weft_status lose_copy(void *to, int64_t bytes) {
     return weft_fail(WEFT_EIO, "remote: the device is lost");
 }
 
-static void test_a_device_that_is_lost_leaves_the_last_checkpoint(void **state) {
-    (void)state;
+TEST(test_a_device_that_is_lost_leaves_the_last_checkpoint) {
     weft_backend remote = make_remote();
-    lost_copies_check(&remote, lose_copy, config, "remote: the device is lost");
+    lost_copies_check(&remote, lose_copy, config_path, "remote: the device is lost");
 }
 
 /* The self-check, whose gradients are then held to f32's differences. */
-static void test_self_check_passes(void **state) {
-    (void)state;
+TEST(test_self_check_passes) {
     weft_backend remote = make_remote();
     weft_pool *pool;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     for (int block = 0; block < weft_verify_count(); block++)
         for (int check = 0; check < WEFT_VERIFY_CHECKS; check++)
             if (weft_verify_run(block, (weft_verify_check)check, &remote, pool) != WEFT_OK)
@@ -191,21 +174,4 @@ static void test_self_check_passes(void **state) {
     weft_pool_destroy(pool);
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
-    return 0;
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_remote_run_ends_on_the_same_bits),
-        cmocka_unit_test(test_remote_run_without_micro_batches_does_too),
-        cmocka_unit_test(test_remote_run_is_pruned_alike),
-        cmocka_unit_test(test_other_choices_are_told),
-        cmocka_unit_test(test_changes_by_the_host_arrive),
-        cmocka_unit_test(test_a_device_that_is_lost_leaves_the_last_checkpoint),
-        cmocka_unit_test(test_self_check_passes),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(train_setup, scratch_teardown)

@@ -6,33 +6,24 @@
 #include "support/command.h"
 #include "support/ranks_run.h"
 #include "support/remote.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { NAME_ROOM = 256 };
 
 /* Weights of several buckets, of which some are made long before the others; seven micro-batches, so
  * that ranks have nodes of several sizes. */
-static const char text[] =
-    "CONFIG_N_LAYER=4\nCONFIG_N_HEAD=4\nCONFIG_N_EMBD=128\nCONFIG_VOCAB_SIZE=2048\n"
-    "CONFIG_CONTEXT=8\nCONFIG_FFN=\"wsffn\"\nCONFIG_WSFFN_N_HEAD=4\n"
-    "CONFIG_DROPOUT=0.1\nCONFIG_DATASET=\"embedded\"\nCONFIG_BATCH_SIZE=7\n"
-    "CONFIG_MICRO_BATCH=1\nCONFIG_STEPS=3\nCONFIG_EVAL_INTERVAL=2\n"
-    "CONFIG_EVAL_SAMPLES=1\nCONFIG_LOG_INTERVAL=1\nCONFIG_LEARNING_RATE=1e-2\n";
-
-static void keep(char *out, const char *path) {
-    snprintf(out, NAME_ROOM, "%s", path);
-}
+static const char sets[] =
+    "N_LAYER=4 N_HEAD=4 N_EMBD=128 VOCAB_SIZE=2048 CONTEXT=8 FFN=wsffn WSFFN_N_HEAD=4 "
+    "DROPOUT=0.1 DATASET=embedded BATCH_SIZE=7 MICRO_BATCH=1 STEPS=3 EVAL_INTERVAL=2 "
+    "EVAL_SAMPLES=1 LOG_INTERVAL=1 LEARNING_RATE=1e-2";
 
 static weft_status train(const char *config, const char *out, const char *dtype, const char *shard,
                          const weft_backend *backend, weft_comm *comm) {
@@ -71,11 +62,11 @@ static int be_rank(char **words) {
 
 /* Starts ranks of this program, and waits for their end. */
 static int run_ranks(int ranks, const char *const *arguments, const char *more, const char *err) {
-    char own[PATH_MAX], weft[PATH_MAX], library[PATH_MAX + 32];
+    char own[PATH_MAX], weft[PATH_MAX];
     assert_non_null(realpath("/proc/self/exe", own));
-    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
-    snprintf(library, sizeof library, "WEFT_MPI=%.*s/libweft-mpi.so",
-             (int)(strrchr(weft, '/') - weft), weft);
+    assert_non_null(realpath(command_program(), weft));
+    const char *library =
+        format_text("WEFT_MPI=%.*s/libweft-mpi.so", (int)(strrchr(weft, '/') - weft), weft);
     ranks_part part = {.ranks = ranks,
                        .program = own,
                        .arguments = arguments,
@@ -85,14 +76,13 @@ static int run_ranks(int ranks, const char *const *arguments, const char *more, 
 
 static void check(int ranks, const char *dtype, const char *shard, const char *overlap,
                   bool leaves_early) {
-    char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM];
     static int number;
     size_t n;
-    keep(config, scratch_path("config"));
-    keep(alone, scratch_path("alone-%s", dtype));
-    keep(together, scratch_path("ranks-%d", number++));
-    keep(err, scratch_path("err"));
-    file_write(config, text, sizeof text - 1);
+    const char *config = scratch_path("config");
+    const char *alone = scratch_path("alone-%s", dtype);
+    const char *together = scratch_path("ranks-%d", number++);
+    const char *err = scratch_path("err");
+    config_write(config, sets);
     if (access(alone, F_OK) != 0)
         assert_int_equal(train(config, alone, dtype, "none", weft_cpu_backend(), NULL), WEFT_OK);
     int status = run_ranks(ranks, RUN("rank", config, together, dtype, shard), overlap, err);
@@ -104,8 +94,7 @@ static void check(int ranks, const char *dtype, const char *shard, const char *o
     train_same_end(alone, together);
 }
 
-static void test_gradients_leave_a_device_during_the_backward_pass(void **state) {
-    (void)state;
+TEST(test_gradients_leave_a_device_during_the_backward_pass) {
     ranks_need_mpi();
     check(2, "bf16", "none", "WEFT_OVERLAP=1", true);
     check(3, "f32", "optimizer", "WEFT_OVERLAP=1", true);
@@ -116,22 +105,19 @@ static void test_gradients_leave_a_device_during_the_backward_pass(void **state)
             check(p, i % 2 ? "f32" : "bf16", shards[i], "WEFT_OVERLAP=1", true);
 }
 
-static void test_gradients_leave_a_device_after_it_on_request(void **state) {
-    (void)state;
+TEST(test_gradients_leave_a_device_after_it_on_request) {
     ranks_need_mpi();
     check(3, "bf16", "none", "WEFT_OVERLAP=0", false);
     check(2, "bf16", "gradients", "WEFT_OVERLAP=0", false);
 }
 
 /* Its messages are under way when it fails. */
-static void test_device_that_is_lost_ends_all(void **state) {
-    (void)state;
-    char config[NAME_ROOM], err[NAME_ROOM];
+TEST(test_device_that_is_lost_ends_all) {
     size_t n;
     ranks_need_mpi();
-    keep(config, scratch_path("config"));
-    keep(err, scratch_path("err"));
-    file_write(config, text, sizeof text - 1);
+    const char *config = scratch_path("config");
+    const char *err = scratch_path("err");
+    config_write(config, sets);
     assert_true(run_ranks(3, RUN("rank", config, scratch_path("lost"), "bf16", "none"), "FAILS=1",
                           err) != 0);
     if (ranks_count(err, "the device is lost") >= 3 && ranks_count(err, "rank 1 (") >= 2) return;
@@ -139,11 +125,6 @@ static void test_device_that_is_lost_ends_all(void **state) {
 }
 
 int main(int n, char **words) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients_leave_a_device_during_the_backward_pass),
-        cmocka_unit_test(test_gradients_leave_a_device_after_it_on_request),
-        cmocka_unit_test(test_device_that_is_lost_ends_all),
-    };
     if (n == 6 && strcmp(words[1], "rank") == 0) return be_rank(words);
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+    return tests_run(scratch_setup, scratch_teardown);
 }

@@ -1,15 +1,12 @@
 /* Samples while training: made when they are due, kept a line each, the same after a resume, shown in
  * the report; and refused where tokens are no text. */
 #include "support/fault.h"
+#include "support/test.h"
 
 #include <jansson.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define TINY                                                                                       \
     "-o", "N_LAYER=1", "-o", "N_HEAD=2", "-o", "N_EMBD=16", "-o", "VOCAB_SIZE=256", "-o",          \
@@ -31,8 +28,7 @@ static char *lines_of(const char *run) {
 }
 
 /* A record a line, and the file has the text as it is. */
-static void test_samples_are_told_line_by_line(void **state) {
-    (void)state;
+TEST(test_samples_are_told_line_by_line) {
     command_result r = command_run(RUN("train", "--config", config, TINY, "-o", "STEPS=4", "-o",
                                        "SAMPLE_PROMPT=one\ntwo ", "--out", scratch_path("lines")));
     assert_int_equal(r.status, 0);
@@ -43,14 +39,11 @@ static void test_samples_are_told_line_by_line(void **state) {
     free(kept);
 }
 
-static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
-    (void)state;
-    char whole[512], cut[512];
-    snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
-    snprintf(cut, sizeof cut, "%s", scratch_path("cut"));
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=10", "-o",
-                         "LR_SCHEDULE=constant", "--out", whole),
-                     NULL);
+TEST(test_samples_are_kept_and_come_again_after_a_resume) {
+    const char *whole = scratch_path("whole");
+    const char *cut = scratch_path("cut");
+    SUCCEEDS("train", "--config", config, TINY, "-o", "STEPS=10", "-o", "LR_SCHEDULE=constant",
+             "--out", whole);
     char *want = lines_of("whole");
     int64_t steps[] = {4, 8, 10};
     const char *at = want;
@@ -66,9 +59,8 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
         at = strchr(at, '\n') + 1;
     }
     assert_int_equal(*at, 0);
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=5", "-o",
-                         "LR_SCHEDULE=constant", "--out", cut),
-                     NULL);
+    SUCCEEDS("train", "--config", config, TINY, "-o", "STEPS=5", "-o", "LR_SCHEDULE=constant",
+             "--out", cut);
     /* A model of bytes may write a zero; the line is a sample all the same. */
     static const char zero[] = "{\"step\":4,\"prompt\":\"The \",\"text\":\"a\\u0000b\"}\n";
     char *kept = lines_of("cut"), *second = strchr(kept, '\n') + 1;
@@ -77,9 +69,8 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
     file_write(scratch_path("cut/samples.jsonl"), both, strlen(both));
     free(both);
     free(kept);
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=10", "-o",
-                         "LR_SCHEDULE=constant", "--resume", "--out", cut),
-                     NULL);
+    SUCCEEDS("train", "--config", config, TINY, "-o", "STEPS=10", "-o", "LR_SCHEDULE=constant",
+             "--resume", "--out", cut);
     char *got = lines_of("cut");
     assert_int_equal(strncmp(got, zero, sizeof zero - 1), 0);
     /* The cut run had a last step of its own, 5; what follows is the same. */
@@ -90,8 +81,7 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
 }
 
 /* The first checkpoint is of the last step: after a kill behind best/ there is no step left to do. */
-static void test_a_kill_at_the_end_loses_no_sample(void **state) {
-    (void)state;
+TEST(test_a_kill_at_the_end_loses_no_sample) {
     static const struct {
         const char *calls, *path;
     } kills[] = {{"write", "samples.jsonl"},
@@ -100,8 +90,7 @@ static void test_a_kill_at_the_end_loses_no_sample(void **state) {
                  {"open", ".saved"}};
     fault_need();
     for (size_t i = 0; i < sizeof kills / sizeof kills[0]; i++) {
-        char run[512];
-        snprintf(run, sizeof run, "%s", scratch_path("killed-%zu", i));
+        const char *run = scratch_path("killed-%zu", i);
         fault f = {.calls = kills[i].calls, .path = kills[i].path, .nth = 1};
         command_result r = fault_run(&f,
                                      RUN("train", "--config", config, TINY, "-o",
@@ -109,7 +98,7 @@ static void test_a_kill_at_the_end_loses_no_sample(void **state) {
                                      NULL);
         assert_int_equal(r.status, -1);
         command_free(&r);
-        command_succeeds(RUN("train", "--resume", "--out", run), NULL);
+        SUCCEEDS("train", "--resume", "--out", run);
         char *lines = file_read(scratch_path("killed-%zu/samples.jsonl", i), NULL);
         assert_non_null(strstr(lines, "{\"step\":2"));
         free(lines);
@@ -132,13 +121,9 @@ static void expect_spread(const json_t *rows, size_t time) {
     }
 }
 
-static void test_the_last_sample_shows_what_attention_looks_at(void **state) {
-    (void)state;
-    char run[512];
-    snprintf(run, sizeof run, "%s", scratch_path("looks"));
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=2", "-o", "ATTENTION=w2",
-                         "-o", "N_LAYER=3", "--out", run),
-                     NULL);
+TEST(test_the_last_sample_shows_what_attention_looks_at) {
+    SUCCEEDS("train", "--config", config, TINY, "-o", "STEPS=2", "-o", "ATTENTION=w2", "-o",
+             "N_LAYER=3", "--out", scratch_path("looks"));
     char *text = file_read(scratch_path("looks/attention.json"), NULL);
     json_t *map = json_loads(text, 0, NULL), *layers = json_object_get(map, "layers"), *layer;
     size_t l, time = json_array_size(json_object_get(map, "tokens"));
@@ -161,21 +146,9 @@ static void test_the_last_sample_shows_what_attention_looks_at(void **state) {
     free(text);
 }
 
-static void test_tokens_that_are_no_text_have_no_samples(void **state) {
-    (void)state;
-    command_fails(2,
-                  RUN("train", "--config", config, TINY, "-o", "DATASET=recall", "--out",
-                      scratch_path("recall")),
-                  SAYS("SAMPLE_PROMPT"));
+TEST(test_tokens_that_are_no_text_have_no_samples) {
+    FAILS(2, SAYS("SAMPLE_PROMPT"), "train", "--config", config, TINY, "-o", "DATASET=recall",
+          "--out", scratch_path("recall"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_samples_are_told_line_by_line),
-        cmocka_unit_test(test_samples_are_kept_and_come_again_after_a_resume),
-        cmocka_unit_test(test_a_kill_at_the_end_loses_no_sample),
-        cmocka_unit_test(test_the_last_sample_shows_what_attention_looks_at),
-        cmocka_unit_test(test_tokens_that_are_no_text_have_no_samples),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

@@ -1,13 +1,8 @@
 /* The learning rate of each step, against values worked out by hand. */
+#include "support/test.h"
 #include "train/step.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 static weft_config make_config(int schedule) {
     weft_config c;
@@ -24,8 +19,7 @@ static void near(double a, double b) {
     if (fabs(a - b) > 1e-12) fail_msg("%.15g, not %.15g", a, b);
 }
 
-static void test_warmup_is_linear_in_every_schedule(void **state) {
-    (void)state;
+TEST(test_warmup_is_linear_in_every_schedule) {
     for (int schedule = WEFT_SCHEDULE_COSINE; schedule <= WEFT_SCHEDULE_WSD; schedule++) {
         weft_config c = make_config(schedule);
         near(weft_schedule_rate(&c, 0), 0.1);
@@ -34,8 +28,7 @@ static void test_warmup_is_linear_in_every_schedule(void **state) {
     }
 }
 
-static void test_cosine_falls_to_the_least_rate(void **state) {
-    (void)state;
+TEST(test_cosine_falls_to_the_least_rate) {
     weft_config c = make_config(WEFT_SCHEDULE_COSINE);
     near(weft_schedule_rate(&c, 59), 0.55);
     near(weft_schedule_rate(&c, 84), 0.55 - 0.45 * sqrt(0.5));
@@ -50,8 +43,7 @@ static void test_cosine_falls_to_the_least_rate(void **state) {
     near(weft_schedule_rate(&c, 109), 0.11);
 }
 
-static void test_constant_stays(void **state) {
-    (void)state;
+TEST(test_constant_stays) {
     weft_config c = make_config(WEFT_SCHEDULE_CONSTANT);
     near(weft_schedule_rate(&c, 10), 1);
     near(weft_schedule_rate(&c, 109), 1);
@@ -61,8 +53,7 @@ static void test_constant_stays(void **state) {
     near(weft_schedule_rate(&c, 4), 0.5);
 }
 
-static void test_wsd_falls_over_the_last_fifth(void **state) {
-    (void)state;
+TEST(test_wsd_falls_over_the_last_fifth) {
     weft_config c = make_config(WEFT_SCHEDULE_WSD);
     near(weft_schedule_rate(&c, 10), 1);
     near(weft_schedule_rate(&c, 87), 1);
@@ -76,8 +67,7 @@ static void test_wsd_falls_over_the_last_fifth(void **state) {
 }
 
 /* The last fifth begins at 88. After a warm-up to step 100 ten steps are left to fall in, by 0.09 each. */
-static void test_wsd_falls_over_what_a_long_warmup_leaves(void **state) {
-    (void)state;
+TEST(test_wsd_falls_over_what_a_long_warmup_leaves) {
     weft_config c = make_config(WEFT_SCHEDULE_WSD);
     c.warmup_steps = 100;
     near(weft_schedule_rate(&c, 87), 0.88);
@@ -89,13 +79,4 @@ static void test_wsd_falls_over_what_a_long_warmup_leaves(void **state) {
     near(weft_schedule_rate(&c, 109), 1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_warmup_is_linear_in_every_schedule),
-        cmocka_unit_test(test_cosine_falls_to_the_least_rate),
-        cmocka_unit_test(test_constant_stays),
-        cmocka_unit_test(test_wsd_falls_over_the_last_fifth),
-        cmocka_unit_test(test_wsd_falls_over_what_a_long_warmup_leaves),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

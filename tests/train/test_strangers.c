@@ -3,35 +3,32 @@
  * come to write is among them. */
 #include "base/folders.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static char config[256], whole[256], work[256], victim[256];
+static char whole[256], work[256], victim[256];
 static weft_names names;
 
 static const char precious[] = "precious\n";
 
 static void expect_precious(const char *path, const char *what) {
-    char *now = file_read(path, NULL);
+    WEFT_AUTO_FREE char *now = file_read(path, NULL);
     if (strcmp(now, precious) != 0) fail_msg("%s: the user's file is lost", what);
-    free(now);
 }
 
 /* The command as a user gives it; a run that waits is ended by command_run's limit. */
 static int train(bool resume) {
     command_result r =
-        resume ? command_run(RUN("train", "--config", config, "--out", work, "--threads", "1",
-                                 "--resume", "-o", "STEPS=3"))
-               : command_run(RUN("train", "--config", config, "--out", work, "--threads", "1"));
+        resume
+            ? command_run(RUN("train", "--config", config_path, "--out", work, "--threads", "1",
+                              "--resume", "-o", "STEPS=3"))
+            : command_run(RUN("train", "--config", config_path, "--out", work, "--threads", "1"));
     int status = r.status;
     if (status != 0 && status != 1 && status != 2) fail_msg("%s: ended on %d", r.line, status);
     command_free(&r);
@@ -49,8 +46,7 @@ static const char *prepare(const char *name, bool resume) {
     return path;
 }
 
-static void test_a_link_is_not_written_through(void **state) {
-    (void)state;
+TEST(test_a_link_is_not_written_through) {
     for (int i = 0; i < names.n; i++)
         for (int resume = 0; resume < 2; resume++) {
             assert_int_equal(symlink(victim, prepare(names.list[i], resume)), 0);
@@ -60,21 +56,17 @@ static void test_a_link_is_not_written_through(void **state) {
 }
 
 /* Samples of later steps are cut off where a run goes on, but not those of another file. */
-static void test_samples_behind_a_link_are_not_cut(void **state) {
-    (void)state;
+TEST(test_samples_behind_a_link_are_not_cut) {
     static const char later[] = "{\"step\":1000,\"prompt\":\"a\",\"text\":\"b\"}\n";
-    char others[256];
-    snprintf(others, sizeof others, "%s", scratch_path("samples-of-another"));
+    const char *others = scratch_path("samples-of-another");
     file_write(others, later, sizeof later - 1);
     assert_int_equal(symlink(others, prepare("samples.jsonl", true)), 0);
     train(true);
-    char *now = file_read(others, NULL);
+    WEFT_AUTO_FREE char *now = file_read(others, NULL);
     assert_string_equal(now, later);
-    free(now);
 }
 
-static void test_a_pipe_is_not_waited_for(void **state) {
-    (void)state;
+TEST(test_a_pipe_is_not_waited_for) {
     for (int i = 0; i < names.n; i++)
         for (int resume = 0; resume < 2; resume++) {
             assert_int_equal(mkfifo(prepare(names.list[i], resume), 0666), 0);
@@ -83,33 +75,30 @@ static void test_a_pipe_is_not_waited_for(void **state) {
 }
 
 /* Names that mean something to others too. */
-static void test_a_file_of_the_users_stops_a_new_run(void **state) {
+TEST(test_a_file_of_the_users_stops_a_new_run) {
     static const char *const common[] = {"config", "result.json", "attention.json", "samples.jsonl",
                                          "metrics.jsonl"};
     (void)state;
     for (size_t i = 0; i < sizeof common / sizeof common[0]; i++) {
         const char *path = prepare(common[i], false);
         file_write(path, precious, sizeof precious - 1);
-        command_fails(2, RUN("train", "--config", config, "--out", work), SAYS(work, common[i]));
+        FAILS(2, SAYS(work, common[i]), "train", "--config", config_path, "--out", work);
         expect_precious(path, common[i]);
     }
     /* The config that is given is no exception. */
     const char *path = prepare("config", false);
-    shell_succeeds("cp '%s' '%s'", config, path);
-    command_fails(2, RUN("train", "--config", path, "--out", work), SAYS("config", "--out"));
+    shell_succeeds("cp '%s' '%s'", config_path, path);
+    FAILS(2, SAYS("config", "--out"), "train", "--config", path, "--out", work);
 }
 
 /* Lines that are no samples are set aside, those that are stay. */
-static void test_damaged_samples_are_kept(void **state) {
-    (void)state;
+TEST(test_damaged_samples_are_kept) {
     static const char lines[] = "{\"step\":1,\"prompt\":\"a\",\"text\":\"b\"}\nprecious\n"
                                 "{\"step\":2,\"prompt\":\"a\",\"text\":\"c\"}\n";
-    char aside[640];
     const char *path = prepare("samples.jsonl", true);
     file_write(path, lines, sizeof lines - 1);
     assert_int_equal(train(true), 0);
-    snprintf(aside, sizeof aside, "%s.damaged", path);
-    char *kept = file_read(aside, NULL), *now = file_read(path, NULL);
+    char *kept = file_read(format_text("%s.damaged", path), NULL), *now = file_read(path, NULL);
     assert_string_equal(kept, lines);
     assert_non_null(strstr(now, "\"text\":\"b\""));
     assert_non_null(strstr(now, "\"text\":\"c\""));
@@ -120,17 +109,15 @@ static void test_damaged_samples_are_kept(void **state) {
 }
 
 /* A run that ended before its first step is begun again by the same command. */
-static void test_a_run_that_was_only_begun_is_no_stranger(void **state) {
-    (void)state;
+TEST(test_a_run_that_was_only_begun_is_no_stranger) {
     prepare("config", false);
     shell_succeeds("touch '%s/metrics.jsonl' && cp '%s/config' '%s/config'", work, whole, work);
     assert_int_equal(train(false), 0);
 }
 
 static int make_run(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
-    FILE *file = fopen(config, "a");
+    train_setup(state);
+    FILE *file = fopen(config_path, "a");
     assert_non_null(file);
     fputs("CONFIG_STEPS=2\nCONFIG_EVAL_INTERVAL=1\nCONFIG_CHECKPOINT_INTERVAL=1\n"
           "CONFIG_SAMPLE_PROMPT=\"a\"\nCONFIG_SAMPLE_INTERVAL=1\nCONFIG_SAMPLE_TOKENS=2\n",
@@ -140,8 +127,8 @@ static int make_run(void **state) {
     snprintf(work, sizeof work, "%s", scratch_path("work"));
     snprintf(victim, sizeof victim, "%s", scratch_path("victim"));
     file_write(victim, precious, sizeof precious - 1);
-    command_succeeds(RUN("train", "--config", config, "--out", whole, "--threads", "1"), NULL);
-    assert_int_equal(weft_folder_list(whole, &names), WEFT_OK);
+    SUCCEEDS("train", "--config", config_path, "--out", whole, "--threads", "1");
+    expect_ok(weft_folder_list(whole, &names));
     assert_true(names.n >= 9);
     return 0;
 }
@@ -151,14 +138,4 @@ static int leave(void **state) {
     return scratch_teardown(state);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_link_is_not_written_through),
-        cmocka_unit_test(test_samples_behind_a_link_are_not_cut),
-        cmocka_unit_test(test_a_pipe_is_not_waited_for),
-        cmocka_unit_test(test_a_file_of_the_users_stops_a_new_run),
-        cmocka_unit_test(test_damaged_samples_are_kept),
-        cmocka_unit_test(test_a_run_that_was_only_begun_is_no_stranger),
-    };
-    return cmocka_run_group_tests(tests, make_run, leave);
-}
+RUN_TESTS(make_run, leave)

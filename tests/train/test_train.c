@@ -2,20 +2,15 @@
  * others can read, and a folder that it can go on from. */
 #include "core/safetensors.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-static char config[256];
 
 static const char *folder(const char *name) {
     return scratch_path("%s", name);
@@ -23,30 +18,21 @@ static const char *folder(const char *name) {
 
 /* The value of a key in the last line that has it; NaN: none has. Counts the lines. */
 static double metric(const char *run, const char *key, int *lines) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-    char *text = file_read(path, NULL), *rest = text;
+    WEFT_AUTO_DECREF json_t *rows = train_metrics(run);
     double value = NAN;
-    int n = 0;
-    for (char *line; (line = strtok_r(rest, "\n", &rest)); n++) {
-        json_t *row = json_loads(line, 0, NULL);
-        if (!row) fail_msg("no JSON: %s", line);
-        json_t *number = json_object_get(row, key);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *number = json_object_get(json_array_get(rows, i), key);
         if (json_is_number(number)) value = json_number_value(number);
-        json_decref(row);
     }
-    free(text);
-    if (lines) *lines = n;
+    if (lines) *lines = (int)json_array_size(rows);
     return value;
 }
 
 static void train(const char *out, const char *threads, const char *override) {
-    command_succeeds(
-        RUN("train", "--config", config, "--out", out, "--threads", threads, "-o", override), NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", out, "--threads", threads, "-o", override);
 }
 
-static void test_same_config_gives_same_bits(void **state) {
-    (void)state;
+TEST(test_same_config_gives_same_bits) {
     train(folder("a"), "1", "SEED=3");
     train(folder("b"), "1", "SEED=3");
     train_same_end(folder("a"), folder("b"));
@@ -58,43 +44,36 @@ static void test_same_config_gives_same_bits(void **state) {
     train_same_end(folder("a"), folder("d"));
 }
 
-static void test_recomputed_layers_give_same_bits(void **state) {
-    (void)state;
+TEST(test_recomputed_layers_give_same_bits) {
     train(folder("stored"), "1", "RECOMPUTE=n");
     train(folder("again"), "2", "RECOMPUTE=y");
     train_same_end(folder("stored"), folder("again"));
 }
 
-static void test_bf16_gives_same_bits_and_resumes(void **state) {
-    (void)state;
+TEST(test_bf16_gives_same_bits_and_resumes) {
     train(folder("w"), "1", "DTYPE=bf16");
-    command_succeeds(RUN("train", "--config", config, "--out", folder("x"), "--dtype", "bf16", "-o",
-                         "STEPS=12", "-o", "LR_SCHEDULE=cosine", "--threads", "3"),
-                     NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", folder("x"), "--dtype", "bf16", "-o",
+             "STEPS=12", "-o", "LR_SCHEDULE=cosine", "--threads", "3");
     train_same_end(folder("w"), folder("x"));
     weft_safetensors *file;
-    assert_int_equal(weft_safetensors_open(scratch_path("w/last/optimizer.safetensors"), &file),
-                     WEFT_OK);
+    expect_ok(weft_safetensors_open(scratch_path("w/last/optimizer.safetensors"), &file));
     const weft_safetensor *master = weft_safetensors_find(file, "master.wte.weight");
     assert_non_null(master);
     assert_int_equal(master->dtype, WEFT_FILE_F32);
     weft_safetensors_close(file);
 }
 
-static void test_resuming_step_by_step_gives_same_bits(void **state) {
-    (void)state;
+TEST(test_resuming_step_by_step_gives_same_bits) {
     /* The schedule must not depend on how long each leg is, so it is the constant one. Threads differ
      * from leg to leg, and whether layers are made again. */
-    command_succeeds(RUN("train", "--config", config, "--out", folder("one"), "-o",
-                         "LR_SCHEDULE=constant", "--dtype", "bf16"),
-                     NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", folder("one"), "-o", "LR_SCHEDULE=constant",
+             "--dtype", "bf16");
     for (int i = 3; i <= 12; i += 3) {
         char iterations[32], threads[2] = {(char)('0' + i / 3), 0};
         snprintf(iterations, sizeof iterations, "STEPS=%d", i);
-        command_succeeds(RUN("train", "--config", config, "--out", folder("legs"), "--resume", "-o",
-                             "LR_SCHEDULE=constant", "-o", iterations, "--dtype", "bf16",
-                             "--threads", threads, "-o", i % 2 ? "RECOMPUTE=y" : "RECOMPUTE=n"),
-                         NULL);
+        SUCCEEDS("train", "--config", config_path, "--out", folder("legs"), "--resume", "-o",
+                 "LR_SCHEDULE=constant", "-o", iterations, "--dtype", "bf16", "--threads", threads,
+                 "-o", i % 2 ? "RECOMPUTE=y" : "RECOMPUTE=n");
         /* As a kill between the two renames leaves it where names cannot be exchanged. */
         if (i == 6)
             assert_int_equal(rename(scratch_path("legs/last"), scratch_path("legs/last.old")), 0);
@@ -107,44 +86,33 @@ static void test_resuming_step_by_step_gives_same_bits(void **state) {
 }
 
 /* With what the command line set, so that it goes on, or is run again, by its folder alone. */
-static void test_a_run_keeps_its_config(void **state) {
-    (void)state;
-    command_succeeds(RUN("train", "--config", config, "--out", folder("whole"), "-o", "SEED=3",
-                         "-o", "LR_SCHEDULE=constant"),
-                     NULL);
-    command_succeeds(RUN("train", "--config", config, "--out", folder("half"), "-o", "SEED=3", "-o",
-                         "LR_SCHEDULE=constant", "-o", "STEPS=6"),
-                     NULL);
-    command_succeeds(RUN("train", "--resume", "--out", folder("half"), "-o", "STEPS=12"), NULL);
+TEST(test_a_run_keeps_its_config) {
+    SUCCEEDS("train", "--config", config_path, "--out", folder("whole"), "-o", "SEED=3", "-o",
+             "LR_SCHEDULE=constant");
+    SUCCEEDS("train", "--config", config_path, "--out", folder("half"), "-o", "SEED=3", "-o",
+             "LR_SCHEDULE=constant", "-o", "STEPS=6");
+    SUCCEEDS("train", "--resume", "--out", folder("half"), "-o", "STEPS=12");
     train_same_file(folder("whole"), folder("half"), "last/model.safetensors");
-    command_succeeds(
-        RUN("train", "--config", scratch_path("whole/config"), "--out", folder("anew")), NULL);
+    SUCCEEDS("train", "--config", scratch_path("whole/config"), "--out", folder("anew"));
     train_same_end(folder("whole"), folder("anew"));
 }
 
 /* A run that begins takes what fits, here the whole batch; one that goes on keeps what it has, here 2. */
-static void test_an_automatic_micro_batch_stays_with_its_run(void **state) {
-    (void)state;
-    command_succeeds(
-        RUN("train", "--config", config, "--out", folder("zero"), "-o", "MICRO_BATCH=0"), NULL);
-    command_succeeds(
-        RUN("train", "--config", config, "--out", folder("fits"), "-o", "MICRO_BATCH=auto"), NULL);
+TEST(test_an_automatic_micro_batch_stays_with_its_run) {
+    SUCCEEDS("train", "--config", config_path, "--out", folder("zero"), "-o", "MICRO_BATCH=0");
+    SUCCEEDS("train", "--config", config_path, "--out", folder("fits"), "-o", "MICRO_BATCH=auto");
     train_same_end(folder("zero"), folder("fits"));
     train_same_file(folder("zero"), folder("fits"), "last/config.json");
-    command_succeeds(RUN("train", "--config", config, "--out", folder("two"), "-o", "STEPS=6", "-o",
-                         "LR_SCHEDULE=constant"),
-                     NULL);
-    command_succeeds(RUN("train", "--config", config, "--out", folder("two"), "--resume", "-o",
-                         "BATCH_SIZE=auto", "-o", "LR_SCHEDULE=constant"),
-                     NULL);
-    command_succeeds(
-        RUN("train", "--config", config, "--out", folder("once"), "-o", "LR_SCHEDULE=constant"),
-        NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", folder("two"), "-o", "STEPS=6", "-o",
+             "LR_SCHEDULE=constant");
+    SUCCEEDS("train", "--config", config_path, "--out", folder("two"), "--resume", "-o",
+             "BATCH_SIZE=auto", "-o", "LR_SCHEDULE=constant");
+    SUCCEEDS("train", "--config", config_path, "--out", folder("once"), "-o",
+             "LR_SCHEDULE=constant");
     train_same_file(folder("once"), folder("two"), "last/model.safetensors");
 }
 
-static void test_metrics_have_the_keys_of_the_contract(void **state) {
-    (void)state;
+TEST(test_metrics_have_the_keys_of_the_contract) {
     static const char *const keys[] = {
         "step", "loss",      "cross_entropy", "aux_z", "logits_z", "val_loss", "aux_contrastive",
         "lr",   "grad_norm", "tokens_per_s",  "mfu"};
@@ -159,12 +127,11 @@ static void test_metrics_have_the_keys_of_the_contract(void **state) {
 }
 
 /* The dataset's tokenizer has an end of text, the last of its 264 tokens: nobody has to name it. */
-static void test_documents_end_as_the_tokenizer_says(void **state) {
-    (void)state;
-    char texts[4][300], own[300], data[300], dataset[320];
-    snprintf(own, sizeof own, "%s", scratch_path("own.json"));
-    snprintf(data, sizeof data, "%s", scratch_path("data"));
-    snprintf(dataset, sizeof dataset, "DATASET=%s", data);
+TEST(test_documents_end_as_the_tokenizer_says) {
+    char texts[4][300];
+    const char *own = scratch_path("own.json");
+    const char *data = scratch_path("data");
+    const char *dataset = format_text("DATASET=%s", data);
     for (int i = 0; i < 4; i++) {
         char text[4096] = "";
         for (int k = 0; k < 60; k++)
@@ -173,123 +140,81 @@ static void test_documents_end_as_the_tokenizer_says(void **state) {
         snprintf(texts[i], sizeof texts[i], "%s", scratch_path("text-%d", i));
         file_write(texts[i], text, strlen(text));
     }
-    command_succeeds(RUN("tokenizer", "train", "--vocab", "264", "--out", own, texts[0]), NULL);
-    command_succeeds(RUN("tokenize", "--tokenizer", own, "--out", data, "--val", texts[3], texts[0],
-                         texts[1], texts[2]),
-                     NULL);
+    SUCCEEDS("tokenizer", "train", "--vocab", "264", "--out", own, texts[0]);
+    SUCCEEDS("tokenize", "--tokenizer", own, "--out", data, "--val", texts[3], texts[0], texts[1],
+             texts[2]);
 #define DOCUMENTS(out)                                                                             \
-    "train", "--config", config, "--out", out, "-o", dataset, "-o", "VOCAB_SIZE=264", "-o",        \
+    "train", "--config", config_path, "--out", out, "-o", dataset, "-o", "VOCAB_SIZE=264", "-o",   \
         "DOCUMENT_MASK=y", "-o", "LR_SCHEDULE=constant", "-o", "STEPS=2"
-    command_succeeds(RUN(DOCUMENTS(folder("found"))), NULL);
-    command_succeeds(RUN(DOCUMENTS(folder("named")), "-o", "DOCUMENT_TOKEN=263"), NULL);
+    SUCCEEDS(DOCUMENTS(folder("found")));
+    SUCCEEDS(DOCUMENTS(folder("named")), "-o", "DOCUMENT_TOKEN=263");
     train_same_end(folder("found"), folder("named"));
-    json_t *kept = json_load_file(scratch_path("found/last/config.json"), 0, NULL);
+    WEFT_AUTO_DECREF json_t *kept = json_load_file(scratch_path("found/last/config.json"), 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(kept, "document_token")), 263);
-    json_decref(kept);
-    command_succeeds(RUN(DOCUMENTS(folder("found")), "-o", "STEPS=3", "--resume"), NULL);
-    command_succeeds(RUN("train", "--resume", "--out", folder("found"), "-o", "STEPS=4"), NULL);
-    command_fails(2, RUN(DOCUMENTS(folder("bytes")), "-o", "DATASET=embedded"),
-                  SAYS("DOCUMENT_TOKEN", "end of text"));
+    SUCCEEDS(DOCUMENTS(folder("found")), "-o", "STEPS=3", "--resume");
+    SUCCEEDS("train", "--resume", "--out", folder("found"), "-o", "STEPS=4");
+    FAILS(2, SAYS("DOCUMENT_TOKEN", "end of text"), DOCUMENTS(folder("bytes")), "-o",
+          "DATASET=embedded");
 }
 
-static void test_metric_of_a_task_is_reported(void **state) {
-    (void)state;
+TEST(test_metric_of_a_task_is_reported) {
     command_result r =
-        command_run(RUN("train", "--config", config, "--out", folder("recall"), "-o",
+        command_run(RUN("train", "--config", config_path, "--out", folder("recall"), "-o",
                         "DATASET=recall", "-o", "VOCAB_SIZE=1024", "-o", "STEPS=2", "--json"));
     assert_int_equal(r.status, 0);
-    json_t *object = json_loads(r.out, 0, NULL);
+    WEFT_AUTO_DECREF json_t *object = json_loads(r.out, 0, NULL);
     assert_true(json_is_number(json_object_get(object, "recall_accuracy")));
     assert_true(json_is_true(json_object_get(object, "finished")));
-    json_decref(object);
     command_free(&r);
     assert_true(isfinite(metric(folder("recall"), "recall_accuracy", NULL)));
 }
 
 /* Each task at its smallest, where guessing has 0.25 to 0.5: the held-out answers are nearly all right. */
-static void test_tasks_are_learned(void **state) {
-    (void)state;
+TEST(test_tasks_are_learned) {
     static const char *const tasks[][4] = {
         {"DATASET=mqar", "TASK_SIZE=1", "VOCAB_SIZE=8", "mqar_accuracy"},
         {"DATASET=induction", "TASK_SIZE=1", "VOCAB_SIZE=9", "induction_accuracy"},
         {"DATASET=copying", "TASK_SIZE=2", "VOCAB_SIZE=8", "copying_accuracy"},
         {"DATASET=compression", "TASK_SIZE=2", "VOCAB_SIZE=8", "compression_accuracy"}};
-    static const char text[] = "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=32\n"
-                               "CONFIG_N_FFN=64\nCONFIG_POSITION=\"rope\"\nCONFIG_CONTEXT=8\n"
-                               "CONFIG_BATCH_SIZE=16\nCONFIG_STEPS=300\nCONFIG_WARMUP_STEPS=20\n"
-                               "CONFIG_LEARNING_RATE=1e-2\nCONFIG_EVAL_INTERVAL=300\n"
-                               "CONFIG_EVAL_SAMPLES=8\nCONFIG_SAVE_CHECKPOINT=n\n";
-    file_write(scratch_path("task"), text, sizeof text - 1);
+    config_write(scratch_path("task"),
+                 "N_LAYER=2 N_HEAD=2 N_EMBD=32 N_FFN=64 POSITION=rope CONTEXT=8 BATCH_SIZE=16 "
+                 "STEPS=300 WARMUP_STEPS=20 LEARNING_RATE=1e-2 EVAL_INTERVAL=300 EVAL_SAMPLES=8 "
+                 "SAVE_CHECKPOINT=n");
     for (size_t i = 0; i < sizeof tasks / sizeof tasks[0]; i++) {
         const char *const *t = tasks[i];
-        command_succeeds(RUN("train", "--config", scratch_path("task"), "--out", folder(t[3]), "-o",
-                             t[0], "-o", t[1], "-o", t[2]),
-                         NULL);
+        SUCCEEDS("train", "--config", scratch_path("task"), "--out", folder(t[3]), "-o", t[0], "-o",
+                 t[1], "-o", t[2]);
         double right = metric(folder(t[3]), t[3], NULL);
         if (!(right > 0.9)) fail_msg("%s: %g", t[3], right);
     }
 }
 
-static void test_used_folder_needs_resume(void **state) {
-    (void)state;
+TEST(test_used_folder_needs_resume) {
     train(folder("used"), "1", "STEPS=2");
-    command_fails(2, RUN("train", "--config", config, "--out", folder("used")),
-                  SAYS("used", "--resume"));
-    command_fails(2,
-                  RUN("train", "--config", config, "--out", folder("used"), "--resume", "-o",
-                      "LEARNING_RATE=0.5"),
-                  SAYS("CONFIG_LEARNING_RATE", "0.01", "0.5", "--from"));
+    FAILS(2, SAYS("used", "--resume"), "train", "--config", config_path, "--out", folder("used"));
+    FAILS(2, SAYS("CONFIG_LEARNING_RATE", "0.01", "0.5", "--from"), "train", "--config",
+          config_path, "--out", folder("used"), "--resume", "-o", "LEARNING_RATE=0.5");
 }
 
-static void test_from_starts_with_a_fresh_optimizer(void **state) {
-    (void)state;
+TEST(test_from_starts_with_a_fresh_optimizer) {
     train(folder("base"), "1", "STEPS=2");
-    command_succeeds(RUN("train", "--config", config, "--out", folder("tuned"), "--from",
-                         scratch_path("base/last"), "-o", "LEARNING_RATE=0", "-o", "MIN_LR=0", "-o",
-                         "STEPS=1"),
-                     NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", folder("tuned"), "--from",
+             scratch_path("base/last"), "-o", "LEARNING_RATE=0", "-o", "MIN_LR=0", "-o", "STEPS=1");
     train_same_file(folder("base"), folder("tuned"), "last/model.safetensors");
-    command_fails(
-        2, RUN("train", "--config", config, "--out", folder("none"), "--from", folder("nowhere")),
-        SAYS("nowhere"));
+    FAILS(2, SAYS("nowhere"), "train", "--config", config_path, "--out", folder("none"), "--from",
+          folder("nowhere"));
 }
 
-static void test_last_checkpoints_are_kept(void **state) {
-    (void)state;
-    command_succeeds(RUN("train", "--config", config, "--out", folder("keep"), "-o",
-                         "CHECKPOINT_KEEP=3", "-o", "CHECKPOINT_INTERVAL=2"),
-                     NULL);
+TEST(test_last_checkpoints_are_kept) {
+    SUCCEEDS("train", "--config", config_path, "--out", folder("keep"), "-o", "CHECKPOINT_KEEP=3",
+             "-o", "CHECKPOINT_INTERVAL=2");
     assert_int_equal(access(scratch_path("keep/step-0000000010/state.json"), R_OK), 0);
     assert_int_equal(access(scratch_path("keep/step-0000000008/state.json"), R_OK), 0);
     assert_int_not_equal(access(scratch_path("keep/step-0000000006"), F_OK), 0);
     assert_int_not_equal(access(scratch_path("keep/last.new"), F_OK), 0);
     /* An older one is a checkpoint like any other. */
-    command_succeeds(RUN("train", "--config", config, "--out", folder("older"), "--from",
-                         scratch_path("keep/step-0000000008"), "-o", "STEPS=1"),
-                     NULL);
+    SUCCEEDS("train", "--config", config_path, "--out", folder("older"), "--from",
+             scratch_path("keep/step-0000000008"), "-o", "STEPS=1");
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
-    return 0;
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_config_gives_same_bits),
-        cmocka_unit_test(test_recomputed_layers_give_same_bits),
-        cmocka_unit_test(test_bf16_gives_same_bits_and_resumes),
-        cmocka_unit_test(test_resuming_step_by_step_gives_same_bits),
-        cmocka_unit_test(test_a_run_keeps_its_config),
-        cmocka_unit_test(test_metrics_have_the_keys_of_the_contract),
-        cmocka_unit_test(test_documents_end_as_the_tokenizer_says),
-        cmocka_unit_test(test_metric_of_a_task_is_reported),
-        cmocka_unit_test(test_tasks_are_learned),
-        cmocka_unit_test(test_an_automatic_micro_batch_stays_with_its_run),
-        cmocka_unit_test(test_used_folder_needs_resume),
-        cmocka_unit_test(test_from_starts_with_a_fresh_optimizer),
-        cmocka_unit_test(test_last_checkpoints_are_kept),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(train_setup, scratch_teardown)
