@@ -3,14 +3,14 @@
  *
  * A query head with a key head of its own goes by dot products: BFDOT sums products of pairs, SDOT those
  * of fours. Query heads that share a key head go by tiles, BFMMLA and SMMLA: two heads (a tile's rows) by
- * two keys or columns at a time; bytes without SMMLA go by SDOT, one head after the other, their values two
+ * two keys or columns at a time. Without SMMLA bytes go by SDOT, four heads by four keys, and their values two
  * heads at a time.
  *
  * bf16: queries and weights are rounded to bf16, as keys and values are. A score has four chains over its
  * columns, a value's column one chain over pairs of keys.
  *
- * i8: sums of products are exact in 32 bits. For SDOT a query is rounded to 16 bits with one scale, as two
- * bytes: 256 high + low; queries of tiles to 8 bits. Weights times their values' scales are rounded to 16
+ * i8: sums of products are exact in 32 bits. A query with a key head of its own is rounded to 16 bits with one
+ * scale, as two bytes: 256 high + low; queries that share one to 8 bits. Weights times their values' scales are rounded to 16
  * bits in both cases, with one scale for each head and block of keys: a byte would lose the many small
  * weights beside a large one.
  *
@@ -23,7 +23,6 @@
 #include "cpu/cache_attention_task.h"
 
 #define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
-#define I8_TARGET __attribute__((target("arch=armv8.2-a+i8mm")))
 
 enum {
     COLUMNS = 32,    /* widths must be multiples of this */
@@ -31,13 +30,13 @@ enum {
     I8_MOST = 127 * 256 + 127
 };
 
-/* CALL(t, n), n a constant, for tiles t to t + n - 1 of `tiles`. */
-#define EACH_TILES(tiles, CALL)                                                                    \
+/* CALL(t, n), n a constant of `most`, 2 and 1, for tiles t to t + n - 1 of `tiles`. */
+#define EACH_TILES(tiles, most, CALL)                                                              \
     do {                                                                                           \
         const int64_t n_ = (tiles);                                                                \
         int64_t t_ = 0;                                                                            \
-        for (; t_ + 6 <= n_; t_ += 6)                                                              \
-            CALL(t_, 6);                                                                           \
+        for (; t_ + (most) <= n_; t_ += (most))                                                    \
+            CALL(t_, most);                                                                        \
         for (; t_ + 2 <= n_; t_ += 2)                                                              \
             CALL(t_, 2);                                                                           \
         if (t_ < n_) CALL(t_, 1);                                                                  \
@@ -144,145 +143,6 @@ static void bf16_tile_weights(const block_task *b, int64_t g, int64_t from, int6
                          (uint16_t *)weights_of(b, g) + h * BLOCK + 2 * from);
 }
 
-/* The products of `tiles` tiles of queries and four keys. */
-BF16_TARGET static ALWAYS_INLINE void bf16_score_four(const uint16_t *q, const uint16_t *k,
-                                                      int64_t width, real *s, const int tiles) {
-    float32x4_t sum[6][2];
-    for (int t = 0; t < tiles; t++)
-        sum[t][0] = sum[t][1] = vdupq_n_f32(0);
-    for (int64_t i = 0; i < width; i += 8) {
-        bfloat16x8_t key[2][2];
-        for (int m = 0; m < 2; m++) {
-            uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(k + 2 * m * width + i));
-            uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(k + (2 * m + 1) * width + i));
-            key[m][0] = vreinterpretq_bf16_u64(vzip1q_u64(a, b));
-            key[m][1] = vreinterpretq_bf16_u64(vzip2q_u64(a, b));
-        }
-        for (int t = 0; t < tiles; t++)
-            for (int half = 0; half < 2; half++) {
-                bfloat16x8_t v = bf16_load(q + 2 * (t * width + i) + 8 * half);
-                for (int m = 0; m < 2; m++)
-                    sum[t][m] = vbfmmlaq_f32(sum[t][m], v, key[m][half]);
-            }
-    }
-    for (int t = 0; t < tiles; t++) {
-        float64x2_t a = vreinterpretq_f64_f32(sum[t][0]), b = vreinterpretq_f64_f32(sum[t][1]);
-        vst1q_f32(s + 2 * t * BLOCK, vreinterpretq_f32_f64(vzip1q_f64(a, b)));
-        vst1q_f32(s + (2 * t + 1) * BLOCK, vreinterpretq_f32_f64(vzip2q_f64(a, b)));
-    }
-}
-
-BF16_TARGET static void bf16_tile_score(const block_task *b, const page_run *run, int64_t g) {
-    int64_t width = b->a->dqk, tiles = b->a->rows / 2;
-    const uint16_t *q = (const uint16_t *)rounded_queries_of(b, g);
-    const uint16_t *k = (const uint16_t *)head_at(&b->a->keys, run->page, g);
-    real *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
-#define FOUR(t, n)                                                                                 \
-    bf16_score_four(q + 2 * (t)*width, k + j * width, width, s + 2 * (t)*BLOCK + j, n)
-        EACH_TILES(tiles, FOUR);
-#undef FOUR
-    }
-}
-
-/* Fours of keys that lie one after the other. */
-typedef struct {
-    const uint16_t *v, *p; /* the first four's values; tile 0's weights of them */
-    int64_t fours;
-} bf16_run;
-
-/* Eight columns of four keys: two columns' four numbers side by side in each vector. */
-BF16_TARGET static ALWAYS_INLINE void bf16_transpose(const uint16_t *v, int64_t width,
-                                                     bfloat16x8_t *to) {
-    uint16x8_t a = vld1q_u16(v), b = vld1q_u16(v + width);
-    uint16x8_t c = vld1q_u16(v + 2 * width), d = vld1q_u16(v + 3 * width);
-    uint16x8_t ac = vzip1q_u16(a, c), bd = vzip1q_u16(b, d);
-    to[0] = vreinterpretq_bf16_u16(vzip1q_u16(ac, bd));
-    to[1] = vreinterpretq_bf16_u16(vzip2q_u16(ac, bd));
-    ac = vzip2q_u16(a, c), bd = vzip2q_u16(b, d);
-    to[2] = vreinterpretq_bf16_u16(vzip1q_u16(ac, bd));
-    to[3] = vreinterpretq_bf16_u16(vzip2q_u16(ac, bd));
-}
-
-/* sums [tiles][width / 2][2][2]: eight columns of `tiles` tiles += the weighted values. A tile has
- * weights of BLOCK keys. */
-BF16_TARGET static ALWAYS_INLINE void bf16_add_eight(const bf16_run *runs, int n, int64_t width,
-                                                     int64_t tile, int64_t column, real *sums,
-                                                     const int tiles) {
-    float32x4_t sum[6][4];
-    for (int t = 0; t < tiles; t++)
-        for (int c = 0; c < 4; c++)
-            sum[t][c] = vld1q_f32(sums + 2 * ((tile + t) * width + column) + 4 * c);
-    for (int r = 0; r < n; r++) {
-        const uint16_t *v = runs[r].v + column, *p = runs[r].p + 2 * tile * BLOCK;
-        for (int64_t four = 0; four < runs[r].fours; four++, v += 4 * width, p += 8) {
-            bfloat16x8_t transposed[4];
-            bf16_transpose(v, width, transposed);
-            for (int t = 0; t < tiles; t++) {
-                bfloat16x8_t weight = bf16_load(p + 2 * t * BLOCK);
-                for (int c = 0; c < 4; c++)
-                    sum[t][c] = vbfmmlaq_f32(sum[t][c], weight, transposed[c]);
-            }
-        }
-    }
-    for (int t = 0; t < tiles; t++)
-        for (int c = 0; c < 4; c++)
-            vst1q_f32(sums + 2 * ((tile + t) * width + column) + 4 * c, sum[t][c]);
-}
-
-BF16_TARGET static void bf16_add_runs(const block_task *b, const bf16_run *runs, int n, int64_t g) {
-    int64_t width = b->a->dv, tiles = b->a->rows / 2;
-    real *sums = (real *)sums_of(b, g);
-    for (int64_t column = 0; column < width; column += 8) {
-#define EIGHT(t, count) bf16_add_eight(runs, n, width, t, column, sums, count)
-        EACH_TILES(tiles, EIGHT);
-#undef EIGHT
-    }
-}
-
-/* Keys [token, end) of a page that are no whole four, the one at `four`: they are copied to `room`
- * [4, width], with zeros for those that are missing. */
-static bf16_run bf16_edge(const uint16_t *p, const uint16_t *v, int64_t width, int64_t four,
-                          int64_t token, int64_t end, uint16_t *room) {
-    memset(room, 0, (size_t)(4 * width) * sizeof *room);
-    for (int64_t j = max_i64(four, token); j < min_i64(four + 4, end); j++)
-        memcpy(room + (j - four) * width, v + j * width, (size_t)width * sizeof *room);
-    return (bf16_run){room, p + 2 * four, 1};
-}
-
-static void bf16_tile_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    int64_t width = b->a->dv;
-    bf16_run whole[PAGES_TOGETHER];
-    for (int r = 0; r < n; r++) {
-        const page_run *run = runs + r;
-        const uint16_t *v = (const uint16_t *)head_at(&b->a->values, run->page, g);
-        const uint16_t *p = (const uint16_t *)weights_of(b, g) + 2 * run->at;
-        int64_t from = (run->token + 3) & ~3, end = run->end & ~3;
-        whole[r] = (bf16_run){v + from * width, p + 2 * from, max_i64(end - from, 0) / 4};
-        for (int64_t four = run->token & ~3; four < run->end; four += 4) {
-            if (four >= from && four < end) continue;
-            bf16_run edge = bf16_edge(p, v, width, four, run->token, run->end, b->s.room);
-            bf16_add_runs(b, &edge, 1, g);
-        }
-    }
-    bf16_add_runs(b, whole, n, g);
-}
-
-static void bf16_tile_finish(const block_task *b, int64_t g) {
-    const real *sums = (const real *)sums_of(b, g);
-    int64_t width = b->a->dv, heads = b->a->group, step = out_step(b->a);
-    real *to = out_of(b, g);
-    for (int64_t h = 0; h < heads; h++)
-        for (int64_t i = 0; i < width; i += 2)
-            memcpy(to + h * step + i, sums + (h / 2 * width + i) * 2 + h % 2 * 2, 2 * sizeof *sums);
-}
-
-static const attend_way bf16_tiles = {.queries = bf16_tile_queries,
-                                      .score = bf16_tile_score,
-                                      .weights = bf16_tile_weights,
-                                      .add = bf16_tile_add,
-                                      .finish = bf16_tile_finish};
-
 /* The largest of n numbers, a multiple of four, by size. */
 static inline real i8_largest(const real *from, int64_t n) {
     float32x4_t most = vdupq_n_f32(0);
@@ -307,20 +167,41 @@ static ALWAYS_INLINE int8x8_t i8_low(int16x8_t x) {
     return vmovn_s16(x);
 }
 
-/* Queries in 16 bits: [heads][2][n], high bytes and low ones. */
+/* A query in 16 bits: [2][n], high bytes and low ones. */
 static void i8_queries(const block_task *b, int64_t g) {
     const real *from = queries_of(b, g);
     int64_t n = b->a->dqk;
     int8_t *to = (int8_t *)rounded_queries_of(b, g);
-    for (int64_t h = 0; h < b->a->group; h++, from += n, to += 2 * n) {
-        real most = i8_largest(from, n), factor = most > 0 ? (real)I8_MOST / most : 0;
-        for (int64_t i = 0; i < n; i += 8) {
-            int16x8_t x = i8_round(from + i, factor);
-            vst1_s8(to + i, i8_high(x));
-            vst1_s8(to + n + i, i8_low(x));
-        }
-        b->s.q_scales[g * b->a->rows + h] = most / (real)I8_MOST;
+    real most = i8_largest(from, n), factor = most > 0 ? (real)I8_MOST / most : 0;
+    for (int64_t i = 0; i < n; i += 8) {
+        int16x8_t x = i8_round(from + i, factor);
+        vst1_s8(to + i, i8_high(x));
+        vst1_s8(to + n + i, i8_low(x));
     }
+    b->s.q_scales[g * b->a->rows] = most / (real)I8_MOST;
+}
+
+/* Queries in 8 bits: [heads][n], or as tiles, [rows / 2][n / 8][2][8], where a row that is missing is made of
+ * zeros. */
+static void i8_byte_queries(const block_task *b, int64_t g, const bool tiles) {
+    int64_t n = b->a->dqk, heads = b->a->group, step = tiles ? 16 : 8;
+    int8_t *to = (int8_t *)rounded_queries_of(b, g);
+    for (int64_t h = 0; h < (tiles ? b->a->rows : heads); h++) {
+        const real *from = queries_of(b, g) + h * n;
+        real most = h < heads ? i8_largest(from, n) : 0, factor = most > 0 ? 127 / most : 0;
+        int8_t *at = tiles ? to + h / 2 * 2 * n + h % 2 * 8 : to + h * n;
+        for (int64_t i = 0; i < n; i += 8, at += step)
+            vst1_s8(at, h < heads ? vmovn_s16(i8_round(from + i, factor)) : vdup_n_s8(0));
+        b->s.q_scales[g * b->a->rows + h] = most / 127;
+    }
+}
+
+static void i8_row_queries(const block_task *b, int64_t g) {
+    i8_byte_queries(b, g, false);
+}
+
+static void i8_tile_queries(const block_task *b, int64_t g) {
+    i8_byte_queries(b, g, true);
 }
 
 /* Weights in 16 bits, times their values' scales: [n / 8][2][8], eight high bytes and eight low ones. */
@@ -344,34 +225,60 @@ static void i8_weights(const block_task *b, int64_t g, int64_t first, int64_t n)
     }
 }
 
-/* One query and four keys. */
-SDOT_TARGET static ALWAYS_INLINE float32x4_t i8_dot_four(const int8_t *q, const int8_t *key,
-                                                         int64_t width) {
-    int32x4_t high[4] = {{0}, {0}, {0}, {0}}, low[4] = {{0}, {0}, {0}, {0}};
-    for (int64_t i = 0; i < width; i += COLUMNS)
-        for (int64_t c = i; c < i + COLUMNS; c += 16) {
-            int8x16_t x = vld1q_s8(q + c), y = vld1q_s8(q + width + c);
-            for (int m = 0; m < 4; m++) {
-                int8x16_t v = vld1q_s8(key + m * width + c);
-                high[m] = vdotq_s32(high[m], x, v);
-                low[m] = vdotq_s32(low[m], y, v);
-            }
+/* `rows` rows of bytes and four keys: a head each, or the two halves of one. */
+SDOT_TARGET static ALWAYS_INLINE void i8_dot_four(const int8_t *q, const int8_t *key, int64_t width,
+                                                  int32x4_t *to, const int rows) {
+    int32x4_t sum[4][4] = {0};
+    for (int64_t c = 0; c < width; c += 16)
+#pragma GCC unroll 4
+        for (int m = 0; m < 4; m++) {
+            int8x16_t v = vld1q_s8(key + m * width + c);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++)
+                sum[r][m] = vdotq_s32(sum[r][m], vld1q_s8(q + r * width + c), v);
         }
-    return vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(sdot_four(high), 8), sdot_four(low)));
+    for (int r = 0; r < rows; r++)
+        to[r] = sdot_four(sum[r]);
+}
+
+/* The scores of `heads` heads and four keys. */
+SDOT_TARGET static ALWAYS_INLINE void i8_score_heads(const int8_t *q, const real *q_scales,
+                                                     const int8_t *k, const float *scales,
+                                                     int64_t width, real *s, const int heads) {
+    int32x4_t sum[4];
+    i8_dot_four(q, k, width, sum, heads);
+    for (int h = 0; h < heads; h++)
+        vst1q_f32(s + h * BLOCK,
+                  vmulq_f32(vcvtq_f32_s32(sum[h]), vmulq_n_f32(vld1q_f32(scales), q_scales[h])));
 }
 
 SDOT_TARGET static void i8_score(const block_task *b, const page_run *run, int64_t g) {
-    int64_t width = b->a->dqk, group = b->a->group, end = run->end;
+    int64_t width = b->a->dqk;
+    const int8_t *q = (const int8_t *)rounded_queries_of(b, g);
+    const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
+    const float *scales = scale_at(&b->a->keys, run->page, g, 0);
+    real scale = b->s.q_scales[g * b->a->rows], *s = scores_of(b, g) + run->at;
+    for (int64_t j = run->token & ~3; j < run->end; j += 4) {
+        int32x4_t half[2];
+        i8_dot_four(q, k + j * width, width, half, 2);
+        vst1q_f32(s + j, vmulq_f32(vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(half[0], 8), half[1])),
+                                   vmulq_n_f32(vld1q_f32(scales + j), scale)));
+    }
+}
+
+SDOT_TARGET static void i8_shared_score(const block_task *b, const page_run *run, int64_t g) {
+    int64_t width = b->a->dqk, heads = b->a->group;
     const int8_t *q = (const int8_t *)rounded_queries_of(b, g);
     const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
     const float *scales = scale_at(&b->a->keys, run->page, g, 0);
     const real *q_scales = b->s.q_scales + g * b->a->rows;
     real *s = scores_of(b, g) + run->at;
-    for (int64_t h = 0; h < group; h++, q += 2 * width, s += BLOCK) {
-        real scale = q_scales[h];
-        for (int64_t j = run->token & ~3; j < end; j += 4)
-            vst1q_f32(s + j, vmulq_f32(i8_dot_four(q, k + j * width, width),
-                                       vmulq_n_f32(vld1q_f32(scales + j), scale)));
+    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
+#define FOUR(h, n)                                                                                 \
+    i8_score_heads(q + (h)*width, q_scales + (h), k + j * width, scales + j, width,                \
+                   s + (h)*BLOCK + j, n)
+        EACH_TILES(heads, 4, FOUR);
+#undef FOUR
     }
 }
 
@@ -387,140 +294,11 @@ static ALWAYS_INLINE void i8_transpose_four(const int8_t *v, int64_t width, int8
     to[3] = vzip2q_s8(ac, bd);
 }
 
-static ALWAYS_INLINE int8x16_t i8_four_times(const int8_t *four) {
-    int32_t bytes;
-    memcpy(&bytes, four, sizeof bytes);
-    return vreinterpretq_s8_s32(vdupq_n_s32(bytes));
-}
-
-/* sums [heads][width / 16][2][16], of high bytes, of low ones: sixteen columns of one head or two. */
-SDOT_TARGET static ALWAYS_INLINE void i8_add_sixteen(const int8_t *p, const int8_t *v,
-                                                     int64_t token, int64_t end, int64_t width,
-                                                     int32_t *sums, const int heads) {
-    int32x4_t high[2][4], low[2][4];
-    for (int h = 0; h < heads; h++)
-        for (int c = 0; c < 4; c++) {
-            high[h][c] = vld1q_s32(sums + 2 * h * width + 4 * c);
-            low[h][c] = vld1q_s32(sums + 2 * h * width + 16 + 4 * c);
-        }
-    for (int64_t j = token & ~3; j < end; j += 4) {
-        int8x16_t transposed[4];
-        i8_transpose_four(v + j * width, width, transposed);
-        for (int h = 0; h < heads; h++) {
-            const int8_t *at = p + 2 * (h * BLOCK + (j & ~7)) + (j & 4);
-            int8x16_t x = i8_four_times(at), y = i8_four_times(at + 8);
-            for (int c = 0; c < 4; c++) {
-                high[h][c] = vdotq_s32(high[h][c], transposed[c], x);
-                low[h][c] = vdotq_s32(low[h][c], transposed[c], y);
-            }
-        }
-    }
-    for (int h = 0; h < heads; h++)
-        for (int c = 0; c < 4; c++) {
-            vst1q_s32(sums + 2 * h * width + 4 * c, high[h][c]);
-            vst1q_s32(sums + 2 * h * width + 16 + 4 * c, low[h][c]);
-        }
-}
-
-SDOT_TARGET static void i8_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    int64_t width = b->a->dv, group = b->a->group;
-    for (int r = 0; r < n; r++) {
-        const int8_t *v = (const int8_t *)head_at(&b->a->values, runs[r].page, g);
-        const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * runs[r].at;
-        int64_t token = runs[r].token, end = runs[r].end;
-        int32_t *sums = (int32_t *)sums_of(b, g);
-        int64_t h = 0;
-        for (; h + 2 <= group; h += 2, p += 4 * BLOCK, sums += 2 * width)
-            for (int64_t i = 0; i < width; i += 16, sums += 32)
-                i8_add_sixteen(p, v + i, token, end, width, sums, 2);
-        for (int64_t i = 0; h < group && i < width; i += 16, sums += 32)
-            i8_add_sixteen(p, v + i, token, end, width, sums, 1);
-    }
-}
-
-static void i8_finish(const block_task *b, int64_t g) {
-    int64_t width = b->a->dv, heads = b->a->group, step = out_step(b->a);
-    const int32_t *sums = (const int32_t *)sums_of(b, g);
-    real *to = out_of(b, g);
-    for (int64_t h = 0; h < heads; h++, sums += 2 * width, to += step) {
-        real scale = b->s.p_scales[g * b->a->rows + h];
-        for (int64_t i = 0; i < width; i += 4) {
-            const int32_t *high = sums + i / 16 * 32 + i % 16;
-            int32x4_t sum = vaddq_s32(vshlq_n_s32(vld1q_s32(high), 8), vld1q_s32(high + 16));
-            vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
-        }
-    }
-}
-
-static const attend_way i8_dots = {.queries = i8_queries,
-                                   .score = i8_score,
-                                   .weights = i8_weights,
-                                   .add = i8_add,
-                                   .finish = i8_finish};
-
-/* Queries in 8 bits as tiles: [rows / 2][n / 8][2][8]. A row that is missing is made of zeros. */
-static void i8_tile_queries(const block_task *b, int64_t g) {
-    int64_t n = b->a->dqk, rows = b->a->group;
-    const real *from = queries_of(b, g);
-    int8_t *to = (int8_t *)rounded_queries_of(b, g);
-    for (int64_t r = 0; r < rows; r++) {
-        real most = i8_largest(from + r * n, n), factor = most > 0 ? 127 / most : 0;
-        int8_t *at = to + r / 2 * 2 * n + r % 2 * 8;
-        for (int64_t i = 0; i < n; i += 8)
-            vst1_s8(at + 2 * i, vmovn_s16(i8_round(from + r * n + i, factor)));
-        b->s.q_scales[g * b->a->rows + r] = most / 127;
-    }
-    for (int64_t i = 0; rows % 2 == 1 && i < n; i += 8)
-        vst1_s8(to + rows / 2 * 2 * n + 2 * i + 8, vdup_n_s8(0));
-}
-
-/* The products of `tiles` tiles of queries and four keys. */
-I8_TARGET static ALWAYS_INLINE void i8_score_four(const int8_t *q, const real *q_scales,
-                                                  const int8_t *k, const float *scales,
-                                                  int64_t width, real *s, const int tiles) {
-    int32x4_t sum[6][2];
-    for (int t = 0; t < tiles; t++)
-        sum[t][0] = sum[t][1] = vdupq_n_s32(0);
-    for (int64_t i = 0; i < width; i += 16) {
-        int8x16_t key[2][2];
-        for (int m = 0; m < 2; m++) {
-            int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(k + 2 * m * width + i));
-            int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(k + (2 * m + 1) * width + i));
-            key[m][0] = vreinterpretq_s8_s64(vzip1q_s64(a, b));
-            key[m][1] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
-        }
-        for (int t = 0; t < tiles; t++)
-            for (int half = 0; half < 2; half++) {
-                int8x16_t v = vld1q_s8(q + 2 * (t * width + i) + 16 * half);
-                for (int m = 0; m < 2; m++)
-                    sum[t][m] = vmmlaq_s32(sum[t][m], v, key[m][half]);
-            }
-    }
-    float32x4_t scale = vld1q_f32(scales);
-    for (int t = 0; t < tiles; t++) {
-        int64x2_t a = vreinterpretq_s64_s32(sum[t][0]), b = vreinterpretq_s64_s32(sum[t][1]);
-        float32x4_t first = vcvtq_f32_s32(vreinterpretq_s32_s64(vzip1q_s64(a, b)));
-        float32x4_t second = vcvtq_f32_s32(vreinterpretq_s32_s64(vzip2q_s64(a, b)));
-        vst1q_f32(s + 2 * t * BLOCK, vmulq_f32(first, vmulq_n_f32(scale, q_scales[2 * t])));
-        vst1q_f32(s + (2 * t + 1) * BLOCK,
-                  vmulq_f32(second, vmulq_n_f32(scale, q_scales[2 * t + 1])));
-    }
-}
-
-I8_TARGET static void i8_tile_score(const block_task *b, const page_run *run, int64_t g) {
-    int64_t width = b->a->dqk, tiles = b->a->rows / 2;
-    const int8_t *q = (const int8_t *)rounded_queries_of(b, g);
-    const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
-    const float *scales = scale_at(&b->a->keys, run->page, g, 0);
-    const real *q_scales = b->s.q_scales + g * b->a->rows;
-    real *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
-#define FOUR(t, n)                                                                                 \
-    i8_score_four(q + 2 * (t)*width, q_scales + 2 * (t), k + j * width, scales + j, width,         \
-                  s + 2 * (t)*BLOCK + j, n)
-        EACH_TILES(tiles, FOUR);
-#undef FOUR
-    }
+static ALWAYS_INLINE void i8_store_four(const int8_t *v, int64_t width, int8_t *to) {
+    int8x16_t four[4];
+    i8_transpose_four(v, width, four);
+    for (int c = 0; c < 4; c++)
+        vst1q_s8(to + 16 * c, four[c]);
 }
 
 /* Eight columns of eight keys: two columns' eight numbers side by side in each vector. */
@@ -541,52 +319,154 @@ static ALWAYS_INLINE void i8_transpose_eight(const int8_t *v, int64_t width, int
     }
 }
 
-/* sums [heads][width / 2][2][2]: eight columns of `heads` heads += the weighted values, `transposed`. A
- * head has 2 · BLOCK bytes of weights. */
-I8_TARGET static ALWAYS_INLINE void i8_add_eight(const int8_t *p, const int8_t *transposed,
-                                                 int64_t eights, int64_t width, int32_t *sums,
-                                                 const int heads) {
-    int32x4_t sum[6][4];
-    for (int h = 0; h < heads; h++)
-        for (int c = 0; c < 4; c++)
-            sum[h][c] = vld1q_s32(sums + 2 * h * width + 4 * c);
-    for (int64_t e = 0; e < eights; e++, transposed += 64, p += 16) {
-        int8x16_t v[4];
-        for (int c = 0; c < 4; c++)
-            v[c] = vld1q_s8(transposed + 16 * c);
-        for (int h = 0; h < heads; h++) {
-            int8x16_t weight = vld1q_s8(p + 2 * h * BLOCK);
-            for (int c = 0; c < 4; c++)
-                sum[h][c] = vmmlaq_s32(sum[h][c], weight, v[c]);
-        }
-    }
-    for (int h = 0; h < heads; h++)
-        for (int c = 0; c < 4; c++)
-            vst1q_s32(sums + 2 * h * width + 4 * c, sum[h][c]);
+/* Eight columns of four keys of bf16: two columns' four numbers side by side in each vector. */
+static ALWAYS_INLINE void bf16_transpose_four(const uint16_t *const *key, int64_t column,
+                                              char *to) {
+    uint16x8_t a = vld1q_u16(key[0] + column), b = vld1q_u16(key[1] + column);
+    uint16x8_t c = vld1q_u16(key[2] + column), d = vld1q_u16(key[3] + column);
+    uint16x8_t ac = vzip1q_u16(a, c), bd = vzip1q_u16(b, d);
+    vst1q_u16((uint16_t *)to, vzip1q_u16(ac, bd));
+    vst1q_u16((uint16_t *)to + 8, vzip2q_u16(ac, bd));
+    ac = vzip2q_u16(a, c), bd = vzip2q_u16(b, d);
+    vst1q_u16((uint16_t *)to + 16, vzip1q_u16(ac, bd));
+    vst1q_u16((uint16_t *)to + 24, vzip2q_u16(ac, bd));
 }
 
-/* Values are transposed first, to [dv / 8][eights][4][16]. Of pages that follow each other, so do the
- * weights. */
-I8_TARGET static void i8_tile_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    int64_t width = b->a->dv, first = runs[0].at + (runs[0].token & ~7), done = 0;
-    int64_t eights = ceil_div(runs[n - 1].at + runs[n - 1].end - first, 8);
-    int8_t *transposed = b->s.room;
-    for (int r = 0; r < n; r++) {
-        const int8_t *v = (const int8_t *)head_at(&b->a->values, runs[r].page, g);
-        for (int64_t j = runs[r].token & ~7, end = runs[r].end; j < end; j += 8, done++)
-            for (int64_t i = 0; i < width; i += 8)
-                i8_transpose_eight(v + j * width + i, width,
-                                   transposed + 8 * i * eights + 64 * done);
+typedef enum { BY_BFMMLA, BY_SMMLA, BY_SDOT } laid_for;
+
+/* Values of pages that follow each other, to [dv / 16][units][2][64 bytes]. A unit is four keys of bf16 or
+ * eight of bytes by sixteen columns; its halves are eight columns each, for SDOT four keys. Returns how many
+ * units there are; the first begins at units_from. */
+static ALWAYS_INLINE int64_t units_from(const page_run *runs, const laid_for how) {
+    return runs->at + (runs->token & (how == BY_BFMMLA ? ~3 : ~7));
+}
+
+static ALWAYS_INLINE int64_t lay_values(const block_task *b, const page_run *runs, int n, int64_t g,
+                                        const laid_for how) {
+    const int64_t keys = how == BY_BFMMLA ? 4 : 8, step = how == BY_SDOT ? 128 : 64;
+    const int64_t width = b->a->dv;
+    const page_run *last = runs + n - 1;
+    int64_t units = ceil_div(last->at + last->end - units_from(runs, how), keys);
+    char *to = b->s.room;
+    uint16_t *zeros = (uint16_t *)to + PAGES_TOGETHER * WEFT_PAGE_TOKENS * width;
+    if (how == BY_BFMMLA) memset(zeros, 0, (size_t)width * sizeof *zeros);
+    for (const page_run *run = runs; run <= last; run++) {
+        const int8_t *bytes = (const int8_t *)head_at(&b->a->values, run->page, g);
+        for (int64_t j = run->token & -keys; j < run->end; j += keys, to += step) {
+            const int8_t *v = bytes + j * width;
+            const uint16_t *key[4]; /* which might not be numbers where they are not seen */
+            for (int m = 0; m < 4; m++)
+                key[m] = j + m >= run->token && j + m < run->end
+                             ? (const uint16_t *)bytes + (j + m) * width
+                             : zeros;
+            for (int64_t i = 0; i < width; i += 16)
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; half++) {
+                    char *at = to + 8 * i * units + half * (how == BY_SDOT ? 64 : 64 * units);
+                    if (how == BY_BFMMLA)
+                        bf16_transpose_four(key, i + 8 * half, at);
+                    else if (how == BY_SMMLA)
+                        i8_transpose_eight(v + i + 8 * half, width, (int8_t *)at);
+                    else
+                        i8_store_four(v + 4 * half * width + i, width, (int8_t *)at);
+                }
+        }
     }
-    const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * first;
-    int64_t heads = b->a->group;
-    int32_t *sums = (int32_t *)sums_of(b, g);
-    for (int64_t column = 0; column < width; column += 8, transposed += 64 * eights, sums += 16) {
-#define EIGHT(h, count)                                                                            \
-    i8_add_eight(p + 2 * (h)*BLOCK, transposed, eights, width, sums + 2 * (h)*width, count)
-        EACH_TILES(heads, EIGHT);
-#undef EIGHT
+    return units;
+}
+
+/* sums [heads][width / 16][2][16], of high bytes, of low ones: sixteen columns of one head, from the
+ * values as they lie, or of some from transposed ones. A head has 2 · BLOCK bytes of weights. */
+SDOT_TARGET static ALWAYS_INLINE void i8_add_sixteen(const int8_t *p, const int8_t *v,
+                                                     int64_t eights, int64_t width, int32_t *sums,
+                                                     const int heads, const bool alone) {
+    int32x4_t high[2][4], low[2][4];
+    for (int h = 0; h < heads; h++)
+        for (int c = 0; c < 4; c++) {
+            high[h][c] = vld1q_s32(sums + 2 * h * width + 4 * c);
+            low[h][c] = vld1q_s32(sums + 2 * h * width + 16 + 4 * c);
+        }
+    for (int64_t e = 0; e < eights; e++, p += 16)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            int8x16_t four[4];
+            if (alone) i8_transpose_four(v + (8 * e + 4 * half) * width, width, four);
+            for (int c = 0; !alone && c < 4; c++)
+                four[c] = vld1q_s8(v + 128 * e + 64 * half + 16 * c);
+#pragma GCC unroll 2
+            for (int h = 0; h < heads; h++) {
+                int8x16_t w = vld1q_s8(p + 2 * h * BLOCK);
+#pragma GCC unroll 4
+                for (int c = 0; c < 4; c++) {
+                    high[h][c] = half ? vdotq_laneq_s32(high[h][c], four[c], w, 1)
+                                      : vdotq_laneq_s32(high[h][c], four[c], w, 0);
+                    low[h][c] = half ? vdotq_laneq_s32(low[h][c], four[c], w, 3)
+                                     : vdotq_laneq_s32(low[h][c], four[c], w, 2);
+                }
+            }
+        }
+    for (int h = 0; h < heads; h++)
+        for (int c = 0; c < 4; c++) {
+            vst1q_s32(sums + 2 * h * width + 4 * c, high[h][c]);
+            vst1q_s32(sums + 2 * h * width + 16 + 4 * c, low[h][c]);
+        }
+}
+
+SDOT_TARGET static void i8_add(const block_task *b, const page_run *run, int n, int64_t g) {
+    (void)n; /* 1 */
+    int64_t width = b->a->dv, first = run->token & ~7, eights = ceil_div(run->end - first, 8);
+    const int8_t *v = (const int8_t *)head_at(&b->a->values, run->page, g) + first * width;
+    const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * (run->at + first);
+    for (int64_t i = 0; i < width; i += 16)
+        i8_add_sixteen(p, v + i, eights, width, (int32_t *)sums_of(b, g) + 2 * i, 1, true);
+}
+
+SDOT_TARGET static void i8_shared_add(const block_task *b, const page_run *runs, int n, int64_t g) {
+    int64_t width = b->a->dv, heads = b->a->group, eights = lay_values(b, runs, n, g, BY_SDOT);
+    const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * units_from(runs, BY_SDOT);
+    for (int64_t i = 0; i < width; i += 16) {
+        const int8_t *v = (const int8_t *)b->s.room + 8 * i * eights;
+        int32_t *sums = (int32_t *)sums_of(b, g) + 2 * i;
+#define SIXTEEN(h, count)                                                                          \
+    i8_add_sixteen(p + 2 * (h)*BLOCK, v, eights, width, sums + 2 * (h)*width, count, false)
+        EACH_TILES(heads, 2, SIXTEEN);
+#undef SIXTEEN
     }
+}
+
+static void i8_finish(const block_task *b, int64_t g) {
+    int64_t width = b->a->dv, heads = b->a->group, step = out_step(b->a);
+    const int32_t *sums = (const int32_t *)sums_of(b, g);
+    real *to = out_of(b, g);
+    for (int64_t h = 0; h < heads; h++, sums += 2 * width, to += step) {
+        real scale = b->s.p_scales[g * b->a->rows + h];
+        for (int64_t i = 0; i < width; i += 4) {
+            const int32_t *high = sums + i / 16 * 32 + i % 16;
+            int32x4_t sum = vaddq_s32(vshlq_n_s32(vld1q_s32(high), 8), vld1q_s32(high + 16));
+            vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
+        }
+    }
+}
+
+static const attend_way i8_alone = {.queries = i8_queries,
+                                    .score = i8_score,
+                                    .weights = i8_weights,
+                                    .add = i8_add,
+                                    .finish = i8_finish};
+
+static const attend_way i8_shared = {.queries = i8_row_queries,
+                                     .score = i8_shared_score,
+                                     .weights = i8_weights,
+                                     .add = i8_shared_add,
+                                     .finish = i8_finish};
+
+static void bf16_tile_finish(const block_task *b, int64_t g) {
+    const real *sums = (const real *)sums_of(b, g);
+    int64_t width = b->a->dv, heads = b->a->group, step = out_step(b->a);
+    real *to = out_of(b, g);
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t i = 0; i < width; i += 2)
+            memcpy(to + h * step + i, sums + (h / 2 * width + i) * 2 + h % 2 * 2, 2 * sizeof *sums);
 }
 
 static void i8_tile_finish(const block_task *b, int64_t g) {
@@ -606,17 +486,23 @@ static void i8_tile_finish(const block_task *b, int64_t g) {
     }
 }
 
-static const attend_way i8_tiles = {.queries = i8_tile_queries,
-                                    .score = i8_tile_score,
-                                    .weights = i8_weights,
-                                    .add = i8_tile_add,
-                                    .finish = i8_tile_finish};
+#define TILE(name) bf16_tile_##name
+#define TILE_BF16 1
+#define TILE_TARGET BF16_TARGET
+#define TILE_WEIGHTS bf16_tile_weights
+#include "cpu/cache_attention_arm_tiles.h"
+
+#define TILE(name) i8_tile_##name
+#define TILE_BF16 0
+#define TILE_TARGET __attribute__((target("arch=armv8.2-a+i8mm")))
+#define TILE_WEIGHTS i8_weights
+#include "cpu/cache_attention_arm_tiles.h"
 
 static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) {
     if (part->width % COLUMNS != 0) return NULL;
     if (part->dtype == WEFT_BF16 && weft_cpu_matrix() == WEFT_MATRIX_BFMMLA)
-        return group == 1 ? &bf16_alone : &bf16_tiles;
+        return group == 1 ? &bf16_alone : &bf16_tile_way;
     if (part->dtype != WEFT_I8 || part->width > I8_WIDEST) return NULL;
-    if (group > 1 && weft_cpu_tiles_i8()) return &i8_tiles;
-    return weft_cpu_dots_i8() ? &i8_dots : NULL;
+    if (group > 1 && weft_cpu_tiles_i8()) return &i8_tile_way;
+    return !weft_cpu_dots_i8() ? NULL : group == 1 ? &i8_alone : &i8_shared;
 }

@@ -6,10 +6,11 @@
  * row's bits are those it has alone. Threads share out columns, and pieces of rows where there are
  * more than a few.
  *
- * With w bf16 and as [n, k], where the processor has the instruction that sums products of bf16 pairs
- * (BFDOT): a number of x is split into two of bf16, x = high + low, each the nearest to what is left. That
- * keeps 16 of its 24 bits, and the products with w need no widening. Every result has four chains of sums
- * over k, high before low, whose order does not depend on m either. */
+ * With w bf16 and as [n, k], where the processor multiplies tiles of bf16 numbers (BFMMLA, 2 × 4 by 4 × 2),
+ * nothing is widened. A tile has two rows of x where these are bf16. A number of other rows is split into two
+ * of bf16, x = high + low, each the nearest to what is left, which keeps 16 of its 24 bits; a tile then has
+ * both halves of one row. Every result has one chain of sums over k, or one for each half, whose order does
+ * not depend on m either. */
 #include "cpu/ahead.h"
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
@@ -26,11 +27,10 @@ enum {
     BLOCK_COLUMNS = 2, /* 16 registers */
 #endif
     LINE_VECTORS = 64 / VBYTES, /* vectors of a cache line of reals */
-    PAIR_LINE = 32,             /* and bf16 numbers of one */
     BLOCK_ALONE = 8 /* columns at a time for one row: enough chains to hide an addition's time */
 };
 
-#define HAS_BFDOT (WEFT_ARM_TARGETS && WEFT_REAL == 32)
+#define HAS_BFMMLA (WEFT_ARM_TARGETS && WEFT_REAL == 32)
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 /* VLEN weights from element i, or the first `count` of them and zeros. */
@@ -215,100 +215,159 @@ static ALWAYS_INLINE void step_columns(const dot_work *d, int64_t m, int64_t n, 
 
 typedef struct {
     const gemm_product *p;
-    gemm_matrix x;        /* real: p->a, or its widened copy */
-    uint16_t *high, *low; /* [m, ld] in its place, padded with zeros; NULL: not by BFDOT */
+    gemm_matrix x; /* real: p->a, or its widened copy */
+    uint16_t
+        *tiles; /* [tiles, ld / 8, 2, 4] in its place, with zeros behind k; NULL: not by BFMMLA */
+    bool split; /* a tile is a row, high and low; else it is two rows */
     int64_t ld;
     int64_t columns; /* of a task */
     int64_t tasks;   /* of a piece of rows */
     int64_t pieces;  /* of a matrix of the batch */
 } few_run;
 
-#if HAS_BFDOT
+/* Of x: a tile is the two halves of a row, or two rows. */
+static int64_t count_tiles(const gemm_product *p) {
+    return p->a.bf16 ? ceil_div(p->m, 2) : p->m;
+}
 
-enum { PAIR_COLUMNS = 4 }; /* of w at a time, for several rows */
+#if HAS_BFMMLA
+
+enum { TILE_PAIRS = 4, TILES = 8 }; /* most pairs of columns at a time, and most tiles */
 
 #define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
 
-BF16_TARGET static ALWAYS_INLINE bfloat16x8_t load_eight(const uint16_t *from) {
-    return vreinterpretq_bf16_u16(vld1q_u16(from));
+/* Two columns, numbers 0 to 3 of each in the first vector and 4 to 7 in the second. */
+BF16_TARGET static ALWAYS_INLINE void load_pair(const uint16_t *one, const uint16_t *two,
+                                                bfloat16x8_t *to) {
+    uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(one));
+    uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(two));
+    to[0] = vreinterpretq_bf16_u64(vzip1q_u64(a, b));
+    to[1] = vreinterpretq_bf16_u64(vzip2q_u64(a, b));
 }
 
-BF16_TARGET static ALWAYS_INLINE float32x4_t add_eight(float32x4_t sum, const uint16_t *high,
-                                                       const uint16_t *low, bfloat16x8_t w) {
-    sum = vbfdotq_f32(sum, load_eight(high), w);
-    return vbfdotq_f32(sum, load_eight(low), w);
-}
-
-/* The weights behind the last whole eight. */
-BF16_TARGET static ALWAYS_INLINE bfloat16x8_t load_rest(const uint16_t *from, int64_t n) {
-    uint16_t part[8] = {0};
-    memcpy(part, from, (size_t)n * sizeof *part);
-    return load_eight(part);
-}
-
-/* sums [rows, columns] (ld TASK_COLUMNS), of columns that lie `apart` from each other. */
-BF16_TARGET static ALWAYS_INLINE void pair_block(const few_run *r, int64_t row, const uint16_t *w,
-                                                 int64_t apart, real *sums, const int rows,
-                                                 const int columns) {
-    const gemm_product *p = r->p;
-    int64_t ldw = apart * p->b.ld, k = p->k, i = 0;
-    const uint16_t *high = r->high + row * r->ld, *low = r->low + row * r->ld;
-    float32x4_t sum[4][BLOCK_ALONE];
-    for (int m = 0; m < rows; m++)
-        for (int c = 0; c < columns; c++)
-            sum[m][c] = vdupq_n_f32(0);
-    if (rows == 1)
-        for (; i + PAIR_LINE <= k; i += PAIR_LINE)
-            for (int c = 0; c < columns; c++)
-                for (int j = 0; j < PAIR_LINE; j += 8)
-                    sum[0][c] = add_eight(sum[0][c], high + i + j, low + i + j,
-                                          load_eight(w + c * ldw + i + j));
-    for (; i + 8 <= k; i += 8)
-        for (int c = 0; c < columns; c++) {
-            bfloat16x8_t v = load_eight(w + c * ldw + i);
-            for (int m = 0; m < rows; m++)
-                sum[m][c] = add_eight(sum[m][c], high + m * r->ld + i, low + m * r->ld + i, v);
+/* sums += n eights of 2 · `pairs` columns, `ldw` apart, by as much of `tiles` tiles of x, `ld` apart. */
+BF16_TARGET static ALWAYS_INLINE void add_eights(float32x4_t sum[][TILE_PAIRS], const uint16_t *x,
+                                                 int64_t ld, const uint16_t *w, int64_t ldw,
+                                                 int64_t n, const int tiles, const int pairs) {
+    for (; n > 0; n--, w += 8, x += 16) {
+        bfloat16x8_t v[TILE_PAIRS][2];
+        for (int c = 0; c < pairs; c++)
+            load_pair(w + 2 * c * ldw, w + (2 * c + 1) * ldw, v[c]);
+#pragma GCC unroll 8
+        for (int t = 0; t < tiles; t++) {
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                bfloat16x8_t rows = vreinterpretq_bf16_u16(vld1q_u16(x + t * ld + 8 * half));
+#pragma GCC unroll 4
+                for (int c = 0; c < pairs; c++)
+                    sum[t][c] = vbfmmlaq_f32(sum[t][c], rows, v[c][half]);
+            }
+            /* GCC would load all tiles first, and then have no registers left for the sums. */
+            __asm__ volatile("" ::: "memory");
         }
-    if (i < k)
-        for (int c = 0; c < columns; c++) {
-            bfloat16x8_t v = load_rest(w + c * ldw + i, k - i);
-            for (int m = 0; m < rows; m++)
-                sum[m][c] = add_eight(sum[m][c], high + m * r->ld + i, low + m * r->ld + i, v);
+    }
+}
+
+/* sums (ld TASK_COLUMNS) of `tiles` tiles and 2 · `pairs` columns that lie `apart` from each other. */
+BF16_TARGET static ALWAYS_INLINE void tile_block(const few_run *f, int64_t tile, const uint16_t *w,
+                                                 int64_t apart, real *sums, const int tiles,
+                                                 const int pairs) {
+    int64_t ldw = apart * f->p->b.ld, k = f->p->k, whole = k / 8 * 8;
+    const uint16_t *x = f->tiles + tile * f->ld;
+    uint16_t rest[2 * TILE_PAIRS][8] = {0};
+    float32x4_t sum[TILES][TILE_PAIRS];
+#pragma GCC unroll 8
+    for (int t = 0; t < tiles; t++)
+#pragma GCC unroll 4
+        for (int c = 0; c < pairs; c++)
+            sum[t][c] = vdupq_n_f32(0);
+    add_eights(sum, x, f->ld, w, ldw, k / 8, tiles, pairs);
+    for (int c = 0; c < 2 * pairs && whole < k; c++)
+        memcpy(rest[c], w + c * ldw + whole, (size_t)(k - whole) * sizeof **rest);
+    add_eights(sum, x + 2 * whole, f->ld, rest[0], 8, whole < k, tiles, pairs);
+#pragma GCC unroll 8
+    for (int t = 0; t < tiles; t++)
+#pragma GCC unroll 4
+        for (int c = 0; c < pairs; c++) {
+            int64_t row = f->p->a.bf16 ? 2 * (tile + t) : tile + t;
+            float32x2_t one = vget_low_f32(sum[t][c]), two = vget_high_f32(sum[t][c]);
+            real *to = sums + row * TASK_COLUMNS + 2 * c * apart;
+            if (!f->p->a.bf16) one = vadd_f32(one, two);
+            to[0] = vget_lane_f32(one, 0);
+            to[apart] = vget_lane_f32(one, 1);
+            if (!f->p->a.bf16 || row + 1 == f->p->m) continue;
+            to[TASK_COLUMNS] = vget_lane_f32(two, 0);
+            to[TASK_COLUMNS + apart] = vget_lane_f32(two, 1);
         }
-    for (int m = 0; m < rows; m++)
-        for (int c = 0; c < columns; c++)
-            sums[(row + m) * TASK_COLUMNS + c * apart] = vaddvq_f32(sum[m][c]);
 }
 
-BF16_TARGET static ALWAYS_INLINE void pair_rows(const few_run *r, const uint16_t *w, int64_t apart,
-                                                real *sums, const int columns) {
-    int64_t m = r->p->m, row = 0;
-    for (; row + 4 <= m; row += 4)
-        pair_block(r, row, w, apart, sums, 4, columns);
-    for (; row + 2 <= m; row += 2)
-        pair_block(r, row, w, apart, sums, 2, columns);
-    if (row < m) pair_block(r, row, w, apart, sums, 1, columns);
+/* Up to four tiles, or with few columns eight: sixteen sums. */
+BF16_TARGET static ALWAYS_INLINE void tile_rows(const few_run *f, const uint16_t *w, int64_t apart,
+                                                real *sums, const int pairs) {
+    const int most = pairs == TILE_PAIRS ? TILES / 2 : TILES;
+    for (int64_t t = 0, left = count_tiles(f->p); left > 0; t += most, left -= most) {
+#define CASE(n)                                                                                    \
+    if (n == most ? left >= n : left == n) tile_block(f, t, w, apart, sums, n, pairs)
+        CASE(1);
+        CASE(2);
+        CASE(3);
+        CASE(4);
+        if (most == TILES / 2) continue;
+        CASE(5);
+        CASE(6);
+        CASE(7);
+        CASE(8);
+#undef CASE
+    }
 }
 
-/* As dot_columns. */
-BF16_TARGET static void pair_columns(const few_run *r, const uint16_t *w, int64_t n, real *sums) {
-    int64_t ldw = r->p->b.ld, together = r->p->m == 1 ? BLOCK_ALONE : PAIR_COLUMNS,
-            part = n / together;
+/* As dot_columns. A column that is left alone makes a pair with itself. */
+BF16_TARGET static void tile_columns(const few_run *f, const uint16_t *w, int64_t n, real *sums) {
+    bool few = count_tiles(f->p) <= TILES / 2;
+    int64_t ldw = f->p->b.ld, together = few ? 2 * TILE_PAIRS : TILE_PAIRS, part = n / together;
     for (int64_t c = 0; c < part; c++)
-        if (r->p->m == 1)
-            pair_block(r, 0, w + c * ldw, part, sums + c, 1, BLOCK_ALONE);
+        if (few)
+            tile_rows(f, w + c * ldw, part, sums + c, TILE_PAIRS);
         else
-            pair_rows(r, w + c * ldw, part, sums + c, PAIR_COLUMNS);
-    for (int64_t c = part * together; c < n; c++)
-        pair_rows(r, w + c * ldw, 1, sums + c, 1);
+            tile_rows(f, w + c * ldw, part, sums + c, TILE_PAIRS / 2);
+    for (int64_t c = part * together; c < n; c += 2)
+        tile_rows(f, w + c * ldw, c + 1 < n, sums + c, 1);
+}
+
+/* Four numbers of a row to its tile. */
+BF16_TARGET static ALWAYS_INLINE void split_four(const real *from, uint16_t *to) {
+    float32x4_t x = vld1q_f32(from);
+    bfloat16x4_t high = vcvt_bf16_f32(x);
+    bfloat16x4_t low = vcvt_bf16_f32(vsubq_f32(x, vcvt_f32_bf16(high)));
+    vst1q_u16(to, vcombine_u16(vreinterpret_u16_bf16(high), vreinterpret_u16_bf16(low)));
+}
+
+BF16_TARGET static void lay_tiles(const few_run *f) {
+    const gemm_product *p = f->p;
+    uint16_t *to = f->tiles;
+    memset(to, 0, (size_t)(count_tiles(p) * f->ld) * sizeof *to);
+    for (int64_t row = 0; row < p->m; row++) {
+        gemm_matrix x = gemm_part(p->a, 0, row, 0);
+        uint16_t *tile = x.bf16 ? to + row / 2 * f->ld + row % 2 * 4 : to + row * f->ld;
+        for (int64_t i = 0; i < p->k; i += 4, tile += 8) {
+            const size_t n = (size_t)min_i64(4, p->k - i);
+            if (x.bf16) {
+                memcpy(tile, (const uint16_t *)x.data + i, n * sizeof *tile);
+                continue;
+            }
+            real part[4] = {0};
+            memcpy(part, (const real *)x.data + i, n * sizeof *part);
+            split_four(part, tile);
+        }
+    }
 }
 
 #endif
 
 static void sum_task(const few_run *f, const dot_work *d, int64_t m, int64_t n, real *sums) {
-#if HAS_BFDOT
-    if (f->high) {
-        pair_columns(f, d->w, n, sums);
+#if HAS_BFMMLA
+    if (f->tiles) {
+        tile_columns(f, d->w, n, sums);
         return;
     }
 #endif
@@ -349,22 +408,19 @@ static void share_columns(weft_pool *pool, few_run *f) {
     weft_pool_run(pool, p->batch * f->pieces * f->tasks, run_columns, f);
 }
 
-static int64_t padded(int64_t k) {
-    return ceil_div(k, PAIR_LINE) * PAIR_LINE;
-}
-
-static bool goes_by_pairs(const gemm_product *p) {
-    return HAS_BFDOT && p->tb && p->b.bf16 && p->batch == 1 && p->m <= GEMM_FEW_ROWS &&
+static bool goes_by_tiles(const gemm_product *p) {
+    return HAS_BFMMLA && p->tb && p->b.bf16 && p->batch == 1 && p->m <= GEMM_FEW_ROWS &&
            weft_cpu_matrix() == WEFT_MATRIX_BFMMLA;
 }
 
-static int64_t pair_bytes(const gemm_product *p) {
-    return 2 * p->m * padded(p->k) * (int64_t)sizeof(uint16_t);
+/* Numbers of a tile: eight columns are two of [2, 4]. */
+static int64_t tile_numbers(const gemm_product *p) {
+    return 16 * ceil_div(p->k, 8);
 }
 
 int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
-    int64_t widened = p->a.bf16 ? real_bytes(p->batch * p->m * p->k) : 0;
-    return max_i64(widened, goes_by_pairs(p) ? pair_bytes(p) : 0);
+    if (goes_by_tiles(p)) return count_tiles(p) * tile_numbers(p) * (int64_t)sizeof(uint16_t);
+    return p->a.bf16 ? real_bytes(p->batch * p->m * p->k) : 0;
 }
 
 static void widen_rows(few_run *f, real *to) {
@@ -375,29 +431,14 @@ static void widen_rows(few_run *f, real *to) {
             gemm_widen(to, gemm_part(p->a, g, r, 0).data, p->k);
 }
 
-static void split_rows(few_run *f, uint16_t *to) {
-    const gemm_product *p = f->p;
-    f->ld = padded(p->k);
-    f->high = to;
-    f->low = to + p->m * f->ld;
-    memset(to, 0, (size_t)pair_bytes(p));
-    for (int64_t row = 0; row < p->m; row++) {
-        gemm_matrix from = gemm_part(p->a, 0, row, 0);
-        uint16_t *high = f->high + row * f->ld, *low = f->low + row * f->ld;
-        for (int64_t i = 0; i < p->k; i++) {
-            float x = from.bf16 ? weft_bf16_to_float(((const uint16_t *)from.data)[i])
-                                : (float)((const real *)from.data)[i];
-            high[i] = weft_float_to_bf16(x);
-            low[i] = weft_float_to_bf16(x - weft_bf16_to_float(high[i]));
-        }
-    }
-}
-
 void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
-    few_run f = {.p = p, .x = p->a};
-    if (goes_by_pairs(p))
-        split_rows(&f, workspace);
+    few_run f = {.p = p, .x = p->a, .ld = tile_numbers(p)};
+    if (goes_by_tiles(p))
+        f.tiles = workspace;
     else if (p->a.bf16)
         widen_rows(&f, workspace);
+#if HAS_BFMMLA
+    if (f.tiles) lay_tiles(&f);
+#endif
     share_columns(pool, &f);
 }

@@ -136,27 +136,31 @@ static int check_product(int64_t m, int64_t n, int64_t k) {
 }
 
 /* 1 where a product with weights [n, k] (tb) or [k, n] is wrong, which is printed. */
-static int check_few(int64_t m, int64_t n, int64_t k, bool tb, bool bf16) {
+static int check_few(int64_t m, int64_t n, int64_t k, bool tb, bool bf16, bool narrow_x) {
     float *x = room((size_t)(m * k) * sizeof *x), *y = room((size_t)(m * n) * sizeof *y);
     float *w = room((size_t)(n * k) * sizeof *w), *alone = room((size_t)n * sizeof *alone);
     uint16_t *half = room((size_t)(n * k) * sizeof *half);
-    for (int64_t i = 0; i < m * k; i++)
+    uint16_t *half_x = room((size_t)(m * k) * sizeof *half_x);
+    for (int64_t i = 0; i < m * k; i++) {
         x[i] = noise();
+        half_x[i] = weft_float_to_bf16(x[i]);
+        if (narrow_x) x[i] = weft_bf16_to_float(half_x[i]);
+    }
     for (int64_t i = 0; i < n * k; i++) {
         half[i] = weft_float_to_bf16(noise());
         w[i] = weft_bf16_to_float(half[i]);
     }
     gemm_product p = {.batch = 1, .m = m, .n = n, .k = k, .tb = tb, .alpha = 1};
-    p.a = (gemm_matrix){.data = x, .ld = k};
+    p.a = (gemm_matrix){.data = narrow_x ? (void *)half_x : x, .ld = k, .bf16 = narrow_x};
     p.b = (gemm_matrix){.data = bf16 ? (void *)half : w, .ld = tb ? k : n, .bf16 = bf16};
     p.c = (gemm_matrix){.data = y, .ld = n};
-    /* BFDOT keeps 16 bits of x, and needs room for them; else x, which is f32, is read as it lies. */
+    /* BFMMLA keeps 16 bits of an f32 x, and needs room for them; else such an x is read as it lies. */
     int64_t bytes = KERNEL(few_rows_workspace)(&p);
-    bool dots = bytes > 0;
+    bool split = bytes > 0 && !narrow_x;
     void *workspace = room((size_t)bytes);
     KERNEL(few_rows)(&(weft_pool){3}, &p, workspace);
     p.m = 1;
-    p.a.data = x + (m - 1) * k;
+    p.a.data = gemm_part(p.a, 0, m - 1, 0).data;
     p.c.data = alone;
     KERNEL(few_rows)(&(weft_pool){1}, &p, workspace);
     int wrong = memcmp(alone, y + (m - 1) * n, (size_t)n * sizeof *y) != 0;
@@ -167,12 +171,12 @@ static int check_few(int64_t m, int64_t n, int64_t k, bool tb, bool bf16) {
             sum += term;
             size += fabs(term);
         }
-        wrong += !(fabs((double)y[i] - sum) <= (dots ? 0x1p-16 : 1e-6) * size);
+        wrong += !(fabs((double)y[i] - sum) <= (split ? 0x1p-16 : 1e-6) * size);
     }
     if (wrong)
-        printf("%lld × %lld × %lld, tb %d, bf16 %d: %d differ\n", (long long)m, (long long)n,
-               (long long)k, tb, bf16, wrong);
-    free(x), free(y), free(w), free(alone), free(half), free(workspace);
+        printf("%lld × %lld × %lld, tb %d, bf16 %d, x %d: %d differ\n", (long long)m, (long long)n,
+               (long long)k, tb, bf16, narrow_x, wrong);
+    free(x), free(y), free(w), free(alone), free(half), free(half_x), free(workspace);
     return wrong > 0;
 }
 
@@ -395,9 +399,9 @@ int main(void) {
         if (!runs(&chosen)) continue;
         for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
             wrong += check_product(sizes[s][0], sizes[s][1], sizes[s][2]);
-            for (int how = 0; how < 4; how++)
+            for (int how = 0; how < 8; how++)
                 wrong += check_few(min_i64(sizes[s][0], GEMM_FEW_ROWS), sizes[s][1], sizes[s][2],
-                                   how & 1, how & 2);
+                                   how & 1, how & 2, how & 4);
         }
         for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
             for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++)
