@@ -14,10 +14,6 @@
 #include "model/transformer.h"
 #include "ops/arith.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 struct weft_block {
     weft_engine *engine;
     weft_graph *graph;

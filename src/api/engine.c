@@ -5,9 +5,6 @@
 #include "device/device.h"
 #include "model/account.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { THREADS_MAX = 1024 };
 
 static weft_status check_threads(const char *caller, int threads) {

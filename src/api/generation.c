@@ -5,8 +5,6 @@
 #include "generate/generator.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 struct weft_generation {
     weft_generator *generator;

@@ -19,8 +19,6 @@
 #include "ops/time.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const char *name,
                    bool wants_grad) {

@@ -8,9 +8,6 @@
 #include "model/kinds.h"
 #include "train/optimizer.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 weft_status weft_api_need(const char *caller, const char *names, const void *const *arguments) {

@@ -6,8 +6,6 @@
 
 #include <math.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { ALL_PURPOSES = WEFT_PASS_TRAIN | WEFT_PASS_LOGITS | WEFT_PASS_RECOMPUTE };
 

@@ -14,9 +14,6 @@
 #include <weft/step.h>
 
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 _Static_assert((int)WEFT_STEP_STATE == (int)WEFT_ADAM_STATE, "the header tells a state's length");
 _Static_assert((int)WEFT_STEP_REPORT == (int)WEFT_ADAM_CONTROL, "and a report's");

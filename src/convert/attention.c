@@ -12,9 +12,6 @@
 #include "model/units.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 /* A layer's dot attention, as doubles in one malloc'd piece; n = KV_HEADS · D. */

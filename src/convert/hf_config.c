@@ -10,9 +10,6 @@
 #include "base/scope.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* KEY, whose value is taken or has no bearing, or KEY=VALUE, which must have it. null and absence are always
  * well. */

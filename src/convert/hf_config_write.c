@@ -6,8 +6,6 @@
 #include "model/kinds.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Whether nothing is in it that no family has. */
 static bool is_plain(const weft_config *c) {

@@ -5,8 +5,6 @@
 #include "base/json.h"
 #include "convert/hf.h"
 
-#include <string.h>
-
 WEFT_EMBED("weft_hf_configuration", "src/convert/configuration_weft.py");
 WEFT_EMBED("weft_hf_modeling", "src/convert/modeling_weft.py");
 extern const char weft_hf_configuration[], weft_hf_modeling[];

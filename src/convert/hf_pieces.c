@@ -5,9 +5,6 @@
  * both in one. DeepSeek's have several of ours in one, head by head. */
 #include "convert/hf_pieces.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 const hf_body weft_hf_bodies[] = {
     [WEFT_HF_GPT2] = {"transformer.", "wte.weight"},
     [WEFT_HF_LLAMA] = {"model.", "embed_tokens.weight"},

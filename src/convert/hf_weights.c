@@ -8,10 +8,6 @@
 #include "core/safetensors.h"
 #include "model/kinds.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { JSON_MOST = 1 << 26, SHARDS_MOST = 4096 };
 
 typedef struct {

@@ -6,8 +6,6 @@
 #include "data/tokens.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { FILE_MOST = 1 << 28, COMPARED_WINDOWS = 2, COMPARED_TOKENS = 128 };
 

@@ -3,9 +3,6 @@
 #include "base/scope.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* The config with `left` of so many units. */
 static void set_units(weft_config *c, weft_prune_what what, int64_t units, int64_t left) {

@@ -16,9 +16,6 @@
 #include "convert/spectrum.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 
 weft_status weft_rotated_squares(const double *rows, int64_t n, int64_t e, const double *moments,
                                  double *squares) {

@@ -6,9 +6,6 @@
 #include "convert/spectrum.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { SWEEPS_MOST = 60 }; /* rotations of a block until a number is gone: 2 or 3 as a rule */
 

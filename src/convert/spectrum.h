@@ -3,8 +3,6 @@
 
 #include "base/error.h"
 
-#include <stdint.h>
-
 /* W M [n, e] with M [e, e]. */
 void weft_times_moments(const double *w, int64_t n, int64_t e, const double *m, double *out);
 

@@ -15,8 +15,6 @@
 
 #include "core/graph_internal.h"
 
-#include <stdlib.h>
-
 typedef struct {
     weft_graph *g;
     int64_t n_tensors;   /* of the forward graph */

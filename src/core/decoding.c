@@ -3,9 +3,6 @@
 
 #include "core/graph.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 int64_t weft_step_packed(int64_t columns, int64_t depth) {
     int64_t tiles = (columns + WEFT_STEP_COLUMNS - 1) / WEFT_STEP_COLUMNS;
     return tiles * WEFT_STEP_COLUMNS * depth;

@@ -9,9 +9,6 @@
 #include "core/graph_internal.h"
 #include "core/program.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 weft_status weft_exec_find_kernels(const weft_graph *g, const weft_backend *backend,
                                    const weft_kernel **kernels) {
     for (int64_t i = 0; i < weft_graph_node_count(g); i++) {

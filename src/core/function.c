@@ -10,8 +10,6 @@
 #include "core/program.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 /* Where a tensor lies. */
 typedef struct {

@@ -6,9 +6,6 @@
 #include "core/graph_internal.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { GRAPH_BLOCK_BYTES = 1 << 16 };
 

@@ -11,10 +11,6 @@
 
 #include "base/dtype.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 /* A tensor: a type, a shape, and who makes the values. Row-major and dense; there are no strides.
  * It is a name for values in a graph: the memory belongs to whoever runs the graph. */
 enum { WEFT_MAX_DIMS = 4 };

@@ -3,8 +3,6 @@
 #include "base/scope.h"
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef enum { BOTH, HOST, REMOTE } newer_side;
 

@@ -13,10 +13,6 @@
 #include "core/exec.h"
 #include "core/graph_internal.h"
 
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
-
 typedef struct {
     int64_t bytes;
     int64_t first, last; /* nodes, both alive; -1 is before the first node */

@@ -16,9 +16,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { POOL_THREADS_MAX = 1024, POOL_NODES_MAX = 16, POOL_SPINS = 4000, LINE = 64 };

@@ -13,8 +13,6 @@
 
 #include "core/topology.h"
 
-#include <stdint.h>
-
 typedef struct weft_pool weft_pool;
 
 /* `thread` is 0 .. weft_pool_size - 1: an index for scratch memory, never for results. */

@@ -4,10 +4,6 @@
 
 #include "base/order.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { NAME_ROOM = 120 };
 
 struct weft_profile {

@@ -2,8 +2,6 @@
 #include "core/program.h"
 #include "base/scope.h"
 
-#include <stdlib.h>
-
 weft_status weft_program_differentiate(weft_graph *g, const weft_program_options *options) {
     WEFT_TRY(weft_graph_rewrite(g, weft_fusion_rules));
     if (options->n_losses == 0) return WEFT_OK;

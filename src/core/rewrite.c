@@ -7,9 +7,6 @@
 
 #include "core/graph_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 struct weft_rewrite {
     weft_graph *g;
     const weft_rule *rules;

@@ -7,9 +7,6 @@
 #include "base/log.h"
 
 #include <ctype.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* A page of sysfs is no longer. */
 enum { LIST_ROOM = 4096 };

@@ -6,9 +6,6 @@
 #include "ops/list.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #if defined(__x86_64__)

@@ -12,7 +12,6 @@
 #include "core/plan.h"
 
 #include <math.h>
-#include <string.h>
 
 #ifndef WEFT_ISA
 #define WEFT_ISA plain

@@ -7,7 +7,6 @@
 #include "ops/list.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
 
 /* Every operation of ops/list.h has a kernel: CUDA_KERNEL (kernel.cuh) makes it. An operation that the
  * GPU does not do has CUDA_KERNEL(name, NULL). */

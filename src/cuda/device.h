@@ -8,9 +8,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-
 typedef struct {
     char name[256];
     int major, minor;    /* compute capability */

@@ -12,9 +12,6 @@
 #include "model/step.h"
 #include "ops/fuse.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { GRAPHS_MAX = 32 };
 
 typedef struct {

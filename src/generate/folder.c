@@ -4,7 +4,6 @@
 #include "base/scope.h"
 #include "model/folder.h"
 
-#include <stdio.h>
 #include <sys/stat.h>
 
 weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH]) {

@@ -8,8 +8,6 @@
 #include "model/kinds.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { DEFAULT_SEQUENCES = 8 };
 

@@ -4,9 +4,6 @@
 
 #include "base/scope.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 typedef struct {
     int32_t holders;
     bool sealed;

@@ -6,8 +6,6 @@
 #include "base/order.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef struct {
     double p; /* a logit or a weight */

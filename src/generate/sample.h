@@ -5,9 +5,6 @@
 #include "base/error.h"
 #include "core/draw.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-
 enum { WEFT_TOP_MAX = 20 };
 
 typedef struct {

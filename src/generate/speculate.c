@@ -20,9 +20,6 @@
 #include "generate/generator_internal.h"
 #include "model/kinds.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum {
     REST_MOST = 15,  /* steps until one is drafted where it does not pay */
     MATCH_LEAST = 2, /* tokens that have been there before */

@@ -5,9 +5,6 @@
 
 #include "base/text.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 weft_status weft_prompt_encode(const weft_tokenizer *t, weft_encoder *e, const char *text,
                                size_t bytes, bool begins, const int32_t **tokens, int64_t *count) {
     const char *given = text ? text : "";

@@ -9,8 +9,6 @@
 #include "ops/list.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef struct {
     char name[112];

@@ -8,7 +8,6 @@
 #include "convert/measure.h"
 
 #include <jansson.h>
-#include <stdio.h>
 
 enum { WEFT_GATE_BINS = 10, WEFT_LOOK_PARTS = 16 };
 

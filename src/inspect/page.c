@@ -8,7 +8,6 @@
 #include "train/samples.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 WEFT_EMBED("weft_heads_script", "src/inspect/heads.js");
 extern const char weft_heads_script[];

@@ -7,7 +7,6 @@
 #include "report/inside.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { HEADS_MOST = 16, DIGITS = 4 };
 

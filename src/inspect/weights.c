@@ -4,8 +4,6 @@
 #include "inspect/look.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static double entropy(const double *p, int64_t n) {
     double sum = 0;

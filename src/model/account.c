@@ -12,8 +12,6 @@
 #include "model/transformer.h"
 #include "model/units.h"
 
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 WEFT_ENDED_BY(weft_graph_destroy, weft_graph)

@@ -16,9 +16,6 @@
 #include "model/units.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Tensors that mechanisms bring, after "h.I." or, of the whole model, as they are. */
 static const struct {

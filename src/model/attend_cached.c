@@ -16,8 +16,6 @@
 #include "ops/linear.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 weft_status weft_cached_check(const weft_config *c) {
     if (!c->causal)

@@ -23,8 +23,6 @@
 #include "ops/norm.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static weft_tensor *query_map(builder *b) {
     int64_t latent = b->c->ra_mla_latent_dim;

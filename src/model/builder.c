@@ -9,8 +9,6 @@
 #include "ops/norm.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 static const double NORMAL_STD = 0.02;
 

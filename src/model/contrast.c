@@ -7,9 +7,6 @@
 #include "ops/arith.h"
 #include "ops/loss.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* The loss of all contexts and its gradient. */
 typedef struct {
     weft_graph *graph;

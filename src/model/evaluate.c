@@ -4,10 +4,6 @@
 #include "core/safetensors.h"
 #include "data/tokens.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 typedef struct {
     int64_t batch, time;
     int32_t *tokens, *targets; /* [B, T] */

@@ -17,8 +17,6 @@
 #include "ops/time.h"
 
 #include <math.h>
-#include <stddef.h>
-#include <stdio.h>
 
 static const double VIEW_DROPOUT = 0.1;
 

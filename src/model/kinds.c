@@ -4,9 +4,6 @@
 #include "base/scope.h"
 #include "model/units.h"
 
-#include <stddef.h>
-#include <stdio.h>
-
 #define DECLARE(NAME, name, title, help) extern const weft_attention_kind weft_attention_##name;
 WEFT_ATTENTIONS(DECLARE)
 #undef DECLARE

@@ -4,9 +4,6 @@
 
 #include "core/plan.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
 }

@@ -2,8 +2,6 @@
 #include "model/builder.h"
 #include "ops/rope.h"
 
-#include <stdlib.h>
-
 /* None: a causal model still sees how many tokens came before. */
 
 const weft_position_kind weft_position_none = {0};

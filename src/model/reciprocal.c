@@ -19,8 +19,6 @@
 #include "ops/linear.h"
 #include "ops/time.h"
 
-#include <stdio.h>
-
 static weft_tensor *weight(builder *b, const char *name, int64_t out, int64_t in) {
     return matrix(b, name, init_normal(0.02), out, in);
 }

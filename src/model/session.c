@@ -5,8 +5,6 @@
 #include "ops/attention.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 weft_status weft_session_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_build *build, bool grads, bool poison, weft_session *out) {

@@ -10,7 +10,6 @@
 #include "model/model.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { PIECE = 1 << 15, PANEL = 16, ROWS = 4, LANES = 4, STRIP = 1024, SQUARE = 32 };
 

@@ -6,10 +6,6 @@
 #include "model/kinds.h"
 #include "model/units.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* What a step of one launch knows nothing of. */
 static bool has_mechanism(const weft_config *c) {
     return c->attn_gate || c->cross_token || c->latent_recip || c->qk_norm || c->nope_every ||

@@ -12,10 +12,6 @@
 #include "ops/loss.h"
 #include "ops/norm.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static const double NORMAL_STD = 0.02;
 
 bool weft_is_hidden(const char *part) {

@@ -9,9 +9,6 @@
 #include "model/kinds.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static weft_status refuse(const char *option, const char *what, const char *why) {
     return weft_fail(WEFT_EINPUT, "%s%s: %s", option, what, why);

@@ -14,8 +14,6 @@
 #include "model/session.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { VERIFY_BATCH = 2, VERIFY_TIME = 24, VERIFY_VOCAB = 61 };
 

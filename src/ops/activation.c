@@ -17,8 +17,6 @@
 #include "base/random.h"
 #include "ops/define.h"
 
-#include <string.h>
-
 /* Operations of one element: all of them from their lines in ops/list.h. */
 
 enum { READS_x, READS_y };

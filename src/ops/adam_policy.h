@@ -8,7 +8,6 @@
 #include "ops/optimizer.h"
 
 #include <math.h>
-#include <stdbool.h>
 
 #ifdef __CUDACC__
 #define ADAM_FUNCTION static __device__ inline

@@ -16,9 +16,6 @@
 #include "base/scope.h"
 
 #include <sqlite3.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 
 typedef struct weft_database weft_database;
 

@@ -4,9 +4,6 @@
 #include "base/files.h"
 #include "record/database.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static const double statement_seconds = 5; /* a page waits for it */
 
 struct weft_notes {

@@ -1,9 +1,6 @@
 /* The tables in SQLite's language, those of older versions, and what must hold of every value. */
 #include "record/database.h"
 
-#include <stdio.h>
-#include <string.h>
-
 enum { SQL_ROOM = 4096, SHOWN = 80 };
 
 #define STUDY                                                                                      \

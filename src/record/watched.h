@@ -10,8 +10,6 @@
 #include "base/error.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 typedef struct weft_watched weft_watched;
 

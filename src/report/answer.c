@@ -7,8 +7,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { NAMES_MOST = 3 };
 

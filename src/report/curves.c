@@ -8,7 +8,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <string.h>
 
 enum { BUCKETS = 120, EARLY_PERCENT = 20, RUNS_MOST = 64 };
 

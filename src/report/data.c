@@ -13,8 +13,6 @@
 #include "report/sections.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* A copy in UTF-8 that lives as long as the data; NULL is "". */
 static const char *keep_text(weft_report_data *d, const char *text) {

@@ -10,8 +10,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum {
     SEEDS_MOST = 100,

@@ -8,8 +8,6 @@
 #include "report/sections.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { PARTS_MOST = 24, NAME_ROOM = 96 };
 enum { SIDE_MOST = 128, CURVES_MOST = 6, WIDTH_MOST = 1 << 20 };

@@ -15,8 +15,6 @@
 #include "report/sections.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const struct {
     const char *name, *title;

@@ -8,8 +8,6 @@
 #include "study/study.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 

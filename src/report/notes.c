@@ -8,8 +8,6 @@
 #include <ctype.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Keys are told apart by their name in config.json. Numbers that are equal read equal. */
 static void set_value(json_t *config, const char *name, const char *value) {

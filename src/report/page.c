@@ -15,10 +15,6 @@
 
 #include <ctype.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 WEFT_EMBED("weft_charts_script", "src/report/charts.js");
 WEFT_EMBED("weft_report_script", "src/report/page.js");

@@ -6,8 +6,6 @@
 #include "base/error.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdio.h>
 
 /* The script and the style of pages with charts, as they are in charts.js and charts.css, for a page to
  * hold whole: this one, and the live page of runs. charts.js tells how a page calls it. */

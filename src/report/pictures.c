@@ -5,8 +5,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { RATES_MOST = 24, NAMES_ROOM = 400, CURVE = 41, RANGES_MOST = WEFT_REPORT_RANGES };
 

@@ -5,8 +5,6 @@
 #include "base/error.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdio.h>
 
 /* The numbers on an axis: round ones, few enough not to touch, in one unit. charts.js chooses the same. */
 enum { WEFT_TICKS_MOST = 32, WEFT_TICK_ROOM = 24 };

@@ -5,7 +5,6 @@
 #include "report/sections.h"
 
 #include <math.h>
-#include <string.h>
 
 static weft_report_section *const sections[] = {
     weft_report_answer,    weft_report_curves,     weft_report_fronts,      weft_report_table,

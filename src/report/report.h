@@ -7,8 +7,6 @@
 #include "base/error.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdio.h>
 
 /* The config of a study, in its folder: with it, and more STUDY_SEEDS, the study goes on. */
 #define WEFT_STUDY_CONFIG "study.config"

@@ -4,8 +4,6 @@
 #include "study/variants.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 
 static bool is_to_come(const weft_report_run *run) {

@@ -12,7 +12,6 @@
 #include "report/inside.h"
 
 #include <jansson.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

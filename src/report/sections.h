@@ -8,9 +8,6 @@
 #include "report/plot.h"
 #include "study/statistics.h"
 
-#include <stddef.h>
-#include <stdint.h>
-
 /* Numbers that the database does not have are NaN, texts are "". */
 typedef struct {
     int64_t id; /* the database's number of it */

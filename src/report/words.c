@@ -7,7 +7,6 @@
 #include <ctype.h>
 #include <math.h>
 #include <stdarg.h>
-#include <string.h>
 
 enum { DECIMALS_LEAST = 4, DECIMALS_MOST = 8, TEXTS = 16, TEXT_ROOM = 512 };
 

@@ -7,8 +7,6 @@
 #include "base/version.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 enum { BUCKETS = 12, STATUSES = 600 };

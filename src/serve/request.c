@@ -6,9 +6,6 @@
 #include "base/text.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* A message may quote what a client sent, cut anywhere. */
 static void clean_text(char *text) {

@@ -9,7 +9,6 @@
 #include "generate/sample.h"
 
 #include <jansson.h>
-#include <stddef.h>
 
 /* A request that is not answered: the HTTP status and the error in OpenAI's shape,
  *

@@ -23,8 +23,6 @@
 #include "serve/worker.h"
 
 #include <microhttpd.h>
-#include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 #include <sys/random.h>
 #include <sys/socket.h>

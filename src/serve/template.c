@@ -7,9 +7,6 @@
 
 #include "base/text.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { PIECES_MOST = 64, SPECIAL_LETTERS = 64 };
 
 typedef enum { PIECE_TEXT, PIECE_ROLE, PIECE_CONTENT, PIECE_SPECIAL } piece_kind;

@@ -11,8 +11,6 @@
 #include "base/text.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { RETRY_MOST = 60 };
 

@@ -17,8 +17,6 @@
 #include "base/scope.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { RATES_MOST = 80, DRAWS = 10000, PARABOLA = 3 /* numbers that a fit takes */ };
 

@@ -13,7 +13,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdio.h>
 
 double weft_mean(const double *values, int n) {
     if (n < 1) return NAN;

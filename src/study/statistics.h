@@ -4,10 +4,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 /* How sure an interval is. */
 #define WEFT_CONFIDENCE 0.95
 /* How sure one is that shows two variants to be equivalent, by two tests of one side each. */

@@ -8,8 +8,6 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { WIDTH_UNIT = 8, WIDTH_MOST = 1048576 };
 

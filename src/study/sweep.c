@@ -6,8 +6,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { VALUES_MAX = 256, TRIES = 1000 };
 

@@ -8,8 +8,6 @@
 
 #include <ctype.h>
 #include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6, LABEL_ROOM = 42 };
 

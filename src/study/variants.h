@@ -8,8 +8,6 @@
 #include "base/files.h"
 #include "config/config.h"
 
-#include <string.h>
-
 enum { WEFT_VARIANT_NAME = 64, WEFT_VARIANT_TITLE = 160, WEFT_VARIANTS_MAX = 256 };
 
 /* What is behind the blanks that a text begins with. */

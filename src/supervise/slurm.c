@@ -6,9 +6,6 @@
 #include "base/scope.h"
 #include "record/database.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { NUMBER_ROOM = 32, SPARE_MIB = 256 };

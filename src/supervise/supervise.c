@@ -13,8 +13,6 @@
 
 #include <math.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160 };

@@ -4,8 +4,6 @@
 #include "train/samples.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* A row of scores, which become weights, as percent, up to `seen` tokens. */
 static json_t *row_json(double *scores, int64_t seen) {

@@ -7,9 +7,6 @@
 #include "train/checkpoint.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { LIST_ROOM = 400 };

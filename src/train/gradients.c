@@ -17,9 +17,6 @@
 #include "core/rows.h"
 #include "train/scatter.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { PARTS = 16 /* of a watched run on a device: each costs a launch and a wait */ };
 
 struct weft_gradients {

@@ -7,7 +7,6 @@
 #include "train/optimizer.h"
 
 #include <jansson.h>
-#include <stdio.h>
 
 typedef struct weft_metrics weft_metrics;
 

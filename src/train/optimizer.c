@@ -12,9 +12,6 @@
 
 #include <limits.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* The options of the config for a step. */
 static weft_adam_options adam_options(const weft_config *c) {

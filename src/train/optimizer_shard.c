@@ -10,10 +10,6 @@
 #include "core/plan.h"
 #include "train/optimizer_internal.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { UNDER_WAY = 4 }; /* buckets of weights */
 
 /* The chunks that a norm is added up in, of so many numbers. */

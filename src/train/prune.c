@@ -9,8 +9,6 @@
 #include "model/units.h"
 #include "train/optimizer_internal.h"
 
-#include <stdlib.h>
-
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "pruning: no memory");
 }

@@ -11,8 +11,6 @@
 #include "train/metrics.h"
 
 #include <jansson.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const double TEMPERATURE = 0.8;
 

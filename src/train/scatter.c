@@ -7,9 +7,6 @@
 #include "core/plan.h"
 #include "core/rows.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 struct weft_scatter {
     weft_scatter_options o;
     weft_tree round; /* its leaves: rank q has the q-th */

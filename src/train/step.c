@@ -32,8 +32,6 @@
 #include "train/gradients.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { AHEAD = 2 /* batches that are read while others are trained on */ };
 

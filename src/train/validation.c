@@ -8,7 +8,6 @@
 #include "model/account.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { AHEAD = 2 };
 

@@ -18,8 +18,6 @@
 #include <math.h>
 #include <microhttpd.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
