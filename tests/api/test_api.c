@@ -1,19 +1,16 @@
 /* The public header: round trips, steps against the formula, errors. Everything here goes through
  * weft.h; nothing of src/ is included. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <weft/weft.h>
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { BATCH = 2, TIME = 5, COUNT = BATCH * TIME, WORDS = 11, ROOM = 4096 };
 
@@ -98,8 +95,7 @@ static double loss_of(weft_pass *pass, const char *part) {
     return loss;
 }
 
-static void test_tensors_are_listed_and_read_back_as_written(void **state) {
-    (void)state;
+TEST(test_tensors_are_listed_and_read_back_as_written) {
     const char *options[] = {SMALL, "ATTENTION=w2", NULL};
     weft_model *m;
     OK(weft_model_open(NULL, options, &m));
@@ -155,16 +151,14 @@ static void save_and_open(const char *dtype, const char *optimizer) {
     close_kit(&b);
 }
 
-static void test_a_saved_training_goes_on_with_equal_bits(void **state) {
-    (void)state;
+TEST(test_a_saved_training_goes_on_with_equal_bits) {
     save_and_open("DTYPE=f32", "OPTIMIZER=adamw");
     save_and_open("DTYPE=f64", "OPTIMIZER=adamwspam");
     save_and_open("DTYPE=bf16", "OPTIMIZER=adamwspam");
 }
 
 /* A folder is replaced whole, with checksums of what is in it, and what others need stays. */
-static void test_a_saved_folder_is_whole(void **state) {
-    (void)state;
+TEST(test_a_saved_folder_is_whole) {
     const char *options[] = {SMALL, NULL};
     char folder[ROOM], optimizer[ROOM + 32], other[ROOM + 32], kept[ROOM + 32];
     snprintf(folder, sizeof folder, "%s", scratch_path("saved"));
@@ -210,8 +204,7 @@ static void test_a_saved_folder_is_whole(void **state) {
     close_kit(&a);
 }
 
-static void test_overrides_change_a_checkpoints_config_but_not_its_tensors(void **state) {
-    (void)state;
+TEST(test_overrides_change_a_checkpoints_config_but_not_its_tensors) {
     const char *options[] = {SMALL, NULL}, *rate[] = {"LEARNING_RATE=0.5", "DTYPE=f64", NULL};
     const char *wider[] = {"N_EMBD=16", NULL}, *fewer[] = {"N_LAYER=1", NULL};
     char folder[ROOM], text[16];
@@ -230,8 +223,7 @@ static void test_overrides_change_a_checkpoints_config_but_not_its_tensors(void 
     weft_model_close(a);
 }
 
-static void test_a_gradient_is_the_losss_finite_difference(void **state) {
-    (void)state;
+TEST(test_a_gradient_is_the_losss_finite_difference) {
     const char *options[] = {
         SMALL, "ATTENTION=w2", "FFN=wsffn", "WSFFN_N_HEAD=2", "WSFFN_LAMBDA_Z=0.1", "DTYPE=f64",
         NULL};
@@ -287,8 +279,7 @@ static void step_by_hand(by_hand *h, int t, double rate, double factor) {
     }
 }
 
-static void test_a_step_is_adamws_formula(void **state) {
-    (void)state;
+TEST(test_a_step_is_adamws_formula) {
     enum { MOST = 64 };
     const char *options[] = {SMALL, "DTYPE=f64", "GRAD_CLIP=0.7", NULL};
     kit k = open_kit(options, NULL);
@@ -338,8 +329,7 @@ static void test_a_step_is_adamws_formula(void **state) {
     close_kit(&k);
 }
 
-static void test_a_step_reads_the_pass_it_is_given(void **state) {
-    (void)state;
+TEST(test_a_step_reads_the_pass_it_is_given) {
     const char *options[] = {SMALL, NULL};
     kit a = open_kit(options, NULL), b = open_kit(options, NULL);
     weft_pass *other;
@@ -363,8 +353,7 @@ static void test_a_step_reads_the_pass_it_is_given(void **state) {
     close_kit(&b);
 }
 
-static void test_a_written_bf16_weight_is_taken_up_by_the_next_step(void **state) {
-    (void)state;
+TEST(test_a_written_bf16_weight_is_taken_up_by_the_next_step) {
     const char *options[] = {SMALL, "DTYPE=bf16", "WEIGHT_DECAY=0", NULL};
     kit k = open_kit(options, NULL);
     train(&k, 2);
@@ -378,8 +367,7 @@ static void test_a_written_bf16_weight_is_taken_up_by_the_next_step(void **state
     close_kit(&k);
 }
 
-static void test_a_gradient_that_is_not_finite_changes_no_weight(void **state) {
-    (void)state;
+TEST(test_a_gradient_that_is_not_finite_changes_no_weight) {
     const char *options[] = {SMALL, NULL};
     kit k = open_kit(options, NULL);
     float broken[8];
@@ -397,8 +385,7 @@ static void test_a_gradient_that_is_not_finite_changes_no_weight(void **state) {
     close_kit(&k);
 }
 
-static void test_two_models_in_one_process_do_not_disturb_each_other(void **state) {
-    (void)state;
+TEST(test_two_models_in_one_process_do_not_disturb_each_other) {
     const char *first[] = {SMALL, "ATTENTION=w2", NULL};
     const char *second[] = {SMALL, "ATTENTION=mla", "RA_MLA_LATENT_DIM=4", "DTYPE=f64", NULL};
     kit alone = open_kit(first, NULL), a = open_kit(first, NULL), b = open_kit(second, NULL);
@@ -426,8 +413,7 @@ static void *train_apart(void *context) {
     return NULL;
 }
 
-static void test_two_engines_run_at_the_same_time(void **state) {
-    (void)state;
+TEST(test_two_engines_run_at_the_same_time) {
     const char *options[] = {SMALL, "ATTENTION=w2", NULL};
     kit k[3];
     pthread_t thread[2];
@@ -446,8 +432,7 @@ static void test_two_engines_run_at_the_same_time(void **state) {
         close_kit(&k[i]);
 }
 
-static void test_logits_need_no_targets(void **state) {
-    (void)state;
+TEST(test_logits_need_no_targets) {
     const char *options[] = {SMALL, NULL};
     kit k = open_kit(options, NULL);
     weft_pass *pass;
@@ -470,8 +455,7 @@ static void test_logits_need_no_targets(void **state) {
 }
 
 /* Greedy tokens are those of the largest logits, and two sequences do not disturb each other. */
-static void test_generation_goes_on_with_the_likeliest_tokens(void **state) {
-    (void)state;
+TEST(test_generation_goes_on_with_the_likeliest_tokens) {
     const char *options[] = {SMALL, NULL}, *greedy[] = {"temperature=0", "max_tokens=3", NULL};
     const char *wrong[] = {"temprature=0", NULL};
     weft_engine *engine;
@@ -518,8 +502,7 @@ static void test_generation_goes_on_with_the_likeliest_tokens(void **state) {
     weft_engine_close(engine);
 }
 
-static void test_an_estimate_counts_the_models_parameters(void **state) {
-    (void)state;
+TEST(test_an_estimate_counts_the_models_parameters) {
     const char *options[] = {SMALL, "ATTENTION=w2", "BATCH_SIZE=2", NULL};
     weft_cost cost;
     weft_model *m;
@@ -547,8 +530,7 @@ static void test_an_estimate_counts_the_models_parameters(void **state) {
     refused(weft_estimate(NULL, options, 1, NULL, sizeof cost), WEFT_EINPUT, "out is NULL");
 }
 
-static void test_wrong_configs_and_engines_are_refused(void **state) {
-    (void)state;
+TEST(test_wrong_configs_and_engines_are_refused) {
     const char *unknown[] = {"N_LAYERS=2", NULL}, *value[] = {"N_LAYER=none", NULL};
     const char *mix[] = {"N_EMBD=10", "N_HEAD=3", NULL}, *bare[] = {"N_LAYER", NULL};
     char path[ROOM];
@@ -656,8 +638,7 @@ static void refuse_pass_calls(kit *k) {
     weft_pass_close(eval);
 }
 
-static void test_wrong_arguments_are_refused_and_change_nothing(void **state) {
-    (void)state;
+TEST(test_wrong_arguments_are_refused_and_change_nothing) {
     const char *options[] = {SMALL, NULL};
     kit k = open_kit(options, NULL), untouched = open_kit(options, NULL);
     refuse_model_calls(&k);
@@ -672,8 +653,7 @@ static void test_wrong_arguments_are_refused_and_change_nothing(void **state) {
     close_kit(&untouched);
 }
 
-static void test_an_optimizer_of_another_kind_is_refused(void **state) {
-    (void)state;
+TEST(test_an_optimizer_of_another_kind_is_refused) {
     const char *plain[] = {SMALL, NULL}, *spam[] = {SMALL, "OPTIMIZER=adamwspam", NULL};
     const char *wide[] = {SMALL, "N_FFN=12", NULL};
     char folder[ROOM];
@@ -690,25 +670,4 @@ static void test_an_optimizer_of_another_kind_is_refused(void **state) {
     close_kit(&c);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensors_are_listed_and_read_back_as_written),
-        cmocka_unit_test(test_a_saved_training_goes_on_with_equal_bits),
-        cmocka_unit_test(test_a_saved_folder_is_whole),
-        cmocka_unit_test(test_overrides_change_a_checkpoints_config_but_not_its_tensors),
-        cmocka_unit_test(test_a_gradient_is_the_losss_finite_difference),
-        cmocka_unit_test(test_a_step_is_adamws_formula),
-        cmocka_unit_test(test_a_step_reads_the_pass_it_is_given),
-        cmocka_unit_test(test_a_written_bf16_weight_is_taken_up_by_the_next_step),
-        cmocka_unit_test(test_a_gradient_that_is_not_finite_changes_no_weight),
-        cmocka_unit_test(test_two_models_in_one_process_do_not_disturb_each_other),
-        cmocka_unit_test(test_two_engines_run_at_the_same_time),
-        cmocka_unit_test(test_logits_need_no_targets),
-        cmocka_unit_test(test_generation_goes_on_with_the_likeliest_tokens),
-        cmocka_unit_test(test_an_estimate_counts_the_models_parameters),
-        cmocka_unit_test(test_wrong_configs_and_engines_are_refused),
-        cmocka_unit_test(test_wrong_arguments_are_refused_and_change_nothing),
-        cmocka_unit_test(test_an_optimizer_of_another_kind_is_refused),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

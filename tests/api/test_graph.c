@@ -5,16 +5,13 @@
 
 #include "support/allocations.h"
 #include "support/block_memory.h"
+#include "support/test.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { B = 2, T = 5, E = 8, H = 2, D = E / H, F = 12 };
 
@@ -150,15 +147,13 @@ static weft_block *open_block(weft_describe describe, const char *type, int purp
     return block;
 }
 
-static void test_gradients_of_a_w2_block_are_those_of_differences(void **state) {
-    (void)state;
+TEST(test_gradients_of_a_w2_block_are_those_of_differences) {
     weft_block *block = open_block(describe_w2, "f64", WEFT_BLOCK_GRADIENT);
     check_gradients(block);
     weft_block_close(block);
 }
 
-static void test_gradients_behind_routes_are_those_of_differences(void **state) {
-    (void)state;
+TEST(test_gradients_behind_routes_are_those_of_differences) {
     weft_block *block = open_block(describe_routed, "f64", WEFT_BLOCK_GRADIENT);
     check_gradients(block);
     weft_block_close(block);
@@ -179,8 +174,7 @@ static double part_by(const memory *a, const memory *b) {
     return worst / most;
 }
 
-static void test_f32_and_bf16_are_near_f64(void **state) {
-    (void)state;
+TEST(test_f32_and_bf16_are_near_f64) {
     static const struct {
         const char *type;
         double bound;
@@ -203,8 +197,7 @@ static void test_f32_and_bf16_are_near_f64(void **state) {
     weft_block_close(wide);
 }
 
-static void test_memory_may_hold_anything_and_lie_anywhere(void **state) {
-    (void)state;
+TEST(test_memory_may_hold_anything_and_lie_anywhere) {
     static const weft_describe blocks[] = {describe_w2, describe_routed};
     for (int i = 0; i < 2; i++) {
         weft_block *block = open_block(blocks[i], "f32", WEFT_BLOCK_GRADIENT);
@@ -224,8 +217,7 @@ static void test_memory_may_hold_anything_and_lie_anywhere(void **state) {
 
 /* What is made between the passes is all in `saved`: other outputs' and inputs' memory may come with
  * the backward call, and the workspace is another. */
-static void test_backward_takes_addresses_of_its_own(void **state) {
-    (void)state;
+TEST(test_backward_takes_addresses_of_its_own) {
     weft_block *block = open_block(describe_w2, "f32", WEFT_BLOCK_GRADIENT);
     memory a, b;
     take_memory(&a, block, 1, 0xff);
@@ -249,8 +241,7 @@ static void test_backward_takes_addresses_of_its_own(void **state) {
     weft_block_close(block);
 }
 
-static void test_two_forwards_may_be_pending_and_backward_repeats(void **state) {
-    (void)state;
+TEST(test_two_forwards_may_be_pending_and_backward_repeats) {
     weft_block *block = open_block(describe_w2, "f32", WEFT_BLOCK_GRADIENT);
     memory one, two, alone[2];
     take_memory(&one, block, 1, 0xff);
@@ -291,8 +282,7 @@ static void *run_often(void *m) {
     return NULL;
 }
 
-static void test_backward_may_come_from_another_thread(void **state) {
-    (void)state;
+TEST(test_backward_may_come_from_another_thread) {
     weft_block *block = open_block(describe_w2, "f32", WEFT_BLOCK_GRADIENT);
     memory a, b, many[4];
     pthread_t thread, threads[4];
@@ -318,8 +308,7 @@ static void test_backward_may_come_from_another_thread(void **state) {
     weft_block_close(block);
 }
 
-static void test_a_call_allocates_nothing(void **state) {
-    (void)state;
+TEST(test_a_call_allocates_nothing) {
 #ifdef COUNTS_ALLOCATIONS
     weft_block *block = open_block(describe_w2, "f32", WEFT_BLOCK_GRADIENT);
     memory m;
@@ -336,8 +325,7 @@ static void test_a_call_allocates_nothing(void **state) {
 #endif
 }
 
-static void test_a_causal_block_does_not_see_later_tokens(void **state) {
-    (void)state;
+TEST(test_a_causal_block_does_not_see_later_tokens) {
     weft_block *block = open_block(describe_w2, "f32", 0);
     memory a, b;
     take_memory(&a, block, 1, 0xff);
@@ -360,8 +348,7 @@ static void test_a_causal_block_does_not_see_later_tokens(void **state) {
     weft_block_close(block);
 }
 
-static void test_without_a_gradient_nothing_is_saved(void **state) {
-    (void)state;
+TEST(test_without_a_gradient_nothing_is_saved) {
     weft_block *block = open_block(describe_w2, "f32", 0);
     weft_block *trained = open_block(describe_w2, "f32", WEFT_BLOCK_GRADIENT);
     memory a, b;
@@ -399,8 +386,7 @@ static weft_status describe_aliases(void *context, weft_graph *g) {
     return WEFT_OK;
 }
 
-static void test_outputs_and_gradients_have_memory_of_their_own(void **state) {
-    (void)state;
+TEST(test_outputs_and_gradients_have_memory_of_their_own) {
     weft_block *block = open_block(describe_aliases, "f64", WEFT_BLOCK_GRADIENT);
     memory m;
     take_memory(&m, block, 1, 0xff);
@@ -430,8 +416,7 @@ static weft_status describe_dropout(void *context, weft_graph *g) {
     return WEFT_OK;
 }
 
-static void test_backward_drops_what_forward_dropped(void **state) {
-    (void)state;
+TEST(test_backward_drops_what_forward_dropped) {
     weft_block *block = open_block(describe_dropout, "f32", WEFT_BLOCK_GRADIENT);
     memory m;
     take_memory(&m, block, 1, 0xff);
@@ -461,8 +446,7 @@ static weft_status describe_tokens(void *context, weft_graph *g) {
     return WEFT_OK;
 }
 
-static void test_a_bad_token_is_told_by_a_later_check(void **state) {
-    (void)state;
+TEST(test_a_bad_token_is_told_by_a_later_check) {
     weft_block *block = open_block(describe_tokens, "f64", WEFT_BLOCK_GRADIENT);
     check_gradients(block);
     memory m;
@@ -478,8 +462,7 @@ static void test_a_bad_token_is_told_by_a_later_check(void **state) {
     weft_block_close(block);
 }
 
-static void test_blocks_are_kept_by_their_key(void **state) {
-    (void)state;
+TEST(test_blocks_are_kept_by_their_key) {
     wish w = {.type = "f32", .causal = true};
     weft_block *one, *two, *other, *third;
     OK(weft_block_open(engine, "kept", describe_w2, &w, 0, &one));
@@ -521,8 +504,7 @@ static void *open_same(void *out) {
     return NULL;
 }
 
-static void test_threads_that_want_one_block_describe_it_once(void **state) {
-    (void)state;
+TEST(test_threads_that_want_one_block_describe_it_once) {
     pthread_t threads[4];
     weft_block *blocks[4];
     for (int i = 0; i < 4; i++)
@@ -536,8 +518,7 @@ static void test_threads_that_want_one_block_describe_it_once(void **state) {
     }
 }
 
-static void test_wrong_memory_is_refused(void **state) {
-    (void)state;
+TEST(test_wrong_memory_is_refused) {
     weft_block *block = open_block(describe_w2, "f32", WEFT_BLOCK_GRADIENT);
     memory m;
     take_memory(&m, block, 1, 0xff);
@@ -583,8 +564,7 @@ static void near(double got, double want) {
 }
 
 /* Rates of the two pairs, worked out by hand: 500^0 and 500^(-1/2); linear divides them by 8. */
-static void test_norms_have_an_eps_and_rotations_a_base(void **state) {
-    (void)state;
+TEST(test_norms_have_an_eps_and_rotations_a_base) {
     weft_rotation by = {.size = sizeof by, .base = 500};
     for (int scaled = 0; scaled < 2; scaled++) {
         double rate[2] = {1, 0.044721359549995794};
@@ -634,8 +614,7 @@ static weft_status describe_unary(void *context, weft_graph *g) {
     return WEFT_OK;
 }
 
-static void test_functions_of_one_element_go_by_name(void **state) {
-    (void)state;
+TEST(test_functions_of_one_element_go_by_name) {
     weft_block *block;
     memory m;
     OK(weft_block_open(engine, NULL, describe_unary, NULL, WEFT_BLOCK_GRADIENT, &block));
@@ -706,8 +685,7 @@ static weft_status describe_foreign(void *context, weft_graph *g) {
     return WEFT_OK;
 }
 
-static void test_wrong_descriptions_are_refused(void **state) {
-    (void)state;
+TEST(test_wrong_descriptions_are_refused) {
     static const char *const words[] = {
         "5",     "missing",   "f16",     "relu",   "already", "output", "graph",     "i32",
         "sizes", "layernorm", "already", "scores", "q and k", "",       "elements",  "open",
@@ -728,27 +706,4 @@ static void test_wrong_descriptions_are_refused(void **state) {
     assert_int_equal(weft_block_bytes(NULL, WEFT_BYTES_SAVED), 0);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients_of_a_w2_block_are_those_of_differences),
-        cmocka_unit_test(test_gradients_behind_routes_are_those_of_differences),
-        cmocka_unit_test(test_f32_and_bf16_are_near_f64),
-        cmocka_unit_test(test_memory_may_hold_anything_and_lie_anywhere),
-        cmocka_unit_test(test_backward_takes_addresses_of_its_own),
-        cmocka_unit_test(test_two_forwards_may_be_pending_and_backward_repeats),
-        cmocka_unit_test(test_backward_may_come_from_another_thread),
-        cmocka_unit_test(test_a_call_allocates_nothing),
-        cmocka_unit_test(test_a_causal_block_does_not_see_later_tokens),
-        cmocka_unit_test(test_without_a_gradient_nothing_is_saved),
-        cmocka_unit_test(test_outputs_and_gradients_have_memory_of_their_own),
-        cmocka_unit_test(test_backward_drops_what_forward_dropped),
-        cmocka_unit_test(test_a_bad_token_is_told_by_a_later_check),
-        cmocka_unit_test(test_blocks_are_kept_by_their_key),
-        cmocka_unit_test(test_threads_that_want_one_block_describe_it_once),
-        cmocka_unit_test(test_norms_have_an_eps_and_rotations_a_base),
-        cmocka_unit_test(test_wrong_memory_is_refused),
-        cmocka_unit_test(test_functions_of_one_element_go_by_name),
-        cmocka_unit_test(test_wrong_descriptions_are_refused),
-    };
-    return cmocka_run_group_tests(tests, open_engine, close_engine);
-}
+RUN_TESTS(open_engine, close_engine)

@@ -3,16 +3,12 @@
 #include <weft/graph.h>
 
 #include "support/block_memory.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { BATCH = 2, TIME = 6, WIDTH = 8, HEADS = 2, WORDS = 11, COUNT = BATCH * TIME, LAYERS = 2 };
 
@@ -234,8 +230,7 @@ static void run_backward(chain *c) {
     backward(&c->embedding);
 }
 
-static void test_layers_put_together_are_the_model(void **state) {
-    (void)state;
+TEST(test_layers_put_together_are_the_model) {
     for (int i = 0; i < 3; i++) {
         chain c;
         double want;
@@ -254,8 +249,7 @@ static void test_layers_put_together_are_the_model(void **state) {
 }
 
 /* A layer of its two halves, each its own block, with norms between. */
-static void test_attention_and_ffn_are_the_layer(void **state) {
-    (void)state;
+TEST(test_attention_and_ffn_are_the_layer) {
     for (int i = 0; i < 3; i++) {
         weft_block *block;
         memory layer, attention, ffn, first, second;
@@ -301,8 +295,7 @@ static void test_attention_and_ffn_are_the_layer(void **state) {
     }
 }
 
-static void test_a_recomputed_layer_saves_less_and_gives_the_same(void **state) {
-    (void)state;
+TEST(test_a_recomputed_layer_saves_less_and_gives_the_same) {
     weft_block *plain, *again;
     memory a, b;
     OK(weft_block_open_part(engine, "layer", w2, BATCH, TIME, 1, WEFT_BLOCK_GRADIENT, &plain));
@@ -324,8 +317,7 @@ static void test_a_recomputed_layer_saves_less_and_gives_the_same(void **state) 
 }
 
 /* Two outputs of one gradient each, and one output of that gradient. */
-static void test_one_loss_is_the_sum_of_both(void **state) {
-    (void)state;
+TEST(test_one_loss_is_the_sum_of_both) {
     int purpose = WEFT_BLOCK_GRADIENT | WEFT_BLOCK_TRAIN;
     weft_block *two, *one;
     memory a, b;
@@ -356,8 +348,7 @@ static void test_one_loss_is_the_sum_of_both(void **state) {
     weft_block_close(one);
 }
 
-static void test_parts_do_not_see_later_tokens(void **state) {
-    (void)state;
+TEST(test_parts_do_not_see_later_tokens) {
     for (int i = 0; i < 3; i++) {
         weft_block *block;
         memory a, b;
@@ -380,8 +371,7 @@ static void test_parts_do_not_see_later_tokens(void **state) {
     }
 }
 
-static void test_wrong_parts_are_refused(void **state) {
-    (void)state;
+TEST(test_wrong_parts_are_refused) {
     weft_block *block;
     const char *const dense[] = {SIZES,
                                  "ATTENTION=mla",
@@ -400,14 +390,4 @@ static void test_wrong_parts_are_refused(void **state) {
     assert_null(block);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layers_put_together_are_the_model),
-        cmocka_unit_test(test_attention_and_ffn_are_the_layer),
-        cmocka_unit_test(test_a_recomputed_layer_saves_less_and_gives_the_same),
-        cmocka_unit_test(test_one_loss_is_the_sum_of_both),
-        cmocka_unit_test(test_parts_do_not_see_later_tokens),
-        cmocka_unit_test(test_wrong_parts_are_refused),
-    };
-    return cmocka_run_group_tests(tests, open_engine, close_engine);
-}
+RUN_TESTS(open_engine, close_engine)

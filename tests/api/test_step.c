@@ -1,16 +1,14 @@
 /* The optimizer's step over the caller's memory, against the formula in double; and text to tokens
  * and back. Everything here goes through the public headers. */
+#include "support/test.h"
+
 #include <weft/step.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define OK(call)                                                                                   \
     do {                                                                                           \
@@ -123,8 +121,7 @@ static void fill(memory *a, int step) {
     a->rate[1][0] = rates[1];
 }
 
-static void test_each_group_steps_by_its_own_options(void **state) {
-    (void)state;
+TEST(test_each_group_steps_by_its_own_options) {
     weft_engine *engine;
     OK(weft_engine_open(2, "cpu", &engine));
     weft_step *step = open_step(engine, "f64");
@@ -155,8 +152,7 @@ static void test_each_group_steps_by_its_own_options(void **state) {
 
 /* Orthogonal directions stay what they are: of a gradient whose rows are orthogonal and equally long, both
  * matrices step along it, by the factor that the polynomial has for its singular values. */
-static void test_matrices_step_by_muon(void **state) {
-    (void)state;
+TEST(test_matrices_step_by_muon) {
     weft_engine *engine;
     OK(weft_engine_open(2, "cpu", &engine));
     weft_step_group group = groups[0];
@@ -200,8 +196,7 @@ static void test_matrices_step_by_muon(void **state) {
     weft_engine_close(engine);
 }
 
-static void test_a_gradient_that_is_not_finite_changes_no_parameter(void **state) {
-    (void)state;
+TEST(test_a_gradient_that_is_not_finite_changes_no_parameter) {
     weft_engine *engine;
     OK(weft_engine_open(1, "cpu", &engine));
     weft_step *step = open_step(engine, "f64");
@@ -219,8 +214,7 @@ static void test_a_gradient_that_is_not_finite_changes_no_parameter(void **state
 }
 
 /* A state from a file may say anything of its ring of norms: no other memory is read or written by it. */
-static void test_a_state_of_any_values_stays_in_its_memory(void **state) {
-    (void)state;
+TEST(test_a_state_of_any_values_stays_in_its_memory) {
     const double wrong[] = {NAN, INFINITY, -1, 100, 1e6, -1e300};
     weft_engine *engine;
     OK(weft_engine_open(1, "cpu", &engine));
@@ -272,8 +266,7 @@ static uint16_t upper_half(float value) { /* of a number that bf16 has */
 
 /* Where the copy was set between steps, the step starts from there; elsewhere from the wide parameter, whose
  * lower bits the copy does not have. With a first moment of the gradient alone and no eps, a step is lr. */
-static void test_a_copy_that_was_set_counts(void **state) {
-    (void)state;
+TEST(test_a_copy_that_was_set_counts) {
     weft_engine *engine;
     OK(weft_engine_open(2, "cpu", &engine));
     weft_step_group group = {.size = sizeof group, .beta1 = 0, .beta2 = 0};
@@ -316,8 +309,7 @@ static void test_a_copy_that_was_set_counts(void **state) {
     weft_engine_close(engine);
 }
 
-static void test_wrong_steps_are_refused(void **state) {
-    (void)state;
+TEST(test_wrong_steps_are_refused) {
     weft_engine *engine;
     weft_step *step = NULL;
     OK(weft_engine_open(1, "cpu", &engine));
@@ -344,8 +336,7 @@ static void test_wrong_steps_are_refused(void **state) {
     weft_engine_close(engine);
 }
 
-static void test_text_becomes_tokens_and_text_again(void **state) {
-    (void)state;
+TEST(test_text_becomes_tokens_and_text_again) {
     weft_text *text;
     int32_t tokens[8];
     char bytes[8];
@@ -376,15 +367,4 @@ static void test_text_becomes_tokens_and_text_again(void **state) {
     assert_int_equal(weft_text_vocabulary(NULL), 0);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_group_steps_by_its_own_options),
-        cmocka_unit_test(test_matrices_step_by_muon),
-        cmocka_unit_test(test_a_gradient_that_is_not_finite_changes_no_parameter),
-        cmocka_unit_test(test_a_state_of_any_values_stays_in_its_memory),
-        cmocka_unit_test(test_a_copy_that_was_set_counts),
-        cmocka_unit_test(test_wrong_steps_are_refused),
-        cmocka_unit_test(test_text_becomes_tokens_and_text_again),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,9 +1,8 @@
 /* Folders that are written beside their places and get their names when they are whole. */
 #include "base/beside.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +10,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const char *at(const char *name) {
     return scratch_path("%s", name);
@@ -59,8 +56,7 @@ static void holds(const char *folder, const char *text) {
     assert_string_equal(is, text);
 }
 
-static void test_a_folder_is_replaced_whole(void **state) {
-    (void)state;
+TEST(test_a_folder_is_replaced_whole) {
     weft_new_folder f;
     expect(publish(at("x/deep/a/"), "one", NULL), WEFT_OK, NULL);
     holds(at("x/deep"), "a ");
@@ -83,8 +79,7 @@ static void test_a_folder_is_replaced_whole(void **state) {
     holds(at("x/deep/b"), "one ");
 }
 
-static void test_what_is_no_folders_name_is_refused(void **state) {
-    (void)state;
+TEST(test_what_is_no_folders_name_is_refused) {
     assert_int_equal(symlink("x", at("link")), 0);
     file_write(at("file"), "mine", 4);
     expect(publish(at("link"), "one", any), WEFT_EINPUT, "a link");
@@ -95,8 +90,7 @@ static void test_what_is_no_folders_name_is_refused(void **state) {
 }
 
 /* What comes to have the name between begin and end stays. */
-static void test_of_two_at_once_one_succeeds(void **state) {
-    (void)state;
+TEST(test_of_two_at_once_one_succeeds) {
     weft_new_folder first, second;
     expect(weft_new_folder_begin(&first, at("x/both")), WEFT_OK, NULL);
     expect(weft_new_folder_begin(&second, at("x/both")), WEFT_OK, NULL);
@@ -123,8 +117,7 @@ static void leave(const char *path) {
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-static void test_the_next_writer_clears_what_kills_left(void **state) {
-    (void)state;
+TEST(test_the_next_writer_clears_what_kills_left) {
     weft_new_folder held;
     assert_int_equal(mkdir(at("y"), 0777), 0);
     leave(at("y/a"));
@@ -140,8 +133,7 @@ static void test_the_next_writer_clears_what_kills_left(void **state) {
 }
 
 /* Where names cannot be exchanged, a kill leaves the old folder under a name of its own. */
-static void test_a_folder_that_lost_its_name_gets_it_back(void **state) {
-    (void)state;
+TEST(test_a_folder_that_lost_its_name_gets_it_back) {
     assert_int_equal(mkdir(at("z"), 0777), 0);
     expect(publish(at("z/a"), "old", NULL), WEFT_OK, NULL);
     assert_int_equal(rename(at("z/a"), at("z/a.1-1.old")), 0);
@@ -152,8 +144,7 @@ static void test_a_folder_that_lost_its_name_gets_it_back(void **state) {
     holds(at("z/a"), "old ");
 }
 
-static void test_two_names_are_exchanged(void **state) {
-    (void)state;
+TEST(test_two_names_are_exchanged) {
     expect(publish(at("w/a"), "one", NULL), WEFT_OK, NULL);
     expect(publish(at("w/b"), "two", NULL), WEFT_OK, NULL);
     expect(weft_folder_exchange(at("w/a"), at("w/b"), at("w/c")), WEFT_OK, NULL);
@@ -163,8 +154,7 @@ static void test_two_names_are_exchanged(void **state) {
 }
 
 /* A mark may be a second name of a file that is not weft's. */
-static void test_a_mark_that_is_there_is_not_written(void **state) {
-    (void)state;
+TEST(test_a_mark_that_is_there_is_not_written) {
     char text[32] = "";
     expect(publish(at("v/a"), "one", NULL), WEFT_OK, NULL);
     put(at("v"), "mine", "precious");
@@ -201,8 +191,7 @@ static int begin_with(int more) {
     return status == WEFT_OK ? 0 : 1;
 }
 
-static void test_a_folder_that_cannot_be_used_is_not_left(void **state) {
-    (void)state;
+TEST(test_a_folder_that_cannot_be_used_is_not_left) {
     int more = 0, failures = 0;
     assert_int_equal(mkdir(at("u"), 0777), 0);
     for (int is = 1; is; more++) {
@@ -229,8 +218,7 @@ static int replace_closed(int value) {
                : 1;
 }
 
-static void test_a_folder_that_may_not_be_written_is_not_replaced(void **state) {
-    (void)state;
+TEST(test_a_folder_that_may_not_be_written_is_not_replaced) {
     expect(publish(at("t/a"), "one", NULL), WEFT_OK, NULL);
     assert_int_equal(chmod(at("."), 0711), 0); /* another user is to reach it */
     assert_int_equal(chmod(at("t"), 0777), 0);
@@ -241,17 +229,4 @@ static void test_a_folder_that_may_not_be_written_is_not_replaced(void **state) 
     holds(at("t/a"), "one ");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_folder_is_replaced_whole),
-        cmocka_unit_test(test_what_is_no_folders_name_is_refused),
-        cmocka_unit_test(test_of_two_at_once_one_succeeds),
-        cmocka_unit_test(test_the_next_writer_clears_what_kills_left),
-        cmocka_unit_test(test_a_folder_that_lost_its_name_gets_it_back),
-        cmocka_unit_test(test_two_names_are_exchanged),
-        cmocka_unit_test(test_a_mark_that_is_there_is_not_written),
-        cmocka_unit_test(test_a_folder_that_cannot_be_used_is_not_left),
-        cmocka_unit_test(test_a_folder_that_may_not_be_written_is_not_replaced),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

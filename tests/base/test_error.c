@@ -1,18 +1,12 @@
 /* Errors are values with a message of the calling thread's own. */
 #include "base/error.h"
+#include "support/test.h"
 
 #include <pthread.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <setjmp.h>
-
-#include <cmocka.h>
-
-static void test_a_failure_returns_its_status_and_leaves_a_message(void **state) {
-    (void)state;
+TEST(test_a_failure_returns_its_status_and_leaves_a_message) {
     assert_string_equal(weft_error_message(), "");
     assert_int_equal(weft_fail(WEFT_EIO, "%s: %d", "disk", 7), WEFT_EIO);
     assert_string_equal(weft_error_message(), "disk: 7");
@@ -20,15 +14,13 @@ static void test_a_failure_returns_its_status_and_leaves_a_message(void **state)
     assert_string_equal(weft_error_message(), "other");
 }
 
-static void test_a_message_may_wrap_the_one_before(void **state) {
-    (void)state;
+TEST(test_a_message_may_wrap_the_one_before) {
     weft_fail(WEFT_EINPUT, "inner");
     weft_fail(WEFT_EINPUT, "outer: %s", weft_error_message());
     assert_string_equal(weft_error_message(), "outer: inner");
 }
 
-static void test_a_long_message_is_cut(void **state) {
-    (void)state;
+TEST(test_a_long_message_is_cut) {
     char text[5000];
     memset(text, 'x', sizeof text - 1);
     text[sizeof text - 1] = '\0';
@@ -48,8 +40,7 @@ static weft_status try_twice(weft_status first, int *reached) {
     return WEFT_EBUG;
 }
 
-static void test_try_leaves_at_the_first_failure(void **state) {
-    (void)state;
+TEST(test_try_leaves_at_the_first_failure) {
     int reached = 0;
     assert_int_equal(try_twice(WEFT_ENOMEM, &reached), WEFT_ENOMEM);
     assert_int_equal(reached, 0);
@@ -63,8 +54,7 @@ static void *fail_elsewhere(void *seen) {
     return NULL;
 }
 
-static void test_a_message_belongs_to_its_thread(void **state) {
-    (void)state;
+TEST(test_a_message_belongs_to_its_thread) {
     weft_fail(WEFT_EINPUT, "from this thread");
     pthread_t thread;
     char seen[64];
@@ -74,22 +64,11 @@ static void test_a_message_belongs_to_its_thread(void **state) {
     assert_string_equal(weft_error_message(), "from this thread");
 }
 
-static void test_the_version_is_that_of_the_header(void **state) {
-    (void)state;
+TEST(test_the_version_is_that_of_the_header) {
     char text[32];
     snprintf(text, sizeof text, "%d.%d.%d", WEFT_VERSION_MAJOR, WEFT_VERSION_MINOR,
              WEFT_VERSION_PATCH);
     assert_string_equal(weft_version(), text);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_failure_returns_its_status_and_leaves_a_message),
-        cmocka_unit_test(test_a_message_may_wrap_the_one_before),
-        cmocka_unit_test(test_a_long_message_is_cut),
-        cmocka_unit_test(test_try_leaves_at_the_first_failure),
-        cmocka_unit_test(test_a_message_belongs_to_its_thread),
-        cmocka_unit_test(test_the_version_is_that_of_the_header),
-    };
-    return cmocka_run_group_tests_name("error", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -3,19 +3,16 @@
 #include "base/crc32c.h"
 #include "base/folders.h"
 #include "support/fault.h"
+#include "support/test.h"
 
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const char *at(const char *name) {
     return scratch_path("%s", name);
@@ -27,8 +24,7 @@ static void expect(weft_status is, weft_status wanted, const char *word) {
         fail_msg("'%s' is not in: %s", word, weft_error_message());
 }
 
-static void test_a_file_is_replaced_whole_or_not_at_all(void **state) {
-    (void)state;
+TEST(test_a_file_is_replaced_whole_or_not_at_all) {
     weft_new_file f;
     weft_sum sum, read;
     expect(weft_file_write(at("a"), "old", 3, &sum), WEFT_OK, NULL);
@@ -48,8 +44,7 @@ static void test_a_file_is_replaced_whole_or_not_at_all(void **state) {
 }
 
 /* What came to have the name meanwhile stays, where nothing is to be replaced. */
-static void test_a_name_is_taken_once(void **state) {
-    (void)state;
+TEST(test_a_name_is_taken_once) {
     weft_new_file f;
     for (int meanwhile = 0; meanwhile < 2; meanwhile++) {
         expect(weft_new_file_begin(&f, at("once")), WEFT_OK, NULL);
@@ -99,8 +94,7 @@ static int count_names(void) {
     return n;
 }
 
-static void test_what_a_kill_leaves_beside_is_removed_by_the_next_writer(void **state) {
-    (void)state;
+TEST(test_what_a_kill_leaves_beside_is_removed_by_the_next_writer) {
     int said, go, status;
     expect(weft_file_write(at("a"), "old", 3, NULL), WEFT_OK, NULL);
     int before = count_names();
@@ -130,8 +124,7 @@ static void test_what_a_kill_leaves_beside_is_removed_by_the_next_writer(void **
     assert_int_equal(is.st_mode & S_ISVTX, 0);
 }
 
-static void test_only_what_weft_left_beside_is_removed(void **state) {
-    (void)state;
+TEST(test_only_what_weft_left_beside_is_removed) {
     static const char *const others[] = {"a.12-3.tmp.old", "a.-3.tmp", "a.12-.tmp",
                                          "a.x-3.tmp",      "a.12-3",   "aa.12-3.tmp",
                                          "a12-3.tmp",      "a.12.tmp", "a.12-3-4.tmp"};
@@ -176,8 +169,7 @@ static uint32_t crc_by_bits(const unsigned char *data, size_t bytes) {
 }
 
 /* Who writes or reads much is alive: other ranks wait for it meanwhile (comm/comm.h). */
-static void test_long_files_give_signs_of_life(void **state) {
-    (void)state;
+TEST(test_long_files_give_signs_of_life) {
     size_t bytes = 5 << 20;
     weft_sum sum;
     char *data = calloc(bytes, 1);
@@ -190,8 +182,7 @@ static void test_long_files_give_signs_of_life(void **state) {
     free(data);
 }
 
-static void test_checksums_are_castagnolis(void **state) {
-    (void)state;
+TEST(test_checksums_are_castagnolis) {
     unsigned char data[100];
     assert_int_equal(weft_crc32c(0, "123456789", 9), 0xe3069283);
     assert_int_equal(weft_crc32c_plain(0, "123456789", 9), 0xe3069283);
@@ -207,8 +198,7 @@ static void test_checksums_are_castagnolis(void **state) {
         }
 }
 
-static void test_only_plain_files_are_read_and_written(void **state) {
-    (void)state;
+TEST(test_only_plain_files_are_read_and_written) {
     char *text;
     size_t bytes;
     int fd;
@@ -229,8 +219,7 @@ static void test_only_plain_files_are_read_and_written(void **state) {
 }
 
 /* What is there and cannot be looked at is not missing: what follows from its absence must not. */
-static void test_only_nothing_is_missing(void **state) {
-    (void)state;
+TEST(test_only_nothing_is_missing) {
     bool there = true;
     expect(weft_path_there(at("absent"), &there), WEFT_OK, NULL);
     assert_false(there);
@@ -247,8 +236,7 @@ static void test_only_nothing_is_missing(void **state) {
     assert_false(there);
 }
 
-static void test_a_path_that_is_too_long_is_refused(void **state) {
-    (void)state;
+TEST(test_a_path_that_is_too_long_is_refused) {
     char path[WEFT_PATH_MAX], text[WEFT_PATH_MAX + 1];
     memset(text, 'x', WEFT_PATH_MAX);
     text[WEFT_PATH_MAX] = '\0';
@@ -258,8 +246,7 @@ static void test_a_path_that_is_too_long_is_refused(void **state) {
 }
 
 /* The longest path that there may be, by way of `.`: a name beside it would be longer. */
-static void test_a_path_without_room_for_a_file_beside_it_is_refused(void **state) {
-    (void)state;
+TEST(test_a_path_without_room_for_a_file_beside_it_is_refused) {
     char path[WEFT_PATH_MAX];
     size_t n = strlen(strcpy(path, at(".")));
     while (n + 4 < WEFT_PATH_MAX)
@@ -269,8 +256,7 @@ static void test_a_path_without_room_for_a_file_beside_it_is_refused(void **stat
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
-static void test_folders_are_made_with_those_above(void **state) {
-    (void)state;
+TEST(test_folders_are_made_with_those_above) {
     expect(weft_folder_make(at("x/y/z")), WEFT_OK, NULL);
     expect(weft_folder_make(at("x/y/z")), WEFT_OK, NULL);
     file_write(at("plain"), "", 0);
@@ -278,8 +264,7 @@ static void test_folders_are_made_with_those_above(void **state) {
     expect(weft_folder_make(at("plain/in")), WEFT_EIO, "plain");
 }
 
-static void test_only_marked_folders_are_removed(void **state) {
-    (void)state;
+TEST(test_only_marked_folders_are_removed) {
     expect(weft_folder_make_marked(at("own")), WEFT_OK, NULL);
     expect(weft_folder_make(at("own/deep/er")), WEFT_OK, NULL);
     file_write(at("own/deep/er/file"), "x", 1);
@@ -301,8 +286,7 @@ static void test_only_marked_folders_are_removed(void **state) {
     expect(weft_folder_remove(at("empty")), WEFT_OK, NULL);
 }
 
-static void test_names_are_listed_sorted(void **state) {
-    (void)state;
+TEST(test_names_are_listed_sorted) {
     weft_names names;
     expect(weft_folder_make(at("list")), WEFT_OK, NULL);
     file_write(at("list/b"), "", 0);
@@ -315,8 +299,7 @@ static void test_names_are_listed_sorted(void **state) {
     expect(weft_folder_list(at("no-list"), &names), WEFT_EIO, "no-list");
 }
 
-static void test_a_finished_file_takes_a_free_name(void **state) {
-    (void)state;
+TEST(test_a_finished_file_takes_a_free_name) {
     file_write(at("made-1"), "one", 3);
     file_write(at("made-2"), "two", 3);
     expect(weft_file_take_name(at("made-1"), at("named")), WEFT_OK, NULL);
@@ -327,8 +310,7 @@ static void test_a_finished_file_takes_a_free_name(void **state) {
 }
 
 /* By a signal, or where a file system takes a part of what it is given: -2 writes only a half. */
-static void test_an_interrupted_read_or_write_goes_on(void **state) {
-    (void)state;
+TEST(test_an_interrupted_read_or_write_goes_on) {
     static const fault cases[] = {
         {.calls = "write"}, /* unbroken: what the others are held against */
         {.calls = "write", .path = "model.safetensors", .nth = 1, .error = EINTR},
@@ -351,8 +333,7 @@ static void test_an_interrupted_read_or_write_goes_on(void **state) {
     }
 }
 
-static void test_a_file_that_cannot_be_looked_at_is_not_called_something_else(void **state) {
-    (void)state;
+TEST(test_a_file_that_cannot_be_looked_at_is_not_called_something_else) {
     char words[600];
     bool said = false;
     fault_need();
@@ -369,8 +350,7 @@ static void test_a_file_that_cannot_be_looked_at_is_not_called_something_else(vo
 }
 
 /* Taken for one that a kill left; any other reason is told. */
-static void test_a_new_folder_that_is_taken_away_is_made_again(void **state) {
-    (void)state;
+TEST(test_a_new_folder_that_is_taken_away_is_made_again) {
     fault f = {.calls = "open", .path = "taken.", .nth = 1, .error = ENOENT};
     const char *const *words =
         RUN("init", "--out", at("taken"), "-o", "N_LAYER=1", "-o", "N_EMBD=8", "-o", "N_HEAD=2");
@@ -388,8 +368,7 @@ static void test_a_new_folder_that_is_taken_away_is_made_again(void **state) {
 
 /* Killed when the new folder has the name and the old one is not yet gone: before its first file is, and when
  * it is empty, without the file that said whose it was. */
-static void test_what_a_kill_leaves_of_a_replaced_folder_is_removed(void **state) {
-    (void)state;
+TEST(test_what_a_kill_leaves_of_a_replaced_folder_is_removed) {
     fault f = {.calls = "unlink,rmdir", .path = "replaced."};
     const char *const *words = RUN("init", "--force", "--out", at("replaced"), "-o", "N_LAYER=1",
                                    "-o", "N_EMBD=8", "-o", "N_HEAD=2");
@@ -410,26 +389,4 @@ static void test_what_a_kill_leaves_of_a_replaced_folder_is_removed(void **state
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
-        cmocka_unit_test(test_a_name_is_taken_once),
-        cmocka_unit_test(test_what_a_kill_leaves_beside_is_removed_by_the_next_writer),
-        cmocka_unit_test(test_only_what_weft_left_beside_is_removed),
-        cmocka_unit_test(test_long_files_give_signs_of_life),
-        cmocka_unit_test(test_checksums_are_castagnolis),
-        cmocka_unit_test(test_only_plain_files_are_read_and_written),
-        cmocka_unit_test(test_only_nothing_is_missing),
-        cmocka_unit_test(test_a_path_that_is_too_long_is_refused),
-        cmocka_unit_test(test_a_path_without_room_for_a_file_beside_it_is_refused),
-        cmocka_unit_test(test_folders_are_made_with_those_above),
-        cmocka_unit_test(test_only_marked_folders_are_removed),
-        cmocka_unit_test(test_names_are_listed_sorted),
-        cmocka_unit_test(test_a_finished_file_takes_a_free_name),
-        cmocka_unit_test(test_an_interrupted_read_or_write_goes_on),
-        cmocka_unit_test(test_a_file_that_cannot_be_looked_at_is_not_called_something_else),
-        cmocka_unit_test(test_a_new_folder_that_is_taken_away_is_made_again),
-        cmocka_unit_test(test_what_a_kill_leaves_of_a_replaced_folder_is_removed),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

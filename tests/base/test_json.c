@@ -2,15 +2,12 @@
  * named, and numbers that JSON has not are null. */
 #include "base/json.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* BEFORE, then the part so many times with commas between, then AFTER. */
 static char *repeat(const char *before, const char *part, int times, const char *after) {
@@ -28,8 +25,7 @@ static char *repeat(const char *before, const char *part, int times, const char 
 
 /* In memory a list comes to about 160 bytes, an object to 300, a value to 60 and a key to 80; 40 times the
  * text is the most, and a MiB is always allowed. */
-static void test_a_text_that_grows_too_much_is_refused(void **state) {
-    (void)state;
+TEST(test_a_text_that_grows_too_much_is_refused) {
     static const struct {
         const char *before, *part, *after;
         int times;
@@ -72,8 +68,7 @@ static void write_text(const char *text) {
     file_write(scratch_path("a.json"), text, strlen(text));
 }
 
-static void test_a_file_that_is_wrong_has_its_line_named(void **state) {
-    (void)state;
+TEST(test_a_file_that_is_wrong_has_its_line_named) {
     json_t *value;
     char words[600];
     write_text("{\"a\": 1,\n \"b\": 2}\n");
@@ -95,8 +90,7 @@ static void test_a_file_that_is_wrong_has_its_line_named(void **state) {
     assert_null(weft_json_file(scratch_path("none.json"), 100));
 }
 
-static void test_objects_are_written_in_order(void **state) {
-    (void)state;
+TEST(test_objects_are_written_in_order) {
     json_t *object = json_pack("{s:i, s:[i]}", "b", 2, "a", 1);
     weft_sum sum;
     assert_int_equal(weft_json_write(scratch_path("b.json"), object, &sum), WEFT_OK);
@@ -118,8 +112,7 @@ static void expect_line(json_t *value, const char *line) {
     json_decref(value);
 }
 
-static void test_numbers_that_json_has_not_are_null(void **state) {
-    (void)state;
+TEST(test_numbers_that_json_has_not_are_null) {
     expect_line(weft_json_number(0.5), "0.5");
     expect_line(weft_json_number(NAN), "null");
     expect_line(weft_json_number(-INFINITY), "null");
@@ -140,12 +133,4 @@ static void test_numbers_that_json_has_not_are_null(void **state) {
     json_decref(object);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_text_that_grows_too_much_is_refused),
-        cmocka_unit_test(test_a_file_that_is_wrong_has_its_line_named),
-        cmocka_unit_test(test_objects_are_written_in_order),
-        cmocka_unit_test(test_numbers_that_json_has_not_are_null),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,18 +1,13 @@
 /* The log in a pipe and on a terminal. */
 #include "base/log.h"
 #include "support/screen.h"
+#include "support/test.h"
 
 #include <pthread.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #define WITH(...) ((const char *const[]){__VA_ARGS__, NULL})
 
@@ -30,13 +25,11 @@ static void check_output(int width, const char *const *environment, const char *
     screen_free(&s);
 }
 
-static void test_a_pipe_gets_plain_lines_from_info_on(void **state) {
-    (void)state;
+TEST(test_a_pipe_gets_plain_lines_from_info_on) {
     check_output(0, NULL, "info  second two\nwarn  third\nerror fourth\n");
 }
 
-static void test_the_environment_sets_the_level(void **state) {
-    (void)state;
+TEST(test_the_environment_sets_the_level) {
     check_output(0, WITH("WEFT_LOG=debug"),
                  "debug first 1\ninfo  second two\nwarn  third\nerror fourth\n");
     check_output(0, WITH("WEFT_LOG=info"), "info  second two\nwarn  third\nerror fourth\n");
@@ -54,16 +47,14 @@ static void set_level_and_log(void) {
     if (weft_log_enabled(WEFT_LOG_WARN) || !weft_log_enabled(WEFT_LOG_ERROR)) _exit(1);
 }
 
-static void test_a_program_may_set_the_level_itself(void **state) {
-    (void)state;
+TEST(test_a_program_may_set_the_level_itself) {
     screen s = screen_run(0, WITH("WEFT_LOG=debug"), set_level_and_log);
     assert_int_equal(s.status, 0);
     assert_string_equal(s.raw, "error fourth\n");
     screen_free(&s);
 }
 
-static void test_colours_are_for_terminals_that_want_them(void **state) {
-    (void)state;
+TEST(test_colours_are_for_terminals_that_want_them) {
     screen s = screen_run(80, NULL, log_each_level);
     assert_string_equal(s.raw, "info  second two\r\n\033[33mwarn \033[0m third\r\n"
                                "\033[31merror\033[0m fourth\r\n");
@@ -78,8 +69,7 @@ static void log_with_time(void) {
     weft_log(WEFT_LOG_INFO, "now");
 }
 
-static void test_a_time_may_stand_before_each_line(void **state) {
-    (void)state;
+TEST(test_a_time_may_stand_before_each_line) {
     screen s = screen_run(0, WITH("WEFT_LOG_TIME=1", "TZ=UTC"), log_with_time);
     int year, month, day, hour, minute, second, milli, end = 0;
     assert_int_equal(sscanf(s.raw, "%4d-%2d-%2dT%2d:%2d:%2d.%3d+0000 info  now\n%n", &year, &month,
@@ -106,8 +96,7 @@ static void log_odd_texts(void) {
     weft_log(WEFT_LOG_INFO, "a%s", text);
 }
 
-static void test_a_record_is_one_line_whatever_is_in_it(void **state) {
-    (void)state;
+TEST(test_a_record_is_one_line_whatever_is_in_it) {
     screen s = screen_run(0, NULL, log_odd_texts);
     assert_int_equal(s.status, 0);
     assert_int_equal(screen_count(&s, "\n"), 5);
@@ -155,8 +144,7 @@ static void check_threads(int width) {
     screen_free(&s);
 }
 
-static void test_lines_of_threads_do_not_mix(void **state) {
-    (void)state;
+TEST(test_lines_of_threads_do_not_mix) {
     check_threads(0);
     check_threads(400);
 }
@@ -173,8 +161,7 @@ static void use_status(void) {
     weft_log(WEFT_LOG_INFO, "done");
 }
 
-static void test_records_stand_above_the_status_line(void **state) {
-    (void)state;
+TEST(test_records_stand_above_the_status_line) {
     screen s = screen_run(60, NULL, use_status);
     static const char *const lines[] = {"info  width 59", "info  above", "info  above too",
                                         "info  done"};
@@ -185,8 +172,7 @@ static void test_records_stand_above_the_status_line(void **state) {
     screen_free(&s);
 }
 
-static void test_without_a_terminal_there_is_no_status_line(void **state) {
-    (void)state;
+TEST(test_without_a_terminal_there_is_no_status_line) {
     const char *plain = "info  width 0\ninfo  above\ninfo  above too\ninfo  done\n";
     screen s = screen_run(0, NULL, use_status);
     assert_string_equal(s.raw, plain);
@@ -204,26 +190,11 @@ static void log_to_nowhere(void) {
     weft_log_status(NULL);
 }
 
-static void test_a_closed_standard_error_is_no_harm(void **state) {
-    (void)state;
+TEST(test_a_closed_standard_error_is_no_harm) {
     screen s = screen_run(0, NULL, log_to_nowhere);
     assert_int_equal(s.status, 0);
     assert_int_equal(s.bytes, 0);
     screen_free(&s);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_pipe_gets_plain_lines_from_info_on),
-        cmocka_unit_test(test_the_environment_sets_the_level),
-        cmocka_unit_test(test_a_program_may_set_the_level_itself),
-        cmocka_unit_test(test_colours_are_for_terminals_that_want_them),
-        cmocka_unit_test(test_a_time_may_stand_before_each_line),
-        cmocka_unit_test(test_a_record_is_one_line_whatever_is_in_it),
-        cmocka_unit_test(test_lines_of_threads_do_not_mix),
-        cmocka_unit_test(test_records_stand_above_the_status_line),
-        cmocka_unit_test(test_without_a_terminal_there_is_no_status_line),
-        cmocka_unit_test(test_a_closed_standard_error_is_no_harm),
-    };
-    return cmocka_run_group_tests_name("log", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

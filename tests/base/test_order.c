@@ -1,19 +1,13 @@
 /* Numbers with NaNs among them are sorted alike from whatever order they came in. */
 #include "base/order.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { N = 9, ROUNDS = 500 };
 
-static void test_nans_come_last(void **state) {
-    (void)state;
+TEST(test_nans_come_last) {
     double values[N] = {3, NAN, -1, INFINITY, 0, NAN, -INFINITY, 2, -NAN};
     static const double want[N - 3] = {-INFINITY, -1, 0, 2, 3, INFINITY};
     uint64_t seed = 1;
@@ -32,8 +26,7 @@ static void test_nans_come_last(void **state) {
 }
 
 /* Antisymmetric and transitive over every three. */
-static void test_the_order_is_total(void **state) {
-    (void)state;
+TEST(test_the_order_is_total) {
     static const double v[] = {NAN, -INFINITY, -1, -0.0, 0.0, 1, INFINITY, -NAN};
     int n = (int)(sizeof v / sizeof v[0]);
     for (int a = 0; a < n; a++)
@@ -45,10 +38,4 @@ static void test_the_order_is_total(void **state) {
         }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nans_come_last),
-        cmocka_unit_test(test_the_order_is_total),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

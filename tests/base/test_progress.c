@@ -3,17 +3,12 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "support/screen.h"
+#include "support/test.h"
 
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #define WITH(...) ((const char *const[]){__VA_ARGS__, NULL})
 
@@ -45,8 +40,7 @@ static void check_records(const screen *s) {
         fail_msg("the last line is `%s`", summary);
 }
 
-static void test_a_bar_is_one_line_that_goes_away(void **state) {
-    (void)state;
+TEST(test_a_bar_is_one_line_that_goes_away) {
     double begun = weft_clock();
     screen s = screen_run(80, NULL, run_with_records);
     double passed = weft_clock() - begun;
@@ -71,8 +65,7 @@ static void run_short(void) {
     weft_progress_end(p, false);
 }
 
-static void test_a_bar_fits_every_width(void **state) {
-    (void)state;
+TEST(test_a_bar_fits_every_width) {
     static const int widths[] = {1, 2, 10, 24, 33, 50, 132, 400};
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         screen s = screen_run(widths[i], WITH("NO_COLOR=1"), run_short);
@@ -101,8 +94,7 @@ static void run_training(void) {
     weft_progress_end(p, false);
 }
 
-static void test_eighty_columns_hold_a_training_step_and_its_bar(void **state) {
-    (void)state;
+TEST(test_eighty_columns_hold_a_training_step_and_its_bar) {
     screen s = screen_run(80, WITH("NO_COLOR=1"), run_training);
     assert_int_equal(s.status, 0);
     assert_false(s.overflow);
@@ -129,8 +121,7 @@ static void run_curve(void) {
     weft_progress_end(p, true);
 }
 
-static void test_a_bar_is_the_curve_of_a_value(void **state) {
-    (void)state;
+TEST(test_a_bar_is_the_curve_of_a_value) {
     screen s = screen_run(80, WITH("NO_COLOR=1", "LC_ALL=C.UTF-8"), run_curve);
     assert_int_equal(s.status, 0);
     assert_false(s.overflow);
@@ -156,8 +147,7 @@ static void run_long_note(void) {
     weft_progress_end(p, false);
 }
 
-static void test_a_long_note_leaves_the_bar(void **state) {
-    (void)state;
+TEST(test_a_long_note_leaves_the_bar) {
     screen s = screen_run(80, WITH("NO_COLOR=1"), run_long_note);
     assert_false(s.overflow);
     assert_true(screen_count(&s, "study [=") == 1);
@@ -182,8 +172,7 @@ static void run_odd_texts(void) {
     weft_log(WEFT_LOG_INFO, "end");
 }
 
-static void test_odd_texts_and_numbers_do_not_garble(void **state) {
-    (void)state;
+TEST(test_odd_texts_and_numbers_do_not_garble) {
     screen s = screen_run(50, NULL, run_odd_texts);
     assert_int_equal(s.status, 0);
     assert_false(s.overflow);
@@ -205,8 +194,7 @@ static void run_fast(void) {
     weft_progress_end(p, true);
 }
 
-static void test_a_pipe_gets_a_line_each_tenth(void **state) {
-    (void)state;
+TEST(test_a_pipe_gets_a_line_each_tenth) {
     screen s = screen_run(0, NULL, run_fast);
     assert_int_equal(s.status, 0);
     assert_int_equal(s.lines, 10);
@@ -231,8 +219,7 @@ static void run_without_end(void) {
     weft_progress_end(p, true);
 }
 
-static void test_a_pipe_gets_a_line_every_so_many_seconds(void **state) {
-    (void)state;
+TEST(test_a_pipe_gets_a_line_every_so_many_seconds) {
     double begun = weft_clock();
     screen s = screen_run(0, NULL, run_without_end);
     double passed = weft_clock() - begun;
@@ -250,8 +237,7 @@ static void test_a_pipe_gets_a_line_every_so_many_seconds(void **state) {
     screen_free(&s);
 }
 
-static void test_above_info_nothing_is_shown(void **state) {
-    (void)state;
+TEST(test_above_info_nothing_is_shown) {
     for (int width = 0; width <= 80; width += 80) {
         screen s = screen_run(width, WITH("WEFT_LOG=warn"), run_fast);
         assert_int_equal(s.status, 0);
@@ -260,33 +246,16 @@ static void test_above_info_nothing_is_shown(void **state) {
     }
 }
 
-static void test_a_dumb_terminal_gets_lines(void **state) {
-    (void)state;
+TEST(test_a_dumb_terminal_gets_lines) {
     screen s = screen_run(80, WITH("TERM=dumb"), run_fast);
     assert_int_equal(s.lines, 10);
     assert_int_equal(screen_count(&s, "\033"), 0);
     screen_free(&s);
 }
 
-static void test_no_progress_is_accepted_everywhere(void **state) {
-    (void)state;
+TEST(test_no_progress_is_accepted_everywhere) {
     weft_progress_update(NULL, 1, "note");
     weft_progress_end(NULL, true);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_bar_is_one_line_that_goes_away),
-        cmocka_unit_test(test_a_bar_fits_every_width),
-        cmocka_unit_test(test_eighty_columns_hold_a_training_step_and_its_bar),
-        cmocka_unit_test(test_a_bar_is_the_curve_of_a_value),
-        cmocka_unit_test(test_a_long_note_leaves_the_bar),
-        cmocka_unit_test(test_odd_texts_and_numbers_do_not_garble),
-        cmocka_unit_test(test_a_pipe_gets_a_line_each_tenth),
-        cmocka_unit_test(test_a_pipe_gets_a_line_every_so_many_seconds),
-        cmocka_unit_test(test_above_info_nothing_is_shown),
-        cmocka_unit_test(test_a_dumb_terminal_gets_lines),
-        cmocka_unit_test(test_no_progress_is_accepted_everywhere),
-    };
-    return cmocka_run_group_tests_name("progress", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,18 +1,12 @@
 /* Philox against the published known answers, and the streams built on it. */
 #include "base/random.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <setjmp.h>
-
-#include <cmocka.h>
-
-static void test_philox_gives_the_known_answers(void **state) {
-    (void)state;
+TEST(test_philox_gives_the_known_answers) {
     static const struct {
         uint32_t counter[4], key[2], word[4];
     } known[] = {
@@ -32,8 +26,7 @@ static void test_philox_gives_the_known_answers(void **state) {
     }
 }
 
-static void test_a_word_is_a_pure_function_of_its_place(void **state) {
-    (void)state;
+TEST(test_a_word_is_a_pure_function_of_its_place) {
     for (uint64_t i = 0; i < 40; i++) {
         weft_random4 block = weft_philox(77, (uint32_t)(i / 4), 3, 2, 5);
         assert_int_equal(weft_random_word(77, 2, 3, 5, i), block.word[i % 4]);
@@ -47,8 +40,7 @@ static void test_a_word_is_a_pure_function_of_its_place(void **state) {
     assert_int_not_equal(here, weft_random_word(77, 2, 3, 5, 13));
 }
 
-static void test_names_hash_as_fnv_1a(void **state) {
-    (void)state;
+TEST(test_names_hash_as_fnv_1a) {
     assert_int_equal(weft_random_site(""), 0x811c9dc5u);
     assert_int_equal(weft_random_site("a"), 0xe40c292cu);
     assert_int_equal(weft_random_site("foobar"), 0xbf9cf968u);
@@ -56,8 +48,7 @@ static void test_names_hash_as_fnv_1a(void **state) {
     assert_int_equal(weft_random_site("\xff"), (0x811c9dc5u ^ 0xffu) * 16777619u);
 }
 
-static void test_unit_numbers_stay_below_one_and_fit_a_float(void **state) {
-    (void)state;
+TEST(test_unit_numbers_stay_below_one_and_fit_a_float) {
     assert_true(weft_random_unit(0) == 0);
     assert_true(weft_random_unit(0xffffffffu) == 1 - 0x1p-24);
     assert_true((double)(float)weft_random_unit(0xffffffffu) == weft_random_unit(0xffffffffu));
@@ -75,8 +66,7 @@ static void check_moments(const double *x, int n, double mean, double variance, 
     assert_true(fabs(squares / n - variance) < 5 * variance * sqrt((kurtosis - 1) / n));
 }
 
-static void test_streams_have_the_moments_of_their_distribution(void **state) {
-    (void)state;
+TEST(test_streams_have_the_moments_of_their_distribution) {
     enum { N = 100000 };
     double *x = malloc(N * sizeof *x);
     for (uint32_t site = 0; site < 4; site++) {
@@ -94,8 +84,7 @@ static void test_streams_have_the_moments_of_their_distribution(void **state) {
     free(x);
 }
 
-static void test_a_longer_stream_begins_as_the_shorter(void **state) {
-    (void)state;
+TEST(test_a_longer_stream_begins_as_the_shorter) {
     double a[101], b[64];
     weft_random_normal(9, 4, 2, 101, a);
     weft_random_normal(9, 4, 2, 64, b);
@@ -105,14 +94,4 @@ static void test_a_longer_stream_begins_as_the_shorter(void **state) {
     assert_memory_equal(a, b, sizeof b);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_philox_gives_the_known_answers),
-        cmocka_unit_test(test_a_word_is_a_pure_function_of_its_place),
-        cmocka_unit_test(test_names_hash_as_fnv_1a),
-        cmocka_unit_test(test_unit_numbers_stay_below_one_and_fit_a_float),
-        cmocka_unit_test(test_streams_have_the_moments_of_their_distribution),
-        cmocka_unit_test(test_a_longer_stream_begins_as_the_shorter),
-    };
-    return cmocka_run_group_tests_name("random", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,21 +1,15 @@
 /* Text by others: what a terminal would obey is shown escaped, and what is no UTF-8 is found. */
 #include "base/text.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void expect_shown(const char *text, const char *shown) {
     assert_string_equal(weft_shown(text), shown);
 }
 
-static void test_what_a_terminal_obeys_is_escaped(void **state) {
-    (void)state;
+TEST(test_what_a_terminal_obeys_is_escaped) {
     expect_shown("", "");
     expect_shown("plain, grün, 日本, \xf0\x9f\xa7\xb5", "plain, grün, 日本, \xf0\x9f\xa7\xb5");
     expect_shown("\x1b[2J\x07\r\n\t\x7f", "\\x1b[2J\\x07\\x0d\\x0a\\x09\\x7f");
@@ -29,8 +23,7 @@ static void test_what_a_terminal_obeys_is_escaped(void **state) {
 }
 
 /* As RFC 3629 has them: overlong forms, surrogates, beyond U+10FFFF, cut short. */
-static void test_bytes_that_are_no_utf8_are_escaped(void **state) {
-    (void)state;
+TEST(test_bytes_that_are_no_utf8_are_escaped) {
     expect_shown("\xff", "\\xff");
     expect_shown("\xc0\xaf", "\\xc0\\xaf");
     expect_shown("\xe0\x80\xaf", "\\xe0\\x80\\xaf");
@@ -45,8 +38,7 @@ static void test_bytes_that_are_no_utf8_are_escaped(void **state) {
     free(repaired);
 }
 
-static void test_a_long_text_is_cut_between_letters(void **state) {
-    (void)state;
+TEST(test_a_long_text_is_cut_between_letters) {
     char out[10];
     for (size_t room = 0; room <= sizeof out; room++) {
         memset(out, '#', sizeof out);
@@ -64,8 +56,7 @@ static void test_a_long_text_is_cut_between_letters(void **state) {
 }
 
 /* With zeros in it, and with a letter that is cut off at its end. */
-static void test_a_text_is_printed_with_its_lines_and_nothing_that_is_obeyed(void **state) {
-    (void)state;
+TEST(test_a_text_is_printed_with_its_lines_and_nothing_that_is_obeyed) {
     static const char text[] = "a\n\tb\r\x1b[2J\0\xc2\x9b\xc3\xbc\xe2\x82";
     char *out = NULL;
     size_t bytes;
@@ -78,8 +69,7 @@ static void test_a_text_is_printed_with_its_lines_and_nothing_that_is_obeyed(voi
     free(out);
 }
 
-static void test_counts_have_separators(void **state) {
-    (void)state;
+TEST(test_counts_have_separators) {
     static const struct {
         int64_t n;
         const char *text;
@@ -95,13 +85,4 @@ static void test_counts_have_separators(void **state) {
         assert_string_equal(weft_count_text(cases[i].n, out), cases[i].text);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_counts_have_separators),
-        cmocka_unit_test(test_what_a_terminal_obeys_is_escaped),
-        cmocka_unit_test(test_bytes_that_are_no_utf8_are_escaped),
-        cmocka_unit_test(test_a_long_text_is_cut_between_letters),
-        cmocka_unit_test(test_a_text_is_printed_with_its_lines_and_nothing_that_is_obeyed),
-    };
-    return cmocka_run_group_tests_name("text", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,12 +1,7 @@
 /* A row cut among ranks: every block has one owner, pieces are as even as whole blocks allow, and those
  * of a bucket are neighbours. */
 #include "comm/share.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 enum { BLOCKS_MOST = 9000 };
 
@@ -38,8 +33,7 @@ static void check_cut(int64_t blocks, int size, int64_t stride) {
     assert_int_equal(next, blocks);
 }
 
-static void test_every_block_has_one_owner(void **state) {
-    (void)state;
+TEST(test_every_block_has_one_owner) {
     for (int64_t blocks = 1; blocks <= 300; blocks += blocks < 40 ? 1 : 13)
         for (int size = 1; size <= 200; size += size < 9 ? 1 : 37)
             check_cut(blocks, size, 1 + blocks % 9);
@@ -55,8 +49,7 @@ static int64_t buckets_of(int64_t blocks, int size) {
 
 /* A long row has few buckets, a short one pieces that are worth a message, and whoever adds pieces of
  * many ranks needs no more memory for it. */
-static void test_pieces_grow_with_the_row(void **state) {
-    (void)state;
+TEST(test_pieces_grow_with_the_row) {
     assert_int_equal(buckets_of(8 * 2 * 10, 2), 10);
     assert_int_equal(buckets_of(40 * 2 * 32, 2), 32);
     assert_int_equal(buckets_of(64 * 8 * 1000, 8), 1000);
@@ -64,10 +57,4 @@ static void test_pieces_grow_with_the_row(void **state) {
     assert_int_equal(buckets_of(3000 * 5, 3000), 5);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_block_has_one_owner),
-        cmocka_unit_test(test_pieces_grow_with_the_row),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

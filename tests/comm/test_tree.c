@@ -1,12 +1,8 @@
 /* The tree over micro-batches, cut at the borders of any number of ranks: the same sum to the bit. */
 #include "comm/share.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { LEAVES_MOST = 33 };
 
@@ -51,33 +47,23 @@ static void check_cut(int64_t leaves, int size) {
     weft_tree_free(&t);
 }
 
-static void test_any_cut_gives_the_same_sum(void **state) {
-    (void)state;
+TEST(test_any_cut_gives_the_same_sum) {
     for (int64_t leaves = 1; leaves <= LEAVES_MOST; leaves++)
         for (int size = 1; size <= leaves; size++)
             check_cut(leaves, size);
 }
 
-static void test_powers_of_two_have_one_node_a_rank(void **state) {
-    (void)state;
+TEST(test_powers_of_two_have_one_node_a_rank) {
     weft_tree t;
     assert_int_equal(weft_tree_make(32, 8, &t), WEFT_OK);
     assert_int_equal(t.n_nodes, 8);
     weft_tree_free(&t);
 }
 
-static void test_more_ranks_than_micro_batches_is_refused(void **state) {
-    (void)state;
+TEST(test_more_ranks_than_micro_batches_is_refused) {
     weft_tree t;
     assert_int_equal(weft_tree_make(3, 4, &t), WEFT_EINPUT);
     assert_null(t.nodes);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_cut_gives_the_same_sum),
-        cmocka_unit_test(test_powers_of_two_have_one_node_a_rank),
-        cmocka_unit_test(test_more_ranks_than_micro_batches_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,15 +1,11 @@
 /* Keys that change nothing under the kinds chosen are named once, with what they wait for. */
 #include "config/config.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define SMALL "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\nCONFIG_VOCAB_SIZE=256\n"
 
@@ -31,8 +27,7 @@ static void expect_silence(const char *text) {
 }
 
 /* The values are the defaults, and they were meant. */
-static void test_the_ra_mla_keys_without_the_attention_are_named(void **state) {
-    (void)state;
+TEST(test_the_ra_mla_keys_without_the_attention_are_named) {
     static const char keys[] = SMALL "CONFIG_RA_MLA_LATENT_DIM=128\nCONFIG_RA_MLA_RA_WINDOW=64\n";
     char *said = list_says(keys);
     if (!strstr(said, "CONFIG_RA_MLA_LATENT_DIM, CONFIG_RA_MLA_RA_WINDOW change nothing here") ||
@@ -44,8 +39,7 @@ static void test_the_ra_mla_keys_without_the_attention_are_named(void **state) {
 }
 
 /* What one step of a study uses is no mistake of the others. */
-static void test_a_key_that_matters_in_one_step_is_not_named(void **state) {
-    (void)state;
+TEST(test_a_key_that_matters_in_one_step_is_not_named) {
     expect_silence(SMALL "CONFIG_RA_MLA_LATENT_DIM=8\n"
                          "CONFIG_STUDY_VARIANTS=\"dot; mla: ATTENTION=mla\"\n");
     char *said = list_says(SMALL "CONFIG_RA_MLA_LATENT_DIM=8\n"
@@ -55,8 +49,7 @@ static void test_a_key_that_matters_in_one_step_is_not_named(void **state) {
 }
 
 /* In any step of a study, and once. */
-static void test_a_warmup_that_never_ends_is_told(void **state) {
-    (void)state;
+TEST(test_a_warmup_that_never_ends_is_told) {
     static const char spam[] = SMALL "CONFIG_STEPS=30\nCONFIG_SPAM_WARMUP_STEPS=10\n"
                                      "CONFIG_STUDY_VARIANTS=\"adamw: OPTIMIZER=adamw; spam: "
                                      "OPTIMIZER=adamwspam; again: OPTIMIZER=adamwspam\"\n";
@@ -72,8 +65,7 @@ static void test_a_warmup_that_never_ends_is_told(void **state) {
 }
 
 /* A menu writes every key: only those that are not at their defaults were meant. */
-static void test_a_whole_config_is_judged_by_what_it_changes(void **state) {
-    (void)state;
+TEST(test_a_whole_config_is_judged_by_what_it_changes) {
     weft_config c;
     int n;
     const weft_option *options = weft_options(&n);
@@ -97,8 +89,7 @@ static void test_a_whole_config_is_judged_by_what_it_changes(void **state) {
     free(text);
 }
 
-static void test_when_an_option_matters_is_read_from_its_line(void **state) {
-    (void)state;
+TEST(test_when_an_option_matters_is_read_from_its_line) {
     weft_config c;
     weft_config_defaults(&c);
     const weft_option *tau = weft_option_find("W2_TAU"), *gate = WEFT_OPTION(gate_dim);
@@ -114,13 +105,4 @@ static void test_when_an_option_matters_is_read_from_its_line(void **state) {
     assert_true(weft_option_matters(&c, tau));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_ra_mla_keys_without_the_attention_are_named),
-        cmocka_unit_test(test_a_key_that_matters_in_one_step_is_not_named),
-        cmocka_unit_test(test_a_warmup_that_never_ends_is_told),
-        cmocka_unit_test(test_a_whole_config_is_judged_by_what_it_changes),
-        cmocka_unit_test(test_when_an_option_matters_is_read_from_its_line),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,13 +2,10 @@
 #include "config/config.h"
 #include "model/kinds.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static weft_config defaults(void) {
     weft_config c;
@@ -36,8 +33,7 @@ static void expect_words(const char *const *words) {
         expect_words((const char *[]){__VA_ARGS__, NULL});                                         \
     } while (0)
 
-static void test_every_default_is_in_its_range(void **state) {
-    (void)state;
+TEST(test_every_default_is_in_its_range) {
     weft_config c = defaults();
     int count;
     const weft_option *options = weft_options(&count);
@@ -59,8 +55,7 @@ static bool is_listed(const char *const *list, const char *key) {
 }
 
 /* Written out: one of these less changes what --resume and studies promise. */
-static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
-    (void)state;
+TEST(test_what_a_resumed_run_and_a_step_may_change) {
     static const char *const free_keys[] = {
         "STEPS",           "EVAL_INTERVAL",         "EVAL_SAMPLES",    "LOG_INTERVAL",
         "SAVE_CHECKPOINT", "CHECKPOINT_INTERVAL",   "CHECKPOINT_KEEP", "DEVICE",
@@ -103,8 +98,7 @@ static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
     }
 }
 
-static void test_kconfig_text_is_read(void **state) {
-    (void)state;
+TEST(test_kconfig_text_is_read) {
     weft_config c = defaults();
     char path[64];
     const char *text = "# a comment\n"
@@ -128,8 +122,7 @@ static void test_kconfig_text_is_read(void **state) {
 
 /* As kconfiglib writes them: a backslash before a quote and before a backslash. Without quotes, and
  * from the command line, a backslash is itself. */
-static void test_escapes_within_quotes_are_undone(void **state) {
-    (void)state;
+TEST(test_escapes_within_quotes_are_undone) {
     weft_config c = defaults();
     char path[64];
     assert_int_equal(read_text(&c, "CONFIG_DATASET=\"a \\\"b\\\" \\\\ c\"\n", path, sizeof path),
@@ -143,8 +136,7 @@ static void test_escapes_within_quotes_are_undone(void **state) {
     assert_string_equal(c.dataset, "a\\b");
 }
 
-static void test_a_text_may_have_4095_characters(void **state) {
-    (void)state;
+TEST(test_a_text_may_have_4095_characters) {
     weft_config c = defaults();
     char path[64], *line = malloc(WEFT_TEXT_MAX + 64);
     assert_non_null(line);
@@ -158,8 +150,7 @@ static void test_a_text_may_have_4095_characters(void **state) {
     free(line);
 }
 
-static void test_an_unknown_key_names_file_line_and_the_nearest(void **state) {
-    (void)state;
+TEST(test_an_unknown_key_names_file_line_and_the_nearest) {
     weft_config c = defaults();
     char path[64];
     expect_error(read_text(&c, "CONFIG_N_LAYER=2\nCONFIG_N_LAYERS=3\n", path, sizeof path), path,
@@ -168,8 +159,7 @@ static void test_an_unknown_key_names_file_line_and_the_nearest(void **state) {
                  ":1:", "did you mean CONFIG_BIAS?");
 }
 
-static void test_bad_values_are_refused(void **state) {
-    (void)state;
+TEST(test_bad_values_are_refused) {
     weft_config c = defaults();
     char path[64];
     expect_error(weft_config_override(&c, "N_LAYER=0", "-o"), "-o", "CONFIG_N_LAYER=0", "1 to");
@@ -196,8 +186,7 @@ static weft_status check_with(const char *const *overrides) {
 
 #define check_mix(...) check_with((const char *[]){__VA_ARGS__, NULL})
 
-static void test_impossible_mixes_are_refused(void **state) {
-    (void)state;
+TEST(test_impossible_mixes_are_refused) {
     expect_error(check_mix("RA_MLA_MLP_LATENT_RECIP=y"), "test.config", "LATENT_RECIP",
                  "CONFIG_ATTENTION=\"mla\"");
     expect_error(check_mix("FFN=wsffn", "N_FFN=100", "WSFFN_N_HEAD=7"), "100", "7");
@@ -290,15 +279,13 @@ static void test_impossible_mixes_are_refused(void **state) {
         check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence", "CAUSAL=n"), WEFT_OK);
 }
 
-static void test_sizes_may_be_as_small_as_1(void **state) {
-    (void)state;
+TEST(test_sizes_may_be_as_small_as_1) {
     assert_int_equal(check_mix("N_LAYER=1", "N_HEAD=1", "N_EMBD=1", "N_FFN=1", "VOCAB_SIZE=1",
                                "CONTEXT=1", "BATCH_SIZE=1"),
                      WEFT_OK);
 }
 
-static void test_steps_set_the_mechanisms_alone(void **state) {
-    (void)state;
+TEST(test_steps_set_the_mechanisms_alone) {
     static const bool want[6][3] = {{false, false, false}, {true, false, false},
                                     {true, true, false},   {true, true, true},
                                     {true, true, false},   {true, true, true}};
@@ -315,8 +302,7 @@ static void test_steps_set_the_mechanisms_alone(void **state) {
     expect_error(weft_config_step(&c, 6), "0 to 5");
 }
 
-static void test_json_gives_the_config_back(void **state) {
-    (void)state;
+TEST(test_json_gives_the_config_back) {
     weft_config c = defaults(), back = defaults();
     const char *changes[] = {"ATTENTION=w2", "W2_TAU=0.1",           "N_LAYER=5",
                              "BIAS=n",       "LEARNING_RATE=0.0003", "DATASET=a \"quoted\" one"};
@@ -334,8 +320,7 @@ static void test_json_gives_the_config_back(void **state) {
 }
 
 /* Names that configs, checkpoints and databases had before: read everywhere, written nowhere. */
-static void test_old_names_are_read(void **state) {
-    (void)state;
+TEST(test_old_names_are_read) {
     weft_config c = defaults(), back = defaults();
     char path[64];
     const char *text = "CONFIG_GPT2_MAX_ITERS=7\n"
@@ -380,8 +365,7 @@ static void test_old_names_are_read(void **state) {
 }
 
 /* Each write-up's model, as the write-ups describe it, and today's usual one. */
-static void test_presets_are_the_models_they_name(void **state) {
-    (void)state;
+TEST(test_presets_are_the_models_they_name) {
     weft_config c = defaults();
     assert_int_equal(weft_config_preset(&c, WEFT_PRESET_W2), WEFT_OK);
     assert_int_equal(c.attention, WEFT_ATTENTION_W2);
@@ -413,8 +397,7 @@ static void test_presets_are_the_models_they_name(void **state) {
 }
 
 /* The Kconfig file names every option once. */
-static void test_kconfig_has_every_option(void **state) {
-    (void)state;
+TEST(test_kconfig_has_every_option) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
@@ -433,22 +416,4 @@ static void test_kconfig_has_every_option(void **state) {
     free(text);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_default_is_in_its_range),
-        cmocka_unit_test(test_what_a_resumed_run_and_a_step_may_change),
-        cmocka_unit_test(test_kconfig_text_is_read),
-        cmocka_unit_test(test_escapes_within_quotes_are_undone),
-        cmocka_unit_test(test_a_text_may_have_4095_characters),
-        cmocka_unit_test(test_an_unknown_key_names_file_line_and_the_nearest),
-        cmocka_unit_test(test_bad_values_are_refused),
-        cmocka_unit_test(test_impossible_mixes_are_refused),
-        cmocka_unit_test(test_sizes_may_be_as_small_as_1),
-        cmocka_unit_test(test_steps_set_the_mechanisms_alone),
-        cmocka_unit_test(test_json_gives_the_config_back),
-        cmocka_unit_test(test_old_names_are_read),
-        cmocka_unit_test(test_presets_are_the_models_they_name),
-        cmocka_unit_test(test_kconfig_has_every_option),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

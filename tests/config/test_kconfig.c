@@ -5,16 +5,13 @@
  * leave .config as it was. */
 #include "config/config.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* Runs a shell command in the scratch folder, away from the make that runs the tests. What it wrote
  * is in the files out and err. */
@@ -80,8 +77,7 @@ static void refuse(const char *text, const char *const *words) {
     free(kept);
 }
 
-static void test_kconfig_in_the_tree_is_the_programs(void **state) {
-    (void)state;
+TEST(test_kconfig_in_the_tree_is_the_programs) {
     char *program, *kept = file_read("Kconfig", NULL);
     command_succeeds(RUN("help", "config", "--kconfig"), &program);
     if (strcmp(program, kept) != 0) fail_msg("Kconfig is not of these options: make kconfig");
@@ -90,8 +86,7 @@ static void test_kconfig_in_the_tree_is_the_programs(void **state) {
 }
 
 /* A menu's line names its option whole: a phrase that ends where the help goes on, within 80 columns. */
-static void test_prompts_are_short_and_whole(void **state) {
-    (void)state;
+TEST(test_prompts_are_short_and_whole) {
     int count;
     const weft_option *options = weft_options(&count);
     char *kept = file_read("Kconfig", NULL), want[256];
@@ -108,8 +103,7 @@ static void test_prompts_are_short_and_whole(void **state) {
     free(kept);
 }
 
-static void test_defconfig_writes_what_it_says(void **state) {
-    (void)state;
+TEST(test_defconfig_writes_what_it_says) {
     without_kconfiglib_skip();
     write_tree("defconfigs/test", "# A test.\n"
                                   "CONFIG_ATTENTION=\"w2\"\n"
@@ -134,8 +128,7 @@ static void test_defconfig_writes_what_it_says(void **state) {
 }
 
 /* As the program reads them, and as the RA-MLA write-up has them. */
-static void test_bare_numbers_are_taken(void **state) {
-    (void)state;
+TEST(test_bare_numbers_are_taken) {
     without_kconfiglib_skip();
     write_tree("defconfigs/test", "CONFIG_LEARNING_RATE=2e-3\nCONFIG_RA_MLA_RA_ALPHA=0.5\n");
     expect_done(shell("make -s SETUP=no defconfig-test && make -s SETUP=no savedefconfig"));
@@ -155,8 +148,7 @@ static void test_bare_numbers_are_taken(void **state) {
 }
 
 /* In the files of an older weft, .config as its make wrote it among them; what is written has today's names. */
-static void test_old_names_are_taken(void **state) {
-    (void)state;
+TEST(test_old_names_are_taken) {
     without_kconfiglib_skip();
     write_tree("defconfigs/test", "CONFIG_GPT2_BLOCK_SIZE=48\n# CONFIG_GPT2_BIAS is not set\n"
                                   "CONFIG_GPT2_MIN_LR=1e-5\nCONFIG_STUDY_STEPS=\"a; b: BIAS=y\"\n");
@@ -177,8 +169,7 @@ static void test_old_names_are_taken(void **state) {
 
 /* By what they mean: by letters, GPT2_DATASET would be DROPOUT or the like. The program and make
  * say the same. */
-static void test_keys_of_other_trainers_are_told_what_to_use(void **state) {
-    (void)state;
+TEST(test_keys_of_other_trainers_are_told_what_to_use) {
     static const struct {
         const char *key, *instead;
     } keys[] = {
@@ -205,8 +196,7 @@ static void test_keys_of_other_trainers_are_told_what_to_use(void **state) {
 }
 
 /* Every key that is named instead is an option, and none that is foreign is one. */
-static void test_what_is_named_instead_is_there(void **state) {
-    (void)state;
+TEST(test_what_is_named_instead_is_there) {
     size_t n;
     char *text = file_read("src/config/foreign.def", &n);
     int found = 0;
@@ -225,8 +215,7 @@ static void test_what_is_named_instead_is_there(void **state) {
             fail_msg("CONFIG_%s is an option", options[found].key);
 }
 
-static void test_what_kconfiglib_drops_is_an_error(void **state) {
-    (void)state;
+TEST(test_what_kconfiglib_drops_is_an_error) {
     without_kconfiglib_skip();
     refuse("\nCONFIG_N_LAYERS=3\n",
            SAYS("defconfigs/test:2:", "CONFIG_N_LAYERS", "did you mean CONFIG_N_LAYER?"));
@@ -246,8 +235,7 @@ static void test_what_kconfiglib_drops_is_an_error(void **state) {
 }
 
 /* Taken by kconfiglib without a word, and yet not as they were written. */
-static void test_a_key_that_does_not_come_back_is_an_error(void **state) {
-    (void)state;
+TEST(test_a_key_that_does_not_come_back_is_an_error) {
     without_kconfiglib_skip();
     refuse("CONFIG_BIAS=nope\n", SAYS("defconfigs/test:1:", "CONFIG_BIAS=nope"));
     refuse("# CONFIG_ATTENTION is not set\n", SAYS("defconfigs/test:1:", "CONFIG_ATTENTION"));
@@ -264,16 +252,14 @@ static void test_a_key_that_does_not_come_back_is_an_error(void **state) {
     expect_done(shell("mv Kconfig.kept Kconfig"));
 }
 
-static void test_an_unknown_defconfig_says_where_the_list_is(void **state) {
-    (void)state;
+TEST(test_an_unknown_defconfig_says_where_the_list_is) {
     assert_int_not_equal(shell("make -s SETUP=no defconfig-dmeo"), 0);
     char *err = said("err");
     expect_words(err, SAYS("defconfigs/dmeo", "list-defconfigs"));
     free(err);
 }
 
-static void test_savedefconfig_keeps_what_is_not_default(void **state) {
-    (void)state;
+TEST(test_savedefconfig_keeps_what_is_not_default) {
     without_kconfiglib_skip();
     write_tree("defconfigs/test",
                "# A test.\n# Of two lines.\nCONFIG_N_LAYER=3\nCONFIG_N_HEAD=12\n");
@@ -292,8 +278,7 @@ static void test_savedefconfig_keeps_what_is_not_default(void **state) {
     free(text);
 }
 
-static void test_list_defconfigs_has_each_with_its_sentence(void **state) {
-    (void)state;
+TEST(test_list_defconfigs_has_each_with_its_sentence) {
     write_tree("defconfigs/test", "# What the test asks.\n# More.\nCONFIG_N_LAYER=3\n");
     write_tree("defconfigs/own",
                "CONFIG_N_LAYER=3\n"); /* has a line of its own without a sentence */
@@ -307,8 +292,7 @@ static void test_list_defconfigs_has_each_with_its_sentence(void **state) {
     free(out);
 }
 
-static void test_menuconfig_without_a_terminal_says_so(void **state) {
-    (void)state;
+TEST(test_menuconfig_without_a_terminal_says_so) {
     without_kconfiglib_skip();
     assert_int_not_equal(shell("make -s SETUP=no menuconfig"), 0);
     char *err = said("err");
@@ -316,8 +300,7 @@ static void test_menuconfig_without_a_terminal_says_so(void **state) {
     free(err);
 }
 
-static void test_menuconfig_changes_an_option(void **state) {
-    (void)state;
+TEST(test_menuconfig_changes_an_option) {
     without_kconfiglib_skip();
     write_tree(".config", "CONFIG_N_LAYER=7\n");
     int status = shell("\"$PYTHON\" tests/config/drive_menu.py make -s SETUP=no menuconfig && "
@@ -343,8 +326,7 @@ static void drive(const char *how) {
 }
 
 /* What cannot be read back cannot be saved. */
-static void test_menuconfig_takes_no_wrong_number(void **state) {
-    (void)state;
+TEST(test_menuconfig_takes_no_wrong_number) {
     without_kconfiglib_skip();
     write_tree(".config", "CONFIG_N_LAYER=7\n");
     drive("--wrong");
@@ -354,8 +336,7 @@ static void test_menuconfig_takes_no_wrong_number(void **state) {
     free(text);
 }
 
-static void test_menuconfig_begins_with_the_demo(void **state) {
-    (void)state;
+TEST(test_menuconfig_begins_with_the_demo) {
     without_kconfiglib_skip();
     expect_done(shell("rm -f .config"));
     drive("--save");
@@ -365,8 +346,7 @@ static void test_menuconfig_begins_with_the_demo(void **state) {
 }
 
 /* Also where nobody is told of it by a signal. */
-static void test_menuconfig_ends_with_its_terminal(void **state) {
-    (void)state;
+TEST(test_menuconfig_ends_with_its_terminal) {
     without_kconfiglib_skip();
     write_tree(".config", "CONFIG_N_LAYER=7\n");
     int status =
@@ -388,8 +368,7 @@ static int run_study(const char *arguments) {
                  arguments);
 }
 
-static void test_command_line_values_reach_the_study(void **state) {
-    (void)state;
+TEST(test_command_line_values_reach_the_study) {
     write_tree(".config", "CONFIG_N_LAYER=3\n");
     expect_done(run_study("CONFIG_DATASET=embedded CONFIG_STUDY_VARIANTS='a; b: N_LAYER=2' "
                           "CONFIG_N_HEAD=4 CONFIG_ARCH=aarch64 OUT='some where'"));
@@ -410,8 +389,7 @@ static void test_command_line_values_reach_the_study(void **state) {
     free(out);
 }
 
-static void test_the_environment_sets_no_option(void **state) {
-    (void)state;
+TEST(test_the_environment_sets_no_option) {
     setenv("CONFIG_N_LAYER", "5", 1);
     int status = run_study("");
     unsetenv("CONFIG_N_LAYER");
@@ -458,27 +436,4 @@ static int open_tree(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kconfig_in_the_tree_is_the_programs),
-        cmocka_unit_test(test_prompts_are_short_and_whole),
-        cmocka_unit_test(test_defconfig_writes_what_it_says),
-        cmocka_unit_test(test_bare_numbers_are_taken),
-        cmocka_unit_test(test_old_names_are_taken),
-        cmocka_unit_test(test_keys_of_other_trainers_are_told_what_to_use),
-        cmocka_unit_test(test_what_is_named_instead_is_there),
-        cmocka_unit_test(test_what_kconfiglib_drops_is_an_error),
-        cmocka_unit_test(test_a_key_that_does_not_come_back_is_an_error),
-        cmocka_unit_test(test_an_unknown_defconfig_says_where_the_list_is),
-        cmocka_unit_test(test_savedefconfig_keeps_what_is_not_default),
-        cmocka_unit_test(test_list_defconfigs_has_each_with_its_sentence),
-        cmocka_unit_test(test_menuconfig_without_a_terminal_says_so),
-        cmocka_unit_test(test_menuconfig_changes_an_option),
-        cmocka_unit_test(test_menuconfig_takes_no_wrong_number),
-        cmocka_unit_test(test_menuconfig_begins_with_the_demo),
-        cmocka_unit_test(test_menuconfig_ends_with_its_terminal),
-        cmocka_unit_test(test_command_line_values_reach_the_study),
-        cmocka_unit_test(test_the_environment_sets_no_option),
-    };
-    return cmocka_run_group_tests(tests, open_tree, scratch_teardown);
-}
+RUN_TESTS(open_tree, scratch_teardown)

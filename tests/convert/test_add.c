@@ -3,16 +3,12 @@
 #include "support/command.h"
 #include "support/study_run.h"
 #include "support/tensor_file.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { VOCAB = 13, ROWS = 2, LENGTH = 8 };
 
@@ -59,8 +55,7 @@ static bool has_tensor(const char *folder, const char *name, bool zero) {
     return zero == (sum == 0);
 }
 
-static void test_what_is_added_moves_no_logit(void **state) {
-    (void)state;
+TEST(test_what_is_added_moves_no_logit) {
     assert_true(moved_by(GPT2, "gate") < 1e-12);
     assert_true(has_tensor("added", "h.0.ffn.gate_heads.weight", true));
     assert_true(has_tensor("added", "h.0.ffn.gate_proj.weight", false));
@@ -82,8 +77,7 @@ static void test_what_is_added_moves_no_logit(void **state) {
     assert_true(has_tensor("added", "h.0.ffn.couple.weight", true));
 }
 
-static void test_what_cannot_be_added_is_refused(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_added_is_refused) {
     const char *out = scratch_path("refused");
     command_fails(2, RUN("convert", "--model", GPT2, "--add", "gates", "--out", out),
                   SAYS("--add gates", "output-gate"));
@@ -109,8 +103,7 @@ static const char *checkpoint(void) {
     return model;
 }
 
-static void test_training_goes_on_with_what_was_added(void **state) {
-    (void)state;
+TEST(test_training_goes_on_with_what_was_added) {
     const char *model = checkpoint(), *added = scratch_path("more"), *out = scratch_path("on");
     command_succeeds(
         RUN("convert", "--model", model, "--add", "gate,cross,output-gate", "--out", added), NULL);
@@ -125,8 +118,7 @@ static void test_training_goes_on_with_what_was_added(void **state) {
 
 /* Mechanisms that a checkpoint has already: their weights begin to be learned where they were fixed, so that the
  * loss of the first step is the one without, and a rate of zero leaves them there. */
-static void test_training_learns_the_weights_of_mechanisms_that_are_there(void **state) {
-    (void)state;
+TEST(test_training_learns_the_weights_of_mechanisms_that_are_there) {
     static const char *const learned[] = {"n", "y"};
     static const char text[] =
         "CONFIG_N_LAYER=2\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\nCONFIG_VOCAB_SIZE=256\n"
@@ -166,8 +158,7 @@ static void test_training_learns_the_weights_of_mechanisms_that_are_there(void *
 }
 
 /* Variants of one checkpoint differ by what training makes of them: at a rate of zero, by nothing. */
-static void test_a_study_begins_from_one_checkpoint(void **state) {
-    (void)state;
+TEST(test_a_study_begins_from_one_checkpoint) {
     static const char text[] =
         "CONFIG_N_LAYER=2\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\nCONFIG_VOCAB_SIZE=256\n"
         "CONFIG_CONTEXT=16\nCONFIG_BATCH_SIZE=2\nCONFIG_STEPS=1\nCONFIG_EVAL_SAMPLES=2\n"
@@ -192,13 +183,4 @@ static void test_a_study_begins_from_one_checkpoint(void **state) {
                   SAYS("CONFIG_STUDY_FROM", "/no/such/folder"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_added_moves_no_logit),
-        cmocka_unit_test(test_what_cannot_be_added_is_refused),
-        cmocka_unit_test(test_training_goes_on_with_what_was_added),
-        cmocka_unit_test(test_training_learns_the_weights_of_mechanisms_that_are_there),
-        cmocka_unit_test(test_a_study_begins_from_one_checkpoint),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

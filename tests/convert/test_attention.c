@@ -2,17 +2,13 @@
  * what cannot be is refused. */
 #include "support/command.h"
 #include "support/tensor_file.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { VOCAB = 13, ROWS = 2, LENGTH = 8, WIDTH = 16, HEADS = 4, SHARED = 2, DIM = WIDTH / HEADS };
 
@@ -37,8 +33,7 @@ static const char GPT2_LOGITS[] = "tests/vectors/hf/gpt2.logits.safetensors";
 static const char LLAMA_LOGITS[] = "tests/vectors/hf/llama.logits.safetensors";
 
 /* With biases everywhere: the kept model's logits are those of transformers. */
-static void test_a_latent_of_full_width_is_exact(void **state) {
-    (void)state;
+TEST(test_a_latent_of_full_width_is_exact) {
     const char *out = scratch_path("full");
     command_succeeds(RUN("convert", "--force", "--model", GPT2, "--to-mla", "--latent", "8",
                          "--dtype", "f64", "--out", out),
@@ -58,8 +53,7 @@ static const char *grouped_model(void) {
     return model;
 }
 
-static void test_shared_heads_are_exact_at_their_own_width(void **state) {
-    (void)state;
+TEST(test_shared_heads_are_exact_at_their_own_width) {
     const char *model = grouped_model(), *out = scratch_path("latent");
     command_succeeds(
         RUN("convert", "--force", "--model", model, "--to-mla", "--latent", "8", "--out", out),
@@ -100,8 +94,7 @@ static double number_in(const json_t *root, const char *list, size_t i, const ch
     return json_number_value(json_object_get(json_array_get(json_object_get(root, list), i), key));
 }
 
-static void test_what_is_lost_is_what_is_printed(void **state) {
-    (void)state;
+TEST(test_what_is_lost_is_what_is_printed) {
     const char *model = scratch_path("normal"), *out = scratch_path("latent");
     command_succeeds(RUN("init", "--force", GROUPED, "--dtype", "f64", "--out", model), NULL);
     double before = 1;
@@ -120,8 +113,7 @@ static void test_what_is_lost_is_what_is_printed(void **state) {
 }
 
 /* By a text what its tokens need is kept, whatever the weights are beside it. */
-static void test_a_text_tells_what_matters(void **state) {
-    (void)state;
+TEST(test_a_text_tells_what_matters) {
     const char *model = scratch_path("bytes"), *out = scratch_path("latent"),
                *text = scratch_path("text"), *run = scratch_path("run");
     char words[4096];
@@ -158,8 +150,7 @@ static double rotated_apart(void) {
 }
 
 /* One key head is the shared key: with its biases and the scaling of the rotations, of all columns and of some. */
-static void test_one_rotated_key_head_is_exact(void **state) {
-    (void)state;
+TEST(test_one_rotated_key_head_is_exact) {
     const char *dot = scratch_path("dot"), *out = scratch_path("rotated");
     command_succeeds(RUN("convert", "--force", "--model", LLAMA, "--dtype", "f64", "--out", dot),
                      NULL);
@@ -183,12 +174,11 @@ static void test_one_rotated_key_head_is_exact(void **state) {
 }
 
 /* Fewer columns rotate, and what is printed of them grows; of pairs that hardly rotate nothing is lost. */
-static void test_slow_pairs_need_no_rotation(void **state) {
-    (void)state;
+TEST(test_slow_pairs_need_no_rotation) {
     const char *dot = scratch_path("dot"), *out = scratch_path("rotated");
     command_succeeds(RUN("init", "--force", GROUPED, "-o", "POSITION=rope", "-o", "KV_HEADS=1",
-                         "-o", "HEAD_DIM=8", "-o", "ROPE_THETA=1e10", "-o", "INIT=orthogonal", "--dtype", "f64",
-                         "--out", dot),
+                         "-o", "HEAD_DIM=8", "-o", "ROPE_THETA=1e10", "-o", "INIT=orthogonal",
+                         "--dtype", "f64", "--out", dot),
                      NULL);
     json_t *said = command_json(RUN("convert", "--force", "--model", dot, "--to-mla", "--rope", "4",
                                     "--latent", "8", "--out", out, "--json"));
@@ -211,8 +201,7 @@ static double moved(const char *model, const char *spread, const char *out) {
     return most;
 }
 
-static void test_w2_starts_close_to_dot(void **state) {
-    (void)state;
+TEST(test_w2_starts_close_to_dot) {
     const char *out = scratch_path("w2");
     double one = moved(GPT2, "1", out), four = moved(GPT2, "4", out),
            many = moved(GPT2, "100", out);
@@ -228,8 +217,7 @@ static void test_w2_starts_close_to_dot(void **state) {
                               "logits") < 0.02);
 }
 
-static void test_what_cannot_be_is_refused(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_is_refused) {
     const char *out = scratch_path("refused"), *w2 = scratch_path("w2-refused");
     const char *normed = scratch_path("normed");
     command_fails(
@@ -252,16 +240,4 @@ static void test_what_cannot_be_is_refused(void **state) {
                   SAYS("--joint"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_latent_of_full_width_is_exact),
-        cmocka_unit_test(test_shared_heads_are_exact_at_their_own_width),
-        cmocka_unit_test(test_what_is_lost_is_what_is_printed),
-        cmocka_unit_test(test_a_text_tells_what_matters),
-        cmocka_unit_test(test_one_rotated_key_head_is_exact),
-        cmocka_unit_test(test_slow_pairs_need_no_rotation),
-        cmocka_unit_test(test_w2_starts_close_to_dot),
-        cmocka_unit_test(test_what_cannot_be_is_refused),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -3,19 +3,15 @@
  * compared on the spot. */
 #include "support/command.h"
 #include "support/tensor_file.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <dirent.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 enum { VOCAB = 13, ROWS = 2, LENGTH = 8 };
 
@@ -63,8 +59,7 @@ static void expect_theirs(const char *type) {
 }
 
 /* Their logits are computed in f64 but for the angles, which transformers rounds to f32. */
-static void test_kept_models_have_the_logits_of_transformers(void **state) {
-    (void)state;
+TEST(test_kept_models_have_the_logits_of_transformers) {
     static const char *const names[] = {"gpt2",      "llama",    "qwen3", "smollm3",
                                         "olmo2",     "deepseek", "neox",  "phi3",
                                         "phi3-long", "gemma2",   "gemma3"};
@@ -80,8 +75,7 @@ static void test_kept_models_have_the_logits_of_transformers(void **state) {
     }
 }
 
-static void test_written_and_read_again_is_the_same(void **state) {
-    (void)state;
+TEST(test_written_and_read_again_is_the_same) {
     const char *model = scratch_path("model");
     command_succeeds(RUN("init", "--force", SIZES, "--out", model), NULL);
     goes_around(model);
@@ -123,8 +117,7 @@ static void test_written_and_read_again_is_the_same(void **state) {
 }
 
 /* DeepSeek's norm of the latent, which this model has not, changes nothing in what is written. */
-static void test_a_latent_without_norm_leaves_in_deepseeks_layout(void **state) {
-    (void)state;
+TEST(test_a_latent_without_norm_leaves_in_deepseeks_layout) {
     const char *model = scratch_path("model"), *theirs = scratch_path("theirs"),
                *again = scratch_path("again"), *tokens = scratch_path("tokens.npy"),
                *logits = scratch_path("first.safetensors");
@@ -153,8 +146,7 @@ static void test_a_latent_without_norm_leaves_in_deepseeks_layout(void **state) 
     expect_logits(again, logits, "f32", 1e-6);
 }
 
-static void test_heads_in_a_row_go_around(void **state) {
-    (void)state;
+TEST(test_heads_in_a_row_go_around) {
     const char *model = scratch_path("model");
     command_succeeds(RUN("init", "--force", SIZES, "-o", "POSITION=rope", "-o", "FFN=gelu_erf",
                          "-o", "PARALLEL_RESIDUAL=y", "-o", "WEIGHT_TYING=n", "--out", model),
@@ -162,8 +154,7 @@ static void test_heads_in_a_row_go_around(void **state) {
     goes_around(model);
 }
 
-static void test_a_converted_model_is_trained_further(void **state) {
-    (void)state;
+TEST(test_a_converted_model_is_trained_further) {
     const char *model = scratch_path("model"), *theirs = scratch_path("theirs"),
                *again = scratch_path("again"), *run = scratch_path("run");
     command_succeeds(RUN("init", "--force", SIZES, LLAMA, "--out", model), NULL);
@@ -213,8 +204,7 @@ static const char *with_key(const char *kept, const char *key, const char *value
 }
 
 /* Configs that say it in the older form, or leave it to the family. */
-static void test_gemmas_older_keys_say_the_same(void **state) {
-    (void)state;
+TEST(test_gemmas_older_keys_say_the_same) {
     static const char *const cases[][2] = {
         {"gemma2", "{\"layer_types\": null}"},
         {"gemma3", "{\"layer_types\": null, \"sliding_window_pattern\": 3}"},
@@ -232,8 +222,7 @@ static void test_gemmas_older_keys_say_the_same(void **state) {
     }
 }
 
-static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
-    (void)state;
+TEST(test_what_is_not_computed_is_refused_by_its_key) {
     static const char *const cases[][4] = {
         {"gpt2", "model_type", "\"bert\"", "bert"},
         {"gpt2", "activation_function", "\"relu\"", "gelu_new"},
@@ -293,8 +282,7 @@ static char *said_by(int status, const char *const *arguments) {
     return said;
 }
 
-static void test_keys_without_a_bearing_are_passed_over(void **state) {
-    (void)state;
+TEST(test_keys_without_a_bearing_are_passed_over) {
     static const char *const keys[][2] = {{"is_llama_config", "true"},
                                           {"rope_interleaved", "false"},
                                           {"_num_labels", "1"},
@@ -311,8 +299,7 @@ static void test_keys_without_a_bearing_are_passed_over(void **state) {
 }
 
 /* One that nobody knows is named, in one line, and not taken for an error. */
-static void test_unknown_keys_are_named(void **state) {
-    (void)state;
+TEST(test_unknown_keys_are_named) {
     const char *folder = with_key("gpt2", "a_key_of_nobody", "1"), *out = scratch_path("passed");
     char *said = said_by(0, RUN("convert", "--force", "--model", folder, "--out", out));
     assert_non_null(strstr(said, "\"a_key_of_nobody\""));
@@ -330,8 +317,7 @@ static void test_unknown_keys_are_named(void **state) {
 }
 
 /* Configs as they were published are read; no weights are beside them. */
-static void test_published_configs_are_read(void **state) {
-    (void)state;
+TEST(test_published_configs_are_read) {
     const char *folder = scratch_path("published"), *out = scratch_path("refused");
     DIR *all = opendir("tests/convert/published");
     int read = 0;
@@ -353,8 +339,7 @@ static void test_published_configs_are_read(void **state) {
     assert_true(read >= 59);
 }
 
-static void test_a_broken_config_is_told_and_not_taken_for_ours(void **state) {
-    (void)state;
+TEST(test_a_broken_config_is_told_and_not_taken_for_ours) {
     const char *folder = with_key("gpt2", "n_layer", "2"), *out = scratch_path("refused");
     char path[600];
     snprintf(path, sizeof path, "%s/config.json", folder);
@@ -366,8 +351,7 @@ static void test_a_broken_config_is_told_and_not_taken_for_ours(void **state) {
     command_fails(2, RUN("convert", "--model", folder, "--out", out), SAYS("config.json and"));
 }
 
-static void test_weights_that_do_not_fit_are_refused_by_name(void **state) {
-    (void)state;
+TEST(test_weights_that_do_not_fit_are_refused_by_name) {
     const char *out = scratch_path("refused");
     command_fails(2, RUN("convert", "--model", with_key("gpt2", "vocab_size", "14"), "--out", out),
                   SAYS("transformer.wte.weight", "[14, 8]"));
@@ -378,8 +362,7 @@ static void test_weights_that_do_not_fit_are_refused_by_name(void **state) {
 }
 
 /* What none of their classes computes: the folder has weft's own, and says where it is. */
-static void test_other_models_bring_their_class_along(void **state) {
-    (void)state;
+TEST(test_other_models_bring_their_class_along) {
     static const char *const options[] = {"ATTENTION=w2",        "ATTENTION=mla",
                                           "FFN=wsffn",           "POSITION=alibi",
                                           "NORM_PLACEMENT=post", "BIAS=n",
@@ -408,8 +391,7 @@ static void test_other_models_bring_their_class_along(void **state) {
 }
 
 /* The class's table has every option that such a model comes with: it reads no model with another. */
-static void test_the_class_knows_every_option(void **state) {
-    (void)state;
+TEST(test_the_class_knows_every_option) {
     const char *model = scratch_path("model"), *theirs = scratch_path("theirs"), *key;
     char path[600];
     json_t *value;
@@ -429,8 +411,7 @@ static void test_the_class_knows_every_option(void **state) {
     free(table);
 }
 
-static void test_nothing_is_overwritten_unasked(void **state) {
-    (void)state;
+TEST(test_nothing_is_overwritten_unasked) {
     const char *out = scratch_path("gpt2-again");
     command_succeeds(RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", out), NULL);
     command_fails(2, RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", out),
@@ -440,8 +421,7 @@ static void test_nothing_is_overwritten_unasked(void **state) {
 }
 
 /* The tokenizer of Llama 2 in either form, which is no byte-level BPE. */
-static void test_sentencepiece_is_refused_in_one_line(void **state) {
-    (void)state;
+TEST(test_sentencepiece_is_refused_in_one_line) {
     const char *folder = with_key("gpt2", "n_layer", "2"), *out = scratch_path("pieces");
     char path[600];
     snprintf(path, sizeof path, "%s/tokenizer.model", folder);
@@ -470,8 +450,7 @@ static void write_text(const char *folder, const char *name, const char *text) {
 }
 
 /* What ends a text and how a message is written go into the checkpoint and out of it again. */
-static void test_special_tokens_and_templates_go_along(void **state) {
-    (void)state;
+TEST(test_special_tokens_and_templates_go_along) {
     static const char *const names[] = {"generation_config.json", "tokenizer_config.json",
                                         "chat_template.jinja"};
     const char *model = scratch_path("wide"), *theirs = scratch_path("wide-hf"),
@@ -514,8 +493,7 @@ static void test_special_tokens_and_templates_go_along(void **state) {
     command_succeeds(RUN("convert", "--force", "--model", ours, "--to-hf", "--out", back), NULL);
 }
 
-static void test_random_models_equal_transformers(void **state) {
-    (void)state;
+TEST(test_random_models_equal_transformers) {
     static char text[1 << 16];
     char command[2048];
     const char *python = getenv("PYTHON"), *weft = getenv("WEFT");
@@ -538,26 +516,4 @@ static void test_random_models_equal_transformers(void **state) {
     printf("%s", text);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept_models_have_the_logits_of_transformers),
-        cmocka_unit_test(test_gemmas_older_keys_say_the_same),
-        cmocka_unit_test(test_written_and_read_again_is_the_same),
-        cmocka_unit_test(test_a_latent_without_norm_leaves_in_deepseeks_layout),
-        cmocka_unit_test(test_heads_in_a_row_go_around),
-        cmocka_unit_test(test_a_converted_model_is_trained_further),
-        cmocka_unit_test(test_what_is_not_computed_is_refused_by_its_key),
-        cmocka_unit_test(test_keys_without_a_bearing_are_passed_over),
-        cmocka_unit_test(test_unknown_keys_are_named),
-        cmocka_unit_test(test_published_configs_are_read),
-        cmocka_unit_test(test_a_broken_config_is_told_and_not_taken_for_ours),
-        cmocka_unit_test(test_weights_that_do_not_fit_are_refused_by_name),
-        cmocka_unit_test(test_other_models_bring_their_class_along),
-        cmocka_unit_test(test_the_class_knows_every_option),
-        cmocka_unit_test(test_nothing_is_overwritten_unasked),
-        cmocka_unit_test(test_sentencepiece_is_refused_in_one_line),
-        cmocka_unit_test(test_special_tokens_and_templates_go_along),
-        cmocka_unit_test(test_random_models_equal_transformers),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -6,17 +6,14 @@
 #include "support/command.h"
 #include "support/model_case.h"
 #include "support/tensor_file.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { UNITS_MOST = 64 };
 
@@ -208,8 +205,7 @@ static const prune_test tests_of[] = {
     {"cross-topk-plain-mean-rank3", "cross", "0.6", false},
 };
 
-static void test_what_is_left_computes_as_with_zeros(void **state) {
-    (void)state;
+TEST(test_what_is_left_computes_as_with_zeros) {
     for (size_t i = 0; i < sizeof tests_of / sizeof tests_of[0]; i++) {
         const prune_test *t = &tests_of[i];
         json_t *said = prune_case(t->name, t->what, t->keep, t->alike, NULL);
@@ -219,8 +215,7 @@ static void test_what_is_left_computes_as_with_zeros(void **state) {
     }
 }
 
-static void test_sparse_puts_zeros_in_place(void **state) {
-    (void)state;
+TEST(test_sparse_puts_zeros_in_place) {
     size_t step = getenv("WEFT_TEST_LONG") ? 1 : 4; /* each is five runs of the program */
     for (size_t i = 0; i < sizeof tests_of / sizeof tests_of[0]; i += step) {
         const prune_test *t = &tests_of[i];
@@ -299,8 +294,7 @@ static void check_choice(const json_t *said, int64_t units, const double *by) {
                          by[b]);
 }
 
-static void test_the_least_important_go(void **state) {
-    (void)state;
+TEST(test_the_least_important_go) {
     static const char *const bys[] = {"magnitude", "state"};
     const char *out = at("pruned");
     double by[UNITS_MOST];
@@ -323,8 +317,7 @@ static void test_the_least_important_go(void **state) {
 }
 
 /* Moments of other weights have the same names and shapes; the checksums tell them. */
-static void test_another_models_state_is_refused(void **state) {
-    (void)state;
+TEST(test_another_models_state_is_refused) {
     char mixed[512];
     snprintf(mixed, sizeof mixed, "%s", at("mixed"));
 #define BY_STATE(...)                                                                              \
@@ -340,8 +333,7 @@ static void test_another_models_state_is_refused(void **state) {
 }
 
 /* Muon keeps no second moments of matrices. */
-static void test_muons_state_is_refused(void **state) {
-    (void)state;
+TEST(test_muons_state_is_refused) {
     char config[512], run[512], out[512];
     snprintf(config, sizeof config, "%s", at("muon.config"));
     file_write(config, "CONFIG_STEPS=2\n", 15);
@@ -364,8 +356,7 @@ static const char *make_text(void) {
     return path;
 }
 
-static void test_gates_choose_heads(void **state) {
-    (void)state;
+TEST(test_gates_choose_heads) {
     const char *text = make_text(), *out = at("pruned");
     double by[4];
     json_t *inside = command_json(
@@ -390,8 +381,7 @@ static double loss_of(const char *model) {
     return loss;
 }
 
-static void test_the_smaller_model_is_planned_generates_and_heals(void **state) {
-    (void)state;
+TEST(test_the_smaller_model_is_planned_generates_and_heals) {
     const char *out = at("pruned"), *healed = at("healed");
     char config[600];
     json_t *said = command_json(RUN("prune", "--model", trained(), "--out", out, "--force",
@@ -416,8 +406,7 @@ static void test_the_smaller_model_is_planned_generates_and_heals(void **state) 
 }
 
 /* A model in bf16 is trained further in bf16. */
-static void test_the_smaller_model_keeps_its_dtype(void **state) {
-    (void)state;
+TEST(test_the_smaller_model_keeps_its_dtype) {
     char whole[600], out[600];
     snprintf(whole, sizeof whole, "%s", at("bf16"));
     snprintf(out, sizeof out, "%s", at("bf16-pruned"));
@@ -434,8 +423,7 @@ static void test_the_smaller_model_keeps_its_dtype(void **state) {
 }
 
 /* scripts/prune-curve in its smallest form: one model, one share, few steps. */
-static void test_the_curve_of_losses_is_made(void **state) {
-    (void)state;
+TEST(test_the_curve_of_losses_is_made) {
     const char *program = getenv("WEFT");
     shell_succeeds(
         "WEFT='%s' MODELS=dot KEEPS=0.5 STEPS=2 HEAL=1 scripts/prune-curve '%s' >'%s' 2>&1",
@@ -457,8 +445,7 @@ static void test_the_curve_of_losses_is_made(void **state) {
     free(table);
 }
 
-static void test_what_cannot_be_is_refused(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_is_refused) {
     const char *out = at("refused"), *text = make_text(), *alibi = at("alibi");
     const char *run = trained();
     command_fails(2,
@@ -506,18 +493,4 @@ static void test_what_cannot_be_is_refused(void **state) {
                   SAYS("there already", "--force"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_left_computes_as_with_zeros),
-        cmocka_unit_test(test_sparse_puts_zeros_in_place),
-        cmocka_unit_test(test_the_least_important_go),
-        cmocka_unit_test(test_another_models_state_is_refused),
-        cmocka_unit_test(test_muons_state_is_refused),
-        cmocka_unit_test(test_gates_choose_heads),
-        cmocka_unit_test(test_the_smaller_model_is_planned_generates_and_heals),
-        cmocka_unit_test(test_the_smaller_model_keeps_its_dtype),
-        cmocka_unit_test(test_the_curve_of_losses_is_made),
-        cmocka_unit_test(test_what_cannot_be_is_refused),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,16 +1,12 @@
 /* The rotated part of MLA: where one shared key can hold all of the heads' keys, scores at any two places are
  * those of rotary attention, computed here from the definition. */
 #include "convert/rotated.h"
+#include "support/test.h"
 
 #include <complex.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { E = 6, HEADS = 4, KV = 2, D = 8, P = 6, PAIRS = P / 2 };
 
@@ -32,8 +28,7 @@ static double complex pair_of(const double *rows, const double *biases, int64_t 
 }
 
 /* Of key heads whose pairs are complex multiples of one another. */
-static void test_keys_of_one_direction_lose_nothing(void **state) {
-    (void)state;
+TEST(test_keys_of_one_direction_lose_nothing) {
     double q[HEADS * D * E], bq[HEADS * D], k[KV * D * E], bk[KV * D], gram[KV * D * KV * D];
     double was[KV * D * E], was_b[KV * D], squares[HEADS * D];
     double part_q[HEADS * P * E], part_bq[HEADS * P], part_k[P * E], part_bk[P];
@@ -91,8 +86,7 @@ static void test_keys_of_one_direction_lose_nothing(void **state) {
 }
 
 /* With half of the pairs, those stay that the scores owe most, if they rotate at all. */
-static void test_the_pairs_that_matter_are_kept(void **state) {
-    (void)state;
+TEST(test_the_pairs_that_matter_are_kept) {
     weft_rotated f = {E, 1, 1, 8, .columns = 8, .kept = 4};
     f.law = (weft_rope_law){.base = 2, .factor = 1, .amplitude = 1};
     for (int64_t stride = 1; stride <= 3; stride++) {
@@ -106,10 +100,4 @@ static void test_the_pairs_that_matter_are_kept(void **state) {
     assert_int_equal(weft_rotated_stride(&f, (double[]){1, 1, 1, 2}), 1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys_of_one_direction_lose_nothing),
-        cmocka_unit_test(test_the_pairs_that_matter_are_kept),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -2,14 +2,11 @@
 #include "convert/spectrum.h"
 
 #include "base/random.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void check(const double *a, int64_t n, double *values) {
     size_t count = (size_t)(n * n);
@@ -38,8 +35,7 @@ static void check(const double *a, int64_t n, double *values) {
     free(vectors);
 }
 
-static void test_random_matrices(void **state) {
-    (void)state;
+TEST(test_random_matrices) {
     for (int64_t n = 1; n <= 70; n += n < 8 ? 1 : 31) {
         double *x = malloc((size_t)(n * n) * sizeof *x), *a = calloc((size_t)(n * n), sizeof *a);
         double values[70];
@@ -62,8 +58,7 @@ static void test_random_matrices(void **state) {
 }
 
 /* 2 on the diagonal, -1 beside it: 2 - 2 cos(kπ/(n+1)). And matrices with equal values. */
-static void test_known_spectra(void **state) {
-    (void)state;
+TEST(test_known_spectra) {
     enum { N = 33 };
     double a[N * N] = {0}, values[N];
     for (int i = 0; i < N; i++) {
@@ -81,10 +76,4 @@ static void test_known_spectra(void **state) {
     assert_true(values[0] == 3 && values[N - 1] == 3);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_matrices),
-        cmocka_unit_test(test_known_spectra),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

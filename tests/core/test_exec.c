@@ -3,13 +3,9 @@
 #include "cpu/backend.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SIDE = 4 };
 
@@ -48,8 +44,7 @@ static void *no_memory(int64_t bytes) {
     return NULL;
 }
 
-static void test_a_missing_kernel_is_named_with_its_backend(void **state) {
-    (void)state;
+TEST(test_a_missing_kernel_is_named_with_its_backend) {
     fixture f;
     weft_exec *exec;
     weft_backend bare = *weft_cpu_backend();
@@ -62,8 +57,7 @@ static void test_a_missing_kernel_is_named_with_its_backend(void **state) {
     end(&f);
 }
 
-static void test_an_arena_that_is_not_given_is_an_error(void **state) {
-    (void)state;
+TEST(test_an_arena_that_is_not_given_is_an_error) {
     fixture f;
     weft_exec *exec;
     weft_backend full = *weft_cpu_backend();
@@ -75,8 +69,7 @@ static void test_an_arena_that_is_not_given_is_an_error(void **state) {
 }
 
 /* And a plan that was handed over is freed: the leak search of SAN=address looks. */
-static void test_a_graph_that_was_built_wrong_is_not_run(void **state) {
-    (void)state;
+TEST(test_a_graph_that_was_built_wrong_is_not_run) {
     fixture f;
     weft_exec *exec;
     weft_plan *plan;
@@ -92,8 +85,7 @@ static void test_a_graph_that_was_built_wrong_is_not_run(void **state) {
     end(&f);
 }
 
-static void test_only_tensors_of_the_graph_that_are_kept_are_read(void **state) {
-    (void)state;
+TEST(test_only_tensors_of_the_graph_that_are_kept_are_read) {
     fixture f, other;
     weft_exec *exec;
     float values[SIDE * SIDE] = {1}, out[SIDE * SIDE];
@@ -111,12 +103,4 @@ static void test_only_tensors_of_the_graph_that_are_kept_are_read(void **state) 
     end(&f);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_missing_kernel_is_named_with_its_backend),
-        cmocka_unit_test(test_an_arena_that_is_not_given_is_an_error),
-        cmocka_unit_test(test_a_graph_that_was_built_wrong_is_not_run),
-        cmocka_unit_test(test_only_tensors_of_the_graph_that_are_kept_are_read),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

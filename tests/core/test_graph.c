@@ -4,15 +4,12 @@
 #include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/linear.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static weft_graph *new_graph(void) {
     weft_graph *g;
@@ -32,45 +29,39 @@ static void expect_error(weft_graph *g, const char *first, const char *second) {
     weft_graph_destroy(g);
 }
 
-static void test_a_zero_size_is_refused(void **state) {
-    (void)state;
+TEST(test_a_zero_size_is_refused) {
     weft_graph *g = new_graph();
     assert_null(weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_F32, 3, 0));
     expect_error(g, "x", "dimension 1 is 0");
 }
 
-static void test_a_negative_size_is_refused(void **state) {
-    (void)state;
+TEST(test_a_negative_size_is_refused) {
     weft_graph *g = new_graph();
     assert_null(weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_F32, -3));
     expect_error(g, "x", "-3");
 }
 
-static void test_a_shape_beyond_any_memory_is_refused(void **state) {
-    (void)state;
+TEST(test_a_shape_beyond_any_memory_is_refused) {
     weft_graph *g = new_graph();
     int64_t huge = (int64_t)1 << 40;
     assert_null(weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_F32, huge, huge));
     expect_error(g, "x", "more bytes than any memory");
 }
 
-static void test_too_many_dimensions_are_refused(void **state) {
-    (void)state;
+TEST(test_too_many_dimensions_are_refused) {
     weft_graph *g = new_graph();
     assert_null(weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_F32, 1, 1, 1, 1, 1));
     expect_error(g, "x", "5 dimensions");
 }
 
-static void test_a_name_is_taken_once(void **state) {
-    (void)state;
+TEST(test_a_name_is_taken_once) {
     weft_graph *g = new_graph();
     assert_non_null(param(g, "w", 2, 2));
     assert_null(param(g, "w", 2, 2));
     expect_error(g, "'w'", "already");
 }
 
-static void test_an_error_names_the_operation_and_both_shapes(void **state) {
-    (void)state;
+TEST(test_an_error_names_the_operation_and_both_shapes) {
     weft_graph *g = new_graph();
     assert_null(weft_silu_mul(g, param(g, "a", 2, 3), param(g, "b", 3, 2)));
     assert_int_equal(weft_graph_status(g), WEFT_EINPUT);
@@ -78,16 +69,14 @@ static void test_an_error_names_the_operation_and_both_shapes(void **state) {
     expect_error(g, "[2, 3]", "[3, 2]");
 }
 
-static void test_the_scope_is_in_the_error(void **state) {
-    (void)state;
+TEST(test_the_scope_is_in_the_error) {
     weft_graph *g = new_graph();
     weft_graph_scope(g, "h.3.ffn");
     weft_silu_mul(g, param(g, "a", 2, 3), param(g, "b", 3, 2));
     expect_error(g, "h.3.ffn", "silu_mul");
 }
 
-static void test_the_first_error_stays(void **state) {
-    (void)state;
+TEST(test_the_first_error_stays) {
     weft_graph *g = new_graph();
     weft_tensor *bad = weft_silu_mul(g, param(g, "a", 2, 3), param(g, "b", 3, 2));
     assert_null(weft_add(g, bad, bad));
@@ -95,45 +84,39 @@ static void test_the_first_error_stays(void **state) {
     expect_error(g, "silu_mul", "[2, 3]");
 }
 
-static void test_a_missing_input_is_refused(void **state) {
-    (void)state;
+TEST(test_a_missing_input_is_refused) {
     weft_graph *g = new_graph();
     assert_null(weft_add(g, param(g, "a", 2, 3), NULL));
     expect_error(g, "add", "missing");
 }
 
-static void test_a_view_of_nothing_is_refused(void **state) {
-    (void)state;
+TEST(test_a_view_of_nothing_is_refused) {
     weft_graph *g = new_graph();
     assert_null(weft_reshape(g, NULL, 1, (const int64_t[]){4}));
     expect_error(g, "reshape", "input is missing");
 }
 
-static void test_an_unknown_type_is_refused(void **state) {
-    (void)state;
+TEST(test_an_unknown_type_is_refused) {
     weft_graph *g = new_graph();
     assert_null(weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_DTYPE_COUNT, 2));
     expect_error(g, "type number", "f32");
 }
 
-static void test_double_and_float_do_not_mix(void **state) {
-    (void)state;
+TEST(test_double_and_float_do_not_mix) {
     weft_graph *g = new_graph();
     weft_tensor *narrow = weft_new_tensor(g, WEFT_ROLE_INPUT, "n", WEFT_F32, 2, 3);
     assert_null(weft_add(g, param(g, "a", 2, 3), narrow));
     expect_error(g, "f64", "f32");
 }
 
-static void test_integers_are_refused_where_reals_belong(void **state) {
-    (void)state;
+TEST(test_integers_are_refused_where_reals_belong) {
     weft_graph *g = new_graph();
     weft_tensor *i = weft_new_tensor(g, WEFT_ROLE_INPUT, "i", WEFT_I32, 2, 3);
     assert_null(weft_silu_mul(g, i, i));
     expect_error(g, "silu_mul", "i32");
 }
 
-static void test_a_view_keeps_the_number_of_elements(void **state) {
-    (void)state;
+TEST(test_a_view_keeps_the_number_of_elements) {
     weft_graph *g = new_graph();
     weft_tensor *a = param(g, "a", 2, 6);
     assert_ptr_equal(weft_view(g, a, 2, 6), a);
@@ -142,16 +125,14 @@ static void test_a_view_keeps_the_number_of_elements(void **state) {
     expect_error(g, "[2, 6]", "[5, 2]");
 }
 
-static void test_the_loss_is_one_number(void **state) {
-    (void)state;
+TEST(test_the_loss_is_one_number) {
     weft_graph *g = new_graph();
     weft_tensor *a = param(g, "a", 2, 3);
     assert_int_equal(weft_graph_backward(g, weft_add(g, a, a), NULL), WEFT_EINPUT);
     expect_error(g, "backward", "[2, 3]");
 }
 
-static void test_backward_runs_once(void **state) {
-    (void)state;
+TEST(test_backward_runs_once) {
     weft_graph *g = new_graph();
     weft_tensor *a = param(g, "a", 2, 3);
     weft_tensor *loss = weft_sum_squares(g, a, 1);
@@ -160,8 +141,7 @@ static void test_backward_runs_once(void **state) {
     expect_error(g, "backward", "has its gradient");
 }
 
-static void test_segments_do_not_nest(void **state) {
-    (void)state;
+TEST(test_segments_do_not_nest) {
     weft_graph *g = new_graph();
     weft_graph_recompute_begin(g);
     weft_graph_recompute_begin(g);
@@ -185,8 +165,7 @@ static void run_and_read(weft_graph *g, weft_tensor *const *inputs, const double
 }
 
 /* loss = Σ (a + a)·(a + 2b), so da = 4a + 4b: three paths into a, one through a view. */
-static void test_gradients_of_several_uses_add_up(void **state) {
-    (void)state;
+TEST(test_gradients_of_several_uses_add_up) {
     weft_graph *g = new_graph();
     weft_tensor *a = param(g, "a", 2, 2), *b = param(g, "b", 2, 2);
     weft_tensor *twice = weft_add(g, a, a);
@@ -202,8 +181,7 @@ static void test_gradients_of_several_uses_add_up(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_what_the_loss_does_not_see_has_no_gradient(void **state) {
-    (void)state;
+TEST(test_what_the_loss_does_not_see_has_no_gradient) {
     weft_graph *g = new_graph();
     weft_tensor *a = param(g, "a", 2, 2), *b = param(g, "b", 2, 2);
     weft_add(g, a, b);
@@ -213,8 +191,7 @@ static void test_what_the_loss_does_not_see_has_no_gradient(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_nodes_that_nobody_reads_are_dropped(void **state) {
-    (void)state;
+TEST(test_nodes_that_nobody_reads_are_dropped) {
     weft_graph *g = new_graph();
     weft_tensor *a = param(g, "a", 2, 2);
     weft_scale(g, a, 3);
@@ -246,8 +223,7 @@ static void build_stack(weft_graph *g, bool recompute, weft_tensor **x, weft_ten
     assert_int_equal(weft_graph_backward(g, weft_sum_squares(g, h, 1), NULL), WEFT_OK);
 }
 
-static void test_recomputed_segments_give_the_same_bits_in_less_memory(void **state) {
-    (void)state;
+TEST(test_recomputed_segments_give_the_same_bits_in_less_memory) {
     double grads[2][64], vx[128], vw[64];
     int64_t saved[2];
     for (int i = 0; i < 128; i++)
@@ -270,29 +246,4 @@ static void test_recomputed_segments_give_the_same_bits_in_less_memory(void **st
     assert_true(saved[1] * 2 < saved[0]);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_zero_size_is_refused),
-        cmocka_unit_test(test_a_negative_size_is_refused),
-        cmocka_unit_test(test_a_shape_beyond_any_memory_is_refused),
-        cmocka_unit_test(test_too_many_dimensions_are_refused),
-        cmocka_unit_test(test_a_name_is_taken_once),
-        cmocka_unit_test(test_an_error_names_the_operation_and_both_shapes),
-        cmocka_unit_test(test_the_scope_is_in_the_error),
-        cmocka_unit_test(test_the_first_error_stays),
-        cmocka_unit_test(test_a_missing_input_is_refused),
-        cmocka_unit_test(test_a_view_of_nothing_is_refused),
-        cmocka_unit_test(test_an_unknown_type_is_refused),
-        cmocka_unit_test(test_double_and_float_do_not_mix),
-        cmocka_unit_test(test_integers_are_refused_where_reals_belong),
-        cmocka_unit_test(test_a_view_keeps_the_number_of_elements),
-        cmocka_unit_test(test_the_loss_is_one_number),
-        cmocka_unit_test(test_backward_runs_once),
-        cmocka_unit_test(test_segments_do_not_nest),
-        cmocka_unit_test(test_gradients_of_several_uses_add_up),
-        cmocka_unit_test(test_what_the_loss_does_not_see_has_no_gradient),
-        cmocka_unit_test(test_nodes_that_nobody_reads_are_dropped),
-        cmocka_unit_test(test_recomputed_segments_give_the_same_bits_in_less_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,14 +1,10 @@
 /* A mirror over a device whose memory is a block of the test's own: what one side wrote is what the
  * other reads, and nothing is copied that is not newer. */
 #include "core/mirror.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { BYTES = 8 };
 
@@ -64,8 +60,7 @@ static weft_mirror *mirror_of(char host[BYTES]) {
     return m;
 }
 
-static void test_each_side_reads_what_the_other_wrote(void **state) {
-    (void)state;
+TEST_WITH(test_each_side_reads_what_the_other_wrote, begin, NULL) {
     char host[BYTES] = "abcdefg", out[3];
     weft_mirror *m = mirror_of(host);
     assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
@@ -89,8 +84,7 @@ static void test_each_side_reads_what_the_other_wrote(void **state) {
     assert_int_equal(blocks, 0);
 }
 
-static void test_only_what_is_newer_is_copied(void **state) {
-    (void)state;
+TEST_WITH(test_only_what_is_newer_is_copied, begin, NULL) {
     char host[BYTES] = "abcdefg";
     weft_mirror *m = mirror_of(host);
     assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
@@ -103,8 +97,7 @@ static void test_only_what_is_newer_is_copied(void **state) {
     weft_mirror_destroy(m);
 }
 
-static void test_a_copy_that_failed_is_not_called_equal(void **state) {
-    (void)state;
+TEST_WITH(test_a_copy_that_failed_is_not_called_equal, begin, NULL) {
     char host[BYTES] = "abcdefg", out[3];
     weft_mirror *m = mirror_of(host);
     assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
@@ -127,8 +120,7 @@ static void test_a_copy_that_failed_is_not_called_equal(void **state) {
     weft_mirror_destroy(m);
 }
 
-static void test_a_host_backend_has_no_copy(void **state) {
-    (void)state;
+TEST_WITH(test_a_host_backend_has_no_copy, begin, NULL) {
     char host[BYTES] = "abcdefg";
     weft_mirror *m = mirror_of(host);
     assert_int_equal(weft_mirror_place(m, &here), WEFT_OK);
@@ -139,8 +131,7 @@ static void test_a_host_backend_has_no_copy(void **state) {
     weft_mirror_destroy(m);
 }
 
-static void test_a_mirror_has_one_copy_and_says_why_it_has_none(void **state) {
-    (void)state;
+TEST_WITH(test_a_mirror_has_one_copy_and_says_why_it_has_none, begin, NULL) {
     char host[BYTES] = "abcdefg";
     weft_mirror *m = mirror_of(host);
     full = true;
@@ -155,13 +146,4 @@ static void test_a_mirror_has_one_copy_and_says_why_it_has_none(void **state) {
     weft_mirror_destroy(m);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_each_side_reads_what_the_other_wrote, begin),
-        cmocka_unit_test_setup(test_only_what_is_newer_is_copied, begin),
-        cmocka_unit_test_setup(test_a_copy_that_failed_is_not_called_equal, begin),
-        cmocka_unit_test_setup(test_a_host_backend_has_no_copy, begin),
-        cmocka_unit_test_setup(test_a_mirror_has_one_copy_and_says_why_it_has_none, begin),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

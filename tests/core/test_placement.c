@@ -1,12 +1,11 @@
 /* Where a pool's threads run and what memory they write first. Threads tell where they are held to by
  * tasks of which each waits for all others: every thread then has one. */
 #include "core/pool.h"
+#include "support/test.h"
 #include "support/two_nodes.h"
 
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +14,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 enum { MOST = 64, PAGES = 64 /* of a share */ };
 
@@ -84,8 +79,7 @@ static int held_under(const cpu_set_t *mask, int threads, const char *pin) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : WRONG;
 }
 
-static void test_workers_are_held_to_cores_of_the_mask(void **state) {
-    (void)state;
+TEST(test_workers_are_held_to_cores_of_the_mask) {
     cpu_set_t mask = own_set();
     if (CPU_COUNT(&mask) < 2) {
         print_message("skipped: one processor\n");
@@ -98,8 +92,7 @@ static void test_workers_are_held_to_cores_of_the_mask(void **state) {
     }
 }
 
-static void test_nothing_is_held_unless_it_is_wanted_and_fits(void **state) {
-    (void)state;
+TEST(test_nothing_is_held_unless_it_is_wanted_and_fits) {
     cpu_set_t mask = own_set();
     int n = CPU_COUNT(&mask);
     if (n >= MOST) skip();
@@ -118,8 +111,7 @@ static void note_first(void *context, int64_t task, int thread) {
         usleep(50);
 }
 
-static void test_threads_take_their_own_nodes_tasks_first(void **state) {
-    (void)state;
+TEST(test_threads_take_their_own_nodes_tasks_first) {
     enum { THREADS = 4, TASKS = 16, RUNS = 50 };
     static roll r;
     weft_pool *pool;
@@ -143,8 +135,7 @@ static void add_number(void *context, int64_t task, int thread) {
     atomic_fetch_add((atomic_int_least64_t *)context, task + 1);
 }
 
-static void test_every_task_runs_on_any_number_of_nodes(void **state) {
-    (void)state;
+TEST(test_every_task_runs_on_any_number_of_nodes) {
     for (int threads = 1; threads <= 5; threads++) {
         weft_pool *pool;
         assert_int_equal(two_nodes_pool(threads, &pool), WEFT_OK);
@@ -172,8 +163,7 @@ static unsigned char *fresh_pages(size_t bytes) {
 
 /* Of share k some pages are written before, so that whoever zeroes it is told by how many it is the
  * first to touch: each node's threads have shares beside each other. */
-static void test_each_thread_is_the_first_to_write_its_share(void **state) {
-    (void)state;
+TEST(test_each_thread_is_the_first_to_write_its_share) {
     enum { THREADS = 4, STEP = 12 };
     static const int share_of[THREADS] = {0, 2, 1, 3}; /* nodes 0, 1, 0, 1 */
     static roll before, after;
@@ -201,8 +191,7 @@ static void test_each_thread_is_the_first_to_write_its_share(void **state) {
         print_message("a sanitizer touches pages of its own: only the zeros are looked at\n");
 }
 
-static void test_any_number_of_bytes_is_zeroed_and_no_more(void **state) {
-    (void)state;
+TEST(test_any_number_of_bytes_is_zeroed_and_no_more) {
     for (int threads = 1; threads <= 3; threads++) {
         weft_pool *pool = NULL;
         if (threads > 1) assert_int_equal(two_nodes_pool(threads, &pool), WEFT_OK);
@@ -218,8 +207,7 @@ static void test_any_number_of_bytes_is_zeroed_and_no_more(void **state) {
 }
 
 /* Threads do not follow a fork: the child's zeros do not wait for them. */
-static void test_a_forked_process_zeroes_alone(void **state) {
-    (void)state;
+TEST(test_a_forked_process_zeroes_alone) {
     weft_pool *pool;
     assert_int_equal(two_nodes_pool(4, &pool), WEFT_OK);
     pid_t child = fork();
@@ -245,8 +233,7 @@ static int node_of(void *page) {
     return syscall(SYS_move_pages, 0, 1UL, &page, NULL, &node, 0) == 0 ? node : -1;
 }
 
-static void test_shares_lie_on_their_nodes(void **state) {
-    (void)state;
+TEST(test_shares_lie_on_their_nodes) {
     cpu_set_t mask = own_set();
     weft_topology t;
     weft_pool *pool = NULL;
@@ -273,16 +260,4 @@ static void test_shares_lie_on_their_nodes(void **state) {
     weft_pool_destroy(pool);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_workers_are_held_to_cores_of_the_mask),
-        cmocka_unit_test(test_nothing_is_held_unless_it_is_wanted_and_fits),
-        cmocka_unit_test(test_threads_take_their_own_nodes_tasks_first),
-        cmocka_unit_test(test_every_task_runs_on_any_number_of_nodes),
-        cmocka_unit_test(test_each_thread_is_the_first_to_write_its_share),
-        cmocka_unit_test(test_any_number_of_bytes_is_zeroed_and_no_more),
-        cmocka_unit_test(test_a_forked_process_zeroes_alone),
-        cmocka_unit_test(test_shares_lie_on_their_nodes),
-    };
-    return cmocka_run_group_tests_name("placement", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -7,14 +7,11 @@
 #include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/linear.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SIDE = 6, GRAPHS = 60, GRAPH_OPS = 24, GRAPH_PARAMS = 3 };
 
@@ -34,8 +31,7 @@ static weft_plan *plan_of(const weft_graph *g, weft_plan_options options) {
     return plan;
 }
 
-static void test_a_chain_in_place_needs_one_buffer(void **state) {
-    (void)state;
+TEST(test_a_chain_in_place_needs_one_buffer) {
     weft_graph *g = new_graph();
     weft_tensor *t = square(g, WEFT_ROLE_INPUT, "x");
     for (int i = 0; i < 10; i++)
@@ -54,8 +50,7 @@ static void test_a_chain_in_place_needs_one_buffer(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_an_input_is_never_written_over(void **state) {
-    (void)state;
+TEST(test_an_input_is_never_written_over) {
     weft_graph *g = new_graph();
     weft_tensor *x = square(g, WEFT_ROLE_INPUT, "x");
     weft_tensor *y = weft_keep(weft_scale(g, x, 2));
@@ -65,8 +60,7 @@ static void test_an_input_is_never_written_over(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_an_arena_larger_than_the_limit_is_refused(void **state) {
-    (void)state;
+TEST(test_an_arena_larger_than_the_limit_is_refused) {
     weft_graph *g = new_graph();
     weft_keep(weft_scale(g, square(g, WEFT_ROLE_INPUT, "x"), 2));
     weft_plan *plan;
@@ -78,8 +72,7 @@ static void test_an_arena_larger_than_the_limit_is_refused(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_an_arena_larger_than_memory_is_refused(void **state) {
-    (void)state;
+TEST(test_an_arena_larger_than_memory_is_refused) {
     weft_graph *g = new_graph();
     weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_F32, (int64_t)1 << 48);
     weft_keep(weft_scale(g, x, 2));
@@ -92,8 +85,7 @@ static void test_an_arena_larger_than_memory_is_refused(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_only_kept_tensors_can_be_read(void **state) {
-    (void)state;
+TEST(test_only_kept_tensors_can_be_read) {
     weft_graph *g = new_graph();
     weft_tensor *x = square(g, WEFT_ROLE_INPUT, "x");
     weft_tensor *inner = weft_scale(g, x, 2);
@@ -110,8 +102,7 @@ static void test_only_kept_tensors_can_be_read(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_bound_memory_must_be_aligned_and_of_the_graph(void **state) {
-    (void)state;
+TEST(test_bound_memory_must_be_aligned_and_of_the_graph) {
     weft_graph *g = new_graph(), *other = new_graph();
     weft_tensor *x = square(g, WEFT_ROLE_INPUT, "x");
     weft_tensor *foreign = square(other, WEFT_ROLE_INPUT, "x");
@@ -197,8 +188,7 @@ typedef struct {
 } span;
 
 /* Lives and places of all temporaries, found without the planner's help. */
-static void test_lives_that_overlap_share_no_bytes(void **state) {
-    (void)state;
+TEST(test_lives_that_overlap_share_no_bytes) {
     for (uint64_t number = 0; number < GRAPHS; number++) {
         weft_graph *g = new_graph();
         weft_tensor *params[GRAPH_PARAMS];
@@ -291,8 +281,7 @@ static int64_t lowest_place(const taken *all, int n, const taken *b) {
     return at;
 }
 
-static void test_the_lowest_free_place_is_found(void **state) {
-    (void)state;
+TEST(test_the_lowest_free_place_is_found) {
     enum { TAKEN = 300, ROUNDS = 40 };
     static taken all[TAKEN];
     unsigned draw = 17;
@@ -314,8 +303,7 @@ static void test_the_lowest_free_place_is_found(void **state) {
     }
 }
 
-static void test_random_graphs_agree_however_memory_is_laid_out(void **state) {
-    (void)state;
+TEST(test_random_graphs_agree_however_memory_is_laid_out) {
     enum { ROOM = 1 << 16 };
     unsigned char *want = malloc(ROOM), *got = malloc(ROOM);
     assert_non_null(want);
@@ -338,17 +326,4 @@ static void test_random_graphs_agree_however_memory_is_laid_out(void **state) {
     free(got);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_chain_in_place_needs_one_buffer),
-        cmocka_unit_test(test_an_input_is_never_written_over),
-        cmocka_unit_test(test_an_arena_larger_than_the_limit_is_refused),
-        cmocka_unit_test(test_an_arena_larger_than_memory_is_refused),
-        cmocka_unit_test(test_only_kept_tensors_can_be_read),
-        cmocka_unit_test(test_bound_memory_must_be_aligned_and_of_the_graph),
-        cmocka_unit_test(test_lives_that_overlap_share_no_bytes),
-        cmocka_unit_test(test_the_lowest_free_place_is_found),
-        cmocka_unit_test(test_random_graphs_agree_however_memory_is_laid_out),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,18 +1,13 @@
 /* The pool runs every task once, for any number of threads and tasks, and leaves nothing behind. */
 #include "core/pool.h"
+#include "support/test.h"
 
 #include <dirent.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 enum { THREADS_MOST = 8, TASKS_MOST = 1000 };
 
@@ -43,8 +38,7 @@ static void check_run(weft_pool *pool, tally *t, int64_t tasks) {
     assert_int_equal(atomic_load(&t->wrong), 0);
 }
 
-static void test_every_task_runs_once(void **state) {
-    (void)state;
+TEST(test_every_task_runs_once) {
     static const int64_t counts[] = {0, 1, 2, 3, 7, 8, 9, 64, TASKS_MOST};
     for (int threads = 1; threads <= THREADS_MOST; threads++) {
         weft_pool *pool;
@@ -59,8 +53,7 @@ static void test_every_task_runs_once(void **state) {
     }
 }
 
-static void test_many_short_runs_follow_each_other(void **state) {
-    (void)state;
+TEST(test_many_short_runs_follow_each_other) {
     for (int threads = 1; threads <= THREADS_MOST; threads++) {
         weft_pool *pool;
         assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
@@ -108,8 +101,7 @@ static void count_kind_1(void *context, int64_t task, int thread) {
 }
 
 /* More threads than processors, so that many come late: none may touch a run that is over. */
-static void test_late_threads_take_nothing_of_another_run(void **state) {
-    (void)state;
+TEST(test_late_threads_take_nothing_of_another_run) {
     weft_pool *pool;
     assert_int_equal(weft_pool_create(24, &pool), WEFT_OK);
     for (int64_t i = 0; i < 4000; i++) {
@@ -129,8 +121,7 @@ static void write_square(void *context, int64_t task, int thread) {
     ((int64_t *)context)[task] = task * task;
 }
 
-static void test_what_tasks_write_is_seen_after_the_run(void **state) {
-    (void)state;
+TEST(test_what_tasks_write_is_seen_after_the_run) {
     weft_pool *pool;
     assert_int_equal(weft_pool_create(4, &pool), WEFT_OK);
     int64_t squares[500];
@@ -158,8 +149,7 @@ static void wait_for_the_other(void *context, int64_t task, int thread) {
     atomic_fetch_add(&p->ended, 1);
 }
 
-static void test_a_run_ends_after_its_slowest_task(void **state) {
-    (void)state;
+TEST(test_a_run_ends_after_its_slowest_task) {
     weft_pool *pool;
     assert_int_equal(weft_pool_create(2, &pool), WEFT_OK);
     static pair p; /* a worker that is still at it must not write into a stack */
@@ -178,8 +168,7 @@ static int threads_of_process(void) {
     return n;
 }
 
-static void test_destroying_a_pool_ends_its_threads(void **state) {
-    (void)state;
+TEST(test_destroying_a_pool_ends_its_threads) {
     int before = threads_of_process();
     if (before == 0) skip();
     for (int round = 0; round < 40; round++) {
@@ -198,8 +187,7 @@ static void test_destroying_a_pool_ends_its_threads(void **state) {
     weft_pool_destroy(NULL);
 }
 
-static void test_zero_takes_the_processors_of_the_process(void **state) {
-    (void)state;
+TEST(test_zero_takes_the_processors_of_the_process) {
     cpu_set_t set;
     assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
     weft_pool *pool;
@@ -208,8 +196,7 @@ static void test_zero_takes_the_processors_of_the_process(void **state) {
     weft_pool_destroy(pool);
 }
 
-static void test_impossible_sizes_are_refused(void **state) {
-    (void)state;
+TEST(test_impossible_sizes_are_refused) {
     static const int sizes[] = {-1, 1 << 20};
     for (int i = 0; i < 2; i++) {
         weft_pool *pool = (weft_pool *)&pool;
@@ -219,16 +206,4 @@ static void test_impossible_sizes_are_refused(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_task_runs_once),
-        cmocka_unit_test(test_many_short_runs_follow_each_other),
-        cmocka_unit_test(test_late_threads_take_nothing_of_another_run),
-        cmocka_unit_test(test_what_tasks_write_is_seen_after_the_run),
-        cmocka_unit_test(test_a_run_ends_after_its_slowest_task),
-        cmocka_unit_test(test_destroying_a_pool_ends_its_threads),
-        cmocka_unit_test(test_zero_takes_the_processors_of_the_process),
-        cmocka_unit_test(test_impossible_sizes_are_refused),
-    };
-    return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -7,12 +7,9 @@
 #include "ops/arith.h"
 #include "ops/linear.h"
 #include "ops/list.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST = 8 };
 
@@ -45,8 +42,7 @@ static void apply(weft_graph *g, const weft_rule *rule) {
 
 static const weft_rule scaled = {"test", &weft_op_add, WEFT_ANY_INPUT, &weft_op_scale, false, note};
 
-static void test_a_rule_is_tried_where_the_reader_alone_reads(void **state) {
-    (void)state;
+TEST(test_a_rule_is_tried_where_the_reader_alone_reads) {
     weft_graph *g = new_graph();
     weft_tensor *a = input(g, "a"), *once = weft_scale(g, a, 2), *twice = weft_scale(g, a, 3);
     weft_tensor *kept = weft_keep(weft_scale(g, a, 4));
@@ -66,8 +62,7 @@ static void test_a_rule_is_tried_where_the_reader_alone_reads(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_of_any_input_the_one_made_last_is_tried_first(void **state) {
-    (void)state;
+TEST(test_of_any_input_the_one_made_last_is_tried_first) {
     weft_graph *g = new_graph();
     weft_tensor *a = input(g, "a"), *early = weft_scale(g, a, 2), *late = weft_scale(g, a, 3);
     weft_keep(weft_add(g, late, early));
@@ -78,8 +73,7 @@ static void test_of_any_input_the_one_made_last_is_tried_first(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_a_view_is_matched_by_what_it_shows(void **state) {
-    (void)state;
+TEST(test_a_view_is_matched_by_what_it_shows) {
     weft_graph *g = new_graph();
     weft_tensor *a = input(g, "a"), *b = weft_new_tensor(g, WEFT_ROLE_INPUT, "b", WEFT_F32, 16);
     weft_tensor *s = weft_scale(g, a, 2);
@@ -102,8 +96,7 @@ static bool join_scales(weft_rewrite *r, const weft_match *m) {
 
 static const weft_rule scales = {"test", &weft_op_scale, 0, &weft_op_scale, false, join_scales};
 
-static void test_what_a_rewrite_did_away_with_cannot_be_used(void **state) {
-    (void)state;
+TEST(test_what_a_rewrite_did_away_with_cannot_be_used) {
     weft_graph *g = new_graph();
     weft_tensor *inner = weft_scale(g, input(g, "a"), 2),
                 *outer = weft_keep(weft_scale(g, inner, 3));
@@ -116,8 +109,7 @@ static void test_what_a_rewrite_did_away_with_cannot_be_used(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_chains_join_one_after_the_other(void **state) {
-    (void)state;
+TEST(test_chains_join_one_after_the_other) {
     weft_graph *g = new_graph();
     weft_tensor *t = input(g, "a");
     for (int i = 0; i < 5; i++)
@@ -146,8 +138,7 @@ static weft_plan *make_program(weft_graph *g, weft_tensor *loss) {
     return plan;
 }
 
-static void test_a_program_is_fused_differentiated_and_planned(void **state) {
-    (void)state;
+TEST(test_a_program_is_fused_differentiated_and_planned) {
     weft_tensor *loss;
     weft_graph *g = new_layer(&loss);
     weft_plan *plan = make_program(g, loss);
@@ -160,8 +151,7 @@ static void test_a_program_is_fused_differentiated_and_planned(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_an_executor_takes_only_the_plan_of_its_graph(void **state) {
-    (void)state;
+TEST(test_an_executor_takes_only_the_plan_of_its_graph) {
     weft_tensor *loss, *other_loss;
     weft_graph *g = new_layer(&loss), *other = new_layer(&other_loss);
     weft_pool *pool;
@@ -206,8 +196,7 @@ static void watch(void *context, const weft_node *n) {
     w->nodes[w->n++] = n;
 }
 
-static void test_after_is_called_once_for_each_node_in_order(void **state) {
-    (void)state;
+TEST(test_after_is_called_once_for_each_node_in_order) {
     weft_graph *g = new_graph();
     weft_pool *pool;
     weft_exec *x;
@@ -225,16 +214,4 @@ static void test_after_is_called_once_for_each_node_in_order(void **state) {
     weft_graph_destroy(g);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_rule_is_tried_where_the_reader_alone_reads),
-        cmocka_unit_test(test_of_any_input_the_one_made_last_is_tried_first),
-        cmocka_unit_test(test_a_view_is_matched_by_what_it_shows),
-        cmocka_unit_test(test_what_a_rewrite_did_away_with_cannot_be_used),
-        cmocka_unit_test(test_chains_join_one_after_the_other),
-        cmocka_unit_test(test_a_program_is_fused_differentiated_and_planned),
-        cmocka_unit_test(test_an_executor_takes_only_the_plan_of_its_graph),
-        cmocka_unit_test(test_after_is_called_once_for_each_node_in_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -3,12 +3,11 @@
 #include "base/random.h"
 #include "core/safetensors.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +15,6 @@
 #include <unistd.h>
 
 #include <math.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 static const char *path_of(const char *name) {
     return scratch_path("%s", name);
@@ -91,8 +87,7 @@ static void refuse(const char *path, const char *expect) {
     check_message(path);
 }
 
-static void test_what_is_written_is_read(void **state) {
-    (void)state;
+TEST(test_what_is_written_is_read) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("sample"));
     assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, metadata), WEFT_OK);
@@ -122,8 +117,7 @@ static void test_what_is_written_is_read(void **state) {
     weft_safetensors_close(file);
 }
 
-static void test_equal_tensors_are_equal_files(void **state) {
-    (void)state;
+TEST(test_equal_tensors_are_equal_files) {
     weft_safetensor reversed[SAMPLES];
     for (int i = 0; i < SAMPLES; i++)
         reversed[i] = sample[SAMPLES - 1 - i];
@@ -143,8 +137,7 @@ static void test_equal_tensors_are_equal_files(void **state) {
     free(b);
 }
 
-static void test_a_file_of_no_tensors_is_fine(void **state) {
-    (void)state;
+TEST(test_a_file_of_no_tensors_is_fine) {
     weft_safetensors *file;
     const char *path = path_of("none");
     assert_int_equal(weft_safetensors_write(path, NULL, 0, NULL), WEFT_OK);
@@ -156,8 +149,7 @@ static void test_a_file_of_no_tensors_is_fine(void **state) {
 }
 
 /* IEEE's halves by hand: 1, -2, the largest, the smallest, 2^-14, -0, infinity. */
-static void test_elements_are_read_as_numbers(void **state) {
-    (void)state;
+TEST(test_elements_are_read_as_numbers) {
     static const uint16_t halves[] = {0x3c00, 0xc000, 0x7bff, 0x0001, 0x0400, 0x8000, 0x7c00};
     static const double want[] = {1, -2, 65504, 0x1p-24, 0x1p-14, 0, INFINITY};
     double got[7];
@@ -174,8 +166,7 @@ static void test_elements_are_read_as_numbers(void **state) {
     assert_true(got[0] == -1 && got[1] == 0x1p40);
 }
 
-static void test_empty_tensors_and_loose_alignment_of_others_are_read(void **state) {
-    (void)state;
+TEST(test_empty_tensors_and_loose_alignment_of_others_are_read) {
     /* A header of 110 bytes, so that nothing lies on a multiple of its size. */
     const char header[] = "{\"a\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[0,2]},"
                           "\"e\":{\"dtype\":\"F32\",\"shape\":[0,9],\"data_offsets\":[2,2]},"
@@ -258,8 +249,7 @@ static const struct {
      "'two?lines': there is a hole"},
 };
 
-static void test_bad_headers_are_refused(void **state) {
-    (void)state;
+TEST(test_bad_headers_are_refused) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("bad"));
     for (size_t i = 0; i < sizeof bad_headers / sizeof bad_headers[0]; i++) {
@@ -271,8 +261,7 @@ static void test_bad_headers_are_refused(void **state) {
     refuse(path, "header, byte");
 }
 
-static void test_bad_lengths_are_refused(void **state) {
-    (void)state;
+TEST(test_bad_lengths_are_refused) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("length"));
     write_bytes(path, "", 0);
@@ -298,8 +287,7 @@ static void test_bad_lengths_are_refused(void **state) {
     }
 }
 
-static void test_what_is_no_file_is_refused(void **state) {
-    (void)state;
+TEST(test_what_is_no_file_is_refused) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("absent"));
     refuse(path, strerror(ENOENT));
@@ -310,8 +298,7 @@ static void test_what_is_no_file_is_refused(void **state) {
     refuse("/dev/zero", "it is a folder or a device");
 }
 
-static void test_deep_nesting_is_refused(void **state) {
-    (void)state;
+TEST(test_deep_nesting_is_refused) {
     enum { DEPTH = 200000 };
     char *header = malloc(DEPTH + 8);
     size_t n = (size_t)sprintf(header, "{\"a\":");
@@ -363,8 +350,7 @@ static void damage(unsigned char *data, size_t *bytes, uint32_t round) {
     }
 }
 
-static void test_damaged_files_never_crash(void **state) {
-    (void)state;
+TEST(test_damaged_files_never_crash) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("damaged"));
     assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, metadata), WEFT_OK);
@@ -410,8 +396,7 @@ static int files_in_folder(void) {
     return n;
 }
 
-static void test_a_failed_write_leaves_the_old_file_alone(void **state) {
-    (void)state;
+TEST(test_a_failed_write_leaves_the_old_file_alone) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("kept"));
     assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, NULL), WEFT_OK);
@@ -445,8 +430,7 @@ static void test_a_failed_write_leaves_the_old_file_alone(void **state) {
     free(after);
 }
 
-static void test_a_write_that_cannot_end_removes_its_traces(void **state) {
-    (void)state;
+TEST(test_a_write_that_cannot_end_removes_its_traces) {
     int files = files_in_folder();
     assert_int_equal(weft_safetensors_write(scratch_path("."), sample, SAMPLES, NULL), WEFT_EIO);
     check_message("cannot be written");
@@ -459,20 +443,4 @@ static void test_a_write_that_cannot_end_removes_its_traces(void **state) {
     assert_int_equal(weft_safetensors_write(long_name, sample, 1, NULL), WEFT_EINPUT);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_written_is_read),
-        cmocka_unit_test(test_equal_tensors_are_equal_files),
-        cmocka_unit_test(test_a_file_of_no_tensors_is_fine),
-        cmocka_unit_test(test_elements_are_read_as_numbers),
-        cmocka_unit_test(test_empty_tensors_and_loose_alignment_of_others_are_read),
-        cmocka_unit_test(test_bad_headers_are_refused),
-        cmocka_unit_test(test_bad_lengths_are_refused),
-        cmocka_unit_test(test_what_is_no_file_is_refused),
-        cmocka_unit_test(test_deep_nesting_is_refused),
-        cmocka_unit_test(test_damaged_files_never_crash),
-        cmocka_unit_test(test_a_failed_write_leaves_the_old_file_alone),
-        cmocka_unit_test(test_a_write_that_cannot_end_removes_its_traces),
-    };
-    return cmocka_run_group_tests_name("safetensors", tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,16 +2,11 @@
  * of them threads are held to follows from that. */
 #include "core/topology.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 /* A set by its numbers, which end on -1. */
 static cpu_set_t set_of(const int *numbers) {
@@ -71,8 +66,7 @@ static void expect_order(const weft_topology *t, const char *order) {
     assert_string_equal(text, order);
 }
 
-static void test_cores_come_before_second_threads_and_nodes_in_turn(void **state) {
-    (void)state;
+TEST(test_cores_come_before_second_threads_and_nodes_in_turn) {
     weft_topology t = read_at(two_sockets(), SET(0, 1, 2, 3, 4, 5, 6, 7));
     assert_int_equal(t.nodes, 2);
     assert_int_equal(t.cores, 4);
@@ -80,8 +74,7 @@ static void test_cores_come_before_second_threads_and_nodes_in_turn(void **state
     weft_topology_free(&t);
 }
 
-static void test_only_allowed_processors_count(void **state) {
-    (void)state;
+TEST(test_only_allowed_processors_count) {
     weft_topology t = read_at(two_sockets(), SET(1, 5, 6));
     assert_int_equal(t.cores, 2);
     expect_order(&t, "1/1/0 6/6/1 5/1/0");
@@ -93,8 +86,7 @@ static void test_only_allowed_processors_count(void **state) {
     weft_topology_free(&t);
 }
 
-static void test_nodes_of_memory_alone_and_processors_that_are_off(void **state) {
-    (void)state;
+TEST(test_nodes_of_memory_alone_and_processors_that_are_off) {
     const char *root = scratch_path("odd");
     put(root, "node/online", "0,2-3");
     put(root, "node/node0/cpulist",
@@ -113,8 +105,7 @@ static void test_nodes_of_memory_alone_and_processors_that_are_off(void **state)
     weft_topology_free(&t);
 }
 
-static void test_a_machine_that_says_nothing_is_one_node_of_cores(void **state) {
-    (void)state;
+TEST(test_a_machine_that_says_nothing_is_one_node_of_cores) {
     weft_topology t = read_at(scratch_path("nothing"), SET(0, 3, 9));
     assert_int_equal(t.nodes, 1);
     assert_int_equal(t.cores, 3);
@@ -122,8 +113,7 @@ static void test_a_machine_that_says_nothing_is_one_node_of_cores(void **state) 
     weft_topology_free(&t);
 }
 
-static void test_lists_that_make_no_sense_are_survived(void **state) {
-    (void)state;
+TEST(test_lists_that_make_no_sense_are_survived) {
     static const char *const lists[] = {"",   "x",   "-", "0-", "7-3", "0-99999999999999999999,1",
                                         "-5", "1,,2"};
     const char *root = scratch_path("broken");
@@ -139,8 +129,7 @@ static void test_lists_that_make_no_sense_are_survived(void **state) {
     }
 }
 
-static void test_what_threads_are_held_to(void **state) {
-    (void)state;
+TEST(test_what_threads_are_held_to) {
     weft_topology two = read_at(two_sockets(), SET(0, 1, 2, 3, 4, 5, 6, 7));
     weft_topology one = read_at(two_sockets(), SET(0, 1, 4, 5));
     const struct {
@@ -165,8 +154,7 @@ static void test_what_threads_are_held_to(void **state) {
     weft_topology_free(&two);
 }
 
-static void test_a_place_is_the_whole_core_or_node(void **state) {
-    (void)state;
+TEST(test_a_place_is_the_whole_core_or_node) {
     weft_topology t = read_at(two_sockets(), SET(0, 1, 2, 3, 4, 5, 6));
     cpu_set_t place, want = SET(2, 6);
     weft_pin_place(WEFT_PIN_CORES, 1, &t, &place);
@@ -180,8 +168,7 @@ static void test_a_place_is_the_whole_core_or_node(void **state) {
     weft_topology_free(&t);
 }
 
-static void test_the_variable_names_what_is_done(void **state) {
-    (void)state;
+TEST(test_the_variable_names_what_is_done) {
     static const char *const names[] = {"", "none", "nodes", "cores"};
     weft_pin wish;
     for (int i = 0; i < 4; i++) {
@@ -197,16 +184,4 @@ static void test_the_variable_names_what_is_done(void **state) {
     assert_int_equal(wish, WEFT_PIN_AUTO);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cores_come_before_second_threads_and_nodes_in_turn),
-        cmocka_unit_test(test_only_allowed_processors_count),
-        cmocka_unit_test(test_nodes_of_memory_alone_and_processors_that_are_off),
-        cmocka_unit_test(test_a_machine_that_says_nothing_is_one_node_of_cores),
-        cmocka_unit_test(test_lists_that_make_no_sense_are_survived),
-        cmocka_unit_test(test_what_threads_are_held_to),
-        cmocka_unit_test(test_a_place_is_the_whole_core_or_node),
-        cmocka_unit_test(test_the_variable_names_what_is_done),
-    };
-    return cmocka_run_group_tests_name("topology", tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,13 +1,7 @@
 /* Attention's exponentials, many at a time and one by one: the same bits, so that a token's output
  * does not depend on how many others were worked on with it. And the tanh of soft-caps. */
 #include "cpu/attention_exp.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 enum { ROWS = 15, WIDTH = 2 * VBYTES / (int)sizeof(real), COUNT = ROWS * WIDTH, ROUNDS = 20000 };
 
@@ -40,8 +34,7 @@ static bool same(const real *a, const real *b, int64_t count) {
     return true;
 }
 
-static void test_forward(void **state) {
-    (void)state;
+TEST(test_forward) {
     uint64_t seed = 1;
     for (int round = 0; round < ROUNDS; round++) {
         real x[COUNT], many[COUNT], sums[WIDTH], wanted[WIDTH];
@@ -66,8 +59,7 @@ static void test_forward(void **state) {
     }
 }
 
-static void test_backward(void **state) {
-    (void)state;
+TEST(test_backward) {
     uint64_t seed = 2;
     for (int round = 0; round < ROUNDS; round++) {
         real x[COUNT], p[COUNT], ds[COUNT], wanted[COUNT], sums[2 * WIDTH], one[2 * WIDTH] = {0};
@@ -96,8 +88,7 @@ static void test_backward(void **state) {
 }
 
 /* A score is far below its cap: the digits that count are those of a small tanh. */
-static void test_a_small_tanh_keeps_its_digits(void **state) {
-    (void)state;
+TEST(test_a_small_tanh_keeps_its_digits) {
     for (double x = 1e-6; x < 30; x *= 1.003)
         for (int sign = -1; sign <= 1; sign += 2) {
             real given = (real)(sign * x);
@@ -108,11 +99,4 @@ static void test_a_small_tanh_keeps_its_digits(void **state) {
         }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward),
-        cmocka_unit_test(test_backward),
-        cmocka_unit_test(test_a_small_tanh_keeps_its_digits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -7,17 +7,12 @@
 #include "ops/arith.h"
 #include "ops/attention.h"
 #include "ops/documents.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* Root mean square of the differences as a part of that of the values: roundings of the weights, of the
  * scores' gradients and of the result, each 2^-9 at most. */
@@ -198,8 +193,7 @@ static double bound_of(int result) {
     return result == 0 ? BOUND : result < LEAVES ? BOUND_GRADIENT : BOUND_NUMBER;
 }
 
-static void test_attention_in_bf16_is_near_f64(void **state) {
-    (void)state;
+TEST(test_attention_in_bf16_is_near_f64) {
     for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
         weft_pool *pool, *other;
         run narrow = open_run(&shapes[n], WEFT_BF16, 2, &pool);
@@ -215,8 +209,7 @@ static void test_attention_in_bf16_is_near_f64(void **state) {
 
 /* Scores from -512 to 512: a sum that is rescaled by the wrong maximum is no number. Gradients of q and k
  * are differences of nearly equal numbers here, so o and v's gradient tell. */
-static void test_scores_that_fall_far_after_a_tile(void **state) {
-    (void)state;
+TEST(test_scores_that_fall_far_after_a_tile) {
     static const shape steep[] = {{1, 200, 2, 1, 4, 8, false, true, .steep = true},
                                   {1, 200, 1, 1, 4, 8, false, false, .steep = true}};
     for (size_t n = 0; n < sizeof steep / sizeof steep[0]; n++) {
@@ -232,8 +225,7 @@ static void test_scores_that_fall_far_after_a_tile(void **state) {
     }
 }
 
-static void test_attention_in_bf16_has_equal_bits_for_any_threads(void **state) {
-    (void)state;
+TEST(test_attention_in_bf16_has_equal_bits_for_any_threads) {
     static const int threads[] = {2, 3, 16};
     for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
         weft_pool *pool, *other;
@@ -252,11 +244,4 @@ static void test_attention_in_bf16_has_equal_bits_for_any_threads(void **state) 
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention_in_bf16_is_near_f64),
-        cmocka_unit_test(test_scores_that_fall_far_after_a_tile),
-        cmocka_unit_test(test_attention_in_bf16_has_equal_bits_for_any_threads),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,13 +1,7 @@
 /* Rounding to bf16 as attention does it, many numbers at a time: the nearest, of two as near the even
  * one, and a NaN stays one, among them the pattern that unwritten memory is filled with in tests. */
 #include "cpu/attention_bf16.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 enum { LANES = VBYTES / (int)sizeof(float), ROUNDS = 200000 };
 
@@ -37,8 +31,7 @@ static void check(const uint32_t *bits) {
     }
 }
 
-static void test_numbers_and_nans(void **state) {
-    (void)state;
+TEST(test_numbers_and_nans) {
     static const uint32_t some[] = {0xffffffffu, 0x7fffffffu, 0x7f800001u, 0xff800001u,
                                     0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f7fffffu,
                                     0,           0x80000000u, 0x3f808000u, 0x3f818000u,
@@ -60,9 +53,4 @@ static void test_numbers_and_nans(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_numbers_and_nans),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

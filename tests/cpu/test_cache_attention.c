@@ -6,16 +6,12 @@
 #include "cpu/backend.h"
 #include "ops/cache.h"
 #include "support/table.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum {
     ROWS = 6,
@@ -246,16 +242,10 @@ static void check_form(const form *f, weft_dtype dtype, double tolerance) {
     free_cache(&values);
 }
 
-static void test_pages_are_attended_as_defined(void **state) {
-    (void)state;
+TEST(test_pages_are_attended_as_defined) {
     for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
         for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
             check_form(forms + i, types[t].dtype, types[t].tolerance);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pages_are_attended_as_defined),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

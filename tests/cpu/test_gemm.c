@@ -7,16 +7,11 @@
 #include "ops/arith.h"
 #include "ops/fuse.h"
 #include "ops/linear.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* What the product does beside its sums: c + (...), or (...) times gelu's slope at c. */
 typedef enum { ALONE, ADD, SLOPE } beside;
@@ -238,8 +233,7 @@ static void check_product(const built *b, int type, const void *bytes) {
     }
 }
 
-static void test_products_are_plain_sums(void **state) {
-    (void)state;
+TEST(test_products_are_plain_sums) {
     for (int type = 0; type < 3; type++)
         for (int i = 0; i < PRODUCTS; i++) {
             built b = build(products[i], types[type]);
@@ -250,8 +244,7 @@ static void test_products_are_plain_sums(void **state) {
         }
 }
 
-static void test_bits_do_not_depend_on_threads(void **state) {
-    (void)state;
+TEST(test_bits_do_not_depend_on_threads) {
     static const int threads[] = {2, 3, 16};
     for (int type = 0; type < 3; type++)
         for (int i = 0; i < PRODUCTS; i++) {
@@ -285,8 +278,7 @@ static void compare_rows(product p, weft_dtype dtype, int64_t most) {
     drop(&all);
 }
 
-static void test_a_row_of_few_has_the_bits_it_has_alone(void **state) {
-    (void)state;
+TEST(test_a_row_of_few_has_the_bits_it_has_alone) {
     for (int type = 0; type < 3; type++) {
         compare_rows((product){.k = 203, .n = 301, .tb = true}, types[type], FEW);
         compare_rows((product){.k = 203, .n = 301}, types[type], FEW);
@@ -297,8 +289,7 @@ static void test_a_row_of_few_has_the_bits_it_has_alone(void **state) {
 }
 
 /* As many rows as heads and few rows make. Sums so long would be cut where products of many rows are. */
-static void test_rows_that_are_alone_may_be_many(void **state) {
-    (void)state;
+TEST(test_rows_that_are_alone_may_be_many) {
     alone = true;
     for (int type = 0; type < 3; type++) {
         product p = {.k = 3001, .n = 21};
@@ -324,8 +315,7 @@ static int64_t to_eight_digits(int64_t n, int *halfway) {
     return (kept + (rest > half || (rest == half && kept % 2))) << shift;
 }
 
-static void test_bf16_results_are_rounded_to_nearest_even(void **state) {
-    (void)state;
+TEST(test_bf16_results_are_rounded_to_nearest_even) {
     enum { M = 45, N = 83 };
     built b = build((product){.m = M, .k = 1, .n = N}, WEFT_BF16);
     int halfway = 0;
@@ -345,13 +335,4 @@ static void test_bf16_results_are_rounded_to_nearest_even(void **state) {
     drop(&b);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products_are_plain_sums),
-        cmocka_unit_test(test_bits_do_not_depend_on_threads),
-        cmocka_unit_test(test_a_row_of_few_has_the_bits_it_has_alone),
-        cmocka_unit_test(test_rows_that_are_alone_may_be_many),
-        cmocka_unit_test(test_bf16_results_are_rounded_to_nearest_even),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,15 +1,12 @@
 /* Training a BPE: the merges of the reference's trainer, whatever the order of the texts. */
 #include "data/texts.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 static weft_tokenizer *train(const char *const *texts, int64_t vocab, int64_t least) {
     weft_bpe_trainer *b;
@@ -32,8 +29,7 @@ static json_t *saved(const weft_tokenizer *t, const char *name) {
     return root;
 }
 
-static void test_merges_equal_kept_reference(void **state) {
-    (void)state;
+TEST(test_merges_equal_kept_reference) {
     json_error_t error;
     json_t *kept = json_load_file("tests/vectors/tokenizer.train.json", 0, &error);
     assert_non_null(kept);
@@ -54,8 +50,7 @@ static void test_merges_equal_kept_reference(void **state) {
     weft_tokenizer_close(t);
 }
 
-static void test_order_of_texts_does_not_matter(void **state) {
-    (void)state;
+TEST(test_order_of_texts_does_not_matter) {
     size_t n, m;
     weft_tokenizer *a = train(SAYS("low lower lowest", "new newer \xFF\xFE", "wide wider"), 300, 1);
     weft_tokenizer *b = train(SAYS("wide wider", "low lower lowest", "new newer \xFF\xFE"), 300, 1);
@@ -72,8 +67,7 @@ static void test_order_of_texts_does_not_matter(void **state) {
 }
 
 /* "ab" twice, "abc" twice: a+b is met four times, ab+c twice, and no pair is left. */
-static void test_most_frequent_pair_is_first(void **state) {
-    (void)state;
+TEST(test_most_frequent_pair_is_first) {
     weft_tokenizer *t = train(SAYS("ab\nabc\nab\nabc"), 1000, 2);
     int32_t bytes;
     assert_int_equal(weft_tokenizer_vocab(t), 259);
@@ -90,8 +84,7 @@ static void test_most_frequent_pair_is_first(void **state) {
     weft_tokenizer_close(t);
 }
 
-static void test_saved_one_encodes_alike(void **state) {
-    (void)state;
+TEST(test_saved_one_encodes_alike) {
     const char *text = "low lower lowest 'tis the lowest\xC3\xA9\xFF <|endoftext|>\n\n  x";
     weft_tokenizer *t = train(SAYS(text, text), 290, 2), *again;
     json_decref(saved(t, "again.json"));
@@ -116,8 +109,7 @@ static void test_saved_one_encodes_alike(void **state) {
     weft_tokenizer_close(again);
 }
 
-static void test_tokenizers_reads_what_is_saved(void **state) {
-    (void)state;
+TEST(test_tokenizers_reads_what_is_saved) {
     char line[1024];
     const char *python = getenv("PYTHON");
     weft_tokenizer *t = train(SAYS("low lower lowest low"), 262, 1);
@@ -142,8 +134,7 @@ static void test_tokenizers_reads_what_is_saved(void **state) {
     assert_int_equal(status, 0);
 }
 
-static void test_sizes_are_checked(void **state) {
-    (void)state;
+TEST(test_sizes_are_checked) {
     weft_bpe_trainer *b;
     weft_tokenizer *t;
     assert_int_equal(weft_bpe_trainer_open(&b), WEFT_OK);
@@ -155,14 +146,4 @@ static void test_sizes_are_checked(void **state) {
     weft_bpe_trainer_close(b);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_merges_equal_kept_reference),
-        cmocka_unit_test(test_order_of_texts_does_not_matter),
-        cmocka_unit_test(test_most_frequent_pair_is_first),
-        cmocka_unit_test(test_saved_one_encodes_alike),
-        cmocka_unit_test(test_tokenizers_reads_what_is_saved),
-        cmocka_unit_test(test_sizes_are_checked),
-    };
-    return cmocka_run_group_tests_name("bpe_train", tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

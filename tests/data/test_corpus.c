@@ -1,18 +1,15 @@
 /* The embedded corpus: what is said of it is read back out of its text. Nothing here knows its
  * sentences; names, quotations, numbers and brackets are found as a reader would find them. */
-#include "support/bigram.h"
 #include "data/corpus.h"
+#include "support/bigram.h"
+#include "support/test.h"
 
 #include <ctype.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { DOCUMENTS = 1500, WORDS_MAX = 8, WORD_ROOM = 32 };
 
@@ -72,8 +69,7 @@ static void check_layout(const char *text) {
         assert_true(text[i] == '\n' || (text[i] >= ' ' && text[i] <= '~'));
 }
 
-static void test_documents_are_plain_text(void **state) {
-    (void)state;
+TEST(test_documents_are_plain_text) {
     assert_int_equal(each_document("", check_layout), DOCUMENTS);
 }
 
@@ -97,8 +93,7 @@ static void check_quotations(const char *text) {
     assert_memory_equal(quotes[0], quotes[1], lengths[0]);
 }
 
-static void test_quotations_are_repeated(void **state) {
-    (void)state;
+TEST(test_quotations_are_repeated) {
     assert_true(each_document("The Story", check_quotations) > DOCUMENTS / 3);
     assert_true(each_document("A Letter", check_quotations) > DOCUMENTS / 10);
 }
@@ -160,8 +155,7 @@ static void check_object(const char *text) {
     assert_true(found >= 3);
 }
 
-static void test_stories_are_consistent(void **state) {
-    (void)state;
+TEST(test_stories_are_consistent) {
     each_document("The Story", check_names);
     each_document("The Story", check_pronouns);
     each_document("The Story", check_object);
@@ -192,8 +186,7 @@ static void check_packed(const char *text) {
     fail_msg("nothing packed as it is unpacked: %s", text);
 }
 
-static void test_lists_are_repeated(void **state) {
-    (void)state;
+TEST(test_lists_are_repeated) {
     each_document("The Story", check_packed);
 }
 
@@ -250,8 +243,7 @@ static void check_packing_list(const char *text) {
     assert_int_equal(next_number(&at), all);
 }
 
-static void test_sums_are_right(void **state) {
-    (void)state;
+TEST(test_sums_are_right) {
     each_document("The Story", check_prose_sum);
     each_document("A Letter", check_prose_sum);
     assert_true(each_document("Sums", check_sums) > DOCUMENTS / 40);
@@ -274,14 +266,12 @@ static void check_brackets(const char *text) {
     }
 }
 
-static void test_brackets_balance(void **state) {
-    (void)state;
+TEST(test_brackets_balance) {
     each_document("", check_brackets);
     assert_true(each_document("Boxes", check_brackets) > DOCUMENTS / 40);
 }
 
-static void test_sequences_are_their_documents(void **state) {
-    (void)state;
+TEST(test_sequences_are_their_documents) {
     enum { TIME = 6000 };
     static int32_t tokens[TIME], targets[TIME];
     static char text[WEFT_CORPUS_DOCUMENT];
@@ -311,8 +301,7 @@ static uint64_t hash_text(const char *text) {
 }
 
 /* Not even under the key that validation has. */
-static void test_training_never_shows_validation(void **state) {
-    (void)state;
+TEST(test_training_never_shows_validation) {
     static uint64_t held_out[DOCUMENTS];
     for (uint32_t i = 0; i < DOCUMENTS; i++)
         held_out[i] = hash_text(document(WEFT_SPLIT_VAL, 0, i));
@@ -333,8 +322,7 @@ static weft_dataset *open_embedded(void) {
 }
 
 /* Letters as frequent as English has them, words as long; neither noise nor one line for ever. */
-static void test_text_is_like_english(void **state) {
-    (void)state;
+TEST(test_text_is_like_english) {
     enum { TIME = 400000 };
     int32_t *tokens = malloc(2 * TIME * sizeof *tokens);
     assert_non_null(tokens);
@@ -355,8 +343,7 @@ static void test_text_is_like_english(void **state) {
 
 /* The baseline of `weft train --config defconfigs/demo`: between what a model of letters' frequencies
  * has, about 3 nats, and what can be learnt of the text. */
-static void test_bigram_baseline_is_sound(void **state) {
-    (void)state;
+TEST(test_bigram_baseline_is_sound) {
     weft_dataset *d = open_embedded();
     double loss, other, more;
     assert_int_equal(weft_bigram_loss(d, 1, 1 << 20, 1 << 18, &loss), WEFT_OK);
@@ -371,8 +358,7 @@ static void test_bigram_baseline_is_sound(void **state) {
 }
 
 /* A bigram model of what it has never seen is uniform. */
-static void test_bigram_of_nothing_is_uniform(void **state) {
-    (void)state;
+TEST(test_bigram_of_nothing_is_uniform) {
     weft_dataset *d = open_embedded();
     double loss;
     assert_int_equal(weft_bigram_loss(d, 1, 0, 4096, &loss), WEFT_OK);
@@ -401,8 +387,7 @@ static bool is_slowed(void) {
     return runner && *runner;
 }
 
-static void test_text_comes_fast(void **state) {
-    (void)state;
+TEST(test_text_comes_fast) {
     if (is_slowed()) {
         print_message("speed is not measured under a sanitizer or an emulator\n");
         skip();
@@ -423,20 +408,4 @@ static void test_text_comes_fast(void **state) {
     free(tokens);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_documents_are_plain_text),
-        cmocka_unit_test(test_quotations_are_repeated),
-        cmocka_unit_test(test_stories_are_consistent),
-        cmocka_unit_test(test_lists_are_repeated),
-        cmocka_unit_test(test_sums_are_right),
-        cmocka_unit_test(test_brackets_balance),
-        cmocka_unit_test(test_sequences_are_their_documents),
-        cmocka_unit_test(test_training_never_shows_validation),
-        cmocka_unit_test(test_text_is_like_english),
-        cmocka_unit_test(test_bigram_baseline_is_sound),
-        cmocka_unit_test(test_bigram_of_nothing_is_uniform),
-        cmocka_unit_test(test_text_comes_fast),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

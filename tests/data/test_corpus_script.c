@@ -1,17 +1,13 @@
 /* scripts/corpus on a small tree of made-up packages: what text comes out of them, what is dropped,
  * what is held out, and that the same packages make the same bytes. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 enum { PAGES = 40 };
 
@@ -118,8 +114,7 @@ static char *find_document(const char *folder, const char *part, const char *fro
     return found;
 }
 
-static void test_text_is_drawn_out_of_pages_and_manuals(void **state) {
-    (void)state;
+TEST(test_text_is_drawn_out_of_pages_and_manuals) {
     char *page = find_document(scratch_path("all"), "train.jsonl", "page07.html");
     assert_non_null(page);
     assert_int_equal(strncmp(page, "Lamps & rivers 7\n\nThe ", 22), 0);
@@ -138,8 +133,7 @@ static void test_text_is_drawn_out_of_pages_and_manuals(void **state) {
     free(manual);
 }
 
-static void test_duplicates_lists_and_other_languages_are_dropped(void **state) {
-    (void)state;
+TEST(test_duplicates_lists_and_other_languages_are_dropped) {
     assert_null(find_document(scratch_path("all"), "train.jsonl", "page90"));
     assert_null(find_document(scratch_path("all"), "train.jsonl", "page91"));
     assert_null(find_document(scratch_path("all"), "train.jsonl", "numbers"));
@@ -156,8 +150,7 @@ static void test_duplicates_lists_and_other_languages_are_dropped(void **state) 
     free(text);
 }
 
-static void test_held_out_documents_are_in_no_training_text(void **state) {
-    (void)state;
+TEST(test_held_out_documents_are_in_no_training_text) {
     make_corpus(scratch_path("held"), "--val-share 0.2");
     char *val = read_part(scratch_path("held"), "val.jsonl"), *rest = val, *line;
     int held = 0;
@@ -174,8 +167,7 @@ static void test_held_out_documents_are_in_no_training_text(void **state) {
 
 /* A whole package is held out, but for what the training text has too: page03 of the third package is page03 of the
  * first, and a quarter of its notes is in page05 of the first. */
-static void test_a_package_is_held_out_whole(void **state) {
-    (void)state;
+TEST(test_a_package_is_held_out_whole) {
     char path[64], options[600];
     for (int i = 0; i < 6; i++) {
         snprintf(path, sizeof path, "usr/share/doc/three/page%02d.html", i);
@@ -215,8 +207,7 @@ static void test_a_package_is_held_out_whole(void **state) {
 
 /* A package that an interrupted call has read: its text is in the folder where texts wait, and what the package is
  * beside it. One without the latter was cut off in the middle, and is read again. */
-static void test_a_repeated_call_goes_on(void **state) {
-    (void)state;
+TEST(test_a_repeated_call_goes_on) {
     static const char about[] = "[{\"package\": \"one-doc\", \"version\": \"1\", \"files\": 1, "
                                 "\"documents\": 1}, 700]";
     mkdir(scratch_path("again"), 0777);
@@ -243,8 +234,7 @@ static void test_a_repeated_call_goes_on(void **state) {
 
 /* Of what apt-cache lists, here one of the test's own: what is named as documentation, and the section doc, but not in
  * another language. */
-static void test_all_documentation_is_found_by_section_and_name(void **state) {
-    (void)state;
+TEST(test_all_documentation_is_found_by_section_and_name) {
     static const char lists[] = "#!/bin/sh\n"
                                 "for p in one-doc:libs guide:doc guide-de:doc four:libs; do\n"
                                 "printf 'Package: %s\\nSection: %s\\n\\n' ${p%:*} ${p#*:}\n"
@@ -276,8 +266,7 @@ static void test_all_documentation_is_found_by_section_and_name(void **state) {
     free(text);
 }
 
-static void test_the_same_packages_make_the_same_bytes(void **state) {
-    (void)state;
+TEST(test_the_same_packages_make_the_same_bytes) {
     make_corpus(scratch_path("again"), "--val-share 0");
     make_corpus(scratch_path("other"), "--val-share 0 --seed 2");
     char *first = read_part(scratch_path("all"), "train.jsonl");
@@ -292,8 +281,7 @@ static void test_the_same_packages_make_the_same_bytes(void **state) {
 }
 
 /* A .deb reads as the folder that it was made from. */
-static void test_a_package_file_reads_as_its_folder(void **state) {
-    (void)state;
+TEST(test_a_package_file_reads_as_its_folder) {
     char line[2048];
     if (system("command -v dpkg-deb >/dev/null 2>&1") != 0) {
         printf("dpkg-deb is not on this machine\n");
@@ -315,8 +303,7 @@ static void test_a_package_file_reads_as_its_folder(void **state) {
     free(packed);
 }
 
-static void test_it_becomes_a_dataset_with_its_hash_in_the_record(void **state) {
-    (void)state;
+TEST(test_it_becomes_a_dataset_with_its_hash_in_the_record) {
     char train[512], val[512];
     const char *data = scratch_path("data/set"); /* the parent is made too */
     make_corpus(scratch_path("held2"), "--val-share 0.2");
@@ -360,17 +347,4 @@ static int make_all(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text_is_drawn_out_of_pages_and_manuals),
-        cmocka_unit_test(test_duplicates_lists_and_other_languages_are_dropped),
-        cmocka_unit_test(test_held_out_documents_are_in_no_training_text),
-        cmocka_unit_test(test_a_package_is_held_out_whole),
-        cmocka_unit_test(test_a_repeated_call_goes_on),
-        cmocka_unit_test(test_all_documentation_is_found_by_section_and_name),
-        cmocka_unit_test(test_the_same_packages_make_the_same_bytes),
-        cmocka_unit_test(test_a_package_file_reads_as_its_folder),
-        cmocka_unit_test(test_it_becomes_a_dataset_with_its_hash_in_the_record),
-    };
-    return cmocka_run_group_tests(tests, make_all, scratch_teardown);
-}
+RUN_TESTS(make_all, scratch_teardown)

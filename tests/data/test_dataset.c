@@ -1,16 +1,13 @@
 /* What every dataset promises: a sequence is a pure function of its place. */
 #include "data/dataset.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 enum { TIME = 96, PLACES = 60, THREADS = 4, KINDS = 4 };
 
@@ -65,8 +62,7 @@ static weft_status fill(const weft_dataset *d, uint32_t number, sequence *s) {
                              s->targets, s->scored);
 }
 
-static void test_kinds_are_told_apart(void **state) {
-    (void)state;
+TEST(test_kinds_are_told_apart) {
     const int64_t vocabs[KINDS] = {256, 1024, 68, 5000};
     const char *metrics[KINDS] = {NULL, "recall_accuracy", "entailment_accuracy", NULL};
     for (int i = 0; i < KINDS; i++) {
@@ -79,8 +75,7 @@ static void test_kinds_are_told_apart(void **state) {
     }
 }
 
-static void test_recall_takes_the_model_s_vocabulary(void **state) {
-    (void)state;
+TEST(test_recall_takes_the_model_s_vocabulary) {
     weft_dataset *d = open_named("recall", "12");
     assert_int_equal(weft_dataset_vocab(d), 12);
     sequence s;
@@ -90,8 +85,7 @@ static void test_recall_takes_the_model_s_vocabulary(void **state) {
     weft_dataset_close(d);
 }
 
-static void test_missing_folder_is_one_line(void **state) {
-    (void)state;
+TEST(test_missing_folder_is_one_line) {
     static weft_config c;
     weft_config_defaults(&c);
     weft_config_set(&c, "DATASET", "no/such/folder", "test");
@@ -103,8 +97,7 @@ static void test_missing_folder_is_one_line(void **state) {
     weft_dataset_close(NULL);
 }
 
-static void test_tokens_are_below_the_vocabulary(void **state) {
-    (void)state;
+TEST(test_tokens_are_below_the_vocabulary) {
     static sequence s;
     for (int kind = 0; kind < KINDS; kind++) {
         int64_t vocab = weft_dataset_vocab(datasets[kind]);
@@ -127,8 +120,7 @@ static void test_tokens_are_below_the_vocabulary(void **state) {
 }
 
 /* Asked for backwards, twice, and without the scores: the same bytes. */
-static void test_sequences_do_not_depend_on_the_order(void **state) {
-    (void)state;
+TEST(test_sequences_do_not_depend_on_the_order) {
     static sequence first[PLACES], again;
     for (int kind = 0; kind < KINDS; kind++) {
         memset(first, 0, sizeof first);
@@ -162,8 +154,7 @@ static void *fill_all(void *context) {
     return NULL;
 }
 
-static void test_any_thread_gets_the_same(void **state) {
-    (void)state;
+TEST(test_any_thread_gets_the_same) {
     static job jobs[THREADS];
     pthread_t threads[THREADS];
     for (int kind = 0; kind < KINDS; kind++) {
@@ -183,8 +174,7 @@ static void test_any_thread_gets_the_same(void **state) {
 }
 
 /* Seed, iteration and place each give other sequences; the held-out ones have no seed. */
-static void test_places_differ(void **state) {
-    (void)state;
+TEST(test_places_differ) {
     for (int kind = 0; kind < KINDS; kind++) {
         enum { COUNT = 6 };
         static sequence s[COUNT];
@@ -212,8 +202,7 @@ static void test_places_differ(void **state) {
 }
 
 /* Not a token is written beyond `time`. */
-static void test_sequences_of_any_length(void **state) {
-    (void)state;
+TEST(test_sequences_of_any_length) {
     for (int kind = 0; kind < KINDS; kind++)
         for (int64_t time = 1; time < 40; time++) {
             size_t n = (size_t)time;
@@ -233,8 +222,7 @@ static void test_sequences_of_any_length(void **state) {
 }
 
 /* A run that is resumed by a later version must see the same text: that of a seed is fixed. */
-static void test_embedded_text_is_what_it_was(void **state) {
-    (void)state;
+TEST(test_embedded_text_is_what_it_was) {
     static sequence s;
     char text[TIME + 1] = {0};
     assert_int_equal(
@@ -246,17 +234,4 @@ static void test_embedded_text_is_what_it_was(void **state) {
                               "blanket on the table and looke");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kinds_are_told_apart),
-        cmocka_unit_test(test_recall_takes_the_model_s_vocabulary),
-        cmocka_unit_test(test_missing_folder_is_one_line),
-        cmocka_unit_test(test_tokens_are_below_the_vocabulary),
-        cmocka_unit_test(test_sequences_do_not_depend_on_the_order),
-        cmocka_unit_test(test_any_thread_gets_the_same),
-        cmocka_unit_test(test_places_differ),
-        cmocka_unit_test(test_sequences_of_any_length),
-        cmocka_unit_test(test_embedded_text_is_what_it_was),
-    };
-    return cmocka_run_group_tests(tests, open_all, close_all);
-}
+RUN_TESTS(open_all, close_all)

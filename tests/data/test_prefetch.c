@@ -2,19 +2,16 @@
  * nothing is left running. */
 #include "data/prefetch.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <dirent.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { TIME = 24, SEQUENCES = 3, PARTS = 2 };
 
@@ -78,8 +75,7 @@ static void pause_briefly(void) {
     nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
 }
 
-static void test_batches_are_the_dataset_s_in_order(void **state) {
-    (void)state;
+TEST(test_batches_are_the_dataset_s_in_order) {
     static const char *const names[] = {"embedded", "recall", "entailment"};
     for (int kind = 0; kind < 3; kind++)
         for (int ahead = 0; ahead < 4; ahead++) {
@@ -99,8 +95,7 @@ static void test_batches_are_the_dataset_s_in_order(void **state) {
 
 /* A feed that begins further on, as another rank's does, has the batches that one from the start has
  * there. */
-static void test_a_feed_may_begin_further_on(void **state) {
-    (void)state;
+TEST(test_a_feed_may_begin_further_on) {
     weft_dataset *d = open_named("embedded");
     for (int64_t skip = 1; skip < 2 * PARTS; skip++) {
         weft_prefetch_options o = {.split = WEFT_SPLIT_TRAIN,
@@ -127,8 +122,7 @@ static void test_a_feed_may_begin_further_on(void **state) {
 }
 
 /* However long the taker holds a batch, the worker does not write into it. */
-static void test_held_batch_stays_whole(void **state) {
-    (void)state;
+TEST(test_held_batch_stays_whole) {
     weft_dataset *d = open_named("embedded");
     for (int ahead = 0; ahead < 3; ahead++) {
         weft_prefetch *p = open_feed(d, ahead);
@@ -143,8 +137,7 @@ static void test_held_batch_stays_whole(void **state) {
     weft_dataset_close(d);
 }
 
-static void test_scores_are_made_only_where_asked_for(void **state) {
-    (void)state;
+TEST(test_scores_are_made_only_where_asked_for) {
     weft_dataset *d = open_named("recall");
     weft_prefetch_options o = {.sequences = 1, .parts = 1, .time = 8, .ahead = 1};
     weft_prefetch *p;
@@ -158,8 +151,7 @@ static void test_scores_are_made_only_where_asked_for(void **state) {
 
 /* The batch that fails, its status and its message are the same with a worker as without, and no
  * later call forgets. */
-static void test_errors_come_in_their_place(void **state) {
-    (void)state;
+TEST(test_errors_come_in_their_place) {
     weft_dataset *d = open_faulty();
     int failing = -1;
     char message[600] = "";
@@ -190,8 +182,7 @@ static void test_errors_come_in_their_place(void **state) {
 }
 
 /* At once, in the middle of a long batch, with a full ring, after an error. */
-static void test_closing_is_clean_at_any_moment(void **state) {
-    (void)state;
+TEST(test_closing_is_clean_at_any_moment) {
     weft_dataset *d = open_named("embedded"), *faulty = open_faulty();
     const weft_batch *b;
     for (int round = 0; round < 40; round++) {
@@ -230,8 +221,7 @@ static int count_deaf_threads(void) {
 }
 
 /* The loop ends on a signal that its own thread has to see. */
-static void test_worker_takes_no_signals(void **state) {
-    (void)state;
+TEST(test_worker_takes_no_signals) {
     int before = count_deaf_threads();
     if (before < 0) skip();
     weft_dataset *d = open_named("embedded");
@@ -242,8 +232,7 @@ static void test_worker_takes_no_signals(void **state) {
     weft_dataset_close(d);
 }
 
-static void test_sizes_that_make_no_sense_are_refused(void **state) {
-    (void)state;
+TEST(test_sizes_that_make_no_sense_are_refused) {
     weft_dataset *d = open_named("recall");
     const weft_prefetch_options wrong[] = {
         {.sequences = 0, .parts = 1, .time = 8},
@@ -262,16 +251,4 @@ static void test_sizes_that_make_no_sense_are_refused(void **state) {
     weft_dataset_close(d);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_batches_are_the_dataset_s_in_order),
-        cmocka_unit_test(test_a_feed_may_begin_further_on),
-        cmocka_unit_test(test_held_batch_stays_whole),
-        cmocka_unit_test(test_scores_are_made_only_where_asked_for),
-        cmocka_unit_test(test_errors_come_in_their_place),
-        cmocka_unit_test(test_closing_is_clean_at_any_moment),
-        cmocka_unit_test(test_worker_takes_no_signals),
-        cmocka_unit_test(test_sizes_that_make_no_sense_are_refused),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

@@ -3,18 +3,15 @@
 #include "base/random.h"
 #include "data/shards.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { TOKENS = 400, VOCAB = 50257 };
 
@@ -71,8 +68,7 @@ static weft_sequence_place train(uint32_t iteration, uint32_t sequence) {
 }
 
 /* Each start of each shard, of both widths, about equally often; none that crosses a border. */
-static void test_windows_cover_all_shards(void **state) {
-    (void)state;
+TEST_WITH(test_windows_cover_all_shards, open_folder, scratch_teardown) {
     enum { TIME = 16, DRAWS = 60000 };
     write_counting("train_000001.bin", false, 1000, 100);
     write_counting("train_000002.bin", true, 2000, 60);
@@ -110,8 +106,7 @@ static void test_windows_cover_all_shards(void **state) {
     weft_shards_close(s);
 }
 
-static void test_validation_ignores_the_seed(void **state) {
-    (void)state;
+TEST_WITH(test_validation_ignores_the_seed, open_folder, scratch_teardown) {
     write_both();
     weft_shards *s = open_well();
     for (uint32_t i = 0; i < 20; i++) {
@@ -127,8 +122,7 @@ static void test_validation_ignores_the_seed(void **state) {
 }
 
 /* The order of a folder's entries and other files in it change nothing. */
-static void test_windows_do_not_depend_on_the_folder(void **state) {
-    (void)state;
+TEST_WITH(test_windows_do_not_depend_on_the_folder, open_folder, scratch_teardown) {
     int32_t before[40], after[40], targets[8];
     for (int round = 0; round < 2; round++) {
         const char *names[3] = {"train_1.bin", "train_2.bin", "train_3.bin"};
@@ -155,15 +149,13 @@ static void test_windows_do_not_depend_on_the_folder(void **state) {
     assert_memory_equal(before, after, sizeof before);
 }
 
-static void test_missing_folder_says_what_is_expected(void **state) {
-    (void)state;
+TEST_WITH(test_missing_folder_says_what_is_expected, open_folder, scratch_teardown) {
     snprintf(folder, sizeof folder, "%s", scratch_path("nowhere"));
     expect_refusal(WEFT_EINPUT, "nowhere: No such file", "weft tokenize");
     expect_refusal(WEFT_EINPUT, "train_*.bin and val_*.bin", "embedded, recall, entailment");
 }
 
-static void test_folder_without_a_split_is_refused(void **state) {
-    (void)state;
+TEST_WITH(test_folder_without_a_split_is_refused, open_folder, scratch_teardown) {
     expect_refusal(WEFT_EINPUT, "no train_*.bin", folder);
     write_counting("train_1.bin", false, 0, 20);
     expect_refusal(WEFT_EINPUT, "no val_*.bin", "weft tokenize");
@@ -172,8 +164,7 @@ static void test_folder_without_a_split_is_refused(void **state) {
     expect_refusal(WEFT_EINPUT, "no train_*.bin", "weft tokenize");
 }
 
-static void test_shards_that_lie_are_refused(void **state) {
-    (void)state;
+TEST_WITH(test_shards_that_lie_are_refused, open_folder, scratch_teardown) {
     const int32_t some[6] = {1, 2, 3, 4, 5, 6};
     write_both();
     const char *name = "train_000002.bin";
@@ -195,8 +186,7 @@ static void test_shards_that_lie_are_refused(void **state) {
     }
 }
 
-static void test_shards_cut_short_are_refused(void **state) {
-    (void)state;
+TEST_WITH(test_shards_cut_short_are_refused, open_folder, scratch_teardown) {
     write_both();
     const char *name = "val_000001.bin";
     write_counting(name, false, 0, 6);
@@ -209,8 +199,7 @@ static void test_shards_cut_short_are_refused(void **state) {
     free(bytes);
 }
 
-static void test_what_is_no_file_is_refused(void **state) {
-    (void)state;
+TEST_WITH(test_what_is_no_file_is_refused, open_folder, scratch_teardown) {
     write_both();
     assert_int_equal(mkdir(path_of("train_2.bin"), 0700), 0);
     expect_refusal(WEFT_EINPUT, "train_2.bin", "a shard is a file");
@@ -228,8 +217,8 @@ static void test_what_is_no_file_is_refused(void **state) {
 }
 
 /* Of the windows of eight tokens, those that reach the token VOCAB; one more is known than the last. */
-static void test_the_first_token_that_the_model_does_not_know_is_refused(void **state) {
-    (void)state;
+TEST_WITH(test_the_first_token_that_the_model_does_not_know_is_refused, open_folder,
+          scratch_teardown) {
     for (int32_t more = 0; more < 2; more++) {
         weft_shards *s;
         weft_sequence_place p = train(0, 0);
@@ -245,8 +234,7 @@ static void test_the_first_token_that_the_model_does_not_know_is_refused(void **
     }
 }
 
-static void test_shard_cut_while_in_use_fails(void **state) {
-    (void)state;
+TEST_WITH(test_shard_cut_while_in_use_fails, open_folder, scratch_teardown) {
     write_both();
     weft_shards *s = open_well();
     weft_sequence_place p = train(0, 0);
@@ -259,8 +247,7 @@ static void test_shard_cut_while_in_use_fails(void **state) {
 }
 
 /* The map keeps a file that was taken away or replaced. */
-static void test_shard_replaced_while_in_use_is_kept(void **state) {
-    (void)state;
+TEST_WITH(test_shard_replaced_while_in_use_is_kept, open_folder, scratch_teardown) {
     write_both();
     weft_shards *s = open_well();
     weft_sequence_place p = train(0, 0);
@@ -275,8 +262,7 @@ static void test_shard_replaced_while_in_use_is_kept(void **state) {
     weft_shards_close(s);
 }
 
-static void test_sequences_longer_than_any_shard_are_refused(void **state) {
-    (void)state;
+TEST_WITH(test_sequences_longer_than_any_shard_are_refused, open_folder, scratch_teardown) {
     write_both();
     weft_shards *s = open_well();
     static int32_t tokens[TOKENS], targets[TOKENS];
@@ -292,8 +278,7 @@ static void test_sequences_longer_than_any_shard_are_refused(void **state) {
 }
 
 /* Seen when the folder is opened, where it is near a shard's beginning; else when it is used. */
-static void test_tokens_beyond_the_vocabulary_are_found(void **state) {
-    (void)state;
+TEST_WITH(test_tokens_beyond_the_vocabulary_are_found, open_folder, scratch_teardown) {
     enum { LONG = 70000 };
     write_both();
     write_counting("val_000001.bin", false, VOCAB - 1, 20);
@@ -319,8 +304,7 @@ static void test_tokens_beyond_the_vocabulary_are_found(void **state) {
     free(tokens);
 }
 
-static void test_damaged_shards_never_crash(void **state) {
-    (void)state;
+TEST_WITH(test_damaged_shards_never_crash, open_folder, scratch_teardown) {
     write_both();
     for (int wide = 0; wide < 2; wide++) {
         write_counting("train_000001.bin", wide, 1000, 100);
@@ -347,24 +331,4 @@ static void test_damaged_shards_never_crash(void **state) {
     }
 }
 
-#define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, open_folder, scratch_teardown)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        IN_FOLDER(test_windows_cover_all_shards),
-        IN_FOLDER(test_validation_ignores_the_seed),
-        IN_FOLDER(test_windows_do_not_depend_on_the_folder),
-        IN_FOLDER(test_missing_folder_says_what_is_expected),
-        IN_FOLDER(test_folder_without_a_split_is_refused),
-        IN_FOLDER(test_shards_that_lie_are_refused),
-        IN_FOLDER(test_shards_cut_short_are_refused),
-        IN_FOLDER(test_what_is_no_file_is_refused),
-        IN_FOLDER(test_the_first_token_that_the_model_does_not_know_is_refused),
-        IN_FOLDER(test_shard_cut_while_in_use_fails),
-        IN_FOLDER(test_shard_replaced_while_in_use_is_kept),
-        IN_FOLDER(test_sequences_longer_than_any_shard_are_refused),
-        IN_FOLDER(test_tokens_beyond_the_vocabulary_are_found),
-        IN_FOLDER(test_damaged_shards_never_crash),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

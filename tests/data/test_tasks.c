@@ -1,15 +1,12 @@
 /* The synthetic tasks, their sequences read back by other means than made them. */
 #include "data/tasks.h"
 #include "support/bigram.h"
+#include "support/test.h"
 
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { TIME_MAX = 2048 };
 
@@ -25,8 +22,7 @@ static weft_sequence_place place(uint32_t sequence) {
                                  .sequence = sequence};
 }
 
-static void test_recall_repeats_its_first_half(void **state) {
-    (void)state;
+TEST(test_recall_repeats_its_first_half) {
     for (size_t i = 0; i < sizeof TIMES / sizeof *TIMES; i++) {
         int64_t time = TIMES[i], half = time / 2;
         weft_sequence_place p = place((uint32_t)i);
@@ -41,8 +37,7 @@ static void test_recall_repeats_its_first_half(void **state) {
     }
 }
 
-static void test_recall_takes_any_size(void **state) {
-    (void)state;
+TEST(test_recall_takes_any_size) {
     weft_sequence_place p = place(1);
     for (int64_t time = 1; time < 6; time++)
         for (int64_t vocab = 1; vocab < 4; vocab++) {
@@ -57,8 +52,7 @@ static void test_recall_takes_any_size(void **state) {
 }
 
 /* Every token comes, about as often as any other. */
-static void test_recall_halves_are_uniform(void **state) {
-    (void)state;
+TEST(test_recall_halves_are_uniform) {
     int counts[1024] = {0};
     for (uint32_t s = 0; s < 512; s++) {
         weft_sequence_place p = place(s);
@@ -142,8 +136,7 @@ static void check_queries(int64_t time, int64_t at, const int32_t *parents, answ
     assert_int_equal(expected, 0);
 }
 
-static void test_entailment_answers_are_right(void **state) {
-    (void)state;
+TEST(test_entailment_answers_are_right) {
     answers count = {0};
     for (size_t i = 0; i < sizeof TIMES / sizeof *TIMES; i++)
         for (uint32_t s = 0; s < 60; s++) {
@@ -163,8 +156,7 @@ static void test_entailment_answers_are_right(void **state) {
     assert_true((double)count.reversed / all > 0.24);
 }
 
-static void test_entailment_trees_differ(void **state) {
-    (void)state;
+TEST(test_entailment_trees_differ) {
     static int32_t other[TIME_MAX];
     weft_sequence_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 0}, q = p;
     weft_entailment_fill(NULL, &p, 128, other, targets, NULL);
@@ -179,8 +171,7 @@ static void test_entailment_trees_differ(void **state) {
     }
 }
 
-static void test_entailment_of_too_few_tokens_is_refused(void **state) {
-    (void)state;
+TEST(test_entailment_of_too_few_tokens_is_refused) {
     weft_sequence_place p = place(0);
     for (int64_t time = 1; time < WEFT_ENTAILMENT_TIME; time++) {
         assert_int_equal(weft_entailment_fill(NULL, &p, time, tokens, targets, scored),
@@ -203,8 +194,7 @@ static char *needle_text(uint32_t sequence, weft_split split, int64_t time) {
     return text;
 }
 
-static void test_needle_asks_for_the_key_in_the_text(void **state) {
-    (void)state;
+TEST(test_needle_asks_for_the_key_in_the_text) {
     static const char line[] = "\nThe pass key is ", rest[] = ". Remember it. ",
                       behind[] = " is the pass key.\n",
                       question[] = "\nWhat is the pass key? The pass key is ";
@@ -238,8 +228,7 @@ static void test_needle_asks_for_the_key_in_the_text(void **state) {
 
 /* tests/vectors/tasks.json has sequences of tests/reference/make_task_vectors.py, which draws them by code of its own and
  * checks that what is asked for can be told from the tokens. */
-static void test_sequences_are_the_references(void **state) {
-    (void)state;
+TEST(test_sequences_are_the_references) {
     json_error_t error;
     json_t *vectors = json_load_file("tests/vectors/tasks.json", 0, &error), *row;
     static weft_config c;
@@ -287,8 +276,7 @@ static void test_sequences_are_the_references(void **state) {
 }
 
 /* Vocabulary and context that have just room for a size of 8, and with one less. */
-static void test_a_size_that_has_no_room_is_refused(void **state) {
-    (void)state;
+TEST(test_a_size_that_has_no_room_is_refused) {
     static const struct {
         const char *task;
         int64_t vocab, time;
@@ -320,8 +308,7 @@ static void test_a_size_that_has_no_room_is_refused(void **state) {
 }
 
 /* The last token alone tells nothing of either task: a bigram model has to guess. */
-static void test_tasks_need_attention(void **state) {
-    (void)state;
+TEST(test_tasks_need_attention) {
     static weft_config c;
     static const char *const names[] = {"recall", "entailment"};
     static const double guess[] = {6.931471805599453, 0.6931471805599453};
@@ -338,18 +325,4 @@ static void test_tasks_need_attention(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recall_repeats_its_first_half),
-        cmocka_unit_test(test_recall_takes_any_size),
-        cmocka_unit_test(test_recall_halves_are_uniform),
-        cmocka_unit_test(test_needle_asks_for_the_key_in_the_text),
-        cmocka_unit_test(test_entailment_answers_are_right),
-        cmocka_unit_test(test_entailment_trees_differ),
-        cmocka_unit_test(test_entailment_of_too_few_tokens_is_refused),
-        cmocka_unit_test(test_sequences_are_the_references),
-        cmocka_unit_test(test_a_size_that_has_no_room_is_refused),
-        cmocka_unit_test(test_tasks_need_attention),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -4,19 +4,16 @@
 #include "base/random.h"
 #include "data/tokenizer.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define GPT2 "../shared/data/gpt2"
 #define OWN "tests/vectors/tokenizer.own.json"
@@ -163,8 +160,7 @@ static void skip_without_composing(void) {
 }
 
 /* What a pair of files does not say follows from the model: Qwen2's way is not GPT-2's. */
-static void test_a_pair_splits_as_its_model_does(void **state) {
-    (void)state;
+TEST(test_a_pair_splits_as_its_model_does) {
     check_kept(write_pair("gpt2"), "tests/vectors/tokenizer.own.cases.json");
     expect_refused(write_pair("phi"), "save_pretrained");
     skip_without_composing();
@@ -193,8 +189,7 @@ static void expect_parts_of_whole(const char *path) {
 }
 
 /* SentencePiece's BPE in the forms in which Llama 2, Gemma and Mistral write it. */
-static void test_pieces_equal_kept_reference(void **state) {
-    (void)state;
+TEST(test_pieces_equal_kept_reference) {
     static const char *const forms[] = {"normalizer", "gemma", "first"};
     for (int i = 0; i < 3; i++) {
         char cases[128];
@@ -235,8 +230,7 @@ static void test_pieces_equal_kept_reference(void **state) {
 
 /* The same pieces as Unigram, with scores of tests/reference/make_tokenizer_vectors.py: as Llama's converter writes it,
  * split before spaces, and with a token for unknown characters in place of bytes. */
-static void test_unigram_equals_kept_reference(void **state) {
-    (void)state;
+TEST(test_unigram_equals_kept_reference) {
     static const char *const forms[] = {"normalizer", "split", "unknown"};
     for (int form = 0; form < 3; form++) {
         char kept[80];
@@ -280,8 +274,7 @@ static void test_unigram_equals_kept_reference(void **state) {
 }
 
 /* eos_token_id of generation_config.json, or as here of config.json, goes where the tokenizer goes. */
-static void test_what_ends_generation_goes_along(void **state) {
-    (void)state;
+TEST(test_what_ends_generation_goes_along) {
     weft_tokenizer *t = open_tokenizer(write_pair("gpt2"));
     mkdir(scratch_path("along"), 0777);
     assert_int_equal(weft_tokenizer_save(t, scratch_path("along/tokenizer.json"), NULL), WEFT_OK);
@@ -306,8 +299,7 @@ static void test_what_ends_generation_goes_along(void **state) {
 }
 
 /* A template of the post-processor, alone or in a sequence as Llama 3 has it. */
-static void test_a_text_begins_with_the_token_of_the_template(void **state) {
-    (void)state;
+TEST(test_a_text_begins_with_the_token_of_the_template) {
     static const char before[] = "\"post_processor\": {";
     static const char template[] =
         "\"post_processor\": {\"type\": \"Sequence\", \"processors\": [{\"type\": \"ByteLevel\"}, "
@@ -330,18 +322,15 @@ static void test_a_text_begins_with_the_token_of_the_template(void **state) {
     weft_tokenizer_close(t);
 }
 
-static void test_own_bpe_equals_kept_reference(void **state) {
-    (void)state;
+TEST(test_own_bpe_equals_kept_reference) {
     check_kept(OWN, "tests/vectors/tokenizer.own.cases.json");
 }
 
-static void test_patterns_equal_kept_reference(void **state) {
-    (void)state;
+TEST(test_patterns_equal_kept_reference) {
     check_kept(SPLIT, "tests/vectors/tokenizer.split.cases.json");
 }
 
-static void test_gpt2_equals_kept_reference(void **state) {
-    (void)state;
+TEST(test_gpt2_equals_kept_reference) {
     skip_without_gpt2();
     check_kept(GPT2, "tests/vectors/tokenizer.gpt2.cases.json");
     check_kept(GPT2 "/vocab.bpe", "tests/vectors/tokenizer.gpt2.cases.json");
@@ -349,8 +338,7 @@ static void test_gpt2_equals_kept_reference(void **state) {
 }
 
 /* vocab.bpe alone has GPT-2's numbers too; and both can be saved as a tokenizer.json. */
-static void test_gpt2_without_numbers_and_saved(void **state) {
-    (void)state;
+TEST(test_gpt2_without_numbers_and_saved) {
     skip_without_gpt2();
     size_t bytes;
     char *merges = file_read(GPT2 "/vocab.bpe", &bytes);
@@ -443,19 +431,16 @@ static void check_stream(const char *name, int count) {
     assert_int_equal(cases, count);
 }
 
-static void test_gpt2_equals_tiktoken_on_any_string(void **state) {
-    (void)state;
+TEST(test_gpt2_equals_tiktoken_on_any_string) {
     skip_without_gpt2();
     check_stream(GPT2, 100000);
 }
 
-static void test_own_bpe_equals_tokenizers_on_any_string(void **state) {
-    (void)state;
+TEST(test_own_bpe_equals_tokenizers_on_any_string) {
     check_stream(OWN, 10000);
 }
 
-static void test_patterns_equal_tokenizers_on_any_string(void **state) {
-    (void)state;
+TEST(test_patterns_equal_tokenizers_on_any_string) {
     check_stream(SPLIT, 10000);
 }
 
@@ -507,16 +492,14 @@ static void check_any_bytes(const char *name, int rounds) {
     weft_tokenizer_close(t);
 }
 
-static void test_any_bytes_come_back(void **state) {
-    (void)state;
+TEST(test_any_bytes_come_back) {
     check_any_bytes("bytes", 500);
     check_any_bytes(OWN, 3000);
     check_any_bytes(SPLIT, 3000);
     if (access(GPT2 "/vocab.bpe", R_OK) == 0) check_any_bytes(GPT2, 3000);
 }
 
-static void test_bytes_are_tokens(void **state) {
-    (void)state;
+TEST(test_bytes_are_tokens) {
     weft_tokenizer *t = open_tokenizer("bytes");
     weft_encoder *e = open_encoder(t);
     int64_t count;
@@ -549,8 +532,7 @@ static int count_of(weft_encoder *e, const char *text, bool specials, int32_t to
     return found;
 }
 
-static void test_specials_only_on_request(void **state) {
-    (void)state;
+TEST(test_specials_only_on_request) {
     const char *text = "a<|endoftext|> b<|im_start|><|endoftext|>";
     weft_tokenizer *t = open_tokenizer(SPLIT);
     weft_encoder *e = open_encoder(t);
@@ -569,8 +551,7 @@ static void test_specials_only_on_request(void **state) {
 }
 
 /* Where the header allows a cut, cutting changes no token. */
-static void test_cuts_change_no_token(void **state) {
-    (void)state;
+TEST(test_cuts_change_no_token) {
     weft_tokenizer *t = open_tokenizer(OWN);
     weft_encoder *e = open_encoder(t);
     size_t bytes;
@@ -599,8 +580,7 @@ static void test_cuts_change_no_token(void **state) {
     weft_tokenizer_close(t);
 }
 
-static void test_decode_refuses_other_numbers(void **state) {
-    (void)state;
+TEST(test_decode_refuses_other_numbers) {
     weft_tokenizer *t = open_tokenizer(OWN);
     const int32_t bad[] = {-1, (int32_t)weft_tokenizer_vocab(t)};
     for (int i = 0; i < 2; i++) {
@@ -617,8 +597,7 @@ static void expect_text_refused(const char *name, const char *text, const char *
     expect_refused(scratch_path("%s", name), word);
 }
 
-static void test_what_cannot_be_used_is_named(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_used_is_named) {
     expect_refused(scratch_path("nothing"), "nothing");
     expect_text_refused("a.json", "", "JSON");
     expect_text_refused("a.json", "[1]", "object");
@@ -663,8 +642,7 @@ static void expect_pattern_refused(const char *pattern, const char *word) {
     expect_changed_refused("\"pre_tokenizer\":", step, word);
 }
 
-static void test_patterns_that_mean_something_else_are_refused(void **state) {
-    (void)state;
+TEST(test_patterns_that_mean_something_else_are_refused) {
     expect_pattern_refused("(a", "pattern");
     expect_pattern_refused("\\\\bword", "not supported");
     expect_pattern_refused("[a[b]]", "class within");
@@ -690,8 +668,7 @@ static weft_tokenizer *open_with_pattern(const char *pattern) {
 
 /* A pattern that tries every way to cut a run ends with a line, and soon, however long the text is;
  * one that needs many steps now and then works. */
-static void test_a_pattern_without_end_is_cut_off(void **state) {
-    (void)state;
+TEST(test_a_pattern_without_end_is_cut_off) {
     enum { BYTES = 200000 };
     char *text = malloc(BYTES);
     int64_t count;
@@ -726,8 +703,7 @@ static void test_a_pattern_without_end_is_cut_off(void **state) {
 }
 
 /* The tables follow from the file's size, not from the numbers in it. */
-static void test_a_small_file_has_small_tables(void **state) {
-    (void)state;
+TEST(test_a_small_file_has_small_tables) {
     expect_changed_refused("\"!\": 0", "\"!\": 16000000", "of its size");
     size_t room = 70000;
     char *pattern = malloc(room + 1), *lists = malloc(6000001);
@@ -755,8 +731,7 @@ static void test_a_small_file_has_small_tables(void **state) {
 }
 
 /* Whatever is wrong with a file, it is refused in one line or works. */
-static void test_damaged_files_do_no_harm(void **state) {
-    (void)state;
+TEST(test_damaged_files_do_no_harm) {
     size_t bytes;
     char *text = file_read(SPLIT, &bytes);
     uint32_t at = 1000;
@@ -785,30 +760,4 @@ static void test_damaged_files_do_no_harm(void **state) {
     free(text);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_own_bpe_equals_kept_reference),
-        cmocka_unit_test(test_patterns_equal_kept_reference),
-        cmocka_unit_test(test_pieces_equal_kept_reference),
-        cmocka_unit_test(test_unigram_equals_kept_reference),
-        cmocka_unit_test(test_a_pair_splits_as_its_model_does),
-        cmocka_unit_test(test_what_ends_generation_goes_along),
-        cmocka_unit_test(test_a_text_begins_with_the_token_of_the_template),
-        cmocka_unit_test(test_gpt2_equals_kept_reference),
-        cmocka_unit_test(test_gpt2_without_numbers_and_saved),
-        cmocka_unit_test(test_gpt2_equals_tiktoken_on_any_string),
-        cmocka_unit_test(test_own_bpe_equals_tokenizers_on_any_string),
-        cmocka_unit_test(test_patterns_equal_tokenizers_on_any_string),
-        cmocka_unit_test(test_any_bytes_come_back),
-        cmocka_unit_test(test_bytes_are_tokens),
-        cmocka_unit_test(test_specials_only_on_request),
-        cmocka_unit_test(test_cuts_change_no_token),
-        cmocka_unit_test(test_decode_refuses_other_numbers),
-        cmocka_unit_test(test_what_cannot_be_used_is_named),
-        cmocka_unit_test(test_patterns_that_mean_something_else_are_refused),
-        cmocka_unit_test(test_a_pattern_without_end_is_cut_off),
-        cmocka_unit_test(test_a_small_file_has_small_tables),
-        cmocka_unit_test(test_damaged_files_do_no_harm),
-    };
-    return cmocka_run_group_tests_name("tokenizer", tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,14 +2,11 @@
 #include "base/random.h"
 #include "data/tokens.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const int32_t SAMPLE[6] = {0, 7, 65535, 3, 2, 1};
 
@@ -23,8 +20,7 @@ static void expect_sample(const char *path, int64_t rows, int64_t columns, bool 
     weft_tokens_free(&t);
 }
 
-static void test_npy_of_both_sizes_is_read(void **state) {
-    (void)state;
+TEST(test_npy_of_both_sizes_is_read) {
     const char *path = scratch_path("tokens.npy");
     npy_write(path, 4, 2, 3, SAMPLE);
     expect_sample(path, 2, 3, false);
@@ -32,8 +28,7 @@ static void test_npy_of_both_sizes_is_read(void **state) {
     expect_sample(path, 3, 2, false);
 }
 
-static void test_npy_header_may_be_spaced_otherwise(void **state) {
-    (void)state;
+TEST(test_npy_header_may_be_spaced_otherwise) {
     const char *path = scratch_path("tokens.npy");
     npy_write_raw(path, "{'shape':(6,),'fortran_order':False,'descr':'<i4'}", SAMPLE,
                   sizeof SAMPLE);
@@ -44,8 +39,7 @@ static void test_npy_header_may_be_spaced_otherwise(void **state) {
 }
 
 /* Version 2 has four bytes for the header's length. */
-static void test_npy_version_2_is_read(void **state) {
-    (void)state;
+TEST(test_npy_version_2_is_read) {
     const char *path = scratch_path("tokens.npy");
     npy_write(path, 4, 2, 3, SAMPLE);
     size_t count;
@@ -61,8 +55,7 @@ static void test_npy_version_2_is_read(void **state) {
     free(two);
 }
 
-static void test_shards_of_both_magics_are_read(void **state) {
-    (void)state;
+TEST(test_shards_of_both_magics_are_read) {
     const char *path = scratch_path("tokens.bin");
     shard_write(path, 20240520, 1, 6, 2, SAMPLE, 6);
     expect_sample(path, 1, 6, true);
@@ -87,8 +80,7 @@ static void refuse_header(const char *header, const char *word) {
 #define HEADER(type, order, shape)                                                                 \
     "{'descr': " type ", 'fortran_order': " order ", 'shape': " shape ", }"
 
-static void test_npy_of_another_kind_is_refused(void **state) {
-    (void)state;
+TEST(test_npy_of_another_kind_is_refused) {
     refuse_header(HEADER("'<f4'", "False", "(2, 3)"), "'<f4' must be int32 or int64");
     refuse_header(HEADER("'>i4'", "False", "(2, 3)"), "'>i4'");
     refuse_header(HEADER("'<i2'", "False", "(2, 3)"), "'<i2'");
@@ -111,8 +103,7 @@ static void test_npy_of_another_kind_is_refused(void **state) {
     refuse_header("", "missing");
 }
 
-static void test_numbers_beyond_any_vocabulary_are_refused(void **state) {
-    (void)state;
+TEST(test_numbers_beyond_any_vocabulary_are_refused) {
     const char *path = scratch_path("tokens.npy");
     const int64_t wide[2] = {1, INT64_C(1) << 40};
     npy_write_raw(path, HEADER("'<i8'", "False", "(1, 2)"), wide, sizeof wide);
@@ -122,8 +113,7 @@ static void test_numbers_beyond_any_vocabulary_are_refused(void **state) {
     expect_refusal(path, "2147483648");
 }
 
-static void test_shards_that_lie_are_refused(void **state) {
-    (void)state;
+TEST(test_shards_that_lie_are_refused) {
     const char *path = scratch_path("tokens.bin");
     shard_write(path, 20240521, 1, 6, 2, SAMPLE, 6);
     expect_refusal(path, "20240521");
@@ -157,8 +147,7 @@ static void cut_everywhere(const char *path) {
     free(bytes);
 }
 
-static void test_files_cut_short_are_refused(void **state) {
-    (void)state;
+TEST(test_files_cut_short_are_refused) {
     const char *path = scratch_path("tokens");
     npy_write(path, 8, 2, 3, SAMPLE);
     cut_everywhere(path);
@@ -216,8 +205,7 @@ static void damage_often(const char *path, uint64_t rounds) {
     free(bad);
 }
 
-static void test_damaged_files_never_crash(void **state) {
-    (void)state;
+TEST(test_damaged_files_never_crash) {
     const char *path = scratch_path("tokens");
     npy_write(path, 4, 2, 3, SAMPLE);
     damage_often(path, 3000);
@@ -229,17 +217,4 @@ static void test_damaged_files_never_crash(void **state) {
     damage_often(path, 1000);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_npy_of_both_sizes_is_read),
-        cmocka_unit_test(test_npy_header_may_be_spaced_otherwise),
-        cmocka_unit_test(test_npy_version_2_is_read),
-        cmocka_unit_test(test_shards_of_both_magics_are_read),
-        cmocka_unit_test(test_npy_of_another_kind_is_refused),
-        cmocka_unit_test(test_numbers_beyond_any_vocabulary_are_refused),
-        cmocka_unit_test(test_shards_that_lie_are_refused),
-        cmocka_unit_test(test_files_cut_short_are_refused),
-        cmocka_unit_test(test_damaged_files_never_crash),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,15 +1,12 @@
 /* The commands of README.md and of the guide run as they stand there: commands.py takes them from the
  * pages, runs them in order in a copy of the repository's root, and names those that fail. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 /* Runs commands.py; what it prints is the caller's to free. */
 static int run_pages(const char *folder, const char *pages, char **said) {
@@ -24,8 +21,7 @@ static int run_pages(const char *folder, const char *pages, char **said) {
     return status;
 }
 
-static void test_the_commands_of_every_page_run(void **state) {
-    (void)state;
+TEST(test_the_commands_of_every_page_run) {
     char *said;
     if (run_pages("all", "", &said) != 0) fail_msg("%s", said);
     assert_non_null(strstr(said, "docs/guide/studies.md: "));
@@ -34,8 +30,7 @@ static void test_the_commands_of_every_page_run(void **state) {
 
 /* The test must be able to fail: by a command that fails, by a program that it does not know, and by a page
  * without any command. */
-static void test_a_command_that_fails_is_found(void **state) {
-    (void)state;
+TEST(test_a_command_that_fails_is_found) {
     static const char page[] =
         "# A page\n\n    weft plan -o N_LAYER=2\n    weft plan -o N_LAYERS=2\n    loom up\n";
     static const char empty[] = "# A page\n\n    int x;\n";
@@ -53,8 +48,7 @@ static void test_a_command_that_fails_is_found(void **state) {
 }
 
 /* A reader of both pages would find the second command refused, or the one's runs beside the other's. */
-static void test_a_folder_of_two_pages_is_found(void **state) {
-    (void)state;
+TEST(test_a_folder_of_two_pages_is_found) {
     static const char one[] =
         "# One\n\n    weft study --config defconfigs/demo --out runs/x --list\n";
     static const char two[] =
@@ -69,8 +63,7 @@ static void test_a_folder_of_two_pages_is_found(void **state) {
 }
 
 /* The three pages on adding something, followed in a copy of the tree, which is then built and tested. */
-static void test_the_pages_on_adding_can_be_followed(void **state) {
-    (void)state;
+TEST(test_the_pages_on_adding_can_be_followed) {
     char line[4096];
     if (!getenv("WEFT_TEST_LONG")) {
         print_message("builds weft in a copy: make test-long does\n");
@@ -90,12 +83,4 @@ static void test_the_pages_on_adding_can_be_followed(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_command_that_fails_is_found),
-        cmocka_unit_test(test_a_folder_of_two_pages_is_found),
-        cmocka_unit_test(test_the_commands_of_every_page_run),
-        cmocka_unit_test(test_the_pages_on_adding_can_be_followed),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,11 +1,8 @@
 /* Every variable of the environment that the sources read stands in the documentation. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include "support/test.h"
+
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define PAGES "docs/internals/formats.md docs/internals/cuda.md"
 
@@ -25,25 +22,17 @@ static void first_line(const char *command, char *line, int room) {
     pclose(out);
 }
 
-static void test_every_variable_is_documented(void **state) {
-    (void)state;
+TEST(test_every_variable_is_documented) {
     char name[128];
     first_line(UNTOLD("src", PAGES), name, sizeof name);
     if (*name) fail_msg("%s is read by the sources and stands in none of " PAGES, name);
 }
 
 /* The test must be able to fail. */
-static void test_a_variable_that_is_not_there_is_found(void **state) {
-    (void)state;
+TEST(test_a_variable_that_is_not_there_is_found) {
     char name[128];
     first_line(UNTOLD("src/base", "README.md"), name, sizeof name);
     assert_string_equal(name, "WEFT_LOG");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_variable_is_documented),
-        cmocka_unit_test(test_a_variable_that_is_not_there_is_found),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

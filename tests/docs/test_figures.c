@@ -1,16 +1,13 @@
 /* Tables that a command computes stand in the documents as it prints them. */
 #include "support/command.h"
 #include "support/study_database.h"
+#include "support/test.h"
 
 #include <glob.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { LINE_ROOM = 4096 };
 
@@ -26,8 +23,7 @@ static int expect_lines_of(const char *command, const char *path, const char *pa
     return lines;
 }
 
-static void test_scaling_has_the_models_table(void **state) {
-    (void)state;
+TEST(test_scaling_has_the_models_table) {
     size_t n;
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
         printf("there is no python3\n");
@@ -40,8 +36,7 @@ static void test_scaling_has_the_models_table(void **state) {
 }
 
 /* A page of results names the commands that print its tables, each on a line of its own. */
-static void test_results_are_what_their_databases_say(void **state) {
-    (void)state;
+TEST(test_results_are_what_their_databases_say) {
     static const char mark[] = "\n    docs/results/tables ";
     glob_t pages;
     int commands = 0;
@@ -85,22 +80,19 @@ static void expect_tables(const char *path, const char *mark, int least) {
     free(page);
 }
 
-static void test_decoding_has_its_rows(void **state) {
-    (void)state;
+TEST(test_decoding_has_its_rows) {
     /* GPU twice, its phases, before and after a change, Arm, x86-64, and what a token costs */
     expect_tables("docs/results/decoding.md", "`python3 bench/table_decode.py ", 9);
 }
 
-static void test_modules_have_their_rows(void **state) {
-    (void)state;
+TEST(test_modules_have_their_rows) {
     /* GPU beside plain and compiled PyTorch, Arm and x86-64, their ceilings, processor time */
     expect_tables("docs/results/modules.md", "`python3 bench/table_modules.py ", 7);
 }
 
 /* Scores on a parabola over the rate's logarithm, lowest at 0.0025 between two rates that were tried; and
  * scores that fall to the last rate. */
-static void test_the_best_rate_is_the_parabolas_vertex(void **state) {
-    (void)state;
+TEST(test_the_best_rate_is_the_parabolas_vertex) {
     static const double rates[] = {0.001, 0.002, 0.004, 0.008};
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
         printf("there is no python3\n");
@@ -127,8 +119,7 @@ static void test_the_best_rate_is_the_parabolas_vertex(void **state) {
 
 /* A variant with four of five seeds stands in the tables with that said, one with two does not; a comparison
  * that is not decided counts as none; and no reading takes the variants together while their seeds differ. */
-static void test_a_variant_that_is_under_way_says_how_many_seeds_it_has(void **state) {
-    (void)state;
+TEST(test_a_variant_that_is_under_way_says_how_many_seeds_it_has) {
     static const int have[] = {5, 4, 2};
     static const char *const names[] = {"whole", "four", "two"};
     static const double scores[] = {3, 2.9, 2.85}, apart[] = {0.001, 0.001, 0.1};
@@ -171,8 +162,7 @@ static void said_by_tables(const char *arguments, const char *const *wanted,
 
 /* Of three comparisons of a study a table has two. Their p are 0.0033 and 0.034: with two counted both would be
  * left, with all three the second is above 0.05 / 2. The mirror image of a comparison is no fourth. */
-static void test_all_comparisons_of_a_study_are_counted(void **state) {
-    (void)state;
+TEST(test_all_comparisons_of_a_study_are_counted) {
     static const char *const names[] = {"base", "gate", "cross", "late"};
     static const double scores[][3] = {
         {2.00, 2.10, 2.20}, {1.90, 2.01, 2.09}, {2.05, 2.13, 2.26}, {1.97, 2.09, 2.18}};
@@ -200,8 +190,7 @@ static void test_all_comparisons_of_a_study_are_counted(void **state) {
 /* Sequences of 16 and of 64 tokens, 1,024 and 896 bytes of cache per token: 16 KiB and 56 KiB for one
  * sequence; a table of positions for each length; the comparison across lengths is the study's own, and
  * --only leaves it out. --runs has each run at its rate and seed. */
-static void test_variants_of_several_lengths(void **state) {
-    (void)state;
+TEST(test_variants_of_several_lengths) {
     char command[LINE_ROOM];
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
         printf("there is no python3\n");
@@ -243,8 +232,7 @@ static void test_variants_of_several_lengths(void **state) {
 
 /* Losses of 3.01, 3.02 and 3.03 in one study, lower by 0.10, 0.12 and 0.14 in another, which has a fourth seed:
  * -0.12, and by Student's t with two degrees of freedom ± 4.3027 · 0.02 / √3 = 0.0497. */
-static void test_variants_of_two_studies(void **state) {
-    (void)state;
+TEST(test_variants_of_two_studies) {
     char command[LINE_ROOM], first[LINE_ROOM / 8], second[LINE_ROOM / 8];
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
         printf("there is no python3\n");
@@ -275,8 +263,7 @@ static void test_variants_of_two_studies(void **state) {
 
 /* Plain models on 100 · N^-0.25, where N is their parameters, and one variant 5% below that law; the largest
  * plain model has not been run. */
-static void test_variants_against_a_law(void **state) {
-    (void)state;
+TEST(test_variants_against_a_law) {
     static const char *const names[] = {"small", "middle", "large", "other", "huge"};
     char command[LINE_ROOM];
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
@@ -315,8 +302,7 @@ static void test_variants_against_a_law(void **state) {
 }
 
 /* docs/results/refresh puts into a page what its commands print; into one that has it all, nothing. */
-static void test_refreshing_a_page_that_is_up_to_date_changes_nothing(void **state) {
-    (void)state;
+TEST(test_refreshing_a_page_that_is_up_to_date_changes_nothing) {
     static const char page[] = "docs/results/findings.md";
     size_t n, m;
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
@@ -358,8 +344,7 @@ static void with_commas(int64_t value, char out[32]) {
 }
 
 /* The bytes of each variant's cache are those that weft plan tells. */
-static void test_decoding_has_the_plans_bytes(void **state) {
-    (void)state;
+TEST(test_decoding_has_the_plans_bytes) {
     static const struct {
         const char *row, *options[8];
     } variants[] = {{"| dot | k", {"ATTENTION=dot"}},
@@ -400,20 +385,4 @@ static void test_decoding_has_the_plans_bytes(void **state) {
     free(page);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scaling_has_the_models_table),
-        cmocka_unit_test(test_decoding_has_its_rows),
-        cmocka_unit_test(test_modules_have_their_rows),
-        cmocka_unit_test(test_decoding_has_the_plans_bytes),
-        cmocka_unit_test(test_results_are_what_their_databases_say),
-        cmocka_unit_test(test_the_best_rate_is_the_parabolas_vertex),
-        cmocka_unit_test(test_a_variant_that_is_under_way_says_how_many_seeds_it_has),
-        cmocka_unit_test(test_all_comparisons_of_a_study_are_counted),
-        cmocka_unit_test(test_variants_of_several_lengths),
-        cmocka_unit_test(test_variants_of_two_studies),
-        cmocka_unit_test(test_variants_against_a_law),
-        cmocka_unit_test(test_refreshing_a_page_that_is_up_to_date_changes_nothing),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -5,20 +5,17 @@
  * repository; one that stands for many (src/FOLDER, step-N) is not looked for. Elsewhere (sources,
  * makefiles, scripts) only the names of documentation pages are looked at. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <ctype.h>
 #include <dirent.h>
 #include <glob.h>
 #include <regex.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 enum { PATH_ROOM = 1024, SLUG_ROOM = 512, WRONG_MOST = 20 };
 
@@ -181,8 +178,7 @@ static void check_mentions(const char *file) {
     free(text);
 }
 
-static void test_links_and_paths_of_the_documentation_exist(void **state) {
-    (void)state;
+TEST(test_links_and_paths_of_the_documentation_exist) {
     wrong = 0;
     check_page("README.md");
     check_page("CHANGELOG.md");
@@ -193,8 +189,7 @@ static void test_links_and_paths_of_the_documentation_exist(void **state) {
     assert_true(links > 50 && paths > 50);
 }
 
-static void test_pages_that_sources_name_exist(void **state) {
-    (void)state;
+TEST(test_pages_that_sources_name_exist) {
     wrong = 0;
     static const char *ends[] = {".c", ".h", ".cu", ".cuh", ".mk", ".py"};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
@@ -210,8 +205,7 @@ static void test_pages_that_sources_name_exist(void **state) {
 }
 
 /* The test must be able to fail. */
-static void test_what_is_wrong_is_found(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_is_found) {
     int before = wrong;
     wrong = WRONG_MOST; /* counts, and prints nothing */
     check_link("docs/README.md", "guide/building.md");
@@ -227,11 +221,4 @@ static void test_what_is_wrong_is_found(void **state) {
     wrong = before;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_wrong_is_found),
-        cmocka_unit_test(test_links_and_paths_of_the_documentation_exist),
-        cmocka_unit_test(test_pages_that_sources_name_exist),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

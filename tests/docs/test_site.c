@@ -1,14 +1,10 @@
 /* The documentation as a site, and its page that moves: in a browser, where there is one. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 /* Runs a program of this folder, which ends on 77 where something that it needs is missing. */
 static void run_check(const char *words) {
@@ -20,23 +16,15 @@ static void run_check(const char *words) {
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void test_what_can_be_moved_shows_the_formulas_numbers(void **state) {
-    (void)state;
+TEST(test_what_can_be_moved_shows_the_formulas_numbers) {
     run_check("explainer.py");
 }
 
-static void test_the_site_holds_every_page(void **state) {
-    (void)state;
+TEST(test_the_site_holds_every_page) {
     char words[512];
     const char *weft = getenv("WEFT");
     snprintf(words, sizeof words, "site.py '%s'", weft ? weft : "build/weft");
     run_check(words);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_can_be_moved_shows_the_formulas_numbers),
-        cmocka_unit_test(test_the_site_holds_every_page),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

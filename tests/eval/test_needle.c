@@ -2,15 +2,12 @@
  * the table counts it. */
 #include "ops/cache.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const char LINE[] = "\nThe pass key is ", REST[] = ". Remember it. ",
                   BEHIND[] = " is the pass key.\n",
@@ -111,8 +108,7 @@ static void check_cache(const json_t *said) {
     assert_int_equal(i, 2);
 }
 
-static void test_keys_are_hidden_and_answers_are_the_models(void **state) {
-    (void)state;
+TEST(test_keys_are_hidden_and_answers_are_the_models) {
     int lines = 0;
     make_model("POSITION=rope");
     json_t *said =
@@ -132,8 +128,7 @@ static void test_keys_are_hidden_and_answers_are_the_models(void **state) {
     json_decref(said);
 }
 
-static void test_the_same_seed_hides_the_same_keys(void **state) {
-    (void)state;
+TEST(test_the_same_seed_hides_the_same_keys) {
     char *first, *again, *other;
     make_model("POSITION=none");
     const char *const *arguments =
@@ -153,8 +148,7 @@ static void test_the_same_seed_hides_the_same_keys(void **state) {
     free(other);
 }
 
-static void test_keys_are_hidden_in_a_text(void **state) {
-    (void)state;
+TEST(test_keys_are_hidden_in_a_text) {
     char words[400], *all;
     make_model("POSITION=rope");
     memset(words, '=', sizeof words);
@@ -170,8 +164,7 @@ static void test_keys_are_hidden_in_a_text(void **state) {
 }
 
 /* A model that knows one prompt with its answer by heart is right there, and nowhere else. */
-static void test_a_right_answer_is_counted(void **state) {
-    (void)state;
+TEST(test_a_right_answer_is_counted) {
     make_model("POSITION=rope");
     const char *const asked[] = {"--lengths", "140", "--depths", "0.5", "--trials", "1"};
     command_succeeds(RUN("eval", "--model", model, "--needle", asked[0], asked[1], asked[2],
@@ -208,8 +201,7 @@ static void test_a_right_answer_is_counted(void **state) {
     free(all);
 }
 
-static void test_wrong_usage_is_told(void **state) {
-    (void)state;
+TEST(test_wrong_usage_is_told) {
     make_model("POSITION=learned");
     command_fails(2, RUN("eval", "--model", model, "--needle", "--lengths", "161"),
                   SAYS("161", "CONTEXT"));
@@ -221,13 +213,4 @@ static void test_wrong_usage_is_told(void **state) {
                   SAYS("--needle"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys_are_hidden_and_answers_are_the_models),
-        cmocka_unit_test(test_the_same_seed_hides_the_same_keys),
-        cmocka_unit_test(test_keys_are_hidden_in_a_text),
-        cmocka_unit_test(test_a_right_answer_is_counted),
-        cmocka_unit_test(test_wrong_usage_is_told),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,17 +2,14 @@
  * tests/model/configs: every number that it prints. And what a user meets: a text, a page, errors. */
 #include "support/command.h"
 #include "support/model_case.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 static const char VECTORS[] = "tests/vectors/inspect.json";
 
@@ -81,8 +78,7 @@ static void compare_mechanisms(const char *name, const json_t *got, const json_t
     }
 }
 
-static void test_every_number_is_the_references(void **state) {
-    (void)state;
+TEST(test_every_number_is_the_references) {
     json_error_t error;
     json_t *kept = json_load_file(VECTORS, 0, &error), *want;
     const char *name;
@@ -126,8 +122,7 @@ static int64_t whole(const json_t *object, const char *key) {
     return json_integer_value(json_object_get(object, key));
 }
 
-static void test_a_text_is_read_in_windows(void **state) {
-    (void)state;
+TEST(test_a_text_is_read_in_windows) {
     const char *model = make_model("mla", "ATTENTION=mla", "FFN=gelu"), *text = make_text();
     json_t *all = command_json(RUN("inspect", model, "--text", text, "--json"));
     assert_int_equal(whole(all, "windows"), 8);
@@ -153,8 +148,7 @@ static int count(const char *text, const char *word) {
     return n;
 }
 
-static void test_tables_and_pictures_show_what_the_model_has(void **state) {
-    (void)state;
+TEST(test_tables_and_pictures_show_what_the_model_has) {
     const char *text = make_text(), *page = scratch_path("page.html");
     const char *w2 = make_model("w2", "ATTENTION=w2", "FFN=wsffn");
     const char *mla = make_model("mla", "ATTENTION=mla", "FFN=gelu");
@@ -186,8 +180,7 @@ static void test_tables_and_pictures_show_what_the_model_has(void **state) {
                   SAYS("there already", "--force"));
 }
 
-static void test_the_page_shows_where_heads_look(void **state) {
-    (void)state;
+TEST(test_the_page_shows_where_heads_look) {
     const char *page = scratch_path("looks.html"),
                *w2 = make_model("w2", "ATTENTION=w2", "FFN=gelu");
     char line[2048];
@@ -206,8 +199,7 @@ static void test_the_page_shows_where_heads_look(void **state) {
     assert_int_equal(system(line), 0); /* NOLINT */
 }
 
-static void test_wrong_usage_is_told(void **state) {
-    (void)state;
+TEST(test_wrong_usage_is_told) {
     const char *model = make_model("mla", "ATTENTION=mla", "FFN=gelu"), *text = make_text();
     command_fails(2, RUN("inspect", "--text", text), SAYS("weft inspect DIR --text FILE"));
     command_fails(2, RUN("inspect", model), SAYS("--text", "--tokens"));
@@ -219,13 +211,4 @@ static void test_wrong_usage_is_told(void **state) {
     command_fails(2, RUN("inspect", model, "--text", text, "--windows", "0"), SAYS("--windows"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_number_is_the_references),
-        cmocka_unit_test(test_a_text_is_read_in_windows),
-        cmocka_unit_test(test_tables_and_pictures_show_what_the_model_has),
-        cmocka_unit_test(test_the_page_shows_where_heads_look),
-        cmocka_unit_test(test_wrong_usage_is_told),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -7,15 +7,12 @@
 #include "support/command.h"
 #include "support/older.h"
 #include "support/tensor_file.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define CLOSE_LOGITS 1e-4 /* f32 */
 #define CLOSE_LOSS 1e-3   /* f32, six steps on */
@@ -61,32 +58,7 @@ static void compare_metrics(const char *here, const char *there, double bound) {
     free(b);
 }
 
-/* AdamW and AdamWSPAM, f32 and bf16, several micro-batches and accumulation, dropout: with --out alone, so by
- * the run's own config too. */
-static void test_runs_end_as_they_did(void **state) {
-    (void)state;
-    for (int i = 0; i < RUNS; i++) {
-        const char *run = scratch_path("%s", runs[i].name);
-        char last[256], end[256];
-        command_succeeds(
-            RUN("train", "--out", run, "--resume", "--device", "cpu", "--peak-flops", "0"), NULL);
-        double bound = older_bits() ? 0 : runs[i].bf16 ? CLOSE_LOSS_BF16 : CLOSE_LOSS;
-        snprintf(last, sizeof last, "%s/metrics.jsonl", run);
-        snprintf(end, sizeof end, "%s/end/metrics.jsonl", run);
-        compare_metrics(last, end, bound);
-        if (!older_bits()) continue;
-        snprintf(last, sizeof last, "%s/last/state.json", run);
-        snprintf(end, sizeof end, "%s/end/state.json", run);
-        json_t *ours = read_json(last), *its = read_json(end);
-        expect_checksum(ours, its, "model.safetensors");
-        expect_checksum(ours, its, "optimizer.safetensors");
-        json_decref(ours);
-        json_decref(its);
-    }
-}
-
-static void test_models_say_what_they_said(void **state) {
-    (void)state;
+TEST(test_models_say_what_they_said) {
     for (int i = 0; i < RUNS; i++) {
         const char *model = scratch_path("%s/last", runs[i].name), *logits = scratch_path("logits"),
                    *kept = scratch_path("%s/logits.safetensors", runs[i].name);
@@ -108,8 +80,7 @@ static void test_models_say_what_they_said(void **state) {
     }
 }
 
-static void test_a_text_gives_the_same_shards(void **state) {
-    (void)state;
+TEST(test_a_text_gives_the_same_shards) {
     const char *text = scratch_path("text"), *learned = scratch_path("learned.json");
     command_succeeds(RUN("tokenizer", "train", "--vocab", "270", "--out", learned, text), NULL);
     file_expect_equal(learned, "tests/older/data/tokenizer.json");
@@ -142,8 +113,7 @@ static void expect_plan(const char *config, const json_t *was) {
 }
 
 /* The write-ups' studies among them, and .config as Kconfig wrote it. */
-static void test_configs_mean_what_they_meant(void **state) {
-    (void)state;
+TEST(test_configs_mean_what_they_meant) {
     static const char *const names[] = {"demo",          "gpt2-ra-mla-full",
                                         "gpt2-real",     "gpt2-vanilla-baseline",
                                         "long-context",  "mix",
@@ -162,8 +132,7 @@ static void test_configs_mean_what_they_meant(void **state) {
 }
 
 /* A copy of last/ whose state.json says another format. */
-static void test_newer_formats_are_refused(void **state) {
-    (void)state;
+TEST(test_newer_formats_are_refused) {
     const char *run = scratch_path("newer"), *shards = scratch_path("shards"),
                *text = scratch_path("text");
     shell_succeeds("mkdir -p '%s' && cp -r '%s' '%s/last' && cp '%s/config' '%s'", run,
@@ -191,13 +160,27 @@ static void test_newer_formats_are_refused(void **state) {
                   SAYS("tokenizer.json", "version 2.0", "knows 1.0"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_models_say_what_they_said),
-        cmocka_unit_test(test_a_text_gives_the_same_shards),
-        cmocka_unit_test(test_configs_mean_what_they_meant),
-        cmocka_unit_test(test_newer_formats_are_refused),
-        cmocka_unit_test(test_runs_end_as_they_did),
-    };
-    return cmocka_run_group_tests(tests, older_setup, scratch_teardown);
+/* AdamW and AdamWSPAM, f32 and bf16, several micro-batches and accumulation, dropout: with --out alone, so by
+ * the run's own config too. */
+TEST(test_runs_end_as_they_did) {
+    for (int i = 0; i < RUNS; i++) {
+        const char *run = scratch_path("%s", runs[i].name);
+        char last[256], end[256];
+        command_succeeds(
+            RUN("train", "--out", run, "--resume", "--device", "cpu", "--peak-flops", "0"), NULL);
+        double bound = older_bits() ? 0 : runs[i].bf16 ? CLOSE_LOSS_BF16 : CLOSE_LOSS;
+        snprintf(last, sizeof last, "%s/metrics.jsonl", run);
+        snprintf(end, sizeof end, "%s/end/metrics.jsonl", run);
+        compare_metrics(last, end, bound);
+        if (!older_bits()) continue;
+        snprintf(last, sizeof last, "%s/last/state.json", run);
+        snprintf(end, sizeof end, "%s/end/state.json", run);
+        json_t *ours = read_json(last), *its = read_json(end);
+        expect_checksum(ours, its, "model.safetensors");
+        expect_checksum(ours, its, "optimizer.safetensors");
+        json_decref(ours);
+        json_decref(its);
+    }
 }
+
+RUN_TESTS(older_setup, scratch_teardown)

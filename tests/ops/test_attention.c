@@ -6,17 +6,12 @@
 #include "ops/attention.h"
 #include "ops/list.h"
 #include "support/plain_attention.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* One attention to try. */
 typedef struct {
@@ -274,8 +269,7 @@ static const trial trials[] = {
     {"soft-cap of biases", 1, 200, 200, 2, 1, 8, 8, .softcap = 2, .pos = WEFT_POS_RELATIVE},
 };
 
-static void test_tiles_agree_with_the_plain_version(void **state) {
-    (void)state;
+TEST(test_tiles_agree_with_the_plain_version) {
     for (size_t i = 0; i < sizeof trials / sizeof *trials; i++) {
         compare_with_plain(&trials[i], WEFT_F64);
         compare_with_plain(&trials[i], WEFT_F32);
@@ -283,8 +277,7 @@ static void test_tiles_agree_with_the_plain_version(void **state) {
 }
 
 /* Changes keys and values from position `from` on; the rows before must keep every bit. */
-static void test_nothing_of_the_future_is_read(void **state) {
-    (void)state;
+TEST(test_nothing_of_the_future_is_read) {
     enum { FROM = 100 };
     const trial t = {
         "future", 1, 170, 170, 2, 1, 8, 8, .band = 20, .beta = true, .pos = WEFT_POS_RELATIVE};
@@ -322,8 +315,7 @@ static void assert_rows_equal(const double *a, const double *b, int64_t row, int
 }
 
 /* Changes all that belongs to one document; those beside it must keep every bit, of o and of gradients. */
-static void test_documents_do_not_move_each_other(void **state) {
-    (void)state;
+TEST(test_documents_do_not_move_each_other) {
     enum { FROM = 150, TO = 300 };
     static const trial kinds[] = {
         {"documents", 1, 420, 420, 2, 1, 16, 16, .document = 150},
@@ -368,19 +360,10 @@ static int64_t workspace_at(int64_t length) {
     return bytes;
 }
 
-static void test_memory_grows_with_the_length_only(void **state) {
-    (void)state;
+TEST(test_memory_grows_with_the_length_only) {
     int64_t one = workspace_at(8192), two = workspace_at(16384);
     assert_true(two < one * 5 / 2);
     assert_true(two < (int64_t)16384 * 16384); /* a hundredth of what the scores would take */
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles_agree_with_the_plain_version),
-        cmocka_unit_test(test_nothing_of_the_future_is_read),
-        cmocka_unit_test(test_documents_do_not_move_each_other),
-        cmocka_unit_test(test_memory_grows_with_the_length_only),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

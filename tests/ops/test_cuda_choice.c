@@ -5,15 +5,11 @@
 #include "cuda/device.h"
 #include "ops/linear.h"
 #include "support/screen.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* An attention and the routing along its weights. */
 typedef struct {
@@ -63,8 +59,7 @@ static void expect_slow(shape s, int node, const char *option, const char *neare
     assert_string_equal(c.nearest, nearest);
 }
 
-static void test_attention_by_width(void **state) {
-    (void)state;
+TEST(test_attention_by_width) {
     for (int64_t width = 1; width <= 300; width++)
         for (int times = 1; times <= 2; times++) {
             shape s = USUAL;
@@ -91,8 +86,7 @@ static shape with(shape change) {
     return s;
 }
 
-static void test_attention_names_the_option(void **state) {
-    (void)state;
+TEST(test_attention_names_the_option) {
     shape f32 = USUAL;
     f32.dtype = WEFT_F32;
     assert_true(choice_of(USUAL, ATTENTION).fast);
@@ -104,15 +98,13 @@ static void test_attention_names_the_option(void **state) {
     expect_slow(WITH(.band = true), ATTENTION, "RA_MLA_RA_ALPHA above 0", "0 is fast");
 }
 
-static void test_alibi_that_is_not_causal(void **state) {
-    (void)state;
+TEST(test_alibi_that_is_not_causal) {
     shape s = WITH(.full = true);
     s.routed = 0;
     expect_slow(s, ATTENTION, "POSITION alibi with CAUSAL=n", "CAUSAL=y is fast");
 }
 
-static void test_alibi_under_a_softcap(void **state) {
-    (void)state;
+TEST(test_alibi_under_a_softcap) {
     shape s = USUAL;
     s.softcap = 30;
     s.routed = 0;
@@ -120,8 +112,7 @@ static void test_alibi_under_a_softcap(void **state) {
                 "rope and learned are fast");
 }
 
-static void test_routing_names_the_option(void **state) {
-    (void)state;
+TEST(test_routing_names_the_option) {
     if (!weft_cuda_device()->wgmma) {
         assert_false(choice_of(USUAL, TOPK).fast); /* built for another GPU than 9.0a */
         return;
@@ -136,8 +127,7 @@ static void test_routing_names_the_option(void **state) {
     expect_slow(WITH(.band = true), TOPK, "RA_MLA_RA_ALPHA above 0", "0 is fast");
 }
 
-static void test_sums_of_unaligned_rows(void **state) {
-    (void)state;
+TEST(test_sums_of_unaligned_rows) {
     assert_true(choice_of(USUAL, GATHER).fast);
     expect_slow(WITH(.routed = 100), GATHER, "rows of width 100", "96 and 104 are fast");
 }
@@ -154,8 +144,7 @@ static weft_cuda_choice product(int64_t rows, int64_t in, int64_t out) {
     return c;
 }
 
-static void test_products_of_odd_widths(void **state) {
-    (void)state;
+TEST(test_products_of_odd_widths) {
     assert_true(product(512, 128, 256).fast);
     assert_true(product(64, 128, 257).fast); /* few rows: a kernel of their own */
     assert_true(product(512, 128, 12).fast); /* a gate of heads */
@@ -177,8 +166,7 @@ static void warn_twice(void) {
     weft_graph_destroy(again);
 }
 
-static void test_a_kind_is_warned_of_once(void **state) {
-    (void)state;
+TEST(test_a_kind_is_warned_of_once) {
     screen s = screen_run(0, NULL, warn_twice);
     char expect[512];
     snprintf(expect, sizeof expect,
@@ -195,16 +183,4 @@ static void test_a_kind_is_warned_of_once(void **state) {
     screen_free(&s);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention_by_width),
-        cmocka_unit_test(test_attention_names_the_option),
-        cmocka_unit_test(test_alibi_that_is_not_causal),
-        cmocka_unit_test(test_alibi_under_a_softcap),
-        cmocka_unit_test(test_routing_names_the_option),
-        cmocka_unit_test(test_sums_of_unaligned_rows),
-        cmocka_unit_test(test_products_of_odd_widths),
-        cmocka_unit_test(test_a_kind_is_warned_of_once),
-    };
-    return cmocka_run_group_tests_name("cuda_choice", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -10,15 +10,12 @@
 #include "ops/linear.h"
 #include "ops/list.h"
 #include "ops/norm.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { ROWS = 5, MOST = 40, GRAPHS = 60, STEPS = 24 };
 
@@ -94,8 +91,7 @@ static tally fuse_small(small *s, weft_tensor *end) {
     return t;
 }
 
-static void test_an_add_goes_into_its_product(void **state) {
-    (void)state;
+TEST(test_an_add_goes_into_its_product) {
     small s = make_small();
     tally t = fuse_small(&s, weft_add(s.g, s.u, s.y));
     assert_true(t.adds == 0 && t.with_addend == 1 && t.with_alpha == 0);
@@ -111,15 +107,13 @@ static void test_an_add_goes_into_its_product(void **state) {
 }
 
 /* The addend's own factor has no place in a product. */
-static void test_a_scaled_addend_stays_out(void **state) {
-    (void)state;
+TEST(test_a_scaled_addend_stays_out) {
     small s = make_small();
     tally t = fuse_small(&s, weft_add_scaled(s.g, s.y, s.u, 0.5));
     assert_true(t.adds == 1 && t.with_addend == 0);
 }
 
-static void test_what_others_read_stays(void **state) {
-    (void)state;
+TEST(test_what_others_read_stays) {
     small s = make_small();
     weft_keep(weft_gelu(s.g, s.y));
     tally t = fuse_small(&s, weft_add(s.g, s.u, s.y));
@@ -135,8 +129,7 @@ static void test_what_others_read_stays(void **state) {
 
 /* u is made after the product: it waits, as its 4 columns are fewer than the 6 it makes; a product
  * of 8 columns that makes 6 does not. */
-static void test_a_product_waits_if_memory_does_not_grow(void **state) {
-    (void)state;
+TEST(test_a_product_waits_if_memory_does_not_grow) {
     for (int64_t width = 4; width <= 8; width += 4) {
         weft_graph *g;
         assert_int_equal(weft_graph_create(&g), WEFT_OK);
@@ -152,8 +145,7 @@ static void test_a_product_waits_if_memory_does_not_grow(void **state) {
 
 /* ((p + q) + z), z made last: both products wait, and nothing is left to add. Together, or, where one
  * lies otherwise, one after the other. */
-static void test_two_products_wait_for_a_third_term(void **state) {
-    (void)state;
+TEST(test_two_products_wait_for_a_third_term) {
     small s = make_small();
     weft_tensor *v = weft_new_tensor(s.g, WEFT_ROLE_INPUT, "v", WEFT_F64, 6, 4);
     weft_tensor *sum = weft_add(s.g, s.y, weft_linear(s.g, s.x, v, NULL, WEFT_ACT_NONE));
@@ -169,8 +161,7 @@ static void test_two_products_wait_for_a_third_term(void **state) {
 
 /* p + q, q of what is made after p: one node where p reads no more than it makes, 6 columns. Where q
  * reads what was there before, any. */
-static void test_products_are_summed_if_memory_does_not_grow(void **state) {
-    (void)state;
+TEST(test_products_are_summed_if_memory_does_not_grow) {
     for (int i = 0; i < 4; i++) {
         weft_graph *g;
         assert_int_equal(weft_graph_create(&g), WEFT_OK);
@@ -191,8 +182,7 @@ static void test_products_are_summed_if_memory_does_not_grow(void **state) {
 }
 
 /* A bias each is one too many; p read twice stays. */
-static void test_what_is_not_summed(void **state) {
-    (void)state;
+TEST(test_what_is_not_summed) {
     small s = make_small();
     weft_tensor *b = weft_new_tensor(s.g, WEFT_ROLE_INPUT, "b", WEFT_F64, 6);
     weft_tensor *p = weft_linear(s.g, s.x, s.w, b, WEFT_ACT_NONE);
@@ -235,8 +225,7 @@ static void fuse_hidden(int terms, bool bias, tally *before, tally *after) {
     assert_int_equal(after->products, before->products);
 }
 
-static void test_gradients_are_summed_by_products(void **state) {
-    (void)state;
+TEST(test_gradients_are_summed_by_products) {
     tally before, after;
     fuse_hidden(3, false, &before, &after);
     assert_int_equal(before.adds - after.adds, 2);
@@ -250,8 +239,7 @@ static void test_gradients_are_summed_by_products(void **state) {
 
 /* gelu's gradient: into its product, with the bias's where there is one; without a product those two
  * together. */
-static void test_gelus_gradient_is_no_pass_alone(void **state) {
-    (void)state;
+TEST(test_gelus_gradient_is_no_pass_alone) {
     tally before, after;
     fuse_hidden(1, false, &before, &after);
     assert_true(before.gelu_backs == 1 && after.gelu_backs == 0 && after.with_slope == 1);
@@ -265,8 +253,7 @@ static void test_gelus_gradient_is_no_pass_alone(void **state) {
 }
 
 /* The slope is a gradient, and has none. */
-static void test_a_slope_has_no_gradient(void **state) {
-    (void)state;
+TEST(test_a_slope_has_no_gradient) {
     weft_graph *g;
     assert_int_equal(weft_graph_create(&g), WEFT_OK);
     weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_PARAM, "x", WEFT_F64, ROWS, 4);
@@ -283,8 +270,7 @@ static void test_a_slope_has_no_gradient(void **state) {
 }
 
 /* An addend of another shape is refused. */
-static void test_bad_nodes_are_refused(void **state) {
-    (void)state;
+TEST(test_bad_nodes_are_refused) {
     small s = make_small();
     weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .alpha = 1, .dtype = WEFT_F64};
     weft_tensor *in[WEFT_MATMUL_INPUTS] = {s.x, s.w, [WEFT_MATMUL_ADDEND] = s.w};
@@ -314,8 +300,7 @@ static void fuse_norm(int64_t width, tally *before, tally *after) {
 }
 
 /* Not where the norm's rows are not the layer's. */
-static void test_a_norm_sums_for_the_bias_before_it(void **state) {
-    (void)state;
+TEST(test_a_norm_sums_for_the_bias_before_it) {
     tally before, after;
     fuse_norm(6, &before, &after);
     assert_true(before.bias_backs == 1 && before.norm_sums == 0);
@@ -326,8 +311,7 @@ static void test_a_norm_sums_for_the_bias_before_it(void **state) {
 
 /* x goes through a norm and beside it; its two gradients meet in norm_back. The embedding's meets the
  * classifier's in embed_back, which is last. */
-static void test_the_second_gradient_takes_the_first(void **state) {
-    (void)state;
+TEST(test_the_second_gradient_takes_the_first) {
     for (int tied = 0; tied < 2; tied++) {
         weft_graph *g;
         assert_int_equal(weft_graph_create(&g), WEFT_OK);
@@ -353,8 +337,7 @@ static void test_the_second_gradient_takes_the_first(void **state) {
 }
 
 /* A dropped tensor is refused as an input, with a message. */
-static void test_what_was_fused_away_is_refused(void **state) {
-    (void)state;
+TEST(test_what_was_fused_away_is_refused) {
     weft_graph *g;
     assert_int_equal(weft_graph_create(&g), WEFT_OK);
     weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_PARAM, "x", WEFT_F64, ROWS, 4);
@@ -500,8 +483,7 @@ static int64_t run_seed(uint32_t seed, bool fuse, bool segments, double *out, ta
     return n;
 }
 
-static void test_random_graphs_keep_their_values(void **state) {
-    (void)state;
+TEST(test_random_graphs_keep_their_values) {
     static double plain[MOST * 100], fused[MOST * 100], again[MOST * 100];
     tally all = {0}, before, after, segmented;
     for (uint32_t seed = 1; seed <= GRAPHS; seed++) {
@@ -537,23 +519,4 @@ static void test_random_graphs_keep_their_values(void **state) {
     assert_true(all.norm_sums > GRAPHS / 8);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_add_goes_into_its_product),
-        cmocka_unit_test(test_a_scaled_addend_stays_out),
-        cmocka_unit_test(test_what_others_read_stays),
-        cmocka_unit_test(test_a_product_waits_if_memory_does_not_grow),
-        cmocka_unit_test(test_two_products_wait_for_a_third_term),
-        cmocka_unit_test(test_products_are_summed_if_memory_does_not_grow),
-        cmocka_unit_test(test_what_is_not_summed),
-        cmocka_unit_test(test_a_slope_has_no_gradient),
-        cmocka_unit_test(test_bad_nodes_are_refused),
-        cmocka_unit_test(test_gradients_are_summed_by_products),
-        cmocka_unit_test(test_gelus_gradient_is_no_pass_alone),
-        cmocka_unit_test(test_a_norm_sums_for_the_bias_before_it),
-        cmocka_unit_test(test_the_second_gradient_takes_the_first),
-        cmocka_unit_test(test_what_was_fused_away_is_refused),
-        cmocka_unit_test(test_random_graphs_keep_their_values),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -9,14 +9,11 @@
 #include "ops/fuse.h"
 #include "ops/gated.h"
 #include "ops/list.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { ROWS = 37, WIDTH = 6, HIDDEN = 10, LAYERS = 3, MOST = 4096 };
 
@@ -55,16 +52,14 @@ static int fuse_layer(layer *l, weft_tensor *end) {
     return count;
 }
 
-static void test_two_layers_and_their_gate_are_one_node(void **state) {
-    (void)state;
+TEST(test_two_layers_and_their_gate_are_one_node) {
     layer l = make_layer(false, WEFT_ACT_NONE);
     assert_int_equal(fuse_layer(&l, weft_silu_mul(l.g, l.up, l.gate)), 1);
     l = make_layer(false, WEFT_ACT_NONE);
     assert_int_equal(fuse_layer(&l, weft_silu_mul(l.g, l.gate, l.up)), 1);
 }
 
-static void test_other_gates_stay(void **state) {
-    (void)state;
+TEST(test_other_gates_stay) {
     layer l = make_layer(true, WEFT_ACT_NONE);
     assert_int_equal(fuse_layer(&l, weft_silu_mul(l.g, l.up, l.gate)), 0);
     l = make_layer(false, WEFT_ACT_GELU);
@@ -74,8 +69,7 @@ static void test_other_gates_stay(void **state) {
 }
 
 /* What others read, or the caller, is no inner value. */
-static void test_what_others_read_stays(void **state) {
-    (void)state;
+TEST(test_what_others_read_stays) {
     layer l = make_layer(false, WEFT_ACT_NONE);
     weft_keep(l.gate);
     assert_int_equal(fuse_layer(&l, weft_silu_mul(l.g, l.up, l.gate)), 0);
@@ -85,8 +79,7 @@ static void test_what_others_read_stays(void **state) {
 }
 
 /* A gate that is made again from stored products stays: else it would be stored. */
-static void test_a_gate_of_its_own_segment_stays(void **state) {
-    (void)state;
+TEST(test_a_gate_of_its_own_segment_stays) {
     layer l = make_layer(false, WEFT_ACT_NONE);
     weft_graph_recompute_begin(l.g);
     weft_tensor *y = weft_silu_mul(l.g, l.up, l.gate);
@@ -95,8 +88,7 @@ static void test_a_gate_of_its_own_segment_stays(void **state) {
 }
 
 /* Without a gradient the second product lies where the result will be. */
-static void test_only_a_gradient_keeps_both_products(void **state) {
-    (void)state;
+TEST(test_only_a_gradient_keeps_both_products) {
     for (int with = 0; with < 2; with++) {
         layer l = make_layer(false, WEFT_ACT_NONE);
         weft_tensor *y = weft_silu_mul(l.g, l.up, l.gate), *loss = weft_sum_squares(l.g, y, 1);
@@ -202,8 +194,7 @@ static void compare_runs(const float *a, const float *b, int64_t n, const char *
 
 /* The forward pass alone against none, the backward pass beside it, and all of it recomputed: the
  * same operations in the same order, so the same bits. */
-static void test_fused_layers_keep_their_bits(void **state) {
-    (void)state;
+TEST(test_fused_layers_keep_their_bits) {
     static float plain[MOST], fused[MOST];
     int64_t n = run_fused(false, false, false, plain);
     assert_int_equal(run_fused(true, false, false, fused), n);
@@ -215,14 +206,4 @@ static void test_fused_layers_keep_their_bits(void **state) {
     compare_runs(plain, fused, n, "recomputed layers");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_layers_and_their_gate_are_one_node),
-        cmocka_unit_test(test_other_gates_stay),
-        cmocka_unit_test(test_what_others_read_stays),
-        cmocka_unit_test(test_a_gate_of_its_own_segment_stays),
-        cmocka_unit_test(test_only_a_gradient_keeps_both_products),
-        cmocka_unit_test(test_fused_layers_keep_their_bits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -8,14 +8,11 @@
 #include "ops/fuse.h"
 #include "ops/gaussian.h"
 #include "ops/list.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { TIME = 7, HEADS = 3, WIDE = 6, VALUES = 4, PARAMS = 4, MOST = 1024 };
 
@@ -129,8 +126,7 @@ static tally check_same(other_reader other) {
     return fused;
 }
 
-static void test_gaussians_go_into_attention(void **state) {
-    (void)state;
+TEST(test_gaussians_go_into_attention) {
     tally t = check_same(ALONE);
     assert_int_equal(t.left, 0);
     assert_int_equal(t.q, 1);
@@ -139,8 +135,7 @@ static void test_gaussians_go_into_attention(void **state) {
     assert_int_equal(t.makes_dn, 0);
 }
 
-static void test_queries_that_others_have_a_part_in_stay(void **state) {
-    (void)state;
+TEST(test_queries_that_others_have_a_part_in_stay) {
     static const other_reader others[] = {QUERY_IS_KEPT, QUERY_IS_READ, OTHER_HEADS};
     for (int i = 0; i < 3; i++) {
         tally t = check_same(others[i]);
@@ -150,8 +145,7 @@ static void test_queries_that_others_have_a_part_in_stay(void **state) {
     }
 }
 
-static void test_keys_whose_number_others_read_stay(void **state) {
-    (void)state;
+TEST(test_keys_whose_number_others_read_stay) {
     tally t = check_same(NUMBER_IS_READ);
     assert_int_equal(t.left, 1);
     assert_int_equal(t.q, 1);
@@ -160,11 +154,4 @@ static void test_keys_whose_number_others_read_stay(void **state) {
     assert_int_equal(t.makes_dn, 1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gaussians_go_into_attention),
-        cmocka_unit_test(test_queries_that_others_have_a_part_in_stay),
-        cmocka_unit_test(test_keys_whose_number_others_read_stay),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

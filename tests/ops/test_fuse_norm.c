@@ -9,14 +9,11 @@
 #include "ops/linear.h"
 #include "ops/list.h"
 #include "ops/norm.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { ROWS = 5, WIDTH = 4, WIDER = 6, PARAMS = 10, MOST = 256 };
 
@@ -121,8 +118,7 @@ static void check_same(bool read_twice, bool segments, tally *fused) {
             fail_msg("value %lld is %.17g, unfused %.17g", (long long)i, got[i], want[i]);
 }
 
-static void test_residual_sums_go_into_products(void **state) {
-    (void)state;
+TEST(test_residual_sums_go_into_products) {
     for (int segments = 0; segments < 2; segments++) {
         tally t;
         check_same(false, segments, &t);
@@ -132,8 +128,7 @@ static void test_residual_sums_go_into_products(void **state) {
     }
 }
 
-static void test_a_branch_that_others_read_stays_out(void **state) {
-    (void)state;
+TEST(test_a_branch_that_others_read_stays_out) {
     for (int segments = 0; segments < 2; segments++) {
         tally t;
         check_same(true, segments, &t);
@@ -141,10 +136,4 @@ static void test_a_branch_that_others_read_stays_out(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_residual_sums_go_into_products),
-        cmocka_unit_test(test_a_branch_that_others_read_stays_out),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -3,15 +3,10 @@
 #include "core/exec.h"
 #include "cpu/backend.h"
 #include "ops/linear.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static weft_graph *new_graph(void) {
     weft_graph *g;
@@ -32,8 +27,7 @@ static void assert_refused(weft_graph *g, const weft_tensor *y, const char *one,
     weft_graph_destroy(g);
 }
 
-static void test_wrong_shapes_are_refused_with_both(void **state) {
-    (void)state;
+TEST(test_wrong_shapes_are_refused_with_both) {
     weft_graph *g = new_graph();
     weft_tensor *x = INPUT(g, "x", WEFT_F32, 2, 3), *w = INPUT(g, "w", WEFT_F32, 4, 5);
     assert_refused(g, weft_linear(g, x, w, NULL, WEFT_ACT_NONE), "[2, 3]", "[4, 5]");
@@ -58,8 +52,7 @@ static void test_wrong_shapes_are_refused_with_both(void **state) {
     assert_refused(g, weft_matmul(g, x, w, false, false), "matmul", "[2, 3, 4]");
 }
 
-static void test_wrong_types_are_refused(void **state) {
-    (void)state;
+TEST(test_wrong_types_are_refused) {
     weft_graph *g = new_graph();
     weft_tensor *x = INPUT(g, "x", WEFT_I32, 2, 3), *w = INPUT(g, "w", WEFT_F32, 4, 3);
     assert_refused(g, weft_linear(g, x, w, NULL, WEFT_ACT_NONE), "matmul", "i32");
@@ -129,8 +122,7 @@ static void run_linear(weft_dtype x_type, weft_dtype w_type, int ndim, const int
     weft_graph_destroy(g);
 }
 
-static void test_leading_dimensions_are_rows(void **state) {
-    (void)state;
+TEST(test_leading_dimensions_are_rows) {
     static linear_results flat, deep;
     run_linear(WEFT_F32, WEFT_F32, 2, (int64_t[]){24, 5}, 7, WEFT_ACT_GELU, &flat);
     run_linear(WEFT_F32, WEFT_F32, 4, (int64_t[]){2, 3, 4, 5}, 7, WEFT_ACT_GELU, &deep);
@@ -143,8 +135,7 @@ static void test_leading_dimensions_are_rows(void **state) {
 
 /* The pattern's values are exact in bf16, so are their products' sums here in float: with either
  * type of weight only the rounding of results differs. */
-static void test_types_of_activations_and_weights_mix(void **state) {
-    (void)state;
+TEST(test_types_of_activations_and_weights_mix) {
     static linear_results plain, mixed;
     for (int64_t m = 3; m <= 24; m += 21) {
         int64_t shape[] = {m, 6};
@@ -158,12 +149,4 @@ static void test_types_of_activations_and_weights_mix(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wrong_shapes_are_refused_with_both),
-        cmocka_unit_test(test_wrong_types_are_refused),
-        cmocka_unit_test(test_leading_dimensions_are_rows),
-        cmocka_unit_test(test_types_of_activations_and_weights_mix),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -6,15 +6,11 @@
 #include "cuda/backend.h"
 #include "ops/cache.h"
 #include "ops/routing.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const weft_backend *backend(void) {
 #ifdef ON_GPU
@@ -127,8 +123,7 @@ static void check_gather(const weft_backend *b, int broken_from, bool normalize)
 }
 
 /* All of a row's weights, or all but as many as would be kept less one. */
-static void test_a_cache_is_read_where_keys_are_and_the_sum_is_not_a_number(void **state) {
-    (void)state;
+TEST(test_a_cache_is_read_where_keys_are_and_the_sum_is_not_a_number) {
     const weft_backend *b = backend();
     for (int normalize = 0; normalize < 2; normalize++) {
         check_gather(b, 0, normalize);
@@ -196,17 +191,10 @@ static void check_routes(const weft_backend *b, weft_dtype dtype) {
     end(&w);
 }
 
-static void test_routes_of_a_broken_query_name_no_key(void **state) {
-    (void)state;
+TEST(test_routes_of_a_broken_query_name_no_key) {
     const weft_backend *b = backend();
     check_routes(b, WEFT_F32);
     check_routes(b, WEFT_BF16);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_cache_is_read_where_keys_are_and_the_sum_is_not_a_number),
-        cmocka_unit_test(test_routes_of_a_broken_query_name_no_key),
-    };
-    return cmocka_run_group_tests_name("not numbers", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -6,17 +6,12 @@
 #include "ops/arith.h"
 #include "ops/optimizer.h"
 #include "support/table.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 #ifdef ON_GPU
 #define test_backend weft_cuda_backend
@@ -117,8 +112,7 @@ static float run_large(int threads, bool amsgrad, bool narrow, float *p) {
     return norm;
 }
 
-static void test_an_update_does_not_depend_on_place_or_threads(void **state) {
-    (void)state;
+TEST(test_an_update_does_not_depend_on_place_or_threads) {
     static const int threads[] = {2, 3, 16};
     skip_without_backend();
     float *first = malloc(COUNT * sizeof *first), *p = malloc(COUNT * sizeof *p);
@@ -188,8 +182,7 @@ static float norm_of(const float *values, bool halves) {
     return norm;
 }
 
-static void test_a_norm_in_halves_has_the_same_bits(void **state) {
-    (void)state;
+TEST(test_a_norm_in_halves_has_the_same_bits) {
     skip_without_backend();
     float *values = malloc(COUNT * sizeof *values);
     for (int64_t i = 0; i < COUNT; i++)
@@ -201,8 +194,7 @@ static void test_a_norm_in_halves_has_the_same_bits(void **state) {
     free(values);
 }
 
-static void test_no_gradient_counts_as_zeros(void **state) {
-    (void)state;
+TEST(test_no_gradient_counts_as_zeros) {
     skip_without_backend();
     weft_graph *g;
     weft_pool *pool;
@@ -254,8 +246,7 @@ static void test_no_gradient_counts_as_zeros(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_the_state_holds_the_last_norms(void **state) {
-    (void)state;
+TEST(test_the_state_holds_the_last_norms) {
     skip_without_backend();
     weft_graph *g;
     weft_pool *pool;
@@ -327,8 +318,7 @@ static void train_in_one_graph(bool no_reuse, float *losses) {
     weft_graph_destroy(g);
 }
 
-static void test_a_whole_step_is_one_graph(void **state) {
-    (void)state;
+TEST(test_a_whole_step_is_one_graph) {
     skip_without_backend();
     float packed[30], apart[30];
     train_in_one_graph(false, packed);
@@ -395,8 +385,7 @@ static const char *build_wrong(wrong_kind wrong) {
 }
 
 /* Adam's first step is lr · rate wherever there is a gradient; decay is by lr alone. */
-static void test_a_tensor_may_have_a_rate_of_its_own(void **state) {
-    (void)state;
+TEST(test_a_tensor_may_have_a_rate_of_its_own) {
     skip_without_backend();
     static const double rates[] = {0.25, 0};
     static const char *const names[2][4] = {{"p0", "g0", "m0", "v0"}, {"p1", "g1", "m1", "v1"}};
@@ -447,8 +436,7 @@ static void test_a_tensor_may_have_a_rate_of_its_own(void **state) {
     weft_graph_destroy(g);
 }
 
-static void test_wrong_inputs_are_refused_with_a_line(void **state) {
-    (void)state;
+TEST(test_wrong_inputs_are_refused_with_a_line) {
     assert_string_equal(build_wrong(WRONG_NOTHING), "");
     for (int wrong = WRONG_NOTHING + 1; wrong < WRONG_KINDS; wrong++) {
         const char *message = build_wrong((wrong_kind)wrong);
@@ -462,8 +450,7 @@ static void test_wrong_inputs_are_refused_with_a_line(void **state) {
 }
 
 /* Parameters of several chunks and of one, with and without a copy; one without a mask is not touched. */
-static void test_what_is_masked_is_zero(void **state) {
-    (void)state;
+TEST(test_what_is_masked_is_zero) {
     enum { SLOTS = 3 };
     static const int64_t counts[SLOTS] = {COUNT, 5, 700};
     weft_graph *g;
@@ -518,16 +505,4 @@ static void test_what_is_masked_is_zero(void **state) {
     weft_graph_destroy(g);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_update_does_not_depend_on_place_or_threads),
-        cmocka_unit_test(test_a_norm_in_halves_has_the_same_bits),
-        cmocka_unit_test(test_no_gradient_counts_as_zeros),
-        cmocka_unit_test(test_the_state_holds_the_last_norms),
-        cmocka_unit_test(test_a_whole_step_is_one_graph),
-        cmocka_unit_test(test_a_tensor_may_have_a_rate_of_its_own),
-        cmocka_unit_test(test_what_is_masked_is_zero),
-        cmocka_unit_test(test_wrong_inputs_are_refused_with_a_line),
-    };
-    return cmocka_run_group_tests_name("optimizer update", tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -4,16 +4,11 @@
 #include "cpu/backend.h"
 #include "ops/embedding.h"
 #include "ops/loss.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 typedef struct {
     weft_graph *graph;
@@ -54,8 +49,7 @@ static void assert_run_refuses(const bench *b, const char *const *words) {
         if (!strstr(weft_error_message(), *words)) fail_msg("message: %s", weft_error_message());
 }
 
-static void test_a_token_outside_the_vocabulary_is_named(void **state) {
-    (void)state;
+TEST(test_a_token_outside_the_vocabulary_is_named) {
     bench b = open_graph();
     weft_tensor *wte = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "wte", WEFT_F32, 11, 4);
     weft_tensor *ids = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "ids", WEFT_I32, 2, 3);
@@ -74,8 +68,7 @@ static void test_a_token_outside_the_vocabulary_is_named(void **state) {
     close_run(&b);
 }
 
-static void test_a_position_outside_the_table_is_named(void **state) {
-    (void)state;
+TEST(test_a_position_outside_the_table_is_named) {
     bench b = open_graph();
     weft_tensor *wte = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "wte", WEFT_F32, 11, 4);
     weft_tensor *wpe = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "wpe", WEFT_F32, 8, 4);
@@ -106,8 +99,7 @@ static void test_a_position_outside_the_table_is_named(void **state) {
     close_run(&b);
 }
 
-static void test_embedding_shapes_are_refused(void **state) {
-    (void)state;
+TEST(test_embedding_shapes_are_refused) {
     bench b = open_graph();
     weft_tensor *wte = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "wte", WEFT_F32, 11, 4);
     weft_tensor *wpe = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "wpe", WEFT_F32, 8, 4);
@@ -147,8 +139,7 @@ static loss_bench open_loss(void) {
     return l;
 }
 
-static void test_a_target_outside_the_vocabulary_is_named(void **state) {
-    (void)state;
+TEST(test_a_target_outside_the_vocabulary_is_named) {
     loss_bench l = open_loss();
     weft_exec_write(l.b.exec, l.targets, (int32_t[]){0, 1, -1, 4, 5, 0});
     assert_run_refuses(&l.b, (const char *[]){"target 5", "row 4", "of 5", NULL});
@@ -157,8 +148,7 @@ static void test_a_target_outside_the_vocabulary_is_named(void **state) {
     close_run(&l.b);
 }
 
-static void test_no_targets_is_no_loss(void **state) {
-    (void)state;
+TEST(test_no_targets_is_no_loss) {
     loss_bench l = open_loss();
     weft_exec_write(l.b.exec, l.targets, (int32_t[]){-1, -1, -1, -1, -1, -1});
     assert_int_equal(weft_exec_run(l.b.exec, &(weft_run){0}), WEFT_OK);
@@ -175,8 +165,7 @@ static void test_no_targets_is_no_loss(void **state) {
     close_run(&l.b);
 }
 
-static void test_loss_shapes_are_refused(void **state) {
-    (void)state;
+TEST(test_loss_shapes_are_refused) {
     bench b = open_graph();
     weft_tensor *x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", WEFT_F32, 6, 4);
     weft_tensor *w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", WEFT_F32, 5, 3);
@@ -209,8 +198,7 @@ static int64_t scratch_bytes(int64_t rows, int64_t vocabulary) {
     return bytes;
 }
 
-static void test_logits_are_never_held_as_a_whole(void **state) {
-    (void)state;
+TEST(test_logits_are_never_held_as_a_whole) {
     int64_t rows = 8192, vocabulary = 65536, logits = rows * vocabulary * 4;
     assert_true(scratch_bytes(rows, vocabulary) < logits / 6);
     assert_true(scratch_bytes(rows, 2 * vocabulary) < logits / 6);
@@ -329,8 +317,7 @@ static void check_large_loss(weft_dtype dtype, double z, float d_ce, float d_z, 
     close_run(&b);
 }
 
-static void test_a_large_loss_is_one_of_plain_sums(void **state) {
-    (void)state;
+TEST(test_a_large_loss_is_one_of_plain_sums) {
     check_large_loss(WEFT_F32, 0, 1, 1, 1e-5);
     check_large_loss(WEFT_F32, 0.1, 0.5f, 0.5f, 1e-5); /* one gradient: scaled */
     check_large_loss(WEFT_F32, 0.1, 0.5f, 2, 1e-5);    /* two: made again */
@@ -338,8 +325,7 @@ static void test_a_large_loss_is_one_of_plain_sums(void **state) {
 }
 
 /* p − 1 where p is nearly 1, which bf16 cannot tell from it; among more words than are taken at a time. */
-static void test_a_likely_target_keeps_its_gradient(void **state) {
-    (void)state;
+TEST(test_a_likely_target_keeps_its_gradient) {
     enum { N = 40, V = 9000, E = 512, TARGET = V - 1 };
     static uint16_t xs[N][E], ws[V][E], dw[V][E];
     bench b = open_graph();
@@ -367,17 +353,4 @@ static void test_a_likely_target_keeps_its_gradient(void **state) {
     close_run(&b);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_likely_target_keeps_its_gradient),
-        cmocka_unit_test(test_a_token_outside_the_vocabulary_is_named),
-        cmocka_unit_test(test_a_position_outside_the_table_is_named),
-        cmocka_unit_test(test_embedding_shapes_are_refused),
-        cmocka_unit_test(test_a_target_outside_the_vocabulary_is_named),
-        cmocka_unit_test(test_no_targets_is_no_loss),
-        cmocka_unit_test(test_loss_shapes_are_refused),
-        cmocka_unit_test(test_a_large_loss_is_one_of_plain_sums),
-        cmocka_unit_test(test_logits_are_never_held_as_a_whole),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,17 +1,14 @@
 /* Runs that `weft train` made, without a study: listed, compared, exported and reported as a study's
  * are. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char runs[512];
 
@@ -56,8 +53,7 @@ static json_t *result_of(const char *run) {
 }
 
 /* Two variants of two seeds, with the losses that training said at its end. */
-static void test_runs_are_listed(void **state) {
-    (void)state;
+TEST(test_runs_are_listed) {
     static const char *const names[] = {"dot-seed1", "dot-seed2", "w2-seed1", "w2-seed2"};
     json_t *all = command_json(RUN("runs", runs, "--json"));
     const json_t *one = json_array_get(json_object_get(all, "studies"), 0);
@@ -81,8 +77,7 @@ static void test_runs_are_listed(void **state) {
     json_decref(all);
 }
 
-static void test_runs_are_compared_seed_by_seed(void **state) {
-    (void)state;
+TEST(test_runs_are_compared_seed_by_seed) {
     json_t *a = result_of("dot-seed2"), *b = result_of("w2-seed2");
     double difference = json_number_value(json_object_get(b, "val_loss")) -
                         json_number_value(json_object_get(a, "val_loss"));
@@ -95,8 +90,7 @@ static void test_runs_are_compared_seed_by_seed(void **state) {
     json_decref(b);
 }
 
-static void test_runs_are_reported_and_exported(void **state) {
-    (void)state;
+TEST(test_runs_are_reported_and_exported) {
     size_t n;
     command_succeeds(RUN("report", runs, "--out", scratch_path(".")), NULL);
     char *page = file_read(scratch_path("report.md"), &n);
@@ -112,8 +106,7 @@ static void test_runs_are_reported_and_exported(void **state) {
     command_fails(2, RUN("runs", "docs"), SAYS("docs", "runs.db", "metrics.jsonl"));
 }
 
-static void test_runs_are_held_against_runs(void **state) {
-    (void)state;
+TEST(test_runs_are_held_against_runs) {
     command_succeeds(RUN("runs", runs, "--diff", runs), NULL);
     shell_succeeds("cp -r '%s' '%s' && rm -r '%s'", runs, scratch_path("fewer"),
                    scratch_path("fewer/w2-seed2"));
@@ -122,8 +115,7 @@ static void test_runs_are_held_against_runs(void **state) {
 }
 
 /* One seed has no interval, and so no verdict; a loss on another text says nothing about this one. */
-static void test_what_cannot_be_compared_is_said(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_compared_is_said) {
     char *out;
     shell_succeeds("cp -r '%s' '%s' && rm -r '%s'", runs, scratch_path("few"),
                    scratch_path("few/w2-seed2"));
@@ -143,8 +135,7 @@ static void test_what_cannot_be_compared_is_said(void **state) {
 
 /* They are gathered in a file without a name, which a kill does not leave; what is wrong with them is told of
  * the folder that was named. */
-static void test_what_is_gathered_has_no_name(void **state) {
-    (void)state;
+TEST(test_what_is_gathered_has_no_name) {
     const char *none = scratch_path("none"), *wrong = scratch_path("wrong");
     shell_succeeds("TMPDIR='%s' ${WEFT:-build/weft} runs '%s' >/dev/null", none, runs);
     shell_succeeds("TMPDIR='%s' ${WEFT:-build/weft} runs '%s' --diff '%s' >/dev/null", none, runs,
@@ -157,8 +148,7 @@ static void test_what_is_gathered_has_no_name(void **state) {
 }
 
 /* A line of 600 MB, all of it a hole, before the last one: read in the memory that a line takes. */
-static void test_long_lines_take_no_memory(void **state) {
-    (void)state;
+TEST(test_long_lines_take_no_memory) {
     size_t n;
     shell_succeeds("cp -r '%s' '%s' && cd '%s' && mv metrics.jsonl all && head -n 5 all > "
                    "metrics.jsonl && truncate -s 600M metrics.jsonl && { echo; tail -n 1 all; } >> "
@@ -175,8 +165,7 @@ static void test_long_lines_take_no_memory(void **state) {
 }
 
 /* Not the first 4,096 as if they were all. */
-static void test_more_runs_than_are_read_are_refused(void **state) {
-    (void)state;
+TEST(test_more_runs_than_are_read_are_refused) {
     shell_succeeds(
         "mkdir '%s' && cd '%s' && seq 4097 | xargs mkdir && seq -f %%g/metrics.jsonl 4097 "
         "| xargs touch",
@@ -185,8 +174,7 @@ static void test_more_runs_than_are_read_are_refused(void **state) {
 }
 
 /* By the package, where there is one. */
-static void test_runs_are_handed_to_wandb(void **state) {
-    (void)state;
+TEST(test_runs_are_handed_to_wandb) {
     char line[1400];
     const char *python = getenv("PYTHON");
     if (!python || !*python) python = "python3";
@@ -203,17 +191,4 @@ static void test_runs_are_handed_to_wandb(void **state) {
     assert_int_equal(system(line), 0);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runs_are_listed),
-        cmocka_unit_test(test_runs_are_compared_seed_by_seed),
-        cmocka_unit_test(test_runs_are_reported_and_exported),
-        cmocka_unit_test(test_runs_are_held_against_runs),
-        cmocka_unit_test(test_what_cannot_be_compared_is_said),
-        cmocka_unit_test(test_what_is_gathered_has_no_name),
-        cmocka_unit_test(test_long_lines_take_no_memory),
-        cmocka_unit_test(test_more_runs_than_are_read_are_refused),
-        cmocka_unit_test(test_runs_are_handed_to_wandb),
-    };
-    return cmocka_run_group_tests(tests, make_runs, remove_runs);
-}
+RUN_TESTS(make_runs, remove_runs)

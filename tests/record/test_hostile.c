@@ -5,18 +5,14 @@
 #include "support/command.h"
 #include "support/study_database.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256], made[256], spoilt[256], database[300];
 
@@ -73,8 +69,7 @@ static void every_reader_refuses(const char *word, size_t round) {
     assert_int_not_equal(access(scratch_path("out/runs.db"), F_OK), 0);
 }
 
-static void test_values_out_of_place_are_refused_by_all(void **state) {
-    (void)state;
+TEST(test_values_out_of_place_are_refused_by_all) {
     static const struct {
         const char *sql, *word;
     } cases[] = {
@@ -131,8 +126,7 @@ static void test_values_out_of_place_are_refused_by_all(void **state) {
     }
 }
 
-static void test_tables_of_another_shape_are_refused_by_all(void **state) {
-    (void)state;
+TEST(test_tables_of_another_shape_are_refused_by_all) {
     static const struct {
         const char *sql, *word;
     } cases[] = {
@@ -159,8 +153,7 @@ static void test_tables_of_another_shape_are_refused_by_all(void **state) {
 }
 
 /* Rows that are well in themselves and none of this study's: only the study minds. */
-static void test_runs_of_another_study_are_not_gone_on_with(void **state) {
-    (void)state;
+TEST(test_runs_of_another_study_are_not_gone_on_with) {
     static const char *const cases[] = {
         "UPDATE runs SET folder = 'runs/elsewhere' WHERE run = 1",
         "UPDATE runs SET seed = 7 WHERE run = 1",
@@ -193,8 +186,7 @@ static void expect_harmless(const command_result *r) {
 }
 
 /* In every text of every table. */
-static void test_escape_sequences_are_printed_escaped(void **state) {
-    (void)state;
+TEST(test_escape_sequences_are_printed_escaped) {
 #define NASTY                                                                                      \
     "char(27) || '[2J' || char(155) || '31m' || char(8238) || char(127) || char(7) || x'ff'"
 #define NASTY_TEXT "CAST(" NASTY " AS TEXT)"
@@ -257,8 +249,7 @@ static void study_refuses(const char *name, const char *word) {
     command_free(&r);
 }
 
-static void test_a_link_in_the_studys_folder_is_not_written_through(void **state) {
-    (void)state;
+TEST(test_a_link_in_the_studys_folder_is_not_written_through) {
     const char *victim = scratch_path("victim");
     shell_succeeds("rm -rf '%s' '%s' && mkdir '%s'", spoilt, victim, victim);
     /* The runs' folder, one run's folder, the database. */
@@ -279,8 +270,7 @@ static void test_a_link_in_the_studys_folder_is_not_written_through(void **state
 }
 
 /* A rollback journal that names a super-journal: SQLite would remove that file. */
-static void test_a_journal_that_names_another_file_is_refused(void **state) {
-    (void)state;
+TEST(test_a_journal_that_names_another_file_is_refused) {
     char victim[256];
     snprintf(victim, sizeof victim, "%s", scratch_path("precious"));
     file_write(victim, "precious", 8);
@@ -304,8 +294,7 @@ static void test_a_journal_that_names_another_file_is_refused(void **state) {
 }
 
 /* Its journal is hot, and stays: nothing is written to a database that weft did not make. */
-static void test_a_database_of_others_is_not_put_back(void **state) {
-    (void)state;
+TEST(test_a_database_of_others_is_not_put_back) {
     sqlite3 *db;
     size_t n, m;
     spoil("DROP VIEW contents; PRAGMA application_id = 7;"
@@ -327,8 +316,7 @@ static void test_a_database_of_others_is_not_put_back(void **state) {
 }
 
 /* A statement has its time, and the connection can be used after it. */
-static void test_a_statement_has_an_end(void **state) {
-    (void)state;
+TEST(test_a_statement_has_an_end) {
     weft_database *d;
     bool fresh;
     int64_t one;
@@ -351,8 +339,7 @@ static void test_a_statement_has_an_end(void **state) {
 
 /* As a kill in the middle of a transaction leaves it: some pages are changed, the journal has the old
  * ones. */
-static void test_a_study_that_was_cut_off_can_be_looked_at(void **state) {
-    (void)state;
+TEST(test_a_study_that_was_cut_off_can_be_looked_at) {
     sqlite3 *db;
     char cut[256];
     spoil("INSERT INTO events(kind, detail) VALUES('x', printf('%.500000c', 'x'))");
@@ -383,17 +370,4 @@ static int make_study(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values_out_of_place_are_refused_by_all),
-        cmocka_unit_test(test_tables_of_another_shape_are_refused_by_all),
-        cmocka_unit_test(test_runs_of_another_study_are_not_gone_on_with),
-        cmocka_unit_test(test_escape_sequences_are_printed_escaped),
-        cmocka_unit_test(test_a_link_in_the_studys_folder_is_not_written_through),
-        cmocka_unit_test(test_a_journal_that_names_another_file_is_refused),
-        cmocka_unit_test(test_a_database_of_others_is_not_put_back),
-        cmocka_unit_test(test_a_statement_has_an_end),
-        cmocka_unit_test(test_a_study_that_was_cut_off_can_be_looked_at),
-    };
-    return cmocka_run_group_tests(tests, make_study, scratch_teardown);
-}
+RUN_TESTS(make_study, scratch_teardown)

@@ -1,17 +1,13 @@
 /* weft runs merge: parts of one study made apart come to what one study comes to. */
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 
-#include <setjmp.h>
 #include <sqlite3.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256], whole[256], first[256], second[256];
 
@@ -28,8 +24,7 @@ static void change(const char *folder, const char *sql) {
     sqlite3_close(db);
 }
 
-static void test_parts_make_the_whole(void **state) {
-    (void)state;
+TEST(test_parts_make_the_whole) {
     char *said;
     const char *out = scratch_path("joined");
     command_succeeds(RUN("runs", "merge", first, second, "--out", out), &said);
@@ -48,8 +43,7 @@ static void test_parts_make_the_whole(void **state) {
     assert_int_equal(study_number(out, "SELECT count(*) FROM events WHERE kind = 'started'"), 2);
 }
 
-static void test_what_neither_has_waits(void **state) {
-    (void)state;
+TEST(test_what_neither_has_waits) {
     const char *out = scratch_path("half");
     change(second, "UPDATE runs SET status = 'failed' WHERE status = 'done'");
     change(first, "UPDATE runs SET status = 'running' WHERE status = 'waiting'");
@@ -61,8 +55,7 @@ static void test_what_neither_has_waits(void **state) {
     study_same(whole, out);
 }
 
-static void test_other_configs_and_contradictions_are_refused(void **state) {
-    (void)state;
+TEST(test_other_configs_and_contradictions_are_refused) {
     const char *other = scratch_path("other"), *out = scratch_path("refused");
     command_succeeds(RUN("study", "--config", config, "--out", other, VARIANTS, "--variants", "a",
                          "-o", "STEPS=4"),
@@ -97,8 +90,7 @@ static void test_other_configs_and_contradictions_are_refused(void **state) {
 }
 
 /* Three at once into one place: one gets it, and what it made stays whole; the others say so. */
-static void test_of_merges_at_once_one_succeeds(void **state) {
-    (void)state;
+TEST(test_of_merges_at_once_one_succeeds) {
     const char *out = scratch_path("race"), *log = scratch_path("race-log");
     shell_succeeds(
         "for i in 1 2 3; do { build/weft runs merge '%s' '%s' --out '%s' >/dev/null 2>&1; "
@@ -110,8 +102,7 @@ static void test_of_merges_at_once_one_succeeds(void **state) {
 
 /* A merge that is refused leaves no folder; and what is a model's or a run's does not become a study's, in
  * which training would not go on. */
-static void test_the_place_is_a_studys(void **state) {
-    (void)state;
+TEST(test_the_place_is_a_studys) {
     const char *out = scratch_path("none"), *run = scratch_path("run");
     command_fails(2, RUN("runs", "merge", first, scratch_path("no.db"), "--out", out),
                   SAYS("no.db"));
@@ -147,13 +138,4 @@ static int make_parts(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parts_make_the_whole),
-        cmocka_unit_test(test_what_neither_has_waits),
-        cmocka_unit_test(test_of_merges_at_once_one_succeeds),
-        cmocka_unit_test(test_other_configs_and_contradictions_are_refused),
-        cmocka_unit_test(test_the_place_is_a_studys),
-    };
-    return cmocka_run_group_tests(tests, make_parts, scratch_teardown);
-}
+RUN_TESTS(make_parts, scratch_teardown)

@@ -3,15 +3,12 @@
 #include "record/watched.h"
 #include "support/command.h"
 #include "support/study_database.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define TABLE                                                                                      \
     "CREATE TABLE notes(run TEXT PRIMARY KEY, note TEXT NOT NULL, tags TEXT NOT NULL) WITHOUT "    \
@@ -46,8 +43,7 @@ static void expect_refused(const char *word, const char *kept) {
     free(after);
 }
 
-static void test_what_is_not_wefts_is_refused_and_left_alone(void **state) {
-    (void)state;
+TEST(test_what_is_not_wefts_is_refused_and_left_alone) {
     static const struct {
         const char *sql, *word;
     } cases[] = {
@@ -83,8 +79,7 @@ static void test_what_is_not_wefts_is_refused_and_left_alone(void **state) {
     expect_refused("is no database of notes", database);
 }
 
-static void test_a_link_is_not_written_through(void **state) {
-    (void)state;
+TEST(test_a_link_is_not_written_through) {
     char victim[256];
     snprintf(victim, sizeof victim, "%s", scratch_path("victim.db"));
     make("CREATE TABLE mine(x)");
@@ -104,8 +99,7 @@ static void test_a_link_is_not_written_through(void **state) {
     alarm(0);
 }
 
-static void test_a_journal_that_names_another_file_is_refused(void **state) {
-    (void)state;
+TEST(test_a_journal_that_names_another_file_is_refused) {
     char victim[256];
     snprintf(victim, sizeof victim, "%s", scratch_path("precious"));
     file_write(victim, "precious", 8);
@@ -123,8 +117,7 @@ static void expect_note(weft_notes *notes, const char *run, const char *note) {
     free(tags);
 }
 
-static void test_a_note_comes_back_whole_or_is_refused(void **state) {
-    (void)state;
+TEST(test_a_note_comes_back_whole_or_is_refused) {
     static char note[WEFT_NOTE_MOST + 2];
     weft_notes *notes;
     shell_succeeds("rm -rf '%s' && mkdir '%s'", folder, folder);
@@ -154,12 +147,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_not_wefts_is_refused_and_left_alone),
-        cmocka_unit_test(test_a_link_is_not_written_through),
-        cmocka_unit_test(test_a_journal_that_names_another_file_is_refused),
-        cmocka_unit_test(test_a_note_comes_back_whole_or_is_refused),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

@@ -6,15 +6,12 @@
 #include "support/http.h"
 #include "support/older.h"
 #include "support/study_run.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const char config[] = "tests/record/version-2/config";
 
@@ -52,8 +49,7 @@ static void expect_unchanged(const char *folder) {
     shell_succeeds("cmp '%s/runs.db' '%s.db'", folder, folder);
 }
 
-static void test_it_is_read_as_it_is(void **state) {
-    (void)state;
+TEST(test_it_is_read_as_it_is) {
     for (int version = 1; version <= 2; version++) {
         const char *folder = make_older(version);
         char *said;
@@ -82,8 +78,7 @@ static void test_it_is_read_as_it_is(void **state) {
 }
 
 /* It ends as a new database of the same study does: names, rows and the words of its tables. */
-static void test_it_is_gone_on_with(void **state) {
-    (void)state;
+TEST(test_it_is_gone_on_with) {
     for (int version = 1; version <= 2; version++) {
         const char *folder = make_older(version), *again = scratch_path("again-%d", version);
         command_succeeds(RUN("study", "--config", config, "--out", folder, "--device", "cpu"),
@@ -118,8 +113,7 @@ static void test_it_is_gone_on_with(void **state) {
 }
 
 /* Old and new tell the same of one study. */
-static void test_versions_are_compared(void **state) {
-    (void)state;
+TEST(test_versions_are_compared) {
     const char *folder = make_older(2), *other = make_older(1);
     command_succeeds(RUN("runs", "merge", folder, folder, "--out", scratch_path("new.db")), NULL);
     command_succeeds(RUN("runs", folder, "--diff", scratch_path("new.db")), NULL);
@@ -127,8 +121,7 @@ static void test_versions_are_compared(void **state) {
     expect_unchanged(folder);
 }
 
-static void test_what_that_weft_did_not_make_is_refused(void **state) {
-    (void)state;
+TEST(test_what_that_weft_did_not_make_is_refused) {
     static const struct {
         const char *sql, *word;
     } wrong[] = {{"CREATE TABLE variants(variant)", "it has the table 'variants'"},
@@ -151,8 +144,7 @@ static void test_what_that_weft_did_not_make_is_refused(void **state) {
 }
 
 /* It is refused before anything is written. */
-static void test_a_study_of_another_config_leaves_it(void **state) {
-    (void)state;
+TEST(test_a_study_of_another_config_leaves_it) {
     const char *folder = make_older(2);
     command_fails(2, RUN("study", "--config", config, "--out", folder, "-o", "STEPS=5"),
                   SAYS("CONFIG_STEPS was 4"));
@@ -195,8 +187,7 @@ static void watch_study(const char *folder) {
 
 /* It ends as it did when the older weft went on with it: two runs were done, the third was cut off behind a
  * checkpoint, the fourth not begun. */
-static void test_a_whole_study_is_gone_on_with(void **state) {
-    (void)state;
+TEST(test_a_whole_study_is_gone_on_with) {
     const char *folder = scratch_path("study");
     char *said;
     command_succeeds(RUN("runs", folder), &said);
@@ -231,14 +222,4 @@ static void test_a_whole_study_is_gone_on_with(void **state) {
     json_decref(was);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_it_is_read_as_it_is),
-        cmocka_unit_test(test_it_is_gone_on_with),
-        cmocka_unit_test(test_versions_are_compared),
-        cmocka_unit_test(test_what_that_weft_did_not_make_is_refused),
-        cmocka_unit_test(test_a_study_of_another_config_leaves_it),
-        cmocka_unit_test(test_a_whole_study_is_gone_on_with),
-    };
-    return cmocka_run_group_tests(tests, older_setup, scratch_teardown);
-}
+RUN_TESTS(older_setup, scratch_teardown)

@@ -5,16 +5,13 @@
 #include "report/sections.h"
 #include "support/command.h"
 #include "support/study_database.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 /* A baseline and two variants, Gate and Cross, against it. */
 static sqlite3 *begin(const char *name, const char *score) {
@@ -55,8 +52,7 @@ static void expect_answer(sqlite3 *db, const char *name, const char *answer, con
 
 /* Differences -0.10 -0.09 -0.11 of a mean of 2.1: half the interval is 0.024841, so 4.8% (3.6% to
  * 5.9%). */
-static void test_a_variant_that_is_better_is_named_with_its_gain(void **state) {
-    (void)state;
+TEST(test_a_variant_that_is_better_is_named_with_its_gain) {
     sqlite3 *db = begin("better", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
@@ -67,8 +63,7 @@ static void test_a_variant_that_is_better_is_named_with_its_gain(void **state) {
                   "");
 }
 
-static void test_better_and_worse_are_both_said(void **state) {
-    (void)state;
+TEST(test_better_and_worse_are_both_said) {
     sqlite3 *db = begin("both", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
@@ -81,8 +76,7 @@ static void test_better_and_worse_are_both_said(void **state) {
 }
 
 /* Cross is compared with Gate, and better than it, though no better than the first variant. */
-static void test_a_baseline_that_is_not_the_first_is_named(void **state) {
-    (void)state;
+TEST(test_a_baseline_that_is_not_the_first_is_named) {
     sqlite3 *db = study_open(scratch_path("named.db"), "named", "val_loss");
     study_variant(db, 0, "base", "Plain", -1, -1);
     study_variant(db, 1, "gate", "Gate", 0, -1);
@@ -96,8 +90,7 @@ static void test_a_baseline_that_is_not_the_first_is_named(void **state) {
                   "");
 }
 
-static void test_worse_alone_is_said(void **state) {
-    (void)state;
+TEST(test_worse_alone_is_said) {
     sqlite3 *db = begin("worse", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 2.1, 2.19, 2.31);
@@ -110,8 +103,7 @@ static void test_worse_alone_is_said(void **state) {
 }
 
 /* Differences -0.10 +0.05 +0.05: half the interval is 0.215133 of 2.1, 10%. */
-static void test_nothing_shown_says_what_could_have_been(void **state) {
-    (void)state;
+TEST(test_nothing_shown_says_what_could_have_been) {
     sqlite3 *db = begin("nothing", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.15, 2.25);
@@ -121,8 +113,7 @@ static void test_nothing_shown_says_what_could_have_been(void **state) {
         "No variant lowered the held-out loss; 3 seeds could have shown a difference of 10%.", "");
 }
 
-static void test_one_variant_alone_is_said_as_one(void **state) {
-    (void)state;
+TEST(test_one_variant_alone_is_said_as_one) {
     sqlite3 *db = begin("alone", "val_loss");
     study_sql(db, "DELETE FROM variants WHERE variant = 2");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
@@ -133,8 +124,7 @@ static void test_one_variant_alone_is_said_as_one(void **state) {
                   "");
 }
 
-static void test_a_metric_is_raised(void **state) {
-    (void)state;
+TEST(test_a_metric_is_raised) {
     sqlite3 *db = begin("metric", "metric");
     three_seeds(db, 0, 0.70, 0.71, 0.72);
     three_seeds(db, 1, 0.80, 0.82, 0.81);
@@ -145,8 +135,7 @@ static void test_a_metric_is_raised(void **state) {
                   "");
 }
 
-static void test_a_leak_is_no_gain(void **state) {
-    (void)state;
+TEST(test_a_leak_is_no_gain) {
     sqlite3 *db = begin("leak", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.0, 1.1, 1.2);
@@ -156,8 +145,7 @@ static void test_a_leak_is_no_gain(void **state) {
                   "Gate leaks: a token sees later ones, so its score is not one of prediction.");
 }
 
-static void test_one_seed_and_two_are_said_to_be_few(void **state) {
-    (void)state;
+TEST(test_one_seed_and_two_are_said_to_be_few) {
     sqlite3 *db = begin("one", "val_loss");
     for (int variant = 0; variant < 3; variant++)
         study_run(db, variant, 1e-3, 1, 2.0 + variant, "w");
@@ -186,8 +174,7 @@ static void test_one_seed_and_two_are_said_to_be_few(void **state) {
 /* Gate's differences of -0.05 -0.03 -0.06 have a p of 0.034: more than 0.05 / 2, which the least p of two
  * comparisons must not exceed, nor the second of three; and less than 0.05, which the second of two may
  * reach. The p of Cross is 0.0033. */
-static void test_what_is_not_left_of_all_comparisons_is_not_named(void **state) {
-    (void)state;
+TEST(test_what_is_not_left_of_all_comparisons_is_not_named) {
     sqlite3 *db = begin("chance", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.95, 2.07, 2.14);
@@ -214,8 +201,7 @@ static void test_what_is_not_left_of_all_comparisons_is_not_named(void **state) 
 }
 
 /* Two seeds, differences of -0.100 and -0.101; then the third seed of one variant alone is missing. */
-static void test_two_seeds_name_nothing(void **state) {
-    (void)state;
+TEST(test_two_seeds_name_nothing) {
     sqlite3 *db = begin("pair", "val_loss");
     for (int variant = 0; variant < 3; variant++)
         for (int seed = 1; seed <= 2; seed++)
@@ -238,8 +224,7 @@ static void test_two_seeds_name_nothing(void **state) {
 }
 
 /* The baseline got the least of three rates, both variants the one in the middle. */
-static void test_a_gain_over_a_baseline_at_the_edge_is_not_named(void **state) {
-    (void)state;
+TEST(test_a_gain_over_a_baseline_at_the_edge_is_not_named) {
     static const double rates[] = {1e-3, 3e-3, 1e-2};
     sqlite3 *db = begin("edges", "val_loss");
     study_sql(db, "DELETE FROM variants WHERE variant = 2");
@@ -256,8 +241,7 @@ static void test_a_gain_over_a_baseline_at_the_edge_is_not_named(void **state) {
 }
 
 /* One seed of Gate was trained by another version of the program; Cross has its baseline's for every seed. */
-static void test_what_two_versions_made_is_not_named(void **state) {
-    (void)state;
+TEST(test_what_two_versions_made_is_not_named) {
     sqlite3 *db = begin("versions", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
@@ -271,8 +255,7 @@ static void test_what_two_versions_made_is_not_named(void **state) {
         "part of the difference.");
 }
 
-static void test_nothing_learned_is_the_answer(void **state) {
-    (void)state;
+TEST(test_nothing_learned_is_the_answer) {
     sqlite3 *db = begin("guess", "val_loss");
     study_sql(db, "UPDATE study SET config = 'N_LAYER=1' || char(10) || 'VOCAB_SIZE=256'");
     three_seeds(db, 0, 5.545, 5.546, 5.547);
@@ -285,8 +268,7 @@ static void test_nothing_learned_is_the_answer(void **state) {
 }
 
 /* Three rates; Gate is best at the least of them, the others in the middle. */
-static void test_a_rate_at_the_edge_of_the_sweep_is_said(void **state) {
-    (void)state;
+TEST(test_a_rate_at_the_edge_of_the_sweep_is_said) {
     static const double rates[] = {1e-3, 3e-3, 1e-2};
     sqlite3 *db = begin("edge", "val_loss");
     for (int variant = 0; variant < 3; variant++)
@@ -303,8 +285,7 @@ static void test_a_rate_at_the_edge_of_the_sweep_is_said(void **state) {
                   "beyond it.");
 }
 
-static void test_unfinished_runs_are_not_yet(void **state) {
-    (void)state;
+TEST(test_unfinished_runs_are_not_yet) {
     sqlite3 *db = begin("yet", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
@@ -324,8 +305,7 @@ static void test_unfinished_runs_are_not_yet(void **state) {
     free(path);
 }
 
-static void test_failures_and_unequal_repeats_stand_beside_the_answer(void **state) {
-    (void)state;
+TEST(test_failures_and_unequal_repeats_stand_beside_the_answer) {
     sqlite3 *db = begin("beside", "val_loss");
     study_variant(db, 3, "again", "Gate again", 0, 1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
@@ -339,8 +319,7 @@ static void test_failures_and_unequal_repeats_stand_beside_the_answer(void **sta
                   "the same bits.");
 }
 
-static void test_the_question_is_the_configs(void **state) {
-    (void)state;
+TEST(test_the_question_is_the_configs) {
     sqlite3 *db = begin("asks", "val_loss");
     study_sql(db, "UPDATE study SET config = 'N_LAYER=1' || char(10) || 'STUDY_QUESTION=Does <b>"
                   " help?' || char(10) || 'SEED=1'");
@@ -368,8 +347,7 @@ static void expect_axis(double low, double high, int most, const char *texts) {
 
 /* Expected values by SciPy: ttest_1samp of the differences, and the residuals of a table without the means
  * of its rows and columns. */
-static void test_comparisons_are_counted_together(void **state) {
-    (void)state;
+TEST(test_comparisons_are_counted_together) {
     static const double p[] = {0.0033167587, 0.0339082169, 0.0741799002};
     sqlite3 *db = begin("together", "val_loss");
     study_variant(db, 3, "late", "Late", 0, -1);
@@ -416,8 +394,7 @@ static void test_comparisons_are_counted_together(void **state) {
     free(md);
 }
 
-static void test_axes_have_round_numbers_in_one_unit(void **state) {
-    (void)state;
+TEST(test_axes_have_round_numbers_in_one_unit) {
     expect_axis(0, 500, 6, "0 100 200 300 400 500");
     expect_axis(0, 1200, 6, "0 200 400 600 800 1000 1200");
     expect_axis(117000, 183000, 7, "120k 130k 140k 150k 160k 170k 180k");
@@ -440,8 +417,7 @@ static void test_axes_have_round_numbers_in_one_unit(void **state) {
     }
 }
 
-static void test_logarithmic_axes_have_powers_of_ten(void **state) {
-    (void)state;
+TEST(test_logarithmic_axes_have_powers_of_ten) {
     static const struct {
         double low, high;
         int most;
@@ -460,8 +436,7 @@ static void test_logarithmic_axes_have_powers_of_ten(void **state) {
     }
 }
 
-static void test_quantities_have_units_for_people(void **state) {
-    (void)state;
+TEST(test_quantities_have_units_for_people) {
     assert_string_equal(weft_axis_scale(WEFT_UNIT_SECONDS, 90).name, "s");
     assert_string_equal(weft_axis_scale(WEFT_UNIT_SECONDS, 600).name, "min");
     assert_string_equal(weft_axis_scale(WEFT_UNIT_SECONDS, 9000).name, "h");
@@ -470,30 +445,4 @@ static void test_quantities_have_units_for_people(void **state) {
     assert_float_equal(weft_axis_scale(WEFT_UNIT_SECONDS, 600).by, 60, 0);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_comparisons_are_counted_together),
-        cmocka_unit_test(test_a_variant_that_is_better_is_named_with_its_gain),
-        cmocka_unit_test(test_better_and_worse_are_both_said),
-        cmocka_unit_test(test_a_baseline_that_is_not_the_first_is_named),
-        cmocka_unit_test(test_worse_alone_is_said),
-        cmocka_unit_test(test_nothing_shown_says_what_could_have_been),
-        cmocka_unit_test(test_one_variant_alone_is_said_as_one),
-        cmocka_unit_test(test_a_metric_is_raised),
-        cmocka_unit_test(test_a_leak_is_no_gain),
-        cmocka_unit_test(test_one_seed_and_two_are_said_to_be_few),
-        cmocka_unit_test(test_what_is_not_left_of_all_comparisons_is_not_named),
-        cmocka_unit_test(test_two_seeds_name_nothing),
-        cmocka_unit_test(test_a_gain_over_a_baseline_at_the_edge_is_not_named),
-        cmocka_unit_test(test_what_two_versions_made_is_not_named),
-        cmocka_unit_test(test_nothing_learned_is_the_answer),
-        cmocka_unit_test(test_a_rate_at_the_edge_of_the_sweep_is_said),
-        cmocka_unit_test(test_unfinished_runs_are_not_yet),
-        cmocka_unit_test(test_failures_and_unequal_repeats_stand_beside_the_answer),
-        cmocka_unit_test(test_the_question_is_the_configs),
-        cmocka_unit_test(test_axes_have_round_numbers_in_one_unit),
-        cmocka_unit_test(test_logarithmic_axes_have_powers_of_ten),
-        cmocka_unit_test(test_quantities_have_units_for_people),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

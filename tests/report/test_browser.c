@@ -3,16 +3,13 @@
 #include "report/report.h"
 #include "support/command.h"
 #include "support/study_database.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 #define COLOURS "'#0072B2,#D55E00,#009E73,#CC79A7'"
 enum { NO_BROWSER = 77, LINE_MOST = 4096 };
@@ -67,8 +64,7 @@ static void skip_without(int status, const char *why) {
     skip();
 }
 
-static void test_the_report_is_drawn_and_answers_the_hand(void **state) {
-    (void)state;
+TEST(test_the_report_is_drawn_and_answers_the_hand) {
     char last[LINE_MOST];
     make_study(scratch_path("runs.db"));
     assert_int_equal(weft_report_write(scratch_path("runs.db"), scratch_path(".")), WEFT_OK);
@@ -78,8 +74,7 @@ static void test_the_report_is_drawn_and_answers_the_hand(void **state) {
 }
 
 /* The same page with nothing drawn in its plots but text. */
-static void test_an_empty_plot_is_noticed(void **state) {
-    (void)state;
+TEST(test_an_empty_plot_is_noticed) {
     static const char *const drawn[] = {"<path", "<circle", "<line"};
     char last[LINE_MOST];
     size_t size;
@@ -116,8 +111,7 @@ static void make_state(const char *folder, int variants, int ended) {
         weft_report_write(scratch_path("%s/runs.db", folder), scratch_path("%s", folder)), WEFT_OK);
 }
 
-static void test_every_state_of_a_study_is_fit_to_be_seen(void **state) {
-    (void)state;
+TEST(test_every_state_of_a_study_is_fit_to_be_seen) {
     static const char *const folders[] = {"empty", "none-ended", "running", "alone", "forty"};
     static const int sizes[][2] = {{0, 0}, {3, 0}, {3, 9}, {1, 4}, {40, 160}};
     char line[LINE_MOST], last[LINE_MOST];
@@ -133,11 +127,4 @@ static void test_every_state_of_a_study_is_fit_to_be_seen(void **state) {
     if (status != 0) fail_msg("the browser found: %s", last);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_report_is_drawn_and_answers_the_hand),
-        cmocka_unit_test(test_an_empty_plot_is_noticed),
-        cmocka_unit_test(test_every_state_of_a_study_is_fit_to_be_seen),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

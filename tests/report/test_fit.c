@@ -2,16 +2,13 @@
  * that were not chosen stay out; what has no logarithm is refused. */
 #include "support/command.h"
 #include "support/study_database.h"
+#include "support/test.h"
 
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* score = 20 parameters^-0.1; parameters are 1000000 + 250000 variant. */
 static double law(int variant) {
@@ -48,8 +45,7 @@ static double number(const json_t *object, const char *key) {
     return json_number_value(json_object_get(object, key));
 }
 
-static void test_the_law_comes_back(void **state) {
-    (void)state;
+TEST(test_the_law_comes_back) {
     json_t *exact = fit(make("exact.db", 0), "parameters", NULL);
     assert_true(fabs(number(exact, "power") + 0.1) < 1e-9);
     assert_true(fabs(number(exact, "factor") - 20) < 1e-6);
@@ -65,8 +61,7 @@ static void test_the_law_comes_back(void **state) {
 }
 
 /* score = 9 x^-0.25 where x is all operations of a run, or the latent's width, 16 to 128. */
-static void test_operations_and_options_are_fitted_too(void **state) {
-    (void)state;
+TEST(test_operations_and_options_are_fitted_too) {
     const char *path = make("options.db", 0);
     sqlite3 *db;
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
@@ -89,15 +84,13 @@ static void test_operations_and_options_are_fitted_too(void **state) {
     json_decref(flops);
 }
 
-static void test_variants_may_be_chosen(void **state) {
-    (void)state;
+TEST(test_variants_may_be_chosen) {
     json_t *two = fit(make("chosen.db", 0), "parameters", "d, b");
     assert_int_equal(json_array_size(json_object_get(two, "runs")), 4);
     json_decref(two);
 }
 
-static void test_what_cannot_be_fitted_is_refused(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_fitted_is_refused) {
     const char *path = make("refused.db", 0);
     command_fails(2, RUN("runs", path, "--fit", "flopz"), SAYS("'flopz'", "flops"));
     command_fails(2, RUN("runs", path, "--fit", "ATTENTION"), SAYS("ATTENTION", "not a number"));
@@ -111,8 +104,7 @@ static void test_what_cannot_be_fitted_is_refused(void **state) {
 
 /* Plain models of 1, 2 and 4 million parameters on 20 p^-0.1, each seed 1% to either side, and a variant of 3 million
  * with a mean of 4.1. The expected numbers are SciPy's line and t. */
-static void test_a_variant_is_held_against_a_plain_model_of_its_size(void **state) {
-    (void)state;
+TEST(test_a_variant_is_held_against_a_plain_model_of_its_size) {
     const char *path = scratch_path("yardstick.db");
     static const char *const names[] = {"a", "b", "c", "variant"};
     sqlite3 *db = study_open(path, "yardstick", "val_loss");
@@ -154,13 +146,4 @@ static void test_a_variant_is_held_against_a_plain_model_of_its_size(void **stat
                   SAYS("STUDY_YARDSTICK", "'nothing'"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_law_comes_back),
-        cmocka_unit_test(test_operations_and_options_are_fitted_too),
-        cmocka_unit_test(test_variants_may_be_chosen),
-        cmocka_unit_test(test_a_variant_is_held_against_a_plain_model_of_its_size),
-        cmocka_unit_test(test_what_cannot_be_fitted_is_refused),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

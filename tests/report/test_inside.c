@@ -6,18 +6,14 @@
 #include "support/command.h"
 #include "support/study_database.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 static void expect_in(const char *text, const char *words) {
     if (!strstr(text, words)) fail_msg("'%s' is not in: %.6000s", words, text);
@@ -54,8 +50,7 @@ static void write_report(const char *folder, char **md, char **html) {
     *html = file_read(scratch_path("%s/report.html", folder), NULL);
 }
 
-static void test_the_loss_by_position_is_told_with_its_interval(void **state) {
-    (void)state;
+TEST(test_the_loss_by_position_is_told_with_its_interval) {
     char *md, *html, *out;
     study_close(make_database("positions"));
     write_report("positions", &md, &html);
@@ -85,8 +80,7 @@ static void test_the_loss_by_position_is_told_with_its_interval(void **state) {
     json_decref(report);
 }
 
-static void test_memory_is_the_devices_by_its_own_count(void **state) {
-    (void)state;
+TEST(test_memory_is_the_devices_by_its_own_count) {
     char *md, *html;
     sqlite3 *db = make_database("device");
     study_close(db);
@@ -105,8 +99,7 @@ static void test_memory_is_the_devices_by_its_own_count(void **state) {
     free(html);
 }
 
-static void test_what_is_inside_is_shown_and_nothing_else(void **state) {
-    (void)state;
+TEST(test_what_is_inside_is_shown_and_nothing_else) {
     char *md, *html;
     sqlite3 *db = make_database("inside");
     for (int run = 1; run <= 6; run++) {
@@ -138,8 +131,7 @@ static void test_what_is_inside_is_shown_and_nothing_else(void **state) {
     free(html);
 }
 
-static void test_what_was_stated_beforehand_stands_beside_what_became_of_it(void **state) {
-    (void)state;
+TEST(test_what_was_stated_beforehand_stands_beside_what_became_of_it) {
     char *md, *html;
     sqlite3 *db = make_database("power");
     study_sql(db, "UPDATE study SET config = config || %Q", "\nSTUDY_SEEDS=3\nSTUDY_SPREAD=0.03");
@@ -192,8 +184,7 @@ static void same(double got, double want) {
 }
 
 /* Means over three seeds of each variant, in the order of the variants. */
-static void test_generation_is_shown_by_variant(void **state) {
-    (void)state;
+TEST(test_generation_is_shown_by_variant) {
     char *md, *html;
     sqlite3 *db = make_database("decode");
     for (int run = 1; run <= 6; run++) {
@@ -219,8 +210,7 @@ static void test_generation_is_shown_by_variant(void **state) {
     json_decref(report);
 }
 
-static void test_a_run_with_eval_inside_records_what_inspect_finds(void **state) {
-    (void)state;
+TEST(test_a_run_with_eval_inside_records_what_inspect_finds) {
     const char *run = scratch_path("run"), *tokens = scratch_path("held-out.npy");
     command_succeeds(RUN("train", "--config", "defconfigs/demo", "--out", run, "-o",
                          "STUDY_VARIANTS=", "-o", "ATTENTION=mla", "-o", "N_LAYER=2", "-o",
@@ -267,14 +257,4 @@ static void test_a_run_with_eval_inside_records_what_inspect_finds(void **state)
     json_decref(trained);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_loss_by_position_is_told_with_its_interval),
-        cmocka_unit_test(test_memory_is_the_devices_by_its_own_count),
-        cmocka_unit_test(test_what_is_inside_is_shown_and_nothing_else),
-        cmocka_unit_test(test_what_was_stated_beforehand_stands_beside_what_became_of_it),
-        cmocka_unit_test(test_generation_is_shown_by_variant),
-        cmocka_unit_test(test_a_run_with_eval_inside_records_what_inspect_finds),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

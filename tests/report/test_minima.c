@@ -4,15 +4,12 @@
 #include "report/sections.h"
 #include "support/command.h"
 #include "support/study_database.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* A baseline and three variants against it, compared at their minima with an effect of 0.01. */
 static sqlite3 *begin(const char *name) {
@@ -46,8 +43,7 @@ static char *sentence_of(const char *name, weft_report_data *d) {
 
 /* Gate's minimum of 2.95 is 1.7% below 3; Cross differs by 0.002, which is within 0.01; Wide's runs tell nothing. All
  * are better than Plain at 2e-3, where Gate is not at its best. */
-static void test_minima_decide_by_the_smallest_effect(void **state) {
-    (void)state;
+TEST(test_minima_decide_by_the_smallest_effect) {
     static const char *const words[] = {"", "helps", "equivalent", "undecided"};
     sqlite3 *db = begin("three");
     add_runs(db, 0, 3, 0, 0.001);
@@ -93,8 +89,7 @@ static void test_minima_decide_by_the_smallest_effect(void **state) {
 
 /* With Wide's minimum at an edge nothing is said of it, though it is far below; and Cross is equivalent by itself,
  * but not with one more comparison of three. */
-static void test_a_minimum_at_the_edge_is_no_answer(void **state) {
-    (void)state;
+TEST(test_a_minimum_at_the_edge_is_no_answer) {
     sqlite3 *db = begin("edge");
     add_runs(db, 0, 3, 1.5, 0.001);
     add_runs(db, 1, 2.95, 0, 0.001);
@@ -124,10 +119,4 @@ static int setup(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_minima_decide_by_the_smallest_effect),
-        cmocka_unit_test(test_a_minimum_at_the_edge_is_no_answer),
-    };
-    return cmocka_run_group_tests(tests, setup, scratch_teardown);
-}
+RUN_TESTS(setup, scratch_teardown)

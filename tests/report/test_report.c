@@ -5,16 +5,13 @@
 #include "report/report.h"
 #include "support/command.h"
 #include "support/study_database.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char *html, *md;
 
@@ -82,8 +79,7 @@ static void three_seeds(sqlite3 *db, int variant, double a, double b, double c) 
         study_run(db, variant, 1e-3, i + 1, scores[i], "w");
 }
 
-static void test_verdicts_and_numbers(void **state) {
-    (void)state;
+TEST_WITH(test_verdicts_and_numbers, NULL, free_texts) {
     sqlite3 *db = begin("verdicts", "val_loss");
     study_variant(db, 0, "base", "Plain", -1, -1);
     study_variant(db, 1, "lower", "Lower loss", 0, -1);
@@ -128,8 +124,7 @@ static void test_verdicts_and_numbers(void **state) {
 
 /* Differences -0.02 -0.01 +0.01: mean -0.006667, sd 0.015275. Half the interval of 22 seeds is 2.0796 * 0.015275 /
  * sqrt(22) = 0.006773, of 23 it is 2.0739 * 0.015275 / sqrt(23) = 0.006605: 20 more than 3. */
-static void test_more_seeds_are_a_command_to_copy(void **state) {
-    (void)state;
+TEST_WITH(test_more_seeds_are_a_command_to_copy, NULL, free_texts) {
     sqlite3 *db = begin("more", "val_loss");
     study_variant(db, 0, "base", "Plain", -1, -1);
     study_variant(db, 1, "gate", "Gate", 0, -1);
@@ -148,8 +143,7 @@ static void test_more_seeds_are_a_command_to_copy(void **state) {
     expect_in(md, "/more -o STUDY_SEEDS=23\n");
 }
 
-static void test_a_baseline_is_starred_where_all_others_are_worse(void **state) {
-    (void)state;
+TEST_WITH(test_a_baseline_is_starred_where_all_others_are_worse, NULL, free_texts) {
     sqlite3 *db = begin("baseline", "val_loss");
     study_variant(db, 0, "0", "Plain", -1, -1);
     study_variant(db, 1, "1", "Gate", 0, -1);
@@ -161,8 +155,7 @@ static void test_a_baseline_is_starred_where_all_others_are_worse(void **state) 
     expect_line("| Plain (0) |", SAYS("| \xe2\x98\x85 2.1000 ± 0.1000 |"));
 }
 
-static void test_a_baseline_is_not_starred_where_one_is_not_told_from_it(void **state) {
-    (void)state;
+TEST_WITH(test_a_baseline_is_not_starred_where_one_is_not_told_from_it, NULL, free_texts) {
     sqlite3 *db = begin("even", "val_loss");
     study_variant(db, 0, "0", "Plain", -1, -1);
     study_variant(db, 1, "1", "Gate", 0, -1);
@@ -175,8 +168,7 @@ static void test_a_baseline_is_not_starred_where_one_is_not_told_from_it(void **
     expect_not_in(md, "\xe2\x98\x85");
 }
 
-static void test_one_seed_shows_no_difference(void **state) {
-    (void)state;
+TEST_WITH(test_one_seed_shows_no_difference, NULL, free_texts) {
     sqlite3 *db = begin("one", "val_loss");
     study_variant(db, 0, "0", "Baseline", -1, -1);
     study_variant(db, 1, "1", "Gate", 0, -1);
@@ -195,8 +187,7 @@ static void test_one_seed_shows_no_difference(void **state) {
 
 /* Differences -0.3 and -0.1: mean 0.2, spread 0.1414; t of 3 degrees is 3.182, of 4 is 2.776, so four
  * seeds give 0.2250 and five 0.1756. */
-static void test_two_seeds_are_told_to_be_too_few_and_how_many_would_do(void **state) {
-    (void)state;
+TEST_WITH(test_two_seeds_are_told_to_be_too_few_and_how_many_would_do, NULL, free_texts) {
     sqlite3 *db = begin("two", "val_loss");
     study_variant(db, 0, "a", "A", -1, -1);
     study_variant(db, 1, "b", "B", 0, -1);
@@ -211,8 +202,7 @@ static void test_two_seeds_are_told_to_be_too_few_and_how_many_would_do(void **s
 }
 
 /* ln 256 = 5.5452: every run is there, so a clear difference between two variants is none. */
-static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(void **state) {
-    (void)state;
+TEST_WITH(test_a_study_that_stays_at_guessing_says_that_nothing_was_learned, NULL, free_texts) {
     sqlite3 *db = begin("guess", "val_loss");
     study_sql(db, "UPDATE study SET config = 'N_LAYER=1' || char(10) || 'VOCAB_SIZE=256'");
     study_variant(db, 0, "a", "A", -1, -1);
@@ -237,8 +227,7 @@ static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(vo
     expect_not_in(md, "Nothing was learned");
 }
 
-static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) {
-    (void)state;
+TEST_WITH(test_seeds_that_did_not_finish_are_left_out_and_named, NULL, free_texts) {
     sqlite3 *db = begin("failed", "val_loss");
     study_variant(db, 0, "0", "", -1, -1);
     study_variant(db, 1, "1", "", 0, -1);
@@ -281,8 +270,7 @@ static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) 
     expect_both("6 of 12 runs finished");
 }
 
-static void test_leaks_and_unbuildable_variants_show_no_difference(void **state) {
-    (void)state;
+TEST_WITH(test_leaks_and_unbuildable_variants_show_no_difference, NULL, free_texts) {
     sqlite3 *db = begin("leaks", "val_loss");
     study_variant(db, 0, "0", "", -1, -1);
     study_variant(db, 1, "leaky", "", 0, -1);
@@ -327,8 +315,7 @@ static void say_event(sqlite3 *db, int64_t run, const char *kind) {
               (long long)run, kind);
 }
 
-static void test_repeats_are_equal_or_not(void **state) {
-    (void)state;
+TEST_WITH(test_repeats_are_equal_or_not, NULL, free_texts) {
     sqlite3 *db = begin("repeats", "val_loss");
     study_variant(db, 0, "2", "Gate + Cross-Token", -1, -1);
     study_variant(db, 1, "4", "Again", -1, 0);
@@ -354,8 +341,7 @@ static void test_repeats_are_equal_or_not(void **state) {
                 "compared.");
 }
 
-static void test_each_variant_gets_its_own_learning_rate(void **state) {
-    (void)state;
+TEST_WITH(test_each_variant_gets_its_own_learning_rate, NULL, free_texts) {
     sqlite3 *db = begin("rates", "val_loss");
     study_variant(db, 0, "0", "", -1, -1);
     study_variant(db, 1, "1", "", 0, -1);
@@ -379,8 +365,7 @@ static void test_each_variant_gets_its_own_learning_rate(void **state) {
     expect_line("| 0 | 3.5000 (2 of 2) chosen | 4.0000 (2 of 2) |", SAYS("not tried"));
 }
 
-static void test_a_metric_is_better_higher(void **state) {
-    (void)state;
+TEST_WITH(test_a_metric_is_better_higher, NULL, free_texts) {
     sqlite3 *db = begin("metric", "metric");
     study_variant(db, 0, "0", "", -1, -1);
     study_variant(db, 1, "up", "", 0, -1);
@@ -459,8 +444,7 @@ static void expect_no_request(void) {
         assert_true(strncmp(at, "url(#", 5) == 0);
 }
 
-static void test_hostile_texts_are_only_text(void **state) {
-    (void)state;
+TEST_WITH(test_hostile_texts_are_only_text, NULL, free_texts) {
     sqlite3 *db = begin("hostile", "metric");
     for (int i = 0; i < HOSTILE; i++) {
         study_variant(db, i, hostile[i], hostile[(i + 1) % HOSTILE], i ? 0 : -1, i == 2 ? 0 : -1);
@@ -490,8 +474,7 @@ static void test_hostile_texts_are_only_text(void **state) {
     expect_well_formed();
 }
 
-static void test_the_page_asks_for_nothing_and_holds_its_pictures(void **state) {
-    (void)state;
+TEST_WITH(test_the_page_asks_for_nothing_and_holds_its_pictures, NULL, free_texts) {
     sqlite3 *db = begin("whole", "val_loss");
     study_variant(db, 0, "0", "Baseline", -1, -1);
     study_variant(db, 1, "1", "Gate", 0, -1);
@@ -524,8 +507,7 @@ static void test_the_page_asks_for_nothing_and_holds_its_pictures(void **state) 
 
 /* In the picture a label ends where the axis begins; one that is too long begins at the edge. What a label
  * made from settings leaves out is in the table. */
-static void test_long_labels_stay_in_the_picture(void **state) {
-    (void)state;
+TEST_WITH(test_long_labels_stay_in_the_picture, NULL, free_texts) {
     static const char label[] = "RA_MLA_MLP_ATTN_GATE on and 2 more";
     static const char sets[] = "RA_MLA_MLP_ATTN_GATE=y N_FFN=128 N_HEAD=4";
     sqlite3 *db = begin("labels", "val_loss");
@@ -545,8 +527,7 @@ static void test_long_labels_stay_in_the_picture(void **state) {
     expect_in(html, "Mlp attn gate, feed-forward width 128, 4 heads (1)</td>");
 }
 
-static void test_a_picture_that_is_not_weft_is_spared(void **state) {
-    (void)state;
+TEST_WITH(test_a_picture_that_is_not_weft_is_spared, NULL, free_texts) {
     sqlite3 *db = begin("spared", "val_loss");
     study_variant(db, 0, "0", "Baseline", -1, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
@@ -564,8 +545,7 @@ static void test_a_picture_that_is_not_weft_is_spared(void **state) {
         "Baseline reached a held-out loss of 2.1000 (perplexity 8.17), the mean of 3 seeds");
 }
 
-static void test_what_differs_and_what_was_not_equal(void **state) {
-    (void)state;
+TEST_WITH(test_what_differs_and_what_was_not_equal, NULL, free_texts) {
     sqlite3 *db = begin("differs", "val_loss");
     study_variant(db, 0, "a", "", -1, -1);
     study_variant(db, 1, "b", "", 0, -1);
@@ -591,8 +571,7 @@ static void test_what_differs_and_what_was_not_equal(void **state) {
 
 /* Two tokens: the second looks at itself with 75%, whose root is 0.87: the darkest shade of six. What
  * is out of range or of another kind is not drawn. */
-static void test_attention_is_drawn_where_a_run_stored_it(void **state) {
-    (void)state;
+TEST_WITH(test_attention_is_drawn_where_a_run_stored_it, NULL, free_texts) {
     static const char map[] =
         "{\"step\": 9, \"tokens\": [\"a\", \"<b>\"], \"layers\": [{\"layer\": 0, \"heads\":"
         " [[[100], [25, 75]], [[400], [\"x\", -3]], \"no rows\"], \"sigma\": [[0.5, 1.0]]}, 7]}";
@@ -617,8 +596,7 @@ static void test_attention_is_drawn_where_a_run_stored_it(void **state) {
 }
 
 /* The last whole line of the first seed, with the cache as it was measured; a zero is a blank. */
-static void test_samples_stand_side_by_side(void **state) {
-    (void)state;
+TEST_WITH(test_samples_stand_side_by_side, NULL, free_texts) {
     static const char *const lines[] = {
         "{\"step\":4,\"prompt\":\"The \",\"text\":\"early\",\"cache_bytes_per_token\":128}\n"
         "{\"step\":8,\"prompt\":\"The \",\"text\":\"lat\\u0000e "
@@ -647,8 +625,7 @@ static void test_samples_stand_side_by_side(void **state) {
 }
 
 /* Nothing to report is no reason to fall over, whatever is missing. */
-static void test_half_filled_databases_are_reported(void **state) {
-    (void)state;
+TEST_WITH(test_half_filled_databases_are_reported, NULL, free_texts) {
     sqlite3 *db = begin("half", "val_loss");
     finish(db, "half");
     expect_both("There are no variants yet.");
@@ -684,8 +661,7 @@ static void expect_failure(const char *database, const char *folder, const char 
     assert_null(strchr(weft_error_message(), '\n'));
 }
 
-static void test_what_is_no_study_is_refused(void **state) {
-    (void)state;
+TEST_WITH(test_what_is_no_study_is_refused, NULL, free_texts) {
     char out[512];
     snprintf(out, sizeof out, "%s", scratch_path("refused"));
     expect_failure(scratch_path("nowhere"), out, "No such file");
@@ -704,8 +680,7 @@ static void test_what_is_no_study_is_refused(void **state) {
     assert_int_not_equal(access(out, F_OK), 0);
 }
 
-static void test_a_report_that_cannot_be_written_leaves_the_old_one(void **state) {
-    (void)state;
+TEST_WITH(test_a_report_that_cannot_be_written_leaves_the_old_one, NULL, free_texts) {
     sqlite3 *db = begin("kept", "val_loss");
     study_close(db);
     file_write(scratch_path("file"), "x", 1);
@@ -719,8 +694,7 @@ static void test_a_report_that_cannot_be_written_leaves_the_old_one(void **state
     assert_int_not_equal(access(scratch_path("kept/report.md.part"), F_OK), 0);
 }
 
-static void test_several_studies_are_a_section_each(void **state) {
-    (void)state;
+TEST_WITH(test_several_studies_are_a_section_each, NULL, free_texts) {
     const char *paths[2] = {"first-study", "second-study"};
     for (int i = 0; i < 2; i++) {
         sqlite3 *db = begin(paths[i], "val_loss");
@@ -748,8 +722,7 @@ static void test_several_studies_are_a_section_each(void **state) {
 }
 
 /* Ticks and table cells: what a person would write. */
-static void test_short_numbers_have_no_exponents(void **state) {
-    (void)state;
+TEST(test_short_numbers_have_no_exponents) {
     static const struct {
         double value;
         int digits;
@@ -763,33 +736,4 @@ static void test_short_numbers_have_no_exponents(void **state) {
     }
 }
 
-int main(void) {
-#define TEST(name) cmocka_unit_test_teardown(name, free_texts)
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_short_numbers_have_no_exponents),
-        TEST(test_verdicts_and_numbers),
-        TEST(test_more_seeds_are_a_command_to_copy),
-        TEST(test_a_baseline_is_starred_where_all_others_are_worse),
-        TEST(test_a_baseline_is_not_starred_where_one_is_not_told_from_it),
-        TEST(test_one_seed_shows_no_difference),
-        TEST(test_two_seeds_are_told_to_be_too_few_and_how_many_would_do),
-        TEST(test_a_study_that_stays_at_guessing_says_that_nothing_was_learned),
-        TEST(test_seeds_that_did_not_finish_are_left_out_and_named),
-        TEST(test_leaks_and_unbuildable_variants_show_no_difference),
-        TEST(test_repeats_are_equal_or_not),
-        TEST(test_each_variant_gets_its_own_learning_rate),
-        TEST(test_a_metric_is_better_higher),
-        TEST(test_hostile_texts_are_only_text),
-        TEST(test_the_page_asks_for_nothing_and_holds_its_pictures),
-        TEST(test_long_labels_stay_in_the_picture),
-        TEST(test_a_picture_that_is_not_weft_is_spared),
-        TEST(test_what_differs_and_what_was_not_equal),
-        TEST(test_samples_stand_side_by_side),
-        TEST(test_attention_is_drawn_where_a_run_stored_it),
-        TEST(test_half_filled_databases_are_reported),
-        TEST(test_what_is_no_study_is_refused),
-        TEST(test_a_report_that_cannot_be_written_leaves_the_old_one),
-        TEST(test_several_studies_are_a_section_each),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,10 +1,9 @@
 /* scripts/export: what runs have logged goes to a tracker once, in order, also while they go on. The trackers are
  * stand-ins that write down what they are told. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +12,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const char stub[] = "import os\n"
                            "def tell(*words):\n"
@@ -57,8 +54,7 @@ static void expect_told(const char *want) {
 
 #define LINE(step, loss) "{\"step\": " #step ", \"loss\": " #loss ", \"val_loss\": null}\n"
 
-static void test_finished_runs_are_handed_over(void **state) {
-    (void)state;
+TEST_WITH(test_finished_runs_are_handed_over, make_trackers, scratch_teardown) {
     assert_int_equal(mkdir(scratch_path("runs"), 0755), 0);
     make_run("runs/a", LINE(1, 3.5) LINE(2, 3.25) "{\"step\": 3");
     make_run("runs/b", LINE(1, 4));
@@ -90,8 +86,7 @@ static void append(const char *path, const char *text) {
 }
 
 /* A run that is being trained, one that begins meanwhile, and a resumed one that does a step again. */
-static void test_runs_are_followed_to_their_end(void **state) {
-    (void)state;
+TEST_WITH(test_runs_are_followed_to_their_end, make_trackers, scratch_teardown) {
     int status;
     assert_int_equal(mkdir(scratch_path("live"), 0755), 0);
     make_run("live/a", LINE(1, 3) LINE(2, 2.5));
@@ -120,12 +115,4 @@ static void test_runs_are_followed_to_their_end(void **state) {
                 "b 1 {'loss': 9}\na 3 {'loss': 2}\nb 2 {'loss': 8}\na end\nb end\n");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_finished_runs_are_handed_over, make_trackers,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_runs_are_followed_to_their_end, make_trackers,
-                                        scratch_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,16 +1,13 @@
 /* What `make install` installs works away from the repository: the program with its ready studies,
  * completion, man page, headers and library; and `make uninstall` leaves nothing. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { OUTPUT_MOST = 1 << 16 };
 
@@ -57,8 +54,7 @@ static bool is_installed(void) {
         skip();                                                                                    \
     }
 
-static void test_ready_studies_are_found_by_name(void **state) {
-    (void)state;
+TEST(test_ready_studies_are_found_by_name) {
     NEEDS_INSTALL();
     expect_prints("cd \"$there\" && weft study --config demo --list --json", "116480");
     expect_prints("cd \"$there\" && weft plan --config w2-recall --json", "parameters");
@@ -68,8 +64,7 @@ static void test_ready_studies_are_found_by_name(void **state) {
                   "demo:1: CONFIG_N_EMBD");
 }
 
-static void test_completion_knows_commands_options_keys_and_studies(void **state) {
-    (void)state;
+TEST(test_completion_knows_commands_options_keys_and_studies) {
     NEEDS_INSTALL();
 #define COMPLETE                                                                                   \
     "bash -c 'source \"$0\"; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _weft 2>/dev/null; "     \
@@ -83,8 +78,7 @@ static void test_completion_knows_commands_options_keys_and_studies(void **state
 }
 
 /* As a person does: a zsh of its own on a terminal, letters and Tab. */
-static void test_zsh_completes(void **state) {
-    (void)state;
+TEST(test_zsh_completes) {
     NEEDS_INSTALL();
     if (system("command -v zsh >/dev/null") != 0) {
         print_message("there is no zsh\n");
@@ -105,8 +99,7 @@ static void test_zsh_completes(void **state) {
         if (!strstr(said, expected[i])) fail_msg("'%s' is not in: %s", expected[i], said);
 }
 
-static void test_the_archive_of_the_sources_knows_its_commit(void **state) {
-    (void)state;
+TEST(test_the_archive_of_the_sources_knows_its_commit) {
     if (system("git rev-parse HEAD >/dev/null 2>&1") != 0) {
         print_message("this is no clone\n");
         skip();
@@ -122,8 +115,7 @@ static void test_the_archive_of_the_sources_knows_its_commit(void **state) {
 }
 
 /* The package holds what is installed, and says what it needs. */
-static void test_a_debian_package_can_be_unpacked_and_run(void **state) {
-    (void)state;
+TEST(test_a_debian_package_can_be_unpacked_and_run) {
     NEEDS_INSTALL();
     if (system("command -v dpkg-deb >/dev/null") != 0) {
         print_message("there is no dpkg-deb\n");
@@ -146,8 +138,7 @@ static void test_a_debian_package_can_be_unpacked_and_run(void **state) {
 }
 
 /* What make wheel packs, before auditwheel puts the system's libraries in; tests/packages has the whole. */
-static void test_a_wheel_brings_the_program_and_its_studies(void **state) {
-    (void)state;
+TEST(test_a_wheel_brings_the_program_and_its_studies) {
     NEEDS_INSTALL();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     print_message("Python does not load a library with sanitizers\n");
@@ -175,8 +166,7 @@ static void test_a_wheel_brings_the_program_and_its_studies(void **state) {
                         "");
 }
 
-static void test_the_man_page_has_every_command(void **state) {
-    (void)state;
+TEST(test_the_man_page_has_every_command) {
     NEEDS_INSTALL();
     char *missing = shell_prints(
         "weft help | sed -n 's/^  \\([a-z][a-z]*\\)  .*/\\1/p' | while read -r name; do "
@@ -185,8 +175,7 @@ static void test_the_man_page_has_every_command(void **state) {
     expect_prints("cat \"$there/usr/share/man/man1/weft.1\"", "weft 0.");
 }
 
-static void test_an_example_compiles_against_what_is_installed(void **state) {
-    (void)state;
+TEST(test_an_example_compiles_against_what_is_installed) {
     NEEDS_INSTALL();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     print_message("a library with sanitizers wants a program with them\n");
@@ -208,8 +197,7 @@ static void test_an_example_compiles_against_what_is_installed(void **state) {
                   "block");
 }
 
-static void test_uninstall_leaves_nothing(void **state) {
-    (void)state;
+TEST(test_uninstall_leaves_nothing) {
     NEEDS_INSTALL();
     char line[2048];
     snprintf(line, sizeof line,
@@ -220,17 +208,4 @@ static void test_uninstall_leaves_nothing(void **state) {
     assert_string_equal(shell_prints("find \"$there/usr/share\" -name 'weft*'"), "");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ready_studies_are_found_by_name),
-        cmocka_unit_test(test_completion_knows_commands_options_keys_and_studies),
-        cmocka_unit_test(test_zsh_completes),
-        cmocka_unit_test(test_the_archive_of_the_sources_knows_its_commit),
-        cmocka_unit_test(test_a_debian_package_can_be_unpacked_and_run),
-        cmocka_unit_test(test_a_wheel_brings_the_program_and_its_studies),
-        cmocka_unit_test(test_the_man_page_has_every_command),
-        cmocka_unit_test(test_an_example_compiles_against_what_is_installed),
-        cmocka_unit_test(test_uninstall_leaves_nothing),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -4,17 +4,14 @@
  * models of other programs are made of, may name them. */
 #include "config/kinds.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <ftw.h>
 #include <regex.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 typedef struct {
     const char *number; /* WEFT_ATTENTION_DOT */
@@ -101,16 +98,14 @@ static int release(void **state) {
     return 0;
 }
 
-static void test_no_kind_is_compared_outside_its_own_file(void **state) {
-    (void)state;
+TEST(test_no_kind_is_compared_outside_its_own_file) {
     assert_int_equal(nftw("src", look_at, 16, FTW_PHYS), 0);
     assert_true(files > 200);
     if (wrong) fail_msg("%d lines ask which kind a config has", wrong);
 }
 
 /* The test must be able to fail. */
-static void test_comparisons_are_found(void **state) {
-    (void)state;
+TEST(test_comparisons_are_found) {
     static const char *const wrong_lines[] = {
         "    if (c->attention == which) return 1;", "    bool w2 = c.attention != other.attention;",
         "    return WEFT_FFN_GELU;", "    switch (c->position) {", "    return kind == c->ffn;"};
@@ -127,10 +122,4 @@ static void test_comparisons_are_found(void **state) {
     assert_null(find_wrong("src/model/ffn_gelu.c", "    return WEFT_FFN_GELU;"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_kind_is_compared_outside_its_own_file),
-        cmocka_unit_test(test_comparisons_are_found),
-    };
-    return cmocka_run_group_tests(tests, compile, release);
-}
+RUN_TESTS(compile, release)

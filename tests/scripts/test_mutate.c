@@ -1,14 +1,11 @@
 /* tests/mutate: --help tells what it does, and an option that it does not know begins nothing. BUILD is
  * a file here, not a folder, so that even a tests/mutate that would begin ends before it builds. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* Runs it with those words; `out` and `err` in the scratch folder are what it said. */
 static void mutate_ends(int status, const char *words) {
@@ -23,8 +20,7 @@ static void expect_text(const char *file, const char *text) {
     free(said);
 }
 
-static void test_help_tells_what_it_does_and_its_options(void **state) {
-    (void)state;
+TEST(test_help_tells_what_it_does_and_its_options) {
     static const char *const parts[] = {"\n  tests/mutate [WORD] ", "\n  tests/mutate --check ",
                                         "\n  tests/mutate --copy ", "\n  tests/mutate --make ",
                                         "\n  tests/mutate --help ", "tests/mutations.txt"};
@@ -38,8 +34,7 @@ static void test_help_tells_what_it_does_and_its_options(void **state) {
     free(said);
 }
 
-static void test_an_unknown_option_is_refused(void **state) {
-    (void)state;
+TEST(test_an_unknown_option_is_refused) {
     static const struct {
         const char *words, *option;
     } cases[] = {{"--chek", "--chek"}, {"-n", "-n"}, {"rope --all", "--all"}, {"--check -x", "-x"}};
@@ -54,16 +49,14 @@ static void test_an_unknown_option_is_refused(void **state) {
     }
 }
 
-static void test_a_second_word_is_refused(void **state) {
-    (void)state;
+TEST(test_a_second_word_is_refused) {
     mutate_ends(2, "rope softmax");
     expect_text("out", "");
     expect_text("err", "tests/mutate: one WORD at most; tests/mutate --help says more\n");
 }
 
 /* What make was called with stands in MAKEFLAGS: BUILD of this tree must not be the copy's. */
-static void test_the_copy_is_built_with_the_settings_of_the_build(void **state) {
-    (void)state;
+TEST(test_the_copy_is_built_with_the_settings_of_the_build) {
     static const char key[] = "CC=my cc DEPS= PKG_CONFIG=p NVCC=none CUDA= cuda=y\n";
     static const char makefile[] = "all:\n\t@echo '$(CC)' $(NVCC) $(BUILD) $(WERROR) $(T)\n";
     shell_succeeds("mkdir -p '%s'", scratch_path("copy/tree"));
@@ -80,12 +73,4 @@ static void test_the_copy_is_built_with_the_settings_of_the_build(void **state) 
     expect_text("out", "cc nvcc build no\n");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_help_tells_what_it_does_and_its_options),
-        cmocka_unit_test(test_an_unknown_option_is_refused),
-        cmocka_unit_test(test_a_second_word_is_refused),
-        cmocka_unit_test(test_the_copy_is_built_with_the_settings_of_the_build),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

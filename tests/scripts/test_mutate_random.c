@@ -1,14 +1,11 @@
 /* tests/mutate_random.py on a tree of a few lines, with a generator that is a table: each verdict, the same draws
  * for the same seed, an interrupt in the middle of a mutant, and the tables of this tree. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* The tree's make: objects with what they depend on, and a test that prints what tests/run would. Where there is
  * a file `stop`, the tests' make interrupts what started it, tests/mutate_random.py, and would go on for long. */
@@ -113,8 +110,7 @@ static void expect(char *said, const char *const *parts) {
 #define ALL_OF_SUM "tests/mutate_random.py 3 1 sum"
 #define TWO_OF_SUM "tests/mutate_random.py 2 1 sum"
 
-static void test_each_verdict(void **state) {
-    (void)state;
+TEST_WITH(test_each_verdict, open_tree, scratch_teardown) {
     expect(mutate(0, ALL_OF_SUM),
            SAYS("caught    src/sum/sum.c:3  by sum/test_sum: sum", "equal     src/sum/sum.c:6",
                 "survived  src/sum/sum.c:9", "listed    src/sum/sum.c:12",
@@ -140,21 +136,19 @@ static void test_each_verdict(void **state) {
                    scratch_path("."));
 }
 
-static void test_a_mutant_that_takes_too_long_is_caught(void **state) {
-    (void)state;
+TEST_WITH(test_a_mutant_that_takes_too_long_is_caught, open_tree, scratch_teardown) {
     expect(mutate(0, "MUTANT_SECONDS=1 tests/mutate_random.py 1 1 loop"),
            SAYS("caught    src/loop/loop.c:3  by its time, 1 s", "  100.0%  20.7% to 100.0%"));
 }
 
-static void test_python_is_broken_too(void **state) {
-    (void)state;
+TEST_WITH(test_python_is_broken_too, open_tree, scratch_teardown) {
     expect(mutate(0, "tests/mutate_random.py 1 4 python"),
            SAYS("caught    python/twice.py:3", "equal     python/twice.py:2",
                 "invalid   python/twice.py:1"));
 }
 
-static void test_an_interrupt_leaves_nothing_behind_and_the_command_goes_on(void **state) {
-    (void)state;
+TEST_WITH(test_an_interrupt_leaves_nothing_behind_and_the_command_goes_on, open_tree,
+          scratch_teardown) {
     free(mutate(0, TWO_OF_SUM));
     shell_succeeds("cd '%s' && mv build/mutants/1-sum/results whole && rm -r build && : >stop",
                    scratch_path("."));
@@ -172,15 +166,13 @@ static void test_an_interrupt_leaves_nothing_behind_and_the_command_goes_on(void
     shell_succeeds("cd '%s' && cmp build/mutants/1-sum/results whole", scratch_path("."));
 }
 
-static void test_tests_that_fail_unbroken_judge_nothing(void **state) {
-    (void)state;
+TEST_WITH(test_tests_that_fail_unbroken_judge_nothing, open_tree, scratch_teardown) {
     write_text("tests/sum/test_sum.c", "int main(void) { return 1; }\n");
     expect(mutate(0, "tests/mutate_random.py 1 1 sum"),
            SAYS("sum: its tests fail unbroken", "not here  src/sum/sum.c:3", "0 of 1 were judged"));
 }
 
-static void test_wrong_words_are_refused(void **state) {
-    (void)state;
+TEST_WITH(test_wrong_words_are_refused, open_tree, scratch_teardown) {
     expect(mutate(2, "tests/mutate_random.py ten 1"), SAYS("usage: N SEED [ROOM...]"));
     expect(mutate(2, "tests/mutate_random.py 10 1 sums"),
            SAYS("no room 'sums'; tests/rooms.txt names them: sum loop python"));
@@ -196,21 +188,8 @@ static void test_wrong_words_are_refused(void **state) {
                 "'return;' is not a line of src/sum/sum.c"));
 }
 
-static void test_the_tables_of_this_tree_are_up_to_date(void **state) {
-    (void)state;
+TEST(test_the_tables_of_this_tree_are_up_to_date) {
     shell_succeeds("python3 tests/mutate_random.py --check");
 }
 
-int main(void) {
-#define IN_TREE(test) cmocka_unit_test_setup_teardown(test, open_tree, scratch_teardown)
-    const struct CMUnitTest tests[] = {
-        IN_TREE(test_each_verdict),
-        IN_TREE(test_a_mutant_that_takes_too_long_is_caught),
-        IN_TREE(test_python_is_broken_too),
-        IN_TREE(test_an_interrupt_leaves_nothing_behind_and_the_command_goes_on),
-        IN_TREE(test_tests_that_fail_unbroken_judge_nothing),
-        IN_TREE(test_wrong_words_are_refused),
-        cmocka_unit_test(test_the_tables_of_this_tree_are_up_to_date),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -2,17 +2,13 @@
  * in its file exactly once. That a test notices the break is `make mutate`'s to show, which takes an
  * hour; this takes a second. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
-
-static void test_every_break_is_of_a_text_that_is_there(void **state) {
-    (void)state;
+TEST(test_every_break_is_of_a_text_that_is_there) {
     char line[1024];
     snprintf(line, sizeof line, "bash tests/mutate --check >'%s' 2>&1", scratch_path("said"));
     int status = system(line); /* NOLINT(concurrency-mt-unsafe): one thread */
@@ -21,9 +17,4 @@ static void test_every_break_is_of_a_text_that_is_there(void **state) {
     free(said);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_break_is_of_a_text_that_is_there),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

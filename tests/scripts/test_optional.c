@@ -3,17 +3,13 @@
  * the program that is linked there (mk/tests.mk), says what it lacks. */
 #include "support/command.h"
 #include "support/http.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-static void test_sources_compile_cleanly_without_optional_parts(void **state) {
-    (void)state;
+TEST(test_sources_compile_cleanly_without_optional_parts) {
     static const char flags[] =
         "cc -std=c17 -D_GNU_SOURCE -Iinclude -Isrc "
         "-Itests -S -o /dev/null -Wall -Wextra -Wshadow -Wconversion -Werror";
@@ -24,7 +20,8 @@ static void test_sources_compile_cleanly_without_optional_parts(void **state) {
         skip();
     }
     snprintf(line, sizeof line,
-             "files=$(grep -rlE '#if.*WEFT_HAVE_(MICROHTTPD|MPI|UTF8PROC|ZLIB|ZSTD)' src --include='*.c'); "
+             "files=$(grep -rlE '#if.*WEFT_HAVE_(MICROHTTPD|MPI|UTF8PROC|ZLIB|ZSTD)' src "
+             "--include='*.c'); "
              "test -n \"$files\" && for file in $files; do %s \"$file\" || exit 1; done >'%s' 2>&1",
              flags, scratch_path("said.txt"));
     if (system(line) == 0) return;
@@ -40,8 +37,7 @@ static void use_bare_program(void) {
     setenv("WEFT", bare, 1);
 }
 
-static void test_the_bare_program_says_what_it_lacks(void **state) {
-    (void)state;
+TEST(test_the_bare_program_says_what_it_lacks) {
     static const char *const parts[] = {"cuda", "mpi", "http", "utf8proc"};
     char model[512];
     use_bare_program();
@@ -68,8 +64,7 @@ static void test_the_bare_program_says_what_it_lacks(void **state) {
 }
 
 /* As the guide has it; the tests are run in another folder. */
-static void test_the_torch_tests_take_a_relative_python(void **state) {
-    (void)state;
+TEST(test_the_torch_tests_take_a_relative_python) {
     char line[2048];
     snprintf(line, sizeof line,
              "unset MAKEFLAGS MAKELEVEL; make -n test-torch SETUP=no SAN= PYTHON=venv/bin/python "
@@ -79,11 +74,4 @@ static void test_the_torch_tests_take_a_relative_python(void **state) {
     fail_msg("%s", file_read(scratch_path("said.txt"), NULL));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_torch_tests_take_a_relative_python),
-        cmocka_unit_test(test_sources_compile_cleanly_without_optional_parts),
-        cmocka_unit_test(test_the_bare_program_says_what_it_lacks),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

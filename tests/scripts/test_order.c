@@ -1,15 +1,12 @@
 /* The order of the folders, and names: that the tree keeps to them, and that what does not is found. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 /* Runs a script on a tree; what it prints is the caller's to free. */
 static int run_script(const char *script, const char *tree, char **said) {
@@ -44,8 +41,7 @@ static void expect(int status, const char *words) {
     free(said);
 }
 
-static void test_no_type_is_defined_twice(void **state) {
-    (void)state;
+TEST_WITH(test_no_type_is_defined_twice, scratch_setup, scratch_teardown) {
     char *said;
     if (run_script("names", ".", &said) != 0) fail_msg("%s", said);
     free(said);
@@ -65,15 +61,13 @@ static void test_no_type_is_defined_twice(void **state) {
     free(said);
 }
 
-static void test_every_include_goes_down(void **state) {
-    (void)state;
+TEST_WITH(test_every_include_goes_down, scratch_setup, scratch_teardown) {
     char *said;
     if (run_script("order", ".", &said) != 0) fail_msg("%s", said);
     free(said);
 }
 
-static void test_an_include_that_goes_up_is_found(void **state) {
-    (void)state;
+TEST_WITH(test_an_include_that_goes_up_is_found, scratch_setup, scratch_teardown) {
     make_tree("#include \"low/c.h\"\n", "#include <stdio.h>\n#include \"low/a.h\"\n");
     expect(0, "");
     make_tree("/* a */\n#include \"high/b.h\"\n", "");
@@ -82,41 +76,22 @@ static void test_an_include_that_goes_up_is_found(void **state) {
     expect(1, "src/low/a.h:1: \"c.h\" names no folder");
 }
 
-static void test_a_folder_without_a_line_is_found(void **state) {
-    (void)state;
+TEST_WITH(test_a_folder_without_a_line_is_found, scratch_setup, scratch_teardown) {
     make_tree("", "");
     mkdir(scratch_path("src/new"), 0755);
     expect(1, "no line for new");
 }
 
-static void test_a_folder_has_one_line(void **state) {
-    (void)state;
+TEST_WITH(test_a_folder_has_one_line, scratch_setup, scratch_teardown) {
     make_tree("", "");
     write_text(scratch_path("src/ORDER"), "low:\nhigh:\nhigh: low\n");
     expect(1, "high has two lines");
 }
 
-static void test_the_order_has_no_circle(void **state) {
-    (void)state;
+TEST_WITH(test_the_order_has_no_circle, scratch_setup, scratch_teardown) {
     make_tree("", "");
     write_text(scratch_path("src/ORDER"), "low: high\nhigh: low\n");
     expect(1, "low may not use high");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_no_type_is_defined_twice, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_every_include_goes_down, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_an_include_that_goes_up_is_found, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_a_folder_without_a_line_is_found, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_a_folder_has_one_line, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_the_order_has_no_circle, scratch_setup,
-                                        scratch_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

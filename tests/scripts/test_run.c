@@ -1,15 +1,12 @@
 /* tests/run: its last line is the sum over its own programs, whatever else happens in its folder; and
  * tests/repeat: what does not pass each time. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 /* A program as tests/run sees it: a script that prints what cmocka would. */
 static void make_program(const char *name, const char *lines) {
@@ -35,8 +32,7 @@ static void expect_said(const char *file, const char *words) {
     free(said);
 }
 
-static void test_the_last_line_is_the_sum(void **state) {
-    (void)state;
+TEST_WITH(test_the_last_line_is_the_sum, scratch_setup, scratch_teardown) {
     make_program("good", "echo 'test: a'; echo 'success: a'; echo 'test: b'; echo 'skip: b'");
     make_program("bad", "echo 'test: c'; echo 'failure: c ['; echo ']'; exit 1");
     make_program("crash", "echo 'test: d'; kill -SEGV $$");
@@ -53,8 +49,7 @@ static void test_the_last_line_is_the_sum(void **state) {
 }
 
 /* The first run's program ends when the second run is over. */
-static void test_two_runs_in_one_folder_keep_their_own_results(void **state) {
-    (void)state;
+TEST_WITH(test_two_runs_in_one_folder_keep_their_own_results, scratch_setup, scratch_teardown) {
     make_program("slow", "echo 'test: a'; touch begun; until [ -e over ]; do sleep 0.1; done; "
                          "echo 'failure: a ['; exit 1");
     make_program("quick", "echo 'test: b'; echo 'success: b'");
@@ -67,8 +62,7 @@ static void test_two_runs_in_one_folder_keep_their_own_results(void **state) {
     expect_said("kept", "failure: a [");
 }
 
-static void test_output_that_is_lost_is_a_failure(void **state) {
-    (void)state;
+TEST_WITH(test_output_that_is_lost_is_a_failure, scratch_setup, scratch_teardown) {
     make_program("good", "echo 'test: a'; echo 'success: a'");
     make_program("robber", "echo 'test: b'; rm -rf log.*; echo 'success: b'");
     shell("JOBS=1 run $at/good $at/robber >$at/said 2>&1; [ $? = 1 ]");
@@ -78,8 +72,7 @@ static void test_output_that_is_lost_is_a_failure(void **state) {
 }
 
 /* It is named, ended and a failure, though it left the program's session. */
-static void test_a_process_that_is_left_is_a_failure(void **state) {
-    (void)state;
+TEST_WITH(test_a_process_that_is_left_is_a_failure, scratch_setup, scratch_teardown) {
     make_program("clean", "echo 'test: a'; sleep 0.01; echo 'success: a'");
     /* A process that has just been started, or just been killed, is for a moment neither there nor gone. To
      * grep alone "setsid", NUL, "sleep" is two lines. */
@@ -95,8 +88,7 @@ static void test_a_process_that_is_left_is_a_failure(void **state) {
 }
 
 /* Kernels of a set that the processor lacks ran emulated, or are named. */
-static void test_kernels_that_did_not_run_are_named(void **state) {
-    (void)state;
+TEST_WITH(test_kernels_that_did_not_run_are_named, scratch_setup, scratch_teardown) {
     make_program("sets", "echo 'test: a'; echo 'kernels: fine ran'; "
                          "echo 'kernels: old ran a/x b/y'; echo 'kernels: wide lacks'; "
                          "echo 'kernels: wide-bf16 lacks'; echo 'success: a'");
@@ -114,8 +106,7 @@ static void test_kernels_that_did_not_run_are_named(void **state) {
 }
 
 /* Of three runs the second has a failure, the third another and the same. */
-static void test_what_does_not_pass_each_time_is_counted(void **state) {
-    (void)state;
+TEST_WITH(test_what_does_not_pass_each_time_is_counted, scratch_setup, scratch_teardown) {
     make_program("suite", "echo run >>runs; n=$(wc -l <runs)\n"
                           "[ $n = 1 ] || echo 'failed x: a (ended on status '$n')'\n"
                           "[ $n != 3 ] || echo 'failed y: b'\n"
@@ -133,30 +124,11 @@ static void test_what_does_not_pass_each_time_is_counted(void **state) {
 }
 
 /* The suite and the load are ended with it; what this left would be the failure of this program. */
-static void test_repeating_can_be_interrupted(void **state) {
-    (void)state;
+TEST_WITH(test_repeating_can_be_interrupted, scratch_setup, scratch_teardown) {
     make_program("suite", "trap 'sleep 0.1; touch ended; exit 1' TERM; touch begun; "
                           "while [ -e suite ]; do sleep 0.02; done");
     shell("tests/repeat 3 $at/kept $at/suite >$at/said & until [ -e $at/begun ]; do sleep 0.02; "
           "done; kill $!; wait $!; [ $? = 130 ] && [ -e $at/ended ]");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_the_last_line_is_the_sum, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_two_runs_in_one_folder_keep_their_own_results,
-                                        scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_output_that_is_lost_is_a_failure, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_a_process_that_is_left_is_a_failure, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_kernels_that_did_not_run_are_named, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_what_does_not_pass_each_time_is_counted, scratch_setup,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_repeating_can_be_interrupted, scratch_setup,
-                                        scratch_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -1,16 +1,13 @@
 /* scripts/setup on a machine that lacks a part: before sudo it names the packages and asks, where there is a terminal
  * to ask on. sudo, apt-get, id and the compiler are scripts; nothing is installed. */
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 static void make_script(const char *name, const char *line) {
     char text[1024];
@@ -58,28 +55,18 @@ static void expect(const char *answer, int status, bool asks, bool installs) {
     free(calls);
 }
 
-static void test_it_asks_before_it_uses_sudo(void **state) {
-    (void)state;
+TEST_WITH(test_it_asks_before_it_uses_sudo, make_machine, scratch_teardown) {
     expect("enter", 0, true, true);
     expect("yes", 0, true, true);
     expect("n", 1, true, false);
     expect("end", 1, true, false);
 }
 
-static void test_nobody_is_asked_without_a_terminal_or_as_root(void **state) {
-    (void)state;
+TEST_WITH(test_nobody_is_asked_without_a_terminal_or_as_root, make_machine, scratch_teardown) {
     expect("", 0, false, true);
     make_script("id", "echo 0");
     make_script("sudo", "exit 9");
     expect("n", 0, false, true);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_it_asks_before_it_uses_sudo, make_machine,
-                                        scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_nobody_is_asked_without_a_terminal_or_as_root,
-                                        make_machine, scratch_teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

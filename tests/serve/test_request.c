@@ -4,21 +4,16 @@
 #include "serve/request.h"
 #include "serve/template.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 static const weft_request_limits limits = {.texts = 64};
 
-static void test_a_body_becomes_its_struct(void **state) {
-    (void)state;
+TEST(test_a_body_becomes_its_struct) {
     static const char body[] =
         "{\"model\":\"m\",\"prompt\":[\"a\",[1,2]],\"max_tokens\":7,\"temperature\":0.5,"
         "\"top_p\":0.9,\"top_k\":3,\"min_p\":0.1,\"repetition_penalty\":1.1,\"seed\":12,"
@@ -48,8 +43,7 @@ static void test_a_body_becomes_its_struct(void **state) {
     weft_request_free(&r);
 }
 
-static void test_what_is_missing_has_its_default(void **state) {
-    (void)state;
+TEST(test_what_is_missing_has_its_default) {
     static const char text[] = "{\"prompt\":\"\",\"seed\":null,\"stop\":null,\"logprobs\":null}";
     static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
     weft_request r;
@@ -66,8 +60,7 @@ static void test_what_is_missing_has_its_default(void **state) {
 
 /* Bodies with bytes changed, dropped and doubled at random: whatever comes of it, it is a request or
  * a refusal with a status, and a sanitizer has nothing to say. */
-static void test_any_bytes_at_all(void **state) {
-    (void)state;
+TEST(test_any_bytes_at_all) {
     static const char *const bodies[] = {
         "{\"prompt\":[\"Once\",[1,2,3]],\"max_tokens\":5,\"stop\":[\"a\",\"b\"],\"n\":2,\"seed\":"
         "3}",
@@ -126,7 +119,7 @@ static bool guide_ignores(const char *guide, const char *name) {
 }
 
 /* Every member of OpenAI's interface that weft does not have, with a value that asks for something. */
-static void test_what_is_ignored_or_refused_is_in_the_guide(void **state) {
+TEST(test_what_is_ignored_or_refused_is_in_the_guide) {
     static const struct {
         const char *name, *value;
         bool chat;
@@ -205,8 +198,7 @@ static void check_tokens(const char *template_text, const weft_message *messages
 }
 
 /* Text is encoded as if it were written in one piece; special tokens of the template are tokens. */
-static void test_a_conversation_becomes_its_tokens(void **state) {
-    (void)state;
+TEST(test_a_conversation_becomes_its_tokens) {
     char hello[] = "hello there", reply[] = "the program";
     const weft_message messages[] = {{"user", hello, sizeof hello - 1},
                                      {"assistant", reply, sizeof reply - 1}};
@@ -221,8 +213,7 @@ static void test_a_conversation_becomes_its_tokens(void **state) {
 
 /* Each role as it is written, with what stands before a conversation, in a system message's place, and before an
  * answer. The tokenizer's text "<|endoftext|>" is a token of the template's. */
-static void test_roles_have_forms_of_their_own(void **state) {
-    (void)state;
+TEST(test_roles_have_forms_of_their_own) {
     static const char form[] =
         "{begin}<|endoftext|>{default}(plain)\\n{system}<<{content|trim}>>\\n{first}{content|"
         "rstrip}]"
@@ -244,8 +235,7 @@ static void test_roles_have_forms_of_their_own(void **state) {
 }
 
 /* What a template leaves out of contents: reasoning up to its last end, and what is before an answer. */
-static void test_contents_are_filtered(void **state) {
-    (void)state;
+TEST(test_contents_are_filtered) {
     static const char *const cases[][3] = {{"think", "\na</think>b</think>\n\n c ", " c "},
                                            {"think", "\nthe end", "\nthe end"},
                                            {"cut", "a</think>\n c ", "\n c "},
@@ -264,8 +254,7 @@ static void test_contents_are_filtered(void **state) {
 }
 
 /* What a template has no form for is refused in words; and so is a template that makes no sense. */
-static void test_messages_without_a_form_are_refused(void **state) {
-    (void)state;
+TEST(test_messages_without_a_form_are_refused) {
     static const char *const wrong[] = {"{begin}{user}{content}", "{begin}{assistant}{content}",
                                         "{begin}{user}x{assistant}{content}",
                                         "{begin}{content}{user}{content}{assistant}{content}"};
@@ -296,8 +285,7 @@ static void test_messages_without_a_form_are_refused(void **state) {
 }
 
 /* What people write is text, even if it is a special token's name. */
-static void test_nobody_can_write_special_tokens(void **state) {
-    (void)state;
+TEST(test_nobody_can_write_special_tokens) {
     weft_tokenizer *t;
     weft_encoder *e;
     weft_template *m;
@@ -320,8 +308,7 @@ static void test_nobody_can_write_special_tokens(void **state) {
     weft_tokenizer_close(t);
 }
 
-static void test_keys_are_compared_whole(void **state) {
-    (void)state;
+TEST(test_keys_are_compared_whole) {
     assert_true(weft_key_matches("abc", "Bearer abc"));
     assert_true(weft_key_matches("abc", "bearer abc"));
     static const char *const wrong[] = {NULL,         "",          "abc",         "Bearer",
@@ -353,8 +340,7 @@ static double compare_seconds(const char *key, const char *header) {
 
 /* A comparison that ended at the first wrong letter would take a four-thousandth of the time where that
  * is the first one, and tell letter by letter what the key is. */
-static void test_a_wrong_key_takes_its_time_wherever_it_is_wrong(void **state) {
-    (void)state;
+TEST(test_a_wrong_key_takes_its_time_wherever_it_is_wrong) {
     enum { LETTERS = 4000 };
     static char key[LETTERS + 1], first[LETTERS + 8], last[LETTERS + 8];
     memset(key, 'k', LETTERS);
@@ -376,8 +362,7 @@ static void check_refused(const char *body, weft_endpoint endpoint, const char *
 }
 
 /* A model of bytes may well write one, and a conversation sends it back. */
-static void test_a_zero_is_a_letter_of_a_prompt(void **state) {
-    (void)state;
+TEST(test_a_zero_is_a_letter_of_a_prompt) {
     static const char text[] = "{\"prompt\":\"a\\u0000b\"}";
     static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]}";
     weft_request r;
@@ -395,20 +380,4 @@ static void test_a_zero_is_a_letter_of_a_prompt(void **state) {
     check_refused("{\"prompt\":\"a\",\"stop\":\"\"}", WEFT_COMPLETIONS, "'stop'");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_body_becomes_its_struct),
-        cmocka_unit_test(test_what_is_missing_has_its_default),
-        cmocka_unit_test(test_any_bytes_at_all),
-        cmocka_unit_test(test_what_is_ignored_or_refused_is_in_the_guide),
-        cmocka_unit_test(test_a_conversation_becomes_its_tokens),
-        cmocka_unit_test(test_roles_have_forms_of_their_own),
-        cmocka_unit_test(test_contents_are_filtered),
-        cmocka_unit_test(test_messages_without_a_form_are_refused),
-        cmocka_unit_test(test_nobody_can_write_special_tokens),
-        cmocka_unit_test(test_a_zero_is_a_letter_of_a_prompt),
-        cmocka_unit_test(test_keys_are_compared_whole),
-        cmocka_unit_test(test_a_wrong_key_takes_its_time_wherever_it_is_wrong),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

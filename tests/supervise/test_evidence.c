@@ -2,16 +2,12 @@
  * variant to its report. The whole of each in its smallest form is run by `make test-long`. */
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const struct {
     const char *name;
@@ -34,8 +30,7 @@ static const char *weft(void) {
     return path;
 }
 
-static void test_every_study_can_be_built_at_its_size(void **state) {
-    (void)state;
+TEST(test_every_study_can_be_built_at_its_size) {
     for (int i = 0; i < STUDIES; i++) {
         const char *out = scratch_path("list.json");
         shell_succeeds(
@@ -71,8 +66,7 @@ static void run_small(const char *name) {
         root, root, weft(), root, name, root, root);
 }
 
-static void test_a_study_runs_to_its_report(void **state) {
-    (void)state;
+TEST(test_a_study_runs_to_its_report) {
     run_small("optim");
     const char *folder = scratch_path("root-optim/runs/real-optim");
     assert_int_equal(study_number(folder, "SELECT count(*) FROM runs WHERE status = 'done'"), 10);
@@ -123,8 +117,7 @@ static void check_row(const char *model, const char *says) {
 
 /* A stage goes on from the weights before it; the answers at each length are there with their cache;
  * whether and when the key was found is said; and the same command again does none of it twice. */
-static void test_the_long_needle_has_stages_and_a_table(void **state) {
-    (void)state;
+TEST(test_the_long_needle_has_stages_and_a_table) {
     const char *const models[] = {"dot", "w2", "mla", "mla-cross"};
     run_small("needle-long");
     for (int i = 0; i < 4; i++) {
@@ -170,8 +163,7 @@ static const char *start_healing(const char *name, const char *train) {
 }
 
 /* One model cannot begin; the other's rows are all there when the script ends. */
-static void test_healing_waits_for_both_models(void **state) {
-    (void)state;
+TEST(test_healing_waits_for_both_models) {
     const char *start = start_healing("one-fails", "sleep 0.2; echo '\"val_loss\": 1'");
     shell_succeeds("%s >log 2>&1; test $? = 1 && grep -q 'no weights of dot' log && "
                    "test $(grep -c '^step3' runs/real-healing/step3.tsv) = 4",
@@ -179,8 +171,7 @@ static void test_healing_waits_for_both_models(void **state) {
 }
 
 /* What trains takes a while to end; the script is there until it has. */
-static void test_healing_that_is_ended_leaves_no_process(void **state) {
-    (void)state;
+TEST(test_healing_that_is_ended_leaves_no_process) {
     const char *start =
         start_healing("ended", "trap 'sleep 0.3; touch ended-$$; exit 1' TERM\n"
                                "touch begun-$$; while [ -d scripts ]; do sleep 0.02; done");
@@ -194,8 +185,7 @@ static void test_healing_that_is_ended_leaves_no_process(void **state) {
 }
 
 /* Two models are trained; each row has what the model loses by pruning, and what training gives back. */
-static void test_pruned_models_are_healed(void **state) {
-    (void)state;
+TEST(test_pruned_models_are_healed) {
     const char *root = scratch_path("root-healing"), *log = scratch_path("log-healing");
     const char *const rows[] = {"dot\twhole\t-\t1\t",         "dot\theads\tstate\t0.5\t",
                                 "dot\tffn\tstate\t0.5\t",     "step3\twhole\t-\t1\t",
@@ -231,8 +221,7 @@ static void test_pruned_models_are_healed(void **state) {
     free(table);
 }
 
-static void test_all_of_them_run(void **state) {
-    (void)state;
+TEST(test_all_of_them_run) {
     if (!getenv("WEFT_TEST_LONG")) {
         print_message("only with make test-long\n");
         skip();
@@ -242,8 +231,7 @@ static void test_all_of_them_run(void **state) {
 }
 
 /* The committed database is of the committed config: what is done in it is not run again. */
-static void test_the_study_at_124m_goes_on_from_its_database(void **state) {
-    (void)state;
+TEST(test_the_study_at_124m_goes_on_from_its_database) {
     const char *root = scratch_path("root-large"), *log = scratch_path("log-large");
     shell_succeeds("mkdir -p '%s/docs/results' && cp -r scripts defconfigs '%s' && "
                    "cp -r docs/results/data '%s/docs/results' && "
@@ -260,25 +248,11 @@ static void test_the_study_at_124m_goes_on_from_its_database(void **state) {
     assert_true(study_number(folder, "SELECT count(*) FROM runs WHERE status = 'done'") >= 21);
 }
 
-static void test_an_unknown_name_is_told(void **state) {
-    (void)state;
+TEST(test_an_unknown_name_is_told) {
     shell_succeeds("scripts/evidence nothing 2>'%s'; test $? = 2", scratch_path("said"));
     char *said = file_read(scratch_path("said"), NULL);
     assert_non_null(strstr(said, "there is no 'nothing'"));
     free(said);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_study_can_be_built_at_its_size),
-        cmocka_unit_test(test_a_study_runs_to_its_report),
-        cmocka_unit_test(test_the_long_needle_has_stages_and_a_table),
-        cmocka_unit_test(test_pruned_models_are_healed),
-        cmocka_unit_test(test_healing_waits_for_both_models),
-        cmocka_unit_test(test_healing_that_is_ended_leaves_no_process),
-        cmocka_unit_test(test_all_of_them_run),
-        cmocka_unit_test(test_the_study_at_124m_goes_on_from_its_database),
-        cmocka_unit_test(test_an_unknown_name_is_told),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

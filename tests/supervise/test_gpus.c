@@ -1,17 +1,14 @@
 /* weft study --gpus: one run at a time on each GPU, by the variable that a run takes its GPU from. */
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <dirent.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void write_config(const char *path) {
     static const char text[] =
@@ -57,8 +54,7 @@ static unsigned gpus_of_children(pid_t parent) {
     return seen;
 }
 
-static void test_each_gpu_has_one_run(void **state) {
-    (void)state;
+TEST(test_each_gpu_has_one_run) {
     const char *runner = getenv("RUNNER");
     if (runner && *runner) {
         printf("processes are run by RUNNER\n");
@@ -81,8 +77,7 @@ static void test_each_gpu_has_one_run(void **state) {
     assert_int_equal(seen, 1u << 3 | 1u << 5);
 }
 
-static void test_bad_gpus_are_refused(void **state) {
-    (void)state;
+TEST(test_bad_gpus_are_refused) {
     char config[256];
     snprintf(config, sizeof config, "%s", scratch_path("config"));
     write_config(config);
@@ -91,10 +86,4 @@ static void test_bad_gpus_are_refused(void **state) {
                   SAYS("--jobs", "--gpus"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_gpu_has_one_run),
-        cmocka_unit_test(test_bad_gpus_are_refused),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

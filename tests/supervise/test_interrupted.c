@@ -3,12 +3,11 @@
 #include "base/random.h"
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,16 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { KILLS = 6, KILLS_LONG = 40, RUNS = 8 };
 
 static char config[256], whole[256];
 
 /* Moments that nobody chose, from the start of the program to well into its runs; the child of
  * every other one is killed first, so that the study may see it fail before it dies itself. */
-static void test_a_killed_study_ends_with_the_same_contents(void **state) {
-    (void)state;
+TEST(test_a_killed_study_ends_with_the_same_contents) {
     char out[256], err[256];
     int kills = train_long() ? KILLS_LONG : KILLS;
     uint64_t seed = (uint64_t)time(NULL);
@@ -58,8 +54,7 @@ static void test_a_killed_study_ends_with_the_same_contents(void **state) {
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), RUNS);
 }
 
-static void test_a_run_that_is_killed_does_not_take_the_study_down(void **state) {
-    (void)state;
+TEST(test_a_run_that_is_killed_does_not_take_the_study_down) {
     char out[256], err[256];
     snprintf(out, sizeof out, "%s", scratch_path("crash"));
     snprintf(err, sizeof err, "%s", scratch_path("crash.err"));
@@ -88,8 +83,7 @@ static void test_a_run_that_is_killed_does_not_take_the_study_down(void **state)
 }
 
 /* A run whose checkpoint is damaged fails each time, until it is begun anew. */
-static void test_a_run_that_cannot_go_on_is_begun_anew(void **state) {
-    (void)state;
+TEST(test_a_run_that_cannot_go_on_is_begun_anew) {
     char out[256], path[512], run[300];
     size_t bytes;
     snprintf(out, sizeof out, "%s", scratch_path("anew"));
@@ -118,8 +112,7 @@ static void test_a_run_that_cannot_go_on_is_begun_anew(void **state) {
     assert_int_equal(access(path, R_OK), 0);
 }
 
-static void test_a_signal_is_handed_on_and_the_same_command_goes_on(void **state) {
-    (void)state;
+TEST(test_a_signal_is_handed_on_and_the_same_command_goes_on) {
     char out[256], err[256];
     snprintf(out, sizeof out, "%s", scratch_path("stopped"));
     snprintf(err, sizeof err, "%s", scratch_path("stopped.err"));
@@ -139,8 +132,7 @@ static void test_a_signal_is_handed_on_and_the_same_command_goes_on(void **state
     study_same(whole, out);
 }
 
-static void test_one_study_in_a_folder_at_a_time(void **state) {
-    (void)state;
+TEST(test_one_study_in_a_folder_at_a_time) {
     char out[256], err[256], holder[64];
     snprintf(out, sizeof out, "%s", scratch_path("held"));
     snprintf(err, sizeof err, "%s", scratch_path("held.err"));
@@ -155,8 +147,7 @@ static void test_one_study_in_a_folder_at_a_time(void **state) {
 }
 
 /* What a study that was killed had just forked still holds its lock, for a moment. */
-static void test_a_lock_whose_holder_is_gone_is_waited_for(void **state) {
-    (void)state;
+TEST(test_a_lock_whose_holder_is_gone_is_waited_for) {
     char out[256], err[256], lock[512];
     snprintf(out, sizeof out, "%s", scratch_path("left"));
     snprintf(err, sizeof err, "%s", scratch_path("left.err"));
@@ -183,14 +174,4 @@ static int make_whole(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_killed_study_ends_with_the_same_contents),
-        cmocka_unit_test(test_a_run_that_is_killed_does_not_take_the_study_down),
-        cmocka_unit_test(test_a_run_that_cannot_go_on_is_begun_anew),
-        cmocka_unit_test(test_a_signal_is_handed_on_and_the_same_command_goes_on),
-        cmocka_unit_test(test_one_study_in_a_folder_at_a_time),
-        cmocka_unit_test(test_a_lock_whose_holder_is_gone_is_waited_for),
-    };
-    return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
-}
+RUN_TESTS(make_whole, scratch_teardown)

@@ -2,18 +2,14 @@
  * what a run's record says beside its results. */
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <sqlite3.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { RATES = 2, SEEDS = 2, VARIANTS = 2 };
 
@@ -23,8 +19,7 @@ static char config[256], whole[256];
 static const char *const apart[] = {"-o", "STUDY_RATE_SEED=77", "-o", "EVAL_POSITIONS=y"};
 #define APART apart[0], apart[1], apart[2], apart[3]
 
-static void test_rates_are_tried_on_the_seed_apart_and_the_best_runs_on_the_others(void **state) {
-    (void)state;
+TEST(test_rates_are_tried_on_the_seed_apart_and_the_best_runs_on_the_others) {
     assert_int_equal(study_number(whole, "SELECT count(*) FROM runs"), VARIANTS * (RATES + SEEDS));
     assert_int_equal(study_number(whole, "SELECT count(*) FROM runs WHERE seed = 77"),
                      VARIANTS * RATES);
@@ -42,8 +37,7 @@ static void test_rates_are_tried_on_the_seed_apart_and_the_best_runs_on_the_othe
     }
 }
 
-static void test_the_seed_apart_counts_for_no_verdict(void **state) {
-    (void)state;
+TEST(test_the_seed_apart_counts_for_no_verdict) {
     json_t *r = command_json(RUN("report", whole, "--json"));
     json_t *study = json_array_get(json_object_get(r, "studies"), 0);
     json_t *variant = json_array_get(json_object_get(study, "steps"), 0);
@@ -57,8 +51,7 @@ static void test_the_seed_apart_counts_for_no_verdict(void **state) {
     json_decref(c);
 }
 
-static void test_a_seed_that_both_chooses_and_counts_is_refused(void **state) {
-    (void)state;
+TEST(test_a_seed_that_both_chooses_and_counts_is_refused) {
     command_fails(
         2,
         RUN("study", "--config", config, "--out", scratch_path("both"), "-o", "STUDY_RATE_SEED=2"),
@@ -66,8 +59,7 @@ static void test_a_seed_that_both_chooses_and_counts_is_refused(void **state) {
 }
 
 /* 16 positions in ranges of 1, 3 and 12: their losses, weighted so, are the whole's. */
-static void test_losses_by_position_add_up_to_the_whole(void **state) {
-    (void)state;
+TEST(test_losses_by_position_add_up_to_the_whole) {
     double worst = study_real(
         whole, "SELECT max(abs(r.val_loss - (a.value + 3 * b.value + 12 * c.value) / 16))"
                " FROM runs r JOIN facts a ON a.run = r.run AND a.name = 'loss_at_0_0'"
@@ -81,8 +73,7 @@ static void test_losses_by_position_add_up_to_the_whole(void **state) {
                      1);
 }
 
-static void test_each_run_says_which_program_made_it_where(void **state) {
-    (void)state;
+TEST(test_each_run_says_which_program_made_it_where) {
     int64_t runs = VARIANTS * (RATES + SEEDS);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'commit'"), runs);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'machine'"),
@@ -94,8 +85,7 @@ static void test_each_run_says_which_program_made_it_where(void **state) {
 
 /* When the time is up, what runs is stopped, though no run before it told how long one takes; the same command
  * without the limit ends as a study that had none. */
-static void test_a_study_ends_in_time(void **state) {
-    (void)state;
+TEST(test_a_study_ends_in_time) {
     const char *out = scratch_path("short"), *endless = scratch_path("endless");
     command_result r =
         command_run(RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.001"));
@@ -117,8 +107,7 @@ static void test_a_study_ends_in_time(void **state) {
 
 /* Variant 4 takes over variant 2's rate, as its record and its report say; also where that is decided when the study
  * has begun, and its own trials still wait. */
-static void test_a_variant_may_take_over_anothers_rate(void **state) {
-    (void)state;
+TEST(test_a_variant_may_take_over_anothers_rate) {
     const char *out = scratch_path("shared"), *later = scratch_path("later");
     char *text;
     command_succeeds(RUN("study", "--config", config, "--out", out, APART, "-o",
@@ -202,20 +191,17 @@ static void grow(bool chooses) {
                   SAYS("STUDY_SEEDS was 4 in this study and is 2 now"));
 }
 
-static void test_seeds_may_be_added(void **state) {
-    (void)state;
+TEST(test_seeds_may_be_added) {
     grow(false);
 }
 
-static void test_seeds_may_be_added_at_the_rate_that_was_chosen(void **state) {
-    (void)state;
+TEST(test_seeds_may_be_added_at_the_rate_that_was_chosen) {
     grow(true);
 }
 
 /* Eight steps are too few for any rate to be too high, so every rate that is added is again at the edge, until there are
  * four more; a study that gets a seed has it at those, too, and ends as one that had it from the start. */
-static void test_a_minimum_at_the_edge_adds_rates(void **state) {
-    (void)state;
+TEST(test_a_minimum_at_the_edge_adds_rates) {
     static const char *const minimum[] = {"-o", "STUDY_COMPARE=minimum", "-o",
                                           "STUDY_LEARNING_RATES=1e-3,2e-3,4e-3"};
 #define MINIMUM minimum[0], minimum[1], minimum[2], minimum[3]
@@ -249,8 +235,7 @@ static void test_a_minimum_at_the_edge_adds_rates(void **state) {
 }
 
 /* Another way to name the device is no other study; another batch is. */
-static void test_the_device_may_change(void **state) {
-    (void)state;
+TEST(test_the_device_may_change) {
     const char *out = scratch_path("device");
     command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1"), NULL);
     command_succeeds(
@@ -268,19 +253,4 @@ static int make_whole(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rates_are_tried_on_the_seed_apart_and_the_best_runs_on_the_others),
-        cmocka_unit_test(test_the_seed_apart_counts_for_no_verdict),
-        cmocka_unit_test(test_a_seed_that_both_chooses_and_counts_is_refused),
-        cmocka_unit_test(test_losses_by_position_add_up_to_the_whole),
-        cmocka_unit_test(test_each_run_says_which_program_made_it_where),
-        cmocka_unit_test(test_a_study_ends_in_time),
-        cmocka_unit_test(test_a_variant_may_take_over_anothers_rate),
-        cmocka_unit_test(test_seeds_may_be_added),
-        cmocka_unit_test(test_seeds_may_be_added_at_the_rate_that_was_chosen),
-        cmocka_unit_test(test_a_minimum_at_the_edge_adds_rates),
-        cmocka_unit_test(test_the_device_may_change),
-    };
-    return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
-}
+RUN_TESTS(make_whole, scratch_teardown)

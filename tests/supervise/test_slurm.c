@@ -4,17 +4,14 @@
 #include "support/command.h"
 #include "support/ranks_run.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { NAME_ROOM = 256, WAIT_SECONDS = 180 };
 
@@ -112,19 +109,16 @@ static void with_cluster(const char *name, void (*work)(const char *config, cons
     assert_int_equal(started, 0);
 }
 
-static void test_array_is_gathered(void **state) {
-    (void)state;
+TEST(test_array_is_gathered) {
     with_cluster("array", submit_and_compare);
 }
 
-static void test_srun_starts_ranks(void **state) {
-    (void)state;
+TEST(test_srun_starts_ranks) {
     if (train_long()) ranks_need_mpi();
     with_cluster("tasks", train_by_srun);
 }
 
-static void test_without_slurm_is_one_line(void **state) {
-    (void)state;
+TEST(test_without_slurm_is_one_line) {
     char config[NAME_ROOM], out[NAME_ROOM], path[4096];
     keep(config, scratch_path("config"));
     keep(out, scratch_path("none"));
@@ -149,8 +143,7 @@ static void test_without_slurm_is_one_line(void **state) {
     setenv("PATH", path, 1);
 }
 
-static void test_a_study_is_not_started_by_mpirun(void **state) {
-    (void)state;
+TEST(test_a_study_is_not_started_by_mpirun) {
     char config[NAME_ROOM];
     keep(config, scratch_path("config"));
     study_config(config);
@@ -159,12 +152,4 @@ static void test_a_study_is_not_started_by_mpirun(void **state) {
     unsetenv("OMPI_COMM_WORLD_SIZE");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_slurm_is_one_line),
-        cmocka_unit_test(test_a_study_is_not_started_by_mpirun),
-        cmocka_unit_test(test_array_is_gathered),
-        cmocka_unit_test(test_srun_starts_ranks),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

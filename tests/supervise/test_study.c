@@ -3,27 +3,23 @@
  * are compared with it. */
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <glob.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { RUNS = 8, ITERS = 8, TAIL = 5 };
 
 static char config[256], whole[256];
 
-static void test_a_study_runs_every_variant_rate_and_seed(void **state) {
-    (void)state;
+TEST(test_a_study_runs_every_variant_rate_and_seed) {
     json_t *r = command_json(RUN("runs", whole, "--json"));
     json_t *runs = json_object_get(json_array_get(json_object_get(r, "studies"), 0), "runs");
     assert_int_equal(json_array_size(runs), RUNS);
@@ -54,8 +50,7 @@ static void test_a_study_runs_every_variant_rate_and_seed(void **state) {
 }
 
 /* The result of a run, from its metrics.jsonl by itself. */
-static void test_results_are_those_of_the_metrics_file(void **state) {
-    (void)state;
+TEST(test_results_are_those_of_the_metrics_file) {
     char path[600];
     snprintf(path, sizeof path, "%s/runs/4-lr0.01-seed2/metrics.jsonl", whole);
     size_t n;
@@ -90,8 +85,7 @@ static void test_results_are_those_of_the_metrics_file(void **state) {
 }
 
 /* Trained anew, in processes of their own, at a time of their own. */
-static void test_repeats_are_equal_to_the_bit(void **state) {
-    (void)state;
+TEST(test_repeats_are_equal_to_the_bit) {
     assert_int_equal(study_number(whole, "SELECT count(*) FROM events WHERE kind = 'equal'"), 4);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM events WHERE kind = 'unequal'"), 0);
     assert_int_equal(
@@ -104,16 +98,14 @@ static void test_repeats_are_equal_to_the_bit(void **state) {
                     scratch_path("whole/runs/4-lr0.01-seed2"), "last/model.safetensors");
 }
 
-static void test_two_at_a_time_come_to_the_same(void **state) {
-    (void)state;
+TEST(test_two_at_a_time_come_to_the_same) {
     const char *out = scratch_path("two");
     command_succeeds(RUN("study", "--config", config, "--out", out, "--jobs", "2"), NULL);
     study_same(whole, out);
 }
 
 /* What the report answers is the last thing in the terminal too; a study that is done says it again. */
-static void test_the_end_says_what_the_report_says(void **state) {
-    (void)state;
+TEST(test_the_end_says_what_the_report_says) {
     json_t *report = command_json(RUN("report", whole, "--json"));
     const json_t *one = json_array_get(json_object_get(report, "studies"), 0);
     const json_t *verdict = json_array_get(json_object_get(one, "verdicts"), 0);
@@ -127,8 +119,7 @@ static void test_the_end_says_what_the_report_says(void **state) {
     json_decref(report);
 }
 
-static void test_chosen_variants_leave_the_others_waiting(void **state) {
-    (void)state;
+TEST(test_chosen_variants_leave_the_others_waiting) {
     const char *out = scratch_path("chosen");
     command_succeeds(
         RUN("study", "--config", config, "--out", out, "--variants", "4", "-o", "STUDY_SEEDS=1"),
@@ -146,8 +137,7 @@ static char *read_database(const char *folder, size_t *n) {
     return file_read(path, n);
 }
 
-static void test_another_config_is_refused_and_nothing_is_overwritten(void **state) {
-    (void)state;
+TEST(test_another_config_is_refused_and_nothing_is_overwritten) {
     size_t before, after;
     char *was = read_database(whole, &before);
     command_fails(2, RUN("study", "--config", config, "--out", whole, "-o", "N_LAYER=2"),
@@ -166,8 +156,7 @@ static void test_another_config_is_refused_and_nothing_is_overwritten(void **sta
 }
 
 /* Options come with time: what an older weft did not know had its default. */
-static void test_a_study_of_an_older_weft_goes_on(void **state) {
-    (void)state;
+TEST(test_a_study_of_an_older_weft_goes_on) {
     const char *out = scratch_path("older");
     command_succeeds(
         RUN("study", "--config", config, "--out", out, "--variants", "4", "-o", "STUDY_SEEDS=1"),
@@ -189,8 +178,7 @@ static int count_weights(const char *out, const char *which) {
     return n;
 }
 
-static void test_weights_stay_as_the_study_has_it(void **state) {
-    (void)state;
+TEST(test_weights_stay_as_the_study_has_it) {
     static const struct {
         const char *word;
         int all, first;
@@ -223,8 +211,7 @@ static void test_weights_stay_as_the_study_has_it(void **state) {
     assert_int_equal(count_weights(out, "*"), 8);
 }
 
-static void test_a_changed_weight_shows_as_unequal(void **state) {
-    (void)state;
+TEST(test_a_changed_weight_shows_as_unequal) {
     const char *out = scratch_path("changed");
     json_t *r = NULL;
     command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "-o",
@@ -252,8 +239,7 @@ static void test_a_changed_weight_shows_as_unequal(void **state) {
     command_free(&again);
 }
 
-static void test_exports_can_be_read(void **state) {
-    (void)state;
+TEST(test_exports_can_be_read) {
     char *csv, *line, *rest;
     int rows = 0, columns = 0;
     command_succeeds(RUN("runs", whole, "--csv", "-"), &csv);
@@ -287,8 +273,7 @@ static void test_exports_can_be_read(void **state) {
     json_decref(c);
 }
 
-static void test_a_list_runs_nothing(void **state) {
-    (void)state;
+TEST(test_a_list_runs_nothing) {
     const char *out = scratch_path("listed");
     json_t *all = command_json(RUN("study", "--config", config, "--out", out, "--list", "--json"));
     assert_int_equal(json_integer_value(json_object_get(all, "runs")), RUNS);
@@ -306,20 +291,4 @@ static int make_whole(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_study_runs_every_variant_rate_and_seed),
-        cmocka_unit_test(test_results_are_those_of_the_metrics_file),
-        cmocka_unit_test(test_repeats_are_equal_to_the_bit),
-        cmocka_unit_test(test_two_at_a_time_come_to_the_same),
-        cmocka_unit_test(test_the_end_says_what_the_report_says),
-        cmocka_unit_test(test_chosen_variants_leave_the_others_waiting),
-        cmocka_unit_test(test_another_config_is_refused_and_nothing_is_overwritten),
-        cmocka_unit_test(test_a_study_of_an_older_weft_goes_on),
-        cmocka_unit_test(test_weights_stay_as_the_study_has_it),
-        cmocka_unit_test(test_a_changed_weight_shows_as_unequal),
-        cmocka_unit_test(test_exports_can_be_read),
-        cmocka_unit_test(test_a_list_runs_nothing),
-    };
-    return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
-}
+RUN_TESTS(make_whole, scratch_teardown)

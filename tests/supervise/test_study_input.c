@@ -3,19 +3,16 @@
 #include "base/folders.h"
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <sqlite3.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256], out[256];
 
@@ -24,8 +21,7 @@ static char config[256], out[256];
         "STUDY_LEARNING_RATES=", __VA_ARGS__)
 #define NAMED "-o", "RA_MLA_ABLATION_STEPS="
 
-static void test_missing_data_is_told_once_and_nothing_is_made(void **state) {
-    (void)state;
+TEST(test_missing_data_is_told_once_and_nothing_is_made) {
     snprintf(out, sizeof out, "%s", scratch_path("nowhere"));
     command_fails(2, STUDY("-o", "DATASET=/no/such/folder"), SAYS("/no/such/folder"));
     command_fails(2, STUDY("-o", "VOCAB_SIZE=100"), SAYS("CONFIG_VOCAB_SIZE", "256"));
@@ -42,8 +38,7 @@ static void test_missing_data_is_told_once_and_nothing_is_made(void **state) {
 }
 
 /* More tokens than 64 bits count are as many as they can. */
-static void test_the_largest_study_is_listed(void **state) {
-    (void)state;
+TEST(test_the_largest_study_is_listed) {
     snprintf(out, sizeof out, "%s", scratch_path("largest"));
     json_t *all =
         command_json(STUDY("--list", "--json", "-o", "STEPS=1000000000", "-o", "BATCH_SIZE=1048576",
@@ -54,8 +49,7 @@ static void test_the_largest_study_is_listed(void **state) {
     json_decref(all);
 }
 
-static void test_a_folder_that_cannot_be_written_is_refused(void **state) {
-    (void)state;
+TEST(test_a_folder_that_cannot_be_written_is_refused) {
     file_write(scratch_path("file"), "x", 1);
     snprintf(out, sizeof out, "%s", scratch_path("file/below"));
     command_fails(1, STUDY("--threads", "1"), SAYS("file/below"));
@@ -64,8 +58,7 @@ static void test_a_folder_that_cannot_be_written_is_refused(void **state) {
 }
 
 /* The same words as from a disk that is full: no file may grow past so many bytes. */
-static void test_a_full_disk_is_told_and_kept_apart(void **state) {
-    (void)state;
+TEST(test_a_full_disk_is_told_and_kept_apart) {
     train_need_limit();
     char err[256];
     size_t n;
@@ -99,8 +92,7 @@ static void expect_kept(const char *path, const char *bytes, size_t n) {
     free(is);
 }
 
-static void test_a_strange_database_is_refused_and_kept(void **state) {
-    (void)state;
+TEST(test_a_strange_database_is_refused_and_kept) {
     char path[300];
     snprintf(out, sizeof out, "%s", scratch_path("strange"));
     snprintf(path, sizeof path, "%s/runs.db", out);
@@ -125,8 +117,7 @@ static void test_a_strange_database_is_refused_and_kept(void **state) {
 }
 
 /* One that was ours, with bytes changed in its middle. */
-static void test_a_damaged_database_is_refused(void **state) {
-    (void)state;
+TEST(test_a_damaged_database_is_refused) {
     char path[300];
     snprintf(out, sizeof out, "%s", scratch_path("damaged"));
     snprintf(path, sizeof path, "%s/runs.db", out);
@@ -140,8 +131,7 @@ static void test_a_damaged_database_is_refused(void **state) {
     free(bytes);
 }
 
-static void test_a_variant_that_cannot_be_built_leaves_the_others_alone(void **state) {
-    (void)state;
+TEST(test_a_variant_that_cannot_be_built_leaves_the_others_alone) {
     snprintf(out, sizeof out, "%s", scratch_path("broken"));
     command_result r =
         command_run(STUDY(NAMED, "-o", "STUDY_VARIANTS=a; odd: N_HEAD=3; far: DATASET=/no/such"));
@@ -159,8 +149,7 @@ static void test_a_variant_that_cannot_be_built_leaves_the_others_alone(void **s
 }
 
 /* Rates no model survives: the run has no score, the study is done all the same. */
-static void test_a_run_that_diverges_is_a_result(void **state) {
-    (void)state;
+TEST(test_a_run_that_diverges_is_a_result) {
     snprintf(out, sizeof out, "%s", scratch_path("diverged"));
     json_t *r;
     char *text;
@@ -180,8 +169,7 @@ static void test_a_run_that_diverges_is_a_result(void **state) {
     assert_true(study_number(out, "SELECT count(*) FROM events WHERE kind = 'skipped'") >= 10);
 }
 
-static void test_a_leaking_variant_is_marked(void **state) {
-    (void)state;
+TEST(test_a_leaking_variant_is_marked) {
     snprintf(out, sizeof out, "%s", scratch_path("leaks"));
     static const char variants[] = "STUDY_VARIANTS=a; seq: RA_MLA_MLP_ATTN_GATE=y "
                                    "RA_MLA_MLP_GATE_POOL=sequence ALLOW_FUTURE_LEAK=y";
@@ -192,8 +180,7 @@ static void test_a_leaking_variant_is_marked(void **state) {
 }
 
 /* Each pruning is an event of its run, and none of the report's troubles. */
-static void test_prunings_are_events(void **state) {
-    (void)state;
+TEST(test_prunings_are_events) {
     snprintf(out, sizeof out, "%s", scratch_path("pruned"));
     static const char variants[] =
         "STUDY_VARIANTS=a; b: PRUNE=magnitude PRUNE_START=0 PRUNE_END=4 PRUNE_INTERVAL=2";
@@ -209,8 +196,7 @@ static void test_prunings_are_events(void **state) {
 
 /* Equal time: seconds are measured once and kept; iterations follow from them, and a repeat has
  * those of what it repeats. */
-static void test_time_is_measured_once_and_kept(void **state) {
-    (void)state;
+TEST(test_time_is_measured_once_and_kept) {
     snprintf(out, sizeof out, "%s", scratch_path("time"));
     command_succeeds(STUDY("-o", "STUDY_EQUAL=time", "-o", "RA_MLA_ABLATION_STEPS=0,2,4"), NULL);
     double first = study_real(out, "SELECT seconds_per_iter FROM variants WHERE variant = 0");
@@ -230,8 +216,7 @@ static void test_time_is_measured_once_and_kept(void **state) {
 }
 
 /* A folder by the name that measuring takes, the user's own, directly and behind a link. */
-static void test_measuring_removes_only_what_it_made(void **state) {
-    (void)state;
+TEST(test_measuring_removes_only_what_it_made) {
     char path[300], note[600];
     snprintf(out, sizeof out, "%s", scratch_path("measured"));
     snprintf(path, sizeof path, "%s/measure", out);
@@ -260,8 +245,7 @@ static void test_measuring_removes_only_what_it_made(void **state) {
 }
 
 /* A user's file by the lock's name is not written over. */
-static void test_a_file_called_lock_stays(void **state) {
-    (void)state;
+TEST(test_a_file_called_lock_stays) {
     char path[300];
     snprintf(out, sizeof out, "%s", scratch_path("locked"));
     snprintf(path, sizeof path, "%s/lock", out);
@@ -281,21 +265,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing_data_is_told_once_and_nothing_is_made),
-        cmocka_unit_test(test_the_largest_study_is_listed),
-        cmocka_unit_test(test_a_folder_that_cannot_be_written_is_refused),
-        cmocka_unit_test(test_a_full_disk_is_told_and_kept_apart),
-        cmocka_unit_test(test_a_strange_database_is_refused_and_kept),
-        cmocka_unit_test(test_a_damaged_database_is_refused),
-        cmocka_unit_test(test_a_variant_that_cannot_be_built_leaves_the_others_alone),
-        cmocka_unit_test(test_a_run_that_diverges_is_a_result),
-        cmocka_unit_test(test_a_leaking_variant_is_marked),
-        cmocka_unit_test(test_prunings_are_events),
-        cmocka_unit_test(test_time_is_measured_once_and_kept),
-        cmocka_unit_test(test_measuring_removes_only_what_it_made),
-        cmocka_unit_test(test_a_file_called_lock_stays),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)
