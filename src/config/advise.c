@@ -58,11 +58,11 @@ bool weft_option_matters(const weft_config *c, const weft_option *o) {
 static bool was_meant(const weft_config *c, const weft_option *o, int place, int count) {
     weft_config plain;
     if (!c->given[place] || o->owner == WEFT_OWNER_STUDY) return false;
-    /* A file that has them all was written by a menu, which says nothing of what was meant. */
+    /* A file that has most of them was written by a menu or a run, which says nothing of what was meant. */
     int given = 0;
     for (int i = 0; i < count; i++)
         given += c->given[i];
-    if (4 * given < 3 * count) return true;
+    if (2 * given < count) return true;
     weft_config_defaults(&plain);
     return !weft_option_same(c, &plain, o);
 }

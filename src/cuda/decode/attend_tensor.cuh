@@ -82,9 +82,9 @@ __device__ static inline few_words read_words(const void *from) {
     return few_words{{v.x, v.y, v.z, v.w}};
 }
 
-/* A block's row, key head, and keys [seen, position] of it. */
+/* A block's row, key head, and keys [seen, own] of it. */
 struct row_view {
-    int r, g, position, seen;
+    int r, g, own, seen; /* own: its position */
     const int32_t *table;
 };
 
@@ -102,7 +102,7 @@ struct tile_walk {
     __device__ void enter(const attend_problem &a, const row_view &v) {
         int leaf = a.units == 1 ? unit : unit / a.units;
         int begin = ((v.seen >> a.leaf_bits) + leaf) << a.leaf_bits;
-        low = max(begin, v.seen), end = min(begin + a.leaf, v.position + 1);
+        low = max(begin, v.seen), end = min(begin + a.leaf, v.own + 1);
         key = low / TENSOR_KEYS * TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
     }
     __device__ void advance(const attend_problem &a, const row_view &v) {
@@ -144,7 +144,7 @@ __device__ static inline void copy_tile(const attend_problem &a, const tensor_me
     int begin = max(w.low, page * WEFT_PAGE_TOKENS);
     int end = min(w.high, (page + 1) * WEFT_PAGE_TOKENS);
     /* Before the first row of the sequence that this run may have. */
-    int is = end + a.places.rows <= v.position + 1 ? STEADY_PAGES : FRESH_PAGES;
+    int is = end + a.places.rows <= v.own + 1 ? STEADY_PAGES : FRESH_PAGES;
     bool asked = part == 0 || (part == 1 && !a.joint) || (part == 2 && a.keys.number);
     if (!asked || begin >= end || !(is & which)) return;
     const cached_pages &c = part == 1 ? a.values : a.keys;
@@ -301,12 +301,9 @@ __device__ static inline void weigh_tile(const attend_problem &a, const tile_wal
         if (a.keys.number)
             each([&](int e, float score) { return fmaf(numbers[e], f.beta, score); });
         if (a.pos == WEFT_POS_ALIBI)
-            each([&](int e, float score) {
-                return score - f.slope * (float)(v.position - w.key - e);
-            });
+            each([&](int e, float score) { return score - f.slope * (float)(v.own - w.key - e); });
         if (!PLAIN)
-            each(
-                [&](int e, float score) { return adjust_score(a, score, v.position - w.key - e); });
+            each([&](int e, float score) { return adjust_score(a, score, v.own - w.key - e); });
         if (a.scores && h < a.group) {
             int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
             float *to = a.scores + head * a.context + w.key - v.seen;
@@ -478,8 +475,8 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     int warp = (int)threadIdx.x / 32, r = (int)blockIdx.y, slot = a.places.slot[r];
     row_view v = {r, (int)blockIdx.x, slot < 0 ? -1 : a.places.position[r], 0,
                   a.places.table + (int64_t)slot * a.places.pages};
-    if (slot >= 0) v.seen = first_seen(a, r, v.position);
-    int leaves = slot < 0 ? 0 : (v.position >> a.leaf_bits) - (v.seen >> a.leaf_bits) + 1;
+    if (slot >= 0) v.seen = first_seen(a, r, v.own);
+    int leaves = slot < 0 ? 0 : (v.own >> a.leaf_bits) - (v.seen >> a.leaf_bits) + 1;
     int sharing = min(a.splits, leaves * a.units);
     bool joins = slot < 0 && blockIdx.z == 0;
     if ((int)blockIdx.z < sharing) {

@@ -27,8 +27,6 @@
 #include "cuda/products/slim.cuh"
 #include "cuda/products/streamed.cuh"
 
-#include <stdlib.h>
-
 enum {
     THIN_SIDE = 128, /* longest side of a thin product's result */
     THIN_VALUES = 4096,
@@ -386,12 +384,6 @@ static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
     return WEFT_OK;
 }
 
-/* WEFT_CUDA_STREAMED=0: for comparison. */
-static bool is_streamed(const cuda_gemm *p) {
-    const char *asked = getenv("WEFT_CUDA_STREAMED");
-    return !(asked && *asked == '0') && streamed_can(p);
-}
-
 bool gemm_joins(const cuda_gemm *p) {
     return p->follows && (few_can_join(p) || (p->steady && streamed_can(p) && !p->accumulate &&
                                               p->m <= GEMM_STREAMED_ROWS));
@@ -399,7 +391,7 @@ bool gemm_joins(const cuda_gemm *p) {
 
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
     finish_one finish[GEMM_TOGETHER];
-    bool streamed = is_streamed(p);
+    bool streamed = streamed_can(p);
     for (int i = 0; i < n; i++) {
         finish[i] = finish_one{describe_finish(&p[i])};
         streamed = streamed && streamed_can(&p[i]);
@@ -414,7 +406,7 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace
     gemm_recipe recipe = make_recipe(p);
     if (recipe.i8)
         run_i8_rows(stream, p, (char *)workspace, finish_one{describe_finish(p)});
-    else if (recipe.few_rows && is_streamed(p))
+    else if (recipe.few_rows && streamed_can(p))
         streamed_launch(stream, p, 1);
     else if (recipe.few_rows)
         run_few_rows(stream, p, finish_one{describe_finish(p)});
