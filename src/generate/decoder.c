@@ -307,6 +307,11 @@ bool weft_decoder_samples(const weft_decoder *d) {
     return d->step || d->sampler;
 }
 
+bool weft_decoder_draws(const weft_decoder *d) {
+    const char *asked = getenv("WEFT_CUDA_DRAW");
+    return weft_decoder_samples(d) && (!d->backend->remote || (asked && *asked == '1'));
+}
+
 int64_t weft_decoder_phases(const weft_decoder *d) {
     return d->step ? d->steps->phases(d->step) : 0;
 }

@@ -52,6 +52,7 @@ int64_t weft_decoder_rows(const weft_decoder *d);
  * the run before sampled in its row i. Up to two runs may be under way: what was begun is ended in order,
  * before anything else is asked of the decoder. */
 bool weft_decoder_samples(const weft_decoder *d); /* false: these are not there */
+bool weft_decoder_draws(const weft_decoder *d);   /* false: it samples the likeliest token alone */
 weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                                const weft_draw *draws);
 weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens);

@@ -179,7 +179,7 @@ static weft_status draft_token(weft_generator *g, sequence *s, const int32_t *sa
 static weft_status run_drafts(weft_generator *g, draft_run *b, int32_t *sampled, bool *samples) {
     weft_decoder *d = g->drafts->decoder;
     weft_draw draws[WEFT_DECODER_ROWS_MAX];
-    *samples = weft_decoder_samples(d) && b->n != WEFT_DECODER_BLOCK;
+    *samples = weft_decoder_draws(d) && b->n != WEFT_DECODER_BLOCK;
     if (!*samples) return weft_decoder_run(d, b->rows, b->n, g->logits);
     for (int64_t i = 0, r = 0; i < b->n_of; i++)
         for (; r < b->end[i]; r++) {

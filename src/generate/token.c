@@ -34,10 +34,12 @@
 
 #include <math.h>
 
-/* Whether more is told of the sequence than its tokens. */
-static bool needs_logits(const sequence *s) {
+/* Whether more is told of the sequence than its tokens, or the host draws them. */
+static bool needs_logits(const weft_generator *g, const sequence *s) {
     const weft_sampling *how = &s->sampling;
-    return !how->token_only || how->top_logprobs > 0 || how->prompt_logprobs;
+    bool drawn = how->temperature > 0 || how->repetition_penalty != 1;
+    return !how->token_only || how->top_logprobs > 0 || how->prompt_logprobs ||
+           (drawn && !weft_decoder_draws(g->decoder));
 }
 
 static int64_t known_rows(const sequence *s) {
@@ -86,7 +88,7 @@ static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool
     for (int64_t i = 0, r = 0; i < b->n_of; i++)
         for (int64_t end = r + b->count[i]; r < end; r++) {
             int64_t later = b->rows[r].position + 1 - b->of[i]->n_tokens;
-            bool told = needs_logits(b->of[i]), drawn = b->rows[r].wanted && !told && later >= 0;
+            bool told = needs_logits(g, b->of[i]), drawn = b->rows[r].wanted && !told && later >= 0;
             draws[r] = drawn ? generator_draw(b->of[i], later) : (weft_draw){.penalty = 1};
             b->rows[r].wanted &= told;
         }
@@ -132,7 +134,8 @@ static weft_status tell_prompt(weft_generator *g, sequence *s, int64_t rows, con
 /* The token behind a row: what was sampled in it (NULL: nothing was), or by the next logits. */
 static weft_status take_row(weft_generator *g, sequence *s, const int32_t *sampled,
                             const float *logits) {
-    return sampled && !needs_logits(s) ? take_sampled(g, s, *sampled) : take_logits(g, s, logits);
+    return sampled && !needs_logits(g, s) ? take_sampled(g, s, *sampled)
+                                          : take_logits(g, s, logits);
 }
 
 /* Of a draft, `right` tokens were what came; what a sequence keeps beside its pages is put back where the
@@ -166,7 +169,7 @@ static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const
             right++;
             WEFT_TRY(take_row(g, s, own ? own + right : NULL, *logits + right * vocab));
         }
-        if (!sampled || needs_logits(s)) *logits += (drafted + 1) * vocab;
+        if (!sampled || needs_logits(g, s)) *logits += (drafted + 1) * vocab;
         if (drafted) WEFT_TRY(undo_rest(g, s, from, right));
     }
     return generator_seal_pages(g, s);
@@ -307,7 +310,7 @@ static bool may_go_ahead(const weft_generator *g) {
     for (int64_t i = 0; i < g->n_list; i++) {
         const sequence *s = g->list[i];
         if (s->state == SEQUENCE_DONE) continue;
-        if (!generator_wants_token(s) || needs_logits(s) || (g->ahead.n && !is_ahead(g, s)))
+        if (!generator_wants_token(s) || needs_logits(g, s) || (g->ahead.n && !is_ahead(g, s)))
             return false;
         running++;
     }
