@@ -398,7 +398,7 @@ weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
     static const char caption[] =
         "Score by learning rate: the mean over seeds, with a bar from the lowest to the highest of "
         "them. The curve is the parabola in the logarithm of the rate through the runs within a "
-        "factor of four of the best rate; the ring is its minimum, at which variants are compared.";
+        "factor of two of the best rate; the ring is its minimum, at which variants are compared.";
     put_rates(p, d, WEFT_PLOT_POINTS, "Minima over the learning rates", series, caption);
     static const char *const edges[] = {"at the lowest rate", "between the rates",
                                         "at the highest rate"};

@@ -1,8 +1,8 @@
 /* Parabolas by least squares, and a bootstrap over runs.
  *
  * A loss is nearly quadratic in the logarithm of the rate around its minimum, and not far from it, so the
- * parabola goes through the rates within a factor of four of the best one. What moves a single run (its seed, the
- * order of its batches) moves the minimum as well as its place; the bootstrap makes every run anew, as the fitted value and a
+ * parabola goes through the rates within a factor of two of the best one, three of them at least: farther
+ * off, training may be unstable. What moves a single run (its seed, the order of its batches) moves the minimum as well as its place; the bootstrap makes every run anew, as the fitted value and a
  * residual drawn from all of them, and fits again, window and all. The residuals are scaled for the degrees of freedom that
  * the fits took, and every draw has a spread of its own, drawn by chi-squared: with few runs the interval is
  * then as wide as Student's t has it, and not as the normal distribution. Where all rates were run with the same
@@ -20,7 +20,7 @@
 
 enum { RATES_MOST = 80, DRAWS = 10000, PARABOLA = 3 /* numbers that a fit takes */ };
 
-static const double reach = 4.001; /* of the parabola, as a factor of the best rate */
+static const double reach = 2.001; /* of the parabola, as a factor of the best rate */
 
 /* The rates of a variant in their order, of finished runs, with the runs of each. */
 typedef struct {

@@ -28,7 +28,7 @@ def in_window(runs):
     rates = sorted({r for r, _, _ in runs})
     means = {r: np.mean([y for q, y, _ in runs if q == r]) for r in rates}
     best = min(rates, key=means.get)
-    return [run for run in runs if abs(np.log(run[0] / best)) <= np.log(4.001)]
+    return [run for run in runs if abs(np.log(run[0] / best)) <= np.log(2.001)]
 
 
 def fit(runs):
