@@ -100,12 +100,7 @@ static void expect_tokens(const weft_tokenizer *t, weft_encoder *e, const char *
 
 /* `whole`: the text comes back, too, and not only its composed form. */
 static void check_kept_form(const char *name, const char *path, bool whole) {
-    char command[256];
-    snprintf(command, sizeof command, "gzip -dc '%s'", path);
-    FILE *packed = popen(command, "r");
-    assert_non_null(packed);
-    json_t *root = json_loadf(packed, JSON_ALLOW_NUL, NULL), *value;
-    assert_int_equal(pclose(packed), 0);
+    json_t *root = file_json(path), *value;
     const json_t *cases = json_object_get(root, "cases");
     weft_tokenizer *t = open_tokenizer(name);
     weft_encoder *e = open_encoder(t);

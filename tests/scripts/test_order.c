@@ -103,6 +103,24 @@ static void test_the_order_has_no_circle(void **state) {
     expect(1, "low may not use high");
 }
 
+/* What is measured or made is stored packed, or by what it sums to: see docs/results/unpack, tests/reference/README.md. */
+static void test_the_tree_stays_small(void **state) {
+    (void)state;
+    enum { MOST_BYTES = 12600000 };
+    char *said;
+    if (system("git ls-files --error-unmatch scripts/size >/dev/null 2>&1") !=
+        0) { /* NOLINT(concurrency-mt-unsafe) */
+        printf("this is no clone\n");
+        skip();
+    }
+    if (run_script("size", ".", &said) != 0) fail_msg("%s", said);
+    const char *all = strstr(said, "\nall ");
+    assert_non_null(all);
+    if (strtol(all + 5, NULL, 10) > MOST_BYTES)
+        fail_msg("all files have %ld bytes, more than %d", strtol(all + 5, NULL, 10), MOST_BYTES);
+    free(said);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_no_type_is_defined_twice, scratch_setup,
@@ -117,6 +135,7 @@ int main(void) {
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_the_order_has_no_circle, scratch_setup,
                                         scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_the_tree_stays_small, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

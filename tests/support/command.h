@@ -48,6 +48,8 @@ const char *scratch_path(const char *format, ...) __attribute__((format(printf, 
 /* Whole files. Reading ends the bytes by a zero that is not counted; the caller frees them. */
 void file_write(const char *path, const void *bytes, size_t count);
 char *file_read(const char *path, size_t *count);
+/* A file of JSON that gzip packed; the caller owns it. */
+json_t *file_json(const char *path);
 /* Fails unless two files hold the same bytes. */
 void file_expect_equal(const char *a, const char *b);
 
