@@ -62,15 +62,15 @@ static double f64_at(const weft_safetensor *t, int64_t i) {
 }
 
 /* ‖got − want‖ within the tolerance of max(‖want‖, least). */
-static void compare(const char *what, const weft_safetensor *got, const weft_safetensor *want,
+static void compare(const char *what, const weft_safetensor *got, const vector *want,
                     double tolerance) {
     if (!got || !want) fail_msg("%s is missing", what);
     assert_int_equal(got->dtype, WEFT_FILE_F64);
     assert_int_equal(got->ndim, want->ndim);
     assert_memory_equal(got->shape, want->shape, (size_t)want->ndim * sizeof want->shape[0]);
-    double off = 0, size = 0, n = (double)elements(want);
-    for (int64_t i = 0; i < elements(want); i++) {
-        double a = f64_at(got, i), b = f64_at(want, i);
+    double off = 0, size = 0, n = (double)want->count;
+    for (int64_t i = 0; i < want->count; i++) {
+        double a = f64_at(got, i), b = want->data[i];
         off += (a - b) * (a - b);
         size += b * b;
     }
@@ -85,13 +85,13 @@ static double part(const json_t *object, const char *name) {
 }
 
 static void compare_part(const case_files *f, const json_t *object, const char *name,
-                         const weft_safetensors *kept, const char *reference) {
-    double got = part(object, name), want = f64_at(weft_safetensors_find(kept, reference), 0);
+                         const vectors *kept, const char *reference) {
+    double got = part(object, name), want = vectors_find(kept, "%s", reference)->kept[0];
     if (!(fabs(got - want) <= 1e-10 * fmax(1, fabs(want))))
         fail_msg("%s: %s is %.15g, the reference has %.15g", f->c.name, name, got, want);
 }
 
-static void compare_training_pass(const case_files *f, const weft_safetensors *kept) {
+static void compare_training_pass(const case_files *f, const vectors *kept) {
     const char *logits = scratch_path("logits"), *grads = scratch_path("grads");
     WEFT_AUTO_DECREF json_t *object = command_json(
         RUN("eval", "--model", f->folder, "--tokens", f->tokens, "--targets", f->targets, "--dtype",
@@ -102,22 +102,20 @@ static void compare_training_pass(const case_files *f, const weft_safetensors *k
         compare_part(f, object, parts[i], kept, parts[i]);
     weft_safetensors *file = open_file(logits);
     assert_int_equal(weft_safetensors_count(file), 1);
-    compare(f->c.name, weft_safetensors_find(file, "logits"), weft_safetensors_find(kept, "logits"),
-            1e-10);
+    compare(f->c.name, weft_safetensors_find(file, "logits"), vectors_find(kept, "logits"), 1e-10);
     weft_safetensors_close(file);
     file = open_file(grads);
     assert_int_equal(weft_safetensors_count(file), f->model->n_weights);
     for (int64_t i = 0; i < f->model->n_weights; i++) {
         char name[160];
         snprintf(name, sizeof name, "grad.%s", f->model->weights[i].name);
-        compare(name, weft_safetensors_find(file, name + 5), weft_safetensors_find(kept, name),
-                1e-10);
+        compare(name, weft_safetensors_find(file, name + 5), vectors_find(kept, "%s", name), 1e-10);
     }
     weft_safetensors_close(file);
 }
 
 /* Without gradients it is eval mode, and without --targets the tokens that follow. */
-static void compare_eval_pass(const case_files *f, const weft_safetensors *kept) {
+static void compare_eval_pass(const case_files *f, const vectors *kept) {
     const char *const with[] = {"eval", "--model", f->folder,   "--tokens", f->tokens, "--dtype",
                                 "f64",  "--json",  "--targets", f->targets, NULL};
     const char *const without[] = {"eval",    "--model", f->folder, "--tokens", f->tokens,
@@ -137,11 +135,10 @@ TEST(test_every_config_equals_the_reference) {
     for (int i = 0; i < n; i++) {
         case_files f;
         case_open(&f, names[i], WEFT_F32, i % 2 ? 4 : 8);
-        const char *path = format_text("tests/vectors/model/%s.safetensors", names[i]);
-        weft_safetensors *kept = open_file(path);
+        vectors *kept = model_case_kept(names[i]);
         compare_training_pass(&f, kept);
         compare_eval_pass(&f, kept);
-        weft_safetensors_close(kept);
+        vectors_close(kept);
         case_close(&f);
     }
     model_case_names_free(names, n);

@@ -97,8 +97,7 @@ static void expect_tokens(const weft_tokenizer *t, weft_encoder *e, const char *
 
 /* `whole`: the text comes back, too, and not only its composed form. */
 static void check_kept_form(const char *name, const char *path, bool whole) {
-    json_error_t error;
-    json_t *root = json_load_file(path, JSON_ALLOW_NUL, &error), *value;
+    json_t *root = file_json(path), *value;
     const json_t *cases = json_object_get(root, "cases");
     weft_tokenizer *t = open_tokenizer(name);
     weft_encoder *e = open_encoder(t);
@@ -161,15 +160,15 @@ static void skip_without_composing(void) {
 
 /* What a pair of files does not say follows from the model: Qwen2's way is not GPT-2's. */
 TEST(test_a_pair_splits_as_its_model_does) {
-    check_kept(write_pair("gpt2"), "tests/vectors/tokenizer.own.cases.json");
+    check_kept(write_pair("gpt2"), "tests/vectors/tokenizer.own.cases.json.gz");
     expect_refused(write_pair("phi"), "save_pretrained");
     skip_without_composing();
     const char *pair = write_pair("qwen2"), *saved = scratch_path("saved.json");
-    check_kept_form(pair, "tests/vectors/tokenizer.qwen2.cases.json", false);
+    check_kept_form(pair, "tests/vectors/tokenizer.qwen2.cases.json.gz", false);
     weft_tokenizer *t = open_tokenizer(pair);
     assert_int_equal(weft_tokenizer_save(t, saved, NULL), WEFT_OK);
     weft_tokenizer_close(t);
-    check_kept_form(saved, "tests/vectors/tokenizer.qwen2.cases.json", false);
+    check_kept_form(saved, "tests/vectors/tokenizer.qwen2.cases.json.gz", false);
 }
 
 /* A text behind a special token has the tokens that it has there in a text that names it. */
@@ -212,7 +211,7 @@ TEST(test_pieces_equal_kept_reference) {
         assert_int_equal(json_dump_file(root, scratch_path("pieces.json"), 0), 0);
         json_decref(replace);
         json_decref(root);
-        snprintf(cases, sizeof cases, "tests/vectors/tokenizer.pieces-%s.cases.json", forms[i]);
+        snprintf(cases, sizeof cases, "tests/vectors/tokenizer.pieces-%s.cases.json.gz", forms[i]);
         check_kept_form(scratch_path("pieces.json"), cases, false);
         expect_parts_of_whole(scratch_path("pieces.json"));
     }
@@ -258,7 +257,8 @@ TEST(test_unigram_equals_kept_reference) {
                                           "split", 1));
         }
         assert_int_equal(json_dump_file(root, scratch_path("unigram.json"), 0), 0);
-        snprintf(kept, sizeof kept, "tests/vectors/tokenizer.unigram-%s.cases.json", forms[form]);
+        snprintf(kept, sizeof kept, "tests/vectors/tokenizer.unigram-%s.cases.json.gz",
+                 forms[form]);
         check_kept_form(scratch_path("unigram.json"), kept, false);
         json_object_set_new(json_object_get(root, "model"), "byte_fallback", json_false());
         json_object_del(json_object_get(root, "model"), "unk_id");
@@ -323,18 +323,18 @@ TEST(test_a_text_begins_with_the_token_of_the_template) {
 }
 
 TEST(test_own_bpe_equals_kept_reference) {
-    check_kept(OWN, "tests/vectors/tokenizer.own.cases.json");
+    check_kept(OWN, "tests/vectors/tokenizer.own.cases.json.gz");
 }
 
 TEST(test_patterns_equal_kept_reference) {
-    check_kept(SPLIT, "tests/vectors/tokenizer.split.cases.json");
+    check_kept(SPLIT, "tests/vectors/tokenizer.split.cases.json.gz");
 }
 
 TEST(test_gpt2_equals_kept_reference) {
     skip_without_gpt2();
-    check_kept(GPT2, "tests/vectors/tokenizer.gpt2.cases.json");
-    check_kept(GPT2 "/vocab.bpe", "tests/vectors/tokenizer.gpt2.cases.json");
-    check_kept(GPT2 "/encoder.json", "tests/vectors/tokenizer.gpt2.cases.json");
+    check_kept(GPT2, "tests/vectors/tokenizer.gpt2.cases.json.gz");
+    check_kept(GPT2 "/vocab.bpe", "tests/vectors/tokenizer.gpt2.cases.json.gz");
+    check_kept(GPT2 "/encoder.json", "tests/vectors/tokenizer.gpt2.cases.json.gz");
 }
 
 /* vocab.bpe alone has GPT-2's numbers too; and both can be saved as a tokenizer.json. */
@@ -344,13 +344,13 @@ TEST(test_gpt2_without_numbers_and_saved) {
     char *merges = file_read(GPT2 "/vocab.bpe", &bytes);
     file_write(scratch_path("alone.bpe"), merges, bytes);
     free(merges);
-    check_kept(scratch_path("alone.bpe"), "tests/vectors/tokenizer.gpt2.cases.json");
+    check_kept(scratch_path("alone.bpe"), "tests/vectors/tokenizer.gpt2.cases.json.gz");
     weft_tokenizer *t = open_tokenizer(scratch_path("alone.bpe"));
     assert_int_equal(weft_tokenizer_vocab(t), 50257);
     assert_int_equal(weft_tokenizer_end(t), 50256);
     assert_int_equal(weft_tokenizer_save(t, scratch_path("saved.json"), NULL), WEFT_OK);
     weft_tokenizer_close(t);
-    check_kept(scratch_path("saved.json"), "tests/vectors/tokenizer.gpt2.cases.json");
+    check_kept(scratch_path("saved.json"), "tests/vectors/tokenizer.gpt2.cases.json.gz");
 }
 
 /* The code points that PCRE2's Unicode version knows, "first last" a line. */

@@ -385,4 +385,39 @@ TEST(test_decoding_has_the_plans_bytes) {
     free(page);
 }
 
+/* A database that was stored comes back as it was: whole numbers, all digits of others, numbers that are not there, and text. */
+TEST(test_what_is_packed_is_unpacked) {
+    if (system("command -v python3 >/dev/null 2>&1") != 0) {
+        printf("there is no python3\n");
+        skip();
+    }
+    const char *root = scratch_path("packed");
+    shell_succeeds("mkdir -p '%s/docs/results/data' && cp docs/results/unpack '%s/docs/results'",
+                   root, root);
+    shell_succeeds(
+        "cd '%s' && cat >check.py <<'E'\n"
+        "import sqlite3, subprocess\n"
+        "db = sqlite3.connect('a.db')\n"
+        "db.execute('CREATE TABLE metrics(run INTEGER, step INTEGER, loss REAL, val_loss REAL, "
+        "tokens_per_s REAL, '\n"
+        "           'PRIMARY KEY (run, step)) WITHOUT ROWID')\n"
+        "db.execute('CREATE TABLE runs(name TEXT)')\n"
+        "db.execute('INSERT INTO runs VALUES (?)', ('a',))\n"
+        "rows = [(r, 10 * s, 1 / (r + s), None if s %% 3 else -0.1 * s, 512.1 + s) for r in (2, 1) "
+        "for s in range(1, 40)]\n"
+        "db.executemany('INSERT INTO metrics VALUES (?, ?, ?, ?, ?)', rows)\n"
+        "db.commit()\n"
+        "for word in (['--pack', 'a.db'], ['a']):\n"
+        "    subprocess.run(['python3', 'docs/results/unpack', *word], check=True)\n"
+        "made = sqlite3.connect('build/results/a.db')\n"
+        "assert list(db.iterdump()) == list(made.iterdump())\n"
+        "assert list(made.execute('SELECT * FROM metrics')) == sorted(rows)\n"
+        "E\n"
+        "python3 check.py >/dev/null",
+        root);
+    shell_succeeds("cd '%s' && ! python3 docs/results/unpack b 2>said && grep -q 'there is no "
+                   "docs/results/data/b.db.xz' said",
+                   root);
+}
+
 RUN_TESTS(scratch_setup, scratch_teardown)

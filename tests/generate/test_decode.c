@@ -2,7 +2,6 @@
  * the independent reference's logits and, for lengths that the reference does not have, against the
  * whole pass; and a sequence has the bits that it has alone, however its rows are put together.
  * tests/cuda/test_decode.c is the same on the GPU, in f32. */
-#include "core/safetensors.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
@@ -107,11 +106,8 @@ static void test_decoding_equals_the_reference(void **state) {
         model_case_close(&c);
         return;
     }
-    char path[256];
-    weft_safetensors *kept;
-    snprintf(path, sizeof path, "tests/vectors/model/%s.safetensors", name);
-    assert_int_equal(weft_safetensors_open(path, &kept), WEFT_OK);
-    const double *want = weft_safetensors_find(kept, "logits")->data;
+    vectors *kept = model_case_kept(name);
+    const double *want = vectors_find(kept, "logits")->data;
     int64_t n = c.time * c.config.vocab_size;
     static const struct {
         weft_dtype dtype;
@@ -124,16 +120,13 @@ static void test_decoding_equals_the_reference(void **state) {
         if (ways[w].dtype == WEFT_F64 && WIDE == WEFT_F32) continue;
         decoding_open(&d, &c, ways[w].dtype, c.time, c.batch, 1);
         for (int64_t b = 0; b < c.batch; b++) {
-            double *values = malloc((size_t)n * sizeof *values);
-            memcpy(values, want + b * n, (size_t)n * sizeof *values);
             float *got = decode_all(&d, (int32_t)b, c.tokens + b * c.time, ways[w].chunk);
-            compare(name, "reference", got, values, n, ways[w].tolerance);
-            free(values);
+            compare(name, "reference", got, want + b * n, n, ways[w].tolerance);
             free(got);
         }
         decoding_close(&d);
     }
-    weft_safetensors_close(kept);
+    vectors_close(kept);
     model_case_close(&c);
 }
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-static const char VECTORS[] = "tests/vectors/inspect.json";
+static const char VECTORS[] = "tests/vectors/inspect.json.gz";
 
 /* The model and its tokens [B, T+1] as files. */
 static void write_case(const char *name, const char *folder, const char *tokens) {
@@ -79,10 +79,8 @@ static void compare_mechanisms(const char *name, const json_t *got, const json_t
 }
 
 TEST(test_every_number_is_the_references) {
-    json_error_t error;
-    json_t *kept = json_load_file(VECTORS, 0, &error), *want;
+    json_t *kept = file_json(VECTORS), *want;
     const char *name;
-    assert_non_null(kept);
     json_object_foreach(kept, name, want) {
         const char *folder = scratch_path("%s", name), *tokens = scratch_path("tokens.npy");
         write_case(name, folder, tokens);

@@ -1,6 +1,5 @@
 /* Whole models against the independent reference, and against themselves: every config of
  * tests/model/configs. */
-#include "core/safetensors.h"
 #include "support/model_case.h"
 
 #include <math.h>
@@ -10,42 +9,28 @@
 
 typedef struct {
     const char *config;
-    weft_safetensors *kept;
+    vectors *kept;
 } model_test;
 
-static void open_kept(model_test *t) {
-    char path[256];
-    snprintf(path, sizeof path, "tests/vectors/model/%s.safetensors", t->config);
-    expect_ok(weft_safetensors_open(path, &t->kept));
-}
-
-/* The kept tensor as doubles; malloc'd. */
-static double *kept_values(const model_test *t, const char *name, int64_t *count) {
-    const weft_safetensor *s = weft_safetensors_find(t->kept, name);
-    if (!s) fail_msg("%s: no kept '%s'", t->config, name);
-    *count = 1;
-    for (int d = 0; d < s->ndim; d++)
-        *count *= s->shape[d];
-    double *values = malloc((size_t)*count * sizeof *values);
-    assert_non_null(values);
-    memcpy(values, s->data, (size_t)*count * sizeof *values);
-    return values;
+static const vector *find_kept(const model_test *t, const char *name) {
+    const vector *v = vectors_find(t->kept, "%s", name);
+    if (!v) fail_msg("%s: no kept '%s'", t->config, name);
+    return v;
 }
 
 static void compare_number(const model_test *t, const model_run *r, const char *name,
                            const weft_tensor *got, double tolerance) {
-    int64_t n;
-    double *want = kept_values(t, name, &n);
+    const double *want = find_kept(t, name)->data;
     double value = got ? model_run_number(r, got) : 0;
     if (!(fabs(value - want[0]) <= tolerance * fmax(1, fabs(want[0]))))
         fail_msg("%s: %s is %.12g, the reference has %.12g", t->config, name, value, want[0]);
-    free(want);
 }
 
 static void compare_logits(const model_test *t, const model_run *r, double tolerance) {
-    int64_t n;
-    double *want = kept_values(t, "logits", &n),
-           *got = model_run_values(r, r->session.graph.logits, n);
+    const vector *kept = find_kept(t, "logits");
+    const double *want = kept->data;
+    int64_t n = kept->count;
+    double *got = model_run_values(r, r->session.graph.logits, n);
     double most = 1;
     for (int64_t i = 0; i < n; i++)
         most = fmax(most, fabs(want[i]));
@@ -53,7 +38,6 @@ static void compare_logits(const model_test *t, const model_run *r, double toler
         if (!(fabs(got[i] - want[i]) <= tolerance * most))
             fail_msg("%s: logit %lld is %.12g, the reference has %.12g", t->config, (long long)i,
                      got[i], want[i]);
-    free(want);
     free(got);
 }
 
@@ -63,8 +47,10 @@ static void compare_gradients(const model_test *t, const model_run *r, double to
         const weft_tensor *p = r->session.graph.parameters[i].tensor;
         char name[160];
         snprintf(name, sizeof name, "grad.%s", p->name);
-        int64_t n;
-        double *want = kept_values(t, name, &n), *got = model_run_values(r, p->grad, n);
+        const vector *kept = find_kept(t, name);
+        const double *want = kept->data;
+        int64_t n = kept->count;
+        double *got = model_run_values(r, p->grad, n);
         assert_int_equal(n, weft_tensor_count(p));
         double size = 0, off = 0;
         for (int64_t k = 0; k < n; k++) {
@@ -73,7 +59,6 @@ static void compare_gradients(const model_test *t, const model_run *r, double to
         }
         if (!(sqrt(off) <= tolerance * fmax(sqrt(size), 1e-6 * sqrt((double)n))))
             fail_msg("%s: %s is off by %.3g of %.3g", t->config, name, sqrt(off), sqrt(size));
-        free(want);
         free(got);
     }
 }
@@ -83,7 +68,7 @@ static void compare_with_reference(const char *config, weft_dtype dtype, weft_fo
     model_test test = {.config = config}, *t = &test;
     model_case c;
     model_run r;
-    open_kept(t);
+    t->kept = model_case_kept(config);
     model_case_open(&c, config);
     model_run_open(
         &r, &c, &(model_run_options){.dtype = dtype, .form = form, .train = true, .grads = true});
@@ -95,17 +80,14 @@ static void compare_with_reference(const char *config, weft_dtype dtype, weft_fo
     compare_number(t, &r, "logits_z", r.session.graph.logits_z, tolerance);
     compare_gradients(t, &r, gradient_tolerance);
     /* Every kept gradient is one of ours: the checkpoints have the same tensors. */
-    int64_t gradients = 0;
-    for (int64_t i = 0; i < weft_safetensors_count(t->kept); i++)
-        gradients += strncmp(weft_safetensors_at(t->kept, i)->name, "grad.", 5) == 0;
-    assert_int_equal(gradients, r.session.graph.n_parameters);
+    assert_int_equal(vectors_begin(t->kept, NULL, "grad."), r.session.graph.n_parameters);
     model_run_close(&r);
     model_run_open(&r, &c, &(model_run_options){.dtype = dtype});
     compare_number(t, &r, "eval.loss", r.session.graph.loss, tolerance);
     compare_logits(t, &r, tolerance);
     model_run_close(&r);
     model_case_close(&c);
-    weft_safetensors_close(t->kept);
+    vectors_close(t->kept);
 }
 
 static void test_f64_equals_the_reference(void **state) {

@@ -7,6 +7,7 @@
 #include "support/allocations.h"
 #include "support/case_checks.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -179,6 +180,25 @@ static bool has_line(int f, const char *name) {
     return false;
 }
 
+/* The sums that are kept of a tensor notice one element that is off, two that cancel each other, and no number. */
+static void test_a_sum_tells_of_every_element(void **state) {
+    (void)state;
+    enum { N = 300 };
+    const vector zeros = {.name = "zeros", .ndim = 1, .shape = {N}, .count = N};
+    double got[N] = {0};
+    assert_true(vector_gap(&zeros, got) == 0);
+    for (int i = 0; i < N; i++) {
+        got[i] = 1e-9;
+        double gap = vector_gap(&zeros, got);
+        assert_true(gap >= 0.5e-9 && gap <= 1e-9);
+        got[(i + 1) % N] = -1e-9;
+        assert_true(vector_gap(&zeros, got) > 1e-12);
+        got[i] = got[(i + 1) % N] = 0;
+    }
+    got[N - 1] = NAN;
+    assert_true(isinf(vector_gap(&zeros, got)));
+}
+
 static void test_every_builder_has_a_case(void **state) {
     (void)state;
     bool good = true;
@@ -250,11 +270,12 @@ static void print_summary(void) {
 
 int main(void) {
     load_table();
-    struct CMUnitTest *tests = calloc((size_t)table.n_jobs + 3, sizeof *tests);
+    struct CMUnitTest *tests = calloc((size_t)table.n_jobs + 4, sizeof *tests);
     int n = 0;
     for (int i = 0; i < table.n_jobs; i++)
         tests[n++] = (struct CMUnitTest){table.jobs[i].name, test_job, NULL, NULL, &table.jobs[i]};
     if (!table.filtered) {
+        tests[n++] = (struct CMUnitTest)cmocka_unit_test(test_a_sum_tells_of_every_element);
         tests[n++] = (struct CMUnitTest)cmocka_unit_test(test_every_builder_has_a_case);
         tests[n++] = (struct CMUnitTest)cmocka_unit_test(test_every_operation_has_a_case);
     }

@@ -26,7 +26,6 @@ sys.path.insert(0, str(HERE))
 import model  # noqa: E402
 import model_config  # noqa: E402
 from optimizer import muon_update  # noqa: E402
-from make_vectors import read_safetensors, write_safetensors  # noqa: E402
 
 CONFIGS = HERE.parent / "train" / "curves"
 KEPT = HERE.parent / "vectors" / "curves.safetensors"
@@ -45,6 +44,20 @@ SPAM = {
 }
 # A norm this close to what makes it a spike, relatively, could be taken for one by float32 and not by float64.
 SPIKE_MARGIN = 1e-3
+
+
+def write_safetensors(path, tensors):
+    header, offset = {}, 0
+    for name in sorted(tensors):
+        size = tensors[name].size * 8
+        header[name] = {"dtype": "F64", "shape": list(tensors[name].shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in sorted(tensors):
+            file.write(np.ascontiguousarray(tensors[name], dtype="<f8").tobytes())
 
 
 def read_tensors(path):
@@ -219,7 +232,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="compute again and compare with the kept file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    kept = read_safetensors(KEPT) if KEPT.exists() else {}
+    kept = read_tensors(KEPT) if KEPT.exists() else {}
     paths = sorted(CONFIGS.glob("*.config"))
     made = {path.stem: make_curve(path, args.build.resolve()) for path in paths if not args.names or path.stem in args.names}
     # Two hundred steps make more of a machine's last bits than a single pass does.

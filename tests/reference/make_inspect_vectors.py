@@ -1,4 +1,4 @@
-"""Makes, or with --check verifies, tests/vectors/inspect.json: what `weft inspect --json` says of models of tests/model/configs.
+"""Makes, or with --check verifies, tests/vectors/inspect.json.gz: what `weft inspect --json` says of models of tests/model/configs.
 
 The numbers come from the plain PyTorch model (model.py) and numpy's SVD: weights as they leave its softmax, deviations from the
 projections, attention with all deviations equal computed by leaving them out, spectra of the centred latents themselves, gradients by
@@ -7,6 +7,7 @@ autograd.
     python make_inspect_vectors.py [--check]
 """
 
+import gzip
 import json
 import math
 import sys
@@ -23,7 +24,7 @@ import model  # noqa: E402
 from make_model_vectors import CONFIGS, Case  # noqa: E402
 from model_config import uses_rope  # noqa: E402
 
-FILE = HERE.parent / "vectors" / "inspect.json"
+FILE = HERE.parent / "vectors" / "inspect.json.gz"
 NAMES = ["step-3", "mix-w2-wsffn-gate-zloss", "mix-mla-w2-wsffn-three-layers", "mix-overlap-wsffn-cummean-cross",
          "cross-rms-normalized-max-full", "mla-joint", "ffn-wsffn-grouped", "cross-noncausal", "gate-sequence-leak",
          "w2-rope", "w2-tau-fixed", "mix-w2-swiglu-gate-cross-max", "dot-gqa-2-of-4-rope", "cosine-rope-kv-gate-cross",
@@ -258,12 +259,12 @@ def main():
     torch.set_default_dtype(torch.float64)
     made = {name: plain(look(name)) for name in NAMES}
     if sys.argv[1:] == ["--check"]:
-        kept = json.loads(FILE.read_text())
+        kept = json.loads(gzip.decompress(FILE.read_bytes()))
         if not close(made, kept):
-            sys.exit("inspect.json is not what the reference computes")
+            sys.exit("inspect.json.gz is not what the reference computes")
         print(f"{len(made)} cases agree")
         return
-    FILE.write_text(json.dumps(made, indent=0, separators=(",", ":")).replace("\n", "") + "\n")
+    FILE.write_bytes(gzip.compress((json.dumps(made, separators=(",", ":")) + "\n").encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Reference tokens for the tests of the tokenizers, by tiktoken and Hugging Face's tokenizers.
 
     make_tokenizer_vectors.py GPT2_FOLDER
-        writes tests/vectors/tokenizer.{gpt2,own,split,qwen2}.cases.json: {"cases": [{"text", "tokens"}]}.
+        writes tests/vectors/tokenizer.{gpt2,own,split,qwen2}.cases.json.gz: {"cases": [{"text", "tokens"}]}.
         GPT-2 by tiktoken from the folder's vocab.bpe and encoder.json; own and split by tokenizers
         from tests/vectors/tokenizer.{own,split}.json; pieces-* by tokenizers from tokenizer.pieces.json, a
         small BPE of SentencePiece's kind that is made here, and unigram-* from its pieces as Unigram; qwen2 by tokenizers from own's vocabulary with
@@ -15,6 +15,7 @@ ASSIGNED is a file of "first last" lines: the code points that may appear, becau
 differ in the rest. Exit status 3: the package that is needed cannot be imported.
 """
 
+import gzip
 import json
 import os
 import random
@@ -152,11 +153,9 @@ def keep(name, source):
 
 def write_cases(name, texts, encode):
     cases = [{"text": text, "tokens": encode(text)} for text in texts]
-    path = os.path.join(VECTORS, f"tokenizer.{name}.cases.json")
-    with open(path, "w", encoding="ascii") as file:
-        file.write('{"cases": [\n')
-        file.write(",\n".join(json.dumps(case) for case in cases))
-        file.write("\n]}\n")
+    text = '{"cases": [\n' + ",\n".join(json.dumps(case) for case in cases) + "\n]}\n"
+    with open(os.path.join(VECTORS, f"tokenizer.{name}.cases.json.gz"), "wb") as file:
+        file.write(gzip.compress(text.encode(), 9, mtime=0))
 
 
 def keep_qwen2():

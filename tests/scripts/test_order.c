@@ -94,4 +94,21 @@ TEST_WITH(test_the_order_has_no_circle, scratch_setup, scratch_teardown) {
     expect(1, "low may not use high");
 }
 
+/* What is measured or made is stored packed, or by what it sums to: see docs/results/unpack, tests/reference/README.md. */
+TEST_WITH(test_the_tree_stays_small, scratch_setup, scratch_teardown) {
+    enum { MOST_BYTES = 12800000 };
+    char *said;
+    int status = system("git ls-files --error-unmatch scripts/size >/dev/null 2>&1"); /* NOLINT */
+    if (status != 0) {
+        printf("this is no clone\n");
+        skip();
+    }
+    if (run_script("size", ".", &said) != 0) fail_msg("%s", said);
+    const char *all = strstr(said, "\nall ");
+    assert_non_null(all);
+    if (strtol(all + 5, NULL, 10) > MOST_BYTES)
+        fail_msg("all files have %ld bytes, more than %d", strtol(all + 5, NULL, 10), MOST_BYTES);
+    free(said);
+}
+
 RUN_TESTS(NULL, NULL)

@@ -234,7 +234,7 @@ TEST(test_all_of_them_run) {
 TEST(test_the_study_at_124m_goes_on_from_its_database) {
     const char *root = scratch_path("root-large"), *log = scratch_path("log-large");
     shell_succeeds("mkdir -p '%s/docs/results' && cp -r scripts defconfigs '%s' && "
-                   "cp -r docs/results/data '%s/docs/results' && "
+                   "cp -r docs/results/data docs/results/unpack '%s/docs/results' && "
                    "'%s' tokenize --out '%s/data/debian-docs' README.md >/dev/null 2>&1",
                    root, root, root, weft(), root);
     shell_succeeds("WEFT='%s' '%s/scripts/evidence' gpt2-real --variants dot,mla,step3 >'%s' 2>&1 "

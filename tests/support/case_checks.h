@@ -14,10 +14,10 @@ typedef struct {
 
 enum { CASE_WHY = 512 };
 
-/* The reference's kept values, in f64: max|Δ| ≤ 1e-12 · max(1, max|ref|) for each tensor. */
+/* In f64 what is kept of the reference's values: each number of a tensor within 1e-12 · max(1, ‖y‖). */
 bool check_vectors_f64(const case_ref *k, char *why);
-/* The same in f32: 4e-6 · max(1, max|ref|) for outputs, 1e-5 for gradients, times what the case is
- * loosened by. */
+/* In f32 the values in f64, which are held to the reference first: max|Δ| ≤ 4e-6 · max(1, max|y|) for outputs,
+ * 1e-5 for gradients, times what the case is loosened by. */
 bool check_vectors_f32(const case_ref *k, char *why);
 /* Gradients of Σ ⟨y, d_y⟩ against finite differences of fourth order in f64: each element of an
  * input, or 24 drawn ones where it has more, and one direction through all of them. Within 1e-8 of

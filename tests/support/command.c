@@ -54,6 +54,17 @@ char *file_read(const char *path, size_t *count) {
     return take_file(file, count);
 }
 
+json_t *file_json(const char *path) {
+    char command[512];
+    snprintf(command, sizeof command, "gzip -dc '%s'", path);
+    FILE *packed = popen(command, "r");
+    assert_non_null(packed);
+    json_t *root = json_loadf(packed, JSON_ALLOW_NUL, NULL);
+    assert_int_equal(pclose(packed), 0);
+    assert_non_null(root);
+    return root;
+}
+
 void file_expect_equal(const char *a, const char *b) {
     size_t n, m;
     char *x = file_read(a, &n), *y = file_read(b, &m);

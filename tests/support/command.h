@@ -72,6 +72,8 @@ void file_write(const char *path, const void *bytes, size_t count);
 char *file_read(const char *path, size_t *count);
 /* A config: options as KEY=VALUE, with blanks between. */
 void config_write(const char *path, const char *options);
+/* A file of JSON that gzip packed; the caller owns it. */
+json_t *file_json(const char *path);
 /* Fails unless two files hold the same bytes. */
 void file_expect_equal(const char *a, const char *b);
 

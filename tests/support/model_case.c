@@ -196,3 +196,41 @@ double model_run_number(const model_run *r, const weft_tensor *t) {
     free(value);
     return number;
 }
+
+static const weft_tensor *tensor_of(const weft_session *s, const char *name) {
+    if (!strcmp(name, "logits")) return s->graph.logits;
+    for (int64_t i = 0; i < s->graph.n_parameters; i++)
+        if (!strcmp(name + 5, s->graph.parameters[i].tensor->name))
+            return s->graph.parameters[i].tensor->grad;
+    fail_msg("no tensor '%s'", name);
+    return NULL;
+}
+
+vectors *model_case_kept(const char *name) {
+    char family[128];
+    model_case c;
+    model_run r;
+    snprintf(family, sizeof family, "model/%s", name);
+    vectors *kept = vectors_open(family);
+    if (!kept) fail_msg("%s: nothing is kept", name);
+    model_case_open(&c, name);
+    model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F64, .train = true, .grads = true});
+    vector *v;
+    int n = vectors_begin(kept, &v, "%s", "");
+    for (; n-- > 0; v++) {
+        bool number = strcmp(v->name, "logits") != 0 && strncmp(v->name, "grad.", 5) != 0;
+        v->data = calloc((size_t)v->count, sizeof *v->data);
+        assert_non_null(v->data);
+        if (number)
+            v->data[0] = v->kept[0];
+        else
+            expect_ok(
+                weft_session_values(&r.session, tensor_of(&r.session, v->name), v->count, v->data));
+        double gap = vector_gap(v, v->data), size = vector_norm(v->data, v->count);
+        if (!(gap <= 1e-10 * fmax(size, 1e-6 * sqrt((double)v->count))))
+            fail_msg("%s: a sum of %s is off by %.3g, of a norm of %.3g", name, v->name, gap, size);
+    }
+    model_run_close(&r);
+    model_case_close(&c);
+    return kept;
+}

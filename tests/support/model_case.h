@@ -7,6 +7,7 @@
 #include "model/model.h"
 #include "model/session.h"
 #include "support/test.h"
+#include "vectors.h"
 
 typedef struct {
     char name[96];
@@ -62,5 +63,9 @@ void model_run_close(model_run *r);
 /* A kept tensor's values as doubles; malloc'd. NULL tensor: n zeros. */
 double *model_run_values(const model_run *r, const weft_tensor *t, int64_t n);
 double model_run_number(const model_run *r, const weft_tensor *t);
+
+/* The reference's values of a case, each tensor whole: what a run in f64 on the CPU gives, once it is held to what is
+ * kept. Fails the running test where it strays: 1e-10 of a tensor's norm. */
+vectors *model_case_kept(const char *name);
 
 #endif

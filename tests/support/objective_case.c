@@ -1,7 +1,6 @@
 /* Running a step's objective and comparing its results. */
 #include "objective_case.h"
 
-#include "core/safetensors.h"
 #include "cpu/backend.h"
 #include "model_case.h"
 #include "test.h"
@@ -105,20 +104,15 @@ static void compare_weight(const objective_case *c, const char *name, const doub
                  (long long)c->micro, name, sqrt(off), sqrt(size));
 }
 
-static const double *kept(const weft_safetensors *file, const char *kind, const char *name) {
-    char full[160];
-    snprintf(full, sizeof full, "%s%s", kind, name);
-    const weft_safetensor *t = weft_safetensors_find(file, full);
-    if (!t) fail_msg("no kept '%s'", full);
-    return t->data;
+static const double *kept(const vectors *file, const char *kind, const char *name) {
+    const vector *v = vectors_find(file, "%s%s", kind, name);
+    if (!v) fail_msg("no kept '%s%s'", kind, name);
+    return v->data;
 }
 
 void objective_case_compare(const objective_case *c, const objective_result *r, double tolerance) {
     model_case m;
-    char path[256];
-    weft_safetensors *file;
-    snprintf(path, sizeof path, "tests/vectors/model/%s.safetensors", c->config);
-    expect_ok(weft_safetensors_open(path, &file));
+    vectors *file = model_case_kept(c->config);
     model_case_open(&m, c->config);
     weft_model *model = model_case_weights(&m, c->dtype);
     const weft_loss_parts *p = &r->parts;
@@ -135,7 +129,7 @@ void objective_case_compare(const objective_case *c, const objective_result *r, 
                        model->weights[i].count, tolerance);
     weft_model_destroy(model);
     model_case_close(&m);
-    weft_safetensors_close(file);
+    vectors_close(file);
 }
 
 void objective_results_compare(const objective_case *c, const objective_result *a,

@@ -1,132 +1,126 @@
-/* A reader for exactly the safetensors files that the reference writes: sorted names, all F64, the
- * header without spaces between its parts. */
+/* Reading the text that the reference packs with gzip, a tensor a line: NAME SHAPE NUMBER [NUMBER]. */
 #include "vectors.h"
 
-#include <inttypes.h>
+#include "base/random.h"
+
+#include <math.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct vectors {
-    char *bytes;
-    int64_t size;
-    double *data;
     int n;
     vector *entry; /* sorted by name */
 };
 
-static char *read_whole(const char *path, int64_t *size) {
-    FILE *file = fopen(path, "rb");
-    if (!file) return NULL;
-    fseek(file, 0, SEEK_END);
-    long end = ftell(file);
-    rewind(file);
-    char *bytes = end > 0 ? malloc((size_t)end + 1) : NULL;
-    if (bytes && fread(bytes, 1, (size_t)end, file) != (size_t)end) {
-        free(bytes);
-        bytes = NULL;
-    }
-    fclose(file);
-    if (bytes) bytes[end] = '\0';
-    *size = end;
-    return bytes;
-}
-
-/* Takes `text` from the front of *at. */
-static bool take(char **at, const char *text) {
-    size_t n = strlen(text);
-    if (strncmp(*at, text, n) != 0) return false;
-    *at += n;
-    return true;
-}
-
-/* One `"NAME":{"dtype":"F64","shape":[..],"data_offsets":[a,b]}`. */
-static bool parse_entry(char **at, vector *e, const double *data, int64_t data_bytes) {
-    if (!take(at, "\"")) return false;
-    char *end = strchr(*at, '"');
-    if (!end || end - *at >= (long)sizeof e->name) return false;
-    memcpy(e->name, *at, (size_t)(end - *at));
-    e->name[end - *at] = '\0';
-    *at = end;
-    if (!take(at, "\":{\"dtype\":\"F64\",\"shape\":[")) return false;
+/* "2x3", or "-" of a single number. */
+static bool parse_shape(const char *at, vector *e) {
     e->count = 1;
-    for (e->ndim = 0; **at != ']'; e->ndim++) {
-        if (e->ndim == VECTOR_MOST_DIMS || (e->ndim && !take(at, ","))) return false;
-        e->shape[e->ndim] = strtoll(*at, at, 10);
-        e->count *= e->shape[e->ndim];
+    if (!strcmp(at, "-")) return true;
+    for (char *end; e->ndim < VECTOR_MOST_DIMS; at = end + 1) {
+        e->shape[e->ndim] = strtoll(at, &end, 10);
+        e->count *= e->shape[e->ndim++];
+        if (*end != 'x') return *end == '\0' && end != at;
     }
-    if (!take(at, "],\"data_offsets\":[")) return false;
-    int64_t begin = strtoll(*at, at, 10);
-    if (!take(at, ",")) return false;
-    int64_t stop = strtoll(*at, at, 10);
-    if (!take(at, "]}") || begin < 0 || stop > data_bytes || stop - begin != 8 * e->count)
-        return false;
-    e->data = data + begin / 8;
-    return true;
+    return false;
 }
 
-static bool parse_header(vectors *v) {
-    if (v->size < 8) return false;
-    uint64_t length;
-    memcpy(&length, v->bytes, 8);
-    if (length > (uint64_t)v->size - 8) return false;
-    int64_t data_bytes = v->size - 8 - (int64_t)length;
-    v->data = malloc((size_t)data_bytes + 8);
-    memcpy(v->data, v->bytes + 8 + length, (size_t)data_bytes);
-    v->bytes[8 + length] = '\0';
-    char *at = v->bytes + 8;
-    if (!take(&at, "{")) return false;
-    for (int room = 0; *at != '}'; v->n++) {
-        if (v->n && !take(&at, ",")) return false;
+static bool parse_line(const char *line, vector *e) {
+    char shape[64];
+    *e = (vector){0};
+    int n = sscanf(line, "%63s %63s %la %la", e->name, shape, &e->kept[0], &e->kept[1]);
+    return n >= 3 && parse_shape(shape, e) && n == 2 + (e->count < 2 ? 1 : VECTOR_SUMS);
+}
+
+static bool read_lines(vectors *v, FILE *from) {
+    char line[256];
+    for (int room = 0; fgets(line, sizeof line, from); v->n++) {
         if (v->n == room) {
-            room = room ? 2 * room : 256;
+            room = room ? 2 * room : 64;
             v->entry = realloc(v->entry, (size_t)room * sizeof *v->entry);
         }
-        if (!parse_entry(&at, &v->entry[v->n], v->data, data_bytes)) return false;
+        if (!parse_line(line, &v->entry[v->n])) return false;
     }
-    return true;
+    return v->n > 0;
 }
 
 vectors *vectors_open(const char *family) {
-    char path[256];
-    snprintf(path, sizeof path, "tests/vectors/%s.safetensors", family);
+    char command[256];
+    snprintf(command, sizeof command, "gzip -dc 'tests/vectors/%s.gz'", family);
     vectors *v = calloc(1, sizeof *v);
-    v->bytes = read_whole(path, &v->size);
-    if (!v->bytes || !parse_header(v)) {
-        fprintf(stderr, "%s: %s; `make vectors` makes it\n", path,
-                v->bytes ? "not a file of kept vectors" : "cannot be read");
-        vectors_close(v);
-        return NULL;
-    }
-    free(v->bytes);
-    v->bytes = NULL;
-    return v;
+    FILE *from = popen(command, "r");
+    bool good = from && read_lines(v, from);
+    if (from && pclose(from) == 0 && good) return v;
+    fprintf(stderr, "tests/vectors/%s.gz: not a file of kept vectors; `make vectors` makes it\n",
+            family);
+    vectors_close(v);
+    return NULL;
 }
 
 void vectors_close(vectors *v) {
     if (!v) return;
-    free(v->bytes);
-    free(v->data);
+    for (int i = 0; i < v->n; i++)
+        free(v->entry[i].data);
     free(v->entry);
     free(v);
+}
+
+int vectors_begin(const vectors *v, vector **first, const char *format, ...) {
+    char start[96];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(start, sizeof start, format, args);
+    va_end(args);
+    int i = 0, n = 0;
+    while (i < v->n && strncmp(v->entry[i].name, start, strlen(start)) != 0)
+        i++;
+    while (i + n < v->n && !strncmp(v->entry[i + n].name, start, strlen(start)))
+        n++;
+    if (first) *first = n ? &v->entry[i] : NULL;
+    return n;
 }
 
 static int compare_names(const void *key, const void *entry) {
     return strcmp(key, ((const vector *)entry)->name);
 }
 
-const vector *vectors_find(const vectors *v, uint32_t hash, const char *name) {
-    char key[96];
-    snprintf(key, sizeof key, "%08" PRIx32 "/%s", hash, name);
-    return bsearch(key, v->entry, (size_t)v->n, sizeof *v->entry, compare_names);
+vector *vectors_find(const vectors *v, const char *format, ...) {
+    char name[96];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    return bsearch(name, v->entry, (size_t)v->n, sizeof *v->entry, compare_names);
 }
 
-int vectors_count(const vectors *v, uint32_t hash) {
-    char key[16];
-    int n = 0;
-    snprintf(key, sizeof key, "%08" PRIx32 "/", hash);
-    for (int i = 0; i < v->n; i++)
-        n += !strncmp(v->entry[i].name, key, 9);
-    return n;
+/* Element i's weight in sum k: of either sign, and between a half and one. */
+static double weight_of(uint32_t key, uint32_t site, int64_t i) {
+    double x = 2 * weft_random_unit(weft_random_word(key, 0, 0, site, (uint64_t)i)) - 1;
+    return (x < 0 ? x - 1 : x + 1) / 2;
+}
+
+double vector_gap(const vector *ref, const double *got) {
+    bool whole = ref->count <= VECTOR_SUMS;
+    uint32_t key = weft_random_site(ref->name);
+    double most = 0;
+    for (int k = 0; k < (whole ? ref->count : VECTOR_SUMS); k++) {
+        char site[16];
+        snprintf(site, sizeof site, "sum %d", k);
+        uint32_t at = weft_random_site(site);
+        long double sum = whole ? got[k] : 0;
+        for (int64_t i = 0; !whole && i < ref->count; i++)
+            sum += (long double)weight_of(key, at, i) * got[i];
+        double gap = fabs((double)(sum - ref->kept[k]));
+        most = gap <= most ? most : isnan(gap) ? INFINITY : gap;
+    }
+    return most;
+}
+
+double vector_norm(const double *values, int64_t n) {
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++)
+        squares += values[i] * values[i];
+    return sqrt(squares);
 }
