@@ -88,10 +88,9 @@ struct row_view {
     const int32_t *table;
 };
 
-/* A warp's way through its units, tile by tile. */
+/* A warp's way through its units, tile by tile: keys [low, high) of the tile at `key`, of a leaf up to `end`. */
 struct tile_walk {
-    int unit, key, low, high,
-        end; /* keys [low, high) of the tile at `key`, of a leaf up to `end` */
+    int unit, key, low, high, end;
 
     __device__ bool there() const {
         return low < high;
