@@ -98,6 +98,8 @@ typedef struct weft_step_backend {
      * could not be. */
     double (*phase_seconds)(void *step);
     int64_t (*weight_bytes)(const void *step);
+    /* Whether it draws tokens (rows->draws), and not the likeliest ones alone. */
+    bool (*draws)(void);
 } weft_step_backend;
 
 /* Where the rows of a graph go, and what comes out of it. */
@@ -124,6 +126,7 @@ typedef struct weft_sampler_backend {
     /* The logits of rows `first` to `first + count - 1` of the run that was finished last, none being
      * under way. */
     weft_status (*logits)(void *sampler, int64_t first, int64_t count, float *out);
+    bool (*draws)(void); /* as above */
 } weft_sampler_backend;
 
 /* Numbers of a packed matrix, and w [columns, depth] as one: tiles of 8 columns; of each the chunks of

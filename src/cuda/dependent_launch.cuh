@@ -22,8 +22,9 @@ __device__ static inline void wait_for_primary() {
 }
 
 /* Begins a kernel of launch_following: the next may come, whose weights are then asked for the sooner, and
- * what was made before is there. Ahead of it only what does not change may be read. All threads must get here, so that a kernel ends no sooner
- * than the one before it. Nothing happens where it was launched as usual. */
+ * what was made before is there. Ahead of it only what does not change may be read. All threads must get
+ * here, so that a kernel ends no sooner than the one before it. Nothing happens where it was launched as
+ * usual. */
 __device__ static inline void follow_primary() {
     trigger_dependents();
     wait_for_primary();

@@ -308,8 +308,7 @@ bool weft_decoder_samples(const weft_decoder *d) {
 }
 
 bool weft_decoder_draws(const weft_decoder *d) {
-    const char *asked = getenv("WEFT_CUDA_DRAW");
-    return weft_decoder_samples(d) && (!d->backend->remote || (asked && *asked == '1'));
+    return d->step ? d->steps->draws() : d->sampler && d->samplers->draws();
 }
 
 int64_t weft_decoder_phases(const weft_decoder *d) {

@@ -256,6 +256,10 @@ static int64_t plain_number(const void *step) {
     return 1;
 }
 
+static bool plain_draws(void) {
+    return true;
+}
+
 static const weft_step_backend plain_steps = {
     .suits = plain_suits,
     .open = plain_open,
@@ -266,6 +270,7 @@ static const weft_step_backend plain_steps = {
     .logits = plain_logits,
     .phases = plain_number,
     .weight_bytes = plain_number,
+    .draws = plain_draws,
 };
 
 /* ---- the tests ---- */

@@ -67,7 +67,14 @@ int32_t sampling_draw(const float *logits, int64_t vocab, const weft_step_rows *
     return token;
 }
 
+static bool draws_off;
+
+void sampling_leave_draws(bool off) {
+    draws_off = off;
+}
+
 static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_step_rows *rows) {
+    assert_false(draws_off && rows->draws);
     fake_sampler *s = sampler;
     unsigned buffer = s->started % 2;
     int64_t room = weft_tensor_count(g->slot), vocab = weft_tensor_width(g->logits);
@@ -122,9 +129,13 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
     return WEFT_OK;
 }
 
+static bool draws(void) {
+    return !draws_off;
+}
+
 const weft_backend *sampling_backend(void) {
     static const weft_sampler_backend samplers = {
-        WEFT_FEW_ROWS, open_sampler, free, set_pages, start, finish, read_logits};
+        WEFT_FEW_ROWS, open_sampler, free, set_pages, start, finish, read_logits, draws};
     static weft_backend backend;
     backend = *weft_cpu_backend();
     backend.samplers = &samplers;

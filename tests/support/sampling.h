@@ -20,4 +20,7 @@ void sampling_check_draws(const char *name, weft_decoder *d, int64_t vocab);
 /* The nth run from now on ends with an error; 0: none does. */
 void sampling_fail(int nth);
 
+/* Draws are left to the host, or not. */
+void sampling_leave_draws(bool off);
+
 #endif

@@ -330,6 +330,11 @@ void weft_cuda_draws_close(cuda_draws *d) {
     free(d);
 }
 
+bool weft_cuda_draws(void) {
+    const char *asked = getenv("WEFT_CUDA_DRAW");
+    return asked && *asked == '1';
+}
+
 bool weft_cuda_penalises(const weft_step_rows *rows) {
     for (int64_t r = 0; rows->draws && r < rows->count; r++)
         if (rows->draws[r].penalty != 1) return true;

@@ -278,5 +278,5 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
 }
 
 const struct weft_sampler_backend weft_cuda_samplers = {
-    ROWS, open_sampler, close_sampler, set_pages, start, finish, read_logits,
+    ROWS, open_sampler, close_sampler, set_pages, start, finish, read_logits, weft_cuda_draws,
 };

@@ -523,6 +523,6 @@ static int64_t weight_bytes(const void *step) {
 }
 
 const struct weft_step_backend weft_cuda_steps = {
-    suits,  open_step,   close_step, set_pages,     start,
-    finish, read_logits, phases,     phase_seconds, weight_bytes,
+    suits,       open_step, close_step,    set_pages,    start,           finish,
+    read_logits, phases,    phase_seconds, weight_bytes, weft_cuda_draws,
 };
