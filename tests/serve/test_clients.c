@@ -169,13 +169,15 @@ static void quote(char *to, const char *text) {
     strcpy(to, "'");
 }
 
-/* Drives the page of a server; `texts` is what each of its models makes of "Once" with seed 31. */
-static void drive_page(const char *at, const char *texts) {
+/* Drives the page of a server; `texts` is what each of its models makes of "Once" with seed 31. `own`, a server that was
+ * started for this, is stopped. */
+static void drive_page(const char *at, const char *texts, server *own) {
     static char out[OUTPUT];
     char line[8192];
     snprintf(line, sizeof line, "python3 tests/serve/page.py %s '%s' Once 31 %s", at,
              scratch_path("."), texts);
     int status = run_line(line, out);
+    if (own) server_stop(own);
     skip_where_missing(status, out);
     if (status != 0) fail_msg("%s", out);
 }
@@ -195,7 +197,7 @@ static void test_the_page_works_in_a_browser(void **state) {
     (void)state;
     char texts[1024] = "";
     add_text(model, texts);
-    drive_page(url, texts);
+    drive_page(url, texts, NULL);
 }
 
 static void test_the_page_shows_two_models_side_by_side(void **state) {
@@ -209,8 +211,7 @@ static void test_the_page_shows_two_models_side_by_side(void **state) {
     snprintf(at, sizeof at, "http://127.0.0.1:%d", s.port);
     add_text(model, texts);
     add_text(other, texts);
-    drive_page(at, texts);
-    server_stop(&s);
+    drive_page(at, texts, &s);
 }
 
 int main(void) {

@@ -40,6 +40,20 @@ static void wait_refused(int port) {
     }
 }
 
+static double count_begun(int port) {
+    return http_metric(port, "weft_first_token_seconds_count");
+}
+
+/* Waits until so many texts were begun or wait for their place, in this order: none is counted twice. (Of those
+ * that run, one may have ended before anybody looks.) */
+static void wait_taken(int port, double count) {
+    double end = weft_clock() + HANGS;
+    while (count_begun(port) + http_metric(port, "weft_sequences_waiting") < count) {
+        if (weft_clock() > end) fail_msg("the server has not taken %g requests", count);
+        pause_ms(5);
+    }
+}
+
 /* A text that takes minutes. */
 static int start_long(int port, bool stream) {
     return client_post(port, stream ? "{\"prompt\":\"x\",\"max_tokens\":1000000,\"stream\":true}"
@@ -62,7 +76,7 @@ static void check_slow(int port, const char *text, size_t step) {
     }
     close(s);
     assert_true(weft_clock() - start > 0.8);
-    assert_in_range(rounds, 1, 99);
+    assert_true(rounds < 100);
 }
 
 static void test_slow_clients_are_ended(void **state) {
@@ -146,8 +160,9 @@ static void test_a_request_may_not_take_too_long(void **state) {
     server s = server_start(RUN("--model", model, "--threads", "1", "--context", "1000000",
                                 "--cache-mib", "200", "--answer-timeout", "1", "--sequences", "1"));
     for (int stream = 0; stream < 2; stream++) {
+        double begun = count_begun(s.port);
         int runs = start_long(s.port, stream);
-        http_wait_metric(s.port, "weft_sequences_running", 1);
+        wait_taken(s.port, begun + 1);
         int waits = start_long(s.port, !stream);
         for (int i = 0; i < 2; i++) {
             answer a = client_read(i ? waits : runs, HANGS);
@@ -345,7 +360,7 @@ static void test_a_signal_finishes_what_runs_and_waits(void **state) {
         readers[i].socket = client_post(s.port, body);
         assert_int_equal(pthread_create(&threads[i], NULL, read_answer, readers + i), 0);
     }
-    http_wait_metric(s.port, "weft_sequences_waiting", READERS - 1);
+    wait_taken(s.port, READERS);
     kill(s.pid, SIGTERM);
     wait_refused(s.port);
     assert_int_equal(server_wait(&s, HANGS), 0);
