@@ -269,7 +269,7 @@ def main():
     except Stopped:
         say("stopped: the tables have what was measured until then")
         whole = False
-    steps, attention = ([r for r in rows if "ours" in r] for rows in (steps, attention))
+    steps, attention = ([r for r in rows if "best" in r] for rows in (steps, attention))
     print(f"{limits['gpu']}; bf16; mean of {args.steps} steps after {args.settle:g} s" + (f"; drawn with seed {args.seed}" if args.random else ""))
     if steps:
         print_steps(steps, limits["matrix"])
