@@ -70,6 +70,8 @@ def refuse(c):
     wrong += [k for k in ON if not c[k]] + [k for k in ONE if c[k] != 1]
     if c["attention"] == "mla" and c["position"] == "rope":
         wrong.append("position")
+    if c["attention"] != "mla" and c["ra_mla_mlp_cross_token"]:
+        wrong.append("ra_mla_mlp_cross_token")
     if wrong:
         raise ValueError("the peer does not write " + ", ".join(f"{k}={c[k]}" for k in wrong))
 
@@ -204,7 +206,7 @@ def attend_latent(c, s, layer, x, received, at, written_out):
 def gather_kept(c, layer, weights, own, at):
     """Of what cross-token keeps, the rows of the tokens with the largest weights, by these."""
     layer["kept"][:, at] = own
-    value, index = weights.mean(1).topk(min(c["ra_mla_mlp_sparse_k"], at + 1), -1)
+    value, index = weights.mean(1).topk(min(c["ra_mla_mlp_sparse_k"], at + 1), -1, sorted=False)
     value = (value / value.sum(-1, keepdim=True)).to(own.dtype)
     rows = layer["kept"].gather(1, index.unsqueeze(-1).expand(-1, -1, own.shape[-1]))
     return (value.unsqueeze(-1) * rows).sum(1)
@@ -266,13 +268,13 @@ class Model:
         angle = torch.arange(context, dtype=torch.float64)[:, None] * rates
         return torch.stack([angle.cos(), angle.sin()], 1).to(dtype=dtype, device=device)
 
-    def run(self, token, at, written_out=False):
+    def run(self, token, at, written_out):
         """The logits behind one token for each sequence, at a position."""
         x = self.table[token] if self.places is None else self.table[token] + self.places[at]
         gate = u = None
         turn = None if self.turns is None else self.turns[at]
         for layer in self.layers:
-            x, gate, u = self.one(self.c, self.s, layer, x, gate, u, turn, at, written_out or self.s.cross > 0)
+            x, gate, u = self.one(self.c, self.s, layer, x, gate, u, turn, at, written_out)
         return F.linear(normed(self.c, x, self.last), self.table)
 
 
@@ -303,8 +305,10 @@ def compiled():
 
 
 def forms_of(c):
-    """The ways to attend that are timed."""
-    return {"sdpa": False, "products": True} if c["attention"] == "mla" and not c["ra_mla_mlp_cross_token"] else {"": False}
+    """The ways to attend that are timed, and whether each writes the weights of attention out."""
+    if c["ra_mla_mlp_cross_token"]:
+        return {"products": True}
+    return {"sdpa": False, "products": True} if c["attention"] == "mla" else {"sdpa": False}
 
 
 def make_step(model, request, written_out):
@@ -399,6 +403,8 @@ class Helper:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
+            while line and not line.startswith("{"):  # what a library says
+                line = self.process.stdout.readline()
         except OSError:
             line = ""
         return json.loads(line) if line else {"error": "the process that compiled it is gone"}
@@ -431,12 +437,14 @@ def prepare(request):
     # Large ones first, so that none begins when the others end.
     for row in sorted(asked, key=lambda row: -len(forms_of(row["config"])) * row["config"]["n_embd"]):
         rows.put(row)
-    most = min(len(asked), max(1, (os.cpu_count() or 1) - 2))
+    most, start = min(len(asked), max(1, (os.cpu_count() or 1) - 2)), time.perf_counter()
     threads = [threading.Thread(target=compile_rows, args=(rows,)) for _ in range(most)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if asked:
+        print(f"PyTorch: {len(asked)} rows compiled by {most} processes in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     return {"compiled": len(OWNERS)}
 
 

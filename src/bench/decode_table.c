@@ -104,6 +104,7 @@ typedef struct {
     double step, spread, first, whole, floor, rate; /* seconds; bytes per second */
     double peer, phase;
     int64_t bytes, weights, token_bytes, phases;
+    char form[16]; /* of the peer's, the one that was the fastest */
 } result;
 
 /* The same where tokens are sampled on the device: the next step begins before the last one's are here,
@@ -224,12 +225,14 @@ static void prepare_peer(bench *b) {
         bench_peer_ask(b->peer, json_pack("{s:s, s:o}", "do", "prepare", "rows", requests)));
 }
 
-static double ask_peer(bench *b, const bench_decode_row *row) {
+static void ask_peer(bench *b, const bench_decode_row *row, result *r) {
     char name[BENCH_ROW_NAME];
-    if (!b->peer) return 0;
+    if (!b->peer) return;
     WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(b->peer, make_request(b, row));
     if (!reply) fprintf(stderr, "%s: %s\n", bench_row_name(row, name), bench_peer_error(b->peer));
-    return json_number_value(json_object_get(reply, "seconds"));
+    const char *form = json_string_value(json_object_get(reply, "form"));
+    r->peer = json_number_value(json_object_get(reply, "seconds"));
+    if (form) snprintf(r->form, sizeof r->form, "%s", form);
 }
 
 WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
@@ -323,6 +326,7 @@ static void add_json(bench *b, const bench_decode_row *of, const result *r) {
     if (r->peer > 0) {
         json_object_set_new(row, "peer_seconds", json_real(r->peer));
         json_object_set_new(row, "ratio", json_real(r->peer / r->step));
+        if (*r->form) json_object_set_new(row, "peer_form", json_string(r->form));
     }
     json_array_append_new(b->rows, row);
 }
@@ -353,7 +357,7 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
         return WEFT_OK;
     }
     WEFT_TRY(status);
-    r.peer = ask_peer(b, row);
+    ask_peer(b, row, &r);
     print_row(b, row, &r);
     add_json(b, row, &r);
     return WEFT_OK;
