@@ -195,7 +195,7 @@ def print_pick(paths):
         bytes_of = [row["cache_bytes_per_token"] * context / 2**20 for v in ("dot", "mla") for row in
                     [next(rows[v] for key, rows in found.items() if key[0] == context)]]
         lines.append(line + [f"{bytes_of[0]:,.0f} and {bytes_of[1]:,.0f} MiB"])
-    print_table(["tokens in the cache", *map(name_batch, batches), "cache of a sequence, dot and mla"], 1, lines)
+    print_table(["tokens in the cache", *map(name_batch, batches), "cache of a sequence, dot and mla"], 1 + len(batches), lines)
 
 
 def print_costs(paths):
