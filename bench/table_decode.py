@@ -190,7 +190,7 @@ def print_pick(paths):
             if rows:
                 other = next(row for row in rows[1:] if row["variant"] in ("dot", "mla"))
                 times = rows[0]["tokens_per_s"] / other["tokens_per_s"]
-                cell = f"**{rows[0]['variant']}**: {rows[0]['tokens_per_s']:,.0f} tokens/s, {times:.1f} times {other['variant']}’s"
+                cell = f"**{rows[0]['variant']}**: {rows[0]['tokens_per_s']:,.0f} tokens/s, {times:.{1 if times > 1.1 else 2}f} times {other['variant']}’s"
             line.append(cell)
         bytes_of = [row["cache_bytes_per_token"] * context / 2**20 for v in ("dot", "mla") for row in
                     [next(rows[v] for key, rows in found.items() if key[0] == context)]]

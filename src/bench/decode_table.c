@@ -245,7 +245,7 @@ static weft_status measure_decoder(bench *b, const weft_model *m, int64_t contex
     r->bytes = batch * context * r->token_bytes;
     int64_t memory = b->backend->memory ? b->backend->memory() : 0;
     if (memory && r->bytes > memory - memory / 4)
-        return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB", (double)r->bytes / 0x1p30);
+        return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB do not fit", (double)r->bytes / 0x1p30);
     int64_t table = weft_cached_table_pages(context);
     weft_decoder_limits limits = {batch, batch * table, context, table};
     WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, &d));

@@ -196,7 +196,7 @@ static int bench_speculate(const weft_args *a, const bench_args *own, const benc
         return weft_args_refuse(a, "--model and --text go with --speculate ngram or DIR");
     if (!own->model) return weft_args_refuse(a, "--speculate needs --model, a trained checkpoint");
     if (a->config || own->shape || own->variants || own->contexts || own->batches ||
-        own->prompt_text || own->steps || own->peer)
+        own->prompt_text || own->steps || own->peer || own->grid)
         return weft_args_refuse(
             a, "--speculate takes --model, --text, -o, --device, --dtype, --threads and --json");
     return weft_args_end(a, measure_drafts(a, own, setup));

@@ -397,6 +397,8 @@ TEST(test_decode_says_what_drafts_are_worth) {
     FAILS(2, SAYS("decode"), "bench", "train", "--speculate", "ngram");
     FAILS(2, SAYS("--speculate takes"), "bench", "decode", "--speculate", "ngram", "--model", model,
           "--shape", "small");
+    FAILS(2, SAYS("--speculate takes"), "bench", "decode", "--speculate", "ngram", "--model", model,
+          "--grid");
     file_write(text, "short", 5);
     FAILS(2, SAYS("5 tokens", "longer"), "bench", "decode", "--speculate", "ngram", "--model",
           model, "--text", text, "--json");
