@@ -1,5 +1,7 @@
 """bench/peer_train.py --compile: each model is one graph to the compiler, whatever rows came before it, and what the
-compiler keeps lies in a folder of the process's own."""
+compiler keeps lies in a folder of the process's own. bench/peer_decode.py: its steps through the cache are the reference's
+whole pass, and a layer is one graph."""
+import json
 import os
 import subprocess
 import sys
@@ -50,3 +52,37 @@ def test_the_compiler_has_a_folder_of_its_own(tmp_path):
     assert str(tmp_path) in talk(script, request, str(tmp_path))
     assert not list(tmp_path.iterdir())
     assert "/the/users" in talk(script, request, str(tmp_path), TORCHINDUCTOR_CACHE_DIR="/the/users")
+
+
+def test_decoding_is_the_reference():
+    done = subprocess.run([sys.executable, os.path.join(BENCH, "peer_decode.py"), "--check"], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0 and done.stdout.count("the same") == len(done.stdout.splitlines()) >= 15, done.stdout
+
+
+DECODE = """
+import json, sys
+sys.path.insert(0, {bench!r})
+import peer_decode as peer
+peer.compiled()
+peer.COMPILED[0] = peer.torch.compile(peer.run_layer, dynamic=False, backend="eager", fullgraph=True)
+whole = peer.make_random
+def make_random(request, layers=None):
+    model = whole(request, layers)
+    model.one = peer.compiled()
+    return model
+peer.make_random = make_random
+peer.main()
+"""
+
+
+@pytest.mark.skipif(not os.access(WEFT, os.X_OK), reason="the program is not built")
+def test_every_layer_of_the_grid_is_one_graph(tmp_path):
+    peer = tmp_path / "peer.py"
+    peer.write_text(DECODE.format(bench=BENCH))
+    command = [WEFT, "bench", "decode", "--grid", "--json", "--threads", "1", "--steps", "1", "--peer", f"'{sys.executable}' '{peer}'"]
+    for size in SIZES:
+        command += ["-o", size]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 12 and all("peer_seconds" in row for row in rows), done.stderr

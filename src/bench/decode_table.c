@@ -8,8 +8,8 @@
  * training forward pass over as many tokens. */
 #include "base/clock.h"
 #include "base/json.h"
+#include "bench/decode_grid.h"
 #include "bench/peer.h"
-#include "bench/tables.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
@@ -21,19 +21,21 @@
 #include <math.h>
 
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };
-static const double ROW_SECONDS = 1.5;
 
 typedef struct {
     const bench_decode_options *opt;
+    double row_seconds;
     weft_pool *pool;
     const weft_backend *backend;
     bench_peer *peer;
     char peer_name[256];
     bench_table table;
-    json_t *rows;
+    json_t *rows, *left_out;
     char *buffer; /* that is read for the floor, in memory as the weights have */
-    int64_t contexts[BENCH_LIST_MAX], batches[BENCH_LIST_MAX];
-    int n_contexts, n_batches, failed;
+    bench_decode_row *list;
+    int n, failed;
+    double began, longest; /* when the run did, and what a row took */
+    weft_model *model;     /* of the row that is measured */
 } bench;
 
 /* A read of one stream, of eight far from each other, and of eight that are near, as products read weights:
@@ -102,6 +104,7 @@ typedef struct {
     double step, spread, first, whole, floor, rate; /* seconds; bytes per second */
     double peer, phase;
     int64_t bytes, weights, token_bytes, phases;
+    char form[16]; /* of the peer's, the one that was the fastest */
 } result;
 
 /* The same where tokens are sampled on the device: the next step begins before the last one's are here,
@@ -123,7 +126,7 @@ static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, i
         double now = weft_clock();
         if (i >= 0) bench_samples_add(&samples, now - last);
         last = now;
-        if (b->opt->steps ? i + 1 >= b->opt->steps : now - begin > ROW_SECONDS) break;
+        if (b->opt->steps ? i + 1 >= b->opt->steps : now - begin > b->row_seconds) break;
     }
     WEFT_TRY(weft_decoder_end(d, tokens));
     r->step = bench_median(&samples);
@@ -144,7 +147,7 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
     for (int i = -2; i < STEPS_MAX; i++) {
         double start = weft_clock();
         if (i >= (b->opt->steps ? b->opt->steps : 5) &&
-            (b->opt->steps || start - begin > ROW_SECONDS))
+            (b->opt->steps || start - begin > b->row_seconds))
             break;
         for (int64_t first = 0; first < batch; first += WEFT_DECODER_ROWS) {
             int64_t n = batch - first < WEFT_DECODER_ROWS ? batch - first : WEFT_DECODER_ROWS;
@@ -202,22 +205,34 @@ static weft_status measure_whole(const bench *b, const weft_model *m, int64_t ti
     return WEFT_OK;
 }
 
-static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t batch) {
-    if (!b->peer) return 0;
+static json_t *make_request(const bench *b, const bench_decode_row *row) {
+    const weft_config *c = &row->config;
     bool narrow = weft_config_dtype(c) == WEFT_BF16 || c->weight_dtype == WEFT_WEIGHT_BF16;
-    WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(
-        b->peer, json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s}", "do",
-                           "decode", "attention", weft_config_word(c, WEFT_OPTION(attention)),
-                           "layers", (json_int_t)c->n_layer, "heads", (json_int_t)c->n_head,
-                           "width", (json_int_t)c->n_embd, "latent",
-                           (json_int_t)c->ra_mla_latent_dim, "vocab", (json_int_t)c->vocab_size,
-                           "context", (json_int_t)context, "batch", (json_int_t)batch, "dtype",
-                           narrow ? "bf16" : "f32", "device", b->opt->cuda ? "cuda" : "cpu"));
-    if (!reply)
-        fprintf(stderr, "%s, context %lld, batch %lld: %s\n",
-                weft_config_word(c, WEFT_OPTION(attention)), (long long)context, (long long)batch,
-                bench_peer_error(b->peer));
-    return json_number_value(json_object_get(reply, "seconds"));
+    return json_pack("{s:s, s:o, s:I, s:I, s:s, s:s}", "do", "decode", "config",
+                     weft_config_to_json(c), "context", (json_int_t)row->context, "batch",
+                     (json_int_t)row->batch, "dtype", narrow ? "bf16" : "f32", "device",
+                     b->opt->cuda ? "cuda" : "cpu");
+}
+
+/* Tells the peer of all rows before any is measured, so that it compiles what it will be asked for. One that has
+ * nothing to do may refuse. */
+static void prepare_peer(bench *b) {
+    if (!b->peer) return;
+    json_t *requests = json_array();
+    for (int i = 0; i < b->n; i++)
+        json_array_append_new(requests, make_request(b, b->list + i));
+    json_decref(
+        bench_peer_ask(b->peer, json_pack("{s:s, s:o}", "do", "prepare", "rows", requests)));
+}
+
+static void ask_peer(bench *b, const bench_decode_row *row, result *r) {
+    char name[BENCH_ROW_NAME];
+    if (!b->peer) return;
+    WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(b->peer, make_request(b, row));
+    if (!reply) fprintf(stderr, "%s: %s\n", bench_row_name(row, name), bench_peer_error(b->peer));
+    const char *form = json_string_value(json_object_get(reply, "form"));
+    r->peer = json_number_value(json_object_get(reply, "seconds"));
+    if (form) snprintf(r->form, sizeof r->form, "%s", form);
 }
 
 WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
@@ -230,7 +245,7 @@ static weft_status measure_decoder(bench *b, const weft_model *m, int64_t contex
     r->bytes = batch * context * r->token_bytes;
     int64_t memory = b->backend->memory ? b->backend->memory() : 0;
     if (memory && r->bytes > memory - memory / 4)
-        return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB", (double)r->bytes / 0x1p30);
+        return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB do not fit", (double)r->bytes / 0x1p30);
     int64_t table = weft_cached_table_pages(context);
     weft_decoder_limits limits = {batch, batch * table, context, table};
     WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, &d));
@@ -257,44 +272,49 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
 weft_status bench_decode_model(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                int64_t batch, double *tokens_per_s) {
     const bench_decode_options by_time = {0};
-    bench b = {.opt = &by_time, .backend = backend, .pool = pool};
+    bench b = {.opt = &by_time, .row_seconds = 1.5, .backend = backend, .pool = pool};
     result r = {0};
     WEFT_TRY(measure_decoder(&b, m, m->config.context, batch, &r));
     *tokens_per_s = (double)batch / r.step;
     return WEFT_OK;
 }
 
-static void print_row(bench *b, const char *variant, int64_t context, int64_t batch,
-                      const result *r) {
+static void print_row(bench *b, const bench_decode_row *row, const result *r) {
     int digits = b->opt->cuda ? 3 : 1;
-    double tokens = (double)batch, first = r->first > 0 ? r->first : NAN,
+    double tokens = (double)row->batch, first = r->first > 0 ? r->first : NAN,
            peer = r->peer > 0 ? r->peer : NAN;
-    bench_cells(&b->table,
-                "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.1f|%.0f|%.2f|%.1f|%.2f",
-                variant, (long long)context, (long long)batch, tokens / r->step, 100 * r->spread,
-                digits, 1e3 * r->step, digits, 1e3 * r->floor, 100 * r->floor / r->step,
-                (long long)r->token_bytes, (double)r->bytes / 0x1p20, (double)r->weights / 0x1p20,
-                1e-9 * r->rate, 1e3 * first, r->whole > 0 ? r->whole / first : NAN, tokens / peer,
-                peer / r->step);
+    if (row->model) bench_cells(&b->table, "%s", row->model);
+    bench_cells(&b->table, "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.0f",
+                row->variant->name, (long long)row->context, (long long)row->batch,
+                tokens / r->step, 100 * r->spread, digits, 1e3 * r->step, digits, 1e3 * r->floor,
+                100 * r->floor / r->step, (long long)r->token_bytes, (double)r->bytes / 0x1p20,
+                (double)r->weights / 0x1p20, 1e-9 * r->rate);
+    if (!row->model)
+        bench_cells(&b->table, "%.1f|%.2f", 1e3 * first, r->whole > 0 ? r->whole / first : NAN);
+    bench_cells(&b->table, "%.1f|%.2f", tokens / peer, peer / r->step);
     double phases = r->phases ? (double)r->phases : NAN;
     if (b->opt->cuda)
         bench_cells(&b->table, "%.0f|%.3f", phases, r->phase > 0 ? 1e3 * phases * r->phase : NAN);
 }
 
-static void add_json(bench *b, const char *variant, const weft_config *c, int64_t context,
-                     int64_t batch, const result *r) {
-    json_t *row = json_pack("{s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f}",
-                            "variant", variant, "context", (json_int_t)context, "batch",
-                            (json_int_t)batch, "tokens_per_s", (double)batch / r->step, "seconds",
-                            r->step, "spread", r->spread, "floor_seconds", r->floor, "of_floor",
-                            r->floor / r->step, "cache_bytes_per_token", (json_int_t)r->token_bytes,
-                            "cache_bytes", (json_int_t)r->bytes, "weight_bytes",
-                            (json_int_t)r->weights, "read_bytes_per_s", r->rate);
-    json_object_set_new(row, "dtype", json_string(weft_config_word(c, WEFT_OPTION(dtype))));
-    json_object_set_new(row, "weight_dtype",
-                        json_string(weft_config_word(c, WEFT_OPTION(weight_dtype))));
-    json_object_set_new(row, "cache_dtype",
-                        json_string(weft_config_word(c, WEFT_OPTION(cache_dtype))));
+static void add_json(bench *b, const bench_decode_row *of, const result *r) {
+    char name[BENCH_ROW_NAME];
+    json_t *row = json_pack(
+        "{s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f}", "variant",
+        of->variant->name, "context", (json_int_t)of->context, "batch", (json_int_t)of->batch,
+        "tokens_per_s", (double)of->batch / r->step, "seconds", r->step, "spread", r->spread,
+        "floor_seconds", r->floor, "of_floor", r->floor / r->step, "cache_bytes_per_token",
+        (json_int_t)r->token_bytes, "cache_bytes", (json_int_t)r->bytes, "weight_bytes",
+        (json_int_t)r->weights, "read_bytes_per_s", r->rate);
+    const weft_option *const types[] = {WEFT_OPTION(dtype), WEFT_OPTION(weight_dtype),
+                                        WEFT_OPTION(cache_dtype)};
+    static const char *const keys[] = {"dtype", "weight_dtype", "cache_dtype"};
+    for (int i = 0; i < 3; i++)
+        json_object_set_new(row, keys[i], json_string(weft_config_word(&of->config, types[i])));
+    if (of->model) {
+        json_object_set_new(row, "model", json_string(of->model));
+        json_object_set_new(row, "name", json_string(bench_row_name(of, name)));
+    }
     if (r->first > 0) {
         json_object_set_new(row, "first_token_seconds", json_real(r->first));
         json_object_set_new(row, "training_forward_seconds", json_real(r->whole));
@@ -303,65 +323,117 @@ static void add_json(bench *b, const char *variant, const weft_config *c, int64_
         json_object_set_new(row, "phases", json_integer(r->phases));
         json_object_set_new(row, "phase_seconds", json_real(r->phase));
     }
-    if (r->peer > 0) json_object_set_new(row, "peer_seconds", json_real(r->peer));
+    if (r->peer > 0) {
+        json_object_set_new(row, "peer_seconds", json_real(r->peer));
+        json_object_set_new(row, "ratio", json_real(r->peer / r->step));
+        if (*r->form) json_object_set_new(row, "peer_form", json_string(r->form));
+    }
     json_array_append_new(b->rows, row);
 }
 
-/* Every row of one variant. */
-static weft_status measure_variant(bench *b, const bench_variant *v, weft_config c) {
-    int64_t most = 0, prompt = b->opt->prompt;
-    for (int i = 0; i < b->n_contexts; i++)
-        most = b->contexts[i] > most ? b->contexts[i] : most;
-    /* Positions without an end need no table; a learned one is as long as the longest context. */
-    c.context = most > prompt + 1 ? most : prompt + 1;
-    weft_generation_set_dtype(&c, b->backend);
-    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
-    WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
-    WEFT_TRY(weft_model_start_on(m, 1, b->pool));
-    double first = 0, whole = 0;
-    if (prompt) WEFT_TRY(measure_first(b, m, prompt, &first));
-    if (prompt) WEFT_TRY(measure_whole(b, m, prompt, &whole));
-    for (int i = 0; i < b->n_contexts; i++)
-        for (int k = 0; k < b->n_batches; k++) {
-            result r = {.first = i == 0 && k == 0 ? first : 0, .whole = whole};
-            weft_status status = measure_row(b, m, b->contexts[i], b->batches[k], &r);
-            if (status == WEFT_ENOMEM) {
-                fprintf(stderr, "%s, context %lld, batch %lld: left out, %s\n", v->name,
-                        (long long)b->contexts[i], (long long)b->batches[k], weft_error_message());
-                continue;
-            }
-            WEFT_TRY(status);
-            r.peer = ask_peer(b, &c, b->contexts[i], b->batches[k]);
-            print_row(b, v->name, b->contexts[i], b->batches[k], &r);
-            add_json(b, v->name, &c, b->contexts[i], b->batches[k], &r);
-        }
+static void leave_out(bench *b, const bench_decode_row *row, const char *why) {
+    char name[BENCH_ROW_NAME];
+    fprintf(stderr, "%s: left out, %s\n", bench_row_name(row, name), why);
+    json_array_append_new(b->left_out, json_pack("{s:s, s:s}", "name", name, "why", why));
+}
+
+/* The model of a row, and of the rows behind it that have the same. */
+static weft_status open_model(bench *b, const bench_decode_row *row, result *r) {
+    const weft_config *c = &row->config;
+    int64_t prompt = b->opt->prompt;
+    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &b->model));
+    WEFT_TRY(weft_model_start_on(b->model, 1, b->pool));
+    if (prompt) WEFT_TRY(measure_first(b, b->model, prompt, &r->first));
+    if (prompt) WEFT_TRY(measure_whole(b, b->model, prompt, &r->whole));
     return WEFT_OK;
 }
 
-static weft_status measure_all(bench *b) {
+static weft_status measure_next(bench *b, const bench_decode_row *row) {
+    result r = {0};
+    if (!b->model) WEFT_TRY(open_model(b, row, &r));
+    weft_status status = measure_row(b, b->model, row->context, row->batch, &r);
+    if (status == WEFT_ENOMEM) {
+        leave_out(b, row, weft_error_message());
+        return WEFT_OK;
+    }
+    WEFT_TRY(status);
+    ask_peer(b, row, &r);
+    print_row(b, row, &r);
+    add_json(b, row, &r);
+    return WEFT_OK;
+}
+
+static void close_model(bench *b) {
+    weft_model_destroy(b->model);
+    b->model = NULL;
+}
+
+static void measure_all(bench *b) {
     /* Only a GPU has steps of one launch: their phases, and what these would take with nothing in
      * them. */
-#define COLUMNS                                                                                     \
-    "variant:-14|context:7|batch:5|tokens/s:9|±:4|ms/step:8|floor ms:8|of floor:8|cache B/tok:11|" \
-    "cache MiB:9|weights MiB:11|read GB/s:9|first ms:8|of forward:10|PyTorch:8|ratio:6"
-    bench_table_start(&b->table, b->opt->setup.table,
-                      b->opt->cuda ? COLUMNS "|phases:6|empty ms:8" : COLUMNS);
-    const char *names =
-        b->opt->variants ? b->opt->variants : "dot,w2,mla,mla+gate,mla+gate+cross,mla+all";
-    while (*names) {
-        const bench_variant *v = bench_variant_find(names);
-        if (!v) return weft_fail(WEFT_EINPUT, "--variants: there is no '%s'", names);
-        weft_config c;
-        WEFT_TRY(bench_variant_config(v, &b->opt->source, &c));
-        weft_status status = measure_variant(b, v, c);
-        if (status != WEFT_OK) {
-            fprintf(stderr, "%s: %s\n", v->name, weft_error_message());
-            b->failed++;
+    char columns[400];
+    snprintf(columns, sizeof columns,
+             "%svariant:-%d|context:7|batch:5|tokens/s:9|±:4|ms/step:8|floor ms:8|of floor:8|"
+             "cache B/tok:11|cache MiB:9|weights MiB:11|read GB/s:9%s|PyTorch:8|ratio:6%s",
+             b->opt->grid ? "model:-18|" : "", b->opt->grid ? 16 : 14,
+             b->opt->grid ? "" : "|first ms:8|of forward:10",
+             b->opt->cuda ? "|phases:6|empty ms:8" : "");
+    bench_table_start(&b->table, b->opt->setup.table, columns);
+    for (int i = 0; i < b->n; i++) {
+        const bench_decode_row *row = b->list + i;
+        double start = weft_clock();
+        if (i && !bench_row_same_model(row - 1, row)) close_model(b);
+        if (b->opt->minutes > 0 && start - b->began + b->longest > 60 * b->opt->minutes) {
+            leave_out(b, row, "the minutes are over");
+            continue;
         }
-        names += strcspn(names, ",");
-        if (*names) names++;
+        if (measure_next(b, row) != WEFT_OK) {
+            fprintf(stderr, "%s: %s\n", row->variant->name, weft_error_message());
+            b->failed++;
+            while (i + 1 < b->n && bench_row_same_model(row, b->list + i + 1))
+                i++; /* they have the same fault */
+            close_model(b);
+        }
+        b->longest = fmax(b->longest, weft_clock() - start);
+    }
+    close_model(b);
+}
+
+/* Every variant that is named, at every context and batch. */
+static weft_status list_rows(bench *b) {
+    const bench_decode_options *o = b->opt;
+    int64_t contexts[BENCH_LIST_MAX], batches[BENCH_LIST_MAX], most = o->prompt + 1;
+    int n_contexts, n_batches, n_names = 1;
+    WEFT_TRY(bench_list_read(o->contexts ? o->contexts : "256,2048,8192,32768", "contexts", 1,
+                             contexts, &n_contexts));
+    WEFT_TRY(
+        bench_list_read(o->batches ? o->batches : "1,8,64", "batches", 1, batches, &n_batches));
+    for (int i = 0; i < n_contexts; i++)
+        most = contexts[i] > most ? contexts[i] : most;
+    const char *names = o->variants ? o->variants : "dot,w2,mla,mla+gate,mla+gate+cross,mla+all";
+    for (const char *at = names; (at = strchr(at, ',')); at++)
+        n_names++;
+    b->list = calloc((size_t)(n_names * n_contexts * n_batches), sizeof *b->list);
+    if (!b->list) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    for (; *names; names += strcspn(names, ","), names += *names == ',') {
+        bench_decode_row row = {.variant = bench_variant_find(names)};
+        if (!row.variant) return weft_fail(WEFT_EINPUT, "--variants: there is no '%s'", names);
+        WEFT_TRY(bench_variant_config(row.variant, &o->source, &row.config));
+        /* Positions without an end need no table; a learned one is as long as the longest context. */
+        row.config.context = most;
+        for (int i = 0; i < n_contexts * n_batches; i++) {
+            b->list[b->n] = row;
+            b->list[b->n].context = contexts[i / n_batches];
+            b->list[b->n++].batch = batches[i % n_batches];
+        }
     }
     return WEFT_OK;
+}
+
+static weft_status list_grid(bench *b) {
+    b->list = calloc(BENCH_GRID_MAX, sizeof *b->list);
+    if (!b->list) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    return bench_grid_list(b->opt, b->list, &b->n);
 }
 
 static weft_status run(bench *b) {
@@ -369,13 +441,13 @@ static weft_status run(bench *b) {
     b->backend = o->cuda ? weft_cuda_backend() : weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
     WEFT_TRY(weft_pool_create(o->setup.threads, &b->pool));
-    WEFT_TRY(bench_list_read(o->contexts ? o->contexts : "256,2048,8192,32768", "contexts", 1,
-                             b->contexts, &b->n_contexts));
-    WEFT_TRY(bench_list_read(o->batches ? o->batches : "1,8,64", "batches", 1, b->batches,
-                             &b->n_batches));
+    WEFT_TRY(o->grid ? list_grid(b) : list_rows(b));
+    for (int i = 0; i < b->n; i++)
+        weft_generation_set_dtype(&b->list[i].config, b->backend);
     b->rows = json_array();
+    b->left_out = json_array();
     b->buffer = weft_cpu_backend() ? weft_cpu_backend()->alloc(BUFFER_BYTES) : NULL;
-    if (!b->buffer || !b->rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    if (!b->buffer || !b->rows || !b->left_out) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     memset(b->buffer, 1, BUFFER_BYTES);
     if (o->setup.peer) {
         b->peer = bench_peer_start(o->setup.peer, weft_pool_size(b->pool), b->peer_name,
@@ -387,21 +459,26 @@ static weft_status run(bench *b) {
                 "decode on %s, %d threads; the floor is a read of every weight and of "
                 "every sequence's cache\n\n",
                 o->cuda ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(b->pool));
-    WEFT_TRY(measure_all(b));
+    prepare_peer(b);
+    measure_all(b);
+    WEFT_AUTO_DECREF json_t *summary = o->grid ? bench_grid_summary(b->rows, o->setup.table) : NULL;
     if (!o->setup.json) return WEFT_OK;
-    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:o, s:O}", "version", weft_version(), "device",
-                            o->cuda ? weft_cuda_device_name() : "CPU", "isa", weft_cpu_isa(),
-                            "threads", weft_pool_size(b->pool), "peer",
-                            b->peer ? json_string(b->peer_name) : json_null(), "rows", b->rows);
+    json_t *all = json_pack(
+        "{s:s, s:s, s:s, s:i, s:o, s:O, s:O, s:O*, s:f}", "version", weft_version(), "device",
+        o->cuda ? weft_cuda_device_name() : "CPU", "isa", weft_cpu_isa(), "threads",
+        weft_pool_size(b->pool), "peer", b->peer ? json_string(b->peer_name) : json_null(), "rows",
+        b->rows, "left_out", b->left_out, "summary", summary, "seconds", weft_clock() - b->began);
     return bench_write_json(o->setup.json, all);
 }
 
 weft_status bench_decode_table(const bench_decode_options *options, int *failed) {
-    bench b = {.opt = options};
+    bench b = {.opt = options, .row_seconds = options->grid ? 0.6 : 1.5, .began = weft_clock()};
     weft_status status = run(&b);
     *failed = b.failed;
     bench_peer_stop(b.peer);
     json_decref(b.rows);
+    json_decref(b.left_out);
+    free(b.list);
     if (b.buffer) weft_cpu_backend()->release(b.buffer, BUFFER_BYTES);
     weft_pool_destroy(b.pool);
     return status;

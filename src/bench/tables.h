@@ -53,6 +53,9 @@ typedef struct {
     int64_t prompt;       /* tokens before the first; 0: that is not measured */
     bool cuda;            /* on the GPU */
     int steps;            /* measured for each row; 0: by time */
+    bool grid;            /* the rows of bench/decode_grid.h in place of these */
+    const char *rows;     /* of the grid, those with this word in their names; NULL: all */
+    double minutes;       /* after which no row begins; 0: it takes what it takes */
 } bench_decode_options;
 
 weft_status bench_decode_table(const bench_decode_options *options, int *failed);

@@ -14,6 +14,7 @@ const bench_variant bench_variants[] = {
     {"mla", "mla + gelu", 0, {LATENT}},
     {"mla+gate", "mla + gate", 1, {LATENT}},
     {"mla+gate+cross", "mla + gate, cross", 2, {LATENT}},
+    {"mla+gate+cross64", "mla + gate, cross 64", 2, {LATENT, "RA_MLA_MLP_CROSS_RANK=64"}},
     {"mla+all", "mla + all, tied", 3, {LATENT, "RA_MLA_MLP_TYING_MODE=tied_transpose"}},
     {"swiglu", "dot + swiglu", 0, {"ATTENTION=dot", "FFN=swiglu"}},
     {"wsffn", "dot + wsffn, dense", 0, {"ATTENTION=dot", "FFN=wsffn", "WSFFN_Z_PROJ=dense"}},
@@ -44,6 +45,12 @@ static const bench_shape shapes[] = {
      1,
      {"N_LAYER=48", "N_EMBD=1600", "N_HEAD=25", "CONTEXT=1024", "BATCH_SIZE=8", "VOCAB_SIZE=50304",
       "RECOMPUTE=y"}},
+    {"llama-1b",
+     "swiglu",
+     1,
+     {"N_LAYER=16", "N_EMBD=2048", "N_HEAD=32", "KV_HEADS=8", "N_FFN=8192", "NORM=rmsnorm",
+      "NORM_EPS=1e-5", "BIAS=n", "POSITION=rope", "ROPE_THETA=500000", "CONTEXT=1024",
+      "BATCH_SIZE=8", "VOCAB_SIZE=128256"}},
 };
 
 /* What the RA-MLA write-up's ablation calls them; such names are still read. bench/names.py has them too. */
@@ -82,6 +89,7 @@ weft_status bench_variant_config(const bench_variant *v, const bench_config_sour
         WEFT_TRY(weft_config_read(c, from->file));
     else
         WEFT_TRY(apply(c, from->shape->settings, from->shape->name));
+    if (from->over) WEFT_TRY(apply(c, from->over, "the grid"));
     WEFT_TRY(weft_config_step(c, v->step));
     WEFT_TRY(apply(c, v->settings, v->name));
     for (int i = 0; i < from->n_settings; i++)

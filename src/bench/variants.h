@@ -1,4 +1,4 @@
-/* The variants that training is measured for, and the shapes they are measured at. */
+/* The variants that training and generation are measured for, and the shapes they are measured at. */
 #pragma once
 
 #include "config/config.h"
@@ -15,7 +15,7 @@ typedef struct {
     const char *name;
     const char *variants; /* those measured when none are named; NULL: all */
     int steps;            /* measured when no number is given */
-    const char *settings[10];
+    const char *settings[14];
 } bench_shape;
 
 extern const bench_variant bench_variants[];
@@ -25,10 +25,12 @@ extern const int bench_variant_count;
 const bench_variant *bench_variant_find(const char *name);
 const bench_shape *bench_shape_find(const char *name);
 
-/* Where a row's config comes from, lowest first: the shape or else a file, the variant, settings. */
+/* Where a row's config comes from, lowest first: the shape or else a file, what is set over it, the
+ * variant, settings. */
 typedef struct {
     const bench_shape *shape;
-    const char *file; /* NULL: the shape */
+    const char *file;        /* NULL: the shape */
+    const char *const *over; /* "KEY=VALUE", ended by NULL; NULL: nothing */
     const weft_override *settings;
     int n_settings;
 } bench_config_source;

@@ -16,11 +16,14 @@ const char weft_help_bench[] =
     "tokens per second, memory planned and measured, share of the machine's limit (multiply-adds "
     "in registers; on a GPU a large matrix product).\n"
     "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; the default), or gpt2-124m, "
-    "gpt2-355m or gpt2-1558m (8 x 1024 tokens: 10 GB and minutes on a CPU)\n"
+    "gpt2-355m, gpt2-1558m or llama-1b (Llama 3.2's, with --variants swiglu; 8 x 1024 tokens: 10 "
+    "GB "
+    "and minutes on a CPU)\n"
     "  --config FILE      the sizes and options of this config instead\n"
     "  -o KEY=VALUE       override a config key in every row; repeatable\n"
-    "  --variants A,B     dot, w2, cosine, mla, mla+gate, mla+gate+cross, mla+all, swiglu, wsffn, "
-    "wsffn-grouped, mla-w2\n"
+    "  --variants A,B     dot, w2, cosine, mla, mla+gate, mla+gate+cross, mla+gate+cross64 (of "
+    "rank "
+    "64), mla+all, swiglu, wsffn, wsffn-grouped, mla-w2\n"
     "  --steps N          steps to measure per row, on both sides\n"
     "  --settle S         seconds of steps before those, so that a GPU's clock settles\n"
     "  --profile          where each row's time goes, by operation, on standard error\n"
@@ -34,6 +37,14 @@ const char weft_help_bench[] =
     "  --batches N,N      sequences at once; default: 1,8,64\n"
     "  --prompt N         tokens of the prompt before the first token, at most 32768; default: "
     "512; 0: leave that out, which saves most of the time\n"
+    "  --grid             up to 50 rows of several models, variants, contexts and batches, on a "
+    "GPU "
+    "in bf16; below them the geometric mean of the ratios to --peer and the worst row. On a CPU a "
+    "dozen rows of gpt2-124m. With --json the table is on standard error\n"
+    "  --rows WORD        with --grid: the rows with this word in their names, such as "
+    "\"mla+all\", "
+    "\"llama-1b\" or \"batch 64\"\n"
+    "  --minutes M        with --grid: no row begins that would end later\n"
     "  --speculate HOW    what drafts are worth instead (see 'weft help generate'): how many "
     "tokens are right, tokens per step, and the gain over plain decoding\n"
     "  --model DIR        with --speculate: the checkpoint. -o DATASET=... names what it was "
@@ -74,7 +85,9 @@ typedef struct {
     const char *model;            /* of that and of serve */
     int64_t steps, prompt;
     double settle; /* below 0: not given */
-    bool profile, quick;
+    bool profile, quick, grid;
+    const char *rows; /* of the grid */
+    double minutes;
     /* Of serve. */
     const char *url, *words, *rates, *prompts, *tokens;
     int64_t requests, good_first, good_between, long_prompt, streams; /* below 0: not given */
@@ -95,8 +108,10 @@ static int find_source(const weft_args *a, const bench_args *own, const char *us
         return weft_args_refuse(a, "--shape and --config: give one of them");
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : usual);
     if (!shape)
-        return weft_args_refuse(a, "--shape must be small, gpt2-124m, gpt2-355m or gpt2-1558m");
-    *out = (bench_config_source){shape, a->config, a->settings, a->n_settings};
+        return weft_args_refuse(
+            a, "--shape must be small, gpt2-124m, gpt2-355m, gpt2-1558m or llama-1b");
+    *out = (bench_config_source){
+        .shape = shape, .file = a->config, .settings = a->settings, .n_settings = a->n_settings};
     return a->config ? weft_args_readable(a, a->config, NULL) : WEFT_EXIT_DONE;
 }
 
@@ -137,7 +152,19 @@ static int bench_decode(const weft_args *a, const bench_args *own, const bench_s
                               .batches = own->batches,
                               .prompt = own->prompt,
                               .cuda = a->device && strcmp(a->device, "cuda") == 0,
-                              .steps = (int)own->steps};
+                              .steps = (int)own->steps,
+                              .grid = own->grid,
+                              .rows = own->rows,
+                              .minutes = own->minutes};
+    if (own->grid) {
+        if (a->config || own->shape || own->variants || own->contexts || own->batches ||
+            own->prompt_text)
+            return weft_args_refuse(
+                a, "--grid has its models, variants, contexts and batches; --rows chooses of them");
+        o.prompt = 0;
+        o.setup.table = setup->json ? stderr : stdout; /* it takes minutes */
+    } else if (own->rows || own->minutes > 0)
+        return weft_args_refuse(a, "--rows and --minutes go with --grid");
     int wrong = find_source(a, own, "gpt2-124m", &o.source);
     return wrong ? wrong : weft_args_end(a, bench_decode_table(&o, failed));
 }
@@ -169,7 +196,7 @@ static int bench_speculate(const weft_args *a, const bench_args *own, const benc
         return weft_args_refuse(a, "--model and --text go with --speculate ngram or DIR");
     if (!own->model) return weft_args_refuse(a, "--speculate needs --model, a trained checkpoint");
     if (a->config || own->shape || own->variants || own->contexts || own->batches ||
-        own->prompt_text || own->steps || own->peer)
+        own->prompt_text || own->steps || own->peer || own->grid)
         return weft_args_refuse(
             a, "--speculate takes --model, --text, -o, --device, --dtype, --threads and --json");
     return weft_args_end(a, measure_drafts(a, own, setup));
@@ -265,6 +292,9 @@ int weft_cmd_bench(int argc, char **argv) {
         {"--peer", .value = &own.peer},
         {"--profile", .flag = &own.profile},
         {"--quick", .flag = &own.quick},
+        {"--grid", .flag = &own.grid},
+        {"--rows", .value = &own.rows},
+        {"--minutes", .real = &own.minutes, .max = 1e6},
         {"--contexts", .value = &own.contexts},
         {"--speculate", .value = &own.speculate},
         {"--model", .value = &own.model},
@@ -294,8 +324,9 @@ int weft_cmd_bench(int argc, char **argv) {
     if (!serve && has_serve_options(&own))
         return weft_args_refuse(
             &args, "--rates and what stands with them in 'weft help bench' are serve's");
-    if (!decode && (own.contexts || own.batches || own.prompt_text))
-        return weft_args_refuse(&args, "--contexts, --batches and --prompt are decode's");
+    if (!decode &&
+        (own.contexts || own.batches || own.prompt_text || own.grid || own.rows || own.minutes > 0))
+        return weft_args_refuse(&args, "--contexts, --batches, --prompt and --grid are decode's");
     bool speculate = own.speculate || own.text || (own.model && !serve);
     if (!decode && speculate)
         return weft_args_refuse(

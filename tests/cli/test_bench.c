@@ -1,5 +1,6 @@
 /* `weft bench`: every variant trains, the rows are there for people and programs, and the memory that
  * a training step takes is what the plan said. */
+#include "bench/decode_grid.h"
 #include "support/command.h"
 #include "support/study_run.h"
 #include "support/test.h"
@@ -15,9 +16,18 @@
     "--threads", "2", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o", "CONTEXT=16",  \
         "-o", "VOCAB_SIZE=64", "-o", "BATCH_SIZE=2", "-o", "RA_MLA_LATENT_DIM=16"
 
-static const char *const variants[] = {
-    "dot",     "w2",     "cosine", "mla",           "mla+gate", "mla+gate+cross",
-    "mla+all", "swiglu", "wsffn",  "wsffn-grouped", "mla-w2"};
+static const char *const variants[] = {"dot",
+                                       "w2",
+                                       "cosine",
+                                       "mla",
+                                       "mla+gate",
+                                       "mla+gate+cross",
+                                       "mla+gate+cross64",
+                                       "mla+all",
+                                       "swiglu",
+                                       "wsffn",
+                                       "wsffn-grouped",
+                                       "mla-w2"};
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
 TEST(test_train_has_a_row_for_each_variant) {
@@ -189,6 +199,11 @@ TEST(test_wrong_use_is_one_line) {
     FAILS(2, SAYS("--quick"), "bench", "train", "--quick");
     FAILS(2, SAYS("N_HEAD"), "bench", "train", "-o", "N_HEAD=7");
     FAILS(2, SAYS("nowhere"), "bench", "train", "--config", "nowhere");
+    FAILS(2, SAYS("--rows"), "bench", "decode", "--grid", "--shape", "small");
+    FAILS(2, SAYS("--grid"), "bench", "decode", "--rows", "dot");
+    FAILS(2, SAYS("'llama'", "on a CPU"), "bench", "decode", "--grid", "--rows", "llama");
+    FAILS(2, SAYS("decode's"), "bench", "train", "--grid");
+    FAILS(2, SAYS("--minutes"), "bench", "decode", "--grid", "--minutes", "soon");
     FAILS(2, SAYS("attention takes"), "bench", "attention", "--steps", "1");
 }
 
@@ -210,6 +225,118 @@ TEST(test_decode_has_a_row_for_each_context_and_batch) {
     assert_true(json_number_value(json_object_get(json_array_get(rows, 0), "first_token_seconds")) >
                 0);
     json_decref(all);
+}
+
+#define GRID "bench", "decode", "--grid", "--steps", "1", TINY
+
+/* A peer that takes a second for each row, and keeps what it was told of all of them at the beginning. */
+static json_t *run_grid(const char *word, json_t **told) {
+    const char *path = scratch_path("grid.sh"), *kept = scratch_path("told");
+    const char *text = format_text("while read -r line; do\n"
+                                   "  case $line in\n"
+                                   "  *hello*) echo '{\"name\": \"someone\"}' ;;\n"
+                                   "  *prepare*) printf '%%s' \"$line\" >'%s'; echo '{}' ;;\n"
+                                   "  *) echo '{\"seconds\": 1}' ;;\n"
+                                   "  esac\n"
+                                   "done\n",
+                                   kept);
+    file_write(path, text, strlen(text));
+    command_result r =
+        command_run(RUN(GRID, "--json", "--rows", word, "--peer", format_text("sh %s", path)));
+    if (r.status != 0) fail_msg("it ended on %d: %s", r.status, r.err);
+    assert_non_null(strstr(r.err, "geometric mean")); /* the table, for people */
+    json_t *all = json_loads(r.out, 0, NULL);
+    *told = json_load_file(kept, 0, NULL);
+    command_free(&r);
+    return all;
+}
+
+TEST(test_a_grid_has_rows_of_several_models_and_their_mean) {
+    WEFT_AUTO_DECREF json_t *told = NULL;
+    WEFT_AUTO_DECREF json_t *all = run_grid("dot", &told);
+    static const struct {
+        const char *name, *model;
+        int heads, batch;
+    } expected[] = {{"gpt2-124m, dot, context 1024, batch 1", "gpt2-124m", 4, 1},
+                    {"gpt2-124m, dot, context 1024, batch 8", "gpt2-124m", 4, 8},
+                    {"gpt2-124m N_HEAD=6, dot, context 1024, batch 1", "gpt2-124m N_HEAD=6", 4, 1}};
+    const json_t *rows = json_object_get(all, "rows"), *of_peer = json_object_get(told, "rows"),
+                 *summary = json_object_get(all, "summary");
+    assert_int_equal(json_array_size(rows), 3);
+    assert_int_equal(json_array_size(of_peer), 3);
+    double logs = 0, ones = 0, worst = 1e300;
+    for (size_t i = 0; i < 3; i++) {
+        const json_t *row = json_array_get(rows, i), *request = json_array_get(of_peer, i);
+        assert_string_equal(json_string_value(json_object_get(row, "name")), expected[i].name);
+        assert_string_equal(json_string_value(json_object_get(row, "model")), expected[i].model);
+        assert_int_equal((int)real_of(request, "batch"), expected[i].batch);
+        assert_int_equal((int)real_of(json_object_get(request, "config"), "n_embd"), 32);
+        double ratio = 1 / real_of(row, "seconds");
+        assert_true(fabs(real_of(row, "ratio") / ratio - 1) < 1e-4);
+        logs += log(ratio) / 3;
+        ones += expected[i].batch == 1 ? log(ratio) / 2 : 0;
+        worst = ratio < worst ? ratio : worst;
+    }
+    assert_true(fabs(real_of(summary, "geometric_mean") / exp(logs) - 1) < 1e-4);
+    assert_true(fabs(real_of(summary, "one_sequence") / exp(ones) - 1) < 1e-4);
+    assert_true(json_is_null(json_object_get(summary, "64_sequences")));
+    assert_true(fabs(real_of(summary, "worst_ratio") / worst - 1) < 1e-4);
+    assert_int_equal((int)real_of(summary, "below_1"), 0);
+}
+
+/* No row would end in time. What was left out is no failure: it was asked for. */
+TEST(test_a_grid_ends_in_the_minutes_that_it_has) {
+    command_result r = command_run(RUN(GRID, "--json", "--minutes", "1e-6", "--rows", "batch 8"));
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.err, "gpt2-124m, mla, context 1024, batch 8: left out, the minutes"));
+    WEFT_AUTO_DECREF json_t *all = json_loads(r.out, 0, NULL);
+    assert_int_equal(json_array_size(json_object_get(all, "rows")), 0);
+    assert_int_equal(json_array_size(json_object_get(all, "left_out")), 2);
+    command_free(&r);
+}
+
+/* The whole grid, which a GPU measures. */
+TEST(test_the_grid_has_each_model_variant_batch_and_context) {
+    static const char *const words[] = {"gpt2-124m,",
+                                        "gpt2-355m,",
+                                        "gpt2-1558m,",
+                                        "llama-1b,",
+                                        " dot,",
+                                        " w2,",
+                                        " mla,",
+                                        " mla+gate,",
+                                        " mla+all,",
+                                        " wsffn,",
+                                        " mla+gate+cross,",
+                                        " wsffn-grouped,",
+                                        " mla+gate+cross64,",
+                                        "batch 1",
+                                        "batch 8",
+                                        "batch 64",
+                                        "batch 256",
+                                        "context 1024,",
+                                        "context 8192,",
+                                        "context 32768,"};
+    bench_decode_options o = {.cuda = true};
+    bench_decode_row *rows = calloc(BENCH_GRID_MAX, sizeof *rows);
+    char name[BENCH_ROW_NAME], found[BENCH_GRID_MAX][BENCH_ROW_NAME];
+    int n;
+    assert_int_equal(bench_grid_list(&o, rows, &n), WEFT_OK);
+    assert_in_range(n, 40, BENCH_GRID_MAX);
+    for (int i = 0; i < n; i++) {
+        strcpy(found[i], bench_row_name(rows + i, name));
+        for (int k = 0; k < i; k++)
+            if (strcmp(found[k], found[i]) == 0) fail_msg("%s stands there twice", found[i]);
+        assert_int_equal(rows[i].config.dtype, WEFT_CONFIG_BF16);
+        assert_true(rows[i].config.context >= rows[i].context);
+        if (i && bench_row_same_model(rows + i - 1, rows + i))
+            assert_int_equal(rows[i].config.context, rows[i - 1].config.context);
+    }
+    for (size_t w = 0; w < sizeof words / sizeof words[0]; w++) {
+        o.rows = words[w];
+        if (bench_grid_list(&o, rows, &n) != WEFT_OK) fail_msg("no row has '%s'", words[w]);
+    }
+    free(rows);
 }
 
 /* What the first row of a variant says that decoding ran in, and of its bytes. The variant is asked for by
@@ -270,6 +397,8 @@ TEST(test_decode_says_what_drafts_are_worth) {
     FAILS(2, SAYS("decode"), "bench", "train", "--speculate", "ngram");
     FAILS(2, SAYS("--speculate takes"), "bench", "decode", "--speculate", "ngram", "--model", model,
           "--shape", "small");
+    FAILS(2, SAYS("--speculate takes"), "bench", "decode", "--speculate", "ngram", "--model", model,
+          "--grid");
     file_write(text, "short", 5);
     FAILS(2, SAYS("5 tokens", "longer"), "bench", "decode", "--speculate", "ngram", "--model",
           model, "--text", text, "--json");
