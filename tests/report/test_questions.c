@@ -175,6 +175,65 @@ TEST(test_wrong_usage_and_missing_studies_are_told) {
                    scratch_path("said"));
 }
 
+/* Runs scripts/paper in a shell that begins with `before`, over a folder of runs; the page is the caller's to free. */
+static char *make_paper(const char *before, const char *runs, const char *options) {
+    const char *out = scratch_path("paper");
+    shell_succeeds("%s python3 scripts/paper --runs '%s' --out '%s' %s >'%s'", before,
+                   scratch_path("%s", runs), out, options, scratch_path("said"));
+    return file_read(scratch_path("paper/paper.html"), NULL);
+}
+
+static void expect_said(const char *text, const char *part) {
+    if (!strstr(text, part)) fail_msg("no '%s' in\n%s", part, text);
+}
+
+/* Without any database the page says what is missing; with two rungs and the pilot it has their answers and pictures,
+ * and says which studies are missing. */
+TEST(test_a_paper_of_what_is_there) {
+    char *page = make_paper("", "runs", "--no-pdf");
+    expect_said(page, "Nothing is answered yet");
+    expect_said(page, "<li>the second rung: not run yet</li>");
+    free(page);
+    shell_succeeds(
+        "cd '%s' && mkdir -p runs/real-ladder-10m runs/real-ladder-25m "
+        "runs/real-cache-10m runs/real-pilot && cp ten.db runs/real-ladder-10m/runs.db && "
+        "cp more.db runs/real-ladder-25m/runs.db && "
+        "cp cache.db runs/real-cache-10m/runs.db && "
+        "cp pilot1.db runs/real-pilot/runs.db",
+        scratch_path("."));
+    page = make_paper("", "runs", "--no-pdf");
+    expect_said(page, "<ul><li>the winners under Muon: not run yet</li></ul>");
+    expect_said(page, "helps: w2 against dot; hurts: mla-recip against gqa; makes no difference of "
+                      "interest: all against mla; undecided: all-flops against mla and wsffn "
+                      "against dot.");
+    expect_said(page, "<td class=mark>✓</td><td>Does W2 attention lower the loss");
+    expect_said(page, "−0.0500 [−0.0");
+    expect_said(page, "standard deviation between seeds 0.00250, at most 0.00338");
+    expect_said(page, "The addition that was chosen here: mla-recip, against gqa.");
+    int pictures = 0;
+    for (const char *at = page; (at = strstr(at, "data:image/svg+xml;base64,")); at++)
+        pictures++;
+    assert_int_equal(pictures, 3);
+    free(page);
+}
+
+/* What makes the PDF is a program in Chromium's place; without one the page is there, and the command says so. */
+TEST(test_a_paper_becomes_a_pdf_where_it_can) {
+    static const char chromium[] = "#!/bin/sh\nfor w in \"$@\"; do case $w in --print-to-pdf=*) "
+                                   "echo made >\"${w#*=}\";; esac; "
+                                   "done\n";
+    free(make_paper("CHROMIUM=no-such-browser", "none", ""));
+    char *said = file_read(scratch_path("said"), NULL);
+    expect_said(said, "no PDF: Chromium is not installed");
+    free(said);
+    file_write(scratch_path("chromium"), chromium, sizeof chromium - 1);
+    shell_succeeds("chmod +x '%s'", scratch_path("chromium"));
+    free(make_paper(format_text("CHROMIUM='%s'", scratch_path("chromium")), "none", ""));
+    said = file_read(scratch_path("paper/paper.pdf"), NULL);
+    assert_string_equal(said, "made\n");
+    free(said);
+}
+
 static int setup(void **state) {
     (void)state;
     scratch_open();
