@@ -1,5 +1,6 @@
 /* scripts/evidence: every study that it names can be built at the size that it says, and runs from its first
  * variant to its report. The whole of each in its smallest form is run by `make test-long`. */
+#include "base/text.h"
 #include "support/command.h"
 #include "support/study_run.h"
 #include "support/test.h"
@@ -80,8 +81,15 @@ static void expect_equal_within(double a, double b, double share) {
     if (!(a > b * (1 - share) && a < b * (1 + share))) fail_msg("%.9g is not %.9g", a, b);
 }
 
-/* Of both rungs, of which the second is 2.5 times as large: parameters, and tokens, 20 for each; the operations of
- * all-flops in all; and one set of variants. The picture of caches has the parameters of the first rung. */
+static void expect_on_page(double number) {
+    char text[WEFT_COUNT_ROOM], *page = file_read("docs/results/questions.md", NULL);
+    if (!strstr(page, weft_count_text((int64_t)number, text)))
+        fail_msg("docs/results/questions.md has no %s", text);
+    free(page);
+}
+
+/* Of both rungs, of which the second is 2.5 times as large, as docs/results/questions.md has them: parameters, and
+ * tokens, 20 for each; the operations of all-flops in all; and one set of variants. The picture of caches has the parameters of the first rung. */
 TEST(test_the_rungs_are_equal_in_what_they_say) {
     static const char *const names[] = {"ladder-10m", "ladder-25m", "winners-muon", "cache-10m"};
     static const double millions[] = {10, 25, 10, 10};
@@ -91,6 +99,9 @@ TEST(test_the_rungs_are_equal_in_what_they_say) {
         double parameters = real_of(dot, "parameters");
         size_t k;
         expect_equal_within(parameters, 1e6 * millions[i], 0.03);
+        if (i < 2) expect_on_page(parameters);
+        if (i < 2) expect_on_page(real_of(dot, "iters"));
+        if (i < 2) expect_on_page(real_of(variant_of(all, "all-flops"), "iters"));
         json_array_foreach(json_object_get(all, "steps"), k, row) {
             expect_equal_within(real_of(row, "parameters"), parameters, 0.005);
             if (strcmp(json_string_value(json_object_get(row, "variant")), "all-flops") != 0)
