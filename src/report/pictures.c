@@ -74,29 +74,28 @@ static const struct {
              {"time per run", WEFT_UNIT_SECONDS, offsetof(weft_report_variant, seconds)}};
 enum { COSTS = sizeof costs / sizeof costs[0], CACHE = 2 };
 
-/* Where a variant stands in them: its mean, or its minimum over the learning rates, which has no bar. */
+/* Where a variant stands in them: its mean, or its minimum over the learning rates, which has no bar. A repeat is the
+ * same point again, and stands nowhere. */
 static weft_plot_point point_of(const weft_report_data *d, int variant, int cost) {
     const weft_report_variant *s = &d->variants[variant];
-    double x = weft_variant_number(s, costs[cost].at);
+    double x = s->repeats < 0 ? weft_variant_number(s, costs[cost].at) : NAN;
     if (d->minima) return (weft_plot_point){x, s->minimum.score, NAN, NAN};
     return (weft_plot_point){x, s->mean, s->least, s->most};
 }
 
-/* Whether no other variant costs no more and scores no less, one of them truly. A variant that leaks has
- * no score worth the name; a repeat is the same point again. */
-static bool counts_in_front(const weft_report_data *d, int variant, weft_plot_point at) {
-    const weft_report_variant *s = &d->variants[variant];
-    return isfinite(at.y) && isfinite(at.x) && !s->leaks && s->repeats < 0;
+static bool is_there(weft_plot_point at) {
+    return isfinite(at.x) && isfinite(at.y);
 }
 
+/* Whether no other variant costs no more and scores no less, one of them truly. A variant that leaks has
+ * no score worth the name; no comparison with a NaN holds. */
 static bool is_in_front(const weft_report_data *d, int place, int cost) {
-    double sign = d->higher_is_better ? -1 : 1;
     weft_plot_point own = point_of(d, place, cost);
-    if (!counts_in_front(d, place, own)) return false;
+    if (!is_there(own) || d->variants[place].leaks) return false;
     for (int i = 0; i < d->n_variants; i++) {
         weft_plot_point other = point_of(d, i, cost);
-        if (i == place || !counts_in_front(d, i, other)) continue;
-        double lower = sign * (own.y - other.y);
+        double lower = (d->higher_is_better ? -1 : 1) * (own.y - other.y);
+        if (i == place || d->variants[i].leaks) continue;
         if (other.x <= own.x && lower >= 0 && (other.x < own.x || lower > 0 || i < place))
             return false;
     }
@@ -135,7 +134,7 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, int cos
     int n = 0;
     for (int i = 0; i < d->n_variants && front; i++) {
         weft_plot_point at = *series[i].points = point_of(d, i, cost);
-        series[i].n = isfinite(at.y) && isfinite(at.x) && d->variants[i].repeats < 0;
+        series[i].n = is_there(at);
         if (!is_in_front(d, i, cost)) continue;
         front[n++] = at;
         if (used < NAMES_ROOM)
