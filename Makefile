@@ -78,6 +78,7 @@ vectors: $(PROGRAM) $(OUT)/tests/train/test_curves ## make the reference vectors
 	$(PYTHON) tests/reference/make_inspect_vectors.py
 	$(PYTHON) tests/reference/make_statistics_vectors.py
 	$(PYTHON) tests/reference/make_minimum_vectors.py
+	$(PYTHON) tests/reference/make_question_vectors.py
 	$(PYTHON) tests/reference/make_task_vectors.py
 	$(PYTHON) tests/reference/make_curves.py --build '$(OUT)'
 	@if [ -f '$(GPT2)/vocab.bpe' ]; then $(PYTHON) tests/reference/make_tokenizer_vectors.py '$(GPT2)' || [ $$? = 3 ]; \

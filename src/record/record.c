@@ -274,16 +274,19 @@ static bool may_change(const weft_option *o) {
            o == WEFT_OPTION(device); /* each run's own is in its record */
 }
 
-const weft_option *weft_record_difference(const char *a, const char *b, bool seeds,
+const weft_option *weft_record_difference(const char *a, const char *b, bool grown,
                                           char of_a[WEFT_TEXT_MAX], char of_b[WEFT_TEXT_MAX]) {
     int n;
     const weft_option *options = weft_options(&n);
     for (int i = 0; i < n; i++) {
         weft_record_value(a, &options[i], of_a, WEFT_TEXT_MAX);
         weft_record_value(b, &options[i], of_b, WEFT_TEXT_MAX);
-        bool more = seeds && &options[i] == WEFT_OPTION(study_seeds) &&
-                    strtol(of_a, NULL, 10) < strtol(of_b, NULL, 10);
-        if (strcmp(of_a, of_b) != 0 && !may_change(&options[i]) && !more) {
+        bool more = may_change(&options[i]);
+        if (grown && &options[i] == WEFT_OPTION(study_seeds))
+            more = strtol(of_a, NULL, 10) < strtol(of_b, NULL, 10);
+        if (grown && &options[i] == WEFT_OPTION(study_variants) && *of_a)
+            more = strncmp(of_a, of_b, strlen(of_a)) == 0 && of_b[strlen(of_a)] == ';';
+        if (strcmp(of_a, of_b) != 0 && !more) {
             if (!*of_a) snprintf(of_a, WEFT_TEXT_MAX, "empty");
             if (!*of_b) snprintf(of_b, WEFT_TEXT_MAX, "empty");
             return &options[i];

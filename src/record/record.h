@@ -48,7 +48,7 @@ weft_status weft_record_create(weft_database *d, const weft_study *s,
                                const weft_study_place *place);
 /* Whether the database is of this study: the first key that differs is named with both values. For
  * equal time, the measured seconds are taken from it and the iterations follow. Where the study has more
- * seeds now, their runs join the database. */
+ * seeds now, their runs join the database; those of further variants do in weft_record_renew. */
 weft_status weft_record_match(weft_database *d, weft_study *s);
 /* After a match: what a killed study left as running waits again; a variant that could not be built and
  * now can gets its runs. */
@@ -67,8 +67,8 @@ char *weft_record_config(const weft_config *c);
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room);
 
 /* The first option in which two such texts differ, with its values, and of which runs that were made depend; NULL:
- * there is none. `seeds`: b may have more of them. */
-const weft_option *weft_record_difference(const char *a, const char *b, bool seeds,
+ * there is none. `grown`: b may have more seeds, and more variants behind those of a. */
+const weft_option *weft_record_difference(const char *a, const char *b, bool grown,
                                           char of_a[WEFT_TEXT_MAX], char of_b[WEFT_TEXT_MAX]);
 /* A run's config as its row has it; the caller frees it. NULL: no memory. */
 char *weft_record_config_json(const weft_config *c);

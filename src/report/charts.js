@@ -16,7 +16,7 @@
  *           lines   [{series, runs: [{name, x: {KEY: [..] or a factor of the first key's}, y: [..]}]}]
  *                   runs of one series are averaged where their first x is the same; the band goes from
  *                   the lowest to the highest, and the single runs show while the series is pointed at
- *           points  [{series, at: [{x, y, low, high}], join, fit, least}]
+ *           points  [{series, at: [{x, y, low, high}], join, fit, least, size}]
  *                   fit: [{x, y}], a curve fitted through them; least: {x, y}, its minimum, which is marked
  *           difference: lines are shown minus their baseline's, run by run of the same name
  *           x       of points: {label, unit, names}; names stand at 0, 1, ... of an axis of words
@@ -210,7 +210,7 @@ const weftCharts = (() => {
     }
     for (const set of chart.points || []) {
       const s = bySeries.get(set.series);
-      if (s && !hidden.has(s.key)) list.push({...look(s), runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, fit: set.fit, least: set.least, bars: true});
+      if (s && !hidden.has(s.key)) list.push({...look(s), runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, fit: set.fit, least: set.least, size: set.size || 1, bars: true});
     }
     return list.filter((l) => l.points.length);
   }
@@ -322,7 +322,7 @@ const weftCharts = (() => {
       l.points.forEach((p, i) => {
         if (logX && !(p.x > 0)) return;
         if (l.bars && isFinite(p.low) && isFinite(p.high)) make("line", {x1: px(p.x), x2: px(p.x), y1: py(p.low), y2: py(p.high), class: "bar", style: "stroke:" + l.colour}, g);
-        if (i % every === (l.bars ? 0 : Math.floor(every / 2))) marker(g, l, px(p.x), py(p.y), l.bars ? 5 : 3);
+        if (i % every === (l.bars ? 0 : Math.floor(every / 2))) marker(g, l, px(p.x), py(p.y), l.bars ? 5 * l.size : 3);
       });
     }
     view.map = {px, py, left, right: width - right, top, bottom: height - bottom, list, axis, sx, sy, width, height};

@@ -337,12 +337,13 @@ static weft_status compare_variants(const weft_report_data *d, const char *a, co
     WEFT_TRY(find_variant(d, b, &two));
     WEFT_TRY(weft_report_compare(d, two, one, &c, &why));
     *object = json_pack(
-        "{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}", "a", weft_json_text(a), "b",
-        weft_json_text(b), "score", d->score, "rate_a", weft_json_number(d->variants[one].rate),
-        "rate_b", weft_json_number(d->variants[two].rate), "config",
-        config_differences(d, one, two), "pairs", pair_up(d, one, two), "mean_difference",
+        "{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:s}", "a",
+        weft_json_text(a), "b", weft_json_text(b), "score", d->score, "rate_a",
+        weft_json_number(d->variants[one].rate), "rate_b", weft_json_number(d->variants[two].rate),
+        "config", config_differences(d, one, two), "pairs", pair_up(d, one, two), "mean_difference",
         weft_json_number(c.mean), "low", weft_json_number(c.low), "high", weft_json_number(c.high),
-        "verdict", weft_comparison_word(&c), "why", why);
+        "p", weft_json_number(weft_comparison_p(&c)), "counted", c.pairs, "verdict",
+        weft_comparison_word(&c), "why", why);
     if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     json_t *positions = json_array();
     json_object_set_new(*object, "loss_by_position", positions);

@@ -72,25 +72,32 @@ static const struct {
              {"cache per token", WEFT_UNIT_BYTES, offsetof(weft_report_variant, cache_bytes)},
              {"measured memory", WEFT_UNIT_BYTES, offsetof(weft_report_variant, memory)},
              {"time per run", WEFT_UNIT_SECONDS, offsetof(weft_report_variant, seconds)}};
-enum { COSTS = sizeof costs / sizeof costs[0] };
+enum { COSTS = sizeof costs / sizeof costs[0], CACHE = 2 };
 
-/* Whether no other variant costs no more and scores no less, one of them truly. A variant that leaks has
- * no score worth the name; a repeat is the same point again. */
-static bool counts_in_front(const weft_report_variant *s, double cost) {
-    return isfinite(s->mean) && isfinite(cost) && !s->leaks && s->repeats < 0;
+/* Where a variant stands in them: its mean, or its minimum over the learning rates, which has no bar. A repeat is the
+ * same point again, and stands nowhere. */
+static weft_plot_point point_of(const weft_report_data *d, int variant, int cost) {
+    const weft_report_variant *s = &d->variants[variant];
+    double x = s->repeats < 0 ? weft_variant_number(s, costs[cost].at) : NAN;
+    if (d->minima) return (weft_plot_point){x, s->minimum.score, NAN, NAN};
+    return (weft_plot_point){x, s->mean, s->least, s->most};
 }
 
+static bool is_there(weft_plot_point at) {
+    return isfinite(at.x) && isfinite(at.y);
+}
+
+/* Whether no other variant costs no more and scores no less, one of them truly. A variant that leaks has
+ * no score worth the name; no comparison with a NaN holds. */
 static bool is_in_front(const weft_report_data *d, int place, int cost) {
-    const weft_report_variant *s = &d->variants[place];
-    double x = weft_variant_number(s, costs[cost].at), sign = d->higher_is_better ? -1 : 1,
-           y = sign * s->mean;
-    if (!counts_in_front(s, x)) return false;
+    weft_plot_point own = point_of(d, place, cost);
+    if (!is_there(own) || d->variants[place].leaks) return false;
     for (int i = 0; i < d->n_variants; i++) {
-        double other_x = weft_variant_number(&d->variants[i], costs[cost].at),
-               other_y = sign * d->variants[i].mean;
-        if (i == place || !counts_in_front(&d->variants[i], other_x)) continue;
-        bool no_worse = other_x <= x && other_y <= y;
-        if (no_worse && (other_x < x || other_y < y || i < place)) return false;
+        weft_plot_point other = point_of(d, i, cost);
+        double lower = (d->higher_is_better ? -1 : 1) * (own.y - other.y);
+        if (i == place || d->variants[i].leaks) continue;
+        if (other.x <= own.x && lower >= 0 && (other.x < own.x || lower > 0 || i < place))
+            return false;
     }
     return true;
 }
@@ -98,6 +105,22 @@ static bool is_in_front(const weft_report_data *d, int place, int cost) {
 static int by_x(const void *a, const void *b) {
     const weft_plot_point *left = a, *right = b;
     return weft_order(left->x, right->x);
+}
+
+/* Where the runs measured it: marks whose area is the speed of decoding, and the sentence that says so. */
+static const char *size_by_speed(const weft_report_data *d, weft_plot_series *series) {
+    double least = NAN, most = NAN;
+    for (int i = 0; i < d->n_variants; i++) {
+        series[i].size = weft_report_fact_mean(d, i, "decode_tokens_per_s_1");
+        least = fmin(least, series[i].size);
+        most = fmax(most, series[i].size);
+    }
+    for (int i = 0; i < d->n_variants; i++)
+        series[i].size = 1.8 * sqrt(series[i].size / most);
+    if (!(most > 0)) return "";
+    return weft_say(" The area of a mark is the speed of decoding one sequence, %s to %s tokens "
+                    "per second.",
+                    weft_say_count(least), weft_say_count(most));
 }
 
 /* Points, the front through them and the names on it. */
@@ -110,27 +133,26 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, int cos
     WEFT_TRY(weft_report_plot_series(p, d, 1, &series));
     int n = 0;
     for (int i = 0; i < d->n_variants && front; i++) {
-        const weft_report_variant *s = &d->variants[i];
-        double x = weft_variant_number(s, costs[cost].at);
-        series[i].n = isfinite(s->mean) && isfinite(x) && s->repeats < 0;
-        if (!series[i].n) continue;
-        *series[i].points = (weft_plot_point){x, s->mean, s->least, s->most};
+        weft_plot_point at = *series[i].points = point_of(d, i, cost);
+        series[i].n = is_there(at);
         if (!is_in_front(d, i, cost)) continue;
-        front[n++] = *series[i].points;
+        front[n++] = at;
         if (used < NAMES_ROOM)
             used += (size_t)snprintf(names + used, NAMES_ROOM - used, "%s%.40s", used ? ", " : "",
                                      d->variants[i].label);
     }
+    const char *speeds = cost == CACHE ? size_by_speed(d, series) : "";
     title = weft_page_keep(p, "%.100s against %s", d->score_name, costs[cost].name);
-    note = weft_page_keep(p, "On the Pareto front, variants that no other beats on both: %s.",
-                          *names ? names : "none");
+    note = weft_page_keep(p, "On the Pareto front, variants that no other beats on both: %s.%s",
+                          *names ? names : "none", speeds);
     if (!front || !title || !note) return no_memory();
     qsort(front, (size_t)n, sizeof *front, by_x);
     *title = (char)toupper((unsigned char)*title);
     caption = weft_page_keep(p, "%s. %s", title, note);
     *plot = (weft_plot){.kind = WEFT_PLOT_POINTS,
                         .title = title,
-                        .x_label = costs[cost].name,
+                        .x_label = *speeds ? "cache bytes per token" : costs[cost].name,
+                        .log_x = *speeds,
                         .x_unit = costs[cost].unit,
                         .y_label = d->score_name,
                         .y_unit = score_unit(d),
@@ -152,13 +174,15 @@ weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
         WEFT_TRY(make_picture(p, d, i, &plots[n]));
         n += weft_plot_count(&plots[n]) > 0;
     }
+    if (n == 0) return WEFT_OK; /* no minimum yet */
     weft_page_heading(
         p, "Score against cost",
-        weft_say("What a score costs: %s and to the left is better. The mean over "
-                 "seeds, with a bar from the lowest to the highest. The dashed line is the "
-                 "Pareto front; it goes by the means alone, and variants on it may differ "
-                 "by chance.",
-                 d->higher_is_better ? "up" : "down"));
+        weft_say("What a score costs: %s and to the left is better. %s. The dashed line is the "
+                 "Pareto front; it goes by the %s alone, and variants on it may differ by chance.",
+                 d->higher_is_better ? "up" : "down",
+                 d->minima ? "The minimum over the learning rates"
+                           : "The mean over seeds, with a bar from the lowest to the highest",
+                 d->minima ? "minima" : "means"));
     weft_report_put_plots(p, d, json_array(), plots, n);
     return WEFT_OK;
 }

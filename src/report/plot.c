@@ -356,6 +356,7 @@ static void put_curve(const canvas *c, const weft_plot_series *s, const weft_plo
 static void put_series(const canvas *c, const weft_plot_series *s) {
     bool curve = c->plot->kind == WEFT_PLOT_CURVES;
     int every = curve && s->n / MARKERS > 0 ? s->n / MARKERS : 1;
+    double size = (curve ? 3 : 5) * (s->size > 0 ? s->size : 1);
     if (c->plot->kind != WEFT_PLOT_POINTS) put_curve(c, s, s->points, s->n);
     if (s->n_fit) {
         put_curve(c, s, s->fit, s->n_fit);
@@ -368,7 +369,7 @@ static void put_series(const canvas *c, const weft_plot_series *s) {
         if (!curve && isfinite(at.low) && isfinite(at.high))
             weft_svg_line(c->out, x, y_of(c, at.low), x, y_of(c, at.high),
                           weft_plot_colour(s->style), 1.8);
-        if (i % every == every / 2) put_marker(c, s->style, x, y_of(c, at.y), curve ? 3 : 5);
+        if (i % every == every / 2) put_marker(c, s->style, x, y_of(c, at.y), size);
     }
 }
 
@@ -505,6 +506,7 @@ static void add_points(const weft_plot *p, json_t *chart) {
                       "join", p->kind == WEFT_PLOT_MEASURED);
         if (one->n_fit) json_object_set_new(set, "fit", points_json(one->fit, one->n_fit));
         if (one->n_fit) json_object_set_new(set, "least", point_json(one->least));
+        if (one->size > 0) json_object_set_new(set, "size", json_real(one->size));
         json_array_append_new(sets, set);
     }
     for (int i = 0; i < p->n_front; i++)

@@ -45,6 +45,7 @@ typedef struct {
     const weft_plot_point *fit; /* a curve fitted through the points; 0: none */
     int n_fit;
     weft_plot_point least; /* its minimum, which is marked */
+    double size;           /* of its markers, as a share of the usual one; 0: 1 */
 } weft_plot_series;
 
 typedef enum {

@@ -29,7 +29,7 @@ NOT_RUN = [
     ("docs/guide/building.md", r"(sudo )?make (install|deb|dist)", "scripts/test_install runs it"),
     ("docs/guide/pytorch.md", r"python3 -m venv|pip install", "needs PyTorch from the network; make test-torch runs the rest"),
     ("docs/guide/training.md", r"mpirun ", "needs free cores; the tests of train and comm run mpirun"),
-    ("docs/guide/studies.md", r"scripts/corpus|weft tokenize --tokenizer data/gpt2", "needs Debian's mirror and GPT-2's files"),
+    ("docs/guide/studies.md", r"scripts/corpus|weft tokenize --tokenizer data/|weft tokenizer train .*all-docs", "needs Debian's mirror and GPT-2's files"),
     ("docs/guide/studies.md", r"scripts/evidence", "needs that text; supervise/test_evidence runs its smallest form"),
     ("docs/guide/studies.md", r"weft study .*--slurm", "needs Slurm; supervise/test_slurm runs it"),
     ("docs/internals/cuda.md", r"weft train|make build CUDA=1", "needs a GPU's compiler; the tests of cuda run it"),
@@ -38,6 +38,7 @@ NOT_RUN = [
     ("docs/results/performance.md", r"weft bench train|taskset ", "takes minutes; cli/test_bench runs its smallest forms"),
     ("docs/results/performance.md", r"export ", "is for an x86-64 processor"),
     ("docs/results/(gpt2-real|real-text).md", r"scripts/evidence", "needs its text, and minutes or hours; supervise/test_evidence runs its smallest form"),
+    ("docs/results/questions.md", r"scripts/(evidence|questions|paper)", "needs the corpus and hours; supervise/test_evidence and report/test_questions run it in small"),
     ("docs/results/small-runs.md", r"weft runs runs/", "needs a study of hours"),
 ]
 PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|docs/results/\S+|mkdir|b2sum|taskset|curl|docker|git|cp|export|hf|sudo)( |$)|for .*; do$"

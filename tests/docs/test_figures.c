@@ -37,7 +37,8 @@ TEST(test_scaling_has_the_models_table) {
 
 /* A page of results names the commands that print its tables, each on a line of its own. */
 TEST(test_results_are_what_their_databases_say) {
-    static const char mark[] = "\n    docs/results/tables ";
+    static const char *const marks[] = {"\n    docs/results/tables ",
+                                        "\n    scripts/questions real-"};
     glob_t pages;
     int commands = 0;
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
@@ -49,11 +50,12 @@ TEST(test_results_are_what_their_databases_say) {
     for (size_t i = 0; i < pages.gl_pathc; i++) {
         size_t n;
         char *page = file_read(pages.gl_pathv[i], &n), command[LINE_ROOM];
-        for (char *at = page; (at = strstr(at, mark)); at++, commands++) {
-            snprintf(command, sizeof command, "%.*s", (int)strcspn(at + 1, "\n"), at + 1);
-            if (expect_lines_of(command, pages.gl_pathv[i], page) < 3)
-                fail_msg("%s: nothing is printed by%s", pages.gl_pathv[i], command);
-        }
+        for (int k = 0; k < 2; k++)
+            for (char *at = page; (at = strstr(at, marks[k])); at++, commands++) {
+                snprintf(command, sizeof command, "%.*s", (int)strcspn(at + 1, "\n"), at + 1);
+                if (expect_lines_of(command, pages.gl_pathv[i], page) < 3)
+                    fail_msg("%s: nothing is printed by%s", pages.gl_pathv[i], command);
+            }
         free(page);
     }
     globfree(&pages);

@@ -50,6 +50,8 @@ TEST(test_minima_decide_by_the_smallest_effect) {
     add_runs(db, 1, 2.95, 0.5, 0.001);
     add_runs(db, 2, 2.998, 0.1, 0.001);
     add_runs(db, 3, 2.99, 0, 0.03);
+    study_sql(db, "INSERT INTO facts(run, name, value) SELECT run, 'decode_tokens_per_s_1',"
+                  " CASE variant WHEN 1 THEN 400 ELSE 100 END FROM runs WHERE variant < 3");
     study_close(db);
     weft_report_data d;
     char *sentence = sentence_of("three", &d);
@@ -83,6 +85,13 @@ TEST(test_minima_decide_by_the_smallest_effect) {
     assert_non_null(strstr(page, "\"least\":{"));
     assert_non_null(strstr(page, "\"fit\":[{"));
     assert_non_null(strstr(page, "r=\"9\" fill=\"none\""));
+    /* Costs are of the minima. Against the cache, Plain's mark has half of the width of Gate's, which is four times as
+     * fast, and Wide's, of unknown speed, the usual one. */
+    assert_non_null(strstr(page, "The minimum over the learning rates. The dashed line"));
+    assert_non_null(strstr(page, "100 to 400 tokens per second."));
+    assert_non_null(strstr(page, "\"at\":[{\"x\":1024.0,\"y\":3.0}],\"join\":false,\"size\":0.9}"));
+    assert_non_null(strstr(page, "\"at\":[{\"x\":896.0,\"y\":2.95}],\"join\":false,\"size\":1.8}"));
+    assert_non_null(strstr(page, "r=\"4.5\""));
     free(page);
     free(folder);
 }

@@ -1,5 +1,6 @@
 /* scripts/evidence: every study that it names can be built at the size that it says, and runs from its first
  * variant to its report. The whole of each in its smallest form is run by `make test-long`. */
+#include "base/text.h"
 #include "support/command.h"
 #include "support/study_run.h"
 #include "support/test.h"
@@ -12,10 +13,11 @@
 static const struct {
     const char *name;
     int runs; /* as the script's head says */
-} studies[] = {{"longer", 3},       {"optim", 16},  {"tying", 15}, {"sparse", 15},
-               {"latent", 18},      {"mix", 27},    {"ratio", 18}, {"long", 39},
-               {"entailment", 15},  {"needle", 20}, {"mup", 48},   {"entailment-long", 9},
-               {"needle-more", 42}, {"again", 15}};
+} studies[] = {{"longer", 3},       {"optim", 16},      {"tying", 15},       {"sparse", 15},
+               {"latent", 18},      {"mix", 27},        {"ratio", 18},       {"long", 39},
+               {"entailment", 15},  {"needle", 20},     {"mup", 48},         {"entailment-long", 9},
+               {"needle-more", 42}, {"again", 15},      {"pilot", 8},        {"ladder-10m", 42},
+               {"ladder-25m", 42},  {"cache-10m", 102}, {"winners-muon", 42}};
 enum { STUDIES = sizeof studies / sizeof studies[0] };
 
 /* The repository's root, from which the tests are run. */
@@ -30,22 +32,31 @@ static const char *weft(void) {
     return path;
 }
 
+/* What a study would run; the caller frees it. */
+static json_t *list_study(const char *name) {
+    const char *out = scratch_path("list.json");
+    shell_succeeds("WEFT='%s' DATA=embedded scripts/evidence %s --device cpu --threads 1 --list "
+                   "--json >'%s' 2>/dev/null",
+                   weft(), name, out);
+    json_t *all = json_load_file(out, 0, NULL);
+    assert_non_null(all);
+    return all;
+}
+
 TEST(test_every_study_can_be_built_at_its_size) {
     for (int i = 0; i < STUDIES; i++) {
-        const char *out = scratch_path("list.json");
-        shell_succeeds(
-            "WEFT='%s' DATA=embedded scripts/evidence %s --device cpu --threads 1 --list "
-            "--json >'%s'",
-            weft(), studies[i].name, out);
-        json_t *all = json_load_file(out, 0, NULL), *variant;
+        json_t *all = list_study(studies[i].name), *variant;
         size_t k;
-        assert_non_null(all);
         if (json_integer_value(json_object_get(all, "runs")) != studies[i].runs)
             fail_msg("%s has %lld runs, not %d", studies[i].name,
                      (long long)json_integer_value(json_object_get(all, "runs")), studies[i].runs);
-        /* Where seeds are compared, how small a difference they can show is said before the first run. */
+        /* Where variants are compared seed by seed, how small a difference that can show is said before the first run. */
         json_t *power = json_object_get(json_object_get(all, "power"), "difference");
+        json_t *first = json_array_get(json_object_get(all, "steps"), 0);
+        const char *compares =
+            json_string_value(json_object_get(json_object_get(first, "config"), "study_compare"));
         if (json_integer_value(json_object_get(all, "seeds")) > 1 &&
+            json_array_size(json_object_get(all, "steps")) > 1 && strcmp(compares, "best") == 0 &&
             !(json_number_value(power) > 0))
             fail_msg("%s does not say what its seeds can show", studies[i].name);
         json_array_foreach(json_object_get(all, "steps"), k, variant) {
@@ -56,14 +67,70 @@ TEST(test_every_study_can_be_built_at_its_size) {
     }
 }
 
+static const json_t *variant_of(const json_t *all, const char *name) {
+    const json_t *row;
+    size_t i;
+    json_array_foreach(json_object_get(all, "steps"), i, row) {
+        if (strcmp(json_string_value(json_object_get(row, "variant")), name) == 0) return row;
+    }
+    fail_msg("there is no variant %s", name);
+    return NULL;
+}
+
+static void expect_equal_within(double a, double b, double share) {
+    if (!(a > b * (1 - share) && a < b * (1 + share))) fail_msg("%.9g is not %.9g", a, b);
+}
+
+static void expect_on_page(double number) {
+    char text[WEFT_COUNT_ROOM], *page = file_read("docs/results/questions.md", NULL);
+    if (!strstr(page, weft_count_text((int64_t)number, text)))
+        fail_msg("docs/results/questions.md has no %s", text);
+    free(page);
+}
+
+/* Of both rungs, of which the second is 2.5 times as large, as docs/results/questions.md has them: parameters, and
+ * tokens, 20 for each; the operations of all-flops in all; and one set of variants. The picture of caches has the parameters of the first rung. */
+TEST(test_the_rungs_are_equal_in_what_they_say) {
+    static const char *const names[] = {"ladder-10m", "ladder-25m", "winners-muon", "cache-10m"};
+    static const double millions[] = {10, 25, 10, 10};
+    for (int i = 0; i < 4; i++) {
+        json_t *all = list_study(names[i]);
+        const json_t *row, *dot = variant_of(all, "dot");
+        double parameters = real_of(dot, "parameters");
+        size_t k;
+        expect_equal_within(parameters, 1e6 * millions[i], 0.03);
+        if (i < 2) expect_on_page(parameters);
+        if (i < 2) expect_on_page(real_of(dot, "iters"));
+        if (i < 2) expect_on_page(real_of(variant_of(all, "all-flops"), "iters"));
+        json_array_foreach(json_object_get(all, "steps"), k, row) {
+            expect_equal_within(real_of(row, "parameters"), parameters, 0.005);
+            if (strcmp(json_string_value(json_object_get(row, "variant")), "all-flops") != 0)
+                expect_equal_within(real_of(row, "tokens"), 20 * parameters, 0.005);
+        }
+        if (i < 3) {
+            const json_t *mla = variant_of(all, "mla"), *less = variant_of(all, "all-flops");
+            expect_equal_within(real_of(less, "tokens") * real_of(less, "flops_per_token"),
+                                real_of(mla, "tokens") * real_of(mla, "flops_per_token"), 0.005);
+            expect_equal_within(real_of(variant_of(all, "gqa"), "cache_bytes_per_token"),
+                                real_of(mla, "cache_bytes_per_token"), 1e-9);
+        }
+        json_decref(all);
+    }
+    shell_succeeds("WEFT='%s' DATA=embedded scripts/evidence ladder-25m --device cpu --list "
+                   "2>/dev/null | grep -q '^about 150 minutes on an H200'",
+                   weft());
+}
+
 /* In a copy of what it reads, so that no run of a user's is touched. */
-static void run_small(const char *name) {
+static void run_small(const char *words) {
+    char name[64];
+    assert_int_equal(sscanf(words, "%63s", name), 1);
     const char *root = scratch_path("root-%s", name);
     shell_succeeds(
         "mkdir -p '%s' && cp -r scripts defconfigs '%s' && WEFT='%s' DATA=embedded TRIM=y "
         "JOBS=2 '%s/scripts/evidence' %s --device cpu --threads 2 >'%s/log' 2>&1 || "
         "{ tail -n 5 '%s/log'; false; }",
-        root, root, weft(), root, name, root, root);
+        root, root, weft(), root, words, root, root);
 }
 
 TEST(test_a_study_runs_to_its_report) {
@@ -76,6 +143,20 @@ TEST(test_a_study_runs_to_its_report) {
     assert_non_null(strstr(md, "## Loss by position"));
     assert_non_null(strstr(md, "Stated beforehand: With 2 seeds"));
     free(md);
+}
+
+/* Minima of two steps are at an edge, so that rates are added; and MLA with an addition joins the study. */
+TEST(test_a_rung_takes_the_chosen_addition) {
+    run_small("ladder-10m --variants dot,gqa");
+    shell_succeeds("WEFT='%s' DATA=embedded TRIM=y ADD=gate '%s/scripts/evidence' ladder-10m "
+                   "--variants mla-gate --device cpu --threads 1 >'%s' 2>&1",
+                   weft(), scratch_path("root-ladder-10m"), scratch_path("log-ladder"));
+    const char *folder = scratch_path("root-ladder-10m/runs/real-ladder-10m");
+    assert_int_equal(study_number(folder, "SELECT count(DISTINCT variant) FROM runs WHERE"
+                                          " status = 'done'"),
+                     3);
+    assert_true(study_number(folder, "SELECT count(*) FROM runs WHERE status = 'done' AND"
+                                     " variant = 7") >= 8);
 }
 
 /* A file of needle-long's, read; the caller frees it. */

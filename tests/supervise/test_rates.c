@@ -199,6 +199,30 @@ TEST(test_seeds_may_be_added_at_the_rate_that_was_chosen) {
     grow(true);
 }
 
+/* A study that gets another variant behind its own ends as one that had it from the start; one of its own cannot become
+ * another, and none can leave. */
+TEST(test_variants_may_be_added) {
+#define OF(variants) "-o", "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_VARIANTS=" variants
+    const char *few = scratch_path("variants"), *all = scratch_path("variants-all");
+    command_succeeds(RUN("study", "--config", config, "--out", few, OF("a; b: N_FFN=16")), NULL);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", few, OF("a; b: N_FFN=16; c vs b: N_FFN=24")),
+        NULL);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", all, OF("a; b: N_FFN=16; c vs b: N_FFN=24")),
+        NULL);
+    study_same(all, few);
+    assert_int_equal(study_number(few, "SELECT max(resumes) FROM runs"), 0);
+    static const char *const others[][4] = {{OF("a; b: N_FFN=16")},
+                                            {OF("a; b: N_FFN=16; c vs b: N_FFN=248")},
+                                            {OF("a; b vs a: N_FFN=16; c vs b: N_FFN=24; d")}};
+    for (int i = 0; i < 3; i++)
+        command_fails(2,
+                      RUN("study", "--config", config, "--out", few, others[i][0], others[i][1],
+                          others[i][2], others[i][3]),
+                      SAYS("STUDY_VARIANTS was"));
+}
+
 /* Eight steps are too few for any rate to be too high, so every rate that is added is again at the edge, until there are
  * four more; a study that gets a seed has it at those, too, and ends as one that had it from the start. */
 TEST(test_a_minimum_at_the_edge_adds_rates) {
