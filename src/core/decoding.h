@@ -127,6 +127,8 @@ typedef struct weft_sampler_backend {
      * under way. */
     weft_status (*logits)(void *sampler, int64_t first, int64_t count, float *out);
     bool (*draws)(void); /* as above */
+    /* Widths up to which its products make moments and take those of their rows (ops/linear.h); 0: none. */
+    int64_t (*norm_width)(void);
 } weft_sampler_backend;
 
 /* Numbers of a packed matrix, and w [columns, depth] as one: tiles of 8 columns; of each the chunks of

@@ -185,9 +185,13 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, boo
                      (c->weight_dtype == WEFT_WEIGHT_BF16 || c->weight_dtype == WEFT_WEIGHT_INT8)};
     WEFT_TRY(weft_cached_build(c, &shape, &g->graph));
     WEFT_TRY(weft_fuse(g->graph.model.graph));
+    const weft_sampler_backend *samplers = d->backend->samplers;
+    int64_t width = samplers && samplers->norm_width ? samplers->norm_width() : 0, n_folds = 0;
+    WEFT_AUTO_FREE weft_fold *folds = NULL;
+    if (width) WEFT_TRY(weft_fold_norms(g->graph.model.graph, width, &folds, &n_folds));
     if (!d->weights)
-        WEFT_TRY(
-            weft_generation_weights_make(d->model, d->backend, d->pool, &g->graph, &d->weights));
+        WEFT_TRY(weft_generation_weights_make(d->model, d->backend, d->pool, &g->graph, folds,
+                                              n_folds, &d->weights));
     if (!d->states) WEFT_TRY(make_states(d, g->graph.model.graph));
     weft_generation_weights_apply(d->weights, g->graph.model.graph);
     WEFT_TRY(bind_graph(d, g));

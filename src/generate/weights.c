@@ -1,6 +1,7 @@
 /* Weights for generation. A parameter is converted where every node that reads it is a product with
  * it on the right: to bf16 as it lies, to i8 where its rows are the results' (ops/linear.h), else to
- * bf16. Tables (embeddings), gains and biases stay as they are. */
+ * bf16. Tables (embeddings), gains and biases stay as they are. Folded matrices (fold.h) are made on the
+ * host, in double. */
 #include "generate/weights.h"
 #include "base/scope.h"
 
@@ -233,13 +234,85 @@ static weft_status make_derived(weft_generation_weights *w, const weft_model *m,
     generation_weight *to = w->list + w->count++;
     snprintf(to->name, sizeof to->name, "%s", d->tensor->name);
     reading r;
-    return keep_values(w, to, d->tensor, values, choose_dtype(&m->config, g, d->tensor, &r));
+    weft_dtype dtype = choose_dtype(&m->config, g, d->tensor, &r);
+    to->table = !r.product;
+    return keep_values(w, to, d->tensor, values, dtype);
+}
+
+/* A matrix [rows, columns] with a norm's gain and offset. */
+typedef struct {
+    int64_t columns;
+    float *values, *gain, *offset, *bias; /* values are replaced; offset and bias may be NULL */
+    float *sums, *out_bias;
+} folded_matrix;
+
+WEFT_TASK(fold_row) {
+    const folded_matrix *f = context;
+    float *row = f->values + task * f->columns;
+    double sum = 0, bias = f->bias ? (double)f->bias[task] : 0;
+    for (int64_t i = 0; i < f->columns; i++) {
+        if (f->offset) bias += (double)row[i] * (double)f->offset[i];
+        row[i] = weft_bf16_to_float(weft_float_to_bf16(row[i] * f->gain[i]));
+        sum += (double)row[i];
+    }
+    f->sums[task] = (float)sum;
+    f->out_bias[task] = (float)bias;
+}
+
+/* A parameter's or a derived matrix's values; *out NULL where t is. */
+static weft_status read_floats(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                               const weft_cached_graph *graph, const weft_tensor *t, float **out) {
+    if (!t) return WEFT_OK;
+    *out = malloc((size_t)weft_tensor_count(t) * sizeof **out);
+    WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(t));
+    if (!*out || !values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", t->name);
+    weft_weight made = {.dtype = t->dtype, .count = weft_tensor_count(t), .data = values};
+    for (int64_t i = 0; i < graph->n_derived; i++) {
+        if (graph->derived[i].tensor != t) continue;
+        WEFT_TRY(form_derived(m, backend, pool, graph->derived + i, values));
+        weft_weight_floats(&made, *out);
+        return WEFT_OK;
+    }
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    const weft_weight *weight = weft_model_find(m, t->name);
+    if (!weight || weight->count != made.count)
+        return weft_fail(WEFT_EBUG, "generate: no weight '%s'", t->name);
+    weft_weight_floats(weight, *out);
+    return WEFT_OK;
+}
+
+/* Keeps floats as what a tensor of the graph is. */
+static weft_status keep_floats(weft_generation_weights *w, const weft_tensor *t, float *values) {
+    if (!t || find_weight(w, t->name)) return WEFT_OK;
+    generation_weight *to = w->list + w->count++;
+    snprintf(to->name, sizeof to->name, "%s", t->name);
+    weft_tensor wide = *t;
+    wide.dtype = WEFT_F32;
+    return keep_values(w, to, &wide, values, t->dtype);
+}
+
+static weft_status make_folded(weft_generation_weights *w, const weft_model *m, weft_pool *pool,
+                               const weft_cached_graph *graph, const weft_fold *fold) {
+    int64_t rows = fold->matrix->shape[0];
+    WEFT_AUTO_FREE float *values = NULL, *gain = NULL, *offset = NULL, *bias = NULL;
+    WEFT_AUTO_FREE float *made = malloc(2 * (size_t)rows * sizeof *made);
+    if (!made) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", fold->matrix->name);
+    WEFT_TRY(read_floats(m, w->backend, pool, graph, fold->from, &values));
+    WEFT_TRY(read_floats(m, w->backend, pool, graph, fold->gain, &gain));
+    WEFT_TRY(read_floats(m, w->backend, pool, graph, fold->offset, &offset));
+    WEFT_TRY(read_floats(m, w->backend, pool, graph, fold->was_bias, &bias));
+    folded_matrix f = {fold->matrix->shape[1], values, gain, offset, bias, made, made + rows};
+    weft_pool_run(pool, rows, fold_row, &f);
+    WEFT_TRY(keep_floats(w, fold->matrix, values));
+    WEFT_TRY(keep_floats(w, fold->sums, f.sums));
+    return keep_floats(w, fold->bias, f.out_bias);
 }
 
 WEFT_ENDED_BY(weft_generation_weights_destroy, weft_generation_weights)
 
 weft_status weft_generation_weights_make(const weft_model *m, const weft_backend *backend,
                                          weft_pool *pool, const weft_cached_graph *graph,
+                                         const weft_fold *folds, int64_t n_folds,
                                          weft_generation_weights **out) {
     *out = NULL;
     const weft_graph *g = graph->model.graph;
@@ -257,6 +330,8 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
     }
     for (int64_t i = 0; i < graph->n_derived; i++)
         WEFT_TRY(make_derived(w, m, pool, g, graph->derived + i));
+    for (int64_t i = 0; i < n_folds; i++)
+        WEFT_TRY(make_folded(w, m, pool, graph, folds + i));
     *out = weft_steal(&w);
     return WEFT_OK;
 }

@@ -8,6 +8,7 @@
  *
  * WEFT_CUDA_SAMPLER=0 waits for each run and copies its logits to the host, as the CPU does. */
 #include "cuda/decode/draw.cuh"
+#include "cuda/products/streamed.cuh"
 
 #include <stdlib.h>
 #include <string.h>
@@ -277,6 +278,14 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
     return WEFT_OK;
 }
 
+/* WEFT_CUDA_FOLD=0: norms stay kernels of their own. */
+static int64_t norm_width(void) {
+    const char *asked = getenv("WEFT_CUDA_FOLD");
+    bool folds = weft_cuda_device()->wgmma && !(asked && strcmp(asked, "0") == 0);
+    return folds ? STREAMED_NORM_WIDTH : 0;
+}
+
 const struct weft_sampler_backend weft_cuda_samplers = {
-    ROWS, open_sampler, close_sampler, set_pages, start, finish, read_logits, weft_cuda_draws,
+    ROWS,   open_sampler, close_sampler,   set_pages,  start,
+    finish, read_logits,  weft_cuda_draws, norm_width,
 };
