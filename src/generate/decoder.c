@@ -186,9 +186,11 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, boo
     WEFT_TRY(weft_cached_build(c, &shape, &g->graph));
     WEFT_TRY(weft_fuse(g->graph.model.graph));
     const weft_sampler_backend *samplers = d->backend->samplers;
-    int64_t width = samplers && samplers->norm_width ? samplers->norm_width() : 0, n_folds = 0;
+    weft_foldable foldable = samplers && samplers->folds ? samplers->folds() : (weft_foldable){0};
     WEFT_AUTO_FREE weft_fold *folds = NULL;
-    if (width) WEFT_TRY(weft_fold_norms(g->graph.model.graph, width, &folds, &n_folds));
+    int64_t n_folds = 0;
+    WEFT_TRY(
+        weft_fold_products(g->graph.model.graph, foldable.width, foldable.bytes, &folds, &n_folds));
     if (!d->weights)
         WEFT_TRY(weft_generation_weights_make(d->model, d->backend, d->pool, &g->graph, folds,
                                               n_folds, &d->weights));

@@ -21,17 +21,24 @@ typedef struct {
     int norms;         /* left in a model of two layers; the first and the last always are */
     const char *first; /* a product that is folded, and its norm */
     const char *norm;
+    bool joins; /* MLA's maps */
 } fold_form;
 
 static const fold_form forms[] = {
-    {{"layernorm", {"ATTENTION=dot", "BIAS=y", "ATTENTION_BIAS=all"}}, 2, "h.1.ffn.fc", "h.1.ln_2"},
+    {{"layernorm", {"ATTENTION=dot", "BIAS=y", "ATTENTION_BIAS=all"}},
+     2,
+     "h.1.ffn.fc",
+     "h.1.ln_2",
+     false},
     {{"rmsnorm", {"ATTENTION=dot", "NORM=rmsnorm", "BIAS=n", "FFN=swiglu"}},
      2,
      "h.1.ffn.w1",
-     "h.1.ln_2"},
-    {{"swiglu-layernorm", {"ATTENTION=dot", "FFN=swiglu"}}, 4, "h.1.attn.qkv", "h.1.ln_1"},
-    {{"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=64"}}, 2, "h.1.ffn.fc", "h.1.ln_2"},
-    {{"both-sides", {"ATTENTION=dot", "NORM_PLACEMENT=both"}}, 9, NULL, NULL},
+     "h.1.ln_2",
+     false},
+    {{"swiglu-layernorm", {"ATTENTION=dot", "FFN=swiglu"}}, 4, "h.1.attn.qkv", "h.1.ln_1", false},
+    {{"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=64"}}, 2, "h.1.ffn.fc", "h.1.ln_2", false},
+    {{"mla-joined", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}, 2, "h.1.ffn.fc", "h.1.ln_2", true},
+    {{"both-sides", {"ATTENTION=dot", "NORM_PLACEMENT=both"}}, 9, NULL, NULL, false},
 };
 
 typedef struct {
@@ -58,7 +65,8 @@ static void open_graph(folded_graph *f, const fold_form *form, int64_t rows, int
                                .cache_dtype = WEFT_BF16};
     expect_ok(weft_cached_build(&f->c.config, &shape, &f->graph));
     expect_ok(weft_fuse(f->graph.model.graph));
-    expect_ok(weft_fold_norms(f->graph.model.graph, width, &f->folds, &f->n_folds));
+    expect_ok(weft_fold_products(f->graph.model.graph, width, form->joins ? 8 << 20 : 0, &f->folds,
+                                 &f->n_folds));
 }
 
 static void close_graph(folded_graph *f) {
@@ -141,6 +149,43 @@ static void expect_matrix(const folded_graph *f, const fold_form *form) {
     weft_generation_weights_destroy(w);
 }
 
+/* MLA's maps of heads and the products around them, in layer 0, whose norm stays: the matrices that x goes
+ * through behind each other. */
+static void expect_joined(const folded_graph *f) {
+    enum { HEADS = 2, WIDTH = 128, HEAD = 64, LATENT = 32 };
+    weft_generation_weights *w;
+    expect_ok(weft_generation_weights_make(f->model, weft_cpu_backend(), f->pool, &f->graph,
+                                           f->folds, f->n_folds, &w));
+    int64_t n;
+    double *q = read_weight(f->model, "h.0.attn.q", "weight", &n);
+    double *in = read_weight(f->model, "h.0.attn", "q_latent", &n);
+    assert_int_equal(n, HEADS * HEAD * LATENT);
+    double *up = read_weight(f->model, "h.0.attn", "v_up", &n);
+    double *out = read_weight(f->model, "h.0.attn.out", "weight", &n);
+    const uint16_t *queries = weft_generation_weights_at(w, "h.0.attn.q.weight.h.0.attn.q_latent");
+    const uint16_t *back = weft_generation_weights_at(w, "h.0.attn.out.weight.h.0.attn.v_up");
+    assert_non_null(queries);
+    assert_non_null(back);
+    for (int64_t h = 0; h < HEADS; h++)
+        for (int64_t l = 0; l < LATENT; l++)
+            for (int64_t e = 0; e < WIDTH; e++) {
+                double want_query = 0, want_back = 0;
+                for (int64_t d = 0; d < HEAD; d++) {
+                    want_query += q[(h * HEAD + d) * WIDTH + e] * in[(h * HEAD + d) * LATENT + l];
+                    want_back += up[(h * LATENT + l) * HEAD + d] * out[e * WIDTH + h * HEAD + d];
+                }
+                double query = (double)weft_bf16_to_float(queries[(h * LATENT + l) * WIDTH + e]);
+                double got = (double)weft_bf16_to_float(back[e * HEADS * LATENT + h * LATENT + l]);
+                assert_true(fabs(query - want_query) <= 0x1p-8 * fabs(want_query) + 1e-6);
+                assert_true(fabs(got - want_back) <= 0x1p-8 * fabs(want_back) + 1e-6);
+            }
+    free(q);
+    free(in);
+    free(up);
+    free(out);
+    weft_generation_weights_destroy(w);
+}
+
 static void test_folded_matrices(void **state) {
     const fold_form *form = *state;
     folded_graph f;
@@ -150,6 +195,7 @@ static void test_folded_matrices(void **state) {
         fail_msg("%s: %d norms are left, not %d", form->form.name, left, form->norms);
     expect_sources(f.graph.model.graph);
     if (form->first) expect_matrix(&f, form);
+    if (form->joins) expect_joined(&f);
     close_graph(&f);
 }
 
@@ -160,7 +206,8 @@ static void test_wide_norms_stay(void **state) {
     open_graph(&f, form, 256, 2048);
     open_graph(&wide, form, 256, 64);
     assert_int_equal(count_norms(f.graph.model.graph), form->norms);
-    assert_int_equal(wide.n_folds, 0);
+    for (int64_t i = 0; i < wide.n_folds; i++)
+        assert_null(wide.folds[i].gain);
     close_graph(&wide);
     close_graph(&f);
 }

@@ -278,14 +278,16 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
     return WEFT_OK;
 }
 
-/* WEFT_CUDA_FOLD=0: norms stay kernels of their own. */
-static int64_t norm_width(void) {
+/* A launch takes as long as 8 MiB or more. WEFT_CUDA_FOLD=0: nothing is folded; 1: norms are. */
+static weft_foldable folds(void) {
     const char *asked = getenv("WEFT_CUDA_FOLD");
-    bool folds = weft_cuda_device()->wgmma && !(asked && strcmp(asked, "0") == 0);
-    return folds ? STREAMED_NORM_WIDTH : 0;
+    weft_foldable f = {STREAMED_NORM_WIDTH, 8 << 20};
+    if (asked && strcmp(asked, "1") == 0) f.bytes = 0;
+    if (!weft_cuda_device()->wgmma || (asked && strcmp(asked, "0") == 0)) f = weft_foldable{};
+    return f;
 }
 
 const struct weft_sampler_backend weft_cuda_samplers = {
-    ROWS,   open_sampler, close_sampler,   set_pages,  start,
-    finish, read_logits,  weft_cuda_draws, norm_width,
+    ROWS,   open_sampler, close_sampler,   set_pages, start,
+    finish, read_logits,  weft_cuda_draws, folds,
 };
