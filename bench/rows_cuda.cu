@@ -49,27 +49,90 @@ __device__ static inline void note(found *f, int64_t at) {
     atomicMin(&f->first, (unsigned long long)at);
 }
 
+/* With a norm behind the product the rows of a have large means. */
+enum norm_form { NO_NORM, LAYER_NORM, RMS_NORM };
+static const float EPS = 1e-5f;
+
 struct problem {
     int m, n, k;
     bool gelu, gated;
+    norm_form norm;
     bf16 *a, *b, *up, *addend, *c;
-    float *bias;
+    float *bias, *sums;     /* of b's rows */
+    float2 *moments, *made; /* of a; of c, by the product */
+    double2 *stats;         /* mean and rstd of a's rows */
 };
 
-static __device__ double dot(const bf16 *a, const bf16 *b, int k) {
+__host__ __device__ static inline int tiles_of(int columns) {
+    return (columns + 63) / 64;
+}
+
+static __global__ void move_rows(bf16 *a, int64_t count, int k) {
+    static const float means[] = {0, 8, -60};
+    for (int64_t i = thread_index(); i < count; i += thread_count())
+        a[i] = from_float<bf16>(to_float(a[i]) + means[i / k % 3]);
+}
+
+static __global__ void sum_rows(const bf16 *b, int n, int k, float *sums) {
+    for (int64_t i = thread_index(); i < n; i += thread_count()) {
+        double sum = 0;
+        for (int j = 0; j < k; j++)
+            sum += (double)to_float(b[i * k + j]);
+        sums[i] = (float)sum;
+    }
+}
+
+/* Mean and sum of squares around it, of columns first to last - 1. */
+static __device__ double2 moments_of(const bf16 *row, int first, int last) {
+    double2 v = {0, 0};
+    for (int i = first; i < last; i++)
+        v.x += (double)to_float(row[i]) / (last - first);
+    for (int i = first; i < last; i++)
+        v.y += ((double)to_float(row[i]) - v.x) * ((double)to_float(row[i]) - v.x);
+    return v;
+}
+
+static __global__ void measure_rows(problem p) {
+    for (int64_t i = thread_index(); i < MOST_ROWS * tiles_of(p.k); i += thread_count()) {
+        int64_t row = i / tiles_of(p.k);
+        int tile = (int)(i % tiles_of(p.k));
+        double2 v = moments_of(p.a + row * p.k, tile * 64, min(p.k, tile * 64 + 64));
+        p.moments[i] = make_float2((float)v.x, (float)v.y);
+        if (tile != 0) continue;
+        v = moments_of(p.a + row * p.k, 0, p.k);
+        if (p.norm == RMS_NORM) v.y += p.k * v.x * v.x, v.x = 0;
+        p.stats[row] = make_double2(v.x, 1 / sqrt(v.y / p.k + (double)EPS));
+    }
+}
+
+/* The moments that the product made, of c as it was written. */
+static __global__ void check_moments(problem p, found *f) {
+    for (int64_t i = thread_index(); i < (int64_t)p.m * tiles_of(p.n); i += thread_count()) {
+        int64_t row = i / tiles_of(p.n);
+        int tile = (int)(i % tiles_of(p.n));
+        double2 v = moments_of(p.c + row * p.n, tile * 64, min(p.n, tile * 64 + 64));
+        double d = (double)p.made[i].x - v.x;
+        if (!(fabs(d) <= 1e-5 * (1 + fabs(v.x))) ||
+            !(fabs((double)p.made[i].y - v.y) <= 1e-4 * v.y + 1e-6))
+            note(f, row * p.n + tile * 64);
+    }
+}
+
+static __device__ double dot(const bf16 *a, const bf16 *b, int k, double2 norm) {
     double sum = 0;
     for (int i = 0; i < k; i++)
-        sum += (double)to_float(a[i]) * (double)to_float(b[i]);
-    return sum;
+        sum += ((double)to_float(a[i]) - norm.x) * (double)to_float(b[i]);
+    return sum * norm.y;
 }
 
 static __global__ void check_values(problem p, found *f) {
     for (int64_t i = thread_index(); i < (int64_t)p.m * p.n; i += thread_count()) {
         int64_t row = i / p.n, column = i % p.n;
         const bf16 *a = p.a + row * p.k;
-        double want = dot(a, p.b + column * p.k, p.k);
+        double2 norm = p.norm ? p.stats[row] : make_double2(0, 1);
+        double want = dot(a, p.b + column * p.k, p.k, norm);
         if (p.gated) {
-            want = want / (1 + exp(-want)) * dot(a, p.up + column * p.k, p.k);
+            want = want / (1 + exp(-want)) * dot(a, p.up + column * p.k, p.k, norm);
         } else {
             want += (double)p.bias[column] + (double)to_float(p.addend[i]);
             if (p.gelu)
@@ -95,6 +158,8 @@ static cuda_gemm describe(const problem &p, bf16 *a, bf16 *b, int m) {
     g.c = cuda_gemm_matrix{p.c, p.n, 0, true};
     g.addend = cuda_gemm_matrix{p.addend, p.n, 0, true};
     g.bias = cuda_gemm_matrix{p.bias, p.n, 0, false};
+    if (p.norm) g.norm = gemm_norm{p.moments, p.norm == LAYER_NORM ? p.sums : NULL, EPS};
+    if (p.norm && !p.gated) g.moments = p.made;
     return g;
 }
 
@@ -113,8 +178,15 @@ static void run(cudaStream_t stream, const problem &p, bf16 *b, int m, bool foll
     CUDA(cudaGetLastError());
 }
 
-static problem set_up(int n, int k, bool gelu, bool gated) {
-    problem p = {MOST_ROWS, n, k, gelu, gated, NULL, NULL, NULL, NULL, NULL, NULL};
+template <class T> static T *room(int64_t count) {
+    T *data;
+    CUDA(cudaMalloc(&data, (size_t)count * sizeof *data));
+    return data;
+}
+
+static problem set_up(int n, int k, bool gelu, bool gated, norm_form norm) {
+    problem p = {};
+    p.m = MOST_ROWS, p.n = n, p.k = k, p.gelu = gelu, p.gated = gated, p.norm = norm;
     float spread = sqrtf(3.0f / (float)k);
     p.a = make((int64_t)MOST_ROWS * k, 1.7f, 1);
     p.b = make((int64_t)n * k, spread, 2);
@@ -126,12 +198,21 @@ static problem set_up(int n, int k, bool gelu, bool gated) {
         bias[(size_t)i] = (float)(i % 7) / 7 - 0.5f;
     CUDA(cudaMalloc(&p.bias, (size_t)n * sizeof *p.bias));
     CUDA(cudaMemcpy(p.bias, bias.data(), (size_t)n * sizeof *p.bias, cudaMemcpyHostToDevice));
+    if (!norm) return p;
+    p.sums = room<float>(n);
+    p.moments = room<float2>(MOST_ROWS * tiles_of(k));
+    p.made = room<float2>(MOST_ROWS * tiles_of(n));
+    p.stats = room<double2>(MOST_ROWS);
+    move_rows<<<512, 256>>>(p.a, (int64_t)MOST_ROWS * k, k);
+    sum_rows<<<64, 256>>>(p.b, n, k, p.sums);
+    measure_rows<<<64, 256>>>(p);
     return p;
 }
 
 static void tear_down(problem &p) {
     for (void *data :
-         {(void *)p.a, (void *)p.b, (void *)p.up, (void *)p.addend, (void *)p.c, (void *)p.bias})
+         {(void *)p.a, (void *)p.b, (void *)p.up, (void *)p.addend, (void *)p.c, (void *)p.bias,
+          (void *)p.sums, (void *)p.moments, (void *)p.made, (void *)p.stats})
         CUDA(cudaFree(data));
 }
 
@@ -143,8 +224,8 @@ static found take(found *device) {
     return host;
 }
 
-static int check_form(int n, int k, bool gelu, bool gated) {
-    problem p = set_up(n, k, gelu, gated);
+static int check_form(int n, int k, bool gelu, bool gated, norm_form norm = NO_NORM) {
+    problem p = set_up(n, k, gelu, gated, norm);
     found *device;
     bf16 *all = make((int64_t)MOST_ROWS * n, 1, 6);
     int wrong = 0;
@@ -155,6 +236,7 @@ static int check_form(int n, int k, bool gelu, bool gated) {
         CUDA(cudaMemset(p.c, 0xff, (size_t)MOST_ROWS * (size_t)n * 2));
         run(0, p, p.b, m, false);
         check_values<<<512, 256>>>(p, device);
+        if (norm && !gated) check_moments<<<64, 256>>>(p, device);
         found values = take(device);
         if (m == MOST_ROWS)
             CUDA(cudaMemcpy(all, p.c, (size_t)m * (size_t)n * 2, cudaMemcpyDeviceToDevice));
@@ -162,16 +244,19 @@ static int check_form(int n, int k, bool gelu, bool gated) {
         found bits = take(device);
         if (!values.wrong && !bits.wrong) continue;
         wrong++;
-        printf(
-            "BAD  n %d, k %d, %d rows%s: %llu of %lld values wrong, the first in row %lld, column "
-            "%lld; %llu "
-            "differ in bits from those of 256 rows\n",
-            n, k, m,
-            gated  ? ", gated"
-            : gelu ? ", gelu"
-                   : "",
-            values.wrong, (long long)m * n, values.wrong ? (long long)values.first / n : -1LL,
-            values.wrong ? (long long)values.first % n : -1LL, bits.wrong);
+        printf("BAD  n %d, k %d, %d rows%s%s: %llu of %lld values wrong, the first in row %lld, "
+               "column "
+               "%lld; %llu "
+               "differ in bits from those of 256 rows\n",
+               n, k, m,
+               gated  ? ", gated"
+               : gelu ? ", gelu"
+                      : "",
+               norm == LAYER_NORM ? ", LayerNorm"
+               : norm             ? ", RMSNorm"
+                                  : "",
+               values.wrong, (long long)m * n, values.wrong ? (long long)values.first / n : -1LL,
+               values.wrong ? (long long)values.first % n : -1LL, bits.wrong);
     }
     CUDA(cudaFree(device));
     CUDA(cudaFree(all));
@@ -190,6 +275,12 @@ static int check_all() {
         for (int n : {8, 36, 64, 200, 3072})
             for (int k : {8, 72, 768})
                 wrong += check_form(n, k, false, true), forms++;
+    if (weft_cuda_device()->wgmma)
+        for (int n : {8, 12, 64, 72, 200, 768, 1600})
+            for (int k : {8, 64, 200, 768, 1600, 2048}) {
+                wrong += check_form(n, k, forms++ % 2, false, LAYER_NORM);
+                wrong += check_form(n, k, forms++ % 2, n % 3 == 0, RMS_NORM);
+            }
     printf("products of few rows: %d forms, %d wrong\n", forms, wrong);
     return wrong;
 }
@@ -228,20 +319,22 @@ static double time_product(const problem &p, bf16 *weights, int m) {
     return 1e3 * (double)best / launches;
 }
 
-static void time_all() {
+/* With a norm behind the product, and the moments of what it makes, where one is asked for. */
+static void time_all(norm_form norm, double rate) {
     static const int shapes[][2] = {{2304, 768},   {768, 768},   {3072, 768},  {768, 3072},
                                     {3072, 1024},  {1024, 1024}, {4096, 1024}, {1024, 4096},
                                     {4800, 1600},  {1600, 1600}, {6400, 1600}, {1600, 6400},
                                     {50304, 1600}, {3072, 2048}, {2048, 8192}, {16384, 2048}};
     static const int rows[] = {1, 8, 16, 32, 64, 128, 256};
-    double rate = weft_cuda_read_rate();
     bf16 *weights = make(WEIGHT_BYTES / 2, 0.05f, 7);
-    printf("a plain read: %.0f GB/s; us, and share of that\n%16s", 1e-9 * rate, "n x k");
+    printf("a plain read: %.0f GB/s; us, and share of that%s\n%16s", 1e-9 * rate,
+           norm ? "; with a norm and moments" : "", "n x k");
     for (int m : rows)
         printf("%14d", m);
     printf("\n");
     for (const auto &s : shapes) {
-        problem p = set_up(s[0], s[1], false, false);
+        if (norm && s[1] > STREAMED_NORM_WIDTH) continue;
+        problem p = set_up(s[0], s[1], false, false, norm);
         printf("%8d x %5d", s[0], s[1]);
         for (int m : rows) {
             double us = time_product(p, weights, m);
@@ -261,6 +354,10 @@ int main(int argc, char **argv) {
         return 0;
     }
     int wrong = strcmp(what, "time") == 0 ? 0 : check_all();
-    if (strcmp(what, "check") != 0) time_all();
+    if (strcmp(what, "check") != 0) {
+        double rate = weft_cuda_read_rate();
+        time_all(NO_NORM, rate);
+        if (weft_cuda_device()->wgmma) time_all(LAYER_NORM, rate);
+    }
     return wrong != 0;
 }

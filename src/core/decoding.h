@@ -110,6 +110,13 @@ typedef struct {
     const weft_tensor *logits;                   /* [rows, 1, V], f32 or bf16 */
 } weft_sampler_graph;
 
+/* What a backend wants to have folded into products (generate/fold.h). */
+typedef struct {
+    int64_t
+        width; /* columns of a row up to which products make moments and take them (ops/linear.h) */
+    int64_t bytes; /* that matrices may have more for a launch less */
+} weft_foldable;
+
 typedef struct weft_sampler_backend {
     /* Rows of a run, at most WEFT_RUN_ROWS: a row's bits do not depend on how many there are. */
     int64_t rows;
@@ -126,7 +133,8 @@ typedef struct weft_sampler_backend {
     /* The logits of rows `first` to `first + count - 1` of the run that was finished last, none being
      * under way. */
     weft_status (*logits)(void *sampler, int64_t first, int64_t count, float *out);
-    bool (*draws)(void); /* as above */
+    bool (*draws)(void);          /* as above */
+    weft_foldable (*folds)(void); /* NULL: nothing */
 } weft_sampler_backend;
 
 /* Numbers of a packed matrix, and w [columns, depth] as one: tiles of 8 columns; of each the chunks of

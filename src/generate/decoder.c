@@ -185,9 +185,15 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, boo
                      (c->weight_dtype == WEFT_WEIGHT_BF16 || c->weight_dtype == WEFT_WEIGHT_INT8)};
     WEFT_TRY(weft_cached_build(c, &shape, &g->graph));
     WEFT_TRY(weft_fuse(g->graph.model.graph));
+    const weft_sampler_backend *samplers = d->backend->samplers;
+    weft_foldable foldable = samplers && samplers->folds ? samplers->folds() : (weft_foldable){0};
+    WEFT_AUTO_FREE weft_fold *folds = NULL;
+    int64_t n_folds = 0;
+    WEFT_TRY(
+        weft_fold_products(g->graph.model.graph, foldable.width, foldable.bytes, &folds, &n_folds));
     if (!d->weights)
-        WEFT_TRY(
-            weft_generation_weights_make(d->model, d->backend, d->pool, &g->graph, &d->weights));
+        WEFT_TRY(weft_generation_weights_make(d->model, d->backend, d->pool, &g->graph, folds,
+                                              n_folds, &d->weights));
     if (!d->states) WEFT_TRY(make_states(d, g->graph.model.graph));
     weft_generation_weights_apply(d->weights, g->graph.model.graph);
     WEFT_TRY(bind_graph(d, g));

@@ -1,6 +1,7 @@
 /* Weights for generation. A parameter is converted where every node that reads it is a product with
  * it on the right: to bf16 as it lies, to i8 where its rows are the results' (ops/linear.h), else to
- * bf16. Tables (embeddings), gains and biases stay as they are. */
+ * bf16. Tables (embeddings), gains and biases stay as they are. Folded matrices (fold.h) are made on the
+ * host, in double. */
 #include "generate/weights.h"
 #include "base/scope.h"
 
@@ -236,10 +237,142 @@ static weft_status make_derived(weft_generation_weights *w, const weft_model *m,
     return keep_values(w, to, d->tensor, values, choose_dtype(&m->config, g, d->tensor, &r));
 }
 
+/* A matrix [rows, columns] with a norm's gain and offset. */
+typedef struct {
+    int64_t columns;
+    float *values, *gain, *offset, *bias; /* values are replaced; offset and bias may be NULL */
+    float *sums, *out_bias;
+} folded_matrix;
+
+WEFT_TASK(fold_row) {
+    const folded_matrix *f = context;
+    float *row = f->values + task * f->columns;
+    double sum = 0, bias = f->bias ? (double)f->bias[task] : 0;
+    for (int64_t i = 0; i < f->columns; i++) {
+        if (f->offset) bias += (double)row[i] * (double)f->offset[i];
+        row[i] = weft_bf16_to_float(weft_float_to_bf16(row[i] * f->gain[i]));
+        sum += (double)row[i];
+    }
+    f->sums[task] = (float)sum;
+    f->out_bias[task] = (float)bias;
+}
+
+/* A matrix and maps of heads as one, [rows, columns]: see weft_fold. */
+typedef struct {
+    const weft_fold *fold;
+    const float *from, *map;
+    float *out;
+    int64_t groups, k, n; /* of the map */
+} joined_matrix;
+
+static float map_at(const joined_matrix *j, int64_t g, int64_t k, int64_t n) {
+    return j->map[j->fold->tb ? (g * j->n + n) * j->k + k : (g * j->k + k) * j->n + n];
+}
+
+WEFT_TASK(join_row) {
+    const joined_matrix *j = context;
+    int64_t columns = j->fold->matrix->shape[1], width = j->fold->from->shape[1];
+    float *row = j->out + task * columns;
+    memset(row, 0, (size_t)columns * sizeof *row);
+    if (j->fold->before) {
+        for (int64_t g = 0; g < j->groups; g++)
+            for (int64_t k = 0; k < j->k; k++)
+                for (int64_t n = 0; n < j->n; n++)
+                    row[g * j->k + k] += j->from[task * width + g * j->n + n] * map_at(j, g, k, n);
+        return;
+    }
+    int64_t g = task / j->n;
+    for (int64_t k = 0; k < j->k; k++) {
+        float factor = map_at(j, g, k, task % j->n);
+        const float *from = j->from + (g * j->k + k) * width;
+        for (int64_t i = 0; i < columns; i++)
+            row[i] += factor * from[i];
+    }
+}
+
+/* Where the numbers of folded matrices come from. */
+typedef struct {
+    const weft_model *model;
+    const weft_backend *backend;
+    weft_pool *pool;
+    const weft_cached_graph *graph;
+    const weft_fold *folds;
+    int64_t n_folds;
+} fold_sources;
+
+static weft_status read_floats(const fold_sources *s, const weft_tensor *t, float **out);
+
+static weft_status join_floats(const fold_sources *s, const weft_fold *fold, float *out) {
+    WEFT_AUTO_FREE float *from = NULL, *map = NULL;
+    WEFT_TRY(read_floats(s, fold->from, &from));
+    WEFT_TRY(read_floats(s, fold->map, &map));
+    const int64_t *shape = fold->map->shape;
+    joined_matrix j = {
+        fold, from, map, out, shape[0], shape[fold->tb ? 2 : 1], shape[fold->tb ? 1 : 2]};
+    weft_pool_run(s->pool, fold->matrix->shape[0], join_row, &j);
+    return WEFT_OK;
+}
+
+/* The values of a parameter or of a matrix that is made; *out NULL where t is. */
+static weft_status read_floats(const fold_sources *s, const weft_tensor *t, float **out) {
+    if (!t) return WEFT_OK;
+    int64_t count = weft_tensor_count(t);
+    *out = malloc((size_t)count * sizeof **out);
+    if (!*out) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", t->name);
+    for (int64_t i = 0; i < s->n_folds; i++)
+        if (s->folds[i].matrix == t) return join_floats(s, s->folds + i, *out);
+    for (int64_t i = 0; i < s->graph->n_derived; i++) {
+        if (s->graph->derived[i].tensor != t) continue;
+        WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(t));
+        if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", t->name);
+        WEFT_TRY(form_derived(s->model, s->backend, s->pool, s->graph->derived + i, values));
+        weft_weight_floats(&(weft_weight){.dtype = t->dtype, .count = count, .data = values}, *out);
+        return WEFT_OK;
+    }
+    WEFT_TRY(weft_mirror_use(s->model->mirror, NULL));
+    const weft_weight *weight = weft_model_find(s->model, t->name);
+    if (!weight || weight->count != count)
+        return weft_fail(WEFT_EBUG, "generate: no weight '%s'", t->name);
+    weft_weight_floats(weight, *out);
+    return WEFT_OK;
+}
+
+/* Keeps floats as what a tensor of the graph is. */
+static weft_status keep_floats(weft_generation_weights *w, const weft_tensor *t, float *values) {
+    if (!t || find_weight(w, t->name)) return WEFT_OK;
+    generation_weight *to = w->list + w->count++;
+    snprintf(to->name, sizeof to->name, "%s", t->name);
+    weft_tensor wide = *t;
+    wide.dtype = WEFT_F32;
+    return keep_values(w, to, &wide, values, t->dtype);
+}
+
+static weft_status make_folded(weft_generation_weights *w, const fold_sources *s,
+                               const weft_fold *fold) {
+    int64_t rows = fold->matrix->shape[0];
+    WEFT_AUTO_FREE float *values = NULL, *gain = NULL, *offset = NULL, *bias = NULL;
+    WEFT_AUTO_FREE float *made = malloc(2 * (size_t)rows * sizeof *made);
+    if (!made) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", fold->matrix->name);
+    if (fold->map) {
+        WEFT_TRY(read_floats(s, fold->matrix, &values));
+        return keep_floats(w, fold->matrix, values);
+    }
+    WEFT_TRY(read_floats(s, fold->from, &values));
+    WEFT_TRY(read_floats(s, fold->gain, &gain));
+    WEFT_TRY(read_floats(s, fold->offset, &offset));
+    WEFT_TRY(read_floats(s, fold->was_bias, &bias));
+    folded_matrix f = {fold->matrix->shape[1], values, gain, offset, bias, made, made + rows};
+    weft_pool_run(s->pool, rows, fold_row, &f);
+    WEFT_TRY(keep_floats(w, fold->matrix, values));
+    WEFT_TRY(keep_floats(w, fold->sums, f.sums));
+    return keep_floats(w, fold->bias, f.out_bias);
+}
+
 WEFT_ENDED_BY(weft_generation_weights_destroy, weft_generation_weights)
 
 weft_status weft_generation_weights_make(const weft_model *m, const weft_backend *backend,
                                          weft_pool *pool, const weft_cached_graph *graph,
+                                         const weft_fold *folds, int64_t n_folds,
                                          weft_generation_weights **out) {
     *out = NULL;
     const weft_graph *g = graph->model.graph;
@@ -256,7 +389,11 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
         if (t->role == WEFT_ROLE_PARAM && !t->view_of) WEFT_TRY(make_parameter(w, m, g, t));
     }
     for (int64_t i = 0; i < graph->n_derived; i++)
-        WEFT_TRY(make_derived(w, m, pool, g, graph->derived + i));
+        if (graph->derived[i].tensor->role != WEFT_ROLE_TEMP)
+            WEFT_TRY(make_derived(w, m, pool, g, graph->derived + i));
+    fold_sources s = {m, backend, pool, graph, folds, n_folds};
+    for (int64_t i = 0; i < n_folds; i++)
+        if (find_readers(g, folds[i].matrix).product) WEFT_TRY(make_folded(w, &s, folds + i));
     *out = weft_steal(&w);
     return WEFT_OK;
 }

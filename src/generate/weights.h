@@ -2,6 +2,7 @@
  * once (cached.h). What is not changed stays the model's own memory. */
 #pragma once
 
+#include "generate/fold.h"
 #include "model/cached.h"
 #include "model/model.h"
 
@@ -12,9 +13,11 @@ void weft_generation_set_dtype(weft_config *c, const weft_backend *backend);
 
 typedef struct weft_generation_weights weft_generation_weights;
 
-/* Made for what `graph`, fused, reads; graphs of other numbers of rows read the same. */
+/* Made for what `graph`, fused and with these norms folded, reads; graphs of other numbers of rows read the
+ * same. */
 weft_status weft_generation_weights_make(const weft_model *m, const weft_backend *backend,
                                          weft_pool *pool, const weft_cached_graph *graph,
+                                         const weft_fold *folds, int64_t n_folds,
                                          weft_generation_weights **out);
 void weft_generation_weights_destroy(weft_generation_weights *w);
 

@@ -31,6 +31,7 @@ void weft_gated_product(const weft_node *n, int out, weft_gated_part *part) {
     begin_part(n, &weft_op_matmul, n->attr, WEFT_MATMUL_INPUTS, 2, part);
     part->in[WEFT_MATMUL_A] = n->in[first];
     part->in[WEFT_MATMUL_B] = n->in[first + 1];
+    part->in[WEFT_MATMUL_MOMENTS] = n->in[WEFT_GATED_MOMENTS];
     part->out[0] = find_output(n, out);
 }
 

@@ -9,7 +9,14 @@
  * same bits as two weft_linear and a weft_silu_mul on a backend that does it piece by piece. x stands
  * there twice, once for each product: so its two gradients are added to what others give it one after the
  * other, in the order in which the products' own would be. */
-enum { WEFT_GATED_X, WEFT_GATED_W_GATE, WEFT_GATED_X_AGAIN, WEFT_GATED_W_UP, WEFT_GATED_INPUTS };
+enum {
+    WEFT_GATED_X,
+    WEFT_GATED_W_GATE,
+    WEFT_GATED_X_AGAIN,
+    WEFT_GATED_W_UP,
+    WEFT_GATED_MOMENTS, /* NULL, or as of matmul: RMSNorm behind both products */
+    WEFT_GATED_INPUTS
+};
 
 /* Its outputs: y, and both products. `up` is NULL until a gradient asks for it: the product then
  * lies where y will be. */

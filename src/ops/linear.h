@@ -58,19 +58,27 @@ typedef enum {
 /* The inputs of a matmul node, y = act(Σ_i alpha_i · a_i b_i + bias + addend); all but a and b may be
  * NULL. The addend and `at`, the values that gelu's slope is taken at, have y's type and as many
  * elements. Further pairs a_i, b_i, of products by rows, follow. Building a node gives it none of
- * these, and alpha 1: fuse.h makes them of the nodes around it. */
+ * these, and alpha 1: fuse.h makes them of the nodes around it.
+ *
+ * With `moments`, those of a's rows x, y = act(rstd (x bᵀ − mean · sums) + bias + addend): the norm of x
+ * without gain and offset is behind the product. `sums` [N] f32 are those of b's rows; NULL: RMSNorm, whose
+ * mean is 0. A row's moments are [WEFT_MOMENTS_COLUMNS at a time, 2] f32: the mean of so many columns, and
+ * the sum of squares around it. generate/fold.h makes it of a norm and a product, for backends that can. */
+enum { WEFT_MOMENTS_COLUMNS = 64 };
 enum {
     WEFT_MATMUL_A,
     WEFT_MATMUL_B,
     WEFT_MATMUL_BIAS, /* rows only */
     WEFT_MATMUL_ADDEND,
     WEFT_MATMUL_AT,
+    WEFT_MATMUL_MOMENTS,
+    WEFT_MATMUL_SUMS,
     WEFT_MATMUL_INPUTS,
     WEFT_MATMUL_PAIRS = 6 /* most products that a node sums */
 };
 
 /* Outputs: y, and a second one. With gelu: the values before it, where a gradient will read them.
- * With gelu's slope: db [N] = Σ over rows of y, where `sums` asks for it. */
+ * With gelu's slope: db [N] = Σ over rows of y, where `sums` asks for it. With `moments`: those of y. */
 typedef struct {
     weft_matmul_form form;
     bool ta, tb;    /* ta: plain only; tb: not of the outer forms */
@@ -85,6 +93,8 @@ typedef struct {
         double alpha;
     } pair[WEFT_MATMUL_PAIRS - 1]; /* theirs */
     bool sums;
+    bool moments;
+    double eps; /* of the norm that WEFT_MATMUL_MOMENTS says of */
 } weft_matmul_attr;
 
 /* Pair i of a matmul node, as the product that it would be alone: without what comes after. */

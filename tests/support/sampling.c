@@ -135,7 +135,7 @@ static bool draws(void) {
 
 const weft_backend *sampling_backend(void) {
     static const weft_sampler_backend samplers = {
-        WEFT_FEW_ROWS, open_sampler, free, set_pages, start, finish, read_logits, draws};
+        WEFT_FEW_ROWS, open_sampler, free, set_pages, start, finish, read_logits, draws, NULL};
     static weft_backend backend;
     backend = *weft_cpu_backend();
     backend.samplers = &samplers;

@@ -59,13 +59,18 @@ weft_model *step_case_weights(const model_case *c) {
 
 void step_decoding_open(step_decoding *d, const model_case *c, const weft_backend *backend,
                         int64_t slots, int64_t context) {
-    d->model = step_case_weights(c);
-    d->vocab = c->config.vocab_size;
+    step_decoding_open_with(d, step_case_weights(c), backend, slots, context);
+}
+
+void step_decoding_open_with(step_decoding *d, weft_model *m, const weft_backend *backend,
+                             int64_t slots, int64_t context) {
+    d->model = m;
+    d->vocab = m->config.vocab_size;
     expect_ok(weft_pool_create(2, &d->pool));
     int64_t table = weft_cached_table_pages(context), pages = slots * table;
     weft_decoder_limits limits = {slots, pages, context, table};
     if (weft_decoder_open(d->model, backend, d->pool, &limits, &d->decoder) != WEFT_OK)
-        fail_msg("%s: %s", c->name, weft_error_message());
+        fail_msg("%s", weft_error_message());
     for (int64_t s = 0; s < slots; s++)
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(d->decoder, (int32_t)s)[p] = (int32_t)(pages - 1 - (p * slots + s));

@@ -8,6 +8,7 @@
  *
  * WEFT_CUDA_SAMPLER=0 waits for each run and copies its logits to the host, as the CPU does. */
 #include "cuda/decode/draw.cuh"
+#include "cuda/products/streamed.cuh"
 
 #include <stdlib.h>
 #include <string.h>
@@ -277,6 +278,16 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
     return WEFT_OK;
 }
 
+/* A launch takes as long as 8 MiB or more. WEFT_CUDA_FOLD=0: nothing is folded; 1: norms are. */
+static weft_foldable folds(void) {
+    const char *asked = getenv("WEFT_CUDA_FOLD");
+    weft_foldable f = {STREAMED_NORM_WIDTH, 8 << 20};
+    if (asked && strcmp(asked, "1") == 0) f.bytes = 0;
+    if (!weft_cuda_device()->wgmma || (asked && strcmp(asked, "0") == 0)) f = weft_foldable{};
+    return f;
+}
+
 const struct weft_sampler_backend weft_cuda_samplers = {
-    ROWS, open_sampler, close_sampler, set_pages, start, finish, read_logits, weft_cuda_draws,
+    ROWS,   open_sampler, close_sampler,   set_pages, start,
+    finish, read_logits,  weft_cuda_draws, folds,
 };

@@ -97,15 +97,15 @@ __device__ static __noinline__ void finish_apart(const finishing &f, int64_t row
                               : sum.w);
 }
 
-/* Four sums of a row, with the bits of finish_value. */
-__device__ static inline void finish_four(const finishing &f, int64_t row, int64_t column,
-                                          int64_t n, float4 sum, const four_addends &a) {
+/* Four sums of a row, with the bits of finish_value. What became of them; zeros behind column n. */
+__device__ static inline float4 finish_four(const finishing &f, int64_t row, int64_t column,
+                                            int64_t n, float4 sum, const four_addends &a) {
     if (!goes_by_fours(f)) {
         finish_apart(f, row, column, n, sum);
-        return;
+        return sum;
     }
     int64_t at = row * f.ld + column;
-    if (column >= n) return;
+    if (column >= n) return float4{};
     if (f.accumulate) sum = add_four(sum, load_four(f.c, at));
     if (f.bias.data) sum = add_four(sum, a.bias);
     if (f.addend.data) sum = add_four(sum, a.addend);
@@ -114,6 +114,7 @@ __device__ static inline void finish_four(const finishing &f, int64_t row, int64
         sum =
             make_float4(gelu_value(sum.x), gelu_value(sum.y), gelu_value(sum.z), gelu_value(sum.w));
     store_four(f.c, at, sum);
+    return sum;
 }
 
 /* For few_rows.cuh, i8_rows.cuh and slim.cuh. */

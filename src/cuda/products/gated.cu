@@ -69,7 +69,7 @@ static fused_product describe_backward(const weft_exec *x, const weft_node *n) {
 /* Whether our kernel does it. Shapes and types decide: the workspace is planned by it. */
 static bool is_fused(const weft_node *n, const fused_product *p) {
     for (int i = 0; i < n->n_in; i++)
-        if (n->in[i]->dtype != WEFT_BF16) return false;
+        if (n->in[i] && n->in[i]->dtype != WEFT_BF16) return false;
     for (int i = 0; i < n->n_out; i++)
         if (n->out[i] && n->out[i]->dtype != WEFT_BF16) return false;
     int64_t most = p->epilogue == FUSED_SILU_MUL ? MOST_DEPTH : MOST_DEPTH_BACK;
@@ -91,6 +91,8 @@ static cuda_gemm describe_streamed(const weft_exec *x, const weft_node *n, int o
     p.a = cuda_gemm_matrix{(void *)s->a, s->lda, 0, part.in[WEFT_MATMUL_A]->dtype == WEFT_BF16};
     p.b = cuda_gemm_matrix{(void *)s->b, s->ldb, 0, b->dtype == WEFT_BF16};
     p.c = cuda_gemm_matrix{NULL, f.n, 0, true};
+    p.norm.moments = data_of<float2>(x, part.in[WEFT_MATMUL_MOMENTS]);
+    p.norm.eps = (float)ATTR(n, weft_matmul_attr)->eps;
     return p;
 }
 

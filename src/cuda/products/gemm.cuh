@@ -27,6 +27,13 @@ typedef struct {
     bool is_i8;     /* of b alone, with tb: as ops/linear.h says */
 } cuda_gemm_matrix;
 
+/* The norm behind a product of rows: c = rstd (a bᵀ − mean · sums), as ops/linear.h says of `moments`. */
+typedef struct {
+    const float2 *moments; /* of a; NULL: no norm */
+    const float *sums;     /* NULL: the mean is taken for 0 */
+    float eps;
+} gemm_norm;
+
 /* c = gelu(alpha · op(a) op(b) + bias + addend), for each of a batch; gelu, bias and addend as
  * asked. */
 typedef struct {
@@ -46,8 +53,10 @@ typedef struct {
         bias; /* [n], or with a stride of n one for each of the batch; data NULL: none */
     cuda_gemm_matrix addend; /* like c, or c itself; data NULL: none */
     cuda_gemm_matrix
-        pre; /* like c: gets the values before gelu (data NULL: not wanted), or has them
+        pre;         /* like c: gets the values before gelu (data NULL: not wanted), or has them
                            with gelu_back */
+    gemm_norm norm;  /* only streamed.cuh has it, */
+    float2 *moments; /* and gives those of c; NULL: not wanted */
 } cuda_gemm;
 
 /* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and

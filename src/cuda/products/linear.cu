@@ -334,6 +334,10 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i,
     p.addend = p.pre = p.c;
     p.addend.data = place_of(x, addend);
     p.pre.data = place_of(x, pre);
+    p.norm.moments = (const float2 *)place_of(x, n->in[WEFT_MATMUL_MOMENTS]);
+    p.norm.sums = (const float *)place_of(x, n->in[WEFT_MATMUL_SUMS]);
+    p.norm.eps = (float)attr->eps;
+    if (last && attr->moments) p.moments = (float2 *)place_of(x, n->out[1]);
     return p;
 }
 
@@ -343,9 +347,10 @@ static column_pass pass_behind(const weft_node *n) {
     return describe_pass(n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns);
 }
 
-/* Of what our own kernel takes: by rows, and all in bf16 but the bias. */
+/* Of what our own kernel takes: by rows, and all in bf16 but the bias; no norm behind it. */
 static bool suits_fused(const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    if (attr->moments || n->in[WEFT_MATMUL_MOMENTS]) return false;
     bool suits = weft_matmul_is_by_rows(attr, n->in[0]) && attr->dtype == WEFT_BF16 &&
                  (attr->more || attr->act != WEFT_ACT_NONE);
     for (int i = 0; suits && i <= attr->more; i++) {

@@ -11,6 +11,10 @@
  * part, reading from the others. How k is cut follows from n and k alone, and within a part the sum goes
  * from k to k: hence a row's bits.
  *
+ * A norm before the product is behind it here: the rows of a are the residual stream itself, and a row's
+ * mean and rstd are put to its sums. They come from the product that made the stream, which leaves the
+ * moments of each 64 columns: always so many, and joined in one order, so that a row keeps its bits.
+ *
  * What TMA finds outside of a matrix is 0, so n, k and the number of rows need not be multiples of
  * anything but what TMA asks for, rows of 16 bytes. */
 #include "cuda/products/streamed.cuh"
@@ -28,6 +32,7 @@ enum {
     ENOUGH = 180,     /* blocks of 64 rows that k is cut for */
     ENOUGH_WIDE = 96, /* blocks of 128 rows, if they are to be that wide */
     MOST_ROWS = 256,  /* of a in a block */
+    ROW_LANES = 16,   /* that finish 64 columns of a row */
     DESCRIBED = 0x3ffff
 };
 
@@ -35,7 +40,9 @@ enum {
 struct streamed_matrix {
     CUtensorMap b, up; /* up: of a gated product */
     finishing end, up_end;
-    any_tensor y;   /* of a gated product, else NULL */
+    any_tensor y;   /* of a gated product */
+    gemm_norm norm; /* before it */
+    float2 *moments;
     int n;          /* rows of b */
     int parts;      /* of k */
     unsigned after; /* the launch's block behind its last */
@@ -44,7 +51,8 @@ struct streamed_matrix {
 struct streamed_problem {
     CUtensorMap a;
     streamed_matrix of[GEMM_TOGETHER];
-    int m, stages; /* rows; of DEPTH columns */
+    int m, k, stages; /* rows; columns; of DEPTH of them */
+    float share;      /* 1 / k */
     int cluster;
     bool steady;
 };
@@ -67,26 +75,24 @@ struct streamed_place {
     int of, column, part, first, stages;
 };
 
-template <int WIDTH>
-__device__ static inline streamed_place find_place(const streamed_problem &p, bool gated) {
+template <int WIDTH> __device__ static inline streamed_place find_place(const streamed_problem &p) {
     streamed_place t = {};
     while (blockIdx.x >= p.of[t.of].after)
         t.of++;
     const streamed_matrix &w = p.of[t.of];
     int block = (int)(blockIdx.x - (t.of ? p.of[t.of - 1].after : 0));
     t.part = block % w.parts;
-    t.column = block / w.parts * (gated ? WIDTH / 2 : WIDTH);
+    t.column = block / w.parts * WIDTH;
     t.first = p.stages * t.part / w.parts;
     t.stages = t.column < w.n ? p.stages * (t.part + 1) / w.parts - t.first : 0;
     return t;
 }
 
-template <int N, int G, int STAGES>
+template <int N, int G, int STAGES, bool GATED>
 __device__ static inline void produce_stages(const streamed_problem &p, const streamed_place &t,
                                              uint32_t memory) {
     using shape = streamed_shape<N, G, STAGES>;
     const streamed_matrix &w = p.of[t.of];
-    bool gated = w.y.data != NULL;
     int row = (int)blockIdx.y * N, ready = min(t.stages, STAGES);
     auto load_b = [&](int i) {
         uint32_t full = memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES);
@@ -95,8 +101,8 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
         arrive_expect_tx(full, shape::STAGE);
 #pragma unroll
         for (int g = 0; g < G; g++)
-            tma_load_2d(to + (uint32_t)(g * GROUP_ROWS * DEPTH * 2), gated && g ? &w.up : &w.b, k,
-                        t.column + (gated ? 0 : g * GROUP_ROWS), full);
+            tma_load_2d(to + (uint32_t)(g * GROUP_ROWS * DEPTH * 2), GATED && g ? &w.up : &w.b, k,
+                        t.column + (GATED ? 0 : g * GROUP_ROWS), full);
     };
     auto load_a = [&](int i) {
         tma_load_2d(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES), &p.a,
@@ -188,61 +194,119 @@ __device__ static inline float4 add_parts(uint32_t at, uint32_t rank, int parts,
     return make_float4(alpha * sum.x, alpha * sum.y, alpha * sum.z, alpha * sum.w);
 }
 
+/* Over the lanes that have the same row: the same bits in each. */
+__device__ static inline float sum_row(float v) {
+    unsigned lanes = 0xffffu << (threadIdx.x & ROW_LANES);
+#pragma unroll
+    for (int i = ROW_LANES / 2; i > 0; i /= 2)
+        v += __shfl_xor_sync(lanes, v, i);
+    return v;
+}
+
+/* What is read for four sums of a row before they are there. A lane has two of the row's moments. */
+struct streamed_addends {
+    four_addends added;
+    float4 sums;
+    float2 moments[STREAMED_MOMENTS];
+};
+
+/* v = rstd (v − mean · sums); the row's rstd. */
+__device__ static inline float put_norm(const streamed_problem &p, const gemm_norm &norm,
+                                        const streamed_addends &a, float4 &v) {
+    float count[STREAMED_MOMENTS], mean = 0, square = 0;
+#pragma unroll
+    for (int i = 0; i < STREAMED_MOMENTS; i++) {
+        int left = p.k - ((int)threadIdx.x % ROW_LANES + i * ROW_LANES) * DEPTH;
+        count[i] = (float)max(0, min(left, (int)DEPTH));
+        mean += count[i] * a.moments[i].x;
+    }
+    mean = norm.sums ? sum_row(mean) * p.share : 0.0f;
+#pragma unroll
+    for (int i = 0; i < STREAMED_MOMENTS; i++) {
+        float d = a.moments[i].x - mean;
+        square += a.moments[i].y + count[i] * d * d;
+    }
+    float rstd = rsqrtf(sum_row(square) * p.share + norm.eps);
+    v = make_float4(rstd * (v.x - mean * a.sums.x), rstd * (v.y - mean * a.sums.y),
+                    rstd * (v.z - mean * a.sums.z), rstd * (v.w - mean * a.sums.w));
+    return rstd;
+}
+
+__device__ static inline float round_bf16(float v) {
+    return to_float(from_float<bf16>(v));
+}
+
+/* The moments of the row's 64 columns around `column`, of which a lane has four, as they were written. */
+__device__ static inline void leave_moments(float2 *moments, int row, int column, int n, float4 v) {
+    int tile = column / DEPTH, columns = min((int)DEPTH, n - tile * DEPTH);
+    if (columns <= 0) return;
+    v = make_float4(round_bf16(v.x), round_bf16(v.y), round_bf16(v.z), round_bf16(v.w));
+    float mean = sum_row((v.x + v.y) + (v.z + v.w)) * invert((float)columns);
+    v = make_float4(v.x - mean, v.y - mean, v.z - mean, v.w - mean);
+    float square = column < n ? (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w) : 0.0f;
+    square = sum_row(square);
+    if (threadIdx.x % ROW_LANES == 0)
+        moments[(int64_t)row * ((n + DEPTH - 1) / DEPTH) + tile] = make_float2(mean, square);
+}
+
 __device__ static inline float silu_mul(float gate, float up) {
-    gate = to_float(from_float<bf16>(gate));
-    return gate * sigmoid(gate) * to_float(from_float<bf16>(up));
+    gate = round_bf16(gate);
+    return gate * sigmoid(gate) * round_bf16(up);
 }
 
 /* The block's share of the rows of a and the columns of its tile: four columns of a row at a time. */
-template <int N, int G, int STAGES> struct streamed_share {
+template <int N, int G, int STAGES, bool GATED> struct streamed_share {
     using shape = streamed_shape<N, G, STAGES>;
+    static constexpr int FOURS = shape::WIDTH / (GATED ? 8 : 4);
     const streamed_problem &p;
     const streamed_place &t;
     const streamed_matrix &w;
-    bool gated;
     int row, end, step;
 
     __device__ streamed_share(const streamed_problem &problem, const streamed_place &place)
-        : p(problem), t(place), w(problem.of[place.of]), gated(w.y.data != NULL),
-          row((int)blockIdx.y * N), end(min(N, p.m - row) * (gated ? FOURS / 2 : FOURS)),
-          step(w.parts * G * 128) {
+        : p(problem), t(place), w(problem.of[place.of]), row((int)blockIdx.y * N),
+          end(min(N, p.m - row) * FOURS), step(w.parts * G * 128) {
     }
-
-    static constexpr int FOURS = shape::WIDTH / 4;
 
     __device__ int first() const {
         return t.part * (G * 128) + (int)threadIdx.x;
     }
 
-    __device__ int row_of(int e) const {
-        return gated ? e / (FOURS / 2) : e / FOURS;
+    __device__ streamed_addends addends(int e) const {
+        streamed_addends a = {};
+        if (e >= end) return a;
+        int64_t r = row + e / FOURS;
+        int column = t.column + e % FOURS * 4;
+        if (!GATED) a.added = load_addends(w.end, r, column, w.n);
+        if (!w.norm.moments) return a;
+        if (!GATED && w.norm.sums && column < w.n) a.sums = *(const float4 *)(w.norm.sums + column);
+#pragma unroll
+        for (int i = 0; i < STREAMED_MOMENTS; i++) {
+            int tile = (int)threadIdx.x % ROW_LANES + i * ROW_LANES;
+            if (tile < p.stages) a.moments[i] = w.norm.moments[r * p.stages + tile];
+        }
+        return a;
     }
 
-    __device__ int column_of(int e) const {
-        return (e - row_of(e) * (gated ? FOURS / 2 : FOURS)) * 4;
-    }
-
-    __device__ four_addends addends(int e) const {
-        if (e >= end) return four_addends{};
-        return load_addends(w.end, row + row_of(e), t.column + column_of(e), w.n);
-    }
-
-    __device__ void finish(uint32_t sums, four_addends next) const {
+    /* `a`: those of the first. */
+    __device__ void finish(uint32_t sums, streamed_addends a) const {
         uint32_t rank;
         asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
         rank -= (uint32_t)t.part;
         for (int e = first(); e < end; e += step) {
-            four_addends added = next;
-            next = addends(e + step);
-            int r = row_of(e), column = column_of(e);
+            int r = e / FOURS, column = e % FOURS * 4;
             uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
             float4 v = add_parts(at, rank, w.parts, w.end.alpha);
+            float rstd = w.norm.moments ? put_norm(p, w.norm, a, v) : 1.0f;
             column += t.column;
-            if (!gated)
-                finish_four(w.end, row + r, column, w.n, v, added);
-            else
+            if (GATED) {
                 finish_gated(r, column, v,
-                             add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha));
+                             add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha * rstd));
+            } else {
+                v = finish_four(w.end, row + r, column, w.n, v, a.added);
+                if (w.moments) leave_moments(w.moments, row + r, column, w.n, v);
+            }
+            a = addends(e + step);
         }
     }
 
@@ -278,7 +342,7 @@ __device__ static inline void wait_for_cluster(int blocks) {
 #define BLOCKS(n) 1
 #endif
 
-template <int N, int G, int STAGES>
+template <int N, int G, int STAGES, bool GATED>
 static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N))
     multiply_streamed(const __grid_constant__ streamed_problem p) {
 #ifndef USE_MMA_SYNC
@@ -286,7 +350,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
     trigger_dependents(); /* the next product may ask for its own */
-    streamed_place t = find_place<shape::WIDTH>(p, p.of[0].y.data != NULL);
+    streamed_place t = find_place < GATED ? shape::WIDTH / 2 : shape::WIDTH > (p);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
             init_barrier(memory + shape::AT_BARRIERS + 8 * i, 1);
@@ -296,7 +360,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     }
     __syncthreads();
     if (threadIdx.x >= G * 128) {
-        if (threadIdx.x == G * 128) produce_stages<N, G, STAGES>(p, t, memory);
+        if (threadIdx.x == G * 128) produce_stages<N, G, STAGES, GATED>(p, t, memory);
         __syncwarp();
     } else if (t.stages > 0) {
         float c[N / 8][4];
@@ -309,9 +373,9 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     wait_for_primary();
     __syncwarp();
     arrive_at_cluster(p.cluster);
-    streamed_share<N, G, STAGES> share(p, t);
+    streamed_share<N, G, STAGES, GATED> share(p, t);
     bool finishes = threadIdx.x < G * 128;
-    four_addends added = {};
+    streamed_addends added = {};
     if (finishes) added = share.addends(share.first());
     __syncwarp();
     wait_for_cluster(p.cluster);
@@ -329,6 +393,9 @@ bool streamed_fits(const cuda_gemm *p) {
 }
 
 bool streamed_can(const cuda_gemm *p) {
+    bool normed = p->norm.moments != NULL;
+    if ((normed || p->moments) && p->n % 4 != 0) return false;
+    if (normed && p->k > STREAMED_NORM_WIDTH) return false;
     return streamed_fits(p) && (uintptr_t)p->a.data % 16 == 0 && (uintptr_t)p->b.data % 16 == 0;
 }
 
@@ -345,11 +412,11 @@ static int count_parts(const cuda_gemm *p) {
     return parts;
 }
 
-template <int N, int G, int STAGES>
+template <int N, int G, int STAGES, bool GATED>
 static void launch_shape(cudaStream_t stream, const streamed_problem &p, bool follows) {
     using shape = streamed_shape<N, G, STAGES>;
     static cudaError_t allowed =
-        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES>,
+        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, GATED>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
     cudaLaunchAttribute how[2] = {};
     int hows = 0;
@@ -373,20 +440,22 @@ static void launch_shape(cudaStream_t stream, const streamed_problem &p, bool fo
     config.stream = stream;
     config.attrs = how;
     config.numAttrs = (unsigned)hows;
-    if (allowed == cudaSuccess) cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES>, p);
+    if (allowed == cudaSuccess)
+        cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES, GATED>, p);
 }
 
-template <int G> static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) {
+template <int G, bool GATED>
+static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) {
     if (p.m <= 16)
-        launch_shape<16, G, G == 1 ? 11 : 6>(stream, p, follows);
+        launch_shape<16, G, G == 1 ? 11 : 6, GATED>(stream, p, follows);
     else if (p.m <= 32)
-        launch_shape<32, G, G == 1 ? 9 : 5>(stream, p, follows);
+        launch_shape<32, G, G == 1 ? 9 : 5, GATED>(stream, p, follows);
     else if (p.m <= 64)
-        launch_shape<64, G, G == 1 ? 6 : 4>(stream, p, follows);
+        launch_shape<64, G, G == 1 ? 6 : 4, GATED>(stream, p, follows);
     else if (p.m <= 128)
-        launch_shape<128, G, G == 1 ? 4 : 3>(stream, p, follows);
+        launch_shape<128, G, G == 1 ? 4 : 3, GATED>(stream, p, follows);
     else
-        launch_shape<MOST_ROWS, G, 4>(stream, p, follows);
+        launch_shape<MOST_ROWS, G, 4, GATED>(stream, p, follows);
 }
 
 static int rows_of(int64_t m) {
@@ -401,11 +470,15 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
                        bool gated) {
     int64_t wide = 0;
     k.m = (int)p->m;
+    k.k = (int)p->k;
+    k.share = 1.0f / (float)p->k;
     k.stages = count_stages(p);
     k.steady = p->steady;
     k.cluster = 1;
     for (int i = 0; i < n; i++) {
         k.of[i].n = (int)p[i].n;
+        k.of[i].norm = p[i].norm;
+        k.of[i].moments = p[i].moments;
         k.of[i].parts = count_parts(&p[i]);
         k.cluster = k.of[i].parts > k.cluster ? k.of[i].parts : k.cluster;
         wide += ceil_div(p[i].n, 2 * GROUP_ROWS) * k.of[i].parts;
@@ -417,10 +490,12 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
         k.of[i].after =
             (unsigned)(ceil_div(blocks, k.cluster) * k.cluster) + (i ? k.of[i - 1].after : 0);
     }
-    if (groups == 2)
-        launch_wide<2>(stream, k, p->follows);
+    if (gated)
+        launch_wide<2, true>(stream, k, p->follows);
+    else if (groups == 2)
+        launch_wide<2, false>(stream, k, p->follows);
     else
-        launch_wide<1>(stream, k, p->follows);
+        launch_wide<1, false>(stream, k, p->follows);
 }
 
 /* The driver makes maps of all that streamed_can takes. */

@@ -5,6 +5,9 @@
 
 #include "cuda/products/gemm.cuh"
 
+/* Columns of a row with a norm, at most; a lane joins so many of its moments. */
+enum { STREAMED_MOMENTS = 2, STREAMED_NORM_WIDTH = STREAMED_MOMENTS * 16 * 64 };
+
 /* Whether a product can be, by types, sizes and strides, not by the number of rows; and whether it begins
  * where TMA can read it, as every tensor does. */
 bool streamed_fits(const cuda_gemm *p);

@@ -1,0 +1,309 @@
+/* What becomes part of a product: where, and what becomes of the graph. */
+#include "generate/fold.h"
+
+#include "base/scope.h"
+#include "ops/activation.h"
+#include "ops/gated.h"
+#include "ops/linear.h"
+#include "ops/list.h"
+#include "ops/norm.h"
+
+#include <stdio.h>
+
+typedef struct {
+    weft_graph *graph;
+    int64_t width, bytes;
+    weft_fold *list;
+    int64_t count;
+} folding;
+
+static weft_tensor *root_of(weft_tensor *t) {
+    return t && t->view_of ? t->view_of : t;
+}
+
+/* Of so many dimensions. */
+static bool is_bf16_weight(const weft_tensor *t, int ndim) {
+    return t && !t->view_of && t->dtype == WEFT_BF16 && t->ndim == ndim &&
+           (t->role == WEFT_ROLE_PARAM || t->role == WEFT_ROLE_INPUT);
+}
+
+/* How many read it, or a view of it; 2 where it is kept. */
+static int count_readers(const folding *f, const weft_tensor *t) {
+    int count = t->keep ? 2 : 0;
+    for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
+        const weft_node *n = weft_graph_node(f->graph, i);
+        for (int k = 0; k < n->n_in; k++)
+            count += root_of(n->in[k]) == t;
+    }
+    return count;
+}
+
+/* The node of an operation that makes t for one reader alone; NULL: it is none. */
+static weft_node *find_maker(const folding *f, weft_tensor *t, int op) {
+    weft_tensor *root = root_of(t);
+    weft_node *n = root->producer;
+    return n && n->op->id == op && n->out[0] == root && count_readers(f, root) == 1 ? n : NULL;
+}
+
+/* A product of bf16 rows with a bf16 matrix [N, K], of sizes that go by fours and eights. */
+static bool is_plain_product(const weft_matmul_attr *attr, const weft_tensor *a,
+                             const weft_tensor *b) {
+    return weft_matmul_is_by_rows(attr, a) && attr->tb && is_bf16_weight(b, 2) &&
+           a->dtype == WEFT_BF16 && attr->dtype == WEFT_BF16 && b->shape[0] % 4 == 0 &&
+           b->shape[1] % 8 == 0;
+}
+
+/* The product that makes x and can tell its moments; NULL: none does. */
+static weft_node *find_source(const folding *f, weft_tensor *x) {
+    weft_node *n = x->producer;
+    if (!n || n->op->id != WEFT_OP_matmul || n->out[0] != x) return NULL;
+    const weft_matmul_attr *attr = n->attr;
+    weft_matmul_pair last = weft_matmul_pair_of(n, attr->more);
+    int64_t width = weft_tensor_width(x);
+    bool suits = is_plain_product(&last.attr, last.a, last.b) && last.b->shape[0] == width &&
+                 width <= f->width && attr->act == WEFT_ACT_NONE && !attr->sums;
+    return suits && (attr->moments || !n->out[1]) ? n : NULL;
+}
+
+/* Whether what `n` reads as its input k can be the stream in place of its norm. A sum may be written over its
+ * addend, which other blocks of a kernel must not be reading as rows. */
+static bool takes_norm(const weft_node *n, int k, const weft_node *norm) {
+    const weft_matmul_attr *attr = n->attr;
+    const weft_tensor *x = root_of(norm->in[WEFT_NORM_X]);
+    if (n->op->id == WEFT_OP_gated_linear)
+        return (k == WEFT_GATED_X || k == WEFT_GATED_X_AGAIN) && !n->in[WEFT_GATED_MOMENTS] &&
+               ((const weft_norm_attr *)norm->attr)->kind == WEFT_RMSNORM &&
+               is_plain_product(attr, n->in[k], n->in[k + 1]);
+    return n->op->id == WEFT_OP_matmul && k == WEFT_MATMUL_A && attr->more == 0 &&
+           attr->alpha == 1 && attr->act != WEFT_ACT_GELU_BACK && !n->in[WEFT_MATMUL_MOMENTS] &&
+           root_of(n->in[WEFT_MATMUL_ADDEND]) != x &&
+           is_plain_product(attr, n->in[k], n->in[WEFT_MATMUL_B]);
+}
+
+/* Whether all that read the norm do. */
+static bool is_folded(const folding *f, const weft_node *norm) {
+    const weft_norm_attr *attr = norm->attr;
+    weft_tensor *y = norm->out[WEFT_NORM_Y], *x = root_of(norm->in[WEFT_NORM_X]);
+    if (attr->heads || norm->in[WEFT_NORM_R] || y->keep || !find_source(f, x)) return false;
+    for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
+        const weft_node *n = weft_graph_node(f->graph, i);
+        for (int k = 0; k < n->n_in; k++) {
+            weft_tensor *t = root_of(n->in[k]);
+            if (t == y && !takes_norm(n, k, norm)) return false;
+            for (int out = WEFT_NORM_RSTD; t && out < WEFT_NORM_OUTPUTS; out++)
+                if (t == norm->out[out]) return false;
+        }
+    }
+    return true;
+}
+
+static weft_tensor *new_input(const folding *f, const weft_tensor *from, const weft_tensor *gain,
+                              const char *what, weft_dtype dtype, int ndim) {
+    char name[112];
+    snprintf(name, sizeof name, "%s.%s.%s", from->name, gain->name, what);
+    weft_tensor *known = weft_graph_find(f->graph, name);
+    return known ? known
+                 : weft_graph_tensor(f->graph, WEFT_ROLE_INPUT, name, dtype, ndim, from->shape);
+}
+
+/* The matrix with the norm's gain in it, and what goes with it. */
+static bool make_fold(folding *f, const weft_node *norm, const weft_tensor *from,
+                      const weft_tensor *bias, weft_fold *made) {
+    const weft_norm_attr *attr = norm->attr;
+    const weft_tensor *gain = norm->in[WEFT_NORM_W], *offset = norm->in[WEFT_NORM_B];
+    *made = (weft_fold){.from = from, .gain = gain, .offset = offset, .was_bias = bias};
+    made->matrix = new_input(f, from, gain, "folded", WEFT_BF16, 2);
+    if (attr->kind == WEFT_LAYERNORM) made->sums = new_input(f, from, gain, "sums", WEFT_F32, 1);
+    if (offset) made->bias = new_input(f, from, gain, bias ? bias->name : "bias", WEFT_F32, 1);
+    if (!made->matrix || (attr->kind == WEFT_LAYERNORM && !made->sums) || (offset && !made->bias))
+        return false;
+    f->list[f->count++] = *made;
+    return true;
+}
+
+/* The stream in the shape in which its norm was read; one tensor for all that read it so. */
+static weft_tensor *find_stream(const folding *f, const weft_node *norm, const weft_tensor *read) {
+    weft_tensor *x = norm->in[WEFT_NORM_X];
+    if (weft_tensor_same_shape(x, read)) return x;
+    for (int64_t i = 0; i < weft_graph_tensor_count(f->graph); i++) {
+        weft_tensor *t = weft_graph_tensor_at(f->graph, i);
+        if (t->view_of == root_of(x) && weft_tensor_same_shape(t, read)) return t;
+    }
+    return weft_reshape(f->graph, x, read->ndim, read->shape);
+}
+
+static weft_status fold_product(folding *f, const weft_node *norm, weft_node *n,
+                                weft_tensor *moments) {
+    weft_matmul_attr *attr = weft_graph_alloc(f->graph, sizeof *attr);
+    if (!attr) return weft_graph_status(f->graph);
+    *attr = *(const weft_matmul_attr *)n->attr;
+    attr->eps = ((const weft_norm_attr *)norm->attr)->eps;
+    n->attr = attr;
+    bool gated = n->op->id == WEFT_OP_gated_linear;
+    weft_fold made;
+    for (int k = 0; k <= (gated ? WEFT_GATED_X_AGAIN : 0); k += 2) {
+        weft_tensor *bias = gated ? NULL : n->in[WEFT_MATMUL_BIAS];
+        if (!make_fold(f, norm, n->in[k + 1], bias, &made)) return weft_graph_status(f->graph);
+        weft_tensor *was = n->in[k + 1];
+        n->in[k] = find_stream(f, norm, n->in[k]);
+        n->in[k + 1] = made.matrix;
+        /* What only this one read needs no memory. */
+        if (was->role == WEFT_ROLE_INPUT && count_readers(f, was) == 0) was->role = WEFT_ROLE_TEMP;
+    }
+    n->in[gated ? WEFT_GATED_MOMENTS : WEFT_MATMUL_MOMENTS] = moments;
+    if (gated) return weft_graph_status(f->graph);
+    n->in[WEFT_MATMUL_SUMS] = made.sums;
+    if (made.bias) n->in[WEFT_MATMUL_BIAS] = made.bias;
+    return weft_graph_status(f->graph);
+}
+
+static weft_tensor *make_moments(const folding *f, weft_tensor *x) {
+    weft_node *source = find_source(f, x);
+    weft_matmul_attr *attr = weft_graph_alloc(f->graph, sizeof *attr);
+    if (source->out[1] || !attr) return source->out[1];
+    *attr = *(const weft_matmul_attr *)source->attr;
+    attr->moments = true;
+    source->attr = attr;
+    int64_t tiles = (weft_tensor_width(x) + WEFT_MOMENTS_COLUMNS - 1) / WEFT_MOMENTS_COLUMNS;
+    return weft_node_output(f->graph, source, 1, WEFT_F32, 3,
+                            (int64_t[]){weft_tensor_rows(x), tiles, 2});
+}
+
+static weft_status fold_norm(folding *f, const weft_node *norm) {
+    weft_tensor *y = norm->out[WEFT_NORM_Y];
+    weft_tensor *moments = make_moments(f, root_of(norm->in[WEFT_NORM_X]));
+    for (int64_t i = 0; moments && i < weft_graph_node_count(f->graph); i++) {
+        const weft_node *n = weft_graph_node(f->graph, i);
+        if (n->n_in > 0 && root_of(n->in[0]) == y)
+            WEFT_TRY(fold_product(f, norm, n->out[0]->producer, moments));
+    }
+    return weft_graph_status(f->graph);
+}
+
+/* Whether a matrix a head of bf16 is all that a product does. */
+static bool is_map(const weft_node *n) {
+    const weft_matmul_attr *attr = n->attr;
+    if (n->op->id != WEFT_OP_matmul || attr->form != WEFT_MATMUL_GROUPED || attr->more ||
+        attr->alpha != 1 || attr->act != WEFT_ACT_NONE || attr->dtype != WEFT_BF16 ||
+        !is_bf16_weight(n->in[WEFT_MATMUL_B], 3))
+        return false;
+    for (int k = WEFT_MATMUL_B + 1; k < n->n_in; k++)
+        if (n->in[k]) return false;
+    return true;
+}
+
+/* A product as is_plain_product, with nothing behind it yet that has to stay there. */
+static bool can_join(const weft_node *n) {
+    const weft_matmul_attr *attr = n->attr;
+    return is_plain_product(attr, n->in[WEFT_MATMUL_A], n->in[WEFT_MATMUL_B]) && attr->more == 0 &&
+           attr->alpha == 1 && attr->act == WEFT_ACT_NONE;
+}
+
+static bool make_join(folding *f, const weft_tensor *from, const weft_node *map, bool before,
+                      weft_fold *made) {
+    const weft_matmul_attr *attr = map->attr;
+    const weft_tensor *w = map->in[WEFT_MATMUL_B];
+    weft_matmul_sizes s = weft_matmul_measure(attr, map->in[WEFT_MATMUL_A], w);
+    int64_t rows = before ? from->shape[0] : s.groups * s.n;
+    int64_t columns = before ? s.groups * s.k : from->shape[1];
+    if (from->shape[before ? 1 : 0] != s.groups * (before ? s.n : s.k)) return false;
+    int64_t more = rows * columns - weft_tensor_count(from) - weft_tensor_count(w);
+    if (2 * more > f->bytes) return false;
+    char name[112];
+    snprintf(name, sizeof name, "%s.%s", from->name, w->name);
+    *made = (weft_fold){.from = from, .map = w, .tb = attr->tb, .before = before};
+    made->matrix = weft_new_tensor(f->graph, WEFT_ROLE_INPUT, name, WEFT_BF16, rows, columns);
+    if (made->matrix) f->list[f->count++] = *made;
+    return made->matrix != NULL;
+}
+
+/* map(x wᵀ): the map's node makes both. */
+static void join_behind(folding *f, weft_node *map) {
+    const weft_node *product = find_maker(f, map->in[WEFT_MATMUL_A], WEFT_OP_matmul);
+    weft_fold made;
+    if (!product || !can_join(product) || product->in[WEFT_MATMUL_BIAS] ||
+        product->in[WEFT_MATMUL_ADDEND] ||
+        !make_join(f, product->in[WEFT_MATMUL_B], map, false, &made))
+        return;
+    map->attr = product->attr;
+    map->in[WEFT_MATMUL_A] = product->in[WEFT_MATMUL_A];
+    map->in[WEFT_MATMUL_B] = made.matrix;
+}
+
+/* map(x) wᵀ, with a gate of heads behind the map or not. */
+static void join_before(folding *f, weft_node *product) {
+    weft_node *gate = find_maker(f, product->in[WEFT_MATMUL_A], WEFT_OP_gate_mix);
+    weft_node *map = find_maker(f, gate ? gate->in[0] : product->in[WEFT_MATMUL_A], WEFT_OP_matmul);
+    weft_fold made;
+    if (!map || !is_map(map) || !make_join(f, product->in[WEFT_MATMUL_B], map, true, &made)) return;
+    weft_tensor *x = map->in[WEFT_MATMUL_A];
+    if (gate) {
+        gate->in[0] = x;
+        x = weft_node_output_like(f->graph, gate, 0, x->dtype, x);
+    }
+    if (!x) return;
+    product->in[WEFT_MATMUL_A] =
+        weft_view(f->graph, x, weft_tensor_count(x) / made.matrix->shape[1], made.matrix->shape[1]);
+    product->in[WEFT_MATMUL_B] = made.matrix;
+}
+
+static void join_maps(folding *f) {
+    for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
+        weft_tensor *y = weft_graph_node(f->graph, i)->out[0];
+        weft_node *n = y ? y->producer : NULL;
+        if (!n || n->op->id != WEFT_OP_matmul) continue;
+        if (is_map(n))
+            join_behind(f, n);
+        else if (can_join(n))
+            join_before(f, n);
+    }
+}
+
+/* gelu of a product's result; and what a gradient would read of that is not made. */
+static weft_status fold_gelu(const folding *f) {
+    for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
+        const weft_node *n = weft_graph_node(f->graph, i);
+        if (n->op->id == WEFT_OP_matmul &&
+            ((const weft_matmul_attr *)n->attr)->act == WEFT_ACT_GELU && n->out[1] &&
+            count_readers(f, n->out[1]) == 0)
+            n->out[1] = NULL;
+        if (n->op->id != WEFT_OP_gelu) continue;
+        weft_node *product = find_maker(f, n->in[0], WEFT_OP_matmul);
+        if (!product || !can_join(product) || product->out[1] ||
+            n->out[0]->dtype != product->out[0]->dtype)
+            continue;
+        weft_matmul_attr *attr = weft_graph_alloc(f->graph, sizeof *attr);
+        if (!attr) break;
+        *attr = *(const weft_matmul_attr *)product->attr;
+        attr->act = WEFT_ACT_GELU;
+        product->attr = attr;
+        product->out[0] = n->out[0];
+        product->out[0]->producer = product;
+        n->out[0] = NULL;
+    }
+    return weft_graph_status(f->graph);
+}
+
+weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft_fold **folds,
+                               int64_t *n) {
+    /* A product has at most two matrices, and each at most a map and a norm. */
+    size_t most = 4 * (size_t)weft_graph_node_count(g) + 1;
+    WEFT_AUTO_FREE weft_fold *list = calloc(most, sizeof *list);
+    folding f = {.graph = g, .width = width, .bytes = bytes, .list = list};
+    *folds = NULL;
+    *n = 0;
+    if (!list) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (bytes > 0) {
+        join_maps(&f);
+        WEFT_TRY(fold_gelu(&f));
+        WEFT_TRY(weft_graph_drop_unused(g));
+    }
+    for (int64_t i = 0; i < weft_graph_node_count(g); i++) {
+        const weft_node *norm = weft_graph_node(g, i);
+        if (norm->op->id == WEFT_OP_norm && is_folded(&f, norm)) WEFT_TRY(fold_norm(&f, norm));
+    }
+    if (f.count > 0) WEFT_TRY(weft_graph_drop_unused(g));
+    *n = f.count;
+    *folds = weft_steal(&list);
+    return WEFT_OK;
+}
