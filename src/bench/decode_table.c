@@ -107,22 +107,34 @@ typedef struct {
     char form[16]; /* of the peer's, the one that was the fastest */
 } result;
 
-/* The same where tokens are sampled on the device: the next step begins before the last one's are here,
+/* Starts run number `at` of those that a step of `batch` rows takes. */
+static weft_status begin_run(weft_decoder *d, int64_t context, int64_t batch, int64_t runs,
+                             int64_t at) {
+    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX] = {{0}};
+    int64_t most = weft_decoder_rows(d), first = at % runs * most;
+    int64_t n = batch - first < most ? batch - first : most;
+    for (int64_t k = 0; k < n; k++) {
+        int32_t token =
+            runs == 1 && at > 0 ? -1 - (int32_t)k : 1; /* what the run before has made */
+        rows[k] = (weft_decoder_row){token, (int32_t)(context - 1), (int32_t)(first + k), true};
+    }
+    return weft_decoder_begin(d, rows, n, NULL);
+}
+
+/* The same where tokens are sampled on the device: the next run begins before the last one's are here,
  * as in generation. */
 static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, int64_t batch,
                                    result *r) {
-    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX] = {{0}};
     int32_t tokens[WEFT_DECODER_ROWS_MAX];
+    int64_t most = weft_decoder_rows(d), runs = (batch + most - 1) / most, at = 0;
     WEFT_AUTO(bench_samples_free) bench_samples samples = {0};
-    for (int64_t k = 0; k < batch; k++)
-        rows[k] = (weft_decoder_row){1, (int32_t)(context - 1), (int32_t)k, true};
-    WEFT_TRY(weft_decoder_begin(d, rows, batch, NULL));
-    for (int64_t k = 0; k < batch; k++)
-        rows[k].token = -1 - (int32_t)k;
+    WEFT_TRY(begin_run(d, context, batch, runs, at++));
     double begin = weft_clock(), last = begin;
     for (int i = -10; i < SAMPLED_MAX; i++) {
-        WEFT_TRY(weft_decoder_begin(d, rows, batch, NULL));
-        WEFT_TRY(weft_decoder_end(d, tokens));
+        for (int64_t k = 0; k < runs; k++) {
+            WEFT_TRY(begin_run(d, context, batch, runs, at++));
+            WEFT_TRY(weft_decoder_end(d, tokens));
+        }
         double now = weft_clock();
         if (i >= 0) bench_samples_add(&samples, now - last);
         last = now;
@@ -254,9 +266,8 @@ static weft_status measure_decoder(bench *b, const weft_model *m, int64_t contex
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(d, (int32_t)s)[p] = (int32_t)(s * table + p);
     r->weights = weft_decoder_weight_bytes(d);
-    return weft_decoder_samples(d) && batch <= weft_decoder_rows(d)
-               ? measure_sampled(b, d, context, batch, r)
-               : measure_steps(b, d, context, batch, m->config.vocab_size, r);
+    return weft_decoder_samples(d) ? measure_sampled(b, d, context, batch, r)
+                                   : measure_steps(b, d, context, batch, m->config.vocab_size, r);
 }
 
 static weft_status measure_row(bench *b, const weft_model *m, int64_t context, int64_t batch,
