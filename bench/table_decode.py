@@ -2,9 +2,8 @@
 
     python3 bench/table_decode.py docs/results/data/decoding-cpu/*.json
     python3 bench/table_decode.py --tokens docs/results/data/decoding-cpu/*.json
-    python3 bench/table_decode.py --times docs/results/data/decoding-gpu/phases.txt
-    python3 bench/table_decode.py --phases docs/results/data/decoding-gpu/*
-    python3 bench/table_decode.py --before docs/results/data/decoding-gpu-before/*.json
+    python3 bench/table_decode.py --times docs/results/data/decoding-gpu-2/phases-32k.txt
+    python3 bench/table_decode.py --phases docs/results/data/decoding-gpu-2/*
     python3 bench/table_decode.py --grid FILE.json
     python3 bench/table_decode.py --pick FILE.json...
     python3 bench/table_decode.py --costs FILE.json...
@@ -14,8 +13,7 @@ Of several files that have the same row the one with another program beside it i
 A column that says the same in every row is left out. --tokens: what one more token in the cache costs, from the
 shortest context to the longest, and what reading it takes. --times: what each kind of phase of a GPU's step took,
 from what the benchmark printed with WEFT_CUDA_STEP_TIMES=1. --phases: of the rows of one sequence in there, what
-their phases would take with nothing in them. --before: two versions against each other, the files of the older
-called before-N.json, each the mean of its files. --grid: what `weft bench decode --grid --json` printed, in its order, and
+their phases would take with nothing in them. --grid: what `weft bench decode --grid --json` printed, in its order, and
 what the rows say together. --pick: of the GPT-2 124M in such files, or in files without --grid, which attention is the
 fastest at each context, and by how much. --costs: what a mechanism takes beside mla, there. --draw: the grid's ratios as a
 heat map.
@@ -136,20 +134,6 @@ def print_tokens(paths):
                 list(token_costs(read_rows(paths))))
 
 
-def print_before(paths):
-    found = {}
-    for path in paths:
-        older = os.path.basename(path).startswith("before")
-        for row in read_rows([path]):
-            key = place(VARIANTS, row["variant"]), row["batch"], row["context"]
-            found.setdefault(key, {True: [], False: []})[older].append(row["tokens_per_s"])
-    rows = []
-    for (variant, batch, context), speeds in sorted(found.items()):
-        before, after = (sum(speeds[older]) / len(speeds[older]) for older in (True, False))
-        rows.append([VARIANTS[variant], f"{context:,}", str(batch), f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.2f}"])
-    print_table(["variant", "context", "batch", "before, tokens/s", "after, tokens/s", "after / before"], 1, rows)
-
-
 def print_grid(paths):
     """The rows as they were measured, and a line for what they say together."""
     table = json.load(open(paths[0]))
@@ -226,7 +210,7 @@ def print_rows(paths):
 
 
 def main(arguments):
-    forms = {"--tokens": print_tokens, "--times": print_times, "--phases": print_phases, "--before": print_before,
+    forms = {"--tokens": print_tokens, "--times": print_times, "--phases": print_phases,
              "--grid": print_grid, "--pick": print_pick, "--costs": print_costs, "--draw": draw_grid}
     forms.get(arguments[0], print_rows)([a for a in arguments if a not in forms])
 

@@ -83,7 +83,7 @@ static void expect_tables(const char *path, const char *mark, int least) {
 }
 
 TEST(test_decoding_has_its_rows) {
-    /* Which to pick, GPU twice, its phases, before and after a change, Arm, x86-64, and what a token costs */
+    /* Which to pick, the grid and its costs, GPU, its phases, Arm, x86-64, and what a token costs */
     expect_tables("docs/results/decoding.md", "`python3 bench/table_decode.py ", 10);
 }
 
