@@ -12,9 +12,9 @@ enum {
     PLAIN_ALONE = 8      /* and for one */
 };
 
-/* The query heads that share a key head, and what they read. */
+/* The lines of a key head, and what they read. */
 typedef struct {
-    int64_t group, width;
+    int64_t lines, width;
     int64_t token_bytes;
     cached_kind kind;
     int64_t ld; /* of a row of scores */
@@ -25,29 +25,37 @@ static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, c
                                           real *s, const int queries, const int keys,
                                           const cached_kind kind) {
     vreal sum[PLAIN_QUERIES][PLAIN_KEYS_MOST];
-    int64_t width = p->width;
+    int64_t width = p->width, i = 0;
+#pragma GCC unroll 4
     for (int h = 0; h < queries; h++)
+#pragma GCC unroll 8
         for (int j = 0; j < keys; j++)
             sum[h][j] = vset(0);
-    int64_t i = 0;
     for (; i + VLEN <= width; i += VLEN) {
         vreal key[PLAIN_KEYS_MOST];
+#pragma GCC unroll 8
         for (int j = 0; j < keys; j++)
             key[j] = load_cached(k + j * p->token_bytes, i, VLEN, kind);
+#pragma GCC unroll 4
         for (int h = 0; h < queries; h++) {
             vreal v = vload(q + h * width + i);
+#pragma GCC unroll 8
             for (int j = 0; j < keys; j++)
                 sum[h][j] = vfma(v, key[j], sum[h][j]);
         }
     }
     if (i < width)
+#pragma GCC unroll 4
         for (int h = 0; h < queries; h++) {
             vreal v = vload_part(q + h * width + i, width - i);
+#pragma GCC unroll 8
             for (int j = 0; j < keys; j++)
                 sum[h][j] =
                     vfma(v, load_cached(k + j * p->token_bytes, i, width - i, kind), sum[h][j]);
         }
+#pragma GCC unroll 4
     for (int h = 0; h < queries; h++)
+#pragma GCC unroll 8
         for (int j = 0; j < keys; j++)
             s[h * p->ld + j] = vsum(sum[h][j]);
 }
@@ -68,9 +76,9 @@ static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q,
 static ALWAYS_INLINE void plain_dot_keys(const plain_shape *p, const real *q, const char *k,
                                          int64_t count, real *s, const cached_kind kind) {
     int64_t h = 0;
-    for (; h + PLAIN_QUERIES <= p->group; h += PLAIN_QUERIES)
+    for (; h + PLAIN_QUERIES <= p->lines; h += PLAIN_QUERIES)
         plain_dot_queries(p, q + h * p->width, k, count, s + h * p->ld, PLAIN_QUERIES, kind);
-    int64_t left = p->group - h;
+    int64_t left = p->lines - h;
     q += h * p->width;
     s += h * p->ld;
     if (left == 3) plain_dot_queries(p, q, k, count, s, 3, kind);
@@ -150,10 +158,10 @@ static ALWAYS_INLINE void plain_add_kind(const plain_shape *p, const real *weigh
                                          const char *from, const float *scale, int64_t count,
                                          real *sums, int64_t step, const cached_kind kind) {
     int64_t h = 0;
-    for (; h + PLAIN_QUERIES <= p->group; h += PLAIN_QUERIES)
+    for (; h + PLAIN_QUERIES <= p->lines; h += PLAIN_QUERIES)
         plain_add_heads(p, weights + h * p->ld, from, scale, count, sums + h * step, step,
                         PLAIN_QUERIES, PLAIN_VECTORS, kind);
-    for (; h < p->group; h++)
+    for (; h < p->lines; h++)
         plain_add_heads(p, weights + h * p->ld, from, scale, count, sums + h * step, step, 1,
                         PLAIN_ALONE, kind);
 }
