@@ -94,13 +94,13 @@ static real square_of(const real *k, int64_t width) {
 }
 
 static real *numbers_of(const block_task *b, int64_t g) {
-    return b->s.n + (g - b->from) * BLOCK;
+    return b->s->n + (g - b->from) * BLOCK;
 }
 
 /* The raw products of a block's keys that are copied, and their n. */
 static void score_copied(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
-    const block_scratch *s = &b->s;
+    const block_scratch *s = b->s;
     int64_t lead = b->first - b->base;
     if (a->attr->rotated) coarse_rotations(a, b->first / BLOCK, s->coarse);
     for (int64_t j = b->first; j < b->end; j++) {
@@ -138,8 +138,8 @@ static void read_numbers(const block_task *b, const page_run *run, int64_t g) {
     if (!a->attr->squares) return;
     for (int64_t t = run->token; t < run->end; t++) {
         float scale = c->kind == CACHED_I8 ? *scale_at(c, run->page, g, t) : 1;
-        widen_stored(c, head_at(c, run->page, g) + t * c->token_bytes, scale, b->s.own);
-        n[t] = square_of(b->s.own, a->dqk);
+        widen_stored(c, head_at(c, run->page, g) + t * c->token_bytes, scale, b->s->own);
+        n[t] = square_of(b->s->own, a->dqk);
     }
 }
 
@@ -188,7 +188,7 @@ static const real *query_at(const attend_run *a, int64_t r, int64_t j, int64_t h
 /* Adds the band's term to the raw products: α ⟨q_j, k_i⟩ for i − j ≤ window. */
 static void add_band(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
-    const block_scratch *s = &b->s;
+    const block_scratch *s = b->s;
     int64_t i = a->places.position[b->row], from = max_i64(b->first, i - a->attr->window);
     if (from >= b->end) return;
     if (a->attr->rotated) coarse_rotations(a, i / BLOCK, s->coarse);
@@ -279,11 +279,11 @@ static void read_scales(const block_task *b, int64_t g) {
     for (int64_t j = b->first; j < b->end;) {
         page_run run = run_at(b, &b->a->values, j, b->end);
         int64_t count = run.end - run.token;
-        memcpy(b->s.scales + run.at + run.token, scale_at(&b->a->values, run.page, g, run.token),
+        memcpy(b->s->scales + run.at + run.token, scale_at(&b->a->values, run.page, g, run.token),
                (size_t)count * sizeof(real));
         j += count;
     }
-    clear_edges(b->s.scales, b->first - b->base, b->end - b->base);
+    clear_edges(b->s->scales, b->first - b->base, b->end - b->base);
 }
 
 static void round_weights(const block_task *b, int64_t g) {
@@ -400,7 +400,12 @@ static void finish_row(const block_task *b, int64_t g) {
 /* Attention of rows over one block of keys, page by page: the scores of all key heads of a page, page after
  * page, then the weights, then the sums of the values in the same order. So memory is read as it lies. What
  * a line's numbers go through depends neither on the heads nor on the rows that are done with it. */
-static void attend(const block_task *b) {
+static void attend(block_task *b) {
+    b->lines = b->all = b->rows * b->a->lines;
+    b->key_way = b->a->key_way[b->lines > 1];
+    b->value_way = b->a->value_way[b->lines > 1];
+    b->first = row_of(b, 0).first;
+    b->end = row_of(b, b->rows - 1).end;
     const attend_way *way = b->key_way->begin ? b->key_way : b->value_way;
     if (way->begin) way->begin();
     score_block(b);
@@ -445,17 +450,17 @@ static void attend_block(void *context, int64_t task, int thread) {
         row++;
     while (first_seen(a, last) >= base + BLOCK)
         last--;
-    block_task b = {.a = a, .row = row, .rows = last + 1 - row, .base = base};
-    b.lines = b.all = b.rows * a->lines;
-    b.key_way = a->key_way[b.lines > 1];
-    b.value_way = a->value_way[b.lines > 1];
-    b.first = row_of(&b, 0).first;
-    b.end = row_of(&b, b.rows - 1).end;
-    cut_scratch(a->attr, a->room, a->scratch + thread * a->thread_bytes, &b.s);
+    block_scratch s;
+    cut_scratch(a->attr, a->room, a->scratch + thread * a->thread_bytes, &s);
+    block_task b = {.a = a, .base = base, .s = &s};
+    int64_t at_once = a->room / (min_i64(a->together, last + 1 - row) * a->lines);
     int64_t end = (part + 1) * a->key_heads / a->parts;
     for (b.from = part * a->key_heads / a->parts; b.from < end; b.from = b.to) {
-        b.to = min_i64(end, b.from + a->room / b.all);
-        attend(&b);
+        b.to = min_i64(end, b.from + at_once);
+        for (b.row = row; b.row <= last; b.row += b.rows) {
+            b.rows = min_i64(a->together, last + 1 - b.row);
+            attend(&b);
+        }
     }
 }
 
@@ -620,13 +625,6 @@ static void lay_out(attend_run *a, weft_exec *x, const weft_node *n) {
     a->thread_bytes = cut_scratch(a->attr, a->room, NULL, &cut);
 }
 
-/* Tasks of a block: one where there are blocks enough for all threads, for then memory is read as it
- * lies. */
-static int64_t share_heads(const attend_run *a, int threads) {
-    int64_t blocks = a->first[a->runs], wanted = threads == 1 ? 1 : 4 * threads;
-    return blocks == 0 ? 1 : min_i64(a->key_heads, ceil_div(wanted, blocks));
-}
-
 /* Whether row r sees what the row before it sees, but for one key more, or fewer of the first. */
 static bool follows(const attend_run *a, int64_t r) {
     const row_places *p = &a->places;
@@ -634,16 +632,29 @@ static bool follows(const attend_run *a, int64_t r) {
            p->position[r] == p->position[r - 1] + 1 && first_seen(a, r) >= first_seen(a, r - 1);
 }
 
-static void find_runs(attend_run *a) {
+/* Runs of at most `most` rows. */
+static void find_runs(attend_run *a, int64_t most) {
     int64_t rows = a->places.rows;
-    a->first[0] = 0;
+    a->first[0] = a->runs = 0;
     for (int64_t r = 0; r < rows; a->runs++) {
         a->run[a->runs] = r++;
-        while (r < rows && r < a->run[a->runs] + a->together && follows(a, r))
+        while (r < rows && r < a->run[a->runs] + most && follows(a, r))
             r++;
         a->run[a->runs + 1] = r;
         a->first[a->runs + 1] = a->first[a->runs] + count_blocks(a, a->run[a->runs], r - 1);
     }
+}
+
+/* Cuts the work into tasks: as many rows together as leave enough for all threads, and all key heads of a
+ * block where that is so, for then memory is read as it lies. */
+static int64_t cut_tasks(attend_run *a, int threads) {
+    int64_t wanted = threads == 1 ? 1 : 4 * threads, most = 2 * BLOCK;
+    do
+        find_runs(a, most /= 2);
+    while (most > 1 && a->first[a->runs] * a->key_heads < wanted);
+    int64_t blocks = a->first[a->runs];
+    a->parts = blocks == 0 ? 1 : min_i64(a->key_heads, ceil_div(wanted, blocks));
+    return blocks * a->parts;
 }
 
 static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
@@ -671,10 +682,8 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
         a.value_way[several] = way_of(n, true, several);
     }
     lay_out(&a, x, n);
-    find_runs(&a);
     weft_pool *pool = weft_exec_pool(x);
-    a.parts = share_heads(&a, weft_pool_size(pool));
-    weft_pool_run(pool, a.first[a.runs] * a.parts, attend_block, &a);
+    weft_pool_run(pool, cut_tasks(&a, weft_pool_size(pool)), attend_block, &a);
     weft_pool_run(pool, a.places.rows * a.heads, join_blocks, &a);
     if (a.scores)
         weft_pool_run(pool, a.places.rows * ceil_div(attr->context, BLOCK), join_weights, &a);

@@ -46,7 +46,7 @@ static void amx_queries(const block_task *b, int64_t g) {
         if (bf16)
             bf16_round_row(q, a->dqk, (uint16_t *)rows + h * a->dqk);
         else
-            b->s.q_scales[line_of(b, g) + h] =
+            b->s->q_scales[line_of(b, g) + h] =
                 i8_round_bytes(q, a->dqk, (int8_t *)rows + h * a->dqk);
     }
     transpose_queries(rows, b->lines, bytes, rounded_queries_of(b, g));
@@ -86,7 +86,7 @@ AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64
     for (int64_t h = 0; h < b->lines; h++) {
         real *row = s + h * BLOCK;
         vreal sum = (vreal)_mm512_cvtepi32_ps(_mm512_loadu_si512(row));
-        vstore(row, sum * (scale * b->s.q_scales[line_of(b, g) + h]));
+        vstore(row, sum * (scale * b->s->q_scales[line_of(b, g) + h]));
     }
 }
 
@@ -109,8 +109,8 @@ static void amx_weights(const block_task *b, int64_t g, int64_t from, int64_t n)
         if (bf16)
             bf16_round_row(p, n, (uint16_t *)to + from);
         else
-            b->s.p_scales[line_of(b, g) + h] =
-                split_weights(p, b->s.scales + from, n, (int8_t *)to + from);
+            b->s->p_scales[line_of(b, g) + h] =
+                split_weights(p, b->s->scales + from, n, (int8_t *)to + from);
     }
 }
 
@@ -186,7 +186,7 @@ AMX_TARGET static ALWAYS_INLINE void add_pages(const block_task *b, const page_r
                                                int64_t g, const bool bf16) {
     const attend_run *a = b->a;
     const int64_t keys = bf16 ? UNIT : I8_UNIT, unit_bytes = a->dv * TILE_STRIDE;
-    char *packed = b->s.packed, *unit = packed;
+    char *packed = b->s->packed, *unit = packed;
     int64_t at[PAGES_TOGETHER]; /* where a unit's weights begin */
     int units = 0;
     for (int r = 0; r < n; r++) {
@@ -226,7 +226,7 @@ static void finish_i8(const block_task *b, int64_t g, int64_t h, real *to) {
     int64_t width = b->a->dv;
     const int32_t *sums =
         (const int32_t *)sums_of(b, g) + 2 * (h / TILE * TILE * width) + h % TILE * TILE;
-    real scale = b->s.p_scales[line_of(b, g) + h];
+    real scale = b->s->p_scales[line_of(b, g) + h];
     for (int64_t i = 0; i < width; i += TILE) {
         const int32_t *high = sums + 2 * i * TILE, *low = high + TILE * TILE;
         for (int c = 0; c < TILE; c++) {

@@ -84,25 +84,14 @@ BF16_TARGET static void bf16_score(const block_task *b, const page_run *run, int
     }
 }
 
-/* sums [lines][columns] += the weighted values of two keys. `p`: the first line's weights of them; where
- * there is no second key, that is zeros. */
-BF16_TARGET static ALWAYS_INLINE void bf16_add_pair(float32x4_t (*sum)[COLUMNS / 4],
-                                                    const uint16_t *first, const uint16_t *second,
-                                                    const uint16_t *p, const int lines,
-                                                    const int columns, const bool both) {
-    bfloat16x8_t pairs[COLUMNS / 4];
+/* Two keys' columns side by side; where there is no second key, zeros. */
+BF16_TARGET static ALWAYS_INLINE void bf16_zip(const uint16_t *first, const uint16_t *second,
+                                               bfloat16x8_t *to, const int columns) {
     for (int v = 0; v < columns / 8; v++) {
-        uint16x8_t a = vld1q_u16(first + 8 * v),
-                   b = both ? vld1q_u16(second + 8 * v) : vdupq_n_u16(0);
-        pairs[2 * v] = vreinterpretq_bf16_u16(vzip1q_u16(a, b));
-        pairs[2 * v + 1] = vreinterpretq_bf16_u16(vzip2q_u16(a, b));
-    }
-    for (int h = 0; h < lines; h++, p += BLOCK) {
-        uint32_t two = *p;
-        if (both) memcpy(&two, p, sizeof two);
-        bfloat16x8_t weight = vreinterpretq_bf16_u32(vdupq_n_u32(two));
-        for (int c = 0; c < columns / 4; c++)
-            sum[h][c] = vbfdotq_f32(sum[h][c], pairs[c], weight);
+        uint16x8_t a = vld1q_u16(first + 8 * v);
+        uint16x8_t b = second ? vld1q_u16(second + 8 * v) : vdupq_n_u16(0);
+        to[2 * v] = vreinterpretq_bf16_u16(vzip1q_u16(a, b));
+        to[2 * v + 1] = vreinterpretq_bf16_u16(vzip2q_u16(a, b));
     }
 }
 
@@ -121,10 +110,34 @@ BF16_TARGET static ALWAYS_INLINE void bf16_add_lines(const block_task *b, const 
         for (const page_run *run = runs; run < runs + n; run++) {
             const uint16_t *v = (const uint16_t *)head_at(&b->a->values, run->page, g) + i;
             const uint16_t *p = weights + run->at;
+            bfloat16x8_t pairs[COLUMNS / 4];
             int64_t j = run->token;
-            for (; j + 2 <= run->end; j += 2)
-                bf16_add_pair(sum, v + j * width, v + (j + 1) * width, p + j, lines, columns, true);
-            if (j < run->end) bf16_add_pair(sum, v + j * width, NULL, p + j, lines, columns, false);
+            for (; j + 8 <= run->end; j += 8) {
+                bfloat16x8_t weight[4];
+                for (int h = 0; h < lines; h++)
+                    weight[h] = bf16_load(p + h * BLOCK + j);
+#define PAIR(m)                                                                                    \
+    bf16_zip(v + (j + 2 * (m)) * width, v + (j + 2 * (m) + 1) * width, pairs, columns);            \
+    for (int h = 0; h < lines; h++)                                                                \
+        for (int c = 0; c < columns / 4; c++)                                                      \
+    sum[h][c] = vbfdotq_laneq_f32(sum[h][c], pairs[c], weight[h], m)
+                PAIR(0);
+                PAIR(1);
+                PAIR(2);
+                PAIR(3);
+#undef PAIR
+            }
+            for (; j < run->end; j += 2) {
+                bool both = j + 1 < run->end;
+                bf16_zip(v + j * width, both ? v + (j + 1) * width : NULL, pairs, columns);
+                for (int h = 0; h < lines; h++) {
+                    uint32_t two = p[h * BLOCK + j];
+                    if (both) memcpy(&two, p + h * BLOCK + j, sizeof two);
+                    bfloat16x8_t weight = vreinterpretq_bf16_u32(vdupq_n_u32(two));
+                    for (int c = 0; c < columns / 4; c++)
+                        sum[h][c] = vbfdotq_f32(sum[h][c], pairs[c], weight);
+                }
+            }
         }
         for (int h = 0; h < lines; h++)
             for (int c = 0; c < columns / 4; c++)
@@ -196,7 +209,7 @@ static ALWAYS_INLINE void i8_word_queries(const block_task *b, int64_t g, const 
             vst1_s8(to + step * i, i8_high(x));
             vst1_s8(to + step * i + low, i8_low(x));
         }
-        b->s.q_scales[line_of(b, g) + h] = most / (real)I8_MOST;
+        b->s->q_scales[line_of(b, g) + h] = most / (real)I8_MOST;
     }
 }
 
@@ -218,7 +231,7 @@ static ALWAYS_INLINE void i8_byte_queries(const block_task *b, int64_t g, const 
         int8_t *at = tiles ? to + h / 2 * 2 * n + h % 2 * 8 : to + h * n;
         for (int64_t i = 0; i < n; i += 8)
             vst1_s8(at + step * i, vmovn_s16(i8_round(from + i, factor)));
-        b->s.q_scales[line_of(b, g) + h] = most / 127;
+        b->s->q_scales[line_of(b, g) + h] = most / 127;
     }
 }
 
@@ -234,7 +247,7 @@ static void i8_tile_queries(const block_task *b, int64_t g) {
 static void i8_weights(const block_task *b, int64_t g, int64_t first, int64_t n) {
     for (int64_t h = 0; h < b->lines; h++) {
         real *p = scores_of(b, g) + h * BLOCK + first;
-        const real *scales = b->s.scales + first;
+        const real *scales = b->s->scales + first;
         int8_t *to = (int8_t *)weights_of(b, g) + 2 * (h * BLOCK + first);
         float32x4_t top = vdupq_n_f32(0);
         for (int64_t i = 0; i < n; i += 4) {
@@ -247,7 +260,7 @@ static void i8_weights(const block_task *b, int64_t g, int64_t first, int64_t n)
             int16x8_t x = i8_round(p + i, factor);
             vst1q_s8(to + 2 * i, vcombine_s8(i8_high(x), i8_low(x)));
         }
-        b->s.p_scales[line_of(b, g) + h] = most / (real)I8_MOST;
+        b->s->p_scales[line_of(b, g) + h] = most / (real)I8_MOST;
     }
 }
 
@@ -301,7 +314,7 @@ SDOT_TARGET static ALWAYS_INLINE void i8_score_page(const block_task *b, const p
     const int8_t *q = (const int8_t *)rounded_queries_of(b, g);
     const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
     const float *scales = scale_at(&b->a->keys, run->page, g, 0);
-    const real *q_scales = b->s.q_scales + line_of(b, g);
+    const real *q_scales = b->s->q_scales + line_of(b, g);
     real *s = scores_of(b, g) + run->at;
     for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
 #define WORDS(h, n)                                                                                \
@@ -392,7 +405,7 @@ static ALWAYS_INLINE int64_t lay_values(const block_task *b, const page_run *run
     const int64_t width = b->a->dv;
     const page_run *last = runs + n - 1;
     int64_t units = ceil_div(last->at + last->end - units_from(runs, how), keys);
-    char *to = b->s.packed;
+    char *to = b->s->packed;
     uint16_t *zeros = (uint16_t *)to + PAGES_TOGETHER * WEFT_PAGE_TOKENS * width;
     if (how == BY_BFMMLA) memset(zeros, 0, (size_t)width * sizeof *zeros);
     for (const page_run *run = runs; run <= last; run++) {
@@ -471,7 +484,7 @@ SDOT_TARGET static void i8_shared_add(const block_task *b, const page_run *runs,
     int64_t width = b->a->dv, eights = lay_values(b, runs, n, g, BY_SDOT);
     const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * units_from(runs, BY_SDOT);
     for (int64_t i = 0; i < width; i += 16) {
-        const int8_t *v = (const int8_t *)b->s.packed + 8 * i * eights;
+        const int8_t *v = (const int8_t *)b->s->packed + 8 * i * eights;
         int32_t *sums = (int32_t *)sums_of(b, g) + 2 * i;
 #define SIXTEEN(h, count)                                                                          \
     i8_add_sixteen(p + 2 * (h)*BLOCK, v, eights, width, sums + 2 * (h)*width, count, false)
@@ -483,7 +496,7 @@ SDOT_TARGET static void i8_shared_add(const block_task *b, const page_run *runs,
 static void i8_finish(const block_task *b, int64_t g, int64_t h, real *to) {
     int64_t width = b->a->dv;
     const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * width;
-    real scale = b->s.p_scales[line_of(b, g) + h];
+    real scale = b->s->p_scales[line_of(b, g) + h];
     for (int64_t i = 0; i < width; i += 4) {
         const int32_t *high = sums + i / 16 * 32 + i % 16;
         int32x4_t sum = vaddq_s32(vshlq_n_s32(vld1q_s32(high), 8), vld1q_s32(high + 16));
@@ -520,7 +533,7 @@ static void bf16_tile_finish(const block_task *b, int64_t g, int64_t h, real *to
 static void i8_tile_finish(const block_task *b, int64_t g, int64_t h, real *to) {
     int64_t width = b->a->dv;
     const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * width;
-    real scale = b->s.p_scales[line_of(b, g) + h];
+    real scale = b->s->p_scales[line_of(b, g) + h];
     for (int64_t i = 0; i < width; i += 4, sums += 8) {
         int64x2_t x = vreinterpretq_s64_s32(vld1q_s32(sums));
         int64x2_t y = vreinterpretq_s64_s32(vld1q_s32(sums + 4));

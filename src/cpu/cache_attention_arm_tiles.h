@@ -72,7 +72,7 @@ TILE_TARGET static ALWAYS_INLINE void TILE(score_page)(const block_task *b, cons
     const uint8_t *q = (const uint8_t *)rounded_queries_of(b, g);
     const uint8_t *k = (const uint8_t *)head_at(c, run->page, g);
     const float *scales = scale_at(c, run->page, g, 0);
-    const real *q_scales = b->s.q_scales + line_of(b, g);
+    const real *q_scales = b->s->q_scales + line_of(b, g);
     real *s = scores_of(b, g) + run->at;
     for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
 #define FOUR(t, n)                                                                                 \
@@ -125,7 +125,7 @@ TILE_TARGET static void TILE(add)(const block_task *b, const page_run *runs, int
     int64_t count = TILE_BF16 ? b->lines / 2 : b->lines, step = key * BLOCK, room = key * width;
     const char *p = weights_of(b, g) + key * units_from(runs, how);
     for (int64_t i = 0; i < width; i += 8) {
-        const char *v = (const char *)b->s.packed + 8 * i * units;
+        const char *v = (const char *)b->s->packed + 8 * i * units;
         real *sums = (real *)sums_of(b, g) + 2 * i;
 #define EIGHT(t, n) TILE(add_eight)(p + (t)*step, step, v, units, sums + (t)*room, room, n)
         EACH_TILES(count, 6, EIGHT);

@@ -1,5 +1,5 @@
-/* What a run of attention over pages works on, the scratch of a thread, and a task: rows of one sequence
- * whose positions follow each other, one block of keys, some key heads. Scores and weights of a block stand
+/* What a run of attention over pages works on, the scratch of a thread, and what is attended at once: rows
+ * of one sequence whose positions follow each other, one block of keys, some key heads. Scores and weights of a block stand
  * where their keys stand in it, from `first - base` on.
  *
  * A line is the query of one head of a row. The lines of a key head are its query heads of the first row, of
@@ -11,7 +11,7 @@
 
 enum {
     BLOCK = WEFT_KEY_BLOCK,
-    LINES = 32,         /* of a key head in a task, unless one row has more */
+    LINES = 32,         /* of a key head at once, unless one row has more */
     PAGES_TOGETHER = 4, /* whose values are summed before the next, for lines that share them */
 #if defined(__AVX2__)
     NARROW_EDGE = 64, /* weights are rounded in multiples of this */
@@ -70,7 +70,7 @@ typedef struct {
     const attend_way *key_way[2], *value_way[2]; /* of one line, and of more */
     int64_t heads, group, key_heads, dqk, dv;
     int64_t lines;     /* of a row and key head */
-    int64_t together;  /* rows of a task, at most */
+    int64_t together;  /* rows that are attended at once, at most */
     int64_t room;      /* lines of a thread's scratch, of all key heads */
     int64_t q_columns; /* of a row of q */
     const real *q;     /* real: the tensor's own, or widened */
@@ -80,7 +80,7 @@ typedef struct {
     int64_t blocks;             /* most of a row */
     int64_t parts;              /* tasks that share a block's key heads */
     const int32_t *documents;   /* [R]: a row's document begins there; NULL: with the sequence */
-    int64_t runs;               /* of rows that go together: */
+    int64_t runs;               /* of rows that are in a task: */
     int64_t *run;               /* [runs + 1]: the first row of each, */
     int64_t *first;             /* [runs + 1]: and its first block */
     real *partial;              /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
@@ -107,7 +107,7 @@ typedef struct {
     real *sums;     /* [lines, 2 dv]: sums of values, as their way lays them out */
 } block_scratch;
 
-/* A task: rows [row, row + rows), keys [first, end) of the block that begins at `base`, and key heads
+/* Of a task, what is attended at once: rows [row, row + rows), keys [first, end) of the block that begins at `base`, and key heads
  * [from, to). */
 struct block_task {
     const attend_run *a;
@@ -115,7 +115,7 @@ struct block_task {
     int64_t row, rows;
     int64_t line, lines, all; /* the rows' lines, of all that the scratch has of a key head */
     int64_t base, first, end, from, to;
-    block_scratch s;
+    const block_scratch *s;
 };
 
 static inline bool copies_keys(const weft_cache_attention_attr *attr) {
@@ -182,21 +182,21 @@ static inline int64_t line_of(const block_task *b, int64_t g) {
 }
 
 static inline real *queries_of(const block_task *b, int64_t g) {
-    return b->s.q + line_of(b, g) * b->a->dqk;
+    return b->s->q + line_of(b, g) * b->a->dqk;
 }
 
 static inline real *scores_of(const block_task *b, int64_t g) {
-    return b->s.scores + line_of(b, g) * BLOCK;
+    return b->s->scores + line_of(b, g) * BLOCK;
 }
 
 static inline char *weights_of(const block_task *b, int64_t g) {
-    return b->s.weights + 2 * line_of(b, g) * BLOCK;
+    return b->s->weights + 2 * line_of(b, g) * BLOCK;
 }
 
 static inline char *rounded_queries_of(const block_task *b, int64_t g) {
-    return b->s.queries + 2 * line_of(b, g) * b->a->dqk;
+    return b->s->queries + 2 * line_of(b, g) * b->a->dqk;
 }
 
 static inline void *sums_of(const block_task *b, int64_t g) {
-    return b->s.sums + 2 * line_of(b, g) * b->a->dv;
+    return b->s->sums + 2 * line_of(b, g) * b->a->dv;
 }

@@ -160,7 +160,7 @@ static void i8_queries(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     int16_t *to = (int16_t *)rounded_queries_of(b, g);
     for (int64_t h = 0; h < b->lines; h++, to += a->dqk) {
-        b->s.q_scales[line_of(b, g) + h] =
+        b->s->q_scales[line_of(b, g) + h] =
             i8_round_words(queries_of(b, g) + h * a->dqk, a->dqk, to);
         if (b->lines > 1) swap_middles(to, a->dqk);
     }
@@ -175,15 +175,15 @@ static real i8_round_weights(real *p, const real *scales, int64_t n, int16_t *to
 
 static void i8_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
     for (int64_t h = 0; h < b->lines; h++)
-        b->s.p_scales[line_of(b, g) + h] =
-            i8_round_weights(scores_of(b, g) + h * BLOCK + from, b->s.scales + from, n,
+        b->s->p_scales[line_of(b, g) + h] =
+            i8_round_weights(scores_of(b, g) + h * BLOCK + from, b->s->scales + from, n,
                              (int16_t *)weights_of(b, g) + h * BLOCK + from);
 }
 
 static void i8_finish(const block_task *b, int64_t g, int64_t h, real *to) {
     const attend_run *a = b->a;
     const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * a->dv;
-    real scale = b->s.p_scales[line_of(b, g) + h], part[2 * NARROW_STEP];
+    real scale = b->s->p_scales[line_of(b, g) + h], part[2 * NARROW_STEP];
     for (int64_t i = 0; i < a->dv; i += 2 * NARROW_STEP) {
         for (int c = 0; c < 2 * NARROW_STEP; c++)
             part[c] = (real)sums[i + c] * scale;

@@ -12,7 +12,7 @@ BYTES_TARGET static void BYTES(score_alone)(const block_task *b, const page_run 
     const int16_t *q = (const int16_t *)rounded_queries_of(b, g);
     const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
     const float *scales = scale_at(&b->a->keys, run->page, g, 0);
-    real q_scale = b->s.q_scales[line_of(b, g)];
+    real q_scale = b->s->q_scales[line_of(b, g)];
     for (int64_t j = run->token & ~3; j < run->end; j += 4) {
         const int8_t *key = k + j * width;
         vsums sum[4] = {{0}, {0}, {0}, {0}};
@@ -129,7 +129,7 @@ static void BYTES(shared_score)(const block_task *b, const page_run *run, int64_
         BYTES(sum)(&p);
         for (int64_t h = 0; h < p.heads; h++) {
             real *to = scores_of(b, g) + (first + h) * BLOCK + run->at;
-            real scale = b->s.q_scales[line_of(b, g) + first + h];
+            real scale = b->s->q_scales[line_of(b, g) + first + h];
             for (int64_t j = 0; j < WEFT_PAGE_TOKENS; j += VLEN) {
                 vsums sum = load_sums(sums + h * WEFT_PAGE_TOKENS + j);
                 vstore(to + j, __builtin_convertvector(sum, vreal) * (vload(scales + j) * scale));
@@ -142,7 +142,7 @@ static void BYTES(shared_score)(const block_task *b, const page_run *run, int64_
 static void BYTES(shared_add)(const block_task *b, const page_run *runs, int n, int64_t g) {
     const attend_run *a = b->a;
     const int64_t page_steps = WEFT_PAGE_TOKENS / 2, steps = n * page_steps;
-    char *packed = b->s.packed;
+    char *packed = b->s->packed;
     for (int r = 0; r < n; r++)
         pack_pairs((const int8_t *)head_at(&a->values, runs[r].page, g), a->dv, steps,
                    packed + r * page_steps * 2 * VBYTES);

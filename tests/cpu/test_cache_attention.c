@@ -258,7 +258,7 @@ static int64_t draw_below(int64_t draw, const char *what, int64_t n) {
     return (int64_t)(case_unit(2, what, draw) * (double)n);
 }
 
-/* Rows of two sequences, which follow each other but for an empty one between them. The last token of each
+/* Rows of two sequences, with an empty one between them or the second's positions behind the first's. The last token of each
  * sequence is not a number: only its own row may know of it. */
 static void check_rows(int64_t draw) {
     form f = forms[draw_below(draw, "form", sizeof forms / sizeof forms[0])];
@@ -271,6 +271,7 @@ static void check_rows(int64_t draw) {
     for (int64_t i = 0; i < 2; i++) {
         positions[i] = (int32_t)draw_below(2 * draw + i, "position", MOST);
         count[i] = 1 + draw_below(2 * draw + i, "rows", i == 0 ? f.rows : 6);
+        if (i == 1 && draw % 4 == 0) positions[1] = (int32_t)(positions[0] + count[1]) % MOST;
         if (count[i] > positions[i] + 1) count[i] = positions[i] + 1;
     }
     weft_cache_part key = {f.key_heads, f.dqk, dtype, false},
@@ -281,7 +282,7 @@ static void check_rows(int64_t draw) {
             at[rows] = positions[i] - (int32_t)r;
             slots[rows] = (int32_t)i;
         }
-        if (i == 0) at[rows] = 0, slots[rows++] = -1;
+        if (i == 0 && draw % 4) at[rows] = 0, slots[rows++] = -1;
         int64_t t = positions[i];
         char *page = values.pages + page_of(i, t) * weft_cache_page_bytes(&value);
         for (int64_t h = 0; h < f.key_heads; h++) {
