@@ -5,11 +5,15 @@
 #include "cpu/cache_attention_task.h"
 
 enum {
-    PLAIN_KEYS = 4,      /* keys whose products are made side by side for several query heads, */
+    PLAIN_KEYS = 4,      /* keys whose products are made side by side for several lines, */
     PLAIN_KEYS_MOST = 8, /* and for one */
-    PLAIN_QUERIES = 4,   /* query heads of one pass over keys or values */
-    PLAIN_VECTORS = 4,   /* vectors of a value's columns for several heads, */
-    PLAIN_ALONE = 8      /* and for one */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    PLAIN_QUERIES = 3, /* lines of one pass over keys or values: what sixteen registers hold, */
+#else
+    PLAIN_QUERIES = 4, /* or 32 */
+#endif
+    PLAIN_VECTORS = 4, /* vectors of a value's columns for several lines, */
+    PLAIN_ALONE = 8    /* and for one */
 };
 
 /* The lines of a key head, and what they read. */
@@ -50,18 +54,17 @@ static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, c
 #pragma GCC unroll 8
         for (int j = 0; j < keys; j++)
             sum[h][j] = vset(0);
-#pragma GCC unroll 2
     for (; i + VLEN <= width; i += VLEN) {
-        vreal key[PLAIN_KEYS_MOST];
-#pragma GCC unroll 8
-        for (int j = 0; j < keys; j++)
-            key[j] = load_cached(k + j * p->token_bytes, i, VLEN, kind);
+        vreal v[PLAIN_QUERIES];
 #pragma GCC unroll 4
-        for (int h = 0; h < queries; h++) {
-            vreal v = vload(q + h * width + i);
+        for (int h = 0; h < queries; h++)
+            v[h] = vload(q + h * width + i);
 #pragma GCC unroll 8
-            for (int j = 0; j < keys; j++)
-                sum[h][j] = vfma(v, key[j], sum[h][j]);
+        for (int j = 0; j < keys; j++) {
+            vreal key = load_cached(k + j * p->token_bytes, i, VLEN, kind);
+#pragma GCC unroll 4
+            for (int h = 0; h < queries; h++)
+                sum[h][j] = vfma(v[h], key, sum[h][j]);
         }
     }
     if (i < width)
