@@ -44,44 +44,14 @@ BF16_TARGET static void bf16_round_row(const real *from, int64_t n, uint16_t *to
         vst1_u16(to + i, bf16_round(from + i));
 }
 
-static void bf16_queries(const block_task *b, int64_t g) {
-    bf16_round_row(queries_of(b, g), b->lines * b->a->dqk, (uint16_t *)rounded_queries_of(b, g));
+BF16_TARGET static ALWAYS_INLINE vreal bf16_dot(vreal sum, bfloat16x8_t a, bfloat16x8_t b) {
+    return (vreal)vbfdotq_f32((float32x4_t)sum, a, b);
 }
 
-static void bf16_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    bf16_round_row(scores_of(b, g) + from, n, (uint16_t *)weights_of(b, g) + from);
-}
-
-/* The scores of `lines` lines and four keys. */
-BF16_TARGET static ALWAYS_INLINE void bf16_score_four(const uint16_t *q, const uint16_t *key,
-                                                      int64_t width, real *s, const int lines) {
-    float32x4_t sum[4][4] = {0};
-    for (int64_t i = 0; i < width; i += COLUMNS)
-        for (int64_t c = i; c < i + COLUMNS; c += 8) {
-            bfloat16x8_t k[4];
-            for (int m = 0; m < 4; m++)
-                k[m] = bf16_load(key + m * width + c);
-            for (int h = 0; h < lines; h++) {
-                bfloat16x8_t v = bf16_load(q + h * width + c);
-                for (int m = 0; m < 4; m++)
-                    sum[h][m] = vbfdotq_f32(sum[h][m], v, k[m]);
-            }
-        }
-    for (int h = 0; h < lines; h++)
-        vst1q_f32(s + h * BLOCK,
-                  vpaddq_f32(vpaddq_f32(sum[h][0], sum[h][1]), vpaddq_f32(sum[h][2], sum[h][3])));
-}
-
-BF16_TARGET static void bf16_score(const block_task *b, const page_run *run, int64_t g) {
-    int64_t width = b->a->dqk;
-    const uint16_t *q = (const uint16_t *)rounded_queries_of(b, g);
-    const uint16_t *k = (const uint16_t *)head_at(&b->a->keys, run->page, g);
-    real *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
-#define FOUR(h, n) bf16_score_four(q + (h)*width, k + j * width, width, s + (h)*BLOCK + j, n)
-        EACH_TILES(b->lines, 4, FOUR);
-#undef FOUR
-    }
+/* The sums of four vectors. */
+static ALWAYS_INLINE void bf16_four(const vreal *s, real *to) {
+    vst1q_f32(to, vpaddq_f32(vpaddq_f32((float32x4_t)s[0], (float32x4_t)s[1]),
+                             vpaddq_f32((float32x4_t)s[2], (float32x4_t)s[3])));
 }
 
 /* Two keys' columns side by side; where there is no second key, zeros. */
@@ -98,7 +68,8 @@ BF16_TARGET static ALWAYS_INLINE void bf16_zip(const uint16_t *first, const uint
 /* sums [lines][width], rows 2 width apart: some columns of pages that follow each other. */
 BF16_TARGET static ALWAYS_INLINE void bf16_add_lines(const block_task *b, const page_run *runs,
                                                      int n, int64_t g, int64_t line,
-                                                     const int lines, const int columns) {
+                                                     const int lines) {
+    const int columns = lines == 4 ? COLUMNS / 2 : COLUMNS;
     int64_t width = b->a->dv;
     const uint16_t *weights = (const uint16_t *)weights_of(b, g) + line * BLOCK;
     for (int64_t i = 0; i < width; i += columns) {
@@ -145,14 +116,9 @@ BF16_TARGET static ALWAYS_INLINE void bf16_add_lines(const block_task *b, const 
     }
 }
 
-BF16_TARGET static void bf16_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-#define SOME(h, count) bf16_add_lines(b, runs, n, g, h, count, (count) == 4 ? COLUMNS / 2 : COLUMNS)
-    EACH_TILES(b->lines, 4, SOME);
-#undef SOME
-}
+enum { BF16_COLUMNS = 8 };
 
-static const attend_way bf16_alone = {
-    .queries = bf16_queries, .score = bf16_score, .weights = bf16_weights, .add = bf16_add};
+#include "cpu/cache_attention_bf16.h"
 
 /* Two rows of n numbers, a multiple of four, as tiles: [n / 4][2][4]. */
 BF16_TARGET static void bf16_round_two(const real *from, int64_t ld, int64_t n, uint16_t *to) {

@@ -296,51 +296,13 @@ BF16_TARGET static void bf16_round_row(const real *from, int64_t n, uint16_t *to
 }
 
 /* The sums of four vectors. */
-static ALWAYS_INLINE __m128 bf16_four(const vreal *s) {
+static ALWAYS_INLINE void bf16_four(const vreal *s, real *to) {
     __m256 half[4];
     for (int i = 0; i < 4; i++)
         half[i] = VEIGHT(_mm256_add_ps, s[i]);
     __m256 four =
         _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
-    return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
-}
-
-static void bf16_queries(const block_task *b, int64_t g) {
-    bf16_round_row(queries_of(b, g), b->lines * b->a->dqk, (uint16_t *)rounded_queries_of(b, g));
-}
-
-static void bf16_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    bf16_round_row(scores_of(b, g) + from, n, (uint16_t *)weights_of(b, g) + from);
-}
-
-/* The scores of `lines` lines and four keys. */
-BF16_TARGET static ALWAYS_INLINE void bf16_score_four(const uint16_t *q, const uint16_t *key,
-                                                      int64_t width, real *s, const int lines) {
-    vreal sum[4][4] = {0};
-    for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
-        vshort k[4];
-        for (int m = 0; m < 4; m++)
-            k[m] = bf16_load(key + m * width + i);
-        for (int h = 0; h < lines; h++) {
-            vshort v = bf16_load(q + h * width + i);
-            for (int m = 0; m < 4; m++)
-                sum[h][m] = bf16_dot(sum[h][m], v, k[m]);
-        }
-    }
-    for (int h = 0; h < lines; h++)
-        _mm_storeu_ps(s + h * BLOCK, bf16_four(sum[h]));
-}
-
-BF16_TARGET static void bf16_score(const block_task *b, const page_run *run, int64_t g) {
-    int64_t width = b->a->dqk;
-    const uint16_t *q = (const uint16_t *)rounded_queries_of(b, g);
-    const uint16_t *k = (const uint16_t *)head_at(&b->a->keys, run->page, g);
-    real *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
-#define FOUR(h, n) bf16_score_four(q + (h)*width, k + j * width, width, s + (h)*BLOCK + j, n)
-        EACH_TILES(b->lines, 4, FOUR);
-#undef FOUR
-    }
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));
 }
 
 /* Sixteen sums and the next sixteen: to fours of every eight, and back. */
@@ -393,16 +355,10 @@ BF16_TARGET static ALWAYS_INLINE void bf16_add_lines(const block_task *b, const 
     }
 }
 
-BF16_TARGET static void bf16_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-#define SOME(h, count) bf16_add_lines(b, runs, n, g, h, count)
-    EACH_TILES(b->lines, 4, SOME);
-#undef SOME
-}
-
-static const attend_way bf16_alone = {
-    .queries = bf16_queries, .score = bf16_score, .weights = bf16_weights, .add = bf16_add};
+enum { BF16_COLUMNS = 2 * NARROW_STEP };
 
 #include "cpu/cache_attention_amx.h"
+#include "cpu/cache_attention_bf16.h"
 
 #endif
 
