@@ -100,7 +100,7 @@ TILE_TARGET static void TILE(word_score)(const block_task *b, const page_run *ru
 TILE_TARGET static ALWAYS_INLINE void TILE(add_eight)(const char *p, int64_t step, const char *v,
                                                       int64_t units, real *sums, int64_t room,
                                                       const int count) {
-    TILE(sums) sum[6][4];
+    TILE(sums) sum[4][4];
     for (int t = 0; t < count; t++)
         for (int c = 0; c < 4; c++)
             sum[t][c] = TILE_LOAD(sums + t * room + 4 * c);
@@ -128,7 +128,7 @@ TILE_TARGET static void TILE(add)(const block_task *b, const page_run *runs, int
         const char *v = (const char *)b->s->packed + 8 * i * units;
         real *sums = (real *)sums_of(b, g) + 2 * i;
 #define EIGHT(t, n) TILE(add_eight)(p + (t)*step, step, v, units, sums + (t)*room, room, n)
-        EACH_TILES(count, 6, EIGHT);
+        EACH_TILES(count, 4, EIGHT);
 #undef EIGHT
     }
 }
