@@ -1,11 +1,12 @@
 /* Attention of one query for each row over the pages of its sequence (FlashDecoding's split of the
  * keys, with the splits at fixed positions).
  *
- * A task is one row, one block of WEFT_KEY_BLOCK keys and all key heads, or some where there are few
- * blocks, with the query heads that share them: their scores, the largest of them, the sum of the
- * exponentials and the weighted sum of the values (`attend`). A row's blocks are joined afterwards in their
- * order. Where a block begins follows from the position alone, so a row's bits depend neither on the batch
- * nor on the threads.
+ * A task is rows of one sequence whose positions follow each other, one block of WEFT_KEY_BLOCK keys and all
+ * key heads, or some where there are few blocks, with the query heads that share them: their scores, the
+ * largest of them, the sum of the exponentials and the weighted sum of the values (`attend`). What is read
+ * of a key serves all rows of a prompt, or of a draft, that see it. A row's blocks are joined afterwards in
+ * their order. Where a block begins follows from the position alone, and no sum crosses rows, so a row's
+ * bits depend neither on the rows beside it nor on the threads.
  *
  * Keys and values of a narrow type go by the instructions made for it, where the processor has them
  * (cache_attention_arm.h, cache_attention_x86.h), others by plain vector code. Keys that are stored as a
@@ -15,204 +16,18 @@
 
 #include "cpu/attention_exp.h"
 #include "cpu/bytes.h"
-#include "cpu/cache_attention_plain.h"
-#include "cpu/cache_attention_task.h"
+#include "cpu/cache_attention_scores.h"
 
 #if BYTES_ARM
 #include "cpu/cache_attention_arm.h"
 #elif BYTES_X86
 #include "cpu/cache_attention_x86.h"
 #else
-static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) {
-    (void)part, (void)group;
+static const attend_way *narrow_way(const weft_cache_part *part, int64_t group, bool several) {
+    (void)part, (void)group, (void)several;
     return NULL;
 }
 #endif
-
-#define LOG2E 1.4426950408889634074
-
-/* A stored vector as reals. */
-static void widen_stored(const cached_pages *c, const char *from, float scale, real *to) {
-    int64_t width = c->part.width;
-    for (int64_t i = 0; i < width; i++)
-        to[i] = c->kind == CACHED_REAL   ? ((const real *)from)[i]
-                : c->kind == CACHED_BF16 ? (real)weft_bf16_to_float(((const uint16_t *)from)[i])
-                                         : (real)scale * (real)((const int8_t *)from)[i];
-}
-
-static void rotate_key(const attend_run *a, const real *coarse, int64_t distance, real *k) {
-    int64_t half = a->attr->rotated / 2;
-    const real *near = a->rotations + distance * 2 * half;
-    for (int64_t i = 0; i < half; i++) {
-        real c = coarse[i] * near[i] - coarse[half + i] * near[half + i];
-        real s = coarse[half + i] * near[i] + coarse[i] * near[half + i];
-        real x = k[i], y = k[half + i];
-        k[i] = x * c - y * s;
-        k[half + i] = y * c + x * s;
-    }
-}
-
-static void make_deviations(const attend_run *a, real *k) {
-    int64_t half = a->dqk / 2;
-    real *rho = k + half;
-    for (int64_t i = 0; i < half; i += VLEN) {
-        int64_t n = min_i64(VLEN, half - i);
-        vstore_n(rho + i, vsoftplus(vload_n(rho + i, n)), n);
-    }
-}
-
-/* One key of key head g as scores see it. */
-static void read_key(const attend_run *a, int64_t r, int64_t g, int64_t j, const real *coarse,
-                     real *to) {
-    char *page = page_at(&a->keys, &a->places, r, j);
-    int64_t token = j % WEFT_PAGE_TOKENS;
-    float scale = a->keys.kind == CACHED_I8 ? *scale_at(&a->keys, page, g, token) : 1;
-    widen_stored(&a->keys, head_at(&a->keys, page, g) + token * a->keys.token_bytes, scale, to);
-    if (a->attr->rotated) rotate_key(a, coarse, j % BLOCK, to);
-    if (a->attr->gaussian) make_deviations(a, to);
-}
-
-static void coarse_rotations(const attend_run *a, int64_t block, real *coarse) {
-    const weft_rope_law *law = &a->attr->law;
-    int64_t half = a->attr->rotated / 2;
-    for (int64_t i = 0; i < half; i++) {
-        double angle = (double)(block * BLOCK) * weft_rope_rate(law, i, a->attr->rotated);
-        coarse[i] = (real)(law->amplitude * cos(angle));
-        coarse[half + i] = (real)(law->amplitude * sin(angle));
-    }
-}
-
-static real square_of(const real *k, int64_t width) {
-    vreal sum = {0};
-    for (int64_t i = 0; i < width; i += VLEN) {
-        int64_t n = min_i64(VLEN, width - i);
-        vreal v = vload_n(k + i, n);
-        sum = vfma(v, v, sum);
-    }
-    return vsum(sum);
-}
-
-/* The raw products of a block's keys that are copied, and their n. */
-static void score_copied(const block_task *b, int64_t g) {
-    const attend_run *a = b->a;
-    const block_scratch *s = &b->s;
-    int64_t lead = b->first - b->base;
-    if (a->attr->rotated) coarse_rotations(a, b->first / BLOCK, s->coarse);
-    for (int64_t j = b->first; j < b->end; j++) {
-        real *to = s->copy + (j - b->first) * a->dqk;
-        read_key(a, b->row, g, j, s->coarse, to);
-        if (a->attr->squares) s->n[g * BLOCK + j - b->base] = square_of(to, a->dqk);
-    }
-    plain_shape shape = {a->group, a->dqk, a->dqk * (int64_t)sizeof(real), CACHED_REAL, BLOCK};
-    plain_score(&shape, queries_of(b, g), (const char *)s->copy, b->end - b->first,
-                scores_of(b, g) + lead);
-}
-
-static void score_plain(const block_task *b, const page_run *run, int64_t g) {
-    const attend_run *a = b->a;
-    const cached_pages *c = &a->keys;
-    plain_shape shape = {a->group, a->dqk, c->token_bytes, c->kind, BLOCK};
-    real *s = scores_of(b, g) + run->at;
-    plain_score(&shape, queries_of(b, g), head_at(c, run->page, g) + run->token * c->token_bytes,
-                run->end - run->token, s + run->token);
-    if (c->kind != CACHED_I8) return;
-    const float *scale = scale_at(c, run->page, g, 0);
-    for (int64_t h = 0; h < a->group; h++)
-        for (int64_t t = run->token; t < run->end; t++)
-            s[h * BLOCK + t] *= (real)scale[t];
-}
-
-/* The n of a page's keys. */
-static void read_numbers(const block_task *b, const page_run *run, int64_t g) {
-    const attend_run *a = b->a;
-    const cached_pages *c = &a->keys;
-    real *n = b->s.n + g * BLOCK + run->at;
-    if (c->part.number)
-        memcpy(n + run->token, number_at(c, run->page, g, run->token),
-               (size_t)(run->end - run->token) * sizeof(real));
-    if (!a->attr->squares) return;
-    for (int64_t t = run->token; t < run->end; t++) {
-        float scale = c->kind == CACHED_I8 ? *scale_at(c, run->page, g, t) : 1;
-        widen_stored(c, head_at(c, run->page, g) + t * c->token_bytes, scale, b->s.own);
-        n[t] = square_of(b->s.own, a->dqk);
-    }
-}
-
-static void score_block(const block_task *b) {
-    const attend_run *a = b->a;
-    if (copies_keys(a->attr)) {
-        for (int64_t g = b->from; g < b->to; g++)
-            score_copied(b, g);
-        return;
-    }
-    for (int64_t g = b->from; a->key_way->queries && g < b->to; g++)
-        a->key_way->queries(b, g);
-    for (int64_t j = b->first; j < b->end;) {
-        page_run run = run_at(b, &a->keys, j);
-        for (int64_t g = b->from; g < b->to; g++) {
-            a->key_way->score(b, &run, g);
-            read_numbers(b, &run, g);
-        }
-        j += run.end - run.token;
-    }
-}
-
-/* The query of position j ≤ the row's own: of this run, or one of the last before it. */
-static const real *query_at(const attend_run *a, int64_t r, int64_t j, int64_t head) {
-    const row_places *p = &a->places;
-    int64_t back = p->position[r] - j;
-    if (r - back >= 0 && p->slot[r - back] == p->slot[r] && p->position[r - back] == j)
-        return a->q + (r - back) * a->q_columns + head * a->dqk;
-    int64_t window = a->attr->window;
-    return a->query_cache + ((p->slot[r] * window + j % window) * a->heads + head) * a->dqk;
-}
-
-/* Adds the band's term to the raw products: α ⟨q_j, k_i⟩ for i − j ≤ window. */
-static void add_band(const block_task *b, int64_t g) {
-    const attend_run *a = b->a;
-    const block_scratch *s = &b->s;
-    int64_t i = b->position, from = max_i64(b->first, i - a->attr->window);
-    if (from >= b->end) return;
-    if (a->attr->rotated) coarse_rotations(a, i / BLOCK, s->coarse);
-    read_key(a, b->row, g, i, s->coarse, s->own);
-    for (int64_t h = 0; h < a->group; h++)
-        for (int64_t j = from; j < b->end; j++) {
-            const real *q = query_at(a, b->row, j, g * a->group + h);
-            vreal sum = {0};
-            for (int64_t d = 0; d < a->dqk; d += VLEN) {
-                int64_t n = min_i64(VLEN, a->dqk - d);
-                sum = vfma(vload_n(q + d, n), vload_n(s->own + d, n), sum);
-            }
-            scores_of(b, g)[h * BLOCK + j - b->base] += (real)a->attr->band_alpha * vsum(sum);
-        }
-}
-
-/* From raw products to scores, in powers of two. */
-static void finish_scores(const attend_run *a, int64_t i, int64_t head, int64_t first,
-                          int64_t count, real *s, const real *n) {
-    const weft_cache_attention_attr *attr = a->attr;
-    real scale = (real)a->scale[head], beta = (real)a->beta[head];
-    bool number = attr->key.number || attr->squares;
-    if (number)
-        for (int64_t j = 0; j < count; j++)
-            s[j] = s[j] * scale + n[j] * beta;
-    else
-        for (int64_t j = 0; j < count; j++)
-            s[j] *= scale;
-    if (attr->pos == WEFT_POS_ALIBI) {
-        real slope = (real)(weft_alibi_slope(head, a->heads) * LOG2E);
-        for (int64_t j = 0; j < count; j++)
-            s[j] -= slope * (real)(i - first - j);
-    }
-    if (attr->pos == WEFT_POS_RELATIVE)
-        for (int64_t j = 0; j < count; j++)
-            s[j] += a->rel[i - first - j] * (real)LOG2E;
-    vreal slope;
-    for (int64_t j = 0; attr->softcap > 0 && j < count; j += VLEN) {
-        int64_t part = min_i64(VLEN, count - j);
-        vstore_n(s + j, vsoftcap(vload_n(s + j, part), LOG2_E * (real)attr->softcap, &slope), part);
-    }
-}
 
 static real largest_of(const real *s, int64_t count) {
     vreal most[4];
@@ -259,90 +74,160 @@ static inline void clear_edges(real *x, int64_t lead, int64_t end) {
 
 static void read_scales(const block_task *b, int64_t g) {
     for (int64_t j = b->first; j < b->end;) {
-        page_run run = run_at(b, &b->a->values, j);
+        page_run run = run_at(b, &b->a->values, j, b->end);
         int64_t count = run.end - run.token;
-        memcpy(b->s.scales + run.at + run.token, scale_at(&b->a->values, run.page, g, run.token),
+        memcpy(b->s->scales + run.at + run.token, scale_at(&b->a->values, run.page, g, run.token),
                (size_t)count * sizeof(real));
         j += count;
     }
-    clear_edges(b->s.scales, b->first - b->base, b->end - b->base);
+    clear_edges(b->s->scales, b->first - b->base, b->end - b->base);
 }
 
 static void round_weights(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     int64_t lead = b->first - b->base, end = b->end - b->base, from = lead & -NARROW_EDGE;
-    for (int64_t h = 0; h < a->group; h++)
+    for (int64_t h = 0; h < b->lines; h++)
         clear_edges(scores_of(b, g) + h * BLOCK, lead, end);
     if (a->values.kind == CACHED_I8) read_scales(b, g);
-    a->value_way->weights(b, g, from, ceil_div(end - from, NARROW_EDGE) * NARROW_EDGE);
+    b->value_way->weights(b, g, from, ceil_div(end - from, NARROW_EDGE) * NARROW_EDGE);
 }
 
-/* Raw products of a group to weights, and what joins the blocks: the largest score and the sum. */
-static void softmax_head(const block_task *b, int64_t g) {
+/* What a block leaves of the first head of a row and key head g; the next head's is `out_step` behind. */
+static int64_t out_step(const attend_run *a) {
+    return a->blocks * (a->dv + 2);
+}
+
+static real *out_of(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
-    int64_t lead = b->first - b->base, count = b->end - b->first;
+    int64_t block = b->base / BLOCK - first_seen(a, b->row) / BLOCK;
+    return a->partial + (b->row * a->heads + g * a->group) * out_step(a) + block * (a->dv + 2);
+}
+
+/* Raw products of a row's group to weights, and what joins the blocks: the largest score and the sum. */
+static void softmax_row(const block_task *b, int64_t g) {
+    const attend_run *a = b->a;
+    int64_t lead = b->first - b->base, count = b->end - b->first, i = a->places.position[b->row];
     if (a->attr->band) add_band(b, g);
     for (int64_t h = 0; h < a->group; h++) {
         int64_t head = g * a->group + h, seen = b->first - first_seen(a, b->row);
         real *row = scores_of(b, g) + h * BLOCK + lead, *out = out_of(b, g) + h * out_step(a);
-        finish_scores(a, b->position, head, b->first, count, row, b->s.n + g * BLOCK + lead);
+        finish_scores(a, i, head, b->first, count, row, numbers_of(b, g) + lead);
         if (a->scores)
             memcpy(a->scores + (b->row * a->heads + head) * a->attr->context + seen, row,
                    (size_t)count * sizeof(real));
         exponentials(row, count, out + a->dv, out + a->dv + 1);
     }
-    if (a->value_way->weights) round_weights(b, g);
+    if (b->value_way->weights) round_weights(b, g);
 }
 
 static void add_plain(const block_task *b, const page_run *runs, int n, int64_t g) {
     const attend_run *a = b->a;
     const cached_pages *c = &a->values;
-    plain_shape shape = {a->group, a->dv, c->token_bytes, c->kind, BLOCK};
+    plain_shape shape = {b->lines, a->dv, c->token_bytes, c->kind, BLOCK};
     for (const page_run *run = runs; run < runs + n; run++)
         plain_add(&shape, scores_of(b, g) + run->at + run->token,
                   head_at(c, run->page, g) + run->token * c->token_bytes,
                   c->kind == CACHED_I8 ? scale_at(c, run->page, g, run->token) : NULL,
-                  run->end - run->token, out_of(b, g), out_step(a));
+                  run->end - run->token, sums_of(b, g), 2 * a->dv);
 }
 
 /* Whatever a part's type, and where no instructions are made for it. */
 static const attend_way plain = {.score = score_plain, .add = add_plain};
 
-static void add_block(const block_task *b) {
-    const attend_run *a = b->a;
-    for (int64_t h = b->from * a->group; h < b->to * a->group; h++)
-        memset(b->out + h * out_step(a), 0, (size_t)a->dv * sizeof(real));
-    if (a->value_way->finish)
-        memset(sums_of(b, b->from), 0, (size_t)(8 * (b->to - b->from) * a->rows * a->dv));
-    int together = a->group == 1 ? 1 : PAGES_TOGETHER, n = 0;
-    page_run runs[PAGES_TOGETHER];
-    for (int64_t j = b->first; j < b->end; n = 0) {
-        for (; n < together && j < b->end; n++) {
-            runs[n] = run_at(b, &a->values, j);
-            j += runs[n].end - runs[n].token;
-        }
-        for (int64_t g = b->from; g < b->to; g++)
-            a->value_way->add(b, runs, n, g);
-    }
-    for (int64_t g = b->from; a->value_way->finish && g < b->to; g++)
-        a->value_way->finish(b, g);
+/* The way of keys or values, of one line or of several. */
+static const attend_way *way_of(const weft_node *n, bool values, bool several) {
+    const weft_cache_attention_attr *attr = n->attr;
+    const weft_cache_part *part = values && n->in[WEFT_CACHE_VALUES] ? &attr->value : &attr->key;
+    const attend_way *way = NULL;
+    if (values || !copies_keys(attr))
+        way = narrow_way(part, attr->heads / attr->key.heads, several);
+    return way ? way : &plain;
 }
 
-/* Attention of one row's query heads over one block of keys, page by page: the scores of all key heads of a
- * page, page after page, then the weights, then the sums of the values in the same order. So memory is
- * read as it lies. What a head's numbers go through does not depend on which heads are done with it. */
-static void attend(const block_task *b) {
-    const attend_way *way = b->a->key_way->begin ? b->a->key_way : b->a->value_way;
+/* The weighted values of keys [j, end), by pages that end where a multiple of them does. */
+static void add_keys(const block_task *b, int64_t j, int64_t end) {
+    const int64_t most = b->lines == 1 ? WEFT_PAGE_TOKENS : PAGES_TOGETHER * WEFT_PAGE_TOKENS;
+    while (j < end) {
+        page_run runs[PAGES_TOGETHER];
+        int n = 0;
+        do {
+            runs[n] = run_at(b, &b->a->values, j, end);
+            j += runs[n].end - runs[n].token;
+            n++;
+        } while (j < end && j % most != 0);
+        for (int64_t g = b->from; g < b->to; g++)
+            b->value_way->add(b, runs, n, g);
+    }
+}
+
+/* The weighted values of a block: of the pages that all rows see whole at once, of those at the rows' ends
+ * one row after the other, for what a row does not see may not be numbers. */
+static void add_block(const block_task *b) {
+    const attend_run *a = b->a;
+    block_task top = row_of(b, 0), low = row_of(b, b->rows - 1);
+    int64_t unit = max_i64(WEFT_PAGE_TOKENS, b->value_way->unit);
+    int64_t from = b->first, to = b->end;
+    if (b->rows > 1) {
+        from = ceil_div(low.first, unit) * unit;
+        to = max_i64(from, top.end / unit * unit);
+    }
+    memset(sums_of(b, b->from), 0, (size_t)(2 * (b->to - b->from) * b->all * a->dv) * sizeof(real));
+    for (int64_t r = 0; r < b->rows; r++) {
+        block_task one = row_of(b, r);
+        add_keys(&one, one.first, min_i64(one.end, from));
+    }
+    add_keys(b, from, to);
+    for (int64_t r = 0; r < b->rows; r++) {
+        block_task one = row_of(b, r);
+        add_keys(&one, max_i64(one.first, to), one.end);
+    }
+}
+
+static void finish_row(const block_task *b, int64_t g) {
+    const attend_run *a = b->a;
+    for (int64_t h = 0; h < a->group; h++) {
+        real *to = out_of(b, g) + h * out_step(a);
+        if (b->value_way->finish)
+            b->value_way->finish(b, g, h, to);
+        else
+            memcpy(to, (real *)sums_of(b, g) + 2 * h * a->dv, (size_t)a->dv * sizeof *to);
+    }
+}
+
+static void each_row(const block_task *b, void (*step)(const block_task *one, int64_t g)) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        block_task one = row_of(b, r);
+        for (int64_t g = b->from; g < b->to; g++)
+            step(&one, g);
+    }
+}
+
+/* Attention of rows over one block of keys, page by page: the scores of all key heads of a page, page after
+ * page, then the weights, then the sums of the values in the same order. So memory is read as it lies. What
+ * a line's numbers go through depends neither on the heads nor on the rows that are done with it. */
+static void attend(block_task *b) {
+    b->lines = b->all = b->rows * b->a->lines;
+    b->key_way = b->a->key_way[b->lines > 1];
+    b->value_way = b->a->value_way[b->lines > 1];
+    b->first = row_of(b, 0).first;
+    b->end = row_of(b, b->rows - 1).end;
+    const attend_way *way = b->key_way->begin ? b->key_way : b->value_way;
     if (way->begin) way->begin();
     score_block(b);
-    for (int64_t g = b->from; g < b->to; g++)
-        softmax_head(b, g);
+    each_row(b, softmax_row);
     add_block(b);
+    each_row(b, finish_row);
     if (way->end) way->end();
 }
 
-static int64_t find_row(const attend_run *a, int64_t block) {
-    int64_t low = 0, high = a->places.rows;
+/* Blocks of keys that rows of one sequence see, from the one to the other. */
+static int64_t count_blocks(const attend_run *a, int64_t row, int64_t last) {
+    if (a->places.slot[row] < 0) return 0;
+    return a->places.position[last] / BLOCK - first_seen(a, row) / BLOCK + 1;
+}
+
+static int64_t find_run(const attend_run *a, int64_t block) {
+    int64_t low = 0, high = a->runs;
     while (high - low > 1) {
         int64_t middle = (low + high) / 2;
         if (a->first[middle] <= block)
@@ -355,17 +240,25 @@ static int64_t find_row(const attend_run *a, int64_t block) {
 
 static void attend_block(void *context, int64_t task, int thread) {
     const attend_run *a = context;
-    int64_t at = task / a->parts, part = task % a->parts;
-    int64_t r = find_row(a, at), i = a->places.position[r], seen = first_seen(a, r);
-    int64_t block = seen / BLOCK + at - a->first[r];
-    int64_t first = max_i64(block * BLOCK, seen), end = min_i64((block + 1) * BLOCK, i + 1);
-    block_task b = {.a = a, .row = r, .position = i, .base = block * BLOCK, .first = first};
-    b.end = end;
-    b.from = part * a->key_heads / a->parts;
-    b.to = (part + 1) * a->key_heads / a->parts;
-    b.out = a->partial + (r * a->heads * a->blocks + at - a->first[r]) * (a->dv + 2);
-    cut_scratch(a->attr, a->scratch + thread * a->thread_bytes, &b.s);
-    attend(&b);
+    int64_t at = task / a->parts, part = task % a->parts, run = find_run(a, at);
+    int64_t row = a->run[run], last = a->run[run + 1] - 1;
+    int64_t base = (first_seen(a, row) / BLOCK + at - a->first[run]) * BLOCK;
+    while (a->places.position[row] < base)
+        row++;
+    while (first_seen(a, last) >= base + BLOCK)
+        last--;
+    block_scratch s;
+    cut_scratch(a->attr, a->room, a->scratch + thread * a->thread_bytes, &s);
+    block_task b = {.a = a, .base = base, .s = &s};
+    int64_t at_once = a->room / (min_i64(a->together, last + 1 - row) * a->lines);
+    int64_t end = (part + 1) * a->key_heads / a->parts;
+    for (b.from = part * a->key_heads / a->parts; b.from < end; b.from = b.to) {
+        b.to = min_i64(end, b.from + at_once);
+        for (b.row = row; b.row <= last; b.row += b.rows) {
+            b.rows = min_i64(a->together, last + 1 - b.row);
+            attend(&b);
+        }
+    }
 }
 
 static void add_times(real *restrict sum, const real *restrict x, real factor, int64_t n) {
@@ -377,7 +270,7 @@ static void add_times(real *restrict sum, const real *restrict x, real factor, i
 static void join_blocks(void *context, int64_t task, int thread) {
     (void)thread;
     const attend_run *a = context;
-    int64_t r = task / a->heads, blocks = a->first[r + 1] - a->first[r];
+    int64_t r = task / a->heads, blocks = count_blocks(a, r, r);
     const weft_tensor *o = a->n->out[0];
     char *to = (char *)weft_data(a->x, o) + task * a->dv * (int64_t)weft_dtype_size(o->dtype);
     real *sum = a->partial + task * a->blocks * (a->dv + 2), total = 0;
@@ -447,7 +340,20 @@ static int64_t most_blocks(const weft_cache_attention_attr *attr) {
     return attr->context / BLOCK + 2;
 }
 
-/* The workspace, in order: scale, beta; first; partial sums; largest, norm; scores; q; threads'. */
+/* Lines of a row and key head, and of a thread's scratch: one row of all heads, or some rows of one. */
+static int64_t row_lines(const weft_node *n) {
+    const weft_cache_attention_attr *attr = n->attr;
+    int64_t group = attr->heads / attr->key.heads;
+    bool tiles = way_of(n, false, true)->tiles || way_of(n, true, true)->tiles;
+    return tiles ? ceil_div(group, TILE_LINES) * TILE_LINES : group;
+}
+
+static int64_t scratch_lines(const weft_node *n) {
+    const weft_cache_attention_attr *attr = n->attr;
+    return max_i64(attr->key.heads * row_lines(n), LINES);
+}
+
+/* The workspace, in order: scale, beta; runs, first; partial sums; largest, norm; scores; q; threads'. */
 typedef struct {
     int64_t heads, first, partial, rows, scores, q, total;
 } attend_room;
@@ -459,13 +365,14 @@ static attend_room measure_room(const weft_node *n, int threads) {
     attend_room w;
     block_scratch cut;
     w.heads = ceil_div(2 * heads * (int64_t)sizeof(double), WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
-    w.first = ceil_div((rows + 1) * (int64_t)sizeof(int64_t), WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
+    w.first =
+        ceil_div(2 * (rows + 1) * (int64_t)sizeof(int64_t), WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
     w.partial = real_bytes(rows * heads * most_blocks(attr) * (attr->value.width + 2));
     w.rows = real_bytes(2 * rows * heads);
     w.scores = attr->weights ? real_bytes(rows * heads * attr->context) : 0;
     w.q = q->dtype == WEFT_BF16 ? real_bytes(weft_tensor_count(q)) : 0;
     w.total = w.heads + w.first + w.partial + w.rows + w.scores + w.q +
-              threads * cut_scratch(attr, NULL, &cut);
+              threads * cut_scratch(attr, scratch_lines(n), NULL, &cut);
     return w;
 }
 
@@ -494,7 +401,8 @@ static void lay_out(attend_run *a, weft_exec *x, const weft_node *n) {
     fill_factors(x, n, factors, factors + a->heads);
     a->scale = factors;
     a->beta = factors + a->heads;
-    a->first = (int64_t *)(at += w.heads);
+    a->run = (int64_t *)(at += w.heads);
+    a->first = a->run + a->places.rows + 1;
     a->partial = (real *)(at += w.first);
     a->largest = (real *)(at += w.partial);
     a->norm = a->largest + a->places.rows * a->heads;
@@ -511,14 +419,39 @@ static void lay_out(attend_run *a, weft_exec *x, const weft_node *n) {
     }
     a->scratch = at + w.q;
     block_scratch cut;
-    a->thread_bytes = cut_scratch(a->attr, NULL, &cut);
+    a->thread_bytes = cut_scratch(a->attr, a->room, NULL, &cut);
 }
 
-/* Tasks of a block: one where there are blocks enough for all threads, for then memory is read as it
- * lies. */
-static int64_t share_heads(const attend_run *a, int threads) {
-    int64_t blocks = a->first[a->places.rows], wanted = threads == 1 ? 1 : 4 * threads;
-    return blocks == 0 ? 1 : min_i64(a->key_heads, ceil_div(wanted, blocks));
+/* Whether row r sees what the row before it sees, but for one key more, or fewer of the first. */
+static bool follows(const attend_run *a, int64_t r) {
+    const row_places *p = &a->places;
+    return p->slot[r] >= 0 && p->slot[r] == p->slot[r - 1] &&
+           p->position[r] == p->position[r - 1] + 1 && first_seen(a, r) >= first_seen(a, r - 1);
+}
+
+/* Runs of at most `most` rows. */
+static void find_runs(attend_run *a, int64_t most) {
+    int64_t rows = a->places.rows;
+    a->first[0] = a->runs = 0;
+    for (int64_t r = 0; r < rows; a->runs++) {
+        a->run[a->runs] = r++;
+        while (r < rows && r < a->run[a->runs] + most && follows(a, r))
+            r++;
+        a->run[a->runs + 1] = r;
+        a->first[a->runs + 1] = a->first[a->runs] + count_blocks(a, a->run[a->runs], r - 1);
+    }
+}
+
+/* Cuts the work into tasks: as many rows together as leave enough for all threads, and all key heads of a
+ * block where that is so, for then memory is read as it lies. */
+static int64_t cut_tasks(attend_run *a, int threads) {
+    int64_t wanted = threads == 1 ? 1 : 4 * threads, most = 2 * BLOCK;
+    do
+        find_runs(a, most /= 2);
+    while (most > 1 && a->first[a->runs] * a->key_heads < wanted);
+    int64_t blocks = a->first[a->runs];
+    a->parts = blocks == 0 ? 1 : min_i64(a->key_heads, ceil_div(wanted, blocks));
+    return blocks * a->parts;
 }
 
 static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
@@ -538,22 +471,16 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.query_cache = weft_data(x, n->in[WEFT_CACHE_QUERIES]);
     a.documents = weft_data(x, n->in[WEFT_CACHE_FIRST]);
     a.blocks = most_blocks(attr);
-    a.rows = group_rows(attr);
-    a.key_way = copies_keys(attr) ? NULL : narrow_way(&a.keys.part, a.group);
-    a.value_way = narrow_way(&a.values.part, a.group);
-    if (!a.key_way) a.key_way = &plain;
-    if (!a.value_way) a.value_way = &plain;
-    lay_out(&a, x, n);
-    a.first[0] = 0;
-    for (int64_t r = 0; r < a.places.rows; r++) {
-        int64_t blocks = 0;
-        if (a.places.slot[r] >= 0)
-            blocks = a.places.position[r] / BLOCK - first_seen(&a, r) / BLOCK + 1;
-        a.first[r + 1] = a.first[r] + blocks;
+    a.lines = row_lines(n);
+    a.together = max_i64(1, LINES / a.lines);
+    a.room = scratch_lines(n);
+    for (int several = 0; several < 2; several++) {
+        a.key_way[several] = way_of(n, false, several);
+        a.value_way[several] = way_of(n, true, several);
     }
+    lay_out(&a, x, n);
     weft_pool *pool = weft_exec_pool(x);
-    a.parts = share_heads(&a, weft_pool_size(pool));
-    weft_pool_run(pool, a.first[a.places.rows] * a.parts, attend_block, &a);
+    weft_pool_run(pool, cut_tasks(&a, weft_pool_size(pool)), attend_block, &a);
     weft_pool_run(pool, a.places.rows * a.heads, join_blocks, &a);
     if (a.scores)
         weft_pool_run(pool, a.places.rows * ceil_div(attr->context, BLOCK), join_weights, &a);

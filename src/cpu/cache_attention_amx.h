@@ -41,15 +41,15 @@ static void amx_queries(const block_task *b, int64_t g) {
     bool bf16 = a->keys.kind == CACHED_BF16;
     int64_t bytes = bf16 ? 2 * a->dqk : a->dqk;
     char *rows = weights_of(b, g); /* which are not there yet */
-    memset(rows, 0, (size_t)(a->rows * bytes));
-    for (int64_t h = 0; h < a->group; h++) {
+    for (int64_t h = 0; h < b->lines; h++) {
         const real *q = queries_of(b, g) + h * a->dqk;
         if (bf16)
             bf16_round_row(q, a->dqk, (uint16_t *)rows + h * a->dqk);
         else
-            b->s.q_scales[g * a->rows + h] = i8_round_bytes(q, a->dqk, (int8_t *)rows + h * a->dqk);
+            b->s->q_scales[line_of(b, g) + h] =
+                i8_round_bytes(q, a->dqk, (int8_t *)rows + h * a->dqk);
     }
-    transpose_queries(rows, a->rows, bytes, rounded_queries_of(b, g));
+    transpose_queries(rows, b->lines, bytes, rounded_queries_of(b, g));
 }
 
 /* Products of a page's keys with sixteen queries, [16 keys][16]; widths in bytes. */
@@ -73,7 +73,7 @@ AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64
     int64_t bytes = bf16 ? 2 * a->dqk : a->dqk;
     const char *k = head_at(&a->keys, run->page, g), *q = rounded_queries_of(b, g);
     real *s = scores_of(b, g) + run->at;
-    for (int64_t t = 0; t < a->rows; t += TILE) {
+    for (int64_t t = 0; t < b->lines; t += TILE) {
         real sums[TILE * TILE] __attribute__((aligned(64)));
         if (bf16)
             score_page(k, q + t * bytes, bytes, sums, true);
@@ -83,10 +83,10 @@ AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64
     }
     if (bf16) return;
     vreal scale = vload(scale_at(&a->keys, run->page, g, 0));
-    for (int64_t h = 0; h < a->group; h++) {
+    for (int64_t h = 0; h < b->lines; h++) {
         real *row = s + h * BLOCK;
         vreal sum = (vreal)_mm512_cvtepi32_ps(_mm512_loadu_si512(row));
-        vstore(row, sum * (scale * b->s.q_scales[g * a->rows + h]));
+        vstore(row, sum * (scale * b->s->q_scales[line_of(b, g) + h]));
     }
 }
 
@@ -101,20 +101,16 @@ static real split_weights(real *p, const real *scales, int64_t n, int8_t *to) {
     return scale;
 }
 
-/* The weights of n keys from `from` on; of rows that are no heads, zeros. */
 static void amx_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    const attend_run *a = b->a;
-    bool bf16 = a->values.kind == CACHED_BF16;
-    for (int64_t h = 0; h < a->rows; h++) {
+    bool bf16 = b->a->values.kind == CACHED_BF16;
+    for (int64_t h = 0; h < b->lines; h++) {
         char *to = weights_of(b, g) + 2 * h * BLOCK;
         real *p = scores_of(b, g) + h * BLOCK + from;
-        if (h >= a->group)
-            memset(to, 0, 2 * BLOCK);
-        else if (bf16)
+        if (bf16)
             bf16_round_row(p, n, (uint16_t *)to + from);
         else
-            b->s.p_scales[g * a->rows + h] =
-                split_weights(p, b->s.scales + from, n, (int8_t *)to + from);
+            b->s->p_scales[line_of(b, g) + h] =
+                split_weights(p, b->s->scales + from, n, (int8_t *)to + from);
     }
 }
 
@@ -153,14 +149,15 @@ static void pack_bytes(const int8_t *v, int64_t width, int8_t *to) {
         }
 }
 
-/* sums += the weighted values of some units, two tiles at a time. bf16: sums [rows / 16][dv / 16][16][16],
- * two tiles of values by one of weights. Bytes: [rows / 16][dv / 16][2][16][16], one tile of values by the
+/* sums += the weighted values of some units, two tiles at a time. bf16: sums [lines / 16][dv / 16][16][16],
+ * sixteen lines 32 width apart, two tiles of values by one of weights. Bytes: [lines / 16][dv / 16][2][16][16], one tile of values by the
  * weights' high bytes and by their low ones. p: the weights of the first unit's block. */
 AMX_TARGET static ALWAYS_INLINE void add_units(const char *p, const int64_t *at, int units,
-                                               const char *packed, int64_t rows, int64_t width,
-                                               char *sums, const bool bf16) {
+                                               const char *packed, int64_t lines, int64_t width,
+                                               char *room, const bool bf16) {
     const int64_t columns = bf16 ? 2 * TILE : TILE, row_bytes = 2 * BLOCK;
-    for (int64_t t = 0; t < rows; t += TILE, p += TILE * row_bytes)
+    for (int64_t t = 0; t < lines; t += TILE, p += TILE * row_bytes) {
+        char *sums = room + t * 2 * width * (int64_t)sizeof(real);
         for (int64_t i = 0; i < width; i += columns, sums += 2 * TILE_BYTES) {
             _tile_loadd(0, sums, TILE_STRIDE);
             _tile_loadd(1, sums + TILE_BYTES, TILE_STRIDE);
@@ -181,6 +178,7 @@ AMX_TARGET static ALWAYS_INLINE void add_units(const char *p, const int64_t *at,
             _tile_stored(0, sums, TILE_STRIDE);
             _tile_stored(1, sums + TILE_BYTES, TILE_STRIDE);
         }
+    }
 }
 
 /* Packs the pages' values into units, zeros where a unit has no page, and adds them. */
@@ -188,7 +186,7 @@ AMX_TARGET static ALWAYS_INLINE void add_pages(const block_task *b, const page_r
                                                int64_t g, const bool bf16) {
     const attend_run *a = b->a;
     const int64_t keys = bf16 ? UNIT : I8_UNIT, unit_bytes = a->dv * TILE_STRIDE;
-    char *packed = b->s.room, *unit = packed;
+    char *packed = b->s->packed, *unit = packed;
     int64_t at[PAGES_TOGETHER]; /* where a unit's weights begin */
     int units = 0;
     for (int r = 0; r < n; r++) {
@@ -204,7 +202,7 @@ AMX_TARGET static ALWAYS_INLINE void add_pages(const block_task *b, const page_r
         else
             pack_bytes((const int8_t *)v, a->dv, (int8_t *)unit + part * TILE);
     }
-    add_units(weights_of(b, g), at, units, packed, a->rows, a->dv, (char *)sums_of(b, g), bf16);
+    add_units(weights_of(b, g), at, units, packed, b->lines, a->dv, sums_of(b, g), bf16);
 }
 
 AMX_TARGET static void amx_add(const block_task *b, const page_run *runs, int n, int64_t g) {
@@ -214,21 +212,22 @@ AMX_TARGET static void amx_add(const block_task *b, const page_run *runs, int n,
         add_pages(b, runs, n, g, false);
 }
 
-static void finish_bf16(const block_task *b, int64_t g, int64_t h) {
-    const attend_run *a = b->a;
-    const real *sums = (const real *)sums_of(b, g) + h / TILE * TILE * a->dv + h % TILE * TILE;
-    for (int64_t i = 0; i < a->dv; i += 2 * TILE) {
+static void finish_bf16(const block_task *b, int64_t g, int64_t h, real *to) {
+    int64_t width = b->a->dv;
+    const real *sums =
+        (const real *)sums_of(b, g) + 2 * (h / TILE * TILE * width) + h % TILE * TILE;
+    for (int64_t i = 0; i < width; i += 2 * TILE) {
         vreal fours[2] = {vload(sums + i * TILE), vload(sums + (i + TILE) * TILE)};
-        from_fours(fours, out_of(b, g) + h * out_step(a) + i);
+        from_fours(fours, to + i);
     }
 }
 
-static void finish_i8(const block_task *b, int64_t g, int64_t h) {
-    const attend_run *a = b->a;
+static void finish_i8(const block_task *b, int64_t g, int64_t h, real *to) {
+    int64_t width = b->a->dv;
     const int32_t *sums =
-        (const int32_t *)sums_of(b, g) + 2 * (h / TILE * TILE * a->dv) + h % TILE * TILE;
-    real *to = out_of(b, g) + h * out_step(a), scale = b->s.p_scales[g * a->rows + h];
-    for (int64_t i = 0; i < a->dv; i += TILE) {
+        (const int32_t *)sums_of(b, g) + 2 * (h / TILE * TILE * width) + h % TILE * TILE;
+    real scale = b->s->p_scales[line_of(b, g) + h];
+    for (int64_t i = 0; i < width; i += TILE) {
         const int32_t *high = sums + 2 * i * TILE, *low = high + TILE * TILE;
         for (int c = 0; c < TILE; c++) {
             /* Tile i of four has four columns of every sixteen. */
@@ -238,9 +237,8 @@ static void finish_i8(const block_task *b, int64_t g, int64_t h) {
     }
 }
 
-static void amx_finish(const block_task *b, int64_t g) {
-    for (int64_t h = 0; h < b->a->group; h++)
-        (b->a->values.kind == CACHED_BF16 ? finish_bf16 : finish_i8)(b, g, h);
+static void amx_finish(const block_task *b, int64_t g, int64_t h, real *to) {
+    (b->a->values.kind == CACHED_BF16 ? finish_bf16 : finish_i8)(b, g, h, to);
 }
 
 static const attend_way amx_tiles = {.queries = amx_queries,
@@ -249,4 +247,6 @@ static const attend_way amx_tiles = {.queries = amx_queries,
                                      .add = amx_add,
                                      .finish = amx_finish,
                                      .begin = amx_begin,
-                                     .end = amx_end};
+                                     .end = amx_end,
+                                     .tiles = true,
+                                     .unit = I8_UNIT};

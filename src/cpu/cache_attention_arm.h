@@ -30,18 +30,6 @@ enum {
     I8_MOST = 127 * 256 + 127
 };
 
-/* CALL(t, n), n a constant of `most`, 2 and 1, for tiles t to t + n - 1 of `tiles`. */
-#define EACH_TILES(tiles, most, CALL)                                                              \
-    do {                                                                                           \
-        const int64_t n_ = (tiles);                                                                \
-        int64_t t_ = 0;                                                                            \
-        for (; t_ + (most) <= n_; t_ += (most))                                                    \
-            CALL(t_, most);                                                                        \
-        for (; t_ + 2 <= n_; t_ += 2)                                                              \
-            CALL(t_, 2);                                                                           \
-        if (t_ < n_) CALL(t_, 1);                                                                  \
-    } while (0)
-
 BF16_TARGET static ALWAYS_INLINE bfloat16x8_t bf16_load(const uint16_t *from) {
     return vreinterpretq_bf16_u16(vld1q_u16(from));
 }
@@ -56,91 +44,99 @@ BF16_TARGET static void bf16_round_row(const real *from, int64_t n, uint16_t *to
         vst1_u16(to + i, bf16_round(from + i));
 }
 
-static void bf16_queries(const block_task *b, int64_t g) {
-    bf16_round_row(queries_of(b, g), b->a->dqk, (uint16_t *)rounded_queries_of(b, g));
+BF16_TARGET static ALWAYS_INLINE vreal bf16_dot(vreal sum, bfloat16x8_t a, bfloat16x8_t b) {
+    return (vreal)vbfdotq_f32((float32x4_t)sum, a, b);
 }
 
-static void bf16_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    bf16_round_row(scores_of(b, g) + from, n, (uint16_t *)weights_of(b, g) + from);
+/* The sums of four vectors. */
+static ALWAYS_INLINE void bf16_four(const vreal *s, real *to) {
+    vst1q_f32(to, vpaddq_f32(vpaddq_f32((float32x4_t)s[0], (float32x4_t)s[1]),
+                             vpaddq_f32((float32x4_t)s[2], (float32x4_t)s[3])));
 }
 
-BF16_TARGET static void bf16_score(const block_task *b, const page_run *run, int64_t g) {
-    int64_t width = b->a->dqk;
-    const uint16_t *q = (const uint16_t *)rounded_queries_of(b, g);
-    const uint16_t *k = (const uint16_t *)head_at(&b->a->keys, run->page, g);
-    real *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3; j < run->end; j += 4) {
-        const uint16_t *key = k + j * width;
-        float32x4_t sum[4] = {{0}, {0}, {0}, {0}};
-        for (int64_t i = 0; i < width; i += COLUMNS)
-            for (int64_t c = i; c < i + COLUMNS; c += 8) {
-                bfloat16x8_t v = bf16_load(q + c);
-                for (int m = 0; m < 4; m++)
-                    sum[m] = vbfdotq_f32(sum[m], v, bf16_load(key + m * width + c));
-            }
-        vst1q_f32(s + j, vpaddq_f32(vpaddq_f32(sum[0], sum[1]), vpaddq_f32(sum[2], sum[3])));
+/* Two keys' columns side by side; where there is no second key, zeros. */
+BF16_TARGET static ALWAYS_INLINE void bf16_zip(const uint16_t *first, const uint16_t *second,
+                                               bfloat16x8_t *to, const int columns) {
+    for (int v = 0; v < columns / 8; v++) {
+        uint16x8_t a = vld1q_u16(first + 8 * v);
+        uint16x8_t b = second ? vld1q_u16(second + 8 * v) : vdupq_n_u16(0);
+        to[2 * v] = vreinterpretq_bf16_u16(vzip1q_u16(a, b));
+        to[2 * v + 1] = vreinterpretq_bf16_u16(vzip2q_u16(a, b));
     }
 }
 
-/* sums [COLUMNS] += the weighted values of two keys. */
-BF16_TARGET static ALWAYS_INLINE void bf16_add_pair(float32x4_t *sum, const uint16_t *first,
-                                                    const uint16_t *second, uint32_t two) {
-    bfloat16x8_t weight = vreinterpretq_bf16_u32(vdupq_n_u32(two));
-    for (int v = 0; v < COLUMNS / 8; v++) {
-        uint16x8_t a = vld1q_u16(first + 8 * v), b = vld1q_u16(second + 8 * v);
-        sum[2 * v] = vbfdotq_f32(sum[2 * v], vreinterpretq_bf16_u16(vzip1q_u16(a, b)), weight);
-        sum[2 * v + 1] =
-            vbfdotq_f32(sum[2 * v + 1], vreinterpretq_bf16_u16(vzip2q_u16(a, b)), weight);
-    }
-}
-
-BF16_TARGET static void bf16_add(const block_task *b, const page_run *run, int n, int64_t g) {
-    static const uint16_t zeros[COLUMNS];
-    (void)n; /* 1 */
+/* sums [lines][width], rows 2 width apart: some columns of pages that follow each other. */
+BF16_TARGET static ALWAYS_INLINE void bf16_add_lines(const block_task *b, const page_run *runs,
+                                                     int n, int64_t g, int64_t line,
+                                                     const int lines) {
+    const int columns = lines == 4 ? COLUMNS / 2 : COLUMNS;
     int64_t width = b->a->dv;
-    const uint16_t *v = (const uint16_t *)head_at(&b->a->values, run->page, g);
-    const uint16_t *p = (const uint16_t *)weights_of(b, g) + run->at;
-    real *sums = out_of(b, g);
-    for (int64_t i = 0; i < width; i += COLUMNS) {
-        float32x4_t sum[COLUMNS / 4];
-        for (int c = 0; c < COLUMNS / 4; c++)
-            sum[c] = vld1q_f32(sums + i + 4 * c);
-        int64_t j = run->token;
-        for (; j + 2 <= run->end; j += 2) {
-            uint32_t two;
-            memcpy(&two, p + j, sizeof two);
-            bf16_add_pair(sum, v + j * width + i, v + (j + 1) * width + i, two);
+    const uint16_t *weights = (const uint16_t *)weights_of(b, g) + line * BLOCK;
+    for (int64_t i = 0; i < width; i += columns) {
+        real *sums = (real *)sums_of(b, g) + 2 * line * width + i;
+        float32x4_t sum[4][COLUMNS / 4];
+        for (int h = 0; h < lines; h++)
+            for (int c = 0; c < columns / 4; c++)
+                sum[h][c] = vld1q_f32(sums + 2 * h * width + 4 * c);
+        for (const page_run *run = runs; run < runs + n; run++) {
+            const uint16_t *v = (const uint16_t *)head_at(&b->a->values, run->page, g) + i;
+            const uint16_t *p = weights + run->at;
+            bfloat16x8_t pairs[COLUMNS / 4];
+            int64_t j = run->token;
+            for (; j + 8 <= run->end; j += 8) {
+                bfloat16x8_t weight[4];
+                for (int h = 0; h < lines; h++)
+                    weight[h] = bf16_load(p + h * BLOCK + j);
+#define PAIR(m)                                                                                    \
+    bf16_zip(v + (j + 2 * (m)) * width, v + (j + 2 * (m) + 1) * width, pairs, columns);            \
+    for (int h = 0; h < lines; h++)                                                                \
+        for (int c = 0; c < columns / 4; c++)                                                      \
+    sum[h][c] = vbfdotq_laneq_f32(sum[h][c], pairs[c], weight[h], m)
+                PAIR(0);
+                PAIR(1);
+                PAIR(2);
+                PAIR(3);
+#undef PAIR
+            }
+            for (; j < run->end; j += 2) {
+                bool both = j + 1 < run->end;
+                bf16_zip(v + j * width, both ? v + (j + 1) * width : NULL, pairs, columns);
+                for (int h = 0; h < lines; h++) {
+                    uint32_t two = p[h * BLOCK + j];
+                    if (both) memcpy(&two, p + h * BLOCK + j, sizeof two);
+                    bfloat16x8_t weight = vreinterpretq_bf16_u32(vdupq_n_u32(two));
+                    for (int c = 0; c < columns / 4; c++)
+                        sum[h][c] = vbfdotq_f32(sum[h][c], pairs[c], weight);
+                }
+            }
         }
-        if (j < run->end) bf16_add_pair(sum, v + j * width + i, zeros, p[j]);
-        for (int c = 0; c < COLUMNS / 4; c++)
-            vst1q_f32(sums + i + 4 * c, sum[c]);
+        for (int h = 0; h < lines; h++)
+            for (int c = 0; c < columns / 4; c++)
+                vst1q_f32(sums + 2 * h * width + 4 * c, sum[h][c]);
     }
 }
 
-static const attend_way bf16_alone = {
-    .queries = bf16_queries, .score = bf16_score, .weights = bf16_weights, .add = bf16_add};
+enum { BF16_COLUMNS = 8 };
 
-/* Rows of n numbers, a multiple of four, as tiles: [rows / 2][n / 4][2][4]. A row that is missing is
- * made of zeros. */
-BF16_TARGET static void bf16_round_tiles(const real *from, int64_t ld, int64_t rows, int64_t n,
-                                         uint16_t *to) {
-    for (int64_t r = 0; r < rows; r += 2)
-        for (int64_t i = 0; i < n; i += 4, to += 8) {
-            uint16x4_t second = vdup_n_u16(0);
-            if (r + 1 < rows) second = bf16_round(from + (r + 1) * ld + i);
-            vst1q_u16(to, vcombine_u16(bf16_round(from + r * ld + i), second));
-        }
+#include "cpu/cache_attention_bf16.h"
+
+/* Two rows of n numbers, a multiple of four, as tiles: [n / 4][2][4]. */
+BF16_TARGET static void bf16_round_two(const real *from, int64_t ld, int64_t n, uint16_t *to) {
+    for (int64_t i = 0; i < n; i += 4)
+        vst1q_u16(to + 2 * i, vcombine_u16(bf16_round(from + i), bf16_round(from + ld + i)));
 }
 
 static void bf16_tile_queries(const block_task *b, int64_t g) {
-    bf16_round_tiles(queries_of(b, g), b->a->dqk, b->a->group, b->a->dqk,
-                     (uint16_t *)rounded_queries_of(b, g));
+    int64_t n = b->a->dqk;
+    for (int64_t h = 0; h < b->lines; h += 2)
+        bf16_round_two(queries_of(b, g) + h * n, n, n,
+                       (uint16_t *)rounded_queries_of(b, g) + h * n);
 }
 
 static void bf16_tile_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    for (int64_t h = 0; h < b->a->group; h += 2)
-        bf16_round_tiles(scores_of(b, g) + from + h * BLOCK, BLOCK, min_i64(2, b->a->group - h), n,
-                         (uint16_t *)weights_of(b, g) + h * BLOCK + 2 * from);
+    for (int64_t h = 0; h < b->lines; h += 2)
+        bf16_round_two(scores_of(b, g) + from + h * BLOCK, BLOCK, n,
+                       (uint16_t *)weights_of(b, g) + h * BLOCK + 2 * from);
 }
 
 /* The largest of n numbers, a multiple of four, by size. */
@@ -167,32 +163,41 @@ static ALWAYS_INLINE int8x8_t i8_low(int16x8_t x) {
     return vmovn_s16(x);
 }
 
-/* A query in 16 bits: [2][n], high bytes and low ones. */
-static void i8_queries(const block_task *b, int64_t g) {
+/* Queries in 16 bits, as high bytes and low ones: [lines][2][n], or as tiles, [lines][n / 8][2][8]. */
+static ALWAYS_INLINE void i8_word_queries(const block_task *b, int64_t g, const bool tiles) {
+    int64_t n = b->a->dqk, step = tiles ? 2 : 1, low = tiles ? 8 : n;
     const real *from = queries_of(b, g);
-    int64_t n = b->a->dqk;
     int8_t *to = (int8_t *)rounded_queries_of(b, g);
-    real most = i8_largest(from, n), factor = most > 0 ? (real)I8_MOST / most : 0;
-    for (int64_t i = 0; i < n; i += 8) {
-        int16x8_t x = i8_round(from + i, factor);
-        vst1_s8(to + i, i8_high(x));
-        vst1_s8(to + n + i, i8_low(x));
+    for (int64_t h = 0; h < b->lines; h++, from += n, to += 2 * n) {
+        real most = i8_largest(from, n), factor = most > 0 ? (real)I8_MOST / most : 0;
+        for (int64_t i = 0; i < n; i += 8) {
+            int16x8_t x = i8_round(from + i, factor);
+            vst1_s8(to + step * i, i8_high(x));
+            vst1_s8(to + step * i + low, i8_low(x));
+        }
+        b->s->q_scales[line_of(b, g) + h] = most / (real)I8_MOST;
     }
-    b->s.q_scales[g * b->a->rows] = most / (real)I8_MOST;
 }
 
-/* Queries in 8 bits: [heads][n], or as tiles, [rows / 2][n / 8][2][8], where a row that is missing is made of
- * zeros. */
-static void i8_byte_queries(const block_task *b, int64_t g, const bool tiles) {
-    int64_t n = b->a->dqk, heads = b->a->group, step = tiles ? 16 : 8;
+static void i8_queries(const block_task *b, int64_t g) {
+    i8_word_queries(b, g, false);
+}
+
+static void i8_pair_queries(const block_task *b, int64_t g) {
+    i8_word_queries(b, g, true);
+}
+
+/* Queries in 8 bits: [lines][n], or as tiles, [lines / 2][n / 8][2][8]. */
+static ALWAYS_INLINE void i8_byte_queries(const block_task *b, int64_t g, const bool tiles) {
+    int64_t n = b->a->dqk, step = tiles ? 2 : 1;
     int8_t *to = (int8_t *)rounded_queries_of(b, g);
-    for (int64_t h = 0; h < (tiles ? b->a->rows : heads); h++) {
+    for (int64_t h = 0; h < b->lines; h++) {
         const real *from = queries_of(b, g) + h * n;
-        real most = h < heads ? i8_largest(from, n) : 0, factor = most > 0 ? 127 / most : 0;
+        real most = i8_largest(from, n), factor = most > 0 ? 127 / most : 0;
         int8_t *at = tiles ? to + h / 2 * 2 * n + h % 2 * 8 : to + h * n;
-        for (int64_t i = 0; i < n; i += 8, at += step)
-            vst1_s8(at, h < heads ? vmovn_s16(i8_round(from + i, factor)) : vdup_n_s8(0));
-        b->s.q_scales[g * b->a->rows + h] = most / 127;
+        for (int64_t i = 0; i < n; i += 8)
+            vst1_s8(at + step * i, vmovn_s16(i8_round(from + i, factor)));
+        b->s->q_scales[line_of(b, g) + h] = most / 127;
     }
 }
 
@@ -206,9 +211,9 @@ static void i8_tile_queries(const block_task *b, int64_t g) {
 
 /* Weights in 16 bits, times their values' scales: [n / 8][2][8], eight high bytes and eight low ones. */
 static void i8_weights(const block_task *b, int64_t g, int64_t first, int64_t n) {
-    for (int64_t h = 0; h < b->a->group; h++) {
+    for (int64_t h = 0; h < b->lines; h++) {
         real *p = scores_of(b, g) + h * BLOCK + first;
-        const real *scales = b->s.scales + first;
+        const real *scales = b->s->scales + first;
         int8_t *to = (int8_t *)weights_of(b, g) + 2 * (h * BLOCK + first);
         float32x4_t top = vdupq_n_f32(0);
         for (int64_t i = 0; i < n; i += 4) {
@@ -221,11 +226,11 @@ static void i8_weights(const block_task *b, int64_t g, int64_t first, int64_t n)
             int16x8_t x = i8_round(p + i, factor);
             vst1q_s8(to + 2 * i, vcombine_s8(i8_high(x), i8_low(x)));
         }
-        b->s.p_scales[g * b->a->rows + h] = most / (real)I8_MOST;
+        b->s->p_scales[line_of(b, g) + h] = most / (real)I8_MOST;
     }
 }
 
-/* `rows` rows of bytes and four keys: a head each, or the two halves of one. */
+/* `rows` rows of bytes and four keys: a line each, or two rows the halves of one. */
 SDOT_TARGET static ALWAYS_INLINE void i8_dot_four(const int8_t *q, const int8_t *key, int64_t width,
                                                   int32x4_t *to, const int rows) {
     int32x4_t sum[4][4] = {0};
@@ -241,7 +246,14 @@ SDOT_TARGET static ALWAYS_INLINE void i8_dot_four(const int8_t *q, const int8_t 
         to[r] = sdot_four(sum[r]);
 }
 
-/* The scores of `heads` heads and four keys. */
+/* Four scores of a query in 16 bits, by the sums of its high bytes and of its low ones. */
+static ALWAYS_INLINE void i8_store_words(real *to, int32x4_t high, int32x4_t low,
+                                         const float *scales, real q_scale) {
+    vst1q_f32(to, vmulq_f32(vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low)),
+                            vmulq_n_f32(vld1q_f32(scales), q_scale)));
+}
+
+/* The scores of `heads` lines and four keys. */
 SDOT_TARGET static ALWAYS_INLINE void i8_score_heads(const int8_t *q, const real *q_scales,
                                                      const int8_t *k, const float *scales,
                                                      int64_t width, real *s, const int heads) {
@@ -252,34 +264,46 @@ SDOT_TARGET static ALWAYS_INLINE void i8_score_heads(const int8_t *q, const real
                   vmulq_f32(vcvtq_f32_s32(sum[h]), vmulq_n_f32(vld1q_f32(scales), q_scales[h])));
 }
 
-SDOT_TARGET static void i8_score(const block_task *b, const page_run *run, int64_t g) {
+/* The same of queries in 16 bits. */
+SDOT_TARGET static ALWAYS_INLINE void i8_score_words(const int8_t *q, const real *q_scales,
+                                                     const int8_t *k, const float *scales,
+                                                     int64_t width, real *s, const int lines) {
+    int32x4_t half[4];
+    i8_dot_four(q, k, width, half, 2 * lines);
+    for (int h = 0; h < lines; h++)
+        i8_store_words(s + h * BLOCK, half[2 * h], half[2 * h + 1], scales, q_scales[h]);
+}
+
+SDOT_TARGET static ALWAYS_INLINE void i8_score_page(const block_task *b, const page_run *run,
+                                                    int64_t g, const bool words) {
     int64_t width = b->a->dqk;
     const int8_t *q = (const int8_t *)rounded_queries_of(b, g);
     const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
     const float *scales = scale_at(&b->a->keys, run->page, g, 0);
-    real scale = b->s.q_scales[g * b->a->rows], *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3; j < run->end; j += 4) {
-        int32x4_t half[2];
-        i8_dot_four(q, k + j * width, width, half, 2);
-        vst1q_f32(s + j, vmulq_f32(vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(half[0], 8), half[1])),
-                                   vmulq_n_f32(vld1q_f32(scales + j), scale)));
-    }
-}
-
-SDOT_TARGET static void i8_shared_score(const block_task *b, const page_run *run, int64_t g) {
-    int64_t width = b->a->dqk, heads = b->a->group;
-    const int8_t *q = (const int8_t *)rounded_queries_of(b, g);
-    const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
-    const float *scales = scale_at(&b->a->keys, run->page, g, 0);
-    const real *q_scales = b->s.q_scales + g * b->a->rows;
+    const real *q_scales = b->s->q_scales + line_of(b, g);
     real *s = scores_of(b, g) + run->at;
     for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
+#define WORDS(h, n)                                                                                \
+    i8_score_words(q + 2 * (h)*width, q_scales + (h), k + j * width, scales + j, width,            \
+                   s + (h)*BLOCK + j, n)
 #define FOUR(h, n)                                                                                 \
     i8_score_heads(q + (h)*width, q_scales + (h), k + j * width, scales + j, width,                \
                    s + (h)*BLOCK + j, n)
-        EACH_TILES(heads, 4, FOUR);
+        if (words)
+            EACH_TILES(b->lines, 2, WORDS);
+        else
+            EACH_TILES(b->lines, 4, FOUR);
 #undef FOUR
+#undef WORDS
     }
+}
+
+SDOT_TARGET static void i8_score(const block_task *b, const page_run *run, int64_t g) {
+    i8_score_page(b, run, g, true);
+}
+
+SDOT_TARGET static void i8_shared_score(const block_task *b, const page_run *run, int64_t g) {
+    i8_score_page(b, run, g, false);
 }
 
 /* Sixteen columns of four keys: four columns' four numbers side by side in each vector. */
@@ -347,7 +371,7 @@ static ALWAYS_INLINE int64_t lay_values(const block_task *b, const page_run *run
     const int64_t width = b->a->dv;
     const page_run *last = runs + n - 1;
     int64_t units = ceil_div(last->at + last->end - units_from(runs, how), keys);
-    char *to = b->s.room;
+    char *to = b->s->packed;
     uint16_t *zeros = (uint16_t *)to + PAGES_TOGETHER * WEFT_PAGE_TOKENS * width;
     if (how == BY_BFMMLA) memset(zeros, 0, (size_t)width * sizeof *zeros);
     for (const page_run *run = runs; run <= last; run++) {
@@ -412,8 +436,9 @@ SDOT_TARGET static ALWAYS_INLINE void i8_add_sixteen(const int8_t *p, const int8
         }
 }
 
+/* Of one line, and a page. */
 SDOT_TARGET static void i8_add(const block_task *b, const page_run *run, int n, int64_t g) {
-    (void)n; /* 1 */
+    (void)n;
     int64_t width = b->a->dv, first = run->token & ~7, eights = ceil_div(run->end - first, 8);
     const int8_t *v = (const int8_t *)head_at(&b->a->values, run->page, g) + first * width;
     const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * (run->at + first);
@@ -422,29 +447,26 @@ SDOT_TARGET static void i8_add(const block_task *b, const page_run *run, int n, 
 }
 
 SDOT_TARGET static void i8_shared_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    int64_t width = b->a->dv, heads = b->a->group, eights = lay_values(b, runs, n, g, BY_SDOT);
+    int64_t width = b->a->dv, eights = lay_values(b, runs, n, g, BY_SDOT);
     const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * units_from(runs, BY_SDOT);
     for (int64_t i = 0; i < width; i += 16) {
-        const int8_t *v = (const int8_t *)b->s.room + 8 * i * eights;
+        const int8_t *v = (const int8_t *)b->s->packed + 8 * i * eights;
         int32_t *sums = (int32_t *)sums_of(b, g) + 2 * i;
 #define SIXTEEN(h, count)                                                                          \
     i8_add_sixteen(p + 2 * (h)*BLOCK, v, eights, width, sums + 2 * (h)*width, count, false)
-        EACH_TILES(heads, 2, SIXTEEN);
+        EACH_TILES(b->lines, 2, SIXTEEN);
 #undef SIXTEEN
     }
 }
 
-static void i8_finish(const block_task *b, int64_t g) {
-    int64_t width = b->a->dv, heads = b->a->group, step = out_step(b->a);
-    const int32_t *sums = (const int32_t *)sums_of(b, g);
-    real *to = out_of(b, g);
-    for (int64_t h = 0; h < heads; h++, sums += 2 * width, to += step) {
-        real scale = b->s.p_scales[g * b->a->rows + h];
-        for (int64_t i = 0; i < width; i += 4) {
-            const int32_t *high = sums + i / 16 * 32 + i % 16;
-            int32x4_t sum = vaddq_s32(vshlq_n_s32(vld1q_s32(high), 8), vld1q_s32(high + 16));
-            vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
-        }
+static void i8_finish(const block_task *b, int64_t g, int64_t h, real *to) {
+    int64_t width = b->a->dv;
+    const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * width;
+    real scale = b->s->p_scales[line_of(b, g) + h];
+    for (int64_t i = 0; i < width; i += 4) {
+        const int32_t *high = sums + i / 16 * 32 + i % 16;
+        int32x4_t sum = vaddq_s32(vshlq_n_s32(vld1q_s32(high), 8), vld1q_s32(high + 16));
+        vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
     }
 }
 
@@ -460,29 +482,31 @@ static const attend_way i8_shared = {.queries = i8_row_queries,
                                      .add = i8_shared_add,
                                      .finish = i8_finish};
 
-static void bf16_tile_finish(const block_task *b, int64_t g) {
-    const real *sums = (const real *)sums_of(b, g);
-    int64_t width = b->a->dv, heads = b->a->group, step = out_step(b->a);
-    real *to = out_of(b, g);
-    for (int64_t h = 0; h < heads; h++)
-        for (int64_t i = 0; i < width; i += 2)
-            memcpy(to + h * step + i, sums + (h / 2 * width + i) * 2 + h % 2 * 2, 2 * sizeof *sums);
+/* The same for several. */
+static const attend_way i8_rows = {.queries = i8_queries,
+                                   .score = i8_score,
+                                   .weights = i8_weights,
+                                   .add = i8_shared_add,
+                                   .finish = i8_finish};
+
+static void bf16_tile_finish(const block_task *b, int64_t g, int64_t h, real *to) {
+    int64_t width = b->a->dv;
+    const real *sums = (const real *)sums_of(b, g) + h / 2 * 4 * width + h % 2 * 2;
+    for (int64_t i = 0; i < width; i += 2)
+        memcpy(to + i, sums + 2 * i, 2 * sizeof *sums);
 }
 
-static void i8_tile_finish(const block_task *b, int64_t g) {
-    int64_t width = b->a->dv, heads = b->a->group, step = out_step(b->a);
-    const int32_t *sums = (const int32_t *)sums_of(b, g);
-    real *to = out_of(b, g);
-    for (int64_t h = 0; h < heads; h++, to += step) {
-        real scale = b->s.p_scales[g * b->a->rows + h];
-        for (int64_t i = 0; i < width; i += 4, sums += 8) {
-            int64x2_t x = vreinterpretq_s64_s32(vld1q_s32(sums));
-            int64x2_t y = vreinterpretq_s64_s32(vld1q_s32(sums + 4));
-            int32x4_t high = vreinterpretq_s32_s64(vzip1q_s64(x, y));
-            int32x4_t low = vreinterpretq_s32_s64(vzip2q_s64(x, y));
-            int32x4_t sum = vaddq_s32(vshlq_n_s32(high, 8), low);
-            vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
-        }
+static void i8_tile_finish(const block_task *b, int64_t g, int64_t h, real *to) {
+    int64_t width = b->a->dv;
+    const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * width;
+    real scale = b->s->p_scales[line_of(b, g) + h];
+    for (int64_t i = 0; i < width; i += 4, sums += 8) {
+        int64x2_t x = vreinterpretq_s64_s32(vld1q_s32(sums));
+        int64x2_t y = vreinterpretq_s64_s32(vld1q_s32(sums + 4));
+        int32x4_t high = vreinterpretq_s32_s64(vzip1q_s64(x, y));
+        int32x4_t low = vreinterpretq_s32_s64(vzip2q_s64(x, y));
+        int32x4_t sum = vaddq_s32(vshlq_n_s32(high, 8), low);
+        vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
     }
 }
 
@@ -498,11 +522,19 @@ static void i8_tile_finish(const block_task *b, int64_t g) {
 #define TILE_WEIGHTS i8_weights
 #include "cpu/cache_attention_arm_tiles.h"
 
-static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) {
+/* Queries in 16 bits by tiles: a tile's two rows are the high bytes and the low ones of one line. */
+static const attend_way i8_pairs = {.queries = i8_pair_queries,
+                                    .score = i8_tile_word_score,
+                                    .weights = i8_weights,
+                                    .add = i8_tile_add,
+                                    .finish = i8_tile_finish};
+
+static const attend_way *narrow_way(const weft_cache_part *part, int64_t group, bool several) {
     if (part->width % COLUMNS != 0) return NULL;
     if (part->dtype == WEFT_BF16 && weft_cpu_matrix() == WEFT_MATRIX_BFMMLA)
         return group == 1 ? &bf16_alone : &bf16_tile_way;
     if (part->dtype != WEFT_I8 || part->width > I8_WIDEST) return NULL;
-    if (group > 1 && weft_cpu_tiles_i8()) return &i8_tile_way;
-    return !weft_cpu_dots_i8() ? NULL : group == 1 ? &i8_alone : &i8_shared;
+    if (several && weft_cpu_tiles_i8()) return group == 1 ? &i8_pairs : &i8_tile_way;
+    if (!weft_cpu_dots_i8()) return NULL;
+    return group > 1 ? &i8_shared : several ? &i8_rows : &i8_alone;
 }

@@ -32,10 +32,11 @@ static ALWAYS_INLINE void TILE(store_scores)(real *to, uint64x2_t sums, const fl
 #endif
 }
 
-/* The scores of `tiles` tiles of queries and four keys. `bytes`: of a key. */
+/* The scores of `tiles` tiles of queries and four keys. `bytes`: of a key; words: a tile is one line. */
 TILE_TARGET static ALWAYS_INLINE void TILE(score_four)(const uint8_t *q, const real *q_scales,
                                                        const uint8_t *k, const float *scales,
-                                                       int64_t bytes, real *s, const int tiles) {
+                                                       int64_t bytes, real *s, const int tiles,
+                                                       const bool words) {
     TILE(sums) sum[6][2] = {0};
     for (int64_t i = 0; i < bytes; i += 16) {
         uint8x16_t key[2][2];
@@ -54,38 +55,55 @@ TILE_TARGET static ALWAYS_INLINE void TILE(score_four)(const uint8_t *q, const r
     }
     for (int t = 0; t < tiles; t++) {
         uint64x2_t a = (uint64x2_t)sum[t][0], b = (uint64x2_t)sum[t][1];
-        TILE(store_scores)(s + 2 * t * BLOCK, vzip1q_u64(a, b), scales, q_scales[2 * t]);
-        TILE(store_scores)(s + (2 * t + 1) * BLOCK, vzip2q_u64(a, b), scales, q_scales[2 * t + 1]);
+        uint64x2_t one = vzip1q_u64(a, b), two = vzip2q_u64(a, b);
+        if (words) {
+            i8_store_words(s + t * BLOCK, (int32x4_t)one, (int32x4_t)two, scales, q_scales[t]);
+        } else {
+            TILE(store_scores)(s + 2 * t * BLOCK, one, scales, q_scales[2 * t]);
+            TILE(store_scores)(s + (2 * t + 1) * BLOCK, two, scales, q_scales[2 * t + 1]);
+        }
     }
 }
 
-TILE_TARGET static void TILE(score)(const block_task *b, const page_run *run, int64_t g) {
+TILE_TARGET static ALWAYS_INLINE void TILE(score_page)(const block_task *b, const page_run *run,
+                                                       int64_t g, const bool words) {
     const cached_pages *c = &b->a->keys;
-    int64_t bytes = c->token_bytes, tiles = b->a->rows / 2;
+    const int64_t each = words ? 1 : 2, bytes = c->token_bytes; /* each: lines of a tile */
     const uint8_t *q = (const uint8_t *)rounded_queries_of(b, g);
     const uint8_t *k = (const uint8_t *)head_at(c, run->page, g);
     const float *scales = scale_at(c, run->page, g, 0);
-    const real *q_scales = b->s.q_scales + g * b->a->rows;
+    const real *q_scales = b->s->q_scales + line_of(b, g);
     real *s = scores_of(b, g) + run->at;
     for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
 #define FOUR(t, n)                                                                                 \
     TILE(score_four)                                                                               \
-    (q + 2 * (t)*bytes, q_scales + 2 * (t), k + j * bytes, scales + j, bytes,                      \
-     s + 2 * (t)*BLOCK + j, n)
-        EACH_TILES(tiles, 6, FOUR);
+    (q + 2 * (t)*bytes, q_scales + each * (t), k + j * bytes, scales + j, bytes,                   \
+     s + each * (t)*BLOCK + j, n, words)
+        EACH_TILES(b->lines / each, 6, FOUR);
 #undef FOUR
     }
 }
 
-/* sums [count][width / 2][2][2]: eight columns += the weighted values of units that are laid out. What has
- * `step` bytes of weights, 16 for each unit, is a tile of two heads, or a head of bytes: high ones, low ones. */
+TILE_TARGET static void TILE(score)(const block_task *b, const page_run *run, int64_t g) {
+    TILE(score_page)(b, run, g, false);
+}
+
+#if !TILE_BF16
+TILE_TARGET static void TILE(word_score)(const block_task *b, const page_run *run, int64_t g) {
+    TILE(score_page)(b, run, g, true);
+}
+#endif
+
+/* sums [count][width / 2][2][2], `room` apart: eight columns += the weighted values of units that are laid
+ * out. What has `step` bytes of weights, 16 for each unit, is a tile of two lines, or a line of bytes: high
+ * ones, low ones. */
 TILE_TARGET static ALWAYS_INLINE void TILE(add_eight)(const char *p, int64_t step, const char *v,
-                                                      int64_t units, int64_t width, real *sums,
+                                                      int64_t units, real *sums, int64_t room,
                                                       const int count) {
-    TILE(sums) sum[6][4];
+    TILE(sums) sum[4][4];
     for (int t = 0; t < count; t++)
         for (int c = 0; c < 4; c++)
-            sum[t][c] = TILE_LOAD(sums + 2 * t * width + 4 * c);
+            sum[t][c] = TILE_LOAD(sums + t * room + 4 * c);
     for (int64_t u = 0; u < units; u++, v += 64, p += 16) {
         uint8x16_t value[4];
         for (int c = 0; c < 4; c++)
@@ -98,19 +116,19 @@ TILE_TARGET static ALWAYS_INLINE void TILE(add_eight)(const char *p, int64_t ste
     }
     for (int t = 0; t < count; t++)
         for (int c = 0; c < 4; c++)
-            TILE_STORE(sums + 2 * t * width + 4 * c, sum[t][c]);
+            TILE_STORE(sums + t * room + 4 * c, sum[t][c]);
 }
 
 TILE_TARGET static void TILE(add)(const block_task *b, const page_run *runs, int n, int64_t g) {
     const laid_for how = TILE_BF16 ? BY_BFMMLA : BY_SMMLA;
     int64_t width = b->a->dv, units = lay_values(b, runs, n, g, how), key = TILE_BF16 ? 4 : 2;
-    int64_t count = TILE_BF16 ? b->a->rows / 2 : b->a->group, step = key * BLOCK;
+    int64_t count = TILE_BF16 ? b->lines / 2 : b->lines, step = key * BLOCK, room = key * width;
     const char *p = weights_of(b, g) + key * units_from(runs, how);
     for (int64_t i = 0; i < width; i += 8) {
-        const char *v = (const char *)b->s.room + 8 * i * units;
+        const char *v = (const char *)b->s->packed + 8 * i * units;
         real *sums = (real *)sums_of(b, g) + 2 * i;
-#define EIGHT(t, n) TILE(add_eight)(p + (t)*step, step, v, units, width, sums + 2 * (t)*width, n)
-        EACH_TILES(count, 6, EIGHT);
+#define EIGHT(t, n) TILE(add_eight)(p + (t)*step, step, v, units, sums + (t)*room, room, n)
+        EACH_TILES(count, 4, EIGHT);
 #undef EIGHT
     }
 }
@@ -119,7 +137,8 @@ static const attend_way TILE(way) = {.queries = TILE(queries),
                                      .score = TILE(score),
                                      .weights = TILE_WEIGHTS,
                                      .add = TILE(add),
-                                     .finish = TILE(finish)};
+                                     .finish = TILE(finish),
+                                     .tiles = true};
 
 #undef TILE
 #undef TILE_BF16

@@ -2,54 +2,83 @@
  * read. A score has VLEN chains over its columns, a value's column one chain over the keys. */
 #pragma once
 
-#include "cpu/cached.h"
+#include "cpu/cache_attention_task.h"
 
 enum {
-    PLAIN_KEYS = 4,      /* keys whose products are made side by side for several query heads, */
+    PLAIN_KEYS = 4,      /* keys whose products are made side by side for several lines, */
     PLAIN_KEYS_MOST = 8, /* and for one */
-    PLAIN_QUERIES = 4,   /* query heads of one pass over keys or values */
-    PLAIN_VECTORS = 4,   /* vectors of a value's columns for several heads, */
-    PLAIN_ALONE = 8      /* and for one */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    PLAIN_QUERIES = 3, /* lines of one pass over keys or values: what sixteen registers hold, */
+#else
+    PLAIN_QUERIES = 4, /* or 32 */
+#endif
+    PLAIN_VECTORS = 4, /* vectors of a value's columns for several lines, */
+    PLAIN_ALONE = 8    /* and for one */
 };
 
-/* The query heads that share a key head, and what they read. */
+/* The lines of a key head, and what they read. */
 typedef struct {
-    int64_t group, width;
+    int64_t lines, width;
     int64_t token_bytes;
     cached_kind kind;
     int64_t ld; /* of a row of scores */
 } plain_shape;
+
+/* The sums of n vectors' lanes, as vsum adds them. */
+static ALWAYS_INLINE void plain_sums(const vreal *sum, const int n, real *to) {
+    int j = 0;
+#if defined(__aarch64__) && WEFT_REAL == 32
+#pragma GCC unroll 2
+    for (; j + 4 <= n; j += 4) {
+        float32x4_t two[2];
+        for (int i = 0; i < 2; i++) {
+            float64x2_t a = (float64x2_t)sum[j + 2 * i], b = (float64x2_t)sum[j + 2 * i + 1];
+            two[i] = vaddq_f32((float32x4_t)vzip1q_f64(a, b), (float32x4_t)vzip2q_f64(a, b));
+        }
+        vst1q_f32(to + j, vpaddq_f32(two[0], two[1]));
+    }
+#endif
+#pragma GCC unroll 8
+    for (; j < n; j++)
+        to[j] = vsum(sum[j]);
+}
 
 /* The products of `queries` queries (ld width) and `keys` keys. */
 static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, const char *k,
                                           real *s, const int queries, const int keys,
                                           const cached_kind kind) {
     vreal sum[PLAIN_QUERIES][PLAIN_KEYS_MOST];
-    int64_t width = p->width;
+    int64_t width = p->width, i = 0;
+#pragma GCC unroll 4
     for (int h = 0; h < queries; h++)
+#pragma GCC unroll 8
         for (int j = 0; j < keys; j++)
             sum[h][j] = vset(0);
-    int64_t i = 0;
     for (; i + VLEN <= width; i += VLEN) {
-        vreal key[PLAIN_KEYS_MOST];
-        for (int j = 0; j < keys; j++)
-            key[j] = load_cached(k + j * p->token_bytes, i, VLEN, kind);
-        for (int h = 0; h < queries; h++) {
-            vreal v = vload(q + h * width + i);
-            for (int j = 0; j < keys; j++)
-                sum[h][j] = vfma(v, key[j], sum[h][j]);
+        vreal v[PLAIN_QUERIES];
+#pragma GCC unroll 4
+        for (int h = 0; h < queries; h++)
+            v[h] = vload(q + h * width + i);
+#pragma GCC unroll 8
+        for (int j = 0; j < keys; j++) {
+            vreal key = load_cached(k + j * p->token_bytes, i, VLEN, kind);
+#pragma GCC unroll 4
+            for (int h = 0; h < queries; h++)
+                sum[h][j] = vfma(v[h], key, sum[h][j]);
         }
     }
     if (i < width)
+#pragma GCC unroll 4
         for (int h = 0; h < queries; h++) {
             vreal v = vload_part(q + h * width + i, width - i);
+#pragma GCC unroll 8
             for (int j = 0; j < keys; j++)
                 sum[h][j] =
                     vfma(v, load_cached(k + j * p->token_bytes, i, width - i, kind), sum[h][j]);
         }
+#pragma GCC unroll 4
     for (int h = 0; h < queries; h++)
-        for (int j = 0; j < keys; j++)
-            s[h * p->ld + j] = vsum(sum[h][j]);
+        plain_sums(sum[h], keys, s + h * p->ld);
 }
 
 static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q, const char *k,
@@ -67,15 +96,9 @@ static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q,
 
 static ALWAYS_INLINE void plain_dot_keys(const plain_shape *p, const real *q, const char *k,
                                          int64_t count, real *s, const cached_kind kind) {
-    int64_t h = 0;
-    for (; h + PLAIN_QUERIES <= p->group; h += PLAIN_QUERIES)
-        plain_dot_queries(p, q + h * p->width, k, count, s + h * p->ld, PLAIN_QUERIES, kind);
-    int64_t left = p->group - h;
-    q += h * p->width;
-    s += h * p->ld;
-    if (left == 3) plain_dot_queries(p, q, k, count, s, 3, kind);
-    if (left == 2) plain_dot_queries(p, q, k, count, s, 2, kind);
-    if (left == 1) plain_dot_queries(p, q, k, count, s, 1, kind);
+#define SOME(h, n) plain_dot_queries(p, q + (h)*p->width, k, count, s + (h)*p->ld, n, kind)
+    EACH_TILES(p->lines, PLAIN_QUERIES, SOME);
+#undef SOME
 }
 
 /* s [group, ld]: the products of the group's queries with `count` keys that lie one after the other,
@@ -98,32 +121,57 @@ static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weig
                                           const cached_kind kind) {
     vreal sum[PLAIN_QUERIES][PLAIN_ALONE];
     int64_t room = whole ? vectors * VLEN : p->width - column;
+#pragma GCC unroll 4
     for (int h = 0; h < queries; h++)
+#pragma GCC unroll 8
         for (int v = 0; v < vectors; v++)
             sum[h][v] = v * VLEN < room ? vload_n(sums + h * step + column + v * VLEN,
                                                   min_i64(VLEN, room - v * VLEN))
                                         : vset(0);
     from += column * kind_bytes(kind);
-    for (int64_t t = 0; t < count; t++, from += p->token_bytes) {
+    int64_t t = 0;
+    if (VBYTES == 16 && whole && kind != CACHED_I8) /* by an element of a vector: NEON */
+        for (; t + VLEN <= count; t += VLEN) {
+            vreal w[PLAIN_QUERIES];
+#pragma GCC unroll 4
+            for (int h = 0; h < queries; h++)
+                w[h] = vload(weights + h * p->ld + t);
+#pragma GCC unroll 4
+            for (int m = 0; m < VLEN; m++, from += p->token_bytes) {
+                vreal value[PLAIN_ALONE];
+#pragma GCC unroll 8
+                for (int v = 0; v < vectors; v++)
+                    value[v] = load_cached(from, v * VLEN, VLEN, kind);
+#pragma GCC unroll 4
+                for (int h = 0; h < queries; h++)
+#pragma GCC unroll 8
+                    for (int v = 0; v < vectors; v++)
+                        sum[h][v] = vfma(vset(w[h][m]), value[v], sum[h][v]);
+            }
+        }
+    for (; t < count; t++, from += p->token_bytes) {
         vreal value[PLAIN_ALONE];
-        if (whole)
-            for (int v = 0; v < vectors; v++)
-                value[v] = load_cached(from, v * VLEN, VLEN, kind);
-        else
-            for (int v = 0; v < vectors; v++)
-                value[v] = load_cached(from, v * VLEN, max_i64(room - v * VLEN, 0), kind);
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+            value[v] =
+                load_cached(from, v * VLEN, whole ? VLEN : max_i64(room - v * VLEN, 0), kind);
+#pragma GCC unroll 4
         for (int h = 0; h < queries; h++) {
             real weight = weights[h * p->ld + t];
             if (kind == CACHED_I8) weight *= (real)scale[t];
             vreal w = vset(weight);
+#pragma GCC unroll 8
             for (int v = 0; v < vectors; v++)
                 sum[h][v] = vfma(w, value[v], sum[h][v]);
         }
     }
+#pragma GCC unroll 4
     for (int h = 0; h < queries; h++)
-        for (int v = 0; v < vectors && v * VLEN < room; v++)
-            vstore_n(sums + h * step + column + v * VLEN, sum[h][v],
-                     min_i64(VLEN, room - v * VLEN));
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+            if (v * VLEN < room)
+                vstore_n(sums + h * step + column + v * VLEN, sum[h][v],
+                         min_i64(VLEN, room - v * VLEN));
 }
 
 /* All columns of `queries` heads: as many vectors at a time as there are, so that a head of 64 columns is
@@ -149,13 +197,11 @@ static ALWAYS_INLINE void plain_add_heads(const plain_shape *p, const real *weig
 static ALWAYS_INLINE void plain_add_kind(const plain_shape *p, const real *weights,
                                          const char *from, const float *scale, int64_t count,
                                          real *sums, int64_t step, const cached_kind kind) {
-    int64_t h = 0;
-    for (; h + PLAIN_QUERIES <= p->group; h += PLAIN_QUERIES)
-        plain_add_heads(p, weights + h * p->ld, from, scale, count, sums + h * step, step,
-                        PLAIN_QUERIES, PLAIN_VECTORS, kind);
-    for (; h < p->group; h++)
-        plain_add_heads(p, weights + h * p->ld, from, scale, count, sums + h * step, step, 1,
-                        PLAIN_ALONE, kind);
+#define SOME(h, n)                                                                                 \
+    plain_add_heads(p, weights + (h)*p->ld, from, scale, count, sums + (h)*step, step, n,          \
+                    (n) == 1 ? PLAIN_ALONE : PLAIN_VECTORS, kind)
+    EACH_TILES(p->lines, PLAIN_QUERIES, SOME);
+#undef SOME
 }
 
 /* sums [group, width] (ld `step`) += the weighted values of `count` keys that lie one after the other;

@@ -1,24 +1,41 @@
-/* What a run of attention over pages works on, the scratch of a thread, and a task: one row, one block
- * of keys, some key heads. Scores and weights of a block stand where their keys stand in it, from
- * `first - base` on. */
+/* What a run of attention over pages works on, the scratch of a thread, and what is attended at once: rows
+ * of one sequence whose positions follow each other, one block of keys, some key heads. Scores and weights of a block stand
+ * where their keys stand in it, from `first - base` on.
+ *
+ * A line is the query of one head of a row. The lines of a key head are its query heads of the first row, of
+ * the second and so on; where lines are multiplied by tiles, a row has as many as fill them, of which those that
+ * are no heads have queries of zeros, and nobody reads their results. No sum crosses lines. */
 #pragma once
 
 #include "cpu/cached.h"
 
 enum {
     BLOCK = WEFT_KEY_BLOCK,
-    PAGES_TOGETHER = 4, /* whose values are summed before the next, for heads that share them */
+    LINES = 32,         /* of a key head at once, unless one row has more */
+    PAGES_TOGETHER = 4, /* whose values are summed before the next, for lines that share them */
 #if defined(__AVX2__)
     NARROW_EDGE = 64, /* weights are rounded in multiples of this */
 #else
     NARROW_EDGE = 8,
 #endif
 #if defined(__AVX512F__)
-    TILE_HEADS = 16 /* heads of a tile */
+    TILE_LINES = 16
 #else
-    TILE_HEADS = 2
+    TILE_LINES = 2
 #endif
 };
+
+/* CALL(t, n), n a constant of `most`, 2 and 1, for t to t + n - 1 of `count`. */
+#define EACH_TILES(count, most, CALL)                                                              \
+    do {                                                                                           \
+        const int64_t n_ = (count);                                                                \
+        int64_t t_ = 0;                                                                            \
+        for (; t_ + (most) <= n_; t_ += (most))                                                    \
+            CALL(t_, most);                                                                        \
+        for (; t_ + 2 <= n_; t_ += 2)                                                              \
+            CALL(t_, 2);                                                                           \
+        if (t_ < n_) CALL(t_, 1);                                                                  \
+    } while (0)
 
 typedef struct block_task block_task;
 
@@ -34,11 +51,14 @@ typedef struct {
     void (*queries)(const block_task *b, int64_t g);                    /* rounds them */
     void (*score)(const block_task *b, const page_run *run, int64_t g); /* a page's raw products */
     /* Rounds the weights of n keys from `from` on, which stand in place of the scores; those beside the
-     * row's are zeros. */
+     * row's are zeros. Of a task of one row. */
     void (*weights)(const block_task *b, int64_t g, int64_t from, int64_t n);
     void (*add)(const block_task *b, const page_run *runs, int n, int64_t g); /* weighted values */
-    void (*finish)(const block_task *b, int64_t g); /* sums that are not yet rows, to rows */
-    void (*begin)(void), (*end)(void);              /* before and after a block */
+    /* The sums of head h of a task of one row; NULL: they are reals. */
+    void (*finish)(const block_task *b, int64_t g, int64_t h, real *to);
+    void (*begin)(void), (*end)(void); /* before and after a block */
+    bool tiles;                        /* lines go by tiles of TILE_LINES, */
+    int64_t unit; /* and the sum of so many keys, of more than a page, is one step */
 } attend_way;
 
 typedef struct {
@@ -47,9 +67,11 @@ typedef struct {
     const weft_cache_attention_attr *attr;
     row_places places;
     cached_pages keys, values;
-    const attend_way *key_way, *value_way;
+    const attend_way *key_way[2], *value_way[2]; /* of one line, and of more */
     int64_t heads, group, key_heads, dqk, dv;
-    int64_t rows;      /* of a group's scores: its heads, and as many as fill a tile */
+    int64_t lines;     /* of a row and key head */
+    int64_t together;  /* rows that are attended at once, at most */
+    int64_t room;      /* lines of a thread's scratch, of all key heads */
     int64_t q_columns; /* of a row of q */
     const real *q;     /* real: the tensor's own, or widened */
     const real *rel, *rotations;
@@ -58,7 +80,9 @@ typedef struct {
     int64_t blocks;             /* most of a row */
     int64_t parts;              /* tasks that share a block's key heads */
     const int32_t *documents;   /* [R]: a row's document begins there; NULL: with the sequence */
-    int64_t *first;             /* [R + 1]: a row's first block */
+    int64_t runs;               /* of rows that are in a task: */
+    int64_t *run;               /* [runs + 1]: the first row of each, */
+    int64_t *first;             /* [runs + 1]: and its first block */
     real *partial;              /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
     real *scores;               /* [R, H, context] or NULL */
     real *largest, *norm;       /* [R, H]: of a row, when its blocks are joined */
@@ -66,59 +90,58 @@ typedef struct {
     int64_t thread_bytes;
 } attend_run;
 
-/* Scratch of a thread; g: the key heads. */
+/* Scratch of a thread; [lines]: of each key head at a time, one after the other. */
 typedef struct {
-    real *scores;   /* [g, rows, BLOCK] */
-    real *n;        /* [g, BLOCK] */
+    real *scores;   /* [lines, BLOCK] */
+    real *n;        /* [key heads, BLOCK] */
     real *scales;   /* [BLOCK]: of a head's i8 values */
     real *copy;     /* [BLOCK, dqk]: keys as they are read */
     real *own;      /* [dqk]: the row's own key */
     real *coarse;   /* [2, dqk / 2]: cosines and sines of the block's first position */
-    real *q_scales; /* [g, rows]: of i8 queries, */
-    real *p_scales; /* [g, rows]: of i8 weights */
-    char *queries;  /* [g, rows, dqk] of two bytes: rounded queries, */
-    char *weights;  /* [g, rows, BLOCK] of two bytes: rounded weights, as their way lays them out */
-    void *room;     /* [PAGES_TOGETHER + 2, WEFT_PAGE_TOKENS, dv] of two bytes */
-    char *sums;     /* [g, rows, dv] of eight bytes: sums of values that are not yet rows */
+    real *q;        /* [lines, dqk]: queries */
+    real *q_scales; /* [lines]: of i8 queries, */
+    real *p_scales; /* [lines]: of i8 weights */
+    char *queries;  /* [lines, dqk] of two bytes: rounded queries, */
+    char *weights;  /* [lines, BLOCK] of two bytes: rounded weights, as their way lays them out */
+    void *packed;   /* [PAGES_TOGETHER + 2, WEFT_PAGE_TOKENS, dv] of two bytes */
+    real *sums;     /* [lines, 2 dv]: sums of values, as their way lays them out */
 } block_scratch;
 
-/* A task: keys [first, end) of the block that begins at `base`, and key heads [from, to). */
+/* Of a task, what is attended at once: rows [row, row + rows), keys [first, end) of the block that begins at `base`, and key heads
+ * [from, to). */
 struct block_task {
     const attend_run *a;
-    int64_t row, position, base, first, end, from, to;
-    real *out; /* [H, blocks, dv + 2] at this block */
-    block_scratch s;
+    const attend_way *key_way, *value_way;
+    int64_t row, rows;
+    int64_t line, lines, all; /* the rows' lines, of all that the scratch has of a key head */
+    int64_t base, first, end, from, to;
+    const block_scratch *s;
 };
 
 static inline bool copies_keys(const weft_cache_attention_attr *attr) {
     return attr->rotated > 0 || attr->gaussian;
 }
 
-static inline int64_t group_rows(const weft_cache_attention_attr *attr) {
-    int64_t group = attr->heads / attr->key.heads;
-    return group == 1 ? 1 : ceil_div(group, TILE_HEADS) * TILE_HEADS;
-}
-
 /* Cuts a thread's scratch, from `at` on; returns its bytes. */
-static inline int64_t cut_scratch(const weft_cache_attention_attr *attr, char *at,
+static inline int64_t cut_scratch(const weft_cache_attention_attr *attr, int64_t lines, char *at,
                                   block_scratch *s) {
-    int64_t g = attr->key.heads, rows = group_rows(attr), dqk = attr->key.width;
-    int64_t dv = attr->value.width, used = 0;
+    int64_t dqk = attr->key.width, dv = attr->value.width, used = 0;
     const struct {
         void *to;
         int64_t reals;
-    } pieces[] = {{&s->scores, g * rows * BLOCK},
-                  {&s->n, g * BLOCK},
+    } pieces[] = {{&s->scores, lines * BLOCK},
+                  {&s->n, attr->key.heads * BLOCK},
                   {&s->scales, BLOCK},
                   {&s->copy, copies_keys(attr) ? BLOCK * dqk : 0},
                   {&s->own, dqk + 1},
                   {&s->coarse, dqk + 1},
-                  {&s->q_scales, g * rows},
-                  {&s->p_scales, g * rows},
-                  {&s->queries, ceil_div(g * rows * dqk, 2)},
-                  {&s->weights, g * rows * BLOCK / 2},
-                  {&s->room, (PAGES_TOGETHER + 2) * WEFT_PAGE_TOKENS * dv / 2},
-                  {&s->sums, 2 * g * rows * dv}};
+                  {&s->q, lines * dqk},
+                  {&s->q_scales, lines},
+                  {&s->p_scales, lines},
+                  {&s->queries, ceil_div(lines * dqk, 2)},
+                  {&s->weights, lines * BLOCK / 2},
+                  {&s->packed, (PAGES_TOGETHER + 2) * WEFT_PAGE_TOKENS * dv / 2},
+                  {&s->sums, 2 * lines * dv}};
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
         void *piece = at ? at + used : NULL;
         memcpy(pieces[i].to, &piece, sizeof piece);
@@ -132,40 +155,48 @@ static inline int64_t first_seen(const attend_run *a, int64_t r) {
     return a->documents ? max_i64(first, a->documents[r]) : first;
 }
 
-static inline page_run run_at(const block_task *b, const cached_pages *c, int64_t j) {
+/* Keys [j, end) as far as they are in one page. */
+static inline page_run run_at(const block_task *b, const cached_pages *c, int64_t j, int64_t end) {
     int64_t token = j % WEFT_PAGE_TOKENS;
     return (page_run){.page = page_at(c, &b->a->places, b->row, j),
                       .token = token,
-                      .end = min_i64(WEFT_PAGE_TOKENS, token + b->end - j),
+                      .end = min_i64(WEFT_PAGE_TOKENS, token + end - j),
                       .at = j - token - b->base};
 }
 
-static inline const real *queries_of(const block_task *b, int64_t g) {
-    const attend_run *a = b->a;
-    return a->q + b->row * a->q_columns + g * a->group * a->dqk;
+/* The task's row r, and the keys that it sees. */
+static inline block_task row_of(const block_task *b, int64_t r) {
+    block_task one = *b;
+    one.row += r;
+    one.rows = 1;
+    one.line += r * b->a->lines;
+    one.lines = b->a->lines;
+    one.first = max_i64(b->base, first_seen(b->a, one.row));
+    one.end = min_i64(b->base + BLOCK, b->a->places.position[one.row] + 1);
+    return one;
+}
+
+/* The first of the task's lines of key head g. */
+static inline int64_t line_of(const block_task *b, int64_t g) {
+    return (g - b->from) * b->all + b->line;
+}
+
+static inline real *queries_of(const block_task *b, int64_t g) {
+    return b->s->q + line_of(b, g) * b->a->dqk;
 }
 
 static inline real *scores_of(const block_task *b, int64_t g) {
-    return b->s.scores + g * b->a->rows * BLOCK;
+    return b->s->scores + line_of(b, g) * BLOCK;
 }
 
 static inline char *weights_of(const block_task *b, int64_t g) {
-    return b->s.weights + 2 * g * b->a->rows * BLOCK;
+    return b->s->weights + 2 * line_of(b, g) * BLOCK;
 }
 
 static inline char *rounded_queries_of(const block_task *b, int64_t g) {
-    return b->s.queries + 2 * g * b->a->rows * b->a->dqk;
+    return b->s->queries + 2 * line_of(b, g) * b->a->dqk;
 }
 
-static inline char *sums_of(const block_task *b, int64_t g) {
-    return b->s.sums + 8 * g * b->a->rows * b->a->dv;
-}
-
-/* Where the weighted values of a head go; the next head's are out_step behind. */
-static inline int64_t out_step(const attend_run *a) {
-    return a->blocks * (a->dv + 2);
-}
-
-static inline real *out_of(const block_task *b, int64_t g) {
-    return b->out + g * b->a->group * out_step(b->a);
+static inline void *sums_of(const block_task *b, int64_t g) {
+    return b->s->sums + 2 * line_of(b, g) * b->a->dv;
 }

@@ -159,9 +159,10 @@ static void swap_middles(int16_t *x, int64_t n) {
 static void i8_queries(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     int16_t *to = (int16_t *)rounded_queries_of(b, g);
-    for (int64_t h = 0; h < a->group; h++, to += a->dqk) {
-        b->s.q_scales[g * a->rows + h] = i8_round_words(queries_of(b, g) + h * a->dqk, a->dqk, to);
-        if (a->group > 1) swap_middles(to, a->dqk);
+    for (int64_t h = 0; h < b->lines; h++, to += a->dqk) {
+        b->s->q_scales[line_of(b, g) + h] =
+            i8_round_words(queries_of(b, g) + h * a->dqk, a->dqk, to);
+        if (b->lines > 1) swap_middles(to, a->dqk);
     }
 }
 
@@ -173,22 +174,20 @@ static real i8_round_weights(real *p, const real *scales, int64_t n, int16_t *to
 }
 
 static void i8_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    for (int64_t h = 0; h < b->a->group; h++)
-        b->s.p_scales[g * b->a->rows + h] =
-            i8_round_weights(scores_of(b, g) + h * BLOCK + from, b->s.scales + from, n,
+    for (int64_t h = 0; h < b->lines; h++)
+        b->s->p_scales[line_of(b, g) + h] =
+            i8_round_weights(scores_of(b, g) + h * BLOCK + from, b->s->scales + from, n,
                              (int16_t *)weights_of(b, g) + h * BLOCK + from);
 }
 
-static void i8_finish(const block_task *b, int64_t g) {
+static void i8_finish(const block_task *b, int64_t g, int64_t h, real *to) {
     const attend_run *a = b->a;
-    for (int64_t h = 0; h < a->group; h++) {
-        const int32_t *sums = (const int32_t *)sums_of(b, g) + h * a->dv;
-        real scale = b->s.p_scales[g * a->rows + h], part[2 * NARROW_STEP];
-        for (int64_t i = 0; i < a->dv; i += 2 * NARROW_STEP) {
-            for (int c = 0; c < 2 * NARROW_STEP; c++)
-                part[c] = (real)sums[i + c] * scale;
-            unzip_fours(part, out_of(b, g) + h * out_step(a) + i);
-        }
+    const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * a->dv;
+    real scale = b->s->p_scales[line_of(b, g) + h], part[2 * NARROW_STEP];
+    for (int64_t i = 0; i < a->dv; i += 2 * NARROW_STEP) {
+        for (int c = 0; c < 2 * NARROW_STEP; c++)
+            part[c] = (real)sums[i + c] * scale;
+        unzip_fours(part, to + i);
     }
 }
 
@@ -297,37 +296,13 @@ BF16_TARGET static void bf16_round_row(const real *from, int64_t n, uint16_t *to
 }
 
 /* The sums of four vectors. */
-static ALWAYS_INLINE __m128 bf16_four(const vreal *s) {
+static ALWAYS_INLINE void bf16_four(const vreal *s, real *to) {
     __m256 half[4];
     for (int i = 0; i < 4; i++)
         half[i] = VEIGHT(_mm256_add_ps, s[i]);
     __m256 four =
         _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
-    return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
-}
-
-static void bf16_queries(const block_task *b, int64_t g) {
-    bf16_round_row(queries_of(b, g), b->a->dqk, (uint16_t *)rounded_queries_of(b, g));
-}
-
-static void bf16_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    bf16_round_row(scores_of(b, g) + from, n, (uint16_t *)weights_of(b, g) + from);
-}
-
-BF16_TARGET static void bf16_score(const block_task *b, const page_run *run, int64_t g) {
-    int64_t width = b->a->dqk;
-    const uint16_t *q = (const uint16_t *)rounded_queries_of(b, g);
-    const uint16_t *k = (const uint16_t *)head_at(&b->a->keys, run->page, g);
-    for (int64_t j = run->token & ~3; j < run->end; j += 4) {
-        const uint16_t *key = k + j * width;
-        vreal sum[4] = {{0}, {0}, {0}, {0}};
-        for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
-            vshort v = bf16_load(q + i);
-            for (int m = 0; m < 4; m++)
-                sum[m] = bf16_dot(sum[m], v, bf16_load(key + m * width + i));
-        }
-        _mm_storeu_ps(scores_of(b, g) + run->at + j, bf16_four(sum));
-    }
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));
 }
 
 /* Sixteen sums and the next sixteen: to fours of every eight, and back. */
@@ -347,35 +322,48 @@ static ALWAYS_INLINE void from_fours(const vreal *fours, real *to) {
                                               28, 29, 30, 31));
 }
 
-BF16_TARGET static void bf16_add(const block_task *b, const page_run *run, int n, int64_t g) {
-    (void)n; /* 1 */
-    int64_t width = b->a->dv, end = run->end;
-    const uint16_t *v = (const uint16_t *)head_at(&b->a->values, run->page, g);
-    const uint16_t *p = (const uint16_t *)weights_of(b, g) + run->at;
-    real *sums = out_of(b, g);
+/* sums [lines][dv], rows 2 dv apart: pages that follow each other. */
+BF16_TARGET static ALWAYS_INLINE void bf16_add_lines(const block_task *b, const page_run *runs,
+                                                     int n, int64_t g, int64_t line,
+                                                     const int lines) {
+    int64_t width = b->a->dv;
+    const uint16_t *weights = (const uint16_t *)weights_of(b, g) + line * BLOCK;
+    real *sums = (real *)sums_of(b, g) + 2 * line * width;
     for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
-        vreal sum[2];
-        to_fours(sums + i, sum);
-        for (int64_t j = run->token; j < end; j += 2) {
-            bool pair = j + 1 < end;
-            int32_t two = p[j] | (pair ? (int32_t)((uint32_t)p[j + 1] << 16) : 0);
-            vshort weight = (vshort)(two - (vsums){0}), one = bf16_load(v + j * width + i);
-            vshort next = pair ? bf16_load(v + (j + 1) * width + i) : (vshort){0};
-            sum[0] = bf16_dot(sum[0], zip_first(one, next), weight);
-            sum[1] = bf16_dot(sum[1], zip_second(one, next), weight);
+        vreal sum[4][2];
+        for (int h = 0; h < lines; h++)
+            to_fours(sums + 2 * h * width + i, sum[h]);
+        for (const page_run *run = runs; run < runs + n; run++) {
+            const uint16_t *v = (const uint16_t *)head_at(&b->a->values, run->page, g) + i;
+            const uint16_t *p = weights + run->at;
+            for (int64_t j = run->token, end = run->end; j < end; j += 2) {
+                bool pair = j + 1 < end;
+                vshort one = bf16_load(v + j * width);
+                vshort next = pair ? bf16_load(v + (j + 1) * width) : (vshort){0};
+                vshort first = zip_first(one, next), second = zip_second(one, next);
+                for (int h = 0; h < lines; h++) {
+                    const uint16_t *at = p + h * BLOCK + j;
+                    int32_t two = at[0] | (pair ? (int32_t)((uint32_t)at[1] << 16) : 0);
+                    vshort weight = (vshort)(two - (vsums){0});
+                    sum[h][0] = bf16_dot(sum[h][0], first, weight);
+                    sum[h][1] = bf16_dot(sum[h][1], second, weight);
+                }
+            }
         }
-        from_fours(sum, sums + i);
+        for (int h = 0; h < lines; h++)
+            from_fours(sum[h], sums + 2 * h * width + i);
     }
 }
 
-static const attend_way bf16_alone = {
-    .queries = bf16_queries, .score = bf16_score, .weights = bf16_weights, .add = bf16_add};
+enum { BF16_COLUMNS = 2 * NARROW_STEP };
 
 #include "cpu/cache_attention_amx.h"
+#include "cpu/cache_attention_bf16.h"
 
 #endif
 
-static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) {
+static const attend_way *narrow_way(const weft_cache_part *part, int64_t group, bool several) {
+    (void)group; /* by AVX2 */
     if (part->width % (2 * NARROW_STEP) != 0) return NULL;
 #if VBYTES == 64
     bool amx = weft_cpu_matrix() == WEFT_MATRIX_AMX, bf16 = part->dtype == WEFT_BF16;
@@ -386,7 +374,7 @@ static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) 
 #endif
     if (part->dtype != WEFT_I8 || part->width > I8_WIDEST) return NULL;
 #if BYTES_VNNI
-    if (weft_cpu_dots_i8()) return group == 1 ? &vnni_alone : &vnni_shared;
+    if (weft_cpu_dots_i8()) return several ? &vnni_shared : &vnni_alone;
 #endif
-    return group == 1 ? &madd_alone : &madd_shared;
+    return several ? &madd_shared : &madd_alone;
 }

@@ -1,6 +1,6 @@
 /* i8 pages by one of x86-64's instructions for pairs, BYTES(pairs): VNNI's VPDPWSSD, or VPMADDWD and an
- * addition. BYTES(alone) is the way of a query head with a key head of its own, BYTES(shared) that of heads
- * that share one.
+ * addition. BYTES(alone) is the way of one line, BYTES(shared) that of more, which share a key head: the sums
+ * are exact, and the bits the same.
  *
  * Shared, both products are one: sums [heads][n] += Σ x [heads][2 steps] · packed [steps][n][2]. For scores
  * x are the queries, n a page's keys, and a step is two columns; for values x are the weights, n columns,
@@ -12,7 +12,7 @@ BYTES_TARGET static void BYTES(score_alone)(const block_task *b, const page_run 
     const int16_t *q = (const int16_t *)rounded_queries_of(b, g);
     const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
     const float *scales = scale_at(&b->a->keys, run->page, g, 0);
-    real q_scale = b->s.q_scales[g * b->a->rows];
+    real q_scale = b->s->q_scales[line_of(b, g)];
     for (int64_t j = run->token & ~3; j < run->end; j += 4) {
         const int8_t *key = k + j * width;
         vsums sum[4] = {{0}, {0}, {0}, {0}};
@@ -52,7 +52,7 @@ BYTES_TARGET static ALWAYS_INLINE void BYTES(add_columns)(const int8_t *p, const
 BYTES_TARGET static void BYTES(add_alone)(const block_task *b, const page_run *run, int n,
                                           int64_t g) {
     enum { LINE = 64, PARTS = LINE / (2 * NARROW_STEP) };
-    (void)n; /* 1 */
+    (void)n; /* 1, for one line */
     int64_t width = b->a->dv, i = 0;
     const int8_t *v = (const int8_t *)head_at(&b->a->values, run->page, g);
     const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * run->at;
@@ -116,11 +116,11 @@ static void BYTES(shared_score)(const block_task *b, const page_run *run, int64_
     const float *scales = scale_at(&a->keys, run->page, g, 0);
     char packed[2 * WEFT_PAGE_TOKENS * I8_WIDEST] __attribute__((aligned(64)));
     pack_keys(head_at(&a->keys, run->page, g), a->dqk, packed);
-    for (int64_t first = 0; first < a->group; first += SCORE_HEADS) {
+    for (int64_t first = 0; first < b->lines; first += SCORE_HEADS) {
         int32_t sums[SCORE_HEADS * WEFT_PAGE_TOKENS] = {0};
         pairs_product p = {.x = (const int16_t *)rounded_queries_of(b, g) + first * a->dqk,
                            .ld = a->dqk,
-                           .heads = min_i64(SCORE_HEADS, a->group - first),
+                           .heads = min_i64(SCORE_HEADS, b->lines - first),
                            .packed = packed,
                            .steps = a->dqk / 2,
                            .vectors = PAGE_VECTORS,
@@ -129,7 +129,7 @@ static void BYTES(shared_score)(const block_task *b, const page_run *run, int64_
         BYTES(sum)(&p);
         for (int64_t h = 0; h < p.heads; h++) {
             real *to = scores_of(b, g) + (first + h) * BLOCK + run->at;
-            real scale = b->s.q_scales[g * a->rows + first + h];
+            real scale = b->s->q_scales[line_of(b, g) + first + h];
             for (int64_t j = 0; j < WEFT_PAGE_TOKENS; j += VLEN) {
                 vsums sum = load_sums(sums + h * WEFT_PAGE_TOKENS + j);
                 vstore(to + j, __builtin_convertvector(sum, vreal) * (vload(scales + j) * scale));
@@ -142,19 +142,19 @@ static void BYTES(shared_score)(const block_task *b, const page_run *run, int64_
 static void BYTES(shared_add)(const block_task *b, const page_run *runs, int n, int64_t g) {
     const attend_run *a = b->a;
     const int64_t page_steps = WEFT_PAGE_TOKENS / 2, steps = n * page_steps;
-    char *packed = b->s.room;
+    char *packed = b->s->packed;
     for (int r = 0; r < n; r++)
         pack_pairs((const int8_t *)head_at(&a->values, runs[r].page, g), a->dv, steps,
                    packed + r * page_steps * 2 * VBYTES);
     for (int64_t i = 0; i < a->dv; i += 2 * NARROW_STEP) {
         pairs_product p = {.x = (const int16_t *)weights_of(b, g) + runs[0].at,
                            .ld = BLOCK,
-                           .heads = a->group,
+                           .heads = b->lines,
                            .packed = packed + 4 * i * steps,
                            .steps = steps,
                            .vectors = 2,
                            .sums = (int32_t *)sums_of(b, g) + i,
-                           .step = a->dv};
+                           .step = 2 * a->dv};
         BYTES(sum)(&p);
     }
 }

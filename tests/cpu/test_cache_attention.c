@@ -1,7 +1,8 @@
 /* Attention over pages against its definition in double precision, from the numbers as they are
  * stored: every type of cache, one query head for each key head and many, blocks that begin and end
  * anywhere in a page. Tokens that a row must not see are NaN, or bytes with a scale that is: nothing
- * of them may reach a result. And a row has the bits that it has alone, at any number of threads. */
+ * of them may reach a result. And a row has the bits that it has alone, at any number of threads and with
+ * any rows of its sequence and of others beside it. */
 #include "core/exec.h"
 #include "cpu/backend.h"
 #include "ops/cache.h"
@@ -18,16 +19,20 @@ enum {
     MOST = 640,
     TABLE = MOST / WEFT_PAGE_TOKENS + 1,
     PAGES = ROWS * TABLE,
-    WIDEST = 128
+    WIDEST = 128,
+    RUN = 100, /* rows of a run, at most */
+    DRAWS = 48
 };
 
-static const int32_t positions[ROWS] = {0, 3, 17, 255, 261, 635};
+static const int32_t ends[ROWS] = {0, 3, 17, 255, 261, 635};
+static int32_t positions[ROWS]; /* the last of each sequence */
 
 typedef struct {
     const char *name;
     int64_t heads, key_heads, dqk, dv, context;
     int64_t document; /* tokens of one; 0: there is one alone */
     double softcap;
+    int64_t rows; /* of a sequence that are in a run: these last ones, and one more */
 } form;
 
 static const form forms[] = {
@@ -66,8 +71,8 @@ static int64_t document_of(const form *f, int64_t position) {
 }
 
 static bool seen(const form *f, int64_t row, int64_t token) {
-    return token <= positions[row] && token > positions[row] - f->context &&
-           token >= document_of(f, positions[row]);
+    int64_t first = positions[row] - f->rows;
+    return token <= positions[row] && token > first - f->context && token >= document_of(f, first);
 }
 
 static double store_number(const cache *c, char *page, int64_t at, double x, double scale) {
@@ -158,9 +163,9 @@ static void attend_plainly(const form *f, const cache *keys, const cache *values
         o[i] /= total;
 }
 
-/* o [rows, heads, dv] of `rows` rows from `first` on by the kernels. */
+/* o [rows, heads, dv] of `rows` rows by the kernels. */
 static void attend(const form *f, const cache *keys, const cache *values, const float *q,
-                   int64_t first, int64_t rows, int threads, float *o) {
+                   const int32_t *at, const int32_t *slots, int64_t rows, int threads, float *o) {
     weft_graph *g;
     weft_pool *pool;
     weft_exec *exec;
@@ -189,19 +194,17 @@ static void attend(const form *f, const cache *keys, const cache *values, const 
     weft_tensor *out = weft_keep(weft_cache_attention(g, &wanted, &places).o);
     if (weft_exec_create(g, weft_cpu_backend(), pool, NULL, &exec) != WEFT_OK)
         fail_msg("%s: %s", f->name, weft_error_message());
-    int32_t slots[ROWS], documents[ROWS], pages[ROWS * TABLE];
-    for (int32_t r = 0; r < ROWS; r++) {
-        slots[r] = r;
-        documents[r] = (int32_t)document_of(f, positions[r]);
+    int32_t documents[RUN], pages[ROWS * TABLE];
+    for (int64_t r = 0; r < rows; r++)
+        documents[r] = (int32_t)document_of(f, at[r]);
+    for (int64_t r = 0; r < ROWS; r++)
         for (int p = 0; p < TABLE; p++)
             pages[r * TABLE + p] = page_of(r, p * WEFT_PAGE_TOKENS);
-    }
-    assert_int_equal(weft_exec_write(exec, position, positions + first), WEFT_OK);
-    assert_int_equal(weft_exec_write(exec, slot, slots + first), WEFT_OK);
-    if (places.first)
-        assert_int_equal(weft_exec_write(exec, places.first, documents + first), WEFT_OK);
+    assert_int_equal(weft_exec_write(exec, position, at), WEFT_OK);
+    assert_int_equal(weft_exec_write(exec, slot, slots), WEFT_OK);
+    if (places.first) assert_int_equal(weft_exec_write(exec, places.first, documents), WEFT_OK);
     assert_int_equal(weft_exec_write(exec, table, pages), WEFT_OK);
-    assert_int_equal(weft_exec_write(exec, query, q + first * f->heads * f->dqk), WEFT_OK);
+    assert_int_equal(weft_exec_write(exec, query, q), WEFT_OK);
     assert_int_equal(weft_exec_write(exec, k, keys->pages), WEFT_OK);
     assert_int_equal(weft_exec_write(exec, v, values->pages), WEFT_OK);
     if (weft_exec_run(exec, NULL) != WEFT_OK) fail_msg("%s", weft_error_message());
@@ -216,9 +219,10 @@ static void check_form(const form *f, weft_dtype dtype, double tolerance) {
     weft_cache_part value = {f->key_heads, f->dv, dtype, false};
     cache keys = new_cache(&key, f, "k"), values = new_cache(&value, f, "v");
     static float q[ROWS * 15 * WIDEST], together[ROWS * 15 * WIDEST], alone[15 * WIDEST];
+    static const int32_t slots[ROWS] = {0, 1, 2, 3, 4, 5};
     for (int64_t i = 0; i < ROWS * f->heads * f->dqk; i++)
         q[i] = query_number(f, &keys, i / (f->heads * f->dqk), i / f->dqk % f->heads, i % f->dqk);
-    attend(f, &keys, &values, q, 0, ROWS, 1, together);
+    attend(f, &keys, &values, q, positions, slots, ROWS, 1, together);
     double worst = 0;
     for (int64_t r = 0; r < ROWS; r++) {
         int64_t width = f->heads * f->dv;
@@ -232,7 +236,7 @@ static void check_form(const form *f, weft_dtype dtype, double tolerance) {
                          (long long)(i % f->dv), (double)together[r * width + i], o[i % f->dv]);
             worst = fmax(worst, off);
         }
-        attend(f, &keys, &values, q, r, 1, 3, alone);
+        attend(f, &keys, &values, q + r * f->heads * f->dqk, positions + r, slots + r, 1, 3, alone);
         if (memcmp(alone, together + r * width, (size_t)width * sizeof *alone) != 0)
             fail_msg("%s, %s: position %d has other bits alone", f->name, weft_dtype_name(dtype),
                      positions[r]);
@@ -243,9 +247,75 @@ static void check_form(const form *f, weft_dtype dtype, double tolerance) {
 }
 
 TEST(test_pages_are_attended_as_defined) {
+    memcpy(positions, ends, sizeof positions);
     for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
         for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
             check_form(forms + i, types[t].dtype, types[t].tolerance);
+}
+
+/* A number of draw `draw` in [0, n). */
+static int64_t draw_below(int64_t draw, const char *what, int64_t n) {
+    return (int64_t)(case_unit(2, what, draw) * (double)n);
+}
+
+/* Rows of two sequences, with an empty one between them or the second's positions behind the first's. The last token of each
+ * sequence is not a number: only its own row may know of it. */
+static void check_rows(int64_t draw) {
+    form f = forms[draw_below(draw, "form", sizeof forms / sizeof forms[0])];
+    weft_dtype dtype = types[draw % 3].dtype;
+    int32_t at[RUN], slots[RUN];
+    int64_t count[2], rows = 0, width = f.heads * f.dv;
+    f.rows = RUN / 2 - 2;
+    for (int64_t i = 0; i < ROWS; i++)
+        positions[i] = 0;
+    for (int64_t i = 0; i < 2; i++) {
+        positions[i] = (int32_t)draw_below(2 * draw + i, "position", MOST);
+        count[i] = 1 + draw_below(2 * draw + i, "rows", i == 0 ? f.rows : 6);
+        if (i == 1 && draw % 4 == 0) positions[1] = (int32_t)(positions[0] + count[1]) % MOST;
+        if (count[i] > positions[i] + 1) count[i] = positions[i] + 1;
+    }
+    weft_cache_part key = {f.key_heads, f.dqk, dtype, false},
+                    value = {f.key_heads, f.dv, dtype, false};
+    cache keys = new_cache(&key, &f, "k"), values = new_cache(&value, &f, "v");
+    for (int64_t i = 0; i < 2; i++) {
+        for (int64_t r = count[i] - 1; r >= 0; r--, rows++) {
+            at[rows] = positions[i] - (int32_t)r;
+            slots[rows] = (int32_t)i;
+        }
+        if (i == 0 && draw % 4) at[rows] = 0, slots[rows++] = -1;
+        int64_t t = positions[i];
+        char *page = values.pages + page_of(i, t) * weft_cache_page_bytes(&value);
+        for (int64_t h = 0; h < f.key_heads; h++) {
+            int64_t token = h * WEFT_PAGE_TOKENS + t % WEFT_PAGE_TOKENS;
+            if (dtype == WEFT_I8)
+                ((float *)(page + f.key_heads * WEFT_PAGE_TOKENS * f.dv))[token] = NAN;
+            for (int64_t d = 0; d < f.dv; d++)
+                store_number(&values, page, token * f.dv + d, NAN, 1);
+        }
+    }
+    static float q[RUN * 15 * WIDEST], together[RUN * 15 * WIDEST], alone[15 * WIDEST];
+    for (int64_t i = 0; i < rows * f.heads * f.dqk; i++)
+        q[i] = (float)(4 * case_unit((uint32_t)draw, "q", i) - 2);
+    attend(&f, &keys, &values, q, at, slots, rows, 1 + (int)(draw % 2), together);
+    for (int64_t r = draw_below(draw, "first", 3); r < rows; r += 1 + draw_below(r, "step", 9)) {
+        if (slots[r] < 0 || at[r] == positions[slots[r]]) continue;
+        attend(&f, &keys, &values, q + r * f.heads * f.dqk, at + r, slots + r, 1, 1, alone);
+        for (int64_t i = 0; i < width; i++)
+            if (!(fabsf(alone[i]) <= 2))
+                fail_msg("draw %lld, %s: row %lld is %g", (long long)draw, f.name, (long long)r,
+                         (double)alone[i]);
+        if (memcmp(alone, together + r * width, (size_t)width * sizeof *alone) != 0)
+            fail_msg("draw %lld, %s, %s: position %d of %lld rows from %d on has other bits alone",
+                     (long long)draw, f.name, weft_dtype_name(dtype), at[r],
+                     (long long)count[slots[r]], positions[slots[r]] + 1 - (int)count[slots[r]]);
+    }
+    free_cache(&keys);
+    free_cache(&values);
+}
+
+TEST(test_a_row_has_its_bits_beside_any_others) {
+    for (int64_t draw = 0; draw < DRAWS; draw++)
+        check_rows(draw);
 }
 
 RUN_TESTS(NULL, NULL)

@@ -264,12 +264,24 @@ static inline void emulated_fit(int sums, int left, int right) {
                   "the tiles' shapes do not fit");
 }
 
+/* What a tile adds is summed from zero: the first numbers of the pairs, and the second. */
 static inline void _tile_dpbf16ps(int sums, int left, int right) {
     emulated_fit(sums, left, right);
     emulated_tile *c = emulated_tiles + sums, *a = emulated_tiles + left;
-    for (int i = 0; i < c->rows; i++)
-        for (int k = 0; k < emulated_tiles[right].rows; k++)
-            emulated_pairs(c->data[i], a->data[i] + 4 * k, 0, emulated_tiles[right].data[k]);
+    for (int i = 0; i < c->rows; i++) {
+        float chain[2][16] = {0}, whole[16];
+        for (int k = 0; k < emulated_tiles[right].rows; k++) {
+            uint32_t pair;
+            memcpy(&pair, a->data[i] + 4 * k, sizeof pair);
+            const uint32_t one[2] = {pair & 0xffff, pair & 0xffff0000u};
+            for (int half = 0; half < 2; half++)
+                emulated_pairs(chain[half], &one[half], 0, emulated_tiles[right].data[k]);
+        }
+        memcpy(whole, c->data[i], sizeof whole);
+        for (int n = 0; n < 16; n++)
+            whole[n] += chain[0][n] + chain[1][n];
+        memcpy(c->data[i], whole, sizeof whole);
+    }
 }
 
 /* Bytes with a sign on both sides, by fours. */

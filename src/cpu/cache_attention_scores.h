@@ -1,0 +1,207 @@
+/* Scores of a block's lines: the raw products of queries and keys, page by page or from a copy of keys as they
+ * are read, and what the formula makes of them. */
+#pragma once
+
+#include "cpu/cache_attention_plain.h"
+
+#define LOG2E 1.4426950408889634074
+
+/* A stored vector as reals. */
+static void widen_stored(const cached_pages *c, const char *from, float scale, real *to) {
+    int64_t width = c->part.width;
+    for (int64_t i = 0; i < width; i++)
+        to[i] = c->kind == CACHED_REAL   ? ((const real *)from)[i]
+                : c->kind == CACHED_BF16 ? (real)weft_bf16_to_float(((const uint16_t *)from)[i])
+                                         : (real)scale * (real)((const int8_t *)from)[i];
+}
+
+static void rotate_key(const attend_run *a, const real *coarse, int64_t distance, real *k) {
+    int64_t half = a->attr->rotated / 2;
+    const real *near = a->rotations + distance * 2 * half;
+    for (int64_t i = 0; i < half; i++) {
+        real c = coarse[i] * near[i] - coarse[half + i] * near[half + i];
+        real s = coarse[half + i] * near[i] + coarse[i] * near[half + i];
+        real x = k[i], y = k[half + i];
+        k[i] = x * c - y * s;
+        k[half + i] = y * c + x * s;
+    }
+}
+
+static void make_deviations(const attend_run *a, real *k) {
+    int64_t half = a->dqk / 2;
+    real *rho = k + half;
+    for (int64_t i = 0; i < half; i += VLEN) {
+        int64_t n = min_i64(VLEN, half - i);
+        vstore_n(rho + i, vsoftplus(vload_n(rho + i, n)), n);
+    }
+}
+
+/* One key of key head g as scores see it. */
+static void read_key(const attend_run *a, int64_t r, int64_t g, int64_t j, const real *coarse,
+                     real *to) {
+    char *page = page_at(&a->keys, &a->places, r, j);
+    int64_t token = j % WEFT_PAGE_TOKENS;
+    float scale = a->keys.kind == CACHED_I8 ? *scale_at(&a->keys, page, g, token) : 1;
+    widen_stored(&a->keys, head_at(&a->keys, page, g) + token * a->keys.token_bytes, scale, to);
+    if (a->attr->rotated) rotate_key(a, coarse, j % BLOCK, to);
+    if (a->attr->gaussian) make_deviations(a, to);
+}
+
+static void coarse_rotations(const attend_run *a, int64_t block, real *coarse) {
+    const weft_rope_law *law = &a->attr->law;
+    int64_t half = a->attr->rotated / 2;
+    for (int64_t i = 0; i < half; i++) {
+        double angle = (double)(block * BLOCK) * weft_rope_rate(law, i, a->attr->rotated);
+        coarse[i] = (real)(law->amplitude * cos(angle));
+        coarse[half + i] = (real)(law->amplitude * sin(angle));
+    }
+}
+
+static real square_of(const real *k, int64_t width) {
+    vreal sum = {0};
+    for (int64_t i = 0; i < width; i += VLEN) {
+        int64_t n = min_i64(VLEN, width - i);
+        vreal v = vload_n(k + i, n);
+        sum = vfma(v, v, sum);
+    }
+    return vsum(sum);
+}
+
+static real *numbers_of(const block_task *b, int64_t g) {
+    return b->s->n + (g - b->from) * BLOCK;
+}
+
+/* The raw products of a block's keys that are copied, and their n. */
+static void score_copied(const block_task *b, int64_t g) {
+    const attend_run *a = b->a;
+    const block_scratch *s = b->s;
+    int64_t lead = b->first - b->base;
+    if (a->attr->rotated) coarse_rotations(a, b->first / BLOCK, s->coarse);
+    for (int64_t j = b->first; j < b->end; j++) {
+        real *to = s->copy + (j - b->first) * a->dqk;
+        read_key(a, b->row, g, j, s->coarse, to);
+        if (a->attr->squares) numbers_of(b, g)[j - b->base] = square_of(to, a->dqk);
+    }
+    plain_shape shape = {b->lines, a->dqk, a->dqk * (int64_t)sizeof(real), CACHED_REAL, BLOCK};
+    plain_score(&shape, queries_of(b, g), (const char *)s->copy, b->end - b->first,
+                scores_of(b, g) + lead);
+}
+
+static void score_plain(const block_task *b, const page_run *run, int64_t g) {
+    const attend_run *a = b->a;
+    const cached_pages *c = &a->keys;
+    plain_shape shape = {b->lines, a->dqk, c->token_bytes, c->kind, BLOCK};
+    real *s = scores_of(b, g) + run->at;
+    plain_score(&shape, queries_of(b, g), head_at(c, run->page, g) + run->token * c->token_bytes,
+                run->end - run->token, s + run->token);
+    if (c->kind != CACHED_I8) return;
+    const float *scale = scale_at(c, run->page, g, 0);
+    for (int64_t h = 0; h < b->lines; h++)
+        for (int64_t t = run->token; t < run->end; t++)
+            s[h * BLOCK + t] *= (real)scale[t];
+}
+
+/* The n of a page's keys. */
+static void read_numbers(const block_task *b, const page_run *run, int64_t g) {
+    const attend_run *a = b->a;
+    const cached_pages *c = &a->keys;
+    real *n = numbers_of(b, g) + run->at;
+    if (c->part.number)
+        memcpy(n + run->token, number_at(c, run->page, g, run->token),
+               (size_t)(run->end - run->token) * sizeof(real));
+    if (!a->attr->squares) return;
+    for (int64_t t = run->token; t < run->end; t++) {
+        float scale = c->kind == CACHED_I8 ? *scale_at(c, run->page, g, t) : 1;
+        widen_stored(c, head_at(c, run->page, g) + t * c->token_bytes, scale, b->s->own);
+        n[t] = square_of(b->s->own, a->dqk);
+    }
+}
+
+/* The queries of key head g's lines. */
+static void gather_queries(const block_task *b, int64_t g) {
+    const attend_run *a = b->a;
+    real *to = queries_of(b, g);
+    int64_t used = a->group * a->dqk, step = a->lines * a->dqk;
+    for (int64_t r = b->row; r < b->row + b->rows; r++, to += step) {
+        memcpy(to, a->q + r * a->q_columns + g * used, (size_t)used * sizeof *to);
+        memset(to + used, 0, (size_t)(step - used) * sizeof *to);
+    }
+}
+
+static void score_block(const block_task *b) {
+    const attend_run *a = b->a;
+    for (int64_t g = b->from; g < b->to; g++)
+        gather_queries(b, g);
+    if (copies_keys(a->attr)) {
+        for (int64_t g = b->from; g < b->to; g++)
+            score_copied(b, g);
+        return;
+    }
+    for (int64_t g = b->from; b->key_way->queries && g < b->to; g++)
+        b->key_way->queries(b, g);
+    for (int64_t j = b->first; j < b->end;) {
+        page_run run = run_at(b, &a->keys, j, b->end);
+        for (int64_t g = b->from; g < b->to; g++) {
+            b->key_way->score(b, &run, g);
+            read_numbers(b, &run, g);
+        }
+        j += run.end - run.token;
+    }
+}
+
+/* The query of position j ≤ the row's own: of this run, or one of the last before it. */
+static const real *query_at(const attend_run *a, int64_t r, int64_t j, int64_t head) {
+    const row_places *p = &a->places;
+    int64_t back = p->position[r] - j;
+    if (r - back >= 0 && p->slot[r - back] == p->slot[r] && p->position[r - back] == j)
+        return a->q + (r - back) * a->q_columns + head * a->dqk;
+    int64_t window = a->attr->window;
+    return a->query_cache + ((p->slot[r] * window + j % window) * a->heads + head) * a->dqk;
+}
+
+/* Adds the band's term to the raw products: α ⟨q_j, k_i⟩ for i − j ≤ window. */
+static void add_band(const block_task *b, int64_t g) {
+    const attend_run *a = b->a;
+    const block_scratch *s = b->s;
+    int64_t i = a->places.position[b->row], from = max_i64(b->first, i - a->attr->window);
+    if (from >= b->end) return;
+    if (a->attr->rotated) coarse_rotations(a, i / BLOCK, s->coarse);
+    read_key(a, b->row, g, i, s->coarse, s->own);
+    for (int64_t h = 0; h < a->group; h++)
+        for (int64_t j = from; j < b->end; j++) {
+            const real *q = query_at(a, b->row, j, g * a->group + h);
+            vreal sum = {0};
+            for (int64_t d = 0; d < a->dqk; d += VLEN) {
+                int64_t n = min_i64(VLEN, a->dqk - d);
+                sum = vfma(vload_n(q + d, n), vload_n(s->own + d, n), sum);
+            }
+            scores_of(b, g)[h * BLOCK + j - b->base] += (real)a->attr->band_alpha * vsum(sum);
+        }
+}
+
+/* From raw products to scores, in powers of two. */
+static void finish_scores(const attend_run *a, int64_t i, int64_t head, int64_t first,
+                          int64_t count, real *s, const real *n) {
+    const weft_cache_attention_attr *attr = a->attr;
+    real scale = (real)a->scale[head], beta = (real)a->beta[head];
+    bool number = attr->key.number || attr->squares;
+    if (number)
+        for (int64_t j = 0; j < count; j++)
+            s[j] = s[j] * scale + n[j] * beta;
+    else
+        for (int64_t j = 0; j < count; j++)
+            s[j] *= scale;
+    if (attr->pos == WEFT_POS_ALIBI) {
+        real slope = (real)(weft_alibi_slope(head, a->heads) * LOG2E);
+        for (int64_t j = 0; j < count; j++)
+            s[j] -= slope * (real)(i - first - j);
+    }
+    if (attr->pos == WEFT_POS_RELATIVE)
+        for (int64_t j = 0; j < count; j++)
+            s[j] += a->rel[i - first - j] * (real)LOG2E;
+    vreal slope;
+    for (int64_t j = 0; attr->softcap > 0 && j < count; j += VLEN) {
+        int64_t part = min_i64(VLEN, count - j);
+        vstore_n(s + j, vsoftcap(vload_n(s + j, part), LOG2_E * (real)attr->softcap, &slope), part);
+    }
+}
