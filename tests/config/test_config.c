@@ -48,6 +48,19 @@ TEST(test_every_default_is_in_its_range) {
     assert_int_equal(weft_model_check(&c, "defaults"), WEFT_OK);
 }
 
+/* In the room that is given, and nowhere else. */
+TEST(test_words_are_listed) {
+    static const char *const two[] = {"dot", "w2", NULL}, *const none[] = {NULL};
+    char text[16] = "????????";
+    const weft_option words = {.words = two}, empty = {.words = none};
+    assert_string_equal(weft_option_words(&words, text + 1, sizeof text - 1), "dot w2");
+    assert_string_equal(weft_option_words(&words, text + 1, 6), "dot w");
+    assert_int_equal(text[7], '\0');
+    assert_int_equal(text[8], '\0');
+    assert_string_equal(weft_option_words(&empty, text + 1, sizeof text - 1), "");
+    assert_int_equal(text[0], '?');
+}
+
 static bool is_listed(const char *const *list, const char *key) {
     for (; *list; list++)
         if (strcmp(*list, key) == 0) return true;
