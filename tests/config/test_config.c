@@ -315,6 +315,34 @@ TEST(test_steps_set_the_mechanisms_alone) {
     expect_error(weft_config_step(&c, 6), "0 to 5");
 }
 
+static bool is_of_the_model(const weft_option *o) {
+    return o->owner == WEFT_OWNER_MODEL;
+}
+
+TEST(test_a_saved_config_is_read_back) {
+    weft_config c = defaults(), back = defaults();
+    char path[256], first[WEFT_TEXT_MAX], second[WEFT_TEXT_MAX];
+    assert_int_equal(read_text(&c,
+                               "CONFIG_N_LAYER=3\nCONFIG_ATTENTION=\"mla\"\nCONFIG_BIAS=n\n"
+                               "CONFIG_STUDY_QUESTION=\"\\\\ and \\\"\"\n",
+                               path, sizeof path),
+                     WEFT_OK);
+    assert_int_equal(weft_config_save(&c, path), WEFT_OK);
+    assert_int_equal(weft_config_read(&back, path), WEFT_OK);
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++) {
+        weft_config_format(&c, &options[i], first, sizeof first);
+        weft_config_format(&back, &options[i], second, sizeof second);
+        assert_string_equal(first, second);
+    }
+    /* Of what is not the default, the model's. */
+    assert_int_equal(weft_config_save_changes(&c, "# head\n", is_of_the_model, path), WEFT_OK);
+    WEFT_AUTO_FREE char *text = file_read(path, NULL);
+    assert_string_equal(text,
+                        "# head\nCONFIG_ATTENTION=\"mla\"\nCONFIG_N_LAYER=3\nCONFIG_BIAS=n\n");
+}
+
 TEST(test_json_gives_the_config_back) {
     weft_config c = defaults(), back = defaults();
     const char *changes[] = {"ATTENTION=w2", "W2_TAU=0.1",           "N_LAYER=5",
