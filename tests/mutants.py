@@ -97,8 +97,8 @@ def run(words, log, limit=None, cwd=None):
 
 
 def interrupt(number, _):
-    for other in INTERRUPTS:
-        signal.signal(other, signal.SIG_IGN)
+    for other in INTERRUPTS:  # another one changes nothing; it may have come already
+        signal.signal(other, lambda *_: None)
     sys.exit(128 + number)  # by way of the `finally` above
 
 
