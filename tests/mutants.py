@@ -108,7 +108,7 @@ class Copy:
     def __init__(self, folder, threads):
         self.folder, self.tree, self.threads = folder, os.path.join(folder, "tree"), threads
         self.log, self.keep = os.path.join(folder, "log"), os.path.join(folder, "keep")
-        self.baselines = {}
+        self.baselines, self.linked = {}, {}
         os.makedirs(folder, exist_ok=True)
         os.environ["COPY"] = folder
 
@@ -195,26 +195,27 @@ class Copy:
         return not words or self.make("tests", "T=" + " ".join(words)) == 0
 
     def baseline(self, room, words):
-        """Seconds that the room's tests take unbroken; None where they are not run here."""
+        """Seconds that the room's tests take unbroken; None where they are not run here. Their programs are made in
+        this copy first: an object that a mutant was the first to need would not be put back."""
+        goal = self.test_words(room, words)
+        if room not in self.linked:
+            self.linked[room] = bool(goal) and self.link(words)
         if room not in self.baselines:
-            goal, seconds = self.test_words(room, words), None
-            if goal:
-                status = 1
-                for _ in range(3 if self.link(words) else 0):  # one may fail by chance
-                    began = time.monotonic()
-                    status = self.make(*goal)
-                    seconds = time.monotonic() - began
-                    if status == 0:
-                        break
-                said = self.said()
-                if status != 0:
-                    print(f"{room}: its tests fail unbroken, so none of its mutants is judged:\n" + said[-2000:])
-                    seconds = None
-                elif "test-torch: skipped:" in said:
-                    print(f"{room}: " + said.strip())
-                    seconds = None
+            status, seconds = 1, None
+            for _ in range(3 if self.linked[room] else 0):  # one may fail by chance
+                began = time.monotonic()
+                status = self.make(*goal)
+                seconds = time.monotonic() - began
+                if status == 0:
+                    break
+            if goal and status != 0:
+                print(f"{room}: its tests fail unbroken, so none of its mutants is judged:\n" + self.said()[-2000:])
+                seconds = None
+            elif goal and "test-torch: skipped:" in self.said():
+                print(f"{room}: " + self.said().strip())
+                seconds = None
             self.baselines[room] = seconds
-        return self.baselines[room]
+        return self.baselines[room] if self.linked[room] else None
 
 
 def code_of_python(text):

@@ -200,6 +200,12 @@ TEST_WITH(test_two_workers_judge_as_one_does, open_tree, scratch_teardown) {
     shell_succeeds(
         "cd '%s' && cmp build/mutants/2-sum/results whole/results && [ $(wc -l <ran) = 3 ]",
         scratch_path("."));
+    /* A copy that comes later, of a folder whose time is known. */
+    shell_succeeds("cd '%s/build/mutants' && [ -s seconds ] && rm -r copy-1 2-sum",
+                   scratch_path("."));
+    free(mutate(0, "JOBS=2 tests/mutate_random.py 2 2 sum"));
+    shell_succeeds("cmp '%s/build/mutants/2-sum/results' '%s/whole/results'", scratch_path("."),
+                   scratch_path("."));
 }
 
 TEST_WITH(test_tests_that_fail_unbroken_judge_nothing, open_tree, scratch_teardown) {
