@@ -88,14 +88,14 @@ mutate: build ## break the code on purpose, and see that a test notices; T=word 
 	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate $(if $(T),'$(T)'); \
 	else echo "make mutate: tests/mutate is not there" >&2; exit 2; fi
 
-# The generator comes from the package index, once, into an environment of its own. Its version is part of what a
-# seed draws.
+# The generator comes from the package index, once, into an environment of its own, unless GENERATOR= names its
+# command. Its version is part of what a seed draws.
 MUTATE_VENV := $(BUILD)/mutate-venv
-mutate-random: build ## break N=300 lines drawn by SEED=1 in src/ and python/: the share that tests notice; T="rooms"
-	@[ -x '$(MUTATE_VENV)/bin/mutate' ] || { python3 -m venv '$(MUTATE_VENV)' && \
+mutate-random: build ## break N=300 lines drawn by SEED=1 in src/ and python/: the share that tests notice; T="rooms" JOBS=n
+	@[ -n '$(GENERATOR)' ] || [ -x '$(MUTATE_VENV)/bin/mutate' ] || { python3 -m venv '$(MUTATE_VENV)' && \
 		'$(MUTATE_VENV)/bin/pip' install -q --disable-pip-version-check 'universalmutator==1.14.1'; } || \
 		{ echo "make mutate-random: universalmutator could not be installed into $(MUTATE_VENV); is there a network, and python3's venv?" >&2; exit 2; }
-	@BUILD='$(BUILD)' PYTHON='$(TORCH_PYTHON)' tests/mutate_random.py '$(or $(N),300)' '$(or $(SEED),1)' $(T)
+	@BUILD='$(BUILD)' PYTHON='$(TORCH_PYTHON)' GENERATOR='$(GENERATOR)' JOBS='$(JOBS)' tests/mutate_random.py '$(or $(N),300)' '$(or $(SEED),1)' $(T)
 
 # MkDocs comes from the package index, once, into an environment of its own; the site needs no network.
 site: build ## the documentation as a site with search: open site/index.html

@@ -107,7 +107,8 @@ test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/products_c
 	@$(if $(CONFIG_NVCC),WEFT_QUICK='$(QUICK)' $(RUNNER) $(OUT)/bench/products_cuda check)
 	@$(if $(CONFIG_NVCC),$(RUNNER) $(OUT)/bench/rows_cuda check)
 
-tests: $(TEST_PROGRAMS)
+# What make test T= runs, and what make test-cuda T= does.
+tests: $(PROGRAM) $(TEST_CHOSEN) $(CUDA_CHOSEN) $(FAULTS)
 
 bench-scale: build ## scaling over processes of this machine, and a model for GPUs; QUICK=1, THREADS=n, ARGS="measure 1 2"
 	@WEFT='$(PROGRAM)' QUICK='$(QUICK)' THREADS='$(or $(THREADS),1)' $(PYTHON) bench/scale.py $(ARGS)

@@ -3,26 +3,28 @@
 
 A line is drawn, then one of the mutants that a generator (universalmutator) makes of it. In a copy of the tree
 (tests/mutate --copy) the objects that depend on the file are compiled and the tests of its folder are run, as
-tests/rooms.txt names them. A mutant is
+tests/rooms.txt names them. JOBS mutants are judged at a time, each by a worker with a copy and processors of its
+own. A mutant is
 
-  caught    a test fails, or takes ten times as long as all of them do unbroken, and at least a minute
+  caught    a test fails, or they take ten times as long as unbroken beside as many workers, and at least a minute
   survived  all pass: FOLDER/survivor-K.diff is what was changed
   equal     its object code (of Python, its byte code) is that of the original; not counted
   listed    tests/equivalent.txt says why no test can notice it; not counted
   invalid   it does not compile or link; not counted
   not here  this machine cannot run its folder's tests, or its file is not part of the build; not counted
 
-until N are caught or survived. The K-th draw of a seed is the same mutant for the same sources. Results are in
-BUILD/mutants/SEED[-ROOM...]/results, one line of JSON each: after an interrupt the same command goes on, and a
-larger N adds to what is there. They are begun anew when a file of the tree that counts has changed.
+until N are caught or survived. The K-th draw of a seed is the same mutant for the same sources, and they count in
+the order of draws, whatever JOBS is. Results are in BUILD/mutants/SEED[-ROOM...]/results, one line of JSON each:
+after an interrupt the same command goes on, and a larger N adds to what is there. They are begun anew when a file of
+the tree that counts has changed.
 
   tests/mutate_random.py N SEED [ROOM...]   rooms: folders of src/, and python; without them, all
   tests/mutate_random.py --check            whether tests/rooms.txt and tests/equivalent.txt are up to date
 
-BUILD, CC, NVCC: as in tests/mutate. GENERATOR: its command (BUILD/mutate-venv/bin/mutate). MUTANT_SECONDS: how
-long the tests of a mutant may take. PYTHON: the interpreter of make test-torch.
+BUILD, CC, NVCC: as in tests/mutate. JOBS: workers (one for two processors). GENERATOR: its command
+(BUILD/mutate-venv/bin/mutate). MUTANT_SECONDS: how long the tests of a mutant may take. PYTHON: the interpreter of
+make test-torch.
 """
-import ast
 import difflib
 import fcntl
 import glob
@@ -32,13 +34,13 @@ import math
 import os
 import random
 import re
-import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
+
+sys.dont_write_bytecode = True
+from mutants import INTERRUPTS, Failure, Team, interrupt, lines_of, list_processors, read, replace, room_of, run, write  # noqa: E402
 
 BUILD = os.environ.get("BUILD") or "build"
 SOURCES = ("src/**/*.c", "src/**/*.h", "src/**/*.cu", "src/**/*.cuh", "python/**/*.py")
@@ -48,30 +50,6 @@ COUNTED = SOURCES + ("src/**/*", "include/**/*", "tests/**/*", "mk/*", "Makefile
 
 # Draws in a row of which none can be judged, after which there are taken to be no more.
 IN_VAIN = 60
-
-
-class Failure(Exception):
-    """Ends the run with a line."""
-
-
-def read(path, errors="strict"):
-    with open(path, encoding="utf-8", errors=errors) as file:
-        return file.read()
-
-
-def write(path, text):
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-
-
-def lines_of(text):
-    """With their ends; a form feed ends none."""
-    return re.findall(r".*\n|.+", text)
-
-
-def room_of(path):
-    parts = path.split("/")
-    return "python" if parts[0] == "python" else parts[1]
 
 
 def list_files(patterns):
@@ -138,188 +116,7 @@ def wilson(hits, of):
     middle, width = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
     return max(0.0, (middle - width) / (1 + z * z / of)), min(1.0, (middle + width) / (1 + z * z / of))
 
-
-# ---- Commands: in a session of their own, so that all they started ends with them.
-
-running = None
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def end_running():
-    """Ends the whole session and waits for it: on SIGTERM tests/run ends what the tests started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + 60
-        try:
-            os.killpg(running.pid, number)
-            while time.monotonic() < until:
-                running.poll()
-                os.killpg(running.pid, 0)
-                time.sleep(0.02)
-        except ProcessLookupError:
-            return
-
-
-def prepare_child():
-    """A mutant may allocate without end."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    for what, most in ((resource.RLIMIT_DATA, half), (resource.RLIMIT_CORE, 0)):
-        hard = resource.getrlimit(what)[1]
-        resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def run(words, log, limit=None, cwd=None):
-    """The exit status, None past the limit; what it said is in the file `log`."""
-    global running
-    with open(log, "wb") as out:
-        signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)  # until it is known what to end
-        running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=cwd,
-                                   start_new_session=True, preexec_fn=prepare_child)
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-            return running.wait(limit)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            end_running()
-
-
-def interrupt(number, _):
-    for other in INTERRUPTS:
-        signal.signal(other, signal.SIG_IGN)
-    sys.exit(128 + number)  # by way of the `finally` above
-
-
-# ---- The copy: one file of it is broken at a time, and put back with its objects.
-
-class Copy:
-    def __init__(self, folder):
-        self.folder, self.tree = folder, os.path.join(folder, "tree")
-        self.log, self.keep = os.path.join(folder, "log"), os.path.join(folder, "keep")
-        self.baselines = {}
-        os.environ["COPY"] = folder
-        os.environ.update(PYTHONDONTWRITEBYTECODE="1", PYTHONUTF8="1")
-
-    def make(self, *words, limit=None):
-        return run(["tests/mutate", "--make", *words], self.log, limit)
-
-    def said(self):
-        """What the last command printed; a mutant may print any bytes."""
-        return read(self.log, "replace")
-
-    def open(self, digest):
-        """The copy of these sources, made unless it is there."""
-        stamp = os.path.join(self.folder, "copied")
-        if not os.path.exists(stamp) or read(stamp) != digest:
-            print("making a copy to break", flush=True)
-            write(stamp, "")
-            shutil.rmtree(self.keep, ignore_errors=True)
-            if run(["tests/mutate", "--copy"], self.log) != 0:
-                raise Failure("the tree could not be copied:\n" + self.said())
-            write(stamp, digest)
-        self.restore()
-
-    def is_source(self, stem):
-        return any(os.path.exists(os.path.join(self.tree, stem + end)) for end in ("", ".c"))
-
-    def dependents(self, file):
-        """The objects, by their paths in the tree, that are compiled from a file."""
-        found = []
-        for path in glob.glob(self.tree + "/build/**/*.d", recursive=True):
-            rule = read(path).replace("\\\n", " ").split("\n")[0]
-            target, _, needs = rule.partition(": ")
-            if file in needs.split():
-                found.append(target)
-        return sorted(found)
-
-    def break_file(self, file, text, objects):
-        """Keeps the file and its objects, then writes the text in its place."""
-        new = self.keep + ".new"
-        shutil.rmtree(new, ignore_errors=True)
-        for path in [file] + [p for o in objects for p in (o, o[:-2] + ".d")]:
-            at = os.path.join(self.tree, path)
-            if os.path.exists(at):
-                os.makedirs(os.path.join(new, os.path.dirname(path)), exist_ok=True)
-                shutil.copy2(at, os.path.join(new, path))
-        os.rename(new, self.keep)
-        write(os.path.join(self.tree, file), text)
-
-    def restore(self):
-        """Puts back what is kept: the source as old as it was, objects as of now, so that all is linked again."""
-        if not os.path.isdir(self.keep):
-            return
-        for folder, _, names in os.walk(self.keep):
-            for name in names:
-                kept = os.path.join(folder, name)
-                at = os.path.join(self.tree, os.path.relpath(kept, self.keep))
-                shutil.copy2(kept, at)
-                if name.endswith((".o", ".d")):
-                    os.utime(at)
-        shutil.rmtree(self.keep)
-
-    @staticmethod
-    def code_of(root, objects):
-        """The objects' code and data without what is there for a debugger."""
-        total = hashlib.sha256()
-        with tempfile.TemporaryDirectory() as folder:
-            for path in objects:
-                bare = os.path.join(folder, "bare")
-                subprocess.run(["strip", "-g", "-o", bare, os.path.join(root, path)], check=True)
-                with open(bare, "rb") as file:
-                    total.update(hashlib.sha256(file.read()).digest())
-        return total.hexdigest()
-
-    def test_words(self, room, words):
-        """make's words for the tests of a room; None where this machine cannot run them."""
-        if room == "python":
-            return ["test-torch"] + (["PYTHON=" + os.environ["PYTHON"]] if os.environ.get("PYTHON") else [])
-        if room == "cuda":
-            found = re.findall(r"^CONFIG_(?:NVCC|GPUS) := *(\S+)", read(self.tree + "/build/config.mk"), re.M)
-            return ["test-cuda", "T=" + " ".join(words)] if len(found) == 2 else None
-        return ["test", "T=" + " ".join(words)]
-
-    def baseline(self, room, words):
-        """Seconds that the room's tests take unbroken; None where they are not run here."""
-        if room not in self.baselines:
-            goal, seconds = self.test_words(room, words), None
-            if goal:
-                for turn in range(3):  # the first may have had to compile, and one may fail by chance
-                    for library in glob.glob(self.tree + "/build/*.a"):
-                        os.utime(library)  # all is linked again, as with a mutant
-                    began = time.monotonic()
-                    status = self.make(*goal)
-                    seconds = time.monotonic() - began
-                    if turn > 0 and status == 0:
-                        break
-                said = self.said()
-                if status != 0:
-                    print(f"{room}: its tests fail unbroken, so none of its mutants is judged:\n" + said[-2000:])
-                    seconds = None
-                elif "test-torch: skipped:" in said:
-                    print(f"{room}: " + said.strip())
-                    seconds = None
-            self.baselines[room] = seconds
-        return self.baselines[room]
-
-
-def code_of_python(text):
-    """Its byte code without line numbers and docstrings; None where it is not Python."""
-    def parts(code):
-        return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags,
-                code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, getattr(code, "co_exceptiontable", None),
-                [parts(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts])
-
-    try:
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False):
-                node.body[0].value.value = ""
-        return parts(compile(tree, "mutant", "exec"))
-    except (SyntaxError, ValueError):
-        return None
-
-
-# ---- Draws and verdicts.
+# ---- Draws.
 
 def draw(seed, rooms, number, sources, generator, folder):
     """The number-th draw: (file, line, its text, what stands in its place), None where a line has no mutant."""
@@ -345,53 +142,14 @@ def draw(seed, rooms, number, sources, generator, folder):
     new = lines_of(rng.choice(mutants))
     return file, at, lines[at], "".join(new[at:at + 1 + len(new) - len(lines)])
 
-
-def judge(copy, mutant, text, rooms, listed):
-    """(verdict, what there is to say of it)."""
-    file, _, old, new = mutant
-    room = room_of(file)
-    if key_of(file, old, new) in listed:
-        return "listed", ""
-    seconds = copy.baseline(room, rooms[room])
-    if seconds is None:
-        return "not here", ""
-    limit = float(os.environ.get("MUTANT_SECONDS") or max(60, 10 * seconds))
-    objects = []
-    if room == "python":
-        code = code_of_python(text)
-        if code is None:
-            return "invalid", ""
-        if code == code_of_python(read(os.path.join(copy.tree, file))):
-            return "equal", ""
-    else:
-        objects = copy.dependents(file)
-        own = [o for o in objects if copy.is_source("src" + re.sub(r"(\.\w+\.(32|64))?\.o$", "", o[len("build/obj"):]))]
-        if not own:
-            return "not here", "it is not part of this build"
-    copy.break_file(file, text, objects)
-    try:
-        if objects:
-            if copy.make(*own) != 0:
-                return "invalid", ""
-            if copy.code_of(copy.tree, own) == copy.code_of(copy.keep, own):
-                return "equal", ""
-        status = copy.make(*copy.test_words(room, rooms[room]), limit=limit)
-        failed = re.findall(r"^(?:failed|FAILED) (.*)", copy.said(), re.M)
-        if status is None:
-            return "caught", f"by its time, {limit:.0f} s"
-        if status != 0 and not failed and room != "python":
-            return "invalid", "it does not link"
-        return ("survived", "") if status == 0 else ("caught", "by " + (failed + ["a test"])[0])
-    finally:
-        copy.restore()
+def read_records(path):
+    """The whole lines of a file of JSON: an interrupt may have cut the last."""
+    return [json.loads(line) for line in (lines_of(read(path)) if os.path.exists(path) else []) if line.endswith("\n")]
 
 
 def open_results(folder, path, digest, listed):
     """What is there of these sources; of others it is removed. The first line says of which."""
-    results = []
-    for line in lines_of(read(path)) if os.path.exists(path) else []:
-        if line.endswith("\n"):  # else an interrupt cut it
-            results.append(json.loads(line))
+    results = read_records(path)
     if not results or results[0].get("digest") != digest:
         for old in glob.glob(folder + "/*"):
             shutil.rmtree(old) if os.path.isdir(old) else os.remove(old)
@@ -400,9 +158,7 @@ def open_results(folder, path, digest, listed):
         if r["verdict"] == "survived" and key_of(r["file"], r["old"], r["new"]) in listed:
             r["verdict"] = "listed"  # since then
             os.remove(os.path.join(folder, f"survivor-{r['draw']}.diff"))
-    with open(path + ".new", "w", encoding="utf-8") as out:
-        out.writelines(json.dumps(r) + "\n" for r in results)
-    os.replace(path + ".new", path)
+    replace(path, "".join(json.dumps(r) + "\n" for r in results))
     return results[1:]
 
 
@@ -426,6 +182,96 @@ def sum_up(results, wanted):
         print(f"{judged} of {wanted} were judged: too few of the mutants drawn can be run here")
 
 
+class Run:
+    """Draws, lets the workers judge, and counts in the order of draws."""
+
+    def __init__(self, wanted, seed, chosen, folder, digest):
+        self.wanted, self.seed, self.chosen, self.folder = wanted, seed, chosen, folder
+        self.sources = {f: lines_of(read(f)) for f in list_sources() if not chosen or room_of(f) in chosen}
+        self.generator = (os.environ.get("GENERATOR") or os.path.abspath(BUILD + "/mutate-venv/bin/mutate")).split()
+        self.path, self.ahead = os.path.join(folder, "results"), os.path.join(folder, "ahead")
+        self.listed = read_equivalents()
+        self.results = open_results(folder, self.path, digest, self.listed)
+        self.seen = {(r["file"], r["line"], r["new"]) for r in self.results}
+        self.drawn = self.counted = self.results[-1]["draw"] if self.results else 0
+        self.open = {}  # by draw, what is not counted yet; None of a draw without a mutant
+        self.early = {r["draw"]: r for r in read_records(self.ahead) if r["draw"] > self.counted}  # of a run before
+
+    def judged(self):
+        return [r["draw"] for r in self.results if r["verdict"] in ("caught", "survived")]
+
+    def is_over(self):
+        judged = self.judged()
+        return len(judged) >= self.wanted or self.counted >= max(judged, default=0) + IN_VAIN
+
+    def may_draw(self):
+        """Not where it could not count, whatever becomes of those before."""
+        return self.drawn < max(self.judged() + [k for k, r in self.open.items() if r], default=0) + IN_VAIN
+
+    def draw_next(self, team):
+        """Draws once, and gives it to a worker unless its verdict is known."""
+        self.drawn += 1
+        self.open[self.drawn] = None
+        mutant = draw(self.seed, self.chosen, self.drawn, self.sources, self.generator, self.folder)
+        if not mutant or (mutant[0], mutant[1] + 1, mutant[3]) in self.seen:
+            return
+        file, at, old, new = mutant
+        self.seen.add((file, at + 1, new))
+        result = {"draw": self.drawn, "file": file, "line": at + 1, "old": old, "new": new}
+        early = self.early.pop(self.drawn, None)
+        if key_of(file, old, new) in self.listed:
+            result.update(verdict="listed", why="", seconds=0)
+        elif early:
+            result = early
+        else:
+            team.give(self.drawn, file, self.text_of(result))
+        self.open[self.drawn] = result
+
+    def text_of(self, r):
+        """The file with the mutant in it."""
+        lines = self.sources[r["file"]]
+        return "".join(lines[:r["line"] - 1]) + r["new"] + "".join(lines[r["line"]:])
+
+    def finish(self, verdicts):
+        """Keeps what is judged before its turn comes."""
+        for number, verdict, why, seconds in verdicts:
+            self.open[number].update(verdict=verdict, why=why, seconds=seconds)
+        known = [r for r in [*self.open.values(), *self.early.values()] if r and r.get("verdict", "listed") != "listed"]
+        replace(self.ahead, "".join(json.dumps(r) + "\n" for r in known))
+
+    def count(self, out):
+        """Counts the draws whose turn it is, one after another."""
+        while self.counted < self.drawn and not self.is_over():
+            result = self.open[self.counted + 1]
+            if result and "verdict" not in result:
+                return
+            self.counted += 1
+            del self.open[self.counted]
+            if not result:
+                continue
+            file, why, seconds = result["file"], result.pop("why"), result.pop("seconds")
+            if result["verdict"] == "survived":
+                why = os.path.join(self.folder, f"survivor-{self.counted}.diff")
+                write(why, "".join(difflib.unified_diff(self.sources[file], lines_of(self.text_of(result)), "a/" + file, "b/" + file)))
+            print(f"{result['verdict']:<9} {file}:{result['line']}  {why}{' ' * bool(why)}({seconds:.0f} s)", flush=True)
+            self.results.append(result)
+            out.write(json.dumps(result) + "\n")
+            out.flush()
+
+    def go(self, team):
+        with open(self.path, "a", encoding="utf-8") as out:
+            while True:
+                self.count(out)
+                if self.is_over():
+                    return
+                draws = not team.is_busy() and self.may_draw()
+                if draws:
+                    self.draw_next(team)
+                verdicts = team.take(not draws)
+                if verdicts:
+                    self.finish(verdicts)
+
+
 def main(words):
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
     if words == ["--help"]:
@@ -443,52 +289,33 @@ def main(words):
         if room not in rooms:
             raise Failure(f"no room '{room}'; tests/rooms.txt names them: {' '.join(rooms)}")
     wanted, seed = int(words[0]), words[1]
+    jobs = os.environ.pop("JOBS", "")
+    if not re.fullmatch(r"([1-9]\d*)?", jobs):
+        raise Failure(f"JOBS={jobs}: it is how many mutants are judged at a time")
+    os.environ.update(PYTHONDONTWRITEBYTECODE="1", PYTHONUTF8="1")
     for number in INTERRUPTS:
         signal.signal(number, interrupt)
 
-    sources = {f: lines_of(read(f)) for f in list_sources() if not chosen or room_of(f) in chosen}
     digest = digest_tree()
     home = os.path.abspath(os.path.join(BUILD, "mutants"))
     folder = os.path.join(home, "-".join([seed] + chosen))
     os.makedirs(folder, exist_ok=True)
-    generator = (os.environ.get("GENERATOR") or os.path.abspath(BUILD + "/mutate-venv/bin/mutate")).split()
     lock = open(os.path.join(home, "lock"), "w", encoding="utf-8")  # until the process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise Failure(f"{home}: another run breaks this copy; wait for it, or give BUILD=") from error
-    listed, path = read_equivalents(), os.path.join(folder, "results")
-    results = open_results(folder, path, digest, listed)
-    if results:
-        print(f"{len(results)} mutants are there already: {path}")
-
-    copy = Copy(home)
-    copy.open(digest)
-    seen = {(r["file"], r["line"], r["new"]) for r in results}
-    number = results[-1]["draw"] if results else 0
-    with open(path, "a", encoding="utf-8") as out:
-        while True:
-            judged = [r["draw"] for r in results if r["verdict"] in ("caught", "survived")]
-            if len(judged) >= wanted or number >= max(judged, default=0) + IN_VAIN:
-                break
-            number += 1
-            mutant = draw(seed, chosen, number, sources, generator, folder)
-            if not mutant or (mutant[0], mutant[1] + 1, mutant[3]) in seen:
-                continue
-            file, at, old, new = mutant
-            lines = sources[file]
-            text = "".join(lines[:at]) + new + "".join(lines[at + 1:])
-            began = time.monotonic()
-            verdict, why = judge(copy, mutant, text, rooms, listed)
-            if verdict == "survived":
-                why = os.path.join(folder, f"survivor-{number}.diff")
-                write(why, "".join(difflib.unified_diff(lines, lines_of(text), "a/" + file, "b/" + file)))
-            print(f"{verdict:<9} {file}:{at + 1}  {why}{' ' * bool(why)}({time.monotonic() - began:.0f} s)", flush=True)
-            results.append({"draw": number, "file": file, "line": at + 1, "old": old, "new": new, "verdict": verdict})
-            seen.add((file, at + 1, new))
-            out.write(json.dumps(results[-1]) + "\n")
-            out.flush()
-    sum_up(results, wanted)
+    drawing = Run(wanted, seed, chosen, folder, digest)
+    if drawing.results:
+        print(f"{len(drawing.results)} mutants are there already: {drawing.path}")
+    if not drawing.is_over():
+        team = Team(home, digest, int(jobs or max(1, len(list_processors()) // 2)))
+        try:
+            team.start(rooms)
+            drawing.go(team)
+        finally:
+            team.end()
+    sum_up(drawing.results, wanted)
     return 0
 
 

@@ -20,7 +20,6 @@ typedef struct {
     int64_t n, n_answer, n_said;
     int32_t key;
     int64_t id; /* of the generator */
-    bool ended;
 } needle_trial;
 
 typedef struct {
@@ -120,13 +119,12 @@ static weft_status make_trial(const needle_run *r, int64_t length, double depth,
     return WEFT_OK;
 }
 
+/* Of a trial that has ended. */
 static weft_status take_tokens(weft_generator *g, needle_trial *t) {
     weft_sampled token;
     weft_take took;
     while ((took = weft_generator_take(g, t->id, &token)) == WEFT_TAKE_TOKEN)
         if (t->n_said < t->n_answer) t->said[t->n_said++] = token.token;
-    if (took == WEFT_TAKE_WAIT || t->ended) return WEFT_OK;
-    t->ended = true;
     weft_generator_remove(g, t->id);
     return took == WEFT_TAKE_BROKEN ? weft_generator_broken() : WEFT_OK;
 }
@@ -147,8 +145,6 @@ static weft_status answer(weft_generator *g, needle_trial *trials, int n, int64_
         WEFT_TRY(weft_generator_step(g));
         weft_generator_count(g, &stats);
         if (stats.pages_used > *pages) *pages = stats.pages_used;
-        for (int i = 0; i < n; i++)
-            WEFT_TRY(take_tokens(g, &trials[i]));
     }
     for (int i = 0; i < n; i++)
         WEFT_TRY(take_tokens(g, &trials[i]));

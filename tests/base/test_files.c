@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,6 +45,21 @@ TEST(test_a_file_is_replaced_whole_or_not_at_all) {
 }
 
 /* What came to have the name meanwhile stays, where nothing is to be replaced. */
+/* A new name is on disk when its folder is: where that cannot be said, the file is not called written. */
+TEST(test_a_name_that_may_not_last_is_an_error) {
+    weft_new_file f;
+    struct rlimit was;
+    expect(weft_new_file_begin(&f, at("unsynced")), WEFT_OK, NULL);
+    expect(weft_new_file_put(&f, "new text", 8), WEFT_OK, NULL);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    /* The folder cannot be opened. */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, was.rlim_max}), 0);
+    weft_status status = weft_new_file_end(&f, WEFT_OK);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+    expect(status, WEFT_EIO, strerror(EMFILE));
+    assert_int_equal(access(at("unsynced"), F_OK), 0);
+}
+
 TEST(test_a_name_is_taken_once) {
     weft_new_file f;
     for (int meanwhile = 0; meanwhile < 2; meanwhile++) {

@@ -5,6 +5,7 @@
 #include "support/screen.h"
 #include "support/test.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -234,6 +235,33 @@ TEST(test_a_pipe_gets_a_line_every_so_many_seconds) {
     s = screen_run(70, NULL, run_without_end);
     assert_int_equal(s.lines, 1);
     assert_int_equal(screen_count(&s, "["), s.draws);
+    screen_free(&s);
+}
+
+enum { DAYS_OF_STEPS = 300 * 1000 * 1000 };
+
+/* A step takes a millisecond or longer: 3e8 of them take days. */
+static void run_for_days(void) {
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = "train", .unit = "steps", .total = DAYS_OF_STEPS, .seconds = 0.1});
+    for (int i = 1; i <= 150; i++) {
+        usleep(1000);
+        weft_progress_update(p, i, NULL);
+    }
+    weft_progress_end(p, false);
+}
+
+TEST(test_days_that_are_left_are_told) {
+    screen s = screen_run(0, NULL, run_for_days);
+    double rate;
+    int days, hours;
+    assert_true(s.lines >= 1);
+    const char *told = strstr(s.line[0], "(0%)");
+    if (!told || sscanf(told, "(0%%) %lf steps/s, %dd%2dh left", &rate, &days, &hours) != 3)
+        fail_msg("the line is `%s`", s.line[0]);
+    /* Within the hours and the digits of the speed that are not shown. */
+    double left = 24.0 * days + hours, wanted = DAYS_OF_STEPS / rate / 3600;
+    assert_true(days > 2 && hours < 24 && fabs(left - wanted) < 1 + 0.01 * wanted);
     screen_free(&s);
 }
 

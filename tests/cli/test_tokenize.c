@@ -164,6 +164,14 @@ TEST(test_wide_tokens_and_leftovers) {
     assert_false(there_is("wide", "val_000000.bin.part"));
     assert_false(there_is("wide", "val_000001.bin.part"));
     assert_false(there_is("wide", "val_000000.bin"));
+    /* Refused: there is nothing to close. */
+    for (int64_t size = 0; size <= (1LL << 31); size += 1LL << 31) {
+        w = (weft_shard_writer *)1;
+        assert_int_equal(weft_shard_writer_open(scratch_path("wide"), "val", 9, size, &w),
+                         WEFT_EINPUT);
+        assert_non_null(strstr(weft_error_message(), "from 1 to 2147483647 tokens"));
+        assert_null(w);
+    }
 }
 
 /* Five mebibytes, so that there are several parts: the tokens of the whole text at once. */

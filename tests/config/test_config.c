@@ -48,6 +48,19 @@ TEST(test_every_default_is_in_its_range) {
     assert_int_equal(weft_model_check(&c, "defaults"), WEFT_OK);
 }
 
+/* In the room that is given, and nowhere else. */
+TEST(test_words_are_listed) {
+    static const char *const two[] = {"dot", "w2", NULL}, *const none[] = {NULL};
+    char text[16] = "????????";
+    const weft_option words = {.words = two}, empty = {.words = none};
+    assert_string_equal(weft_option_words(&words, text + 1, sizeof text - 1), "dot w2");
+    assert_string_equal(weft_option_words(&words, text + 1, 6), "dot w");
+    assert_int_equal(text[7], '\0');
+    assert_int_equal(text[8], '\0');
+    assert_string_equal(weft_option_words(&empty, text + 1, sizeof text - 1), "");
+    assert_int_equal(text[0], '?');
+}
+
 static bool is_listed(const char *const *list, const char *key) {
     for (; *list; list++)
         if (strcmp(*list, key) == 0) return true;
@@ -300,6 +313,34 @@ TEST(test_steps_set_the_mechanisms_alone) {
     }
     weft_config c = defaults();
     expect_error(weft_config_step(&c, 6), "0 to 5");
+}
+
+static bool is_of_the_model(const weft_option *o) {
+    return o->owner == WEFT_OWNER_MODEL;
+}
+
+TEST(test_a_saved_config_is_read_back) {
+    weft_config c = defaults(), back = defaults();
+    char path[256], first[WEFT_TEXT_MAX], second[WEFT_TEXT_MAX];
+    assert_int_equal(read_text(&c,
+                               "CONFIG_N_LAYER=3\nCONFIG_ATTENTION=\"mla\"\nCONFIG_BIAS=n\n"
+                               "CONFIG_STUDY_QUESTION=\"\\\\ and \\\"\"\n",
+                               path, sizeof path),
+                     WEFT_OK);
+    assert_int_equal(weft_config_save(&c, path), WEFT_OK);
+    assert_int_equal(weft_config_read(&back, path), WEFT_OK);
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++) {
+        weft_config_format(&c, &options[i], first, sizeof first);
+        weft_config_format(&back, &options[i], second, sizeof second);
+        assert_string_equal(first, second);
+    }
+    /* Of what is not the default, the model's. */
+    assert_int_equal(weft_config_save_changes(&c, "# head\n", is_of_the_model, path), WEFT_OK);
+    WEFT_AUTO_FREE char *text = file_read(path, NULL);
+    assert_string_equal(text,
+                        "# head\nCONFIG_ATTENTION=\"mla\"\nCONFIG_N_LAYER=3\nCONFIG_BIAS=n\n");
 }
 
 TEST(test_json_gives_the_config_back) {

@@ -76,6 +76,8 @@ TEST(test_other_configs_and_contradictions_are_refused) {
                   {"UPDATE runs SET learning_rate = 7 WHERE variant = 1", "number of another run"},
                   {"UPDATE runs SET folder = 'runs/c' WHERE variant = 1", "number of another run"},
                   {"UPDATE runs SET status = 'diverged' WHERE variant = 0", "another result"},
+                  {"UPDATE variants SET iters = iters + 1 WHERE variant = 1",
+                   "variant 'b' has other settings"},
                   {"UPDATE study SET tail = tail + 1", "seeds"},
                   {"UPDATE study SET seeds = '7'", "seeds"}};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {

@@ -115,6 +115,8 @@ TEST_WITH(test_verdicts_and_numbers, NULL, free_texts) {
                 SAYS("| \xe2\x98\x85 2.0000 ± 0.0954 |", "-0.1000 \\[-0.1248, -0.0752\\]"));
     expect_in(html, "<td class=\"n\">-0.1000 [-0.1248, -0.0752]</td>");
     expect_both("\xe2\x98\x85 marks the best mean.");
+    expect_both(", by its own count, the least of the seeds, or, on the CPU, the whole process at "
+                "its largest.");
     /* The same in percent of 2.1, as the answer above it is. */
     expect_in(html, "-0.1000 [-0.1248, -0.0752]<small>-4.8% [-5.9%, -3.6%]</small>");
     expect_both("in nats per token and in percent of the baseline; 3 seeds");

@@ -1,5 +1,5 @@
 /* tests/mutate_random.py on a tree of a few lines, with a generator that is a table: each verdict, the same draws
- * for the same seed, an interrupt in the middle of a mutant, and the tables of this tree. */
+ * for the same seed, an interrupt in the middle of a mutant, two workers, and the tables of this tree. */
 #include "support/command.h"
 #include "support/test.h"
 
@@ -8,17 +8,28 @@
 #include <string.h>
 
 /* The tree's make: objects with what they depend on, and a test that prints what tests/run would. Where there is
- * a file `stop`, the tests' make interrupts what started it, tests/mutate_random.py, and would go on for long. */
+ * a file `stop`, the tests' make interrupts twice what started it, a worker of tests/mutate_random.py, and would go on
+ * for long. Where there is a file `meet`, the tests of the mutant `a + 7` last until a later draw is caught; it has
+ * the word `stop` in it where they are to interrupt the workers' parent then. */
 static const char makefile[] =
+    "ROOT := ../../../..\n"
     "build/obj/%.o: src/%.c\n"
     "\t@mkdir -p $(@D)\n"
     "\t@$(CC) -g -O1 -Isrc -MMD -c $< -o $@\n"
     "build/test: build/obj/sum/sum.o build/obj/loop/loop.o tests/sum/test_sum.c\n"
     "\t@$(CC) -Isrc $^ -o $@\n"
+    "tests: build/test\n"
     "test: build/test\n"
-    "\t@if cmp -s src/sum/sum.c ../../../src/sum/sum.c; then :; elif [ -e '$(STOP)' ]; then rm "
-    "'$(STOP)'; \\\n"
-    "\t\tkill -INT $$(awk '{ print $$4 }' /proc/$$PPID/stat); exec sleep 1000; fi\n"
+    "\t@if cmp -s src/sum/sum.c $(ROOT)/src/sum/sum.c; then :; elif [ -e $(ROOT)/stop ]; then rm "
+    "$(ROOT)/stop; \\\n"
+    "\t\tworker=$$(awk '{ print $$4 }' /proc/$$PPID/stat); kill -STOP $$worker; kill -INT "
+    "$$worker; kill $$worker; kill -CONT $$worker; \\\n"
+    "\t\texec sleep 1000; fi\n"
+    "\t@cmp -s src/sum/sum.c $(ROOT)/src/sum/sum.c || echo $(JOBS) >>$(ROOT)/ran\n"
+    "\t@if [ -e $(ROOT)/meet ] && grep -q 'a + 7' src/sum/sum.c; then \\\n"
+    "\t\tuntil grep -qs caught $(ROOT)/build/mutants/2-sum/ahead; do sleep 0.01; done; \\\n"
+    "\t\tif grep -q stop $(ROOT)/meet; then worker=$$(awk '{ print $$4 }' /proc/$$PPID/stat); \\\n"
+    "\t\t\tkill -INT $$(awk '{ print $$4 }' /proc/$$worker/stat); exec sleep 1000; fi; fi\n"
     "\t@build/test '$(T)' || { printf '\\200\\n'; echo 'failed sum/test_sum: sum'; exit 1; }\n"
     "test-torch:\n"
     "\t@cd python && python3 -c 'import twice; assert twice.twice(2) == 4'\n"
@@ -74,7 +85,8 @@ static void write_text(const char *name, const char *text) {
 static int open_tree(void **state) {
     scratch_setup(state);
     shell_succeeds("cd '%s' && mkdir -p src/sum src/loop tests/sum python", scratch_path("."));
-    shell_succeeds("cp tests/mutate tests/mutate_random.py '%s'", scratch_path("tests"));
+    shell_succeeds("cp tests/mutate tests/mutate_random.py tests/mutants.py '%s'",
+                   scratch_path("tests"));
     write_text("Makefile", makefile);
     write_text("src/sum/sum.c", sum_c);
     write_text("src/sum/sum.h",
@@ -94,8 +106,8 @@ static int open_tree(void **state) {
 /* Runs it with those words; what it said is the caller's. */
 static char *mutate(int status, const char *words) {
     shell_succeeds("cd '%s' && { env -u MAKEFLAGS -u MAKELEVEL -u T CC=cc "
-                   "GENERATOR=\"$PWD/generate\" STOP=\"$PWD/stop\" "
-                   "BUILD=build %s >said 2>&1; [ $? = %d ] || { cat said; false; }; }",
+                   "GENERATOR=\"$PWD/generate\" "
+                   "BUILD=build JOBS=1 %s >said 2>&1; [ $? = %d ] || { cat said; false; }; }",
                    scratch_path("."), words, status);
     return file_read(scratch_path("said"), NULL);
 }
@@ -122,7 +134,7 @@ TEST_WITH(test_each_verdict, open_tree, scratch_teardown) {
     shell_succeeds("cd '%s' && cat build/mutants/1-sum/survivor-*.diff >diff && grep -qx -e '-    "
                    "return a + 1;' "
                    "diff && grep -qx -e '+    return a + 7;' diff && cmp src/sum/sum.c "
-                   "build/mutants/tree/src/sum/sum.c && rm diff",
+                   "build/mutants/copy-1/tree/src/sum/sum.c && rm diff",
                    scratch_path("."));
     /* What was judged is not run again; a survivor that is listed since does not count. */
     shell_succeeds(
@@ -152,18 +164,48 @@ TEST_WITH(test_an_interrupt_leaves_nothing_behind_and_the_command_goes_on, open_
     free(mutate(0, TWO_OF_SUM));
     shell_succeeds("cd '%s' && mv build/mutants/1-sum/results whole && rm -r build && : >stop",
                    scratch_path("."));
-    free(mutate(130, TWO_OF_SUM));
+    char *said = mutate(130, TWO_OF_SUM);
+    assert_null(strstr(said, "Traceback"));
+    free(said);
     shell_succeeds(
-        "cd '%s' && [ ! -e stop ] && cmp src/sum/sum.c build/mutants/tree/src/sum/sum.c && "
+        "cd '%s' && [ ! -e stop ] && cmp src/sum/sum.c build/mutants/copy-1/tree/src/sum/sum.c && "
         "! cmp -s build/mutants/1-sum/results whole",
         scratch_path("."));
     /* As a kill would have left it. */
-    shell_succeeds("cd '%s/build/mutants' && mkdir -p keep/src/sum && cp -p tree/src/sum/sum.c "
-                   "keep/src/sum && "
-                   "echo broken >tree/src/sum/sum.c",
-                   scratch_path("."));
+    shell_succeeds(
+        "cd '%s/build/mutants/copy-1' && mkdir -p keep/src/sum && cp -p tree/src/sum/sum.c "
+        "keep/src/sum && "
+        "echo broken >tree/src/sum/sum.c",
+        scratch_path("."));
     free(mutate(0, TWO_OF_SUM));
     shell_succeeds("cd '%s' && cmp build/mutants/1-sum/results whole", scratch_path("."));
+}
+
+TEST_WITH(test_two_workers_judge_as_one_does, open_tree, scratch_teardown) {
+    free(mutate(0, "JOBS=1 tests/mutate_random.py 2 2 sum"));
+    shell_succeeds("cd '%s' && mv build/mutants/2-sum whole && rm -r build && : >meet",
+                   scratch_path("."));
+    free(mutate(0, "JOBS=2 tests/mutate_random.py 2 2 sum"));
+    shell_succeeds("cd '%s' && for f in results survivor-6.diff; do cmp build/mutants/2-sum/$f "
+                   "whole/$f; done && cmp src/sum/sum.c build/mutants/copy-2/tree/src/sum/sum.c && "
+                   "rm -r build ran && echo stop >meet",
+                   scratch_path("."));
+    /* The later draw is judged and the earlier is not: what is known of it is kept, and not counted. */
+    free(mutate(130, "JOBS=2 tests/mutate_random.py 2 2 sum"));
+    shell_succeeds("cd '%s' && ! grep -q -e caught -e survived build/mutants/2-sum/results && "
+                   "rm meet",
+                   scratch_path("."));
+    free(mutate(0, "JOBS=2 tests/mutate_random.py 2 2 sum"));
+    /* One of the two ran twice. */
+    shell_succeeds(
+        "cd '%s' && cmp build/mutants/2-sum/results whole/results && [ $(wc -l <ran) = 3 ]",
+        scratch_path("."));
+    /* A copy that comes later, of a folder whose time is known. */
+    shell_succeeds("cd '%s/build/mutants' && [ -s seconds ] && rm -r copy-1 2-sum",
+                   scratch_path("."));
+    free(mutate(0, "JOBS=2 tests/mutate_random.py 2 2 sum"));
+    shell_succeeds("cmp '%s/build/mutants/2-sum/results' '%s/whole/results'", scratch_path("."),
+                   scratch_path("."));
 }
 
 TEST_WITH(test_tests_that_fail_unbroken_judge_nothing, open_tree, scratch_teardown) {
@@ -177,6 +219,7 @@ TEST_WITH(test_wrong_words_are_refused, open_tree, scratch_teardown) {
     expect(mutate(2, "tests/mutate_random.py 10 1 sums"),
            SAYS("no room 'sums'; tests/rooms.txt names them: sum loop python"));
     expect(mutate(0, "tests/mutate_random.py --help"), SAYS("drawn at random"));
+    expect(mutate(2, "JOBS=none tests/mutate_random.py 1 1"), SAYS("JOBS=none: it is how many"));
     shell_succeeds("mkdir -p '%s'", scratch_path("build/mutants"));
     expect(mutate(2, "flock build/mutants/lock tests/mutate_random.py 1 1"),
            SAYS("another run breaks this copy"));
