@@ -278,11 +278,11 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
     return WEFT_OK;
 }
 
-/* A launch takes as long as 8 MiB or more. WEFT_CUDA_FOLD=0: nothing is folded; 1: norms are. */
+/* WEFT_CUDA_FOLD=0: nothing is folded; 1, and by default: norms are; 2: maps of heads too, which may add what is
+ * read while a kernel is launched, 8 MiB. */
 static weft_foldable folds(void) {
     const char *asked = getenv("WEFT_CUDA_FOLD");
-    weft_foldable f = {STREAMED_NORM_WIDTH, 8 << 20};
-    if (asked && strcmp(asked, "1") == 0) f.bytes = 0;
+    weft_foldable f = {STREAMED_NORM_WIDTH, asked && strcmp(asked, "2") == 0 ? 8 << 20 : 0};
     if (!weft_cuda_device()->wgmma || (asked && strcmp(asked, "0") == 0)) f = weft_foldable{};
     return f;
 }
