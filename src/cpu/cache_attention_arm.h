@@ -2,9 +2,10 @@
  * processor has them: nothing is widened.
  *
  * A query head with a key head of its own goes by dot products: BFDOT sums products of pairs, SDOT those
- * of fours. Query heads that share a key head go by tiles, BFMMLA and SMMLA: two heads (a tile's rows) by
- * two keys or columns at a time. Without SMMLA bytes go by SDOT, four heads by four keys, and their values two
- * heads at a time.
+ * of fours. Query heads that share a key head go by tiles, BFMMLA and SMMLA: two lines (a tile's rows) by
+ * two keys or columns at a time. Without SMMLA bytes go by SDOT, four lines by four keys, and their values two
+ * lines at a time. Several rows whose heads share nothing go by SMMLA too, for sums of bytes are exact: a
+ * tile's rows are then the two bytes of one line.
  *
  * bf16: queries and weights are rounded to bf16, as keys and values are. A score has four chains over its
  * columns, a value's column one chain over pairs of keys.
