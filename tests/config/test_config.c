@@ -48,6 +48,39 @@ TEST(test_every_default_is_in_its_range) {
     assert_int_equal(weft_model_check(&c, "defaults"), WEFT_OK);
 }
 
+TEST(test_sizes_follow_from_others) {
+    weft_config c = defaults();
+    c.n_embd = 96;
+    c.n_head = 4;
+    c.batch_size = 12;
+    c.gradient_accumulation = 2;
+    assert_int_equal(weft_config_head_dim(&c), 24);
+    assert_int_equal(weft_config_w2_width(&c), 48);
+    assert_int_equal(weft_config_ffn_dim(&c), 384);
+    assert_int_equal(weft_config_kv_heads(&c), 4);
+    assert_int_equal(weft_config_micro_batch(&c), 12);
+    assert_int_equal(weft_config_micro_batches(&c), 2);
+    assert_true(weft_config_mup(&c) == 1);
+    c.head_dim = 20;
+    c.w2_sigma_dim = 5;
+    c.n_ffn = 100;
+    c.kv_heads = 2;
+    c.micro_batch = 3;
+    c.mup = true;
+    c.mup_base_width = 64;
+    c.window = 7;
+    c.window_every = 3;
+    assert_int_equal(weft_config_head_dim(&c), 20);
+    assert_int_equal(weft_config_w2_width(&c), 25);
+    assert_int_equal(weft_config_ffn_dim(&c), 100);
+    assert_int_equal(weft_config_kv_heads(&c), 2);
+    assert_int_equal(weft_config_micro_batch(&c), 3);
+    assert_int_equal(weft_config_micro_batches(&c), 8);
+    assert_true(weft_config_mup(&c) == 1.5);
+    for (int layer = 0; layer < 6; layer++) /* the third and the sixth see all */
+        assert_int_equal(weft_config_window(&c, layer), layer == 2 || layer == 5 ? 0 : 7);
+}
+
 /* In the room that is given, and nowhere else. */
 TEST(test_words_are_listed) {
     static const char *const two[] = {"dot", "w2", NULL}, *const none[] = {NULL};

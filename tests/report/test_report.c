@@ -102,6 +102,8 @@ TEST_WITH(test_verdicts_and_numbers, NULL, free_texts) {
     expect_line("- **worse** Against lower against Lower loss", SAYS("0.0100 higher"));
     /* In the page the words stand in the row, and the largest gain is the one that is coloured. */
     expect_in(html, "<div role=\"row\" class=\"lit\" data-key=\"lower\">");
+    expect_in(html, "<div class=\"side\"><span>\xe2\x86\x90 better</span><span>worse \xe2\x86\x92"
+                    "</span></div>");
     expect_in(html, "<b class=\"word good\">better</b>");
     expect_in(html, "<b class=\"word bad\">worse</b>");
     expect_in(html, "<b class=\"word plain\">no difference shown</b><small> Any difference is "
@@ -365,6 +367,22 @@ TEST_WITH(test_each_variant_gets_its_own_learning_rate, NULL, free_texts) {
     expect_line("| variant | 0.001 | 0.003 | 0.01 |", SAYS(""));
     expect_line("| 1 | 4.5000 (2 of 2) | 2.5150 (2 of 2) chosen | 0.5000 (1 of 2) |", SAYS(""));
     expect_line("| 0 | 3.5000 (2 of 2) chosen | 4.0000 (2 of 2) |", SAYS("not tried"));
+}
+
+TEST_WITH(test_a_variant_without_a_title_is_called_by_what_differs, NULL, free_texts) {
+    static const char *const sets[] = {
+        "POSITION=learned FFN=gelu N_FFN=256", "POSITION=rope FFN=gelu N_FFN=256",
+        "POSITION=learned FFN=swiglu N_FFN=253", "POSITION=learned FFN=gelu N_FFN=256 BIAS=n"};
+    sqlite3 *db = begin("called", "val_loss");
+    for (int i = 0; i < 4; i++) {
+        study_variant(db, i, ((const char *[]){"a", "b", "c", "d"})[i], "", i ? 0 : -1, -1);
+        study_sql(db, "UPDATE variants SET overrides = %Q WHERE variant = %d", sets[i], i);
+        three_seeds(db, i, 2.0 + i, 2.1 + i, 2.2 + i);
+    }
+    finish(db, "called");
+    expect_line("- **worse** Rotary positions against Learned positions.", SAYS("1.0000 higher"));
+    expect_line("- **worse** SwiGLU, feed-forward width 253 against", SAYS("2.0000 higher"));
+    expect_line("- **worse** Without bias against", SAYS("3.0000 higher"));
 }
 
 TEST_WITH(test_a_metric_is_better_higher, NULL, free_texts) {
