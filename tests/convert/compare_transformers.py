@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import hf_models
 
-LOGITS = 2e-5  # 1e-5 with most versions and machines; sums of products differ
+LOGITS = 2e-5  # 1.2e-5 was seen: OLMo 3, transformers 5.17, x86-64
 NEW_TOKENS = 40
 PROMPT = "The lamp was in the river"
 VOCAB_END = hf_models.VOCAB - 1
