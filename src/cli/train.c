@@ -281,9 +281,7 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     look_after after = {{backend, pool}, found};
     if (c.eval_inside || c.eval_decode) options->at_end = look;
     options->context = &after;
-    weft_status status = weft_train(&c, backend, pool, options, result);
-    weft_stop_remove();
-    WEFT_TRY(status);
+    WEFT_TRY(weft_train(&c, backend, pool, options, result));
     *facts = weft_facts_of_run(&c, backend->remote ? weft_cuda_device_name() : "cpu", result);
     if (*facts) json_object_update(*facts, found);
     return WEFT_OK;
@@ -364,6 +362,7 @@ int weft_cmd_train(int argc, char **argv) {
     } else if (weft_comm_rank(o->comm) == 0) {
         exit_status = finish(&args, &result, o->out, facts);
     }
+    weft_stop_remove(); /* a signal that comes when all is done does not keep it from being told */
     weft_comm_close(o->comm);
     json_decref(facts);
     return exit_status;

@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 enum {
-    TAIL = 4096,
     RATES_MOST = 256,
     RESULT_MOST = 1 << 20,
     FACT_MOST = 1 << 16,
@@ -194,26 +193,6 @@ void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
     const char *line = json_string_value(json_object_get(object, "why"));
     snprintf(end, 16, "%s", word ? word : "");
     snprintf(why, room, "%s", line ? line : "");
-}
-
-void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
-    char path[WEFT_PATH_MAX], tail[TAIL + 1];
-    WEFT_AUTO_FCLOSE FILE *file = NULL;
-    *step = 0;
-    *loss = NAN;
-    if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return;
-    if (weft_file_open_stream(path, &file) != WEFT_OK) return;
-    if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
-    size_t n = fread(tail, 1, TAIL, file);
-    while (n > 0 && tail[n - 1] != '\n')
-        n--; /* half a line */
-    if (n == 0) return;
-    size_t from = n - 1;
-    while (from > 0 && tail[from - 1] != '\n')
-        from--;
-    WEFT_AUTO_DECREF json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
-    *step = (int64_t)json_integer_value(json_object_get(line, "step"));
-    *loss = weft_json_number_of(line, "loss");
 }
 
 double weft_collect_rate(const char *folder) {

@@ -126,10 +126,7 @@ void weft_collect_end(const char *path, char end[16], char *why, size_t room);
 weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_record_run *job,
                              const weft_ending *ending, double *score);
 
-/* The step and loss of the last line of a metrics.jsonl that is still being written; 0 and NaN where
- * there is none. */
-void weft_collect_progress(const char *folder, int64_t *step, double *loss);
-/* The median of tokens_per_s over its lines but the first; NaN: there are none. */
+/* The median of tokens_per_s over the lines of a metrics.jsonl but the first; NaN: there are none. */
 double weft_collect_rate(const char *folder);
 
 /* What a run's record says beside its results: the program, the machine and the data it was made

@@ -9,6 +9,7 @@
 #include "base/order.h"
 #include "base/progress.h"
 #include "record/record.h"
+#include "train/metrics.h"
 #include "train/stop.h"
 
 #include <math.h>
@@ -195,13 +196,13 @@ static void show_progress(supervisor *v) {
     int ended = 0;
     for (int i = 0; i < v->options->jobs; i++) {
         slot *s = &v->slots[i];
-        double loss;
+        weft_loss_parts parts;
         if (!s->job) continue;
-        weft_collect_progress(s->folder, &s->steps, &loss);
+        weft_metrics_last(s->folder, &s->steps, &parts);
         done += s->steps;
         describe_job(v, s->job, what, sizeof what);
         *loss_text = '\0';
-        if (isfinite(loss)) snprintf(loss_text, sizeof loss_text, ", loss %.4f", loss);
+        if (isfinite(parts.loss)) snprintf(loss_text, sizeof loss_text, ", loss %.4f", parts.loss);
     }
     for (int i = 0; i < v->n_order; i++)
         ended += weft_run_ended(v->order[i]) || v->order[i]->status == WEFT_RUN_FAILED;

@@ -370,7 +370,7 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     if (*r->metric) snprintf(metric, sizeof metric, ", %s %.4f", r->metric, r->metric_value);
     weft_log(WEFT_LOG_INFO, "step %lld: loss %.4f, val_loss %.4f%s", (long long)row->step,
              row->parts.loss, r->val_loss, metric);
-    if (t->config->eval_positions && row->step == t->model->config.steps)
+    if (t->config->eval_positions && row->step >= t->model->config.steps)
         return weft_validation_positions(t->validation, r->positions, &r->n_positions);
     return WEFT_OK;
 }
@@ -456,6 +456,26 @@ static weft_status plan_end(trainer *t) {
     return WEFT_OK;
 }
 
+/* A run that the deadline ends is done: its config says so, before the checkpoint that nothing follows, and so does a
+ * line. */
+static weft_status close_plan(const trainer *t) {
+    char done[WEFT_COUNT_ROOM], planned[WEFT_COUNT_ROOM];
+    int64_t steps = t->model->config.steps;
+    if (!t->leads || steps == t->config->steps) return WEFT_OK;
+    weft_log(WEFT_LOG_INFO, "%s: time was up after %s of %s steps", t->options->out,
+             weft_count_text(steps, done), weft_count_text(t->config->steps, planned));
+    return keep_config(t);
+}
+
+/* What a run that goes on after its last step tells at its end: it was killed when that was saved and not told. */
+static weft_status close_again(trainer *t) {
+    if (!*t->resumed || t->steps > 0 || t->result->end != WEFT_TRAIN_DONE) return WEFT_OK;
+    weft_metrics_row row;
+    if (t->leads) weft_metrics_last(t->options->out, &row.step, &t->result->parts);
+    row = (weft_metrics_row){.step = t->state.iteration, .parts = t->result->parts};
+    return evaluate(t, &row);
+}
+
 static weft_status run_steps(trainer *t) {
     const weft_config *c = t->config;
     t->began = t->looked = read_clock(t);
@@ -487,6 +507,7 @@ static weft_status run_steps(trainer *t) {
         WEFT_TRY(weft_comm_any(t->comm, weft_stop_asked() != 0, &asked));
         /* There is no best without a last: a last that is missing is known to be lost. */
         bool first = t->saved < 0 && t->saved_best >= 0;
+        if (last) WEFT_TRY(close_plan(t));
         if (last || asked || first || row.step % c->checkpoint_interval == 0)
             WEFT_TRY(save_last(t));
         if (row.evaluated && !last) t->closing = fmax(t->closing, read_clock(t) - t->looked);
@@ -498,16 +519,6 @@ static weft_status run_steps(trainer *t) {
                  keeps_last(t) ? "; saved, --resume continues it" : "; SAVE_CHECKPOINT is n");
     }
     return WEFT_OK;
-}
-
-/* A run that the deadline ended is done: its config says so, and so does a line. */
-static weft_status close_plan(const trainer *t) {
-    char done[WEFT_COUNT_ROOM], planned[WEFT_COUNT_ROOM];
-    int64_t steps = t->model->config.steps;
-    if (!t->leads || steps == t->config->steps || t->result->end != WEFT_TRAIN_DONE) return WEFT_OK;
-    weft_log(WEFT_LOG_INFO, "%s: time was up after %s of %s steps", t->options->out,
-             weft_count_text(steps, done), weft_count_text(t->config->steps, planned));
-    return keep_config(t);
 }
 
 static void fill_result(trainer *t, double start) {
@@ -564,7 +575,7 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
     bool done = t.state.iteration >= c->steps;
     if (status == WEFT_OK && *t.resumed && (done || !options->resume_name)) status = save_last(&t);
     if (status == WEFT_OK) status = run_steps(&t);
-    if (status == WEFT_OK) status = close_plan(&t);
+    if (status == WEFT_OK) status = close_again(&t);
     if (status == WEFT_OK && t.leads && options->at_end && out->end == WEFT_TRAIN_DONE)
         status = options->at_end(options->context, t.model);
     fill_result(&t, start);

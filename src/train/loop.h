@@ -47,7 +47,7 @@ typedef struct {
     char why[512];                  /* one line, where it is not DONE */
     int64_t steps;                  /* done, earlier runs' included */
     int64_t skipped;                /* of them left out because something was not finite */
-    weft_loss_parts parts;          /* of the last step; NaN where this run did none */
+    weft_loss_parts parts;          /* of the last step; NaN: none was done */
     double val_loss, best_val_loss; /* NaN: not evaluated */
     char metric[32];                /* the dataset's own; empty: none */
     double metric_value;

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SCALARS = 16, NAMES_MOST = 1000 };
+enum { SCALARS = 16, NAMES_MOST = 1000, TAIL = 4096 };
 
 static weft_status failed(const char *path) {
     return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
@@ -182,6 +182,29 @@ weft_status weft_metrics_logged(weft_metrics *m, int64_t *step) {
     WEFT_TRY(weft_lines_read(m->file, m->path, INT64_MAX, 0, &lines));
     *step = lines.last;
     return WEFT_OK;
+}
+
+void weft_metrics_last(const char *run, int64_t *step, weft_loss_parts *out) {
+    char path[WEFT_PATH_MAX], tail[TAIL + 1];
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
+    *step = 0;
+    *out = (weft_loss_parts){NAN, NAN, NAN, NAN, NAN};
+    if (weft_path(path, "%s/metrics.jsonl", run) != WEFT_OK) return;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) return;
+    if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
+    size_t n = fread(tail, 1, TAIL, file);
+    while (n > 0 && tail[n - 1] != '\n')
+        n--; /* half a line */
+    if (n == 0) return;
+    size_t from = n - 1;
+    while (from > 0 && tail[from - 1] != '\n')
+        from--;
+    WEFT_AUTO_DECREF json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
+    *step = (int64_t)json_integer_value(json_object_get(line, "step"));
+    *out = (weft_loss_parts){
+        weft_json_number_of(line, "loss"), weft_json_number_of(line, "cross_entropy"),
+        weft_json_number_of(line, "aux_z"), weft_json_number_of(line, "aux_contrastive"),
+        weft_json_number_of(line, "logits_z")};
 }
 
 weft_status weft_metrics_start(weft_metrics *m, int64_t step, int64_t every) {

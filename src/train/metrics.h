@@ -28,6 +28,9 @@ typedef struct {
 weft_status weft_metrics_hold(const char *run, weft_metrics **out);
 /* The last step that the lines there tell of; 0: none. */
 weft_status weft_metrics_logged(weft_metrics *m, int64_t *step);
+/* The step and losses of the last whole line of RUN/metrics.jsonl, which may still be written; 0 and NaN where there is
+ * none. */
+void weft_metrics_last(const char *run, int64_t *step, weft_loss_parts *out);
 /* Opens the files of a run that has done `step` steps: lines of later ones, which a kill left
  * behind, are cut off. Where other lines are damaged, the file is set aside, what is good in it stays,
  * and a warning names it, as it names steps that are missing though a line was due at `every` so many

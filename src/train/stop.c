@@ -3,6 +3,7 @@
 #include "train/stop.h"
 
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@ static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXFSZ};
 enum { SIGNALS = sizeof signals / sizeof signals[0] };
 
 static struct sigaction before[SIGNALS];
+static bool installed;
 static volatile sig_atomic_t asked;
 
 static void note_signal(int number) {
@@ -21,6 +23,7 @@ static void note_signal(int number) {
 
 void weft_stop_install(void) {
     asked = 0;
+    installed = true;
     for (int i = 0; i < SIGNALS; i++) {
         struct sigaction action = {.sa_flags = SA_RESTART};
         action.sa_handler = signals[i] == SIGXFSZ ? SIG_IGN : note_signal;
@@ -33,8 +36,9 @@ void weft_stop_install(void) {
 }
 
 void weft_stop_remove(void) {
-    for (int i = 0; i < SIGNALS; i++)
+    for (int i = 0; installed && i < SIGNALS; i++)
         sigaction(signals[i], &before[i], NULL);
+    installed = false;
 }
 
 int weft_stop_asked(void) {

@@ -7,7 +7,8 @@
  *   WEFT_FAULT_COMMAND  only processes whose first argument is this ("train")
  *   WEFT_FAULT_NTH      the call that fails, from 1; 0: none does, they are only counted
  *   WEFT_FAULT_ERRNO    the number it fails with; 0: the process is killed instead; -1: a write seems
- *                       to go well, but its last bit is another one; -2: it writes only a half
+ *                       to go well, but its last bit is another one; -2: it writes only a half; -3: the
+ *                       process gets a SIGTERM, and the call goes on
  *   WEFT_FAULT_PLAIN    1: a file system that cannot exchange two names
  *   WEFT_FAULT_ALL      1: from the n-th on, every one fails
  *   WEFT_FAULT_COUNT    a file; when the process ends, a line with the number of calls is added
@@ -104,6 +105,8 @@ static bool fails(const char *name, const char *path) {
     errno = before;
     if (!now) return false;
     if (number == 0) syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+    if (number == -3) syscall(SYS_kill, syscall(SYS_getpid), SIGTERM);
+    if (number == -3) return false;
     errno = number > 0 ? (int)number : before;
     return true;
 }

@@ -150,8 +150,14 @@ static bool run_is_right(char *why) {
             snprintf(why, WHY, "%s is left", left[i]);
             return false;
         }
-    if (!is_there(work, "metrics.jsonl")) {
-        snprintf(why, WHY, "metrics.jsonl is missing");
+    for (int i = 0; i < 2; i++)
+        if (!is_there(work, i ? "result.json" : "metrics.jsonl")) {
+            snprintf(why, WHY, "%s is missing", i ? "result.json" : "metrics.jsonl");
+            return false;
+        }
+    WEFT_AUTO_DECREF json_t *result = train_result(whole), *other = train_result(work);
+    if (!json_equal(result, other)) {
+        snprintf(why, WHY, "result.json differs");
         return false;
     }
     char *a = lines_of(whole), *b = lines_of(work);
@@ -633,7 +639,7 @@ static int open_scratch(void **state) {
     fputs("CONFIG_STEPS=4\nCONFIG_EVAL_INTERVAL=2\nCONFIG_CHECKPOINT_INTERVAL=1\n"
           "CONFIG_CHECKPOINT_KEEP=2\nCONFIG_GRADIENT_ACCUMULATION=1\n"
           "CONFIG_LR_SCHEDULE=\"constant\"\nCONFIG_SAMPLE_PROMPT=\"a\"\n"
-          "CONFIG_SAMPLE_INTERVAL=2\nCONFIG_SAMPLE_TOKENS=2\n",
+          "CONFIG_SAMPLE_INTERVAL=2\nCONFIG_SAMPLE_TOKENS=2\nCONFIG_EVAL_POSITIONS=y\n",
           file);
     fclose(file);
     command_succeeds(RUN(TRAIN, "--out", source, "-o", "STEPS=2"), NULL);

@@ -42,7 +42,7 @@ static int64_t watch_lines(int64_t size, int64_t each) {
 bool fuzz_metrics(const uint8_t *data, size_t size) {
     fuzz_bytes in = {data, size};
     int64_t step = fuzz_number(&in), every = fuzz_number(&in), logged;
-    double loss;
+    weft_loss_parts parts;
     weft_metrics *m;
     weft_lines before, after;
     fuzz_new_folder("run");
@@ -50,7 +50,7 @@ bool fuzz_metrics(const uint8_t *data, size_t size) {
     FUZZ_PROMISE(watch_lines((int64_t)in.size, 1) == watch_lines((int64_t)in.size, 1 << 20),
                  "a file read piece by piece has the same lines");
     const char *path = fuzz_path("run/metrics.jsonl");
-    weft_collect_progress(fuzz_path("run"), &logged, &loss);
+    weft_metrics_last(fuzz_path("run"), &logged, &parts);
     weft_collect_rate(fuzz_path("run"));
     check_lines(path, step, every, &before);
     FUZZ_PROMISE(before.last <= (step > 0 ? step : 0), "no line of a later step stays");

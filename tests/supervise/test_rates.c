@@ -101,6 +101,10 @@ TEST(test_a_study_ends_in_time) {
                      0);
     command_succeeds(RUN("study", "--config", config, "--out", out, APART), NULL);
     study_same(whole, out);
+    /* As a study that is killed when a run was done and not yet in the database. */
+    study_change(out, "UPDATE runs SET status = 'running' WHERE seed = 77");
+    command_succeeds(RUN("study", "--config", config, "--out", out, APART), NULL);
+    study_same(whole, out);
     command_fails(2, RUN("study", "--config", config, "--out", out, "--minutes", "0"),
                   SAYS("--minutes '0'"));
 }

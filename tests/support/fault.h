@@ -10,7 +10,7 @@ typedef struct {
     const char *path;    /* of what the path must hold; NULL: any */
     const char *command; /* the first argument of the processes it is for; NULL: any */
     long nth;            /* the call that fails, from 1; 0: none */
-    int error;           /* errno's number; 0: a kill */
+    int error;           /* errno's number; 0: a kill; below 0: as preload.c says */
     bool all;            /* all later ones fail too */
 } fault;
 

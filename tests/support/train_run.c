@@ -62,6 +62,15 @@ json_t *train_last_metrics(const char *run) {
     return json_incref(json_array_get(rows, json_array_size(rows) - 1));
 }
 
+json_t *train_result(const char *run) {
+    static const char *const others[] = {"out", "seconds", "tokens_per_s", "mfu"};
+    json_t *result = json_load_file(format_text("%s/result.json", run), 0, NULL);
+    assert_non_null(result);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        json_object_del(result, others[i]);
+    return result;
+}
+
 pid_t train_start(const char *const *arguments, const char *err, long limit) {
     char *words[WORDS_MOST];
     command_words(arguments, words, WORDS_MOST);

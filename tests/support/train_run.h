@@ -18,6 +18,9 @@ extern const char *config_path;
 json_t *train_metrics(const char *run);
 json_t *train_last_metrics(const char *run);
 
+/* What a run says of itself at its end, without what time has to do with; the caller lets go of it. */
+json_t *train_result(const char *run);
+
 /* Starts the program; its standard error goes to the file `err`. No file may grow past `limit`
  * bytes; 0: no limit. */
 pid_t train_start(const char *const *arguments, const char *err, long limit);

@@ -159,6 +159,55 @@ TEST(test_second_signal_ends_at_once) {
     assert_int_equal(status, 128 + SIGINT);
 }
 
+/* From the last checkpoint to the end: what a run tells then is found again by one that goes on after a kill, and a
+ * signal comes too late to stop anything. */
+TEST(test_what_a_run_tells_at_its_end_is_not_lost) {
+    enum { KILL = 0, SIGNAL = -3 };
+    static const fault cuts[] = {{.calls = "mkdir", .path = "last.new", .error = KILL},
+                                 {.calls = "open", .path = ".saved", .error = KILL},
+                                 {.calls = "open", .path = "result.json", .error = KILL},
+                                 {.calls = "open", .path = ".saved", .error = SIGNAL},
+                                 {.calls = "open", .path = "result.json", .error = SIGNAL}};
+#define RECALL(out)                                                                                \
+    "train", "--config", config_path, "--out", out, "-o", "DATASET=recall", "-o",                  \
+        "VOCAB_SIZE=1024", "-o", "STEPS=2", "-o", "CHECKPOINT_INTERVAL=100", "-o",                 \
+        "EVAL_POSITIONS=y", "-o", "EVAL_INSIDE=y", "--peak-flops", "0"
+    fault_need();
+    SUCCEEDS(RECALL(folder("told")));
+    WEFT_AUTO_DECREF json_t *told = train_result(folder("told"));
+    assert_true(json_is_real(json_object_get(told, "recall_accuracy")));
+    assert_true(json_is_real(json_object_get(json_object_get(told, "facts"), "loss_at_16_23")));
+    for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
+        fault f = cuts[i];
+        f.nth = 1;
+        const char *out = format_text("%s-%zu", folder("cut"), i);
+        command_result r = fault_run(&f, RUN(RECALL(out)), NULL);
+        assert_int_equal(r.status, f.error == KILL ? -1 : 0);
+        command_free(&r);
+        if (f.error == KILL) SUCCEEDS("train", "--resume", "--out", out, "--peak-flops", "0");
+        WEFT_AUTO_DECREF json_t *result = train_result(out);
+        if (!json_equal(told, result)) fail_msg("%zu: %s", i, json_dumps(result, 0));
+    }
+}
+
+/* A run that its deadline ended has no more steps to do, also where it was killed just then. */
+TEST(test_a_kill_after_the_deadline_leaves_a_run_that_is_done) {
+    fault f = {.calls = "open", .path = ".saved", .nth = 1};
+    fault_need();
+    command_result r =
+        fault_run(&f,
+                  RUN("train", "--config", config_path, "--out", folder("late"), "--minutes",
+                      "0.01", "-o", "STEPS=1000000000", "-o", "EVAL_INTERVAL=1000000000", "-o",
+                      "CHECKPOINT_INTERVAL=1000000000"),
+                  NULL);
+    assert_int_equal(r.status, -1);
+    command_free(&r);
+    WEFT_AUTO_DECREF json_t *line = train_last_metrics(folder("late"));
+    SUCCEEDS("train", "--resume", "--out", folder("late"), "--minutes", "0.01");
+    WEFT_AUTO_DECREF json_t *result = train_result(folder("late"));
+    assert_true(json_equal(json_object_get(line, "step"), json_object_get(result, "step")));
+}
+
 /* Runs within this process, with a hook that breaks a weight in some steps and mends it. */
 typedef struct {
     int64_t from, to; /* the steps in which it is broken */
