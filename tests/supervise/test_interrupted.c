@@ -1,7 +1,7 @@
 /* Studies that are killed, whose runs are killed, that are asked to stop: each goes on with the same
  * command and ends on the contents of one that was left alone. */
 #include "base/random.h"
-#include "support/command.h"
+#include "support/fault.h"
 #include "support/study_run.h"
 #include "support/test.h"
 #include "support/train_run.h"
@@ -55,29 +55,19 @@ TEST(test_a_killed_study_ends_with_the_same_contents) {
 }
 
 TEST(test_a_run_that_is_killed_does_not_take_the_study_down) {
-    char out[256], err[256];
-    snprintf(out, sizeof out, "%s", scratch_path("crash"));
-    snprintf(err, sizeof err, "%s", scratch_path("crash.err"));
-    pid_t study = train_start(RUN("study", "--config", config, "--out", out), err, 0);
-    pid_t child = study_child(study);
-    if (child == 0) {
-        kill(study, SIGKILL);
-        train_wait(study);
-        printf("this system does not list a process's children\n");
-        skip();
-    }
-    kill(child, SIGKILL);
-    assert_int_equal(train_wait(study), 1);
+    fault f = {.calls = "mkdir", .path = "2-lr0.001-seed1/last.new", .command = "train", .nth = 1};
+    const char *out = scratch_path("crash");
+    fault_need();
+    command_result r = fault_run(&f, RUN("study", "--config", config, "--out", out), NULL);
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "weft study: 1 of 8 runs is not done"));
+    command_free(&r);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'failed'"), 1);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"),
                      RUNS - 1);
     char *why = study_text(out, "SELECT why FROM runs WHERE status = 'failed'");
     assert_non_null(strstr(why, "signal 9"));
     free(why);
-    size_t n;
-    char *said = file_read(err, &n);
-    assert_non_null(strstr(said, "weft study: 1 of 8 runs is not done"));
-    free(said);
     command_succeeds(RUN("study", "--config", config, "--out", out), NULL);
     study_same(whole, out);
 }
@@ -112,22 +102,23 @@ TEST(test_a_run_that_cannot_go_on_is_begun_anew) {
     assert_int_equal(access(path, R_OK), 0);
 }
 
+/* It comes as the study looks at its second run. */
 TEST(test_a_signal_is_handed_on_and_the_same_command_goes_on) {
-    char out[256], err[256];
-    snprintf(out, sizeof out, "%s", scratch_path("stopped"));
-    snprintf(err, sizeof err, "%s", scratch_path("stopped.err"));
-    pid_t study = train_start(RUN("study", "--config", config, "--out", out), err, 0);
-    study_wait_done(study, out, 1);
-    kill(study, SIGTERM);
-    assert_int_equal(train_wait(study), 1);
+    fault f = {.calls = "open",
+               .path = "4-lr0.001-seed1/metrics.jsonl",
+               .command = "study",
+               .nth = 1,
+               .error = FAULT_SIGNAL};
+    const char *out = scratch_path("stopped");
+    fault_need();
+    command_result r = fault_run(&f, RUN("study", "--config", config, "--out", out), NULL);
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "stopped by a signal; repeat the command to continue\nnext: "));
+    command_free(&r);
     int64_t done = study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'");
-    assert_true(done >= 1 && done < RUNS);
+    assert_in_range(done, 1, 2);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'waiting'"),
                      RUNS - done);
-    size_t n;
-    char *said = file_read(err, &n);
-    assert_non_null(strstr(said, "stopped by a signal; repeat the command to continue\nnext: "));
-    free(said);
     command_succeeds(RUN("study", "--config", config, "--out", out), NULL);
     study_same(whole, out);
 }

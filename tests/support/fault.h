@@ -5,13 +5,16 @@
 
 #include "command.h"
 
+/* In an error's place: the process gets a SIGTERM, and the call goes on. */
+enum { FAULT_SIGNAL = -3 };
+
 typedef struct {
     const char *calls;   /* "open,write"; "all" */
     const char *path;    /* of what the path must hold; NULL: any */
     const char *command; /* the first argument of the processes it is for; NULL: any */
     long nth;            /* the call that fails, from 1; 0: none */
-    int error;           /* errno's number; 0: a kill; below 0: as preload.c says */
-    bool all;            /* all later ones fail too */
+    int error; /* errno's number; 0: a kill; FAULT_SIGNAL; others below 0: as preload.c says */
+    bool all;  /* all later ones fail too */
 } fault;
 
 /* Skips the test where the library is not there (sanitizers). */

@@ -162,12 +162,12 @@ TEST(test_second_signal_ends_at_once) {
 /* From the last checkpoint to the end: what a run tells then is found again by one that goes on after a kill, and a
  * signal comes too late to stop anything. */
 TEST(test_what_a_run_tells_at_its_end_is_not_lost) {
-    enum { KILL = 0, SIGNAL = -3 };
+    enum { KILL = 0 };
     static const fault cuts[] = {{.calls = "mkdir", .path = "last.new", .error = KILL},
                                  {.calls = "open", .path = ".saved", .error = KILL},
                                  {.calls = "open", .path = "result.json", .error = KILL},
-                                 {.calls = "open", .path = ".saved", .error = SIGNAL},
-                                 {.calls = "open", .path = "result.json", .error = SIGNAL}};
+                                 {.calls = "open", .path = ".saved", .error = FAULT_SIGNAL},
+                                 {.calls = "open", .path = "result.json", .error = FAULT_SIGNAL}};
 #define RECALL(out)                                                                                \
     "train", "--config", config_path, "--out", out, "-o", "DATASET=recall", "-o",                  \
         "VOCAB_SIZE=1024", "-o", "STEPS=2", "-o", "CHECKPOINT_INTERVAL=100", "-o",                 \
