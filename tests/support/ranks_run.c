@@ -138,6 +138,13 @@ pid_t ranks_pid(pid_t mpirun, int rank) {
     return (pid_t)strtol(at, NULL, 10);
 }
 
+pid_t ranks_kill(pid_t mpirun, int rank, int number) {
+    pid_t pid = ranks_pid(mpirun, rank);
+    if (pid <= 0) fail_msg("rank %d is not there any more", rank);
+    kill(pid, number);
+    return pid;
+}
+
 int ranks_count(const char *path, const char *text) {
     size_t n;
     char *all = file_read(path, &n), *at = all;

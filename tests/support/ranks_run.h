@@ -27,6 +27,8 @@ int ranks_run(int ranks, const char *const *arguments, const char *err);
 
 /* The process of a rank; 0: there is none yet. */
 pid_t ranks_pid(pid_t mpirun, int rank);
+/* Sends it a signal; its process. */
+pid_t ranks_kill(pid_t mpirun, int rank, int number);
 
 /* How often a file has the text. Not by lines: mpirun may weave those of two ranks. */
 int ranks_count(const char *path, const char *text);
