@@ -94,9 +94,8 @@ static void check_error(const char *more) {
     json_decref(got);
 }
 
-/* The long answer is on its way while others break. */
-static void test_a_request_that_breaks_ends_alone(void **state) {
-    (void)state;
+/* The long answer is on its way while others break; false: it was not, any more. */
+static bool break_beside_long(void) {
     char first[1];
     int client = client_post(s.port, LONG_BODY ",\"stream\":true}");
     assert_int_equal(recv(client, first, 1, MSG_PEEK), 1); /* its first token is there */
@@ -108,7 +107,7 @@ static void test_a_request_that_breaks_ends_alone(void **state) {
     assert_true(json_equal(before, after));
     assert_memory_equal(json_string_value(before), json_string_value(whole),
                         json_string_length(before));
-    assert_true(http_metric(s.port, "weft_sequences_running") > 0);
+    bool beside = http_metric(s.port, "weft_sequences_running") > 0;
     answer rest = client_read(client, 60);
     json_t *joined = events_join(rest.body);
     assert_true(json_equal(json_object_get(answer_choice(joined, 0), "text"), whole));
@@ -118,6 +117,13 @@ static void test_a_request_that_breaks_ends_alone(void **state) {
     json_decref(joined);
     answer_free(&rest);
     assert_true(http_metric(s.port, "weft_cache_pages_used") == 0);
+    return beside;
+}
+
+static void test_a_request_that_breaks_ends_alone(void **state) {
+    (void)state;
+    for (int round = 0; !break_beside_long(); round++)
+        assert_true(round < 20);
 }
 
 /* What was made is sent; then comes the error, and no [DONE]. */

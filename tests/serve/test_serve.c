@@ -18,7 +18,7 @@ static server shared; /* of the tests that need nothing special */
 
 static int start_shared(void **state) {
     (void)state;
-    shared = server_open(model, sizeof model, RUN("--request-timeout", "2"));
+    shared = server_open(model, sizeof model, RUN(NULL));
     return 0;
 }
 
