@@ -8,7 +8,7 @@
   const runs = new Map(), studies = new Map(), styles = new Map(), ticked = new Set();
   const unfolded = new Set(); /* groups whose runs are listed */
   const samples = new Map(); /* the last sample of a run that runs: {step, prompt, text} */
-  let defaults = {}, sortBy = "status", down = false, open = null, charts = null, waiting = false, shownLog = null;
+  let defaults = {}, sortBy = "status", down = false, open = null, charts = null, waiting = false, pressed = false, shownLog = null;
   let chosen = false; /* the reader ticked, and nothing is ticked for them any more */
   let wished = null;  /* names of the runs that the address ticks, and of the one it opens */
 
@@ -598,9 +598,17 @@
       if (known(r.bytes_per_token)) bytes.set(corpusOf(r), r.bytes_per_token);
       if (!before) tickWished(r);
     }
-    if (waiting) return;
+    if (!waiting) drawSoon();
+  }
+
+  /* Not between a button's press and its release: the click would be on an element that is gone. */
+  function drawSoon() {
     waiting = true;
-    requestAnimationFrame(() => { waiting = false; draw(); });
+    requestAnimationFrame(() => {
+      if (pressed) return drawSoon();
+      waiting = false;
+      draw();
+    });
   }
 
   function start() {
@@ -613,6 +621,7 @@
       byId("state").textContent = "no connection; what is shown is of before";
       byId("state").className = "off";
     });
+    for (const kind of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) addEventListener(kind, (e) => { pressed = e.buttons > 0; }, true);
     byId("filter").addEventListener("input", () => { draw(); });
     for (const id of ["group", "all", "colour", "against"]) byId(id).addEventListener("change", () => { byId(id).dataset.touched = "1"; styles.clear(); draw(); });
     byId("some").addEventListener("click", () => { chosen = true; ticked.clear(); for (const r of filtered()) ticked.add(r.id); draw(); });

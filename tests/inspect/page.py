@@ -49,7 +49,7 @@ def check_pointing(b, data, heads, wrong):
     x, y = b.value("(() => { const t = document.querySelectorAll('.tk')[%d]; t.scrollIntoView({block: 'center'});"
                    "const r = t.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()" % token)
     b.move(x, y)
-    b.wait("document.querySelectorAll('.tk')[%d].classList.contains('at')" % token, 5)
+    b.wait("document.querySelectorAll('.tk')[%d].classList.contains('at')" % token)
     shown = b.value("[...document.querySelectorAll('.tk')].map(t => +t.style.getPropertyValue('--w'))")
     want = [w / max(heads[head][token]) for w in heads[head][token]]  # the strongest colour is the largest weight
     if shown[:len(want)] != want or any(shown[len(want):]):

@@ -174,8 +174,8 @@ def check_contents(b, wrong):
     if names != ["Answer"] + parts:
         wrong.append("the contents are %r, the parts %r" % (names, parts))
     b.value("[...document.querySelectorAll('.contents a')].find(a => a.textContent.includes('verdicts')).click()")
-    b.wait("[...document.querySelectorAll('details')].find(d => d.textContent.includes('Holm')).open", 10)
-    b.wait("document.querySelectorAll('.contents [aria-current]').length === 1", 10)
+    b.wait("[...document.querySelectorAll('details')].find(d => d.textContent.includes('Holm')).open")
+    b.wait("document.querySelectorAll('.contents [aria-current]').length === 1")
     if b.value("document.querySelectorAll('.tools').length") != 1 or b.value("document.querySelectorAll('.legend').length") != 1:
         wrong.append("there is not one set of controls")
     b.value("location.hash = ''; scrollTo(0, 0); document.querySelectorAll('details').forEach(d => { d.open = false; })")
@@ -187,7 +187,7 @@ def check_figure(b, wrong):
         URL.createObjectURL = (blob) => { blob.text().then(t => { window.saved = t; }); return make.call(URL, blob); };
         HTMLAnchorElement.prototype.click = function () { window.named = this.download; }; }""")
     b.value("document.querySelector('.chart .head button').click()")
-    b.wait("window.saved.length > 0", 10)
+    b.wait("window.saved.length > 0")
     if b.value("window.named") != "held-out-loss.svg":
         wrong.append("a figure is saved as %r" % b.value("window.named"))
     told = b.value("""(() => { const doc = new DOMParser().parseFromString(window.saved, "image/svg+xml");

@@ -31,7 +31,7 @@ def look(b, report, pictures, wrong):
     wrong += ["%s: the contents lead to %s, which is not there" % (name, hash) for hash in b.value(LOST)]
     for width in (1400, 390):
         b.size(width)
-        b.wait("innerWidth === %d" % width, 10)
+        b.wait("innerWidth === %d" % width)
         b.value("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
         if b.value("document.documentElement.scrollWidth") > width:
             wrong.append("%s: scrolls sideways at %d" % (name, width))

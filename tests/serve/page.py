@@ -95,12 +95,12 @@ def check_stop(b, wrong):
     if not b.value("document.getElementById('send').disabled"):
         wrong.append("it can be sent twice")
     b.press("Escape", 27)
-    b.wait(STATUS + ".includes('stopped')", 5)
+    b.wait(STATUS + ".includes('stopped')")
     begin(b, "y")
     b.press("Enter", 13, modifiers=2)
     b.wait(OUT + ".length > 50")
     b.value("document.getElementById('stop').click()")
-    b.wait(STATUS + ".includes('stopped')", 5)
+    b.wait(STATUS + ".includes('stopped')")
 
 
 def check_chat(b, wrong):

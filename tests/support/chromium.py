@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 
+PATIENCE_S = 120  # of a busy machine
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -73,10 +74,10 @@ class Browser:
             raise RuntimeError("%s: %s" % (script, result["exceptionDetails"]))
         return result["result"].get("value")
 
-    def wait(self, script, seconds=60):
-        end = time.time() + seconds
+    def wait(self, script):
+        end = time.monotonic() + PATIENCE_S
         while not self.value(script):
-            if time.time() > end:
+            if time.monotonic() > end:
                 raise RuntimeError("never: " + script)
             time.sleep(0.02)
 

@@ -48,7 +48,7 @@ def add_run(runs, number, ends=True):
 def check_looks(b, stage, pictures, wrong):
     for width in (1400, 390):
         b.size(width)
-        b.wait("innerWidth === %d" % width, 10)
+        b.wait("innerWidth === %d" % width)
         for scheme in ("light", "dark"):
             b.scheme(scheme)
             if b.value("document.documentElement.scrollWidth") > width:
@@ -63,7 +63,7 @@ def check_looks(b, stage, pictures, wrong):
 
 def check_one(b, wrong):
     """500 of 1,000 steps at 128 tokens a step and 640 tokens a second: 100 seconds are left."""
-    b.wait("document.querySelector('#now .sample')?.textContent === 'The <b>river was wide'", 30)
+    b.wait("document.querySelector('#now .sample')?.textContent === 'The <b>river was wide'")
     told = b.value("document.querySelector('#now .first').innerText")
     for words in ("run0", "3.0000", "1m40s", "500 of 1,000"):
         if words not in told:
@@ -74,8 +74,8 @@ def check_one(b, wrong):
 
 def check_many(b, wrong):
     """run0 is at 3 nats of 1 byte a token; the lowest that have ended are run1 to run6."""
-    b.wait("document.getElementById('state').textContent === '%d runs, 1 running'" % RUNS, 60)
-    b.wait(DRAWN + " === 7", 10)
+    b.wait("document.getElementById('state').textContent === '%d runs, 1 running'" % RUNS)
+    b.wait(DRAWN + " === 7")
     names = [n for n in b.value(LEGEND) if n != "not ticked"]
     if sorted(names) != ["run%d" % i for i in range(7)]:
         wrong.append("of %d are drawn %r" % (RUNS, names))
@@ -95,7 +95,7 @@ def check_many(b, wrong):
     if label != "bits per byte" or "%.4f" % (2.3 / math.log(2)) not in row:
         wrong.append("texts are compared in %r: %r" % (label, row))
     b.value("document.getElementById('auto').click()")
-    b.wait(DRAWN + " === 7", 10)
+    b.wait(DRAWN + " === 7")
 
 
 def check_options(b, wrong):
@@ -119,7 +119,7 @@ def check_drawer(b, wrong):
     name = "[...document.querySelectorAll('#runs td.name button')].find(e => e.textContent === 'run3')"
     b.value(name + ".focus()")
     b.press("Enter", 13)
-    b.wait("!document.getElementById('one').hidden && document.getElementById('title').textContent === 'run3'", 10)
+    b.wait("!document.getElementById('one').hidden && document.getElementById('title').textContent === 'run3'")
     box = b.value("(r => [r.top, r.right, r.bottom])(document.getElementById('one').getBoundingClientRect())")
     if box[0] != 0 or abs(box[1] - b.value("document.documentElement.clientWidth")) > 1 or box[2] != b.value("innerHeight"):
         wrong.append("a run opens at %r" % box)
@@ -139,8 +139,8 @@ def check_address(b, url, wrong):
     address, seen = b.value("location.href"), b.value(DRAWN)
     b.call("Page.navigate", url="about:blank")
     b.call("Page.navigate", url=address)
-    b.wait("document.getElementById('title')?.textContent === 'run31' && !document.getElementById('one').hidden", 30)
-    b.wait(DRAWN + " === %d" % seen, 10)
+    b.wait("document.getElementById('title')?.textContent === 'run31' && !document.getElementById('one').hidden")
+    b.wait(DRAWN + " === %d" % seen)
     if seen != 11 or b.value("document.getElementById('filter').value") != "run3" or b.value("document.getElementById('colour').value") != "ATTENTION":
         wrong.append("the address %s brings back %r of %d" % (address, b.value("document.getElementById('filter').value"), seen))
 
@@ -154,7 +154,7 @@ def main():
     def drive(b, wrong):
         b.open(url)
         b.size(1400)
-        b.wait("!!document.getElementById('empty').offsetParent && document.getElementById('state').textContent === '0 runs, 0 running'", 30)
+        b.wait("!!document.getElementById('empty').offsetParent && document.getElementById('state').textContent === '0 runs, 0 running'")
         if b.value("!!(document.getElementById('list').offsetParent || document.getElementById('curves').offsetParent)"):
             wrong.append("without runs there is a table or a chart")
         check_looks(b, "empty", pictures, wrong)
@@ -162,7 +162,7 @@ def main():
         check_one(b, wrong)
         check_looks(b, "one", pictures, wrong)
         add_run(runs, 30)  # of another text, while nobody knows how many bytes a token of the first has
-        b.wait("[...document.querySelectorAll('#curves .about')].some(e => e.textContent.includes('do not compare'))", 30)
+        b.wait("[...document.querySelectorAll('#curves .about')].some(e => e.textContent.includes('do not compare'))")
         for i in [*range(1, 30), *range(31, RUNS)]:
             add_run(runs, i)
         check_many(b, wrong)

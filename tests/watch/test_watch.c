@@ -138,12 +138,12 @@ static void test_runs_are_told_as_their_files_say(void **state) {
     answer_free(&log);
 }
 
-/* Reads from a stream until `word` has come; what was read so far is in `held`. */
+/* Reads from a stream until an event with `word` has come whole; what was read so far is in `held`. */
 static void read_until(int socket, char *held, size_t room, const char *word) {
     size_t n = strlen(held);
-    while (!strstr(held, word)) {
+    for (const char *at; !(at = strstr(held, word)) || !strstr(at, "\n\n");) {
         struct pollfd p = {.fd = socket, .events = POLLIN};
-        assert_true(poll(&p, 1, 30000) == 1);
+        assert_true(poll(&p, 1, 120000) == 1);
         ssize_t more = recv(socket, held + n, room - 1 - n, 0);
         assert_true(more > 0);
         n += (size_t)more;

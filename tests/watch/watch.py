@@ -46,10 +46,10 @@ def check_arrival(b, runs, wrong):
     before = b.value(ROWS)
     add_run(runs, "late-seed1", 1, 20)
     add_run(runs, "late-seed2", 2, 20)
-    b.wait(ROWS + " === %d" % (before + 2), 30)
+    b.wait(ROWS + " === %d" % (before + 2))
     add_lines(runs, "late-seed1", 20, 5)
     b.wait("[...document.querySelectorAll('#runs tbody tr')].some(r => r.textContent.includes('late-seed1')"
-           " && r.textContent.includes('250'))", 30)
+           " && r.textContent.includes('250'))")
     shown = b.value(NAMES)
     if "<img src=x onerror=alert(1)>" not in shown:
         wrong.append("names: %r" % shown)
@@ -63,26 +63,34 @@ def middle(b, selector):
                    " return [r.left + r.width / 2, r.top + r.height / 2]; })()" % json.dumps(selector))
 
 
+def tick(b, selector, on):
+    """Clicks at a box until it is so: the page may move under the pointer as runs are told."""
+    for _ in range(20):
+        if b.value("document.querySelector(%s).checked" % json.dumps(selector)) == on:
+            return
+        b.click(*middle(b, selector))
+    raise RuntimeError("no click at %s makes it %s" % (selector, on))
+
+
 def check_study(b, wrong):
     """A study's runs go by their step's title, averaged over the seeds."""
-    b.wait("document.querySelector('#curves .legend').textContent.includes('Plain <b>attention</b> (2 seeds)')", 10)
+    b.wait("document.querySelector('#curves .legend').textContent.includes('Plain <b>attention</b> (2 seeds)')")
     if not b.value("document.getElementById('group').checked"):
         wrong.append("seeds are not averaged")
     b.value("document.getElementById('group').click()")
-    b.wait("document.querySelector('#curves .legend').textContent.includes('Plain <b>attention</b>, seed 2')", 10)
+    b.wait("document.querySelector('#curves .legend').textContent.includes('Plain <b>attention</b>, seed 2')")
 
 
 def check_curves(b, wrong):
     b.wait("document.querySelectorAll('#curves .chart .line').length > 1")
     b.move(*middle(b, "#curves .chart > svg"))
-    b.wait("[...document.querySelectorAll('#curves .tip')].some(t => !t.hidden && t.textContent.length > 5)", 10)
+    b.wait("[...document.querySelectorAll('#curves .tip')].some(t => !t.hidden && t.textContent.length > 5)")
+    tick(b, "#curves .legend input", False)
     lines = b.value("document.querySelectorAll('#curves .chart .line').length")
-    b.click(*middle(b, "#curves .legend input"))
-    b.wait("document.querySelectorAll('#curves .chart .line').length < %d" % lines, 10)
-    b.click(*middle(b, "#curves .legend input"))
-    b.wait("document.querySelectorAll('#curves .chart .line').length === %d" % lines, 10)
+    tick(b, "#curves .legend input", True)
+    b.wait("document.querySelectorAll('#curves .chart .line').length > %d" % lines)
     b.value("document.getElementById('group').click()")
-    b.wait("document.querySelector('#curves .legend').textContent.includes('late (2 runs)')", 10)
+    b.wait("document.querySelector('#curves .legend').textContent.includes('late (2 runs)')")
 
 
 # Charts other than its own that the box of values covers.
@@ -108,11 +116,11 @@ def check_box(b, wrong):
     is not among them."""
     for width in (390, 1280):
         b.size(width)
-        b.wait("innerWidth === %d" % width, 10)
+        b.wait("innerWidth === %d" % width)
         check_boxes(b, wrong)
     x, y = middle(b, "#curves .chart:nth-child(2) svg")
     b.move(x + b.value("document.querySelector('#curves .chart:nth-child(2) svg').clientWidth") * 0.45, y)
-    b.wait("document.querySelectorAll('.tip:not([hidden])').length", 10)
+    b.wait("document.querySelectorAll('.tip:not([hidden])').length")
     told = b.value("document.querySelector('.tip:not([hidden])').textContent")
     if "late" not in told or "Plain" in told:
         wrong.append("after the end of all others the box tells %r" % told)
@@ -126,7 +134,7 @@ def check_boxes(b, wrong):
             .getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; })()""" % chart)
         for share in (0.3, 0.55, 0.95):
             b.move(left + share * width, top + height / 2)
-            b.wait("document.querySelectorAll('.tip:not([hidden])').length", 10)
+            b.wait("document.querySelectorAll('.tip:not([hidden])').length")
             if b.value(COVERED):
                 wrong.append("the values of chart %d hide another at %g" % (chart, share))
             hidden = b.value(SHARE)
@@ -147,31 +155,31 @@ def check_groups(b, wrong):
     check_marks(b, True, wrong)
     b.value(group + ".querySelector('td.name button').focus()")
     b.press("Enter", 13)
-    b.wait("document.querySelectorAll('#runs .inside').length === 2", 10)
+    b.wait("document.querySelectorAll('#runs .inside').length === 2")
     return group
 
 
 def check_focus(b, runs, group, wrong):
     add_run(runs, "late-seed7", 7, 3)
-    b.wait("[...document.querySelectorAll('#runs td.name')].some(e => e.textContent.includes('late-seed7'))", 30)
+    b.wait("[...document.querySelectorAll('#runs td.name')].some(e => e.textContent.includes('late-seed7'))")
     if not b.value("document.activeElement === %s?.querySelector('td.name button')" % group):
         wrong.append("the keyboard is lost when a run arrives")
     b.press("Enter", 13)
-    b.wait("document.querySelectorAll('#runs .inside').length === 0", 10)
+    b.wait("document.querySelectorAll('#runs .inside').length === 0")
     b.value("document.getElementById('group').click()")
 
 
 def check_table(b, wrong):
     rows = b.value(ROWS)
     b.write("filter", "late- N_HEAD=12")  # the default, which no run names
-    b.wait(ROWS + " === 3", 10)
+    b.wait(ROWS + " === 3")
     b.write("filter", "late SEED=2")
-    b.wait(ROWS + " === 1", 10)
+    b.wait(ROWS + " === 1")
     if b.value(NAMES) != ["late-seed2"]:
         wrong.append("filtered: %r" % b.value(NAMES))
     b.write("filter", "")
     b.value("document.getElementById('filter').dispatchEvent(new Event('input'))")
-    b.wait(ROWS + " === %d" % rows, 10)
+    b.wait(ROWS + " === %d" % rows)
     b.value("[...document.querySelectorAll('#runs th button')].find(e => e.textContent === 'run').click()")
     names = b.value(SORTED)
     b.value("[...document.querySelectorAll('#runs th button')].find(e => e.textContent === 'run').click()")
@@ -184,12 +192,12 @@ def check_best(b, wrong):
     marked = "[...document.querySelectorAll('#runs tr.best')].map(r => r.querySelector('td.name').textContent)"
     for words, best in (("late-", ["late-seed1"]), ("late SEED=2", [])):
         b.write("filter", words)
-        b.wait(ROWS + " === %d" % (3 if best else 1), 10)
+        b.wait(ROWS + " === %d" % (3 if best else 1))
         if b.value(marked) != best:
             wrong.append("of '%s' the best is marked as %r" % (words, b.value(marked)))
     b.write("filter", "")
     b.value("document.getElementById('filter').dispatchEvent(new Event('input'))")
-    b.wait(ROWS + " > 2", 10)
+    b.wait(ROWS + " > 2")
     if b.value("document.querySelectorAll('#runs .lowest').length") != 1:
         wrong.append("%d runs are the lowest" % b.value("document.querySelectorAll('#runs .lowest').length"))
     check_marks(b, False, wrong)
@@ -217,20 +225,39 @@ def check_machine(b, wrong):
         wrong.append("a GPU's name became markup")
 
 
-def check_note(b, wrong):
-    b.value("[...document.querySelectorAll('#runs td.name button')].find(e => e.textContent === 'late-seed2').click()")
-    b.wait("!document.getElementById('one').hidden", 10)
+def count_news(b):
+    return sum(e.get("method") == "Network.eventSourceMessageReceived" and e["params"]["eventName"] == "news" for e in b.events)
+
+
+def open_slowly(b, runs):
+    """Presses a run's button, and lets go of it when something else was told meanwhile."""
+    b.value("[...document.querySelectorAll('#runs td.name button')].find(e => e.textContent === 'late-seed2').id = 'slow'")
+    x, y = middle(b, "#slow")
+    b.move(x, y)
+    b.call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", buttons=1, clickCount=1)
+    news = count_news(b)
+    add_lines(runs, "late-seed7", 3, 1)
+    while count_news(b) == news:
+        b.value("window.frame = 0")
+    b.value("requestAnimationFrame(() => requestAnimationFrame(() => { window.frame = 1; }))")
+    b.wait("window.frame")
+    b.call("Input.dispatchMouseEvent", type="mouseReleased", x=x, y=y, button="left", clickCount=1)
+
+
+def check_note(b, runs, wrong):
+    open_slowly(b, runs)
+    b.wait("!document.getElementById('one').hidden")
     b.write("tags", "tagged")
     b.value("document.getElementById('notes').requestSubmit()")
-    b.wait("document.getElementById('kept').textContent === 'kept'", 10)
+    b.wait("document.getElementById('kept').textContent === 'kept'")
     b.value("document.activeElement.blur()")
-    b.wait("[...document.querySelectorAll('#runs tbody tr')].some(r => r.textContent.includes('tagged'))", 10)
+    b.wait("[...document.querySelectorAll('#runs tbody tr')].some(r => r.textContent.includes('tagged'))")
 
 
 def check_looks(b, pictures, wrong):
     for width in (390, 1280):
         b.size(width)
-        b.wait("innerWidth === %d" % width, 10)
+        b.wait("innerWidth === %d" % width)
         if b.value("document.documentElement.scrollWidth") > width:
             wrong.append("the page scrolls sideways at %d" % width)
         if pictures:
@@ -260,7 +287,7 @@ def main():
 
     def drive(b, wrong):
         b.open(url)
-        b.wait(ROWS + " > 0", 30)
+        b.wait(ROWS + " > 0")
         check_study(b, wrong)
         check_arrival(b, runs, wrong)
         check_curves(b, wrong)
@@ -268,7 +295,7 @@ def main():
         check_focus(b, runs, check_groups(b, wrong), wrong)
         check_table(b, wrong)
         check_best(b, wrong)
-        check_note(b, wrong)
+        check_note(b, runs, wrong)
         check_machine(b, wrong)
         check_looks(b, pictures, wrong)
         wrong += b.faults()
