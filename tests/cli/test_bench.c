@@ -177,7 +177,7 @@ TEST(test_a_row_ends_with_the_benchmark) {
     pid_t row = study_child(bench);
     kill(bench, SIGTERM);
     assert_int_equal(train_wait(bench), -SIGTERM);
-    for (int i = 0; row > 0 && i < 500 * command_patience() && kill(row, 0) == 0; i++)
+    for (int i = 0; row > 0 && i < 3000 * command_patience() && kill(row, 0) == 0; i++)
         pause_ms(10);
     if (row > 0 && kill(row, SIGKILL) == 0) fail_msg("the row's process goes on");
 }
