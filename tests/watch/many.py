@@ -8,6 +8,7 @@ in bits per byte; colours follow an option, scores are set against one; a run op
 it; the address brings the view back. At each stage nothing scrolls sideways at 1400 and 390 pixels, light and
 dark. With PICTURES, screenshots go there. Ends as watch.py does.
 """
+import fcntl
 import json
 import math
 import os
@@ -17,6 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from chromium import judge  # noqa: E402
 
 RUNS = 40
+HELD = []
 DRAWN = "new Set([...document.querySelectorAll('#curves .chart:first-child [data-series]')].map(g => g.dataset.series)).size"
 LEGEND = "[...document.querySelectorAll('#curves .legend .entry')].map(e => e.textContent)"
 
@@ -41,8 +43,12 @@ def add_run(runs, number, ends=True):
     for step in range(50, 1001 if ends else 501, 50):
         loss = (least + 2 * (1 - step / 1000)) * (4 if other else 1)
         lines += json.dumps({"step": step, "loss": loss, "val_loss": loss, "lr": rate, "grad_norm": 1, "tokens_per_s": 640}) + "\n"
-    with open(os.path.join(folder, "metrics.jsonl"), "w", encoding="utf-8") as out:
-        out.write(lines)
+    out = open(os.path.join(folder, "metrics.jsonl"), "w", encoding="utf-8")
+    out.write(lines)
+    out.flush()
+    if not ends:
+        fcntl.flock(out, fcntl.LOCK_EX)  # it runs, however long ago it wrote a line
+        HELD.append(out)
 
 
 def check_looks(b, stage, pictures, wrong):

@@ -9,6 +9,7 @@ and bands mean is said; a note is kept; nothing scrolls sideways
 at 390 and 1280 pixels; the page's script has no fault and asks nobody but its server. With PICTURES, screenshots go there. Ends on 0 when all is well, 1 with a line for each thing
 that is not, 77 where there is no Chromium.
 """
+import fcntl
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 from chromium import judge  # noqa: E402
 
+HELD = []
 ROWS = "document.querySelectorAll('#runs tbody tr:not(.text)').length"
 NAMES = "[...document.querySelectorAll('#runs tbody td.name')].map(e => e.textContent)"
 # Of the first text and tokenizer: rows are sorted within each.
@@ -30,6 +32,8 @@ def add_run(runs, name, seed, lines):
         out.write("CONFIG_N_LAYER=3\nCONFIG_BATCH_SIZE=4\nCONFIG_CONTEXT=32\n"
                   "CONFIG_STEPS=1000\nCONFIG_SEED=%d\n" % seed)
     add_lines(runs, name, 0, lines, seed)
+    HELD.append(open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8"))
+    fcntl.flock(HELD[-1], fcntl.LOCK_EX)  # it runs, however long ago it wrote a line
 
 
 def add_lines(runs, name, first, count, seed=1):
