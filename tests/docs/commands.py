@@ -54,10 +54,7 @@ case "$1 $*" in
     "study "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
     "watch "*|"serve "*)
         "$weft" "$@" --port 0 >%s/address 2>&1 &
-        for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-            sleep 0.2
-            grep -q http:// %s/address && break
-        done
+        while kill -0 $! && ! grep -q http:// %s/address; do sleep 0.1; done
         cat %s/address
         kill -INT $!
         wait $! ;;
