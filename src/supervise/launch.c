@@ -89,7 +89,7 @@ bool weft_process_ended(pid_t pid, bool wait, weft_process_end *end) {
     *end = (weft_process_end){.status = NOT_STARTED};
     if (got < 0) return true; /* nobody to wait for: as one that never was */
     end->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    end->status = end->signal ? 128 + end->signal : WEXITSTATUS(status);
+    end->status = end->signal ? WEFT_STOP_EXIT + end->signal : WEXITSTATUS(status);
 #ifdef __APPLE__
     end->memory = usage.ru_maxrss;
 #else

@@ -240,7 +240,7 @@ static weft_status look_at_slots(supervisor *v, bool *moved) {
                 snprintf(failure, sizeof failure, "%s", weft_error_message());
                 status = end_badly(v, s, &end, failure, seconds);
             }
-        } else if (strcmp(word, "stopped") == 0 || (v->told && end.signal)) {
+        } else if (strcmp(word, "stopped") == 0 || (v->told && end.status > WEFT_STOP_EXIT)) {
             s->job->status = WEFT_RUN_WAITING;
             status = weft_record_stop(v->database, s->job, seconds);
         } else {

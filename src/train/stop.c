@@ -7,8 +7,6 @@
 #include <stddef.h>
 #include <unistd.h>
 
-enum { EXIT_BY_SIGNAL = 128 };
-
 static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXFSZ};
 enum { SIGNALS = sizeof signals / sizeof signals[0] };
 
@@ -17,7 +15,7 @@ static bool installed;
 static volatile sig_atomic_t asked;
 
 static void note_signal(int number) {
-    if (asked) _exit(EXIT_BY_SIGNAL + number);
+    if (asked) _exit(WEFT_STOP_EXIT + number);
     asked = number;
 }
 

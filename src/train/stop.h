@@ -3,6 +3,9 @@
  * program at once. */
 #pragma once
 
+/* The second one's exit status is this and its number, as a shell tells of a process that a signal ended. */
+enum { WEFT_STOP_EXIT = 128 };
+
 /* Takes the signals over until weft_stop_remove, and lets writing past a file-size limit fail
  * as an error in place of a signal. One at a time in a process. */
 void weft_stop_install(void);
