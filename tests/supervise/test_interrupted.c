@@ -102,16 +102,6 @@ TEST(test_a_run_that_cannot_go_on_is_begun_anew) {
     assert_int_equal(access(path, R_OK), 0);
 }
 
-/* Until a file has it. */
-static void wait_for_text(const char *path, const char *text) {
-    bool there = false;
-    for (int i = 0; i < 60000 && !there; i++, pause_ms(2)) {
-        WEFT_AUTO_FREE char *said = access(path, R_OK) == 0 ? file_read(path, NULL) : NULL;
-        there = said && strstr(said, text);
-    }
-    assert_true(there);
-}
-
 /* It comes as the study looks at its second run. */
 TEST(test_a_signal_is_handed_on_and_the_same_command_goes_on) {
     fault f = {.calls = "open",
@@ -146,10 +136,10 @@ TEST(test_a_run_that_is_stopped_twice_has_not_failed) {
         printf("this system does not list a process's children\n");
         skip();
     }
-    wait_for_text(scratch_path("twice/runs/2-lr0.001-seed1/metrics.jsonl"), "\n");
+    train_wait_text(scratch_path("twice/runs/2-lr0.001-seed1/metrics.jsonl"), "\n");
     kill(child, SIGSTOP);
     kill(study, SIGTERM);
-    wait_for_text(err, "stopping: ");
+    train_wait_text(err, "stopping: ");
     kill(child, SIGINT);
     kill(child, SIGCONT);
     assert_int_equal(train_wait(study), 1);

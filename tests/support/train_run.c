@@ -96,6 +96,16 @@ int train_wait(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
+void train_wait_text(const char *path, const char *text) {
+    bool there = false;
+    for (long waited = 0; waited < LIMIT_MS && !there; waited += PAUSE_MS) {
+        WEFT_AUTO_FREE char *said = access(path, R_OK) == 0 ? file_read(path, NULL) : NULL;
+        there = said && strstr(said, text);
+        pause_ms(PAUSE_MS);
+    }
+    if (!there) fail_msg("%s has no '%s'", path, text);
+}
+
 void train_same_file(const char *a, const char *b, const char *name) {
     size_t n, m;
     const char *first = format_text("%s/%s", a, name);

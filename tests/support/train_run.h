@@ -28,6 +28,8 @@ pid_t train_start(const char *const *arguments, const char *err, long limit);
 void train_need_limit(void);
 /* Waits for the end: the exit status, or minus the signal. */
 int train_wait(pid_t child);
+/* Waits until a file is there and has the text. */
+void train_wait_text(const char *path, const char *text);
 /* Waits until a run that goes on has written another OUT/last than there is now. */
 void train_wait_checkpoint(pid_t child, const char *out);
 /* Whether one came; false: the process ended before. */

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -103,20 +102,13 @@ TEST(test_vocabulary_must_fit) {
           "-o", "DATASET=/nowhere/at/all");
 }
 
-/* Until a step is done. */
-static void wait_for_lines(const char *path) {
-    struct stat is;
-    for (int i = 0; i < 60000 && (stat(path, &is) != 0 || is.st_size == 0); i++)
-        pause_ms(2);
-}
-
 static void stop_by(int number) {
     const char *out = scratch_path("signal%d", number);
     const char *err = scratch_path("err%d", number);
     pid_t child = train_start(RUN("train", "--config", config_path, "--out", out, "-o",
                                   "STEPS=1000000", "-o", "CHECKPOINT_INTERVAL=1000000"),
                               err, 0);
-    wait_for_lines(scratch_path("signal%d/metrics.jsonl", number));
+    train_wait_text(scratch_path("signal%d/metrics.jsonl", number), "\n"); /* a step is done */
     FAILS(2, SAYS("another process"), "train", "--config", config_path, "--out", out, "--resume",
           "-o", "STEPS=1000000");
     kill(child, number);
