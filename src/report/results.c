@@ -268,9 +268,8 @@ static void say_together(weft_page *p, const weft_report_data *d) {
 json_t *weft_report_common_json(const weft_report_data *d) {
     common c;
     if (!find_common(d, &c)) return json_null();
-    return json_pack("{s:i, s:i, s:i, s:o, s:o}", "variants", c.variants, "seeds", c.seeds,
-                     "freedom", c.freedom, "sd", weft_json_number(c.sd), "half",
-                     weft_json_number(c.half));
+    return weft_json_make("variants:i seeds:i freedom:i sd:f half:f", c.variants, c.seeds,
+                          c.freedom, c.sd, c.half);
 }
 
 weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
