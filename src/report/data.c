@@ -116,7 +116,6 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     d->variants[variant].waiting +=
         strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
     run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
-    run->device_bytes = NAN;
     return WEFT_OK;
 }
 
@@ -131,20 +130,17 @@ static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
-    int64_t id = column_integer(s, 0);
-    int place = 0;
-    while (place < d->n_runs && d->runs[place].id != id)
-        place++;
-    if (place == d->n_runs) return WEFT_OK;
-    weft_report_fact *fact = WEFT_ADD(d->facts, d->n_facts);
-    if (!fact) return no_memory(d);
     int type = sqlite3_column_type(s, 2);
     bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
-    fact->run = place;
-    fact->name = column_text(d, s, 1);
-    fact->text = number ? "" : column_text(d, s, 2);
-    fact->value = number ? weft_column_number(s, 2) : NAN;
-    if (strcmp(fact->name, "device_bytes") == 0) d->runs[place].device_bytes = fact->value;
+    const char *name = column_text(d, s, 1);
+    for (weft_report_run *run = d->runs; run && run < d->runs + d->n_runs; run++) {
+        if (run->id != column_integer(s, 0)) continue;
+        json_t *fact = number ? json_real(sqlite3_column_double(s, 2))
+                              : weft_json_text(weft_column_text(s, 2));
+        if (!run->facts) json_array_append_new(d->texts, run->facts = json_object());
+        json_object_set(d->facts, name, fact);
+        json_object_set_new(run->facts, name, fact);
+    }
     return WEFT_OK;
 }
 
@@ -262,7 +258,8 @@ static void sum_up_variant(const weft_report_data *d, int place, double *scores)
         variant->least = fmin(variant->least, run->score);
         variant->most = fmax(variant->most, run->score);
         variant->memory = fmax(variant->memory, run->memory);
-        device = fmin(device, isnan(run->device_bytes) ? 0 : run->device_bytes);
+        double own = weft_json_number_of(run->facts, "device_bytes");
+        device = fmin(device, isnan(own) ? 0 : own);
     }
     if (isfinite(device) && device > 0) variant->memory = device;
     int n = list_scores(d, place, variant->rate, false, scores);
@@ -309,31 +306,26 @@ bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *ru
     return run->finished && !run->chooses && run->rate == d->variants[run->variant].rate;
 }
 
-const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
-                                            const char *name) {
-    for (int i = 0; i < d->n_facts; i++)
-        if (&d->runs[d->facts[i].run] == run && strcmp(d->facts[i].name, name) == 0)
-            return &d->facts[i];
-    return NULL;
+const char *weft_report_fact(const weft_report_run *run, const char *name) {
+    const char *text = json_string_value(json_object_get(run->facts, name));
+    return text ? text : "";
 }
 
 double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name) {
     double sum = 0;
     int n = 0;
-    for (int i = 0; i < d->n_facts; i++) {
-        const weft_report_fact *fact = &d->facts[i];
-        const weft_report_run *run = &d->runs[fact->run];
-        if (run->variant != variant || !weft_report_run_counts(d, run)) continue;
-        if (strcmp(fact->name, name) != 0 || !isfinite(fact->value)) continue;
-        sum += fact->value;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        double value = weft_json_number_of(run->facts, name);
+        if (run->variant != variant || !weft_report_run_counts(d, run) || isnan(value)) continue;
+        sum += value;
         n++;
     }
     return n ? sum / n : NAN;
 }
 
-static double value_of(const weft_report_data *d, const weft_report_run *run, const char *fact) {
-    const weft_report_fact *is = fact ? weft_report_fact_of(d, run, fact) : NULL;
-    return !fact ? run->score : is ? is->value : NAN;
+static double value_of(const weft_report_run *run, const char *fact) {
+    return fact ? weft_json_number_of(run->facts, fact) : run->score;
 }
 
 weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, int baseline,
@@ -346,8 +338,8 @@ weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, in
     for (int i = 0; i < d->n_seeds; i++) {
         weft_report_pair pair = weft_report_pair_of(d, variant, baseline, d->seeds[i]);
         if (!pair.counts) continue;
-        values[n] = value_of(d, pair.variant, fact);
-        other[n] = value_of(d, pair.baseline, fact);
+        values[n] = value_of(pair.variant, fact);
+        other[n] = value_of(pair.baseline, fact);
         n += isfinite(values[n]) && isfinite(other[n]);
     }
     *out = weft_compare(values, other, n, higher_is_better);
@@ -475,7 +467,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
 }
 
 weft_status weft_report_read(const char *path, weft_report_data *d) {
-    *d = (weft_report_data){.path = path, .texts = json_array()};
+    *d = (weft_report_data){.path = path, .texts = json_array(), .facts = json_object()};
     WEFT_TRY(weft_listing_open(d->path, &d->database));
     WEFT_TRY(weft_database_script(d->database, "BEGIN"));
     for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
@@ -489,10 +481,10 @@ weft_status weft_report_read(const char *path, weft_report_data *d) {
 
 void weft_report_free(weft_report_data *d) {
     json_decref(d->texts);
+    json_decref(d->facts);
     free(d->variants);
     free(d->runs);
     free(d->events);
-    free(d->facts);
     free(d->seeds);
     free(d->rates);
     weft_database_close(d->database);

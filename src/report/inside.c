@@ -295,27 +295,24 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
 }
 
 static void put_gradients(weft_page *p, const weft_report_data *d) {
-    const char *parts[PARTS_MOST];
-    /* The mechanisms of all records, by the names of their gradients. */
     static const char begin[] = "inside_gradient ";
+    const char *gradient;
+    json_t *unused;
     int n = 0;
-    for (int i = 0; i < d->n_facts && n < PARTS_MOST; i++) {
-        const char *name = d->facts[i].name;
-        bool known = strncmp(name, begin, sizeof begin - 1) != 0;
-        for (int k = 0; k < n && !known; k++)
-            known = strcmp(parts[k], name + sizeof begin - 1) == 0;
-        if (!known && strlen(name) < NAME_ROOM) parts[n++] = name + sizeof begin - 1;
-    }
-    if (n == 0) return;
-    weft_page_say(p, "Gradients by mechanism: the norm of its gradient in one training pass over "
-                     "held-out sequences, and in brackets what part of its weights' norm that is.");
-    weft_report_open_table(p, d, "mechanism", has_inside);
-    for (int k = 0; k < n; k++) {
-        char gradient[NAME_ROOM + 24], weight[NAME_ROOM + 24];
-        snprintf(gradient, sizeof gradient, "inside_gradient %s", parts[k]);
-        snprintf(weight, sizeof weight, "inside_weight %s", parts[k]);
-        if (!any_has(d, gradient)) continue;
-        weft_page_cell(p, "%s", parts[k]);
+    json_object_foreach(d->facts, gradient, unused) {
+        const char *part = gradient + sizeof begin - 1;
+        char weight[NAME_ROOM];
+        if (strncmp(gradient, begin, sizeof begin - 1) != 0 || strlen(gradient) >= NAME_ROOM ||
+            n == PARTS_MOST || !any_has(d, gradient))
+            continue;
+        if (n++ == 0) {
+            weft_page_say(p, "Gradients by mechanism: the norm of its gradient in one training "
+                             "pass over held-out sequences, and in brackets what part of its "
+                             "weights' norm that is.");
+            weft_report_open_table(p, d, "mechanism", has_inside);
+        }
+        snprintf(weight, sizeof weight, "inside_weight %s", part);
+        weft_page_cell(p, "%s", part);
         for (int i = 0; i < d->n_variants; i++) {
             double is = weft_report_fact_mean(d, i, gradient);
             double of = weft_report_fact_mean(d, i, weight);
@@ -343,9 +340,8 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
     fputs("\n(The pictures are in report.html.)\n", p->md);
     for (int i = 0; i < d->n_variants; i++) {
         const weft_report_run *run = has_inside(d, i) ? weft_report_first_run(d, i) : NULL;
-        const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
-        WEFT_AUTO_DECREF json_t *inside =
-            fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
+        const char *text = run ? weft_report_fact(run, "inside") : "";
+        WEFT_AUTO_DECREF json_t *inside = weft_json_read(text, strlen(text), 0, NULL);
         if (!inside) continue;
         weft_page_subtitle(p, d->variants[i].label);
         weft_page_pictures_open(p, NULL);

@@ -278,15 +278,10 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static const char *fact_text(const weft_report_data *d, int run, const char *name) {
-    const weft_report_fact *fact = weft_report_fact_of(d, &d->runs[run], name);
-    return fact ? fact->text : "";
-}
-
-static bool same_origin(const weft_report_data *d, int a, int b) {
+static bool same_origin(const weft_report_run *a, const weft_report_run *b) {
     static const char *const names[] = {"commit", "device", "machine", "dataset_hash"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(fact_text(d, a, names[i]), fact_text(d, b, names[i])) != 0) return false;
+        if (strcmp(weft_report_fact(a, names[i]), weft_report_fact(b, names[i])) != 0) return false;
     return true;
 }
 
@@ -294,10 +289,11 @@ static bool same_origin(const weft_report_data *d, int a, int b) {
 static void put_origins(weft_page *p, const weft_report_data *d) {
     bool open = false;
     for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
         int n = 0, earlier = 0;
-        if (!d->runs[i].finished || !*fact_text(d, i, "commit")) continue;
+        if (!run->finished || !*weft_report_fact(run, "commit")) continue;
         for (int k = 0; k < d->n_runs; k++) {
-            if (!d->runs[k].finished || !same_origin(d, i, k)) continue;
+            if (!d->runs[k].finished || !same_origin(run, &d->runs[k])) continue;
             earlier += k < i;
             n++;
         }
@@ -305,9 +301,9 @@ static void put_origins(weft_page *p, const weft_report_data *d) {
         if (!open) weft_page_table_open(p, ">runs|commit|device|machine|text");
         open = true;
         weft_page_cell(p, "%d", n);
-        weft_page_cell(p, "%.12s", fact_text(d, i, "commit"));
-        weft_page_cells(p, fact_text(d, i, "device"), fact_text(d, i, "machine"));
-        const char *hash = fact_text(d, i, "dataset_hash");
+        weft_page_cell(p, "%.12s", weft_report_fact(run, "commit"));
+        weft_page_cells(p, weft_report_fact(run, "device"), weft_report_fact(run, "machine"));
+        const char *hash = weft_report_fact(run, "dataset_hash");
         weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
     }
 }

@@ -283,16 +283,13 @@ static int by_first(const void *a, const void *b) {
 }
 
 int weft_report_ranges(const weft_report_data *d, weft_report_range out[RANGES_MOST]) {
+    const char *name;
+    json_t *fact;
     int n = 0;
-    for (int i = 0; i < d->n_facts && n < RANGES_MOST; i++) {
-        weft_report_range r;
-        bool known = false;
-        if (!isfinite(d->facts[i].value) || !read_range(d->facts[i].name, &r)) continue;
-        for (int k = 0; k < n && !known; k++)
-            known = out[k].first == r.first && out[k].last == r.last;
-        if (known) continue;
-        snprintf(r.name, sizeof r.name, "%s", d->facts[i].name);
-        out[n++] = r;
+    json_object_foreach(d->facts, name, fact) {
+        if (n == RANGES_MOST || !json_is_number(fact) || !read_range(name, &out[n])) continue;
+        snprintf(out[n].name, sizeof out[n].name, "%s", name);
+        n++;
     }
     qsort(out, (size_t)n, sizeof *out, by_first);
     return n;

@@ -78,10 +78,10 @@ static json_t *positions_json(const weft_report_data *d, int variant) {
 static json_t *facts_json(const weft_report_data *d, int variant, const char *begin) {
     WEFT_AUTO_DECREF json_t *object = json_object();
     size_t n = strlen(begin);
-    for (int i = 0; i < d->n_facts; i++) {
-        const char *name = d->facts[i].name;
-        if (d->runs[d->facts[i].run].variant != variant || strncmp(name, begin, n) != 0) continue;
-        if (json_object_get(object, name + n)) continue;
+    const char *name;
+    json_t *unused;
+    json_object_foreach(d->facts, name, unused) {
+        if (strncmp(name, begin, n) != 0) continue;
         double mean = weft_report_fact_mean(d, variant, name);
         if (isfinite(mean)) json_object_set_new(object, name + n, json_real(mean));
     }

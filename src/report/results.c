@@ -357,7 +357,7 @@ static bool all_on_device(const weft_report_data *d) {
     int n = 0;
     for (int i = 0; i < d->n_runs; i++) {
         if (!weft_report_run_counts(d, &d->runs[i])) continue;
-        if (isnan(d->runs[i].device_bytes)) return false;
+        if (isnan(weft_json_number_of(d->runs[i].facts, "device_bytes"))) return false;
         n++;
     }
     return n > 0;

@@ -41,17 +41,10 @@ typedef struct {
     double rate;
     const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
     double score, iters, skipped, seconds, speed, memory, resumes;
-    bool finished;       /* done, with a score that is a number */
-    bool chooses;        /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
-    double device_bytes; /* of the device's memory; NaN: the host's was used */
+    bool finished; /* done, with a score that is a number */
+    bool chooses;  /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
+    json_t *facts; /* what its record says beside its results (record/record.h), by name */
 } weft_report_run;
-
-/* What a run's record says beside its results (record/record.h). */
-typedef struct {
-    int run; /* its place in `runs` */
-    const char *name, *text;
-    double value; /* NaN: it is a text */
-} weft_report_fact;
 
 typedef struct {
     int64_t run, step; /* -1: none; a run's iteration, or the number of a variant */
@@ -79,8 +72,8 @@ typedef struct {
     weft_report_variant *variants;
     weft_report_run *runs;
     weft_report_event *events;
-    weft_report_fact *facts; /* ordered by run and name */
-    int n_variants, n_runs, n_events, n_facts;
+    json_t *facts; /* of any run, each under its name */
+    int n_variants, n_runs, n_events;
     int64_t rate_seed; /* the seed that only chose rates; -1: none */
     int64_t *seeds;    /* of all runs but those, ascending */
     double *rates;
@@ -102,9 +95,8 @@ const weft_report_run *weft_report_find(const weft_report_data *d, int variant, 
 
 /* Whether a run is one of those that its variant's score is the mean of. */
 bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run);
-/* A fact of a run; NULL: its record has none of that name. */
-const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
-                                            const char *name);
+/* A text of a run's record; "": it has none of that name. */
+const char *weft_report_fact(const weft_report_run *run, const char *name);
 /* The mean of a number over the runs of a variant that count; NaN: none has it. */
 double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name);
 /* What can be said of one variant against another over the seeds that both finished, by the score, or by a fact of
