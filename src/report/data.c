@@ -15,14 +15,14 @@
 #include <math.h>
 
 /* A copy in UTF-8 that lives as long as the data; NULL is "". */
-static const char *keep_text(weft_report_data *d, const char *text) {
+static const char *keep_text(const weft_report_data *d, const char *text) {
     if (!text || !*text) return "";
     json_t *kept =
         weft_json_text(text); /* without memory the report says less; it does not fail for a name */
     return json_array_append_new(d->texts, kept) == 0 ? json_string_value(kept) : "";
 }
 
-static const char *column_text(weft_report_data *d, sqlite3_stmt *s, int column) {
+static const char *column_text(const weft_report_data *d, sqlite3_stmt *s, int column) {
     return keep_text(d, (const char *)sqlite3_column_text(s, column));
 }
 
@@ -44,14 +44,12 @@ static const char *option_text(weft_report_data *d, const weft_option *option) {
 }
 
 static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
-    const char **texts[] = {&d->name,    &d->config, &d->seeds_text, &d->rates_text,
-                            &d->equal,   &d->score,  &d->version,    &d->commit,
-                            &d->created, &d->host,   &d->machine,    &d->device};
+    const char **texts[] = {&d->name,    &d->config, &d->equal,   &d->score,
+                            &d->version, &d->commit, &d->created, &d->machine};
     int n = (int)(sizeof texts / sizeof texts[0]);
     for (int i = 0; i < n; i++)
         *texts[i] = column_text(d, s, i);
     d->tail = weft_column_number(s, n);
-    d->threads = weft_column_number(s, n + 1);
     bool several = strchr(option_text(d, WEFT_OPTION(study_learning_rates)), ',');
     d->rate_seed = several ? strtoll(option_text(d, WEFT_OPTION(study_rate_seed)), NULL, 10) : -1;
     d->question = option_text(d, WEFT_OPTION(study_question));
@@ -119,16 +117,6 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     return WEFT_OK;
 }
 
-static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_event *event = WEFT_ADD(d->events, d->n_events);
-    if (!event) return no_memory(d);
-    event->run = column_integer(s, 0);
-    event->step = column_integer(s, 1);
-    event->kind = column_text(d, s, 2);
-    event->detail = column_text(d, s, 3);
-    return WEFT_OK;
-}
-
 static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
     int type = sqlite3_column_type(s, 2);
     bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
@@ -163,8 +151,8 @@ static const struct {
     const char *sql;
     take_row *take;
 } reads[] = {
-    {"SELECT name, config, seeds, learning_rates, equal, score, weft_version, git_commit, created,"
-     " host, machine, device, tail, threads FROM study",
+    {"SELECT name, config, equal, score, weft_version, git_commit, created, machine, tail FROM "
+     "study",
      take_study},
     {"SELECT variant, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
      " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM "
@@ -176,7 +164,6 @@ static const struct {
      " ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes FROM runs"
      " ORDER BY variant, learning_rate, seed",
      take_run},
-    {"SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
     {"SELECT run, name, value FROM facts ORDER BY run, name", take_fact},
     {"SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
     {"SELECT DISTINCT learning_rate FROM runs WHERE learning_rate IS NOT NULL"
@@ -484,7 +471,6 @@ void weft_report_free(weft_report_data *d) {
     json_decref(d->facts);
     free(d->variants);
     free(d->runs);
-    free(d->events);
     free(d->seeds);
     free(d->rates);
     weft_database_close(d->database);
@@ -528,15 +514,17 @@ weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_r
     *out = (weft_report_repeat){.run = run, .rows = -1, .detail = ""};
     out->first = weft_report_find(d, first, run->rate, run->seed);
     bool said_unequal = false;
-    for (int i = 0; i < d->n_events; i++) {
-        const weft_report_event *event = &d->events[i];
-        if (event->run != run->id) continue;
-        bool equal = strcmp(event->kind, "equal") == 0;
-        if (!equal && strcmp(event->kind, "unequal") != 0) continue;
-        out->files = equal; /* the last word counts */
-        said_unequal = !equal;
-        out->detail = event->detail;
+    sqlite3_stmt *word =
+        weft_database_ask(d->database,
+                          "SELECT kind = 'equal', detail FROM events WHERE run = ? AND"
+                          " kind IN ('equal', 'unequal') ORDER BY id DESC LIMIT 1",
+                          "i", run->id);
+    if (weft_database_next(d->database, word)) { /* the last one counts */
+        out->files = sqlite3_column_int(word, 0);
+        said_unequal = !out->files;
+        out->detail = column_text(d, word, 1);
     }
+    WEFT_TRY(weft_database_end(d->database, word));
     if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;
         /* Rows of one that the other does not have, or the other way where these are more. */
 #define MORE(a, b) "(SELECT count(*) FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) "))"

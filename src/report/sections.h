@@ -47,16 +47,10 @@ typedef struct {
 } weft_report_run;
 
 typedef struct {
-    int64_t run, step; /* -1: none; a run's iteration, or the number of a variant */
-    const char *kind, *detail;
-} weft_report_event;
-
-typedef struct {
     weft_database *database;
     const char *path;
-    const char *name, *config, *seeds_text, *rates_text, *equal, *score, *version, *commit,
-        *created, *host, *machine, *device;
-    double tail, threads;
+    const char *name, *config, *equal, *score, *version, *commit, *created, *machine;
+    double tail;
     bool higher_is_better;
     const char *score_name; /* "held-out loss" */
     const char *question;   /* STUDY_QUESTION */
@@ -71,9 +65,8 @@ typedef struct {
 
     weft_report_variant *variants;
     weft_report_run *runs;
-    weft_report_event *events;
     json_t *facts; /* of any run, each under its name */
-    int n_variants, n_runs, n_events;
+    int n_variants, n_runs;
     int64_t rate_seed; /* the seed that only chose rates; -1: none */
     int64_t *seeds;    /* of all runs but those, ascending */
     double *rates;
