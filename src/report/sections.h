@@ -150,9 +150,8 @@ weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions
 /* report/laws.c */
 weft_report_section weft_report_yardstick;
 /* report/inside.c */
-weft_report_section weft_report_inside, weft_report_decode;
-/* report/samples.c */
-weft_report_section weft_report_samples, weft_report_attention;
+weft_report_section weft_report_samples, weft_report_attention, weft_report_inside,
+    weft_report_decode;
 /* report/notes.c */
 weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
     weft_report_environment;
@@ -189,9 +188,6 @@ const char *weft_say_pairs(const weft_report_data *d,
 enum { WEFT_SETTING_KEY = 96, WEFT_SETTING_VALUE = 4200 };
 bool weft_next_setting(const char **at, char end, char key[WEFT_SETTING_KEY],
                        char value[WEFT_SETTING_VALUE]);
-
-/* A variant's first seed that finished; NULL: none, or the variant is a repeat. report/samples.c */
-const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant);
 
 /* What a variant is. Compared: it has a baseline and is no repeat. Counted: its comparison counts, too: it can be
  * built, and sees later tokens only where its baseline does. A repeat of another, which pictures leave out.
