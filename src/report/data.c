@@ -13,6 +13,7 @@
 #include "report/sections.h"
 
 #include <math.h>
+#include <stdarg.h>
 
 /* A copy in UTF-8 that lives as long as the data; NULL is "". */
 static const char *keep_text(const weft_report_data *d, const char *text) {
@@ -22,12 +23,23 @@ static const char *keep_text(const weft_report_data *d, const char *text) {
     return json_array_append_new(d->texts, kept) == 0 ? json_string_value(kept) : "";
 }
 
-static const char *column_text(const weft_report_data *d, sqlite3_stmt *s, int column) {
-    return keep_text(d, (const char *)sqlite3_column_text(s, column));
-}
-
-static int64_t column_integer(sqlite3_stmt *s, int column) {
-    return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
+/* The columns of a row by their types: t a text that lasts, n a number, I a whole number, i the same as an int; -1:
+ * none. */
+static void take_columns(const weft_report_data *d, sqlite3_stmt *s, const char *types, ...) {
+    va_list to;
+    va_start(to, types);
+    for (int i = 0; types[i]; i++) {
+        bool none = sqlite3_column_type(s, i) == SQLITE_NULL;
+        if (types[i] == 't')
+            *va_arg(to, const char **) = keep_text(d, weft_column_text(s, i));
+        else if (types[i] == 'n')
+            *va_arg(to, double *) = weft_column_number(s, i);
+        else if (types[i] == 'I')
+            *va_arg(to, int64_t *) = none ? -1 : sqlite3_column_int64(s, i);
+        else
+            *va_arg(to, int *) = none ? -1 : sqlite3_column_int(s, i);
+    }
+    va_end(to);
 }
 
 /* Takes a row of a query. */
@@ -44,12 +56,8 @@ static const char *option_text(weft_report_data *d, const weft_option *option) {
 }
 
 static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
-    const char **texts[] = {&d->name,    &d->config, &d->equal,   &d->score,
-                            &d->version, &d->commit, &d->created, &d->machine};
-    int n = (int)(sizeof texts / sizeof texts[0]);
-    for (int i = 0; i < n; i++)
-        *texts[i] = column_text(d, s, i);
-    d->tail = weft_column_number(s, n);
+    take_columns(d, s, "ttttttttn", &d->name, &d->config, &d->equal, &d->score, &d->version,
+                 &d->commit, &d->created, &d->machine, &d->tail);
     bool several = strchr(option_text(d, WEFT_OPTION(study_learning_rates)), ',');
     d->rate_seed = several ? strtoll(option_text(d, WEFT_OPTION(study_rate_seed)), NULL, 10) : -1;
     d->question = option_text(d, WEFT_OPTION(study_question));
@@ -65,51 +73,28 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_variant *variant = WEFT_ADD(d->variants, d->n_variants);
-    if (!variant) return no_memory(d);
-    variant->id = column_integer(s, 0);
-    variant->name = column_text(d, s, 1);
-    variant->title = column_text(d, s, 2);
-    variant->overrides = column_text(d, s, 3);
-    variant->error = column_text(d, s, 4);
-    variant->baseline = (int)column_integer(s, 5); /* numbers for now, places once all are read */
-    variant->repeats = (int)column_integer(s, 6);
-    double *numbers[] = {&variant->iters,           &variant->tokens,         &variant->parameters,
-                         &variant->flops,           &variant->training_bytes, &variant->cache_bytes,
-                         &variant->seconds_per_iter};
-    for (int i = 0; i < 7; i++)
-        *numbers[i] = weft_column_number(s, 7 + i);
-    variant->work = variant->flops * variant->tokens;
-    variant->leaks = sqlite3_column_int(s, 14) != 0;
-    variant->rate = variant->mean = variant->sd = variant->least = variant->most = NAN;
-    variant->memory = variant->speed = variant->seconds = NAN;
-    variant->why = "";
+    weft_report_variant *v = WEFT_ADD(d->variants, d->n_variants);
+    int leaks;
+    if (!v) return no_memory(d);
+    take_columns(d, s, "ttttiinnnnnnni", &v->name, &v->title, &v->overrides, &v->error,
+                 &v->baseline, &v->repeats, &v->iters, &v->tokens, &v->parameters, &v->flops,
+                 &v->training_bytes, &v->cache_bytes, &v->seconds_per_iter, &leaks);
+    v->leaks = leaks;
+    v->work = v->flops * v->tokens;
+    v->rate = v->mean = v->sd = v->least = v->most = v->memory = v->speed = v->seconds = NAN;
+    v->why = "";
     return WEFT_OK;
 }
 
-static int place_of(const weft_report_data *d, int64_t id) {
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].id == id) return i;
-    return -1;
-}
-
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
-    int variant = place_of(d, column_integer(s, 1));
-    if (variant < 0) return WEFT_OK; /* written since the database was checked */
+    int variant = sqlite3_column_int(s, 1);
+    if (variant < 0 || variant >= d->n_variants) return WEFT_OK; /* written since it was checked */
     weft_report_run *run = WEFT_ADD(d->runs, d->n_runs);
     if (!run) return no_memory(d);
-    run->id = column_integer(s, 0);
-    run->variant = variant;
-    run->rate = weft_column_number(s, 2);
-    run->seed = column_integer(s, 3);
-    const char **texts[] = {&run->folder, &run->status,  &run->why,     &run->config,
-                            &run->metric, &run->weights, &run->started, &run->ended};
-    for (int i = 0; i < 8; i++)
-        *texts[i] = column_text(d, s, 4 + i);
-    double *numbers[] = {&run->score, &run->iters,  &run->skipped, &run->seconds,
-                         &run->speed, &run->memory, &run->resumes};
-    for (int i = 0; i < 7; i++)
-        *numbers[i] = weft_column_number(s, 12 + i);
+    take_columns(d, s, "IinIttttttttnnnnnnn", &run->id, &run->variant, &run->rate, &run->seed,
+                 &run->folder, &run->status, &run->why, &run->config, &run->metric, &run->weights,
+                 &run->started, &run->ended, &run->score, &run->iters, &run->skipped, &run->seconds,
+                 &run->speed, &run->memory, &run->resumes);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
     d->variants[variant].waiting +=
         strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
@@ -120,9 +105,9 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
 static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
     int type = sqlite3_column_type(s, 2);
     bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
-    const char *name = column_text(d, s, 1);
+    const char *name = keep_text(d, weft_column_text(s, 1));
     for (weft_report_run *run = d->runs; run && run < d->runs + d->n_runs; run++) {
-        if (run->id != column_integer(s, 0)) continue;
+        if (run->id != sqlite3_column_int64(s, 0)) continue;
         json_t *fact = number ? json_real(sqlite3_column_double(s, 2))
                               : weft_json_text(weft_column_text(s, 2));
         if (!run->facts) json_array_append_new(d->texts, run->facts = json_object());
@@ -154,10 +139,9 @@ static const struct {
     {"SELECT name, config, equal, score, weft_version, git_commit, created, machine, tail FROM "
      "study",
      take_study},
-    {"SELECT variant, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
-     " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM "
-     "variants"
-     " ORDER BY variant",
+    {"SELECT name, title, overrides, error, nullif(baseline, variant), nullif(repeats, variant),"
+     " iters, tokens, parameters, flops_per_token, training_bytes, cache_bytes_per_token,"
+     " seconds_per_iter, leaks FROM variants ORDER BY variant",
      take_variant},
     {"SELECT run, variant, learning_rate, seed, folder, status, why, config, metric, weights, "
      "started,"
@@ -427,11 +411,9 @@ static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
     d->nothing_learned = learned_nothing(d);
-    for (int i = 0; i < d->n_variants; i++) {
-        d->variants[i].baseline = place_of(d, d->variants[i].baseline);
-        d->variants[i].repeats = place_of(d, d->variants[i].repeats);
-        if (d->variants[i].baseline == i) d->variants[i].baseline = -1;
-        if (d->variants[i].repeats == i) d->variants[i].repeats = -1;
+    for (int i = 0; i < d->n_variants; i++) { /* as the database was checked to be */
+        if (d->variants[i].baseline >= d->n_variants) d->variants[i].baseline = -1;
+        if (d->variants[i].repeats >= d->n_variants) d->variants[i].repeats = -1;
     }
     name_variants(d);
     WEFT_AUTO_FREE double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
@@ -522,7 +504,7 @@ weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_r
     if (weft_database_next(d->database, word)) { /* the last one counts */
         out->files = sqlite3_column_int(word, 0);
         said_unequal = !out->files;
-        out->detail = column_text(d, word, 1);
+        out->detail = keep_text(d, weft_column_text(word, 1));
     }
     WEFT_TRY(weft_database_end(d->database, word));
     if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;

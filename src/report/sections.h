@@ -10,7 +10,6 @@
 
 /* Numbers that the database does not have are NaN, texts are "". */
 typedef struct {
-    int64_t id; /* the database's number of it */
     const char *name, *title, *overrides, *error;
     const char *label;     /* what pages call it: its title, or what differs in words */
     int baseline, repeats; /* places in `variants`; -1: none */
