@@ -4,6 +4,7 @@
 #include "base/text.h"
 
 #include <math.h>
+#include <stdarg.h>
 
 /* About what each sign stands for in memory, over every one that is not in a string; and how much of
  * that a text may come to, a short one in any case. */
@@ -91,6 +92,47 @@ json_t *weft_json_text(const char *text) {
     json_t *string = repaired ? json_string(repaired) : NULL;
     free(repaired);
     return string;
+}
+
+/* The next of them; NULL: there is none. */
+static json_t *take_value(char type, va_list *values) {
+    if (type == 'i') return json_integer(va_arg(*values, int));
+    if (type == 'I') return json_integer(va_arg(*values, int64_t));
+    if (type == 'b') return json_boolean(va_arg(*values, int));
+    if (type == 'f' || type == 'w') {
+        double number = va_arg(*values, double);
+        json_t *made = type == 'f' ? weft_json_number(number) : weft_json_whole(number);
+        return json_is_null(made) ? NULL : made;
+    }
+    void *value = va_arg(*values, void *);
+    if (type == 's' && value) return weft_json_text(value);
+    return type == 'O' ? json_incref(value) : value;
+}
+
+static void add_fields(json_t *object, const char *fields, va_list *values) {
+    char key[64], type;
+    for (int n; sscanf(fields, " %63[^:]:%c%n", key, &type, &n) == 2; fields += n) {
+        json_t *value = take_value(type, values);
+        bool optional = fields[n] == '*';
+        n += optional;
+        if (value || !optional) json_object_set_new(object, key, value ? value : json_null());
+    }
+}
+
+void weft_json_add(json_t *object, const char *fields, ...) {
+    va_list values;
+    va_start(values, fields);
+    add_fields(object, fields, &values);
+    va_end(values);
+}
+
+json_t *weft_json_make(const char *fields, ...) {
+    json_t *object = json_object();
+    va_list values;
+    va_start(values, fields);
+    add_fields(object, fields, &values);
+    va_end(values);
+    return object;
 }
 
 double weft_json_number_of(const json_t *object, const char *key) {

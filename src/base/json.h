@@ -32,5 +32,12 @@ json_t *weft_json_number(double value);
 json_t *weft_json_whole(double value);
 /* A text; bytes of it that are no UTF-8 are U+FFFD. The caller owns it. */
 json_t *weft_json_text(const char *text);
+/* An object of fields in their order, "name:s seconds:f": s a text as above, i an int, I an int64_t, f a number,
+ * null where it is not finite, w the same as a whole number, b a bool, o a value that is taken over, O one that is
+ * shared. NULL is null; with a * behind its letter a field that would be null is left out. The caller owns it; NULL: no
+ * memory. */
+json_t *weft_json_make(const char *fields, ...);
+/* Adds such fields to an object. */
+void weft_json_add(json_t *object, const char *fields, ...);
 /* The number under a key; NaN: there is none, or it is no number. */
 double weft_json_number_of(const json_t *object, const char *key);

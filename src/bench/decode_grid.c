@@ -132,8 +132,8 @@ json_t *bench_grid_summary(const json_t *rows, FILE *to) {
     if (to)
         fprintf(to, "\nworst: %.2f, %s\nbelow 1.0: %d rows, below 0.9: %d\n", worst, worst_name,
                 below_1, below_9);
-    return json_pack("{s:i, s:f, s:o, s:o, s:f, s:s, s:i, s:i}", "rows", all.count,
-                     "geometric_mean", mean_of(all), "one_sequence", weft_json_number(mean_of(one)),
-                     "64_sequences", weft_json_number(mean_of(many)), "worst_ratio", worst, "worst",
-                     worst_name, "below_1", below_1, "below_0_9", below_9);
+    return weft_json_make("rows:i geometric_mean:f one_sequence:f 64_sequences:f worst_ratio:f "
+                          "worst:s below_1:i below_0_9:i",
+                          all.count, mean_of(all), mean_of(one), mean_of(many), worst, worst_name,
+                          below_1, below_9);
 }

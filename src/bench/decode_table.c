@@ -220,10 +220,9 @@ static weft_status measure_whole(const bench *b, const weft_model *m, int64_t ti
 static json_t *make_request(const bench *b, const bench_decode_row *row) {
     const weft_config *c = &row->config;
     bool narrow = weft_config_dtype(c) == WEFT_BF16 || c->weight_dtype == WEFT_WEIGHT_BF16;
-    return json_pack("{s:s, s:o, s:I, s:I, s:s, s:s}", "do", "decode", "config",
-                     weft_config_to_json(c), "context", (json_int_t)row->context, "batch",
-                     (json_int_t)row->batch, "dtype", narrow ? "bf16" : "f32", "device",
-                     b->opt->cuda ? "cuda" : "cpu");
+    return weft_json_make("do:s config:o context:I batch:I dtype:s device:s", "decode",
+                          weft_config_to_json(c), row->context, row->batch, narrow ? "bf16" : "f32",
+                          b->opt->cuda ? "cuda" : "cpu");
 }
 
 /* Tells the peer of all rows before any is measured, so that it compiles what it will be asked for. One that has
@@ -233,8 +232,7 @@ static void prepare_peer(bench *b) {
     json_t *requests = json_array();
     for (int i = 0; i < b->n; i++)
         json_array_append_new(requests, make_request(b, b->list + i));
-    json_decref(
-        bench_peer_ask(b->peer, json_pack("{s:s, s:o}", "do", "prepare", "rows", requests)));
+    json_decref(bench_peer_ask(b->peer, weft_json_make("do:s rows:o", "prepare", requests)));
 }
 
 static void ask_peer(bench *b, const bench_decode_row *row, result *r) {
@@ -310,42 +308,29 @@ static void print_row(bench *b, const bench_decode_row *row, const result *r) {
 
 static void add_json(bench *b, const bench_decode_row *of, const result *r) {
     char name[BENCH_ROW_NAME];
-    json_t *row = json_pack(
-        "{s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f}", "variant",
-        of->variant->name, "context", (json_int_t)of->context, "batch", (json_int_t)of->batch,
-        "tokens_per_s", (double)of->batch / r->step, "seconds", r->step, "spread", r->spread,
-        "floor_seconds", r->floor, "of_floor", r->floor / r->step, "cache_bytes_per_token",
-        (json_int_t)r->token_bytes, "cache_bytes", (json_int_t)r->bytes, "weight_bytes",
-        (json_int_t)r->weights, "read_bytes_per_s", r->rate);
-    const weft_option *const types[] = {WEFT_OPTION(dtype), WEFT_OPTION(weight_dtype),
-                                        WEFT_OPTION(cache_dtype)};
-    static const char *const keys[] = {"dtype", "weight_dtype", "cache_dtype"};
-    for (int i = 0; i < 3; i++)
-        json_object_set_new(row, keys[i], json_string(weft_config_word(&of->config, types[i])));
-    if (of->model) {
-        json_object_set_new(row, "model", json_string(of->model));
-        json_object_set_new(row, "name", json_string(bench_row_name(of, name)));
-    }
-    if (r->first > 0) {
-        json_object_set_new(row, "first_token_seconds", json_real(r->first));
-        json_object_set_new(row, "training_forward_seconds", json_real(r->whole));
-    }
-    if (r->phases) {
-        json_object_set_new(row, "phases", json_integer(r->phases));
-        json_object_set_new(row, "phase_seconds", json_real(r->phase));
-    }
-    if (r->peer > 0) {
-        json_object_set_new(row, "peer_seconds", json_real(r->peer));
-        json_object_set_new(row, "ratio", json_real(r->peer / r->step));
-        if (*r->form) json_object_set_new(row, "peer_form", json_string(r->form));
-    }
+    const weft_config *c = &of->config;
+    json_t *row = weft_json_make(
+        "variant:s context:I batch:I tokens_per_s:f seconds:f spread:f floor_seconds:f of_floor:f "
+        "cache_bytes_per_token:I cache_bytes:I weight_bytes:I read_bytes_per_s:f dtype:s "
+        "weight_dtype:s cache_dtype:s",
+        of->variant->name, of->context, of->batch, (double)of->batch / r->step, r->step, r->spread,
+        r->floor, r->floor / r->step, r->token_bytes, r->bytes, r->weights, r->rate,
+        weft_config_word(c, WEFT_OPTION(dtype)), weft_config_word(c, WEFT_OPTION(weight_dtype)),
+        weft_config_word(c, WEFT_OPTION(cache_dtype)));
+    if (of->model) weft_json_add(row, "model:s name:s", of->model, bench_row_name(of, name));
+    if (r->first > 0)
+        weft_json_add(row, "first_token_seconds:f training_forward_seconds:f", r->first, r->whole);
+    if (r->phases) weft_json_add(row, "phases:I phase_seconds:f", r->phases, r->phase);
+    if (r->peer > 0)
+        weft_json_add(row, "peer_seconds:f ratio:f peer_form:s*", r->peer, r->peer / r->step,
+                      *r->form ? r->form : NULL);
     json_array_append_new(b->rows, row);
 }
 
 static void leave_out(bench *b, const bench_decode_row *row, const char *why) {
     char name[BENCH_ROW_NAME];
     fprintf(stderr, "%s: left out, %s\n", bench_row_name(row, name), why);
-    json_array_append_new(b->left_out, json_pack("{s:s, s:s}", "name", name, "why", why));
+    json_array_append_new(b->left_out, weft_json_make("name:s why:s", name, why));
 }
 
 /* The model of a row, and of the rows behind it that have the same. */
@@ -474,11 +459,11 @@ static weft_status run(bench *b) {
     measure_all(b);
     WEFT_AUTO_DECREF json_t *summary = o->grid ? bench_grid_summary(b->rows, o->setup.table) : NULL;
     if (!o->setup.json) return WEFT_OK;
-    json_t *all = json_pack(
-        "{s:s, s:s, s:s, s:i, s:o, s:O, s:O, s:O*, s:f}", "version", weft_version(), "device",
-        o->cuda ? weft_cuda_device_name() : "CPU", "isa", weft_cpu_isa(), "threads",
-        weft_pool_size(b->pool), "peer", b->peer ? json_string(b->peer_name) : json_null(), "rows",
-        b->rows, "left_out", b->left_out, "summary", summary, "seconds", weft_clock() - b->began);
+    json_t *all = weft_json_make(
+        "version:s device:s isa:s threads:i peer:s rows:O left_out:O summary:O* seconds:f",
+        weft_version(), o->cuda ? weft_cuda_device_name() : "CPU", weft_cpu_isa(),
+        weft_pool_size(b->pool), b->peer ? b->peer_name : NULL, b->rows, b->left_out, summary,
+        weft_clock() - b->began);
     return bench_write_json(o->setup.json, all);
 }
 

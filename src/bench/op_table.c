@@ -2,6 +2,7 @@
  * machine does falls on all of them; medians are reported. Before it is timed a row's results are
  * compared with the peer's. */
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/scope.h"
 #include "bench/limits.h"
 #include "bench/op_rows.h"
@@ -61,9 +62,9 @@ static weft_status run_ours(weft_exec *x, int repeats, bench_samples *to) {
 /* Asks the peer for the row, and whether it computes the same numbers. */
 static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, weft_exec *x,
                          measured *m) {
-    json_t *reply = bench_peer_ask(b->peer, json_pack("{s:s, s:s, s:b, s:o}", "do", "prepare", "op",
-                                                      row->op, "backward", (int)g->backward,
-                                                      "sizes", bench_row_sizes(row)));
+    json_t *reply =
+        bench_peer_ask(b->peer, weft_json_make("do:s op:s backward:b sizes:o", "prepare", row->op,
+                                               g->backward, bench_row_sizes(row)));
     if (!reply) {
         fprintf(stderr, "%s: no peer: %s\n", row->label, bench_peer_error(b->peer));
         return false;
@@ -123,7 +124,7 @@ static weft_status measure_row(bench *b, const bench_row *row, bool backward, me
     m->runs = row->sizes.copies ? (int)row->sizes.copies : 1;
     m->peer = b->peer && prepare_peer(b, row, &g, x, m);
     weft_status status = alternate_sides(b, row, x, m);
-    if (b->peer) json_decref(bench_peer_ask(b->peer, json_pack("{s:s}", "do", "drop")));
+    if (b->peer) json_decref(bench_peer_ask(b->peer, weft_json_make("do:s", "drop")));
     return status;
 }
 
@@ -139,17 +140,14 @@ static void report_row(bench *b, const bench_row *row, bool backward, const meas
                 m->peer ? 1e3 * peers / m->runs : NAN,
                 m->peer ? 100 * bench_spread(&m->peers) : NAN, m->peer ? ratio : NAN,
                 m->peer ? m->form : "-");
-    json_t *j = json_pack("{s:s, s:s, s:s, s:o, s:f, s:f, s:i, s:f, s:s, s:f}", "group", row->group,
-                          "row", row->label, "pass", pass, "sizes", bench_row_sizes(row), "seconds",
-                          seconds / m->runs, "spread", bench_spread(&m->ours), "samples",
-                          (int)m->ours.count, "rate", rate, "unit", bytes ? "GB/s" : "GFLOP/s",
-                          "of_limit", part);
-    if (m->peer) {
-        json_object_set_new(j, "peer_seconds", json_real(peers / m->runs));
-        json_object_set_new(j, "peer_spread", json_real(bench_spread(&m->peers)));
-        json_object_set_new(j, "peer_form", json_string(m->form));
-        json_object_set_new(j, "ratio", json_real(ratio));
-    }
+    json_t *j = weft_json_make(
+        "group:s row:s pass:s sizes:o seconds:f spread:f samples:i rate:f unit:s "
+        "of_limit:f",
+        row->group, row->label, pass, bench_row_sizes(row), seconds / m->runs,
+        bench_spread(&m->ours), (int)m->ours.count, rate, bytes ? "GB/s" : "GFLOP/s", part);
+    if (m->peer)
+        weft_json_add(j, "peer_seconds:f peer_spread:f peer_form:s ratio:f", peers / m->runs,
+                      bench_spread(&m->peers), m->form, ratio);
     json_array_append_new(b->rows, j);
 }
 
@@ -208,9 +206,8 @@ static weft_status report_memory(bench *b) {
             WEFT_TRY(plan_memory(b, row, tokens[k], &bytes[k]));
             bench_cells(&b->table, "%s|%lld|%.1f|%.0f", row->op, (long long)tokens[k],
                         1e-6 * (double)bytes[k], (double)bytes[k] / (double)tokens[k]);
-            json_array_append_new(b->memory, json_pack("{s:s, s:I, s:I}", "op", row->op, "tokens",
-                                                       (json_int_t)tokens[k], "arena_bytes",
-                                                       (json_int_t)bytes[k]));
+            json_array_append_new(b->memory, weft_json_make("op:s tokens:I arena_bytes:I", row->op,
+                                                            tokens[k], bytes[k]));
         }
     }
     return WEFT_OK;
@@ -259,11 +256,12 @@ static weft_status run(bench *b) {
     WEFT_TRY(measure_rows(b));
     WEFT_TRY(report_memory(b));
     if (!b->opt.setup.json) return WEFT_OK;
-    json_t *all = json_pack(
-        "{s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f, s:f}, s:O, s:O}", "version", weft_version(), "isa",
-        weft_cpu_isa(), "threads", weft_pool_size(b->pool), "peer", b->peer_name, "quick",
-        (int)b->opt.quick, "limits", "gflops", limits.gflops, "bf16_gflops", limits.bf16_gflops,
-        "gbytes", limits.gbytes, "rows", b->rows, "memory", b->memory);
+    json_t *most = weft_json_make("gflops:f bf16_gflops:f gbytes:f", limits.gflops,
+                                  limits.bf16_gflops, limits.gbytes);
+    json_t *all =
+        weft_json_make("version:s isa:s threads:i peer:s quick:b limits:o rows:O memory:O",
+                       weft_version(), weft_cpu_isa(), weft_pool_size(b->pool), b->peer_name,
+                       b->opt.quick, most, b->rows, b->memory);
     return bench_write_json(b->opt.setup.json, all);
 }
 

@@ -50,7 +50,7 @@ bench_peer *bench_peer_start(const char *command, int threads, char *why, size_t
         bench_peer_stop(p);
         return NULL;
     }
-    json_t *reply = bench_peer_ask(p, json_pack("{s:s, s:i}", "do", "hello", "threads", threads));
+    json_t *reply = bench_peer_ask(p, weft_json_make("do:s threads:i", "hello", threads));
     const char *name = json_string_value(json_object_get(reply, "name"));
     if (!name) {
         snprintf(why, size, "%s: %s", command, reply ? "it gave no name" : p->error);
@@ -95,7 +95,7 @@ WEFT_GETTER(const char *, bench_peer_error, bench_peer, error)
 WEFT_GETTER(bool, bench_peer_gone, bench_peer, gone)
 
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to) {
-    json_t *reply = bench_peer_ask(p, json_pack("{s:s, s:i}", "do", "run", "repeats", repeats));
+    json_t *reply = bench_peer_ask(p, weft_json_make("do:s repeats:i", "run", repeats));
     if (!reply) return false;
     size_t i;
     json_t *value;

@@ -5,6 +5,7 @@
  * The long prompt: texts are being written, and the time between their tokens is taken for a while; then the
  * prompt is sent, and it is taken until its first token has come; then as usual again. */
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/random.h"
 #include "base/scope.h"
 #include "bench/load.h"
@@ -76,8 +77,8 @@ static weft_status draw_requests(bench *b, double rate, uint32_t row) {
 }
 
 static json_t *quantiles(const bench_samples *s) {
-    return json_pack("{s:f, s:f, s:f}", "p50", bench_quantile(s, 0.5), "p95",
-                     bench_quantile(s, 0.95), "p99", bench_quantile(s, 0.99));
+    return weft_json_make("p50:f p95:f p99:f", bench_quantile(s, 0.5), bench_quantile(s, 0.95),
+                          bench_quantile(s, 0.99));
 }
 
 static void print_quantiles(bench_table *t, const bench_samples *s) {
@@ -114,12 +115,11 @@ static weft_status measure_rate(bench *b, bench_table *t, int row) {
     print_quantiles(t, &between);
     bench_cells(t, "%.0f%%", 100 * goodput);
     json_array_append_new(
-        b->rows, json_pack("{s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:o, s:o, s:f}", "rate", rate,
-                           "requests", (json_int_t)o->requests, "done", (json_int_t)done, "refused",
-                           (json_int_t)refused, "tokens", (json_int_t)tokens, "seconds", seconds,
-                           "tokens_per_s", (double)tokens / seconds, "requests_per_s",
-                           (double)done / seconds, "first_token_seconds", quantiles(&first),
-                           "between_tokens_seconds", quantiles(&between), "goodput", goodput));
+        b->rows,
+        weft_json_make("rate:f requests:I done:I refused:I tokens:I seconds:f tokens_per_s:f "
+                       "requests_per_s:f first_token_seconds:o between_tokens_seconds:o goodput:f",
+                       rate, o->requests, done, refused, tokens, seconds, (double)tokens / seconds,
+                       (double)done / seconds, quantiles(&first), quantiles(&between), goodput));
     return WEFT_OK;
 }
 
@@ -181,10 +181,10 @@ static weft_status measure_long(bench *b) {
     print_quantiles(&t, &usual);
     print_quantiles(&t, &during);
     bench_cells(&t, "%.2f", sums[1] / sums[0]);
-    b->long_row = json_pack("{s:I, s:I, s:f, s:o, s:o, s:f}", "prompt", (json_int_t)o->long_prompt,
-                            "streams", (json_int_t)o->streams, "first_token_seconds",
-                            last->first - last->due, "usual_seconds", quantiles(&usual),
-                            "meanwhile_seconds", quantiles(&during), "ratio", sums[1] / sums[0]);
+    b->long_row = weft_json_make("prompt:I streams:I first_token_seconds:f usual_seconds:o "
+                                 "meanwhile_seconds:o ratio:f",
+                                 o->long_prompt, o->streams, last->first - last->due,
+                                 quantiles(&usual), quantiles(&during), sums[1] / sums[0]);
     return WEFT_OK;
 }
 
@@ -209,11 +209,11 @@ static weft_status measure_all(bench *b) {
         WEFT_TRY(measure_rate(b, &t, i));
     if (o->long_prompt) WEFT_TRY(measure_long(b));
     if (!o->setup.json) return WEFT_OK;
-    json_t *all =
-        json_pack("{s:s, s:s, s:I, s:s, s:s, s:f, s:f, s:O, s:O?}", "version", weft_version(),
-                  "model", o->model, "seed", (json_int_t)o->seed, "prompts", o->prompts, "tokens",
-                  o->most, "good_first_seconds", o->first_seconds, "good_between_seconds",
-                  o->between_seconds, "rows", b->rows, "long_prompt", b->long_row);
+    json_t *all = weft_json_make(
+        "version:s model:s seed:I prompts:s tokens:s good_first_seconds:f good_between_seconds:f "
+        "rows:O long_prompt:O",
+        weft_version(), o->model, o->seed, o->prompts, o->most, o->first_seconds,
+        o->between_seconds, b->rows, b->long_row);
     return bench_write_json(o->setup.json, all);
 }
 

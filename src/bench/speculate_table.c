@@ -121,12 +121,11 @@ static weft_status measure_text(bench_run *b, const char *name, const int32_t *p
         bench_cells(&b->table, "%s|%d|%lld|%.0f%%|%.2f|%.1f|%.1f|%.2f", name, hot,
                     (long long)r.drafted, 100 * share, made / steps, made / r.plain,
                     made / r.seconds, r.plain / r.seconds);
-        json_t *row = json_pack("{s:s, s:i, s:I, s:I, s:f, s:f, s:f, s:f}", "text", name,
-                                "temperature", hot, "drafted_tokens", (json_int_t)r.drafted,
-                                "accepted_tokens", (json_int_t)r.accepted, "tokens_per_step",
-                                made / steps, "plain_tokens_per_s", made / r.plain, "tokens_per_s",
-                                made / r.seconds, "gain", r.plain / r.seconds);
-        json_array_append_new(b->rows, row);
+        json_array_append_new(
+            b->rows, weft_json_make("text:s temperature:i drafted_tokens:I accepted_tokens:I "
+                                    "tokens_per_step:f plain_tokens_per_s:f tokens_per_s:f gain:f",
+                                    name, hot, r.drafted, r.accepted, made / steps, made / r.plain,
+                                    made / r.seconds, r.plain / r.seconds));
     }
     return WEFT_OK;
 }
@@ -215,9 +214,10 @@ static weft_status run(bench_run *b) {
         json_object_set_new(costs, rows, json_real(b->cost[n]));
     }
     return bench_write_json(
-        o->setup.json, json_pack("{s:s, s:s, s:s, s:i, s:o, s:O}", "version", weft_version(),
-                                 "device", o->backend->name, "speculate", o->how, "threads",
-                                 weft_pool_size(o->pool), "step_seconds", costs, "rows", b->rows));
+        o->setup.json,
+        weft_json_make("version:s device:s speculate:s threads:i step_seconds:o rows:O",
+                       weft_version(), o->backend->name, o->how, weft_pool_size(o->pool), costs,
+                       b->rows));
 }
 
 weft_status bench_speculate_table(const bench_speculate_options *options) {

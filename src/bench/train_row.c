@@ -6,6 +6,7 @@
 #include "bench/train_row.h"
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/scope.h"
 #include "bench/limits.h"
 #include "cuda/backend.h"
@@ -182,12 +183,11 @@ static json_t *tokens_json(const training *t) {
 /* Has the peer take the same first steps; whether it is there to be measured. */
 static bool prepare_peer(const bench_train_job *job, const training *t, const char *folder,
                          json_t *out) {
-    json_t *reply = bench_peer_ask(job->peer, json_pack("{s:s, s:s, s:o, s:f, s:i, s:b}", "do",
-                                                        "prepare", "model", folder, "tokens",
-                                                        tokens_json(t), "rate", t->rate, "steps",
-                                                        CHECKED_STEPS, "eager", (int)job->eager));
+    json_t *reply = bench_peer_ask(
+        job->peer, weft_json_make("do:s model:s tokens:o rate:f steps:i eager:b", "prepare", folder,
+                                  tokens_json(t), t->rate, CHECKED_STEPS, job->eager));
     if (!reply) {
-        json_object_set_new(out, "peer_error", json_string(bench_peer_error(job->peer)));
+        weft_json_add(out, "peer_error:s", bench_peer_error(job->peer));
         return false;
     }
     json_t *theirs = json_object_get(reply, "losses");
@@ -197,10 +197,8 @@ static bool prepare_peer(const bench_train_job *job, const training *t, const ch
         double other = json_number_value(json_array_get(theirs, (size_t)i));
         differs = !(fabs(t->losses[i] - other) <= tolerance * fabs(other));
     }
-    json_object_set_new(out, "differs", json_boolean(differs));
-    json_object_set(out, "peer_losses", theirs);
-    json_object_set(out, "peer_form", json_object_get(reply, "form"));
-    json_object_set(out, "peer_forms", json_object_get(reply, "forms"));
+    weft_json_add(out, "differs:b peer_losses:O* peer_form:O* peer_forms:O*", differs, theirs,
+                  json_object_get(reply, "form"), json_object_get(reply, "forms"));
     json_decref(reply);
     return true;
 }
@@ -230,19 +228,14 @@ static weft_status alternate_sides(const bench_train_job *job, training *t, benc
 static void report_speed(const bench_train_job *job, const measured *m, bool peer, json_t *out) {
     double seconds = bench_median(&m->ours);
     double rate = seconds > 0 ? 1e-9 * job->step_flops / seconds : 0;
-    json_object_set_new(out, "seconds", json_real(seconds));
-    json_object_set_new(out, "spread", json_real(bench_spread(&m->ours)));
-    if (m->whole > 0)
-        json_object_set_new(out, "mean_seconds", json_real(m->whole / (double)job->steps));
-    json_object_set_new(out, "samples", json_integer((json_int_t)m->ours.count));
-    json_object_set_new(out, "of_limit",
-                        json_real(m->limit.count ? rate * bench_median(&m->limit) : 0));
-    if (peer) {
-        json_object_set_new(out, "peer_seconds", json_real(bench_median(&m->peers)));
-        json_object_set_new(out, "peer_spread", json_real(bench_spread(&m->peers)));
-    } else if (job->peer && !json_object_get(out, "peer_error")) {
-        json_object_set_new(out, "peer_error", json_string(bench_peer_error(job->peer)));
-    }
+    weft_json_add(out, "seconds:f spread:f mean_seconds:f* samples:i of_limit:f", seconds,
+                  bench_spread(&m->ours), m->whole > 0 ? m->whole / (double)job->steps : NAN,
+                  (int)m->ours.count, m->limit.count ? rate * bench_median(&m->limit) : 0.0);
+    if (peer)
+        weft_json_add(out, "peer_seconds:f peer_spread:f", bench_median(&m->peers),
+                      bench_spread(&m->peers));
+    else if (job->peer && !json_object_get(out, "peer_error"))
+        weft_json_add(out, "peer_error:s", bench_peer_error(job->peer));
 }
 
 /* After the steps, so that its memory is not counted as theirs. */
@@ -250,8 +243,7 @@ static void report_device_limit(const bench_train_job *job, const training *t, j
     double limit = bench_product_gflops(t->backend, t->pool, is_bf16(job));
     double seconds = json_number_value(json_object_get(out, "seconds"));
     double rate = seconds > 0 ? 1e-9 * job->step_flops / seconds : 0;
-    json_object_set_new(out, "limit_gflops", json_real(limit));
-    json_object_set_new(out, "of_limit", json_real(limit > 0 ? rate / limit : 0));
+    weft_json_add(out, "limit_gflops:f of_limit:f", limit, limit > 0 ? rate / limit : 0.0);
 }
 
 static weft_status measure_speed(const bench_train_job *job, training *t, bench_limits *limits,
@@ -261,8 +253,8 @@ static weft_status measure_speed(const bench_train_job *job, training *t, bench_
     weft_status status = alternate_sides(job, t, limits, &peer, &m);
     if (!status) report_speed(job, &m, peer, out);
     if (job->peer) {
-        json_decref(bench_peer_ask(job->peer, json_pack("{s:s}", "do", "drop")));
-        json_object_set_new(out, "peer_gone", json_boolean(bench_peer_gone(job->peer)));
+        json_decref(bench_peer_ask(job->peer, weft_json_make("do:s", "drop")));
+        weft_json_add(out, "peer_gone:b", bench_peer_gone(job->peer));
     }
     bench_samples_free(&m.ours);
     bench_samples_free(&m.peers);
@@ -303,11 +295,10 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
     int64_t peak = remote ? weft_cuda_bytes_taken() + before : read_status("VmHWM:");
     if (remote) report_device_limit(job, t, out);
-    json_object_set_new(out, "peak_bytes", json_integer(before && peak ? peak - before : 0));
     json_t *losses = json_array();
     for (uint32_t i = 0; i < CHECKED_STEPS && i < t->iteration; i++)
         json_array_append_new(losses, json_real(t->losses[i]));
-    json_object_set_new(out, "losses", losses);
+    weft_json_add(out, "peak_bytes:I losses:o", before && peak ? peak - before : 0, losses);
     return WEFT_OK;
 }
 
@@ -332,9 +323,8 @@ static json_t *run_job(const bench_train_job *job) {
     if (t) weft_pool_destroy(t->pool);
     free(t);
     if (status)
-        json_object_set_new(
-            out, "error",
-            json_pack("{s:i, s:s}", "status", (int)status, "message", weft_error_message()));
+        weft_json_add(out, "error:o",
+                      weft_json_make("status:i message:s", status, weft_error_message()));
     return out;
 }
 

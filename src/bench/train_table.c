@@ -1,5 +1,6 @@
 /* Every row's config is made and planned before the first one runs, so that a wrong one costs
  * nothing; then each row runs in a process of its own (bench/train_row.h). */
+#include "base/json.h"
 #include "bench/train_row.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
@@ -177,24 +178,20 @@ static void measure_rows(bench *b) {
 static json_t *row_json(const row *r) {
     double seconds = number(r, "seconds"), ratio = peer_ratio(r);
     double plan = (double)r->account.training_bytes, peak = number(r, "peak_bytes");
-    json_t *j =
-        json_pack("{s:s, s:s, s:I, s:I, s:f}", "variant", r->variant->name, "label",
-                  r->variant->label, "parameters", (json_int_t)r->account.parameters, "plan_bytes",
-                  (json_int_t)r->account.training_bytes, "flops_per_token", r->account.built_flops);
+    json_t *j = weft_json_make("variant:s label:s parameters:I plan_bytes:I flops_per_token:f",
+                               r->variant->name, r->variant->label, r->account.parameters,
+                               r->account.training_bytes, r->account.built_flops);
     if (!r->result) {
-        json_object_set_new(j, "failed", json_true());
+        weft_json_add(j, "failed:b", true);
         return j;
     }
     json_object_update(j, r->result);
-    json_object_set_new(j, "tokens_per_s", json_real(step_tokens(r) / seconds));
-    json_object_set_new(j, "gflops",
-                        json_real(1e-9 * r->account.built_flops * step_tokens(r) / seconds));
-    json_object_set_new(j, "peak_of_plan", peak > 0 ? json_real(peak / plan) : json_null());
-    if (ratio > 0) {
-        json_object_set_new(j, "peer_tokens_per_s",
-                            json_real(step_tokens(r) / number(r, "peer_seconds")));
-        json_object_set_new(j, "ratio", json_real(ratio));
-    }
+    weft_json_add(j, "tokens_per_s:f gflops:f peak_of_plan:f", step_tokens(r) / seconds,
+                  1e-9 * r->account.built_flops * step_tokens(r) / seconds,
+                  peak > 0 ? peak / plan : NAN);
+    if (ratio > 0)
+        weft_json_add(j, "peer_tokens_per_s:f ratio:f", step_tokens(r) / number(r, "peer_seconds"),
+                      ratio);
     return j;
 }
 
@@ -203,14 +200,13 @@ static weft_status write_json(const bench *b) {
     json_t *rows = json_array();
     for (int i = 0; i < b->count; i++)
         json_array_append_new(rows, row_json(&b->rows[i]));
-    json_t *all =
-        json_pack("{s:s, s:s, s:i, s:i, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s}, s:o}",
-                  "version", weft_version(), "isa", weft_cpu_isa(), "threads", b->threads, "steps",
-                  b->steps, "peer", b->peer ? json_string(b->peer_name) : json_null(), "shape",
-                  "layers", (json_int_t)c->n_layer, "width", (json_int_t)c->n_embd, "heads",
-                  (json_int_t)c->n_head, "tokens", (json_int_t)c->context, "batch",
-                  (json_int_t)weft_config_micro_batch(c), "vocabulary", (json_int_t)c->vocab_size,
-                  "dtype", weft_dtype_name(weft_config_dtype(c)), "rows", rows);
+    json_t *shape =
+        weft_json_make("layers:I width:I heads:I tokens:I batch:I vocabulary:I dtype:s", c->n_layer,
+                       c->n_embd, c->n_head, c->context, weft_config_micro_batch(c), c->vocab_size,
+                       weft_dtype_name(weft_config_dtype(c)));
+    json_t *all = weft_json_make("version:s isa:s threads:i steps:i peer:s shape:o rows:o",
+                                 weft_version(), weft_cpu_isa(), b->threads, b->steps,
+                                 b->peer ? b->peer_name : NULL, shape, rows);
     return bench_write_json(b->opt->setup.json, all);
 }
 

@@ -231,23 +231,18 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
                 t ? ", with its tokenizer" : ", without a tokenizer");
         return;
     }
-    json_t *object =
-        json_pack("{s:s, s:s, s:s, s:I, s:b}", "out", v->out, "from",
-                  theirs ? "huggingface" : "weft", "to", v->to_hf ? "huggingface" : "weft",
-                  "parameters", (json_int_t)parameters, "tokenizer", t != NULL);
+    json_t *object = weft_json_make("out:s from:s to:s parameters:I tokenizer:b", v->out,
+                                    theirs ? "huggingface" : "weft",
+                                    v->to_hf ? "huggingface" : "weft", parameters, t != NULL);
     if (did->errors || did->apart) {
         json_t *list = json_array();
         for (int64_t l = 0; did->errors && l < layers; l++)
-            json_array_append_new(
-                list, json_pack("{s:o, s:o, s:o}", "keys", weft_json_number(did->errors[l].keys),
-                                "values", weft_json_number(did->errors[l].values), "positions",
-                                weft_json_number(did->errors[l].positions)));
-        for (int64_t l = 0; did->apart && l < layers; l++)
             json_array_append_new(list,
-                                  json_pack("{s:o}", "moved", weft_json_number(did->apart[l])));
-        json_object_set_new(object, "layers", list);
-        json_object_set_new(object, "loss_before", weft_json_number(did->before));
-        json_object_set_new(object, "loss_after", weft_json_number(did->after));
+                                  weft_json_make("keys:f values:f positions:f", did->errors[l].keys,
+                                                 did->errors[l].values, did->errors[l].positions));
+        for (int64_t l = 0; did->apart && l < layers; l++)
+            json_array_append_new(list, weft_json_make("moved:f", did->apart[l]));
+        weft_json_add(object, "layers:o loss_before:f loss_after:f", list, did->before, did->after);
     }
     weft_args_print(object, 0);
 }

@@ -108,16 +108,13 @@ static void print_needles(const weft_args *a, const weft_needle_options *o,
     json_t *cells = json_array(), *caches = json_array();
     for (int i = 0; i < o->n_lengths; i++) {
         for (int d = 0; d < o->n_depths; d++)
-            json_array_append_new(cells, json_pack("{s:I, s:f, s:f, s:f}", "length",
-                                                   (json_int_t)o->lengths[i], "depth", o->depths[d],
-                                                   "accuracy", s->cells[i][d].right,
-                                                   "token_accuracy", s->cells[i][d].tokens));
-        json_array_append_new(caches, json_pack("{s:I, s:I}", "length", (json_int_t)o->lengths[i],
-                                                "bytes", (json_int_t)s->cache_bytes[i]));
+            json_array_append_new(
+                cells, weft_json_make("length:I depth:f accuracy:f token_accuracy:f", o->lengths[i],
+                                      o->depths[d], s->cells[i][d].right, s->cells[i][d].tokens));
+        json_array_append_new(caches,
+                              weft_json_make("length:I bytes:I", o->lengths[i], s->cache_bytes[i]));
     }
-    json_t *object = json_pack("{s:I, s:o, s:o}", "trials", (json_int_t)o->trials, "needle", cells,
-                               "cache", caches);
-    weft_args_print(object, 0);
+    weft_args_print(weft_json_make("trials:I needle:o cache:o", o->trials, cells, caches), 0);
 }
 
 /* NaN where it is not known what the tokens stand for. */
@@ -139,12 +136,11 @@ static void print_parts(const weft_args *args, const weft_evaluated *e) {
                p->aux_contrastive, p->logits_z);
         return;
     }
-    json_t *object = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "loss", weft_json_number(p->loss),
-        "cross_entropy", weft_json_number(p->cross_entropy), "aux_z", weft_json_number(p->aux_z),
-        "aux_contrastive", weft_json_number(p->aux_contrastive), "logits_z",
-        weft_json_number(p->logits_z), "tokens", (json_int_t)e->tokens, "perplexity",
-        weft_json_number(perplexity), "bits_per_byte", weft_json_number(bits));
+    json_t *object =
+        weft_json_make("loss:f cross_entropy:f aux_z:f aux_contrastive:f logits_z:f tokens:I "
+                       "perplexity:f bits_per_byte:f",
+                       p->loss, p->cross_entropy, p->aux_z, p->aux_contrastive, p->logits_z,
+                       e->tokens, perplexity, bits);
     weft_args_print(object, 0);
 }
 
@@ -154,9 +150,9 @@ static void print_score(const weft_args *args, const char *path, const weft_suit
                (long long)s->questions, s->acc, s->acc_error, s->acc_norm, s->acc_norm_error);
         return;
     }
-    json_t *object = json_pack("{s:s, s:I, s:f, s:f, s:f, s:f}", "suite", path, "questions",
-                               (json_int_t)s->questions, "acc", s->acc, "acc_norm", s->acc_norm,
-                               "acc_stderr", s->acc_error, "acc_norm_stderr", s->acc_norm_error);
+    json_t *object =
+        weft_json_make("suite:s questions:I acc:f acc_norm:f acc_stderr:f acc_norm_stderr:f", path,
+                       s->questions, s->acc, s->acc_norm, s->acc_error, s->acc_norm_error);
     weft_args_print(object, 0);
 }
 

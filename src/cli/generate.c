@@ -257,8 +257,8 @@ static json_t *sample_json(const sample_text *s) {
         json_array_append_new(logprobs, weft_json_number((double)t->logprob));
         json_t *top = json_array();
         for (int k = 0; k < t->n_top; k++)
-            json_array_append_new(top, json_pack("{s:i, s:f}", "token", (int)t->top[k], "logprob",
-                                                 (double)t->top_logprob[k]));
+            json_array_append_new(top, weft_json_make("token:i logprob:f", (int)t->top[k],
+                                                      (double)t->top_logprob[k]));
         json_array_append_new(tops, top);
     }
     json_t *object =
@@ -287,17 +287,14 @@ static void print_json(const generation *g, const sample_text *samples, const sp
     weft_generator_stats stats;
     weft_generator_count(g->generator, &stats);
     json_t *object = sample_json(samples);
-    json_object_set_new(object, "prompt_tokens", json_integer(v->prompt));
-    json_object_set_new(object, "seed", json_integer((json_int_t)g->sampling.seed));
-    json_object_set_new(object, "seconds", json_real(v->seconds));
-    json_object_set_new(object, "first_token_seconds", json_real(v->first));
-    json_object_set_new(object, "tokens_per_s",
-                        json_real(v->seconds > 0 ? (double)v->made / v->seconds : 0));
-    json_object_set_new(object, "cache_bytes_per_token", json_integer(stats.cache_bytes_per_token));
-    if (g->speculate) {
-        json_object_set_new(object, "drafted_tokens", json_integer(stats.drafted_tokens));
-        json_object_set_new(object, "accepted_tokens", json_integer(stats.accepted_tokens));
-    }
+    weft_json_add(object,
+                  "prompt_tokens:I seed:I seconds:f first_token_seconds:f tokens_per_s:f "
+                  "cache_bytes_per_token:I",
+                  v->prompt, g->sampling.seed, v->seconds, v->first,
+                  v->seconds > 0 ? (double)v->made / v->seconds : 0.0, stats.cache_bytes_per_token);
+    if (g->speculate)
+        weft_json_add(object, "drafted_tokens:I accepted_tokens:I", stats.drafted_tokens,
+                      stats.accepted_tokens);
     if (g->samples > 1) {
         json_t *list = json_array();
         for (int64_t i = 0; i < g->samples; i++)

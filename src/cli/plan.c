@@ -1,4 +1,5 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its variants. */
+#include "base/json.h"
 #include "base/scope.h"
 #include "base/text.h"
 #include "cli/args.h"
@@ -131,11 +132,11 @@ static void add_kernels(json_t *object, const kernel_list *k) {
     json_t *rows = json_array();
     for (int i = 0; i < k->n; i++) {
         const kernel_row *r = &k->rows[i];
-        json_array_append_new(rows,
-                              json_pack("{s:s, s:i, s:i, s:b, s:s, s:s, s:s}", "operation",
-                                        r->choice.what, "first_layer", r->first, "last_layer",
-                                        r->last, "fast", r->choice.fast, "how", r->choice.how,
-                                        "option", r->choice.option, "nearest", r->choice.nearest));
+        json_array_append_new(
+            rows,
+            weft_json_make("operation:s first_layer:i last_layer:i fast:b how:s option:s nearest:s",
+                           r->choice.what, r->first, r->last, r->choice.fast, r->choice.how,
+                           r->choice.option, r->choice.nearest));
     }
     json_object_set_new(object, "kernels", rows);
 }
@@ -144,13 +145,12 @@ enum { SHARDS = 3 };
 static const char *const shard_names[SHARDS] = {"none", "optimizer", "gradients"};
 
 static void add_ranks(json_t *object, const weft_rank_bytes list[SHARDS], int ranks) {
-    json_t *all = json_pack("{s:i}", "ranks", ranks);
+    json_t *all = weft_json_make("ranks:i", ranks);
     for (int i = 0; i < SHARDS; i++)
-        json_object_set_new(
-            all, shard_names[i],
-            json_pack("{s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)list[i].weights,
-                      "optimizer", (json_int_t)list[i].optimizer, "sums", (json_int_t)list[i].sums,
-                      "arena", (json_int_t)list[i].arena, "all", (json_int_t)list[i].all));
+        json_object_set_new(all, shard_names[i],
+                            weft_json_make("weights:I optimizer:I sums:I arena:I all:I",
+                                           list[i].weights, list[i].optimizer, list[i].sums,
+                                           list[i].arena, list[i].all));
     json_object_set_new(object, "rank_bytes", all);
 }
 
@@ -162,21 +162,18 @@ static json_t *to_json(const weft_account *a) {
     list_flops(a, list);
     for (int i = 0; i < FLOPS_PARTS; i++)
         json_object_set_new(forward, list[i].name, json_real(list[i].flops));
-    return json_pack("{s:I, s:o, s:f, s:f, s:o, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, "
-                     "s:f, s:I, s:I, s:I}",
-                     "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
-                     a->forward_flops + a->backward_flops, "forward_flops_per_token",
-                     a->forward_flops, "forward_flops_parts", forward, "backward_flops_per_token",
-                     a->backward_flops, "built_flops_per_token", a->built_flops,
-                     "first_phase_flops_per_token", a->first_phase_flops, "training_bytes",
-                     (json_int_t)a->training_bytes, "training", "weights",
-                     (json_int_t)a->weights_bytes, "gradients", (json_int_t)a->gradients_bytes,
-                     "optimizer", (json_int_t)a->optimizer_bytes, "activations",
-                     (json_int_t)a->activations_bytes, "workspace", (json_int_t)a->workspace_bytes,
-                     "kept_per_token_layer", a->kept_per_token_layer, "cache_bytes_per_token",
-                     (json_int_t)a->cache_bytes_token, "cache_bytes_per_token_layer",
-                     (json_int_t)a->cache_bytes_layer, "cache_bytes_per_sequence",
-                     (json_int_t)a->cache_bytes_sequence);
+    json_t *training = weft_json_make("weights:I gradients:I optimizer:I activations:I workspace:I",
+                                      a->weights_bytes, a->gradients_bytes, a->optimizer_bytes,
+                                      a->activations_bytes, a->workspace_bytes);
+    return weft_json_make(
+        "parameters:I parts:o flops_per_token:f forward_flops_per_token:f forward_flops_parts:o "
+        "backward_flops_per_token:f built_flops_per_token:f first_phase_flops_per_token:f "
+        "training_bytes:I training:o kept_per_token_layer:f cache_bytes_per_token:I "
+        "cache_bytes_per_token_layer:I cache_bytes_per_sequence:I",
+        a->parameters, parts, a->forward_flops + a->backward_flops, a->forward_flops, forward,
+        a->backward_flops, a->built_flops, a->first_phase_flops, a->training_bytes, training,
+        a->kept_per_token_layer, a->cache_bytes_token, a->cache_bytes_layer,
+        a->cache_bytes_sequence);
 }
 
 /* `step` is the key's old name. There an ablation's step is a number, as it always was. */
@@ -186,10 +183,8 @@ static json_t *variants_json(const weft_config *base, const weft_variants *varia
     for (int i = 0; i < variants->n; i++) {
         json_t *row = to_json(&accounts[i]);
         const char *name = variants->list[i].name;
-        json_object_set_new(row, "variant", json_string(name));
-        json_object_set_new(row, "step",
-                            weft_variants_by_name(base) ? json_string(name)
-                                                        : json_integer(atoi(name)));
+        weft_json_add(row, "variant:s step:o", name,
+                      weft_variants_by_name(base) ? json_string(name) : json_integer(atoi(name)));
         json_array_append_new(rows, row);
     }
     return rows;
@@ -287,13 +282,11 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     if (on_gpu) WEFT_TRY(weft_account_nodes(&c, list_kernel, &kernels));
     if (args->json) {
         json_t *object = to_json(&a);
-        json_object_set_new(object, "device",
-                            json_pack("{s:s, s:b, s:I, s:I, s:I, s:I}", "name", backend->name,
-                                      "fits", fit.there == 0 || fit.needed <= fit.there,
-                                      "needed_bytes", (json_int_t)fit.needed, "free_bytes",
-                                      (json_int_t)fit.there, "micro_batch",
-                                      (json_int_t)fit.micro_batch, "micro_batch_bytes",
-                                      (json_int_t)fit.would_need));
+        json_t *device = weft_json_make(
+            "name:s fits:b needed_bytes:I free_bytes:I micro_batch:I micro_batch_bytes:I",
+            backend->name, fit.there == 0 || fit.needed <= fit.there, fit.needed, fit.there,
+            fit.micro_batch, fit.would_need);
+        weft_json_add(object, "device:o", device);
         if (on_gpu) add_kernels(object, &kernels);
         if (ranks) add_ranks(object, bytes, ranks);
         weft_args_print(object, 0);

@@ -166,17 +166,14 @@ static void print_json(const prune_job *job, const prune_result *r) {
         json_t *kept = json_array();
         for (int64_t k = 0; k < r->did.left; k++)
             json_array_append_new(kept, json_integer(r->did.layers[l].kept[k]));
-        json_array_append_new(layers,
-                              json_pack("{s:o, s:o}", "importance_kept",
-                                        weft_json_number(r->did.layers[l].share), "kept", kept));
+        json_array_append_new(
+            layers, weft_json_make("importance_kept:f kept:o", r->did.layers[l].share, kept));
     }
     json_t *object =
-        json_pack("{s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "out", job->out,
-                  "what", job->what_text, "by", job->by_text, "sparse", job->sparse, "units",
-                  (json_int_t)r->did.units, "left", (json_int_t)r->did.left, "parameters_before",
-                  (json_int_t)r->before, "parameters", (json_int_t)r->after, "loss_before",
-                  weft_json_number(r->loss_before), "loss_after", weft_json_number(r->loss_after),
-                  "layers", layers);
+        weft_json_make("out:s what:s by:s sparse:b units:I left:I parameters_before:I parameters:I "
+                       "loss_before:f loss_after:f layers:o",
+                       job->out, job->what_text, job->by_text, job->sparse, r->did.units,
+                       r->did.left, r->before, r->after, r->loss_before, r->loss_after, layers);
     weft_args_print(object, 0);
 }
 

@@ -53,7 +53,7 @@ static weft_status list_runs(const weft_args *args, const runs_args *own) {
                             : weft_listing_table(own->paths[i], stdout));
         if (one) json_array_append_new(studies, one);
     }
-    if (args->json) weft_args_print(json_pack("{s:O}", "studies", studies), JSON_ENSURE_ASCII);
+    if (args->json) weft_args_print(weft_json_make("studies:O", studies), JSON_ENSURE_ASCII);
     return WEFT_OK;
 }
 
@@ -88,7 +88,7 @@ static weft_status write_csv(const runs_args *own, const char *path, bool metric
 static weft_status diff(const weft_args *args, const runs_args *own, bool *same) {
     WEFT_TRY(weft_listing_diff(own->paths[0], own->diff, args->json ? stderr : stdout, same));
     if (args->json)
-        weft_args_print(json_pack("{s:b}", "equal", *same), 0);
+        weft_args_print(weft_json_make("equal:b", *same), 0);
     else
         printf(*same ? "%s and %s hold the same\n" : "%s and %s differ\n",
                weft_shown(own->paths[0]), weft_shown(own->diff));
@@ -99,8 +99,7 @@ static weft_status merge(const weft_args *args, const runs_args *own) {
     weft_merged r;
     WEFT_TRY(weft_merge(own->paths, own->n, own->out, args->json ? NULL : stdout, &r));
     if (args->json)
-        weft_args_print(json_pack("{s:o, s:i, s:i}", "out", weft_json_text(own->out), "runs",
-                                  r.runs, "done", r.done),
+        weft_args_print(weft_json_make("out:s runs:i done:i", own->out, r.runs, r.done),
                         JSON_ENSURE_ASCII);
     else
         printf("%s: %d of %d runs done\n", weft_shown(own->out), r.done, r.runs);

@@ -1,5 +1,6 @@
 /* weft serve: a checkpoint behind OpenAI's HTTP interface; weft watch: the live page of runs. */
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "cli/checkpoint.h"
 #include "generate/generator.h"
@@ -214,7 +215,7 @@ static void print_address(const weft_args *a, const char *what, const char *host
                           json_t *more) {
     bool six = strchr(host, ':') != NULL;
     if (a->json) {
-        json_t *object = json_pack("{s:s, s:i}", "host", host, "port", port);
+        json_t *object = weft_json_make("host:s port:i", host, port);
         json_object_update(object, more);
         json_dumpf(object, stdout, 0);
         json_decref(object);
@@ -278,9 +279,8 @@ int weft_cmd_serve(int argc, char **argv) {
         bool two = s.paths[1] != NULL;
         snprintf(what, sizeof what, "serving %s%s%s", s.names[0], two ? " and " : "", s.names[1]);
         print_address(&s.args, what, s.options.host, weft_server_port(s.server),
-                      json_pack("{s:s, s:I, s:I}", "model", s.names[0], "context",
-                                (json_int_t)s.sizes[0].context, "vocabulary",
-                                (json_int_t)s.sizes[0].vocab));
+                      weft_json_make("model:s context:I vocabulary:I", s.names[0],
+                                     s.sizes[0].context, s.sizes[0].vocab));
         wait_for_end(&s, &signals);
     }
     close_all(&s);

@@ -89,35 +89,24 @@ static weft_status choose_variants(const weft_study *s, const char *text, bool *
     return WEFT_OK;
 }
 
-static json_t *count_or_null(int64_t count) {
-    return count > 0 ? json_integer(count) : json_null();
-}
-
 static json_t *variant_json(const weft_study *s, int variant) {
     const weft_study_variant *p = &s->built[variant];
     char sets[SETS_ROOM];
     weft_study_overrides(s, variant, sets, sizeof sets);
-    json_t *row = json_pack("{s:s, s:s, s:s, s:s}", "variant", p->variant->name, "step",
-                            p->variant->name, "title", p->variant->title, "overrides", sets);
-    if (p->variant->baseline >= 0)
-        json_object_set_new(row, "baseline",
-                            json_string(s->variants.list[p->variant->baseline].name));
-    if (p->variant->repeats >= 0)
-        json_object_set_new(row, "repeats",
-                            json_string(s->variants.list[p->variant->repeats].name));
-    if (*p->error) {
-        json_object_set_new(row, "error", json_string(p->error));
-        return row;
-    }
+    const weft_variant *v = p->variant, *all = s->variants.list;
+    json_t *row = weft_json_make(
+        "variant:s step:s title:s overrides:s baseline:s* repeats:s* error:s*", v->name, v->name,
+        v->title, sets, v->baseline >= 0 ? all[v->baseline].name : NULL,
+        v->repeats >= 0 ? all[v->repeats].name : NULL, *p->error ? p->error : NULL);
+    if (*p->error) return row;
     const weft_account *a = &p->account;
-    json_object_set_new(row, "iters", count_or_null(p->iters));
-    json_object_set_new(row, "tokens", count_or_null(weft_study_tokens(s, variant)));
-    json_object_set_new(row, "parameters", json_integer(a->parameters));
-    json_object_set_new(row, "flops_per_token", json_real(a->forward_flops + a->backward_flops));
-    json_object_set_new(row, "training_bytes", json_integer(a->training_bytes));
-    json_object_set_new(row, "cache_bytes_per_token", json_integer(a->cache_bytes_token));
-    json_object_set_new(row, "leaks", json_boolean(weft_config_leaks(&p->config)));
-    json_object_set_new(row, "config", weft_config_to_json(&p->config));
+    weft_json_add(row,
+                  "iters:o tokens:o parameters:I flops_per_token:f training_bytes:I "
+                  "cache_bytes_per_token:I leaks:b config:o",
+                  p->iters > 0 ? json_integer(p->iters) : NULL,
+                  p->iters > 0 ? json_integer(weft_study_tokens(s, variant)) : NULL, a->parameters,
+                  a->forward_flops + a->backward_flops, a->training_bytes, a->cache_bytes_token,
+                  weft_config_leaks(&p->config), weft_config_to_json(&p->config));
     return row;
 }
 
@@ -130,17 +119,15 @@ static void list_json(const weft_study *s, double seconds) {
     }
     for (int k = 0; k < s->n_rates; k++)
         json_array_append_new(rates, json_real(s->rates[k]));
-    json_t *all = json_pack("{s:s, s:I, s:I, s:o, s:i, s:o, s:o}", "name", s->name, "seeds",
-                            (json_int_t)s->base.study_seeds, "first_seed", (json_int_t)s->base.seed,
-                            "learning_rates", rates, "runs", runs, "steps", variants, "seconds",
-                            weft_json_number(seconds));
     double times = weft_power_difference((int)s->base.study_seeds, WEFT_POWER);
-    json_object_set_new(
-        all, "power",
-        json_pack("{s:f, s:o, s:o}", "probability", WEFT_POWER, "difference_in_spreads",
-                  weft_json_number(times), "difference",
-                  weft_json_number(s->base.study_spread > 0 ? times * s->base.study_spread : NAN)));
-    weft_args_print(all, 0);
+    json_t *power =
+        weft_json_make("probability:f difference_in_spreads:f difference:f", WEFT_POWER, times,
+                       s->base.study_spread > 0 ? times * s->base.study_spread : NAN);
+    weft_args_print(
+        weft_json_make(
+            "name:s seeds:I first_seed:I learning_rates:o runs:i steps:o seconds:f power:o",
+            s->name, s->base.study_seeds, s->base.seed, rates, runs, variants, seconds, power),
+        0);
 }
 
 /* Seconds that all runs take one after the other; NaN: nothing is known of the device's speed, or how
@@ -406,12 +393,11 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     if (args->json) {
         char report[WEFT_PATH_MAX + 16];
         snprintf(report, sizeof report, "%s/report.html", o.out);
-        json_t *object =
-            json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "out", o.out,
-                      "database", database, "report", report, "runs", r->runs, "done", r->done,
-                      "diverged", r->diverged, "failed", r->failed, "waiting", r->waiting, "errors",
-                      r->errors, "equal", r->repeats.equal, "unequal", r->repeats.unequal, "why",
-                      *r->why ? json_string(r->why) : json_null());
+        json_t *object = weft_json_make(
+            "out:s database:s report:s runs:i done:i diverged:i failed:i waiting:i errors:i "
+            "equal:i unequal:i why:s",
+            o.out, database, report, r->runs, r->done, r->diverged, r->failed, r->waiting,
+            r->errors, r->repeats.equal, r->repeats.unequal, *r->why ? r->why : NULL);
         weft_args_print(object, 0);
     }
     if (args->json || stopped) return WEFT_OK;

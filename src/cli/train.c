@@ -90,22 +90,17 @@ static double bits_per_byte(const weft_train_result *r) {
 }
 
 static json_t *result_object(const weft_train_result *r, const char *out, json_t *facts) {
-    json_t *object = json_pack(
-        "{s:s, s:b, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "out", out,
-        "finished", r->end == WEFT_TRAIN_DONE, "step", (json_int_t)r->steps, "skipped",
-        (json_int_t)r->skipped, "loss", weft_json_number(r->parts.loss), "cross_entropy",
-        weft_json_number(r->parts.cross_entropy), "aux_z", weft_json_number(r->parts.aux_z),
-        "aux_contrastive", weft_json_number(r->parts.aux_contrastive), "logits_z",
-        weft_json_number(r->parts.logits_z), "val_loss", weft_json_number(r->val_loss),
-        "best_val_loss", weft_json_number(r->best_val_loss), "tokens_per_s",
-        weft_json_number(r->tokens_per_s), "mfu", weft_json_number(r->mfu), "seconds",
-        weft_json_number(r->seconds));
     static const char *const ends[] = {"done", "stopped", "diverged"};
-    json_object_set_new(object, "end", json_string(ends[r->end]));
-    json_object_set_new(object, "why", *r->why ? json_string(r->why) : json_null());
-    json_object_set_new(object, "bits_per_byte", weft_json_number(bits_per_byte(r)));
+    json_t *object = weft_json_make(
+        "out:s finished:b step:I skipped:I loss:f cross_entropy:f aux_z:f aux_contrastive:f "
+        "logits_z:f val_loss:f best_val_loss:f tokens_per_s:f mfu:f seconds:f end:s why:s "
+        "bits_per_byte:f",
+        out, r->end == WEFT_TRAIN_DONE, r->steps, r->skipped, r->parts.loss, r->parts.cross_entropy,
+        r->parts.aux_z, r->parts.aux_contrastive, r->parts.logits_z, r->val_loss, r->best_val_loss,
+        r->tokens_per_s, r->mfu, r->seconds, ends[r->end], *r->why ? r->why : NULL,
+        bits_per_byte(r));
     if (*r->metric) json_object_set_new(object, r->metric, weft_json_number(r->metric_value));
-    if (facts) json_object_set(object, "facts", facts);
+    weft_json_add(object, "facts:O*", facts);
     return object;
 }
 
@@ -234,8 +229,8 @@ static weft_status measure_generation(const weft_model *m, const look_after *l) 
         snprintf(name, sizeof name, "decode_tokens_per_s_%lld", (long long)batches[i]);
         json_object_set_new(l->facts, name, json_real(rate));
     }
-    json_object_set_new(l->facts, "decode_cache_bytes_per_token",
-                        json_integer(weft_cached_token_bytes(&m->config, m->dtype)));
+    weft_json_add(l->facts, "decode_cache_bytes_per_token:I",
+                  weft_cached_token_bytes(&m->config, m->dtype));
     return WEFT_OK;
 }
 

@@ -27,8 +27,8 @@ int weft_cmd_verify(int argc, char **argv) {
     int passed = 0, failed = 0;
     WEFT_AUTO_DECREF json_t *rows = json_array();
     for (int block = 0; block < weft_verify_count(); block++) {
-        json_t *row = json_pack("{s:s, s:s}", "block", weft_verify_name(block), "what",
-                                weft_verify_what(block));
+        json_t *row =
+            weft_json_make("block:s what:s", weft_verify_name(block), weft_verify_what(block));
         for (int check = 0; check < WEFT_VERIFY_CHECKS; check++) {
             const char *name = weft_verify_check_name((weft_verify_check)check);
             bool ok = weft_verify_run(block, (weft_verify_check)check, backend, pool) == WEFT_OK;
@@ -45,8 +45,7 @@ int weft_cmd_verify(int argc, char **argv) {
         json_array_append_new(rows, row);
     }
     if (args.json) {
-        weft_args_print(
-            json_pack("{s:i, s:i, s:O}", "passed", passed, "failed", failed, "blocks", rows), 0);
+        weft_args_print(weft_json_make("passed:i failed:i blocks:O", passed, failed, rows), 0);
     } else {
         printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", passed, failed, backend->name,
                backend->remote ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(pool));

@@ -114,31 +114,29 @@ static json_t *write_rope(const weft_config *c) {
     const char *word = weft_config_word(c, WEFT_OPTION(rope_scaling));
     bool yarn = c->rope_scaling == WEFT_ROPE_SCALING_YARN;
     if (c->rope_scaling == WEFT_ROPE_SCALING_NONE) return json_null();
-    json_t *rope = json_pack("{s:s, s:f}", "rope_type", word, "factor", c->rope_factor);
-    if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE) {
-        json_object_set_new(rope, "short_factor", list_factors(c->rope_short_factors));
-        json_object_set_new(rope, "long_factor", list_factors(c->rope_long_factors));
-        if (c->rope_amplitude > 0)
-            json_object_set_new(rope, "attention_factor", json_real(c->rope_amplitude));
-        return rope;
-    }
-    if (c->rope_scaling == WEFT_ROPE_SCALING_LINEAR) return rope;
-    json_object_set_new(rope, "original_max_position_embeddings", json_integer(c->rope_context));
-    json_object_set_new(rope, yarn ? "beta_slow" : "low_freq_factor", json_real(c->rope_low));
-    json_object_set_new(rope, yarn ? "beta_fast" : "high_freq_factor", json_real(c->rope_high));
-    if (yarn && c->rope_amplitude > 0)
-        json_object_set_new(rope, "attention_factor", json_real(c->rope_amplitude));
+    json_t *rope = weft_json_make("rope_type:s factor:f", word, c->rope_factor);
+    double amplitude = c->rope_amplitude > 0 ? c->rope_amplitude : NAN;
+    if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE)
+        weft_json_add(rope, "short_factor:o long_factor:o attention_factor:f*",
+                      list_factors(c->rope_short_factors), list_factors(c->rope_long_factors),
+                      amplitude);
+    else if (c->rope_scaling != WEFT_ROPE_SCALING_LINEAR)
+        weft_json_add(rope,
+                      yarn ? "original_max_position_embeddings:I beta_slow:f beta_fast:f "
+                             "attention_factor:f*"
+                           : "original_max_position_embeddings:I low_freq_factor:f "
+                             "high_freq_factor:f",
+                      c->rope_context, c->rope_low, c->rope_high, amplitude);
     return rope;
 }
 
 static json_t *write_gpt2(const weft_config *c) {
-    return json_pack("{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}",
-                     "architectures", "GPT2LMHeadModel", "model_type", "gpt2",
-                     "activation_function", "gelu_new", "n_embd", (json_int_t)c->n_embd, "n_head",
-                     (json_int_t)c->n_head, "n_layer", (json_int_t)c->n_layer, "n_inner",
-                     (json_int_t)weft_config_ffn_dim(c), "n_positions", (json_int_t)c->context,
-                     "layer_norm_epsilon", c->norm_eps > 0 ? c->norm_eps : 1e-5, "resid_pdrop",
-                     c->dropout, "embd_pdrop", 0.0, "attn_pdrop", 0.0);
+    return weft_json_make(
+        "architectures:o model_type:s activation_function:s n_embd:I n_head:I n_layer:I n_inner:I "
+        "n_positions:I layer_norm_epsilon:f resid_pdrop:f embd_pdrop:f attn_pdrop:f",
+        json_pack("[s]", "GPT2LMHeadModel"), "gpt2", "gelu_new", c->n_embd, c->n_head, c->n_layer,
+        weft_config_ffn_dim(c), c->context, c->norm_eps > 0 ? c->norm_eps : 1e-5, c->dropout, 0.0,
+        0.0);
 }
 
 /* The share of a head's columns that is rotated. */
@@ -147,35 +145,26 @@ static double rotated_share(const weft_config *c) {
 }
 
 static json_t *write_neox(const weft_config *c) {
-    return json_pack("{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:b, s:o}",
-                     "architectures", "GPTNeoXForCausalLM", "model_type", "gpt_neox", "hidden_act",
-                     c->ffn == WEFT_FFN_GELU ? "gelu_new" : "gelu", "hidden_size",
-                     (json_int_t)c->n_embd, "num_attention_heads", (json_int_t)c->n_head,
-                     "num_hidden_layers", (json_int_t)c->n_layer, "intermediate_size",
-                     (json_int_t)weft_config_ffn_dim(c), "max_position_embeddings",
-                     (json_int_t)c->context, "layer_norm_eps", c->norm_eps > 0 ? c->norm_eps : 1e-5,
-                     "rotary_pct", rotated_share(c), "rotary_emb_base", c->rope_theta,
-                     "use_parallel_residual", c->parallel_residual, "rope_scaling", write_rope(c));
+    return weft_json_make(
+        "architectures:o model_type:s hidden_act:s hidden_size:I num_attention_heads:I "
+        "num_hidden_layers:I intermediate_size:I max_position_embeddings:I layer_norm_eps:f "
+        "rotary_pct:f rotary_emb_base:f use_parallel_residual:b rope_scaling:o",
+        json_pack("[s]", "GPTNeoXForCausalLM"), "gpt_neox",
+        c->ffn == WEFT_FFN_GELU ? "gelu_new" : "gelu", c->n_embd, c->n_head, c->n_layer,
+        weft_config_ffn_dim(c), c->context, c->norm_eps > 0 ? c->norm_eps : 1e-5, rotated_share(c),
+        c->rope_theta, c->parallel_residual, write_rope(c));
 }
 
 /* No layer is one of experts. */
 static void write_deepseek(const weft_config *c, json_t *root) {
-    json_t *more =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:i, s:I}", "head_dim",
-                  (json_int_t)c->ra_mla_rope_dim, "kv_lora_rank", (json_int_t)c->ra_mla_latent_dim,
-                  "qk_nope_head_dim", (json_int_t)weft_config_head_dim(c), "qk_rope_head_dim",
-                  (json_int_t)c->ra_mla_rope_dim, "v_head_dim", (json_int_t)weft_config_head_dim(c),
-                  "rope_interleave", 1, "first_k_dense_replace", (json_int_t)c->n_layer,
-                  "num_key_value_heads", (json_int_t)c->n_head, "num_nextn_predict_layers", 0,
-                  "moe_intermediate_size", (json_int_t)weft_config_ffn_dim(c));
-    json_object_set_new(root, "q_lora_rank",
-                        c->ra_mla_q_rank ? json_integer(c->ra_mla_q_rank) : json_null());
-    json_object_update(root, more);
-    json_decref(more);
-}
-
-static json_t *number_or_null(double number) {
-    return number > 0 ? json_real(number) : json_null();
+    weft_json_add(root,
+                  "q_lora_rank:o head_dim:I kv_lora_rank:I qk_nope_head_dim:I qk_rope_head_dim:I "
+                  "v_head_dim:I "
+                  "rope_interleave:b first_k_dense_replace:I num_key_value_heads:I "
+                  "num_nextn_predict_layers:i moe_intermediate_size:I",
+                  c->ra_mla_q_rank ? json_integer(c->ra_mla_q_rank) : NULL, c->ra_mla_rope_dim,
+                  c->ra_mla_latent_dim, weft_config_head_dim(c), c->ra_mla_rope_dim,
+                  weft_config_head_dim(c), true, c->n_layer, c->n_head, 0, weft_config_ffn_dim(c));
 }
 
 static void write_windows(const weft_config *c, json_t *root) {
@@ -183,62 +172,56 @@ static void write_windows(const weft_config *c, json_t *root) {
     for (int64_t i = 0; i < c->n_layer; i++)
         json_array_append_new(
             kinds, json_string(weft_config_window(c, i) ? "sliding_attention" : "full_attention"));
-    json_object_set_new(root, "layer_types", kinds);
-    json_object_set_new(root, "sliding_window", json_integer(c->window ? c->window : c->context));
+    weft_json_add(root, "layer_types:o sliding_window:I", kinds,
+                  c->window ? c->window : c->context);
 }
 
 /* OLMo 3's rotations: of layers without a window, and of those with one. */
 static void write_both_laws(const weft_config *c, json_t *root) {
     json_t *full = c->rope_scaling == WEFT_ROPE_SCALING_NONE
-                       ? json_pack("{s:s}", "rope_type", "default")
+                       ? weft_json_make("rope_type:s", "default")
                        : write_rope(c);
     double local = has_local_law(c) ? c->rope_local_theta : c->rope_theta;
-    json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
+    weft_json_add(full, "rope_theta:f", c->rope_theta);
     json_object_del(root, "rope_scaling");
-    json_object_set_new(root, "rope_parameters",
-                        json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full,
-                                  "sliding_attention", "rope_type", "default", "rope_theta",
-                                  local));
+    weft_json_add(root, "rope_parameters:o",
+                  weft_json_make("full_attention:o sliding_attention:o", full,
+                                 weft_json_make("rope_type:s rope_theta:f", "default", local)));
 }
 
 static void write_gemma(const weft_config *c, int number, json_t *root) {
-    json_object_set_new(root, "hidden_act", json_string("gelu_pytorch_tanh"));
-    json_object_set_new(root, "hidden_activation", json_string("gelu_pytorch_tanh"));
+    weft_json_add(root, "hidden_act:s hidden_activation:s", "gelu_pytorch_tanh",
+                  "gelu_pytorch_tanh");
     if (number == GEMMA) return;
     write_windows(c, root);
-    json_object_set_new(root, "query_pre_attn_scalar", json_integer(query_scalar(c)));
-    json_object_set_new(root, "attn_logit_softcapping", number_or_null(c->softcap_attention));
-    json_object_set_new(root, "final_logit_softcapping", number_or_null(c->softcap_logits));
-    if (number == GEMMA3 && c->window)
-        json_object_set_new(root, "rope_local_base_freq", json_real(c->rope_local_theta));
+    weft_json_add(root,
+                  "query_pre_attn_scalar:I attn_logit_softcapping:f final_logit_softcapping:f "
+                  "rope_local_base_freq:f*",
+                  query_scalar(c), c->softcap_attention > 0 ? c->softcap_attention : NAN,
+                  c->softcap_logits > 0 ? c->softcap_logits : NAN,
+                  number == GEMMA3 && c->window ? c->rope_local_theta : NAN);
 }
 
 static json_t *write_llama(const weft_config *c) {
     int number = choose_like(c);
     const llama_like *like = &weft_hf_likes[number];
-    json_t *root = json_pack(
-        "{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o}", "architectures",
-        like->architecture, "model_type", like->type, "hidden_act", "silu", "hidden_size",
-        (json_int_t)c->n_embd, "num_attention_heads", (json_int_t)c->n_head, "head_dim",
-        (json_int_t)weft_config_head_dim(c), "num_hidden_layers", (json_int_t)c->n_layer,
-        "intermediate_size", (json_int_t)weft_config_ffn_dim(c), "num_key_value_heads",
-        (json_int_t)weft_config_kv_heads(c), "max_position_embeddings", (json_int_t)c->context,
-        "rms_norm_eps", c->norm_eps > 0 ? c->norm_eps : 1e-6, "rope_theta", c->rope_theta,
-        "rope_scaling", write_rope(c));
+    json_t *root = weft_json_make(
+        "architectures:o model_type:s hidden_act:s hidden_size:I num_attention_heads:I head_dim:I "
+        "num_hidden_layers:I intermediate_size:I num_key_value_heads:I max_position_embeddings:I "
+        "rms_norm_eps:f rope_theta:f rope_scaling:o",
+        json_pack("[s]", like->architecture), like->type, "silu", c->n_embd, c->n_head,
+        weft_config_head_dim(c), c->n_layer, weft_config_ffn_dim(c), weft_config_kv_heads(c),
+        c->context, c->norm_eps > 0 ? c->norm_eps : 1e-6, c->rope_theta, write_rope(c));
     bool all = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_ALL;
     if (number != QWEN2 && number != PHI3 && number != MISTRAL)
-        json_object_set_new(root, "attention_bias", json_boolean(all));
-    if (c->ffn_bias) json_object_set_new(root, "mlp_bias", json_true());
-    if (c->nope_every)
-        json_object_set_new(root, "no_rope_layer_interval", json_integer(c->nope_every));
+        weft_json_add(root, "attention_bias:b", all);
+    if (c->ffn_bias) weft_json_add(root, "mlp_bias:b", true);
+    if (c->nope_every) weft_json_add(root, "no_rope_layer_interval:I", c->nope_every);
     if (number == MISTRAL || number == PHI3)
-        json_object_set_new(root, "sliding_window",
-                            c->window ? json_integer(c->window) : json_null());
-    if (number == PHI3)
-        json_object_set_new(root, "partial_rotary_factor", json_real(rotated_share(c)));
+        weft_json_add(root, "sliding_window:o", c->window ? json_integer(c->window) : NULL);
+    if (number == PHI3) weft_json_add(root, "partial_rotary_factor:f", rotated_share(c));
     if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE)
-        json_object_set_new(root, "original_max_position_embeddings",
-                            json_integer(c->rope_context));
+        weft_json_add(root, "original_max_position_embeddings:I", c->rope_context);
     if (number == DEEPSEEK) write_deepseek(c, root);
     if (like->gemma) write_gemma(c, number, root);
     if (number == OLMO3) write_windows(c, root);
@@ -288,8 +271,7 @@ weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
     }
     json_t *root = gpt2 ? write_gpt2(c) : neox ? write_neox(c) : write_llama(c);
     if (!root) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
-    json_object_set_new(root, "vocab_size", json_integer(c->vocab_size));
-    json_object_set_new(root, "tie_word_embeddings", json_boolean(c->weight_tying));
+    weft_json_add(root, "vocab_size:I tie_word_embeddings:b", c->vocab_size, c->weight_tying);
     write_specials(t, root);
     *out = root;
     return WEFT_OK;

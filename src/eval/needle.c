@@ -170,10 +170,9 @@ static weft_status write_details(const needle_run *r, int64_t length, double dep
                                  const needle_trial *t, bool right) {
     char key[16];
     snprintf(key, sizeof key, "%05d", (int)t->key);
-    json_t *line =
-        json_pack("{s:I, s:f, s:s, s:b, s:o, s:o}", "length", (json_int_t)length, "depth", depth,
-                  "key", key, "right", right, "answer", text_json(r->tokenizer, t->said, t->n_said),
-                  "prompt", text_json(r->tokenizer, t->tokens, t->n));
+    json_t *line = weft_json_make("length:I depth:f key:s right:b answer:o prompt:o", length, depth,
+                                  key, right, text_json(r->tokenizer, t->said, t->n_said),
+                                  text_json(r->tokenizer, t->tokens, t->n));
     return weft_eval_put(r->details, line, JSON_COMPACT | JSON_PRESERVE_ORDER);
 }
 

@@ -227,9 +227,8 @@ static weft_status write_question(const suite *s, const question *q, weft_new_fi
     json_t *likelihoods = json_array();
     for (int64_t i = 0; i < q->n; i++)
         json_array_append_new(likelihoods, json_real(s->requests[q->first + i].likelihood));
-    json_t *line = json_pack("{s:I, s:I, s:I, s:o}", "answer", (json_int_t)q->answer, "chosen",
-                             (json_int_t)choose(s, q, false), "chosen_norm",
-                             (json_int_t)choose(s, q, true), "loglikelihoods", likelihoods);
+    json_t *line = weft_json_make("answer:I chosen:I chosen_norm:I loglikelihoods:o", q->answer,
+                                  choose(s, q, false), choose(s, q, true), likelihoods);
     return weft_eval_put(f, line, JSON_REAL_PRECISION(12));
 }
 

@@ -217,7 +217,7 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
     fputs(
         "</div>\n<p id=\"look\" class=\"facts\" role=\"status\"></p>\n<div id=\"routes\"></div>\n",
         p->html);
-    WEFT_AUTO_DECREF json_t *data = json_pack("{s:O, s:O}", "tokens", words, "layers", layers);
+    WEFT_AUTO_DECREF json_t *data = weft_json_make("tokens:O layers:O", words, layers);
     WEFT_TRY(weft_page_put_json(p, "weft-looks", data));
     weft_page_table_open(
         p, "=head|=looks most at|=from the chosen token|>previous|>first|>itself|>same word");

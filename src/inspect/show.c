@@ -149,9 +149,9 @@ static json_t *spectrum_json(const weft_spectrum_look *s) {
     json_t *values = json_array();
     for (int64_t i = 0; i < s->width; i++)
         json_array_append_new(values, weft_json_number(s->values[i]));
-    return json_pack("{s:I, s:o, s:I, s:I, s:o}", "width", (json_int_t)s->width, "effective_rank",
-                     weft_json_number(s->rank), "directions_90", (json_int_t)s->dirs_90,
-                     "directions_99", (json_int_t)s->dirs_99, "singular_values", values);
+    return weft_json_make(
+        "width:I effective_rank:f directions_90:I directions_99:I singular_values:o", s->width,
+        s->rank, s->dirs_90, s->dirs_99, values);
 }
 
 static json_t *layer_json(const weft_inspection *i, int64_t layer) {
@@ -159,7 +159,7 @@ static json_t *layer_json(const weft_inspection *i, int64_t layer) {
     json_t *heads = json_array();
     for (int64_t h = 0; h < i->n_heads; h++)
         json_array_append_new(heads, head_json(&at->heads[h]));
-    json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads", heads);
+    json_t *object = weft_json_make("layer:I heads:o", layer, heads);
     for (int n = 0; n < WEFT_LAYER_NUMBERS; n++) {
         int latent = n < WEFT_LAYER_LATENTS || n >= WEFT_LAYER_Z_OFF ? -1 : n - WEFT_LAYER_LATENTS;
         if (latent < 0)
@@ -177,14 +177,12 @@ json_t *weft_inspection_json(const weft_inspection *i) {
     for (int64_t l = 0; l < i->n_layers; l++)
         json_array_append_new(layers, layer_json(i, l));
     for (int p = 0; p < i->n_parts; p++)
-        json_array_append_new(
-            parts, json_pack("{s:s, s:I, s:o, s:o}", "name", i->parts[p].name, "parameters",
-                             (json_int_t)i->parts[p].parameters, "weight_norm",
-                             weft_json_number(i->parts[p].weight_norm), "gradient_norm",
-                             weft_json_number(i->parts[p].gradient_norm)));
-    return json_pack("{s:I, s:I, s:I, s:o, s:o, s:o}", "tokens", (json_int_t)(i->windows * i->time),
-                     "windows", (json_int_t)i->windows, "context", (json_int_t)i->time, "loss",
-                     weft_json_number(i->loss), "layers", layers, "mechanisms", parts);
+        json_array_append_new(parts,
+                              weft_json_make("name:s parameters:I weight_norm:f gradient_norm:f",
+                                             i->parts[p].name, i->parts[p].parameters,
+                                             i->parts[p].weight_norm, i->parts[p].gradient_norm));
+    return weft_json_make("tokens:I windows:I context:I loss:f layers:o mechanisms:o",
+                          i->windows * i->time, i->windows, i->time, i->loss, layers, parts);
 }
 
 static json_t *heads_json(const weft_inspection *i, int number) {
@@ -232,7 +230,7 @@ static json_t *held_json(const weft_spectrum_look *s) {
 }
 
 json_t *weft_inspection_inside(const weft_inspection *i) {
-    json_t *heads = json_object(), *inside = json_pack("{s:o}", "heads", heads);
+    json_t *heads = json_object(), *inside = weft_json_make("heads:o", heads);
     for (int n = 0; weft_inside_heads[n].name; n++)
         if (has_number(i, n))
             json_object_set_new(heads, weft_inside_heads[n].name, heads_json(i, n));
@@ -244,7 +242,7 @@ json_t *weft_inspection_inside(const weft_inspection *i) {
             json_array_append_new(held, held_json(&i->layers[l].latents[k]));
         if (held)
             json_object_set_new(inside, k ? "values" : "keys",
-                                json_pack("{s:I, s:o}", "width", width, "held", held));
+                                weft_json_make("width:I held:o", width, held));
     }
     return inside;
 }

@@ -17,19 +17,10 @@
 
 enum { NAME_ROOM = 512, FOLDER_ROOM = 160 };
 
-/* A variant while runs are sorted into variants. */
-typedef struct {
-    char name[NAME_ROOM];
-    char *key;  /* its options without seed and learning rate */
-    json_t *of; /* options of its first run */
-} group;
-
 typedef struct {
     const char *folder;
     weft_watched *watched;
     weft_database *d;
-    group *groups;
-    int n_groups;
     weft_config *config, *first; /* a run's, and the first run's */
     int64_t run;                 /* whose lines are read, */
     weft_status taken;           /* and what became of them */
@@ -62,72 +53,54 @@ static char *overrides_of(const gathering *g) {
     return out ? weft_memory_end(out, &text) : NULL;
 }
 
-/* Whether one before the last has it. */
-static bool has_name(const gathering *g, const char *name) {
-    for (int i = 0; i + 1 < g->n_groups; i++)
-        if (strcmp(g->groups[i].name, name) == 0) return true;
-    return false;
-}
-
-/* The first variant with the same text and tokens: losses of others cannot be compared. */
-static int find_baseline(const gathering *g, int variant) {
-    static const char *const keys[] = {"DATASET", "TOKENIZER", "VOCAB_SIZE"};
-    for (int i = 0; i < variant; i++) {
-        bool same = true;
-        for (int k = 0; k < 3 && same; k++) {
-            json_t *own = json_object_get(g->groups[variant].of, keys[k]),
-                   *other = json_object_get(g->groups[i].of, keys[k]);
-            same = own == other || (own && other && json_equal(own, other));
-        }
-        if (same) return i;
-    }
-    return variant;
-}
-
-static weft_status insert_variant(gathering *g, int variant, const char *overrides) {
+/* A new variant, compared with the first of the same text and tokens: losses of others cannot be compared. */
+static weft_status insert_variant(gathering *g, int64_t variant, const char *name) {
     const weft_config *c = g->config;
     weft_account a = {0};
     bool counted = weft_account_make(c, NULL, 1, &a) == WEFT_OK;
     int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
+    WEFT_AUTO_FREE char *overrides = overrides_of(g);
+    if (!overrides) return no_memory();
     return weft_database_run(
         g->d,
         "INSERT INTO variants(variant, name, baseline, title, overrides, iters, tokens, parameters,"
         " flops_per_token, training_bytes, cache_bytes_per_token, leaks)"
-        " VALUES (?, ?, nullif(?, ?1), ?2, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "isisiiidiii", (int64_t)variant, g->groups[variant].name,
-        (int64_t)find_baseline(g, variant), overrides, c->steps, tokens * c->steps, a.parameters,
+        " SELECT ?1, ?2, nullif(min(a.variant), ?1), ?2, ?, ?, ?, ?, ?, ?, ?, ?"
+        " FROM sorted a JOIN sorted b USING (text) WHERE b.variant = ?1",
+        "issiiidiii", variant, name, overrides, c->steps, tokens * c->steps, a.parameters,
         counted ? a.forward_flops + a.backward_flops : NAN, a.training_bytes, a.cache_bytes_token,
         (int64_t)weft_config_leaks(c));
 }
 
 /* The variant of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */
-static weft_status find_variant(gathering *g, const json_t *run, int *out) {
-    json_t *options = json_object_get(run, "options");
+static weft_status find_variant(gathering *g, const json_t *run, int64_t *out) {
+    const json_t *options = json_object_get(run, "options");
     const char *name = json_string_value(json_object_get(run, "name"));
+    char own[NAME_ROOM];
+    int64_t taken;
     WEFT_AUTO_FREE char *key = key_of(options);
-    if (!key) return no_memory();
-    for (*out = 0; *out < g->n_groups; ++*out) {
-        int64_t runs;
-        if (strcmp(g->groups[*out].key, key) != 0) continue;
-        WEFT_TRY(weft_database_number(
-            g->d, 0, &runs,
-            "SELECT count(*) FROM runs WHERE variant = ? AND learning_rate = ? AND seed = ?", "idi",
-            (int64_t)*out, g->config->learning_rate, g->config->seed));
-        if (runs == 0) return WEFT_OK;
-    }
-    group *one = WEFT_ADD(g->groups, g->n_groups);
-    if (!one) return no_memory();
-    one->key = weft_steal(&key);
-    one->of = json_incref(options);
-    snprintf(one->name, sizeof one->name, "%s", name);
+    WEFT_AUTO_FREE char *text = weft_json_line(
+        json_pack("[O?, O?, O?]", json_object_get(options, "DATASET"),
+                  json_object_get(options, "TOKENIZER"), json_object_get(options, "VOCAB_SIZE")));
+    if (!key || !text) return no_memory();
+    WEFT_TRY(weft_database_number(
+        g->d, -1, out,
+        "SELECT min(variant) FROM sorted s WHERE key = ? AND NOT EXISTS (SELECT 1 FROM runs"
+        " WHERE variant = s.variant AND learning_rate = ? AND seed = ?)",
+        "sdi", key, g->config->learning_rate, g->config->seed));
+    if (*out >= 0) return WEFT_OK;
+    snprintf(own, sizeof own, "%s", name);
     for (int i = 0; i < 2; i++) { /* "runs/gate-lr0.002-seed1" is variant "gate" */
-        char *dash = strrchr(one->name, '-');
+        char *dash = strrchr(own, '-');
         bool tail = dash && (strncmp(dash, "-seed", 5) == 0 || strncmp(dash, "-lr", 3) == 0);
-        if (tail && dash > one->name) *dash = '\0';
+        if (tail && dash > own) *dash = '\0';
     }
-    if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
-    WEFT_AUTO_FREE char *overrides = overrides_of(g);
-    return overrides ? insert_variant(g, *out, overrides) : no_memory();
+    WEFT_TRY(weft_database_number(g->d, 0, &taken, "SELECT count(*) FROM variants WHERE name = ?",
+                                  "s", own));
+    WEFT_TRY(weft_database_number(g->d, 0, out, "SELECT count(*) FROM variants", ""));
+    WEFT_TRY(
+        weft_database_run(g->d, "INSERT INTO sorted VALUES (?, ?, ?)", "iss", *out, key, text));
+    return insert_variant(g, *out, taken ? name : own);
 }
 
 static void take_line(void *context, const json_t *line) {
@@ -136,7 +109,7 @@ static void take_line(void *context, const json_t *line) {
         g->taken = weft_record_line(g->d, g->run, line, NAN, true);
 }
 
-static weft_status insert_run(gathering *g, int64_t id, int variant, const json_t *run,
+static weft_status insert_run(gathering *g, int64_t id, int64_t variant, const json_t *run,
                               double seconds) {
     const char *status = json_string_value(json_object_get(run, "status"));
     bool done = strcmp(status, "done") == 0;
@@ -157,8 +130,8 @@ static weft_status insert_run(gathering *g, int64_t id, int variant, const json_
         "val_loss,"
         " best_val_loss, score, seconds, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
         "?)",
-        "iidisssiddddd", id, (int64_t)variant, g->config->learning_rate, g->config->seed, folder,
-        status, config, (int64_t)json_integer_value(json_object_get(run, "step")), done ? val : NAN,
+        "iidisssiddddd", id, variant, g->config->learning_rate, g->config->seed, folder, status,
+        config, (int64_t)json_integer_value(json_object_get(run, "step")), done ? val : NAN,
         weft_json_number_of(run, "best_val_loss"), done ? val : NAN, seconds,
         weft_json_number_of(run, "tokens_per_s"));
 }
@@ -191,7 +164,7 @@ static weft_status fill(gathering *g) {
     if (!news) return no_memory();
     json_array_foreach(json_object_get(news, "runs"), i, run) {
         const char *name = json_string_value(json_object_get(run, "name"));
-        int variant = 0;
+        int64_t variant;
         WEFT_AUTO_CLOSE int folder =
             weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
         if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
@@ -222,11 +195,6 @@ static weft_status fill(gathering *g) {
 
 static void end_gathering(gathering *g) {
     weft_database_close(g->d);
-    for (int i = 0; i < g->n_groups; i++) {
-        free(g->groups[i].key);
-        json_decref(g->groups[i].of);
-    }
-    free(g->groups);
     free(g->config);
     free(g->first);
     weft_watched_close(g->watched);
@@ -254,6 +222,9 @@ static weft_status gather(const char *folder, weft_database **out) {
     WEFT_TRY(weft_database_scratch(g.folder, &g.d));
     WEFT_TRY(weft_database_begin(g.d));
     weft_status status = weft_database_make_tables(g.d);
+    /* Variants by what their runs have in common, and by the options that say what text they are of. */
+    if (status == WEFT_OK)
+        status = weft_database_script(g.d, "CREATE TEMP TABLE sorted(variant, key, text)");
     if (status == WEFT_OK) status = fill(&g);
     if (status == WEFT_OK) status = weft_database_check(g.d);
     WEFT_TRY(weft_database_finish(g.d, status));

@@ -373,21 +373,15 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
     double mfu = last->value[WEFT_ROW_MFU] * speed / last->value[WEFT_ROW_TOKENS_PER_S];
     WEFT_AUTO_FREE char *note = NULL, *tags = NULL;
     weft_notes_get(w->notes, r->at.path, &note, &tags);
-    return json_pack(
-        "{s:i, s:o, s:o, s:o, s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:b, s:o, s:o}",
-        "id", id, "name", weft_json_text(r->name), "title",
-        r->title ? weft_json_text(r->title) : json_null(), "study",
-        r->study < 0 ? json_null() : json_integer(r->study), "status", r->status, "step",
-        weft_json_whole(last->value[WEFT_ROW_STEP]), "steps", (json_int_t)r->steps,
-        "tokens_per_step", (json_int_t)r->tokens_per_step, "loss",
-        weft_json_number(last->value[WEFT_ROW_LOSS]), "val_loss",
-        weft_json_number(r->rows.val_loss), "best_val_loss",
-        weft_json_number(r->rows.best_val_loss), "tokens_per_s", weft_json_number(speed), "mfu",
-        weft_json_number(mfu), "seconds_left", weft_json_number(seconds_left(r, last)),
-        "bytes_per_token", weft_json_number(r->end ? r->bytes_per_token : NAN), "note",
-        weft_json_text(note ? note : ""), "tags", weft_json_text(tags ? tags : ""), "reset", reset,
-        "options", r->options ? json_incref(r->options) : json_object(), "rows",
+    return weft_json_make(
+        "id:i name:s title:s study:w status:s step:w steps:I tokens_per_step:I loss:f val_loss:f "
+        "best_val_loss:f tokens_per_s:f mfu:f seconds_left:f bytes_per_token:f note:s tags:s "
+        "reset:b options:o rows:o",
+        id, r->name, r->title, r->study < 0 ? NAN : (double)r->study, r->status,
+        last->value[WEFT_ROW_STEP], r->steps, r->tokens_per_step, last->value[WEFT_ROW_LOSS],
+        r->rows.val_loss, r->rows.best_val_loss, speed, mfu, seconds_left(r, last),
+        r->end ? r->bytes_per_token : NAN, note ? note : "", tags ? tags : "", reset,
+        r->options ? json_incref(r->options) : json_object(),
         weft_watched_lines_json(&r->rows, reset ? 0 : after));
 }
 
@@ -398,17 +392,13 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
         const study *s = &w->studies[i];
         if (s->version <= after) continue;
         json_array_append_new(
-            studies,
-            json_pack("{s:i, s:o, s:I, s:I, s:I, s:I}", "id", i, "name", weft_json_text(s->name),
-                      "waiting", (json_int_t)s->count[0], "running", (json_int_t)s->count[1],
-                      "done", (json_int_t)s->count[2], "failed", (json_int_t)s->count[3]));
+            studies, weft_json_make("id:i name:s waiting:I running:I done:I failed:I", i, s->name,
+                                    s->count[0], s->count[1], s->count[2], s->count[3]));
     }
     for (int i = 0; i < w->n_runs; i++)
         if (w->runs[i].version > after) json_array_append_new(runs, run_json(w, i, after));
-    json_t *news = json_pack("{s:I, s:o, s:o}", "version", (json_int_t)w->version, "studies",
-                             studies, "runs", runs);
-    if (news && after == 0) json_object_set_new(news, "defaults", options_json(w->plain, NULL));
-    return news;
+    return weft_json_make("version:I studies:o runs:o defaults:o*", w->version, studies, runs,
+                          after == 0 ? options_json(w->plain, NULL) : NULL);
 }
 
 static bool is_run(const weft_watched *w, int64_t id) {

@@ -78,17 +78,13 @@ static bool has_fewer_seeds(const weft_report_data *d, int variant) {
     return has_two_seeds(d, variant) && weft_report_most_pairs(d) > 2;
 }
 
-static const char *commit_of(const weft_report_data *d, const weft_report_run *run) {
-    const weft_report_fact *fact = weft_report_fact_of(d, run, "commit");
-    return fact ? fact->text : "";
-}
-
 static bool has_two_versions(const weft_report_data *d, int variant) {
     bool said = is_shown(d, variant) || is_equivalent(d, variant);
     for (int i = 0; i < d->n_seeds && said; i++) {
         weft_report_pair pair =
             weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
-        if (pair.counts && strcmp(commit_of(d, pair.variant), commit_of(d, pair.baseline)) != 0)
+        if (pair.counts && strcmp(weft_report_fact(pair.variant, "commit"),
+                                  weft_report_fact(pair.baseline, "commit")) != 0)
             return true;
     }
     return false;

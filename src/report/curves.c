@@ -141,10 +141,9 @@ static json_t *run_json(const weft_report_variant *s, const curve_run *run) {
         json_array_append_new(y, json_real(b->value));
     }
     double tokens = tokens_an_iteration(s), flops = tokens * s->flops;
-    return json_pack("{s:s, s:{s:o, s:o, s:f, s:f}, s:o}", "name",
-                     weft_say("seed %lld", (long long)run->seed), "x", "step", step, "seconds",
-                     seconds, "tokens", isfinite(tokens) ? tokens : 0, "flops",
-                     isfinite(flops) ? flops : 0, "y", y);
+    json_t *x = weft_json_make("step:o seconds:o tokens:f flops:f", step, seconds,
+                               isfinite(tokens) ? tokens : 0, isfinite(flops) ? flops : 0);
+    return weft_json_make("name:s x:o y:o", weft_say("seed %lld", (long long)run->seed), x, y);
 }
 
 static json_t *lines_json(const weft_report_data *d, const curve *curves) {
@@ -154,7 +153,7 @@ static json_t *lines_json(const weft_report_data *d, const curve *curves) {
         json_t *runs = json_array();
         for (int k = 0; k < curves[i].n; k++)
             json_array_append_new(runs, run_json(&d->variants[i], &curves[i].runs[k]));
-        json_array_append_new(lines, json_pack("{s:i, s:o}", "series", i, "runs", runs));
+        json_array_append_new(lines, weft_json_make("series:i runs:o", i, runs));
     }
     return lines;
 }

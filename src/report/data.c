@@ -13,21 +13,33 @@
 #include "report/sections.h"
 
 #include <math.h>
+#include <stdarg.h>
 
 /* A copy in UTF-8 that lives as long as the data; NULL is "". */
-static const char *keep_text(weft_report_data *d, const char *text) {
+static const char *keep_text(const weft_report_data *d, const char *text) {
     if (!text || !*text) return "";
     json_t *kept =
         weft_json_text(text); /* without memory the report says less; it does not fail for a name */
     return json_array_append_new(d->texts, kept) == 0 ? json_string_value(kept) : "";
 }
 
-static const char *column_text(weft_report_data *d, sqlite3_stmt *s, int column) {
-    return keep_text(d, (const char *)sqlite3_column_text(s, column));
-}
-
-static int64_t column_integer(sqlite3_stmt *s, int column) {
-    return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
+/* The columns of a row by their types: t a text that lasts, n a number, I a whole number, i the same as an int; -1:
+ * none. */
+static void take_columns(const weft_report_data *d, sqlite3_stmt *s, const char *types, ...) {
+    va_list to;
+    va_start(to, types);
+    for (int i = 0; types[i]; i++) {
+        bool none = sqlite3_column_type(s, i) == SQLITE_NULL;
+        if (types[i] == 't')
+            *va_arg(to, const char **) = keep_text(d, weft_column_text(s, i));
+        else if (types[i] == 'n')
+            *va_arg(to, double *) = weft_column_number(s, i);
+        else if (types[i] == 'I')
+            *va_arg(to, int64_t *) = none ? -1 : sqlite3_column_int64(s, i);
+        else
+            *va_arg(to, int *) = none ? -1 : sqlite3_column_int(s, i);
+    }
+    va_end(to);
 }
 
 /* Takes a row of a query. */
@@ -44,14 +56,8 @@ static const char *option_text(weft_report_data *d, const weft_option *option) {
 }
 
 static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
-    const char **texts[] = {&d->name,    &d->config, &d->seeds_text, &d->rates_text,
-                            &d->equal,   &d->score,  &d->version,    &d->commit,
-                            &d->created, &d->host,   &d->machine,    &d->device};
-    int n = (int)(sizeof texts / sizeof texts[0]);
-    for (int i = 0; i < n; i++)
-        *texts[i] = column_text(d, s, i);
-    d->tail = weft_column_number(s, n);
-    d->threads = weft_column_number(s, n + 1);
+    take_columns(d, s, "ttttttttn", &d->name, &d->config, &d->equal, &d->score, &d->version,
+                 &d->commit, &d->created, &d->machine, &d->tail);
     bool several = strchr(option_text(d, WEFT_OPTION(study_learning_rates)), ',');
     d->rate_seed = several ? strtoll(option_text(d, WEFT_OPTION(study_rate_seed)), NULL, 10) : -1;
     d->question = option_text(d, WEFT_OPTION(study_question));
@@ -67,84 +73,47 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_variant *variant = WEFT_ADD(d->variants, d->n_variants);
-    if (!variant) return no_memory(d);
-    variant->id = column_integer(s, 0);
-    variant->name = column_text(d, s, 1);
-    variant->title = column_text(d, s, 2);
-    variant->overrides = column_text(d, s, 3);
-    variant->error = column_text(d, s, 4);
-    variant->baseline = (int)column_integer(s, 5); /* numbers for now, places once all are read */
-    variant->repeats = (int)column_integer(s, 6);
-    double *numbers[] = {&variant->iters,           &variant->tokens,         &variant->parameters,
-                         &variant->flops,           &variant->training_bytes, &variant->cache_bytes,
-                         &variant->seconds_per_iter};
-    for (int i = 0; i < 7; i++)
-        *numbers[i] = weft_column_number(s, 7 + i);
-    variant->work = variant->flops * variant->tokens;
-    variant->leaks = sqlite3_column_int(s, 14) != 0;
-    variant->rate = variant->mean = variant->sd = variant->least = variant->most = NAN;
-    variant->memory = variant->speed = variant->seconds = NAN;
-    variant->why = "";
+    weft_report_variant *v = WEFT_ADD(d->variants, d->n_variants);
+    int leaks;
+    if (!v) return no_memory(d);
+    take_columns(d, s, "ttttiinnnnnnni", &v->name, &v->title, &v->overrides, &v->error,
+                 &v->baseline, &v->repeats, &v->iters, &v->tokens, &v->parameters, &v->flops,
+                 &v->training_bytes, &v->cache_bytes, &v->seconds_per_iter, &leaks);
+    v->leaks = leaks;
+    v->work = v->flops * v->tokens;
+    v->rate = v->mean = v->sd = v->least = v->most = v->memory = v->speed = v->seconds = NAN;
+    v->why = "";
     return WEFT_OK;
 }
 
-static int place_of(const weft_report_data *d, int64_t id) {
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].id == id) return i;
-    return -1;
-}
-
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
-    int variant = place_of(d, column_integer(s, 1));
-    if (variant < 0) return WEFT_OK; /* written since the database was checked */
+    int variant = sqlite3_column_int(s, 1);
+    if (variant < 0 || variant >= d->n_variants) return WEFT_OK; /* written since it was checked */
     weft_report_run *run = WEFT_ADD(d->runs, d->n_runs);
     if (!run) return no_memory(d);
-    run->id = column_integer(s, 0);
-    run->variant = variant;
-    run->rate = weft_column_number(s, 2);
-    run->seed = column_integer(s, 3);
-    const char **texts[] = {&run->folder, &run->status,  &run->why,     &run->config,
-                            &run->metric, &run->weights, &run->started, &run->ended};
-    for (int i = 0; i < 8; i++)
-        *texts[i] = column_text(d, s, 4 + i);
-    double *numbers[] = {&run->score, &run->iters,  &run->skipped, &run->seconds,
-                         &run->speed, &run->memory, &run->resumes};
-    for (int i = 0; i < 7; i++)
-        *numbers[i] = weft_column_number(s, 12 + i);
+    take_columns(d, s, "IinIttttttttnnnnnnn", &run->id, &run->variant, &run->rate, &run->seed,
+                 &run->folder, &run->status, &run->why, &run->config, &run->metric, &run->weights,
+                 &run->started, &run->ended, &run->score, &run->iters, &run->skipped, &run->seconds,
+                 &run->speed, &run->memory, &run->resumes);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
     d->variants[variant].waiting +=
         strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
     run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
-    run->device_bytes = NAN;
-    return WEFT_OK;
-}
-
-static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_event *event = WEFT_ADD(d->events, d->n_events);
-    if (!event) return no_memory(d);
-    event->run = column_integer(s, 0);
-    event->step = column_integer(s, 1);
-    event->kind = column_text(d, s, 2);
-    event->detail = column_text(d, s, 3);
     return WEFT_OK;
 }
 
 static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
-    int64_t id = column_integer(s, 0);
-    int place = 0;
-    while (place < d->n_runs && d->runs[place].id != id)
-        place++;
-    if (place == d->n_runs) return WEFT_OK;
-    weft_report_fact *fact = WEFT_ADD(d->facts, d->n_facts);
-    if (!fact) return no_memory(d);
     int type = sqlite3_column_type(s, 2);
     bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
-    fact->run = place;
-    fact->name = column_text(d, s, 1);
-    fact->text = number ? "" : column_text(d, s, 2);
-    fact->value = number ? weft_column_number(s, 2) : NAN;
-    if (strcmp(fact->name, "device_bytes") == 0) d->runs[place].device_bytes = fact->value;
+    const char *name = keep_text(d, weft_column_text(s, 1));
+    for (weft_report_run *run = d->runs; run && run < d->runs + d->n_runs; run++) {
+        if (run->id != sqlite3_column_int64(s, 0)) continue;
+        json_t *fact = number ? json_real(sqlite3_column_double(s, 2))
+                              : weft_json_text(weft_column_text(s, 2));
+        if (!run->facts) json_array_append_new(d->texts, run->facts = json_object());
+        json_object_set(d->facts, name, fact);
+        json_object_set_new(run->facts, name, fact);
+    }
     return WEFT_OK;
 }
 
@@ -167,20 +136,18 @@ static const struct {
     const char *sql;
     take_row *take;
 } reads[] = {
-    {"SELECT name, config, seeds, learning_rates, equal, score, weft_version, git_commit, created,"
-     " host, machine, device, tail, threads FROM study",
+    {"SELECT name, config, equal, score, weft_version, git_commit, created, machine, tail FROM "
+     "study",
      take_study},
-    {"SELECT variant, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
-     " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM "
-     "variants"
-     " ORDER BY variant",
+    {"SELECT name, title, overrides, error, nullif(baseline, variant), nullif(repeats, variant),"
+     " iters, tokens, parameters, flops_per_token, training_bytes, cache_bytes_per_token,"
+     " seconds_per_iter, leaks FROM variants ORDER BY variant",
      take_variant},
     {"SELECT run, variant, learning_rate, seed, folder, status, why, config, metric, weights, "
      "started,"
      " ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes FROM runs"
      " ORDER BY variant, learning_rate, seed",
      take_run},
-    {"SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
     {"SELECT run, name, value FROM facts ORDER BY run, name", take_fact},
     {"SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
     {"SELECT DISTINCT learning_rate FROM runs WHERE learning_rate IS NOT NULL"
@@ -262,7 +229,8 @@ static void sum_up_variant(const weft_report_data *d, int place, double *scores)
         variant->least = fmin(variant->least, run->score);
         variant->most = fmax(variant->most, run->score);
         variant->memory = fmax(variant->memory, run->memory);
-        device = fmin(device, isnan(run->device_bytes) ? 0 : run->device_bytes);
+        double own = weft_json_number_of(run->facts, "device_bytes");
+        device = fmin(device, isnan(own) ? 0 : own);
     }
     if (isfinite(device) && device > 0) variant->memory = device;
     int n = list_scores(d, place, variant->rate, false, scores);
@@ -309,31 +277,26 @@ bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *ru
     return run->finished && !run->chooses && run->rate == d->variants[run->variant].rate;
 }
 
-const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
-                                            const char *name) {
-    for (int i = 0; i < d->n_facts; i++)
-        if (&d->runs[d->facts[i].run] == run && strcmp(d->facts[i].name, name) == 0)
-            return &d->facts[i];
-    return NULL;
+const char *weft_report_fact(const weft_report_run *run, const char *name) {
+    const char *text = json_string_value(json_object_get(run->facts, name));
+    return text ? text : "";
 }
 
 double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name) {
     double sum = 0;
     int n = 0;
-    for (int i = 0; i < d->n_facts; i++) {
-        const weft_report_fact *fact = &d->facts[i];
-        const weft_report_run *run = &d->runs[fact->run];
-        if (run->variant != variant || !weft_report_run_counts(d, run)) continue;
-        if (strcmp(fact->name, name) != 0 || !isfinite(fact->value)) continue;
-        sum += fact->value;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        double value = weft_json_number_of(run->facts, name);
+        if (run->variant != variant || !weft_report_run_counts(d, run) || isnan(value)) continue;
+        sum += value;
         n++;
     }
     return n ? sum / n : NAN;
 }
 
-static double value_of(const weft_report_data *d, const weft_report_run *run, const char *fact) {
-    const weft_report_fact *is = fact ? weft_report_fact_of(d, run, fact) : NULL;
-    return !fact ? run->score : is ? is->value : NAN;
+static double value_of(const weft_report_run *run, const char *fact) {
+    return fact ? weft_json_number_of(run->facts, fact) : run->score;
 }
 
 weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, int baseline,
@@ -346,8 +309,8 @@ weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, in
     for (int i = 0; i < d->n_seeds; i++) {
         weft_report_pair pair = weft_report_pair_of(d, variant, baseline, d->seeds[i]);
         if (!pair.counts) continue;
-        values[n] = value_of(d, pair.variant, fact);
-        other[n] = value_of(d, pair.baseline, fact);
+        values[n] = value_of(pair.variant, fact);
+        other[n] = value_of(pair.baseline, fact);
         n += isfinite(values[n]) && isfinite(other[n]);
     }
     *out = weft_compare(values, other, n, higher_is_better);
@@ -448,11 +411,9 @@ static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
     d->nothing_learned = learned_nothing(d);
-    for (int i = 0; i < d->n_variants; i++) {
-        d->variants[i].baseline = place_of(d, d->variants[i].baseline);
-        d->variants[i].repeats = place_of(d, d->variants[i].repeats);
-        if (d->variants[i].baseline == i) d->variants[i].baseline = -1;
-        if (d->variants[i].repeats == i) d->variants[i].repeats = -1;
+    for (int i = 0; i < d->n_variants; i++) { /* as the database was checked to be */
+        if (d->variants[i].baseline >= d->n_variants) d->variants[i].baseline = -1;
+        if (d->variants[i].repeats >= d->n_variants) d->variants[i].repeats = -1;
     }
     name_variants(d);
     WEFT_AUTO_FREE double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
@@ -475,7 +436,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
 }
 
 weft_status weft_report_read(const char *path, weft_report_data *d) {
-    *d = (weft_report_data){.path = path, .texts = json_array()};
+    *d = (weft_report_data){.path = path, .texts = json_array(), .facts = json_object()};
     WEFT_TRY(weft_listing_open(d->path, &d->database));
     WEFT_TRY(weft_database_script(d->database, "BEGIN"));
     for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
@@ -489,10 +450,9 @@ weft_status weft_report_read(const char *path, weft_report_data *d) {
 
 void weft_report_free(weft_report_data *d) {
     json_decref(d->texts);
+    json_decref(d->facts);
     free(d->variants);
     free(d->runs);
-    free(d->events);
-    free(d->facts);
     free(d->seeds);
     free(d->rates);
     weft_database_close(d->database);
@@ -536,15 +496,17 @@ weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_r
     *out = (weft_report_repeat){.run = run, .rows = -1, .detail = ""};
     out->first = weft_report_find(d, first, run->rate, run->seed);
     bool said_unequal = false;
-    for (int i = 0; i < d->n_events; i++) {
-        const weft_report_event *event = &d->events[i];
-        if (event->run != run->id) continue;
-        bool equal = strcmp(event->kind, "equal") == 0;
-        if (!equal && strcmp(event->kind, "unequal") != 0) continue;
-        out->files = equal; /* the last word counts */
-        said_unequal = !equal;
-        out->detail = event->detail;
+    sqlite3_stmt *word =
+        weft_database_ask(d->database,
+                          "SELECT kind = 'equal', detail FROM events WHERE run = ? AND"
+                          " kind IN ('equal', 'unequal') ORDER BY id DESC LIMIT 1",
+                          "i", run->id);
+    if (weft_database_next(d->database, word)) { /* the last one counts */
+        out->files = sqlite3_column_int(word, 0);
+        said_unequal = !out->files;
+        out->detail = keep_text(d, weft_column_text(word, 1));
     }
+    WEFT_TRY(weft_database_end(d->database, word));
     if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;
         /* Rows of one that the other does not have, or the other way where these are more. */
 #define MORE(a, b) "(SELECT count(*) FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) "))"

@@ -1,14 +1,22 @@
-/* What the mechanisms do inside the trained models (EVAL_INSIDE): numbers by variant, and pictures of each variant's
- * first seed: grids and curves from JSON whose every size is looked at before it is drawn. A grid is squares as SVG: numbers
- * by rows and columns, or what a head looks at, a row for each token that looks, darker where it looks more. And what
- * generation costs with them (EVAL_DECODE): tokens per second and the cache, by variant. */
+/* What the trained models do. What they write, side by side: the last sample of each variant's first seed, where the
+ * study has SAMPLE_PROMPT and the runs' folders are still there; and what attention looks at over that text
+ * (attention.json, see train/samples.h). What their mechanisms do inside (EVAL_INSIDE): numbers by variant, and pictures
+ * of the first seed. A grid is squares as SVG: numbers by rows and columns, or what a head looks at, a row for each
+ * token that looks, darker where it looks more. And what generation costs (EVAL_DECODE): tokens per second and the
+ * cache, by variant. Files and JSON are read as any by others: sizes and numbers beyond what weft writes are not
+ * drawn. */
 #include "report/inside.h"
 
+#include "base/files.h"
 #include "base/json.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "report/sections.h"
 
 #include <math.h>
+#include <sys/stat.h>
 
+enum { SHOWN = 600 /* bytes of a text */, FILE_MOST = 1 << 20, TOKENS_MOST = 64, MAPS_MOST = 8 };
 enum { PARTS_MOST = 24, NAME_ROOM = 96 };
 enum { SIDE_MOST = 128, CURVES_MOST = 6, WIDTH_MOST = 1 << 20 };
 
@@ -254,8 +262,10 @@ void weft_inside_put_latents(weft_page *p, const json_t *inside) {
                "values' latent: share of the variance in the first directions");
 }
 
-int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const char *name,
-                         int style, int most) {
+/* What at most `most` heads of a layer look at; returns how many it has drawn. `name` begins what is read aloud;
+ * layers and heads are numbered from 1. */
+static int put_maps(weft_page *p, const json_t *layer, size_t time, const char *name, int style,
+                    int most) {
     const json_t *heads = json_object_get(layer, "heads");
     int n = json_array_size(heads) < (size_t)most ? (int)json_array_size(heads) : most;
     for (int h = 0; h < n; h++) {
@@ -269,6 +279,134 @@ int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const c
         weft_page_thumbnail(p, weft_page_words(p), place);
     }
     return n;
+}
+
+/* The study's folder, in which the runs' are. */
+static void find_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
+    struct stat info;
+    snprintf(folder, WEFT_PATH_MAX, "%s", d->path);
+    if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode)) return;
+    char *slash = strrchr(folder, '/');
+    if (slash)
+        *slash = '\0';
+    else
+        snprintf(folder, WEFT_PATH_MAX, ".");
+}
+
+/* The last whole line of a run's samples; NULL: there is none. */
+static json_t *last_sample(const char *folder, const weft_report_run *run) {
+    char path[WEFT_PATH_MAX];
+    /* Runs that no study made are not in runs/ (record/database.h). */
+    const char *names[] = {run->folder, strchr(run->folder, '/')};
+    bool there = false;
+    for (int i = 0; i < 2 && !there && names[i]; i++) {
+        const char *name = names[i] + i;
+        if (weft_path(path, "%s/%s/samples.jsonl", folder, name) != WEFT_OK) return NULL;
+        /* One that cannot be looked at is opened too: that tells why. */
+        if (weft_path_there(path, &there) != WEFT_OK) there = true;
+    }
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
+    WEFT_AUTO_FREE char *line = NULL;
+    size_t room = 0;
+    ssize_t n;
+    json_t *last = NULL;
+    if (!there) return NULL;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) {
+        weft_log(WEFT_LOG_WARN, "report: without the samples of a run: %s", weft_error_message());
+        return NULL;
+    }
+    while ((n = getline(&line, &room, file)) > 0) {
+        json_t *row = weft_json_read(line, (size_t)n, JSON_ALLOW_NUL, NULL);
+        if (!row) continue;
+        json_decref(last);
+        last = row;
+    }
+    return last;
+}
+
+/* A variant's first seed that finished; NULL: none, or the variant is a repeat. */
+static const weft_report_run *first_run(const weft_report_data *d, int variant) {
+    if (d->variants[variant].repeats >= 0) return NULL;
+    for (int i = 0; i < d->n_seeds; i++) {
+        const weft_report_run *run =
+            weft_report_find(d, variant, d->variants[variant].rate, d->seeds[i]);
+        if (run && run->finished) return run;
+    }
+    return NULL;
+}
+
+/* What is shown of a text, cut between characters; a zero, which a model of bytes may write, is a blank. "": no memory. */
+static const char *shown_text(weft_page *p, const json_t *value) {
+    const char *text = json_string_value(value);
+    size_t length = json_string_length(value);
+    if (length > SHOWN) length = weft_utf8_cut(text, SHOWN);
+    char *shown = weft_page_room(p, length + 1);
+    for (size_t i = 0; shown && i < length; i++)
+        shown[i] = text[i] ? text[i] : ' ';
+    return shown ? shown : "";
+}
+
+weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
+    char folder[WEFT_PATH_MAX];
+    bool open = false;
+    find_folder(d, folder);
+    for (int variant = 0; variant < d->n_variants; variant++) {
+        const weft_report_run *run = first_run(d, variant);
+        WEFT_AUTO_DECREF json_t *sample = run ? last_sample(folder, run) : NULL;
+        const json_t *text = json_object_get(sample, "text"),
+                     *cache = json_object_get(sample, "cache_bytes_per_token");
+        const char *prompt = json_string_value(json_object_get(sample, "prompt"));
+        if (!json_is_string(text) || !prompt) continue;
+        if (!open)
+            weft_page_heading(
+                p, "What the models write",
+                "The last sample of each variant's first random seed; the same prompt "
+                "and the same random numbers for all. The cache is the memory that it took "
+                "in generating, divided by the tokens that it has room for.");
+        open = true;
+        const char *title =
+            weft_say("%.200s, after %lld training steps", d->variants[variant].label,
+                     (long long)json_integer_value(json_object_get(sample, "step")));
+        if (json_is_integer(cache))
+            title = weft_say("%s; cache: %lld bytes per token", title,
+                             (long long)json_integer_value(cache));
+        weft_page_text(p, title, prompt, shown_text(p, text));
+    }
+    return WEFT_OK;
+}
+
+static void put_variant(weft_page *p, const weft_report_data *d, int variant, const json_t *map) {
+    size_t time = json_array_size(json_object_get(map, "tokens")), l;
+    json_t *layer;
+    int left = MAPS_MOST;
+    if (time < 2 || time > TOKENS_MOST) return;
+    weft_page_subtitle(p, d->variants[variant].label);
+    weft_page_pictures_open(p, NULL);
+    json_array_foreach(json_object_get(map, "layers"), l, layer) {
+        left -= put_maps(p, layer, time, d->variants[variant].label, variant, left);
+    }
+}
+
+weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
+    char folder[WEFT_PATH_MAX];
+    bool open = false;
+    find_folder(d, folder);
+    for (int variant = 0; variant < d->n_variants; variant++) {
+        const weft_report_run *run = first_run(d, variant);
+        char path[WEFT_PATH_MAX];
+        WEFT_AUTO_DECREF json_t *map = NULL;
+        if (run && weft_path(path, "%s/%s/attention.json", folder, run->folder) == WEFT_OK)
+            map = weft_json_file(path, FILE_MOST);
+        if (map && !open)
+            weft_page_fold(p, "What attention looks at",
+                           "Each variant's heads of the first and the last layer, over the text "
+                           "above: a row for each token, stronger where it looks more. The first "
+                           "token is at the top left.");
+        if (map && !open) fputs("\n(The pictures are in report.html.)\n", p->md);
+        open = open || map;
+        if (map) put_variant(p, d, variant, map);
+    }
+    return WEFT_OK;
 }
 
 static bool has_inside(const weft_report_data *d, int variant) {
@@ -295,27 +433,24 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
 }
 
 static void put_gradients(weft_page *p, const weft_report_data *d) {
-    const char *parts[PARTS_MOST];
-    /* The mechanisms of all records, by the names of their gradients. */
     static const char begin[] = "inside_gradient ";
+    const char *gradient;
+    json_t *unused;
     int n = 0;
-    for (int i = 0; i < d->n_facts && n < PARTS_MOST; i++) {
-        const char *name = d->facts[i].name;
-        bool known = strncmp(name, begin, sizeof begin - 1) != 0;
-        for (int k = 0; k < n && !known; k++)
-            known = strcmp(parts[k], name + sizeof begin - 1) == 0;
-        if (!known && strlen(name) < NAME_ROOM) parts[n++] = name + sizeof begin - 1;
-    }
-    if (n == 0) return;
-    weft_page_say(p, "Gradients by mechanism: the norm of its gradient in one training pass over "
-                     "held-out sequences, and in brackets what part of its weights' norm that is.");
-    weft_report_open_table(p, d, "mechanism", has_inside);
-    for (int k = 0; k < n; k++) {
-        char gradient[NAME_ROOM + 24], weight[NAME_ROOM + 24];
-        snprintf(gradient, sizeof gradient, "inside_gradient %s", parts[k]);
-        snprintf(weight, sizeof weight, "inside_weight %s", parts[k]);
-        if (!any_has(d, gradient)) continue;
-        weft_page_cell(p, "%s", parts[k]);
+    json_object_foreach(d->facts, gradient, unused) {
+        const char *part = gradient + sizeof begin - 1;
+        char weight[NAME_ROOM];
+        if (strncmp(gradient, begin, sizeof begin - 1) != 0 || strlen(gradient) >= NAME_ROOM ||
+            n == PARTS_MOST || !any_has(d, gradient))
+            continue;
+        if (n++ == 0) {
+            weft_page_say(p, "Gradients by mechanism: the norm of its gradient in one training "
+                             "pass over held-out sequences, and in brackets what part of its "
+                             "weights' norm that is.");
+            weft_report_open_table(p, d, "mechanism", has_inside);
+        }
+        snprintf(weight, sizeof weight, "inside_weight %s", part);
+        weft_page_cell(p, "%s", part);
         for (int i = 0; i < d->n_variants; i++) {
             double is = weft_report_fact_mean(d, i, gradient);
             double of = weft_report_fact_mean(d, i, weight);
@@ -342,10 +477,9 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
         "hover; the gates by tenths; the latents' directions.");
     fputs("\n(The pictures are in report.html.)\n", p->md);
     for (int i = 0; i < d->n_variants; i++) {
-        const weft_report_run *run = has_inside(d, i) ? weft_report_first_run(d, i) : NULL;
-        const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
-        WEFT_AUTO_DECREF json_t *inside =
-            fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
+        const weft_report_run *run = has_inside(d, i) ? first_run(d, i) : NULL;
+        const char *text = run ? weft_report_fact(run, "inside") : "";
+        WEFT_AUTO_DECREF json_t *inside = weft_json_read(text, strlen(text), 0, NULL);
         if (!inside) continue;
         weft_page_subtitle(p, d->variants[i].label);
         weft_page_pictures_open(p, NULL);

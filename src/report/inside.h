@@ -33,8 +33,3 @@ void weft_inside_put_heads(weft_page *p, const json_t *inside, int style);
 void weft_inside_put_latents(weft_page *p, const json_t *inside);
 /* Whether there is such a latent, "keys" or "values". */
 bool weft_inside_has_latent(const json_t *inside, const char *name);
-
-/* What at most `most` heads of a layer look at (train/samples.h); returns how many it has drawn. `name` begins
- * what is read aloud; layers and heads are numbered from 1. */
-int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const char *name,
-                         int style, int most);

@@ -169,24 +169,20 @@ weft_status weft_report_yardstick(weft_page *p, const weft_report_data *d) {
 }
 
 static json_t *stand_json(const weft_report_data *d, int variant, const law laws[YARDSTICKS]) {
-    json_t *row = json_pack("{s:o}", "step", weft_json_text(d->variants[variant].name));
+    json_t *row = weft_json_make("step:s", d->variants[variant].name);
     for (int m = 0; m < YARDSTICKS; m++) {
         stand at = stand_of(&d->variants[variant], &laws[m], m, d->higher_is_better);
-        json_object_set_new(
-            row, measures[m].name,
-            json_pack("{s:o, s:o, s:o, s:o, s:b, s:s}", "plain", weft_json_number(at.plain),
-                      "difference", weft_json_number(at.difference), "low",
-                      weft_json_number(at.low), "high", weft_json_number(at.high), "beyond",
-                      at.beyond, "verdict", weft_verdict_word(at.verdict)));
+        json_object_set_new(row, measures[m].name,
+                            weft_json_make("plain:f difference:f low:f high:f beyond:b verdict:s",
+                                           at.plain, at.difference, at.low, at.high, at.beyond,
+                                           weft_verdict_word(at.verdict)));
     }
     return row;
 }
 
 static json_t *law_json(const law *l) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:i}", "factor", weft_json_number(exp(l->line.at)),
-                     "power", weft_json_number(l->line.slope), "low", weft_json_number(l->line.low),
-                     "high", weft_json_number(l->line.high), "spread",
-                     weft_json_number(l->line.spread), "runs", l->n);
+    return weft_json_make("factor:f power:f low:f high:f spread:f runs:i", exp(l->line.at),
+                          l->line.slope, l->line.low, l->line.high, l->line.spread, l->n);
 }
 
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists) {
@@ -197,9 +193,9 @@ weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists)
         json_t *rows = json_array();
         for (int k = 0; k < d->n_variants; k++)
             if (is_held(d, k, at, n)) json_array_append_new(rows, stand_json(d, k, laws));
-        json_array_append_new(lists, json_pack("{s:o, s:o, s:o, s:o}", "steps", json_stringn(at, n),
-                                               "parameters", law_json(&laws[0]), "flops",
-                                               law_json(&laws[1]), "variants", rows));
+        json_array_append_new(lists, weft_json_make("steps:o parameters:o flops:o variants:o",
+                                                    json_stringn(at, n), law_json(&laws[0]),
+                                                    law_json(&laws[1]), rows));
     }
     return WEFT_OK;
 }
@@ -249,9 +245,8 @@ static weft_status add_study(json_t *rows, const weft_report_data *d, const char
                              "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
                              "above 0",
                              d->path, weft_shown(v->name), x, at, run->score);
-        json_array_append_new(rows, json_pack("{s:o, s:I, s:f, s:f}", "step",
-                                              weft_json_text(v->name), "seed",
-                                              (json_int_t)run->seed, "x", at, "score", run->score));
+        json_array_append_new(
+            rows, weft_json_make("step:s seed:I x:f score:f", v->name, run->seed, at, run->score));
     }
     return WEFT_OK;
 }
@@ -304,9 +299,7 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
                          "--fit %s: finished runs with at least two values of it are needed", x);
     if (out) print_fit(out, rows, x, &line);
     if (!object) return WEFT_OK;
-    *object = json_pack("{s:s, s:f, s:f, s:o, s:o, s:o, s:O}", "x", x, "factor", exp(line.at),
-                        "power", line.slope, "low", weft_json_number(line.low), "high",
-                        weft_json_number(line.high), "spread", weft_json_number(line.spread),
-                        "runs", rows);
+    *object = weft_json_make("x:s factor:f power:f low:f high:f spread:f runs:O", x, exp(line.at),
+                             line.slope, line.low, line.high, line.spread, rows);
     return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
 }

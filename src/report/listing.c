@@ -127,7 +127,7 @@ weft_status weft_listing_json(const char *path, json_t **object) {
         {"steps", "SELECT *, variant AS step FROM variants ORDER BY variant"},
         {"runs", "SELECT *, variant AS step FROM runs ORDER BY run"}};
     WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
-    WEFT_AUTO_DECREF json_t *all = json_pack("{s:o}", "path", weft_json_text(path));
+    WEFT_AUTO_DECREF json_t *all = weft_json_make("path:s", path);
     *object = NULL;
     if (!all) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     WEFT_TRY(weft_listing_open(path, &d));
@@ -246,9 +246,8 @@ static json_t *pair_up(const weft_report_data *d, int a, int b) {
         weft_report_pair pair = weft_report_pair_of(d, b, a, d->seeds[i]);
         if (!pair.counts) continue;
         double one = pair.baseline->score, two = pair.variant->score;
-        json_array_append_new(pairs,
-                              json_pack("{s:I, s:f, s:f, s:f}", "seed", (json_int_t)d->seeds[i],
-                                        "a", one, "b", two, "difference", two - one));
+        json_array_append_new(
+            pairs, weft_json_make("seed:I a:f b:f difference:f", d->seeds[i], one, two, two - one));
     }
     return pairs;
 }
@@ -319,11 +318,10 @@ static weft_status compare_positions(const weft_report_data *d, int one, int two
         weft_comparison c;
         WEFT_TRY(weft_report_compare_seeds(d, two, one, ranges[i].name, false, &c));
         if (c.pairs == 0) continue;
-        json_array_append_new(
-            list, json_pack("{s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "first",
-                            (json_int_t)ranges[i].first, "last", (json_int_t)ranges[i].last, "a",
-                            c.baseline, "b", c.variant, "difference", c.mean, "low",
-                            weft_json_number(c.low), "high", weft_json_number(c.high)));
+        json_array_append_new(list,
+                              weft_json_make("first:I last:I a:f b:f difference:f low:f high:f",
+                                             ranges[i].first, ranges[i].last, c.baseline, c.variant,
+                                             c.mean, c.low, c.high));
     }
     return WEFT_OK;
 }
@@ -336,17 +334,14 @@ static weft_status compare_variants(const weft_report_data *d, const char *a, co
     WEFT_TRY(find_variant(d, a, &one));
     WEFT_TRY(find_variant(d, b, &two));
     WEFT_TRY(weft_report_compare(d, two, one, &c, &why));
-    *object = json_pack(
-        "{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:s}", "a",
-        weft_json_text(a), "b", weft_json_text(b), "score", d->score, "rate_a",
-        weft_json_number(d->variants[one].rate), "rate_b", weft_json_number(d->variants[two].rate),
-        "config", config_differences(d, one, two), "pairs", pair_up(d, one, two), "mean_difference",
-        weft_json_number(c.mean), "low", weft_json_number(c.low), "high", weft_json_number(c.high),
-        "p", weft_json_number(weft_comparison_p(&c)), "counted", c.pairs, "verdict",
-        weft_comparison_word(&c), "why", why);
-    if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     json_t *positions = json_array();
-    json_object_set_new(*object, "loss_by_position", positions);
+    *object = weft_json_make(
+        "a:s b:s score:s rate_a:f rate_b:f config:o pairs:o mean_difference:f low:f high:f p:f "
+        "counted:i verdict:s why:s loss_by_position:o",
+        a, b, d->score, d->variants[one].rate, d->variants[two].rate,
+        config_differences(d, one, two), pair_up(d, one, two), c.mean, c.low, c.high,
+        weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why, positions);
+    if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     return compare_positions(d, one, two, positions);
 }
 

@@ -114,96 +114,63 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     return memory ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for the configs");
 }
 
-/* Rows of the table of trouble; it is opened by the first. */
-typedef struct {
-    weft_page *p;
-    const weft_report_data *d;
-    int rows;
-} trouble;
-
-static void trouble_row(trouble *t, int variant, const char *where, const char *what,
-                        const char *why) {
-    if (t->rows++ == 0) weft_page_table_open(t->p, "variant|where|what|why");
-    weft_page_cells(t->p, variant >= 0 ? t->d->variants[variant].label : "–", where, what, why);
-}
-
-static const char *say_where(const weft_report_run *run) {
-    return weft_say("seed %lld, learning rate %g", (long long)run->seed, run->rate);
-}
-
-static void run_trouble(trouble *t, const weft_report_run *run) {
-    const char *where = say_where(run);
-    int spikes = 0;
-    for (int i = 0; i < t->d->n_events; i++)
-        spikes += t->d->events[i].run == run->id && strcmp(t->d->events[i].kind, "spike") == 0;
-    if (strcmp(run->status, "failed") == 0 || strcmp(run->status, "diverged") == 0)
-        trouble_row(t, run->variant, where, run->status, run->why);
-    else if (strcmp(run->status, "done") == 0 && !run->finished)
-        trouble_row(t, run->variant, where, "has no score", run->why);
-    if (run->skipped > 0)
-        trouble_row(t, run->variant, where, weft_say("%.0f updates skipped", run->skipped),
-                    "their gradients were not finite");
-    if (spikes)
-        trouble_row(t, run->variant, where, weft_say_plural(spikes, "spike"),
-                    "the gradient norm stood far out");
-    if (run->resumes > 0)
-        trouble_row(t, run->variant, where,
-                    weft_say("resumed %s", weft_say_plural((int)run->resumes, "time")),
-                    "harmless: it was stopped, and continued from its checkpoint");
-}
-
-/* Of a kind that another part of the report tells, or that is no trouble. */
-static bool is_told(const char *kind) {
-    static const char *const told[] = {"spike",    "reset",  "skipped", "started", "resumed",
-                                       "killed",   "failed", "equal",   "unequal", "stopped",
-                                       "diverged", "leaks",  "pruned"};
-    for (size_t i = 0; i < sizeof told / sizeof told[0]; i++)
-        if (strcmp(kind, told[i]) == 0) return true;
-    return false;
-}
+/* Everything but the runs that went well: of variants, of runs in their order, and what else happened; a row without
+ * a place is of a run. Events of some kinds are told by another part of the report, or are no trouble. */
+static const char troubles[] =
+    "WITH t(part, a, rate, seed, row, variant, place, what, why) AS ("
+    "SELECT 0, variant, 0, 0, 0, variant, 'config', 'cannot be built', error FROM variants"
+    "  WHERE error <> ''"
+    " UNION ALL SELECT 0, variant, 0, 0, 1, variant, 'every run', 'LEAKS',"
+    "  'a token sees later ones, so its score is not one of prediction' FROM variants WHERE leaks"
+    " UNION ALL SELECT 0, variant, 0, 0, 2, variant, 'runs',"
+    "  printf('%d waiting, %d running', sum(status = 'waiting'), sum(status = 'running')),"
+    "  'the study is not finished' FROM runs WHERE status IN ('waiting', 'running')"
+    "  GROUP BY variant"
+    " UNION ALL SELECT 1, variant, learning_rate, seed, 0, variant, NULL,"
+    "  CASE status WHEN 'done' THEN 'has no score' ELSE status END, why"
+    "  FROM runs WHERE status IN ('failed', 'diverged') OR"
+    "  (status = 'done' AND (abs(score) < 9e999) IS NOT TRUE)"
+    " UNION ALL SELECT 1, variant, learning_rate, seed, 1, variant, NULL,"
+    "  printf('%d updates skipped', skipped),"
+    "  'their gradients were not finite' FROM runs WHERE skipped > 0"
+    " UNION ALL SELECT 1, variant, learning_rate, seed, 2, variant, NULL,"
+    "  printf('%d spike%s', count(*), substr('s', 1, count(*) <> 1)),"
+    "  'the gradient norm stood far out' FROM events JOIN runs USING (run) WHERE kind = 'spike'"
+    "  GROUP BY run"
+    " UNION ALL SELECT 1, variant, learning_rate, seed, 3, variant, NULL,"
+    "  printf('resumed %d time%s', resumes, substr('s', 1, resumes <> 1)),"
+    "  'harmless: it was stopped, and continued from its checkpoint' FROM runs WHERE resumes > 0"
+    " UNION ALL SELECT 2, id, learning_rate, seed, 0,"
+    "  CASE WHEN e.run IS NULL THEN e.step ELSE r.variant END,"
+    "  CASE WHEN r.run IS NULL THEN 'study' END, kind, detail"
+    "  FROM events e LEFT JOIN runs r ON r.run = e.run WHERE kind NOT IN ('spike', 'reset',"
+    "  'skipped', 'started', 'resumed', 'killed', 'failed', 'equal', 'unequal', 'stopped',"
+    "  'diverged', 'leaks', 'pruned'))"
+    " SELECT variant, seed, rate, place, what, why FROM t ORDER BY part, a, rate, seed, row";
 
 weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
+    int n = 0;
     weft_page_heading(p, "What leaked, was skipped, failed or diverged",
                       "What went wrong, so that no number is trusted more than it deserves.");
-    trouble t = {p, d, 0};
-    for (int i = 0; i < d->n_variants; i++) {
-        if (*d->variants[i].error)
-            trouble_row(&t, i, "config", "cannot be built", d->variants[i].error);
-        if (d->variants[i].leaks)
-            trouble_row(&t, i, "every run", "LEAKS",
-                        "a token sees later ones, so its score is not one of prediction");
-        /* Runs that are still to come, a line per variant. */
-        int waiting = 0, running = 0;
-        for (int k = 0; k < d->n_runs; k++) {
-            const weft_report_run *run = &d->runs[k];
-            waiting += run->variant == i && strcmp(run->status, "waiting") == 0;
-            running += run->variant == i && strcmp(run->status, "running") == 0;
-        }
-        if (waiting || running)
-            trouble_row(&t, i, "runs", weft_say("%d waiting, %d running", waiting, running),
-                        "the study is not finished");
+    sqlite3_stmt *rows = weft_database_ask(d->database, troubles, "");
+    while (weft_database_next(d->database, rows)) {
+        double variant = weft_column_number(rows, 0), rate = sqlite3_column_double(rows, 2);
+        bool known = variant >= 0 && variant < d->n_variants;
+        if (n++ == 0) weft_page_table_open(p, "variant|where|what|why");
+        weft_page_cell(p, "%s", known ? d->variants[(int)variant].label : "–");
+        if (*weft_column_text(rows, 3))
+            weft_page_cell(p, "%s", weft_column_text(rows, 3));
+        else
+            weft_page_cell(p, "seed %lld, learning rate %g",
+                           (long long)sqlite3_column_int64(rows, 1), rate);
+        weft_page_cells(p, weft_column_text(rows, 4), weft_column_text(rows, 5));
     }
-    for (int i = 0; i < d->n_runs; i++)
-        run_trouble(&t, &d->runs[i]);
-    for (int i = 0; i < d->n_events; i++) {
-        const weft_report_event *event = &d->events[i];
-        if (is_told(event->kind)) continue;
-        int variant = -1;
-        const char *where = "study";
-        for (int k = 0; k < d->n_runs && event->run >= 0; k++) {
-            if (d->runs[k].id != event->run) continue;
-            variant = d->runs[k].variant;
-            where = say_where(&d->runs[k]);
-        }
-        for (int k = 0; k < d->n_variants && event->run < 0; k++)
-            if (d->variants[k].id == event->step) variant = k;
-        trouble_row(&t, variant, where, event->kind, event->detail);
-    }
-    if (!t.rows && d->n_runs)
+    WEFT_TRY(weft_database_end(d->database, rows));
+    if (!n && d->n_runs)
         weft_page_say(
             p, "Nothing: every variant could be built, none leaks, every run finished and no "
                "update was skipped.");
-    else if (!t.rows)
+    else if (!n)
         weft_page_say(p, "Nothing yet: no run was made.");
     return WEFT_OK;
 }
@@ -278,61 +245,51 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static const char *fact_text(const weft_report_data *d, int run, const char *name) {
-    const weft_report_fact *fact = weft_report_fact_of(d, &d->runs[run], name);
-    return fact ? fact->text : "";
-}
-
-static bool same_origin(const weft_report_data *d, int a, int b) {
-    static const char *const names[] = {"commit", "device", "machine", "dataset_hash"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(fact_text(d, a, names[i]), fact_text(d, b, names[i])) != 0) return false;
-    return true;
-}
-
 /* Which program made how many of the runs where and of which text, as the runs' own records say. */
-static void put_origins(weft_page *p, const weft_report_data *d) {
+static weft_status put_origins(weft_page *p, const weft_report_data *d) {
     bool open = false;
-    for (int i = 0; i < d->n_runs; i++) {
-        int n = 0, earlier = 0;
-        if (!d->runs[i].finished || !*fact_text(d, i, "commit")) continue;
-        for (int k = 0; k < d->n_runs; k++) {
-            if (!d->runs[k].finished || !same_origin(d, i, k)) continue;
-            earlier += k < i;
-            n++;
-        }
-        if (earlier) continue;
+    sqlite3_stmt *rows = weft_database_ask(
+        d->database,
+        "WITH finished AS (SELECT run, row_number() OVER (ORDER BY variant, learning_rate, seed)"
+        " AS place FROM runs WHERE status = 'done' AND abs(score) < 9e999)"
+        " SELECT count(*), a.value, b.value, c.value, d.value FROM finished"
+        " JOIN facts a ON a.run = finished.run AND a.name = 'commit' AND a.value <> ''"
+        " LEFT JOIN facts b ON b.run = finished.run AND b.name = 'device'"
+        " LEFT JOIN facts c ON c.run = finished.run AND c.name = 'machine'"
+        " LEFT JOIN facts d ON d.run = finished.run AND d.name = 'dataset_hash'"
+        " GROUP BY a.value, b.value, c.value, d.value ORDER BY min(place)",
+        "");
+    while (weft_database_next(d->database, rows)) {
+        const char *hash = weft_column_text(rows, 4);
         if (!open) weft_page_table_open(p, ">runs|commit|device|machine|text");
         open = true;
-        weft_page_cell(p, "%d", n);
-        weft_page_cell(p, "%.12s", fact_text(d, i, "commit"));
-        weft_page_cells(p, fact_text(d, i, "device"), fact_text(d, i, "machine"));
-        const char *hash = fact_text(d, i, "dataset_hash");
+        weft_page_cell(p, "%d", sqlite3_column_int(rows, 0));
+        weft_page_cell(p, "%.12s", weft_column_text(rows, 1));
+        weft_page_cells(p, weft_column_text(rows, 2), weft_column_text(rows, 3));
         weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
     }
+    return weft_database_end(d->database, rows);
 }
 
 weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
-    static const char *const names[] = {"weft's version", "git commit", "study begun", "host",
-                                        "machine",        "device",     "threads",     "seeds",
-                                        "learning rates", "database"};
-    const char *const values[] = {d->version,
-                                  d->commit,
-                                  d->created,
-                                  d->host,
-                                  d->machine,
-                                  d->device,
-                                  weft_say_number(d->threads),
-                                  d->seeds_text,
-                                  d->rates_text,
-                                  d->path};
     weft_page_fold(
         p, "Where and with what it was run",
         "The program, the machine and the config that the variants' overrides start from.");
     weft_page_table_open(p, "what|which");
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        weft_page_cells(p, names[i], *values[i] ? values[i] : "–");
-    put_origins(p, d);
+    sqlite3_stmt *row = weft_database_ask(
+        d->database,
+        "SELECT weft_version AS \"weft's version\", git_commit AS \"git commit\", created AS"
+        " \"study begun\", host, machine, device, threads, seeds, learning_rates AS"
+        " \"learning rates\" FROM study",
+        "");
+    bool there = weft_database_next(d->database, row);
+    for (int i = 0; there && i < sqlite3_column_count(row); i++) {
+        const char *value = weft_column_text(row, i);
+        weft_page_cells(p, sqlite3_column_name(row, i), *value ? value : "–");
+    }
+    WEFT_TRY(weft_database_end(d->database, row));
+    weft_page_cells(p, "database", d->path);
+    WEFT_TRY(put_origins(p, d));
     weft_page_folded(p, "The whole base config", d->config);
     return WEFT_OK;
 }

@@ -1,5 +1,6 @@
 /* Pictures of the variants: score against cost with the Pareto front, the sweep of learning rates, the loss by
  * position in the sequence (EVAL_POSITIONS): where in a context a variant gains or loses. */
+#include "base/json.h"
 #include "base/order.h"
 #include "report/sections.h"
 
@@ -29,25 +30,24 @@ static json_t *series_json(const weft_report_data *d) {
     json_t *list = json_array();
     for (int i = 0; i < d->n_variants; i++) {
         const weft_report_variant *s = &d->variants[i];
-        json_array_append_new(
-            list, json_pack("{s:o, s:o, s:i, s:o}", "key", weft_page_json(s->name), "name",
-                            weft_page_json(d->variants[i].label), "style", i, "baseline",
-                            s->baseline >= 0 ? weft_page_json(d->variants[s->baseline].name)
-                                             : json_null()));
+        json_t *baseline = s->baseline >= 0 ? weft_page_json(d->variants[s->baseline].name) : NULL;
+        json_array_append_new(list, weft_json_make("key:o name:o style:i baseline:o",
+                                                   weft_page_json(s->name),
+                                                   weft_page_json(s->label), i, baseline));
     }
     return list;
 }
 
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n) {
-    json_t *charts = axes ? json_array() : NULL, *spec = NULL;
+    int lit = weft_report_headline(d);
+    json_t *charts = axes ? json_array() : NULL;
     for (int i = 0; charts && i < n; i++)
         json_array_append_new(charts, weft_plot_json(&plots[i]));
-    if (charts)
-        spec = json_pack("{s:o, s:o, s:o}", "x", axes, "series", series_json(d), "charts", charts);
-    if (spec && weft_report_headline(d) >= 0)
-        json_object_set_new(spec, "lit", weft_page_json(d->variants[weft_report_headline(d)].name));
-    weft_page_pictures_open(p, spec);
+    weft_page_pictures_open(
+        p, !charts ? NULL
+                   : weft_json_make("x:o series:o charts:o lit:o*", axes, series_json(d), charts,
+                                    lit < 0 ? NULL : weft_page_json(d->variants[lit].name)));
     for (int i = 0; i < n; i++) {
         bool drawn = weft_plot_svg(&plots[i], ++p->pictures, p->words) == WEFT_OK;
         weft_page_picture(p, drawn ? weft_page_words(p) : NULL, plots[i].caption);
@@ -283,16 +283,13 @@ static int by_first(const void *a, const void *b) {
 }
 
 int weft_report_ranges(const weft_report_data *d, weft_report_range out[RANGES_MOST]) {
+    const char *name;
+    json_t *fact;
     int n = 0;
-    for (int i = 0; i < d->n_facts && n < RANGES_MOST; i++) {
-        weft_report_range r;
-        bool known = false;
-        if (!isfinite(d->facts[i].value) || !read_range(d->facts[i].name, &r)) continue;
-        for (int k = 0; k < n && !known; k++)
-            known = out[k].first == r.first && out[k].last == r.last;
-        if (known) continue;
-        snprintf(r.name, sizeof r.name, "%s", d->facts[i].name);
-        out[n++] = r;
+    json_object_foreach(d->facts, name, fact) {
+        if (n == RANGES_MOST || !json_is_number(fact) || !read_range(name, &out[n])) continue;
+        snprintf(out[n].name, sizeof out[n].name, "%s", name);
+        n++;
     }
     qsort(out, (size_t)n, sizeof *out, by_first);
     return n;

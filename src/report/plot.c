@@ -5,6 +5,7 @@
  * its marker: nobody has to hunt through a legend. Texts pass the page's escape. */
 #include "report/plot.h"
 
+#include "base/json.h"
 #include "base/order.h"
 #include "base/text.h"
 #include "report/page.h"
@@ -482,10 +483,7 @@ weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
 }
 
 static json_t *point_json(weft_plot_point at) {
-    json_t *point = json_pack("{s:f, s:f}", "x", at.x, "y", at.y);
-    if (isfinite(at.low)) json_object_set_new(point, "low", json_real(at.low));
-    if (isfinite(at.high)) json_object_set_new(point, "high", json_real(at.high));
-    return point;
+    return weft_json_make("x:f y:f low:f* high:f*", at.x, at.y, at.low, at.high);
 }
 
 static json_t *points_json(const weft_plot_point *points, int n) {
@@ -501,32 +499,28 @@ static void add_points(const weft_plot *p, json_t *chart) {
     for (int s = 0; s < p->n_series; s++) {
         const weft_plot_series *one = &p->series[s];
         if (!one->n) continue;
-        json_t *set =
-            json_pack("{s:i, s:o, s:b}", "series", s, "at", points_json(one->points, one->n),
-                      "join", p->kind == WEFT_PLOT_MEASURED);
-        if (one->n_fit) json_object_set_new(set, "fit", points_json(one->fit, one->n_fit));
-        if (one->n_fit) json_object_set_new(set, "least", point_json(one->least));
-        if (one->size > 0) json_object_set_new(set, "size", json_real(one->size));
-        json_array_append_new(sets, set);
+        json_array_append_new(
+            sets, weft_json_make("series:i at:o join:b fit:o* least:o* size:f*", s,
+                                 points_json(one->points, one->n), p->kind == WEFT_PLOT_MEASURED,
+                                 one->n_fit ? points_json(one->fit, one->n_fit) : NULL,
+                                 one->n_fit ? point_json(one->least) : NULL,
+                                 one->size > 0 ? one->size : NAN));
     }
     for (int i = 0; i < p->n_front; i++)
         json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));
-    json_object_set_new(chart, "x",
-                        json_pack("{s:s, s:s}", "label", p->x_label, "unit", kinds[p->x_unit]));
-    json_object_set_new(chart, "points", sets);
-    json_object_set_new(chart, "front", front);
-    json_object_set_new(chart, "log", json_boolean(p->log_x));
+    weft_json_add(chart, "x:o points:o front:o log:b",
+                  weft_json_make("label:s unit:s", p->x_label, kinds[p->x_unit]), sets, front,
+                  p->log_x);
 }
 
 json_t *weft_plot_json(const weft_plot *p) {
     json_t *chart =
-        json_pack("{s:o, s:o, s:b, s:b}", "title", weft_page_json(p->title), "label",
-                  weft_page_json(p->y_label), "difference", p->zero, "higher", p->rises);
+        weft_json_make("title:o label:o difference:b higher:b", weft_page_json(p->title),
+                       weft_page_json(p->y_label), p->zero, p->rises);
     if (p->lines)
         json_object_set(chart, "lines", p->lines);
     else
         add_points(p, chart);
-    if (p->y_unit) json_object_set_new(chart, "unit", json_string(p->y_unit));
-    if (p->note) json_object_set_new(chart, "note", weft_page_json(p->note));
+    weft_json_add(chart, "unit:s* note:o*", p->y_unit, p->note ? weft_page_json(p->note) : NULL);
     return chart;
 }

@@ -43,10 +43,9 @@ static json_t *left_out(const weft_report_data *d, int variant) {
         weft_report_pair pair =
             weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
         if (pair.counts || (!pair.variant && !pair.baseline)) continue;
-        json_array_append_new(list,
-                              json_pack("{s:I, s:o, s:o}", "seed", (json_int_t)d->seeds[i], "step",
-                                        weft_json_text(weft_report_ended(pair.variant)), "baseline",
-                                        weft_json_text(weft_report_ended(pair.baseline))));
+        json_array_append_new(list, weft_json_make("seed:I step:s baseline:s", d->seeds[i],
+                                                   weft_report_ended(pair.variant),
+                                                   weft_report_ended(pair.baseline)));
     }
     return list;
 }
@@ -54,16 +53,12 @@ static json_t *left_out(const weft_report_data *d, int variant) {
 static json_t *verdict_json(const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
-    return json_pack("{s:o, s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}",
-                     "variant", weft_json_text(s->name), "step", weft_json_text(s->name),
-                     "baseline", weft_json_text(d->variants[s->baseline].name), "verdict",
-                     weft_comparison_word(c), "why", weft_json_text(s->why), "pairs", c->pairs,
-                     "difference", weft_json_number(c->mean), "low", weft_json_number(c->low),
-                     "high", weft_json_number(c->high), "sd", weft_json_number(c->sd), "percent",
-                     weft_json_number(c->percent), "p", weft_json_number(weft_comparison_p(c)),
-                     "left", s->left, "repeat_of",
-                     s->repeats >= 0 ? weft_json_text(d->variants[s->repeats].name) : json_null(),
-                     "left_out", left_out(d, variant));
+    return weft_json_make(
+        "variant:s step:s baseline:s verdict:s why:s pairs:i difference:f low:f high:f sd:f "
+        "percent:f p:f left:b repeat_of:s left_out:o",
+        s->name, s->name, d->variants[s->baseline].name, weft_comparison_word(c), s->why, c->pairs,
+        c->mean, c->low, c->high, c->sd, c->percent, weft_comparison_p(c), s->left,
+        s->repeats >= 0 ? d->variants[s->repeats].name : NULL, left_out(d, variant));
 }
 
 static json_t *positions_json(const weft_report_data *d, int variant) {
@@ -73,9 +68,8 @@ static json_t *positions_json(const weft_report_data *d, int variant) {
     for (int i = 0; i < n; i++) {
         double loss = weft_report_fact_mean(d, variant, ranges[i].name);
         if (isfinite(loss))
-            json_array_append_new(list,
-                                  json_pack("{s:I, s:I, s:f}", "first", (json_int_t)ranges[i].first,
-                                            "last", (json_int_t)ranges[i].last, "loss", loss));
+            json_array_append_new(list, weft_json_make("first:I last:I loss:f", ranges[i].first,
+                                                       ranges[i].last, loss));
     }
     return list;
 }
@@ -84,10 +78,10 @@ static json_t *positions_json(const weft_report_data *d, int variant) {
 static json_t *facts_json(const weft_report_data *d, int variant, const char *begin) {
     WEFT_AUTO_DECREF json_t *object = json_object();
     size_t n = strlen(begin);
-    for (int i = 0; i < d->n_facts; i++) {
-        const char *name = d->facts[i].name;
-        if (d->runs[d->facts[i].run].variant != variant || strncmp(name, begin, n) != 0) continue;
-        if (json_object_get(object, name + n)) continue;
+    const char *name;
+    json_t *unused;
+    json_object_foreach(d->facts, name, unused) {
+        if (strncmp(name, begin, n) != 0) continue;
         double mean = weft_report_fact_mean(d, variant, name);
         if (isfinite(mean)) json_object_set_new(object, name + n, json_real(mean));
     }
@@ -96,40 +90,28 @@ static json_t *facts_json(const weft_report_data *d, int variant, const char *be
 
 static json_t *variant_json(const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
-    json_t *object = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "variant",
-        weft_json_text(s->name), "step", weft_json_text(s->name), "title", weft_json_text(s->title),
-        "overrides", weft_json_text(s->overrides), "learning_rate", weft_json_number(s->rate),
-        "score", weft_json_number(s->mean), "sd", weft_json_number(s->sd), "seeds", s->done, "runs",
-        s->runs, "leaks", s->leaks, "error", *s->error ? weft_json_text(s->error) : json_null());
-    WEFT_AUTO_DECREF json_t *cost = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "iters", weft_json_whole(s->iters),
-        "tokens", weft_json_whole(s->tokens), "parameters", weft_json_whole(s->parameters),
-        "flops_per_token", weft_json_number(s->flops), "memory_bytes", weft_json_whole(s->memory),
-        "training_bytes", weft_json_whole(s->training_bytes), "tokens_per_s",
-        weft_json_number(s->speed), "cache_bytes_per_token", weft_json_whole(s->cache_bytes),
-        "seconds", weft_json_number(s->seconds));
-    json_object_update(object, cost);
-    if (d->minima)
-        json_object_set_new(object, "minimum",
-                            json_pack("{s:o, s:o, s:i}", "learning_rate",
-                                      weft_json_number(s->minimum.rate), "score",
-                                      weft_json_number(s->minimum.score), "edge", s->minimum.edge));
-    json_object_set_new(object, "loss_by_position", positions_json(d, variant));
-    json_object_set_new(object, "inside", facts_json(d, variant, "inside_"));
-    json_object_set_new(object, "decode", facts_json(d, variant, "decode_"));
-    return object;
+    json_t *minimum = !d->minima ? NULL
+                                 : weft_json_make("learning_rate:f score:f edge:i", s->minimum.rate,
+                                                  s->minimum.score, s->minimum.edge);
+    return weft_json_make(
+        "variant:s step:s title:s overrides:s learning_rate:f score:f sd:f seeds:i runs:i leaks:b "
+        "error:s iters:w tokens:w parameters:w flops_per_token:f memory_bytes:w training_bytes:w "
+        "tokens_per_s:f cache_bytes_per_token:w seconds:f minimum:o* loss_by_position:o inside:o "
+        "decode:o",
+        s->name, s->name, s->title, s->overrides, s->rate, s->mean, s->sd, s->done, s->runs,
+        s->leaks, *s->error ? s->error : NULL, s->iters, s->tokens, s->parameters, s->flops,
+        s->memory, s->training_bytes, s->speed, s->cache_bytes, s->seconds, minimum,
+        positions_json(d, variant), facts_json(d, variant, "inside_"),
+        facts_json(d, variant, "decode_"));
 }
 
 static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *r) {
     static const char *const words[] = {"not compared", "equal", "unequal"};
     const weft_report_run *run = r->run;
-    return json_pack("{s:o, s:o, s:I, s:o, s:s, s:b, s:o}", "step",
-                     weft_json_text(d->variants[run->variant].name), "repeats",
-                     weft_json_text(d->variants[d->variants[run->variant].repeats].name), "seed",
-                     (json_int_t)run->seed, "learning_rate", weft_json_number(run->rate), "result",
-                     words[r->result], "files_compared", r->files, "detail",
-                     weft_json_text(r->detail));
+    const weft_report_variant *s = &d->variants[run->variant];
+    return weft_json_make(
+        "step:s repeats:s seed:I learning_rate:f result:s files_compared:b detail:s", s->name,
+        d->variants[s->repeats].name, run->seed, run->rate, words[r->result], r->files, r->detail);
 }
 
 static weft_status study_json(const char *database, json_t **object) {
@@ -150,26 +132,23 @@ static weft_status study_json(const char *database, json_t **object) {
     }
     WEFT_TRY(weft_report_yardstick_json(&d, yardsticks));
     WEFT_AUTO_FREE char *answer = weft_report_sentence(&d);
-    *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:O, s:O, s:O, s:O}",
-                        "name", weft_json_text(d.name), "question", weft_json_text(d.question),
-                        "answer", weft_json_text(answer ? answer : ""), "warnings",
-                        weft_report_caveats(&d), "score", weft_json_text(d.score), "score_name",
-                        weft_json_text(d.score_name), "higher_is_better", d.higher_is_better,
-                        "confidence", WEFT_CONFIDENCE, "comparisons", weft_report_comparisons(&d),
-                        "common", weft_report_common_json(&d), "verdicts", verdicts, "steps",
-                        variants, "repeats", repeats, "yardsticks", yardsticks);
+    *object = weft_json_make(
+        "name:s question:s answer:s warnings:o score:s score_name:s higher_is_better:b "
+        "confidence:f comparisons:i common:o verdicts:O steps:O repeats:O yardsticks:O",
+        d.name, d.question, answer ? answer : "", weft_report_caveats(&d), d.score, d.score_name,
+        d.higher_is_better, WEFT_CONFIDENCE, weft_report_comparisons(&d),
+        weft_report_common_json(&d), verdicts, variants, repeats, yardsticks);
     return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for it");
 }
 
 weft_status weft_report_json(const char *const *databases, int n, json_t **object) {
-    WEFT_AUTO_DECREF json_t *all = json_pack("{s:[]}", "studies");
+    WEFT_AUTO_DECREF json_t *studies = json_array();
     *object = NULL;
-    if (!all) return weft_fail(WEFT_ENOMEM, "report: no memory for it");
     for (int i = 0; i < n; i++) {
         json_t *study;
         WEFT_TRY(study_json(databases[i], &study));
-        json_array_append_new(json_object_get(all, "studies"), study);
+        json_array_append_new(studies, study);
     }
-    *object = weft_steal(&all);
-    return WEFT_OK;
+    *object = weft_json_make("studies:O", studies);
+    return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for it");
 }

@@ -268,9 +268,8 @@ static void say_together(weft_page *p, const weft_report_data *d) {
 json_t *weft_report_common_json(const weft_report_data *d) {
     common c;
     if (!find_common(d, &c)) return json_null();
-    return json_pack("{s:i, s:i, s:i, s:o, s:o}", "variants", c.variants, "seeds", c.seeds,
-                     "freedom", c.freedom, "sd", weft_json_number(c.sd), "half",
-                     weft_json_number(c.half));
+    return weft_json_make("variants:i seeds:i freedom:i sd:f half:f", c.variants, c.seeds,
+                          c.freedom, c.sd, c.half);
 }
 
 weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
@@ -358,7 +357,7 @@ static bool all_on_device(const weft_report_data *d) {
     int n = 0;
     for (int i = 0; i < d->n_runs; i++) {
         if (!weft_report_run_counts(d, &d->runs[i])) continue;
-        if (isnan(d->runs[i].device_bytes)) return false;
+        if (isnan(weft_json_number_of(d->runs[i].facts, "device_bytes"))) return false;
         n++;
     }
     return n > 0;

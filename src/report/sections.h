@@ -10,7 +10,6 @@
 
 /* Numbers that the database does not have are NaN, texts are "". */
 typedef struct {
-    int64_t id; /* the database's number of it */
     const char *name, *title, *overrides, *error;
     const char *label;     /* what pages call it: its title, or what differs in words */
     int baseline, repeats; /* places in `variants`; -1: none */
@@ -41,29 +40,16 @@ typedef struct {
     double rate;
     const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
     double score, iters, skipped, seconds, speed, memory, resumes;
-    bool finished;       /* done, with a score that is a number */
-    bool chooses;        /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
-    double device_bytes; /* of the device's memory; NaN: the host's was used */
+    bool finished; /* done, with a score that is a number */
+    bool chooses;  /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
+    json_t *facts; /* what its record says beside its results (record/record.h), by name */
 } weft_report_run;
-
-/* What a run's record says beside its results (record/record.h). */
-typedef struct {
-    int run; /* its place in `runs` */
-    const char *name, *text;
-    double value; /* NaN: it is a text */
-} weft_report_fact;
-
-typedef struct {
-    int64_t run, step; /* -1: none; a run's iteration, or the number of a variant */
-    const char *kind, *detail;
-} weft_report_event;
 
 typedef struct {
     weft_database *database;
     const char *path;
-    const char *name, *config, *seeds_text, *rates_text, *equal, *score, *version, *commit,
-        *created, *host, *machine, *device;
-    double tail, threads;
+    const char *name, *config, *equal, *score, *version, *commit, *created, *machine;
+    double tail;
     bool higher_is_better;
     const char *score_name; /* "held-out loss" */
     const char *question;   /* STUDY_QUESTION */
@@ -78,9 +64,8 @@ typedef struct {
 
     weft_report_variant *variants;
     weft_report_run *runs;
-    weft_report_event *events;
-    weft_report_fact *facts; /* ordered by run and name */
-    int n_variants, n_runs, n_events, n_facts;
+    json_t *facts; /* of any run, each under its name */
+    int n_variants, n_runs;
     int64_t rate_seed; /* the seed that only chose rates; -1: none */
     int64_t *seeds;    /* of all runs but those, ascending */
     double *rates;
@@ -102,9 +87,8 @@ const weft_report_run *weft_report_find(const weft_report_data *d, int variant, 
 
 /* Whether a run is one of those that its variant's score is the mean of. */
 bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run);
-/* A fact of a run; NULL: its record has none of that name. */
-const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
-                                            const char *name);
+/* A text of a run's record; "": it has none of that name. */
+const char *weft_report_fact(const weft_report_run *run, const char *name);
 /* The mean of a number over the runs of a variant that count; NaN: none has it. */
 double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name);
 /* What can be said of one variant against another over the seeds that both finished, by the score, or by a fact of
@@ -165,9 +149,8 @@ weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions
 /* report/laws.c */
 weft_report_section weft_report_yardstick;
 /* report/inside.c */
-weft_report_section weft_report_inside, weft_report_decode;
-/* report/samples.c */
-weft_report_section weft_report_samples, weft_report_attention;
+weft_report_section weft_report_samples, weft_report_attention, weft_report_inside,
+    weft_report_decode;
 /* report/notes.c */
 weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
     weft_report_environment;
@@ -204,9 +187,6 @@ const char *weft_say_pairs(const weft_report_data *d,
 enum { WEFT_SETTING_KEY = 96, WEFT_SETTING_VALUE = 4200 };
 bool weft_next_setting(const char **at, char end, char key[WEFT_SETTING_KEY],
                        char value[WEFT_SETTING_VALUE]);
-
-/* A variant's first seed that finished; NULL: none, or the variant is a repeat. report/samples.c */
-const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant);
 
 /* What a variant is. Compared: it has a baseline and is no repeat. Counted: its comparison counts, too: it can be
  * built, and sees later tokens only where its baseline does. A repeat of another, which pictures leave out.

@@ -226,27 +226,23 @@ void weft_metrics_close(weft_metrics *m) {
 
 static json_t *make_line(const weft_metrics_row *r) {
     const weft_step_events *e = &r->events;
-    json_t *line = json_pack(
-        "{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "step", (json_int_t)r->step, "loss",
-        weft_json_number(r->parts.loss), "cross_entropy", weft_json_number(r->parts.cross_entropy),
-        "aux_z", weft_json_number(r->parts.aux_z), "aux_contrastive",
-        weft_json_number(r->parts.aux_contrastive), "logits_z", weft_json_number(r->parts.logits_z),
-        "lr", weft_json_number(r->rate), "grad_norm", weft_json_number(e->norm), "tokens_per_s",
-        weft_json_number(r->tokens_per_s));
-    if (!line) return NULL;
-    if (r->evaluated) json_object_set_new(line, "val_loss", weft_json_number(r->val_loss));
+    json_t *line = weft_json_make(
+        "step:I loss:f cross_entropy:f aux_z:f aux_contrastive:f logits_z:f lr:f grad_norm:f "
+        "tokens_per_s:f",
+        r->step, r->parts.loss, r->parts.cross_entropy, r->parts.aux_z, r->parts.aux_contrastive,
+        r->parts.logits_z, r->rate, e->norm, r->tokens_per_s);
+    if (r->evaluated) weft_json_add(line, "val_loss:f", r->val_loss);
     if (r->evaluated && r->metric)
         json_object_set_new(line, r->metric, weft_json_number(r->metric_value));
-    if (r->mfu > 0) json_object_set_new(line, "mfu", weft_json_number(r->mfu));
-    json_object_set_new(line, "clipped", json_boolean(e->clipped));
-    if (e->warmup > 0 && e->warmup < 1)
-        json_object_set_new(line, "warmup_after_reset", weft_json_number(e->warmup));
-    if (e->spike) json_object_set_new(line, "spike", json_true());
-    if (e->reset) json_object_set_new(line, "reset", json_true());
-    if (e->sparsity > 0) json_object_set_new(line, "sparsity", weft_json_number(e->sparsity));
-    if (e->pruned) json_object_set_new(line, "pruned", json_true());
-    if (e->cut) json_object_set_new(line, "cut", json_integer(e->cut));
-    if (r->skipped) json_object_set_new(line, "skipped", json_integer(r->skipped));
+    if (r->mfu > 0) weft_json_add(line, "mfu:f", r->mfu);
+    weft_json_add(line, "clipped:b", e->clipped);
+    if (e->warmup > 0 && e->warmup < 1) weft_json_add(line, "warmup_after_reset:f", e->warmup);
+    if (e->spike) weft_json_add(line, "spike:b", true);
+    if (e->reset) weft_json_add(line, "reset:b", true);
+    if (e->sparsity > 0) weft_json_add(line, "sparsity:f", e->sparsity);
+    if (e->pruned) weft_json_add(line, "pruned:b", true);
+    if (e->cut) weft_json_add(line, "cut:I", e->cut);
+    if (r->skipped) weft_json_add(line, "skipped:I", r->skipped);
     return line;
 }
 

@@ -115,14 +115,12 @@ static json_t *gpus_json(const gpus *g) {
         bool power = g->f.power(d, &milliwatts) == 0, clock = g->f.clock(d, CLOCK_SM, &mhz) == 0;
         bool room = g->f.memory(d, &memory) == 0, used = g->f.utilization(d, &use) == 0;
         json_array_append_new(
-            list, json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "name", weft_json_text(name), "watts",
-                            weft_json_number(power ? milliwatts / 1000.0 : NAN), "mhz",
-                            weft_json_number(clock ? (double)mhz : NAN), "used_bytes",
-                            weft_json_number(room ? (double)memory.used : NAN), "bytes",
-                            weft_json_number(room ? (double)memory.total : NAN), "percent",
-                            weft_json_number(used ? (double)use.gpu : NAN)));
+            list, weft_json_make("name:s watts:f mhz:f used_bytes:f bytes:f percent:f", name,
+                                 power ? milliwatts / 1000.0 : NAN, clock ? (double)mhz : NAN,
+                                 room ? (double)memory.used : NAN,
+                                 room ? (double)memory.total : NAN, used ? (double)use.gpu : NAN));
     }
-    return json_pack("{s:o}", "gpus", list);
+    return weft_json_make("gpus:o", list);
 }
 
 /* What is new after one change up to another, as JSON. Kept as long as somebody has it. */
@@ -237,7 +235,7 @@ static enum MHD_Result send_json(struct MHD_Connection *c, unsigned status, json
 }
 
 static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, const char *why) {
-    return send_json(c, status, json_pack("{s:o}", "error", weft_json_text(why)));
+    return send_json(c, status, weft_json_make("error:s", why));
 }
 
 /* What is new for a stream. The lock is held. */

@@ -133,4 +133,19 @@ TEST(test_numbers_that_json_has_not_are_null) {
     json_decref(object);
 }
 
+TEST(test_an_object_is_made_of_its_fields) {
+    json_t *shared = json_integer(7);
+    json_t *object = weft_json_make(
+        "text:s none:s bad:s whole:i long:I real:f nan:f count:w no:b taken:o shared:O", "a", NULL,
+        "\xff", -3, INT64_C(1) << 40, 0.5, NAN, 2.9, false, json_array(), shared);
+    weft_json_add(object, "left_out:f* kept:f* more:O* last:b", NAN, 1.5, NULL, true);
+    assert_int_equal(shared->refcount, 2);
+    json_decref(shared);
+    expect_line(
+        object,
+        "{\"text\": \"a\", \"none\": null, \"bad\": \"\xef\xbf\xbd\", \"whole\": -3, \"long\": "
+        "1099511627776, \"real\": 0.5, \"nan\": null, \"count\": 2, \"no\": false, \"taken\": [], "
+        "\"shared\": 7, \"kept\": 1.5, \"last\": true}");
+}
+
 RUN_TESTS(scratch_setup, scratch_teardown)
