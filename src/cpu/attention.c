@@ -163,8 +163,7 @@ static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int6
     vreal iota = viota(), unseen = vset(-INFINITY), slope;
     real *scores = t->s.scores;
     for (int64_t j = from; j < to; j++)
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_V; v++) {
+        UNROLLED(v, TILE_V) {
             real *at = scores + j * TILE_N + v * VLEN;
             vreal x = vload(at);
             int64_t lane = place + v * VLEN;
@@ -215,11 +214,9 @@ static void score_panel(const query_task *t, int64_t lane0, int64_t key0, int64_
 static ALWAYS_INLINE void softmax_keys(real *scores, int keys, const vreal top[TILE_V],
                                        vreal sum[TILE_V]) {
     vreal weight[2 * TILE_V];
-#pragma GCC unroll 8
-    for (int v = 0; v < keys * TILE_V; v++)
+    UNROLLED(v, keys * TILE_V)
         weight[v] = vexp2_low(vload(scores + v * VLEN) - top[v % TILE_V]);
-#pragma GCC unroll 8
-    for (int v = 0; v < keys * TILE_V; v++) {
+    UNROLLED(v, keys * TILE_V) {
         vstore(scores + v * VLEN, weight[v]);
         sum[v % TILE_V] += weight[v];
     }

@@ -190,12 +190,7 @@ static ALWAYS_INLINE void gather_strip_of(const gather_run *g, int64_t task,
 
 WEFT_TASK(gather_strip) {
     const gather_run *g = context;
-    if (g->pages.kind == CACHED_REAL)
-        gather_strip_of(g, task, CACHED_REAL);
-    else if (g->pages.kind == CACHED_BF16)
-        gather_strip_of(g, task, CACHED_BF16);
-    else
-        gather_strip_of(g, task, CACHED_I8);
+    BY_KIND(g->pages.kind, gather_strip_of, g, task);
 }
 
 static int64_t chosen_room(const weft_node *n) {

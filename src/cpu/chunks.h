@@ -153,11 +153,15 @@ typedef struct {
     int64_t half; /* of the width: a Gaussian's means, or its deviations */
 } head_run;
 
+static inline head_run head_run_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
+    const int64_t *shape = from->shape;
+    return (head_run){x, n, from, shape[1], shape[2], shape[3], shape[3] / 2};
+}
+
 static inline weft_status run_positions(weft_exec *x, const weft_node *n, const weft_tensor *from,
                                         row_fn each) {
-    const int64_t *shape = from->shape;
-    head_run k = {x, n, from, shape[1], shape[2], shape[3], shape[3] / 2};
-    return run_rows(x, shape[0] * shape[1], shape[2] * shape[3], each, &k);
+    head_run k = head_run_of(x, n, from);
+    return run_rows(x, from->shape[0] * k.time, k.heads * k.width, each, &k);
 }
 
 /* Where the number of head h of position p stands. */

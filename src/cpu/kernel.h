@@ -36,6 +36,10 @@ typedef float real;
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNUSED __attribute__((unused))
+/* for (int i = 0; i < n; i++), n a constant, unrolled before the compiler decides what is in registers. */
+#define UNROLLED(i, n) _Pragma("GCC unroll 24") for (int i = 0; i < (n); i++)
+/* f(..., flag), compiled for either value of the flag. */
+#define EITHER(flag, f, ...) ((flag) ? f(__VA_ARGS__, true) : f(__VA_ARGS__, false))
 
 /* An operation's kernel, by what runs it: DEFINE_KERNEL(dot, .workspace = sum_workspace) { ... } of x and n. */
 #define DEFINE_KERNEL(name, ...)                                                                   \
@@ -91,6 +95,19 @@ static inline int64_t round_up(int64_t n, int64_t to) {
 static inline int64_t tasks_together(int64_t tasks, int threads) {
     enum { MOST = 16, EACH = 8 };
     return max_i64(1, min_i64(MOST, tasks / (EACH * threads)));
+}
+
+/* Which of n ascending numbers, the first of them at most `at`, is the last that is. */
+static inline int64_t find_last(const int64_t *list, int64_t n, int64_t at) {
+    int64_t low = 0, high = n;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (list[middle] <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 /* Bytes of `n` reals rounded up so that the next block is aligned too. */

@@ -432,8 +432,8 @@ static ALWAYS_INLINE back_row open_back(const norm_job *j, int64_t row, bool wit
     return t;
 }
 
-static ALWAYS_INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end, bool with_ds,
-                                         const back_sums sums, real *scratch) {
+static ALWAYS_INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end,
+                                         const back_sums sums, real *scratch, bool with_ds) {
     back_row trail = open_back(j, row, with_ds, scratch);
     trail = sweep_back_edge(j, trail, true, sums);
     for (row++; row < end; row++) {
@@ -453,10 +453,7 @@ static void norm_back_block(const norm_job *j, int64_t block, int thread) {
                       j->sums > 2 ? dw + 2 * j->padded : NULL};
     int64_t row = block * j->block, end = min_i64(row + j->block, j->rows);
     memset(dw, 0, (size_t)(j->sums * j->padded) * sizeof(real));
-    if (j->in[IN_DS].data)
-        norm_back_rows(j, row, end, true, sums, scratch);
-    else
-        norm_back_rows(j, row, end, false, sums, scratch);
+    EITHER(j->in[IN_DS].data, norm_back_rows, j, row, end, sums, scratch);
 }
 
 WEFT_TASK(norm_back_blocks) {
@@ -546,4 +543,41 @@ DEFINE_KERNEL(norm_back, .workspace = norm_back_workspace) {
     for (int group = 0; group < WEFT_NORM_GROUPS; group++)
         run_group_back(&j, group);
     return run_rest(&j, n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
+}
+
+/* Vectors scaled to length 1: a head is read once for its sums and once more to be scaled. */
+
+VECTOR_FN(mixed_vector) {
+    out[0] = in[0] * arg[0] + in[1] * arg[1];
+}
+
+static void unit_row(const void *context, int64_t p) {
+    const head_run *k = context;
+    const weft_tensor *dy = k->n->n_in > 1 ? k->n->in[0] : NULL; /* NULL: the forward pass */
+    const weft_tensor *in[] = {dy ? dy : k->from, k->from}, *y = k->n->out[0];
+    for (int64_t h = 0; h < k->heads; h++) {
+        int64_t at = (p * k->heads + h) * k->width;
+        real factor[2] = {1, 0};
+        bool scaled = h < ATTR(k->n, weft_unit_attr)->heads;
+        if (scaled) {
+            double length = sqrt(dot_tensors(k->x, k->from, k->from, at, k->width));
+            bool least = !(length > WEFT_UNIT_LEAST);
+            double r = 1 / (least ? WEFT_UNIT_LEAST : length);
+            factor[0] = (real)r;
+            if (dy && !least)
+                factor[1] = (real)(-r * r * (r * dot_tensors(k->x, dy, k->from, at, k->width)));
+        }
+        if (scaled && dy)
+            apply_tensors(k->x, mixed_vector, 2, in, y, at, k->width, factor);
+        else
+            apply_tensors(k->x, scale_vector, 1, in, y, at, k->width, factor);
+    }
+}
+
+DEFINE_KERNEL(unit) {
+    return run_positions(x, n, n->in[0], unit_row);
+}
+
+DEFINE_KERNEL(unit_back) {
+    return run_positions(x, n, n->in[1], unit_row);
 }

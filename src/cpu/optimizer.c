@@ -51,19 +51,6 @@ static int64_t list_chunks(chunk_list *list, weft_exec *x, const weft_node *n, i
     return count_chunks(n, start, stride, list->first);
 }
 
-/* The tensor of a chunk, by halving. */
-static int tensor_of_chunk(const chunk_list *list, int64_t chunk) {
-    int low = 0, high = list->tensors;
-    while (high - low > 1) {
-        int middle = low + (high - low) / 2;
-        if (list->first[middle] <= chunk)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 WEFT_TASK(run_some) {
     chunk_list *list = context;
     int64_t chunks = list->first[list->tensors], end = (task + 1) * list->together;
@@ -89,7 +76,7 @@ static void add_squares(double *restrict sum, const real *restrict a, int64_t n)
 
 WEFT_TASK(norm_chunk) {
     const chunk_list *list = context;
-    int index = tensor_of_chunk(list, task);
+    int64_t index = find_last(list->first, list->tensors, task);
     const weft_tensor *t = list->n->in[index];
     int64_t at = (task - list->first[index]) * CHUNK;
     int64_t end = min_i64(at + CHUNK, weft_tensor_count(t));
@@ -265,10 +252,7 @@ static void update_tile(const tile_data *t, const real *control, int64_t len) {
         .root = control[WEFT_CONTROL_ROOT],
         .eps = control[WEFT_CONTROL_EPS],
     };
-    if (t->v_max)
-        update_vectors(u, len, true);
-    else
-        update_vectors(u, len, false);
+    EITHER(t->v_max, update_vectors, u, len);
 }
 
 static void clear_tile(const tile_data *t, int64_t len) {
@@ -306,8 +290,8 @@ static void take_given(real *p, const uint16_t *given, int64_t len) {
 WEFT_TASK(adamw_chunk) {
     const chunk_list *list = context;
     const real *control = weft_data(list->x, list->n->in[0]);
-    int index = tensor_of_chunk(list, task);
-    weft_tensor *const *slot = list->n->in + 1 + (int64_t)index * WEFT_SLOT_SIZE;
+    int64_t index = find_last(list->first, list->tensors, task);
+    weft_tensor *const *slot = list->n->in + 1 + index * WEFT_SLOT_SIZE;
     const double *rates = list->n->attr;
     const uint16_t *given = weft_data(list->x, slot[WEFT_SLOT_GIVEN]);
     real limit_factor = control[WEFT_CONTROL_CUT] * control[WEFT_CONTROL_V];
@@ -475,8 +459,8 @@ DEFINE_KERNEL(muon_step) {
 
 WEFT_TASK(zero_masked_chunk) {
     const chunk_list *list = context;
-    int index = tensor_of_chunk(list, task);
-    weft_tensor *const *in = list->n->in + (int64_t)index * WEFT_MASKED_SIZE;
+    int64_t index = find_last(list->first, list->tensors, task);
+    weft_tensor *const *in = list->n->in + index * WEFT_MASKED_SIZE;
     real *p = weft_data(list->x, in[WEFT_MASKED_PARAM]);
     uint16_t *copy = weft_data(list->x, in[WEFT_MASKED_COPY]);
     const int8_t *mask = weft_data(list->x, in[WEFT_MASKED_MASK]);

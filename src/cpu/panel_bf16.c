@@ -367,13 +367,11 @@ __attribute__((target("avx512bf16"))) static void multiply_pairs(int64_t k, cons
                                                                  bool add, real *c, int64_t ldc) {
     const uint16_t *a = a_panel, *b = b_panel, *end = a + k * ROWS;
     __m512 sum[ROWS][2];
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++)
+    UNROLLED(i, ROWS)
         sum[i][0] = sum[i][1] = _mm512_setzero_ps();
     for (; a < end; a += ROWS * PAIR, b += COLUMNS * PAIR) {
         __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 32);
-#pragma GCC unroll 12
-        for (int i = 0; i < ROWS; i++) {
+        UNROLLED(i, ROWS) {
             int32_t pair;
             memcpy(&pair, a + PAIR * i, sizeof pair);
             __m512bh row = (__m512bh)_mm512_set1_epi32(pair);
@@ -381,8 +379,7 @@ __attribute__((target("avx512bf16"))) static void multiply_pairs(int64_t k, cons
             sum[i][1] = _mm512_dpbf16_ps(sum[i][1], row, b1);
         }
     }
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++) {
+    UNROLLED(i, ROWS) {
         store_sums(c + i * ldc, (vreal)sum[i][0], alpha, add);
         store_sums(c + i * ldc + VLEN, (vreal)sum[i][1], alpha, add);
     }
@@ -430,8 +427,7 @@ AMX_TARGET static ALWAYS_INLINE void zero_results(void) {
  * ahead by itself. */
 static ALWAYS_INLINE void fetch_quarter(const char *panel, int quarter) {
     const char *from = panel + (AHEAD * TILE_ROWS + quarter * TILE_ROWS / 4) * TILE_STRIDE;
-#pragma GCC unroll 8
-    for (int r = 0; r < TILE_ROWS / 4; r++)
+    UNROLLED(r, TILE_ROWS / 4)
         __builtin_prefetch(from + r * TILE_STRIDE);
 }
 

@@ -160,17 +160,11 @@ static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_
 }
 
 static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    if (x.bf16)
-        pack(x, across, count, k, to, ROWS, true);
-    else
-        pack(x, across, count, k, to, ROWS, false);
+    EITHER(x.bf16, pack, x, across, count, k, to, ROWS);
 }
 
 static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    if (x.bf16)
-        pack(x, across, count, k, to, COLUMNS, true);
-    else
-        pack(x, across, count, k, to, COLUMNS, false);
+    EITHER(x.bf16, pack, x, across, count, k, to, COLUMNS);
 }
 
 #if ASSEMBLY
@@ -264,14 +258,11 @@ static ALWAYS_INLINE void store_sums(real *to, vreal sums, bool add) {
 static ALWAYS_INLINE void add_term(const real *a, int64_t step, const real *b,
                                    vreal sum[ROWS][WIDE]) {
     vreal column[WIDE];
-#pragma GCC unroll 4
-    for (int j = 0; j < WIDE; j++)
+    UNROLLED(j, WIDE)
         column[j] = vload(b + j * VLEN);
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++) {
+    UNROLLED(i, ROWS) {
         vreal row = vset(a[i * step]);
-#pragma GCC unroll 4
-        for (int j = 0; j < WIDE; j++)
+        UNROLLED(j, WIDE)
             sum[i][j] = vfma(row, column[j], sum[i][j]);
     }
 }
@@ -282,8 +273,7 @@ static ALWAYS_INLINE void add_term(const real *a, int64_t step, const real *b,
 static ALWAYS_INLINE void fetch_ahead(const real *a, int64_t row_step, bool in_place, real *c,
                                       int64_t ldc, int64_t line) {
     if (in_place)
-#pragma GCC unroll 12
-        for (int i = 0; i < ROWS; i++) {
+        UNROLLED(i, ROWS) {
             __builtin_prefetch(a + i * row_step + LINE);
             __builtin_prefetch(a + (ROWS + i) * row_step, 0, 2);
         }
@@ -298,25 +288,20 @@ static ALWAYS_INLINE void multiply_block(int64_t k, const real *a, const int64_t
                                          const int64_t term_step, const real *b, real alpha,
                                          bool add, real *c, int64_t ldc) {
     vreal sum[ROWS][WIDE];
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < WIDE; j++)
+    UNROLLED(i, ROWS)
+        UNROLLED(j, WIDE)
             sum[i][j] = vset(0);
     for (int64_t line = 0; line < k / LINE; line++) {
         fetch_ahead(a, row_step, term_step == 1, c, ldc, line);
         for (int64_t u = 0; u < LINE; u += STEPS, a += STEPS * term_step, b += STEPS * COLUMNS)
-#pragma GCC unroll 4
-            for (int v = 0; v < STEPS; v++)
+            UNROLLED(v, STEPS)
                 add_term(a + v * term_step, row_step, b + v * COLUMNS, sum);
     }
     for (int64_t rest = k % LINE; rest > 0; rest--, a += term_step, b += COLUMNS)
         add_term(a, row_step, b, sum);
     vreal factor = vset(alpha);
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < WIDE; j++)
+    UNROLLED(i, ROWS)
+        UNROLLED(j, WIDE)
             store_sums(c + i * ldc + j * VLEN, sum[i][j] * factor, add);
 }
 

@@ -85,18 +85,14 @@ double KERNEL(peak_real)(int64_t rounds) {
         a[i] = vload(numbers + i * VLEN);
     for (int j = 0; j < RIGHT; j++)
         b[j] = vload(numbers + (LEFT + j) * VLEN), minus[j] = -b[j];
-#pragma GCC unroll 24
-    for (int i = 0; i < SUMS; i++)
+    UNROLLED(i, SUMS)
         sum[i] = vset((real)i);
     for (int64_t r = 0; r < rounds; r++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < LEFT; i++)
+        UNROLLED(i, LEFT)
             HIDE(a[i]);
-#pragma GCC unroll 24
-        for (int i = 0; i < SUMS; i++)
+        UNROLLED(i, SUMS)
             sum[i] = vfma(a[i / 2 % LEFT], b[i % 2], sum[i]);
-#pragma GCC unroll 24
-        for (int i = 0; i < SUMS; i++)
+        UNROLLED(i, SUMS)
             sum[i] = vfma(a[i / 2 % LEFT], minus[i % 2], sum[i]);
     }
 #pragma GCC unroll 24
@@ -137,12 +133,10 @@ __attribute__((target("avx512bf16"))) static double work_pairs(int64_t rounds) {
         a[i] = (__m512bh)_mm512_loadu_ps(numbers + 16 * i);
     for (int j = 0; j < RIGHT; j++)
         b[j] = (__m512bh)_mm512_loadu_ps(numbers + 16 * (LEFT + j));
-#pragma GCC unroll 24
-    for (int i = 0; i < SUMS; i++)
+    UNROLLED(i, SUMS)
         sum[i] = _mm512_set1_ps((float)i);
     for (int64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 24
-        for (int i = 0; i < SUMS; i++)
+        UNROLLED(i, SUMS)
             sum[i] = _mm512_dpbf16_ps(sum[i], a[i / 2 % LEFT], b[i % 2]);
 #pragma GCC unroll 24
     for (int i = 1; i < SUMS; i++)

@@ -135,10 +135,8 @@ static ALWAYS_INLINE void add_weights_as(const route_side *r, const head_terms *
  * forward and backward must round alike, so they share these instructions. */
 static __attribute__((noinline)) void add_weights(const route_side *r, const head_terms *t,
                                                   const step_block *b, real *tile) {
-    if (t->has_bias || t->has_band || r->use_max || r->p->a->softcap > 0)
-        add_weights_as(r, t, b, tile, false);
-    else
-        add_weights_as(r, t, b, tile, true);
+    bool plain = !t->has_bias && !t->has_band && !r->use_max && !(r->p->a->softcap > 0);
+    EITHER(plain, add_weights_as, r, t, b, tile);
 }
 
 /* Pairs that are not seen get 0. */

@@ -95,6 +95,21 @@ static ALWAYS_INLINE vreal vload_bf16(const uint16_t *p) {
 }
 #endif
 
+/* VLEN numbers from element i on, reals or bf16, or the first n of them and zeros. */
+static ALWAYS_INLINE vreal vload_narrow(const void *data, int64_t i, int64_t n, UNUSED bool bf16) {
+#if WEFT_REAL == 32
+    if (bf16) {
+        const uint16_t *from = (const uint16_t *)data + i;
+        if (n >= VLEN) return vload_bf16(from);
+        uint16_t part[VBYTES / 4] = {0};
+        memcpy(part, from, (size_t)n * sizeof *part);
+        return vload_bf16(part);
+    }
+#endif
+    const real *from = (const real *)data + i;
+    return n >= VLEN ? vload(from) : vload_part(from, n);
+}
+
 static ALWAYS_INLINE vreal vload_i8(const int8_t *p) {
 #if defined(__AVX512F__) && WEFT_REAL == 32
     return (vreal)_mm512_cvtepi32_ps(

@@ -45,23 +45,19 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x) {
     return NULL;
 }
 
-/* silu_mul, gelu_mul and sigmoid_mul: a times a function of b. */
-
 static weft_status product_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_pair(g, n));
     return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
 
-#define PRODUCT(op)                                                                                \
+#define GATE(X, op, ...)                                                                           \
     DEFINE_GRAD_OF_TWO(op)                                                                         \
     DEFINE_OP(op, .infer = product_infer, .grad = op##_grad, .inplace = weft_over_first);          \
     DEFINE_OP(op##_back, .infer = weft_infer_wanted, .inplace = weft_over_own);                    \
     weft_tensor *weft_##op(weft_graph *g, weft_tensor *a, weft_tensor *b) {                        \
         return weft_append(g, &weft_op_##op, NULL, 0, a, b);                                       \
     }
-PRODUCT(silu_mul)
-PRODUCT(gelu_mul)
-PRODUCT(sigmoid_mul)
+WEFT_GATE_OPS(GATE, )
 
 /* softplus */
 
