@@ -335,8 +335,9 @@ static ALWAYS_INLINE void softmax_panel(pair_task *t, int64_t key, int64_t from,
 /* Each kind a function of its own: together in one, registers run out. */
 #define SOFTMAX_KINDS(F)                                                                           \
     F(NONE, false)                                                                                 \
-    F(SCORE, false) F(SCORE, true) F(DSCALE, false) F(DSCALE, true) F(DLOG_TAU, false)             \
-        F(DLOG_TAU, true) F(SOFTCAP, false) F(SOFTCAP, true)
+    F(SCORE, false)                                                                                \
+    F(SCORE, true) F(DSCALE, false) F(DSCALE, true) F(DLOG_TAU, false) F(DLOG_TAU, true)           \
+        F(SOFTCAP, false) F(SOFTCAP, true)
 #define SOFTMAX(extras, position)                                                                  \
     static __attribute__((noinline)) void softmax_##extras##_##position(                           \
         pair_task *t, int64_t key, int64_t from, int64_t to) {                                     \

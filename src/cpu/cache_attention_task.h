@@ -25,18 +25,6 @@ enum {
 #endif
 };
 
-/* CALL(t, n), n a constant of `most`, 2 and 1, for t to t + n - 1 of `count`. */
-#define EACH_TILES(count, most, CALL)                                                              \
-    do {                                                                                           \
-        const int64_t n_ = (count);                                                                \
-        int64_t t_ = 0;                                                                            \
-        for (; t_ + (most) <= n_; t_ += (most))                                                    \
-            CALL(t_, most);                                                                        \
-        for (; t_ + 2 <= n_; t_ += 2)                                                              \
-            CALL(t_, 2);                                                                           \
-        if (t_ < n_) CALL(t_, 1);                                                                  \
-    } while (0)
-
 typedef struct block_task block_task;
 
 /* Tokens [token, end) of a page, whose first one stands at `at` in the block. */

@@ -52,10 +52,6 @@ DEFINE_KERNEL(gaussian) {
 }
 
 /* in: y. arg: as in gaussian_back.h, but y has no gradient. */
-VECTOR_FN(mean_square_back_vector) {
-    out[0] = arg[0] * in[0];
-}
-
 VECTOR_FN(deviation_square_back_vector) {
     out[0] = arg[0] * in[0] * vslope(in[0]);
 }
@@ -71,7 +67,7 @@ static void gaussian_half_back(const head_run *k, int64_t row, bool deviations, 
     else if (deviations)
         apply_tensors(k->x, deviation_square_back_vector, 1, in, dx, at, k->half, &factor);
     else
-        apply_tensors(k->x, mean_square_back_vector, 1, in, dx, at, k->half, &factor);
+        apply_tensors(k->x, scale_vector, 1, in, dx, at, k->half, &factor);
 }
 
 static void gaussian_back_row(const void *context, int64_t p) {

@@ -41,6 +41,18 @@ typedef float real;
 /* f(..., flag), compiled for either value of the flag. */
 #define EITHER(flag, f, ...) ((flag) ? f(__VA_ARGS__, true) : f(__VA_ARGS__, false))
 
+/* CALL(t, n), n a constant of `most`, 2 and 1, for t to t + n - 1 of `count`. */
+#define EACH_TILES(count, most, CALL)                                                              \
+    do {                                                                                           \
+        const int64_t n_ = (count);                                                                \
+        int64_t t_ = 0;                                                                            \
+        for (; t_ + (most) <= n_; t_ += (most))                                                    \
+            CALL(t_, most);                                                                        \
+        for (; t_ + 2 <= n_; t_ += 2)                                                              \
+            CALL(t_, 2);                                                                           \
+        if (t_ < n_) CALL(t_, 1);                                                                  \
+    } while (0)
+
 /* An operation's kernel, by what runs it: DEFINE_KERNEL(dot, .workspace = sum_workspace) { ... } of x and n. */
 #define DEFINE_KERNEL(name, ...)                                                                   \
     static weft_status name##_run(weft_exec *x, const weft_node *n);                               \

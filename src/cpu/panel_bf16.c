@@ -423,12 +423,12 @@ AMX_TARGET static ALWAYS_INLINE void zero_results(void) {
     _tile_zero(3);
 }
 
-/* A quarter of what is read of a panel AHEAD steps later. Loads of tiles do not make the machine read
+/* A quarter of what is read of both panels AHEAD steps later. Loads of tiles do not make the machine read
  * ahead by itself. */
-static ALWAYS_INLINE void fetch_quarter(const char *panel, int quarter) {
-    const char *from = panel + (AHEAD * TILE_ROWS + quarter * TILE_ROWS / 4) * TILE_STRIDE;
-    UNROLLED(r, TILE_ROWS / 4)
-        __builtin_prefetch(from + r * TILE_STRIDE);
+static ALWAYS_INLINE void fetch_quarter(const char *a, const char *b, int quarter) {
+    int64_t at = (AHEAD * TILE_ROWS + quarter * TILE_ROWS / 4) * TILE_STRIDE;
+    UNROLLED(r, TILE_ROWS / 2)
+        __builtin_prefetch((r < TILE_ROWS / 4 ? a : b) + at + r % (TILE_ROWS / 4) * TILE_STRIDE);
 }
 
 /* The loads before the products: the next step's then begin while this one's products run. */
@@ -439,17 +439,13 @@ AMX_TARGET static ALWAYS_INLINE void sum_tiles(int64_t k, const char *a, const c
         _tile_loadd(4, a, TILE_STRIDE);
         _tile_loadd(5, a + TILE * TILE_STRIDE, TILE_STRIDE);
         _tile_dpbf16ps(0, 4, 6);
-        fetch_quarter(a, 0);
-        fetch_quarter(b, 0);
+        fetch_quarter(a, b, 0);
         _tile_dpbf16ps(1, 4, 7);
-        fetch_quarter(a, 1);
-        fetch_quarter(b, 1);
+        fetch_quarter(a, b, 1);
         _tile_dpbf16ps(2, 5, 6);
-        fetch_quarter(a, 2);
-        fetch_quarter(b, 2);
+        fetch_quarter(a, b, 2);
         _tile_dpbf16ps(3, 5, 7);
-        fetch_quarter(a, 3);
-        fetch_quarter(b, 3);
+        fetch_quarter(a, b, 3);
         a += TILE_ROWS * TILE_STRIDE;
         b += TILE * 2 * TILE_STRIDE;
     }

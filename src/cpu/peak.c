@@ -39,9 +39,7 @@ enum {
                                                               "b.ne 1b\n"                          \
                      : [rounds] "+r"(rounds)                                                       \
                      :                                                                             \
-                     : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11",   \
-                       "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21",       \
-                       "v22", "v23", "v30", "v31", "cc")
+                     : NEON_REGISTERS)
 
 double KERNEL(peak_real)(int64_t rounds) {
     double operations = 2.0 * SUMS * (double)VLEN * (double)rounds;

@@ -125,20 +125,14 @@ STRIPS(running_mean_back, n->in[0], n->in[1])
 STRIPS(time_mean, n->in[0], NULL)
 STRIPS(time_mean_back, n->out[0], NULL)
 
-static gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
-    return (gemm_matrix){.data = x ? weft_data(x, t) : NULL,
-                         .ld = weft_tensor_width(t),
-                         .bf16 = t->dtype == WEFT_BF16};
-}
-
 /* xᵀ x; `x` NULL: without addresses, for sizes. */
 static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
     const weft_tensor *in = n->in[0];
     int64_t width = weft_tensor_width(in);
     gemm_product p = {.batch = 1, .m = width, .n = width, .k = weft_tensor_rows(in), .ta = true};
     p.alpha = 1;
-    p.a = p.b = as_rows(x, in);
-    p.c = as_rows(x, n->out[WEFT_MOMENTS_GRAM]);
+    p.a = p.b = gemm_rows(x, in, 0);
+    p.c = gemm_rows(x, n->out[WEFT_MOMENTS_GRAM], 0);
     return p;
 }
 
@@ -160,9 +154,9 @@ static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
     int64_t width = weft_tensor_width(in);
     gemm_product p = {.batch = 1, .m = weft_tensor_rows(in), .n = width, .k = width};
     p.alpha = 2;
-    p.a = as_rows(x, in);
-    p.b = as_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM]);
-    p.c = p.addend = as_rows(x, n->out[0]);
+    p.a = gemm_rows(x, in, 0);
+    p.b = gemm_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM], 0);
+    p.c = p.addend = gemm_rows(x, n->out[0], 0);
     return p;
 }
 
