@@ -18,8 +18,8 @@ static double normal_of(uint32_t a, uint32_t b) {
 }
 
 /* A block of four words makes two numbers. */
-void weft_random_normal_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
-                           int64_t n, double *out) {
+void weft_random_normal(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first, int64_t n,
+                        double *out) {
     weft_random4 r = {{0}};
     for (int64_t i = first; i < first + n; i++) {
         if (i == first || i % 2 == 0) r = weft_philox(seed, (uint32_t)(i / 2), 0, iteration, site);
@@ -27,17 +27,9 @@ void weft_random_normal_at(uint64_t seed, uint32_t iteration, uint32_t site, int
     }
 }
 
-void weft_random_normal(uint64_t seed, uint32_t iteration, uint32_t site, int64_t n, double *out) {
-    weft_random_normal_at(seed, iteration, site, 0, n, out);
-}
-
-void weft_random_uniform_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
-                            int64_t n, double *out) {
+void weft_random_uniform(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first, int64_t n,
+                         double *out) {
     for (int64_t i = 0; i < n; i++)
         out[i] =
             weft_random_unit(weft_random_word(seed, iteration, 0, site, (uint64_t)(first + i)));
-}
-
-void weft_random_uniform(uint64_t seed, uint32_t iteration, uint32_t site, int64_t n, double *out) {
-    weft_random_uniform_at(seed, iteration, site, 0, n, out);
 }

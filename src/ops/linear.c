@@ -231,10 +231,8 @@ static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy
     }
 }
 
-weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype) {
-    weft_bias_back_attr attr = {dtype};
-    return weft_append(g, &weft_op_bias_back, &attr, sizeof attr, dy);
-}
+DEFINE_APPEND_WITH(bias_back, (weft_tensor * dy, weft_dtype dtype), (weft_bias_back_attr){dtype},
+                   dy)
 
 /* The gradients of one of the products: d_in[0] and d_in[1]. */
 static weft_status pair_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
