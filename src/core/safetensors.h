@@ -7,7 +7,6 @@
 #pragma once
 
 #include "base/files.h"
-#include "base/scope.h"
 #include "core/graph.h"
 
 enum { WEFT_SAFETENSORS_DIMS = 8, WEFT_SAFETENSORS_HEADER_MAX = 100 * 1000 * 1000 };

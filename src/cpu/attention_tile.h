@@ -16,7 +16,6 @@
  * need no edges. */
 #pragma once
 
-#include "cpu/kernel.h"
 #include "cpu/vec.h"
 #include "ops/attention.h"
 

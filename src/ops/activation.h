@@ -1,7 +1,6 @@
 /* Activations: functions of one element, and the gate that mixes a head's output. */
 #pragma once
 
-#include "core/graph.h"
 #include "ops/list.h"
 
 /* Operations of one element, of any shape: weft_NAME(g, x) for each of ops/list.h, such as weft_gelu,
