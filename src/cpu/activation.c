@@ -3,7 +3,6 @@
 
 #include "base/random.h"
 #include "cpu/gaussian_back.h"
-#include "ops/list.h"
 
 /* The kernel of an operation that does NAME_vector to each element: of so many inputs and outputs. */
 #define ELEMENTWISE(name, inputs, outputs)                                                         \
@@ -124,9 +123,7 @@ static void gate_mix_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(gate_mix) {
-    return run_positions(x, n, n->in[0], gate_mix_row);
-}
+DEFINE_KERNEL_AS(gate_mix, run_positions(x, n, n->in[0], gate_mix_row))
 
 /* The dots come first: d_o may lie over dy. */
 static void gate_mix_back_row(const void *context, int64_t p) {

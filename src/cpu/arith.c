@@ -94,9 +94,7 @@ static void row_squares_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(row_squares) {
-    return run_positions(x, n, n->in[0], row_squares_row);
-}
+DEFINE_KERNEL_AS(row_squares, run_positions(x, n, n->in[0], row_squares_row))
 
 VECTOR_FN(zero_vector) {
     (void)in;
@@ -116,6 +114,4 @@ static void row_squares_back_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(row_squares_back) {
-    return run_positions(x, n, n->in[1], row_squares_back_row);
-}
+DEFINE_KERNEL_AS(row_squares_back, run_positions(x, n, n->in[1], row_squares_back_row))

@@ -13,8 +13,6 @@
  * panel ends at its last visible key, so little above the diagonal is computed.
  */
 #include "cpu/attention_bf16.h"
-#include "cpu/attention_exp.h"
-#include "cpu/attention_tile.h"
 #include "ops/list.h"
 
 #define LOWEST ((real)-1e30)
@@ -358,16 +356,6 @@ WEFT_TASK(attend_tile) {
     end_tile(&t);
 }
 
-static const real *fill_distance_bias(const attention_problem *p, real *to) {
-    int64_t size = distance_bias_size(p->a);
-    if (size == 0) return NULL;
-    for (int64_t i = 0; i < size; i++) {
-        int64_t distance = i - KEY_TILE;
-        to[i] = distance >= 0 && distance < p->distances ? LOG2_E * p->rel[distance] : 0;
-    }
-    return to;
-}
-
 DEFINE_KERNEL(attention, .workspace = attention_workspace) {
     if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16)(x, n);
     forward f = {.p = make_problem(x, n, n->in)};
@@ -377,7 +365,14 @@ DEFINE_KERNEL(attention, .workspace = attention_workspace) {
     f.lse = weft_data(x, n->out[1]);
     f.query_tile = choose_query_tile(a);
     f.tiles = ceil_div(a->queries, f.query_tile);
-    f.distance_bias = fill_distance_bias(&f.p, take_reals(&memory, distance_bias_size(a)));
+    int64_t distances = distance_bias_size(a);
+    real *bias = take_reals(&memory, distances);
+    for (int64_t i = 0; i < distances; i++) {
+        int64_t distance = i - KEY_TILE;
+        bool known = distance >= 0 && distance < f.p.distances;
+        bias[i] = known ? LOG2_E * f.p.rel[distance] : 0;
+    }
+    if (distances) f.distance_bias = bias;
     f.scratch = memory.base + memory.used;
     f.scratch_size = scratch_size(a);
     weft_pool_run(weft_exec_pool(x), a->batch * a->heads * f.tiles, attend_tile, &f);

@@ -95,10 +95,6 @@ MULTIPLY_ROW(multiply_row_on_rows, TILE_ROWS)
 MULTIPLY_ROW(multiply_row_on_sums, TILE_SUMS)
 #undef MULTIPLY_ROW
 
-static inline int64_t first_key_of_row(const pair_task *t, int64_t row) {
-    return first_key_of(t->p, t->b, t->q0 + row);
-}
-
 /* The first row of the pair's queries that is computed for a panel of keys. */
 static inline int64_t first_row(const pair_task *t, int64_t key) {
     if (!t->p->a->causal) return 0;
@@ -275,7 +271,8 @@ static ALWAYS_INLINE void softmax_rows(panel_rows *w, int64_t row, int rows, boo
             if (w->causal) seen = min_i64(seen, w->place0 + r + 1 - w->key0);
             p[u] = (vreal)((vint)p[u] & (viota() < (real)(seen - v * VLEN)));
             if (w->hides) {
-                int64_t hidden = first_key_of_row(w->hides, r) - w->key0;
+                const pair_task *t = w->hides;
+                int64_t hidden = first_key_of(t->p, t->b, t->q0 + r) - w->key0;
                 p[u] = (vreal)((vint)p[u] & (viota() >= (real)(hidden - v * VLEN)));
             }
         }
@@ -336,8 +333,9 @@ static ALWAYS_INLINE void softmax_panel(pair_task *t, int64_t key, int64_t from,
 #define SOFTMAX_KINDS(F)                                                                           \
     F(NONE, false)                                                                                 \
     F(SCORE, false)                                                                                \
-    F(SCORE, true) F(DSCALE, false) F(DSCALE, true) F(DLOG_TAU, false) F(DLOG_TAU, true)           \
-        F(SOFTCAP, false) F(SOFTCAP, true)
+    F(SCORE, true)                                                                                 \
+    F(DSCALE, false)                                                                               \
+    F(DSCALE, true) F(DLOG_TAU, false) F(DLOG_TAU, true) F(SOFTCAP, false) F(SOFTCAP, true)
 #define SOFTMAX(extras, position)                                                                  \
     static __attribute__((noinline)) void softmax_##extras##_##position(                           \
         pair_task *t, int64_t key, int64_t from, int64_t to) {                                     \

@@ -71,10 +71,7 @@ static int64_t write_thread_bytes(const weft_node *n) {
     return n->in[WEFT_CACHE_X]->dtype == WEFT_BF16 ? real_bytes(part->heads * part->width) : 0;
 }
 
-static int64_t cache_write_workspace(const weft_node *n, int threads) {
-    return threads * write_thread_bytes(n);
-}
-
+DEFINE_WORKSPACE(cache_write, write_thread_bytes(n) * threads)
 DEFINE_KERNEL(cache_write, .workspace = cache_write_workspace) {
     const weft_tensor *from = n->in[WEFT_CACHE_X];
     write_run w = {.x = x, .n = n, .places = places_of(x, n)};
@@ -143,16 +140,13 @@ static void choose_above(const gather_run *g, int64_t r, int64_t seen, kept *row
     if (g->attr->normalize) row->factor = sum > 0 ? (real)(1 / sum) : 0;
 }
 
-static void choose_row(void *context, int64_t r, int thread) {
-    (void)thread;
+WEFT_TASK(choose_row) {
     const gather_run *g = context;
-    kept *row = g->rows + r;
+    kept *row = g->rows + task;
     *row = (kept){.factor = 1};
-    if (g->places.slot[r] < 0) return;
-    if (g->attr->keep == WEFT_KEEP_TOPK)
-        choose_largest(g, r, keys_seen(g, r), row);
-    else
-        choose_above(g, r, keys_seen(g, r), row);
+    if (g->places.slot[task] < 0) return;
+    (g->attr->keep == WEFT_KEEP_TOPK ? choose_largest : choose_above)(g, task, keys_seen(g, task),
+                                                                      row);
 }
 
 static ALWAYS_INLINE void add_token(const gather_run *g, int64_t r, int64_t j, real weight,
@@ -221,10 +215,7 @@ DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
     return WEFT_OK;
 }
 
-WORKSPACE(cache_mean_workspace) {
-    return real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X]));
-}
-
+DEFINE_WORKSPACE(cache_mean, real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X])))
 DEFINE_KERNEL(cache_mean, .workspace = cache_mean_workspace) {
     row_places p = places_of(x, n);
     const weft_tensor *in = n->in[WEFT_CACHE_X];

@@ -7,6 +7,7 @@
  * products, narrow enough that N × chunk numbers stay in the last cache. For each chunk: logits to
  * their gradient in place, then dw of the chunk (a sum over rows, whole, so that it can be rounded
  * to bf16), then dx plus the chunk's part. */
+#include "cpu/chunks.h"
 #include "cpu/cross_entropy.h"
 
 enum {
@@ -110,30 +111,21 @@ static bool only_scales(const weft_node *n) {
     return made && !n->in[WEFT_CE_BACK_D_Z];
 }
 
-static int64_t cross_entropy_back_workspace(const weft_node *n, int threads) {
-    return only_scales(n) ? 0 : lay_out(n, threads).bytes;
-}
-
+DEFINE_WORKSPACE(cross_entropy_back, only_scales(n) ? 0 : lay_out(n, threads).bytes)
 typedef struct {
     const weft_exec *x;
     const weft_tensor *from, *to;
-    const real *sums; /* in place of `from` */
+    const real *sums; /* to be rounded, in place of `from` */
     real factor;
 } scaling;
 
 WEFT_TASK(scale_values) {
-    enum { TILE = 1024 };
     const scaling *s = context;
-    int64_t end = min_i64((task + 1) * SCALE_VALUES, weft_tensor_count(s->to));
-    for (int64_t at = task * SCALE_VALUES; at < end; at += TILE) {
-        int64_t n = min_i64(TILE, end - at);
-        real in_tile[TILE], out_tile[TILE];
-        const real *from = s->sums ? s->sums + at : tile_in(s->x, s->from, at, n, in_tile);
-        real *to = tile_out(s->x, s->to, at, out_tile);
-        for (int64_t i = 0; i < n; i++)
-            to[i] = from[i] * s->factor;
-        tile_done(s->x, s->to, at, n, to);
-    }
+    int64_t at = task * SCALE_VALUES, n = min_i64(SCALE_VALUES, weft_tensor_count(s->to) - at);
+    if (s->sums)
+        gemm_round((uint16_t *)weft_data(s->x, s->to) + at, s->sums + at, n);
+    else
+        apply_tensors(s->x, scale_vector, 1, &s->from, s->to, at, n, &s->factor);
 }
 
 static void scale_tensor(const weft_exec *x, scaling s) {
@@ -183,8 +175,7 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_c
         w.part = (entropy_part){0, rows, word, min_i64(at.words, words - word)};
         differentiate_chunk(pool, &w, dx);
     }
-    if (is_widened(n->out[0]))
-        scale_tensor(x, (scaling){.to = n->out[0], .sums = dx.data, .factor = 1});
+    if (is_widened(n->out[0])) scale_tensor(x, (scaling){.to = n->out[0], .sums = dx.data});
     return WEFT_OK;
 }
 

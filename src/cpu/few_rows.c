@@ -365,15 +365,6 @@ WEFT_TASK(run_columns) {
     KERNEL(gemm_finish)(&tile, sums, TASK_COLUMNS, p->accumulate);
 }
 
-static void share_columns(weft_pool *pool, few_run *f) {
-    const gemm_product *p = f->p;
-    int64_t columns = max_i64(TASK_WEIGHTS / p->k, p->tb ? BLOCK_ALONE : STEP_COLUMNS);
-    f->columns = min_i64(columns, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
-    f->tasks = ceil_div(p->n, f->columns);
-    f->pieces = ceil_div(p->m, GEMM_FEW_ROWS);
-    weft_pool_run(pool, p->batch * f->pieces * f->tasks, run_columns, f);
-}
-
 static bool goes_by_tiles(const gemm_product *p) {
     return HAS_BFMMLA && p->tb && p->b.bf16 && p->batch == 1 && p->m <= GEMM_FEW_ROWS &&
            weft_cpu_matrix() == WEFT_MATRIX_BFMMLA;
@@ -389,22 +380,21 @@ int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
     return p->a.bf16 ? real_bytes(p->batch * p->m * p->k) : 0;
 }
 
-static void widen_rows(few_run *f, real *to) {
-    const gemm_product *p = f->p;
-    f->x = (gemm_matrix){.data = to, .ld = p->k, .stride = p->m * p->k};
-    for (int64_t g = 0; g < p->batch; g++)
-        for (int64_t r = 0; r < p->m; r++, to += p->k)
-            gemm_widen(to, gemm_part(p->a, g, r, 0).data, p->k);
-}
-
 void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     few_run f = {.p = p, .x = p->a, .ld = tile_numbers(p)};
+    real *to = workspace;
     if (goes_by_tiles(p))
         f.tiles = workspace;
     else if (p->a.bf16)
-        widen_rows(&f, workspace);
+        f.x = (gemm_matrix){.data = to, .ld = p->k, .stride = p->m * p->k};
+    for (int64_t row = 0; !f.tiles && p->a.bf16 && row < p->batch * p->m; row++)
+        gemm_widen(to + row * p->k, gemm_part(p->a, row / p->m, row % p->m, 0).data, p->k);
 #if HAS_BFMMLA
     if (f.tiles) lay_tiles(&f);
 #endif
-    share_columns(pool, &f);
+    int64_t columns = max_i64(TASK_WEIGHTS / p->k, p->tb ? BLOCK_ALONE : STEP_COLUMNS);
+    f.columns = min_i64(columns, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
+    f.tasks = ceil_div(p->n, f.columns);
+    f.pieces = ceil_div(p->m, GEMM_FEW_ROWS);
+    weft_pool_run(pool, p->batch * f.pieces * f.tasks, run_columns, &f);
 }

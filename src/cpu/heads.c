@@ -27,9 +27,7 @@ static void head_columns_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(head_columns) {
-    return run_positions(x, n, n->out[0], head_columns_row);
-}
+DEFINE_KERNEL_AS(head_columns, run_positions(x, n, n->out[0], head_columns_row))
 
 VECTOR_FN(add_vector) {
     out[0] = in[0] + in[1];
@@ -62,9 +60,7 @@ static void head_columns_back_row(const void *context, int64_t p) {
             sum_columns(k, p, h, d, min_i64(TILE, k->width - d));
 }
 
-DEFINE_KERNEL(head_columns_back) {
-    return run_positions(x, n, n->out[0], head_columns_back_row);
-}
+DEFINE_KERNEL_AS(head_columns_back, run_positions(x, n, n->out[0], head_columns_back_row))
 
 typedef struct {
     weft_exec *x;
@@ -186,17 +182,14 @@ static double dot_group(const grouped *k, int64_t row, int64_t h) {
     return sum;
 }
 
-static void head_pool_row(const void *context, int64_t row) {
-    const grouped *k = context;
-    for (int64_t h = 0; h < k->heads; h++)
-        pool_group(k, row, h);
-}
-
-static void head_spread_row(const void *context, int64_t row) {
-    const grouped *k = context;
-    for (int64_t h = 0; h < k->heads; h++)
-        spread_group(k, row, h);
-}
+#define EACH_GROUP(name)                                                                           \
+    static void head_##name##_row(const void *context, int64_t row) {                              \
+        const grouped *k = context;                                                                \
+        for (int64_t h = 0; h < k->heads; h++)                                                     \
+            name##_group(k, row, h);                                                               \
+    }
+EACH_GROUP(pool)
+EACH_GROUP(spread)
 
 static weft_status run_groups(weft_exec *x, const weft_node *n, const weft_tensor *wide,
                               const weft_tensor *narrow, row_fn each) {
@@ -205,13 +198,8 @@ static weft_status run_groups(weft_exec *x, const weft_node *n, const weft_tenso
     return run_rows(x, k.rows, weft_tensor_width(wide), each, &k);
 }
 
-DEFINE_KERNEL(head_pool) {
-    return run_groups(x, n, n->in[0], n->out[0], head_pool_row);
-}
-
-DEFINE_KERNEL(head_spread) {
-    return run_groups(x, n, n->out[0], n->in[0], head_spread_row);
-}
+DEFINE_KERNEL_AS(head_pool, run_groups(x, n, n->in[0], n->out[0], head_pool_row))
+DEFINE_KERNEL_AS(head_spread, run_groups(x, n, n->out[0], n->in[0], head_spread_row))
 
 WEFT_TASK(head_scale_back_block) {
     const grouped *k = context;
@@ -320,10 +308,5 @@ static weft_status run_copies(weft_exec *x, const weft_tensor *stacked, weft_ten
     return WEFT_OK;
 }
 
-DEFINE_KERNEL(stack) {
-    return run_copies(x, n->out[0], n->in, n->n_in, false);
-}
-
-DEFINE_KERNEL(unstack) {
-    return run_copies(x, n->in[0], n->out, n->n_out, true);
-}
+DEFINE_KERNEL_AS(stack, run_copies(x, n->out[0], n->in, n->n_in, false))
+DEFINE_KERNEL_AS(unstack, run_copies(x, n->in[0], n->out, n->n_out, true))

@@ -8,8 +8,6 @@
 #include "cpu/ahead.h"
 #include "cpu/bytes.h"
 #include "cpu/gemm.h"
-#include "cpu/matrix.h"
-#include "ops/linear.h"
 
 enum {
     BLOCK = WEFT_I8_BLOCK,
@@ -191,13 +189,6 @@ int64_t KERNEL(i8_rows_workspace)(const gemm_product *p) {
            WEFT_ARENA_ALIGN;
 }
 
-/* A row that is missing in the last tile. */
-static void clear_row(const i8_run *r, int64_t row) {
-    for (int64_t i = 0; i < r->ld; i += 8)
-        memset(r->x + (row - 1) * r->ld + 2 * i + 8, 0, 8);
-    memset(r->scales + row * (r->ld / BLOCK), 0, (size_t)(r->ld / BLOCK) * sizeof *r->scales);
-}
-
 /* GEMM_FEW_ROWS rows after the other. */
 void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     for (int64_t row = 0; row < p->m; row += GEMM_FEW_ROWS) {
@@ -209,7 +200,11 @@ void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
         r.tiles = BYTES_ARM && part.m > 1 && weft_cpu_tiles_i8();
         for (int64_t i = 0; i < part.m; i++)
             round_row(&r, i);
-        if (r.tiles && part.m % 2 == 1) clear_row(&r, part.m);
+        if (r.tiles && part.m % 2 == 1) { /* a row that is missing in the last tile */
+            for (int64_t i = 0; i < r.ld; i += 8)
+                memset(r.x + (part.m - 1) * r.ld + 2 * i + 8, 0, 8);
+            memset(r.scales + part.m * (r.ld / BLOCK), 0, (size_t)(r.ld / BLOCK) * sizeof(float));
+        }
         int64_t columns = max_i64(TASK_WEIGHTS / r.ld, ALONE);
         r.columns = min_i64(columns, TASK_COLUMNS) / ALONE * ALONE;
         r.tasks = ceil_div(p->n, r.columns);

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "core/exec.h"
-#include "core/plan.h"
 
 #include <math.h>
 
@@ -58,6 +57,15 @@ typedef float real;
     static weft_status name##_run(weft_exec *x, const weft_node *n);                               \
     const weft_kernel KERNEL(name) = {.run = name##_run, ##__VA_ARGS__};                           \
     static weft_status name##_run(weft_exec *x, const weft_node *n)
+/* The same of one expression in x and n; and a workspace's bytes, in n and threads. */
+#define DEFINE_KERNEL_AS(name, result, ...)                                                        \
+    DEFINE_KERNEL(name, ##__VA_ARGS__) {                                                           \
+        return result;                                                                             \
+    }
+#define DEFINE_WORKSPACE(name, bytes)                                                              \
+    static int64_t name##_workspace(UNUSED const weft_node *n, UNUSED int threads) {               \
+        return bytes;                                                                              \
+    }
 /* A workspace that is the same for any number of threads. */
 #define WORKSPACE(name) static int64_t name(const weft_node *n, UNUSED int threads)
 

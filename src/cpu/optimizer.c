@@ -99,10 +99,7 @@ static real join_parts(const double *parts, int64_t chunks) {
     return (real)sqrt(sum);
 }
 
-WORKSPACE(global_norm_workspace) {
-    return list_workspace(n, 0, 1);
-}
-
+DEFINE_WORKSPACE(global_norm, list_workspace(n, 0, 1))
 DEFINE_KERNEL(global_norm, .workspace = global_norm_workspace) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, 1);
@@ -255,13 +252,6 @@ static void update_tile(const tile_data *t, const real *control, int64_t len) {
     EITHER(t->v_max, update_vectors, u, len);
 }
 
-static void clear_tile(const tile_data *t, int64_t len) {
-    size_t bytes = (size_t)len * sizeof(real);
-    memset(t->m, 0, bytes);
-    memset(t->v, 0, bytes);
-    if (t->v_max) memset(t->v_max, 0, bytes);
-}
-
 /* The tile at element `at` of a slot; bf16 gradients are widened into `scratch`. */
 static tile_data slot_tile(const weft_exec *x, weft_tensor *const *slot, const real *control,
                            int64_t at, int64_t len, real *scratch) {
@@ -306,17 +296,16 @@ WEFT_TASK(adamw_chunk) {
         int64_t tile_cuts = limit_factor > 0 ? count_cuts(&t, limit_factor, len) : 0;
         if (tile_cuts > 0) cut_tile(&t, limit_factor, len, clipped);
         update_tile(&t, control, len);
-        if (control[WEFT_CONTROL_RESET] != 0) clear_tile(&t, len);
+        real *moments[] = {t.m, t.v, t.v_max};
+        for (int i = 0; control[WEFT_CONTROL_RESET] != 0 && i < 3; i++)
+            if (moments[i]) memset(moments[i], 0, (size_t)len * sizeof(real));
         if (slot[WEFT_SLOT_COPY]) tile_done(list->x, slot[WEFT_SLOT_COPY], at, len, t.p);
         cuts += tile_cuts;
     }
     ((int64_t *)list->result)[task] = cuts;
 }
 
-WORKSPACE(adamw_workspace) {
-    return list_workspace(n, 1, WEFT_SLOT_SIZE);
-}
-
+DEFINE_WORKSPACE(adamw, list_workspace(n, 1, WEFT_SLOT_SIZE))
 DEFINE_KERNEL(adamw, .workspace = adamw_workspace) {
     int64_t cuts = 0;
     const real *control = weft_data(x, n->in[0]);
@@ -372,21 +361,16 @@ static muon_place muon_place_of(const weft_muon_attr *a, int64_t chunk) {
     return m;
 }
 
-/* 1/(‖Ĝ‖ + 1e-7) of a chunk's matrix, from the sums of all of its chunks. */
-static real muon_scale(const muon_run *r, const muon_place *m) {
-    double sum = 0;
-    for (int64_t i = 0; i < m->chunks; i++)
-        sum += r->squares[m->first + i];
-    return (real)(1 / (sqrt(sum) + 1e-7));
-}
-
 WEFT_TASK(muon_direction_chunk) {
     const muon_run *r = context;
     muon_place at = muon_place_of(r->attr, task);
     weft_tensor *const *in = r->n->in + at.piece * WEFT_MUON_DIRECTION_SIZE;
     const weft_tensor *out = r->n->out[0];
     real clip = r->control[WEFT_CONTROL_GRAD], keep = (real)r->attr->momentum;
-    real scale = r->written ? muon_scale(r, &at) : 1;
+    double norm = 0; /* of its matrix, from the sums of all of its chunks */
+    for (int64_t i = 0; r->written && i < at.chunks; i++)
+        norm += r->squares[at.first + i];
+    real scale = r->written ? (real)(1 / (sqrt(norm) + 1e-7)) : 1;
     real widened[TILE], made[TILE];
     double sums[SUM_LANES] = {0};
     for (int64_t i = 0; i < at.count; i += TILE) {
@@ -410,10 +394,7 @@ WEFT_TASK(muon_direction_chunk) {
         r->squares[task] += sums[lane];
 }
 
-WORKSPACE(muon_direction_workspace) {
-    return muon_chunks(n->attr) * (int64_t)sizeof(double);
-}
-
+DEFINE_WORKSPACE(muon_direction, muon_chunks(n->attr) * (int64_t)sizeof(double))
 DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
     muon_run r = {.x = x,
                   .n = n,
@@ -472,10 +453,7 @@ WEFT_TASK(zero_masked_chunk) {
     }
 }
 
-WORKSPACE(zero_masked_workspace) {
-    return list_workspace(n, 0, WEFT_MASKED_SIZE);
-}
-
+DEFINE_WORKSPACE(zero_masked, list_workspace(n, 0, WEFT_MASKED_SIZE))
 DEFINE_KERNEL(zero_masked, .workspace = zero_masked_workspace) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, WEFT_MASKED_SIZE);

@@ -68,10 +68,6 @@ static ALWAYS_INLINE real load_one(const void *data, int64_t i, const bool bf16)
     return bf16 ? weft_bf16_to_float(((const uint16_t *)data)[i]) : ((const real *)data)[i];
 }
 
-static ALWAYS_INLINE void prefetch(const void *data, int64_t i, const bool bf16) {
-    __builtin_prefetch((const char *)data + i * (int64_t)(bf16 ? sizeof(uint16_t) : sizeof(real)));
-}
-
 /* Four rows of four numbers, transposed: to[j * step] gets the j-th of each row. */
 static ALWAYS_INLINE void transpose_four(const void *data, int64_t at, int64_t ld, real *to,
                                          int64_t step, const bool bf16) {
@@ -128,11 +124,12 @@ static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, re
 static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, real *to,
                                       const int64_t width, const bool bf16) {
     int64_t whole = count / width * width, padded = ceil_div(count, width) * width;
+    const int64_t size = bf16 ? sizeof(uint16_t) : sizeof(real);
     for (int64_t first = 0; first < k; first += TERMS) {
         int64_t end = min_i64(first + TERMS, k);
         for (int64_t d = first; d < end; d++)
             for (int64_t s = 0; s < count; s += LINE)
-                prefetch(x.data, (d + TERMS) * x.ld + s, bf16);
+                __builtin_prefetch((const char *)x.data + ((d + TERMS) * x.ld + s) * size);
         for (int64_t s = 0; s < whole; s += width)
             for (int64_t d = first; d < end; d++)
                 for (int64_t i = 0; i < width; i += 4)
@@ -250,10 +247,6 @@ static void multiply_panels(int64_t k, const void *a_panel, const void *b_panel,
 
 #else
 
-static ALWAYS_INLINE void store_sums(real *to, vreal sums, bool add) {
-    vstore(to, add ? vload(to) + sums : sums);
-}
-
 /* One term of all sums; a's numbers `step` apart. */
 static ALWAYS_INLINE void add_term(const real *a, int64_t step, const real *b,
                                    vreal sum[ROWS][WIDE]) {
@@ -301,8 +294,10 @@ static ALWAYS_INLINE void multiply_block(int64_t k, const real *a, const int64_t
         add_term(a, row_step, b, sum);
     vreal factor = vset(alpha);
     UNROLLED(i, ROWS)
-        UNROLLED(j, WIDE)
-            store_sums(c + i * ldc + j * VLEN, sum[i][j] * factor, add);
+        UNROLLED(j, WIDE) {
+            real *to = c + i * ldc + j * VLEN;
+            vstore(to, add ? vload(to) + sum[i][j] * factor : sum[i][j] * factor);
+        }
 }
 
 static void multiply_panels(int64_t k, const void *a, const void *b, real alpha, bool add, real *c,

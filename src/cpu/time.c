@@ -16,11 +16,6 @@ typedef struct {
     const int32_t *first; /* [B, T]: of running means, where a token's begins; NULL: at 0 */
 } strip_job;
 
-/* Where the mean of token t begins. */
-static int64_t mean_begin(const strip_job *j, int64_t task, int64_t t) {
-    return j->first ? j->first[task / j->strips * j->time + t] : 0;
-}
-
 /* Where token 0 of the task's strip lies in a [B, T, N] tensor of T = `time`, and its columns. */
 static int64_t strip_at(const strip_job *j, int64_t task, int64_t time, int64_t *len) {
     int64_t b = task / j->strips, column = task % j->strips * STRIP;
@@ -37,7 +32,7 @@ static ALWAYS_INLINE void sum_along(const strip_job *j, int64_t task, bool back)
         int64_t t = back ? j->time - 1 - step : step, at = first + t * j->width;
         const real *x = tile_in(j->x, j->in, at, len, in_scratch);
         real *y = tile_out(j->x, j->out, at, out_scratch);
-        int64_t begin = mean_begin(j, task, t);
+        int64_t begin = j->first ? j->first[task / j->strips * j->time + t] : 0;
         double share = 1 / (double)(t - begin + 1);
         if (begin == t && !back) memset(sum, 0, sizeof sum);
         for (int64_t i = 0; i < len; i++) {

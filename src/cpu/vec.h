@@ -215,20 +215,17 @@ static inline vreal vfma(vreal a, vreal b, vreal c) {
 #define VEIGHT(op, v) ((__m256)(v))
 #endif
 
-/* The sum of the lanes, halves first: a fixed order. */
-static inline real vsum(vreal v) {
-    __m256 eight = VEIGHT(_mm256_add_ps, v);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
-static inline real vmax_lane(vreal v) {
-    __m256 eight = VEIGHT(_mm256_max_ps, v);
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
+/* The sum of the lanes, or the largest, halves first: a fixed order. */
+#define VFOLD(name, op)                                                                            \
+    static inline real name(vreal v) {                                                             \
+        __m256 eight = VEIGHT(_mm256_##op##_ps, v);                                                \
+        __m128 high = _mm256_extractf128_ps(eight, 1);                                             \
+        __m128 four = _mm_##op##_ps(_mm256_castps256_ps128(eight), high);                          \
+        __m128 two = _mm_##op##_ps(four, _mm_movehl_ps(four, four));                               \
+        return _mm_cvtss_f32(_mm_##op##_ss(two, _mm_movehdup_ps(two)));                            \
+    }
+VFOLD(vsum, add)
+VFOLD(vmax_lane, max)
 
 #else
 

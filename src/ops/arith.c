@@ -53,20 +53,17 @@ static weft_status add_infer(weft_graph *g, weft_node *n) {
     return weft_output_like(g, n, 0, a->dtype, a);
 }
 
-/* dy summed over the rows that shared b, as b's own shape and type. */
-static weft_tensor *sum_over_rows(weft_graph *g, weft_tensor *dy, const weft_tensor *b) {
-    int64_t width = weft_tensor_count(b), rows = weft_tensor_count(dy) / width;
-    weft_tensor *flat = weft_view(g, dy, rows, width);
-    return weft_reshape(g, weft_bias_back(g, flat, b->dtype), b->ndim, b->shape);
-}
-
 GRAD(add) {
     const weft_alpha_attr *attr = n->attr;
     const weft_tensor *b = n->in[1];
     d_in[0] = d_out[0];
     if (!b->needs_grad) return WEFT_OK;
     weft_tensor *db = d_out[0];
-    if (b->ndim < n->in[0]->ndim) db = sum_over_rows(g, db, b);
+    if (b->ndim < n->in[0]->ndim) { /* summed over the rows that shared b */
+        int64_t width = weft_tensor_count(b), rows = weft_tensor_count(db) / width;
+        db = weft_bias_back(g, weft_view(g, db, rows, width), b->dtype);
+        db = weft_reshape(g, db, b->ndim, b->shape);
+    }
     if (attr->alpha != 1) db = weft_scale(g, db, attr->alpha);
     d_in[1] = db && db->dtype != b->dtype ? weft_cast(g, db, b->dtype) : db;
     return weft_graph_status(g);
