@@ -61,8 +61,13 @@ static void write_row(void *context, int64_t r, int thread) {
                             part->heads * part->width, scratch);
     for (int64_t h = 0; h < part->heads; h++) {
         real n = store_vector(&w->pages, page, h, token, x + h * part->width);
-        if (part->number)
-            *number_at(&w->pages, page, h, token) = n + (extra ? extra[r * part->heads + h] : 0);
+        if (!part->number) continue;
+        if (extra) n += extra[r * part->heads + h];
+        void *number = number_at(&w->pages, page, h, token);
+        if (w->pages.kind == CACHED_REAL)
+            *(real *)number = n;
+        else
+            *(float *)number = (float)n;
     }
 }
 

@@ -62,8 +62,10 @@ static inline float *scale_at(const cached_pages *c, char *page, int64_t head, i
     return (float *)(page + c->scales) + head * WEFT_PAGE_TOKENS + token;
 }
 
-static inline real *number_at(const cached_pages *c, char *page, int64_t head, int64_t token) {
-    return (real *)(page + c->numbers) + head * WEFT_PAGE_TOKENS + token;
+/* A `real` beside reals, else a float. */
+static inline void *number_at(const cached_pages *c, char *page, int64_t head, int64_t token) {
+    size_t bytes = c->kind == CACHED_REAL ? sizeof(real) : sizeof(float);
+    return page + c->numbers + (head * WEFT_PAGE_TOKENS + token) * (int64_t)bytes;
 }
 
 /* VLEN numbers from element i, or the first n of them and zeros. */
