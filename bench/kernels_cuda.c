@@ -155,10 +155,12 @@ EACH(add, 6.0 * ROWS_E, weft_add(graph, a, b), weft_tensor *a = INPUT(B * T, E),
      *b = INPUT(B * T, E))
 EACH(gelu_back, 6.0 * ROWS_F, weft_gelu_back(graph, dy, x), weft_tensor *dy = INPUT(B * T, F),
      *x = INPUT(B * T, F))
-EACH(rope, 4.0 * ROWS_E, weft_rope(graph, x, D, H, NULL, 0), weft_tensor *x = INPUT(B, T, H, D))
+EACH(rope, 4.0 * ROWS_E, weft_rope(graph, x, D, H, NULL, 0, &WEFT_ROPE_USUAL),
+     weft_tensor *x = INPUT(B, T, H, D))
 EACH(dropout, 4.0 * ROWS_E, weft_dropout(graph, x, 0.1, "bench"), weft_tensor *x = INPUT(B, T, E))
 EACH(means, 2.0 * ROWS_E, weft_time_mean(graph, INPUT(B, T, E)), (void)0)
-EACH(running_means, 4.0 * B * T * 64, weft_running_mean(graph, x), weft_tensor *x = INPUT(B, T, 64))
+EACH(running_means, 4.0 * B * T * 64, weft_running_mean(graph, x, NULL),
+     weft_tensor *x = INPUT(B, T, 64))
 EACH(squares, 2.0 * ROWS_F, weft_sum_squares(graph, x, 1), weft_tensor *x = INPUT(B * T, F))
 EACH(few, 2.0 * F * E, weft_matmul(graph, INPUT(B, F), INPUT(F, E), false, false), (void)0)
 EACH(few_transposed, 2.0 * F * E, weft_matmul(graph, INPUT(B, E), INPUT(F, E), false, true),
@@ -192,7 +194,7 @@ static double build_norm(int times) {
     weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++) {
         weft_tensor *x = PARAM(B * T, E), *r = PARAM(B * T, E);
-        weft_normed n = weft_norm(graph, x, r, PARAM(E), PARAM(E), WEFT_LAYERNORM);
+        weft_normed n = weft_norm(graph, x, r, PARAM(E), PARAM(E), WEFT_LAYERNORM, 0);
         y[2 * i] = n.y;
         y[2 * i + 1] = n.s;
     }
@@ -241,7 +243,7 @@ AS(shared_topk, build_routes(times, 1, 2 * D))
 static double build_losses(bool gradients) {
     weft_tensor *x = gradients ? PARAM(B * T, E) : INPUT(B * T, E);
     weft_tensor *w = gradients ? PARAM(V, E) : INPUT(V, E);
-    weft_losses c = weft_cross_entropy(graph, x, w, TOKENS(B * T), NULL, 0, true);
+    weft_losses c = weft_cross_entropy(graph, x, w, TOKENS(B * T), NULL, 0, true, 0);
     weft_keep(c.ce);
     if (gradients && c.ce) weft_graph_backward(graph, c.ce, NULL);
     return (gradients ? 10.0 : 4.0) * B * T * V;

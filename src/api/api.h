@@ -2,10 +2,8 @@
  * is wrong, and hands over to the layer below, which may then take its arguments for granted. */
 #pragma once
 
-#include "core/graph.h"
 #include "model/session.h"
 
-#include <pthread.h>
 #include <weft/graph.h>
 
 struct weft_engine {

@@ -6,12 +6,10 @@
  * writes, so an output that is an input, and a gradient that is another's or the forward pass's, are
  * copied. */
 #include "api/api.h"
-#include "base/scope.h"
 #include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
 #include "model/account.h"
-#include "model/transformer.h"
 #include "ops/arith.h"
 
 struct weft_block {
@@ -76,15 +74,6 @@ static weft_status own_gradients(weft_block *b) {
     return weft_graph_status(b->graph);
 }
 
-static int append_entries(const weft_api_list *list, bool gradients, const weft_tensor **out) {
-    int n = 0;
-    for (int i = 0; i < list->n; i++) {
-        weft_tensor *t = gradients ? list->entries[i].grad : list->entries[i].tensor;
-        if (t) out[n++] = weft_tensor_root(t);
-    }
-    return n;
-}
-
 static const struct {
     weft_block_list list;
     bool gradients;
@@ -93,6 +82,23 @@ static const struct {
                    {WEFT_BLOCK_INPUTS, true},   {WEFT_BLOCK_WEIGHTS, true}};
 
 enum { ORDERS = 6, BOUND_MAX = ORDERS * WEFT_API_TENSORS_MAX };
+
+/* The bound tensors, or the addresses that a call gives them, in the same order; how many. */
+static int list_bound(const weft_block *b, const weft_tensor **tensors,
+                      void *const *const given[ORDERS], void **addresses) {
+    int n = 0;
+    for (int i = 0; i < ORDERS; i++) {
+        const weft_api_list *list = list_of(b, bound_order[i].list);
+        for (int k = 0; k < list->n; k++) {
+            const weft_api_entry *e = &list->entries[k];
+            weft_tensor *t = bound_order[i].gradients ? e->grad : e->tensor;
+            if (t && tensors) tensors[n] = weft_tensor_root(t);
+            if (t && given) addresses[n] = given[i] ? given[i][k] : NULL;
+            n += t != NULL;
+        }
+    }
+    return n;
+}
 
 static void destroy_block(weft_block *b) {
     if (!b) return;
@@ -179,9 +185,7 @@ static weft_status new_block(weft_engine *engine, const char *key, weft_describe
         b->graph, &(weft_program_options){.n_losses = n, .losses = losses, .dlosses = dlosses}));
     WEFT_TRY(own_gradients(b));
     const weft_tensor *bound[BOUND_MAX];
-    for (int i = 0; i < ORDERS; i++)
-        b->n_bound += append_entries(list_of(b, bound_order[i].list), bound_order[i].gradients,
-                                     bound + b->n_bound);
+    b->n_bound = list_bound(b, bound, NULL, NULL);
     WEFT_TRY(weft_function_create(b->graph, b->engine->backend, b->engine->pool, bound, b->n_bound,
                                   &b->function));
     WEFT_TRY(weft_function_prepare(b->function));
@@ -259,25 +263,11 @@ int64_t weft_block_bytes(const weft_block *block, weft_block_memory what) {
         block->function, what == WEFT_BYTES_FORWARD ? WEFT_HALF_FORWARD : WEFT_HALF_BACKWARD);
 }
 
-/* The addresses of one list in the order of the bound tensors; how many. */
-static int take_addresses(const weft_api_list *list, bool gradients, void *const *from,
-                          void **out) {
-    int n = 0;
-    for (int i = 0; i < list->n; i++) {
-        if (gradients && !list->entries[i].grad) continue;
-        out[n++] = from ? from[i] : NULL;
-    }
-    return n;
-}
-
 static weft_status call_block(weft_block *b, weft_half half, const weft_call *call) {
     void *bound[BOUND_MAX];
     void *const *const given[ORDERS] = {call->inputs,       call->weights,     call->outputs,
                                         call->grad_outputs, call->grad_inputs, call->grad_weights};
-    int n = 0;
-    for (int i = 0; i < ORDERS; i++)
-        n += take_addresses(list_of(b, bound_order[i].list), bound_order[i].gradients, given[i],
-                            bound + n);
+    list_bound(b, NULL, given, bound);
     weft_call_memory memory = {
         .bound = bound,
         .saved = call->saved,
@@ -328,15 +318,6 @@ enum { KEY_ROOM = 8192 };
 
 static const char *const part_names[] = {"attention", "ffn", "layer", NULL};
 
-static weft_status find_part(const char *name, weft_part_kind *out) {
-    for (int i = 0; part_names[i]; i++) {
-        if (strcmp(name, part_names[i]) != 0) continue;
-        *out = (weft_part_kind)i;
-        return WEFT_OK;
-    }
-    return weft_fail(WEFT_EINPUT, "part '%s': it must be attention, ffn or layer", name);
-}
-
 static weft_status describe_part(void *context, weft_graph *g) {
     const part_wish *w = context;
     weft_model_part part;
@@ -384,7 +365,12 @@ weft_status weft_block_open_part(weft_engine *engine, const char *part, const ch
     if (batch <= 0 || time <= 0)
         return API_REFUSE("%lld sequences of %lld tokens; both start at 1", (long long)batch,
                           (long long)time);
-    WEFT_TRY(find_part(part, &w.form.kind));
+    int kind = 0;
+    while (part_names[kind] && strcmp(part, part_names[kind]) != 0)
+        kind++;
+    if (!part_names[kind])
+        return weft_fail(WEFT_EINPUT, "part '%s': it must be attention, ffn or layer", part);
+    w.form.kind = (weft_part_kind)kind;
     WEFT_TRY(weft_api_config(NULL, options, &w.config, &is_folder));
     w.build = (weft_build){.batch = batch,
                            .time = time,

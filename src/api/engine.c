@@ -1,6 +1,5 @@
 /* Engines, and what a config would cost on one. */
 #include "api/api.h"
-#include "base/scope.h"
 
 #include "device/device.h"
 #include "model/account.h"

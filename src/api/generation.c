@@ -1,6 +1,5 @@
 /* Generation for the library's users: the scheduler of generate/generator.h behind plain numbers. */
 #include "api/api.h"
-#include "base/scope.h"
 #include "data/tokenizer.h"
 #include "generate/generator.h"
 
@@ -37,28 +36,24 @@ static weft_status read_option(const char *option, weft_sampling *s) {
     double max_tokens = (double)s->max_tokens, end_token = (double)s->end_token;
     const struct {
         const char *key;
-        double *value;
-    } keys[] = {{"temperature", &s->temperature},
-                {"top_k", &top_k},
-                {"top_p", &s->top_p},
-                {"min_p", &s->min_p},
-                {"seed", &seed},
-                {"repetition_penalty", &s->repetition_penalty},
-                {"sample", &sample},
-                {"max_tokens", &max_tokens},
-                {"end_token", &end_token}};
+        double *value, least, below; /* of a whole number; below 0: any number */
+    } keys[] = {{"temperature", &s->temperature, 0, 0},
+                {"top_k", &top_k, 0, 0x1p31},
+                {"top_p", &s->top_p, 0, 0},
+                {"min_p", &s->min_p, 0, 0},
+                {"seed", &seed, 0, 0x1p53},
+                {"repetition_penalty", &s->repetition_penalty, 0, 0},
+                {"sample", &sample, 0, 0x1p31},
+                {"max_tokens", &max_tokens, 1, 0x1p31},
+                {"end_token", &end_token, -1, 0x1p31}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         size_t length = strlen(keys[i].key);
         const char *text = option + length + 1;
         char *end;
         if (strncmp(option, keys[i].key, length) != 0 || option[length] != '=') continue;
-        *keys[i].value = strtod(text, &end);
-        bool fits = top_k >= 0 && top_k < 0x1p31 && seed >= 0 && seed < 0x1p53 && sample >= 0 &&
-                    sample < 0x1p31 && max_tokens >= 1 && max_tokens < 0x1p31 && end_token >= -1 &&
-                    end_token < 0x1p31;
-        const double counts[] = {top_k, seed, sample, max_tokens, end_token};
-        for (int k = 0; k < 5; k++)
-            fits = fits && counts[k] == trunc(counts[k]);
+        double value = *keys[i].value = strtod(text, &end);
+        bool fits = keys[i].below == 0 ||
+                    (value >= keys[i].least && value < keys[i].below && value == trunc(value));
         if (end == text || *end || !fits)
             return weft_fail(
                 WEFT_EINPUT,

@@ -191,7 +191,7 @@ OF_ONE(gelu)
 OF_ONE(gaussian_query)
 OF_ONE(gram)
 OF_ONE(head_transpose)
-OF_ONE(running_mean)
+OPERATION(running_mean, (a), weft_running_mean(g, a, NULL), weft_tensor *a)
 OF_ONE(time_mean)
 OF_TWO(dot)
 OF_TWO(silu_mul)
@@ -203,8 +203,8 @@ OPERATION(grouped_linear, (x, w), weft_grouped_linear(g, x, w, transpose_w), wef
           weft_tensor *w, int transpose_w)
 OPERATION(softplus, (x), weft_softplus(g, x, start, floor), weft_tensor *x, int64_t start,
           double floor)
-OPERATION(rope, (x), weft_rope(g, x, width, heads, NULL, 0), weft_tensor *x, int64_t width,
-          int64_t heads)
+OPERATION(rope, (x), weft_rope(g, x, width, heads, NULL, 0, &WEFT_ROPE_USUAL), weft_tensor *x,
+          int64_t width, int64_t heads)
 OPERATION(row_squares, (x), weft_row_squares(g, x, start), weft_tensor *x, int64_t start)
 OPERATION(gather, (h, index, weight), weft_route_gather(g, h, index, weight), weft_tensor *h,
           weft_tensor *index, weft_tensor *weight)
@@ -264,7 +264,7 @@ static weft_tensor *add_norm(weft_graph *g, const char *caller, const char *kind
     static const char *const words[] = {"layernorm", "rmsnorm", NULL};
     int word = find_word(g, caller, kind, words);
     if (word < 0) return NULL;
-    weft_normed n = weft_norm_by(g, x, r, w, bias, word ? WEFT_RMSNORM : WEFT_LAYERNORM, eps);
+    weft_normed n = weft_norm(g, x, r, w, bias, word ? WEFT_RMSNORM : WEFT_LAYERNORM, eps);
     if (sum) *sum = n.s;
     return n.y;
 }
@@ -327,7 +327,7 @@ weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int
     weft_rope_law law;
     OPEN(x);
     if (!read_rotation(g, __func__, by, &law)) return NULL;
-    return weft_rope_by(g, x, width, heads, NULL, 0, &law);
+    return weft_rope(g, x, width, heads, NULL, 0, &law);
 }
 
 weft_tensor *weft_graph_gaussian_key(weft_graph *g, weft_tensor *x, weft_tensor **n) {
@@ -424,7 +424,7 @@ weft_tensor *weft_graph_moments(weft_graph *g, weft_tensor *x, weft_tensor **sum
 weft_tensor *weft_graph_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w,
                                       weft_tensor *targets, double z, weft_tensor **z_loss) {
     OPEN(x, w, targets);
-    weft_losses parts = weft_cross_entropy(g, x, w, targets, NULL, z, false);
+    weft_losses parts = weft_cross_entropy(g, x, w, targets, NULL, z, false, 0);
     if (z_loss) *z_loss = parts.z;
     return parts.ce;
 }

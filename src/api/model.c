@@ -1,6 +1,5 @@
 /* Models: opening, saving, and their tensors by name. */
 #include "api/api.h"
-#include "base/scope.h"
 
 #include "base/text.h"
 #include "model/account.h"

@@ -1,6 +1,5 @@
 /* Passes: a session with its arguments checked, and its results by name. */
 #include "api/api.h"
-#include "base/scope.h"
 #include "model/folder.h"
 #include "train/optimizer.h"
 

@@ -5,11 +5,9 @@
  * A call's addresses are bound in one list: of each group its rate, state, report and cut, then of each
  * tensor its parameter, gradient, moments, v_max and copy, those that it has. */
 #include "api/api.h"
-#include "base/scope.h"
 #include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
-#include "ops/optimizer.h"
 
 #include <weft/step.h>
 

@@ -3,14 +3,11 @@
 #define _GNU_SOURCE /* renameat2 */
 #endif
 #include "base/beside.h"
-#include "base/scope.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     ATTEMPTS = 100,
@@ -212,19 +209,14 @@ weft_status weft_new_folder_room(const char *path, weft_may_replace may) {
     return weft_fail(WEFT_EIO, "%s: cannot be replaced: %s", name, strerror(errno));
 }
 
-static weft_status make_above(const char *path) {
-    char above[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(above, "%s", path));
-    char *slash = strrchr(above, '/');
-    if (!slash || slash == above) return WEFT_OK;
-    *slash = '\0';
-    return weft_folder_make(above);
-}
-
 weft_status weft_new_folder_begin(weft_new_folder *f, const char *path) {
     *f = (weft_new_folder){.held = -1};
     WEFT_TRY(take_path(path, f->path));
-    WEFT_TRY(make_above(f->path));
+    char above[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(above, "%s", f->path));
+    char *slash = strrchr(above, '/');
+    if (slash) *slash = '\0';
+    if (slash && slash != above) WEFT_TRY(weft_folder_make(above));
     WEFT_TRY(weft_beside_clear(f->path));
     f->held = weft_beside_make(f->path, f->beside);
     if (f->held < 0) return weft_fail(WEFT_EIO, "%s: cannot be made: %s", f->path, strerror(errno));

@@ -8,7 +8,6 @@
  * name stays. Process numbers do not decide: other containers and machines have the same ones. */
 #pragma once
 
-#include "base/files.h"
 #include "base/folders.h"
 
 /* How the names of files and folders beside end; the second, of a folder whose name was taken from it. */

@@ -1,13 +1,12 @@
 /* Errors as values: a status is returned, its message waits in weft_error_message(). Nearly every file has
- * this header by way of others, and with it those of the C library that nearly every file wants. */
+ * this header by way of others, and with it scope.h and those of the C library that nearly every file wants. */
 #pragma once
+
+#include "base/scope.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <weft/weft.h>
 

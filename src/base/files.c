@@ -3,18 +3,14 @@
 #define _GNU_SOURCE /* renameat2 */
 #endif
 #include "base/files.h"
-#include "base/scope.h"
 
 #include "base/beside.h"
 #include "base/clock.h"
 #include "base/crc32c.h"
-#include "base/folders.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 atomic_uint_least64_t weft_beats;
 

@@ -1,12 +1,10 @@
 /* Folders, by descriptor: what was looked at is what is removed, whatever takes its name meanwhile. */
 #include "base/folders.h"
-#include "base/scope.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <unistd.h>
 
 enum { DEPTH_MOST = 16, OPEN_FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
 

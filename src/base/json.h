@@ -2,7 +2,6 @@
 #pragma once
 
 #include "base/files.h"
-#include "base/scope.h"
 
 #include <jansson.h>
 

@@ -7,15 +7,10 @@
 #include "base/text.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { RECORD_MAX = 4000, STATUS_MAX = 1000, PREFIX_MAX = 64 };
 

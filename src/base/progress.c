@@ -7,9 +7,6 @@
 #include "base/log.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum {
     TEXT_MAX = 64,

@@ -10,34 +10,22 @@ uint32_t weft_random_site(const char *name) {
     return hash;
 }
 
-static double normal_of(uint32_t a, uint32_t b) {
-    const double tau = 6.283185307179586476925286766559;
-    /* a + 1 keeps the logarithm away from zero. */
-    double radius = sqrt(-2.0 * log(((double)a + 1.0) * 0x1p-32));
-    return radius * cos(tau * (double)b * 0x1p-32);
-}
-
 /* A block of four words makes two numbers. */
-void weft_random_normal_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
-                           int64_t n, double *out) {
+void weft_random_normal(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first, int64_t n,
+                        double *out) {
+    const double tau = 6.283185307179586476925286766559;
     weft_random4 r = {{0}};
     for (int64_t i = first; i < first + n; i++) {
         if (i == first || i % 2 == 0) r = weft_philox(seed, (uint32_t)(i / 2), 0, iteration, site);
-        out[i - first] = normal_of(r.word[2 * (i % 2)], r.word[2 * (i % 2) + 1]);
+        /* 1 more keeps the logarithm away from zero. */
+        double radius = sqrt(-2.0 * log(((double)r.word[2 * (i % 2)] + 1.0) * 0x1p-32));
+        out[i - first] = radius * cos(tau * (double)r.word[2 * (i % 2) + 1] * 0x1p-32);
     }
 }
 
-void weft_random_normal(uint64_t seed, uint32_t iteration, uint32_t site, int64_t n, double *out) {
-    weft_random_normal_at(seed, iteration, site, 0, n, out);
-}
-
-void weft_random_uniform_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
-                            int64_t n, double *out) {
+void weft_random_uniform(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first, int64_t n,
+                         double *out) {
     for (int64_t i = 0; i < n; i++)
         out[i] =
             weft_random_unit(weft_random_word(seed, iteration, 0, site, (uint64_t)(first + i)));
-}
-
-void weft_random_uniform(uint64_t seed, uint32_t iteration, uint32_t site, int64_t n, double *out) {
-    weft_random_uniform_at(seed, iteration, site, 0, n, out);
 }

@@ -57,15 +57,11 @@ WEFT_BOTH static inline double weft_random_unit(uint32_t word) {
 /* The 32-bit FNV-1a hash of a name: the `site` of its random numbers. */
 uint32_t weft_random_site(const char *name);
 
-/* Fills out[0..n) with draws from a normal distribution (mean 0, deviation 1), element i from the
- * words 2i and 2i+1 of the stream by Box and Muller. */
-void weft_random_normal(uint64_t seed, uint32_t iteration, uint32_t site, int64_t n, double *out);
+/* Fills out[0..n) with draws from a normal distribution (mean 0, deviation 1) from element `first` of the
+ * stream on, element i from its words 2i and 2i+1 by Box and Muller. */
+void weft_random_normal(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first, int64_t n,
+                        double *out);
 
-/* Fills out[0..n) with draws from [0, 1), element i from word i of the stream. */
-void weft_random_uniform(uint64_t seed, uint32_t iteration, uint32_t site, int64_t n, double *out);
-
-/* The same from element `first` of the stream on, for who fills it in pieces. */
-void weft_random_normal_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
-                           int64_t n, double *out);
-void weft_random_uniform_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
-                            int64_t n, double *out);
+/* The same from [0, 1), element i from word i of the stream. */
+void weft_random_uniform(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first, int64_t n,
+                         double *out);

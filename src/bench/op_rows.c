@@ -100,7 +100,7 @@ static void build_norm(bench_graph *g, const bench_row *row) {
     weft_norm_kind kind = strcmp(row->op, "layernorm") == 0 ? WEFT_LAYERNORM : WEFT_RMSNORM;
     weft_tensor *x = LEAF(g, 1, s->m, s->e), *r = LEAF(g, 2, s->m, s->e), *w = LEAF(g, 3, s->e);
     weft_tensor *b = kind == WEFT_LAYERNORM ? LEAF(g, 4, s->e) : NULL;
-    weft_normed y = weft_norm(g->graph, x, r, w, b, kind);
+    weft_normed y = weft_norm(g->graph, x, r, w, b, kind, 0);
     add_output(g, y.y);
     add_output(g, y.s);
 }
@@ -130,7 +130,7 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
     scale_last(g, 0.0625f, 0);
     weft_tensor *targets = add_leaf(g, SALT_TARGETS, WEFT_I32, 1, &s->m);
     scale_last(g, (float)s->v, 0);
-    add_output(g, weft_cross_entropy(g->graph, x, w, targets, NULL, 0, false).ce);
+    add_output(g, weft_cross_entropy(g->graph, x, w, targets, NULL, 0, false, 0).ce);
 }
 
 #define PRODUCT(M, N, K, NAME, BF16, QUICK)                                                        \

@@ -64,7 +64,7 @@ static weft_status draw_requests(bench *b, double rate, uint32_t row) {
     int64_t n = b->load.count;
     WEFT_AUTO_FREE double *drawn = malloc((size_t)(3 * n) * sizeof *drawn);
     if (!drawn) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    weft_random_uniform(b->opt->seed, row, weft_random_site("bench.serve"), 3 * n, drawn);
+    weft_random_uniform(b->opt->seed, row, weft_random_site("bench.serve"), 0, 3 * n, drawn);
     double due = weft_clock();
     for (int64_t i = 0; i < n; i++) {
         due -= log(1 - drawn[3 * i]) / rate;

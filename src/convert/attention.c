@@ -462,7 +462,7 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
     snprintf(weight, sizeof weight, "attn.%s.weight", name);
     snprintf(bias_name, sizeof bias_name, "attn.%s.bias", name);
     snprintf(site, sizeof site, "h.%lld.%s", (long long)layer, weight);
-    weft_random_normal_at(v->seed, 0, weft_random_site(site), 0, count, map);
+    weft_random_normal(v->seed, 0, weft_random_site(site), 0, count, map);
     memset(shift, 0, (size_t)(2 * heads * d) * sizeof *shift);
     for (int64_t i = 0; i < count; i++)
         map[i] *= NOISE / v->spread;

@@ -285,8 +285,7 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
     if (!tensors || !own) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     weft_status status = fill_tensors(m, pieces, n, tensors, own, &count);
-    if (status == WEFT_OK)
-        status = weft_safetensors_write_summed(path, tensors, count, metadata, sum);
+    if (status == WEFT_OK) status = weft_safetensors_write(path, tensors, count, metadata, sum);
     for (int64_t i = 0; i < n; i++)
         free(own[i]);
     return status;

@@ -57,7 +57,7 @@ weft_status weft_windows_random(int64_t vocab, int64_t time, int64_t windows, we
     out->tokens = malloc((size_t)count * sizeof *out->tokens);
     WEFT_AUTO_FREE double *u = malloc((size_t)count * sizeof *u);
     if (!out->tokens || !u) return no_memory();
-    weft_random_uniform_at(1, 0, weft_random_site("convert"), 0, count, u);
+    weft_random_uniform(1, 0, weft_random_site("convert"), 0, count, u);
     for (int64_t i = 0; i < count; i++)
         out->tokens[i] = (int32_t)(u[i] * (double)vocab);
     return WEFT_OK;

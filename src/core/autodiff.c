@@ -11,7 +11,6 @@
  * the planner lets go of them early. What was cloned in vain is dropped at the end with everything
  * else that nothing kept depends on. */
 #include "base/scope.h"
-#include "core/graph.h"
 
 #include "core/graph_internal.h"
 

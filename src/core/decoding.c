@@ -1,8 +1,6 @@
 /* What backends and models share for decoding: weights of a step in the order of their use. */
 #include "core/decoding.h"
 
-#include "core/graph.h"
-
 int64_t weft_step_packed(int64_t columns, int64_t depth) {
     int64_t tiles = (columns + WEFT_STEP_COLUMNS - 1) / WEFT_STEP_COLUMNS;
     return tiles * WEFT_STEP_COLUMNS * depth;

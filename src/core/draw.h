@@ -19,7 +19,6 @@
 
 #include <float.h>
 #include <stdbool.h>
-#include <stdint.h>
 
 #define WEFT_DRAW_ONE (UINT64_C(1) << 39)
 /* A step of the exponent: 2^46 of them halve a weight. */

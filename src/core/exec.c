@@ -2,7 +2,6 @@
  * workspaces), so that a run allocates nothing and only calls kernels. */
 #include "core/exec.h"
 #include "base/getter.h"
-#include "base/scope.h"
 
 #include "base/clock.h"
 #include "core/exec_internal.h"

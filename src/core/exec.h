@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include "core/graph.h"
 #include "core/plan.h"
 #include "core/pool.h"
 

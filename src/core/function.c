@@ -3,13 +3,10 @@
  *
  * Tables are kept in a list and used again; there are as many as calls ever ran at the same time. */
 #include "core/function.h"
-#include "base/scope.h"
 
 #include "core/exec_internal.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
-
-#include <pthread.h>
 
 /* Where a tensor lies. */
 typedef struct {
@@ -122,16 +119,6 @@ static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t l
     return ok ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
 }
 
-static weft_status plan_function(weft_function *f, weft_graph *g) {
-    WEFT_AUTO_FREE bool *bound = calloc((size_t)weft_graph_tensor_count(f->g) + 1, sizeof *bound);
-    if (!bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
-    for (int i = 0; i < f->n_bound; i++)
-        bound[f->bound[i]->id] = true;
-    weft_program_options options = {
-        .complete = true, .bound = bound, .plan = {.cut = true, .memory_limit = INT64_MAX}};
-    return weft_program_make(g, f->backend, weft_pool_size(f->pool), &options, &f->plan);
-}
-
 static weft_status fill_function(weft_function *f, weft_graph *g, const weft_tensor *const *bound) {
     int64_t nodes = weft_graph_node_count(f->g), forward = weft_graph_forward_count(f->g);
     f->kernels = calloc((size_t)nodes + 1, sizeof *f->kernels);
@@ -140,7 +127,13 @@ static weft_status fill_function(weft_function *f, weft_graph *g, const weft_ten
     for (int i = 0; i < f->n_bound; i++)
         f->bound[i] = bound[i];
     WEFT_TRY(weft_exec_find_kernels(f->g, f->backend, f->kernels));
-    WEFT_TRY(plan_function(f, g));
+    WEFT_AUTO_FREE bool *outside = calloc((size_t)weft_graph_tensor_count(g) + 1, sizeof *outside);
+    if (!outside) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    for (int i = 0; i < f->n_bound; i++)
+        outside[bound[i]->id] = true;
+    weft_program_options options = {
+        .complete = true, .bound = outside, .plan = {.cut = true, .memory_limit = INT64_MAX}};
+    WEFT_TRY(weft_program_make(g, f->backend, weft_pool_size(f->pool), &options, &f->plan));
     WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_FORWARD], 0, forward));
     WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_BACKWARD], forward, nodes));
     if (!f->backend->calls) f->profile = weft_profile_create(f->g);

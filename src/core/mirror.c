@@ -1,8 +1,5 @@
 /* Two copies and which of them is newer. */
 #include "core/mirror.h"
-#include "base/scope.h"
-
-#include <pthread.h>
 
 typedef enum { BOTH, HOST, REMOTE } newer_side;
 

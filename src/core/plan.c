@@ -7,7 +7,6 @@
  * 3. Buffers are laid out from the largest to the smallest, each at the lowest place where nothing
  *    that lives at the same time lies. */
 #include "core/plan.h"
-#include "base/scope.h"
 #include "base/text.h"
 
 #include "core/exec.h"

@@ -9,14 +9,11 @@
  * several nodes there is a ticket for each: threads take from their own first. */
 #include "core/pool.h"
 #include "base/getter.h"
-#include "base/scope.h"
 
 #include "base/clock.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <unistd.h>
 
 enum { POOL_THREADS_MAX = 1024, POOL_NODES_MAX = 16, POOL_SPINS = 4000, LINE = 64 };
 static const int64_t RUN_MOST = INT64_C(1) << 31;

@@ -1,6 +1,5 @@
 /* The steps, in their order. */
 #include "core/program.h"
-#include "base/scope.h"
 
 weft_status weft_program_differentiate(weft_graph *g, const weft_program_options *options) {
     WEFT_TRY(weft_graph_rewrite(g, weft_fusion_rules));

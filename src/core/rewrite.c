@@ -27,12 +27,6 @@ static bool is_open(const weft_rewrite *r, const weft_node *n) {
     return n->index >= r->first && !weft_rewrite_is_again(r, n);
 }
 
-/* Whether one node reads it, and nobody after the run. */
-static bool is_read_once(const weft_rewrite *r, weft_tensor *t) {
-    const weft_tensor *root = weft_tensor_root(t);
-    return !root->keep && r->reads[root->id] == 1;
-}
-
 bool weft_rewrite_is_made_before(weft_tensor *t, const weft_node *n) {
     const weft_node *maker = weft_tensor_root(t)->producer;
     return !maker || maker->index < n->index;
@@ -54,9 +48,10 @@ static int output_of(const weft_node *n, const weft_tensor *root) {
 /* The maker of `t`, if it is of that operation and may be changed. */
 static weft_node *find_open(const weft_rewrite *r, weft_tensor *t, const weft_op *op, bool shared,
                             const weft_node *reader) {
-    weft_node *n = weft_tensor_root(t)->producer;
+    const weft_tensor *root = weft_tensor_root(t);
+    weft_node *n = root->producer;
     if (!n || n->op != op || !is_open(r, n)) return NULL;
-    if (!shared && !is_read_once(r, t)) return NULL;
+    if (!shared && (root->keep || r->reads[root->id] != 1)) return NULL;
     return weft_rewrite_is_quiet(r, n, reader) ? n : NULL;
 }
 

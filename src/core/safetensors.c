@@ -13,7 +13,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -463,11 +462,6 @@ static weft_status write_file(const layout *l, weft_sum *sum) {
     return weft_new_file_end(&f, status);
 }
 
-weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,
-                                   const char *const *metadata) {
-    return weft_safetensors_write_summed(path, tensors, n, metadata, NULL);
-}
-
 static void end_layout(layout *l) {
     free(l->header);
     free(l->begin);
@@ -475,8 +469,8 @@ static void end_layout(layout *l) {
     free(l->tensors);
 }
 
-weft_status weft_safetensors_write_summed(const char *path, const weft_safetensor *tensors,
-                                          int64_t n, const char *const *metadata, weft_sum *sum) {
+weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,
+                                   const char *const *metadata, weft_sum *sum) {
     WEFT_AUTO(end_layout) layout l = {.path = path, .n = n};
     size_t slots = (size_t)n + 1;
     l.tensors = calloc(slots, sizeof *l.tensors);

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "base/files.h"
-#include "base/scope.h"
 #include "core/graph.h"
 
 enum { WEFT_SAFETENSORS_DIMS = 8, WEFT_SAFETENSORS_HEADER_MAX = 100 * 1000 * 1000 };
@@ -57,12 +56,10 @@ const char *weft_safetensors_metadata(const weft_safetensors *file, const char *
 
 /* Writes n tensors, in any order, to a new file beside `path` that then takes its place: a kill at
  * any moment leaves the old file or the new one. `metadata` holds keys and values in turn and ends
- * on NULL; NULL: none. Equal arguments give equal bytes. */
+ * on NULL; NULL: none. Equal arguments give equal bytes. *sum, where not NULL, is that of the bytes that were
+ * meant to be written. */
 weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,
-                                   const char *const *metadata);
-/* The same; *sum, where not NULL, is that of the bytes that were meant to be written. */
-weft_status weft_safetensors_write_summed(const char *path, const weft_safetensor *tensors,
-                                          int64_t n, const char *const *metadata, weft_sum *sum);
+                                   const char *const *metadata, weft_sum *sum);
 
 /* n elements from the first one on, as doubles. */
 void weft_safetensor_values(const weft_safetensor *t, int64_t first, int64_t n, double *out);

@@ -1,7 +1,6 @@
 /* Reading sysfs. Its lists are of the form 0-3,8,10-11. A file that is missing or says nothing
  * sensible is no error: a container may hide it, and a processor can go while it is asked for. */
 #include "core/topology.h"
-#include "base/scope.h"
 
 #include "base/files.h"
 #include "base/log.h"

@@ -1,8 +1,8 @@
 /* Activations on the CPU. */
 #include "ops/activation.h"
 
+#include "base/random.h"
 #include "cpu/gaussian_back.h"
-#include "ops/list.h"
 
 /* The kernel of an operation that does NAME_vector to each element: of so many inputs and outputs. */
 #define ELEMENTWISE(name, inputs, outputs)                                                         \
@@ -25,47 +25,20 @@
 
 WEFT_UNARY_OPS(UNARY, )
 
-VECTOR_FN(silu_mul_vector) {
-    out[0] = in[0] * in[1] * vsigmoid(in[1]);
-}
+#define GATE(X, name, value, da, db)                                                               \
+    VECTOR_FN(name##_vector) {                                                                     \
+        vreal a = in[0], b = in[1];                                                                \
+        out[0] = value;                                                                            \
+    }                                                                                              \
+    ELEMENTWISE(name, 2, 1)                                                                        \
+    VECTOR_FN(name##_back_vector) {                                                                \
+        vreal dy = in[0], a = in[1], b = in[2];                                                    \
+        out[0] = da;                                                                               \
+        out[1] = db;                                                                               \
+    }                                                                                              \
+    ELEMENTWISE(name##_back, 3, 2)
 
-ELEMENTWISE(silu_mul, 2, 1)
-
-VECTOR_FN(silu_mul_back_vector) {
-    vreal dy = in[0], a = in[1], b = in[2], s = vsigmoid(b);
-    out[0] = dy * b * s;
-    out[1] = dy * a * (s * (1 + b * (1 - s)));
-}
-
-ELEMENTWISE(silu_mul_back, 3, 2)
-
-VECTOR_FN(gelu_mul_vector) {
-    out[0] = in[0] * vgelu(in[1]);
-}
-
-ELEMENTWISE(gelu_mul, 2, 1)
-
-VECTOR_FN(gelu_mul_back_vector) {
-    vreal dy = in[0], a = in[1], b = in[2];
-    out[0] = dy * vgelu(b);
-    out[1] = dy * a * vgelu_slope(b);
-}
-
-ELEMENTWISE(gelu_mul_back, 3, 2)
-
-VECTOR_FN(sigmoid_mul_vector) {
-    out[0] = in[0] * vsigmoid(in[1]);
-}
-
-ELEMENTWISE(sigmoid_mul, 2, 1)
-
-VECTOR_FN(sigmoid_mul_back_vector) {
-    vreal dy = in[0], a = in[1], s = vsigmoid(in[2]);
-    out[0] = dy * s;
-    out[1] = dy * a * (s * (1 - s));
-}
-
-ELEMENTWISE(sigmoid_mul_back, 3, 2)
+WEFT_GATE_OPS(GATE, )
 
 VECTOR_FN(softplus_vector) {
     out[0] = vsoftplus(in[0]) + arg[0];
@@ -108,114 +81,88 @@ TILE_FN(softplus_back_tile) {
 
 TILEWISE(softplus_back, 0, 2, 1)
 
-/* The gate: a row is one of the B·T positions, of H heads of D. */
-typedef struct {
-    weft_exec *x;
-    const weft_node *n;
-    const weft_tensor *o, *gate;
-    int64_t time, heads, width, positions;
-    bool shared; /* one gate per sequence */
-    real alpha;
-    real *dots; /* back: Σ_d dy · o of each position and head [B, T, H] */
-} gating;
-
-static gating gating_of(weft_exec *x, const weft_node *n, int first) {
-    const weft_tensor *o = n->in[first], *gate = n->in[first + 1];
-    return (gating){.x = x,
-                    .n = n,
-                    .o = o,
-                    .gate = gate,
-                    .time = o->shape[1],
-                    .heads = o->shape[2],
-                    .width = o->shape[3],
-                    .positions = o->shape[0] * o->shape[1],
-                    .shared = gate->shape[1] != o->shape[1],
-                    .alpha = (real)ATTR(n, weft_gate_mix_attr)->alpha};
+/* The gate: a row is a position, x is o [B, T, H, D]. */
+static const weft_tensor *gates_of(const head_run *k) {
+    return k->n->in[k->n->n_in - 1];
 }
 
-/* Where the gates of position p begin. */
-static int64_t gate_row(const gating *k, int64_t p) {
-    return (k->shared ? p / k->time : p) * k->heads;
+/* Where the gates of position p begin: there may be one for each sequence. */
+static int64_t gate_row(const head_run *k, int64_t p) {
+    return (gates_of(k)->shape[1] != k->time ? p / k->time : p) * k->heads;
+}
+
+static real alpha_of(const head_run *k) {
+    return (real)ATTR(k->n, weft_gate_mix_attr)->alpha;
 }
 
 /* σ of `count` gates of position p from head h on. */
-static vreal gate_sigmoid(const gating *k, int64_t p, int64_t h, int64_t count) {
+static vreal gate_sigmoid(const head_run *k, int64_t p, int64_t h, int64_t count) {
     real scratch[VBYTES / sizeof(real)];
-    const real *gate = tile_in(k->x, k->gate, gate_row(k, p) + h, count, scratch);
+    const real *gate = tile_in(k->x, gates_of(k), gate_row(k, p) + h, count, scratch);
     return vsigmoid(count < VLEN ? vload_part(gate, count) : vload(gate));
 }
 
 /* out = factor · in for the D elements from `at` on. */
-static void scale_head(const gating *k, const weft_tensor *from, int64_t at, real factor) {
+static void scale_head(const head_run *k, const weft_tensor *from, int64_t at, real factor) {
     apply_tensors(k->x, scale_vector, 1, &from, k->n->out[0], at, k->width, &factor);
 }
 
-static real dot_head(const gating *k, int64_t at) {
-    real dy_scratch[TILE_SCRATCH], o_scratch[TILE_SCRATCH];
-    real sum = 0;
-    for (int64_t d = 0; d < k->width; d += TILE) {
-        int64_t len = min_i64(TILE, k->width - d);
-        sum += dot_reals(tile_in(k->x, k->n->in[0], at + d, len, dy_scratch),
-                         tile_in(k->x, k->o, at + d, len, o_scratch), len);
-    }
-    return sum;
-}
-
 /* σ's share of each head's factor. */
-static vreal gate_factor(const gating *k, int64_t p, int64_t h, int64_t count) {
-    return 1 - k->alpha + k->alpha * gate_sigmoid(k, p, h, count);
+static vreal gate_factor(const head_run *k, int64_t p, int64_t h, int64_t count) {
+    real alpha = alpha_of(k);
+    return 1 - alpha + alpha * gate_sigmoid(k, p, h, count);
 }
 
 static void gate_mix_row(const void *context, int64_t p) {
-    const gating *k = context;
+    const head_run *k = context;
     for (int64_t h = 0; h < k->heads; h += VLEN) {
         int64_t count = min_i64(VLEN, k->heads - h);
         vreal factor = gate_factor(k, p, h, count);
         for (int64_t i = 0; i < count; i++)
-            scale_head(k, k->o, (p * k->heads + h + i) * k->width, factor[i]);
+            scale_head(k, k->from, (p * k->heads + h + i) * k->width, factor[i]);
     }
 }
 
-DEFINE_KERNEL(gate_mix) {
-    gating k = gating_of(x, n, 0);
-    return run_rows(x, k.positions, k.heads * k.width, gate_mix_row, &k);
-}
+DEFINE_KERNEL_AS(gate_mix, run_positions(x, n, n->in[0], gate_mix_row))
 
 /* The dots come first: d_o may lie over dy. */
 static void gate_mix_back_row(const void *context, int64_t p) {
-    const gating *k = context;
+    const head_run *k = context;
+    real *dots = weft_workspace(k->x, k->n); /* Σ_d dy · o of each position and head [B, T, H] */
     for (int64_t h = 0; h < k->heads; h += VLEN) {
         int64_t count = min_i64(VLEN, k->heads - h);
         vreal factor = gate_factor(k, p, h, count);
         for (int64_t i = 0; i < count; i++) {
-            int64_t row = p * k->heads + h + i;
-            if (k->n->out[1]) k->dots[row] = dot_head(k, row * k->width);
-            if (k->n->out[0]) scale_head(k, k->n->in[0], row * k->width, factor[i]);
+            int64_t row = p * k->heads + h + i, at = row * k->width;
+            if (k->n->out[1])
+                dots[row] = (real)dot_tensors(k->x, k->n->in[0], k->from, at, k->width);
+            if (k->n->out[0]) scale_head(k, k->n->in[0], at, factor[i]);
         }
     }
 }
 
 /* d_gate of `count` heads, from the sums of their dots. */
-static void write_d_gate(const gating *k, int64_t p, int64_t h, int64_t count, vreal sum) {
+static void write_d_gate(const head_run *k, int64_t p, int64_t h, int64_t count, vreal sum) {
     real scratch[VBYTES / sizeof(real)];
     const weft_tensor *to = k->n->out[1];
     int64_t at = gate_row(k, p) + h;
     vreal s = gate_sigmoid(k, p, h, count);
     real *out = tile_out(k->x, to, at, scratch);
-    vstore_part(out, k->alpha * s * (1 - s) * sum, count);
+    vstore_part(out, alpha_of(k) * s * (1 - s) * sum, count);
     tile_done(k->x, to, at, count, out);
 }
 
 /* A task is one row of d_gate: a sequence's, or a position's. */
 WEFT_TASK(d_gate_row) {
-    const gating *k = context;
-    int64_t span = k->shared ? k->time : 1, first = task * span;
+    const head_run *k = context;
+    const real *dots = weft_workspace(k->x, k->n);
+    int64_t span = gates_of(k)->shape[1] != k->time ? k->time : 1, first = task * span;
     for (int64_t h = 0; h < k->heads; h += VLEN) {
         int64_t count = min_i64(VLEN, k->heads - h);
         double lane[VBYTES / sizeof(real)] = {0};
         for (int64_t p = first; p < first + span; p++)
             for (int64_t i = 0; i < count; i++)
-                lane[i] += (double)k->dots[p * k->heads + h + i];
+                lane[i] += (double)dots[p * k->heads + h + i];
         vreal sum = {0};
         for (int64_t i = 0; i < count; i++)
             sum[i] = (real)lane[i];
@@ -229,10 +176,99 @@ WORKSPACE(gate_mix_back_workspace) {
 }
 
 DEFINE_KERNEL(gate_mix_back, .workspace = gate_mix_back_workspace) {
-    gating k = gating_of(x, n, 1);
-    k.dots = weft_workspace(x, n);
-    run_rows(x, k.positions, k.heads * k.width, gate_mix_back_row, &k);
+    head_run k = head_run_of(x, n, n->in[1]);
+    const weft_tensor *gates = gates_of(&k);
+    run_positions(x, n, n->in[1], gate_mix_back_row);
     if (n->out[1])
-        weft_pool_run(weft_exec_pool(x), k.gate->shape[0] * k.gate->shape[1], d_gate_row, &k);
+        weft_pool_run(weft_exec_pool(x), gates->shape[0] * gates->shape[1], d_gate_row, &k);
+    return WEFT_OK;
+}
+
+/* Dropout. Philox is run on LANES counters side by side, a loop that compilers turn into vector code; a
+ * counter gives four words, for four elements in a row. */
+enum { LANES = 64, DRAWN = 4 * LANES };
+
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    int64_t length, chunk, chunks; /* elements of a sequence, of a task; tasks of a sequence */
+    uint32_t threshold, site;      /* keep where word >> 8 ≥ threshold */
+    real scale;
+} dropping;
+
+/* Words of LANES consecutive counters from `first` on, word w of counter l at [4l + w]. It is
+ * weft_philox written for many. */
+static void draw_words(uint64_t key, uint32_t first, uint32_t sequence, uint32_t iteration,
+                       uint32_t site, uint32_t *out) {
+    uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int l = 0; l < LANES; l++) {
+        c0[l] = first + (uint32_t)l;
+        c1[l] = sequence;
+        c2[l] = iteration;
+        c3[l] = site;
+    }
+    for (int round = 0; round < 10; round++) {
+        for (int l = 0; l < LANES; l++) {
+            uint64_t a = (uint64_t)0xD2511F53u * c0[l], b = (uint64_t)0xCD9E8D57u * c2[l];
+            c0[l] = (uint32_t)(b >> 32) ^ c1[l] ^ k0;
+            c2[l] = (uint32_t)(a >> 32) ^ c3[l] ^ k1;
+            c1[l] = (uint32_t)b;
+            c3[l] = (uint32_t)a;
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    for (int l = 0; l < LANES; l++) {
+        out[4 * l] = c0[l];
+        out[4 * l + 1] = c1[l];
+        out[4 * l + 2] = c2[l];
+        out[4 * l + 3] = c3[l];
+    }
+}
+
+/* Elements at .. at+len of sequence b, `at` a multiple of DRAWN. */
+static void drop_tile(const dropping *k, int64_t b, int64_t at, int64_t len) {
+    const weft_run *run = weft_exec_current_run(k->x);
+    real x_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
+    int64_t place = b * k->length + at;
+    const real *x = tile_in(k->x, k->n->in[0], place, len, x_scratch);
+    real *y = tile_out(k->x, k->n->out[0], place, y_scratch);
+    const uint32_t threshold = k->threshold;
+    const real scale = k->scale;
+    for (int64_t i = 0; i < len; i += DRAWN) {
+        uint32_t word[DRAWN];
+        real kept[DRAWN];
+        draw_words(run->seed, (uint32_t)((at + i) / 4), run->sequence + (uint32_t)b, run->iteration,
+                   k->site, word);
+        int64_t count = min_i64(DRAWN, len - i);
+        memcpy(kept, x + i, (size_t)count * sizeof(real));
+        for (int64_t e = 0; e < count; e++)
+            kept[e] = word[e] >> 8 >= threshold ? kept[e] * scale : 0;
+        memcpy(y + i, kept, (size_t)count * sizeof(real));
+    }
+    tile_done(k->x, k->n->out[0], place, len, y);
+}
+
+WEFT_TASK(drop_chunk) {
+    const dropping *k = context;
+    int64_t b = task / k->chunks, first = task % k->chunks * k->chunk;
+    int64_t end = min_i64(first + k->chunk, k->length);
+    for (int64_t at = first; at < end; at += TILE)
+        drop_tile(k, b, at, min_i64(TILE, end - at));
+}
+
+DEFINE_KERNEL(dropout) {
+    const weft_dropout_attr *attr = n->attr;
+    int64_t batch = n->in[0]->shape[0];
+    dropping k = {.x = x,
+                  .n = n,
+                  .length = weft_tensor_count(n->in[0]) / batch,
+                  .threshold = (uint32_t)ceil(attr->p * 0x1p24),
+                  .site = attr->site,
+                  .scale = (real)(1 / (1 - attr->p))};
+    k.chunk = chunk_length(k.length);
+    k.chunks = ceil_div(k.length, k.chunk);
+    weft_pool_run(weft_exec_pool(x), batch * k.chunks, drop_chunk, &k);
     return WEFT_OK;
 }

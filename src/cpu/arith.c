@@ -37,8 +37,8 @@ TILE_FN(add_rows_tile) {
 
 DEFINE_KERNEL(add) {
     if (weft_tensor_count(n->in[0]) == weft_tensor_count(n->in[1]))
-        return run_chunks(x, n, 0, 2, 1, add_tile, NULL);
-    return run_chunks(x, n, 0, 1, 1, add_rows_tile, NULL);
+        return run_chunks(x, n, 0, 2, 1, add_tile);
+    return run_chunks(x, n, 0, 1, 1, add_rows_tile);
 }
 
 TILE_FN(scale_tile) {
@@ -54,14 +54,8 @@ TILE_FN(cast_tile) {
 
 TILEWISE(cast, 0, 1, 1)
 
-static double dot_tile(const chunked *c, int64_t at, int64_t len, const real *const *in) {
-    (void)c;
-    (void)at;
-    return (double)dot_reals(in[0], in[1], len);
-}
-
 DEFINE_KERNEL(dot, .workspace = sum_workspace) {
-    write_number(x, n->out[0], sum_chunks(x, n, 2, dot_tile));
+    write_number(x, n->out[0], sum_products(x, n, 2));
     return WEFT_OK;
 }
 
@@ -77,15 +71,9 @@ TILE_FN(dot_back_tile) {
 
 TILEWISE(dot_back, 1, 2, 2)
 
-static double squares_tile(const chunked *c, int64_t at, int64_t len, const real *const *in) {
-    (void)c;
-    (void)at;
-    return (double)dot_reals(in[0], in[0], len);
-}
-
 DEFINE_KERNEL(sum_squares, .workspace = sum_workspace) {
     double factor = ATTR(n, weft_alpha_attr)->alpha;
-    write_number(x, n->out[0], factor * sum_chunks(x, n, 1, squares_tile));
+    write_number(x, n->out[0], factor * sum_products(x, n, 1));
     return WEFT_OK;
 }
 
@@ -106,9 +94,7 @@ static void row_squares_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(row_squares) {
-    return run_positions(x, n, n->in[0], row_squares_row);
-}
+DEFINE_KERNEL_AS(row_squares, run_positions(x, n, n->in[0], row_squares_row))
 
 VECTOR_FN(zero_vector) {
     (void)in;
@@ -128,6 +114,4 @@ static void row_squares_back_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(row_squares_back) {
-    return run_positions(x, n, n->in[1], row_squares_back_row);
-}
+DEFINE_KERNEL_AS(row_squares_back, run_positions(x, n, n->in[1], row_squares_back_row))

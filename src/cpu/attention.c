@@ -13,8 +13,6 @@
  * panel ends at its last visible key, so little above the diagonal is computed.
  */
 #include "cpu/attention_bf16.h"
-#include "cpu/attention_exp.h"
-#include "cpu/attention_tile.h"
 #include "ops/list.h"
 
 #define LOWEST ((real)-1e30)
@@ -163,8 +161,7 @@ static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int6
     vreal iota = viota(), unseen = vset(-INFINITY), slope;
     real *scores = t->s.scores;
     for (int64_t j = from; j < to; j++)
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_V; v++) {
+        UNROLLED(v, TILE_V) {
             real *at = scores + j * TILE_N + v * VLEN;
             vreal x = vload(at);
             int64_t lane = place + v * VLEN;
@@ -215,11 +212,9 @@ static void score_panel(const query_task *t, int64_t lane0, int64_t key0, int64_
 static ALWAYS_INLINE void softmax_keys(real *scores, int keys, const vreal top[TILE_V],
                                        vreal sum[TILE_V]) {
     vreal weight[2 * TILE_V];
-#pragma GCC unroll 8
-    for (int v = 0; v < keys * TILE_V; v++)
+    UNROLLED(v, keys * TILE_V)
         weight[v] = vexp2_low(vload(scores + v * VLEN) - top[v % TILE_V]);
-#pragma GCC unroll 8
-    for (int v = 0; v < keys * TILE_V; v++) {
+    UNROLLED(v, keys * TILE_V) {
         vstore(scores + v * VLEN, weight[v]);
         sum[v % TILE_V] += weight[v];
     }
@@ -361,16 +356,6 @@ WEFT_TASK(attend_tile) {
     end_tile(&t);
 }
 
-static const real *fill_distance_bias(const attention_problem *p, real *to) {
-    int64_t size = distance_bias_size(p->a);
-    if (size == 0) return NULL;
-    for (int64_t i = 0; i < size; i++) {
-        int64_t distance = i - KEY_TILE;
-        to[i] = distance >= 0 && distance < p->distances ? LOG2_E * p->rel[distance] : 0;
-    }
-    return to;
-}
-
 DEFINE_KERNEL(attention, .workspace = attention_workspace) {
     if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16)(x, n);
     forward f = {.p = make_problem(x, n, n->in)};
@@ -380,7 +365,14 @@ DEFINE_KERNEL(attention, .workspace = attention_workspace) {
     f.lse = weft_data(x, n->out[1]);
     f.query_tile = choose_query_tile(a);
     f.tiles = ceil_div(a->queries, f.query_tile);
-    f.distance_bias = fill_distance_bias(&f.p, take_reals(&memory, distance_bias_size(a)));
+    int64_t distances = distance_bias_size(a);
+    real *bias = take_reals(&memory, distances);
+    for (int64_t i = 0; i < distances; i++) {
+        int64_t distance = i - KEY_TILE;
+        bool known = distance >= 0 && distance < f.p.distances;
+        bias[i] = known ? LOG2_E * f.p.rel[distance] : 0;
+    }
+    if (distances) f.distance_bias = bias;
     f.scratch = memory.base + memory.used;
     f.scratch_size = scratch_size(a);
     weft_pool_run(weft_exec_pool(x), a->batch * a->heads * f.tiles, attend_tile, &f);

@@ -161,16 +161,6 @@ static int64_t attention_back_workspace(const weft_node *n, int threads) {
     return (shared + threads * w.g.scratch_size) * (int64_t)sizeof(real);
 }
 
-/* The gradient of each distance's bias. */
-static void sum_distances(const backward *w) {
-    for (int64_t distance = 0; w->g.drel && distance < w->g.p.distances; distance++) {
-        double sum = 0;
-        for (int64_t task = 0; distance < w->g.p.a->keys && task < w->g.split.tasks; task++)
-            sum += (double)w->rel_parts[task * w->distance_size + w->distance_zero - distance];
-        w->g.drel[distance] = (real)sum;
-    }
-}
-
 static backward make_backward(weft_exec *x, const weft_node *n) {
     backward w = {.g = make_back_problem(x, n, PAIR_KEYS)};
     const weft_attention_attr *a = w.g.p.a;
@@ -192,6 +182,11 @@ DEFINE_KERNEL(attention_back, .workspace = attention_back_workspace) {
         return KERNEL(attention_back_bf16)(x, n);
     backward w = make_backward(x, n);
     run_back(weft_exec_pool(x), &w);
-    sum_distances(&w);
+    for (int64_t distance = 0; w.g.drel && distance < w.g.p.distances; distance++) {
+        double sum = 0; /* the gradient of its bias */
+        for (int64_t task = 0; distance < w.g.p.a->keys && task < w.g.split.tasks; task++)
+            sum += (double)w.rel_parts[task * w.distance_size + w.distance_zero - distance];
+        w.g.drel[distance] = (real)sum;
+    }
     return WEFT_OK;
 }

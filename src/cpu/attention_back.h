@@ -118,12 +118,6 @@ static inline back_problem make_back_problem(weft_exec *x, const weft_node *n, i
     return g;
 }
 
-/* Doubles of all heads' numbers, as reals. */
-static inline int64_t head_numbers_size(const weft_attention_attr *a, const division *d) {
-    return a->batch * a->heads * d->key_parts * HEAD_NUMBERS *
-           (int64_t)(sizeof(double) / sizeof(real));
-}
-
 /* What a part of the keys gives of head h: its numbers, and its share of dn. `number` is Σ of dscale or of
  * dlog_tau, `column` [keys of the part] the sums of dS over the queries. */
 static inline void end_head_part(const back_problem *g, const division_part *of, int64_t h,

@@ -213,13 +213,6 @@ static ALWAYS_INLINE void softmax_rows(pair_task *t, const bool extras) {
     if (extras) t->number += (double)vsum(number);
 }
 
-static void softmax_pair(pair_task *t) {
-    if (t->p->n)
-        softmax_rows(t, true);
-    else
-        softmax_rows(t, false);
-}
-
 /* sums[key] += alpha · Σ_query tile[query][key] rows[query]; the rows in panels of columns. */
 static void add_over_queries(const pair_task *t, const uint16_t *tile, const uint16_t *rows,
                              int64_t width, real alpha, real *sums) {
@@ -263,7 +256,7 @@ static void work_tiles(const backward *w, pair_task *t, UNUSED int64_t first) {
                      s->scores);
     multiply_visible(t, s->do_rows + t->q0 * depth_of(f, a->dv), s->v_columns, depth_of(f, a->dv),
                      s->dp);
-    softmax_pair(t);
+    EITHER(t->p->n, softmax_rows, t);
     if (w->g.dv.t)
         add_over_queries(t, s->p, s->do_columns + t->q0 * dv, a->dv, 1, t->sums.dv.at + key * dv);
     if (w->g.dk.t)

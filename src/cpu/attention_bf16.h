@@ -7,7 +7,6 @@
 #pragma once
 
 #include "cpu/attention_exp.h"
-#include "cpu/attention_tile.h"
 #include "cpu/panel_form.h"
 
 /* These are there for f32 alone. */

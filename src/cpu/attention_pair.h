@@ -95,10 +95,6 @@ MULTIPLY_ROW(multiply_row_on_rows, TILE_ROWS)
 MULTIPLY_ROW(multiply_row_on_sums, TILE_SUMS)
 #undef MULTIPLY_ROW
 
-static inline int64_t first_key_of_row(const pair_task *t, int64_t row) {
-    return first_key_of(t->p, t->b, t->q0 + row);
-}
-
 /* The first row of the pair's queries that is computed for a panel of keys. */
 static inline int64_t first_row(const pair_task *t, int64_t key) {
     if (!t->p->a->causal) return 0;
@@ -254,15 +250,13 @@ typedef struct {
 static ALWAYS_INLINE void softmax_rows(panel_rows *w, int64_t row, int rows, bool masked,
                                        bool position, score_extras extras) {
     vreal raw[2 * TILE_V], score[2 * TILE_V], p[2 * TILE_V], slope[2 * TILE_V];
-#pragma GCC unroll 8
-    for (int u = 0; u < rows * TILE_V; u++) {
+    UNROLLED(u, rows * TILE_V) {
         int64_t r = row + u / TILE_V, v = u % TILE_V;
         raw[u] = score[u] = vload(w->p + r * TILE_N + v * VLEN);
         if (extras == EXTRAS_DSCALE) score[u] = raw[u] * w->scale + (w->bias[v] + w->lse[r]);
         if (extras == EXTRAS_SOFTCAP) score[u] = raw[u] * w->scale;
     }
-#pragma GCC unroll 8
-    for (int u = 0; u < rows * TILE_V; u++) {
+    UNROLLED(u, rows * TILE_V) {
         int64_t place = w->place0 + row + u / TILE_V, key = w->key0 + u % TILE_V * VLEN;
         p[u] = score[u];
         if (position) p[u] += position_part(w->distance_bias, w->slope, place, key);
@@ -270,15 +264,15 @@ static ALWAYS_INLINE void softmax_rows(panel_rows *w, int64_t row, int rows, boo
             p[u] = vsoftcap(p[u], w->softcap, slope + u) + w->lse[row + u / TILE_V];
         p[u] = vexp2(p[u]);
     }
-#pragma GCC unroll 8
-    for (int u = 0; u < rows * TILE_V; u++) {
+    UNROLLED(u, rows * TILE_V) {
         int64_t r = row + u / TILE_V, v = u % TILE_V, at = r * TILE_N + v * VLEN;
         if (masked) {
             int64_t seen = w->keys_left;
             if (w->causal) seen = min_i64(seen, w->place0 + r + 1 - w->key0);
             p[u] = (vreal)((vint)p[u] & (viota() < (real)(seen - v * VLEN)));
             if (w->hides) {
-                int64_t hidden = first_key_of_row(w->hides, r) - w->key0;
+                const pair_task *t = w->hides;
+                int64_t hidden = first_key_of(t->p, t->b, t->q0 + r) - w->key0;
                 p[u] = (vreal)((vint)p[u] & (viota() >= (real)(hidden - v * VLEN)));
             }
         }
@@ -336,39 +330,29 @@ static ALWAYS_INLINE void softmax_panel(pair_task *t, int64_t key, int64_t from,
 }
 
 /* Each kind a function of its own: together in one, registers run out. */
-#define SOFTMAX(name, position, extras)                                                            \
-    static __attribute__((noinline)) void name(pair_task *t, int64_t key, int64_t from,            \
-                                               int64_t to) {                                       \
-        softmax_panel(t, key, from, to, false, position, extras);                                  \
+#define SOFTMAX_KINDS(F)                                                                           \
+    F(NONE, false)                                                                                 \
+    F(SCORE, false)                                                                                \
+    F(SCORE, true)                                                                                 \
+    F(DSCALE, false)                                                                               \
+    F(DSCALE, true) F(DLOG_TAU, false) F(DLOG_TAU, true) F(SOFTCAP, false) F(SOFTCAP, true)
+#define SOFTMAX(extras, position)                                                                  \
+    static __attribute__((noinline)) void softmax_##extras##_##position(                           \
+        pair_task *t, int64_t key, int64_t from, int64_t to) {                                     \
+        softmax_panel(t, key, from, to, false, position, EXTRAS_##extras);                         \
     }                                                                                              \
-    static __attribute__((noinline)) void name##_masked(pair_task *t, int64_t key, int64_t from,   \
-                                                        int64_t to) {                              \
-        softmax_panel(t, key, from, to, true, position, extras);                                   \
+    static __attribute__((noinline)) void softmax_##extras##_##position##_masked(                  \
+        pair_task *t, int64_t key, int64_t from, int64_t to) {                                     \
+        softmax_panel(t, key, from, to, true, position, EXTRAS_##extras);                          \
     }
-SOFTMAX(softmax_plain, false, EXTRAS_NONE)
-SOFTMAX(softmax_score, false, EXTRAS_SCORE)
-SOFTMAX(softmax_dscale, false, EXTRAS_DSCALE)
-SOFTMAX(softmax_dlog_tau, false, EXTRAS_DLOG_TAU)
-SOFTMAX(softmax_score_position, true, EXTRAS_SCORE)
-SOFTMAX(softmax_dscale_position, true, EXTRAS_DSCALE)
-SOFTMAX(softmax_dlog_tau_position, true, EXTRAS_DLOG_TAU)
-SOFTMAX(softmax_capped, false, EXTRAS_SOFTCAP)
-SOFTMAX(softmax_capped_position, true, EXTRAS_SOFTCAP)
-#undef SOFTMAX
+SOFTMAX_KINDS(SOFTMAX)
 
 static void softmax_pair(pair_task *t) {
     typedef void softmax_kind(pair_task *, int64_t, int64_t, int64_t);
-    static softmax_kind *const kinds[][2][2] = {
-        [EXTRAS_NONE] = {{softmax_plain, softmax_plain_masked}},
-        [EXTRAS_SCORE] = {{softmax_score, softmax_score_masked},
-                          {softmax_score_position, softmax_score_position_masked}},
-        [EXTRAS_DSCALE] = {{softmax_dscale, softmax_dscale_masked},
-                           {softmax_dscale_position, softmax_dscale_position_masked}},
-        [EXTRAS_DLOG_TAU] = {{softmax_dlog_tau, softmax_dlog_tau_masked},
-                             {softmax_dlog_tau_position, softmax_dlog_tau_position_masked}},
-        [EXTRAS_SOFTCAP] = {{softmax_capped, softmax_capped_masked},
-                            {softmax_capped_position, softmax_capped_position_masked}},
-    };
+#define SOFTMAX_ENTRY(extras, position)                                                            \
+    [EXTRAS_##extras][position] = {softmax_##extras##_##position,                                  \
+                                   softmax_##extras##_##position##_masked},
+    static softmax_kind *const kinds[][2][2] = {SOFTMAX_KINDS(SOFTMAX_ENTRY)};
     softmax_kind *const *softmax = kinds[t->extras][t->p->a->pos != WEFT_POS_NONE];
     for (int64_t key = 0; key < t->n_keys; key += TILE_N) {
         int64_t from = first_row(t, key), to = t->n_queries, whole = 0;

@@ -16,7 +16,6 @@
  * need no edges. */
 #pragma once
 
-#include "cpu/kernel.h"
 #include "cpu/vec.h"
 #include "ops/attention.h"
 
@@ -297,10 +296,8 @@ static ALWAYS_INLINE void multiply_block(int start, real *c, int64_t ldc, const 
                                          int64_t lda, const real *b, int64_t ldb, int64_t depth,
                                          const real *rows, const real *columns, vreal *top) {
     vreal acc[TILE_M][TILE_V];
-#pragma GCC unroll 8
-    for (int m = 0; m < TILE_M; m++)
-#pragma GCC unroll 8
-        for (int v = 0; v < TILE_V; v++) {
+    UNROLLED(m, TILE_M)
+        UNROLLED(v, TILE_V) {
             acc[m][v] = vset(start == TILE_ROWS || start == TILE_SUMS ? rows[m] : 0);
             if (start == TILE_ADD || start == TILE_RESCALE)
                 acc[m][v] = vload(c + m * ldc + v * VLEN);
@@ -309,8 +306,7 @@ static ALWAYS_INLINE void multiply_block(int start, real *c, int64_t ldc, const 
         }
     for (int64_t k = 0; k < depth; k++, a += lda, b += ldb) {
         vreal bv[TILE_V];
-#pragma GCC unroll 8
-        for (int v = 0; v < TILE_V; v++)
+        UNROLLED(v, TILE_V)
             bv[v] = vload(b + v * VLEN);
 #if defined(__aarch64__)
         vreal av[TILE_M * sizeof(real) / VBYTES];
@@ -321,17 +317,13 @@ static ALWAYS_INLINE void multiply_block(int start, real *c, int64_t ldc, const 
 #else
 #define TILE_SPREAD(m) a[m]
 #endif
-#pragma GCC unroll 8
-        for (int v = 0; v < TILE_V; v++)
-#pragma GCC unroll 8
-            for (int m = 0; m < TILE_M; m++)
+        UNROLLED(v, TILE_V)
+            UNROLLED(m, TILE_M)
                 acc[m][v] += TILE_SPREAD(m) * bv[v];
 #undef TILE_SPREAD
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < TILE_M; m++)
-#pragma GCC unroll 8
-        for (int v = 0; v < TILE_V; v++) {
+    UNROLLED(m, TILE_M)
+        UNROLLED(v, TILE_V) {
             vstore(c + m * ldc + v * VLEN, acc[m][v]);
             if (top) top[v] = vmax(acc[m][v], top[v]);
         }

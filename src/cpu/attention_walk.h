@@ -62,7 +62,8 @@ static int64_t lay_out_workspace(backward *w, real *base) {
     g->key_size = sums.used;
     g->query_size = queries.used;
     /* Doubles first: the workspace is aligned for them. */
-    g->numbers = (double *)take_reals(&at, head_numbers_size(a, d));
+    int64_t doubles = a->batch * a->heads * d->key_parts * HEAD_NUMBERS;
+    g->numbers = (double *)take_reals(&at, doubles * (int64_t)(sizeof(double) / sizeof(real)));
     g->own = take_reals(&at, g->own_size);
     if (d->key_parts > 1)
         g->query_parts = take_reals(&at, a->batch * a->heads * d->key_parts * g->query_size);

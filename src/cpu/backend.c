@@ -5,9 +5,7 @@
 #include "cpu/matrix.h"
 #include "ops/list.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
-#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -125,16 +123,12 @@ static void choose_instruction_set(void) {
     chosen_status = WEFT_EINPUT;
 }
 
-static bool is_double(const weft_node *n) {
-    for (int i = 0; i < n->n_in; i++)
-        if (n->in[i] && n->in[i]->dtype == WEFT_F64) return true;
-    for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] && n->out[i]->dtype == WEFT_F64) return true;
-    return false;
-}
-
 static const weft_kernel *cpu_kernel(const weft_node *n) {
-    return is_double(n) ? (*chosen->f64)[n->op->id] : (*chosen->f32)[n->op->id];
+    for (int i = 0; i < n->n_in + n->n_out; i++) {
+        const weft_tensor *t = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
+        if (t && t->dtype == WEFT_F64) return (*chosen->f64)[n->op->id];
+    }
+    return (*chosen->f32)[n->op->id];
 }
 
 /* Pages come zeroed from the system, and go back to it. */

@@ -14,10 +14,6 @@
 #include "cpu/matrix.h"
 #include "cpu/vec.h"
 
-#ifndef ALWAYS_INLINE
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#endif
-
 #define BYTES_ARM (WEFT_ARM_TARGETS && WEFT_REAL == 32)
 #if defined(__AVX2__) && WEFT_REAL == 32
 #define BYTES_X86 1

@@ -61,8 +61,13 @@ static void write_row(void *context, int64_t r, int thread) {
                             part->heads * part->width, scratch);
     for (int64_t h = 0; h < part->heads; h++) {
         real n = store_vector(&w->pages, page, h, token, x + h * part->width);
-        if (part->number)
-            *number_at(&w->pages, page, h, token) = n + (extra ? extra[r * part->heads + h] : 0);
+        if (!part->number) continue;
+        if (extra) n += extra[r * part->heads + h];
+        void *number = number_at(&w->pages, page, h, token);
+        if (w->pages.kind == CACHED_REAL)
+            *(real *)number = n;
+        else
+            *(float *)number = (float)n;
     }
 }
 
@@ -71,10 +76,7 @@ static int64_t write_thread_bytes(const weft_node *n) {
     return n->in[WEFT_CACHE_X]->dtype == WEFT_BF16 ? real_bytes(part->heads * part->width) : 0;
 }
 
-static int64_t cache_write_workspace(const weft_node *n, int threads) {
-    return threads * write_thread_bytes(n);
-}
-
+DEFINE_WORKSPACE(cache_write, write_thread_bytes(n) * threads)
 DEFINE_KERNEL(cache_write, .workspace = cache_write_workspace) {
     const weft_tensor *from = n->in[WEFT_CACHE_X];
     write_run w = {.x = x, .n = n, .places = places_of(x, n)};
@@ -143,16 +145,13 @@ static void choose_above(const gather_run *g, int64_t r, int64_t seen, kept *row
     if (g->attr->normalize) row->factor = sum > 0 ? (real)(1 / sum) : 0;
 }
 
-static void choose_row(void *context, int64_t r, int thread) {
-    (void)thread;
+WEFT_TASK(choose_row) {
     const gather_run *g = context;
-    kept *row = g->rows + r;
+    kept *row = g->rows + task;
     *row = (kept){.factor = 1};
-    if (g->places.slot[r] < 0) return;
-    if (g->attr->keep == WEFT_KEEP_TOPK)
-        choose_largest(g, r, keys_seen(g, r), row);
-    else
-        choose_above(g, r, keys_seen(g, r), row);
+    if (g->places.slot[task] < 0) return;
+    (g->attr->keep == WEFT_KEEP_TOPK ? choose_largest : choose_above)(g, task, keys_seen(g, task),
+                                                                      row);
 }
 
 static ALWAYS_INLINE void add_token(const gather_run *g, int64_t r, int64_t j, real weight,
@@ -190,12 +189,7 @@ static ALWAYS_INLINE void gather_strip_of(const gather_run *g, int64_t task,
 
 WEFT_TASK(gather_strip) {
     const gather_run *g = context;
-    if (g->pages.kind == CACHED_REAL)
-        gather_strip_of(g, task, CACHED_REAL);
-    else if (g->pages.kind == CACHED_BF16)
-        gather_strip_of(g, task, CACHED_BF16);
-    else
-        gather_strip_of(g, task, CACHED_I8);
+    BY_KIND(g->pages.kind, gather_strip_of, g, task);
 }
 
 static int64_t chosen_room(const weft_node *n) {
@@ -226,10 +220,7 @@ DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
     return WEFT_OK;
 }
 
-WORKSPACE(cache_mean_workspace) {
-    return real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X]));
-}
-
+DEFINE_WORKSPACE(cache_mean, real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X])))
 DEFINE_KERNEL(cache_mean, .workspace = cache_mean_workspace) {
     row_places p = places_of(x, n);
     const weft_tensor *in = n->in[WEFT_CACHE_X];

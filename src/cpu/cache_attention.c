@@ -226,21 +226,9 @@ static int64_t count_blocks(const attend_run *a, int64_t row, int64_t last) {
     return a->places.position[last] / BLOCK - first_seen(a, row) / BLOCK + 1;
 }
 
-static int64_t find_run(const attend_run *a, int64_t block) {
-    int64_t low = 0, high = a->runs;
-    while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
-        if (a->first[middle] <= block)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static void attend_block(void *context, int64_t task, int thread) {
+WEFT_TASK(attend_block) {
     const attend_run *a = context;
-    int64_t at = task / a->parts, part = task % a->parts, run = find_run(a, at);
+    int64_t at = task / a->parts, part = task % a->parts, run = find_last(a->first, a->runs, at);
     int64_t row = a->run[run], last = a->run[run + 1] - 1;
     int64_t base = (first_seen(a, row) / BLOCK + at - a->first[run]) * BLOCK;
     while (a->places.position[row] < base)
@@ -267,8 +255,7 @@ static void add_times(real *restrict sum, const real *restrict x, real factor, i
 }
 
 /* A row's head: its blocks, in order. */
-static void join_blocks(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(join_blocks) {
     const attend_run *a = context;
     int64_t r = task / a->heads, blocks = count_blocks(a, r, r);
     const weft_tensor *o = a->n->out[0];
@@ -304,8 +291,7 @@ static void join_blocks(void *context, int64_t task, int thread) {
 }
 
 /* The weights of a row's block of keys, over all heads. */
-static void join_weights(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(join_weights) {
     const attend_run *a = context;
     int64_t context_keys = a->attr->context, chunks = ceil_div(context_keys, BLOCK);
     int64_t r = task / chunks, first = task % chunks * BLOCK;
@@ -353,73 +339,54 @@ static int64_t scratch_lines(const weft_node *n) {
     return max_i64(attr->key.heads * row_lines(n), LINES);
 }
 
-/* The workspace, in order: scale, beta; runs, first; partial sums; largest, norm; scores; q; threads'. */
-typedef struct {
-    int64_t heads, first, partial, rows, scores, q, total;
-} attend_room;
-
-static attend_room measure_room(const weft_node *n, int threads) {
+/* The workspace, from `at` on; returns its bytes. */
+static int64_t cut_workspace(const weft_node *n, int threads, char *at, attend_run *a) {
     const weft_cache_attention_attr *attr = n->attr;
     const weft_tensor *q = n->in[WEFT_CACHE_X];
-    int64_t rows = q->shape[0], heads = attr->heads;
-    attend_room w;
+    int64_t rows = q->shape[0], heads = rows * attr->heads;
     block_scratch cut;
-    w.heads = ceil_div(2 * heads * (int64_t)sizeof(double), WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
-    w.first =
-        ceil_div(2 * (rows + 1) * (int64_t)sizeof(int64_t), WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
-    w.partial = real_bytes(rows * heads * most_blocks(attr) * (attr->value.width + 2));
-    w.rows = real_bytes(2 * rows * heads);
-    w.scores = attr->weights ? real_bytes(rows * heads * attr->context) : 0;
-    w.q = q->dtype == WEFT_BF16 ? real_bytes(weft_tensor_count(q)) : 0;
-    w.total = w.heads + w.first + w.partial + w.rows + w.scores + w.q +
-              threads * cut_scratch(attr, scratch_lines(n), NULL, &cut);
-    return w;
+    a->thread_bytes = cut_scratch(attr, scratch_lines(n), NULL, &cut);
+    return CUT_MEMORY(
+        at, {&a->scale, 2 * attr->heads * (int64_t)sizeof(double)}, /* and beta */
+        {&a->run, 2 * (rows + 1) * (int64_t)sizeof(int64_t)},       /* and first */
+        {&a->partial, real_bytes(heads * most_blocks(attr) * (attr->value.width + 2))},
+        {&a->largest, real_bytes(2 * heads)}, /* and norm */
+        {&a->scores, attr->weights ? real_bytes(heads * attr->context) : 0},
+        {&a->q, q->dtype == WEFT_BF16 ? real_bytes(weft_tensor_count(q)) : 0},
+        {&a->scratch, threads * a->thread_bytes});
 }
 
 static int64_t cache_attention_workspace(const weft_node *n, int threads) {
-    return measure_room(n, threads).total;
+    attend_run a;
+    return cut_workspace(n, threads, NULL, &a);
 }
 
 /* scale and beta of each head, with log2 e in them. */
-static void fill_factors(const weft_exec *x, const weft_node *n, double *scale, double *beta) {
-    const weft_cache_attention_attr *attr = n->attr;
-    const real *scales = weft_data(x, n->in[WEFT_CACHE_SCALE]);
-    const real *betas = weft_data(x, n->in[WEFT_CACHE_BETA]);
-    const real *log_tau = weft_data(x, n->in[WEFT_CACHE_LOG_TAU]);
-    for (int64_t h = 0; h < attr->heads; h++) {
+static void fill_factors(const attend_run *a) {
+    const weft_node *n = a->n;
+    const real *scales = weft_data(a->x, n->in[WEFT_CACHE_SCALE]);
+    const real *betas = weft_data(a->x, n->in[WEFT_CACHE_BETA]);
+    const real *log_tau = weft_data(a->x, n->in[WEFT_CACHE_LOG_TAU]);
+    for (int64_t h = 0; h < a->heads; h++) {
         double tau = log_tau ? exp((double)log_tau[h]) + 1e-6 : 1;
-        scale[h] = LOG2E * (log_tau ? 2 / tau : scales ? (double)scales[h] : attr->scale_value);
-        beta[h] = LOG2E * (log_tau ? -1 / tau : betas ? (double)betas[h] : 0);
+        double scale = log_tau ? 2 / tau : scales ? (double)scales[h] : a->attr->scale_value;
+        a->scale[h] = LOG2E * scale;
+        a->beta[h] = LOG2E * (log_tau ? -1 / tau : betas ? (double)betas[h] : 0);
     }
 }
 
-static void lay_out(attend_run *a, weft_exec *x, const weft_node *n) {
-    int threads = weft_pool_size(weft_exec_pool(x));
-    attend_room w = measure_room(n, threads);
-    char *at = weft_workspace(x, n);
-    double *factors = (double *)at;
-    fill_factors(x, n, factors, factors + a->heads);
-    a->scale = factors;
-    a->beta = factors + a->heads;
-    a->run = (int64_t *)(at += w.heads);
+static void lay_out(attend_run *a) {
+    const weft_tensor *q = a->n->in[WEFT_CACHE_X];
+    int threads = weft_pool_size(weft_exec_pool(a->x));
+    cut_workspace(a->n, threads, weft_workspace(a->x, a->n), a);
+    a->beta = a->scale + a->heads;
     a->first = a->run + a->places.rows + 1;
-    a->partial = (real *)(at += w.first);
-    a->largest = (real *)(at += w.partial);
     a->norm = a->largest + a->places.rows * a->heads;
-    at += w.rows;
-    a->scores = w.scores ? (real *)at : NULL;
-    at += w.scores;
-    a->q = weft_data(x, n->in[WEFT_CACHE_X]);
-    if (w.q) {
-        const uint16_t *from = weft_data(x, n->in[WEFT_CACHE_X]);
-        real *to = (real *)at;
-        for (int64_t i = 0; i < weft_tensor_count(n->in[WEFT_CACHE_X]); i++)
-            to[i] = (real)weft_bf16_to_float(from[i]);
-        a->q = to;
-    }
-    a->scratch = at + w.q;
-    block_scratch cut;
-    a->thread_bytes = cut_scratch(a->attr, a->room, NULL, &cut);
+    fill_factors(a);
+    if (!a->q) a->q = weft_data(a->x, q);
+    const uint16_t *from = weft_data(a->x, q);
+    for (int64_t i = 0; q->dtype == WEFT_BF16 && i < weft_tensor_count(q); i++)
+        a->q[i] = (real)weft_bf16_to_float(from[i]);
 }
 
 /* Whether row r sees what the row before it sees, but for one key more, or fewer of the first. */
@@ -454,7 +421,7 @@ static int64_t cut_tasks(attend_run *a, int threads) {
     return blocks * a->parts;
 }
 
-static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(cache_attention, .workspace = cache_attention_workspace) {
     const weft_cache_attention_attr *attr = n->attr;
     const weft_tensor *values = n->in[WEFT_CACHE_VALUES];
     attend_run a = {.x = x, .n = n, .attr = attr, .places = places_of(x, n)};
@@ -478,7 +445,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
         a.key_way[several] = way_of(n, false, several);
         a.value_way[several] = way_of(n, true, several);
     }
-    lay_out(&a, x, n);
+    lay_out(&a);
     weft_pool *pool = weft_exec_pool(x);
     weft_pool_run(pool, cut_tasks(&a, weft_pool_size(pool)), attend_block, &a);
     weft_pool_run(pool, a.places.rows * a.heads, join_blocks, &a);
@@ -487,6 +454,3 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     if (attr->band && attr->window > 0) keep_queries(&a);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(cache_attention) = {.run = cache_attention_run,
-                                             .workspace = cache_attention_workspace};

@@ -75,10 +75,7 @@ AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64
     real *s = scores_of(b, g) + run->at;
     for (int64_t t = 0; t < b->lines; t += TILE) {
         real sums[TILE * TILE] __attribute__((aligned(64)));
-        if (bf16)
-            score_page(k, q + t * bytes, bytes, sums, true);
-        else
-            score_page(k, q + t * bytes, bytes, sums, false);
+        EITHER(bf16, score_page, k, q + t * bytes, bytes, sums);
         transpose_square(sums, TILE_STRIDE, s + t * BLOCK, BLOCK * (int64_t)sizeof(real));
     }
     if (bf16) return;
@@ -206,10 +203,7 @@ AMX_TARGET static ALWAYS_INLINE void add_pages(const block_task *b, const page_r
 }
 
 AMX_TARGET static void amx_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    if (b->a->values.kind == CACHED_BF16)
-        add_pages(b, runs, n, g, true);
-    else
-        add_pages(b, runs, n, g, false);
+    EITHER(b->a->values.kind == CACHED_BF16, add_pages, b, runs, n, g);
 }
 
 static void finish_bf16(const block_task *b, int64_t g, int64_t h, real *to) {

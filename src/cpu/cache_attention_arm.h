@@ -164,51 +164,34 @@ static ALWAYS_INLINE int8x8_t i8_low(int16x8_t x) {
     return vmovn_s16(x);
 }
 
-/* Queries in 16 bits, as high bytes and low ones: [lines][2][n], or as tiles, [lines][n / 8][2][8]. */
-static ALWAYS_INLINE void i8_word_queries(const block_task *b, int64_t g, const bool tiles) {
+/* Queries in 16 bits (words), as high bytes and low ones: [lines][2][n], or as tiles, [lines][n / 8][2][8]; or
+ * in 8 bits: [lines][n], or as tiles, [lines / 2][n / 8][2][8]. */
+static ALWAYS_INLINE void i8_round_queries(const block_task *b, int64_t g, const bool words,
+                                           const bool tiles) {
     int64_t n = b->a->dqk, step = tiles ? 2 : 1, low = tiles ? 8 : n;
-    const real *from = queries_of(b, g);
-    int8_t *to = (int8_t *)rounded_queries_of(b, g);
-    for (int64_t h = 0; h < b->lines; h++, from += n, to += 2 * n) {
-        real most = i8_largest(from, n), factor = most > 0 ? (real)I8_MOST / most : 0;
+    const real *from = queries_of(b, g), largest = words ? (real)I8_MOST : 127;
+    for (int64_t h = 0; h < b->lines; h++, from += n) {
+        int64_t at = words ? 2 * h * n : tiles ? h / 2 * 2 * n + h % 2 * 8 : h * n;
+        int8_t *to = (int8_t *)rounded_queries_of(b, g) + at;
+        real most = i8_largest(from, n), factor = most > 0 ? largest / most : 0;
         for (int64_t i = 0; i < n; i += 8) {
             int16x8_t x = i8_round(from + i, factor);
-            vst1_s8(to + step * i, i8_high(x));
-            vst1_s8(to + step * i + low, i8_low(x));
+            vst1_s8(to + step * i, words ? i8_high(x) : i8_low(x));
+            if (words) vst1_s8(to + step * i + low, i8_low(x));
         }
-        b->s->q_scales[line_of(b, g) + h] = most / (real)I8_MOST;
+        b->s->q_scales[line_of(b, g) + h] = most / largest;
     }
 }
 
-static void i8_queries(const block_task *b, int64_t g) {
-    i8_word_queries(b, g, false);
-}
-
-static void i8_pair_queries(const block_task *b, int64_t g) {
-    i8_word_queries(b, g, true);
-}
-
-/* Queries in 8 bits: [lines][n], or as tiles, [lines / 2][n / 8][2][8]. */
-static ALWAYS_INLINE void i8_byte_queries(const block_task *b, int64_t g, const bool tiles) {
-    int64_t n = b->a->dqk, step = tiles ? 2 : 1;
-    int8_t *to = (int8_t *)rounded_queries_of(b, g);
-    for (int64_t h = 0; h < b->lines; h++) {
-        const real *from = queries_of(b, g) + h * n;
-        real most = i8_largest(from, n), factor = most > 0 ? 127 / most : 0;
-        int8_t *at = tiles ? to + h / 2 * 2 * n + h % 2 * 8 : to + h * n;
-        for (int64_t i = 0; i < n; i += 8)
-            vst1_s8(at + step * i, vmovn_s16(i8_round(from + i, factor)));
-        b->s->q_scales[line_of(b, g) + h] = most / 127;
+#define QUERIES(name, words, tiles)                                                                \
+    static void name(const block_task *b, int64_t g) {                                             \
+        i8_round_queries(b, g, words, tiles);                                                      \
     }
-}
-
-static void i8_row_queries(const block_task *b, int64_t g) {
-    i8_byte_queries(b, g, false);
-}
-
-static void i8_tile_queries(const block_task *b, int64_t g) {
-    i8_byte_queries(b, g, true);
-}
+QUERIES(i8_queries, true, false)
+QUERIES(i8_pair_queries, true, true)
+QUERIES(i8_row_queries, false, false)
+QUERIES(i8_tile_queries, false, true)
+#undef QUERIES
 
 /* Weights in 16 bits, times their values' scales: [n / 8][2][8], eight high bytes and eight low ones. */
 static void i8_weights(const block_task *b, int64_t g, int64_t first, int64_t n) {
@@ -236,66 +219,51 @@ SDOT_TARGET static ALWAYS_INLINE void i8_dot_four(const int8_t *q, const int8_t 
                                                   int32x4_t *to, const int rows) {
     int32x4_t sum[4][4] = {0};
     for (int64_t c = 0; c < width; c += 16)
-#pragma GCC unroll 4
-        for (int m = 0; m < 4; m++) {
+        UNROLLED(m, 4) {
             int8x16_t v = vld1q_s8(key + m * width + c);
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++)
+            UNROLLED(r, rows)
                 sum[r][m] = vdotq_s32(sum[r][m], vld1q_s8(q + r * width + c), v);
         }
     for (int r = 0; r < rows; r++)
         to[r] = sdot_four(sum[r]);
 }
 
-/* Four scores of a query in 16 bits, by the sums of its high bytes and of its low ones. */
-static ALWAYS_INLINE void i8_store_words(real *to, int32x4_t high, int32x4_t low,
-                                         const float *scales, real q_scale) {
-    vst1q_f32(to, vmulq_f32(vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low)),
-                            vmulq_n_f32(vld1q_f32(scales), q_scale)));
+/* Sums of a query's high bytes and of its low ones as one. */
+static ALWAYS_INLINE int32x4_t i8_join(int32x4_t high, int32x4_t low) {
+    return vaddq_s32(vshlq_n_s32(high, 8), low);
 }
 
-/* The scores of `heads` lines and four keys. */
-SDOT_TARGET static ALWAYS_INLINE void i8_score_heads(const int8_t *q, const real *q_scales,
-                                                     const int8_t *k, const float *scales,
-                                                     int64_t width, real *s, const int heads) {
+/* Four scores. */
+static ALWAYS_INLINE void i8_store(real *to, int32x4_t sums, const float *scales, real q_scale) {
+    vst1q_f32(to, vmulq_f32(vcvtq_f32_s32(sums), vmulq_n_f32(vld1q_f32(scales), q_scale)));
+}
+
+/* The scores of `lines` lines and four keys; words: of queries in 16 bits. */
+SDOT_TARGET static ALWAYS_INLINE void i8_score_four(const int8_t *q, const real *q_scales,
+                                                    const int8_t *k, const float *scales,
+                                                    int64_t width, real *s, const bool words,
+                                                    const int lines) {
     int32x4_t sum[4];
-    i8_dot_four(q, k, width, sum, heads);
-    for (int h = 0; h < heads; h++)
-        vst1q_f32(s + h * BLOCK,
-                  vmulq_f32(vcvtq_f32_s32(sum[h]), vmulq_n_f32(vld1q_f32(scales), q_scales[h])));
-}
-
-/* The same of queries in 16 bits. */
-SDOT_TARGET static ALWAYS_INLINE void i8_score_words(const int8_t *q, const real *q_scales,
-                                                     const int8_t *k, const float *scales,
-                                                     int64_t width, real *s, const int lines) {
-    int32x4_t half[4];
-    i8_dot_four(q, k, width, half, 2 * lines);
+    i8_dot_four(q, k, width, sum, words ? 2 * lines : lines);
     for (int h = 0; h < lines; h++)
-        i8_store_words(s + h * BLOCK, half[2 * h], half[2 * h + 1], scales, q_scales[h]);
+        i8_store(s + h * BLOCK, words ? i8_join(sum[2 * h], sum[2 * h + 1]) : sum[h], scales,
+                 q_scales[h]);
 }
 
 SDOT_TARGET static ALWAYS_INLINE void i8_score_page(const block_task *b, const page_run *run,
                                                     int64_t g, const bool words) {
-    int64_t width = b->a->dqk;
+    const int64_t width = b->a->dqk, row = words ? 2 * width : width;
     const int8_t *q = (const int8_t *)rounded_queries_of(b, g);
     const int8_t *k = (const int8_t *)head_at(&b->a->keys, run->page, g);
     const float *scales = scale_at(&b->a->keys, run->page, g, 0);
     const real *q_scales = b->s->q_scales + line_of(b, g);
     real *s = scores_of(b, g) + run->at;
     for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
-#define WORDS(h, n)                                                                                \
-    i8_score_words(q + 2 * (h)*width, q_scales + (h), k + j * width, scales + j, width,            \
-                   s + (h)*BLOCK + j, n)
 #define FOUR(h, n)                                                                                 \
-    i8_score_heads(q + (h)*width, q_scales + (h), k + j * width, scales + j, width,                \
-                   s + (h)*BLOCK + j, n)
-        if (words)
-            EACH_TILES(b->lines, 2, WORDS);
-        else
-            EACH_TILES(b->lines, 4, FOUR);
+    i8_score_four(q + (h)*row, q_scales + (h), k + j * width, scales + j, width,                   \
+                  s + (h)*BLOCK + j, words, n)
+        EACH_TILES(b->lines, words ? 2 : 4, FOUR);
 #undef FOUR
-#undef WORDS
     }
 }
 
@@ -385,8 +353,7 @@ static ALWAYS_INLINE int64_t lay_values(const block_task *b, const page_run *run
                              ? (const uint16_t *)bytes + (j + m) * width
                              : zeros;
             for (int64_t i = 0; i < width; i += 16)
-#pragma GCC unroll 2
-                for (int half = 0; half < 2; half++) {
+                UNROLLED(half, 2) {
                     char *at = to + 8 * i * units + half * (how == BY_SDOT ? 64 : 64 * units);
                     if (how == BY_BFMMLA)
                         bf16_transpose_four(key, i + 8 * half, at);
@@ -412,17 +379,14 @@ SDOT_TARGET static ALWAYS_INLINE void i8_add_sixteen(const int8_t *p, const int8
             low[h][c] = vld1q_s32(sums + 2 * h * width + 16 + 4 * c);
         }
     for (int64_t e = 0; e < eights; e++, p += 16)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
+        UNROLLED(half, 2) {
             int8x16_t four[4];
             if (alone) i8_transpose_four(v + (8 * e + 4 * half) * width, width, four);
             for (int c = 0; !alone && c < 4; c++)
                 four[c] = vld1q_s8(v + 128 * e + 64 * half + 16 * c);
-#pragma GCC unroll 2
-            for (int h = 0; h < heads; h++) {
+            UNROLLED(h, heads) {
                 int8x16_t w = vld1q_s8(p + 2 * h * BLOCK);
-#pragma GCC unroll 4
-                for (int c = 0; c < 4; c++) {
+                UNROLLED(c, 4) {
                     high[h][c] = half ? vdotq_laneq_s32(high[h][c], four[c], w, 1)
                                       : vdotq_laneq_s32(high[h][c], four[c], w, 0);
                     low[h][c] = half ? vdotq_laneq_s32(low[h][c], four[c], w, 3)
@@ -466,28 +430,16 @@ static void i8_finish(const block_task *b, int64_t g, int64_t h, real *to) {
     real scale = b->s->p_scales[line_of(b, g) + h];
     for (int64_t i = 0; i < width; i += 4) {
         const int32_t *high = sums + i / 16 * 32 + i % 16;
-        int32x4_t sum = vaddq_s32(vshlq_n_s32(vld1q_s32(high), 8), vld1q_s32(high + 16));
+        int32x4_t sum = i8_join(vld1q_s32(high), vld1q_s32(high + 16));
         vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
     }
 }
 
-static const attend_way i8_alone = {.queries = i8_queries,
-                                    .score = i8_score,
-                                    .weights = i8_weights,
-                                    .add = i8_add,
-                                    .finish = i8_finish};
-
-static const attend_way i8_shared = {.queries = i8_row_queries,
-                                     .score = i8_shared_score,
-                                     .weights = i8_weights,
-                                     .add = i8_shared_add,
+/* One line; lines that share a key head; and several that do not. */
+static const attend_way i8_alone = {i8_queries, i8_score, i8_weights, i8_add, .finish = i8_finish};
+static const attend_way i8_shared = {i8_row_queries, i8_shared_score, i8_weights, i8_shared_add,
                                      .finish = i8_finish};
-
-/* The same for several. */
-static const attend_way i8_rows = {.queries = i8_queries,
-                                   .score = i8_score,
-                                   .weights = i8_weights,
-                                   .add = i8_shared_add,
+static const attend_way i8_rows = {i8_queries, i8_score, i8_weights, i8_shared_add,
                                    .finish = i8_finish};
 
 static void bf16_tile_finish(const block_task *b, int64_t g, int64_t h, real *to) {
@@ -506,8 +458,7 @@ static void i8_tile_finish(const block_task *b, int64_t g, int64_t h, real *to) 
         int64x2_t y = vreinterpretq_s64_s32(vld1q_s32(sums + 4));
         int32x4_t high = vreinterpretq_s32_s64(vzip1q_s64(x, y));
         int32x4_t low = vreinterpretq_s32_s64(vzip2q_s64(x, y));
-        int32x4_t sum = vaddq_s32(vshlq_n_s32(high, 8), low);
-        vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
+        vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(i8_join(high, low)), scale));
     }
 }
 
@@ -524,10 +475,7 @@ static void i8_tile_finish(const block_task *b, int64_t g, int64_t h, real *to) 
 #include "cpu/cache_attention_arm_tiles.h"
 
 /* Queries in 16 bits by tiles: a tile's two rows are the high bytes and the low ones of one line. */
-static const attend_way i8_pairs = {.queries = i8_pair_queries,
-                                    .score = i8_tile_word_score,
-                                    .weights = i8_weights,
-                                    .add = i8_tile_add,
+static const attend_way i8_pairs = {i8_pair_queries, i8_tile_word_score, i8_weights, i8_tile_add,
                                     .finish = i8_tile_finish};
 
 static const attend_way *narrow_way(const weft_cache_part *part, int64_t group, bool several) {

@@ -27,8 +27,7 @@ static ALWAYS_INLINE void TILE(store_scores)(real *to, uint64x2_t sums, const fl
     (void)scales, (void)q_scale;
     vst1q_f32(to, vreinterpretq_f32_u64(sums));
 #else
-    vst1q_f32(to, vmulq_f32(vcvtq_f32_s32(vreinterpretq_s32_u64(sums)),
-                            vmulq_n_f32(vld1q_f32(scales), q_scale)));
+    i8_store(to, vreinterpretq_s32_u64(sums), scales, q_scale);
 #endif
 }
 
@@ -57,7 +56,7 @@ TILE_TARGET static ALWAYS_INLINE void TILE(score_four)(const uint8_t *q, const r
         uint64x2_t a = (uint64x2_t)sum[t][0], b = (uint64x2_t)sum[t][1];
         uint64x2_t one = vzip1q_u64(a, b), two = vzip2q_u64(a, b);
         if (words) {
-            i8_store_words(s + t * BLOCK, (int32x4_t)one, (int32x4_t)two, scales, q_scales[t]);
+            i8_store(s + t * BLOCK, i8_join((int32x4_t)one, (int32x4_t)two), scales, q_scales[t]);
         } else {
             TILE(store_scores)(s + 2 * t * BLOCK, one, scales, q_scales[2 * t]);
             TILE(store_scores)(s + (2 * t + 1) * BLOCK, two, scales, q_scales[2 * t + 1]);
@@ -133,12 +132,8 @@ TILE_TARGET static void TILE(add)(const block_task *b, const page_run *runs, int
     }
 }
 
-static const attend_way TILE(way) = {.queries = TILE(queries),
-                                     .score = TILE(score),
-                                     .weights = TILE_WEIGHTS,
-                                     .add = TILE(add),
-                                     .finish = TILE(finish),
-                                     .tiles = true};
+static const attend_way TILE(way) = {TILE(queries), TILE(score),  TILE_WEIGHTS,
+                                     TILE(add),     TILE(finish), .tiles = true};
 
 #undef TILE
 #undef TILE_BF16

@@ -49,35 +49,27 @@ static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, c
                                           const cached_kind kind) {
     vreal sum[PLAIN_QUERIES][PLAIN_KEYS_MOST];
     int64_t width = p->width, i = 0;
-#pragma GCC unroll 4
-    for (int h = 0; h < queries; h++)
-#pragma GCC unroll 8
-        for (int j = 0; j < keys; j++)
+    UNROLLED(h, queries)
+        UNROLLED(j, keys)
             sum[h][j] = vset(0);
     for (; i + VLEN <= width; i += VLEN) {
         vreal v[PLAIN_QUERIES];
-#pragma GCC unroll 4
-        for (int h = 0; h < queries; h++)
+        UNROLLED(h, queries)
             v[h] = vload(q + h * width + i);
-#pragma GCC unroll 8
-        for (int j = 0; j < keys; j++) {
+        UNROLLED(j, keys) {
             vreal key = load_cached(k + j * p->token_bytes, i, VLEN, kind);
-#pragma GCC unroll 4
-            for (int h = 0; h < queries; h++)
+            UNROLLED(h, queries)
                 sum[h][j] = vfma(v[h], key, sum[h][j]);
         }
     }
     if (i < width)
-#pragma GCC unroll 4
-        for (int h = 0; h < queries; h++) {
+        UNROLLED(h, queries) {
             vreal v = vload_part(q + h * width + i, width - i);
-#pragma GCC unroll 8
-            for (int j = 0; j < keys; j++)
+            UNROLLED(j, keys)
                 sum[h][j] =
                     vfma(v, load_cached(k + j * p->token_bytes, i, width - i, kind), sum[h][j]);
         }
-#pragma GCC unroll 4
-    for (int h = 0; h < queries; h++)
+    UNROLLED(h, queries)
         plain_sums(sum[h], keys, s + h * p->ld);
 }
 
@@ -105,12 +97,7 @@ static ALWAYS_INLINE void plain_dot_keys(const plain_shape *p, const real *q, co
  * without the scales of i8. */
 static void plain_score(const plain_shape *p, const real *q, const char *k, int64_t count,
                         real *s) {
-    if (p->kind == CACHED_REAL)
-        plain_dot_keys(p, q, k, count, s, CACHED_REAL);
-    else if (p->kind == CACHED_BF16)
-        plain_dot_keys(p, q, k, count, s, CACHED_BF16);
-    else
-        plain_dot_keys(p, q, k, count, s, CACHED_I8);
+    BY_KIND(p->kind, plain_dot_keys, p, q, k, count, s);
 }
 
 /* sums [queries, width] (ld `step`): columns from `column` on, += Σ_j p_j v_j. */
@@ -121,10 +108,8 @@ static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weig
                                           const cached_kind kind) {
     vreal sum[PLAIN_QUERIES][PLAIN_ALONE];
     int64_t room = whole ? vectors * VLEN : p->width - column;
-#pragma GCC unroll 4
-    for (int h = 0; h < queries; h++)
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; v++)
+    UNROLLED(h, queries)
+        UNROLLED(v, vectors)
             sum[h][v] = v * VLEN < room ? vload_n(sums + h * step + column + v * VLEN,
                                                   min_i64(VLEN, room - v * VLEN))
                                         : vset(0);
@@ -133,42 +118,33 @@ static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weig
     if (VBYTES == 16 && whole && kind != CACHED_I8) /* by an element of a vector: NEON */
         for (; t + VLEN <= count; t += VLEN) {
             vreal w[PLAIN_QUERIES];
-#pragma GCC unroll 4
-            for (int h = 0; h < queries; h++)
+            UNROLLED(h, queries)
                 w[h] = vload(weights + h * p->ld + t);
 #pragma GCC unroll 4
             for (int m = 0; m < VLEN; m++, from += p->token_bytes) {
                 vreal value[PLAIN_ALONE];
-#pragma GCC unroll 8
-                for (int v = 0; v < vectors; v++)
+                UNROLLED(v, vectors)
                     value[v] = load_cached(from, v * VLEN, VLEN, kind);
-#pragma GCC unroll 4
-                for (int h = 0; h < queries; h++)
-#pragma GCC unroll 8
-                    for (int v = 0; v < vectors; v++)
+                UNROLLED(h, queries)
+                    UNROLLED(v, vectors)
                         sum[h][v] = vfma(vset(w[h][m]), value[v], sum[h][v]);
             }
         }
     for (; t < count; t++, from += p->token_bytes) {
         vreal value[PLAIN_ALONE];
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; v++)
+        UNROLLED(v, vectors)
             value[v] =
                 load_cached(from, v * VLEN, whole ? VLEN : max_i64(room - v * VLEN, 0), kind);
-#pragma GCC unroll 4
-        for (int h = 0; h < queries; h++) {
+        UNROLLED(h, queries) {
             real weight = weights[h * p->ld + t];
             if (kind == CACHED_I8) weight *= (real)scale[t];
             vreal w = vset(weight);
-#pragma GCC unroll 8
-            for (int v = 0; v < vectors; v++)
+            UNROLLED(v, vectors)
                 sum[h][v] = vfma(w, value[v], sum[h][v]);
         }
     }
-#pragma GCC unroll 4
-    for (int h = 0; h < queries; h++)
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; v++)
+    UNROLLED(h, queries)
+        UNROLLED(v, vectors)
             if (v * VLEN < room)
                 vstore_n(sums + h * step + column + v * VLEN, sum[h][v],
                          min_i64(VLEN, room - v * VLEN));
@@ -208,10 +184,5 @@ static ALWAYS_INLINE void plain_add_kind(const plain_shape *p, const real *weigh
  * `scale` is of i8. */
 static void plain_add(const plain_shape *p, const real *weights, const char *from,
                       const float *scale, int64_t count, real *sums, int64_t step) {
-    if (p->kind == CACHED_REAL)
-        plain_add_kind(p, weights, from, scale, count, sums, step, CACHED_REAL);
-    else if (p->kind == CACHED_BF16)
-        plain_add_kind(p, weights, from, scale, count, sums, step, CACHED_BF16);
-    else
-        plain_add_kind(p, weights, from, scale, count, sums, step, CACHED_I8);
+    BY_KIND(p->kind, plain_add_kind, p, weights, from, scale, count, sums, step);
 }

@@ -106,9 +106,10 @@ static void read_numbers(const block_task *b, const page_run *run, int64_t g) {
     const attend_run *a = b->a;
     const cached_pages *c = &a->keys;
     real *n = numbers_of(b, g) + run->at;
-    if (c->part.number)
-        memcpy(n + run->token, number_at(c, run->page, g, run->token),
-               (size_t)(run->end - run->token) * sizeof(real));
+    const void *number = number_at(c, run->page, g, 0);
+    for (int64_t t = run->token; c->part.number && t < run->end; t++)
+        n[t] =
+            c->kind == CACHED_REAL ? ((const real *)number)[t] : (real)((const float *)number)[t];
     if (!a->attr->squares) return;
     for (int64_t t = run->token; t < run->end; t++) {
         float scale = c->kind == CACHED_I8 ? *scale_at(c, run->page, g, t) : 1;

@@ -25,18 +25,6 @@ enum {
 #endif
 };
 
-/* CALL(t, n), n a constant of `most`, 2 and 1, for t to t + n - 1 of `count`. */
-#define EACH_TILES(count, most, CALL)                                                              \
-    do {                                                                                           \
-        const int64_t n_ = (count);                                                                \
-        int64_t t_ = 0;                                                                            \
-        for (; t_ + (most) <= n_; t_ += (most))                                                    \
-            CALL(t_, most);                                                                        \
-        for (; t_ + 2 <= n_; t_ += 2)                                                              \
-            CALL(t_, 2);                                                                           \
-        if (t_ < n_) CALL(t_, 1);                                                                  \
-    } while (0)
-
 typedef struct block_task block_task;
 
 /* Tokens [token, end) of a page, whose first one stands at `at` in the block. */
@@ -73,19 +61,19 @@ typedef struct {
     int64_t together;  /* rows that are attended at once, at most */
     int64_t room;      /* lines of a thread's scratch, of all key heads */
     int64_t q_columns; /* of a row of q */
-    const real *q;     /* real: the tensor's own, or widened */
+    real *q;           /* real: the tensor's own, or widened */
     const real *rel, *rotations;
     real *query_cache;
-    const double *scale, *beta; /* [H], with log2 e in them */
-    int64_t blocks;             /* most of a row */
-    int64_t parts;              /* tasks that share a block's key heads */
-    const int32_t *documents;   /* [R]: a row's document begins there; NULL: with the sequence */
-    int64_t runs;               /* of rows that are in a task: */
-    int64_t *run;               /* [runs + 1]: the first row of each, */
-    int64_t *first;             /* [runs + 1]: and its first block */
-    real *partial;              /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
-    real *scores;               /* [R, H, context] or NULL */
-    real *largest, *norm;       /* [R, H]: of a row, when its blocks are joined */
+    double *scale, *beta;     /* [H], with log2 e in them */
+    int64_t blocks;           /* most of a row */
+    int64_t parts;            /* tasks that share a block's key heads */
+    const int32_t *documents; /* [R]: a row's document begins there; NULL: with the sequence */
+    int64_t runs;             /* of rows that are in a task: */
+    int64_t *run;             /* [runs + 1]: the first row of each, */
+    int64_t *first;           /* [runs + 1]: and its first block */
+    real *partial;            /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
+    real *scores;             /* [R, H, context] or NULL */
+    real *largest, *norm;     /* [R, H]: of a row, when its blocks are joined */
     char *scratch;
     int64_t thread_bytes;
 } attend_run;
@@ -122,32 +110,40 @@ static inline bool copies_keys(const weft_cache_attention_attr *attr) {
     return attr->rotated > 0 || attr->gaussian;
 }
 
-/* Cuts a thread's scratch, from `at` on; returns its bytes. */
-static inline int64_t cut_scratch(const weft_cache_attention_attr *attr, int64_t lines, char *at,
-                                  block_scratch *s) {
-    int64_t dqk = attr->key.width, dv = attr->value.width, used = 0;
-    const struct {
-        void *to;
-        int64_t reals;
-    } pieces[] = {{&s->scores, lines * BLOCK},
-                  {&s->n, attr->key.heads * BLOCK},
-                  {&s->scales, BLOCK},
-                  {&s->copy, copies_keys(attr) ? BLOCK * dqk : 0},
-                  {&s->own, dqk + 1},
-                  {&s->coarse, dqk + 1},
-                  {&s->q, lines * dqk},
-                  {&s->q_scales, lines},
-                  {&s->p_scales, lines},
-                  {&s->queries, ceil_div(lines * dqk, 2)},
-                  {&s->weights, lines * BLOCK / 2},
-                  {&s->packed, (PAGES_TOGETHER + 2) * WEFT_PAGE_TOKENS * dv / 2},
-                  {&s->sums, 2 * lines * dv}};
-    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
-        void *piece = at ? at + used : NULL;
+/* Memory from `at` on in pieces, each aligned; one of no bytes is NULL, and without memory all are. Returns
+ * the bytes of all. */
+typedef struct {
+    void *to; /* the address of a pointer */
+    int64_t bytes;
+} memory_piece;
+#define CUT_MEMORY(at, ...)                                                                        \
+    cut_memory(at, (memory_piece[]){__VA_ARGS__},                                                  \
+               sizeof((memory_piece[]){__VA_ARGS__}) / sizeof(memory_piece))
+
+static inline int64_t cut_memory(char *at, const memory_piece *pieces, size_t n) {
+    int64_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        void *piece = at && pieces[i].bytes ? at + used : NULL;
         memcpy(pieces[i].to, &piece, sizeof piece);
-        used += real_bytes(pieces[i].reals);
+        used += weft_arena_bytes(pieces[i].bytes);
     }
     return used;
+}
+
+/* A thread's scratch. */
+static inline int64_t cut_scratch(const weft_cache_attention_attr *attr, int64_t lines, char *at,
+                                  block_scratch *s) {
+    int64_t dqk = attr->key.width, dv = attr->value.width;
+    return CUT_MEMORY(at, {&s->scores, real_bytes(lines * BLOCK)},
+                      {&s->n, real_bytes(attr->key.heads * BLOCK)}, {&s->scales, real_bytes(BLOCK)},
+                      {&s->copy, copies_keys(attr) ? real_bytes(BLOCK * dqk) : 0},
+                      {&s->own, real_bytes(dqk + 1)}, {&s->coarse, real_bytes(dqk + 1)},
+                      {&s->q, real_bytes(lines * dqk)}, {&s->q_scales, real_bytes(lines)},
+                      {&s->p_scales, real_bytes(lines)},
+                      {&s->queries, real_bytes(ceil_div(lines * dqk, 2))},
+                      {&s->weights, real_bytes(lines * BLOCK / 2)},
+                      {&s->packed, real_bytes((PAGES_TOGETHER + 2) * WEFT_PAGE_TOKENS * dv / 2)},
+                      {&s->sums, real_bytes(2 * lines * dv)});
 }
 
 static inline int64_t first_seen(const attend_run *a, int64_t r) {

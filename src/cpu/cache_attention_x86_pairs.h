@@ -63,11 +63,8 @@ BYTES_TARGET static void BYTES(add_alone)(const block_task *b, const page_run *r
         BYTES(add_columns)(p, v + i, width, run->token, run->end, sums + i, 1);
 }
 
-static const attend_way BYTES(alone) = {.queries = i8_queries,
-                                        .score = BYTES(score_alone),
-                                        .weights = i8_weights,
-                                        .add = BYTES(add_alone),
-                                        .finish = i8_finish};
+static const attend_way BYTES(alone) = {i8_queries, BYTES(score_alone), i8_weights,
+                                        BYTES(add_alone), .finish = i8_finish};
 
 BYTES_TARGET static ALWAYS_INLINE void BYTES(heads)(const pairs_product *p, int64_t first,
                                                     const int heads, const int vectors) {
@@ -159,11 +156,8 @@ static void BYTES(shared_add)(const block_task *b, const page_run *runs, int n, 
     }
 }
 
-static const attend_way BYTES(shared) = {.queries = i8_queries,
-                                         .score = BYTES(shared_score),
-                                         .weights = i8_weights,
-                                         .add = BYTES(shared_add),
-                                         .finish = i8_finish};
+static const attend_way BYTES(shared) = {i8_queries, BYTES(shared_score), i8_weights,
+                                         BYTES(shared_add), .finish = i8_finish};
 
 #undef BYTES
 #undef BYTES_TARGET

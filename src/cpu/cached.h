@@ -5,8 +5,6 @@
 #include "cpu/vec.h"
 #include "ops/cache.h"
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
 typedef enum { CACHED_REAL, CACHED_BF16, CACHED_I8 } cached_kind;
 
 static inline cached_kind kind_of(const weft_cache_part *part) {
@@ -64,32 +62,28 @@ static inline float *scale_at(const cached_pages *c, char *page, int64_t head, i
     return (float *)(page + c->scales) + head * WEFT_PAGE_TOKENS + token;
 }
 
-static inline real *number_at(const cached_pages *c, char *page, int64_t head, int64_t token) {
-    return (real *)(page + c->numbers) + head * WEFT_PAGE_TOKENS + token;
+/* A `real` beside reals, else a float. */
+static inline void *number_at(const cached_pages *c, char *page, int64_t head, int64_t token) {
+    size_t bytes = c->kind == CACHED_REAL ? sizeof(real) : sizeof(float);
+    return page + c->numbers + (head * WEFT_PAGE_TOKENS + token) * (int64_t)bytes;
 }
 
 /* VLEN numbers from element i, or the first n of them and zeros. */
 static ALWAYS_INLINE vreal load_cached(const void *data, int64_t i, int64_t n,
                                        const cached_kind kind) {
-    if (kind == CACHED_REAL) {
-        const real *from = (const real *)data + i;
-        return n >= VLEN ? vload(from) : vload_part(from, n);
-    }
-#if WEFT_REAL == 32
-    if (kind == CACHED_BF16) {
-        const uint16_t *from = (const uint16_t *)data + i;
-        if (n >= VLEN) return vload_bf16(from);
-        uint16_t part[VBYTES / 4] = {0};
-        memcpy(part, from, (size_t)n * sizeof *part);
-        return vload_bf16(part);
-    }
-#endif
+    if (kind != CACHED_I8) return vload_narrow(data, i, n, kind == CACHED_BF16);
     const int8_t *from = (const int8_t *)data + i;
     if (n >= VLEN) return vload_i8(from);
     int8_t part[VBYTES / sizeof(real)] = {0};
     memcpy(part, from, (size_t)n);
     return vload_i8(part);
 }
+
+/* f(..., kind), compiled for each of them. */
+#define BY_KIND(kind, f, ...)                                                                      \
+    ((kind) == CACHED_REAL   ? f(__VA_ARGS__, CACHED_REAL)                                         \
+     : (kind) == CACHED_BF16 ? f(__VA_ARGS__, CACHED_BF16)                                         \
+                             : f(__VA_ARGS__, CACHED_I8))
 
 static inline int64_t kind_bytes(cached_kind kind) {
     return kind == CACHED_I8 ? 1 : kind == CACHED_BF16 ? 2 : (int64_t)sizeof(real);

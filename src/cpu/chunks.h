@@ -22,6 +22,22 @@ static inline int64_t chunk_rows(int64_t rows, int64_t width) {
 /* Room for a tile of bf16; double has no such tiles. */
 enum { TILE_SCRATCH = WEFT_REAL == 64 ? 1 : TILE };
 
+/* Σ a·b of n elements in `real` lanes, four vectors at a time: a fixed order. */
+static inline real dot_reals(const real *a, const real *b, int64_t n) {
+    vreal s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
+    int64_t i = 0;
+    for (; i + 4 * VLEN <= n; i += 4 * VLEN) {
+        s0 += vload(a + i) * vload(b + i);
+        s1 += vload(a + i + VLEN) * vload(b + i + VLEN);
+        s2 += vload(a + i + 2 * VLEN) * vload(b + i + 2 * VLEN);
+        s3 += vload(a + i + 3 * VLEN) * vload(b + i + 3 * VLEN);
+    }
+    for (; i + VLEN <= n; i += VLEN)
+        s0 += vload(a + i) * vload(b + i);
+    if (i < n) s1 += vload_part(a + i, n - i) * vload_part(b + i, n - i);
+    return vsum((s0 + s1) + (s2 + s3));
+}
+
 typedef struct chunked chunked;
 
 /* Elements [at, at + len) of the inputs and outputs, len ≤ TILE. */
@@ -30,8 +46,6 @@ typedef void (*tile_fn)(const chunked *c, int64_t at, int64_t len, const real *c
 #define TILE_FN(name)                                                                              \
     static void name(UNUSED const chunked *c, UNUSED int64_t at, int64_t len,                      \
                      UNUSED const real *const *in, real *const *out)
-/* The same, for sums. */
-typedef double (*tile_sum_fn)(const chunked *c, int64_t at, int64_t len, const real *const *in);
 
 /* A pointwise run over inputs first_in, ... and outputs 0, ... of a node, all of one count. */
 struct chunked {
@@ -39,10 +53,10 @@ struct chunked {
     const weft_node *n;
     int first_in, n_in, n_out;
     tile_fn tile;
-    tile_sum_fn tile_sum; /* in place of `tile`: nothing is written but the chunk's sum */
-    const void *arg;      /* the kernel's own */
     int64_t count, chunk; /* elements, and those of a chunk */
-    double *partial;      /* [chunks], with tile_sum */
+    double *
+        partial; /* [chunks], in place of `tile`: Σ of the first input times the last; nothing else is
+                        written */
 };
 
 static inline void run_chunk(void *context, int64_t task, int thread) {
@@ -57,8 +71,8 @@ static inline void run_chunk(void *context, int64_t task, int thread) {
         int64_t len = min_i64(TILE, end - at);
         for (int k = 0; k < c->n_in; k++)
             in[k] = tile_in(c->x, c->n->in[c->first_in + k], at, len, in_scratch[k]);
-        if (c->tile_sum) {
-            sum += c->tile_sum(c, at, len, in);
+        if (c->partial) {
+            sum += (double)dot_reals(in[0], in[c->n_in - 1], len);
             continue;
         }
         for (int k = 0; k < c->n_out; k++)
@@ -67,19 +81,13 @@ static inline void run_chunk(void *context, int64_t task, int thread) {
         for (int k = 0; k < c->n_out; k++)
             if (out[k]) tile_done(c->x, c->n->out[k], at, len, out[k]);
     }
-    if (c->tile_sum) c->partial[task] = sum;
+    if (c->partial) c->partial[task] = sum;
 }
 
 /* Runs `tile` over all of the node's outputs 0 .. n_out-1 and inputs from first_in on. */
 static inline weft_status run_chunks(weft_exec *x, const weft_node *n, int first_in, int n_in,
-                                     int n_out, tile_fn tile, const void *arg) {
-    chunked c = {.x = x,
-                 .n = n,
-                 .first_in = first_in,
-                 .n_in = n_in,
-                 .n_out = n_out,
-                 .tile = tile,
-                 .arg = arg};
+                                     int n_out, tile_fn tile) {
+    chunked c = {x, n, first_in, n_in, n_out, .tile = tile};
     for (int k = 0; k < n_out; k++)
         if (n->out[k]) c.count = weft_tensor_count(n->out[k]);
     weft_pool *pool = weft_exec_pool(x);
@@ -92,15 +100,14 @@ static inline weft_status run_chunks(weft_exec *x, const weft_node *n, int first
 /* The kernel of an operation that is done tile by tile, by name##_tile. */
 #define TILEWISE(name, first_in, n_in, n_out)                                                      \
     DEFINE_KERNEL(name) {                                                                          \
-        return run_chunks(x, n, first_in, n_in, n_out, name##_tile, NULL);                         \
+        return run_chunks(x, n, first_in, n_in, n_out, name##_tile);                               \
     }
 
-/* Σ over input 0 (and the next n_in - 1 beside it) by chunks; the node needs sum_workspace. */
-static inline double sum_chunks(weft_exec *x, const weft_node *n, int n_in, tile_sum_fn tile_sum) {
+/* Σ of input 0 times itself (n_in 1) or times input 1, by chunks; the node needs sum_workspace. */
+static inline double sum_products(weft_exec *x, const weft_node *n, int n_in) {
     chunked c = {.x = x,
                  .n = n,
                  .n_in = n_in,
-                 .tile_sum = tile_sum,
                  .count = weft_tensor_count(n->in[0]),
                  .partial = weft_workspace(x, n)};
     c.chunk = chunk_length(c.count);
@@ -153,11 +160,15 @@ typedef struct {
     int64_t half; /* of the width: a Gaussian's means, or its deviations */
 } head_run;
 
+static inline head_run head_run_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
+    const int64_t *shape = from->shape;
+    return (head_run){x, n, from, shape[1], shape[2], shape[3], shape[3] / 2};
+}
+
 static inline weft_status run_positions(weft_exec *x, const weft_node *n, const weft_tensor *from,
                                         row_fn each) {
-    const int64_t *shape = from->shape;
-    head_run k = {x, n, from, shape[1], shape[2], shape[3], shape[3] / 2};
-    return run_rows(x, shape[0] * shape[1], shape[2] * shape[3], each, &k);
+    head_run k = head_run_of(x, n, from);
+    return run_rows(x, from->shape[0] * k.time, k.heads * k.width, each, &k);
 }
 
 /* Where the number of head h of position p stands. */
@@ -176,22 +187,6 @@ static inline real read_number(const weft_exec *x, const weft_tensor *t) {
 
 static inline void write_number(const weft_exec *x, const weft_tensor *t, double value) {
     *(real *)weft_data(x, t) = (real)value;
-}
-
-/* Σ a·b of n elements in `real` lanes, four vectors at a time: a fixed order. */
-static inline real dot_reals(const real *a, const real *b, int64_t n) {
-    vreal s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
-    int64_t i = 0;
-    for (; i + 4 * VLEN <= n; i += 4 * VLEN) {
-        s0 += vload(a + i) * vload(b + i);
-        s1 += vload(a + i + VLEN) * vload(b + i + VLEN);
-        s2 += vload(a + i + 2 * VLEN) * vload(b + i + 2 * VLEN);
-        s3 += vload(a + i + 3 * VLEN) * vload(b + i + 3 * VLEN);
-    }
-    for (; i + VLEN <= n; i += VLEN)
-        s0 += vload(a + i) * vload(b + i);
-    if (i < n) s1 += vload_part(a + i, n - i) * vload_part(b + i, n - i);
-    return vsum((s0 + s1) + (s2 + s3));
 }
 
 /* Σ a·b over `count` elements from `at` on: in `real` within a tile, in double from tile to tile. */

@@ -148,10 +148,7 @@ WEFT_TASK(loss_group) {
     }
 }
 
-static int64_t infonce_workspace(const weft_node *n, int threads) {
-    return contrast_bytes(n->in[0], threads);
-}
-
+DEFINE_WORKSPACE(infonce, contrast_bytes(n->in[0], threads))
 DEFINE_KERNEL(infonce, .workspace = infonce_workspace) {
     if (!n->out[WEFT_INFONCE_LSE]) {
         write_number(x, n->out[WEFT_INFONCE_Y], 0);
@@ -202,16 +199,6 @@ static void group_products(const contrast *c, const real *all, const real *strip
     }
 }
 
-/* dx_i from du_i, written over du_i where dx is bf16. */
-static void write_dx(const contrast *c, int64_t i, real *du) {
-    const real *u = c->u + i * c->padded;
-    real along = c->norm[i] > (real)WEFT_INFONCE_NORM_MIN ? dot_reals(u, du, c->width) : 0;
-    real *dx = tile_out(c->x, c->n->out[0], i * c->width, du);
-    for (int64_t d = 0; d < c->width; d++)
-        dx[d] = (du[d] - u[d] * along) / c->norm[i];
-    tile_done(c->x, c->n->out[0], i * c->width, c->width, dx);
-}
-
 WEFT_TASK(back_group) {
     const contrast *c = context;
     real *strip = c->strip + thread * c->per_thread, *du = strip + GROUP * c->scores;
@@ -220,14 +207,18 @@ WEFT_TASK(back_group) {
     for (int r = 0; r < GROUP; r++)
         weigh_scores(c, c->lse + start, group_row(c, task, r), strip + r * c->scores);
     group_products(c, c->u + start * c->padded, strip, du);
-    for (int r = 0; r < GROUP && first + r < c->rows; r++)
-        write_dx(c, start + first + r, du + r * c->padded);
+    for (int r = 0; r < GROUP && first + r < c->rows; r++, du += c->padded) {
+        int64_t i = start + first + r;
+        const real *u = c->u + i * c->padded;
+        real along = c->norm[i] > (real)WEFT_INFONCE_NORM_MIN ? dot_reals(u, du, c->width) : 0;
+        real *dx = tile_out(c->x, c->n->out[0], i * c->width, du); /* over du_i where it is bf16 */
+        for (int64_t d = 0; d < c->width; d++)
+            dx[d] = (du[d] - u[d] * along) / c->norm[i];
+        tile_done(c->x, c->n->out[0], i * c->width, c->width, dx);
+    }
 }
 
-static int64_t infonce_back_workspace(const weft_node *n, int threads) {
-    return contrast_bytes(n->in[WEFT_INFONCE_BACK_X], threads);
-}
-
+DEFINE_WORKSPACE(infonce_back, contrast_bytes(n->in[WEFT_INFONCE_BACK_X], threads))
 DEFINE_KERNEL(infonce_back, .workspace = infonce_back_workspace) {
     const weft_infonce_attr *attr = n->attr;
     contrast c = contrast_of(x, n, n->in[WEFT_INFONCE_BACK_X]);

@@ -185,12 +185,12 @@ static void measure_part(weft_pool *pool, entropy_work *w) {
 static gemm_matrix sums_of(const weft_exec *x, const weft_tensor *dx, entropy_part part,
                            real *sums) {
     if (dx->dtype == WEFT_BF16) return (gemm_matrix){.data = sums, .ld = weft_tensor_width(dx)};
-    return rows_of(x, dx, part.row);
+    return gemm_rows(x, dx, part.row);
 }
 
 WEFT_TASK(round_rows) {
     const entropy_work *w = context;
-    gemm_matrix dx = rows_of(w->x, w->n->out[WEFT_CE_DX], w->part.row);
+    gemm_matrix dx = gemm_rows(w->x, w->n->out[WEFT_CE_DX], w->part.row);
     int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows), width = dx.ld;
     const real *sums = (const real *)w->rows;
     for (int64_t row = task * JOIN_ROWS; row < end; row++)
@@ -201,13 +201,13 @@ static void differentiate_part(weft_pool *pool, entropy_work *w) {
     const weft_tensor *dx = w->n->out[WEFT_CE_DX], *dw = w->n->out[WEFT_CE_DW];
     weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
     if (dw) {
-        gemm_product p =
-            product_dw(w->x, w->n, w->part, w->kept, rows_of(w->x, dw, 0), w->part.row > 0);
+        gemm_product p = product_back(w->x, w->n, w->part, true, w->kept, gemm_rows(w->x, dw, 0),
+                                      w->part.row > 0);
         KERNEL(gemm)(pool, &p, w->product_space);
     }
     if (!dx) return;
     gemm_matrix sums = sums_of(w->x, dx, w->part, (real *)w->rows);
-    gemm_product p = product_dx(w->x, w->n, w->part, w->kept, sums, false);
+    gemm_product p = product_back(w->x, w->n, w->part, false, w->kept, sums, false);
     KERNEL(gemm)(pool, &p, w->product_space);
     if (dx->dtype == WEFT_BF16)
         weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), round_rows, w);
@@ -247,8 +247,8 @@ static int64_t products_bytes(const weft_node *n, entropy_part part, int threads
     gemm_matrix l = kept_matrix(n, NULL);
     const weft_tensor *dw_out = n->out[WEFT_CE_DW] ? n->out[WEFT_CE_DW] : n->in[WEFT_CE_W];
     gemm_matrix sums = sums_of(NULL, n->in[WEFT_CE_X], part, NULL);
-    gemm_product dx = product_dx(NULL, n, part, l, sums, false);
-    gemm_product dw = product_dw(NULL, n, part, l, rows_of(NULL, dw_out, 0), true);
+    gemm_product dx = product_back(NULL, n, part, false, l, sums, false);
+    gemm_product dw = product_back(NULL, n, part, true, l, gemm_rows(NULL, dw_out, 0), true);
     return max_i64(KERNEL(gemm_workspace)(&dx, threads), KERNEL(gemm_workspace)(&dw, threads));
 }
 

@@ -28,44 +28,25 @@ static inline weft_status check_targets(const int32_t *targets, int64_t rows, in
     return WEFT_OK;
 }
 
-/* A tensor's rows from `row` on as a matrix; `x` NULL: without the address, for sizes. */
-static inline gemm_matrix rows_of(const weft_exec *x, const weft_tensor *t, int64_t row) {
-    gemm_matrix m = {.ld = weft_tensor_width(t), .bf16 = t->dtype == WEFT_BF16};
-    if (x) m.data = weft_data(x, t);
-    return gemm_part(m, 0, row, 0);
-}
-
 /* l [rows, words] = x wᵀ, taken tile by tile. */
 static inline gemm_product product_logits(const weft_exec *x, const weft_node *n, entropy_part at) {
     gemm_product p = {.batch = 1, .m = at.rows, .n = at.words, .tb = true, .alpha = 1};
     p.k = n->in[WEFT_CE_W]->shape[1];
-    p.a = rows_of(x, n->in[WEFT_CE_X], at.row);
-    p.b = rows_of(x, n->in[WEFT_CE_W], at.word);
+    p.a = gemm_rows(x, n->in[WEFT_CE_X], at.row);
+    p.b = gemm_rows(x, n->in[WEFT_CE_W], at.word);
     return p;
 }
 
-/* dx [rows, E] = l w, `l` being the gradient of the logits by then; or += where `add`. */
-static inline gemm_product product_dx(const weft_exec *x, const weft_node *n, entropy_part at,
-                                      gemm_matrix l, gemm_matrix dx, bool add) {
-    gemm_product p = {.batch = 1, .m = at.rows, .k = at.words, .alpha = 1, .accumulate = add};
+/* dx [rows, E] = l w, or with `dw` that, [words, E] = lᵀ x, `l` being the gradient of the logits by then; or +=
+ * where `add`. */
+static inline gemm_product product_back(const weft_exec *x, const weft_node *n, entropy_part at,
+                                        bool dw, gemm_matrix l, gemm_matrix to, bool add) {
+    gemm_product p = {.batch = 1, .ta = dw, .alpha = 1, .accumulate = add, .a = l, .c = to};
+    p.m = dw ? at.words : at.rows;
+    p.k = dw ? at.rows : at.words;
     p.n = n->in[WEFT_CE_W]->shape[1];
-    p.b = rows_of(x, n->in[WEFT_CE_W], at.word);
-    p.a = l;
+    p.b = gemm_rows(x, n->in[dw ? WEFT_CE_X : WEFT_CE_W], dw ? at.row : at.word);
     p.a.rounds = !l.bf16 && p.b.bf16;
-    p.c = dx;
-    return p;
-}
-
-/* dw [words, E] = lᵀ x, or += where `add`. */
-static inline gemm_product product_dw(const weft_exec *x, const weft_node *n, entropy_part at,
-                                      gemm_matrix l, gemm_matrix dw, bool add) {
-    gemm_product p = {.batch = 1, .m = at.words, .k = at.rows, .ta = true, .accumulate = add};
-    p.n = n->in[WEFT_CE_W]->shape[1];
-    p.alpha = 1;
-    p.b = rows_of(x, n->in[WEFT_CE_X], at.row);
-    p.a = l;
-    p.a.rounds = !l.bf16 && p.b.bf16;
-    p.c = dw;
     return p;
 }
 

@@ -7,6 +7,7 @@
  * products, narrow enough that N × chunk numbers stay in the last cache. For each chunk: logits to
  * their gradient in place, then dw of the chunk (a sum over rows, whole, so that it can be rounded
  * to bf16), then dx plus the chunk's part. */
+#include "cpu/chunks.h"
 #include "cpu/cross_entropy.h"
 
 enum {
@@ -72,7 +73,7 @@ static bool is_widened(const weft_tensor *dx) {
 }
 
 static gemm_matrix dx_sums(const weft_exec *x, const weft_node *n, char *workspace, int64_t at) {
-    if (!is_widened(n->out[0])) return rows_of(x, n->in[WEFT_CE_X], 0);
+    if (!is_widened(n->out[0])) return gemm_rows(x, n->in[WEFT_CE_X], 0);
     return (gemm_matrix){.data = workspace ? workspace + at : NULL,
                          .ld = n->in[WEFT_CE_W]->shape[1]};
 }
@@ -81,8 +82,9 @@ static int64_t step_bytes(const weft_node *n, int64_t words, int threads) {
     entropy_part part = {.rows = weft_tensor_rows(n->in[WEFT_CE_X]), .words = words};
     gemm_matrix l = {.ld = words};
     gemm_product logits = product_logits(NULL, n, part);
-    gemm_product dx = product_dx(NULL, n, part, l, dx_sums(NULL, n, NULL, 0), true);
-    gemm_product dw = product_dw(NULL, n, part, l, rows_of(NULL, n->in[WEFT_CE_W], 0), false);
+    gemm_product dx = product_back(NULL, n, part, false, l, dx_sums(NULL, n, NULL, 0), true);
+    gemm_product dw =
+        product_back(NULL, n, part, true, l, gemm_rows(NULL, n->in[WEFT_CE_W], 0), false);
     int64_t most = KERNEL(gemm_copy_bytes)(&logits, true);
     most = max_i64(most, KERNEL(gemm_workspace)(&dx, threads));
     return max_i64(most, KERNEL(gemm_workspace)(&dw, threads));
@@ -109,30 +111,21 @@ static bool only_scales(const weft_node *n) {
     return made && !n->in[WEFT_CE_BACK_D_Z];
 }
 
-static int64_t cross_entropy_back_workspace(const weft_node *n, int threads) {
-    return only_scales(n) ? 0 : lay_out(n, threads).bytes;
-}
-
+DEFINE_WORKSPACE(cross_entropy_back, only_scales(n) ? 0 : lay_out(n, threads).bytes)
 typedef struct {
     const weft_exec *x;
     const weft_tensor *from, *to;
-    const real *sums; /* in place of `from` */
+    const real *sums; /* to be rounded, in place of `from` */
     real factor;
 } scaling;
 
 WEFT_TASK(scale_values) {
-    enum { TILE = 1024 };
     const scaling *s = context;
-    int64_t end = min_i64((task + 1) * SCALE_VALUES, weft_tensor_count(s->to));
-    for (int64_t at = task * SCALE_VALUES; at < end; at += TILE) {
-        int64_t n = min_i64(TILE, end - at);
-        real in_tile[TILE], out_tile[TILE];
-        const real *from = s->sums ? s->sums + at : tile_in(s->x, s->from, at, n, in_tile);
-        real *to = tile_out(s->x, s->to, at, out_tile);
-        for (int64_t i = 0; i < n; i++)
-            to[i] = from[i] * s->factor;
-        tile_done(s->x, s->to, at, n, to);
-    }
+    int64_t at = task * SCALE_VALUES, n = min_i64(SCALE_VALUES, weft_tensor_count(s->to) - at);
+    if (s->sums)
+        gemm_round((uint16_t *)weft_data(s->x, s->to) + at, s->sums + at, n);
+    else
+        apply_tensors(s->x, scale_vector, 1, &s->from, s->to, at, n, &s->factor);
 }
 
 static void scale_tensor(const weft_exec *x, scaling s) {
@@ -152,12 +145,12 @@ static void differentiate_chunk(weft_pool *pool, back_work *w, gemm_matrix dx) {
     KERNEL(gemm_copy)(pool, &w->logits, true, w->columns);
     weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
     if (w->n->out[1]) {
-        gemm_matrix dw = rows_of(w->x, w->n->out[1], w->part.word);
-        gemm_product p = product_dw(w->x, w->n, w->part, l, dw, false);
+        gemm_matrix dw = gemm_rows(w->x, w->n->out[1], w->part.word);
+        gemm_product p = product_back(w->x, w->n, w->part, true, l, dw, false);
         KERNEL(gemm)(pool, &p, space);
     }
     if (w->n->out[0]) {
-        gemm_product p = product_dx(w->x, w->n, w->part, l, dx, w->part.word > 0);
+        gemm_product p = product_back(w->x, w->n, w->part, false, l, dx, w->part.word > 0);
         KERNEL(gemm)(pool, &p, space);
     }
 }
@@ -177,13 +170,12 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_c
     w.columns = workspace + at.rest;
     gemm_matrix dx = {0};
     if (n->out[0])
-        dx = is_widened(n->out[0]) ? dx_sums(x, n, workspace, at.dx) : rows_of(x, n->out[0], 0);
+        dx = is_widened(n->out[0]) ? dx_sums(x, n, workspace, at.dx) : gemm_rows(x, n->out[0], 0);
     for (int64_t word = 0; word < words; word += at.words) {
         w.part = (entropy_part){0, rows, word, min_i64(at.words, words - word)};
         differentiate_chunk(pool, &w, dx);
     }
-    if (is_widened(n->out[0]))
-        scale_tensor(x, (scaling){.to = n->out[0], .sums = dx.data, .factor = 1});
+    if (is_widened(n->out[0])) scale_tensor(x, (scaling){.to = n->out[0], .sums = dx.data});
     return WEFT_OK;
 }
 

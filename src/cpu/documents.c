@@ -2,7 +2,6 @@
 #include "ops/documents.h"
 
 #include "cpu/cached.h"
-#include "cpu/kernel.h"
 
 DEFINE_KERNEL(documents) {
     const int32_t *tokens = weft_data(x, n->in[0]), end = ATTR(n, weft_documents_attr)->end;

@@ -5,7 +5,6 @@
  * gradients, or zeros, and every row is written once. Tasks are bands of rows by strips of columns,
  * so nothing is added twice or in another order, however many threads there are. */
 #include "ops/embedding.h"
-#include "cpu/kernel.h"
 #include "cpu/vec.h"
 
 enum {

@@ -31,22 +31,6 @@ enum {
 };
 
 #define HAS_BFMMLA (WEFT_ARM_TARGETS && WEFT_REAL == 32)
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
-/* VLEN weights from element i, or the first `count` of them and zeros. */
-static ALWAYS_INLINE vreal load_weights(const void *w, int64_t i, int64_t count, const bool bf16) {
-#if WEFT_REAL == 32
-    if (bf16) {
-        const uint16_t *from = (const uint16_t *)w + i;
-        if (count >= VLEN) return vload_bf16(from);
-        uint16_t part[VBYTES / 4] = {0};
-        memcpy(part, from, (size_t)count * sizeof *from);
-        return vload_bf16(part);
-    }
-#endif
-    (void)bf16;
-    return count < VLEN ? vload_part((const real *)w + i, count) : vload((const real *)w + i);
-}
 
 typedef struct {
     const real *x;
@@ -89,10 +73,8 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
         x[r] = d->x + (row + r) * d->ldx;
     for (int c = 0; c < columns; c++)
         w[c] = (const char *)d->w + (size_t)((column + c * apart) * d->ldw) * size;
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-        for (int c = 0; c < columns; c++)
+    UNROLLED(r, rows)
+        UNROLLED(c, columns)
             sum[r][c] = vset(0);
     int64_t i = 0;
     /* Whole cache lines of each column at a time. The sums are those of the loop below. */
@@ -105,32 +87,27 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
             for (int c = 0; c < columns; c++) {
                 if (ASKS_AHEAD) ask_for(w[c] + (size_t)i * size);
                 for (int j = 0; j < line; j++)
-                    sum[0][c] = vfma(v[j], load_weights(w[c], i + j * VLEN, VLEN, bf16), sum[0][c]);
+                    sum[0][c] = vfma(v[j], vload_narrow(w[c], i + j * VLEN, VLEN, bf16), sum[0][c]);
             }
         }
     for (; i + VLEN <= d->k; i += VLEN) {
         vreal value[8];
         for (int c = 0; c < columns; c++)
-            value[c] = load_weights(w[c], i, VLEN, bf16);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
+            value[c] = vload_narrow(w[c], i, VLEN, bf16);
+        UNROLLED(r, rows) {
             vreal v = vload(x[r] + i);
-#pragma GCC unroll 8
-            for (int c = 0; c < columns; c++)
+            UNROLLED(c, columns)
                 sum[r][c] = vfma(v, value[c], sum[r][c]);
         }
     }
     if (i < d->k) {
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
+        UNROLLED(r, rows) {
             vreal v = vload_part(x[r] + i, d->k - i);
-#pragma GCC unroll 8
-            for (int c = 0; c < columns; c++)
-                sum[r][c] = vfma(v, load_weights(w[c], i, d->k - i, bf16), sum[r][c]);
+            UNROLLED(c, columns)
+                sum[r][c] = vfma(v, vload_narrow(w[c], i, d->k - i, bf16), sum[r][c]);
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
+    UNROLLED(r, rows)
 #pragma GCC unroll 8
         for (int c = 0; c < columns; c += 4)
             store_sums(sums + (row + r) * TASK_COLUMNS + column + c * apart, apart, sum[r] + c,
@@ -177,7 +154,7 @@ static ALWAYS_INLINE void step_block(const dot_work *d, int64_t row, int64_t col
     for (int64_t i = depth; i < depth + k; i++) {
         vreal value[4];
         for (int c = 0; c < vectors; c++)
-            value[c] = load_weights(d->w, i * d->ldw + column + c * VLEN, part, bf16);
+            value[c] = vload_narrow(d->w, i * d->ldw + column + c * VLEN, part, bf16);
         for (int r = 0; r < rows; r++) {
             vreal x = vset(d->x[(row + r) * d->ldx + i]);
             for (int c = 0; c < vectors; c++)
@@ -253,13 +230,10 @@ BF16_TARGET static ALWAYS_INLINE void add_eights(float32x4_t sum[][TILE_PAIRS], 
         bfloat16x8_t v[TILE_PAIRS][2];
         for (int c = 0; c < pairs; c++)
             load_pair(w + 2 * c * ldw, w + (2 * c + 1) * ldw, v[c]);
-#pragma GCC unroll 8
-        for (int t = 0; t < tiles; t++) {
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; half++) {
+        UNROLLED(t, tiles) {
+            UNROLLED(half, 2) {
                 bfloat16x8_t rows = vreinterpretq_bf16_u16(vld1q_u16(x + t * ld + 8 * half));
-#pragma GCC unroll 4
-                for (int c = 0; c < pairs; c++)
+                UNROLLED(c, pairs)
                     sum[t][c] = vbfmmlaq_f32(sum[t][c], rows, v[c][half]);
             }
             /* GCC would load all tiles first, and then have no registers left for the sums. */
@@ -276,19 +250,15 @@ BF16_TARGET static ALWAYS_INLINE void tile_block(const few_run *f, int64_t tile,
     const uint16_t *x = f->tiles + tile * f->ld;
     uint16_t rest[2 * TILE_PAIRS][8] = {0};
     float32x4_t sum[TILES][TILE_PAIRS];
-#pragma GCC unroll 8
-    for (int t = 0; t < tiles; t++)
-#pragma GCC unroll 4
-        for (int c = 0; c < pairs; c++)
+    UNROLLED(t, tiles)
+        UNROLLED(c, pairs)
             sum[t][c] = vdupq_n_f32(0);
     add_eights(sum, x, f->ld, w, ldw, k / 8, tiles, pairs);
     for (int c = 0; c < 2 * pairs && whole < k; c++)
         memcpy(rest[c], w + c * ldw + whole, (size_t)(k - whole) * sizeof **rest);
     add_eights(sum, x + 2 * whole, f->ld, rest[0], 8, whole < k, tiles, pairs);
-#pragma GCC unroll 8
-    for (int t = 0; t < tiles; t++)
-#pragma GCC unroll 4
-        for (int c = 0; c < pairs; c++) {
+    UNROLLED(t, tiles)
+        UNROLLED(c, pairs) {
             int64_t row = f->p->a.bf16 ? 2 * (tile + t) : tile + t;
             float32x2_t one = vget_low_f32(sum[t][c]), two = vget_high_f32(sum[t][c]);
             real *to = sums + row * TASK_COLUMNS + 2 * c * apart;
@@ -371,14 +341,10 @@ static void sum_task(const few_run *f, const dot_work *d, int64_t m, int64_t n, 
         return;
     }
 #endif
-    if (f->p->tb && d->bf16)
-        dot_columns(d, m, n, sums, true);
-    else if (f->p->tb)
-        dot_columns(d, m, n, sums, false);
-    else if (d->bf16)
-        step_columns(d, m, n, sums, true);
+    if (f->p->tb)
+        EITHER(d->bf16, dot_columns, d, m, n, sums);
     else
-        step_columns(d, m, n, sums, false);
+        EITHER(d->bf16, step_columns, d, m, n, sums);
 }
 
 WEFT_TASK(run_columns) {
@@ -399,15 +365,6 @@ WEFT_TASK(run_columns) {
     KERNEL(gemm_finish)(&tile, sums, TASK_COLUMNS, p->accumulate);
 }
 
-static void share_columns(weft_pool *pool, few_run *f) {
-    const gemm_product *p = f->p;
-    int64_t columns = max_i64(TASK_WEIGHTS / p->k, p->tb ? BLOCK_ALONE : STEP_COLUMNS);
-    f->columns = min_i64(columns, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
-    f->tasks = ceil_div(p->n, f->columns);
-    f->pieces = ceil_div(p->m, GEMM_FEW_ROWS);
-    weft_pool_run(pool, p->batch * f->pieces * f->tasks, run_columns, f);
-}
-
 static bool goes_by_tiles(const gemm_product *p) {
     return HAS_BFMMLA && p->tb && p->b.bf16 && p->batch == 1 && p->m <= GEMM_FEW_ROWS &&
            weft_cpu_matrix() == WEFT_MATRIX_BFMMLA;
@@ -423,22 +380,21 @@ int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
     return p->a.bf16 ? real_bytes(p->batch * p->m * p->k) : 0;
 }
 
-static void widen_rows(few_run *f, real *to) {
-    const gemm_product *p = f->p;
-    f->x = (gemm_matrix){.data = to, .ld = p->k, .stride = p->m * p->k};
-    for (int64_t g = 0; g < p->batch; g++)
-        for (int64_t r = 0; r < p->m; r++, to += p->k)
-            gemm_widen(to, gemm_part(p->a, g, r, 0).data, p->k);
-}
-
 void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     few_run f = {.p = p, .x = p->a, .ld = tile_numbers(p)};
+    real *to = workspace;
     if (goes_by_tiles(p))
         f.tiles = workspace;
     else if (p->a.bf16)
-        widen_rows(&f, workspace);
+        f.x = (gemm_matrix){.data = to, .ld = p->k, .stride = p->m * p->k};
+    for (int64_t row = 0; !f.tiles && p->a.bf16 && row < p->batch * p->m; row++)
+        gemm_widen(to + row * p->k, gemm_part(p->a, row / p->m, row % p->m, 0).data, p->k);
 #if HAS_BFMMLA
     if (f.tiles) lay_tiles(&f);
 #endif
-    share_columns(pool, &f);
+    int64_t columns = max_i64(TASK_WEIGHTS / p->k, p->tb ? BLOCK_ALONE : STEP_COLUMNS);
+    f.columns = min_i64(columns, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
+    f.tasks = ceil_div(p->n, f.columns);
+    f.pieces = ceil_div(p->m, GEMM_FEW_ROWS);
+    weft_pool_run(pool, p->batch * f.pieces * f.tasks, run_columns, &f);
 }

@@ -47,15 +47,9 @@ static void gaussian_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(gaussian) {
-    return run_positions(x, n, n->in[0], gaussian_row);
-}
+DEFINE_KERNEL_AS(gaussian, run_positions(x, n, n->in[0], gaussian_row))
 
 /* in: y. arg: as in gaussian_back.h, but y has no gradient. */
-VECTOR_FN(mean_square_back_vector) {
-    out[0] = arg[0] * in[0];
-}
-
 VECTOR_FN(deviation_square_back_vector) {
     out[0] = arg[0] * in[0] * vslope(in[0]);
 }
@@ -71,7 +65,7 @@ static void gaussian_half_back(const head_run *k, int64_t row, bool deviations, 
     else if (deviations)
         apply_tensors(k->x, deviation_square_back_vector, 1, in, dx, at, k->half, &factor);
     else
-        apply_tensors(k->x, mean_square_back_vector, 1, in, dx, at, k->half, &factor);
+        apply_tensors(k->x, scale_vector, 1, in, dx, at, k->half, &factor);
 }
 
 static void gaussian_back_row(const void *context, int64_t p) {
@@ -85,9 +79,7 @@ static void gaussian_back_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(gaussian_back) {
-    return run_positions(x, n, n->in[0], gaussian_back_row);
-}
+DEFINE_KERNEL_AS(gaussian_back, run_positions(x, n, n->in[0], gaussian_back_row))
 
 static inline vreal deviation(vreal rho) {
     return vsoftplus(rho) + SIGMA_FLOOR;
@@ -138,9 +130,7 @@ static void overlap_row(const void *context, int64_t p) {
         log_sigma[number_place(k, p, h)] = overlap_head(k, p * k->heads + h);
 }
 
-DEFINE_KERNEL(overlap) {
-    return run_positions(x, n, n->in[0], overlap_row);
-}
+DEFINE_KERNEL_AS(overlap, run_positions(x, n, n->in[0], overlap_row))
 
 /* arg: the gradient of the head's sum of logarithms. */
 static void overlap_back_vector(const vreal *in, vreal *out, const real *arg) {
@@ -186,6 +176,4 @@ static void overlap_back_row(const void *context, int64_t p) {
                           d_log_sigma ? d_log_sigma[number_place(k, p, h)] : 0);
 }
 
-DEFINE_KERNEL(overlap_back) {
-    return run_positions(x, n, n->in[0], overlap_back_row);
-}
+DEFINE_KERNEL_AS(overlap_back, run_positions(x, n, n->in[0], overlap_back_row))

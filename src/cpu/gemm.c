@@ -164,20 +164,16 @@ WEFT_TASK(copy_rows) {
                (size_t)p->n * sizeof(real));
 }
 
-/* A product with an addend, where sums are made in c itself: the addend waits there. It does so also
- * where it lies elsewhere, so that the order of the sums, and the bits, do not depend on that. */
-static gemm_product start_from_addend(weft_pool *pool, const gemm_product *p) {
-    gemm_product q = *p;
-    if (!p->addend.data || p->c.bf16) return q;
-    if (p->addend.data != p->c.data)
-        weft_pool_run(pool, p->batch * ceil_div(p->m, COPY_ROWS), copy_rows, &q);
-    q.addend.data = NULL;
-    q.accumulate = true;
-    return q;
-}
-
 void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace) {
-    gemm_product q = start_from_addend(pool, p);
+    gemm_product q = *p;
+    /* Where sums are made in c itself, an addend waits there. It does so also where it lies elsewhere, so that
+     * the order of the sums, and the bits, do not depend on that. */
+    if (p->addend.data && !p->c.bf16) {
+        if (p->addend.data != p->c.data)
+            weft_pool_run(pool, p->batch * ceil_div(p->m, COPY_ROWS), copy_rows, &q);
+        q.addend.data = NULL;
+        q.accumulate = true;
+    }
     if (is_few_rows(&q))
         KERNEL(few_rows)(pool, &q, workspace);
     else

@@ -82,6 +82,13 @@ static inline gemm_matrix gemm_part(gemm_matrix x, int64_t g, int64_t row, int64
     return x;
 }
 
+/* A tensor's rows from `row` on as a matrix; `x` NULL: without the address, for sizes. */
+static inline gemm_matrix gemm_rows(const weft_exec *x, const weft_tensor *t, int64_t row) {
+    gemm_matrix m = {.ld = weft_tensor_width(t), .bf16 = t->dtype == WEFT_BF16};
+    if (x) m.data = weft_data(x, t);
+    return gemm_part(m, 0, row, 0);
+}
+
 /* The tile of a product at (row, column) of matrix g, as a product of its own, restricted to the
  * sums from `depth` on, k of them. */
 static inline gemm_product gemm_tile(const gemm_product *p, int64_t g, int64_t row, int64_t m,

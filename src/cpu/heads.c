@@ -7,21 +7,9 @@
 #include "cpu/chunks.h"
 
 /* head_columns and its gradient: a task is some of the B·T positions. */
-typedef struct {
-    weft_exec *x;
-    const weft_node *n;
-    const weft_head_columns_attr *attr;
-} joining;
-
-static weft_status run_columns(weft_exec *x, const weft_node *n, row_fn each) {
-    joining k = {x, n, ATTR(n, weft_head_columns_attr)};
-    const weft_tensor *y = n->out[0];
-    return run_rows(x, y->shape[0] * y->shape[1], y->shape[2] * y->shape[3], each, &k);
-}
-
 static void head_columns_row(const void *context, int64_t p) {
-    const joining *k = context;
-    const weft_head_columns_attr *a = k->attr;
+    const head_run *k = context;
+    const weft_head_columns_attr *a = k->n->attr;
     size_t size = weft_dtype_size(k->n->out[0]->dtype);
     int64_t taken = a->part[0].count + (k->n->n_in > 1 ? a->part[1].count : 0);
     char *to = (char *)weft_data(k->x, k->n->out[0]) + (size_t)(p * a->heads * a->width) * size;
@@ -39,9 +27,7 @@ static void head_columns_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL(head_columns) {
-    return run_columns(x, n, head_columns_row);
-}
+DEFINE_KERNEL_AS(head_columns, run_positions(x, n, n->out[0], head_columns_row))
 
 VECTOR_FN(add_vector) {
     out[0] = in[0] + in[1];
@@ -49,9 +35,9 @@ VECTOR_FN(add_vector) {
 
 /* Columns d .. d + len - 1 of head `head` of position p: Σ over the heads of dy that had them, in their
  * order. */
-static void sum_columns(const joining *k, int64_t p, int64_t head, int64_t d, int64_t len) {
+static void sum_columns(const head_run *k, int64_t p, int64_t head, int64_t d, int64_t len) {
     real in_scratch[TILE_SCRATCH], out_scratch[TILE_SCRATCH];
-    const weft_head_columns_attr *a = k->attr;
+    const weft_head_columns_attr *a = k->n->attr;
     int64_t sharing = a->heads / a->from_heads, own = (p * a->from_heads + head) * a->from_width;
     real *sum = tile_out(k->x, k->n->out[0], own + d, out_scratch);
     memset(sum, 0, (size_t)len * sizeof *sum);
@@ -68,15 +54,13 @@ static void sum_columns(const joining *k, int64_t p, int64_t head, int64_t d, in
 }
 
 static void head_columns_back_row(const void *context, int64_t p) {
-    const joining *k = context;
-    for (int64_t h = 0; h < k->attr->from_heads; h++)
-        for (int64_t d = 0; d < k->attr->from_width; d += TILE)
-            sum_columns(k, p, h, d, min_i64(TILE, k->attr->from_width - d));
+    const head_run *k = context;
+    for (int64_t h = 0; h < k->heads; h++)
+        for (int64_t d = 0; d < k->width; d += TILE)
+            sum_columns(k, p, h, d, min_i64(TILE, k->width - d));
 }
 
-DEFINE_KERNEL(head_columns_back) {
-    return run_columns(x, n, head_columns_back_row);
-}
+DEFINE_KERNEL_AS(head_columns_back, run_positions(x, n, n->out[0], head_columns_back_row))
 
 typedef struct {
     weft_exec *x;
@@ -198,17 +182,14 @@ static double dot_group(const grouped *k, int64_t row, int64_t h) {
     return sum;
 }
 
-static void head_pool_row(const void *context, int64_t row) {
-    const grouped *k = context;
-    for (int64_t h = 0; h < k->heads; h++)
-        pool_group(k, row, h);
-}
-
-static void head_spread_row(const void *context, int64_t row) {
-    const grouped *k = context;
-    for (int64_t h = 0; h < k->heads; h++)
-        spread_group(k, row, h);
-}
+#define EACH_GROUP(name)                                                                           \
+    static void head_##name##_row(const void *context, int64_t row) {                              \
+        const grouped *k = context;                                                                \
+        for (int64_t h = 0; h < k->heads; h++)                                                     \
+            name##_group(k, row, h);                                                               \
+    }
+EACH_GROUP(pool)
+EACH_GROUP(spread)
 
 static weft_status run_groups(weft_exec *x, const weft_node *n, const weft_tensor *wide,
                               const weft_tensor *narrow, row_fn each) {
@@ -217,13 +198,8 @@ static weft_status run_groups(weft_exec *x, const weft_node *n, const weft_tenso
     return run_rows(x, k.rows, weft_tensor_width(wide), each, &k);
 }
 
-DEFINE_KERNEL(head_pool) {
-    return run_groups(x, n, n->in[0], n->out[0], head_pool_row);
-}
-
-DEFINE_KERNEL(head_spread) {
-    return run_groups(x, n, n->out[0], n->in[0], head_spread_row);
-}
+DEFINE_KERNEL_AS(head_pool, run_groups(x, n, n->in[0], n->out[0], head_pool_row))
+DEFINE_KERNEL_AS(head_spread, run_groups(x, n, n->out[0], n->in[0], head_spread_row))
 
 WEFT_TASK(head_scale_back_block) {
     const grouped *k = context;
@@ -299,3 +275,38 @@ DEFINE_KERNEL(head_transpose) {
     weft_pool_run(weft_exec_pool(x), k.from->shape[0] * bands, head_transpose_task, &k);
     return WEFT_OK;
 }
+
+/* Stacks: copies of whole parts, cut into pieces, a task each. */
+
+/* Bytes of a piece, and of how many a part is cut into where it is large. */
+enum { PIECE_LEAST = 4096, PIECES = 64 };
+
+typedef struct {
+    const weft_exec *x;
+    weft_tensor *const *parts; /* NULL among them: not wanted */
+    char *stacked;
+    int64_t bytes, piece, pieces; /* of a part: its bytes, a piece's, how many */
+    bool back;
+} copying;
+
+WEFT_TASK(copy_piece) {
+    const copying *c = context;
+    int64_t i = task / c->pieces, at = task % c->pieces * c->piece;
+    size_t length = (size_t)min_i64(c->piece, c->bytes - at);
+    if (!c->parts[i]) return;
+    char *part = (char *)weft_data(c->x, c->parts[i]) + at, *place = c->stacked + i * c->bytes + at;
+    memcpy(c->back ? part : place, c->back ? place : part, length);
+}
+
+static weft_status run_copies(weft_exec *x, const weft_tensor *stacked, weft_tensor *const *parts,
+                              int n, bool back) {
+    copying c = {.x = x, .parts = parts, .stacked = weft_data(x, stacked), .back = back};
+    c.bytes = weft_tensor_bytes(stacked) / n;
+    c.piece = max_i64(PIECE_LEAST, ceil_div(c.bytes, PIECES));
+    c.pieces = ceil_div(c.bytes, c.piece);
+    weft_pool_run(weft_exec_pool(x), n * c.pieces, copy_piece, &c);
+    return WEFT_OK;
+}
+
+DEFINE_KERNEL_AS(stack, run_copies(x, n->out[0], n->in, n->n_in, false))
+DEFINE_KERNEL_AS(unstack, run_copies(x, n->in[0], n->out, n->n_out, true))

@@ -8,8 +8,6 @@
 #include "cpu/ahead.h"
 #include "cpu/bytes.h"
 #include "cpu/gemm.h"
-#include "cpu/matrix.h"
-#include "ops/linear.h"
 
 enum {
     BLOCK = WEFT_I8_BLOCK,
@@ -58,19 +56,11 @@ static void round_row(const i8_run *r, int64_t row) {
     }
 }
 
-/* The sums of one block for one row and one column of w. */
-static inline int32_t dot_plain(const int8_t *x, const int8_t *w) {
+/* The sum of one block for one row, perhaps of a tile, and one column of w. */
+static ALWAYS_INLINE int32_t dot_plain(const int8_t *x, const int8_t *w, const bool tile) {
     int32_t sum = 0;
     for (int i = 0; i < BLOCK; i++)
-        sum += (int32_t)x[i] * (int32_t)w[i];
-    return sum;
-}
-
-/* The same for a row of a tile. */
-static inline int32_t dot_tile(const int8_t *x, const int8_t *w) {
-    int32_t sum = 0;
-    for (int i = 0; i < BLOCK; i++)
-        sum += (int32_t)x[i / 8 * 16 + i % 8] * (int32_t)w[i];
+        sum += (int32_t)x[tile ? i / 8 * 16 + i % 8 : i] * (int32_t)w[i];
     return sum;
 }
 
@@ -83,10 +73,9 @@ static void sum_plain(const i8_run *r, int64_t m, const int8_t *w, const float *
             float sum = 0;
             for (int64_t b = 0; b < blocks; b++) {
                 const int8_t *at = w + c * r->ld + b * BLOCK;
-                int32_t dot =
-                    r->tiles
-                        ? dot_tile(r->x + row / 2 * 2 * r->ld + 2 * b * BLOCK + row % 2 * 8, at)
-                        : dot_plain(r->x + row * r->ld + b * BLOCK, at);
+                int64_t tile = row / 2 * 2 * r->ld + 2 * b * BLOCK + row % 2 * 8;
+                int32_t dot = r->tiles ? dot_plain(r->x + tile, at, true)
+                                       : dot_plain(r->x + row * r->ld + b * BLOCK, at, false);
                 sum = fmaf((float)dot, r->scales[row * blocks + b], sum);
             }
             sums[row * TASK_COLUMNS + c] = (real)(sum * w_scale[c]);
@@ -146,12 +135,9 @@ TILE_TARGET static int64_t sum_tiles(const i8_run *r, int64_t m, const int8_t *w
                                      const float *w_scale, int64_t n, real *sums) {
     int64_t part = n / COLUMNS, tiles = ceil_div(m, 2);
     for (int64_t c = 0; c < part; c++) {
-        int64_t t = 0;
-        for (; t + 4 <= tiles; t += 4)
-            sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, 4);
-        for (; t + 2 <= tiles; t += 2)
-            sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, 2);
-        if (t < tiles) sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, 1);
+#define TILES(t, n) sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, n)
+        EACH_TILES(tiles, 4, TILES);
+#undef TILES
     }
     return part * COLUMNS;
 }
@@ -203,13 +189,6 @@ int64_t KERNEL(i8_rows_workspace)(const gemm_product *p) {
            WEFT_ARENA_ALIGN;
 }
 
-/* A row that is missing in the last tile. */
-static void clear_row(const i8_run *r, int64_t row) {
-    for (int64_t i = 0; i < r->ld; i += 8)
-        memset(r->x + (row - 1) * r->ld + 2 * i + 8, 0, 8);
-    memset(r->scales + row * (r->ld / BLOCK), 0, (size_t)(r->ld / BLOCK) * sizeof *r->scales);
-}
-
 /* GEMM_FEW_ROWS rows after the other. */
 void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     for (int64_t row = 0; row < p->m; row += GEMM_FEW_ROWS) {
@@ -221,7 +200,11 @@ void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
         r.tiles = BYTES_ARM && part.m > 1 && weft_cpu_tiles_i8();
         for (int64_t i = 0; i < part.m; i++)
             round_row(&r, i);
-        if (r.tiles && part.m % 2 == 1) clear_row(&r, part.m);
+        if (r.tiles && part.m % 2 == 1) { /* a row that is missing in the last tile */
+            for (int64_t i = 0; i < r.ld; i += 8)
+                memset(r.x + (part.m - 1) * r.ld + 2 * i + 8, 0, 8);
+            memset(r.scales + part.m * (r.ld / BLOCK), 0, (size_t)(r.ld / BLOCK) * sizeof(float));
+        }
         int64_t columns = max_i64(TASK_WEIGHTS / r.ld, ALONE);
         r.columns = min_i64(columns, TASK_COLUMNS) / ALONE * ALONE;
         r.tasks = ceil_div(p->n, r.columns);

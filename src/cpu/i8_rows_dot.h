@@ -38,12 +38,9 @@ BYTES_TARGET static int64_t BYTES(sum)(const i8_run *r, int64_t m, const int8_t 
     for (int64_t c = 0; m == 1 && c < part; c++)
         BYTES(block)(r, 0, w + c * r->ld, w_scale + c, part, sums + c, 1, ALONE);
     for (int64_t c = 0; m > 1 && c < part; c++) {
-        int64_t row = 0;
-        for (; row + 4 <= m; row += 4)
-            BYTES(block)(r, row, w + c * r->ld, w_scale + c, part, sums + c, 4, COLUMNS);
-        for (; row + 2 <= m; row += 2)
-            BYTES(block)(r, row, w + c * r->ld, w_scale + c, part, sums + c, 2, COLUMNS);
-        if (row < m) BYTES(block)(r, row, w + c * r->ld, w_scale + c, part, sums + c, 1, COLUMNS);
+#define ROWS(t, n) BYTES(block)(r, t, w + c * r->ld, w_scale + c, part, sums + c, n, COLUMNS)
+        EACH_TILES(m, 4, ROWS);
+#undef ROWS
     }
     return part * (m == 1 ? ALONE : COLUMNS);
 }

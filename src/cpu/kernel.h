@@ -9,7 +9,6 @@
 #pragma once
 
 #include "core/exec.h"
-#include "core/plan.h"
 
 #include <math.h>
 
@@ -36,12 +35,37 @@ typedef float real;
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNUSED __attribute__((unused))
+/* for (int i = 0; i < n; i++), n a constant, unrolled before the compiler decides what is in registers. */
+#define UNROLLED(i, n) _Pragma("GCC unroll 24") for (int i = 0; i < (n); i++)
+/* f(..., flag), compiled for either value of the flag. */
+#define EITHER(flag, f, ...) ((flag) ? f(__VA_ARGS__, true) : f(__VA_ARGS__, false))
+
+/* CALL(t, n), n a constant of `most`, 2 and 1, for t to t + n - 1 of `count`. */
+#define EACH_TILES(count, most, CALL)                                                              \
+    do {                                                                                           \
+        const int64_t n_ = (count);                                                                \
+        int64_t t_ = 0;                                                                            \
+        for (; t_ + (most) <= n_; t_ += (most))                                                    \
+            CALL(t_, most);                                                                        \
+        for (; t_ + 2 <= n_; t_ += 2)                                                              \
+            CALL(t_, 2);                                                                           \
+        if (t_ < n_) CALL(t_, 1);                                                                  \
+    } while (0)
 
 /* An operation's kernel, by what runs it: DEFINE_KERNEL(dot, .workspace = sum_workspace) { ... } of x and n. */
 #define DEFINE_KERNEL(name, ...)                                                                   \
     static weft_status name##_run(weft_exec *x, const weft_node *n);                               \
     const weft_kernel KERNEL(name) = {.run = name##_run, ##__VA_ARGS__};                           \
     static weft_status name##_run(weft_exec *x, const weft_node *n)
+/* The same of one expression in x and n; and a workspace's bytes, in n and threads. */
+#define DEFINE_KERNEL_AS(name, result, ...)                                                        \
+    DEFINE_KERNEL(name, ##__VA_ARGS__) {                                                           \
+        return result;                                                                             \
+    }
+#define DEFINE_WORKSPACE(name, bytes)                                                              \
+    static int64_t name##_workspace(UNUSED const weft_node *n, UNUSED int threads) {               \
+        return bytes;                                                                              \
+    }
 /* A workspace that is the same for any number of threads. */
 #define WORKSPACE(name) static int64_t name(const weft_node *n, UNUSED int threads)
 
@@ -91,6 +115,19 @@ static inline int64_t round_up(int64_t n, int64_t to) {
 static inline int64_t tasks_together(int64_t tasks, int threads) {
     enum { MOST = 16, EACH = 8 };
     return max_i64(1, min_i64(MOST, tasks / (EACH * threads)));
+}
+
+/* Which of n ascending numbers, the first of them at most `at`, is the last that is. */
+static inline int64_t find_last(const int64_t *list, int64_t n, int64_t at) {
+    int64_t low = 0, high = n;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (list[middle] <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 /* Bytes of `n` reals rounded up so that the next block is aligned too. */

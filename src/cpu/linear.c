@@ -127,17 +127,12 @@ static weft_status sum_columns(weft_exec *x, const weft_node *n, const weft_tens
     return WEFT_OK;
 }
 
-WORKSPACE(bias_back_workspace) {
-    return sums_bytes(weft_tensor_rows(n->in[0]), weft_tensor_width(n->in[0]));
-}
+DEFINE_WORKSPACE(bias_back, sums_bytes(weft_tensor_rows(n->in[0]), weft_tensor_width(n->in[0])))
+DEFINE_KERNEL_AS(bias_back, sum_columns(x, n, n->in[0], n->out[0], false),
+                 .workspace = bias_back_workspace)
 
-DEFINE_KERNEL(bias_back, .workspace = bias_back_workspace) {
-    return sum_columns(x, n, n->in[0], n->out[0], false);
-}
-
-DEFINE_KERNEL(gelu_bias_back, .workspace = bias_back_workspace) {
-    return sum_columns(x, n, n->in[0], n->out[1], true);
-}
+DEFINE_KERNEL_AS(gelu_bias_back, sum_columns(x, n, n->in[0], n->out[1], true),
+                 .workspace = bias_back_workspace)
 
 static int64_t matmul_workspace(const weft_node *n, int threads) {
     const weft_matmul_attr *attr = n->attr;

@@ -252,12 +252,6 @@ WEFT_TASK(norm_block) {
         norm_rows(j, row, end, true, false, j->b, scratch);
 }
 
-/* Rows of a block, forward: its bits do not depend on it. */
-static int64_t norm_block_rows(int64_t rows, int64_t width, int threads) {
-    int64_t least = chunk_rows(rows, width);
-    return least * tasks_together(ceil_div(rows, least), threads);
-}
-
 static row_source source_of(const weft_exec *x, const weft_tensor *t) {
     return (row_source){weft_data(x, t), t && t->dtype == WEFT_BF16};
 }
@@ -308,10 +302,8 @@ static int64_t scratch_rows(const weft_node *n) {
 }
 
 /* Workspace: w and b widened, then every thread's scratch. */
-static int64_t norm_workspace(const weft_node *n, int threads) {
-    return (2 + scratch_rows(n) * threads) * real_bytes(weft_tensor_width(n->in[WEFT_NORM_X]));
-}
-
+DEFINE_WORKSPACE(norm, (2 + scratch_rows(n) * threads) *
+                           real_bytes(weft_tensor_width(n->in[WEFT_NORM_X])))
 static void run_group(norm_job *j, int group) {
     weft_pool *pool = weft_exec_pool(j->x);
     const weft_tensor *w = j->n->in[group ? WEFT_NORM_W_NEXT : WEFT_NORM_W];
@@ -319,7 +311,8 @@ static void run_group(norm_job *j, int group) {
     j->rows = j->group.rows;
     if (j->rows == 0) return;
     j->w = tile_in(j->x, w, 0, j->width, weft_workspace(j->x, j->n));
-    j->block = norm_block_rows(j->rows, j->width, weft_pool_size(pool));
+    int64_t least = chunk_rows(j->rows, j->width); /* a row's bits do not depend on it */
+    j->block = least * tasks_together(ceil_div(j->rows, least), weft_pool_size(pool));
     weft_pool_run(pool, ceil_div(j->rows, j->block), norm_block, j);
 }
 
@@ -432,8 +425,8 @@ static ALWAYS_INLINE back_row open_back(const norm_job *j, int64_t row, bool wit
     return t;
 }
 
-static ALWAYS_INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end, bool with_ds,
-                                         const back_sums sums, real *scratch) {
+static ALWAYS_INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end,
+                                         const back_sums sums, real *scratch, bool with_ds) {
     back_row trail = open_back(j, row, with_ds, scratch);
     trail = sweep_back_edge(j, trail, true, sums);
     for (row++; row < end; row++) {
@@ -446,24 +439,18 @@ static ALWAYS_INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t
     finish_row(j, j->out[OUT_DX], trail.row, trail.dx);
 }
 
-static void norm_back_block(const norm_job *j, int64_t block, int thread) {
-    real *scratch = j->scratch + thread * j->per_thread;
-    real *dw = j->partial + block * j->sums * j->padded;
-    back_sums sums = {dw, j->n->out[WEFT_NORM_BACK_DB] ? dw + j->padded : NULL,
-                      j->sums > 2 ? dw + 2 * j->padded : NULL};
-    int64_t row = block * j->block, end = min_i64(row + j->block, j->rows);
-    memset(dw, 0, (size_t)(j->sums * j->padded) * sizeof(real));
-    if (j->in[IN_DS].data)
-        norm_back_rows(j, row, end, true, sums, scratch);
-    else
-        norm_back_rows(j, row, end, false, sums, scratch);
-}
-
 WEFT_TASK(norm_back_blocks) {
     const norm_job *j = context;
-    int64_t end = min_i64((task + 1) * j->together, ceil_div(j->rows, j->block));
-    for (int64_t block = task * j->together; block < end; block++)
-        norm_back_block(j, block, thread);
+    real *scratch = j->scratch + thread * j->per_thread;
+    int64_t last = min_i64((task + 1) * j->together, ceil_div(j->rows, j->block));
+    for (int64_t block = task * j->together; block < last; block++) {
+        real *dw = j->partial + block * j->sums * j->padded;
+        back_sums sums = {dw, j->n->out[WEFT_NORM_BACK_DB] ? dw + j->padded : NULL,
+                          j->sums > 2 ? dw + 2 * j->padded : NULL};
+        int64_t row = block * j->block, end = min_i64(row + j->block, j->rows);
+        memset(dw, 0, (size_t)(j->sums * j->padded) * sizeof(real));
+        EITHER(j->in[IN_DS].data, norm_back_rows, j, row, end, sums, scratch);
+    }
 }
 
 /* out[c] = Σ over blocks of partial[block, which, c], in the order of the blocks. */
@@ -547,3 +534,35 @@ DEFINE_KERNEL(norm_back, .workspace = norm_back_workspace) {
         run_group_back(&j, group);
     return run_rest(&j, n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
 }
+
+/* Vectors scaled to length 1: a head is read once for its sums and once more to be scaled. */
+
+VECTOR_FN(mixed_vector) {
+    out[0] = in[0] * arg[0] + in[1] * arg[1];
+}
+
+static void unit_row(const void *context, int64_t p) {
+    const head_run *k = context;
+    const weft_tensor *dy = k->n->n_in > 1 ? k->n->in[0] : NULL; /* NULL: the forward pass */
+    const weft_tensor *in[] = {dy ? dy : k->from, k->from}, *y = k->n->out[0];
+    for (int64_t h = 0; h < k->heads; h++) {
+        int64_t at = (p * k->heads + h) * k->width;
+        real factor[2] = {1, 0};
+        bool scaled = h < ATTR(k->n, weft_unit_attr)->heads;
+        if (scaled) {
+            double length = sqrt(dot_tensors(k->x, k->from, k->from, at, k->width));
+            bool least = !(length > WEFT_UNIT_LEAST);
+            double r = 1 / (least ? WEFT_UNIT_LEAST : length);
+            factor[0] = (real)r;
+            if (dy && !least)
+                factor[1] = (real)(-r * r * (r * dot_tensors(k->x, dy, k->from, at, k->width)));
+        }
+        if (scaled && dy)
+            apply_tensors(k->x, mixed_vector, 2, in, y, at, k->width, factor);
+        else
+            apply_tensors(k->x, scale_vector, 1, in, y, at, k->width, factor);
+    }
+}
+
+DEFINE_KERNEL_AS(unit, run_positions(x, n, n->in[0], unit_row))
+DEFINE_KERNEL_AS(unit_back, run_positions(x, n, n->in[1], unit_row))

@@ -51,19 +51,6 @@ static int64_t list_chunks(chunk_list *list, weft_exec *x, const weft_node *n, i
     return count_chunks(n, start, stride, list->first);
 }
 
-/* The tensor of a chunk, by halving. */
-static int tensor_of_chunk(const chunk_list *list, int64_t chunk) {
-    int low = 0, high = list->tensors;
-    while (high - low > 1) {
-        int middle = low + (high - low) / 2;
-        if (list->first[middle] <= chunk)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 WEFT_TASK(run_some) {
     chunk_list *list = context;
     int64_t chunks = list->first[list->tensors], end = (task + 1) * list->together;
@@ -89,7 +76,7 @@ static void add_squares(double *restrict sum, const real *restrict a, int64_t n)
 
 WEFT_TASK(norm_chunk) {
     const chunk_list *list = context;
-    int index = tensor_of_chunk(list, task);
+    int64_t index = find_last(list->first, list->tensors, task);
     const weft_tensor *t = list->n->in[index];
     int64_t at = (task - list->first[index]) * CHUNK;
     int64_t end = min_i64(at + CHUNK, weft_tensor_count(t));
@@ -112,10 +99,7 @@ static real join_parts(const double *parts, int64_t chunks) {
     return (real)sqrt(sum);
 }
 
-WORKSPACE(global_norm_workspace) {
-    return list_workspace(n, 0, 1);
-}
-
+DEFINE_WORKSPACE(global_norm, list_workspace(n, 0, 1))
 DEFINE_KERNEL(global_norm, .workspace = global_norm_workspace) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, 1);
@@ -265,17 +249,7 @@ static void update_tile(const tile_data *t, const real *control, int64_t len) {
         .root = control[WEFT_CONTROL_ROOT],
         .eps = control[WEFT_CONTROL_EPS],
     };
-    if (t->v_max)
-        update_vectors(u, len, true);
-    else
-        update_vectors(u, len, false);
-}
-
-static void clear_tile(const tile_data *t, int64_t len) {
-    size_t bytes = (size_t)len * sizeof(real);
-    memset(t->m, 0, bytes);
-    memset(t->v, 0, bytes);
-    if (t->v_max) memset(t->v_max, 0, bytes);
+    EITHER(t->v_max, update_vectors, u, len);
 }
 
 /* The tile at element `at` of a slot; bf16 gradients are widened into `scratch`. */
@@ -306,8 +280,8 @@ static void take_given(real *p, const uint16_t *given, int64_t len) {
 WEFT_TASK(adamw_chunk) {
     const chunk_list *list = context;
     const real *control = weft_data(list->x, list->n->in[0]);
-    int index = tensor_of_chunk(list, task);
-    weft_tensor *const *slot = list->n->in + 1 + (int64_t)index * WEFT_SLOT_SIZE;
+    int64_t index = find_last(list->first, list->tensors, task);
+    weft_tensor *const *slot = list->n->in + 1 + index * WEFT_SLOT_SIZE;
     const double *rates = list->n->attr;
     const uint16_t *given = weft_data(list->x, slot[WEFT_SLOT_GIVEN]);
     real limit_factor = control[WEFT_CONTROL_CUT] * control[WEFT_CONTROL_V];
@@ -322,17 +296,16 @@ WEFT_TASK(adamw_chunk) {
         int64_t tile_cuts = limit_factor > 0 ? count_cuts(&t, limit_factor, len) : 0;
         if (tile_cuts > 0) cut_tile(&t, limit_factor, len, clipped);
         update_tile(&t, control, len);
-        if (control[WEFT_CONTROL_RESET] != 0) clear_tile(&t, len);
+        real *moments[] = {t.m, t.v, t.v_max};
+        for (int i = 0; control[WEFT_CONTROL_RESET] != 0 && i < 3; i++)
+            if (moments[i]) memset(moments[i], 0, (size_t)len * sizeof(real));
         if (slot[WEFT_SLOT_COPY]) tile_done(list->x, slot[WEFT_SLOT_COPY], at, len, t.p);
         cuts += tile_cuts;
     }
     ((int64_t *)list->result)[task] = cuts;
 }
 
-WORKSPACE(adamw_workspace) {
-    return list_workspace(n, 1, WEFT_SLOT_SIZE);
-}
-
+DEFINE_WORKSPACE(adamw, list_workspace(n, 1, WEFT_SLOT_SIZE))
 DEFINE_KERNEL(adamw, .workspace = adamw_workspace) {
     int64_t cuts = 0;
     const real *control = weft_data(x, n->in[0]);
@@ -388,21 +361,16 @@ static muon_place muon_place_of(const weft_muon_attr *a, int64_t chunk) {
     return m;
 }
 
-/* 1/(‖Ĝ‖ + 1e-7) of a chunk's matrix, from the sums of all of its chunks. */
-static real muon_scale(const muon_run *r, const muon_place *m) {
-    double sum = 0;
-    for (int64_t i = 0; i < m->chunks; i++)
-        sum += r->squares[m->first + i];
-    return (real)(1 / (sqrt(sum) + 1e-7));
-}
-
 WEFT_TASK(muon_direction_chunk) {
     const muon_run *r = context;
     muon_place at = muon_place_of(r->attr, task);
     weft_tensor *const *in = r->n->in + at.piece * WEFT_MUON_DIRECTION_SIZE;
     const weft_tensor *out = r->n->out[0];
     real clip = r->control[WEFT_CONTROL_GRAD], keep = (real)r->attr->momentum;
-    real scale = r->written ? muon_scale(r, &at) : 1;
+    double norm = 0; /* of its matrix, from the sums of all of its chunks */
+    for (int64_t i = 0; r->written && i < at.chunks; i++)
+        norm += r->squares[at.first + i];
+    real scale = r->written ? (real)(1 / (sqrt(norm) + 1e-7)) : 1;
     real widened[TILE], made[TILE];
     double sums[SUM_LANES] = {0};
     for (int64_t i = 0; i < at.count; i += TILE) {
@@ -426,10 +394,7 @@ WEFT_TASK(muon_direction_chunk) {
         r->squares[task] += sums[lane];
 }
 
-WORKSPACE(muon_direction_workspace) {
-    return muon_chunks(n->attr) * (int64_t)sizeof(double);
-}
-
+DEFINE_WORKSPACE(muon_direction, muon_chunks(n->attr) * (int64_t)sizeof(double))
 DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
     muon_run r = {.x = x,
                   .n = n,
@@ -475,8 +440,8 @@ DEFINE_KERNEL(muon_step) {
 
 WEFT_TASK(zero_masked_chunk) {
     const chunk_list *list = context;
-    int index = tensor_of_chunk(list, task);
-    weft_tensor *const *in = list->n->in + (int64_t)index * WEFT_MASKED_SIZE;
+    int64_t index = find_last(list->first, list->tensors, task);
+    weft_tensor *const *in = list->n->in + index * WEFT_MASKED_SIZE;
     real *p = weft_data(list->x, in[WEFT_MASKED_PARAM]);
     uint16_t *copy = weft_data(list->x, in[WEFT_MASKED_COPY]);
     const int8_t *mask = weft_data(list->x, in[WEFT_MASKED_MASK]);
@@ -488,10 +453,7 @@ WEFT_TASK(zero_masked_chunk) {
     }
 }
 
-WORKSPACE(zero_masked_workspace) {
-    return list_workspace(n, 0, WEFT_MASKED_SIZE);
-}
-
+DEFINE_WORKSPACE(zero_masked, list_workspace(n, 0, WEFT_MASKED_SIZE))
 DEFINE_KERNEL(zero_masked, .workspace = zero_masked_workspace) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, WEFT_MASKED_SIZE);

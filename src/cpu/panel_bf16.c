@@ -367,13 +367,11 @@ __attribute__((target("avx512bf16"))) static void multiply_pairs(int64_t k, cons
                                                                  bool add, real *c, int64_t ldc) {
     const uint16_t *a = a_panel, *b = b_panel, *end = a + k * ROWS;
     __m512 sum[ROWS][2];
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++)
+    UNROLLED(i, ROWS)
         sum[i][0] = sum[i][1] = _mm512_setzero_ps();
     for (; a < end; a += ROWS * PAIR, b += COLUMNS * PAIR) {
         __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 32);
-#pragma GCC unroll 12
-        for (int i = 0; i < ROWS; i++) {
+        UNROLLED(i, ROWS) {
             int32_t pair;
             memcpy(&pair, a + PAIR * i, sizeof pair);
             __m512bh row = (__m512bh)_mm512_set1_epi32(pair);
@@ -381,8 +379,7 @@ __attribute__((target("avx512bf16"))) static void multiply_pairs(int64_t k, cons
             sum[i][1] = _mm512_dpbf16_ps(sum[i][1], row, b1);
         }
     }
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++) {
+    UNROLLED(i, ROWS) {
         store_sums(c + i * ldc, (vreal)sum[i][0], alpha, add);
         store_sums(c + i * ldc + VLEN, (vreal)sum[i][1], alpha, add);
     }
@@ -426,13 +423,12 @@ AMX_TARGET static ALWAYS_INLINE void zero_results(void) {
     _tile_zero(3);
 }
 
-/* A quarter of what is read of a panel AHEAD steps later. Loads of tiles do not make the machine read
+/* A quarter of what is read of both panels AHEAD steps later. Loads of tiles do not make the machine read
  * ahead by itself. */
-static ALWAYS_INLINE void fetch_quarter(const char *panel, int quarter) {
-    const char *from = panel + (AHEAD * TILE_ROWS + quarter * TILE_ROWS / 4) * TILE_STRIDE;
-#pragma GCC unroll 8
-    for (int r = 0; r < TILE_ROWS / 4; r++)
-        __builtin_prefetch(from + r * TILE_STRIDE);
+static ALWAYS_INLINE void fetch_quarter(const char *a, const char *b, int quarter) {
+    int64_t at = (AHEAD * TILE_ROWS + quarter * TILE_ROWS / 4) * TILE_STRIDE;
+    UNROLLED(r, TILE_ROWS / 2)
+        __builtin_prefetch((r < TILE_ROWS / 4 ? a : b) + at + r % (TILE_ROWS / 4) * TILE_STRIDE);
 }
 
 /* The loads before the products: the next step's then begin while this one's products run. */
@@ -443,17 +439,13 @@ AMX_TARGET static ALWAYS_INLINE void sum_tiles(int64_t k, const char *a, const c
         _tile_loadd(4, a, TILE_STRIDE);
         _tile_loadd(5, a + TILE * TILE_STRIDE, TILE_STRIDE);
         _tile_dpbf16ps(0, 4, 6);
-        fetch_quarter(a, 0);
-        fetch_quarter(b, 0);
+        fetch_quarter(a, b, 0);
         _tile_dpbf16ps(1, 4, 7);
-        fetch_quarter(a, 1);
-        fetch_quarter(b, 1);
+        fetch_quarter(a, b, 1);
         _tile_dpbf16ps(2, 5, 6);
-        fetch_quarter(a, 2);
-        fetch_quarter(b, 2);
+        fetch_quarter(a, b, 2);
         _tile_dpbf16ps(3, 5, 7);
-        fetch_quarter(a, 3);
-        fetch_quarter(b, 3);
+        fetch_quarter(a, b, 3);
         a += TILE_ROWS * TILE_STRIDE;
         b += TILE * 2 * TILE_STRIDE;
     }

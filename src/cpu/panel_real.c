@@ -68,10 +68,6 @@ static ALWAYS_INLINE real load_one(const void *data, int64_t i, const bool bf16)
     return bf16 ? weft_bf16_to_float(((const uint16_t *)data)[i]) : ((const real *)data)[i];
 }
 
-static ALWAYS_INLINE void prefetch(const void *data, int64_t i, const bool bf16) {
-    __builtin_prefetch((const char *)data + i * (int64_t)(bf16 ? sizeof(uint16_t) : sizeof(real)));
-}
-
 /* Four rows of four numbers, transposed: to[j * step] gets the j-th of each row. */
 static ALWAYS_INLINE void transpose_four(const void *data, int64_t at, int64_t ld, real *to,
                                          int64_t step, const bool bf16) {
@@ -128,11 +124,12 @@ static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, re
 static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, real *to,
                                       const int64_t width, const bool bf16) {
     int64_t whole = count / width * width, padded = ceil_div(count, width) * width;
+    const int64_t size = bf16 ? sizeof(uint16_t) : sizeof(real);
     for (int64_t first = 0; first < k; first += TERMS) {
         int64_t end = min_i64(first + TERMS, k);
         for (int64_t d = first; d < end; d++)
             for (int64_t s = 0; s < count; s += LINE)
-                prefetch(x.data, (d + TERMS) * x.ld + s, bf16);
+                __builtin_prefetch((const char *)x.data + ((d + TERMS) * x.ld + s) * size);
         for (int64_t s = 0; s < whole; s += width)
             for (int64_t d = first; d < end; d++)
                 for (int64_t i = 0; i < width; i += 4)
@@ -160,17 +157,11 @@ static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_
 }
 
 static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    if (x.bf16)
-        pack(x, across, count, k, to, ROWS, true);
-    else
-        pack(x, across, count, k, to, ROWS, false);
+    EITHER(x.bf16, pack, x, across, count, k, to, ROWS);
 }
 
 static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    if (x.bf16)
-        pack(x, across, count, k, to, COLUMNS, true);
-    else
-        pack(x, across, count, k, to, COLUMNS, false);
+    EITHER(x.bf16, pack, x, across, count, k, to, COLUMNS);
 }
 
 #if ASSEMBLY
@@ -256,22 +247,15 @@ static void multiply_panels(int64_t k, const void *a_panel, const void *b_panel,
 
 #else
 
-static ALWAYS_INLINE void store_sums(real *to, vreal sums, bool add) {
-    vstore(to, add ? vload(to) + sums : sums);
-}
-
 /* One term of all sums; a's numbers `step` apart. */
 static ALWAYS_INLINE void add_term(const real *a, int64_t step, const real *b,
                                    vreal sum[ROWS][WIDE]) {
     vreal column[WIDE];
-#pragma GCC unroll 4
-    for (int j = 0; j < WIDE; j++)
+    UNROLLED(j, WIDE)
         column[j] = vload(b + j * VLEN);
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++) {
+    UNROLLED(i, ROWS) {
         vreal row = vset(a[i * step]);
-#pragma GCC unroll 4
-        for (int j = 0; j < WIDE; j++)
+        UNROLLED(j, WIDE)
             sum[i][j] = vfma(row, column[j], sum[i][j]);
     }
 }
@@ -282,8 +266,7 @@ static ALWAYS_INLINE void add_term(const real *a, int64_t step, const real *b,
 static ALWAYS_INLINE void fetch_ahead(const real *a, int64_t row_step, bool in_place, real *c,
                                       int64_t ldc, int64_t line) {
     if (in_place)
-#pragma GCC unroll 12
-        for (int i = 0; i < ROWS; i++) {
+        UNROLLED(i, ROWS) {
             __builtin_prefetch(a + i * row_step + LINE);
             __builtin_prefetch(a + (ROWS + i) * row_step, 0, 2);
         }
@@ -298,26 +281,23 @@ static ALWAYS_INLINE void multiply_block(int64_t k, const real *a, const int64_t
                                          const int64_t term_step, const real *b, real alpha,
                                          bool add, real *c, int64_t ldc) {
     vreal sum[ROWS][WIDE];
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < WIDE; j++)
+    UNROLLED(i, ROWS)
+        UNROLLED(j, WIDE)
             sum[i][j] = vset(0);
     for (int64_t line = 0; line < k / LINE; line++) {
         fetch_ahead(a, row_step, term_step == 1, c, ldc, line);
         for (int64_t u = 0; u < LINE; u += STEPS, a += STEPS * term_step, b += STEPS * COLUMNS)
-#pragma GCC unroll 4
-            for (int v = 0; v < STEPS; v++)
+            UNROLLED(v, STEPS)
                 add_term(a + v * term_step, row_step, b + v * COLUMNS, sum);
     }
     for (int64_t rest = k % LINE; rest > 0; rest--, a += term_step, b += COLUMNS)
         add_term(a, row_step, b, sum);
     vreal factor = vset(alpha);
-#pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < WIDE; j++)
-            store_sums(c + i * ldc + j * VLEN, sum[i][j] * factor, add);
+    UNROLLED(i, ROWS)
+        UNROLLED(j, WIDE) {
+            real *to = c + i * ldc + j * VLEN;
+            vstore(to, add ? vload(to) + sum[i][j] * factor : sum[i][j] * factor);
+        }
 }
 
 static void multiply_panels(int64_t k, const void *a, const void *b, real alpha, bool add, real *c,

@@ -176,15 +176,10 @@ static int64_t sums_ld(int64_t columns) {
     return ceil_div(columns, 32) * 32 + 16;
 }
 
-/* Bytes of the panels of a that a thread holds, and of sums that c cannot take. */
+/* Bytes of the panels of a that a thread holds. */
 static int64_t band_bytes(const panel_form *f, int64_t k) {
     int64_t held = finishes_in_chunks(f, k) ? k : min_i64(f->depth, k);
     return weft_arena_bytes(panel_bytes(f, f->band * f->rows, held));
-}
-
-static int64_t sums_bytes(const panel_form *f, const gemm_product *p, int64_t columns) {
-    if (finishes_in_chunks(f, p->k)) return real_bytes(f->band * f->rows * sums_ld(f->chunk));
-    return p->c.bf16 ? real_bytes(f->band * f->rows * sums_ld(columns)) : 0;
 }
 
 /* A task's share of matrix g: rows and columns of what is in hand. */
@@ -366,7 +361,10 @@ static panel_run cut_run(const gemm_product *p, int threads) {
         cut_by_cost(&r, threads);
     else
         cut_by_rows(&r, threads);
-    r.scratch_bytes = band_bytes(f, p->k) + sums_bytes(f, p, r.b.count);
+    bool chunks = finishes_in_chunks(f, p->k);
+    int64_t sums = sums_ld(chunks ? f->chunk : r.b.count); /* that c cannot take */
+    r.scratch_bytes = band_bytes(f, p->k);
+    if (chunks || p->c.bf16) r.scratch_bytes += real_bytes(f->band * f->rows * sums);
     return r;
 }
 
@@ -437,13 +435,6 @@ WEFT_TASK(multiply_piece) {
     KERNEL(gemm_finish)(&tile, tile.c.data, tile.c.ld, false);
 }
 
-static void run_shared_rows(weft_pool *pool, shared_rows *r, void *workspace) {
-    r->a.to = workspace;
-    r->scratch = r->a.to + r->rows_bytes;
-    copy_panels(pool, &r->a, r->p->batch);
-    weft_pool_run(pool, r->p->batch * r->pieces, multiply_piece, r);
-}
-
 /* What the part that needs most needs: the last one is shorter than the others, and a thread then may
  * hold its rows for all terms. */
 int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
@@ -478,7 +469,10 @@ static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
 void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
     shared_rows shared;
     if (cut_shared_rows(p, weft_pool_size(pool), &shared)) {
-        run_shared_rows(pool, &shared, workspace);
+        shared.a.to = workspace;
+        shared.scratch = shared.a.to + shared.rows_bytes;
+        copy_panels(pool, &shared.a, p->batch);
+        weft_pool_run(pool, p->batch * shared.pieces, multiply_piece, &shared);
         return;
     }
     for (int64_t d = 0; d < p->k;) {

@@ -39,9 +39,7 @@ enum {
                                                               "b.ne 1b\n"                          \
                      : [rounds] "+r"(rounds)                                                       \
                      :                                                                             \
-                     : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11",   \
-                       "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21",       \
-                       "v22", "v23", "v30", "v31", "cc")
+                     : NEON_REGISTERS)
 
 double KERNEL(peak_real)(int64_t rounds) {
     double operations = 2.0 * SUMS * (double)VLEN * (double)rounds;
@@ -85,18 +83,14 @@ double KERNEL(peak_real)(int64_t rounds) {
         a[i] = vload(numbers + i * VLEN);
     for (int j = 0; j < RIGHT; j++)
         b[j] = vload(numbers + (LEFT + j) * VLEN), minus[j] = -b[j];
-#pragma GCC unroll 24
-    for (int i = 0; i < SUMS; i++)
+    UNROLLED(i, SUMS)
         sum[i] = vset((real)i);
     for (int64_t r = 0; r < rounds; r++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < LEFT; i++)
+        UNROLLED(i, LEFT)
             HIDE(a[i]);
-#pragma GCC unroll 24
-        for (int i = 0; i < SUMS; i++)
+        UNROLLED(i, SUMS)
             sum[i] = vfma(a[i / 2 % LEFT], b[i % 2], sum[i]);
-#pragma GCC unroll 24
-        for (int i = 0; i < SUMS; i++)
+        UNROLLED(i, SUMS)
             sum[i] = vfma(a[i / 2 % LEFT], minus[i % 2], sum[i]);
     }
 #pragma GCC unroll 24
@@ -137,12 +131,10 @@ __attribute__((target("avx512bf16"))) static double work_pairs(int64_t rounds) {
         a[i] = (__m512bh)_mm512_loadu_ps(numbers + 16 * i);
     for (int j = 0; j < RIGHT; j++)
         b[j] = (__m512bh)_mm512_loadu_ps(numbers + 16 * (LEFT + j));
-#pragma GCC unroll 24
-    for (int i = 0; i < SUMS; i++)
+    UNROLLED(i, SUMS)
         sum[i] = _mm512_set1_ps((float)i);
     for (int64_t r = 0; r < rounds; r++)
-#pragma GCC unroll 24
-        for (int i = 0; i < SUMS; i++)
+        UNROLLED(i, SUMS)
             sum[i] = _mm512_dpbf16_ps(sum[i], a[i / 2 % LEFT], b[i % 2]);
 #pragma GCC unroll 24
     for (int i = 1; i < SUMS; i++)

@@ -84,24 +84,19 @@ static void rotate_head(const rotation *k, int64_t at, const real *cosine, const
     tile_done(k->x, k->n->out[0], at, k->width, y);
 }
 
-/* The heads that are not rotated, of position p. */
-static void copy_heads(const rotation *k, int64_t p) {
-    size_t size = weft_dtype_size(k->n->in[0]->dtype);
-    size_t at = (size_t)((p * k->heads + k->rotated) * k->width) * size;
-    const char *from = weft_data(k->x, k->n->in[0]);
-    char *to = weft_data(k->x, k->n->out[0]);
-    if (to != from) memcpy(to + at, from + at, (size_t)((k->heads - k->rotated) * k->width) * size);
-}
-
 WEFT_TASK(rotate_block) {
     const rotation *k = context;
     real *cosine = k->scratch + thread * k->per_thread, *sine = cosine + k->half;
+    const char *from = weft_data(k->x, k->n->in[0]);
+    char *to = weft_data(k->x, k->n->out[0]);
+    int64_t size = (int64_t)weft_dtype_size(k->n->in[0]->dtype) * k->width;
     int64_t end = min_i64((task + 1) * k->block, k->batch * k->time);
     for (int64_t p = task * k->block; p < end; p++) {
         position_angles(k, p / k->time, p % k->time, cosine, sine);
         for (int64_t h = 0; h < k->rotated; h++)
             rotate_head(k, (p * k->heads + h) * k->width, cosine, sine, sine + k->half);
-        if (k->rotated < k->heads) copy_heads(k, p);
+        int64_t rest = (p * k->heads + k->rotated) * size; /* heads that are not rotated */
+        if (to != from) memcpy(to + rest, from + rest, (size_t)((k->heads - k->rotated) * size));
     }
 }
 

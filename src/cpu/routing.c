@@ -33,23 +33,17 @@ static routing measure_routing(const weft_node *n, bool keys, int64_t strip) {
     };
 }
 
-static int64_t workspace_bytes(routing c, int threads) {
-    return threads * real_bytes(c.strip + c.scratch);
-}
-
-static weft_status run_routing(weft_exec *x, const weft_node *n, routing c, weft_task task) {
-    c.p = make_problem(x, n, n->in);
-    weft_pool_run(weft_exec_pool(x), c.p.a->batch * c.tiles, task, &c);
-    return WEFT_OK;
-}
-
 /* The kernel that does name##_task for each tile of one side, with so many reals of weights a thread. */
-#define ROUTING(name, keys, strip)                                                                 \
+#define ROUTING(name, keys, reals)                                                                 \
     static int64_t name##_workspace(const weft_node *n, int threads) {                             \
-        return workspace_bytes(measure_routing(n, keys, strip), threads);                          \
+        routing c = measure_routing(n, keys, reals);                                               \
+        return threads * real_bytes(c.strip + c.scratch);                                          \
     }                                                                                              \
     DEFINE_KERNEL(name, .workspace = name##_workspace) {                                           \
-        return run_routing(x, n, measure_routing(n, keys, strip), name##_task);                    \
+        routing c = measure_routing(n, keys, reals);                                               \
+        c.p = make_problem(x, n, n->in);                                                           \
+        weft_pool_run(weft_exec_pool(x), c.p.a->batch *c.tiles, name##_task, &c);                  \
+        return WEFT_OK;                                                                            \
     }
 
 /* The weights' memory of a thread; its scratch follows. */
@@ -143,15 +137,6 @@ static void finish_list(real *weight, const int32_t *index, int64_t k, bool norm
         weight[i] /= sum;
 }
 
-static void open_lists(row_lists *lists) {
-    for (int64_t i = 0; i < lists->rows * lists->k; i++) {
-        lists->weight[i] = -1;
-        lists->index[i] = -1;
-    }
-    for (int64_t i = 0; i < ROUTE_LANES; i++)
-        lists->least[i] = i < lists->rows ? (real)-1 : (real)INFINITY;
-}
-
 WEFT_TASK(route_topk_task) {
     const routing *c = context;
     const weft_node *n = c->p.node;
@@ -164,7 +149,12 @@ WEFT_TASK(route_topk_task) {
         .index = (int32_t *)weft_data(c->p.x, n->out[0]) + row * k,
         .weight = (real *)weft_data(c->p.x, n->out[1]) + row * k,
     };
-    open_lists(&lists);
+    for (int64_t i = 0; i < lists.rows * k; i++) {
+        lists.weight[i] = -1;
+        lists.index[i] = -1;
+    }
+    for (int64_t i = 0; i < ROUTE_LANES; i++)
+        lists.least[i] = i < lists.rows ? (real)-1 : (real)INFINITY;
     int64_t position = first_position(&r), keys = visible_keys(&r);
     int64_t first = first_key_of(&c->p, r.batch, r.first) / ROUTE_STEPS * ROUTE_STEPS;
     for (; first < keys; first += ROUTE_STEPS) {

@@ -16,11 +16,6 @@ typedef struct {
     const int32_t *first; /* [B, T]: of running means, where a token's begins; NULL: at 0 */
 } strip_job;
 
-/* Where the mean of token t begins. */
-static int64_t mean_begin(const strip_job *j, int64_t task, int64_t t) {
-    return j->first ? j->first[task / j->strips * j->time + t] : 0;
-}
-
 /* Where token 0 of the task's strip lies in a [B, T, N] tensor of T = `time`, and its columns. */
 static int64_t strip_at(const strip_job *j, int64_t task, int64_t time, int64_t *len) {
     int64_t b = task / j->strips, column = task % j->strips * STRIP;
@@ -37,7 +32,7 @@ static ALWAYS_INLINE void sum_along(const strip_job *j, int64_t task, bool back)
         int64_t t = back ? j->time - 1 - step : step, at = first + t * j->width;
         const real *x = tile_in(j->x, j->in, at, len, in_scratch);
         real *y = tile_out(j->x, j->out, at, out_scratch);
-        int64_t begin = mean_begin(j, task, t);
+        int64_t begin = j->first ? j->first[task / j->strips * j->time + t] : 0;
         double share = 1 / (double)(t - begin + 1);
         if (begin == t && !back) memset(sum, 0, sizeof sum);
         for (int64_t i = 0; i < len; i++) {
@@ -125,20 +120,14 @@ STRIPS(running_mean_back, n->in[0], n->in[1])
 STRIPS(time_mean, n->in[0], NULL)
 STRIPS(time_mean_back, n->out[0], NULL)
 
-static gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
-    return (gemm_matrix){.data = x ? weft_data(x, t) : NULL,
-                         .ld = weft_tensor_width(t),
-                         .bf16 = t->dtype == WEFT_BF16};
-}
-
 /* xᵀ x; `x` NULL: without addresses, for sizes. */
 static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
     const weft_tensor *in = n->in[0];
     int64_t width = weft_tensor_width(in);
     gemm_product p = {.batch = 1, .m = width, .n = width, .k = weft_tensor_rows(in), .ta = true};
     p.alpha = 1;
-    p.a = p.b = as_rows(x, in);
-    p.c = as_rows(x, n->out[WEFT_MOMENTS_GRAM]);
+    p.a = p.b = gemm_rows(x, in, 0);
+    p.c = gemm_rows(x, n->out[WEFT_MOMENTS_GRAM], 0);
     return p;
 }
 
@@ -160,9 +149,9 @@ static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
     int64_t width = weft_tensor_width(in);
     gemm_product p = {.batch = 1, .m = weft_tensor_rows(in), .n = width, .k = width};
     p.alpha = 2;
-    p.a = as_rows(x, in);
-    p.b = as_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM]);
-    p.c = p.addend = as_rows(x, n->out[0]);
+    p.a = gemm_rows(x, in, 0);
+    p.b = gemm_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM], 0);
+    p.c = p.addend = gemm_rows(x, n->out[0], 0);
     return p;
 }
 

@@ -78,9 +78,13 @@ static ALWAYS_INLINE void vstore_n(real *p, vreal v, int64_t n) {
 
 /* VLEN numbers of bf16 and of i8. Compilers make two conversions of half the vector and an insertion of
  * __builtin_convertvector, where AVX has one instruction. */
-#if WEFT_REAL == 32
 static ALWAYS_INLINE vreal vload_bf16(const uint16_t *p) {
-#if defined(__AVX512F__)
+#if WEFT_REAL == 64
+    vreal v;
+    for (int i = 0; i < (int)VLEN; i++)
+        v[i] = (real)weft_bf16_to_float(p[i]);
+    return v;
+#elif defined(__AVX512F__)
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return (vreal)_mm512_slli_epi32(wide, 16);
 #elif defined(__AVX2__)
@@ -93,7 +97,19 @@ static ALWAYS_INLINE vreal vload_bf16(const uint16_t *p) {
     return (vreal)__builtin_shufflevector((half){0}, h, 0, 4, 1, 5, 2, 6, 3, 7);
 #endif
 }
-#endif
+
+/* VLEN numbers from element i on, reals or bf16, or the first n of them and zeros. */
+static ALWAYS_INLINE vreal vload_narrow(const void *data, int64_t i, int64_t n, const bool bf16) {
+    if (!bf16) {
+        const real *from = (const real *)data + i;
+        return n >= VLEN ? vload(from) : vload_part(from, n);
+    }
+    const uint16_t *from = (const uint16_t *)data + i;
+    if (n >= VLEN) return vload_bf16(from);
+    uint16_t part[VBYTES / sizeof(real)] = {0};
+    memcpy(part, from, (size_t)n * sizeof *part);
+    return vload_bf16(part);
+}
 
 static ALWAYS_INLINE vreal vload_i8(const int8_t *p) {
 #if defined(__AVX512F__) && WEFT_REAL == 32
@@ -200,20 +216,17 @@ static inline vreal vfma(vreal a, vreal b, vreal c) {
 #define VEIGHT(op, v) ((__m256)(v))
 #endif
 
-/* The sum of the lanes, halves first: a fixed order. */
-static inline real vsum(vreal v) {
-    __m256 eight = VEIGHT(_mm256_add_ps, v);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
-static inline real vmax_lane(vreal v) {
-    __m256 eight = VEIGHT(_mm256_max_ps, v);
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
+/* The sum of the lanes, or the largest, halves first: a fixed order. */
+#define VFOLD(name, op)                                                                            \
+    static inline real name(vreal v) {                                                             \
+        __m256 eight = VEIGHT(_mm256_##op##_ps, v);                                                \
+        __m128 high = _mm256_extractf128_ps(eight, 1);                                             \
+        __m128 four = _mm_##op##_ps(_mm256_castps256_ps128(eight), high);                          \
+        __m128 two = _mm_##op##_ps(four, _mm_movehl_ps(four, four));                               \
+        return _mm_cvtss_f32(_mm_##op##_ss(two, _mm_movehdup_ps(two)));                            \
+    }
+VFOLD(vsum, add)
+VFOLD(vmax_lane, max)
 
 #else
 

@@ -93,7 +93,7 @@ static void gather(builder *b, weft_tensor **x, weft_tensor **second) {
 }
 
 static weft_tensor *running_mean(builder *b, weft_tensor *x) {
-    return weft_running_mean_within(b->g, x, b->documents.first);
+    return weft_running_mean(b->g, x, b->documents.first);
 }
 
 static weft_documents find_documents(builder *b, weft_tensor *tokens, int32_t end) {

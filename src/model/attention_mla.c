@@ -160,7 +160,7 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
         from = attention_map(b, x, "q_down", c->ra_mla_q_rank);
         weft_init start = init_constant(1);
         weft_tensor *gain = builder_vector(b, "attn.q_down_norm.weight", start, c->ra_mla_q_rank);
-        from = weft_norm_by(b->g, from, NULL, gain, NULL, WEFT_RMSNORM, 0).y;
+        from = weft_norm(b->g, from, NULL, gain, NULL, WEFT_RMSNORM, 0).y;
     }
     p.q = attention_map(b, from, "q", b->inner);
     if (rope) {

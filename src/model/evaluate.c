@@ -73,7 +73,7 @@ static weft_status write_logits(const weft_session *s, const char *path) {
     if (!wide)
         weft_weight_floats(&(weft_weight){.dtype = logits->dtype, .count = count, .data = data},
                            floats);
-    return weft_safetensors_write(path, &t, 1, NULL);
+    return weft_safetensors_write(path, &t, 1, NULL, NULL);
 }
 
 /* Every tensor of the checkpoint has its gradient there: zeros where nothing depends on it. */
@@ -90,7 +90,7 @@ static weft_status write_grads(const weft_session *s, const char *path) {
         memcpy(f.list[i].shape, p->shape, sizeof p->shape);
         if (p->grad) WEFT_TRY(weft_exec_read(s->exec, t, data));
     }
-    return weft_safetensors_write(path, f.list, n, NULL);
+    return weft_safetensors_write(path, f.list, n, NULL, NULL);
 }
 
 static weft_status write_scores(const weft_session *s, const char *path) {
@@ -111,7 +111,7 @@ static weft_status write_scores(const weft_session *s, const char *path) {
                                       .data = values};
         WEFT_TRY(weft_session_scores(s, i, values));
     }
-    return weft_safetensors_write(path, f.list, f.n, NULL);
+    return weft_safetensors_write(path, f.list, f.n, NULL, NULL);
 }
 
 /* Adds a batch's targets to what was evaluated. An end of text stands for no bytes. */

@@ -38,8 +38,7 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
                                        .data = w->data};
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
-    WEFT_TRY(
-        weft_safetensors_write_summed(path, tensors, m->n_weights, NULL, &sums[WEFT_PART_MODEL]));
+    WEFT_TRY(weft_safetensors_write(path, tensors, m->n_weights, NULL, &sums[WEFT_PART_MODEL]));
     WEFT_TRY(weft_path(path, "%s/config.json", folder));
     return weft_json_write(path, weft_config_to_json(&m->config), &sums[WEFT_PART_CONFIG]);
 }

@@ -134,12 +134,12 @@ static void start_piece(const weft_weight *w, uint64_t seed, int64_t first, int6
         return;
     }
     if (w->init.start == WEFT_START_NORMAL) {
-        weft_random_normal_at(seed, 0, site, first, n, values);
+        weft_random_normal(seed, 0, site, first, n, values);
         for (int64_t i = 0; i < n; i++)
             values[i] *= a;
         return;
     }
-    weft_random_uniform_at(seed, 0, site, first, n, values);
+    weft_random_uniform(seed, 0, site, first, n, values);
     /* Blocks: only those on the diagonal of a square matrix, zero elsewhere. */
     bool blocks = w->init.start == WEFT_START_BLOCKS;
     int64_t side = blocks ? w->shape[1] : 1, block = blocks ? side / w->init.n : 1;

@@ -39,7 +39,7 @@ static norm_parameters make_norm(builder *b, const char *name) {
 static weft_tensor *apply_norm(builder *b, norm_parameters p, weft_tensor *x, weft_tensor *branch,
                                weft_tensor **sum) {
     weft_norm_kind kind = b->c->norm == WEFT_NORM_LAYERNORM ? WEFT_LAYERNORM : WEFT_RMSNORM;
-    weft_normed n = weft_norm_by(b->g, x, branch, p.weight, p.bias, kind, b->c->norm_eps);
+    weft_normed n = weft_norm(b->g, x, branch, p.weight, p.bias, kind, b->c->norm_eps);
     if (sum) *sum = n.s;
     return n.y;
 }
@@ -223,8 +223,8 @@ static weft_losses read_out(builder *b, weft_tensor *x, weft_tensor *head, doubl
     weft_model_graph *m = b->out;
     weft_tensor *flat = weft_view(b->g, x, b->batch * b->time, b->width);
     weft_tensor *targets = weft_view(b->g, m->targets, b->batch * b->time);
-    return weft_cross_entropy_capped(b->g, flat, head, targets, m->count, lambda_z,
-                                     b->c->logits_z_detach, b->c->softcap_logits);
+    return weft_cross_entropy(b->g, flat, head, targets, m->count, lambda_z, b->c->logits_z_detach,
+                              b->c->softcap_logits);
 }
 
 static void build_loss(builder *b, weft_tensor *x, weft_tensor *head, bool logits) {

@@ -175,7 +175,7 @@ static weft_status move_weights(verify_run *v, double step) {
         if (!values) return weft_fail(WEFT_ENOMEM, "no memory");
         double *direction = values + w->count;
         weft_weight_read(w, values); /* nothing but this writes them: the host's are the newest */
-        weft_random_normal(9, 0, weft_random_site(w->name), w->count, direction);
+        weft_random_normal(9, 0, weft_random_site(w->name), 0, w->count, direction);
         for (int64_t k = 0; k < w->count; k++)
             values[k] += step * direction[k];
         weft_weight_write(w, values);
@@ -194,7 +194,7 @@ static weft_status sum_slopes(const verify_run *v, double *slope) {
         if (!gradient) return weft_fail(WEFT_ENOMEM, "no memory");
         double *direction = gradient + count;
         WEFT_TRY(weft_session_values(&v->session, p->grad, count, gradient));
-        weft_random_normal(9, 0, weft_random_site(p->name), count, direction);
+        weft_random_normal(9, 0, weft_random_site(p->name), 0, count, direction);
         for (int64_t k = 0; k < count; k++)
             *slope += gradient[k] * direction[k];
     }

@@ -26,12 +26,8 @@ enum { READS_x, READS_y };
                    weft_##op##_back(g, d_out[0], READS_##reads == READS_x ? n->in[0] : n->out[0])) \
     DEFINE_OP(op, .infer = weft_infer_like_first, .grad = op##_grad, .inplace = weft_over_first);  \
     DEFINE_OP(op##_back, .infer = weft_infer_back, .inplace = weft_over_back);                     \
-    weft_tensor *weft_##op(weft_graph *g, weft_tensor *x) {                                        \
-        return weft_append(g, &weft_op_##op, NULL, 0, x);                                          \
-    }                                                                                              \
-    weft_tensor *weft_##op##_back(weft_graph *g, weft_tensor *dy, weft_tensor *reads) {            \
-        return weft_append(g, &weft_op_##op##_back, NULL, 0, dy, reads);                           \
-    }
+    DEFINE_APPEND(op, (weft_tensor * x), x)                                                        \
+    DEFINE_APPEND(op##_back, (weft_tensor * dy, weft_tensor * reads), dy, reads)
 
 WEFT_UNARY_OPS(UNARY, )
 
@@ -45,23 +41,17 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x) {
     return NULL;
 }
 
-/* silu_mul, gelu_mul and sigmoid_mul: a times a function of b. */
-
 static weft_status product_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_pair(g, n));
     return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
 
-#define PRODUCT(op)                                                                                \
+#define GATE(X, op, ...)                                                                           \
     DEFINE_GRAD_OF_TWO(op)                                                                         \
     DEFINE_OP(op, .infer = product_infer, .grad = op##_grad, .inplace = weft_over_first);          \
     DEFINE_OP(op##_back, .infer = weft_infer_wanted, .inplace = weft_over_own);                    \
-    weft_tensor *weft_##op(weft_graph *g, weft_tensor *a, weft_tensor *b) {                        \
-        return weft_append(g, &weft_op_##op, NULL, 0, a, b);                                       \
-    }
-PRODUCT(silu_mul)
-PRODUCT(gelu_mul)
-PRODUCT(sigmoid_mul)
+    DEFINE_APPEND(op, (weft_tensor * a, weft_tensor * b), a, b)
+WEFT_GATE_OPS(GATE, )
 
 /* softplus */
 
@@ -78,11 +68,8 @@ DEFINE_GRAD(softplus, sizeof(weft_softplus_attr),
             ((const weft_softplus_attr *)n->attr)->floor == 0 ? n->out[0] : n->in[0])
 DEFINE_OP(softplus, .infer = softplus_infer, .grad = softplus_grad, .inplace = weft_over_first);
 DEFINE_OP(softplus_back, .infer = weft_infer_back, .inplace = weft_over_back);
-
-weft_tensor *weft_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
-    weft_softplus_attr attr = {start, floor};
-    return weft_append(g, &weft_op_softplus, &attr, sizeof attr, x);
-}
+DEFINE_APPEND_WITH(softplus, (weft_tensor * x, int64_t start, double floor),
+                   ((weft_softplus_attr){start, floor}), x)
 
 /* gate_mix */
 
@@ -109,11 +96,8 @@ GRAD(gate_mix) {
 
 DEFINE_OP(gate_mix, .infer = gate_mix_infer, .grad = gate_mix_grad, .inplace = weft_over_first);
 DEFINE_OP(gate_mix_back, .infer = weft_infer_wanted, .inplace = weft_over_first);
-
-weft_tensor *weft_gate_mix(weft_graph *g, weft_tensor *o, weft_tensor *gate, double alpha) {
-    weft_gate_mix_attr attr = {.alpha = alpha};
-    return weft_append(g, &weft_op_gate_mix, &attr, sizeof attr, o, gate);
-}
+DEFINE_APPEND_WITH(gate_mix, (weft_tensor * o, weft_tensor *gate, double alpha),
+                   ((weft_gate_mix_attr){.alpha = alpha}), o, gate)
 
 /* Dropout: y = x·keep/(1 − p), keep a pure function of seed, iteration, sequence, site and index.
  * The gradient is the same operation on dy; the attributes carry the site, so it draws the same

@@ -1,7 +1,6 @@
 /* Activations: functions of one element, and the gate that mixes a head's output. */
 #pragma once
 
-#include "core/graph.h"
 #include "ops/list.h"
 
 /* Operations of one element, of any shape: weft_NAME(g, x) for each of ops/list.h, such as weft_gelu,
@@ -14,14 +13,11 @@ WEFT_UNARY_OPS(WEFT_UNARY_DECLARE, )
 /* The one of that name. */
 weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x);
 
-/* y = silu(b) ⊙ a, silu(b) = b·sigmoid(b): the product of SwiGLU. Any shape, the same for both. */
-weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
-
-/* y = gelu(b) ⊙ a: that of GeGLU. */
-weft_tensor *weft_gelu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
-
-/* y = sigmoid(b) ⊙ a: a gate for each element. */
-weft_tensor *weft_sigmoid_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
+/* Products of a and a function of b, such as weft_silu_mul(g, a, b), y = a ⊙ b·sigmoid(b). */
+#define WEFT_GATE_DECLARE(X, op, ...)                                                              \
+    weft_tensor *weft_##op(weft_graph *g, weft_tensor *a, weft_tensor *b);
+WEFT_GATE_OPS(WEFT_GATE_DECLARE, )
+#undef WEFT_GATE_DECLARE
 
 /* y = log(1 + e^x) + floor in the columns (last dimension) from `start` on; those before it are
  * copied: the standard deviations of a head that holds means first. */

@@ -53,20 +53,17 @@ static weft_status add_infer(weft_graph *g, weft_node *n) {
     return weft_output_like(g, n, 0, a->dtype, a);
 }
 
-/* dy summed over the rows that shared b, as b's own shape and type. */
-static weft_tensor *sum_over_rows(weft_graph *g, weft_tensor *dy, const weft_tensor *b) {
-    int64_t width = weft_tensor_count(b), rows = weft_tensor_count(dy) / width;
-    weft_tensor *flat = weft_view(g, dy, rows, width);
-    return weft_reshape(g, weft_bias_back(g, flat, b->dtype), b->ndim, b->shape);
-}
-
 GRAD(add) {
     const weft_alpha_attr *attr = n->attr;
     const weft_tensor *b = n->in[1];
     d_in[0] = d_out[0];
     if (!b->needs_grad) return WEFT_OK;
     weft_tensor *db = d_out[0];
-    if (b->ndim < n->in[0]->ndim) db = sum_over_rows(g, db, b);
+    if (b->ndim < n->in[0]->ndim) { /* summed over the rows that shared b */
+        int64_t width = weft_tensor_count(b), rows = weft_tensor_count(db) / width;
+        db = weft_bias_back(g, weft_view(g, db, rows, width), b->dtype);
+        db = weft_reshape(g, db, b->ndim, b->shape);
+    }
     if (attr->alpha != 1) db = weft_scale(g, db, attr->alpha);
     d_in[1] = db && db->dtype != b->dtype ? weft_cast(g, db, b->dtype) : db;
     return weft_graph_status(g);
@@ -87,11 +84,7 @@ weft_tensor *weft_add(weft_graph *g, weft_tensor *a, weft_tensor *b) {
 
 DEFINE_GRAD_AS(scale, weft_scale(g, d_out[0], ((const weft_alpha_attr *)n->attr)->alpha))
 DEFINE_OP(scale, .infer = weft_infer_like_first, .grad = scale_grad, .inplace = weft_over_first);
-
-weft_tensor *weft_scale(weft_graph *g, weft_tensor *a, double alpha) {
-    weft_alpha_attr attr = {alpha};
-    return weft_append(g, &weft_op_scale, &attr, sizeof attr, a);
-}
+DEFINE_APPEND_WITH(scale, (weft_tensor * a, double alpha), (weft_alpha_attr){alpha}, a)
 
 /* cast */
 
@@ -124,10 +117,7 @@ static weft_status dot_infer(weft_graph *g, weft_node *n) {
 DEFINE_GRAD_OF_TWO(dot)
 DEFINE_OP(dot, .infer = dot_infer, .grad = dot_grad);
 DEFINE_OP(dot_back, .infer = weft_infer_wanted, .inplace = weft_over_own);
-
-weft_tensor *weft_dot(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    return weft_append(g, &weft_op_dot, NULL, 0, a, b);
-}
+DEFINE_APPEND(dot, (weft_tensor * a, weft_tensor *b), a, b)
 
 /* sum_squares */
 
@@ -139,11 +129,7 @@ static weft_status sum_squares_infer(weft_graph *g, weft_node *n) {
 DEFINE_GRAD(sum_squares, sizeof(weft_alpha_attr), n->in[0])
 DEFINE_OP(sum_squares, .infer = sum_squares_infer, .grad = sum_squares_grad);
 DEFINE_OP(sum_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
-
-weft_tensor *weft_sum_squares(weft_graph *g, weft_tensor *x, double factor) {
-    weft_alpha_attr attr = {factor};
-    return weft_append(g, &weft_op_sum_squares, &attr, sizeof attr, x);
-}
+DEFINE_APPEND_WITH(sum_squares, (weft_tensor * x, double factor), (weft_alpha_attr){factor}, x)
 
 /* row_squares */
 
@@ -161,8 +147,4 @@ static weft_status row_squares_infer(weft_graph *g, weft_node *n) {
 DEFINE_GRAD(row_squares, sizeof(weft_row_squares_attr), n->in[0])
 DEFINE_OP(row_squares, .infer = row_squares_infer, .grad = row_squares_grad);
 DEFINE_OP(row_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
-
-weft_tensor *weft_row_squares(weft_graph *g, weft_tensor *x, int64_t start) {
-    weft_row_squares_attr attr = {start};
-    return weft_append(g, &weft_op_row_squares, &attr, sizeof attr, x);
-}
+DEFINE_APPEND_WITH(row_squares, (weft_tensor * x, int64_t start), (weft_row_squares_attr){start}, x)

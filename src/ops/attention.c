@@ -56,14 +56,6 @@ int64_t weft_score_flops(const weft_attention_attr *a) {
     return 2 * a->batch * a->heads * a->dqk * (weft_score_pairs(a) + count_band_pairs(a));
 }
 
-static weft_status check_heads(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
-    if (a->heads >= 1 && a->kv_heads >= 1 && a->kv_heads <= a->heads) return WEFT_OK;
-    return weft_graph_fail(g,
-                           "%s: %lld query heads and %lld key heads, but there must be 1 or more "
-                           "key heads and no more than query heads",
-                           n->op->name, (long long)a->heads, (long long)a->kv_heads);
-}
-
 static weft_status check_options(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
     weft_tensor *const *in = n->in;
     const char *op = n->op->name;
@@ -119,7 +111,12 @@ static weft_status check_extras(weft_graph *g, const weft_node *n, const weft_at
 }
 
 weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
-    WEFT_TRY(check_heads(g, n, a));
+    if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
+        return weft_graph_fail(
+            g,
+            "%s: %lld query heads and %lld key heads, but there must be 1 or more key heads and no "
+            "more than query heads",
+            n->op->name, (long long)a->heads, (long long)a->kv_heads);
     WEFT_TRY(check_options(g, n, a));
     return check_extras(g, n, a);
 }

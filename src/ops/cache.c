@@ -2,7 +2,6 @@
 #include "ops/cache.h"
 
 #include "ops/define.h"
-#include "ops/list.h"
 
 static weft_dtype stat_of(weft_dtype dtype) {
     return dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;

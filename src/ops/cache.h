@@ -10,7 +10,6 @@
  * a row's bits depend on its sequence alone, not on the batch, the pages' places or the threads. */
 #pragma once
 
-#include "core/graph.h"
 #include "core/rope_law.h"
 #include "ops/attention.h"
 

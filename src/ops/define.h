@@ -20,6 +20,18 @@
 weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
                               int required, int n_in, weft_tensor *const *in);
 
+/* weft_OP(g, parameters): appends the operation to these inputs, all of them required; and the same with
+ * attributes, an expression in the parameters. */
+#define DEFINE_APPEND(op, parameters, ...)                                                         \
+    weft_tensor *weft_##op(weft_graph *g, WEFT_UNPACKED parameters) {                              \
+        return weft_append(g, &weft_op_##op, NULL, 0, __VA_ARGS__);                                \
+    }
+#define DEFINE_APPEND_WITH(op, parameters, attr, ...)                                              \
+    weft_tensor *weft_##op(weft_graph *g, WEFT_UNPACKED parameters) {                              \
+        return weft_append(g, &weft_op_##op, &(attr), sizeof(attr), __VA_ARGS__);                  \
+    }
+#define WEFT_UNPACKED(...) __VA_ARGS__
+
 /* For grad: appends a node of `n` outputs, the first inputs' gradients. */
 #define weft_append_back(g, op, attr, size, d_in, n, ...)                                          \
     weft_append_back_list((g), (op), (attr), (size), (d_in), (n),                                  \

@@ -6,7 +6,6 @@
 #include "ops/attention.h"
 #include "ops/embedding.h"
 #include "ops/gated.h"
-#include "ops/linear.h"
 #include "ops/list.h"
 #include "ops/norm.h"
 
@@ -178,14 +177,6 @@ static bool fuse_slope_sums(weft_rewrite *r, const weft_match *m) {
  * before the first one's place, and that is the node's. Shapes and the list's order decide, without
  * the nodes that make values again: a graph with recomputation has the same sums. */
 
-static bool are_alike(const weft_node *p, const weft_node *q) {
-    if (!weft_matmul_is_by_rows(p->attr, p->in[0]) || !weft_matmul_is_by_rows(q->attr, q->in[0]))
-        return false;
-    weft_matmul_sizes a = weft_matmul_measure(p->attr, p->in[0], p->in[1]);
-    weft_matmul_sizes b = weft_matmul_measure(q->attr, q->in[0], q->in[1]);
-    return a.m == b.m && a.n == b.n;
-}
-
 static int64_t temporary_bytes(const weft_node *product) {
     int64_t bytes = 0;
     for (int i = 0; i <= fuse_attr(product)->more; i++) {
@@ -210,8 +201,12 @@ static bool reads_what_is_before(const weft_rewrite *r, const weft_node *q, cons
 }
 
 static bool may_sum(const weft_rewrite *r, const weft_node *p, const weft_node *q) {
-    if (p->segment != q->segment || fuse_attr(q)->act != WEFT_ACT_NONE || !are_alike(p, q))
+    if (p->segment != q->segment || fuse_attr(q)->act != WEFT_ACT_NONE) return false;
+    if (!weft_matmul_is_by_rows(p->attr, p->in[0]) || !weft_matmul_is_by_rows(q->attr, q->in[0]))
         return false;
+    weft_matmul_sizes a = weft_matmul_measure(p->attr, p->in[0], p->in[1]);
+    weft_matmul_sizes b = weft_matmul_measure(q->attr, q->in[0], q->in[1]);
+    if (a.m != b.m || a.n != b.n) return false;
     if (p->in[WEFT_MATMUL_BIAS] && q->in[WEFT_MATMUL_BIAS]) return false;
     if (fuse_attr(p)->more + fuse_attr(q)->more + 2 > WEFT_MATMUL_PAIRS) return false;
     return temporary_bytes(p) <= weft_tensor_bytes(q->out[0]) ||

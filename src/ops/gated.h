@@ -2,7 +2,6 @@
  * they come apart into the nodes that they stand for. fuse.h makes them of those. */
 #pragma once
 
-#include "core/graph.h"
 #include "ops/linear.h"
 
 /* Inputs of gated_linear, y [..., N] = silu(x w_gateᵀ) ⊙ (x w_upᵀ): x [..., K], both weights [N, K]. The

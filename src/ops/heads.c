@@ -185,10 +185,7 @@ static weft_status head_transpose_infer(weft_graph *g, weft_node *n) {
 
 DEFINE_GRAD_AS(head_transpose, weft_head_transpose(g, d_out[0]))
 DEFINE_OP(head_transpose, .infer = head_transpose_infer, .grad = head_transpose_grad);
-
-weft_tensor *weft_head_transpose(weft_graph *g, weft_tensor *x) {
-    return weft_append(g, &weft_op_head_transpose, NULL, 0, x);
-}
+DEFINE_APPEND(head_transpose, (weft_tensor * x), x)
 
 /* Stacks: y_i = x_i, and back dx_i = dy_i. unstack, the gradient, makes the parts that are wanted in
  * one node. Both copy: the parts are parameters, or are made at other times, and lie anywhere. */

@@ -102,12 +102,6 @@ static bool sizes_fit(const weft_matmul_attr *attr, const weft_tensor *a, const 
     return weft_matmul_measure(attr, a, b).k == inner_b;
 }
 
-/* Kernels may count rows, columns and the distance of rows in 32 bits. */
-static bool sides_fit(weft_matmul_sizes size) {
-    int64_t most = INT32_MAX / size.groups;
-    return size.m <= most && size.n <= most && size.k <= most;
-}
-
 /* The shape that goes with the factors; the number of dimensions. */
 static int find_shape(const weft_matmul_pair *p, int64_t *shape) {
     const weft_matmul_attr *attr = &p->attr;
@@ -149,7 +143,10 @@ static weft_status check_factors(weft_graph *g, const weft_node *n, const weft_m
         return weft_graph_fail(g, "%s: %s%s does not go with %s%s", name, weft_tensor_describe(a),
                                p->attr.ta ? " transposed" : "", weft_tensor_describe(b),
                                p->attr.tb ? " transposed" : "");
-    if (!sides_fit(weft_matmul_measure(&p->attr, a, b)))
+    /* Kernels may count rows, columns and the distance of rows in 32 bits. */
+    weft_matmul_sizes size = weft_matmul_measure(&p->attr, a, b);
+    int64_t most = INT32_MAX / size.groups;
+    if (size.m > most || size.n > most || size.k > most)
         return weft_graph_fail(g, "%s: a side of %s or %s is past 2^31 - 1", name,
                                weft_tensor_describe(a), weft_tensor_describe(b));
     return WEFT_OK;
@@ -194,13 +191,6 @@ static void rows_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
     if (b->needs_grad) d_in[1] = append_matmul(g, attr->tb ? dy : a, attr->tb ? a : dy, NULL, db);
 }
 
-/* dy + dyᵀ of a square matrix. */
-static weft_tensor *add_transpose(weft_graph *g, weft_tensor *dy) {
-    int64_t size = dy->shape[0];
-    weft_tensor *transposed = weft_head_transpose(g, weft_view(g, dy, 1, size, size));
-    return weft_add(g, dy, weft_view(g, transposed, size, size));
-}
-
 static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
                        weft_tensor **d_in) {
     const weft_matmul_attr *attr = &p->attr;
@@ -213,8 +203,11 @@ static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy
         return;
     }
     if (a == b && a->ndim == 2 && attr->ta && !attr->tb) { /* a Gram matrix: one long product */
+        int64_t size = dy->shape[0];
+        weft_tensor *transposed = weft_head_transpose(g, weft_view(g, dy, 1, size, size));
+        weft_tensor *sum = weft_add(g, dy, weft_view(g, transposed, size, size));
         d.dtype = a->dtype;
-        d_in[0] = append_matmul(g, a, add_transpose(g, dy), NULL, d);
+        d_in[0] = append_matmul(g, a, sum, NULL, d);
         return;
     }
     if (a->needs_grad) {
@@ -231,10 +224,8 @@ static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy
     }
 }
 
-weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype) {
-    weft_bias_back_attr attr = {dtype};
-    return weft_append(g, &weft_op_bias_back, &attr, sizeof attr, dy);
-}
+DEFINE_APPEND_WITH(bias_back, (weft_tensor * dy, weft_dtype dtype), (weft_bias_back_attr){dtype},
+                   dy)
 
 /* The gradients of one of the products: d_in[0] and d_in[1]. */
 static weft_status pair_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
@@ -310,11 +301,11 @@ DEFINE_OP(bias_back, .infer = bias_back_infer);
 DEFINE_OP(gelu_bias_back, .inplace = weft_over_first);
 
 /* A product of the first factor's type; `ndim` not 0: the first factor must have so many dimensions. */
-static weft_tensor *append_typed(weft_graph *g, const char *name, int ndim, weft_tensor *a,
-                                 weft_tensor *b, weft_tensor *bias, weft_matmul_attr attr) {
+static weft_tensor *append_typed(weft_graph *g, int ndim, weft_tensor *a, weft_tensor *b,
+                                 weft_tensor *bias, weft_matmul_attr attr) {
     if (a && ndim && a->ndim != ndim) {
-        weft_graph_fail(g, "%s: %s does not have %d dimensions", name, weft_tensor_describe(a),
-                        ndim);
+        weft_graph_fail(g, "%s: %s does not have %d dimensions",
+                        ndim == 3 ? "batched matmul" : "matmul", weft_tensor_describe(a), ndim);
         return NULL;
     }
     attr.alpha = attr.alpha == 0 ? 1 : attr.alpha;
@@ -324,23 +315,23 @@ static weft_tensor *append_typed(weft_graph *g, const char *name, int ndim, weft
 
 weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                          weft_act act) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .act = act};
-    return append_typed(g, "linear", 0, x, w, bias, attr);
+    return append_typed(g, 0, x, w, bias,
+                        (weft_matmul_attr){.form = WEFT_MATMUL_ROWS, .tb = true, .act = act});
 }
 
 weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb};
-    return append_typed(g, "matmul", 2, a, b, NULL, attr);
+    return append_typed(g, 2, a, b, NULL,
+                        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb});
 }
 
 weft_tensor *weft_matmul_alone(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .alone = true};
-    return append_typed(g, "matmul", 2, a, b, NULL, attr);
+    return append_typed(g, 2, a, b, NULL,
+                        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .alone = true});
 }
 
 weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb};
-    return append_typed(g, "batched matmul", 3, a, b, NULL, attr);
+    return append_typed(g, 3, a, b, NULL,
+                        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb});
 }
 
 weft_tensor *weft_gram(weft_graph *g, weft_tensor *a) {
@@ -348,16 +339,17 @@ weft_tensor *weft_gram(weft_graph *g, weft_tensor *a) {
         weft_graph_fail(g, "gram: %s has neither 2 nor 3 dimensions", weft_tensor_describe(a));
         return NULL;
     }
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = true, .symmetric = true};
-    return append_typed(g, "gram", 0, a, a, NULL, attr);
+    return append_typed(
+        g, 0, a, a, NULL,
+        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .ta = true, .symmetric = true});
 }
 
 weft_tensor *weft_gram_back(weft_graph *g, weft_tensor *a, weft_tensor *dy) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .alpha = 2};
-    return append_typed(g, "gram_back", 0, a, dy, NULL, attr);
+    return append_typed(g, 0, a, dy, NULL,
+                        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .alpha = 2});
 }
 
 weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_GROUPED, .tb = tb};
-    return append_typed(g, "grouped linear", 0, x, w, NULL, attr);
+    return append_typed(g, 0, x, w, NULL,
+                        (weft_matmul_attr){.form = WEFT_MATMUL_GROUPED, .tb = tb});
 }

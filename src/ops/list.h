@@ -24,7 +24,16 @@
     /* max(x, 0)² */                                                                              \
     F(X, relu2, vmax(x, vset(0)) * vmax(x, vset(0)), x, (dy * 2 * vmax(x, vset(0))))
 
-#define WEFT_OP_PAIR(X, name, value, reads, gradient) X(name) X(name##_back)
+/* a times a function of b, tensors of one shape, in the same way: F(X, NAME, VALUE, DA, DB), y and both
+ * gradients as expressions in a, b and dy. SwiGLU's product, GeGLU's, and a gate for each element. */
+#define WEFT_GATE_OPS(F, X)                                                                        \
+    F(X, silu_mul, a *b *vsigmoid(b), (dy * b * vsigmoid(b)),                                      \
+      (dy * a * (vsigmoid(b) * (1 + b * (1 - vsigmoid(b))))))                                      \
+    F(X, gelu_mul, a *vgelu(b), (dy * vgelu(b)), (dy * a * vgelu_slope(b)))                        \
+    F(X, sigmoid_mul, a *vsigmoid(b), (dy * vsigmoid(b)),                                          \
+      (dy * a * (vsigmoid(b) * (1 - vsigmoid(b)))))
+
+#define WEFT_OP_PAIR(X, name, ...) X(name) X(name##_back)
 
 #define WEFT_OPS(X)                                                                                \
     /* arith */                                                                                    \
@@ -73,12 +82,7 @@
     X(cache_documents)                                                                             \
     /* activation */                                                                               \
     WEFT_UNARY_OPS(WEFT_OP_PAIR, X)                                                                \
-    X(silu_mul)                                                                                    \
-    X(silu_mul_back)                                                                               \
-    X(gelu_mul)                                                                                    \
-    X(gelu_mul_back)                                                                               \
-    X(sigmoid_mul)                                                                                 \
-    X(sigmoid_mul_back)                                                                            \
+    WEFT_GATE_OPS(WEFT_OP_PAIR, X)                                                                 \
     X(softplus)                                                                                    \
     X(softplus_back)                                                                               \
     X(gate_mix)                                                                                    \

@@ -128,13 +128,7 @@ DEFINE_OP(cross_entropy_back, .infer = cross_entropy_back_infer, .inplace = scal
           .flops = cross_entropy_back_flops);
 
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
-                               weft_tensor *count, double z, bool detach) {
-    return weft_cross_entropy_capped(g, x, w, targets, count, z, detach, 0);
-}
-
-weft_losses weft_cross_entropy_capped(weft_graph *g, weft_tensor *x, weft_tensor *w,
-                                      weft_tensor *targets, weft_tensor *count, double z,
-                                      bool detach, double softcap) {
+                               weft_tensor *count, double z, bool detach, double softcap) {
     weft_cross_entropy_attr attr = {z, detach, softcap};
     weft_tensor *in[WEFT_CE_INPUTS] = {x, w, targets, count};
     weft_node *n = weft_graph_append(g, &weft_op_cross_entropy, in, WEFT_CE_INPUTS, WEFT_CE_COUNT,

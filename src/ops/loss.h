@@ -10,18 +10,14 @@ typedef struct {
     weft_tensor *lse; /* of targets' shape: the logsumexp of each row of logits */
 } weft_losses;
 
-/* Logits are x wᵀ: x [..., E], w [V, E]; targets [...] i32 with x's leading dimensions, −1: does
+/* Logits are x wᵀ, or softcap · tanh(x wᵀ / softcap) where that is not 0: x [..., E], w [V, E]; targets [...] i32 with x's leading dimensions, −1: does
  * not count; any other value outside [0, V) fails the run. With detach the z-loss is a number only,
  * and trains nothing. The three outputs are of the statistics' type. Logits as such: weft_linear.
  *
  * `count` [], of the statistics' type: what ce's sum is divided by in place of the number of these
  * rows' targets, for rows that are part of a larger batch. NULL: that number. It has no gradient. */
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
-                               weft_tensor *count, double z, bool detach);
-/* The same with logits softcap · tanh(x wᵀ / softcap); 0: as they are. */
-weft_losses weft_cross_entropy_capped(weft_graph *g, weft_tensor *x, weft_tensor *w,
-                                      weft_tensor *targets, weft_tensor *count, double z,
-                                      bool detach, double softcap);
+                               weft_tensor *count, double z, bool detach, double softcap);
 
 /* Inputs and outputs of the node. The last two outputs are the gradients of ce, or of ce + z where
  * the z-loss trains: weft_graph_backward asks for them (loss.c). dw is of the statistics'

@@ -125,12 +125,7 @@ static int norm_back_in_place(const weft_node *n, int out) {
 DEFINE_OP(norm_back, .infer = norm_back_infer, .inplace = norm_back_in_place);
 
 weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
-                      weft_norm_kind kind) {
-    return weft_norm_by(g, x, r, w, b, kind, 0);
-}
-
-weft_normed weft_norm_by(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w,
-                         weft_tensor *b, weft_norm_kind kind, double eps) {
+                      weft_norm_kind kind, double eps) {
     if (!(eps > 0)) eps = kind == WEFT_LAYERNORM ? 1e-5 : 1e-6;
     weft_norm_attr attr = {.kind = kind, .eps = eps};
     weft_tensor *in[WEFT_NORM_INPUTS] = {
@@ -171,8 +166,4 @@ static weft_status unit_infer(weft_graph *g, weft_node *n) {
 DEFINE_GRAD(unit, sizeof(weft_unit_attr), n->in[0])
 DEFINE_OP(unit, .infer = unit_infer, .grad = unit_grad, .inplace = weft_over_first);
 DEFINE_OP(unit_back, .infer = weft_infer_back, .inplace = weft_over_back);
-
-weft_tensor *weft_unit(weft_graph *g, weft_tensor *x, int64_t heads) {
-    weft_unit_attr attr = {heads};
-    return weft_append(g, &weft_op_unit, &attr, sizeof attr, x);
-}
+DEFINE_APPEND_WITH(unit, (weft_tensor * x, int64_t heads), (weft_unit_attr){heads}, x)

@@ -13,12 +13,10 @@ typedef struct {
     weft_tensor *s; /* x + r: the residual stream; x itself where r is NULL */
 } weft_normed;
 
-/* x: [.., E]; r the same shape and type, or NULL; w: [E]; b: [E], LayerNorm only, or NULL. */
+/* x: [.., E]; r the same shape and type, or NULL; w: [E]; b: [E], LayerNorm only, or NULL. eps: in place of
+ * 1e-5 or 1e-6, where it is above 0. */
 weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
-                      weft_norm_kind kind);
-/* The same with another number in place of 1e-5 or 1e-6; 0 or less: with that one. */
-weft_normed weft_norm_by(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w,
-                         weft_tensor *b, weft_norm_kind kind, double eps);
+                      weft_norm_kind kind, double eps);
 
 /* RMSNorm of some of the heads in x [.., H, D]: of the first `heads` by the gain w [D], of the `next`
  * behind them by w_next [D]; the others are copied. w_next is NULL where `next` is 0. */

@@ -116,10 +116,7 @@ static weft_status norm_join_infer(weft_graph *g, weft_node *n) {
 }
 
 DEFINE_OP(norm_join, .infer = norm_join_infer);
-
-weft_tensor *weft_norm_join(weft_graph *g, weft_tensor *parts, weft_dtype dtype) {
-    return weft_append(g, &weft_op_norm_join, &dtype, sizeof dtype, parts);
-}
+DEFINE_APPEND_WITH(norm_join, (weft_tensor * parts, weft_dtype dtype), dtype, parts)
 
 static weft_status check_range(weft_graph *g, const char *what, double value, double below) {
     if (value >= 0 && value < below) return WEFT_OK;
@@ -209,6 +206,9 @@ static weft_status adamw_infer(weft_graph *g, weft_node *n) {
 
 DEFINE_OP(adamw, .infer = adamw_infer, .side_effect = true);
 
+_Static_assert(offsetof(weft_adam_slot, given) == WEFT_SLOT_GIVEN * sizeof(weft_tensor *),
+               "a slot begins with what the node reads of it");
+
 weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n) {
     if (n < 1) {
         weft_graph_fail(g, "adamw: there is no parameter to update");
@@ -224,13 +224,7 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
     for (int i = 0; i < n; i++) {
         if (slots[i].matrices.n) continue;
         weft_tensor **slot = in + 1 + (int64_t)count * WEFT_SLOT_SIZE;
-        slot[WEFT_SLOT_PARAM] = slots[i].param;
-        slot[WEFT_SLOT_GRAD] = slots[i].grad;
-        slot[WEFT_SLOT_M] = slots[i].m;
-        slot[WEFT_SLOT_V] = slots[i].v;
-        slot[WEFT_SLOT_V_MAX] = slots[i].v_max;
-        slot[WEFT_SLOT_COPY] = slots[i].copy;
-        slot[WEFT_SLOT_GIVEN] = slots[i].given;
+        memcpy(slot, &slots[i], WEFT_SLOT_SIZE * sizeof *slot);
         rates[count] = slots[i].rate != 0 ? slots[i].rate : 1;
         own = own || rates[count] != 1;
         count++;

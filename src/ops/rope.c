@@ -42,12 +42,7 @@ GRAD(rope) {
 DEFINE_OP(rope, .infer = rope_infer, .grad = rope_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
-                       weft_tensor *start, int64_t offset) {
-    return weft_rope_by(g, x, width, heads, start, offset, &WEFT_ROPE_USUAL);
-}
-
-weft_tensor *weft_rope_by(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
-                          weft_tensor *start, int64_t offset, const weft_rope_law *law) {
+                       weft_tensor *start, int64_t offset, const weft_rope_law *law) {
     weft_rope_attr attr = {.width = width, .heads = heads, .offset = offset, .law = *law};
     return append_rope(g, x, start, &attr);
 }

@@ -4,15 +4,12 @@
 #include "core/graph.h"
 #include "core/rope_law.h"
 
-/* x: [B, T, H, D]. With θ = p·10000^(−2i/width), i < width/2, j = i + width/2:
+/* x: [B, T, H, D]. With θ = p·10000^(−2i/width), or as another law has it, i < width/2, j = i + width/2:
  *     y_i = x_i cos θ − x_j sin θ,   y_j = x_j cos θ + x_i sin θ
  * in the first `heads` heads and the first `width` (even) columns of each; the rest is copied. The
  * position p is t + offset, plus start[b] where `start` [B] (i32, read when it runs) is given. */
 weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
-                       weft_tensor *start, int64_t offset);
-/* The same by another law of angles. */
-weft_tensor *weft_rope_by(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
-                          weft_tensor *start, int64_t offset, const weft_rope_law *law);
+                       weft_tensor *start, int64_t offset, const weft_rope_law *law);
 
 /* Attributes of the node, for the kernel. */
 typedef struct {

@@ -27,12 +27,8 @@ DEFINE_OP(running_mean, .infer = running_mean_infer, .grad = running_mean_grad,
           .inplace = weft_over_first);
 DEFINE_OP(running_mean_back, .infer = running_mean_infer, .inplace = weft_over_first);
 
-weft_tensor *weft_running_mean_within(weft_graph *g, weft_tensor *x, weft_tensor *first) {
+weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x, weft_tensor *first) {
     return weft_append_some(g, &weft_op_running_mean, NULL, 0, 1, x, first);
-}
-
-weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x) {
-    return weft_running_mean_within(g, x, NULL);
 }
 
 static weft_status time_mean_infer(weft_graph *g, weft_node *n) {
@@ -56,10 +52,7 @@ static weft_status time_mean_back_infer(weft_graph *g, weft_node *n) {
 }
 
 DEFINE_OP(time_mean_back, .infer = time_mean_back_infer);
-
-weft_tensor *weft_time_mean(weft_graph *g, weft_tensor *x) {
-    return weft_append(g, &weft_op_time_mean, NULL, 0, x);
-}
+DEFINE_APPEND(time_mean, (weft_tensor * x), x)
 
 static weft_status moments_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];

@@ -3,10 +3,9 @@
 
 #include "core/graph.h"
 
-/* x: [B, T, N]; y_t = mean of x_s over s ≤ t. */
-weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x);
-/* The same over s from first[b, t] [B, T] i32 on: within documents (documents.h). NULL: from 0 on. */
-weft_tensor *weft_running_mean_within(weft_graph *g, weft_tensor *x, weft_tensor *first);
+/* x: [B, T, N]; y_t = mean of x_s over s ≤ t, from first[b, t] [B, T] i32 on: within documents (documents.h).
+ * NULL: from 0 on. */
+weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x, weft_tensor *first);
 
 /* x: [B, T, N]; y: [B, 1, N], the mean over t. */
 weft_tensor *weft_time_mean(weft_graph *g, weft_tensor *x);

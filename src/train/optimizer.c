@@ -446,7 +446,7 @@ weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft
                                        .context = &collector};
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
-    weft_status status = weft_safetensors_write_summed(path, tensors, o->n_state, NULL, sum);
+    weft_status status = weft_safetensors_write(path, tensors, o->n_state, NULL, sum);
     free(collector.tensor);
     return status;
 }

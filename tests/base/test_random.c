@@ -70,11 +70,11 @@ TEST(test_streams_have_the_moments_of_their_distribution) {
     enum { N = 100000 };
     double *x = malloc(N * sizeof *x);
     for (uint32_t site = 0; site < 4; site++) {
-        weft_random_uniform(1, 0, site, N, x);
+        weft_random_uniform(1, 0, site, 0, N, x);
         check_moments(x, N, 0.5, 1.0 / 12, 1.8);
         for (int i = 0; i < N; i++)
             assert_true(x[i] >= 0 && x[i] < 1);
-        weft_random_normal(1, 0, site, N, x);
+        weft_random_normal(1, 0, site, 0, N, x);
         check_moments(x, N, 0, 1, 3);
         double next = 0;
         for (int i = 1; i < N; i++)
@@ -86,11 +86,11 @@ TEST(test_streams_have_the_moments_of_their_distribution) {
 
 TEST(test_a_longer_stream_begins_as_the_shorter) {
     double a[101], b[64];
-    weft_random_normal(9, 4, 2, 101, a);
-    weft_random_normal(9, 4, 2, 64, b);
+    weft_random_normal(9, 4, 2, 0, 101, a);
+    weft_random_normal(9, 4, 2, 0, 64, b);
     assert_memory_equal(a, b, sizeof b);
-    weft_random_uniform(9, 4, 2, 101, a);
-    weft_random_uniform(9, 4, 2, 64, b);
+    weft_random_uniform(9, 4, 2, 0, 101, a);
+    weft_random_uniform(9, 4, 2, 0, 64, b);
     assert_memory_equal(a, b, sizeof b);
 }
 

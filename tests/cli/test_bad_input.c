@@ -137,7 +137,7 @@ static tensor_list list_weights(void) {
 
 /* Writes the list in place of the weights; the old file stays mapped meanwhile. */
 static void put_weights(tensor_list *l) {
-    expect_ok(weft_safetensors_write(weights, l->list, l->n, NULL));
+    expect_ok(weft_safetensors_write(weights, l->list, l->n, NULL, NULL));
     weft_safetensors_close(l->file);
 }
 

@@ -40,7 +40,7 @@ TEST(test_random_matrices) {
         double *x = malloc((size_t)(n * n) * sizeof *x), *a = calloc((size_t)(n * n), sizeof *a);
         double values[70];
         assert_true(x && a);
-        weft_random_normal_at(5, 0, (uint32_t)n, 0, n * n, x);
+        weft_random_normal(5, 0, (uint32_t)n, 0, n * n, x);
         for (int64_t i = 0; i < n; i++)
             for (int64_t j = 0; j < n; j++)
                 a[i * n + j] = x[i * n + j] + x[j * n + i];

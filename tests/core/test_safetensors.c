@@ -90,7 +90,7 @@ static void refuse(const char *path, const char *expect) {
 TEST(test_what_is_written_is_read) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("sample"));
-    assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, metadata), WEFT_OK);
+    assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, metadata, NULL), WEFT_OK);
     weft_safetensors *file;
     assert_int_equal(weft_safetensors_open(path, &file), WEFT_OK);
     assert_int_equal(weft_safetensors_count(file), SAMPLES);
@@ -124,8 +124,8 @@ TEST(test_equal_tensors_are_equal_files) {
     char first[512], second[512];
     snprintf(first, sizeof first, "%s", path_of("first"));
     snprintf(second, sizeof second, "%s", path_of("second"));
-    assert_int_equal(weft_safetensors_write(first, sample, SAMPLES, NULL), WEFT_OK);
-    assert_int_equal(weft_safetensors_write(second, reversed, SAMPLES, NULL), WEFT_OK);
+    assert_int_equal(weft_safetensors_write(first, sample, SAMPLES, NULL, NULL), WEFT_OK);
+    assert_int_equal(weft_safetensors_write(second, reversed, SAMPLES, NULL, NULL), WEFT_OK);
     size_t a_bytes, b_bytes;
     unsigned char *a = read_bytes(first, &a_bytes), *b = read_bytes(second, &b_bytes);
     assert_int_equal(a_bytes, b_bytes);
@@ -140,7 +140,7 @@ TEST(test_equal_tensors_are_equal_files) {
 TEST(test_a_file_of_no_tensors_is_fine) {
     weft_safetensors *file;
     const char *path = path_of("none");
-    assert_int_equal(weft_safetensors_write(path, NULL, 0, NULL), WEFT_OK);
+    assert_int_equal(weft_safetensors_write(path, NULL, 0, NULL, NULL), WEFT_OK);
     assert_int_equal(weft_safetensors_open(path, &file), WEFT_OK);
     assert_int_equal(weft_safetensors_count(file), 0);
     assert_null(weft_safetensors_find(file, "x"));
@@ -353,7 +353,7 @@ static void damage(unsigned char *data, size_t *bytes, uint32_t round) {
 TEST(test_damaged_files_never_crash) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("damaged"));
-    assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, metadata), WEFT_OK);
+    assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, metadata, NULL), WEFT_OK);
     size_t whole_bytes;
     unsigned char *whole = read_bytes(path, &whole_bytes);
     unsigned char *data = malloc(whole_bytes);
@@ -399,7 +399,7 @@ static int files_in_folder(void) {
 TEST(test_a_failed_write_leaves_the_old_file_alone) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("kept"));
-    assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, NULL), WEFT_OK);
+    assert_int_equal(weft_safetensors_write(path, sample, SAMPLES, NULL, NULL), WEFT_OK);
     size_t before_bytes, after_bytes;
     unsigned char *before = read_bytes(path, &before_bytes);
     int files = files_in_folder();
@@ -419,7 +419,7 @@ TEST(test_a_failed_write_leaves_the_old_file_alone) {
     };
     for (size_t i = 0; i < sizeof wrongs / sizeof wrongs[0]; i++) {
         bad[1] = wrongs[i].tensor;
-        assert_int_equal(weft_safetensors_write(path, bad, 2, NULL), WEFT_EINPUT);
+        assert_int_equal(weft_safetensors_write(path, bad, 2, NULL, NULL), WEFT_EINPUT);
         check_message(wrongs[i].expect);
     }
     unsigned char *after = read_bytes(path, &after_bytes);
@@ -432,15 +432,17 @@ TEST(test_a_failed_write_leaves_the_old_file_alone) {
 
 TEST(test_a_write_that_cannot_end_removes_its_traces) {
     int files = files_in_folder();
-    assert_int_equal(weft_safetensors_write(scratch_path("."), sample, SAMPLES, NULL), WEFT_EIO);
+    assert_int_equal(weft_safetensors_write(scratch_path("."), sample, SAMPLES, NULL, NULL),
+                     WEFT_EIO);
     check_message("cannot be written");
-    assert_int_equal(weft_safetensors_write(path_of("no/such/folder"), sample, 1, NULL), WEFT_EIO);
+    assert_int_equal(weft_safetensors_write(path_of("no/such/folder"), sample, 1, NULL, NULL),
+                     WEFT_EIO);
     check_message(strerror(ENOENT));
     assert_int_equal(files_in_folder(), files);
     char long_name[5000];
     memset(long_name, 'x', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
-    assert_int_equal(weft_safetensors_write(long_name, sample, 1, NULL), WEFT_EINPUT);
+    assert_int_equal(weft_safetensors_write(long_name, sample, 1, NULL, NULL), WEFT_EINPUT);
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)

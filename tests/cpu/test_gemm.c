@@ -56,7 +56,7 @@ static void store_value(weft_dtype dtype, void *data, int64_t i, double value) {
 static double *draw(const weft_tensor *t) {
     int64_t n = weft_tensor_count(t);
     double *values = malloc((size_t)n * sizeof *values);
-    weft_random_uniform(1, 0, weft_random_site(t->name), n, values);
+    weft_random_uniform(1, 0, weft_random_site(t->name), 0, n, values);
     for (int64_t i = 0; i < n; i++)
         values[i] = held(t->dtype, 2 * values[i] - 1);
     return values;

@@ -28,7 +28,7 @@ static void check_written_again(const weft_safetensors *file) {
     for (int64_t i = 0; i < n; i++)
         tensors[i] = *weft_safetensors_at(file, i);
     const char *path = fuzz_path("again.safetensors");
-    FUZZ_PROMISE(weft_safetensors_write(path, tensors, n, NULL) == WEFT_OK,
+    FUZZ_PROMISE(weft_safetensors_write(path, tensors, n, NULL, NULL) == WEFT_OK,
                  "tensors that were read can be written");
     FUZZ_PROMISE(weft_safetensors_open(path, &again) == WEFT_OK, "a written file opens");
     FUZZ_PROMISE(weft_safetensors_count(again) == n, "no tensor is lost");

@@ -59,19 +59,26 @@ static float *decode(decoding *d, int32_t slot, const int32_t *tokens, int64_t c
     return logits;
 }
 
-static weft_model *draw_model(const char *const *settings) {
+static weft_model *draw_model_of(const char *const *settings, weft_dtype dtype) {
     weft_config c;
     weft_model *m;
     weft_config_defaults(&c);
     for (; *settings; settings++)
         assert_int_equal(weft_config_override(&c, *settings, "test"), WEFT_OK);
-    assert_int_equal(weft_model_create(&c, WEFT_F32, &m), WEFT_OK);
+    assert_int_equal(weft_model_create(&c, dtype, &m), WEFT_OK);
     assert_int_equal(weft_model_start(m, 3), WEFT_OK);
     /* Weights as large as trained ones have: logits of a size that an error shows in. */
     for (int64_t i = 0; i < m->n_weights; i++)
         for (int64_t k = 0; m->weights[i].ndim > 1 && k < m->weights[i].count; k++)
-            ((float *)m->weights[i].data)[k] *= 3;
+            if (dtype == WEFT_F64)
+                ((double *)m->weights[i].data)[k] *= 3;
+            else
+                ((float *)m->weights[i].data)[k] *= 3;
     return m;
+}
+
+static weft_model *draw_model(const char *const *settings) {
+    return draw_model_of(settings, WEFT_F32);
 }
 
 #define SIZES "N_LAYER=2", "N_HEAD=4", "N_EMBD=128", "VOCAB_SIZE=211", "CONTEXT=300"
@@ -122,6 +129,39 @@ static void test_narrow_logits_are_within_their_error(void **state) {
                          ways[w].weights, ways[w].cache);
             free(got);
             free(single);
+        }
+        free(want);
+        weft_model_destroy(m);
+    }
+}
+
+/* What an f64 model keeps in a narrow type, it reads as that. */
+static void test_f64_reads_narrow_caches(void **state) {
+    enum { TIME = 40 };
+    const char *configs[][9] = {{SIZES, "POSITION=rope", NULL}, {SIZES, "ATTENTION=w2", NULL}};
+    static const char *const caches[] = {"bf16", "int8"};
+    (void)state;
+    int32_t tokens[TIME];
+    for (int t = 0; t < TIME; t++)
+        tokens[t] = (int32_t)((t * t * 3 + t) % 211);
+    for (size_t c = 0; c < sizeof configs / sizeof configs[0]; c++) {
+        weft_model *m = draw_model_of(configs[c], WEFT_F64);
+        decoding d;
+        open_decoder(&d, m, "auto", "auto", TIME, 1, 1);
+        float *want = decode(&d, 0, tokens, 32);
+        close_decoder(&d);
+        double most = 0;
+        for (int64_t i = 0; i < TIME * d.vocab; i++)
+            most = fmax(most, fabs((double)want[i]));
+        for (int w = 0; w < 2; w++) {
+            open_decoder(&d, m, "auto", caches[w], TIME, 1, 1);
+            float *got = decode(&d, 0, tokens, 32);
+            close_decoder(&d);
+            for (int64_t i = 0; i < TIME * d.vocab; i++)
+                if (!(fabs((double)(got[i] - want[i])) <= 0.06 * most))
+                    fail_msg("config %zu, cache %s: logit %lld is %g, f64 has %g of %g", c,
+                             caches[w], (long long)i, (double)got[i], (double)want[i], most);
+            free(got);
         }
         free(want);
         weft_model_destroy(m);
@@ -264,6 +304,7 @@ static void test_the_type_that_generation_runs_in(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_narrow_logits_are_within_their_error),
+        cmocka_unit_test(test_f64_reads_narrow_caches),
         cmocka_unit_test(test_a_number_that_is_none_is_not_rounded_away),
         cmocka_unit_test(test_a_weight_that_is_no_number_is_in_the_logits),
         cmocka_unit_test(test_the_type_that_generation_runs_in),

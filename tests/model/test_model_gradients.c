@@ -118,7 +118,7 @@ static void check_tensor(const model_case *c, const model_run *r, model_run *hel
     double *direction = malloc((size_t)w->count * sizeof *direction);
     assert_true(start && moved && direction);
     weft_weight_read(w, start);
-    weft_random_uniform(c->key, 1, weft_random_site(p->name), w->count, direction);
+    weft_random_uniform(c->key, 1, weft_random_site(p->name), 0, w->count, direction);
     double slope = 0, step = 1e-5, loss[2], size = 0;
     for (int64_t k = 0; k < w->count; k++) {
         direction[k] = 2 * direction[k] - 1;

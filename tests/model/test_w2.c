@@ -21,7 +21,7 @@
 enum { PAIRS = 40, HEADS = 3, MEAN = 4, WIDE = 2 * MEAN, TIME = 6 };
 
 static void draw(const char *name, int64_t n, double *out) {
-    weft_random_uniform(11, 0, weft_random_site(name), n, out);
+    weft_random_uniform(11, 0, weft_random_site(name), 0, n, out);
     for (int64_t i = 0; i < n; i++)
         out[i] = 2 * out[i] - 1;
 }
@@ -112,8 +112,8 @@ static void rotated(int64_t offset, double *lse, double *o) {
     weft_tensor *tk = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "k", WEFT_F64, 1, TIME, HEADS, WIDE);
     weft_tensor *tau = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "log_tau", WEFT_F64, HEADS);
     weft_score score = {.log_tau = tau, .causal = true};
-    score.q = weft_rope(r.g, tq, MEAN, HEADS, NULL, offset);
-    score.k = weft_rope(r.g, tk, MEAN, HEADS, NULL, offset);
+    score.q = weft_rope(r.g, tq, MEAN, HEADS, NULL, offset, &WEFT_ROPE_USUAL);
+    score.k = weft_rope(r.g, tk, MEAN, HEADS, NULL, offset, &WEFT_ROPE_USUAL);
     score.n = weft_row_squares(r.g, score.k, 0);
     weft_attended a = weft_attention(r.g, &score, tk);
     weft_keep(a.lse);

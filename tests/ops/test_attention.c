@@ -106,7 +106,7 @@ static void build(attempt *a) {
 static double *draw(int64_t n, uint32_t stream) {
     double *values = malloc((size_t)n * sizeof *values);
     assert_non_null(values);
-    weft_random_uniform(5, 0, stream, n, values);
+    weft_random_uniform(5, 0, stream, 0, n, values);
     for (int64_t i = 0; i < n; i++)
         values[i] = 2 * values[i] - 1;
     return values;

@@ -138,25 +138,27 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(grouped_other_inner, "linear", weft_grouped_linear(g, F(6, 2, 3), F(2, 4, 3), false))        \
     X(grouped_flat, "linear", weft_grouped_linear(g, F(3), F(2, 3, 4), false))                     \
     /* norm */                                                                                     \
-    X(norm_other_residual, "norm", weft_norm(g, F(2, 3), F(3, 3), F(3), NULL, WEFT_LAYERNORM).y)   \
-    X(norm_other_weight, "norm", weft_norm(g, F(2, 3), NULL, F(2), NULL, WEFT_LAYERNORM).y)        \
-    X(norm_other_bias, "norm", weft_norm(g, F(2, 3), NULL, F(3), F(2), WEFT_LAYERNORM).y)          \
-    X(norm_rms_with_bias, "norm", weft_norm(g, F(2, 3), NULL, F(3), F(3), WEFT_RMSNORM).y)         \
+    X(norm_other_residual, "norm",                                                                 \
+      weft_norm(g, F(2, 3), F(3, 3), F(3), NULL, WEFT_LAYERNORM, 0).y)                             \
+    X(norm_other_weight, "norm", weft_norm(g, F(2, 3), NULL, F(2), NULL, WEFT_LAYERNORM, 0).y)     \
+    X(norm_other_bias, "norm", weft_norm(g, F(2, 3), NULL, F(3), F(2), WEFT_LAYERNORM, 0).y)       \
+    X(norm_rms_with_bias, "norm", weft_norm(g, F(2, 3), NULL, F(3), F(3), WEFT_RMSNORM, 0).y)      \
     X(norm_no_heads, "norm", weft_norm_heads(g, F(3), F(3), 1, NULL, 0))                           \
     X(norm_more_heads, "norm", weft_norm_heads(g, F(2, 2, 3), F(3), 2, F(3), 1))                   \
     X(norm_heads_one_gain, "norm", weft_norm_heads(g, F(2, 2, 3), F(3), 1, NULL, 1))               \
     X(norm_heads_other_gain, "norm", weft_norm_heads(g, F(2, 2, 3), F(3), 1, F(2), 1))             \
-    X(norm_integers, "norm", weft_norm(g, I(2, 3), NULL, F(3), NULL, WEFT_RMSNORM).y)              \
-    X(norm_mixed, "norm", weft_norm(g, D(2, 3), NULL, F(3), NULL, WEFT_RMSNORM).y)                 \
+    X(norm_integers, "norm", weft_norm(g, I(2, 3), NULL, F(3), NULL, WEFT_RMSNORM, 0).y)           \
+    X(norm_mixed, "norm", weft_norm(g, D(2, 3), NULL, F(3), NULL, WEFT_RMSNORM, 0).y)              \
     /* rope */                                                                                     \
-    X(rope_flat, "rope", weft_rope(g, F(3, 4), 4, 1, NULL, 0))                                     \
-    X(rope_odd_width, "rope", weft_rope(g, F(1, 2, 3, 5), 5, 3, NULL, 0))                          \
-    X(rope_too_wide, "rope", weft_rope(g, F(1, 2, 3, 4), 6, 3, NULL, 0))                           \
-    X(rope_negative_width, "rope", weft_rope(g, F(1, 2, 3, 4), -2, 3, NULL, 0))                    \
-    X(rope_too_many_heads, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 4, NULL, 0))                     \
-    X(rope_float_start, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 3, F(1), 0))                        \
-    X(rope_start_of_other_batch, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 3, I(2), 0))               \
-    X(rope_integers, "rope", weft_rope(g, I(1, 2, 3, 4), 4, 3, NULL, 0))                           \
+    X(rope_flat, "rope", weft_rope(g, F(3, 4), 4, 1, NULL, 0, &WEFT_ROPE_USUAL))                   \
+    X(rope_odd_width, "rope", weft_rope(g, F(1, 2, 3, 5), 5, 3, NULL, 0, &WEFT_ROPE_USUAL))        \
+    X(rope_too_wide, "rope", weft_rope(g, F(1, 2, 3, 4), 6, 3, NULL, 0, &WEFT_ROPE_USUAL))         \
+    X(rope_negative_width, "rope", weft_rope(g, F(1, 2, 3, 4), -2, 3, NULL, 0, &WEFT_ROPE_USUAL))  \
+    X(rope_too_many_heads, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 4, NULL, 0, &WEFT_ROPE_USUAL))   \
+    X(rope_float_start, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 3, F(1), 0, &WEFT_ROPE_USUAL))      \
+    X(rope_start_of_other_batch, "rope",                                                           \
+      weft_rope(g, F(1, 2, 3, 4), 4, 3, I(2), 0, &WEFT_ROPE_USUAL))                                \
+    X(rope_integers, "rope", weft_rope(g, I(1, 2, 3, 4), 4, 3, NULL, 0, &WEFT_ROPE_USUAL))         \
     /* unit */                                                                                     \
     X(unit_flat, "unit", weft_unit(g, F(3, 4), 1))                                                 \
     X(unit_no_heads, "unit", weft_unit(g, F(1, 2, 3, 4), 0))                                       \
@@ -296,8 +298,8 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(dropout_all, "dropout", weft_dropout(g, F(2, 3), 1, "drop"))                                 \
     X(dropout_negative, "dropout", weft_dropout(g, F(2, 3), -0.1, "drop"))                         \
     X(dropout_integers, "dropout", weft_dropout(g, I(2, 3), 0.1, "drop"))                          \
-    X(running_mean_flat, "running_mean", weft_running_mean(g, F(2, 3)))                            \
-    X(running_mean_integers, "running_mean", weft_running_mean(g, I(2, 3, 4)))                     \
+    X(running_mean_flat, "running_mean", weft_running_mean(g, F(2, 3), NULL))                      \
+    X(running_mean_integers, "running_mean", weft_running_mean(g, I(2, 3, 4), NULL))               \
     X(time_mean_flat, "time_mean", weft_time_mean(g, F(2, 3)))                                     \
     X(time_mean_integers, "time_mean", weft_time_mean(g, I(2, 3, 4)))                              \
     X(moments_flat, "moments", weft_moments(g, F(2, 3)).gram)                                      \
@@ -308,12 +310,13 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(infonce_pairs_of_other_groups, "infonce", weft_infonce(g, F(6, 4), 2, 0.07, 1))              \
     /* cross-entropy: 6 rows of 3, vocabulary 5 */                                                 \
     X(ce_other_width, "cross_entropy",                                                             \
-      weft_cross_entropy(g, F(6, 3), F(5, 4), I(6), NULL, 0, false).ce)                            \
+      weft_cross_entropy(g, F(6, 3), F(5, 4), I(6), NULL, 0, false, 0).ce)                         \
     X(ce_other_targets, "cross_entropy",                                                           \
-      weft_cross_entropy(g, F(6, 3), F(5, 3), I(5), NULL, 0, false).ce)                            \
+      weft_cross_entropy(g, F(6, 3), F(5, 3), I(5), NULL, 0, false, 0).ce)                         \
     X(ce_float_targets, "cross_entropy",                                                           \
-      weft_cross_entropy(g, F(6, 3), F(5, 3), F(6), NULL, 0, false).ce)                            \
-    X(ce_mixed, "cross_entropy", weft_cross_entropy(g, D(6, 3), F(5, 3), I(6), NULL, 0, false).ce) \
+      weft_cross_entropy(g, F(6, 3), F(5, 3), F(6), NULL, 0, false, 0).ce)                         \
+    X(ce_mixed, "cross_entropy",                                                                   \
+      weft_cross_entropy(g, D(6, 3), F(5, 3), I(6), NULL, 0, false, 0).ce)                         \
     /* optimizer */                                                                                \
     X(global_norm_of_integers, "global_norm", norm_of(g, F(3), I(3)))                              \
     X(global_norm_mixed, "global_norm", norm_of(g, F(3), D(3)))                                    \

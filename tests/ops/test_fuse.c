@@ -292,7 +292,7 @@ static void fuse_norm(int64_t width, tally *before, tally *after) {
     weft_tensor *r = weft_new_tensor(g, WEFT_ROLE_INPUT, "r", WEFT_F64, 6 / width * ROWS, width);
     weft_tensor *y = weft_linear(g, x, w, b, WEFT_ACT_NONE);
     y = weft_view(g, y, 6 / width * ROWS, width);
-    weft_tensor *loss = weft_sum_squares(g, weft_norm(g, y, r, gain, NULL, WEFT_RMSNORM).y, 1);
+    weft_tensor *loss = weft_sum_squares(g, weft_norm(g, y, r, gain, NULL, WEFT_RMSNORM, 0).y, 1);
     assert_int_equal(weft_graph_backward(g, loss, NULL), WEFT_OK);
     *before = count_nodes(g);
     small s = {.g = g};
@@ -321,7 +321,7 @@ TEST(test_the_second_gradient_takes_the_first) {
         if (tied)
             y = weft_embed(g, x, ids, NULL, NULL, 0);
         else
-            y = weft_norm(g, x, NULL, w, NULL, WEFT_RMSNORM).y;
+            y = weft_norm(g, x, NULL, w, NULL, WEFT_RMSNORM, 0).y;
         weft_tensor *loss = weft_add(g, weft_sum_squares(g, y, 1), weft_sum_squares(g, x, 2));
         assert_int_equal(weft_graph_backward(g, loss, NULL), WEFT_OK);
         assert_non_null(x->grad);
@@ -391,7 +391,7 @@ static weft_tensor *draw_norm(sketch *s, weft_tensor *t, int64_t other) {
                                  new_bias(s, other), WEFT_ACT_NONE);
     if (draw(s, 2)) y = draw_tensor(s, other);
     weft_tensor *r = draw(s, 2) ? draw_tensor(s, other) : NULL, *gain = new_bias(s, other);
-    weft_normed n = weft_norm(s->g, y, r, gain, new_bias(s, other), WEFT_LAYERNORM);
+    weft_normed n = weft_norm(s->g, y, r, gain, new_bias(s, other), WEFT_LAYERNORM, 0);
     return draw(s, 2) ? n.s : n.y;
 }
 
@@ -448,7 +448,7 @@ static int64_t run_sketch(sketch *s, double *out) {
         weft_exec_create(s->g, weft_cpu_backend(), pool, &(weft_exec_options){.poison = true}, &x),
         WEFT_OK);
     for (int i = 0; i < s->n_params; i++) {
-        weft_random_uniform(s->seed, 1, (uint32_t)i, weft_tensor_count(s->param[i]), values);
+        weft_random_uniform(s->seed, 1, (uint32_t)i, 0, weft_tensor_count(s->param[i]), values);
         for (int64_t k = 0; k < weft_tensor_count(s->param[i]); k++)
             values[k] = values[k] - 0.5;
         assert_int_equal(weft_exec_write(x, s->param[i], values), WEFT_OK);

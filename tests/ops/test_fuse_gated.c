@@ -146,7 +146,7 @@ static int64_t run_stack(stack *s, float *out) {
         WEFT_OK);
     for (int i = 0; i < s->n_params; i++) {
         int64_t count = weft_tensor_count(s->param[i]);
-        weft_random_uniform(1, 1, (uint32_t)i, count, drawn);
+        weft_random_uniform(1, 1, (uint32_t)i, 0, count, drawn);
         for (int64_t k = 0; k < count; k++)
             values[k] = (float)drawn[k] - 0.5f;
         assert_int_equal(weft_exec_write(x, s->param[i], values), WEFT_OK);

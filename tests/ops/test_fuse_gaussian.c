@@ -58,7 +58,7 @@ static int64_t run_graph(const attended *a, double *out) {
     weft_exec_options options = {.poison = true};
     assert_int_equal(weft_exec_create(a->g, weft_cpu_backend(), pool, &options, &x), WEFT_OK);
     for (int i = 0; i < PARAMS; i++) {
-        weft_random_uniform(3, 1, (uint32_t)i, weft_tensor_count(a->param[i]), values);
+        weft_random_uniform(3, 1, (uint32_t)i, 0, weft_tensor_count(a->param[i]), values);
         assert_int_equal(weft_exec_write(x, a->param[i], values), WEFT_OK);
     }
     assert_int_equal(weft_exec_run(x, &(weft_run){0}), WEFT_OK);

@@ -39,17 +39,17 @@ static stack build_stack(bool read_twice, bool segments) {
     assert_int_equal(weft_graph_create(&s.g), WEFT_OK);
     weft_tensor *x = new_param(&s, 2, ROWS, WIDTH);
     if (segments) weft_graph_recompute_begin(s.g);
-    weft_normed one = weft_norm(s.g, x, NULL, new_param(&s, 1, 0, WIDTH), NULL, WEFT_RMSNORM);
+    weft_normed one = weft_norm(s.g, x, NULL, new_param(&s, 1, 0, WIDTH), NULL, WEFT_RMSNORM, 0);
     weft_tensor *branch =
         weft_linear(s.g, one.y, new_param(&s, 2, WIDTH, WIDTH), NULL, WEFT_ACT_NONE);
     weft_tensor *gain = new_param(&s, 1, 0, WIDTH), *shift = new_param(&s, 1, 0, WIDTH);
-    weft_normed two = weft_norm(s.g, one.s, branch, gain, shift, WEFT_LAYERNORM);
+    weft_normed two = weft_norm(s.g, one.s, branch, gain, shift, WEFT_LAYERNORM, 0);
     weft_tensor *h = weft_linear(s.g, two.y, new_param(&s, 2, WIDER, WIDTH), NULL, WEFT_ACT_GELU);
     weft_tensor *w = new_param(&s, 2, WIDTH, WIDER), *b = new_param(&s, 1, 0, WIDTH);
     weft_tensor *out = weft_linear(s.g, h, w, b, WEFT_ACT_NONE);
     if (segments) weft_graph_recompute_end(s.g);
     gain = new_param(&s, 1, 0, WIDTH);
-    weft_normed three = weft_norm(s.g, two.s, out, gain, NULL, WEFT_LAYERNORM);
+    weft_normed three = weft_norm(s.g, two.s, out, gain, NULL, WEFT_LAYERNORM, 0);
     s.loss = weft_add(s.g, weft_sum_squares(s.g, three.y, 0.5), weft_sum_squares(s.g, three.s, 2));
     if (read_twice) s.loss = weft_add(s.g, s.loss, weft_sum_squares(s.g, branch, 1));
     assert_int_equal(weft_graph_status(s.g), WEFT_OK);
@@ -65,7 +65,7 @@ static int64_t run_stack(stack *s, double *out) {
     weft_exec_options options = {.poison = true};
     assert_int_equal(weft_exec_create(s->g, weft_cpu_backend(), pool, &options, &x), WEFT_OK);
     for (int i = 0; i < s->n; i++) {
-        weft_random_uniform(3, 1, (uint32_t)i, weft_tensor_count(s->param[i]), values);
+        weft_random_uniform(3, 1, (uint32_t)i, 0, weft_tensor_count(s->param[i]), values);
         assert_int_equal(weft_exec_write(x, s->param[i], values), WEFT_OK);
     }
     assert_int_equal(weft_exec_run(x, &(weft_run){0}), WEFT_OK);

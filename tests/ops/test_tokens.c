@@ -129,7 +129,7 @@ static loss_bench open_loss(void) {
     l.x = weft_new_tensor(g, WEFT_ROLE_PARAM, "x", WEFT_F32, 2, 3, 4);
     l.w = weft_new_tensor(g, WEFT_ROLE_PARAM, "w", WEFT_F32, 5, 4);
     l.targets = weft_new_tensor(g, WEFT_ROLE_INPUT, "targets", WEFT_I32, 2, 3);
-    l.loss = weft_cross_entropy(g, l.x, l.w, l.targets, NULL, 0.1, true);
+    l.loss = weft_cross_entropy(g, l.x, l.w, l.targets, NULL, 0.1, true, 0);
     weft_keep(l.loss.ce);
     weft_keep(l.loss.z);
     assert_int_equal(weft_graph_backward(g, l.loss.ce, NULL), WEFT_OK);
@@ -170,7 +170,7 @@ TEST(test_loss_shapes_are_refused) {
     weft_tensor *x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", WEFT_F32, 6, 4);
     weft_tensor *w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", WEFT_F32, 5, 3);
     weft_tensor *targets = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, 6);
-    assert_null(weft_cross_entropy(b.graph, x, w, targets, NULL, 0, false).ce);
+    assert_null(weft_cross_entropy(b.graph, x, w, targets, NULL, 0, false, 0).ce);
     assert_int_equal(weft_graph_status(b.graph), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "[6, 4]"));
     assert_non_null(strstr(weft_error_message(), "[5, 3]"));
@@ -179,7 +179,7 @@ TEST(test_loss_shapes_are_refused) {
     x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", WEFT_F32, 6, 4);
     w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", WEFT_F32, 5, 4);
     targets = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, 7);
-    assert_null(weft_cross_entropy(b.graph, x, w, targets, NULL, 0, false).ce);
+    assert_null(weft_cross_entropy(b.graph, x, w, targets, NULL, 0, false, 0).ce);
     assert_int_equal(weft_graph_status(b.graph), WEFT_EINPUT);
     weft_graph_destroy(b.graph);
 }
@@ -190,7 +190,7 @@ static int64_t scratch_bytes(int64_t rows, int64_t vocabulary) {
     weft_tensor *x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", WEFT_F32, rows, 8);
     weft_tensor *w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", WEFT_F32, vocabulary, 8);
     weft_tensor *t = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, rows);
-    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, 0, false);
+    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, 0, false, 0);
     assert_int_equal(weft_graph_backward(b.graph, loss.ce, NULL), WEFT_OK);
     open_run(&b);
     int64_t bytes = weft_exec_plan(b.exec)->workspace_bytes;
@@ -297,7 +297,7 @@ static void check_large_loss(weft_dtype dtype, double z, float d_ce, float d_z, 
     weft_tensor *t = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, ROWS);
     weft_tensor *dloss[] = {weft_graph_tensor(b.graph, WEFT_ROLE_INPUT, "d_ce", WEFT_F32, 0, NULL),
                             weft_graph_tensor(b.graph, WEFT_ROLE_INPUT, "d_z", WEFT_F32, 0, NULL)};
-    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, z, false);
+    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, z, false, 0);
     weft_tensor *losses[] = {weft_keep(loss.ce), weft_keep(loss.z)};
     assert_int_equal(weft_graph_backward_many(b.graph, 2, losses, dloss), WEFT_OK);
     open_run(&b);
@@ -332,7 +332,7 @@ TEST(test_a_likely_target_keeps_its_gradient) {
     weft_tensor *x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", WEFT_BF16, N, E);
     weft_tensor *w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", WEFT_BF16, V, E);
     weft_tensor *t = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, N);
-    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, 0, false);
+    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, 0, false, 0);
     assert_int_equal(weft_graph_backward(b.graph, loss.ce, NULL), WEFT_OK);
     assert_int_equal(w->grad->dtype, WEFT_BF16);
     open_run(&b);

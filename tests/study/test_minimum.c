@@ -80,7 +80,7 @@ TEST(test_intervals_cover_what_they_promise) {
     for (uint32_t study = 0; study < STUDIES; study++) {
         weft_rate_run sides[2][6];
         double noise[14];
-        weft_random_normal(7, study, weft_random_site("test.minimum"), 14, noise);
+        weft_random_normal(7, study, weft_random_site("test.minimum"), 0, 14, noise);
         for (int i = 0; i < 12; i++) {
             int side = i / 6, seed = i % 2;
             double rate = rates[i % 6 / 2], u = log(rate / places[side]);

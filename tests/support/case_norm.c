@@ -22,7 +22,7 @@ static void build_norm(test_case *c) {
     if (case_int(c, "residual", 0)) r = make_term(c, "r", shape);
     weft_tensor *w = case_input(c, "w", CASE_DIFF, 1, 1, shape + 1);
     if (biased) b = case_input(c, "b", CASE_DIFF, 1, 1, shape + 1);
-    weft_normed n = weft_norm(case_graph(c), x, r, w, b, layer ? WEFT_LAYERNORM : WEFT_RMSNORM);
+    weft_normed n = weft_norm(case_graph(c), x, r, w, b, layer ? WEFT_LAYERNORM : WEFT_RMSNORM, 0);
     case_output(c, "y", CASE_DIFF, n.y);
     if (r) case_output(c, "s", CASE_DIFF, n.s);
     /* Backward reads s as bf16 holds it: with three numbers in a row its rounding shows. */

@@ -173,7 +173,7 @@ static int dump(const char *config, const char *path) {
         file[i].shape[1] = sequences;
         file[i].shape[2] = c.context;
     }
-    if (status == WEFT_OK) status = weft_safetensors_write(path, file, 2, NULL);
+    if (status == WEFT_OK) status = weft_safetensors_write(path, file, 2, NULL, NULL);
     free(tokens);
     free(targets);
     return status == WEFT_OK ? 0 : complain();
