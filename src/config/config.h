@@ -95,6 +95,18 @@ weft_status weft_config_step(weft_config *c, int step);
  * of attention, feed-forward or position refuses is weft_model_check's (model/kinds.h). */
 weft_status weft_config_check(const weft_config *c, const char *where);
 
+/* A mix of options, whether a config `is` one, and why it makes no sense; {KEY} in the text stands for
+ * CONFIG_KEY=VALUE, and {head_dim}, {ffn_dim}, {last_token} and {document_token} for these numbers. */
+typedef struct {
+    bool is;
+    const char *why;
+} weft_mix;
+/* Refuses by the first of n that it is. */
+weft_status weft_config_refuse(const weft_config *c, const char *where, const weft_mix *mixes,
+                               size_t n);
+#define WEFT_REFUSE(c, where, mixes)                                                               \
+    weft_config_refuse((c), (where), (mixes), sizeof(mixes) / sizeof((mixes)[0]))
+
 /* Whether the option changes anything under this config: its `depends`. */
 bool weft_option_matters(const weft_config *c, const weft_option *o);
 /* Warns, a line each, of keys that were given and change nothing in any of the configs (a study's

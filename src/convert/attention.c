@@ -30,25 +30,17 @@ static weft_status check_dot(const weft_model *m, const char *what, bool normed)
         return weft_fail(WEFT_EINPUT,
                          "%s starts from CONFIG_ATTENTION=\"dot\"; this model has \"%s\"", what,
                          weft_config_word(c, WEFT_OPTION(attention)));
-    if (c->mup)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: not of a model with CONFIG_MUP=y, whose scores and logits have "
-                         "scales of their own",
-                         what);
-    if (c->qk_norm && (!normed || c->qk_norm_whole))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: not of a model with CONFIG_QK_NORM%s=y, whose queries and keys are "
-                         "not linear in what they are made from",
-                         what, normed ? "_WHOLE" : "");
-    if (c->attention_scale > 0)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: not of a model with CONFIG_ATTENTION_SCALE=%g, which only dot has",
-                         what, c->attention_scale);
-    if (c->kv_share == 1) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: not of a model with CONFIG_KV_SHARE=%lld, some of whose layers have no keys", what,
-        (long long)c->kv_share);
+    const weft_mix mixes[] = {
+        {c->mup, "not of a model with {MUP}, whose scores and logits have scales of their own"},
+        {c->qk_norm && !normed, "not of a model with {QK_NORM}, whose queries and keys are not "
+                                "linear in what they are made from"},
+        {c->qk_norm && c->qk_norm_whole,
+         "not of a model with {QK_NORM_WHOLE}, whose queries and keys are not linear in what they "
+         "are made from"},
+        {c->attention_scale > 0, "not of a model with {ATTENTION_SCALE}, which only dot has"},
+        {c->kv_share > 1, "not of a model with {KV_SHARE}, some of whose layers have no keys"},
+    };
+    return WEFT_REFUSE(c, what, mixes);
 }
 
 static void end_dot(dot_layer *dot) {

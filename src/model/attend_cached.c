@@ -18,14 +18,14 @@
 #include <math.h>
 
 weft_status weft_cached_check(const weft_config *c) {
-    if (!c->causal)
-        return weft_fail(WEFT_EINPUT, "generate: CONFIG_CAUSAL=n: a token sees those after it, "
-                                      "which are not there yet; only causal models generate");
-    if (c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE)
-        return weft_fail(WEFT_EINPUT,
-                         "generate: CONFIG_RA_MLA_MLP_GATE_POOL=\"sequence\" pools over tokens to "
-                         "come, which are not there yet; train with \"token\" or \"cummean\"");
-    return WEFT_OK;
+    const weft_mix mixes[] = {
+        {!c->causal, "{CAUSAL}: a token sees those after it, which are not there yet; only causal "
+                     "models generate"},
+        {c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE,
+         "{RA_MLA_MLP_GATE_POOL} pools over tokens to come, which are not there yet; train with "
+         "\"token\" or \"cummean\""},
+    };
+    return WEFT_REFUSE(c, "generate", mixes);
 }
 
 int64_t weft_cached_table_pages(int64_t context) {

@@ -191,6 +191,8 @@ weft_status check_distance_uncapped(const weft_config *c, const char *where);
 weft_rope_law rope_law_of(const weft_config *c, int64_t layer);
 /* Refuses one that layers or single pairs do not have in common, for what rotates other columns than a head's. */
 weft_status check_common_law(const weft_config *c, const char *where);
+/* Refuses a ROPE_DIM of more columns than there are. */
+weft_status check_rotated(const weft_config *c, const char *where, int64_t width);
 /* A bias [size] of one of attention's projections into queries, keys and values; NULL: the config has
  * none. */
 weft_tensor *attention_bias(builder *b, const char *name, int64_t size);

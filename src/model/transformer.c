@@ -501,23 +501,18 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     if (build->time > one.context)
         return weft_fail(WEFT_EINPUT, "block: %lld tokens, but CONTEXT is %lld",
                          (long long)build->time, (long long)one.context);
-    if (one.document_mask)
-        return weft_fail(WEFT_EINPUT, "block: CONFIG_DOCUMENT_MASK=y goes by tokens, which only a "
-                                      "whole model has; set it to n");
-    if (form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
-        return weft_fail(
-            WEFT_EINPUT,
-            "block: only a whole layer routes with RA_MLA_MLP_SPARSE_MODE other than topk");
-    if (weft_ffn_of(&one)->contrasts && one.wsffn_z_logits > 0)
-        return weft_fail(WEFT_EINPUT,
-                         "block: CONFIG_WSFFN_Z_LOGITS=%g is a loss of the output layer, which "
-                         "only a whole model has; set it to 0",
-                         one.wsffn_z_logits);
-    if (one.kv_share > 1)
-        return weft_fail(WEFT_EINPUT,
-                         "block: KV_SHARE=%lld, but a layer by itself has none before it whose "
-                         "keys it could read; set it to 1",
-                         (long long)one.kv_share);
+    const weft_mix mixes[] = {
+        {one.document_mask,
+         "{DOCUMENT_MASK} goes by tokens, which only a whole model has; set it to n"},
+        {form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one),
+         "only a whole layer routes with RA_MLA_MLP_SPARSE_MODE other than topk"},
+        {weft_ffn_of(&one)->contrasts && one.wsffn_z_logits > 0,
+         "{WSFFN_Z_LOGITS} is a loss of the output layer, which only a whole model has; set it to "
+         "0"},
+        {one.kv_share > 1, "{KV_SHARE}, but a layer by itself has none before it whose keys it "
+                           "could read; set it to 1"},
+    };
+    WEFT_TRY(WEFT_REFUSE(&one, "block", mixes));
     part_builder p = {.b = builder_of(&one, build, &out->model), .out = out, .form = form};
     build_part(&p);
     weft_status status = weft_graph_status(g);

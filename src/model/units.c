@@ -338,17 +338,14 @@ weft_status weft_prune_check(const weft_config *c, const char *where, weft_units
     char option[256];
     *units = (weft_units){0};
     if (c->prune == WEFT_PRUNING_NONE) return WEFT_OK;
-    if (c->prune == WEFT_PRUNING_STATE && c->optimizer == WEFT_OPTIMIZER_MUON)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_PRUNE=\"state\" needs second moments, and CONFIG_OPTIMIZER=\"muon\" keeps "
-            "none of a layer's matrices; take \"magnitude\" or \"movement\"",
-            where);
-    if (c->prune_start > c->prune_end)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_PRUNE_START=%lld is behind CONFIG_PRUNE_END=%lld; masks grow "
-                         "from the first to the second",
-                         where, (long long)c->prune_start, (long long)c->prune_end);
+    const weft_mix mixes[] = {
+        {c->prune == WEFT_PRUNING_STATE && c->optimizer == WEFT_OPTIMIZER_MUON,
+         "{PRUNE} needs second moments, and {OPTIMIZER} keeps none of a layer's matrices; take "
+         "\"magnitude\" or \"movement\""},
+        {c->prune_start > c->prune_end, "{PRUNE_START} is behind {PRUNE_END}; masks grow from the "
+                                        "first to the second"},
+    };
+    WEFT_TRY(WEFT_REFUSE(c, where, mixes));
     if (c->prune_what == WEFT_MASKS_WEIGHTS) return WEFT_OK;
     bool heads = c->prune_what == WEFT_MASKS_HEADS;
     snprintf(option, sizeof option, "%s: CONFIG_PRUNE_WHAT=", where);
