@@ -28,8 +28,7 @@ weft_status weft_hf_own_config(const weft_config *c, json_t **out) {
 }
 
 static weft_status write_text(const char *folder, const char *name, const char *text) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_PATH(path, "%s/%s", folder, name);
     return weft_file_write(path, text, strlen(text), NULL);
 }
 

@@ -17,9 +17,8 @@ typedef struct {
 } weight_files;
 
 static weft_status read_json(const char *folder, const char *name, json_t **out) {
-    char path[WEFT_PATH_MAX];
     *out = NULL;
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_PATH(path, "%s/%s", folder, name);
     return weft_json_load(path, JSON_MOST, out);
 }
 
@@ -30,13 +29,12 @@ bool weft_hf_is_folder(const char *folder) {
 }
 
 static weft_status open_file(weight_files *f, const char *name) {
-    char path[WEFT_PATH_MAX];
     if (strchr(name, '/'))
         return weft_fail(WEFT_EINPUT, "%s: its index names a file '%.80s' outside the folder",
                          f->folder, name);
     if (f->n == SHARDS_MOST)
         return weft_fail(WEFT_EINPUT, "%s: more than %d files of weights", f->folder, SHARDS_MOST);
-    WEFT_TRY(weft_path(path, "%s/%s", f->folder, name));
+    WEFT_PATH(path, "%s/%s", f->folder, name);
     WEFT_TRY(weft_safetensors_open(path, &f->list[f->n]));
     f->n++;
     return WEFT_OK;
@@ -184,9 +182,8 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     weft_config c;
     weft_hf_family family;
-    char where[WEFT_PATH_MAX];
     *out = NULL;
-    WEFT_TRY(weft_path(where, "%s/config.json", folder));
+    WEFT_PATH(where, "%s/config.json", folder);
     WEFT_TRY(read_json(folder, "config.json", &root));
     for (int i = 0; i < n_ignored; i++)
         WEFT_TRY(weft_hf_config_ignore(root, where, ignored[i]));
@@ -299,9 +296,8 @@ typedef struct {
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const their_parts *p = context;
-    char path[WEFT_PATH_MAX];
     weft_hf_family family;
-    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]));
+    WEFT_PATH(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]);
     static const char *const types[] = {
         [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
     WEFT_AUTO_DECREF json_t *root = NULL;

@@ -24,9 +24,8 @@ weft_status weft_model_save(const weft_model *m, const char *folder) {
 }
 
 weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *sums) {
-    char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_folder_make_one(folder));
-    WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
+    WEFT_PATH(path, "%s/model.safetensors", folder);
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
@@ -45,9 +44,8 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
 }
 
 weft_status weft_model_read_config(const char *folder, weft_config *c) {
-    char path[WEFT_PATH_MAX];
     WEFT_AUTO_DECREF json_t *object = NULL;
-    WEFT_TRY(weft_path(path, "%s/config.json", folder));
+    WEFT_PATH(path, "%s/config.json", folder);
     WEFT_TRY(weft_json_load(path, CONFIG_MOST, &object));
     weft_config_defaults(c);
     WEFT_TRY(weft_config_from_json(c, object, path));
@@ -117,8 +115,7 @@ static weft_status load_weights(weft_model *m, weft_pool *pool, const char *path
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
                                weft_pool *pool, weft_model **out) {
     *out = NULL;
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
+    WEFT_PATH(path, "%s/model.safetensors", folder);
     WEFT_TRY(weft_model_describe(c, dtype, out));
     weft_status status = load_weights(*out, pool, path);
     if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
@@ -294,11 +291,10 @@ static weft_status write_text(const char *path, const char *text) {
 }
 
 weft_status weft_state_write(const char *folder, json_t *state) {
-    char path[WEFT_PATH_MAX];
     json_object_set_new(state, "format", json_integer(WEFT_STATE_FORMAT));
     WEFT_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(state);
-    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    WEFT_PATH(path, "%s/state.json", folder);
     return text ? write_text(path, text) : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
 }
 
@@ -315,12 +311,11 @@ static weft_status check_own(const char *path, const char *text, size_t bytes) {
 }
 
 weft_status weft_state_read(const char *folder, json_t **out) {
-    char path[WEFT_PATH_MAX];
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     json_error_t error;
     *out = NULL;
-    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    WEFT_PATH(path, "%s/state.json", folder);
     WEFT_TRY(weft_file_read(path, STATE_MOST, &text, &bytes));
     WEFT_AUTO_DECREF json_t *state = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     json_int_t format = json_integer_value(json_object_get(state, "format"));
@@ -375,8 +370,7 @@ static weft_status check_listed(const char *folder, const json_t *state, bool op
 }
 
 weft_status weft_folder_has(const char *folder, const char *name, bool *there) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_PATH(path, "%s/%s", folder, name);
     return weft_path_there(path, there);
 }
 
