@@ -54,8 +54,13 @@ typedef struct {
     size_t offset; /* of the field in weft_config */
 } weft_option;
 
-/* All options in order, and how many. */
+/* All options in order, and how many; count NULL: whoever goes through them ends at one without a key. */
 const weft_option *weft_options(int *count);
+/* Names that options had before; the last is NULL. */
+typedef struct {
+    const char *old, *key;
+} weft_alias;
+extern const weft_alias weft_aliases[];
 /* By key with or without CONFIG_, in either case; NULL: unknown. */
 const weft_option *weft_option_find(const char *key);
 /* What to use in place of an option that other trainers have and weft does not; NULL: it is not known. */

@@ -152,23 +152,21 @@ weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep
 
 static weft_status check_config(const char *folder, const weft_config *c) {
     weft_config kept;
-    int n;
     WEFT_AUTO_DECREF json_t *state = NULL;
     WEFT_TRY(weft_state_read(folder, &state));
     /* Where there is a checksum of the dataset, that tells another one, wherever it lies. */
     bool data = json_object_get(state, "dataset_crc32c") != NULL;
     WEFT_TRY(weft_model_read_config(folder, &kept));
-    const weft_option *options = weft_options(&n);
-    for (int i = 0; i < n; i++) {
+    for (const weft_option *o = weft_options(NULL); o->key; o++) {
         char is[WEFT_TEXT_MAX], was[WEFT_TEXT_MAX];
-        weft_config_format(c, &options[i], is, sizeof is);
-        weft_config_format(&kept, &options[i], was, sizeof was);
-        bool summed = data && strcmp(options[i].key, "DATASET") == 0 && strchr(is, '/');
-        if (strcmp(is, was) != 0 && !options[i].free && !summed)
+        weft_config_format(c, o, is, sizeof is);
+        weft_config_format(&kept, o, was, sizeof was);
+        bool summed = data && strcmp(o->key, "DATASET") == 0 && strchr(is, '/');
+        if (strcmp(is, was) != 0 && !o->free && !summed)
             return weft_fail(WEFT_EINPUT,
                              "%s: CONFIG_%s was %s in this run and is %s now; --resume continues "
                              "with the same, --from starts a new run from its weights",
-                             folder, options[i].key, *was ? was : "empty", *is ? is : "empty");
+                             folder, o->key, *was ? was : "empty", *is ? is : "empty");
     }
     return WEFT_OK;
 }
