@@ -159,9 +159,7 @@ void weft_device_reduce_close(weft_device_reduce *r) {
     if (r->device && r->queue) r->device->close(r->queue);
     if (r->received)
         r->o.backend->release(r->received, ((int64_t)r->o.tree->n_nodes * r->largest + 16) * 4);
-    free(r->rows);
-    free(r->sent);
-    free(r);
+    WEFT_FREE(r->rows, r->sent, r);
 }
 
 static weft_span piece_of(const weft_device_reduce *r, int64_t bucket, int rank) {

@@ -4,6 +4,7 @@
  * to, so it comes to an end. */
 #include "comm/reduce.h"
 
+#include "base/scope.h"
 #include "core/rows.h"
 
 enum {
@@ -100,10 +101,7 @@ void weft_reduce_destroy(weft_reduce *r) {
         else
             free(s->packed);
     }
-    free(r->rows);
-    free(r->sent);
-    free(r->order);
-    free(r);
+    WEFT_FREE(r->rows, r->sent, r->order, r);
 }
 
 static unsigned char *at_row(const weft_reduce *r, const weft_reduce_bucket *s, int own_node,

@@ -78,14 +78,7 @@ void weft_bpe_trainer_close(weft_bpe_trainer *b) {
     for (int64_t i = 0; i < b->n_pairs; i++)
         free(b->pairs[i].words);
     weft_tokenizer_close(b->texts);
-    free(b->words);
-    free(b->symbols);
-    free(b->pairs);
-    free(b->pair_slots);
-    free(b->heap);
-    free(b->touched);
-    free(b->merges);
-    free(b);
+    WEFT_FREE(b->words, b->symbols, b->pairs, b->pair_slots, b->heap, b->touched, b->merges, b);
 }
 
 WEFT_GETTER(int64_t, weft_bpe_trainer_words, weft_bpe_trainer, texts->vocab)

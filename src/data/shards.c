@@ -467,7 +467,5 @@ void weft_shard_writer_close(weft_shard_writer *w) {
         shard_path(w, i, i < w->placed ? "" : ".part", path);
         unlink(path);
     }
-    free(w->dir);
-    free(w->name);
-    free(w);
+    WEFT_FREE(w->dir, w->name, w);
 }

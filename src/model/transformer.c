@@ -3,6 +3,7 @@
  * written once a branch. */
 #include "model/transformer.h"
 
+#include "base/scope.h"
 #include "core/program.h"
 #include "model/builder.h"
 #include "ops/activation.h"
@@ -350,10 +351,7 @@ weft_status weft_model_build_nominal(const weft_config *c, weft_model_graph *out
 
 void weft_model_graph_destroy(weft_model_graph *m) {
     weft_graph_destroy(m->graph);
-    free(m->parameters);
-    free(m->scores);
-    free(m->moments);
-    free(m->inside);
+    WEFT_FREE(m->parameters, m->scores, m->moments, m->inside);
     *m = (weft_model_graph){0};
 }
 

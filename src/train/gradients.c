@@ -416,9 +416,5 @@ void weft_gradients_destroy(weft_gradients *g) {
     for (int i = 0; i < WEFT_TREE_LEVELS; i++)
         if (g->levels[i]) g->backend->release(g->levels[i], weft_partition_bytes(&g->shards));
     weft_partition_free(&g->shards);
-    free(g->made_by);
-    free(g->due);
-    free(g->finished);
-    free(g->from);
-    free(g);
+    WEFT_FREE(g->made_by, g->due, g->finished, g->from, g);
 }

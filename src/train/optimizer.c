@@ -172,11 +172,7 @@ void weft_optimizer_destroy(weft_optimizer *o) {
     unbind(o);
     if (o->sharded) weft_optimizer_shard_close(o);
     weft_mirror_destroy(o->mirror);
-    free(o->slots);
-    free(o->memory);
-    free(o->names);
-    free(o->state);
-    free(o);
+    WEFT_FREE(o->slots, o->memory, o->names, o->state, o);
 }
 
 WEFT_GETTER(const weft_model *, weft_optimizer_model, weft_optimizer, model)

@@ -173,9 +173,7 @@ void weft_scatter_destroy(weft_scatter *s) {
         free(s->levels[i]);
     if (s->queue) s->rows->close(s->queue);
     weft_tree_free(&s->round);
-    free(s->own_at);
-    free(s->list);
-    free(s);
+    WEFT_FREE(s->own_at, s->list, s);
 }
 
 void weft_scatter_restart(weft_scatter *s) {
