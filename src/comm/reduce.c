@@ -1,7 +1,9 @@
 /* Buckets are a pipeline: while one is added, others are on their way in or out. A bucket's messages are
  * told apart by its number, which is the same on every rank, so that ranks need not be equally far.
  * Whoever has to wait waits for the oldest bucket: that one every rank has begun, or is about
- * to, so it comes to an end. */
+ * to, so it comes to an end.
+ *
+ * On a device all of a bucket is put into its queue when it is sent, and only the end waits. */
 #include "comm/reduce.h"
 
 #include "base/scope.h"
@@ -29,11 +31,14 @@ struct weft_reduce {
     int rank;
     int own_first, own_nodes;
     int64_t buckets, largest; /* numbers of the largest piece */
+    int64_t received;         /* bytes of a slot's */
     size_t width;             /* bytes of a number */
     void **rows;              /* [own nodes] */
     const weft_row_backend *pins;
-    bool *sent;     /* [buckets] */
-    int64_t *order; /* [buckets]: as they were sent the last time */
+    const weft_row_backend *device; /* that has the rows, */
+    void *queue;                    /* and its queue; NULL: the host has them */
+    bool *sent;                     /* [buckets] */
+    int64_t *order;                 /* [buckets]: as they were sent the last time */
     int64_t n_sent;
     double factor;
     weft_reduce_bucket slots[SLOTS];
@@ -50,15 +55,17 @@ static weft_span bucket_of(const weft_reduce *r, int64_t bucket) {
 
 static bool make_slots(weft_reduce *r) {
     size_t nodes = (size_t)r->o.tree->n_nodes, ranks = (size_t)r->o.cut->size, most = 0;
-    size_t bytes = nodes * (size_t)r->largest * r->width;
+    r->received = (int64_t)(nodes * (size_t)r->largest * r->width) + 64;
     for (int64_t b = 0; b < r->buckets; b++)
         if ((size_t)bucket_of(r, b).count > most) most = (size_t)bucket_of(r, b).count;
     most = most * r->width + 1;
-    for (int i = 0; i < SLOTS; i++) {
+    for (int i = 0; i < (r->device ? 1 : SLOTS); i++) {
         weft_reduce_bucket *s = &r->slots[i];
         s->r = r;
         s->transfers = calloc((ranks * nodes + 1) * 2, sizeof *s->transfers);
-        s->received = r->o.plain ? NULL : malloc(bytes + 1);
+        if (!r->o.plain)
+            s->received =
+                r->device ? r->o.backend->alloc(r->received) : malloc((size_t)r->received);
         if (r->o.pack) s->packed = r->pins ? r->pins->pin((int64_t)most) : calloc(1, most);
         if (!s->transfers || (!r->o.plain && !s->received) || (r->o.pack && !s->packed))
             return false;
@@ -77,6 +84,8 @@ weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce *
     r->largest = weft_cut_largest(options->cut);
     r->width = options->is_double ? sizeof(double) : sizeof(float);
     r->pins = options->backend->remote ? options->backend->rows : NULL;
+    r->device = options->link ? options->backend->rows : NULL;
+    r->queue = options->link ? weft_device_link_queue(options->link) : NULL;
     r->rows = calloc((size_t)r->own_nodes + 1, sizeof *r->rows);
     r->sent = calloc((size_t)r->buckets, sizeof *r->sent);
     r->order = calloc((size_t)r->buckets, sizeof *r->order);
@@ -95,7 +104,10 @@ void weft_reduce_destroy(weft_reduce *r) {
     for (int i = 0; i < SLOTS; i++) {
         weft_reduce_bucket *s = &r->slots[i];
         free(s->transfers);
-        free(s->received);
+        if (r->device && s->received)
+            r->o.backend->release(s->received, r->received);
+        else
+            free(s->received);
         if (r->pins && s->packed)
             r->pins->unpin(s->packed);
         else
@@ -124,6 +136,7 @@ const unsigned char *weft_reduce_values(const weft_reduce_bucket *b, int node) {
 
 static weft_status begin_exchange(weft_reduce *r, weft_reduce_bucket *s, int64_t n, phase next) {
     s->phase = next;
+    if (r->device) return weft_device_link_exchange(r->o.link, s->transfers, n);
     s->job = (weft_comm_job){.kind = WEFT_JOB_EXCHANGE,
                              .transfers = s->transfers,
                              .count = n,
@@ -167,52 +180,72 @@ static weft_status begin_gather(weft_reduce *r, weft_reduce_bucket *s) {
     return begin_exchange(r, s, n, GOING);
 }
 
-/* Some numbers of a bucket's own piece. Node 0 may be another rank's: the result goes to row 0 in any
- * case. */
+/* Where the rows are: to = or += from, and data *= factor. */
+static void put_sum(const weft_reduce *r, void *to, const void *from, int64_t n, bool add) {
+    if (!r->device)
+        weft_numbers_add(to, from, n, r->o.is_double, add);
+    else if (n)
+        (add ? r->device->add : r->device->copy)(r->queue, to, from, n);
+}
+
+static void put_mean(const weft_reduce *r, void *data, int64_t n) {
+    if (!r->device)
+        weft_numbers_scale(data, r->factor, n, r->o.is_double);
+    else if (n)
+        r->device->scale(r->queue, data, (float)r->factor, n);
+}
+
+/* n numbers of a bucket's own piece. Node 0 may be another rank's: the result goes to row 0 in any case. */
+static void add_piece(const weft_reduce *r, const weft_reduce_bucket *s, weft_span own,
+                      int64_t first, int64_t n) {
+    const weft_tree *t = r->o.tree;
+    size_t skip = (size_t)first * r->width;
+    for (int i = 0; i < t->n_merges; i++)
+        put_sum(r, at_node(r, s, t->merges[i].to, own) + skip,
+                at_node(r, s, t->merges[i].from, own) + skip, n, true);
+    unsigned char *sum = at_node(r, s, 0, own) + skip, *result = at_row(r, s, 0, own.first) + skip;
+    if (sum != result) put_sum(r, result, sum, n, false);
+    put_mean(r, result, n);
+}
+
 WEFT_TASK(add_chunk) {
     const weft_reduce_bucket *s = context;
     const weft_reduce *r = s->r;
-    const weft_tree *t = r->o.tree;
     weft_span own = piece_of(r, s->bucket, r->rank);
     int64_t first = task * CHUNK, n = own.count - first < CHUNK ? own.count - first : CHUNK;
-    size_t skip = (size_t)first * r->width;
-    if (r->o.add) {
+    if (r->o.add)
         r->o.add(r->o.context, s, s->bucket, (weft_span){first, n});
-        return;
-    }
-    for (int i = 0; i < t->n_merges; i++)
-        weft_numbers_add(at_node(r, s, t->merges[i].to, own) + skip,
-                         at_node(r, s, t->merges[i].from, own) + skip, n, r->o.is_double, true);
-    unsigned char *sum = at_node(r, s, 0, own) + skip, *result = at_row(r, s, 0, own.first) + skip;
-    if (sum != result) memcpy(result, sum, (size_t)n * r->width);
-    weft_numbers_scale(result, r->factor, n, r->o.is_double);
+    else
+        add_piece(r, s, own, first, n);
 }
 
 /* A plain all-reduce of a bucket; the own nodes go into row 0 first, in an order as good as any. */
 static weft_status begin_plain(weft_reduce *r, weft_reduce_bucket *s) {
     weft_span all = bucket_of(r, s->bucket);
+    unsigned char *row = at_row(r, s, 0, all.first);
     for (int k = 1; k < r->own_nodes; k++)
-        weft_numbers_add(at_row(r, s, 0, all.first), at_row(r, s, k, all.first), all.count,
-                         r->o.is_double, true);
+        put_sum(r, row, at_row(r, s, k, all.first), all.count, true);
     s->phase = GOING;
-    s->job = (weft_comm_job){.kind = WEFT_JOB_SUM,
-                             .data = at_row(r, s, 0, all.first),
-                             .count = all.count,
-                             .is_double = r->o.is_double};
+    if (r->device) return weft_device_link_sum(r->o.link, (float *)(void *)row, all.count);
+    s->job = (weft_comm_job){
+        .kind = WEFT_JOB_SUM, .data = row, .count = all.count, .is_double = r->o.is_double};
     return weft_comm_begin(r->o.comm, &s->job);
 }
 
 /* What comes after a bucket's messages of a phase are there. */
 static weft_status go_on(weft_reduce *r, weft_reduce_bucket *s) {
-    WEFT_TRY(weft_comm_wait(r->o.comm, &s->job));
+    if (!r->device) WEFT_TRY(weft_comm_wait(r->o.comm, &s->job));
     if (s->phase == COMING) {
-        int64_t n = piece_of(r, s->bucket, r->rank).count;
-        weft_pool_run(r->o.pool, (n + CHUNK - 1) / CHUNK, add_chunk, s);
+        weft_span own = piece_of(r, s->bucket, r->rank);
+        if (r->device)
+            add_piece(r, s, own, 0, own.count);
+        else
+            weft_pool_run(r->o.pool, (own.count + CHUNK - 1) / CHUNK, add_chunk, s);
         if (!r->o.scatter) return begin_gather(r, s);
     }
     if (r->o.plain) {
         weft_span all = bucket_of(r, s->bucket);
-        weft_numbers_scale(at_row(r, s, 0, all.first), r->factor, all.count, r->o.is_double);
+        put_mean(r, at_row(r, s, 0, all.first), all.count);
     }
     s->phase = FREE;
     return r->o.done ? r->o.done(r->o.context, s->bucket) : WEFT_OK;
@@ -256,7 +289,10 @@ weft_status weft_reduce_send(weft_reduce *r, int64_t bucket) {
     s->number = r->n_sent++;
     if (r->o.ready) WEFT_TRY(r->o.ready(r->o.context, bucket));
     if (r->o.pack && r->own_nodes) WEFT_TRY(r->o.pack(r->o.context, bucket, s->packed));
-    return r->o.plain ? begin_plain(r, s) : begin_scatter(r, s);
+    WEFT_TRY(r->o.plain ? begin_plain(r, s) : begin_scatter(r, s));
+    while (r->device && s->phase != FREE)
+        WEFT_TRY(go_on(r, s));
+    return WEFT_OK;
 }
 
 /* A rank that has made nothing sends in the order of the last time: so do those that have. */
@@ -267,5 +303,5 @@ weft_status weft_reduce_end(weft_reduce *r) {
     }
     for (weft_reduce_bucket *s; (s = oldest(r));)
         WEFT_TRY(go_on(r, s));
-    return WEFT_OK;
+    return r->device ? weft_device_link_wait(r->o.link) : WEFT_OK;
 }

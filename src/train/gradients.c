@@ -42,8 +42,8 @@ struct weft_gradients {
 
     const weft_row_backend *rows; /* of a device; NULL: the sums are in the host's memory */
     void *queue;                  /* of the rows, beside its runs */
-    weft_device_reduce *device;   /* NULL: not from GPU to GPU */
-    weft_reduce *reduce;          /* NULL: one rank, or a device's */
+    weft_device_link *link;       /* NULL: not from GPU to GPU */
+    weft_reduce *reduce;          /* NULL: one rank */
     weft_scatter *scatter;        /* NULL: whole sums */
     void **staged; /* [nodes]: copies in the host's memory for `reduce`; NULL: it reads the sums */
     bool begun;    /* the sum over ranks */
@@ -126,9 +126,7 @@ WEFT_TASK(scale_chunk) {
 
 /* The sum over ranks, bucket by bucket. */
 static void begin_ranks(weft_gradients *g) {
-    double factor = 1.0 / (double)g->count;
-    if (g->device) weft_device_reduce_begin(g->device, factor);
-    if (g->reduce && !g->scatter) weft_reduce_begin(g->reduce, factor);
+    if (!g->scatter) weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
     g->begun = true;
 }
 
@@ -139,8 +137,7 @@ static void finish_weight(weft_gradients *g, int64_t w) {
     for (int64_t i = g->shards.first[w]; i < g->shards.first[w + 1]; i++) {
         int64_t bucket = weft_cut_bucket_of(&g->shards.cut, i);
         if (--g->due[bucket] > 0 || g->status != WEFT_OK) continue;
-        g->status = g->device ? weft_device_reduce_send(g->device, bucket)
-                              : weft_reduce_send(g->reduce, bucket);
+        g->status = weft_reduce_send(g->reduce, bucket);
     }
 }
 
@@ -148,7 +145,7 @@ static void after_node(void *context, const weft_node *n) {
     weft_gradients *g = context;
     for (int64_t w = 0; w < g->n; w++)
         if (g->made_by[w] == n->index && !g->finished[w]) finish_weight(g, w);
-    if (g->reduce && g->status == WEFT_OK) g->status = weft_reduce_look(g->reduce);
+    if (g->status == WEFT_OK) g->status = weft_reduce_look(g->reduce);
 }
 
 static void watch_run(weft_gradients *g) {
@@ -211,9 +208,8 @@ weft_status weft_gradients_mean(weft_gradients *g) {
         weft_scatter_begin(g->scatter); /* others have one more */
         return weft_scatter_end(g->scatter);
     }
-    if (g->device || g->reduce) {
+    if (g->reduce) {
         if (!g->begun) begin_ranks(g);
-        if (g->device) return weft_device_reduce_end(g->device);
         WEFT_TRY(weft_reduce_end(g->reduce));
     } else if (g->rows) {
         g->rows->scale(g->queue, (float *)(void *)g->levels[0], (float)(1.0 / (double)g->count),
@@ -273,9 +269,9 @@ static weft_status make_reduce(weft_gradients *g) {
                                    .scatter = weft_optimizer_shards(g->optimizer) != NULL,
                                    .rows = rows,
                                    .context = g};
-    WEFT_TRY(weft_device_reduce_open(&options, &g->device));
-    if (g->device) return WEFT_OK;
-    if (!g->rows) return weft_reduce_create(&options, &g->reduce);
+    WEFT_TRY(weft_device_link_open(g->comm, g->backend, &g->link));
+    options.link = g->link;
+    if (!g->rows || g->link) return weft_reduce_create(&options, &g->reduce);
     g->staged = calloc((size_t)g->nodes, sizeof *g->staged);
     for (int k = 0; g->staged && k < g->nodes; k++)
         if (!(g->staged[k] = g->rows->pin(weft_partition_bytes(&g->shards))))
@@ -314,8 +310,8 @@ static weft_status make_whole(weft_gradients *g) {
     WEFT_TRY(weft_optimizer_bind(g->optimizer, sums, NULL));
     if (g->comm) WEFT_TRY(make_reduce(g));
     if (!g->rows) return WEFT_OK;
-    if (!g->device) return g->rows->open(&g->queue);
-    g->queue = weft_device_reduce_queue(g->device);
+    if (!g->link) return g->rows->open(&g->queue);
+    g->queue = weft_device_link_queue(g->link);
     return WEFT_OK;
 }
 
@@ -398,15 +394,15 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
     WEFT_TRY(weft_partition_make(m, comm, &g->shards));
     WEFT_TRY(shared ? make_shared(g) : make_whole(g));
-    if (g->reduce || g->device) WEFT_TRY(prepare_overlap(g));
+    if (g->reduce) WEFT_TRY(prepare_overlap(g));
     *out = weft_steal(&g);
     return WEFT_OK;
 }
 
 void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
-    if (g->queue && !g->device) g->rows->close(g->queue);
-    weft_device_reduce_close(g->device);
+    if (g->queue && !g->link) g->rows->close(g->queue);
+    weft_device_link_close(g->link);
     if (!g->scatter) weft_reduce_destroy(g->reduce);
     weft_scatter_destroy(g->scatter);
     for (int k = 0; g->staged && k < g->nodes; k++)
