@@ -29,11 +29,12 @@ struct weft_reduce_bucket {
 struct weft_reduce {
     weft_reduce_options o;
     int rank;
-    int own_first, own_nodes;
+    int own_first, own_nodes, n_rows;
     int64_t buckets, largest; /* numbers of the largest piece */
     int64_t received;         /* bytes of a slot's */
     size_t width;             /* bytes of a number */
     void **rows;              /* [own nodes] */
+    void **copied; /* [own nodes]: the backend's, which rows are copies of; NULL: no copies */
     const weft_row_backend *pins;
     const weft_row_backend *device; /* that has the rows, */
     void *queue;                    /* and its queue; NULL: the host has them */
@@ -73,28 +74,38 @@ static bool make_slots(weft_reduce *r) {
     return true;
 }
 
+static bool take_rows(weft_reduce *r) {
+    int64_t bytes = r->o.cut->borders[r->o.cut->n_blocks] * (int64_t)r->width;
+    bool copies = r->pins && !r->device && r->o.rows, ok = true;
+    if (copies) ok = (r->copied = calloc((size_t)r->own_nodes + 1, sizeof *r->copied)) != NULL;
+    for (int k = 0; ok && r->o.rows && k < r->own_nodes; k++) {
+        if (copies) r->copied[k] = r->o.rows[k];
+        r->rows[k] = copies ? r->pins->pin(bytes) : r->o.rows[k];
+        ok = r->rows[k] != NULL;
+    }
+    return ok;
+}
+
 weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce **out) {
     *out = NULL;
     weft_reduce *r = calloc(1, sizeof *r);
     if (!r) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     r->o = *options;
     r->rank = weft_comm_rank(options->comm);
-    r->own_nodes = weft_tree_of_rank(options->tree, r->rank, &r->own_first);
+    r->own_nodes = r->n_rows = weft_tree_of_rank(options->tree, r->rank, &r->own_first);
     r->buckets = weft_cut_buckets(options->cut);
     r->largest = weft_cut_largest(options->cut);
     r->width = options->is_double ? sizeof(double) : sizeof(float);
     r->pins = options->backend->remote ? options->backend->rows : NULL;
     r->device = options->link ? options->backend->rows : NULL;
-    r->queue = options->link ? weft_device_link_queue(options->link) : NULL;
+    r->queue = options->link ? weft_device_link_queue(options->link) : options->queue;
     r->rows = calloc((size_t)r->own_nodes + 1, sizeof *r->rows);
     r->sent = calloc((size_t)r->buckets, sizeof *r->sent);
     r->order = calloc((size_t)r->buckets, sizeof *r->order);
-    if (!r->rows || !r->sent || !r->order || !make_slots(r)) {
+    if (!r->rows || !r->sent || !r->order || !take_rows(r) || !make_slots(r)) {
         weft_reduce_destroy(r);
         return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     }
-    for (int k = 0; options->rows && k < r->own_nodes; k++)
-        r->rows[k] = options->rows[k];
     *out = r;
     return WEFT_OK;
 }
@@ -113,7 +124,9 @@ void weft_reduce_destroy(weft_reduce *r) {
         else
             free(s->packed);
     }
-    WEFT_FREE(r->rows, r->sent, r->order, r);
+    for (int k = 0; r->copied && k < r->n_rows; k++)
+        if (r->rows[k]) r->pins->unpin(r->rows[k]);
+    WEFT_FREE(r->rows, r->copied, r->sent, r->order, r);
 }
 
 static unsigned char *at_row(const weft_reduce *r, const weft_reduce_bucket *s, int own_node,
@@ -232,6 +245,20 @@ static weft_status begin_plain(weft_reduce *r, weft_reduce_bucket *s) {
     return weft_comm_begin(r->o.comm, &s->job);
 }
 
+/* A bucket of the backend's rows to where the host reads it, or of the result back. */
+static void copy_bucket(const weft_reduce *r, int64_t bucket, bool back) {
+    weft_span all = bucket_of(r, bucket);
+    int64_t bytes = all.count * (int64_t)r->width, at = all.first * (int64_t)r->width;
+    for (int k = 0; k < (back ? 1 : r->n_rows); k++) {
+        unsigned char *host = (unsigned char *)r->rows[k] + at;
+        unsigned char *there = (unsigned char *)r->copied[k] + at;
+        if (back)
+            r->pins->put(r->queue, there, host, bytes);
+        else
+            r->pins->fetch(r->queue, host, there, bytes);
+    }
+}
+
 /* What comes after a bucket's messages of a phase are there. */
 static weft_status go_on(weft_reduce *r, weft_reduce_bucket *s) {
     if (!r->device) WEFT_TRY(weft_comm_wait(r->o.comm, &s->job));
@@ -248,7 +275,8 @@ static weft_status go_on(weft_reduce *r, weft_reduce_bucket *s) {
         put_mean(r, at_row(r, s, 0, all.first), all.count);
     }
     s->phase = FREE;
-    return r->o.done ? r->o.done(r->o.context, s->bucket) : WEFT_OK;
+    if (r->copied) copy_bucket(r, s->bucket, true);
+    return WEFT_OK;
 }
 
 static weft_reduce_bucket *oldest(weft_reduce *r) {
@@ -287,7 +315,10 @@ weft_status weft_reduce_send(weft_reduce *r, int64_t bucket) {
     s->bucket = bucket;
     r->order[r->n_sent] = bucket;
     s->number = r->n_sent++;
-    if (r->o.ready) WEFT_TRY(r->o.ready(r->o.context, bucket));
+    if (r->copied) {
+        copy_bucket(r, bucket, false);
+        WEFT_TRY(r->pins->wait(r->queue)); /* it is there */
+    }
     if (r->o.pack && r->own_nodes) WEFT_TRY(r->o.pack(r->o.context, bucket, s->packed));
     WEFT_TRY(r->o.plain ? begin_plain(r, s) : begin_scatter(r, s));
     while (r->device && s->phase != FREE)

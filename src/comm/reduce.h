@@ -34,11 +34,10 @@ typedef struct {
     const weft_cut *cut;   /* of the row; must stay */
     bool is_double;        /* f64, else f32 */
     bool plain, scatter;
-    void *const *rows; /* [own nodes]; rows[0] gets the result. NULL: there are `pack` and `add` */
-    /* Called before a bucket of the rows is read, and when its result is there; NULL: nobody wants to
-     * know. */
-    weft_status (*ready)(void *context, int64_t bucket);
-    weft_status (*done)(void *context, int64_t bucket);
+    /* [own nodes] of the backend's memory; rows[0] gets the result. NULL: there are `pack` and `add`. A backend
+     * that has its own memory and no link copies them, bucket by bucket, by way of its queue. */
+    void *const *rows;
+    void *queue;
     /* For a caller that keeps no rows: puts a bucket of its own node into memory that a device copies to
      * at full speed; takes numbers of the own piece of all nodes
      * (weft_reduce_values). Then `scatter` is set, and nothing else is done with them. */

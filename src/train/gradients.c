@@ -36,7 +36,7 @@ struct weft_gradients {
     int node;                                      /* the one in the making, */
     int64_t taken;                                 /* and how many micro-batches of it were taken */
     int depth;                                     /* sums on the stack, */
-    unsigned char *levels[WEFT_TREE_LEVELS];       /* and the sums; levels[0] becomes the mean */
+    void *levels[WEFT_TREE_LEVELS];                /* and the sums; levels[0] becomes the mean */
     weft_tree_addition list[WEFT_TREE_LEVELS + 1]; /* of the next micro-batch's gradient */
     int n_list;
 
@@ -45,8 +45,7 @@ struct weft_gradients {
     weft_device_link *link;       /* NULL: not from GPU to GPU */
     weft_reduce *reduce;          /* NULL: one rank */
     weft_scatter *scatter;        /* NULL: whole sums */
-    void **staged; /* [nodes]: copies in the host's memory for `reduce`; NULL: it reads the sums */
-    bool begun;    /* the sum over ranks */
+    bool begun;                   /* the sum over ranks */
 
     /* The overlap; NULL: gradients leave after the backward pass. */
     int64_t *made_by;   /* [n]: the node that ends a weight's gradient; -1: none */
@@ -58,7 +57,7 @@ struct weft_gradients {
 
 /* Where a weight begins in a level; of `n`: the end. */
 static unsigned char *level_data(const weft_gradients *g, int level, int64_t weight) {
-    return g->levels[level] + weft_partition_offset(&g->shards, weight);
+    return (unsigned char *)g->levels[level] + weft_partition_offset(&g->shards, weight);
 }
 
 /* Chunks of weights, and the additions of the list. */
@@ -212,7 +211,7 @@ weft_status weft_gradients_mean(weft_gradients *g) {
         if (!g->begun) begin_ranks(g);
         WEFT_TRY(weft_reduce_end(g->reduce));
     } else if (g->rows) {
-        g->rows->scale(g->queue, (float *)(void *)g->levels[0], (float)(1.0 / (double)g->count),
+        g->rows->scale(g->queue, g->levels[0], (float)(1.0 / (double)g->count),
                        weft_partition_bytes(&g->shards) / (int64_t)sizeof(float));
     } else {
         weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, g);
@@ -229,35 +228,8 @@ weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
     return (weft_gradient){g->dtype, level_data(g, 0, weight)};
 }
 
-/* A bucket in a level: where it begins, and its bytes. */
-static int64_t bucket_at(const weft_gradients *g, int64_t bucket, int64_t *bytes) {
-    weft_span s = weft_cut_numbers(&g->shards.cut, weft_cut_bucket(&g->shards.cut, bucket));
-    int64_t size = (int64_t)weft_dtype_size(g->dtype);
-    *bytes = s.count * size;
-    return s.first * size;
-}
-
-/* A bucket of this rank's sums to where the host reads it, and of the mean back. */
-static weft_status fetch_bucket(void *context, int64_t bucket) {
-    const weft_gradients *g = context;
-    int64_t bytes, at = bucket_at(g, bucket, &bytes);
-    for (int k = 0; k < g->nodes; k++)
-        g->rows->fetch(g->queue, (unsigned char *)g->staged[k] + at, g->levels[k] + at, bytes);
-    return g->rows->wait(g->queue); /* it is there */
-}
-
-static weft_status put_bucket(void *context, int64_t bucket) {
-    const weft_gradients *g = context;
-    int64_t bytes, at = bucket_at(g, bucket, &bytes);
-    g->rows->put(g->queue, g->levels[0] + at, (unsigned char *)g->staged[0] + at, bytes);
-    return WEFT_OK;
-}
-
 /* What adds the ranks' nodes: from GPU to GPU, else in the host's memory. */
 static weft_status make_reduce(weft_gradients *g) {
-    void *rows[WEFT_TREE_LEVELS];
-    for (int k = 0; k < g->nodes; k++)
-        rows[k] = g->levels[k];
     weft_reduce_options options = {.comm = g->comm,
                                    .backend = g->backend,
                                    .pool = g->pool,
@@ -267,19 +239,9 @@ static weft_status make_reduce(weft_gradients *g) {
                                    .plain =
                                        !weft_optimizer_model(g->optimizer)->config.deterministic,
                                    .scatter = weft_optimizer_shards(g->optimizer) != NULL,
-                                   .rows = rows,
-                                   .context = g};
-    WEFT_TRY(weft_device_link_open(g->comm, g->backend, &g->link));
-    options.link = g->link;
-    if (!g->rows || g->link) return weft_reduce_create(&options, &g->reduce);
-    g->staged = calloc((size_t)g->nodes, sizeof *g->staged);
-    for (int k = 0; g->staged && k < g->nodes; k++)
-        if (!(g->staged[k] = g->rows->pin(weft_partition_bytes(&g->shards))))
-            return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    if (!g->staged) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    options.rows = g->staged;
-    options.ready = fetch_bucket;
-    options.done = put_bucket;
+                                   .rows = g->levels,
+                                   .link = g->link,
+                                   .queue = g->queue};
     return weft_reduce_create(&options, &g->reduce);
 }
 
@@ -308,11 +270,12 @@ static weft_status make_whole(weft_gradients *g) {
     for (int64_t w = 0; w < g->n; w++)
         if (g->from[w].data) sums[w] = weft_gradients_of(g, w);
     WEFT_TRY(weft_optimizer_bind(g->optimizer, sums, NULL));
-    if (g->comm) WEFT_TRY(make_reduce(g));
-    if (!g->rows) return WEFT_OK;
-    if (!g->link) return g->rows->open(&g->queue);
-    g->queue = weft_device_link_queue(g->link);
-    return WEFT_OK;
+    if (g->comm) WEFT_TRY(weft_device_link_open(g->comm, g->backend, &g->link));
+    if (g->link)
+        g->queue = weft_device_link_queue(g->link);
+    else if (g->rows)
+        WEFT_TRY(g->rows->open(&g->queue));
+    return g->comm ? make_reduce(g) : WEFT_OK;
 }
 
 static weft_status make_shared(weft_gradients *g) {
@@ -405,9 +368,6 @@ void weft_gradients_destroy(weft_gradients *g) {
     weft_device_link_close(g->link);
     if (!g->scatter) weft_reduce_destroy(g->reduce);
     weft_scatter_destroy(g->scatter);
-    for (int k = 0; g->staged && k < g->nodes; k++)
-        if (g->staged[k]) g->rows->unpin(g->staged[k]);
-    free(g->staged);
     weft_tree_free(&g->tree);
     for (int i = 0; i < WEFT_TREE_LEVELS; i++)
         if (g->levels[i]) g->backend->release(g->levels[i], weft_partition_bytes(&g->shards));
