@@ -229,34 +229,27 @@ static weft_status write_maps(const mla_conversion *v, int64_t layer, const char
     return WEFT_OK;
 }
 
-static weft_status convert_apart(const mla_conversion *v, int64_t layer, const dot_layer *dot,
-                                 const double *moments, directions *d, weft_latent_error *error) {
-    for (int part = 0; part < 2; part++) {
-        memcpy(d->w, part ? dot->v : dot->k, (size_t)(v->n * v->e) * sizeof *d->w);
+/* The keys and the values, each with a latent of its own, or with one. */
+static weft_status convert_latents(const mla_conversion *v, int64_t layer, const dot_layer *dot,
+                                   const double *moments, directions *d, weft_latent_error *error) {
+    bool joint = v->options->joint;
+    for (int part = 0; part < (joint ? 1 : 2); part++) {
+        /* the values follow the keys */
+        memcpy(d->w, part ? dot->v : dot->k, (size_t)(d->n * v->e) * sizeof *d->w);
         multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
         for (int64_t i = 0; i < d->n; i++)
             d->scale[i] = 1;
+        if (joint) balance(d, 0, v->n);
+        if (joint) balance(d, v->n, v->n);
         WEFT_TRY(find_directions(d));
         write_weight(v->to, layer, part ? "attn.v_down.weight" : "attn.k_down.weight", d->down);
-        WEFT_TRY(write_maps(v, layer, part ? "attn.v_up" : "attn.q_latent", d, 0,
-                            part ? 1 : v->factor, part));
-        *(part ? &error->values : &error->keys) = lost(d, 0, v->n);
+        if (!part) WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, v->factor, false));
+        if (!part) error->keys = lost(d, 0, v->n);
+        if (!part && !joint) continue;
+        int64_t first = joint ? v->n : 0;
+        WEFT_TRY(write_maps(v, layer, "attn.v_up", d, first, 1, true));
+        error->values = lost(d, first, v->n);
     }
-    return WEFT_OK;
-}
-
-static weft_status convert_joint(const mla_conversion *v, int64_t layer, const dot_layer *dot,
-                                 const double *moments, directions *d, weft_latent_error *error) {
-    memcpy(d->w, dot->k, (size_t)(2 * v->n * v->e) * sizeof *d->w); /* the values follow the keys */
-    multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
-    balance(d, 0, v->n);
-    balance(d, v->n, v->n);
-    WEFT_TRY(find_directions(d));
-    write_weight(v->to, layer, "attn.k_down.weight", d->down);
-    WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, v->factor, false));
-    WEFT_TRY(write_maps(v, layer, "attn.v_up", d, v->n, 1, true));
-    error->keys = lost(d, 0, v->n);
-    error->values = lost(d, v->n, v->n);
     return WEFT_OK;
 }
 
@@ -312,8 +305,7 @@ static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, direct
     double left;
     WEFT_TRY(read_dot(v->from, layer, &dot));
     WEFT_TRY(take_rotated(v, layer, &dot, d, &left));
-    WEFT_TRY(v->options->joint ? convert_joint(v, layer, &dot, moments, d, error)
-                               : convert_apart(v, layer, &dot, moments, d, error));
+    WEFT_TRY(convert_latents(v, layer, &dot, moments, d, error));
     error->keys *= sqrt(left);
     error->positions = v->rotated.kept ? sqrt(left) : 0;
     write_weight(v->to, layer, "attn.q.weight", dot.q);

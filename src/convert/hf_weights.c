@@ -208,33 +208,24 @@ static bool is_other(const hf_piece *p) {
     return p->factor > 0 || p->lessened > 0;
 }
 
-/* Our rows as they have them, malloc'd. */
-static weft_status change_rows(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
-                               unsigned char **out) {
-    int64_t count = p->rows * (p->columns ? p->columns : 1);
-    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
-    *out = malloc((size_t)count * weft_dtype_size(dtype));
-    if (!values || !*out) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
-    if (w) weft_weight_read(w, values);
-    for (int64_t i = 0; i < count; i++)
-        values[i] = (p->factor > 0 ? p->factor : 1) * (w ? values[i] : 1) - p->lessened;
-    weft_weight_write(&(weft_weight){.dtype = dtype, .count = count, .data = *out}, values);
-    return WEFT_OK;
-}
-
-/* Puts our rows where theirs has them. */
+/* Puts our rows where theirs has them, as they have them. */
 static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
                               unsigned char *to) {
+    int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
     size_t size = weft_dtype_size(dtype);
-    int64_t width = p->columns ? p->columns : 1;
-    WEFT_AUTO_FREE unsigned char *changed = NULL;
-    if (is_other(p)) WEFT_TRY(change_rows(p, w, dtype, &changed));
-    const unsigned char *from =
-        changed ? changed : (unsigned char *)w->data + (size_t)(p->first * width) * size;
+    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
+    if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    weft_weight part = {.dtype = dtype, .count = count};
+    if (w) part.data = (unsigned char *)w->data + (size_t)(p->first * width) * size;
+    if (w) weft_weight_read(&part, values);
+    part.count = 1;
     for (int64_t i = 0; i < p->rows; i++)
-        for (int64_t j = 0; j < width; j++)
-            memcpy(to + (size_t)weft_hf_place(p, i, j) * size,
-                   from + (size_t)(i * width + j) * size, size);
+        for (int64_t j = 0; j < width; j++) {
+            double ours = w ? values[i * width + j] : 1;
+            double value = (p->factor > 0 ? p->factor : 1) * ours - p->lessened;
+            part.data = to + (size_t)weft_hf_place(p, i, j) * size;
+            weft_weight_write(&part, &value);
+        }
     return WEFT_OK;
 }
 
