@@ -247,7 +247,7 @@ static weft_status write_all(const char *folder, weft_parts_writer write, void *
         json_pack("{s:s, s:o}", "weft", weft_version(), "files", weft_parts_to_json(sums));
     if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
     WEFT_TRY(weft_state_write(folder, state));
-    weft_status status = weft_state_verify(folder);
+    weft_status status = weft_state_verify(folder, 0);
     /* Whatever it says of the input's fault: it was written just now. */
     return status != WEFT_EINPUT
                ? status
@@ -330,8 +330,9 @@ weft_status weft_state_read(const char *folder, json_t **out) {
     return WEFT_OK;
 }
 
-weft_status weft_state_check_file(const char *folder, const json_t *state, const char *name,
-                                  bool whole) {
+/* A file against its entry; no entry is an error. */
+static weft_status check_file(const char *folder, const json_t *state, const char *name,
+                              bool whole) {
     const json_t *entry = json_object_get(json_object_get(state, "files"), name);
     const char *want = json_string_value(json_object_get(entry, "crc32c"));
     const json_t *size = json_object_get(entry, "bytes");
@@ -360,12 +361,10 @@ weft_status weft_state_check_file(const char *folder, const json_t *state, const
                      text, want);
 }
 
-/* Those of the parts that are listed. */
-static weft_status check_listed(const char *folder, const json_t *state, bool optimizer) {
+weft_status weft_state_check(const char *folder, const json_t *state, int needed, bool whole) {
     for (int i = 0; i < WEFT_PARTS; i++)
-        if ((i != WEFT_PART_OPTIMIZER || optimizer) &&
-            json_object_get(json_object_get(state, "files"), weft_parts[i]))
-            WEFT_TRY(weft_state_check_file(folder, state, weft_parts[i], true));
+        if (i < needed || json_object_get(json_object_get(state, "files"), weft_parts[i]))
+            WEFT_TRY(check_file(folder, state, weft_parts[i], whole));
     return WEFT_OK;
 }
 
@@ -374,10 +373,10 @@ weft_status weft_folder_has(const char *folder, const char *name, bool *there) {
     return weft_path_there(path, there);
 }
 
-weft_status weft_state_verify(const char *folder) {
+weft_status weft_state_verify(const char *folder, int needed) {
     WEFT_AUTO_DECREF json_t *state = NULL;
     WEFT_TRY(weft_state_read(folder, &state));
-    return check_listed(folder, state, true);
+    return weft_state_check(folder, state, needed, true);
 }
 
 static weft_status check_model(const char *folder) {
@@ -386,7 +385,8 @@ static weft_status check_model(const char *folder) {
     WEFT_TRY(weft_folder_has(folder, "state.json", &there));
     if (!there) return WEFT_OK;
     WEFT_TRY(weft_state_read(folder, &state));
-    return check_listed(folder, state, false);
+    json_object_del(json_object_get(state, "files"), weft_parts[WEFT_PART_OPTIMIZER]);
+    return weft_state_check(folder, state, 0, true);
 }
 
 /* Whether an open folder no longer has that name. */
@@ -420,5 +420,5 @@ weft_status weft_model_check_optimizer(const char *folder) {
                          "%s/%s: no state.json beside it says that it belongs to these weights",
                          folder, weft_parts[WEFT_PART_OPTIMIZER]);
     WEFT_TRY(weft_state_read(folder, &state));
-    return weft_state_check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
+    return check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
 }

@@ -17,20 +17,8 @@ static weft_status is_right(weft_status status, bool *out) {
     return status == WEFT_EINPUT ? WEFT_OK : status;
 }
 
-static weft_status check_files(const char *path, const json_t *state, bool whole) {
-    const json_t *listed = json_object_get(state, "files");
-    for (int i = 0; i < WEFT_PARTS; i++) {
-        const char *name = weft_parts[i];
-        if (i < WEFT_CHECKPOINT_PARTS || json_object_get(listed, name))
-            WEFT_TRY(weft_state_check_file(path, state, name, whole));
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_checkpoint_verify(const char *path) {
-    WEFT_AUTO_DECREF json_t *state = NULL;
-    WEFT_TRY(weft_state_read(path, &state));
-    return check_files(path, state, true);
+    return weft_state_verify(path, WEFT_CHECKPOINT_PARTS);
 }
 
 static weft_status judge(const char *path, const weft_contents *c, weft_checkpoint_kind *out) {
@@ -43,7 +31,7 @@ static weft_status judge(const char *path, const weft_contents *c, weft_checkpoi
     *out = WEFT_CHECKPOINT_BAD;
     WEFT_TRY(is_right(weft_state_read(path, &state), &right));
     if (!right) return WEFT_OK;
-    WEFT_TRY(is_right(check_files(path, state, false), &right));
+    WEFT_TRY(is_right(weft_state_check(path, state, WEFT_CHECKPOINT_PARTS, false), &right));
     if (right) *out = WEFT_CHECKPOINT_WHOLE;
     return WEFT_OK;
 }
