@@ -14,8 +14,9 @@
 #include "train/gradients.h"
 
 #include "base/scope.h"
+#include "comm/reduce.h"
+#include "core/plan.h"
 #include "core/rows.h"
-#include "train/scatter.h"
 
 enum { PARTS = 16 /* of a watched run on a device: each costs a launch and a wait */ };
 
@@ -31,21 +32,24 @@ struct weft_gradients {
     weft_dtype dtype;      /* of the sums */
     weft_partition shards; /* a level is its row, and a task a chunk */
 
-    weft_tree tree;
-    int first_node, nodes;                         /* of the tree, that are this rank's */
-    int node;                                      /* the one in the making, */
-    int64_t taken;                                 /* and how many micro-batches of it were taken */
-    int depth;                                     /* sums on the stack, */
-    void *levels[WEFT_TREE_LEVELS];                /* and the sums; levels[0] becomes the mean */
-    weft_tree_addition list[WEFT_TREE_LEVELS + 1]; /* of the next micro-batch's gradient */
+    weft_tree tree;        /* shared sums: of a round, in which rank q has the q-th leaf */
+    int first_node, nodes; /* of the tree, that are this rank's */
+    int node;              /* the one in the making, */
+    int64_t taken;         /* and how many micro-batches of it, or of all rounds, were taken */
+    int depth;             /* sums on the stack, */
+    void *levels[WEFT_TREE_LEVELS]; /* and the sums; levels[0] becomes the mean */
+    weft_tree_addition *list;       /* of the next micro-batch's gradient, or of those of a round */
     int n_list;
 
     const weft_row_backend *rows; /* of a device; NULL: the sums are in the host's memory */
     void *queue;                  /* of the rows, beside its runs */
     weft_device_link *link;       /* NULL: not from GPU to GPU */
     weft_reduce *reduce;          /* NULL: one rank */
-    weft_scatter *scatter;        /* NULL: whole sums */
     bool begun;                   /* the sum over ranks */
+
+    /* Shared sums, of which levels in the host's memory have the own pieces; own_at NULL: whole ones. */
+    int64_t *own_at; /* [buckets + 1]: where the own pieces begin in a level */
+    void *mean;      /* the backend's copy of level 0; NULL: it reads the host's */
 
     /* The overlap; NULL: gradients leave after the backward pass. */
     int64_t *made_by;   /* [n]: the node that ends a weight's gradient; -1: none */
@@ -123,15 +127,127 @@ WEFT_TASK(scale_chunk) {
                        g->dtype == WEFT_F64);
 }
 
+/* Shared sums. A bucket is packed as numbers of the row, so that a piece is one message; reduce.c carries it.
+ * Sums are made in the host's memory, and copied to a backend that has its own when the step is over. */
+
+static int64_t own_bytes(const weft_gradients *g) {
+    return g->own_at[weft_cut_buckets(&g->shards.cut)] * (int64_t)weft_dtype_size(g->dtype);
+}
+
+/* A weight's numbers are copied to the upper end of their place in the row, which has room for what is
+ * narrower; what is, is widened from there. */
+static unsigned char *raw_place(const weft_gradients *g, const weft_gradient *from, int64_t count,
+                                unsigned char *to) {
+    return to + (weft_dtype_size(g->dtype) - weft_dtype_size(from->dtype)) * (size_t)count;
+}
+
+static const unsigned char *raw_data(const weft_gradient *from, const weft_stretch *c,
+                                     int64_t *bytes) {
+    int64_t size = (int64_t)weft_dtype_size(from->dtype);
+    *bytes = c->count * size;
+    return (const unsigned char *)from->data + c->first * size;
+}
+
+static void widen(const unsigned char *raw, int64_t count, unsigned char *to) {
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, raw + 2 * i, sizeof bits);
+        ((float *)(void *)to)[i] = weft_bf16_to_float(bits);
+    }
+}
+
+/* A bucket that is being packed. */
+typedef struct {
+    const weft_gradients *g;
+    int64_t first; /* chunk */
+    unsigned char *to;
+} bucket_pack;
+
+/* The i-th chunk of a bucket, and its place among the packed ones. */
+static const weft_stretch *chunk_of(const bucket_pack *t, int64_t i, unsigned char **to) {
+    const weft_partition *h = &t->g->shards;
+    int64_t before = h->borders[t->first + i] - h->borders[t->first];
+    *to = t->to + (size_t)before * weft_dtype_size(t->g->dtype);
+    return &h->chunks[t->first + i];
+}
+
+WEFT_TASK(pack_chunk) {
+    const bucket_pack *t = context;
+    unsigned char *to;
+    int64_t bytes;
+    const weft_stretch *c = chunk_of(t, task, &to);
+    const weft_gradient *from = &t->g->from[c->weight];
+    unsigned char *raw = raw_place(t->g, from, c->count, to);
+    const unsigned char *data = raw_data(from, c, &bytes);
+    if (!from->data)
+        memset(to, 0, (size_t)c->count * weft_dtype_size(t->g->dtype));
+    else if (!t->g->rows)
+        memcpy(raw, data, (size_t)bytes);
+    if (from->data && from->dtype == WEFT_BF16) widen(raw, c->count, to);
+}
+
+static weft_status pack(void *context, int64_t bucket, unsigned char *packed) {
+    const weft_gradients *g = context;
+    weft_span blocks = weft_cut_bucket(&g->shards.cut, bucket);
+    bucket_pack t = {g, blocks.first, packed};
+    for (int64_t i = 0; g->rows && i < blocks.count; i++) {
+        unsigned char *to;
+        int64_t bytes;
+        const weft_stretch *c = chunk_of(&t, i, &to);
+        const weft_gradient *from = &g->from[c->weight];
+        const unsigned char *data = raw_data(from, c, &bytes);
+        if (from->data) g->rows->fetch(g->queue, raw_place(g, from, c->count, to), data, bytes);
+    }
+    if (g->rows) WEFT_TRY(g->rows->wait(g->queue));
+    weft_pool_run(g->pool, blocks.count, pack_chunk, &t);
+    return WEFT_OK;
+}
+
+/* The round's additions, of some numbers of the own piece. */
+static void add_round(void *context, const weft_reduce_bucket *b, int64_t bucket, weft_span own) {
+    const weft_gradients *g = context;
+    size_t width = weft_dtype_size(g->dtype), skip = (size_t)own.first * width;
+    size_t at = (size_t)g->own_at[bucket] * width + skip;
+    bool is_double = g->dtype == WEFT_F64;
+    for (int i = 0; i < g->n_list; i++) {
+        const weft_tree_addition *a = &g->list[i];
+        const unsigned char *from = a->leaf < 0 ? (unsigned char *)g->levels[a->to + 1] + at
+                                                : weft_reduce_values(b, a->leaf) + skip;
+        weft_numbers_add((unsigned char *)g->levels[a->to] + at, from, own.count, is_double,
+                         a->add);
+    }
+    if (g->taken >= g->count)
+        weft_numbers_scale((unsigned char *)g->levels[0] + at, 1.0 / (double)g->count, own.count,
+                           is_double);
+}
+
+/* The round's micro-batches from left to right; the last round may have fewer. */
+static void begin_round(weft_gradients *g) {
+    g->n_list = 0;
+    g->tree.n_nodes = 0;
+    for (int q = 0; q < g->shards.cut.size && g->taken < g->count; q++) {
+        int64_t i = g->taken++;
+        g->n_list += weft_tree_push(i, g->taken == g->count, q, 0, &g->depth, g->list + g->n_list);
+        g->tree.n_nodes++;
+    }
+    weft_reduce_begin(g->reduce, 1);
+}
+
+static weft_status end_round(weft_gradients *g) {
+    WEFT_TRY(weft_reduce_end(g->reduce));
+    if (g->taken < g->count || !g->mean) return WEFT_OK;
+    return g->backend->upload(g->mean, g->levels[0], own_bytes(g));
+}
+
 /* The sum over ranks, bucket by bucket. */
 static void begin_ranks(weft_gradients *g) {
-    if (!g->scatter) weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
+    if (!g->own_at) weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
     g->begun = true;
 }
 
 /* Weight w's gradient is made: its sums are finished, and buckets that have all theirs leave. */
 static void finish_weight(weft_gradients *g, int64_t w) {
-    if (!g->scatter) add_weights(g, w, w + 1);
+    if (!g->own_at) add_weights(g, w, w + 1);
     g->finished[w] = true;
     for (int64_t i = g->shards.first[w]; i < g->shards.first[w + 1]; i++) {
         int64_t bucket = weft_cut_bucket_of(&g->shards.cut, i);
@@ -168,13 +284,12 @@ void weft_gradients_begin(weft_gradients *g) {
     g->taken = 0;
     g->node = 0;
     g->depth = 0;
-    if (g->scatter) weft_scatter_restart(g->scatter);
 }
 
 void weft_gradients_expect(weft_gradients *g) {
     if (g->count == 1) return;
-    if (g->scatter) {
-        weft_scatter_begin(g->scatter);
+    if (g->own_at) {
+        begin_round(g);
     } else {
         int64_t i = g->taken++;
         bool last = g->taken == g->tree.nodes[g->first_node + g->node].count;
@@ -182,7 +297,7 @@ void weft_gradients_expect(weft_gradients *g) {
         if (last) g->taken = 0;
         g->node += last;
     }
-    if (g->made_by && (g->scatter || g->node == g->nodes)) watch_run(g);
+    if (g->made_by && (g->own_at || g->node == g->nodes)) watch_run(g);
 }
 
 weft_status weft_gradients_add(weft_gradients *g) {
@@ -193,19 +308,19 @@ weft_status weft_gradients_add(weft_gradients *g) {
         for (int64_t w = 0; w < g->n; w++)
             if (!g->finished[w]) finish_weight(g, w);
         WEFT_TRY(g->status);
-    } else if (!g->scatter) {
+    } else if (!g->own_at) {
         add_weights(g, 0, g->n);
         if (g->rows) WEFT_TRY(g->rows->wait(g->queue));
     }
-    return g->scatter ? weft_scatter_end(g->scatter) : WEFT_OK;
+    return g->own_at ? end_round(g) : WEFT_OK;
 }
 
 weft_status weft_gradients_mean(weft_gradients *g) {
     if (g->count == 1) return WEFT_OK;
-    if (g->scatter) {
-        if (weft_scatter_is_over(g->scatter)) return WEFT_OK;
-        weft_scatter_begin(g->scatter); /* others have one more */
-        return weft_scatter_end(g->scatter);
+    if (g->own_at) {
+        if (g->taken >= g->count) return WEFT_OK;
+        begin_round(g); /* others have one more */
+        return end_round(g);
     }
     if (g->reduce) {
         if (!g->begun) begin_ranks(g);
@@ -220,7 +335,7 @@ weft_status weft_gradients_mean(weft_gradients *g) {
 }
 
 bool weft_gradients_are_dealt(const weft_gradients *g) {
-    return g->scatter != NULL;
+    return g->own_at != NULL;
 }
 
 weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
@@ -279,14 +394,36 @@ static weft_status make_whole(weft_gradients *g) {
 }
 
 static weft_status make_shared(weft_gradients *g) {
-    weft_scatter_options options = {.comm = g->comm,
-                                    .backend = g->backend,
-                                    .pool = g->pool,
-                                    .shards = &g->shards,
-                                    .from = g->from,
-                                    .count = g->count};
-    WEFT_TRY(weft_scatter_create(&options, &g->scatter, &g->reduce));
-    return weft_optimizer_bind(g->optimizer, g->from, weft_scatter_mean(g->scatter));
+    const weft_cut *cut = &g->shards.cut;
+    int64_t buckets = weft_cut_buckets(cut);
+    g->own_at = calloc((size_t)buckets + 1, sizeof *g->own_at);
+    if (!g->own_at) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t b = 0; b < buckets; b++)
+        g->own_at[b + 1] =
+            g->own_at[b] + weft_cut_numbers(cut, weft_cut_piece(cut, b, g->shards.rank)).count;
+    if (g->rows) WEFT_TRY(g->rows->open(&g->queue));
+    size_t whole = (size_t)weft_arena_bytes(own_bytes(g) + 1);
+    bool ok = true;
+    for (int i = weft_tree_depth(g->count) - 1; ok && i >= 0; i--)
+        if ((ok = (g->levels[i] = aligned_alloc(WEFT_ARENA_ALIGN, whole))))
+            memset(g->levels[i], 0, whole);
+    if (ok && g->rows && own_bytes(g) > 0) ok = (g->mean = g->backend->alloc(own_bytes(g)));
+    if (!ok) return weft_fail(WEFT_ENOMEM, "gradients: no memory for a rank's part");
+    g->tree.n_nodes = cut->size;
+    for (int q = 0; q < cut->size; q++)
+        g->tree.nodes[q] = (weft_tree_node){q, 1, q};
+    weft_reduce_options sum = {.comm = g->comm,
+                               .backend = g->backend,
+                               .pool = g->pool,
+                               .tree = &g->tree,
+                               .cut = cut,
+                               .is_double = g->dtype == WEFT_F64,
+                               .scatter = true,
+                               .pack = pack,
+                               .add = add_round,
+                               .context = g};
+    WEFT_TRY(weft_reduce_create(&sum, &g->reduce));
+    return weft_optimizer_bind(g->optimizer, g->from, g->mean ? g->mean : g->levels[0]);
 }
 
 /* Parts of a device's run that end where the next sixteenth of all buckets is ready. */
@@ -350,8 +487,10 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
                           .count = count,
                           .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
     if (g->backend->remote) g->rows = g->backend->rows;
+    size_t leaves = shared ? (size_t)weft_comm_size(comm) : 1;
     g->from = calloc((size_t)g->n, sizeof *g->from);
-    if (!g->from) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    g->list = calloc(leaves * (WEFT_TREE_LEVELS + 1), sizeof *g->list);
+    if (!g->from || !g->list) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     weft_optimizer_find_gradients(o, s, g->from);
     WEFT_TRY(weft_tree_make(count, weft_comm_size(comm), &g->tree));
     g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
@@ -366,11 +505,14 @@ void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
     if (g->queue && !g->link) g->rows->close(g->queue);
     weft_device_link_close(g->link);
-    if (!g->scatter) weft_reduce_destroy(g->reduce);
-    weft_scatter_destroy(g->scatter);
+    weft_reduce_destroy(g->reduce);
     weft_tree_free(&g->tree);
+    if (g->mean) g->backend->release(g->mean, own_bytes(g));
     for (int i = 0; i < WEFT_TREE_LEVELS; i++)
-        if (g->levels[i]) g->backend->release(g->levels[i], weft_partition_bytes(&g->shards));
+        if (g->own_at)
+            free(g->levels[i]);
+        else if (g->levels[i])
+            g->backend->release(g->levels[i], weft_partition_bytes(&g->shards));
     weft_partition_free(&g->shards);
-    WEFT_FREE(g->made_by, g->due, g->finished, g->from, g);
+    WEFT_FREE(g->made_by, g->due, g->finished, g->from, g->list, g->own_at, g);
 }
