@@ -473,7 +473,7 @@ WEFT_ENDED_BY(weft_gradients_destroy, weft_gradients)
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
     const weft_model *m = weft_optimizer_model(o);
-    bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS;
+    bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS && count > 1;
     *out = NULL;
     WEFT_AUTO(weft_gradients_destroy_at) weft_gradients *g = calloc(1, sizeof *g);
     if (!g) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
