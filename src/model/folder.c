@@ -194,10 +194,17 @@ weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
     return *own && c->n > 0 && !c->mark ? is_of_before(path, c, own) : WEFT_OK;
 }
 
+/* {"bytes": ..., "crc32c": ...} */
+static json_t *sum_to_json(const weft_sum *sum) {
+    char text[16];
+    snprintf(text, sizeof text, "%08x", (unsigned)sum->crc);
+    return json_pack("{s:I, s:s}", "bytes", (json_int_t)sum->bytes, "crc32c", text);
+}
+
 json_t *weft_parts_to_json(const weft_sum sums[WEFT_PARTS]) {
     json_t *files = json_object();
     for (int i = 0; i < WEFT_PARTS; i++)
-        if (sums[i].bytes) json_object_set_new(files, weft_parts[i], weft_sum_to_json(&sums[i]));
+        if (sums[i].bytes) json_object_set_new(files, weft_parts[i], sum_to_json(&sums[i]));
     return files;
 }
 
@@ -269,12 +276,6 @@ enum { STATE_MOST = 1 << 20, TAIL_ROOM = 64, ATTEMPTS = 10 };
 
 /* What follows the bytes that are summed. */
 static const char tail_format[] = ",\n  \"state_crc32c\": \"%08x\"\n}\n";
-
-json_t *weft_sum_to_json(const weft_sum *sum) {
-    char text[16];
-    snprintf(text, sizeof text, "%08x", (unsigned)sum->crc);
-    return json_pack("{s:I, s:s}", "bytes", (json_int_t)sum->bytes, "crc32c", text);
-}
 
 /* The text without its closing brace, then the checksum of that. */
 static weft_status write_text(const char *path, const char *text) {

@@ -57,9 +57,6 @@ weft_status weft_model_publish(const char *path, weft_may_replace may, weft_part
 
 enum { WEFT_STATE_FORMAT = 2 };
 
-/* {"bytes": ..., "crc32c": ...} */
-json_t *weft_sum_to_json(const weft_sum *sum);
-
 /* Writes FOLDER/state.json: `state`, which is taken, with "format" and its own checksum added. */
 weft_status weft_state_write(const char *folder, json_t *state);
 /* Reads it and checks its own checksum. */

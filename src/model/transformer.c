@@ -114,7 +114,8 @@ static weft_tensor *mix_gate(builder *b, weft_tensor *o) {
     return weft_add(b->g, o, scale_learned(b, change, alpha));
 }
 
-weft_tensor *build_attention(builder *b, weft_tensor *x) {
+/* One layer's branches, each [B, T, E] to [B, T, E]. */
+static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
     b->score = (weft_score){.causal = c->causal,
@@ -152,7 +153,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     return drop(b, o, "attn");
 }
 
-weft_tensor *build_ffn(builder *b, weft_tensor *x) {
+static weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     const weft_ffn_kind *kind = b->ffn_kind;
     char name[64];
     int64_t first = weft_graph_node_count(b->g);
@@ -172,7 +173,9 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     return drop(b, y, "ffn");
 }
 
-void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
+/* *x is the residual stream, *branch what is still to be added to it (NULL: nothing), which pre-norm does in the
+ * next norm. */
+static void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
     if (b->recompute) weft_graph_recompute_begin(b->g);
     norm_parameters first = make_norm(b, "ln_1"), second = make_norm(b, "ln_2");
     norm_parameters behind_first = {0}, behind_second = {0};
@@ -292,7 +295,7 @@ static void build_model(builder *b, const weft_build *build) {
     build_loss(b, x, head, build->logits);
 }
 
-builder builder_of(const weft_config *c, const weft_build *build, weft_model_graph *out) {
+static builder builder_of(const weft_config *c, const weft_build *build, weft_model_graph *out) {
     return (builder){.g = out->graph,
                      .c = c,
                      .out = out,

@@ -28,7 +28,8 @@ static weft_adam_options adam_options(const weft_config *c) {
     return o;
 }
 
-weft_muon_parts weft_optimizer_matrices(const weft_optimizer *o, int64_t weight) {
+/* The matrices that Muon sees in a weight; it then has no v. */
+static weft_muon_parts matrices_of(const weft_optimizer *o, int64_t weight) {
     const weft_weight *w = &o->model->weights[weight];
     return weft_muon_matrices(&o->model->config, w->name, w->ndim, w->shape);
 }
@@ -63,7 +64,7 @@ static bool has_kind(const weft_optimizer *o, int kind, int64_t weight) {
     const weft_weight *w = &o->model->weights[weight];
     const weft_config *c = &o->model->config;
     bool masked = weft_weight_is_masked(c, w->name, w->ndim);
-    const bool has[] = {true,       weft_optimizer_matrices(o, weight).n == 0,
+    const bool has[] = {true,       matrices_of(o, weight).n == 0,
                         o->amsgrad, w->dtype == WEFT_BF16,
                         masked,     masked && c->prune == WEFT_PRUNING_MOVEMENT};
     return has[kind];
@@ -221,7 +222,7 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
         .copy =
             master ? weft_optimizer_tensor(b, WEFT_ROLE_STATE, "copy", p, w->dtype, weight) : NULL,
         .rate = weft_model_rate(o->model, w),
-        .matrices = weft_optimizer_matrices(o, p->weight),
+        .matrices = matrices_of(o, p->weight),
     };
 }
 
