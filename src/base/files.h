@@ -14,6 +14,10 @@ enum { WEFT_PATH_MAX = 4096 };
 /* A path by a format: weft_path(path, "%s/%s", folder, name). One that is too long is an error. */
 weft_status weft_path(char path[WEFT_PATH_MAX], const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* A new variable with such a path; leaves the function where it is too long. */
+#define WEFT_PATH(path, ...)                                                                       \
+    char path[WEFT_PATH_MAX];                                                                      \
+    WEFT_TRY(weft_path(path, __VA_ARGS__))
 
 /* What a path names itself: a link is a link, wherever it leads. Only "there is nothing" is
  * WEFT_KIND_NOTHING; a path that cannot be looked at is an error. */

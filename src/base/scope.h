@@ -37,6 +37,14 @@ static inline void weft_end_memory(void *at) {
     free(weft_steal(at));
 }
 
+/* Frees each of a list; those that are NULL are none. */
+#define WEFT_FREE(...)                                                                             \
+    weft_free_list((void *[]){__VA_ARGS__}, sizeof((void *[]){__VA_ARGS__}) / sizeof(void *))
+static inline void weft_free_list(void *const *list, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        free(list[i]);
+}
+
 /* -1: it is not open. */
 static inline void weft_end_descriptor(const int *descriptor) {
     if (*descriptor >= 0) close(*descriptor);

@@ -1,9 +1,12 @@
 /* Buckets are a pipeline: while one is added, others are on their way in or out. A bucket's messages are
  * told apart by its number, which is the same on every rank, so that ranks need not be equally far.
  * Whoever has to wait waits for the oldest bucket: that one every rank has begun, or is about
- * to, so it comes to an end. */
+ * to, so it comes to an end.
+ *
+ * On a device all of a bucket is put into its queue when it is sent, and only the end waits. */
 #include "comm/reduce.h"
 
+#include "base/scope.h"
 #include "core/rows.h"
 
 enum {
@@ -26,13 +29,17 @@ struct weft_reduce_bucket {
 struct weft_reduce {
     weft_reduce_options o;
     int rank;
-    int own_first, own_nodes;
+    int own_first, own_nodes, n_rows;
     int64_t buckets, largest; /* numbers of the largest piece */
+    int64_t received;         /* bytes of a slot's */
     size_t width;             /* bytes of a number */
     void **rows;              /* [own nodes] */
+    void **copied; /* [own nodes]: the backend's, which rows are copies of; NULL: no copies */
     const weft_row_backend *pins;
-    bool *sent;     /* [buckets] */
-    int64_t *order; /* [buckets]: as they were sent the last time */
+    const weft_row_backend *device; /* that has the rows, */
+    void *queue;                    /* and its queue; NULL: the host has them */
+    bool *sent;                     /* [buckets] */
+    int64_t *order;                 /* [buckets]: as they were sent the last time */
     int64_t n_sent;
     double factor;
     weft_reduce_bucket slots[SLOTS];
@@ -49,20 +56,34 @@ static weft_span bucket_of(const weft_reduce *r, int64_t bucket) {
 
 static bool make_slots(weft_reduce *r) {
     size_t nodes = (size_t)r->o.tree->n_nodes, ranks = (size_t)r->o.cut->size, most = 0;
-    size_t bytes = nodes * (size_t)r->largest * r->width;
+    r->received = (int64_t)(nodes * (size_t)r->largest * r->width) + 64;
     for (int64_t b = 0; b < r->buckets; b++)
         if ((size_t)bucket_of(r, b).count > most) most = (size_t)bucket_of(r, b).count;
     most = most * r->width + 1;
-    for (int i = 0; i < SLOTS; i++) {
+    for (int i = 0; i < (r->device ? 1 : SLOTS); i++) {
         weft_reduce_bucket *s = &r->slots[i];
         s->r = r;
         s->transfers = calloc((ranks * nodes + 1) * 2, sizeof *s->transfers);
-        s->received = r->o.plain ? NULL : malloc(bytes + 1);
+        if (!r->o.plain)
+            s->received =
+                r->device ? r->o.backend->alloc(r->received) : malloc((size_t)r->received);
         if (r->o.pack) s->packed = r->pins ? r->pins->pin((int64_t)most) : calloc(1, most);
         if (!s->transfers || (!r->o.plain && !s->received) || (r->o.pack && !s->packed))
             return false;
     }
     return true;
+}
+
+static bool take_rows(weft_reduce *r) {
+    int64_t bytes = r->o.cut->borders[r->o.cut->n_blocks] * (int64_t)r->width;
+    bool copies = r->pins && !r->device && r->o.rows, ok = true;
+    if (copies) ok = (r->copied = calloc((size_t)r->own_nodes + 1, sizeof *r->copied)) != NULL;
+    for (int k = 0; ok && r->o.rows && k < r->own_nodes; k++) {
+        if (copies) r->copied[k] = r->o.rows[k];
+        r->rows[k] = copies ? r->pins->pin(bytes) : r->o.rows[k];
+        ok = r->rows[k] != NULL;
+    }
+    return ok;
 }
 
 weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce **out) {
@@ -71,20 +92,20 @@ weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce *
     if (!r) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     r->o = *options;
     r->rank = weft_comm_rank(options->comm);
-    r->own_nodes = weft_tree_of_rank(options->tree, r->rank, &r->own_first);
+    r->own_nodes = r->n_rows = weft_tree_of_rank(options->tree, r->rank, &r->own_first);
     r->buckets = weft_cut_buckets(options->cut);
     r->largest = weft_cut_largest(options->cut);
     r->width = options->is_double ? sizeof(double) : sizeof(float);
     r->pins = options->backend->remote ? options->backend->rows : NULL;
+    r->device = options->link ? options->backend->rows : NULL;
+    r->queue = options->link ? weft_device_link_queue(options->link) : options->queue;
     r->rows = calloc((size_t)r->own_nodes + 1, sizeof *r->rows);
     r->sent = calloc((size_t)r->buckets, sizeof *r->sent);
     r->order = calloc((size_t)r->buckets, sizeof *r->order);
-    if (!r->rows || !r->sent || !r->order || !make_slots(r)) {
+    if (!r->rows || !r->sent || !r->order || !take_rows(r) || !make_slots(r)) {
         weft_reduce_destroy(r);
         return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     }
-    for (int k = 0; options->rows && k < r->own_nodes; k++)
-        r->rows[k] = options->rows[k];
     *out = r;
     return WEFT_OK;
 }
@@ -94,16 +115,18 @@ void weft_reduce_destroy(weft_reduce *r) {
     for (int i = 0; i < SLOTS; i++) {
         weft_reduce_bucket *s = &r->slots[i];
         free(s->transfers);
-        free(s->received);
+        if (r->device && s->received)
+            r->o.backend->release(s->received, r->received);
+        else
+            free(s->received);
         if (r->pins && s->packed)
             r->pins->unpin(s->packed);
         else
             free(s->packed);
     }
-    free(r->rows);
-    free(r->sent);
-    free(r->order);
-    free(r);
+    for (int k = 0; r->copied && k < r->n_rows; k++)
+        if (r->rows[k]) r->pins->unpin(r->rows[k]);
+    WEFT_FREE(r->rows, r->copied, r->sent, r->order, r);
 }
 
 static unsigned char *at_row(const weft_reduce *r, const weft_reduce_bucket *s, int own_node,
@@ -126,6 +149,7 @@ const unsigned char *weft_reduce_values(const weft_reduce_bucket *b, int node) {
 
 static weft_status begin_exchange(weft_reduce *r, weft_reduce_bucket *s, int64_t n, phase next) {
     s->phase = next;
+    if (r->device) return weft_device_link_exchange(r->o.link, s->transfers, n);
     s->job = (weft_comm_job){.kind = WEFT_JOB_EXCHANGE,
                              .transfers = s->transfers,
                              .count = n,
@@ -169,55 +193,90 @@ static weft_status begin_gather(weft_reduce *r, weft_reduce_bucket *s) {
     return begin_exchange(r, s, n, GOING);
 }
 
-/* Some numbers of a bucket's own piece. Node 0 may be another rank's: the result goes to row 0 in any
- * case. */
+/* Where the rows are: to = or += from, and data *= factor. */
+static void put_sum(const weft_reduce *r, void *to, const void *from, int64_t n, bool add) {
+    if (!r->device)
+        weft_numbers_add(to, from, n, r->o.is_double, add);
+    else if (n)
+        (add ? r->device->add : r->device->copy)(r->queue, to, from, n);
+}
+
+static void put_mean(const weft_reduce *r, void *data, int64_t n) {
+    if (!r->device)
+        weft_numbers_scale(data, r->factor, n, r->o.is_double);
+    else if (n)
+        r->device->scale(r->queue, data, (float)r->factor, n);
+}
+
+/* n numbers of a bucket's own piece. Node 0 may be another rank's: the result goes to row 0 in any case. */
+static void add_piece(const weft_reduce *r, const weft_reduce_bucket *s, weft_span own,
+                      int64_t first, int64_t n) {
+    const weft_tree *t = r->o.tree;
+    size_t skip = (size_t)first * r->width;
+    for (int i = 0; i < t->n_merges; i++)
+        put_sum(r, at_node(r, s, t->merges[i].to, own) + skip,
+                at_node(r, s, t->merges[i].from, own) + skip, n, true);
+    unsigned char *sum = at_node(r, s, 0, own) + skip, *result = at_row(r, s, 0, own.first) + skip;
+    if (sum != result) put_sum(r, result, sum, n, false);
+    put_mean(r, result, n);
+}
+
 WEFT_TASK(add_chunk) {
     const weft_reduce_bucket *s = context;
     const weft_reduce *r = s->r;
-    const weft_tree *t = r->o.tree;
     weft_span own = piece_of(r, s->bucket, r->rank);
     int64_t first = task * CHUNK, n = own.count - first < CHUNK ? own.count - first : CHUNK;
-    size_t skip = (size_t)first * r->width;
-    if (r->o.add) {
+    if (r->o.add)
         r->o.add(r->o.context, s, s->bucket, (weft_span){first, n});
-        return;
-    }
-    for (int i = 0; i < t->n_merges; i++)
-        weft_numbers_add(at_node(r, s, t->merges[i].to, own) + skip,
-                         at_node(r, s, t->merges[i].from, own) + skip, n, r->o.is_double, true);
-    unsigned char *sum = at_node(r, s, 0, own) + skip, *result = at_row(r, s, 0, own.first) + skip;
-    if (sum != result) memcpy(result, sum, (size_t)n * r->width);
-    weft_numbers_scale(result, r->factor, n, r->o.is_double);
+    else
+        add_piece(r, s, own, first, n);
 }
 
 /* A plain all-reduce of a bucket; the own nodes go into row 0 first, in an order as good as any. */
 static weft_status begin_plain(weft_reduce *r, weft_reduce_bucket *s) {
     weft_span all = bucket_of(r, s->bucket);
+    unsigned char *row = at_row(r, s, 0, all.first);
     for (int k = 1; k < r->own_nodes; k++)
-        weft_numbers_add(at_row(r, s, 0, all.first), at_row(r, s, k, all.first), all.count,
-                         r->o.is_double, true);
+        put_sum(r, row, at_row(r, s, k, all.first), all.count, true);
     s->phase = GOING;
-    s->job = (weft_comm_job){.kind = WEFT_JOB_SUM,
-                             .data = at_row(r, s, 0, all.first),
-                             .count = all.count,
-                             .is_double = r->o.is_double};
+    if (r->device) return weft_device_link_sum(r->o.link, (float *)(void *)row, all.count);
+    s->job = (weft_comm_job){
+        .kind = WEFT_JOB_SUM, .data = row, .count = all.count, .is_double = r->o.is_double};
     return weft_comm_begin(r->o.comm, &s->job);
+}
+
+/* A bucket of the backend's rows to where the host reads it, or of the result back. */
+static void copy_bucket(const weft_reduce *r, int64_t bucket, bool back) {
+    weft_span all = bucket_of(r, bucket);
+    int64_t bytes = all.count * (int64_t)r->width, at = all.first * (int64_t)r->width;
+    for (int k = 0; k < (back ? 1 : r->n_rows); k++) {
+        unsigned char *host = (unsigned char *)r->rows[k] + at;
+        unsigned char *there = (unsigned char *)r->copied[k] + at;
+        if (back)
+            r->pins->put(r->queue, there, host, bytes);
+        else
+            r->pins->fetch(r->queue, host, there, bytes);
+    }
 }
 
 /* What comes after a bucket's messages of a phase are there. */
 static weft_status go_on(weft_reduce *r, weft_reduce_bucket *s) {
-    WEFT_TRY(weft_comm_wait(r->o.comm, &s->job));
+    if (!r->device) WEFT_TRY(weft_comm_wait(r->o.comm, &s->job));
     if (s->phase == COMING) {
-        int64_t n = piece_of(r, s->bucket, r->rank).count;
-        weft_pool_run(r->o.pool, (n + CHUNK - 1) / CHUNK, add_chunk, s);
+        weft_span own = piece_of(r, s->bucket, r->rank);
+        if (r->device)
+            add_piece(r, s, own, 0, own.count);
+        else
+            weft_pool_run(r->o.pool, (own.count + CHUNK - 1) / CHUNK, add_chunk, s);
         if (!r->o.scatter) return begin_gather(r, s);
     }
     if (r->o.plain) {
         weft_span all = bucket_of(r, s->bucket);
-        weft_numbers_scale(at_row(r, s, 0, all.first), r->factor, all.count, r->o.is_double);
+        put_mean(r, at_row(r, s, 0, all.first), all.count);
     }
     s->phase = FREE;
-    return r->o.done ? r->o.done(r->o.context, s->bucket) : WEFT_OK;
+    if (r->copied) copy_bucket(r, s->bucket, true);
+    return WEFT_OK;
 }
 
 static weft_reduce_bucket *oldest(weft_reduce *r) {
@@ -256,9 +315,15 @@ weft_status weft_reduce_send(weft_reduce *r, int64_t bucket) {
     s->bucket = bucket;
     r->order[r->n_sent] = bucket;
     s->number = r->n_sent++;
-    if (r->o.ready) WEFT_TRY(r->o.ready(r->o.context, bucket));
+    if (r->copied) {
+        copy_bucket(r, bucket, false);
+        WEFT_TRY(r->pins->wait(r->queue)); /* it is there */
+    }
     if (r->o.pack && r->own_nodes) WEFT_TRY(r->o.pack(r->o.context, bucket, s->packed));
-    return r->o.plain ? begin_plain(r, s) : begin_scatter(r, s);
+    WEFT_TRY(r->o.plain ? begin_plain(r, s) : begin_scatter(r, s));
+    while (r->device && s->phase != FREE)
+        WEFT_TRY(go_on(r, s));
+    return WEFT_OK;
 }
 
 /* A rank that has made nothing sends in the order of the last time: so do those that have. */
@@ -269,5 +334,5 @@ weft_status weft_reduce_end(weft_reduce *r) {
     }
     for (weft_reduce_bucket *s; (s = oldest(r));)
         WEFT_TRY(go_on(r, s));
-    return WEFT_OK;
+    return r->device ? weft_device_link_wait(r->o.link) : WEFT_OK;
 }

@@ -23,20 +23,21 @@
 
 typedef struct weft_reduce weft_reduce;
 typedef struct weft_reduce_bucket weft_reduce_bucket; /* one that is under way */
+typedef struct weft_device_link weft_device_link;
 
 typedef struct {
     weft_comm *comm;
     const weft_backend *backend;
+    weft_device_link *link; /* carries it, the rows being its backend's; NULL: the host does */
     weft_pool *pool;
     const weft_tree *tree; /* must stay; may change before a begin */
     const weft_cut *cut;   /* of the row; must stay */
     bool is_double;        /* f64, else f32 */
     bool plain, scatter;
-    void *const *rows; /* [own nodes]; rows[0] gets the result. NULL: there are `pack` and `add` */
-    /* Called before a bucket of the rows is read, and when its result is there; NULL: nobody wants to
-     * know. */
-    weft_status (*ready)(void *context, int64_t bucket);
-    weft_status (*done)(void *context, int64_t bucket);
+    /* [own nodes] of the backend's memory; rows[0] gets the result. NULL: there are `pack` and `add`. A backend
+     * that has its own memory and no link copies them, bucket by bucket, by way of its queue. */
+    void *const *rows;
+    void *queue;
     /* For a caller that keeps no rows: puts a bucket of its own node into memory that a device copies to
      * at full speed; takes numbers of the own piece of all nodes
      * (weft_reduce_values). Then `scatter` is set, and nothing else is done with them. */
@@ -58,19 +59,20 @@ weft_status weft_reduce_end(weft_reduce *r);
 /* While a bucket is added: a node's values of the own piece. */
 const unsigned char *weft_reduce_values(const weft_reduce_bucket *b, int node);
 
-/* The same where the rows are f32 in GPUs' memory and NCCL carries the messages: the same pieces, added
- * in the same order, so the same bits. */
-typedef struct weft_device_reduce weft_device_reduce;
+/* A way from GPU to GPU, on which NCCL carries the messages of a sum over rows that are f32 in their memory:
+ * the same pieces, added in the same order, so the same bits. Its calls are put into a queue of the device. */
 
 /* By all ranks, whatever their backends. *out is NULL where NCCL is missing, where two ranks share a GPU,
  * or where one has none: gradients then go through the host's memory, which rank 0 logs with why. */
-weft_status weft_device_reduce_open(const weft_reduce_options *options, weft_device_reduce **out);
-void weft_device_reduce_close(weft_device_reduce *r);
+weft_status weft_device_link_open(weft_comm *comm, const weft_backend *backend,
+                                  weft_device_link **out);
+/* Before the sums that it carries are destroyed. */
+void weft_device_link_close(weft_device_link *l);
 
-/* The queue that it puts its work into: what is put there before a bucket is sent is done before. */
-void *weft_device_reduce_queue(const weft_device_reduce *r);
-
-/* Only the end waits. */
-void weft_device_reduce_begin(weft_device_reduce *r, double factor);
-weft_status weft_device_reduce_send(weft_device_reduce *r, int64_t bucket);
-weft_status weft_device_reduce_end(weft_device_reduce *r);
+/* What is put into its queue before a bucket is sent is done before. */
+void *weft_device_link_queue(const weft_device_link *l);
+weft_status weft_device_link_exchange(weft_device_link *l, const weft_transfer *transfers,
+                                      int64_t n);
+weft_status weft_device_link_sum(weft_device_link *l, float *row, int64_t count);
+/* Until all of the queue is done. */
+weft_status weft_device_link_wait(weft_device_link *l);

@@ -73,11 +73,7 @@ weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_
 
 void weft_watch_close(weft_watch *w) {
     if (!w) return;
-    free(w->places);
-    free(w->heard);
-    free(w->silent);
-    free(w->told);
-    free(w);
+    WEFT_FREE(w->places, w->heard, w->silent, w->told, w);
 }
 
 void weft_watch_describe(const weft_watch *w, int rank, char *text, size_t room) {

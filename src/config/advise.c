@@ -55,11 +55,12 @@ bool weft_option_matters(const weft_config *c, const weft_option *o) {
     }
 }
 
-static bool was_meant(const weft_config *c, const weft_option *o, int place, int count) {
+static bool was_meant(const weft_config *c, const weft_option *o) {
     weft_config plain;
-    if (!c->given[place] || o->owner == WEFT_OWNER_STUDY) return false;
+    int count, given = 0;
+    const weft_option *options = weft_options(&count);
+    if (!c->given[o - options] || o->owner == WEFT_OWNER_STUDY) return false;
     /* A file that has most of them was written by a menu or a run, which says nothing of what was meant. */
-    int given = 0;
     for (int i = 0; i < count; i++)
         given += c->given[i];
     if (2 * given < count) return true;
@@ -68,25 +69,22 @@ static bool was_meant(const weft_config *c, const weft_option *o, int place, int
 }
 
 /* Given in one of the configs, and without effect in all of them. */
-static bool is_idle(const weft_config *const *configs, int n, const weft_option *o, int place,
-                    int count) {
+static bool is_idle(const weft_config *const *configs, int n, const weft_option *o) {
     bool meant = false;
     for (int i = 0; i < n; i++) {
         if (weft_option_matters(configs[i], o)) return false;
-        meant = meant || was_meant(configs[i], o, place, count);
+        meant = meant || was_meant(configs[i], o);
     }
     return meant;
 }
 
-/* One line for all the keys that wait for the same thing. */
-static void warn_idle(const weft_config *const *configs, int n, const char *where, int first) {
+/* One line for all the keys that wait for the same thing as the first of them. */
+static void warn_idle(const weft_config *const *configs, int n, const char *where,
+                      const weft_option *first) {
     char names[LIST_ROOM] = "";
-    int count, found = 0;
-    const weft_option *options = weft_options(&count);
-    for (int i = first; i < count; i++) {
-        const weft_option *o = &options[i];
-        if (strcmp(o->depends, options[first].depends) != 0 || !is_idle(configs, n, o, i, count))
-            continue;
+    int found = 0;
+    for (const weft_option *o = first; o->key; o++) {
+        if (strcmp(o->depends, first->depends) != 0 || !is_idle(configs, n, o)) continue;
         size_t at = strlen(names);
         if (found++ < NAMED)
             snprintf(names + at, sizeof names - at, "%sCONFIG_%s", at ? ", " : "", o->key);
@@ -95,21 +93,17 @@ static void warn_idle(const weft_config *const *configs, int n, const char *wher
     if (found > NAMED) snprintf(names + at, sizeof names - at, " and %d more", found - NAMED);
     bool one = found == 1;
     weft_log(WEFT_LOG_WARN, "%s: %s %s nothing here: %s where %s; set that, or leave %s out", where,
-             names, one ? "changes" : "change", one ? "it matters" : "they matter",
-             options[first].depends, one ? "it" : "them");
+             names, one ? "changes" : "change", one ? "it matters" : "they matter", first->depends,
+             one ? "it" : "them");
 }
 
 void weft_config_advise(const weft_config *const *configs, int n, const char *where) {
     if (n < 1) return;
-    int count;
-    const weft_option *options = weft_options(&count);
-    for (int i = 0; i < count; i++) {
-        bool told = false;
-        if (!is_idle(configs, n, &options[i], i, count)) continue;
-        for (int k = 0; k < i && !told; k++)
-            told = strcmp(options[k].depends, options[i].depends) == 0 &&
-                   is_idle(configs, n, &options[k], k, count);
-        if (!told) warn_idle(configs, n, where, i);
+    for (const weft_option *o = weft_options(NULL); o->key; o++) {
+        bool told = !is_idle(configs, n, o);
+        for (const weft_option *k = weft_options(NULL); k < o && !told; k++)
+            told = strcmp(k->depends, o->depends) == 0 && is_idle(configs, n, k);
+        if (!told) warn_idle(configs, n, where, o);
     }
     for (int i = 0; i < n; i++) {
         const weft_config *c = configs[i];

@@ -54,8 +54,13 @@ typedef struct {
     size_t offset; /* of the field in weft_config */
 } weft_option;
 
-/* All options in order, and how many. */
+/* All options in order, and how many; count NULL: whoever goes through them ends at one without a key. */
 const weft_option *weft_options(int *count);
+/* Names that options had before; the last is NULL. */
+typedef struct {
+    const char *old, *key;
+} weft_alias;
+extern const weft_alias weft_aliases[];
 /* By key with or without CONFIG_, in either case; NULL: unknown. */
 const weft_option *weft_option_find(const char *key);
 /* What to use in place of an option that other trainers have and weft does not; NULL: it is not known. */
@@ -94,6 +99,18 @@ weft_status weft_config_step(weft_config *c, int step);
 /* Refuses mixes that make no sense, each with the keys and the remedy. `where` as above. What a kind
  * of attention, feed-forward or position refuses is weft_model_check's (model/kinds.h). */
 weft_status weft_config_check(const weft_config *c, const char *where);
+
+/* A mix of options, whether a config `is` one, and why it makes no sense; {KEY} in the text stands for
+ * CONFIG_KEY=VALUE, and {head_dim}, {ffn_dim}, {last_token} and {document_token} for these numbers. */
+typedef struct {
+    bool is;
+    const char *why;
+} weft_mix;
+/* Refuses by the first of n that it is. */
+weft_status weft_config_refuse(const weft_config *c, const char *where, const weft_mix *mixes,
+                               size_t n);
+#define WEFT_REFUSE(c, where, mixes)                                                               \
+    weft_config_refuse((c), (where), (mixes), sizeof(mixes) / sizeof((mixes)[0]))
 
 /* Whether the option changes anything under this config: its `depends`. */
 bool weft_option_matters(const weft_config *c, const weft_option *o);

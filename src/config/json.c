@@ -28,10 +28,7 @@ json_t *weft_config_kept(const char *text) {
 
 json_t *weft_config_to_json(const weft_config *c) {
     json_t *object = json_object();
-    int count;
-    const weft_option *options = weft_options(&count);
-    for (int i = 0; object && i < count; i++) {
-        const weft_option *o = &options[i];
+    for (const weft_option *o = weft_options(NULL); object && o->key; o++) {
         const void *field = (const char *)c + o->offset;
         char key[64], text[WEFT_TEXT_MAX];
         weft_option_json_key(o, key, sizeof key);

@@ -40,7 +40,7 @@ _Static_assert(sizeof rows / sizeof rows[0] <= sizeof((weft_config *)0)->given,
                "weft_config.given has no room for so many options");
 
 const weft_option *weft_options(int *count) {
-    static weft_option options[N_ROWS];
+    static weft_option options[N_ROWS + 1];
     static int n;
     if (n == 0) {
         const char *group = "";
@@ -55,34 +55,30 @@ const weft_option *weft_options(int *count) {
         }
         n = filled;
     }
-    *count = n;
+    if (count) *count = n;
     return options;
 }
 
-static const struct {
-    const char *old, *key;
-} aliases[] = {
+const weft_alias weft_aliases[] = {
 #define ALIAS(old, new) {#old, #new},
 #include "config/aliases.def"
+    {NULL, NULL},
 };
 
 const weft_option *weft_option_find(const char *key) {
-    int count;
-    const weft_option *options = weft_options(&count);
     if (strncasecmp(key, "CONFIG_", 7) == 0) key += 7;
-    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
-        if (strcasecmp(aliases[i].old, key) == 0) key = aliases[i].key;
-    for (int i = 0; i < count; i++)
-        if (strcasecmp(options[i].key, key) == 0) return &options[i];
+    for (const weft_alias *a = weft_aliases; a->old; a++)
+        if (strcasecmp(a->old, key) == 0) key = a->key;
+    for (const weft_option *o = weft_options(NULL); o->key; o++)
+        if (strcasecmp(o->key, key) == 0) return o;
     return NULL;
 }
 
 const weft_option *weft_option_at(size_t offset) {
-    int count;
-    const weft_option *options = weft_options(&count);
-    while (options->offset != offset)
-        options++;
-    return options;
+    const weft_option *o = weft_options(NULL);
+    while (o->offset != offset)
+        o++;
+    return o;
 }
 
 const char *weft_option_words(const weft_option *o, char *text, size_t room) {

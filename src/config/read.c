@@ -17,11 +17,9 @@ static const char *without_prefix(const char *key) {
 }
 
 static const char *nearest_key(const char *key) {
-    int count;
-    const weft_option *options = weft_options(&count);
     weft_nearest nearest = weft_nearest_to(key);
-    for (int i = 0; i < count; i++)
-        weft_nearest_offer(&nearest, options[i].key);
+    for (const weft_option *o = weft_options(NULL); o->key; o++)
+        weft_nearest_offer(&nearest, o->key);
     return nearest.name;
 }
 
@@ -101,17 +99,13 @@ static weft_status set_value(weft_config *c, const weft_option *o, const char *v
 
 void weft_config_defaults(weft_config *c) {
     memset(c, 0, sizeof *c);
-    int count;
-    const weft_option *options = weft_options(&count);
-    for (int i = 0; i < count; i++)
-        set_value(c, &options[i], options[i].fallback, "default");
+    for (const weft_option *o = weft_options(NULL); o->key; o++)
+        set_value(c, o, o->fallback, "default");
 }
 
 void weft_config_reset(weft_config *c, weft_option_owner owner) {
-    int count;
-    const weft_option *options = weft_options(&count);
-    for (int i = 0; i < count; i++)
-        if (options[i].owner == owner) set_value(c, &options[i], options[i].fallback, "default");
+    for (const weft_option *o = weft_options(NULL); o->key; o++)
+        if (o->owner == owner) set_value(c, o, o->fallback, "default");
 }
 
 const char *weft_option_instead(const char *key) {
@@ -160,8 +154,7 @@ weft_status weft_config_set(weft_config *c, const char *key, const char *value, 
         o = WEFT_OPTION(micro_batch); /* the batch stays, and is cut by what fits */
         snprintf(text, sizeof text, "-1");
     }
-    int count;
-    c->given[o - weft_options(&count)] = 1;
+    c->given[o - weft_options(NULL)] = 1;
     return set_value(c, o, text, where);
 }
 

@@ -68,13 +68,10 @@ static void write_range(FILE *out, const char *indent, const weft_option *o) {
 }
 
 void weft_config_write_kconfig(FILE *out) {
-    int count;
-    const weft_option *options = weft_options(&count);
     const char *group = "";
     fprintf(out, "# Made by `weft help config --kconfig` from the program's table of options.\n"
                  "mainmenu \"weft\"\n");
-    for (int i = 0; i < count; i++) {
-        const weft_option *o = &options[i];
+    for (const weft_option *o = weft_options(NULL); o->key; o++) {
         if (strcmp(group, o->group) != 0) {
             if (*group) fprintf(out, "\nendmenu\n");
             fprintf(out, "\nmenu \"%s\"\n", o->group);
@@ -107,27 +104,18 @@ static void write_option(FILE *out, int indent, const weft_option *o) {
 }
 
 void weft_option_explain(const weft_option *o, FILE *out) {
-    static const struct {
-        const char *old, *key;
-    } aliases[] = {
-#define ALIAS(old, new) {#old, #new},
-#include "config/aliases.def"
-    };
     write_option(out, 0, o);
     if (o->type == WEFT_OPT_BOOL) fputs("    y or n.\n", out);
     if (o->type == WEFT_OPT_TEXT) fputs("    A text.\n", out);
     fprintf(out, "    The default is %s.\n", *o->fallback ? o->fallback : "empty");
-    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
-        if (strcmp(aliases[i].key, o->key) == 0)
-            fprintf(out, "    CONFIG_%s, its old name, is read too.\n", aliases[i].old);
+    for (const weft_alias *a = weft_aliases; a->old; a++)
+        if (strcmp(a->key, o->key) == 0)
+            fprintf(out, "    CONFIG_%s, its old name, is read too.\n", a->old);
 }
 
 bool weft_config_write_help(FILE *out, const char *word) {
-    int count;
-    const weft_option *options = weft_options(&count);
     const char *group = "";
-    for (int i = 0; i < count; i++) {
-        const weft_option *o = &options[i];
+    for (const weft_option *o = weft_options(NULL); o->key; o++) {
         bool about = !word || strcasestr(o->key, word) || strcasestr(o->help, word) ||
                      (strncasecmp(word, "CONFIG_", 7) == 0 && strcasestr(o->key, word + 7));
         if (!about) continue;
@@ -145,11 +133,9 @@ static weft_status save(const weft_config *c, const weft_config *but, const char
                         bool (*wanted)(const weft_option *o), const char *path) {
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes = 0;
-    int count;
-    const weft_option *options = weft_options(&count);
     FILE *out = open_memstream(&text, &bytes);
     if (out) fputs(head, out);
-    for (const weft_option *o = options; out && o < options + count; o++) {
+    for (const weft_option *o = weft_options(NULL); out && o->key; o++) {
         char value[WEFT_TEXT_MAX];
         if ((but && weft_option_same(c, but, o)) || (wanted && !wanted(o))) continue;
         weft_config_format(c, o, value, sizeof value);

@@ -30,25 +30,17 @@ static weft_status check_dot(const weft_model *m, const char *what, bool normed)
         return weft_fail(WEFT_EINPUT,
                          "%s starts from CONFIG_ATTENTION=\"dot\"; this model has \"%s\"", what,
                          weft_config_word(c, WEFT_OPTION(attention)));
-    if (c->mup)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: not of a model with CONFIG_MUP=y, whose scores and logits have "
-                         "scales of their own",
-                         what);
-    if (c->qk_norm && (!normed || c->qk_norm_whole))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: not of a model with CONFIG_QK_NORM%s=y, whose queries and keys are "
-                         "not linear in what they are made from",
-                         what, normed ? "_WHOLE" : "");
-    if (c->attention_scale > 0)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: not of a model with CONFIG_ATTENTION_SCALE=%g, which only dot has",
-                         what, c->attention_scale);
-    if (c->kv_share == 1) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: not of a model with CONFIG_KV_SHARE=%lld, some of whose layers have no keys", what,
-        (long long)c->kv_share);
+    const weft_mix mixes[] = {
+        {c->mup, "not of a model with {MUP}, whose scores and logits have scales of their own"},
+        {c->qk_norm && !normed, "not of a model with {QK_NORM}, whose queries and keys are not "
+                                "linear in what they are made from"},
+        {c->qk_norm && c->qk_norm_whole,
+         "not of a model with {QK_NORM_WHOLE}, whose queries and keys are not linear in what they "
+         "are made from"},
+        {c->attention_scale > 0, "not of a model with {ATTENTION_SCALE}, which only dot has"},
+        {c->kv_share > 1, "not of a model with {KV_SHARE}, some of whose layers have no keys"},
+    };
+    return WEFT_REFUSE(c, what, mixes);
 }
 
 static void end_dot(dot_layer *dot) {
@@ -237,34 +229,27 @@ static weft_status write_maps(const mla_conversion *v, int64_t layer, const char
     return WEFT_OK;
 }
 
-static weft_status convert_apart(const mla_conversion *v, int64_t layer, const dot_layer *dot,
-                                 const double *moments, directions *d, weft_latent_error *error) {
-    for (int part = 0; part < 2; part++) {
-        memcpy(d->w, part ? dot->v : dot->k, (size_t)(v->n * v->e) * sizeof *d->w);
+/* The keys and the values, each with a latent of its own, or with one. */
+static weft_status convert_latents(const mla_conversion *v, int64_t layer, const dot_layer *dot,
+                                   const double *moments, directions *d, weft_latent_error *error) {
+    bool joint = v->options->joint;
+    for (int part = 0; part < (joint ? 1 : 2); part++) {
+        /* the values follow the keys */
+        memcpy(d->w, part ? dot->v : dot->k, (size_t)(d->n * v->e) * sizeof *d->w);
         multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
         for (int64_t i = 0; i < d->n; i++)
             d->scale[i] = 1;
+        if (joint) balance(d, 0, v->n);
+        if (joint) balance(d, v->n, v->n);
         WEFT_TRY(find_directions(d));
         write_weight(v->to, layer, part ? "attn.v_down.weight" : "attn.k_down.weight", d->down);
-        WEFT_TRY(write_maps(v, layer, part ? "attn.v_up" : "attn.q_latent", d, 0,
-                            part ? 1 : v->factor, part));
-        *(part ? &error->values : &error->keys) = lost(d, 0, v->n);
+        if (!part) WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, v->factor, false));
+        if (!part) error->keys = lost(d, 0, v->n);
+        if (!part && !joint) continue;
+        int64_t first = joint ? v->n : 0;
+        WEFT_TRY(write_maps(v, layer, "attn.v_up", d, first, 1, true));
+        error->values = lost(d, first, v->n);
     }
-    return WEFT_OK;
-}
-
-static weft_status convert_joint(const mla_conversion *v, int64_t layer, const dot_layer *dot,
-                                 const double *moments, directions *d, weft_latent_error *error) {
-    memcpy(d->w, dot->k, (size_t)(2 * v->n * v->e) * sizeof *d->w); /* the values follow the keys */
-    multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
-    balance(d, 0, v->n);
-    balance(d, v->n, v->n);
-    WEFT_TRY(find_directions(d));
-    write_weight(v->to, layer, "attn.k_down.weight", d->down);
-    WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, v->factor, false));
-    WEFT_TRY(write_maps(v, layer, "attn.v_up", d, v->n, 1, true));
-    error->keys = lost(d, 0, v->n);
-    error->values = lost(d, v->n, v->n);
     return WEFT_OK;
 }
 
@@ -320,8 +305,7 @@ static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, direct
     double left;
     WEFT_TRY(read_dot(v->from, layer, &dot));
     WEFT_TRY(take_rotated(v, layer, &dot, d, &left));
-    WEFT_TRY(v->options->joint ? convert_joint(v, layer, &dot, moments, d, error)
-                               : convert_apart(v, layer, &dot, moments, d, error));
+    WEFT_TRY(convert_latents(v, layer, &dot, moments, d, error));
     error->keys *= sqrt(left);
     error->positions = v->rotated.kept ? sqrt(left) : 0;
     write_weight(v->to, layer, "attn.q.weight", dot.q);

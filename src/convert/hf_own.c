@@ -11,12 +11,10 @@ extern const char weft_hf_configuration[], weft_hf_modeling[];
 
 weft_status weft_hf_own_config(const weft_config *c, json_t **out) {
     WEFT_AUTO_DECREF json_t *all = weft_config_to_json(c), *ours = json_object();
-    int count;
-    const weft_option *options = weft_options(&count);
-    for (int i = 0; i < count; i++) {
+    for (const weft_option *o = weft_options(NULL); o->key; o++) {
         char key[64];
-        if (options[i].owner != WEFT_OWNER_MODEL) continue;
-        weft_option_json_key(&options[i], key, sizeof key);
+        if (o->owner != WEFT_OWNER_MODEL) continue;
+        weft_option_json_key(o, key, sizeof key);
         json_object_set(ours, key, json_object_get(all, key));
     }
     /* A path of this machine. */
@@ -28,8 +26,7 @@ weft_status weft_hf_own_config(const weft_config *c, json_t **out) {
 }
 
 static weft_status write_text(const char *folder, const char *name, const char *text) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_PATH(path, "%s/%s", folder, name);
     return weft_file_write(path, text, strlen(text), NULL);
 }
 

@@ -64,21 +64,30 @@ static void add_head(piece_list *p, const char *theirs) {
             p->c->n_embd);
 }
 
-static void list_gpt2(piece_list *p) {
+/* GPT-2 and GPT-NeoX, which have the same parts. */
+static void list_gpt(piece_list *p) {
+    static const char *const gpt2[] = {"wte.weight",  "ln_f",        "ln_1",     "ln_2",
+                                       "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"};
+    static const char *const neox[] = {"embed_in.weight",           "final_layer_norm",
+                                       "input_layernorm",           "post_attention_layernorm",
+                                       "attention.query_key_value", "attention.dense",
+                                       "mlp.dense_h_to_4h",         "mlp.dense_4h_to_h"};
     const weft_config *c = p->c;
     int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
-    add(p, BODY, "wte.weight", "wte.weight", c->vocab_size, e);
-    add(p, BODY, "wpe.weight", "wpe.weight", c->context, e);
-    add_both(p, BODY, "ln_f", "ln_f", e, 0, 0);
+    bool first = p->family == WEFT_HF_GPT2;
+    const char *const *theirs = first ? gpt2 : neox;
+    add(p, BODY, "wte.weight", theirs[0], c->vocab_size, e);
+    if (first) add(p, BODY, "wpe.weight", "wpe.weight", c->context, e);
+    add_both(p, BODY, "ln_f", theirs[1], e, 0, 0);
     for (int64_t i = 0; i < c->n_layer; i++) {
-        add_both(p, i, "ln_1", "ln_1", e, 0, 0);
-        add_both(p, i, "ln_2", "ln_2", e, 0, 0);
-        add_both(p, i, "attn.qkv", "attn.c_attn", 3 * e, e, 0);
-        add_both(p, i, "attn.out", "attn.c_proj", e, e, 0);
-        add_both(p, i, "ffn.fc", "mlp.c_fc", f, e, 0);
-        add_both(p, i, "ffn.proj", "mlp.c_proj", e, f, 0);
+        add_both(p, i, "ln_1", theirs[2], e, 0, 0);
+        add_both(p, i, "ln_2", theirs[3], e, 0, 0);
+        add_both(p, i, "attn.qkv", theirs[4], 3 * e, e, first ? 0 : c->n_head);
+        add_both(p, i, "attn.out", theirs[5], e, e, 0);
+        add_both(p, i, "ffn.fc", theirs[6], f, e, 0);
+        add_both(p, i, "ffn.proj", theirs[7], e, f, 0);
     }
-    add_head(p, "lm_head.weight");
+    add_head(p, first ? "lm_head.weight" : "embed_out.weight");
 }
 
 /* `columns` 0: the biases. */
@@ -202,22 +211,6 @@ static void list_llama(piece_list *p) {
     add_head(p, "lm_head.weight");
 }
 
-static void list_neox(piece_list *p) {
-    const weft_config *c = p->c;
-    int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
-    add(p, BODY, "wte.weight", "embed_in.weight", c->vocab_size, e);
-    add_both(p, BODY, "ln_f", "final_layer_norm", e, 0, 0);
-    for (int64_t i = 0; i < c->n_layer; i++) {
-        add_both(p, i, "ln_1", "input_layernorm", e, 0, 0);
-        add_both(p, i, "ln_2", "post_attention_layernorm", e, 0, 0);
-        add_both(p, i, "attn.qkv", "attention.query_key_value", 3 * e, e, c->n_head);
-        add_both(p, i, "attn.out", "attention.dense", e, e, 0);
-        add_both(p, i, "ffn.fc", "mlp.dense_h_to_4h", f, e, 0);
-        add_both(p, i, "ffn.proj", "mlp.dense_4h_to_h", e, f, 0);
-    }
-    add_head(p, "embed_out.weight");
-}
-
 int64_t weft_hf_place(const hf_piece *p, int64_t i, int64_t j) {
     int64_t width = p->columns ? p->columns : 1;
     if (p->transposed) return j * p->rows + i;
@@ -238,10 +231,8 @@ hf_piece *weft_hf_pieces(const weft_config *c, weft_hf_family family, const char
     p.list = malloc(most * sizeof *p.list);
     if (!p.list)
         weft_fail(WEFT_ENOMEM, "convert: no memory for the list of tensors");
-    else if (family == WEFT_HF_GPT2)
-        list_gpt2(&p);
-    else if (family == WEFT_HF_NEOX)
-        list_neox(&p);
+    else if (family == WEFT_HF_GPT2 || family == WEFT_HF_NEOX)
+        list_gpt(&p);
     else
         list_llama(&p);
     *count = p.n;

@@ -17,9 +17,8 @@ typedef struct {
 } weight_files;
 
 static weft_status read_json(const char *folder, const char *name, json_t **out) {
-    char path[WEFT_PATH_MAX];
     *out = NULL;
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_PATH(path, "%s/%s", folder, name);
     return weft_json_load(path, JSON_MOST, out);
 }
 
@@ -30,13 +29,12 @@ bool weft_hf_is_folder(const char *folder) {
 }
 
 static weft_status open_file(weight_files *f, const char *name) {
-    char path[WEFT_PATH_MAX];
     if (strchr(name, '/'))
         return weft_fail(WEFT_EINPUT, "%s: its index names a file '%.80s' outside the folder",
                          f->folder, name);
     if (f->n == SHARDS_MOST)
         return weft_fail(WEFT_EINPUT, "%s: more than %d files of weights", f->folder, SHARDS_MOST);
-    WEFT_TRY(weft_path(path, "%s/%s", f->folder, name));
+    WEFT_PATH(path, "%s/%s", f->folder, name);
     WEFT_TRY(weft_safetensors_open(path, &f->list[f->n]));
     f->n++;
     return WEFT_OK;
@@ -184,9 +182,8 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     weft_config c;
     weft_hf_family family;
-    char where[WEFT_PATH_MAX];
     *out = NULL;
-    WEFT_TRY(weft_path(where, "%s/config.json", folder));
+    WEFT_PATH(where, "%s/config.json", folder);
     WEFT_TRY(read_json(folder, "config.json", &root));
     for (int i = 0; i < n_ignored; i++)
         WEFT_TRY(weft_hf_config_ignore(root, where, ignored[i]));
@@ -211,33 +208,24 @@ static bool is_other(const hf_piece *p) {
     return p->factor > 0 || p->lessened > 0;
 }
 
-/* Our rows as they have them, malloc'd. */
-static weft_status change_rows(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
-                               unsigned char **out) {
-    int64_t count = p->rows * (p->columns ? p->columns : 1);
-    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
-    *out = malloc((size_t)count * weft_dtype_size(dtype));
-    if (!values || !*out) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
-    if (w) weft_weight_read(w, values);
-    for (int64_t i = 0; i < count; i++)
-        values[i] = (p->factor > 0 ? p->factor : 1) * (w ? values[i] : 1) - p->lessened;
-    weft_weight_write(&(weft_weight){.dtype = dtype, .count = count, .data = *out}, values);
-    return WEFT_OK;
-}
-
-/* Puts our rows where theirs has them. */
+/* Puts our rows where theirs has them, as they have them. */
 static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
                               unsigned char *to) {
+    int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
     size_t size = weft_dtype_size(dtype);
-    int64_t width = p->columns ? p->columns : 1;
-    WEFT_AUTO_FREE unsigned char *changed = NULL;
-    if (is_other(p)) WEFT_TRY(change_rows(p, w, dtype, &changed));
-    const unsigned char *from =
-        changed ? changed : (unsigned char *)w->data + (size_t)(p->first * width) * size;
+    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
+    if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    weft_weight part = {.dtype = dtype, .count = count};
+    if (w) part.data = (unsigned char *)w->data + (size_t)(p->first * width) * size;
+    if (w) weft_weight_read(&part, values);
+    part.count = 1;
     for (int64_t i = 0; i < p->rows; i++)
-        for (int64_t j = 0; j < width; j++)
-            memcpy(to + (size_t)weft_hf_place(p, i, j) * size,
-                   from + (size_t)(i * width + j) * size, size);
+        for (int64_t j = 0; j < width; j++) {
+            double ours = w ? values[i * width + j] : 1;
+            double value = (p->factor > 0 ? p->factor : 1) * ours - p->lessened;
+            part.data = to + (size_t)weft_hf_place(p, i, j) * size;
+            weft_weight_write(&part, &value);
+        }
     return WEFT_OK;
 }
 
@@ -298,9 +286,8 @@ typedef struct {
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const their_parts *p = context;
-    char path[WEFT_PATH_MAX];
     weft_hf_family family;
-    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]));
+    WEFT_PATH(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]);
     static const char *const types[] = {
         [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
     WEFT_AUTO_DECREF json_t *root = NULL;

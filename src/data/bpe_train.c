@@ -15,7 +15,7 @@
 enum { RAW_PIECE = 256 };
 
 typedef struct {
-    size_t at; /* in the pool, then in the symbols */
+    int64_t at; /* in the texts' pool, and in the symbols */
     int32_t bytes, length;
     int64_t count;
 } word;
@@ -41,13 +41,9 @@ typedef struct {
 } merge;
 
 struct weft_bpe_trainer {
-    char *pool;
-    size_t pool_used, pool_room;
+    weft_tokenizer *texts; /* of the words: a table of their bytes is what it is used as */
     word *words;
-    int64_t n_words, words_room;
-    int32_t *slots; /* words by their bytes */
-    int64_t n_slots;
-
+    int64_t words_room;
     int32_t *symbols;
     pair *pairs;
     int64_t n_pairs, pairs_room;
@@ -69,70 +65,35 @@ weft_status weft_bpe_trainer_open(weft_bpe_trainer **out) {
     *out = NULL;
     WEFT_TRY(weft_gpt2_prepare());
     *out = calloc(1, sizeof **out);
-    return *out ? WEFT_OK : no_memory();
+    if (!*out || weft_tokenizer_new("words", &(*out)->texts) != WEFT_OK) {
+        free(weft_steal(out));
+        return no_memory();
+    }
+    (*out)->texts->ids_most = INT32_MAX;
+    return WEFT_OK;
 }
 
 void weft_bpe_trainer_close(weft_bpe_trainer *b) {
     if (!b) return;
     for (int64_t i = 0; i < b->n_pairs; i++)
         free(b->pairs[i].words);
-    free(b->pool);
-    free(b->words);
-    free(b->slots);
-    free(b->symbols);
-    free(b->pairs);
-    free(b->pair_slots);
-    free(b->heap);
-    free(b->touched);
-    free(b->merges);
-    free(b);
+    weft_tokenizer_close(b->texts);
+    WEFT_FREE(b->words, b->symbols, b->pairs, b->pair_slots, b->heap, b->touched, b->merges, b);
 }
 
-WEFT_GETTER(int64_t, weft_bpe_trainer_words, weft_bpe_trainer, n_words)
-
-static int64_t word_slot(const weft_bpe_trainer *b, const char *text, size_t n) {
-    int64_t mask = b->n_slots - 1;
-    for (int64_t at = (int64_t)(weft_hash_bytes(text, n) & (uint64_t)mask);; at = (at + 1) & mask) {
-        if (b->slots[at] < 0) return at;
-        const word *w = &b->words[b->slots[at]];
-        if ((size_t)w->bytes == n && memcmp(b->pool + w->at, text, n) == 0) return at;
-    }
-}
-
-/* So many places of a hash table with -1 in each; NULL: no memory. */
-static int32_t *empty_slots(int64_t n) {
-    int32_t *slots = malloc((size_t)n * sizeof *slots);
-    if (slots) memset(slots, 0xFF, (size_t)n * sizeof *slots);
-    return slots;
-}
-
-static bool grow_slots(weft_bpe_trainer *b) {
-    if (b->n_slots >= 2 * (b->n_words + 1)) return true;
-    int64_t n = b->n_slots ? 2 * b->n_slots : 1024;
-    int32_t *slots = empty_slots(n);
-    if (!slots) return false;
-    free(b->slots);
-    b->slots = slots;
-    b->n_slots = n;
-    for (int64_t i = 0; i < b->n_words; i++)
-        slots[word_slot(b, b->pool + b->words[i].at, (size_t)b->words[i].bytes)] = (int32_t)i;
-    return true;
-}
+WEFT_GETTER(int64_t, weft_bpe_trainer_words, weft_bpe_trainer, texts->vocab)
 
 static bool count_word(weft_bpe_trainer *b, const char *text, size_t n) {
-    if (b->n_words == INT32_MAX || !grow_slots(b)) return false;
-    int64_t slot = word_slot(b, text, n);
-    if (b->slots[slot] >= 0) {
-        b->words[b->slots[slot]].count++;
-        return true;
+    weft_tokenizer *t = b->texts;
+    int32_t id = weft_tokenizer_find(t, text, (int64_t)n);
+    if (id < 0) {
+        id = (int32_t)t->vocab;
+        if (weft_tokenizer_add_token(t, id, text, (int64_t)n, true) != WEFT_OK ||
+            !weft_grow_list(&b->words, &b->words_room, t->vocab, sizeof *b->words))
+            return false;
+        b->words[id] = (word){.at = t->offset[id], .bytes = (int32_t)n};
     }
-    if (!weft_grow(&b->pool, &b->pool_room, b->pool_used + n) ||
-        !weft_grow_list(&b->words, &b->words_room, b->n_words + 1, sizeof *b->words))
-        return false;
-    memcpy(b->pool + b->pool_used, text, n);
-    b->words[b->n_words] = (word){.at = b->pool_used, .bytes = (int32_t)n, .count = 1};
-    b->slots[slot] = (int32_t)b->n_words++;
-    b->pool_used += n;
+    b->words[id].count++;
     return true;
 }
 
@@ -163,14 +124,16 @@ static int compare_words(const void *a, const void *b, void *pool) {
 
 /* Words in order, and as symbols: the numbers of their bytes. */
 static bool spell_words(weft_bpe_trainer *b, const weft_tokenizer *t) {
-    if (b->n_words) qsort_r(b->words, (size_t)b->n_words, sizeof *b->words, compare_words, b->pool);
-    b->symbols = malloc((b->pool_used + 1) * sizeof *b->symbols);
+    const weft_tokenizer *texts = b->texts;
+    if (texts->vocab)
+        qsort_r(b->words, (size_t)texts->vocab, sizeof *b->words, compare_words, texts->pool);
+    b->symbols = malloc((texts->pool_used + 1) * sizeof *b->symbols);
     if (!b->symbols) return false;
-    for (int64_t i = 0; i < b->n_words; i++) {
+    for (int64_t i = 0; i < texts->vocab; i++) {
         word *w = &b->words[i];
         w->length = w->bytes;
-        for (int32_t k = 0; k < w->bytes; k++)
-            b->symbols[w->at + (size_t)k] = t->byte_token[(uint8_t)b->pool[w->at + (size_t)k]];
+        for (int64_t k = w->at; k < w->at + w->bytes; k++)
+            b->symbols[k] = t->byte_token[(uint8_t)texts->pool[k]];
     }
     return true;
 }
@@ -188,8 +151,9 @@ static pair *find_pair(weft_bpe_trainer *b, int32_t left, int32_t right) {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     if (b->n_pair_slots < 2 * (b->n_pairs + 1)) {
         int64_t n = b->n_pair_slots ? 2 * b->n_pair_slots : 4096;
-        int32_t *slots = empty_slots(n);
+        int32_t *slots = malloc((size_t)n * sizeof *slots);
         if (!slots) return NULL;
+        memset(slots, 0xFF, (size_t)n * sizeof *slots); /* -1 in each */
         free(b->pair_slots);
         b->pair_slots = slots;
         b->n_pair_slots = n;
@@ -265,7 +229,7 @@ static bool push_touched(weft_bpe_trainer *b) {
 }
 
 static bool count_pairs(weft_bpe_trainer *b) {
-    for (int64_t i = 0; i < b->n_words; i++) {
+    for (int64_t i = 0; i < b->texts->vocab; i++) {
         const word *w = &b->words[i];
         const int32_t *s = b->symbols + w->at;
         for (int32_t k = 0; k + 1 < w->length; k++)

@@ -133,16 +133,16 @@ static void put_place(document *d, char code) {
     } else if (code == 'w') {
         put(d, PICK(d, VERBS));
         put(d, "s");
-    } else if (code == 't' || code == 'e') {
+    } else if (code == 't' || code == 'e' || code == 'E') {
         /* "a", "a and b", "a, b and c"; each with its look and article, or with "the". */
-        bool definite = code == 'e';
         for (uint32_t i = 0; i < d->listed; i++) {
             if (i) put(d, i + 1 < d->listed ? ", " : " and ");
-            if (definite) {
+            if (code == 't') {
+                put_thing(d, "a", d->list_looks[i], d->list[i]);
+            } else {
                 put(d, "the ");
                 put(d, d->list[i]);
-            } else {
-                put_thing(d, "a", d->list_looks[i], d->list[i]);
+                if (code == 'E') put(d, "s");
             }
         }
     } else if (code == 'b') {
@@ -213,56 +213,34 @@ static void put_story(document *d) {
 }
 
 static void put_packing_list(document *d) {
-    uint32_t all = 0;
+    d->numbers[2] = 0;
     put_sentence(d, "What $H took to $P\n\n");
     for (uint32_t i = 0; i < d->listed; i++) {
-        uint32_t count = 2 + draw(d, 18);
-        all += count;
-        put(d, "- ");
-        put_number(d, count);
-        put(d, " ");
-        put(d, d->list[i]);
-        put(d, "s\n");
+        d->last = d->list[i];
+        d->numbers[0] = 2 + draw(d, 18);
+        d->numbers[2] += d->numbers[0];
+        put_sentence(d, "- $1 $ns\n");
     }
-    put(d, "In all ");
-    put_number(d, all);
-    put_sentence(d, " things.\n\n$H packed ");
-    for (uint32_t i = 0; i < d->listed; i++) {
-        if (i) put(d, i + 1 < d->listed ? ", " : " and ");
-        put(d, "the ");
-        put(d, d->list[i]);
-        put(d, "s");
-    }
-    put_sentence(d, " and went to $P.");
+    put_sentence(d, "In all $3 things.\n\n$H packed $E and went to $P.");
 }
 
 /* Each sum begins with the answer of the one before. */
 static void put_sums(document *d) {
     put_sentence(d, "Sums of $H\n\n");
-    uint32_t value = 1 + draw(d, 60), lines = 4 + draw(d, 5);
-    for (uint32_t i = 0; i < lines; i++) {
-        uint32_t other = 1 + draw(d, 39);
+    d->numbers[2] = 1 + draw(d, 60);
+    for (uint32_t left = 4 + draw(d, 5); left; left--) {
+        uint32_t value = d->numbers[0] = d->numbers[2], other = d->numbers[1] = 1 + draw(d, 39);
         bool less = value > other && (value > 60 || draw(d, 2));
-        put_number(d, value);
-        put(d, less ? " - " : " + ");
-        put_number(d, other);
-        value = less ? value - other : value + other;
-        put(d, " = ");
-        put_number(d, value);
-        put(d, "\n");
+        d->numbers[2] = less ? value - other : value + other;
+        put_sentence(d, less ? "$1 - $2 = $3\n" : "$1 + $2 = $3\n");
     }
-    put(d, "The last answer is ");
-    put_number(d, value);
-    put(d, ".");
+    put_sentence(d, "The last answer is $3.");
 }
 
 static void put_boxes(document *d) {
     put_sentence(d, "Boxes of $P\n\n");
-    for (uint32_t left = 2 + draw(d, 4); left; left--) {
-        put(d, "box ");
-        put_brackets(d, 0);
-        put(d, "\n");
-    }
+    for (uint32_t left = 2 + draw(d, 4); left; left--)
+        put_sentence(d, "box $b\n");
     put_sentence(d, "All boxes belong to $H.");
 }
 

@@ -6,7 +6,7 @@
  *     x another thing with its article, X the same with a capital   n the noun of the last x
  *     N the noun of another thing      v a verb   w a verb with its s   l when or how
  *     s he, she      S He, She     h him, her      p his, her     M His, Her
- *     q the quotation      t the things of the list with "a"      e the same with "the"
+ *     q the quotation      t the things of the list with "a"      e the same with "the"   E and an s
  *     b a remark in brackets           1, 2, 3 numbers, of which 1 + 2 = 3
  * Only the hero has a pronoun, and the object's noun stands for nothing else in the document. */
 #pragma once

@@ -59,10 +59,9 @@ static int find_kind(const weft_config *c) {
 weft_status weft_dataset_tokenizer(const weft_config *c, weft_tokenizer **out) {
     int kind = find_kind(c);
     bool there = false;
-    char path[WEFT_PATH_MAX];
     *out = NULL;
     if (kind < SHARDS && known[kind].metric) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", c->dataset));
+    WEFT_PATH(path, "%s/tokenizer.json", c->dataset);
     if (kind == SHARDS) WEFT_TRY(weft_path_there(path, &there));
     if (there) return weft_tokenizer_open(path, out);
     if (kind == SHARDS && strcmp(c->tokenizer, "bytes") == 0) return WEFT_OK;

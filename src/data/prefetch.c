@@ -155,9 +155,7 @@ void weft_prefetch_close(weft_prefetch *p) {
         pthread_join(p->worker, NULL);
     }
     for (int64_t i = 0; p->ring && i < p->slots; i++) {
-        free(p->ring[i].tokens);
-        free(p->ring[i].targets);
-        free(p->ring[i].scored);
+        WEFT_FREE(p->ring[i].tokens, p->ring[i].targets, p->ring[i].scored);
     }
     free(p->ring);
     pthread_cond_destroy(&p->changed);

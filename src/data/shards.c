@@ -350,12 +350,11 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
                              is, parts ? ", not all of them: a command was cut off here" : "");
     }
     for (int i = 0; i < list.n; i++) {
-        char path[WEFT_PATH_MAX];
         unsigned char head[8] = {0};
         WEFT_AUTO_CLOSE int fd = -1;
         if (!is_part(list.list[i], name)) continue;
         /* By its name a part of a shard, and by its first bytes too. Of an empty file nothing is lost. */
-        WEFT_TRY(weft_path(path, "%s/%s", dir, list.list[i]));
+        WEFT_PATH(path, "%s/%s", dir, list.list[i]);
         WEFT_TRY(weft_file_open(path, &fd));
         ssize_t got = read(fd, head, sizeof head);
         if (got > 0 && !weft_shard_width(head))
@@ -468,7 +467,5 @@ void weft_shard_writer_close(weft_shard_writer *w) {
         shard_path(w, i, i < w->placed ? "" : ".part", path);
         unlink(path);
     }
-    free(w->dir);
-    free(w->name);
-    free(w);
+    WEFT_FREE(w->dir, w->name, w);
 }

@@ -233,19 +233,17 @@ static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
 }
 
 static weft_status put_in_place(job *j, const char *out) {
-    char path[WEFT_PATH_MAX];
     if (!weft_shard_writer_tokens(j->writers[0]) && !weft_shard_writer_tokens(j->writers[1]))
         return weft_fail(WEFT_EINPUT, "there is no text in the input");
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
+    WEFT_PATH(path, "%s/tokenizer.json", out);
     if (j->tokenizer && !j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
     return weft_shard_writers_commit(j->writers, 2);
 }
 
 /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
 static weft_status check_tokenizer(job *j, const char *out) {
-    char path[WEFT_PATH_MAX];
     weft_kind kind;
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
+    WEFT_PATH(path, "%s/tokenizer.json", out);
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
     if (j->tokenizer) WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));

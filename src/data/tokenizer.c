@@ -34,16 +34,8 @@ void weft_tokenizer_close(weft_tokenizer *t) {
         free(t->added[i].text);
     for (int i = 0; i < t->n_steps; i++)
         pcre2_code_free(t->steps[i].pattern);
-    free(t->added);
-    free(t->merge_list);
-    free(t->merges);
-    free(t->score);
-    free(t->sorted);
-    free(t->index);
-    free(t->pool);
-    free(t->length);
-    free(t->offset);
-    free(t->source);
+    WEFT_FREE(t->added, t->merge_list, t->merges, t->score, t->sorted, t->index, t->pool, t->length,
+              t->offset, t->source);
     for (int i = 0; i < BESIDE_FILES; i++)
         free(t->beside[i]);
     free(t->name);

@@ -16,11 +16,10 @@ static const char *const names[BESIDE_FILES] = {
 
 /* DIR/NAME as text; NULL where there is none. */
 static weft_status read_optional(const char *dir, const char *name, char **out) {
-    char path[WEFT_PATH_MAX];
     bool there;
     size_t bytes;
     *out = NULL;
-    WEFT_TRY(weft_path(path, "%s/%s", dir, name));
+    WEFT_PATH(path, "%s/%s", dir, name);
     WEFT_TRY(weft_path_there(path, &there));
     return there ? weft_file_read(path, BESIDE_MOST, out, &bytes) : WEFT_OK;
 }

@@ -89,14 +89,7 @@ void weft_encoder_close(weft_encoder *e) {
         pcre2_match_data_free(e->match[i]);
     pcre2_match_context_free(e->context);
     pcre2_jit_stack_free(e->stack);
-    free(e->memory);
-    free(e->out);
-    free(e->id);
-    free(e->next);
-    free(e->before);
-    free(e->heap);
-    free(e->score);
-    free(e);
+    WEFT_FREE(e->memory, e->out, e->id, e->next, e->before, e->heap, e->score, e);
 }
 
 static bool reserve_tokens(weft_encoder *e, size_t more) {
@@ -171,11 +164,7 @@ static bool reserve_long(weft_encoder *e, int64_t n) {
     int64_t room = e->long_room ? e->long_room : 4096;
     while (room < n)
         room *= 2;
-    free(e->id);
-    free(e->next);
-    free(e->before);
-    free(e->heap);
-    free(e->score);
+    WEFT_FREE(e->id, e->next, e->before, e->heap, e->score);
     e->id = malloc((size_t)room * sizeof *e->id);
     e->next = malloc((size_t)room * sizeof *e->next);
     e->before = malloc((size_t)room * sizeof *e->before);

@@ -83,9 +83,7 @@ void weft_input_close(weft_input *in) {
     if (!in) return;
     if (in->file > 0) close(in->file);
     weft_unpack_close(in->unpack);
-    free(in->buffer);
-    free(in->units);
-    free(in);
+    WEFT_FREE(in->buffer, in->units, in);
 }
 
 WEFT_GETTER(int64_t, weft_input_total, weft_input, total)

@@ -115,13 +115,12 @@ int32_t weft_tokenizer_find(const weft_tokenizer *t, const char *bytes, int64_t 
 
 /* tokenizer_read.c: the files. */
 weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path);
-/* Adds the tokens of {"symbols": number, ...}, and the next merge. */
-weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab);
-weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t left_length,
-                                 const char *right, size_t right_length);
-
-/* The bytes that a token's text in a file stands for, to `out` (as long as text); -1: it stands for none. */
-int64_t weft_token_bytes(const weft_tokenizer *t, const char *text, size_t length, char *out);
+/* Parses one that must be a JSON object. */
+weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out);
+/* The next step: a pattern, NULL: GPT-2's; a token that is found as it stands; composing (NFC). */
+weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern);
+weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, int64_t id);
+weft_status weft_tokenizer_set_nfc(weft_tokenizer *t);
 
 /* tokenizer_beside.c: keeps what lies beside a tokenizer's file, and takes from it the tokens that end
  * generation; writes it beside another. */
@@ -129,15 +128,6 @@ weft_status weft_tokenizer_read_beside(weft_tokenizer *t, const char *dir);
 weft_status weft_tokenizer_save_beside(const weft_tokenizer *t, const char *path);
 /* For a pair of files: how the model that config.json names splits, and its added tokens. */
 weft_status weft_tokenizer_complete_pair(weft_tokenizer *t, const char *dir);
-
-/* tokenizer_json.c: Hugging Face's tokenizer.json. Parses a file that must be one JSON object; fills a
- * tokenizer from it. */
-weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out);
-weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root);
-/* The next step: a pattern, NULL: GPT-2's; a token that is found as it stands; composing (NFC). */
-weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern);
-weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, int64_t id);
-weft_status weft_tokenizer_set_nfc(weft_tokenizer *t);
 
 /* Byte-level files write each byte as a printable character. The bytes as the first tokens, in the order of
  * these, as GPT-2 numbers them. */

@@ -1,31 +1,31 @@
-/* The files a tokenizer is read from: which ones a name means, and GPT-2's pair of them.
+/* The files a tokenizer is read from. Whatever is in one is checked before it is used: numbers twice, merges of
+ * tokens that do not exist, bytes without a token.
  *
- * vocab.bpe is a line a merge, "left right", best first; encoder.json gives every token its number.
- * A Hugging Face tokenizer.json (tokenizer_json.c) holds both and how to split. Whatever is in a
- * file is checked before it is used: numbers twice, merges of tokens that do not exist, bytes
- * without a token. */
+ * GPT-2's pair: vocab.bpe is a line a merge, "left right", best first; encoder.json gives every token its number.
+ *
+ * A Hugging Face tokenizer.json holds both and how to split: a pipeline of normalizer, splitting steps, model, added
+ * tokens. What is taken is byte-level BPE, without a normalizer or with NFC, and SentencePiece's BPE and Unigram.
+ * Where these fall back to bytes no byte of a text in composed form is lost, and decoding gives it back; Unigram may
+ * have a token for unknown characters in place of that. All else is refused by its name, rather than read as
+ * something it is not. Of the post-processor, which puts tokens around a text, the one that begins it is
+ * taken; weft_encode_text puts it there. */
 #include "base/json.h"
 #include "data/tokenizer_internal.h"
 
 #include <errno.h>
 #include <sys/stat.h>
 
-static const char END_OF_TEXT[] = "<|endoftext|>";
-
-/* A token takes more than one byte of a file, whatever its format; a pair of files adds up. */
-static weft_status read_file(weft_tokenizer *t, const char *path, char **text, size_t *bytes) {
-    errno = 0;
-    weft_status status = weft_file_read(path, TOKENIZER_FILE_MAX, text, bytes);
-    if (status == WEFT_OK) {
-        bool first = t->ids_most == TOKENIZER_VOCAB_MAX;
-        int64_t most = (first ? TOKENIZER_IDS_FREE : t->ids_most) + (int64_t)*bytes;
-        t->ids_most = most < TOKENIZER_VOCAB_MAX ? most : TOKENIZER_VOCAB_MAX;
-        return WEFT_OK;
-    }
-    return weft_fail(errno == ENOENT ? WEFT_EINPUT : status, "tokenizer %s", weft_error_message());
+weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out) {
+    json_error_t error;
+    *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!*out) return tokenizer_refuse(t, "line %d is no JSON: %.80s", error.line, error.text);
+    if (json_is_object(*out)) return WEFT_OK;
+    json_decref(weft_steal(out));
+    return tokenizer_refuse(t, "is no JSON object");
 }
 
-int64_t weft_token_bytes(const weft_tokenizer *t, const char *text, size_t length, char *out) {
+/* The bytes that a token's text in a file stands for, to `out` (as long as text); -1: it stands for none. */
+static int64_t token_bytes(const weft_tokenizer *t, const char *text, size_t length, char *out) {
     if (!t->characters) return weft_symbols_to_bytes(text, length, out);
     return (int64_t)weft_spaces_from_marks(text, length, out);
 }
@@ -38,7 +38,8 @@ static int byte_of(const weft_tokenizer *t, const char *text) {
     return is && end == 6 ? (int)byte : -1;
 }
 
-weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
+/* Adds the tokens of {"symbols": number, ...}. */
+static weft_status add_vocab(weft_tokenizer *t, const json_t *vocab) {
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)vocab, key, value) {
@@ -47,7 +48,7 @@ weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
             return tokenizer_refuse(t, "the number of token \"%.40s\" is no number", key);
         WEFT_AUTO_FREE char *bytes = malloc(length + 1);
         if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
-        int64_t n = weft_token_bytes(t, key, length, bytes);
+        int64_t n = token_bytes(t, key, length, bytes);
         int byte = byte_of(t, key);
         if (byte >= 0) {
             t->byte_token[byte] = (int32_t)json_integer_value(value);
@@ -62,13 +63,14 @@ weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
     return WEFT_OK;
 }
 
-weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t left_length,
-                                 const char *right, size_t right_length) {
+/* Adds the next merge. */
+static weft_status add_merge(weft_tokenizer *t, const char *left, size_t left_length,
+                             const char *right, size_t right_length) {
     long long number = (long long)t->n_merges + 1;
     WEFT_AUTO_FREE char *bytes = malloc(left_length + right_length + 1);
     if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
-    int64_t l = weft_token_bytes(t, left, left_length, bytes), r = -1;
-    if (l > 0) r = weft_token_bytes(t, right, right_length, bytes + l);
+    int64_t l = token_bytes(t, left, left_length, bytes), r = -1;
+    if (l > 0) r = token_bytes(t, right, right_length, bytes + l);
     int32_t a = -1, b = -1, made = -1;
     if (r > 0) {
         a = weft_tokenizer_find(t, bytes, l);
@@ -82,6 +84,325 @@ weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t lef
                                 number);
     weft_tokenizer_add_merge(t, a, b, made);
     return WEFT_OK;
+}
+
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+static weft_status refuse(const weft_tokenizer *t, const char *what, const char *value) {
+    return tokenizer_refuse(t,
+                            "%s \"%.40s\" is not supported; byte-level BPE is, and SentencePiece's "
+                            "BPE with byte_fallback and Unigram",
+                            what, value);
+}
+
+weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
+    if (t->n_steps == TOKENIZER_STEPS_MAX)
+        return tokenizer_refuse(t, "more than %d splitting steps", TOKENIZER_STEPS_MAX);
+    if (!pattern || weft_pattern_is_gpt2(pattern)) {
+        WEFT_TRY(weft_gpt2_prepare());
+        t->steps[t->n_steps++].pattern = NULL;
+        return WEFT_OK;
+    }
+    char where[256];
+    snprintf(where, sizeof where, "tokenizer %.200s", t->name);
+    WEFT_TRY(weft_split_compile(pattern, where, &t->steps[t->n_steps].pattern));
+    t->n_steps++;
+    return WEFT_OK;
+}
+
+/* A text to be found as it stands, as a pattern. */
+static weft_status add_literal(weft_tokenizer *t, const char *text) {
+    WEFT_AUTO_FREE char *pattern = malloc(2 * strlen(text) + 1);
+    char *to = pattern;
+    if (!pattern) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    for (; *text; text++) {
+        if ((*text & 0x80) == 0 && strchr("\\^$.|?*+()[]{}&", *text)) *to++ = '\\';
+        *to++ = *text;
+    }
+    *to = 0;
+    return weft_tokenizer_add_pattern(t, pattern);
+}
+
+/* Matches and what is between them must all be kept. With "Removed" and "invert" only what the
+ * pattern does not match would go; such patterns match everything, and what they miss is kept. */
+static weft_status read_split(weft_tokenizer *t, const json_t *step) {
+    const char *behavior = text_of(step, "behavior");
+    bool invert = json_is_true(json_object_get(step, "invert"));
+    if (strcmp(behavior, "Isolated") != 0 && !(invert && strcmp(behavior, "Removed") == 0))
+        return refuse(t, "a Split with behavior", behavior);
+    const json_t *pattern = json_object_get(step, "pattern");
+    const char *regex = json_string_value(json_object_get(pattern, "Regex"));
+    const char *literal = json_string_value(json_object_get(pattern, "String"));
+    if (regex && *regex) return weft_tokenizer_add_pattern(t, regex);
+    if (literal && *literal) return add_literal(t, literal);
+    return tokenizer_refuse(t, "a Split has no pattern");
+}
+
+static weft_status read_byte_level(weft_tokenizer *t, const json_t *step, bool *byte_level) {
+    if (json_is_true(json_object_get(step, "add_prefix_space")))
+        return refuse(t, "ByteLevel with", "add_prefix_space");
+    *byte_level = true;
+    return json_is_false(json_object_get(step, "use_regex")) ? WEFT_OK
+                                                             : weft_tokenizer_add_pattern(t, NULL);
+}
+
+static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
+    const char *type = text_of(step, "type");
+    if (*byte_level) return tokenizer_refuse(t, "a splitting step \"%.40s\" after ByteLevel", type);
+    if (strcmp(type, "ByteLevel") == 0) return read_byte_level(t, step, byte_level);
+    if (strcmp(type, "Split") == 0) return read_split(t, step);
+    if (strcmp(type, "Digits") == 0)
+        return weft_tokenizer_add_pattern(
+            t, json_is_true(json_object_get(step, "individual_digits")) ? "\\p{N}" : "\\p{N}+");
+    return refuse(t, "the pre_tokenizer", type);
+}
+
+static weft_status read_steps(weft_tokenizer *t, const json_t *root) {
+    const json_t *pre = json_object_get(root, "pre_tokenizer");
+    bool byte_level = false;
+    if (strcmp(text_of(pre, "type"), "Sequence") == 0) {
+        const json_t *list = json_object_get(pre, "pretokenizers");
+        for (size_t i = 0; i < json_array_size(list); i++)
+            WEFT_TRY(read_step(t, json_array_get(list, i), &byte_level));
+    } else if (json_is_object(pre)) {
+        WEFT_TRY(read_step(t, pre, &byte_level));
+    }
+    if (byte_level) return WEFT_OK;
+    return tokenizer_refuse(t,
+                            "has no ByteLevel pre_tokenizer; byte-level BPE is what is supported");
+}
+
+static bool is_set(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (json_is_string(value)) return *json_string_value(value);
+    if (json_is_number(value)) return json_number_value(value) != 0;
+    return json_is_true(value);
+}
+
+static weft_status read_merge(weft_tokenizer *t, const json_t *merge) {
+    const char *left = json_string_value(json_array_get(merge, 0));
+    const char *right = json_string_value(json_array_get(merge, 1)), *text;
+    if (json_array_size(merge) == 2 && left && right)
+        return add_merge(t, left, strlen(left), right, strlen(right));
+    text = json_string_value(merge);
+    const char *space = text ? strchr(text, ' ') : NULL;
+    if (!space)
+        return tokenizer_refuse(t, "merge %lld is not two tokens", (long long)t->n_merges + 1);
+    return add_merge(t, text, (size_t)(space - text), space + 1, strlen(space + 1));
+}
+
+/* [["piece", score], ...], by number. */
+static weft_status read_unigram(weft_tokenizer *t, const json_t *model) {
+    const json_t *list = json_object_get(model, "vocab");
+    size_t n = json_array_size(list);
+    double least = 0;
+    WEFT_AUTO_DECREF json_t *vocab = json_object();
+    const json_t *unknown = json_object_get(model, "unk_id");
+    bool named = json_is_integer(unknown) && json_integer_value(unknown) >= 0 &&
+                 (size_t)json_integer_value(unknown) < n;
+    if (!is_set(model, "byte_fallback")) {
+        if (!named) return refuse(t, "without byte_fallback and unk_id the model", "Unigram");
+        t->unknown_token = (int32_t)json_integer_value(unknown);
+    }
+    t->score = calloc(n ? n : 1, sizeof *t->score);
+    if (!vocab || !t->score) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    for (size_t i = 0; i < n; i++) {
+        const char *piece = json_string_value(json_array_get(json_array_get(list, i), 0));
+        const json_t *score = json_array_get(json_array_get(list, i), 1);
+        if (!piece || !json_is_number(score) || json_object_get(vocab, piece))
+            return tokenizer_refuse(t, "entry %zu of its vocab is no piece of its own with a score",
+                                    i);
+        if (strlen(piece) > TOKENIZER_PIECE_MAX) return refuse(t, "a piece as long as", piece);
+        json_object_set_new(vocab, piece, json_integer((json_int_t)i));
+        t->score[i] = json_number_value(score);
+        least = i == 0 || t->score[i] < least ? t->score[i] : least;
+    }
+    t->unknown = least - 10; /* as their library has it */
+    WEFT_TRY(add_vocab(t, vocab));
+    return weft_tokenizer_reserve_merges(t, 0);
+}
+
+static weft_status read_model(weft_tokenizer *t, const json_t *model) {
+    static const char *const others[] = {"dropout", "continuing_subword_prefix",
+                                         "end_of_word_suffix"};
+    const char *type = text_of(model, "type");
+    const json_t *vocab = json_object_get(model, "vocab"),
+                 *merges = json_object_get(model, "merges");
+    if (strcmp(type, "Unigram") == 0) return read_unigram(t, model);
+    if (*type && strcmp(type, "BPE") != 0) return refuse(t, "the model", type);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (is_set(model, others[i])) return refuse(t, "a model with", others[i]);
+    if (!json_is_object(vocab) || !json_is_array(merges))
+        return tokenizer_refuse(t, "its model has no vocab or no merges");
+    t->whole_words = is_set(model, "ignore_merges");
+    WEFT_TRY(add_vocab(t, vocab));
+    WEFT_TRY(weft_tokenizer_reserve_merges(t, (int64_t)json_array_size(merges)));
+    for (size_t i = 0; i < json_array_size(merges); i++)
+        WEFT_TRY(read_merge(t, json_array_get(merges, i)));
+    return WEFT_OK;
+}
+
+weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, int64_t id) {
+    static const char *const others[] = {"single_word", "lstrip", "rstrip"};
+    const char *text = text_of(token, "content");
+    if (!*text || id < 0) return tokenizer_refuse(t, "an added token has no content or no id");
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (is_set(token, others[i])) return refuse(t, "an added token with", others[i]);
+    WEFT_AUTO_FREE char *own = strdup(text);
+    if (!own) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    int64_t length = (int64_t)strlen(text);
+    if (t->characters) length = token_bytes(t, text, (size_t)length, own);
+    int32_t bytes = 0;
+    const char *known = id < t->vocab ? weft_tokenizer_token(t, (int32_t)id, &bytes) : NULL;
+    if (!known)
+        WEFT_TRY(weft_tokenizer_add_token(t, id, own, length, false));
+    else if (bytes != length || memcmp(known, own, (size_t)bytes) != 0)
+        return tokenizer_refuse(t, "the number %lld is given to two tokens", (long long)id);
+    return weft_tokenizer_add_special(t, text, (int32_t)id, is_set(token, "special"));
+}
+
+weft_status weft_tokenizer_set_nfc(weft_tokenizer *t) {
+    WEFT_AUTO_FREE char *nothing = NULL;
+    size_t bytes;
+    t->nfc = true;
+    if (weft_compose("", 0, &nothing, &bytes) == WEFT_OK) return WEFT_OK;
+    return weft_fail(WEFT_EMISSING, "tokenizer %s: %s", t->name, weft_error_message());
+}
+
+static bool is_mark(const char *text) {
+    return strcmp(text, "\xe2\x96\x81") == 0;
+}
+
+/* NFC; and for SentencePiece's BPE, a space before the text, and spaces as U+2581. */
+static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) {
+    const char *type = text_of(normalizer, "type");
+    const json_t *list = json_object_get(normalizer, "normalizers");
+    if (!json_is_object(normalizer)) return WEFT_OK;
+    if (strcmp(type, "NFC") == 0) return weft_tokenizer_set_nfc(t);
+    if (t->characters && strcmp(type, "Prepend") == 0 && is_mark(text_of(normalizer, "prepend"))) {
+        t->space = SPACE_ALWAYS;
+        return WEFT_OK;
+    }
+    if (t->characters && strcmp(type, "Replace") == 0 && is_mark(text_of(normalizer, "content")) &&
+        strcmp(text_of(json_object_get(normalizer, "pattern"), "String"), " ") == 0)
+        return WEFT_OK;
+    if (strcmp(type, "Sequence") != 0) return refuse(t, "the normalizer", type);
+    for (size_t i = 0; i < json_array_size(list); i++)
+        WEFT_TRY(read_normalizer(t, json_array_get(list, i)));
+    return WEFT_OK;
+}
+
+/* Gemma's splits at spaces behind a normalizer that has left none: Replace alone. */
+static bool splits_nothing(const json_t *root, const json_t *pre) {
+    return strcmp(text_of(json_object_get(root, "normalizer"), "type"), "Replace") == 0 &&
+           strcmp(text_of(pre, "type"), "Split") == 0 &&
+           strcmp(text_of(json_object_get(pre, "pattern"), "String"), " ") == 0;
+}
+
+/* What SentencePiece's have in place of splitting: nothing, or Metaspace, which may split Unigram's text before spaces. */
+static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
+    const json_t *pre = json_object_get(root, "pre_tokenizer");
+    const char *type = text_of(pre, "type"), *scheme = text_of(pre, "prepend_scheme");
+    if (!json_is_object(pre)) {
+        if (json_is_object(json_object_get(root, "normalizer"))) return WEFT_OK;
+        return refuse(t, "a model with", "byte_fallback");
+    }
+    if (splits_nothing(root, pre)) return WEFT_OK;
+    bool split = !json_is_false(json_object_get(pre, "split"));
+    if (strcmp(type, "Metaspace") != 0 || !is_mark(text_of(pre, "replacement")) ||
+        (split && !t->score))
+        return refuse(t, "with byte_fallback the pre_tokenizer", type);
+    if (split) WEFT_TRY(weft_tokenizer_add_pattern(t, " [^ ]*|[^ ]+"));
+    t->space = strcmp(scheme, "never") == 0   ? SPACE_NONE
+               : strcmp(scheme, "first") == 0 ? SPACE_MISSING_FIRST
+                                              : SPACE_MISSING;
+    return WEFT_OK;
+}
+
+/* A template's text may have one special token before it and none behind. */
+static weft_status read_template(weft_tokenizer *t, const json_t *processor) {
+    const json_t *list = json_object_get(processor, "single");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = text_of(json_object_get(json_array_get(list, i), "SpecialToken"), "id");
+        if (!*name) continue;
+        int32_t id = weft_tokenizer_special(t, name);
+        if (i > 0 || id < 0) return refuse(t, "a post_processor that adds", name);
+        t->begin = id;
+    }
+    return WEFT_OK;
+}
+
+static weft_status read_processor(weft_tokenizer *t, const json_t *processor) {
+    const char *type = text_of(processor, "type");
+    const json_t *list = json_object_get(processor, "processors");
+    if (strcmp(type, "TemplateProcessing") == 0) return read_template(t, processor);
+    for (size_t i = 0; strcmp(type, "Sequence") == 0 && i < json_array_size(list); i++)
+        WEFT_TRY(read_processor(t, json_array_get(list, i)));
+    return WEFT_OK;
+}
+
+static int by_bytes(const void *a, const void *b, void *of) {
+    const weft_tokenizer *t = of;
+    int32_t left = *(const int32_t *)a, right = *(const int32_t *)b;
+    int32_t n = t->length[left] < t->length[right] ? t->length[left] : t->length[right];
+    int order = memcmp(t->pool + t->offset[left], t->pool + t->offset[right], (size_t)n);
+    return order ? order : (t->length[left] > n) - (t->length[right] > n);
+}
+
+/* All but those that stand for a byte, and added ones: what these are called is text like any other. */
+static weft_status sort_pieces(weft_tokenizer *t) {
+    WEFT_AUTO_FREE bool *added = calloc((size_t)t->vocab + 1, sizeof *added);
+    t->sorted = calloc((size_t)t->vocab + 1, sizeof *t->sorted);
+    if (!t->sorted || !added) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    for (int i = 0; i < t->n_added; i++)
+        added[t->added[i].id] = true;
+    for (int64_t id = 0; id < t->vocab; id++) {
+        int32_t length = t->length[id];
+        bool found = length && weft_tokenizer_find(t, t->pool + t->offset[id], length) == id;
+        if (found && !added[id]) t->sorted[t->n_sorted++] = (int32_t)id;
+    }
+    qsort_r(t->sorted, (size_t)t->n_sorted, sizeof *t->sorted, by_bytes, t);
+    return WEFT_OK;
+}
+
+static weft_status read_json(weft_tokenizer *t, const json_t *root) {
+    const json_t *added = json_object_get(root, "added_tokens"),
+                 *model = json_object_get(root, "model");
+    const char *version = text_of(root, "version");
+    if (*version && strcmp(version, "1.0") != 0)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: of version %.40s, and this weft knows 1.0",
+                         t->name, version);
+    t->characters =
+        is_set(model, "byte_fallback") || strcmp(text_of(model, "type"), "Unigram") == 0;
+    WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
+    WEFT_TRY(read_model(t, model));
+    WEFT_TRY(t->characters ? read_metaspace(t, root) : read_steps(t, root));
+    for (size_t i = 0; i < json_array_size(added); i++) {
+        const json_t *token = json_array_get(added, i), *id = json_object_get(token, "id");
+        WEFT_TRY(
+            weft_tokenizer_read_added(t, token, json_is_integer(id) ? json_integer_value(id) : -1));
+    }
+    if (t->score) WEFT_TRY(sort_pieces(t));
+    WEFT_TRY(read_processor(t, json_object_get(root, "post_processor")));
+    return weft_tokenizer_finish(t);
+}
+
+static const char END_OF_TEXT[] = "<|endoftext|>";
+
+/* A token takes more than one byte of a file, whatever its format; a pair of files adds up. */
+static weft_status read_file(weft_tokenizer *t, const char *path, char **text, size_t *bytes) {
+    errno = 0;
+    weft_status status = weft_file_read(path, TOKENIZER_FILE_MAX, text, bytes);
+    if (status == WEFT_OK) {
+        bool first = t->ids_most == TOKENIZER_VOCAB_MAX;
+        int64_t most = (first ? TOKENIZER_IDS_FREE : t->ids_most) + (int64_t)*bytes;
+        t->ids_most = most < TOKENIZER_VOCAB_MAX ? most : TOKENIZER_VOCAB_MAX;
+        return WEFT_OK;
+    }
+    return weft_fail(errno == ENOENT ? WEFT_EINPUT : status, "tokenizer %s", weft_error_message());
 }
 
 /* Calls for each line of merges: with `vocab`, as GPT-2 numbers them, the token it makes is added
@@ -100,7 +421,7 @@ static weft_status read_merge_line(weft_tokenizer *t, const char *line, size_t l
         if (a > 0) b = weft_symbols_to_bytes(space + 1, r, bytes + a);
         if (b > 0) WEFT_TRY(weft_tokenizer_add_token(t, t->vocab, bytes, a + b, true));
     }
-    return weft_merge_from_text(t, line, l, space + 1, r);
+    return add_merge(t, line, l, space + 1, r);
 }
 
 static weft_status read_merges(weft_tokenizer *t, const char *text, size_t bytes, bool numbering) {
@@ -124,7 +445,7 @@ static weft_status read_gpt2(weft_tokenizer *t, const char *encoder, const char 
     if (encoder) {
         WEFT_AUTO_DECREF json_t *vocab = NULL;
         WEFT_TRY(weft_json_parse(t, encoder, strlen(encoder), &vocab));
-        WEFT_TRY(weft_vocab_from_json(t, vocab));
+        WEFT_TRY(add_vocab(t, vocab));
     } else {
         WEFT_TRY(weft_tokenizer_number_bytes(t));
     }
@@ -161,7 +482,7 @@ static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *fla
     WEFT_TRY(weft_json_parse(t, t->source, t->source_bytes, &root));
     /* An encoder.json is tokens and numbers and nothing else. */
     *flat = !json_is_object(json_object_get(root, "model"));
-    if (!*flat) return weft_tokenizer_from_json(t, root);
+    if (!*flat) return read_json(t, root);
     free(weft_steal(&t->source));
     return WEFT_OK;
 }

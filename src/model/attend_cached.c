@@ -18,14 +18,14 @@
 #include <math.h>
 
 weft_status weft_cached_check(const weft_config *c) {
-    if (!c->causal)
-        return weft_fail(WEFT_EINPUT, "generate: CONFIG_CAUSAL=n: a token sees those after it, "
-                                      "which are not there yet; only causal models generate");
-    if (c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE)
-        return weft_fail(WEFT_EINPUT,
-                         "generate: CONFIG_RA_MLA_MLP_GATE_POOL=\"sequence\" pools over tokens to "
-                         "come, which are not there yet; train with \"token\" or \"cummean\"");
-    return WEFT_OK;
+    const weft_mix mixes[] = {
+        {!c->causal, "{CAUSAL}: a token sees those after it, which are not there yet; only causal "
+                     "models generate"},
+        {c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE,
+         "{RA_MLA_MLP_GATE_POOL} pools over tokens to come, which are not there yet; train with "
+         "\"token\" or \"cummean\""},
+    };
+    return WEFT_REFUSE(c, "generate", mixes);
 }
 
 int64_t weft_cached_table_pages(int64_t context) {
@@ -56,9 +56,12 @@ static int list_heads(const weft_config *c, weft_cache_part *parts) {
     return 2;
 }
 
-/* What travels between tokens: h, the rank's numbers, or what is left of h behind the maps that read
+enum { PARTS_MAX = 4 };
+
+/* What layer `layer` keeps of a token, in a model that computes in `dtype`; the parts' number.
+ * What travels between tokens: h, the rank's numbers, or what is left of h behind the maps that read
  * it, whichever is fewest. */
-int weft_cached_parts(const weft_config *c, int64_t layer, weft_dtype dtype,
+static int list_parts(const weft_config *c, int64_t layer, weft_dtype dtype,
                       weft_cache_part *parts) {
     const weft_attention_kind *kind = weft_attention_of(c);
     int n = layer % c->kv_share ? 0 : (kind->cache ? kind->cache : list_heads)(c, parts);
@@ -77,9 +80,9 @@ int weft_cached_parts(const weft_config *c, int64_t layer, weft_dtype dtype,
 }
 
 int64_t weft_cached_layer_bytes(const weft_config *c, int64_t layer, weft_dtype dtype) {
-    weft_cache_part parts[WEFT_CACHE_PARTS_MAX];
+    weft_cache_part parts[PARTS_MAX];
     int64_t bytes = 0;
-    for (int i = weft_cached_parts(c, layer, dtype, parts) - 1; i >= 0; i--)
+    for (int i = list_parts(c, layer, dtype, parts) - 1; i >= 0; i--)
         bytes += weft_cache_token_bytes(parts + i);
     return bytes;
 }
@@ -101,8 +104,8 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
     if (c->attn_gate && c->gate_pool == WEFT_GATE_CUMMEAN)
         numbers += (c->n_layer - 1) * c->gate_dim;
     if (weft_attention_of(c)->latent && c->ra_mla_ra_alpha > 0) {
-        weft_cache_part parts[WEFT_CACHE_PARTS_MAX];
-        weft_cached_parts(c, 0, dtype, parts);
+        weft_cache_part parts[PARTS_MAX];
+        list_parts(c, 0, dtype, parts);
         numbers += c->n_layer * band_window(c, c->context) * c->n_head * parts[0].width;
     }
     return numbers * size + (c->document_mask ? (int64_t)sizeof(int32_t) : 0);

@@ -37,22 +37,17 @@ static weft_tensor *build_gta(builder *b, weft_tensor *x) {
 }
 
 static weft_status check(const weft_config *c, const char *where) {
-    if (weft_config_head_dim(c) % 4)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_ATTENTION=\"gta\" rotates pairs in half of a head, but a head "
-                         "is %lld wide (CONFIG_N_EMBD / CONFIG_N_HEAD); make it a multiple of 4",
-                         where, (long long)weft_config_head_dim(c));
-    if (c->qk_norm)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_QK_NORM=y does not go with CONFIG_ATTENTION=\"gta\", whose "
-                         "keys are part of its values; set it to n",
-                         where);
-    if (c->nope_every || c->rope_dim)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_NOPE_EVERY and CONFIG_ROPE_DIM do not go with CONFIG_ATTENTION=\"gta\", "
-            "which rotates half of a head in every layer; set them to 0",
-            where);
+    const weft_mix mixes[] = {
+        {weft_config_head_dim(c) % 4, "{ATTENTION} rotates pairs in half of a head, but a head is "
+                                      "{head_dim} wide (CONFIG_N_EMBD "
+                                      "/ CONFIG_N_HEAD); make it a multiple of 4"},
+        {c->qk_norm, "{QK_NORM} does not go with {ATTENTION}, whose keys are part of its values; "
+                     "set it to n"},
+        {c->nope_every || c->rope_dim, "CONFIG_NOPE_EVERY and CONFIG_ROPE_DIM do not go with "
+                                       "{ATTENTION}, which rotates half of a "
+                                       "head in every layer; set them to 0"},
+    };
+    WEFT_TRY(WEFT_REFUSE(c, where, mixes));
     return check_common_law(c, where);
 }
 

@@ -182,72 +182,40 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     return goes_by_head(b) ? attend_by_head(b, &p, common) : attend_in_latent(b, &p, common);
 }
 
-/* What of the parts that others' forms have does not go with the rest. */
-static weft_status check_parts(const weft_config *c, const char *where) {
-    long long n = c->ra_mla_latent_heads, rope = c->ra_mla_rope_dim;
-    if (c->n_head % n)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_RA_MLA_LATENT_HEADS=%lld", where,
-            (long long)c->n_head, n);
-    if (n > 1 && c->latent_recip)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y couples the feed-forward with one "
-                         "latent, so it needs CONFIG_RA_MLA_LATENT_HEADS=1",
-                         where);
-    if (rope % 2)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_RA_MLA_ROPE_DIM=%lld rotates pairs; make it even",
-                         where, rope);
-    if (rope && (c->ra_mla_use_rope || c->ra_mla_score == WEFT_SCORE_W2))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_RA_MLA_ROPE_DIM=%lld does not go with CONFIG_%s; set one of them back",
-            where, rope,
-            c->ra_mla_use_rope ? "RA_MLA_USE_ROPE=y, which rotates the latent itself"
-                               : "RA_MLA_SCORE=\"w2\"");
-    if (c->ra_mla_latent_norm && (!c->ra_mla_joint_kv || c->qk_norm))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_RA_MLA_LATENT_NORM=y norms the one latent of keys and values: "
-                         "it needs CONFIG_RA_MLA_JOINT_KV=y and CONFIG_QK_NORM=n",
-                         where);
-    return WEFT_OK;
-}
-
 static weft_status check(const weft_config *c, const char *where) {
-    long long latent = c->ra_mla_latent_dim;
+    int64_t latent = c->ra_mla_latent_dim, n = c->ra_mla_latent_heads, rope = c->ra_mla_rope_dim;
     bool rotated = rotates_latent(c), w2 = c->ra_mla_score == WEFT_SCORE_W2;
-    long long unit = (w2 ? 2 : 1) * (rotated ? 2 : 1);
-    if (latent % unit)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_RA_MLA_LATENT_DIM=%lld must be a multiple of %lld with "
-                         "CONFIG_RA_MLA_SCORE=\"%s\"%s",
-                         where, latent, unit, w2 ? "w2" : "dot", rotated ? " and rotation" : "");
-    if (c->nope_every && (rotated || c->ra_mla_rope_dim))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_NOPE_EVERY=%lld does not go with CONFIG_ATTENTION=\"mla\"; set it to 0",
-            where, (long long)c->nope_every);
-    if (rotated || c->ra_mla_rope_dim) WEFT_TRY(check_common_law(c, where));
-    if (c->rope_dim && c->ra_mla_rope_dim)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_ROPE_DIM=%lld does not go with CONFIG_RA_MLA_ROPE_DIM=%lld, "
-                         "columns that are all rotated; set it to 0",
-                         where, (long long)c->rope_dim, (long long)c->ra_mla_rope_dim);
-    if (c->ra_mla_use_rope && c->rope_dim > latent / (w2 ? 2 : 1))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 "
-                         "for all of them",
-                         where, (long long)c->rope_dim, latent / (w2 ? 2 : 1));
-    if (w2) WEFT_TRY(check_distance_uncapped(c, where));
-    if (c->ra_mla_ra_alpha > 0 && w2)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_RA_MLA_RA_ALPHA=%g (reciprocal scoring) does not go with "
-                         "CONFIG_RA_MLA_SCORE=\"w2\"; set one of them back",
-                         where, c->ra_mla_ra_alpha);
-    if (c->ra_mla_ra_alpha > 0 && !c->causal)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_RA_MLA_RA_ALPHA=%g needs CONFIG_CAUSAL=y", where,
-                         c->ra_mla_ra_alpha);
-    return check_parts(c, where);
+    const weft_mix mixes[] = {
+        {w2 && rotated && latent % 4,
+         "{RA_MLA_LATENT_DIM} must be a multiple of 4 with {RA_MLA_SCORE} and rotation"},
+        {rotated && latent % 2,
+         "{RA_MLA_LATENT_DIM} must be a multiple of 2 with {RA_MLA_SCORE} and rotation"},
+        {w2 && latent % 2, "{RA_MLA_LATENT_DIM} must be a multiple of 2 with {RA_MLA_SCORE}"},
+        {c->nope_every && (rotated || rope),
+         "{NOPE_EVERY} does not go with {ATTENTION}; set it to 0"},
+        {c->rope_dim && rope, "{ROPE_DIM} does not go with {RA_MLA_ROPE_DIM}, columns that are all "
+                              "rotated; set it to 0"},
+        {c->ra_mla_ra_alpha > 0 && w2,
+         "{RA_MLA_RA_ALPHA} (reciprocal scoring) does not go with {RA_MLA_SCORE}; set one of them "
+         "back"},
+        {c->ra_mla_ra_alpha > 0 && !c->causal, "{RA_MLA_RA_ALPHA} needs CONFIG_CAUSAL=y"},
+        {c->n_head % n, "{N_HEAD} is not divisible by {RA_MLA_LATENT_HEADS}"},
+        {n > 1 && c->latent_recip,
+         "{RA_MLA_MLP_LATENT_RECIP} couples the feed-forward with one latent, so it needs "
+         "CONFIG_RA_MLA_LATENT_HEADS=1"},
+        {rope % 2, "{RA_MLA_ROPE_DIM} rotates pairs; make it even"},
+        {rope && c->ra_mla_use_rope,
+         "{RA_MLA_ROPE_DIM} does not go with {RA_MLA_USE_ROPE}, which rotates the latent itself; "
+         "set one of them back"},
+        {rope && w2, "{RA_MLA_ROPE_DIM} does not go with {RA_MLA_SCORE}; set one of them back"},
+        {c->ra_mla_latent_norm && (!c->ra_mla_joint_kv || c->qk_norm),
+         "{RA_MLA_LATENT_NORM} norms the one latent of keys and values: it needs "
+         "CONFIG_RA_MLA_JOINT_KV=y and CONFIG_QK_NORM=n"},
+    };
+    WEFT_TRY(WEFT_REFUSE(c, where, mixes));
+    if (rotated || rope) WEFT_TRY(check_common_law(c, where));
+    if (c->ra_mla_use_rope) WEFT_TRY(check_rotated(c, where, latent / (w2 ? 2 : 1)));
+    return w2 ? check_distance_uncapped(c, where) : WEFT_OK;
 }
 
 static int list_cache(const weft_config *c, weft_cache_part *parts) {

@@ -83,26 +83,23 @@ static weft_tensor *build_w2(builder *b, weft_tensor *x) {
 }
 
 weft_status check_distance_uncapped(const weft_config *c, const char *where) {
-    if (c->softcap_attention <= 0) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: CONFIG_SOFTCAP_ATTENTION=%g goes with scores that are products: of a distance the "
-        "query's own norm is left out, which a soft-cap would need; set it to 0",
-        where, c->softcap_attention);
+    const weft_mix mixes[] = {
+        {c->softcap_attention > 0,
+         "{SOFTCAP_ATTENTION} goes with scores that are products: of a distance the query's own "
+         "norm is left out, which a soft-cap would need; set it to 0"}};
+    return WEFT_REFUSE(c, where, mixes);
 }
 
 static weft_status check(const weft_config *c, const char *where) {
-    long long sigma = c->w2_sigma_dim, head = weft_config_head_dim(c);
-    if (sigma > head)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_W2_SIGMA_DIM=%lld is more than the %lld dimensions of a head; "
-                         "take fewer, or 0 for all of them",
-                         where, sigma, head);
-    if (sigma && sigma < head && c->w2_kernel != WEFT_KERNEL_W2)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_W2_KERNEL=\"overlap\" divides each mean by its own deviation; "
-                         "with CONFIG_W2_SIGMA_DIM=%lld take \"w2\", or set that to 0",
-                         where, sigma);
+    int64_t sigma = c->w2_sigma_dim, head = weft_config_head_dim(c);
+    const weft_mix mixes[] = {
+        {sigma > head, "{W2_SIGMA_DIM} is more than the {head_dim} dimensions of a head; take "
+                       "fewer, or 0 for all of them"},
+        {sigma && sigma < head && c->w2_kernel != WEFT_KERNEL_W2,
+         "{W2_KERNEL} divides each mean by its own deviation; with {W2_SIGMA_DIM} take \"w2\", or "
+         "set that to 0"},
+    };
+    WEFT_TRY(WEFT_REFUSE(c, where, mixes));
     return check_distance_uncapped(c, where);
 }
 

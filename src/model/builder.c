@@ -189,9 +189,7 @@ weft_tensor *builder_attend(builder *b, const builder_keys *keys) {
 }
 
 weft_status check_distances(const weft_config *c, const char *where) {
-    if (c->causal) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_POSITION=\"%s\" counts distances back, so it needs "
-                     "CONFIG_CAUSAL=y",
-                     where, weft_config_word(c, WEFT_OPTION(position)));
+    const weft_mix mixes[] = {
+        {!c->causal, "{POSITION} counts distances back, so it needs CONFIG_CAUSAL=y"}};
+    return WEFT_REFUSE(c, where, mixes);
 }

@@ -191,6 +191,8 @@ weft_status check_distance_uncapped(const weft_config *c, const char *where);
 weft_rope_law rope_law_of(const weft_config *c, int64_t layer);
 /* Refuses one that layers or single pairs do not have in common, for what rotates other columns than a head's. */
 weft_status check_common_law(const weft_config *c, const char *where);
+/* Refuses a ROPE_DIM of more columns than there are. */
+weft_status check_rotated(const weft_config *c, const char *where, int64_t width);
 /* A bias [size] of one of attention's projections into queries, keys and values; NULL: the config has
  * none. */
 weft_tensor *attention_bias(builder *b, const char *name, int64_t size);
@@ -208,14 +210,11 @@ typedef struct {
 } gated_maps;
 gated_maps build_gated_maps(builder *b, weft_tensor *x);
 weft_tensor *build_gated_hidden(builder *b, gated_maps maps);
-/* Whether the latent mechanism's h + α e is formed; if not, the maps that read it take e's share
- * from c^K. */
-bool forms_latent_sum(const builder *b);
 /* x times a number that is learned, factor [1]. */
 weft_tensor *scale_learned(builder *b, weft_tensor *x, weft_tensor *factor);
-/* Where it is, h is read before and after e is added. The first is cheap to make again from what
- * the activation read, so it is not stored: the activation opens a segment to recompute, which ends
- * when u is made. */
+/* Where the latent mechanism's h + α e is formed, h is read before and after e is added. The first is cheap
+ * to make again from what the activation read, so it is not stored: the activation opens a segment to
+ * recompute, which ends when u is made. */
 bool makes_hidden_again(const builder *b);
 
 /* What the mechanisms have once for the whole model: before the first layer. */
@@ -224,14 +223,5 @@ void begin_reciprocal(builder *b);
  * that the config asks for between them. */
 weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_out,
                               weft_tensor *bias);
-/* A builder of that config at its start, with nothing made yet. */
-builder builder_of(const weft_config *c, const weft_build *build, weft_model_graph *out);
-/* One layer's branches, each [B, T, E] to [B, T, E]. */
-weft_tensor *build_attention(builder *b, weft_tensor *x);
-weft_tensor *build_ffn(builder *b, weft_tensor *x);
-/* One layer: *x is the residual stream, *branch what is still to be added to it (NULL: nothing), which
- * pre-norm does in the next norm. */
-void build_layer(builder *b, weft_tensor **x, weft_tensor **branch);
-
 /* Adds what the layer before sent to c^K. */
 weft_tensor *build_receive(builder *b, weft_tensor *latent);

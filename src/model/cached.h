@@ -56,10 +56,6 @@ int64_t weft_cached_table_pages(int64_t context);
 /* Cosines and sines for `rotations`. */
 void weft_cached_rotations(const weft_cached_graph *g, double *out);
 
-/* What layer `layer` keeps of a token. The parts' number; dtype as the model computes. */
-enum { WEFT_CACHE_PARTS_MAX = 4 };
-int weft_cached_parts(const weft_config *c, int64_t layer, weft_dtype dtype,
-                      weft_cache_part *parts);
 /* Bytes that one layer, and that all layers keep of a token. */
 int64_t weft_cached_layer_bytes(const weft_config *c, int64_t layer, weft_dtype dtype);
 int64_t weft_cached_token_bytes(const weft_config *c, weft_dtype dtype);

@@ -86,9 +86,7 @@ void weft_contrast_close(weft_contrast *c) {
     weft_exec_destroy(c->exec);
     end_loss(&c->whole_loss);
     weft_session_close(&c->means);
-    free(c->parts_made);
-    free(c->whole);
-    free(c);
+    WEFT_FREE(c->parts_made, c->whole, c);
 }
 
 static unsigned char *made_part(const weft_contrast *c, int64_t part) {

@@ -217,22 +217,17 @@ static weft_tensor *build_wsffn(builder *b, weft_tensor *x) {
 }
 
 static weft_status check(const weft_config *c, const char *where) {
-    long long f = weft_config_ffn_dim(c), heads = c->wsffn_n_head;
-    if (c->wsffn_positive == WEFT_POSITIVE_HALF && c->context % 2)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_WSFFN_POSITIVE=\"half\" needs sequences with halves, but "
-                         "CONFIG_CONTEXT=%lld is odd; take an even number",
-                         where, (long long)c->context);
-    if (c->wsffn_z_logits > 0 && !c->wsffn_aux_loss)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_WSFFN_Z_LOGITS=%g is one of z's losses, which "
-                         "CONFIG_WSFFN_AUX_LOSS=n turns off; set one of them back",
-                         where, c->wsffn_z_logits);
-    if (f % heads == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: the feed-forward's width %lld (CONFIG_N_FFN, or 4 x CONFIG_N_EMBD) does "
-                     "not divide by CONFIG_WSFFN_N_HEAD=%lld",
-                     where, f, heads);
+    const weft_mix mixes[] = {
+        {c->wsffn_positive == WEFT_POSITIVE_HALF && c->context % 2,
+         "{WSFFN_POSITIVE} needs sequences with halves, but {CONTEXT} is odd; take an even number"},
+        {c->wsffn_z_logits > 0 && !c->wsffn_aux_loss,
+         "{WSFFN_Z_LOGITS} is one of z's losses, which {WSFFN_AUX_LOSS} turns off; set one of them "
+         "back"},
+        {weft_config_ffn_dim(c) % c->wsffn_n_head,
+         "the feed-forward's width {ffn_dim} (CONFIG_N_FFN, or 4 x CONFIG_N_EMBD) does not divide "
+         "by {WSFFN_N_HEAD}"},
+    };
+    return WEFT_REFUSE(c, where, mixes);
 }
 
 static int64_t width_unit(const weft_config *c) {

@@ -24,9 +24,8 @@ weft_status weft_model_save(const weft_model *m, const char *folder) {
 }
 
 weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *sums) {
-    char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_folder_make_one(folder));
-    WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
+    WEFT_PATH(path, "%s/model.safetensors", folder);
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
@@ -44,9 +43,8 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
 }
 
 weft_status weft_model_read_config(const char *folder, weft_config *c) {
-    char path[WEFT_PATH_MAX];
     WEFT_AUTO_DECREF json_t *object = NULL;
-    WEFT_TRY(weft_path(path, "%s/config.json", folder));
+    WEFT_PATH(path, "%s/config.json", folder);
     WEFT_TRY(weft_json_load(path, CONFIG_MOST, &object));
     weft_config_defaults(c);
     WEFT_TRY(weft_config_from_json(c, object, path));
@@ -116,8 +114,7 @@ static weft_status load_weights(weft_model *m, weft_pool *pool, const char *path
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
                                weft_pool *pool, weft_model **out) {
     *out = NULL;
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
+    WEFT_PATH(path, "%s/model.safetensors", folder);
     WEFT_TRY(weft_model_describe(c, dtype, out));
     weft_status status = load_weights(*out, pool, path);
     if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
@@ -196,10 +193,17 @@ weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
     return *own && c->n > 0 && !c->mark ? is_of_before(path, c, own) : WEFT_OK;
 }
 
+/* {"bytes": ..., "crc32c": ...} */
+static json_t *sum_to_json(const weft_sum *sum) {
+    char text[16];
+    snprintf(text, sizeof text, "%08x", (unsigned)sum->crc);
+    return json_pack("{s:I, s:s}", "bytes", (json_int_t)sum->bytes, "crc32c", text);
+}
+
 json_t *weft_parts_to_json(const weft_sum sums[WEFT_PARTS]) {
     json_t *files = json_object();
     for (int i = 0; i < WEFT_PARTS; i++)
-        if (sums[i].bytes) json_object_set_new(files, weft_parts[i], weft_sum_to_json(&sums[i]));
+        if (sums[i].bytes) json_object_set_new(files, weft_parts[i], sum_to_json(&sums[i]));
     return files;
 }
 
@@ -249,7 +253,7 @@ static weft_status write_all(const char *folder, weft_parts_writer write, void *
         json_pack("{s:s, s:o}", "weft", weft_version(), "files", weft_parts_to_json(sums));
     if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
     WEFT_TRY(weft_state_write(folder, state));
-    weft_status status = weft_state_verify(folder);
+    weft_status status = weft_state_verify(folder, 0);
     /* Whatever it says of the input's fault: it was written just now. */
     return status != WEFT_EINPUT
                ? status
@@ -272,12 +276,6 @@ enum { STATE_MOST = 1 << 20, TAIL_ROOM = 64, ATTEMPTS = 10 };
 /* What follows the bytes that are summed. */
 static const char tail_format[] = ",\n  \"state_crc32c\": \"%08x\"\n}\n";
 
-json_t *weft_sum_to_json(const weft_sum *sum) {
-    char text[16];
-    snprintf(text, sizeof text, "%08x", (unsigned)sum->crc);
-    return json_pack("{s:I, s:s}", "bytes", (json_int_t)sum->bytes, "crc32c", text);
-}
-
 /* The text without its closing brace, then the checksum of that. */
 static weft_status write_text(const char *path, const char *text) {
     char tail[TAIL_ROOM];
@@ -293,11 +291,10 @@ static weft_status write_text(const char *path, const char *text) {
 }
 
 weft_status weft_state_write(const char *folder, json_t *state) {
-    char path[WEFT_PATH_MAX];
     json_object_set_new(state, "format", json_integer(WEFT_STATE_FORMAT));
     WEFT_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(state);
-    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    WEFT_PATH(path, "%s/state.json", folder);
     return text ? write_text(path, text) : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
 }
 
@@ -314,12 +311,11 @@ static weft_status check_own(const char *path, const char *text, size_t bytes) {
 }
 
 weft_status weft_state_read(const char *folder, json_t **out) {
-    char path[WEFT_PATH_MAX];
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     json_error_t error;
     *out = NULL;
-    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    WEFT_PATH(path, "%s/state.json", folder);
     WEFT_TRY(weft_file_read(path, STATE_MOST, &text, &bytes));
     WEFT_AUTO_DECREF json_t *state = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     json_int_t format = json_integer_value(json_object_get(state, "format"));
@@ -334,8 +330,9 @@ weft_status weft_state_read(const char *folder, json_t **out) {
     return WEFT_OK;
 }
 
-weft_status weft_state_check_file(const char *folder, const json_t *state, const char *name,
-                                  bool whole) {
+/* A file against its entry; no entry is an error. */
+static weft_status check_file(const char *folder, const json_t *state, const char *name,
+                              bool whole) {
     const json_t *entry = json_object_get(json_object_get(state, "files"), name);
     const char *want = json_string_value(json_object_get(entry, "crc32c"));
     const json_t *size = json_object_get(entry, "bytes");
@@ -364,25 +361,22 @@ weft_status weft_state_check_file(const char *folder, const json_t *state, const
                      text, want);
 }
 
-/* Those of the parts that are listed. */
-static weft_status check_listed(const char *folder, const json_t *state, bool optimizer) {
+weft_status weft_state_check(const char *folder, const json_t *state, int needed, bool whole) {
     for (int i = 0; i < WEFT_PARTS; i++)
-        if ((i != WEFT_PART_OPTIMIZER || optimizer) &&
-            json_object_get(json_object_get(state, "files"), weft_parts[i]))
-            WEFT_TRY(weft_state_check_file(folder, state, weft_parts[i], true));
+        if (i < needed || json_object_get(json_object_get(state, "files"), weft_parts[i]))
+            WEFT_TRY(check_file(folder, state, weft_parts[i], whole));
     return WEFT_OK;
 }
 
 weft_status weft_folder_has(const char *folder, const char *name, bool *there) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_PATH(path, "%s/%s", folder, name);
     return weft_path_there(path, there);
 }
 
-weft_status weft_state_verify(const char *folder) {
+weft_status weft_state_verify(const char *folder, int needed) {
     WEFT_AUTO_DECREF json_t *state = NULL;
     WEFT_TRY(weft_state_read(folder, &state));
-    return check_listed(folder, state, true);
+    return weft_state_check(folder, state, needed, true);
 }
 
 static weft_status check_model(const char *folder) {
@@ -391,7 +385,8 @@ static weft_status check_model(const char *folder) {
     WEFT_TRY(weft_folder_has(folder, "state.json", &there));
     if (!there) return WEFT_OK;
     WEFT_TRY(weft_state_read(folder, &state));
-    return check_listed(folder, state, false);
+    json_object_del(json_object_get(state, "files"), weft_parts[WEFT_PART_OPTIMIZER]);
+    return weft_state_check(folder, state, 0, true);
 }
 
 /* Whether an open folder no longer has that name. */
@@ -425,5 +420,5 @@ weft_status weft_model_check_optimizer(const char *folder) {
                          "%s/%s: no state.json beside it says that it belongs to these weights",
                          folder, weft_parts[WEFT_PART_OPTIMIZER]);
     WEFT_TRY(weft_state_read(folder, &state));
-    return weft_state_check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
+    return check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
 }

@@ -57,21 +57,16 @@ weft_status weft_model_publish(const char *path, weft_may_replace may, weft_part
 
 enum { WEFT_STATE_FORMAT = 2 };
 
-/* {"bytes": ..., "crc32c": ...} */
-json_t *weft_sum_to_json(const weft_sum *sum);
-
 /* Writes FOLDER/state.json: `state`, which is taken, with "format" and its own checksum added. */
 weft_status weft_state_write(const char *folder, json_t *state);
 /* Reads it and checks its own checksum. */
 weft_status weft_state_read(const char *folder, json_t **out);
 
-/* Checks the folder's file against its entry in `state`; no entry is an error. Where `whole` is
- * false only the size is looked at, which is quick. */
-weft_status weft_state_check_file(const char *folder, const json_t *state, const char *name,
-                                  bool whole);
-
-/* Checks all files that it tells of. */
-weft_status weft_state_verify(const char *folder);
+/* Checks the folder's files that `state` tells of, and that it tells of the first `needed` parts. Where
+ * `whole` is false only their sizes are looked at, which is quick. */
+weft_status weft_state_check(const char *folder, const json_t *state, int needed, bool whole);
+/* The same of its own state, whole. */
+weft_status weft_state_verify(const char *folder, int needed);
 
 /* Checks what a model's folder says of config.json, model.safetensors and tokenizer.json. A folder
  * without a state.json, as others write it, says nothing. */

@@ -75,16 +75,14 @@ static weft_status check_heads(const weft_config *c, const char *where) {
 
 static weft_status check_layers(const weft_config *c, const char *where) {
     char words[256];
-    if (c->kv_share == 1) return WEFT_OK;
-    if (!weft_attention_of(c)->shares_layers)
+    if (c->kv_share > 1 && !weft_attention_of(c)->shares_layers)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1",
                          where, (long long)c->kv_share, attentions_with(shares_layers, words));
-    if (!c->latent_recip) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_KV_SHARE=%lld leaves layers without a latent of their own, to "
-                     "which CONFIG_RA_MLA_MLP_LATENT_RECIP=y would send; set one of them back",
-                     where, (long long)c->kv_share);
+    const weft_mix mixes[] = {{c->kv_share > 1 && c->latent_recip,
+                               "{KV_SHARE} leaves layers without a latent of their own, to which "
+                               "{RA_MLA_MLP_LATENT_RECIP} would send; set one of them back"}};
+    return WEFT_REFUSE(c, where, mixes);
 }
 
 static weft_status check_latent(const weft_config *c, const char *where) {

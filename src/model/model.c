@@ -79,10 +79,7 @@ weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_po
 void weft_model_destroy(weft_model *m) {
     if (!m) return;
     weft_mirror_destroy(m->mirror);
-    free(m->weights);
-    free(m->names);
-    free(m->memory);
-    free(m);
+    WEFT_FREE(m->weights, m->names, m->memory, m);
 }
 
 weft_weight *weft_model_find(const weft_model *m, const char *name) {

@@ -87,12 +87,21 @@ weft_rope_law rope_law_of(const weft_config *c, int64_t layer) {
 }
 
 weft_status check_common_law(const weft_config *c, const char *where) {
-    bool is_long = c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE;
-    if (!is_long && !(c->rope_local_theta > 0)) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: CONFIG_ROPE_%s does not go with CONFIG_ATTENTION=\"%s\"; %s",
-                     where, is_long ? "SCALING=\"longrope\"" : "LOCAL_THETA",
-                     weft_config_word(c, WEFT_OPTION(attention)),
-                     is_long ? "take another scaling" : "set it to 0");
+    const weft_mix mixes[] = {
+        {c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE,
+         "{ROPE_SCALING} does not go with {ATTENTION}; take another scaling"},
+        {c->rope_local_theta > 0,
+         "CONFIG_ROPE_LOCAL_THETA does not go with {ATTENTION}; set it to 0"},
+    };
+    return WEFT_REFUSE(c, where, mixes);
+}
+
+weft_status check_rotated(const weft_config *c, const char *where, int64_t width) {
+    if (c->rope_dim <= width) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for "
+                     "all of them",
+                     where, (long long)c->rope_dim, (long long)width);
 }
 
 int64_t rotated_width(const weft_config *c, int64_t width) {
@@ -106,11 +115,7 @@ weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t hea
 static weft_status check_pairs(const weft_config *c, const char *where) {
     const weft_attention_kind *attention = weft_attention_of(c);
     int64_t width = attention->rotated ? attention->rotated(c) : weft_config_head_dim(c);
-    if (c->rope_dim > width)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 "
-                         "for all of them",
-                         where, (long long)c->rope_dim, (long long)width);
+    WEFT_TRY(check_rotated(c, where, width));
     if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE) {
         float factors[WEFT_ROPE_PAIRS];
         bool is_long = c->context > c->rope_context;
@@ -123,16 +128,14 @@ static weft_status check_pairs(const weft_config *c, const char *where) {
                              n < 0 ? "what is no number above 0, or too many" : "another number",
                              (long long)pairs);
     }
-    if (c->rope_local_theta > 0 && c->window && c->kv_share > 1)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_ROPE_LOCAL_THETA=%g gives layers angles of their own, so they "
-                         "cannot share keys (CONFIG_KV_SHARE=%lld); set one of them back",
-                         where, c->rope_local_theta, (long long)c->kv_share);
-    if (rotated_width(c, width) % 2 == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_POSITION=\"rope\" rotates pairs, but a head is %lld wide "
-                     "(CONFIG_N_EMBD / CONFIG_N_HEAD); make it even",
-                     where, (long long)width);
+    const weft_mix mixes[] = {
+        {c->rope_local_theta > 0 && c->window && c->kv_share > 1,
+         "{ROPE_LOCAL_THETA} gives layers angles of their own, so they cannot share keys "
+         "({KV_SHARE}); set one of them back"},
+        {rotated_width(c, width) % 2, "{POSITION} rotates pairs, but a head is {head_dim} wide "
+                                      "(CONFIG_N_EMBD / CONFIG_N_HEAD); make it even"},
+    };
+    return WEFT_REFUSE(c, where, mixes);
 }
 
 const weft_position_kind weft_position_rope = {.rotate = rotate_heads, .check = check_pairs};

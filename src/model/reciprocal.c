@@ -95,7 +95,8 @@ void begin_reciprocal(builder *b) {
     b->couple_b = builder_vector(b, "couple.mlp_to_attn", init_constant(1), b->heads);
 }
 
-bool forms_latent_sum(const builder *b) {
+/* Whether h + α e is formed; if not, the maps that read it take e's share from c^K. */
+static bool forms_latent_sum(const builder *b) {
     const weft_config *c = b->c;
     if (c->tying_mode == WEFT_TYING_SCALAR) return true;
     int64_t maps = map_rows(b);

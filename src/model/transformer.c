@@ -3,6 +3,7 @@
  * written once a branch. */
 #include "model/transformer.h"
 
+#include "base/scope.h"
 #include "core/program.h"
 #include "model/builder.h"
 #include "ops/activation.h"
@@ -113,7 +114,8 @@ static weft_tensor *mix_gate(builder *b, weft_tensor *o) {
     return weft_add(b->g, o, scale_learned(b, change, alpha));
 }
 
-weft_tensor *build_attention(builder *b, weft_tensor *x) {
+/* One layer's branches, each [B, T, E] to [B, T, E]. */
+static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
     b->score = (weft_score){.causal = c->causal,
@@ -151,7 +153,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     return drop(b, o, "attn");
 }
 
-weft_tensor *build_ffn(builder *b, weft_tensor *x) {
+static weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     const weft_ffn_kind *kind = b->ffn_kind;
     char name[64];
     int64_t first = weft_graph_node_count(b->g);
@@ -171,7 +173,9 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     return drop(b, y, "ffn");
 }
 
-void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
+/* *x is the residual stream, *branch what is still to be added to it (NULL: nothing), which pre-norm does in the
+ * next norm. */
+static void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
     if (b->recompute) weft_graph_recompute_begin(b->g);
     norm_parameters first = make_norm(b, "ln_1"), second = make_norm(b, "ln_2");
     norm_parameters behind_first = {0}, behind_second = {0};
@@ -291,7 +295,7 @@ static void build_model(builder *b, const weft_build *build) {
     build_loss(b, x, head, build->logits);
 }
 
-builder builder_of(const weft_config *c, const weft_build *build, weft_model_graph *out) {
+static builder builder_of(const weft_config *c, const weft_build *build, weft_model_graph *out) {
     return (builder){.g = out->graph,
                      .c = c,
                      .out = out,
@@ -350,10 +354,7 @@ weft_status weft_model_build_nominal(const weft_config *c, weft_model_graph *out
 
 void weft_model_graph_destroy(weft_model_graph *m) {
     weft_graph_destroy(m->graph);
-    free(m->parameters);
-    free(m->scores);
-    free(m->moments);
-    free(m->inside);
+    WEFT_FREE(m->parameters, m->scores, m->moments, m->inside);
     *m = (weft_model_graph){0};
 }
 
@@ -501,23 +502,18 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     if (build->time > one.context)
         return weft_fail(WEFT_EINPUT, "block: %lld tokens, but CONTEXT is %lld",
                          (long long)build->time, (long long)one.context);
-    if (one.document_mask)
-        return weft_fail(WEFT_EINPUT, "block: CONFIG_DOCUMENT_MASK=y goes by tokens, which only a "
-                                      "whole model has; set it to n");
-    if (form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
-        return weft_fail(
-            WEFT_EINPUT,
-            "block: only a whole layer routes with RA_MLA_MLP_SPARSE_MODE other than topk");
-    if (weft_ffn_of(&one)->contrasts && one.wsffn_z_logits > 0)
-        return weft_fail(WEFT_EINPUT,
-                         "block: CONFIG_WSFFN_Z_LOGITS=%g is a loss of the output layer, which "
-                         "only a whole model has; set it to 0",
-                         one.wsffn_z_logits);
-    if (one.kv_share > 1)
-        return weft_fail(WEFT_EINPUT,
-                         "block: KV_SHARE=%lld, but a layer by itself has none before it whose "
-                         "keys it could read; set it to 1",
-                         (long long)one.kv_share);
+    const weft_mix mixes[] = {
+        {one.document_mask,
+         "{DOCUMENT_MASK} goes by tokens, which only a whole model has; set it to n"},
+        {form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one),
+         "only a whole layer routes with RA_MLA_MLP_SPARSE_MODE other than topk"},
+        {weft_ffn_of(&one)->contrasts && one.wsffn_z_logits > 0,
+         "{WSFFN_Z_LOGITS} is a loss of the output layer, which only a whole model has; set it to "
+         "0"},
+        {one.kv_share > 1, "{KV_SHARE}, but a layer by itself has none before it whose keys it "
+                           "could read; set it to 1"},
+    };
+    WEFT_TRY(WEFT_REFUSE(&one, "block", mixes));
     part_builder p = {.b = builder_of(&one, build, &out->model), .out = out, .form = form};
     build_part(&p);
     weft_status status = weft_graph_status(g);

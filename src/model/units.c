@@ -10,61 +10,50 @@
 
 #include <math.h>
 
-static weft_status refuse(const char *option, const char *what, const char *why) {
-    return weft_fail(WEFT_EINPUT, "%s%s: %s", option, what, why);
-}
-
 /* Heads have places of their own in ALiBi's slopes, in a shared map of queries and in the scalar
  * coupling's groups: with some gone, the others would be other heads. */
-static weft_status check_heads(const weft_config *c, bool sparse, const char *option) {
+static weft_status check_units(const weft_config *c, weft_prune_what what, bool sparse,
+                               const char *option) {
+    static const char *const names[] = {"heads", "ffn", "z-heads", "cross"};
+    static const char columns[] =
+        "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the feed-forward by heads, so no "
+        "column can be removed; --sparse zeroes them in place";
     const weft_attention_kind *kind = weft_attention_of(c);
     const char *fixed = kind->fixed_heads ? kind->fixed_heads(c) : NULL;
+    bool scalar = c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR;
     if (!fixed) fixed = weft_position_of(c)->fixed_heads;
-    if (c->kv_share > 1)
-        return refuse(option, "heads",
-                      "with CONFIG_KV_SHARE layers read the keys of others, so a head is not one "
-                      "layer's; ffn, columns of the feed-forward, goes with any model");
-    if (c->qk_norm && c->qk_norm_whole)
-        return refuse(option, "heads",
-                      "CONFIG_QK_NORM_WHOLE=y norms all heads together, so without one the others "
-                      "are not what they were");
-    if (sparse) return WEFT_OK;
-    if (fixed) return refuse(option, "heads", fixed);
-    if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
-        return refuse(option, "heads",
-                      "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the latent by "
-                      "heads, so none can be removed; --sparse zeroes them in place");
+    const struct {
+        weft_prune_what what;
+        bool is;
+        const char *why;
+    } list[] = {
+        {WEFT_PRUNE_HEADS, c->kv_share > 1,
+         "with CONFIG_KV_SHARE layers read the keys of others, so a head is not one layer's; ffn, "
+         "columns of the feed-forward, goes with any model"},
+        {WEFT_PRUNE_HEADS, c->qk_norm && c->qk_norm_whole,
+         "CONFIG_QK_NORM_WHOLE=y norms all heads together, so without one the others are not what "
+         "they were"},
+        {WEFT_PRUNE_HEADS, !sparse && fixed, fixed},
+        {WEFT_PRUNE_HEADS, !sparse && scalar,
+         "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the latent by heads, so none "
+         "can be removed; --sparse zeroes them in place"},
+        {WEFT_PRUNE_Z_HEADS, !weft_ffn_of(c)->unit,
+         "only CONFIG_FFN=\"wsffn\" has them; ffn removes columns of any feed-forward"},
+        {WEFT_PRUNE_FFN, !sparse && scalar, columns},
+        {WEFT_PRUNE_Z_HEADS, !sparse && scalar, columns},
+        {WEFT_PRUNE_CROSS, !c->cross_token,
+         "the model has no cross-token mechanism (CONFIG_RA_MLA_MLP_CROSS_TOKEN)"},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        if (list[i].what == what && list[i].is)
+            return weft_fail(WEFT_EINPUT, "%s%s: %s", option, names[what], list[i].why);
     return WEFT_OK;
 }
 
-static weft_status check_columns(const weft_config *c, const char *what, bool sparse,
-                                 const char *option) {
-    if (!sparse && c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
-        return refuse(option, what,
-                      "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the feed-forward "
-                      "by heads, so no column can be removed; --sparse zeroes them in place");
-    return WEFT_OK;
-}
-
-static weft_status count_units(const weft_config *c, weft_prune_what what, bool sparse,
-                               const char *option, int64_t *units) {
-    int64_t ffn = weft_config_ffn_dim(c);
-    if (what == WEFT_PRUNE_HEADS) WEFT_TRY(check_heads(c, sparse, option));
-    if (what == WEFT_PRUNE_Z_HEADS && !weft_ffn_of(c)->unit)
-        return refuse(
-            option, "z-heads",
-            "only CONFIG_FFN=\"wsffn\" has them; ffn removes columns of any feed-forward");
-    if (what == WEFT_PRUNE_FFN) WEFT_TRY(check_columns(c, "ffn", sparse, option));
-    if (what == WEFT_PRUNE_Z_HEADS) WEFT_TRY(check_columns(c, "z-heads", sparse, option));
-    if (what == WEFT_PRUNE_CROSS && !c->cross_token)
-        return refuse(option, "cross",
-                      "the model has no cross-token mechanism (CONFIG_RA_MLA_MLP_CROSS_TOKEN)");
-    *units = what == WEFT_PRUNE_HEADS     ? weft_config_kv_heads(c)
-             : what == WEFT_PRUNE_FFN     ? ffn
-             : what == WEFT_PRUNE_Z_HEADS ? c->wsffn_n_head
-             : c->cross_rank              ? c->cross_rank
-                                          : ffn;
-    return WEFT_OK;
+static int64_t count_units(const weft_config *c, weft_prune_what what) {
+    if (what == WEFT_PRUNE_HEADS) return weft_config_kv_heads(c);
+    if (what == WEFT_PRUNE_Z_HEADS) return c->wsffn_n_head;
+    return what == WEFT_PRUNE_CROSS && c->cross_rank ? c->cross_rank : weft_config_ffn_dim(c);
 }
 
 weft_unit_piece *weft_unit_add(weft_unit_list *l, const char *name, int axis, int64_t first,
@@ -154,8 +143,9 @@ static weft_status no_memory(void) {
 
 weft_status weft_units_make(const weft_config *c, weft_prune_what what, bool sparse,
                             const char *option, weft_units *out) {
-    *out = (weft_units){.what = what, .sparse = sparse, .n_layers = c->n_layer};
-    WEFT_TRY(count_units(c, what, sparse, option, &out->units));
+    *out = (weft_units){
+        .what = what, .sparse = sparse, .n_layers = c->n_layer, .units = count_units(c, what)};
+    WEFT_TRY(check_units(c, what, sparse, option));
     const weft_ffn_kind *ffn = weft_ffn_of(c);
     bool by_z = what == WEFT_PRUNE_FFN && ffn->unit;
     out->block = by_z ? out->units / ffn->unit(c) : out->units;
@@ -338,17 +328,14 @@ weft_status weft_prune_check(const weft_config *c, const char *where, weft_units
     char option[256];
     *units = (weft_units){0};
     if (c->prune == WEFT_PRUNING_NONE) return WEFT_OK;
-    if (c->prune == WEFT_PRUNING_STATE && c->optimizer == WEFT_OPTIMIZER_MUON)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_PRUNE=\"state\" needs second moments, and CONFIG_OPTIMIZER=\"muon\" keeps "
-            "none of a layer's matrices; take \"magnitude\" or \"movement\"",
-            where);
-    if (c->prune_start > c->prune_end)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_PRUNE_START=%lld is behind CONFIG_PRUNE_END=%lld; masks grow "
-                         "from the first to the second",
-                         where, (long long)c->prune_start, (long long)c->prune_end);
+    const weft_mix mixes[] = {
+        {c->prune == WEFT_PRUNING_STATE && c->optimizer == WEFT_OPTIMIZER_MUON,
+         "{PRUNE} needs second moments, and {OPTIMIZER} keeps none of a layer's matrices; take "
+         "\"magnitude\" or \"movement\""},
+        {c->prune_start > c->prune_end, "{PRUNE_START} is behind {PRUNE_END}; masks grow from the "
+                                        "first to the second"},
+    };
+    WEFT_TRY(WEFT_REFUSE(c, where, mixes));
     if (c->prune_what == WEFT_MASKS_WEIGHTS) return WEFT_OK;
     bool heads = c->prune_what == WEFT_MASKS_HEADS;
     snprintf(option, sizeof option, "%s: CONFIG_PRUNE_WHAT=", where);

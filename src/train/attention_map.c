@@ -90,8 +90,7 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
     WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_model quiet = *m; /* the same weights, without dropout */
     quiet.config.dropout = 0;
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/attention.json", run));
+    WEFT_PATH(path, "%s/attention.json", run);
     weft_build build = {.batch = 1, .time = count, .dtype = m->dtype, .scores = true};
     WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, false, false, &s));
     WEFT_AUTO_DECREF json_t *layers = json_array();

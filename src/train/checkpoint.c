@@ -37,10 +37,9 @@ static weft_status write_state(const char *folder, const weft_config *c, const w
 }
 
 static weft_status write_all(const char *folder, const weft_checkpoint *c) {
-    char path[WEFT_PATH_MAX];
     weft_sum sums[WEFT_PARTS] = {{0}};
     WEFT_TRY(weft_model_save_summed(c->model, folder, sums));
-    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    WEFT_PATH(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]);
     WEFT_TRY(weft_optimizer_write(c->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     if (c->tokenizer) WEFT_TRY(weft_tokenizer_save(c->tokenizer, path, &sums[WEFT_PART_TOKENIZER]));
@@ -131,10 +130,9 @@ static weft_status put_aside(const char *run, const char *replaced, int64_t keep
 
 weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep,
                                  const weft_checkpoint *checkpoint, const char *from) {
-    char path[WEFT_PATH_MAX], fresh[WEFT_PATH_MAX], old[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s", run, name));
-    WEFT_TRY(weft_path(fresh, "%s/%s.new", run, name));
-    WEFT_TRY(weft_path(old, "%s/%s.old", run, name));
+    WEFT_PATH(path, "%s/%s", run, name);
+    WEFT_PATH(fresh, "%s/%s.new", run, name);
+    WEFT_PATH(old, "%s/%s.old", run, name);
     WEFT_TRY(weft_checkpoint_remove(fresh));
     weft_status status = write_new(run, from, fresh, checkpoint);
     if (status == WEFT_OK) status = take_name(fresh, path, old);
@@ -154,30 +152,27 @@ weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep
 
 static weft_status check_config(const char *folder, const weft_config *c) {
     weft_config kept;
-    int n;
     WEFT_AUTO_DECREF json_t *state = NULL;
     WEFT_TRY(weft_state_read(folder, &state));
     /* Where there is a checksum of the dataset, that tells another one, wherever it lies. */
     bool data = json_object_get(state, "dataset_crc32c") != NULL;
     WEFT_TRY(weft_model_read_config(folder, &kept));
-    const weft_option *options = weft_options(&n);
-    for (int i = 0; i < n; i++) {
+    for (const weft_option *o = weft_options(NULL); o->key; o++) {
         char is[WEFT_TEXT_MAX], was[WEFT_TEXT_MAX];
-        weft_config_format(c, &options[i], is, sizeof is);
-        weft_config_format(&kept, &options[i], was, sizeof was);
-        bool summed = data && strcmp(options[i].key, "DATASET") == 0 && strchr(is, '/');
-        if (strcmp(is, was) != 0 && !options[i].free && !summed)
+        weft_config_format(c, o, is, sizeof is);
+        weft_config_format(&kept, o, was, sizeof was);
+        bool summed = data && strcmp(o->key, "DATASET") == 0 && strchr(is, '/');
+        if (strcmp(is, was) != 0 && !o->free && !summed)
             return weft_fail(WEFT_EINPUT,
                              "%s: CONFIG_%s was %s in this run and is %s now; --resume continues "
                              "with the same, --from starts a new run from its weights",
-                             folder, options[i].key, *was ? was : "empty", *is ? is : "empty");
+                             folder, o->key, *was ? was : "empty", *is ? is : "empty");
     }
     return WEFT_OK;
 }
 
 weft_status weft_checkpoint_check(const char *run, const char *name, const weft_config *c) {
-    char folder[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(folder, "%s/%s", run, name));
+    WEFT_PATH(folder, "%s/%s", run, name);
     weft_status status = weft_checkpoint_verify(folder);
     if (status == WEFT_EINPUT)
         return weft_fail(status, "%s, as --resume=step-N", weft_error_message());
@@ -216,15 +211,13 @@ static weft_status read_state(const char *folder, weft_train_state *out) {
 weft_status weft_checkpoint_load(const char *run, const char *name, weft_model **m_out,
                                  const weft_config *c, weft_dtype dtype, weft_pool *pool,
                                  weft_train_state *state) {
-    char folder[WEFT_PATH_MAX];
     *m_out = NULL;
-    WEFT_TRY(weft_path(folder, "%s/%s", run, name));
+    WEFT_PATH(folder, "%s/%s", run, name);
     WEFT_TRY(read_state(folder, state));
     return weft_model_load_as(folder, c, dtype, pool, m_out);
 }
 
 weft_status weft_checkpoint_load_optimizer(const char *run, const char *name, weft_optimizer *o) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s/optimizer.safetensors", run, name));
+    WEFT_PATH(path, "%s/%s/optimizer.safetensors", run, name);
     return weft_optimizer_read(o, path);
 }

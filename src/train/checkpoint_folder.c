@@ -17,20 +17,8 @@ static weft_status is_right(weft_status status, bool *out) {
     return status == WEFT_EINPUT ? WEFT_OK : status;
 }
 
-static weft_status check_files(const char *path, const json_t *state, bool whole) {
-    const json_t *listed = json_object_get(state, "files");
-    for (int i = 0; i < WEFT_PARTS; i++) {
-        const char *name = weft_parts[i];
-        if (i < WEFT_CHECKPOINT_PARTS || json_object_get(listed, name))
-            WEFT_TRY(weft_state_check_file(path, state, name, whole));
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_checkpoint_verify(const char *path) {
-    WEFT_AUTO_DECREF json_t *state = NULL;
-    WEFT_TRY(weft_state_read(path, &state));
-    return check_files(path, state, true);
+    return weft_state_verify(path, WEFT_CHECKPOINT_PARTS);
 }
 
 static weft_status judge(const char *path, const weft_contents *c, weft_checkpoint_kind *out) {
@@ -43,7 +31,7 @@ static weft_status judge(const char *path, const weft_contents *c, weft_checkpoi
     *out = WEFT_CHECKPOINT_BAD;
     WEFT_TRY(is_right(weft_state_read(path, &state), &right));
     if (!right) return WEFT_OK;
-    WEFT_TRY(is_right(check_files(path, state, false), &right));
+    WEFT_TRY(is_right(weft_state_check(path, state, WEFT_CHECKPOINT_PARTS, false), &right));
     if (right) *out = WEFT_CHECKPOINT_WHOLE;
     return WEFT_OK;
 }
@@ -96,22 +84,20 @@ static weft_status remove_own(const char *path) {
 
 weft_status weft_checkpoint_remove(const char *path) {
     const char *slash = strrchr(path, '/');
-    char gone[WEFT_PATH_MAX];
     weft_checkpoint_kind kind;
     if (weft_checkpoint_step_of(slash ? slash + 1 : path) < 0) return remove_own(path);
     WEFT_TRY(weft_checkpoint_need_own(path, &kind));
     if (kind == WEFT_CHECKPOINT_NONE) return WEFT_OK;
-    WEFT_TRY(weft_path(gone, "%s.gone", path));
+    WEFT_PATH(gone, "%s.gone", path);
     WEFT_TRY(remove_own(gone));
     if (rename(path, gone) != 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
     return remove_own(gone);
 }
 
 static weft_status was_saved(const char *run, bool *out) {
-    char path[WEFT_PATH_MAX];
     weft_kind kind;
     *out = false;
-    WEFT_TRY(weft_path(path, "%s/.saved", run));
+    WEFT_PATH(path, "%s/.saved", run);
     WEFT_TRY(weft_path_kind(path, &kind));
     *out = kind == WEFT_KIND_FILE;
     return WEFT_OK;
@@ -119,11 +105,10 @@ static weft_status was_saved(const char *run, bool *out) {
 
 weft_status weft_checkpoint_note_saved(const char *run) {
     static const char text[] = "last/ was written here.\n";
-    char path[WEFT_PATH_MAX];
     bool saved;
     WEFT_TRY(was_saved(run, &saved));
     if (saved) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/.saved", run));
+    WEFT_PATH(path, "%s/.saved", run);
     return weft_file_write(path, text, sizeof text - 1, NULL);
 }
 
@@ -205,13 +190,12 @@ weft_status weft_checkpoint_unused(const char *run) {
 static weft_status clean_one(const char *run, const char *name) {
     static const char *const left[] = {"last.new", "best.new", NULL};
     static const char *const taken[] = {"last", "best", "last.old", "best.old", NULL};
-    char path[WEFT_PATH_MAX];
     weft_checkpoint_kind kind;
     int64_t step = weft_checkpoint_step_of(name);
     const char *tail = strrchr(name, '.');
     bool gone = tail && strcmp(tail, ".gone") == 0 && strncmp(name, "step-", 5) == 0;
     if (step < 0 && !gone && !is_name(name, left) && !is_name(name, taken)) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/%s", run, name));
+    WEFT_PATH(path, "%s/%s", run, name);
     if (gone || is_name(name, left)) return weft_checkpoint_remove(path);
     WEFT_TRY(weft_checkpoint_need_own(path, &kind));
     if (step < 0) return WEFT_OK;
@@ -222,10 +206,9 @@ static weft_status clean_one(const char *run, const char *name) {
 
 /* NAME.old is what NAME was, if a kill came between two renames; else a remainder. */
 static weft_status put_back(const char *run, const char *name) {
-    char path[WEFT_PATH_MAX], old[WEFT_PATH_MAX];
     weft_checkpoint_kind now, before;
-    WEFT_TRY(weft_path(path, "%s/%s", run, name));
-    WEFT_TRY(weft_path(old, "%s/%s.old", run, name));
+    WEFT_PATH(path, "%s/%s", run, name);
+    WEFT_PATH(old, "%s/%s.old", run, name);
     WEFT_TRY(weft_checkpoint_need_own(old, &before));
     if (before == WEFT_CHECKPOINT_NONE) return WEFT_OK;
     WEFT_TRY(weft_checkpoint_need_own(path, &now));
@@ -236,14 +219,13 @@ static weft_status put_back(const char *run, const char *name) {
 
 static weft_status choose_named(const char *run, const char *asked,
                                 char name[WEFT_CHECKPOINT_NAME]) {
-    char path[WEFT_PATH_MAX];
     weft_checkpoint_kind kind;
     bool known = strcmp(asked, "last") == 0 || strcmp(asked, "best") == 0 ||
                  weft_checkpoint_step_of(asked) >= 0;
     if (!known || strlen(asked) >= WEFT_CHECKPOINT_NAME)
         return weft_fail(WEFT_EINPUT,
                          "--resume=%s: the checkpoints of a run are last, best and step-N", asked);
-    WEFT_TRY(weft_path(path, "%s/%s", run, asked));
+    WEFT_PATH(path, "%s/%s", run, asked);
     WEFT_TRY(weft_checkpoint_need_own(path, &kind));
     if (kind == WEFT_CHECKPOINT_NONE)
         return weft_fail(WEFT_EINPUT, "%s: there is no such checkpoint", path);
@@ -272,8 +254,7 @@ static weft_status choose_without_last(const char *run, const weft_checkpoint_wi
     if (f->best) {
         snprintf(name, WEFT_CHECKPOINT_NAME, "best");
     } else if (saved) {
-        char path[WEFT_PATH_MAX];
-        WEFT_TRY(weft_path(path, "%s/.saved", run));
+        WEFT_PATH(path, "%s/.saved", run);
         if (unlink(path) != 0 && errno != ENOENT)
             return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
     }

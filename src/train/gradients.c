@@ -14,8 +14,9 @@
 #include "train/gradients.h"
 
 #include "base/scope.h"
+#include "comm/reduce.h"
+#include "core/plan.h"
 #include "core/rows.h"
-#include "train/scatter.h"
 
 enum { PARTS = 16 /* of a watched run on a device: each costs a launch and a wait */ };
 
@@ -31,22 +32,24 @@ struct weft_gradients {
     weft_dtype dtype;      /* of the sums */
     weft_partition shards; /* a level is its row, and a task a chunk */
 
-    weft_tree tree;
-    int first_node, nodes;                         /* of the tree, that are this rank's */
-    int node;                                      /* the one in the making, */
-    int64_t taken;                                 /* and how many micro-batches of it were taken */
-    int depth;                                     /* sums on the stack, */
-    unsigned char *levels[WEFT_TREE_LEVELS];       /* and the sums; levels[0] becomes the mean */
-    weft_tree_addition list[WEFT_TREE_LEVELS + 1]; /* of the next micro-batch's gradient */
+    weft_tree tree;        /* shared sums: of a round, in which rank q has the q-th leaf */
+    int first_node, nodes; /* of the tree, that are this rank's */
+    int node;              /* the one in the making, */
+    int64_t taken;         /* and how many micro-batches of it, or of all rounds, were taken */
+    int depth;             /* sums on the stack, */
+    void *levels[WEFT_TREE_LEVELS]; /* and the sums; levels[0] becomes the mean */
+    weft_tree_addition *list;       /* of the next micro-batch's gradient, or of those of a round */
     int n_list;
 
     const weft_row_backend *rows; /* of a device; NULL: the sums are in the host's memory */
     void *queue;                  /* of the rows, beside its runs */
-    weft_device_reduce *device;   /* NULL: not from GPU to GPU */
-    weft_reduce *reduce;          /* NULL: one rank, or a device's */
-    weft_scatter *scatter;        /* NULL: whole sums */
-    void **staged; /* [nodes]: copies in the host's memory for `reduce`; NULL: it reads the sums */
-    bool begun;    /* the sum over ranks */
+    weft_device_link *link;       /* NULL: not from GPU to GPU */
+    weft_reduce *reduce;          /* NULL: one rank */
+    bool begun;                   /* the sum over ranks */
+
+    /* Shared sums, of which levels in the host's memory have the own pieces; own_at NULL: whole ones. */
+    int64_t *own_at; /* [buckets + 1]: where the own pieces begin in a level */
+    void *mean;      /* the backend's copy of level 0; NULL: it reads the host's */
 
     /* The overlap; NULL: gradients leave after the backward pass. */
     int64_t *made_by;   /* [n]: the node that ends a weight's gradient; -1: none */
@@ -58,7 +61,7 @@ struct weft_gradients {
 
 /* Where a weight begins in a level; of `n`: the end. */
 static unsigned char *level_data(const weft_gradients *g, int level, int64_t weight) {
-    return g->levels[level] + weft_partition_offset(&g->shards, weight);
+    return (unsigned char *)g->levels[level] + weft_partition_offset(&g->shards, weight);
 }
 
 /* Chunks of weights, and the additions of the list. */
@@ -124,23 +127,132 @@ WEFT_TASK(scale_chunk) {
                        g->dtype == WEFT_F64);
 }
 
+/* Shared sums. A bucket is packed as numbers of the row, so that a piece is one message; reduce.c carries it.
+ * Sums are made in the host's memory, and copied to a backend that has its own when the step is over. */
+
+static int64_t own_bytes(const weft_gradients *g) {
+    return g->own_at[weft_cut_buckets(&g->shards.cut)] * (int64_t)weft_dtype_size(g->dtype);
+}
+
+/* A weight's numbers are copied to the upper end of their place in the row, which has room for what is
+ * narrower; what is, is widened from there. */
+static unsigned char *raw_place(const weft_gradients *g, const weft_gradient *from, int64_t count,
+                                unsigned char *to) {
+    return to + (weft_dtype_size(g->dtype) - weft_dtype_size(from->dtype)) * (size_t)count;
+}
+
+static const unsigned char *raw_data(const weft_gradient *from, const weft_stretch *c,
+                                     int64_t *bytes) {
+    int64_t size = (int64_t)weft_dtype_size(from->dtype);
+    *bytes = c->count * size;
+    return (const unsigned char *)from->data + c->first * size;
+}
+
+static void widen(const unsigned char *raw, int64_t count, unsigned char *to) {
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, raw + 2 * i, sizeof bits);
+        ((float *)(void *)to)[i] = weft_bf16_to_float(bits);
+    }
+}
+
+/* A bucket that is being packed. */
+typedef struct {
+    const weft_gradients *g;
+    int64_t first; /* chunk */
+    unsigned char *to;
+} bucket_pack;
+
+/* The i-th chunk of a bucket, and its place among the packed ones. */
+static const weft_stretch *chunk_of(const bucket_pack *t, int64_t i, unsigned char **to) {
+    const weft_partition *h = &t->g->shards;
+    int64_t before = h->borders[t->first + i] - h->borders[t->first];
+    *to = t->to + (size_t)before * weft_dtype_size(t->g->dtype);
+    return &h->chunks[t->first + i];
+}
+
+WEFT_TASK(pack_chunk) {
+    const bucket_pack *t = context;
+    unsigned char *to;
+    int64_t bytes;
+    const weft_stretch *c = chunk_of(t, task, &to);
+    const weft_gradient *from = &t->g->from[c->weight];
+    unsigned char *raw = raw_place(t->g, from, c->count, to);
+    const unsigned char *data = raw_data(from, c, &bytes);
+    if (!from->data)
+        memset(to, 0, (size_t)c->count * weft_dtype_size(t->g->dtype));
+    else if (!t->g->rows)
+        memcpy(raw, data, (size_t)bytes);
+    if (from->data && from->dtype == WEFT_BF16) widen(raw, c->count, to);
+}
+
+static weft_status pack(void *context, int64_t bucket, unsigned char *packed) {
+    const weft_gradients *g = context;
+    weft_span blocks = weft_cut_bucket(&g->shards.cut, bucket);
+    bucket_pack t = {g, blocks.first, packed};
+    for (int64_t i = 0; g->rows && i < blocks.count; i++) {
+        unsigned char *to;
+        int64_t bytes;
+        const weft_stretch *c = chunk_of(&t, i, &to);
+        const weft_gradient *from = &g->from[c->weight];
+        const unsigned char *data = raw_data(from, c, &bytes);
+        if (from->data) g->rows->fetch(g->queue, raw_place(g, from, c->count, to), data, bytes);
+    }
+    if (g->rows) WEFT_TRY(g->rows->wait(g->queue));
+    weft_pool_run(g->pool, blocks.count, pack_chunk, &t);
+    return WEFT_OK;
+}
+
+/* The round's additions, of some numbers of the own piece. */
+static void add_round(void *context, const weft_reduce_bucket *b, int64_t bucket, weft_span own) {
+    const weft_gradients *g = context;
+    size_t width = weft_dtype_size(g->dtype), skip = (size_t)own.first * width;
+    size_t at = (size_t)g->own_at[bucket] * width + skip;
+    bool is_double = g->dtype == WEFT_F64;
+    for (int i = 0; i < g->n_list; i++) {
+        const weft_tree_addition *a = &g->list[i];
+        const unsigned char *from = a->leaf < 0 ? (unsigned char *)g->levels[a->to + 1] + at
+                                                : weft_reduce_values(b, a->leaf) + skip;
+        weft_numbers_add((unsigned char *)g->levels[a->to] + at, from, own.count, is_double,
+                         a->add);
+    }
+    if (g->taken >= g->count)
+        weft_numbers_scale((unsigned char *)g->levels[0] + at, 1.0 / (double)g->count, own.count,
+                           is_double);
+}
+
+/* The round's micro-batches from left to right; the last round may have fewer. */
+static void begin_round(weft_gradients *g) {
+    g->n_list = 0;
+    g->tree.n_nodes = 0;
+    for (int q = 0; q < g->shards.cut.size && g->taken < g->count; q++) {
+        int64_t i = g->taken++;
+        g->n_list += weft_tree_push(i, g->taken == g->count, q, 0, &g->depth, g->list + g->n_list);
+        g->tree.n_nodes++;
+    }
+    weft_reduce_begin(g->reduce, 1);
+}
+
+static weft_status end_round(weft_gradients *g) {
+    WEFT_TRY(weft_reduce_end(g->reduce));
+    if (g->taken < g->count || !g->mean) return WEFT_OK;
+    return g->backend->upload(g->mean, g->levels[0], own_bytes(g));
+}
+
 /* The sum over ranks, bucket by bucket. */
 static void begin_ranks(weft_gradients *g) {
-    double factor = 1.0 / (double)g->count;
-    if (g->device) weft_device_reduce_begin(g->device, factor);
-    if (g->reduce && !g->scatter) weft_reduce_begin(g->reduce, factor);
+    if (!g->own_at) weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
     g->begun = true;
 }
 
 /* Weight w's gradient is made: its sums are finished, and buckets that have all theirs leave. */
 static void finish_weight(weft_gradients *g, int64_t w) {
-    if (!g->scatter) add_weights(g, w, w + 1);
+    if (!g->own_at) add_weights(g, w, w + 1);
     g->finished[w] = true;
     for (int64_t i = g->shards.first[w]; i < g->shards.first[w + 1]; i++) {
         int64_t bucket = weft_cut_bucket_of(&g->shards.cut, i);
         if (--g->due[bucket] > 0 || g->status != WEFT_OK) continue;
-        g->status = g->device ? weft_device_reduce_send(g->device, bucket)
-                              : weft_reduce_send(g->reduce, bucket);
+        g->status = weft_reduce_send(g->reduce, bucket);
     }
 }
 
@@ -148,7 +260,7 @@ static void after_node(void *context, const weft_node *n) {
     weft_gradients *g = context;
     for (int64_t w = 0; w < g->n; w++)
         if (g->made_by[w] == n->index && !g->finished[w]) finish_weight(g, w);
-    if (g->reduce && g->status == WEFT_OK) g->status = weft_reduce_look(g->reduce);
+    if (g->status == WEFT_OK) g->status = weft_reduce_look(g->reduce);
 }
 
 static void watch_run(weft_gradients *g) {
@@ -172,13 +284,12 @@ void weft_gradients_begin(weft_gradients *g) {
     g->taken = 0;
     g->node = 0;
     g->depth = 0;
-    if (g->scatter) weft_scatter_restart(g->scatter);
 }
 
 void weft_gradients_expect(weft_gradients *g) {
     if (g->count == 1) return;
-    if (g->scatter) {
-        weft_scatter_begin(g->scatter);
+    if (g->own_at) {
+        begin_round(g);
     } else {
         int64_t i = g->taken++;
         bool last = g->taken == g->tree.nodes[g->first_node + g->node].count;
@@ -186,7 +297,7 @@ void weft_gradients_expect(weft_gradients *g) {
         if (last) g->taken = 0;
         g->node += last;
     }
-    if (g->made_by && (g->scatter || g->node == g->nodes)) watch_run(g);
+    if (g->made_by && (g->own_at || g->node == g->nodes)) watch_run(g);
 }
 
 weft_status weft_gradients_add(weft_gradients *g) {
@@ -197,26 +308,25 @@ weft_status weft_gradients_add(weft_gradients *g) {
         for (int64_t w = 0; w < g->n; w++)
             if (!g->finished[w]) finish_weight(g, w);
         WEFT_TRY(g->status);
-    } else if (!g->scatter) {
+    } else if (!g->own_at) {
         add_weights(g, 0, g->n);
         if (g->rows) WEFT_TRY(g->rows->wait(g->queue));
     }
-    return g->scatter ? weft_scatter_end(g->scatter) : WEFT_OK;
+    return g->own_at ? end_round(g) : WEFT_OK;
 }
 
 weft_status weft_gradients_mean(weft_gradients *g) {
     if (g->count == 1) return WEFT_OK;
-    if (g->scatter) {
-        if (weft_scatter_is_over(g->scatter)) return WEFT_OK;
-        weft_scatter_begin(g->scatter); /* others have one more */
-        return weft_scatter_end(g->scatter);
+    if (g->own_at) {
+        if (g->taken >= g->count) return WEFT_OK;
+        begin_round(g); /* others have one more */
+        return end_round(g);
     }
-    if (g->device || g->reduce) {
+    if (g->reduce) {
         if (!g->begun) begin_ranks(g);
-        if (g->device) return weft_device_reduce_end(g->device);
         WEFT_TRY(weft_reduce_end(g->reduce));
     } else if (g->rows) {
-        g->rows->scale(g->queue, (float *)(void *)g->levels[0], (float)(1.0 / (double)g->count),
+        g->rows->scale(g->queue, g->levels[0], (float)(1.0 / (double)g->count),
                        weft_partition_bytes(&g->shards) / (int64_t)sizeof(float));
     } else {
         weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, g);
@@ -225,7 +335,7 @@ weft_status weft_gradients_mean(weft_gradients *g) {
 }
 
 bool weft_gradients_are_dealt(const weft_gradients *g) {
-    return g->scatter != NULL;
+    return g->own_at != NULL;
 }
 
 weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
@@ -233,35 +343,8 @@ weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
     return (weft_gradient){g->dtype, level_data(g, 0, weight)};
 }
 
-/* A bucket in a level: where it begins, and its bytes. */
-static int64_t bucket_at(const weft_gradients *g, int64_t bucket, int64_t *bytes) {
-    weft_span s = weft_cut_numbers(&g->shards.cut, weft_cut_bucket(&g->shards.cut, bucket));
-    int64_t size = (int64_t)weft_dtype_size(g->dtype);
-    *bytes = s.count * size;
-    return s.first * size;
-}
-
-/* A bucket of this rank's sums to where the host reads it, and of the mean back. */
-static weft_status fetch_bucket(void *context, int64_t bucket) {
-    const weft_gradients *g = context;
-    int64_t bytes, at = bucket_at(g, bucket, &bytes);
-    for (int k = 0; k < g->nodes; k++)
-        g->rows->fetch(g->queue, (unsigned char *)g->staged[k] + at, g->levels[k] + at, bytes);
-    return g->rows->wait(g->queue); /* it is there */
-}
-
-static weft_status put_bucket(void *context, int64_t bucket) {
-    const weft_gradients *g = context;
-    int64_t bytes, at = bucket_at(g, bucket, &bytes);
-    g->rows->put(g->queue, g->levels[0] + at, (unsigned char *)g->staged[0] + at, bytes);
-    return WEFT_OK;
-}
-
 /* What adds the ranks' nodes: from GPU to GPU, else in the host's memory. */
 static weft_status make_reduce(weft_gradients *g) {
-    void *rows[WEFT_TREE_LEVELS];
-    for (int k = 0; k < g->nodes; k++)
-        rows[k] = g->levels[k];
     weft_reduce_options options = {.comm = g->comm,
                                    .backend = g->backend,
                                    .pool = g->pool,
@@ -271,19 +354,9 @@ static weft_status make_reduce(weft_gradients *g) {
                                    .plain =
                                        !weft_optimizer_model(g->optimizer)->config.deterministic,
                                    .scatter = weft_optimizer_shards(g->optimizer) != NULL,
-                                   .rows = rows,
-                                   .context = g};
-    WEFT_TRY(weft_device_reduce_open(&options, &g->device));
-    if (g->device) return WEFT_OK;
-    if (!g->rows) return weft_reduce_create(&options, &g->reduce);
-    g->staged = calloc((size_t)g->nodes, sizeof *g->staged);
-    for (int k = 0; g->staged && k < g->nodes; k++)
-        if (!(g->staged[k] = g->rows->pin(weft_partition_bytes(&g->shards))))
-            return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    if (!g->staged) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    options.rows = g->staged;
-    options.ready = fetch_bucket;
-    options.done = put_bucket;
+                                   .rows = g->levels,
+                                   .link = g->link,
+                                   .queue = g->queue};
     return weft_reduce_create(&options, &g->reduce);
 }
 
@@ -312,22 +385,45 @@ static weft_status make_whole(weft_gradients *g) {
     for (int64_t w = 0; w < g->n; w++)
         if (g->from[w].data) sums[w] = weft_gradients_of(g, w);
     WEFT_TRY(weft_optimizer_bind(g->optimizer, sums, NULL));
-    if (g->comm) WEFT_TRY(make_reduce(g));
-    if (!g->rows) return WEFT_OK;
-    if (!g->device) return g->rows->open(&g->queue);
-    g->queue = weft_device_reduce_queue(g->device);
-    return WEFT_OK;
+    if (g->comm) WEFT_TRY(weft_device_link_open(g->comm, g->backend, &g->link));
+    if (g->link)
+        g->queue = weft_device_link_queue(g->link);
+    else if (g->rows)
+        WEFT_TRY(g->rows->open(&g->queue));
+    return g->comm ? make_reduce(g) : WEFT_OK;
 }
 
 static weft_status make_shared(weft_gradients *g) {
-    weft_scatter_options options = {.comm = g->comm,
-                                    .backend = g->backend,
-                                    .pool = g->pool,
-                                    .shards = &g->shards,
-                                    .from = g->from,
-                                    .count = g->count};
-    WEFT_TRY(weft_scatter_create(&options, &g->scatter, &g->reduce));
-    return weft_optimizer_bind(g->optimizer, g->from, weft_scatter_mean(g->scatter));
+    const weft_cut *cut = &g->shards.cut;
+    int64_t buckets = weft_cut_buckets(cut);
+    g->own_at = calloc((size_t)buckets + 1, sizeof *g->own_at);
+    if (!g->own_at) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t b = 0; b < buckets; b++)
+        g->own_at[b + 1] =
+            g->own_at[b] + weft_cut_numbers(cut, weft_cut_piece(cut, b, g->shards.rank)).count;
+    if (g->rows) WEFT_TRY(g->rows->open(&g->queue));
+    size_t whole = (size_t)weft_arena_bytes(own_bytes(g) + 1);
+    bool ok = true;
+    for (int i = weft_tree_depth(g->count) - 1; ok && i >= 0; i--)
+        if ((ok = (g->levels[i] = aligned_alloc(WEFT_ARENA_ALIGN, whole))))
+            memset(g->levels[i], 0, whole);
+    if (ok && g->rows && own_bytes(g) > 0) ok = (g->mean = g->backend->alloc(own_bytes(g)));
+    if (!ok) return weft_fail(WEFT_ENOMEM, "gradients: no memory for a rank's part");
+    g->tree.n_nodes = cut->size;
+    for (int q = 0; q < cut->size; q++)
+        g->tree.nodes[q] = (weft_tree_node){q, 1, q};
+    weft_reduce_options sum = {.comm = g->comm,
+                               .backend = g->backend,
+                               .pool = g->pool,
+                               .tree = &g->tree,
+                               .cut = cut,
+                               .is_double = g->dtype == WEFT_F64,
+                               .scatter = true,
+                               .pack = pack,
+                               .add = add_round,
+                               .context = g};
+    WEFT_TRY(weft_reduce_create(&sum, &g->reduce));
+    return weft_optimizer_bind(g->optimizer, g->from, g->mean ? g->mean : g->levels[0]);
 }
 
 /* Parts of a device's run that end where the next sixteenth of all buckets is ready. */
@@ -377,7 +473,7 @@ WEFT_ENDED_BY(weft_gradients_destroy, weft_gradients)
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
     const weft_model *m = weft_optimizer_model(o);
-    bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS;
+    bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS && count > 1;
     *out = NULL;
     WEFT_AUTO(weft_gradients_destroy_at) weft_gradients *g = calloc(1, sizeof *g);
     if (!g) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
@@ -391,34 +487,32 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
                           .count = count,
                           .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
     if (g->backend->remote) g->rows = g->backend->rows;
+    size_t leaves = shared ? (size_t)weft_comm_size(comm) : 1;
     g->from = calloc((size_t)g->n, sizeof *g->from);
-    if (!g->from) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    g->list = calloc(leaves * (WEFT_TREE_LEVELS + 1), sizeof *g->list);
+    if (!g->from || !g->list) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     weft_optimizer_find_gradients(o, s, g->from);
     WEFT_TRY(weft_tree_make(count, weft_comm_size(comm), &g->tree));
     g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
     WEFT_TRY(weft_partition_make(m, comm, &g->shards));
     WEFT_TRY(shared ? make_shared(g) : make_whole(g));
-    if (g->reduce || g->device) WEFT_TRY(prepare_overlap(g));
+    if (g->reduce) WEFT_TRY(prepare_overlap(g));
     *out = weft_steal(&g);
     return WEFT_OK;
 }
 
 void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
-    if (g->queue && !g->device) g->rows->close(g->queue);
-    weft_device_reduce_close(g->device);
-    if (!g->scatter) weft_reduce_destroy(g->reduce);
-    weft_scatter_destroy(g->scatter);
-    for (int k = 0; g->staged && k < g->nodes; k++)
-        if (g->staged[k]) g->rows->unpin(g->staged[k]);
-    free(g->staged);
+    if (g->queue && !g->link) g->rows->close(g->queue);
+    weft_device_link_close(g->link);
+    weft_reduce_destroy(g->reduce);
     weft_tree_free(&g->tree);
+    if (g->mean) g->backend->release(g->mean, own_bytes(g));
     for (int i = 0; i < WEFT_TREE_LEVELS; i++)
-        if (g->levels[i]) g->backend->release(g->levels[i], weft_partition_bytes(&g->shards));
+        if (g->own_at)
+            free(g->levels[i]);
+        else if (g->levels[i])
+            g->backend->release(g->levels[i], weft_partition_bytes(&g->shards));
     weft_partition_free(&g->shards);
-    free(g->made_by);
-    free(g->due);
-    free(g->finished);
-    free(g->from);
-    free(g);
+    WEFT_FREE(g->made_by, g->due, g->finished, g->from, g->list, g->own_at, g);
 }

@@ -9,7 +9,13 @@
  * There are two ways. Whole sums: each rank takes its span of the micro-batches (comm/share.h), keeps the
  * sums of the nodes it can finish, and the end of the step adds those of all ranks (comm/reduce.h); where
  * they share the optimizer's state, a rank then has the mean of what it owns. One process is the same with
- * no ranks to add. Shared sums (SHARD=gradients): no rank keeps a whole one (scatter.h).
+ * no ranks to add.
+ *
+ * Shared sums (SHARD=gradients): no rank keeps a whole one. Micro-batches are dealt out in rounds: rank r has r,
+ * r + P, r + 2P and so on, so that those of a round are neighbours in the tree. After each, a rank sends every
+ * owner its pieces of the gradient, and an owner adds what it gets, in the order of the tree, to sums of its own
+ * pieces alone. Of the f32 sums, one for each level of the tree, a rank so has one part in P; in exchange
+ * gradients travel once for each micro-batch, not once for each step.
  *
  *     weft_gradients_begin(g);
  *     for each micro-batch of this rank's
@@ -42,8 +48,7 @@ weft_status weft_gradients_add(weft_gradients *g);
 /* After this rank's last one, if it had any: the optimizer has the mean over all ranks' micro-batches. */
 weft_status weft_gradients_mean(weft_gradients *g);
 
-/* Where ranks share the sums, micro-batches are dealt out in rounds: a rank has rank, rank + ranks, ...,
- * in place of neighbours. */
+/* Whether they are dealt out in rounds, in place of neighbours. */
 bool weft_gradients_are_dealt(const weft_gradients *g);
 /* After the mean: where a weight's lies in the backend's memory; data NULL: zeros. Not where ranks share
  * it. */

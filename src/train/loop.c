@@ -147,10 +147,9 @@ static weft_status open_data(trainer *t) {
 /* The run's own config, by which it can be gone on with and looked at. A dataset in the run's folder is
  * named from there, so that both can be moved. */
 static weft_status keep_config(const trainer *t) {
-    char path[WEFT_PATH_MAX];
     weft_config c = *t->config;
     c.steps = t->model->config.steps;
-    WEFT_TRY(weft_path(path, "%s/", t->options->out));
+    WEFT_PATH(path, "%s/", t->options->out);
     size_t n = strlen(path);
     if (strncmp(c.dataset, path, n) == 0)
         memmove(c.dataset, c.dataset + n, strlen(c.dataset + n) + 1);

@@ -28,7 +28,8 @@ static weft_adam_options adam_options(const weft_config *c) {
     return o;
 }
 
-weft_muon_parts weft_optimizer_matrices(const weft_optimizer *o, int64_t weight) {
+/* The matrices that Muon sees in a weight; it then has no v. */
+static weft_muon_parts matrices_of(const weft_optimizer *o, int64_t weight) {
     const weft_weight *w = &o->model->weights[weight];
     return weft_muon_matrices(&o->model->config, w->name, w->ndim, w->shape);
 }
@@ -63,7 +64,7 @@ static bool has_kind(const weft_optimizer *o, int kind, int64_t weight) {
     const weft_weight *w = &o->model->weights[weight];
     const weft_config *c = &o->model->config;
     bool masked = weft_weight_is_masked(c, w->name, w->ndim);
-    const bool has[] = {true,       weft_optimizer_matrices(o, weight).n == 0,
+    const bool has[] = {true,       matrices_of(o, weight).n == 0,
                         o->amsgrad, w->dtype == WEFT_BF16,
                         masked,     masked && c->prune == WEFT_PRUNING_MOVEMENT};
     return has[kind];
@@ -172,11 +173,7 @@ void weft_optimizer_destroy(weft_optimizer *o) {
     unbind(o);
     if (o->sharded) weft_optimizer_shard_close(o);
     weft_mirror_destroy(o->mirror);
-    free(o->slots);
-    free(o->memory);
-    free(o->names);
-    free(o->state);
-    free(o);
+    WEFT_FREE(o->slots, o->memory, o->names, o->state, o);
 }
 
 WEFT_GETTER(const weft_model *, weft_optimizer_model, weft_optimizer, model)
@@ -225,7 +222,7 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
         .copy =
             master ? weft_optimizer_tensor(b, WEFT_ROLE_STATE, "copy", p, w->dtype, weight) : NULL,
         .rate = weft_model_rate(o->model, w),
-        .matrices = weft_optimizer_matrices(o, p->weight),
+        .matrices = matrices_of(o, p->weight),
     };
 }
 

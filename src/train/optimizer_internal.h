@@ -67,9 +67,6 @@ struct weft_optimizer {
     weft_safetensors *file; /* rank 0's: read, not given out yet */
 };
 
-/* The matrices that Muon sees in a weight; it then has no v. */
-weft_muon_parts weft_optimizer_matrices(const weft_optimizer *o, int64_t weight);
-
 /* A graph under construction, and where its tensors lie. */
 typedef struct {
     weft_optimizer *o;

@@ -69,9 +69,7 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
 }
 
 void weft_partition_free(weft_partition *s) {
-    free(s->chunks);
-    free(s->borders);
-    free(s->first);
+    WEFT_FREE(s->chunks, s->borders, s->first);
     *s = (weft_partition){0};
 }
 
@@ -144,11 +142,7 @@ void weft_optimizer_shard_close(weft_optimizer *o) {
     weft_optimizer_shard_unbind(o);
     weft_safetensors_close(o->file);
     weft_partition_free(&o->shards);
-    free(o->parts);
-    free(o->ordered);
-    free(o->order);
-    free(o->counts);
-    free(o->begins);
+    WEFT_FREE(o->parts, o->ordered, o->order, o->counts, o->begins);
 }
 
 const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {

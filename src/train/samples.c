@@ -71,9 +71,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
 void weft_samples_close(weft_samples *s) {
     if (!s) return;
     if (s->file) fclose(s->file);
-    free(s->prompt);
-    free(s->text);
-    free(s);
+    WEFT_FREE(s->prompt, s->text, s);
 }
 
 static weft_status add_text(weft_samples *s, const char *text, size_t bytes) {

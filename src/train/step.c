@@ -272,7 +272,5 @@ void weft_train_step_close(weft_train_step *s) {
     weft_gradients_destroy(s->gradients);
     weft_contrast_close(s->contrast);
     weft_session_close(&s->session);
-    free(s->losses);
-    free(s->targets);
-    free(s);
+    WEFT_FREE(s->losses, s->targets, s);
 }

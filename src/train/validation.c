@@ -55,10 +55,7 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
 void weft_validation_close(weft_validation *v) {
     if (!v) return;
     weft_session_close(&v->session);
-    free(v->logits);
-    free(v->runs);
-    free(v->targets);
-    free(v);
+    WEFT_FREE(v->logits, v->runs, v->targets, v);
 }
 
 static weft_status count_right(weft_validation *v, const weft_batch *b, weft_run_loss *out) {

@@ -7,102 +7,84 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct {
-    enum { ADD, TAKE, COPY, SCALE } kind;
-    void *to;
-    const void *from;
-    weft_dtype dtype;
-    bool add;
-    float factor;
-    int64_t n; /* numbers; COPY: bytes */
-} call;
-
-typedef struct {
-    call *calls;
-    int64_t n, room;
-} queue;
+#include <unistd.h>
 
 static bool under_way;
 static int64_t early, late;
 static int fails_in; /* watched runs; 0: never */
 
 static weft_status queue_open(void **out) {
-    *out = calloc(1, sizeof(queue));
+    *out = calloc(1, sizeof(remote_queue));
     return *out ? WEFT_OK : weft_fail(WEFT_ENOMEM, "no memory for a queue");
 }
 
 static void queue_close(void *context) {
-    queue *q = context;
+    remote_queue *q = context;
     free(q->calls);
     free(q);
 }
 
-static void put_call(queue *q, call c) {
-    if (q->n == q->room) {
-        q->room = 2 * q->room + 64;
-        q->calls = realloc(q->calls, (size_t)q->room * sizeof *q->calls);
-        if (!q->calls) abort();
+static void add(const remote_call *c) {
+    for (int64_t i = 0; i < c->n; i++)
+        ((float *)c->to)[i] += ((const float *)c->from)[i];
+}
+
+static void take(const remote_call *c) {
+    float *to = c->to;
+    for (int64_t i = 0; i < c->n; i++) {
+        float x = !c->from                ? 0
+                  : c->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)c->from)[i])
+                                          : ((const float *)c->from)[i];
+        to[i] = c->add && c->from ? to[i] + x : c->add ? to[i] : x;
     }
-    q->calls[q->n++] = c;
+}
+
+static void copy(const remote_call *c) {
+    memcpy(c->to, c->from, (size_t)c->n);
+}
+
+static void scale(const remote_call *c) {
+    for (int64_t i = 0; i < c->n; i++)
+        ((float *)c->to)[i] *= c->factor;
 }
 
 static void put_add(void *q, float *to, const float *from, int64_t n) {
-    put_call(q, (call){.kind = ADD, .to = to, .from = from, .n = n});
+    remote_put(q, (remote_call){.run = add, .to = to, .from = from, .n = n});
 }
 
 static void put_take(void *q, float *to, const void *from, weft_dtype dtype, bool add, int64_t n) {
-    put_call(q, (call){.kind = TAKE, .to = to, .from = from, .dtype = dtype, .add = add, .n = n});
+    remote_put(
+        q, (remote_call){.run = take, .to = to, .from = from, .dtype = dtype, .add = add, .n = n});
 }
 
 static void put_copy(void *q, float *to, const float *from, int64_t n) {
-    put_call(q, (call){.kind = COPY, .to = to, .from = from, .n = 4 * n});
+    remote_put(q, (remote_call){.run = copy, .to = to, .from = from, .n = 4 * n});
 }
 
 static void put_scale(void *q, float *data, float factor, int64_t n) {
-    put_call(q, (call){.kind = SCALE, .to = data, .factor = factor, .n = n});
+    remote_put(q, (remote_call){.run = scale, .to = data, .factor = factor, .n = n});
 }
 
 static void put_fetch(void *q, void *host, const void *from, int64_t bytes) {
     early += under_way;
     late += !under_way;
-    put_call(q, (call){.kind = COPY, .to = host, .from = from, .n = bytes});
+    remote_put(q, (remote_call){.run = copy, .to = host, .from = from, .n = bytes});
 }
 
 static void put_put(void *q, void *to, const void *host, int64_t bytes) {
-    put_call(q, (call){.kind = COPY, .to = to, .from = host, .n = bytes});
-}
-
-static float number_at(const call *c, int64_t i) {
-    if (!c->from) return 0;
-    if (c->kind == TAKE && c->dtype == WEFT_BF16)
-        return weft_bf16_to_float(((const uint16_t *)c->from)[i]);
-    return ((const float *)c->from)[i];
-}
-
-static void do_call(const call *c) {
-    float *to = c->to;
-    if (c->kind == COPY) memcpy(c->to, c->from, (size_t)c->n);
-    for (int64_t i = 0; c->kind != COPY && i < c->n; i++) {
-        if (c->kind == SCALE)
-            to[i] *= c->factor;
-        else if (c->kind == ADD || (c->add && c->from))
-            to[i] += number_at(c, i);
-        else if (!c->add)
-            to[i] = number_at(c, i);
-    }
+    remote_put(q, (remote_call){.run = copy, .to = to, .from = host, .n = bytes});
 }
 
 static weft_status queue_wait(void *context) {
-    queue *q = context;
+    remote_queue *q = context;
     for (int64_t i = 0; i < q->n; i++)
-        do_call(&q->calls[i]);
+        q->calls[i].run(&q->calls[i]);
     q->n = 0;
     return WEFT_OK;
 }
 
 static void say_name(char *text, size_t room) {
-    snprintf(text, room, "remote");
+    snprintf(text, room, "remote %d", (int)getpid());
 }
 
 static void *take_memory(int64_t bytes) {

@@ -132,6 +132,23 @@ TEST(test_shared_state_changes_no_bit) {
 }
 
 /* Every optimizer, type, way of sharing and number; dropout and the contrastive loss in all of them. */
+/* Of one micro-batch there is no sum to share. */
+TEST(test_one_rank_with_one_micro_batch_learns_too) {
+    ranks_need_mpi();
+    const char *config = scratch_path("single.config");
+    const char *alone = scratch_path("single"), *rank = scratch_path("single-rank");
+    write_config(config, "embedded", "gelu");
+    SUCCEEDS("train", "--config", config, "--out", alone, "-o", "MICRO_BATCH=0", "--peak-flops",
+             "0");
+    ranks_part part = {.ranks = 1,
+                       .arguments =
+                           RUN("train", "--config", config, "--out", rank, "-o", "MICRO_BATCH=0",
+                               "-o", "SHARD=gradients", "--peak-flops", "0"),
+                       .environment = SAYS("WEFT_COMM=mpi")};
+    assert_int_equal(ranks_wait(ranks_start(&part, 1, scratch_path("err")), 60), 0);
+    train_same_end(alone, rank);
+}
+
 TEST(test_every_way_of_sharing_ends_on_the_same_bits) {
     static const char *const optimizers[] = {"OPTIMIZER=adamw", "OPTIMIZER=adamwspam",
                                              "OPTIMIZER=muon"};

@@ -61,7 +61,8 @@ static int be_rank(char **words) {
 }
 
 /* Starts ranks of this program, and waits for their end. */
-static int run_ranks(int ranks, const char *const *arguments, const char *more, const char *err) {
+static int run_ranks(int ranks, const char *const *arguments, const char *nccl, const char *more,
+                     const char *err) {
     char own[PATH_MAX], weft[PATH_MAX];
     assert_non_null(realpath("/proc/self/exe", own));
     assert_non_null(realpath(command_program(), weft));
@@ -70,7 +71,7 @@ static int run_ranks(int ranks, const char *const *arguments, const char *more, 
     ranks_part part = {.ranks = ranks,
                        .program = own,
                        .arguments = arguments,
-                       .environment = SAYS(library, "WEFT_NCCL=none", more)};
+                       .environment = SAYS(library, nccl, more)};
     return ranks_wait(ranks_start(&part, 1, err), 120);
 }
 
@@ -85,7 +86,8 @@ static void check(int ranks, const char *dtype, const char *shard, const char *o
     config_write(config, sets);
     if (access(alone, F_OK) != 0)
         assert_int_equal(train(config, alone, dtype, "none", weft_cpu_backend(), NULL), WEFT_OK);
-    int status = run_ranks(ranks, RUN("rank", config, together, dtype, shard), overlap, err);
+    const char *const *words = RUN("rank", config, together, dtype, shard);
+    int status = run_ranks(ranks, words, "WEFT_NCCL=none", overlap, err);
     char *said = file_read(err, &n), *copies = strstr(said, "copies: ");
     if (status != 0 || !copies) fail_msg("%d ranks ended on %d: %s", ranks, status, said);
     if (copies && leaves_early != (atoi(copies + strlen("copies: ")) > 0))
@@ -118,10 +120,39 @@ TEST(test_device_that_is_lost_ends_all) {
     const char *config = scratch_path("config");
     const char *err = scratch_path("err");
     config_write(config, sets);
-    assert_true(run_ranks(3, RUN("rank", config, scratch_path("lost"), "bf16", "none"), "FAILS=1",
-                          err) != 0);
+    assert_true(run_ranks(3, RUN("rank", config, scratch_path("lost"), "bf16", "none"),
+                          "WEFT_NCCL=none", "FAILS=1", err) != 0);
     if (ranks_count(err, "the device is lost") >= 3 && ranks_count(err, "rank 1 (") >= 2) return;
     fail_msg("%s", file_read(err, &n));
+}
+
+/* By a library in NCCL's place: sums that stay on the device have the bits too. */
+TEST(test_gradients_go_from_device_to_device) {
+    static const char *const shards[] = {"none", "optimizer"};
+    char line[2048];
+    ranks_need_mpi();
+    snprintf(line, sizeof line,
+             "cc -shared -fPIC -std=gnu17 -Isrc -Iinclude -Itests -o '%s' tests/train/"
+             "nccl_by_files.c 2>/dev/null",
+             scratch_path("libweft-nccl.so"));
+    if (system(line) != 0) {
+        printf("cc makes no shared library here\n");
+        skip();
+    }
+    const char *config = scratch_path("config"), *alone = scratch_path("alone-f32");
+    const char *err = scratch_path("err"), *files = format_text("NCCL_FILES=%s", scratch_path("."));
+    const char *library = format_text("LD_LIBRARY_PATH=%s", scratch_path("."));
+    config_write(config, sets);
+    if (access(alone, F_OK) != 0)
+        assert_int_equal(train(config, alone, "f32", "none", weft_cpu_backend(), NULL), WEFT_OK);
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        const char *shard = shards[ranks % 2], *out = scratch_path("nccl-%d", ranks);
+        size_t n;
+        int status = run_ranks(ranks, RUN("rank", config, out, "f32", shard), library, files, err);
+        if (status != 0 || ranks_count(err, "from GPU to GPU by NCCL") != ranks)
+            fail_msg("%d ranks ended on %d: %s", ranks, status, file_read(err, &n));
+        train_same_end(alone, out);
+    }
 }
 
 int main(int n, char **words) {
