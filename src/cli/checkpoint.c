@@ -45,8 +45,8 @@ static weft_status open_draft(const weft_args *a, const char *path, bool uncheck
     draft->pool = NULL;
     if (model->tokenizer && draft->tokenizer &&
         !have_same_tokens(model->tokenizer, draft->tokenizer))
-        return weft_fail(WEFT_EINPUT, "its tokenizer is not the model's; a draft model must have "
-                                      "the same tokens");
+        return WEFT_REFUSE("its tokenizer is not the model's; a draft model must have "
+                           "the same tokens");
     return WEFT_OK;
 }
 

@@ -17,11 +17,18 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     return weft_model_save_summed(context, folder, sums);
 }
 
-static weft_status init(const weft_args *args, const char *out, bool force) {
+weft_status weft_cmd_init(weft_args *args, int argc, char **argv) {
+    const char *out = NULL;
+    bool force = false;
+    const weft_arg own[] = {
+        {"--out", .value = &out, .rule = WEFT_ARG_NEEDED}, {"--force", .flag = &force}, {0}};
     weft_config c;
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     char count[WEFT_COUNT_ROOM];
+    WEFT_TRY(
+        weft_args_parse(args, argc, argv, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG, own, NULL, 0));
+    if (args->config) WEFT_TRY(weft_args_readable(args->config, NULL));
     weft_may_replace may = weft_new_model_may(force);
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(weft_new_folder_room(out, may));
@@ -32,16 +39,4 @@ static weft_status init(const weft_args *args, const char *out, bool force) {
     fprintf(stderr, "%s: %s parameters\n", out,
             weft_count_text(weft_model_parameter_count(m), count));
     return WEFT_OK;
-}
-
-int weft_cmd_init(int argc, char **argv) {
-    weft_args args;
-    const char *out = NULL;
-    bool force = false;
-    const weft_arg own[] = {
-        {"--out", .value = &out, .rule = WEFT_ARG_NEEDED}, {"--force", .flag = &force}, {0}};
-    int exit_status =
-        weft_args_parse(&args, argc, argv, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG, own, NULL, 0);
-    if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
-    return exit_status ? exit_status : weft_args_end(&args, init(&args, out, force));
 }

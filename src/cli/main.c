@@ -3,11 +3,11 @@
  * Adding a command is one line in COMMANDS below and one file, src/cli/NAME.c, with the two things
  * that line declares:
  *
- *   int weft_cmd_NAME(int argc, char **argv)   runs it; argv[0] is the command's own name. The
- *                                              result is the exit status: 0 done, 1 the work failed,
- *                                              2 wrong usage or input.
- *   const char weft_help_NAME[]                what `weft help NAME` prints below the usage line:
- *                                              whole lines, the options first.
+ *   weft_status weft_cmd_NAME(weft_args *args, int argc, char **argv)
+ *           runs it; argv[0] is the command's own name. The exit status follows from the result: 0 done,
+ *           1 the work failed, 2 wrong usage or input.
+ *   const char weft_help_NAME[]
+ *           what `weft help NAME` prints below the usage line: whole lines, the options first.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 #include "base/text.h"
 #include "base/version.h"
-#include "config/config.h"
+#include "cli/args.h"
 #include "weft/weft.h"
 
 /* X(group, name, what follows the name in the usage line, summary in a few words, an example) */
@@ -71,19 +71,17 @@
       "weft bench train --config defconfigs/demo")                                                 \
     X("Tools", version, "[--json]", "the version, and the parts of this build", "weft version")
 
-enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
-
 typedef struct {
     const char *group, *name;
     const char *usage;
     const char *summary;
     const char *example;
     const char *help;
-    int (*run)(int argc, char **argv);
+    weft_status (*run)(weft_args *args, int argc, char **argv);
 } command;
 
 #define DECLARE(group, name, usage, summary, example)                                              \
-    int weft_cmd_##name(int argc, char **argv);                                                    \
+    weft_status weft_cmd_##name(weft_args *args, int argc, char **argv);                           \
     extern const char weft_help_##name[];
 COMMANDS(DECLARE)
 #undef DECLARE
@@ -116,7 +114,7 @@ static int unknown_name(const char *what, const char *name, bool options) {
     else
         fprintf(stderr, "weft: unknown %s '%s'; 'weft help'%s\n", what, name,
                 options ? " and 'weft help config' list them" : " lists them");
-    return EXIT_USAGE;
+    return WEFT_EXIT_USAGE;
 }
 
 static void print_commands(FILE *to) {
@@ -236,50 +234,41 @@ static void print_filled(FILE *to, const char *text) {
     end(&f);
 }
 
-static int help_command(const command *c) {
+static void help_command(const command *c) {
     char usage[512];
     snprintf(usage, sizeof usage, "usage: weft %s %s\n", c->name, c->usage);
     print_filled(stdout, usage);
     printf("\n%c%s.\n\nexample: %s\n\n", toupper((unsigned char)c->summary[0]), c->summary + 1,
            c->example);
     print_filled(stdout, c->help);
-    return EXIT_DONE;
 }
 
-int weft_cmd_help(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "config") == 0) {
-        /* `weft help config`: a page that is no command's. */
-        const char *word = argc > 2 ? argv[2] : NULL;
-        if (argc > 3 || (word && word[0] == '-' && strcmp(word, "--kconfig") != 0)) {
-            fprintf(stderr, "weft help config: takes one word or --kconfig, not '%s'\n",
-                    argv[argc - 1]);
-            return EXIT_USAGE;
-        }
-        if (word && strcmp(word, "--kconfig") == 0) {
-            weft_config_write_kconfig(stdout);
-            return EXIT_DONE;
-        }
-        if (weft_config_write_help(stdout, word)) return EXIT_DONE;
-        if (help_foreign(word)) return EXIT_DONE;
-        fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
-                word);
-        return EXIT_USAGE;
-    }
-    if (argc > 2) {
-        fprintf(stderr, "weft help: one command at a time, not also '%s'\n", argv[2]);
-        return EXIT_USAGE;
-    }
-    if (argc < 2) {
+/* `weft help config`: a page that is no command's. */
+static weft_status help_config(weft_args *args, int argc, char **argv) {
+    const char *word = argc > 2 ? argv[2] : NULL;
+    bool kconfig = word && strcmp(word, "--kconfig") == 0;
+    args->command = "help config";
+    if (argc > 3 || (word && word[0] == '-' && !kconfig))
+        return WEFT_REFUSE("takes one word or --kconfig, not '%s'", argv[argc - 1]);
+    if (kconfig) weft_config_write_kconfig(stdout);
+    if (kconfig || weft_config_write_help(stdout, word) || help_foreign(word)) return WEFT_OK;
+    return WEFT_REFUSE("no option is about '%s'; 'weft help config' lists all", word);
+}
+
+weft_status weft_cmd_help(weft_args *args, int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "config") == 0) return help_config(args, argc, argv);
+    if (argc > 2) return WEFT_REFUSE("one command at a time, not also '%s'", argv[2]);
+    const command *c = argc < 2 ? NULL : find_command(argv[1]);
+    const weft_option *option = c || argc < 2 ? NULL : weft_option_find(argv[1]);
+    if (argc < 2)
         print_commands(stdout);
-        return EXIT_DONE;
-    }
-    const command *c = find_command(argv[1]);
-    if (c) return help_command(c);
-    const weft_option *option = weft_option_find(argv[1]);
-    if (!option)
-        return help_foreign(argv[1]) ? EXIT_DONE : unknown_name("command or option", argv[1], true);
-    weft_option_explain(option, stdout);
-    return EXIT_DONE;
+    else if (c)
+        help_command(c);
+    else if (option)
+        weft_option_explain(option, stdout);
+    else if (!help_foreign(argv[1]))
+        args->exit = unknown_name("command or option", argv[1], true);
+    return WEFT_OK;
 }
 
 /* What may be left out of a build, and whether it was. */
@@ -312,30 +301,28 @@ enum { N_PARTS = sizeof parts / sizeof parts[0] };
 
 const char weft_help_version[] = "  --json   as one JSON object\n";
 
-int weft_cmd_version(int argc, char **argv) {
-    bool json = argc == 2 && strcmp(argv[1], "--json") == 0;
-    if (argc > 1 && !json) {
-        fprintf(stderr, "weft version: '%s' is not an option of it; there is --json\n", argv[1]);
-        return EXIT_USAGE;
-    }
-    if (json) {
+weft_status weft_cmd_version(weft_args *args, int argc, char **argv) {
+    args->json = argc == 2 && strcmp(argv[1], "--json") == 0;
+    if (argc > 1 && !args->json)
+        return WEFT_REFUSE("'%s' is not an option of it; there is --json", argv[1]);
+    if (args->json) {
         printf("{\"version\": \"%s\", \"commit\": \"%s\"", weft_version(), weft_git_commit());
         for (size_t i = 0; i < N_PARTS; i++)
             printf(", \"%s\": %s", parts[i].name, parts[i].built ? "true" : "false");
         puts("}");
-        return EXIT_DONE;
+        return WEFT_OK;
     }
     printf("weft %s\n%-8s %s\n", weft_version(), "commit", weft_git_commit());
     for (size_t i = 0; i < N_PARTS; i++)
         printf("%-8s %s\n", parts[i].name, parts[i].built ? "yes" : "left out");
-    return EXIT_DONE;
+    return WEFT_OK;
 }
 
 /* Output that could not be written (a full disk, a closed pipe) is work that failed. */
 static int close_output(int status) {
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;
     fprintf(stderr, "weft: cannot write to standard output: %s\n", strerror(errno));
-    return status == EXIT_DONE ? EXIT_FAILED : status;
+    return status == WEFT_EXIT_DONE ? WEFT_EXIT_FAILED : status;
 }
 
 /* A standard stream that is closed gets a descriptor that cannot be used, so that no file which is
@@ -344,7 +331,7 @@ static void hold_streams(void) {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
             open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
-            _exit(EXIT_FAILED);
+            _exit(WEFT_EXIT_FAILED);
 }
 
 int main(int argc, char **argv) {
@@ -352,7 +339,7 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* past a limit of file size, writing fails with an error */
     if (argc < 2) {
         print_commands(stderr);
-        return EXIT_USAGE;
+        return WEFT_EXIT_USAGE;
     }
     const char *name = argv[1];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
@@ -363,7 +350,10 @@ int main(int argc, char **argv) {
     if (!c) return unknown_name("command", name, false);
     /* `weft COMMAND ... --help` is `weft help COMMAND`. */
     for (int i = 2; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
-            return close_output(help_command(c));
-    return close_output(c->run(argc - 1, argv + 1));
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            help_command(c);
+            return close_output(WEFT_EXIT_DONE);
+        }
+    weft_args args = {.command = c->name};
+    return close_output(weft_args_end(&args, c->run(&args, argc - 1, argv + 1)));
 }

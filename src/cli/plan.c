@@ -268,8 +268,8 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     WEFT_TRY(weft_account_make(&c, counted, threads, &a));
     if (!args->variant && weft_variants_listed(&c)) {
         if (ranks)
-            return weft_fail(WEFT_EINPUT, "--ranks is of one model, and this config is a study's; "
-                                          "--variant NAME picks one of its variants");
+            return WEFT_REFUSE("--ranks is of one model, and this config is a study's; "
+                               "--variant NAME picks one of its variants");
         WEFT_TRY(
             weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
         return plan_variants(args, &c, &a, &variants, backend, counted, threads);
@@ -320,14 +320,13 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     return WEFT_OK;
 }
 
-int weft_cmd_plan(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_plan(weft_args *args, int argc, char **argv) {
     int64_t ranks = 0;
     bool portable = false;
     const weft_arg own[] = {{"--ranks", .number = &ranks, .min = 1, .max = 1000000},
                             {"--no-workspace", .flag = &portable},
                             {0}};
-    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
-    if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
-    return exit_status ? exit_status : weft_args_end(&args, plan(&args, (int)ranks, !portable));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
+    if (args->config) WEFT_TRY(weft_args_readable(args->config, NULL));
+    return plan(args, (int)ranks, !portable);
 }

@@ -66,25 +66,24 @@ static int find_word(const char *const *words, int n, const char *word) {
     return -1;
 }
 
-static int wrong(const weft_args *a, const char *what, const char *word) {
-    return weft_args_refuse(a, "%s '%s'; see 'weft help prune'", what, weft_shown(word));
+static weft_status wrong(const char *what, const char *word) {
+    return WEFT_REFUSE("%s '%s'; see 'weft help prune'", what, word);
 }
 
-static int check_arguments(const weft_args *a, prune_job *job) {
+static weft_status check_arguments(const weft_args *a, prune_job *job) {
     int what = find_word(whats, 4, job->what_text);
-    if (what < 0) return wrong(a, "--what is heads, ffn, z-heads or cross, not", job->what_text);
+    if (what < 0) return wrong("--what is heads, ffn, z-heads or cross, not", job->what_text);
     job->what = (weft_prune_what)what;
     if (!job->by_text) job->by_text = bys[0];
     if (find_word(bys, 3, job->by_text) < 0)
-        return wrong(a, "--by is magnitude, state or gate, not", job->by_text);
+        return wrong("--by is magnitude, state or gate, not", job->by_text);
     bool gate = strcmp(job->by_text, "gate") == 0;
     if (gate && job->what != WEFT_PRUNE_HEADS)
-        return wrong(a, "--by gate goes with --what heads, not", job->what_text);
+        return wrong("--by gate goes with --what heads, not", job->what_text);
     if (gate && !job->text)
-        return weft_args_refuse(a, "--by gate needs a --text on which the gates are measured");
-    int status = weft_args_no_config(a);
-    if (!status && job->text) status = weft_args_readable(a, job->text, NULL);
-    return status;
+        return WEFT_REFUSE("--by gate needs a --text on which the gates are measured");
+    WEFT_TRY(weft_args_no_config(a));
+    return job->text ? weft_args_readable(job->text, NULL) : WEFT_OK;
 }
 
 /* An optimizer's state of another model would rank by what has nothing to do with the weights. */
@@ -105,10 +104,10 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         WEFT_TRY(weft_path(file, "%s/optimizer.safetensors", l->folder));
         WEFT_TRY(weft_path_there(file, &there));
         if (!there)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: is not there, and --by state reads it; a run's checkpoints have "
-                             "it. --by magnitude needs none",
-                             file);
+            return WEFT_REFUSE(
+                "%s: is not there, and --by state reads it; a run's checkpoints have "
+                "it. --by magnitude needs none",
+                file);
         if (!job->unchecked) WEFT_TRY(check_state(l->folder));
         WEFT_TRY(weft_safetensors_open(file, &state));
     }
@@ -118,9 +117,8 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
         weft_inspection i;
         if (!c->attn_gate)
-            return weft_fail(WEFT_EINPUT,
-                             "--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
-                             "--by magnitude and --by state need none");
+            return WEFT_REFUSE("--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
+                               "--by magnitude and --by state need none");
         WEFT_TRY(weft_inspect(l->model, place, text, false, &i));
         given = calloc((size_t)(c->n_layer * units), sizeof *given);
         for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)
@@ -202,8 +200,7 @@ static weft_status run_job(const weft_args *a, const prune_job *job) {
     return WEFT_OK;
 }
 
-int weft_cmd_prune(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_prune(weft_args *args, int argc, char **argv) {
     prune_job job = {0};
     const weft_arg own[] = {{"--model", .value = &job.model, .rule = WEFT_ARG_NEEDED},
                             {"--out", .value = &job.out, .rule = WEFT_ARG_NEEDED},
@@ -216,8 +213,7 @@ int weft_cmd_prune(int argc, char **argv) {
                             {"--force", .flag = &job.force},
                             {"--unchecked", .flag = &job.unchecked},
                             {0}};
-    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
-    if (!exit_status) exit_status = check_arguments(&args, &job);
-    if (exit_status) return exit_status;
-    return weft_args_end(&args, run_job(&args, &job));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
+    WEFT_TRY(check_arguments(args, &job));
+    return run_job(args, &job);
 }

@@ -59,7 +59,7 @@ const char weft_help_serve[] =
 enum { KEY_MOST = 4096, NAME_MOST = 256, POLL_MS = 50 };
 
 typedef struct {
-    weft_args args;
+    weft_args *args;
     const char *paths[WEFT_SERVED_MOST], *key_file, *name, *speculate;
     bool unchecked;
     int64_t port, context, cache_mib, prompt_share, request_seconds, answer_seconds;
@@ -72,7 +72,7 @@ typedef struct {
     char *key;
 } serving;
 
-static int read_options(serving *s, int argc, char **argv) {
+static weft_status read_options(serving *s, int argc, char **argv) {
     weft_server_options *o = &s->options;
     const weft_arg own[] = {
         {"--model", .value = &s->paths[0], .rule = WEFT_ARG_NEEDED},
@@ -94,13 +94,12 @@ static int read_options(serving *s, int argc, char **argv) {
         {"--request-timeout", .number = &s->request_seconds, .min = 1, .max = 86400},
         {"--answer-timeout", .number = &s->answer_seconds, .min = 1, .max = 86400},
         {0}};
-    int status = weft_args_parse(&s->args, argc, argv, ARGS_ALL, own, NULL, 0);
+    WEFT_TRY(weft_args_parse(s->args, argc, argv, ARGS_ALL, own, NULL, 0));
     o->port = (int)s->port;
     o->request_seconds = (double)s->request_seconds;
     o->answer_seconds = (double)s->answer_seconds;
-    if (!status) status = weft_args_no_config(&s->args);
-    if (!status && s->key_file) status = weft_args_readable(&s->args, s->key_file, NULL);
-    return status;
+    WEFT_TRY(weft_args_no_config(s->args));
+    return s->key_file ? weft_args_readable(s->key_file, NULL) : WEFT_OK;
 }
 
 /* The key: a file's first line, or the environment's. An empty one is a mistake, not a key. */
@@ -110,10 +109,9 @@ static weft_status read_key(serving *s) {
     if (s->key_file) {
         WEFT_TRY(weft_file_read(s->key_file, KEY_MOST, &s->key, &bytes));
         s->key[strcspn(s->key, "\r\n")] = 0;
-        if (!*s->key) return weft_fail(WEFT_EINPUT, "%s: no key in its first line", s->key_file);
+        if (!*s->key) return WEFT_REFUSE("%s: no key in its first line", s->key_file);
     } else if (named) {
-        if (!*named)
-            return weft_fail(WEFT_EINPUT, "WEFT_API_KEY is empty; set it to a key, or unset it");
+        if (!*named) return WEFT_REFUSE("WEFT_API_KEY is empty; set it to a key, or unset it");
         s->key = strdup(named);
         if (!s->key) return weft_fail(WEFT_ENOMEM, "no memory");
     }
@@ -166,14 +164,13 @@ static void warn_of_small_cache(const serving *s, int64_t held, int64_t context)
 static weft_status open_model(serving *s, int k) {
     weft_loaded *l = s->loaded + k;
     weft_served_model *m = s->models + k;
-    WEFT_TRY(weft_loaded_open(&s->args, s->paths[k], s->unchecked, WEFT_LOADED_GENERATION, l));
+    WEFT_TRY(weft_loaded_open(s->args, s->paths[k], s->unchecked, WEFT_LOADED_GENERATION, l));
     find_name(s, k);
     weft_generator_limits limits = {.sequences = s->options.sequences,
                                     .context = s->context,
                                     .cache_bytes = s->cache_mib << 20,
                                     .prompt_share = 0.01 * (double)s->prompt_share};
-    WEFT_TRY(
-        weft_speculation_open(&s->args, s->speculate, s->unchecked, l, s->drafts + k, &limits));
+    WEFT_TRY(weft_speculation_open(s->args, s->speculate, s->unchecked, l, s->drafts + k, &limits));
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
     weft_generator_count(m->generator, s->sizes + k);
     warn_of_small_cache(s, s->sizes[k].context, l->config.context);
@@ -258,8 +255,9 @@ static void wait_for_end(serving *s, const sigset_t *signals) {
         if (sigtimedwait(signals, NULL, &pause) > 0) return;
 }
 
-int weft_cmd_serve(int argc, char **argv) {
-    serving s = {.port = 8000,
+weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
+    serving s = {.args = args,
+                 .port = 8000,
                  .prompt_share = 75,
                  .request_seconds = 30,
                  .answer_seconds = 600,
@@ -269,22 +267,21 @@ int weft_cmd_serve(int argc, char **argv) {
                              .connections = 1024,
                              .body_bytes = 1 << 20}};
     sigset_t signals;
-    int exit_status = read_options(&s, argc, argv);
-    if (exit_status) return exit_status;
+    WEFT_TRY(read_options(&s, argc, argv));
     hold_signals(&signals);
     weft_status status = open_all(&s);
     if (status == WEFT_OK) {
         char what[WEFT_PATH_MAX];
         bool two = s.paths[1] != NULL;
         snprintf(what, sizeof what, "serving %s%s%s", s.names[0], two ? " and " : "", s.names[1]);
-        print_address(&s.args, what, s.options.host, weft_server_port(s.server),
+        print_address(args, what, s.options.host, weft_server_port(s.server),
                       json_pack("{s:s, s:I, s:I}", "model", s.names[0], "context",
                                 (json_int_t)s.sizes[0].context, "vocabulary",
                                 (json_int_t)s.sizes[0].vocab));
         wait_for_end(&s, &signals);
     }
     close_all(&s);
-    return weft_args_end(&s.args, status);
+    return status;
 }
 
 const char weft_help_watch[] =
@@ -298,9 +295,8 @@ const char weft_help_watch[] =
     "score, averaged over seeds, and given notes and tags, which are kept in notes.db in the first "
     "folder. Nothing else is written, and no run waits for it. SIGINT or SIGTERM ends it.\n";
 
-int weft_cmd_watch(int argc, char **argv) {
+weft_status weft_cmd_watch(weft_args *args, int argc, char **argv) {
     enum { FOLDERS_MOST = 256 };
-    weft_args args;
     const char *folders[FOLDERS_MOST] = {"runs"};
     weft_live_options o = {.host = "127.0.0.1"};
     int64_t port = 8100;
@@ -309,24 +305,23 @@ int weft_cmd_watch(int argc, char **argv) {
     sigset_t signals;
     const weft_arg own[] = {
         {"--port", .number = &port, .max = 65535}, {"--host", .value = &o.host}, {0}};
-    int usage = weft_args_parse(&args, argc, argv, ARGS_ALL, own, folders, FOLDERS_MOST);
-    if (!usage && (args.config || args.variant || args.n_settings))
-        usage = weft_args_refuse(&args, "takes folders and no config; see 'weft help watch'");
-    if (usage) return usage;
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, folders, FOLDERS_MOST));
+    if (args->config || args->variant || args->n_settings)
+        return WEFT_REFUSE("takes folders and no config; see 'weft help watch'");
     o.port = (int)port;
     hold_signals(&signals);
-    weft_status status = weft_watched_open(folders, args.n_words ? args.n_words : 1, true, &runs);
+    weft_status status = weft_watched_open(folders, args->n_words ? args->n_words : 1, true, &runs);
     if (status == WEFT_OK) status = weft_live_open(&o, runs, &watch);
     if (status == WEFT_OK) {
         char what[64];
         int found = watch->found;
         snprintf(what, sizeof what, "watching %d run%s", found, found == 1 ? "" : "s");
-        print_address(&args, what, o.host, watch->port, NULL);
+        print_address(args, what, o.host, watch->port, NULL);
         if (!weft_http_is_local(o.host))
             weft_log(WEFT_LOG_WARN, "watch: everyone who reaches %s sees these runs", o.host);
         wait_for_signal(&signals);
     }
     weft_live_close(watch);
     weft_watched_close(runs);
-    return weft_args_end(&args, status);
+    return status;
 }
