@@ -56,6 +56,41 @@ const char weft_help_serve[] =
     "SIGTERM, SIGHUP or Ctrl-C finishes the requests that are being answered and stops; a second "
     "one stops at once. docs/guide/serving.md has examples.\n";
 
+/* "serving NAME at http://..."; an object of the host and port, and `more`, with --json. */
+static void print_address(const weft_args *a, const char *what, const char *host, int port,
+                          json_t *more) {
+    bool six = strchr(host, ':') != NULL;
+    if (a->json) {
+        json_t *object = json_pack("{s:s, s:i}", "host", host, "port", port);
+        json_object_update(object, more);
+        json_dumpf(object, stdout, 0);
+        json_decref(object);
+        printf("\n");
+    } else {
+        printf("%s at http://%s%s%s:%d\n", what, six ? "[" : "", host, six ? "]" : "", port);
+    }
+    json_decref(more);
+    fflush(stdout);
+}
+
+/* The signals that end a server, which the thread that waits for them takes and no other: before any thread is
+ * started, since every thread inherits the mask. A client that goes away ends a write and not the program. */
+static void hold_signals(sigset_t *signals) {
+    sigemptyset(signals);
+    sigaddset(signals, SIGTERM);
+    sigaddset(signals, SIGINT);
+    sigaddset(signals, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static void wait_for_signal(const sigset_t *signals) {
+    int number;
+    while (sigwait(signals, &number) != 0)
+        ;
+}
+
+#ifdef WEFT_HAVE_MICROHTTPD
 enum { KEY_MOST = 4096, NAME_MOST = 256, POLL_MS = 50 };
 
 typedef struct {
@@ -183,7 +218,6 @@ static weft_status open_model(serving *s, int k) {
 
 static weft_status open_all(serving *s) {
     int n = s->paths[1] ? 2 : 1;
-    WEFT_TRY(weft_server_available());
     WEFT_TRY(read_key(s));
     for (int k = 0; k < n; k++)
         WEFT_TRY(open_model(s, k));
@@ -204,40 +238,6 @@ static void close_all(serving *s) {
         weft_loaded_close(s->drafts + k);
     }
     free(s->key);
-}
-
-/* "serving NAME at http://..."; an object of the host and port, and `more`, with --json. */
-static void print_address(const weft_args *a, const char *what, const char *host, int port,
-                          json_t *more) {
-    bool six = strchr(host, ':') != NULL;
-    if (a->json) {
-        json_t *object = json_pack("{s:s, s:i}", "host", host, "port", port);
-        json_object_update(object, more);
-        json_dumpf(object, stdout, 0);
-        json_decref(object);
-        printf("\n");
-    } else {
-        printf("%s at http://%s%s%s:%d\n", what, six ? "[" : "", host, six ? "]" : "", port);
-    }
-    json_decref(more);
-    fflush(stdout);
-}
-
-/* The signals that end a server, which the thread that waits for them takes and no other: before any thread is
- * started, since every thread inherits the mask. A client that goes away ends a write and not the program. */
-static void hold_signals(sigset_t *signals) {
-    sigemptyset(signals);
-    sigaddset(signals, SIGTERM);
-    sigaddset(signals, SIGINT);
-    sigaddset(signals, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
-}
-
-static void wait_for_signal(const sigset_t *signals) {
-    int number;
-    while (sigwait(signals, &number) != 0)
-        ;
 }
 
 /* Until a signal comes; then until nothing runs, or another one comes. */
@@ -283,6 +283,13 @@ weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
     close_all(&s);
     return status;
 }
+#else
+weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
+    (void)args, (void)argc, (void)argv;
+    return weft_fail(WEFT_EMISSING, "this build cannot serve: it was made without libmicrohttpd; "
+                                    "scripts/setup optional installs it, then make configure");
+}
+#endif
 
 const char weft_help_watch[] =
     "  DIR...             folders with runs and studies, six deep; default: runs\n"
