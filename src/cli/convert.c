@@ -6,7 +6,6 @@
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
-#include "generate/folder.h"
 #include "model/add.h"
 #include "model/kinds.h"
 
@@ -100,17 +99,16 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
 
 /* The model of either layout, and the folder that it was found in. */
 static weft_status read_model(const weft_args *args, const conversion *v, bool theirs,
-                              char folder[WEFT_FOLDER_PATH], weft_model **out) {
+                              char folder[WEFT_PATH_MAX], weft_model **out) {
     weft_config c;
     weft_config_defaults(&c);
     if (theirs) {
-        if (snprintf(folder, WEFT_FOLDER_PATH, "%s", v->model) >= WEFT_FOLDER_PATH)
-            return WEFT_REFUSE("%.200s...: the path is too long", v->model);
+        WEFT_TRY(weft_path(folder, "%s", v->model));
         if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
         if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
         return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
     }
-    WEFT_TRY(weft_generation_folder(v->model, folder));
+    WEFT_TRY(weft_checkpoint_folder(v->model, folder));
     if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
     WEFT_TRY(weft_model_read_config(folder, &c));
     if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
@@ -274,12 +272,12 @@ static weft_status set_text_options(const conversion *v, const weft_tokenizer *t
 }
 
 static weft_status convert(const weft_args *args, const conversion *v) {
-    char folder[WEFT_FOLDER_PATH];
+    char folder[WEFT_PATH_MAX];
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     WEFT_AUTO(end_change) change did = {.before = NAN, .after = NAN};
     bool theirs = weft_hf_is_folder(v->model), changes = v->to_mla || v->to_w2;
-    if (!theirs && weft_generation_folder(v->model, folder) != WEFT_OK)
+    if (!theirs && weft_checkpoint_folder(v->model, folder) != WEFT_OK)
         return WEFT_REFUSE(
             "%s: no model (config.json and model.safetensors) there, of weft's or in "
             "Hugging Face's layout; 'hf download NAME --local-dir DIR' fetches one",

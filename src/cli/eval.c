@@ -6,7 +6,6 @@
 #include "cli/args.h"
 #include "cli/checkpoint.h"
 #include "data/tasks.h"
-#include "generate/folder.h"
 #include "model/evaluate.h"
 
 #include <math.h>
@@ -215,7 +214,7 @@ typedef struct {
     const char *folder, *suite, *details;
     bool unchecked;
     weft_evaluation what;
-    char checkpoint[WEFT_FOLDER_PATH];
+    char checkpoint[WEFT_PATH_MAX];
     weft_evaluated found;
     weft_suite_score score;
     needle_args needle;
@@ -232,7 +231,7 @@ static weft_status find_checkpoint(eval_job *job) {
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
         one = one || (weft_path(path, "%s/%s", job->folder, files[i]) == WEFT_OK &&
                       access(path, F_OK) == 0);
-    if (weft_generation_folder(job->folder, job->checkpoint) == WEFT_OK)
+    if (weft_checkpoint_folder(job->folder, job->checkpoint) == WEFT_OK)
         job->folder = job->checkpoint;
     else if (!one)
         return WEFT_EINPUT;

@@ -11,7 +11,6 @@
 #include "cli/checkpoint.h"
 #include "cli/own_text.h"
 #include "cuda/backend.h"
-#include "generate/folder.h"
 #include "inspect/inspect.h"
 #include "model/account.h"
 #include "model/cached.h"
@@ -68,7 +67,7 @@ typedef struct {
     const char *peak, *minutes_text;
     double minutes;
     bool unchecked;
-    char out[OUT_ROOM], config[WEFT_PATH_MAX], from[WEFT_FOLDER_PATH];
+    char out[OUT_ROOM], config[WEFT_PATH_MAX], from[WEFT_PATH_MAX];
 } train_args;
 
 /* runs/NAME, or runs/NAME-VARIANT, once runs/NAME-stepVARIANT: a run that is there goes on. Of a text, its name
@@ -111,7 +110,7 @@ static json_t *result_object(const weft_train_result *r, const char *out, json_t
 
 /* Where the run is, how good it became, and what can be done with it. */
 static void tell_end(const weft_train_result *r, const char *out) {
-    char steps[WEFT_COUNT_ROOM], loss[96] = "", bits[48] = "", best[WEFT_FOLDER_PATH];
+    char steps[WEFT_COUNT_ROOM], loss[96] = "", bits[48] = "", best[WEFT_PATH_MAX];
     if (isfinite(r->best_val_loss))
         snprintf(loss, sizeof loss, ", best held-out loss %.4f, perplexity %.2f", r->best_val_loss,
                  exp(r->best_val_loss));
@@ -119,7 +118,7 @@ static void tell_end(const weft_train_result *r, const char *out) {
         snprintf(bits, sizeof bits, ", %.3f bits per byte", bits_per_byte(r));
     weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", weft_shown(out), weft_count_text(r->steps, steps),
              loss, bits);
-    if (weft_generation_folder(out, best) != WEFT_OK) return;
+    if (weft_checkpoint_folder(out, best) != WEFT_OK) return;
     /* The program as it was called, so that the line can be copied. */
     const char *weft = weft_args_word(program_invocation_name), *run = weft_args_word(out);
     if (r->bytes_per_token > 0) {
@@ -343,7 +342,7 @@ weft_status weft_cmd_train(weft_args *args, int argc, char **argv) {
     WEFT_TRY(find_config(args, &own));
     WEFT_TRY(refuse_study(o->out));
     if (o->from) { /* a run's folder stands for its best checkpoint */
-        WEFT_TRY(weft_generation_folder(o->from, own.from));
+        WEFT_TRY(weft_checkpoint_folder(o->from, own.from));
         o->from = own.from;
     }
     if (own.minutes_text || args->n_repeated) o->deadline = begun + 60 * own.minutes;
