@@ -3,15 +3,15 @@
 #include "cli/checkpoint.h"
 
 const char weft_help_init[] =
-    "  --config FILE      the config; default: every option's own default\n"
-    "  --out DIR          where the checkpoint goes: config.json, model.safetensors, and "
-    "state.json with their checksums\n"
-    "  --force            replace the model's folder that is there, whole\n"
-    "  --seed N           random seed; default: the config's\n"
-    "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation\n"
-    "  -o KEY=VALUE       override a config key; repeatable\n"
-    "  --dtype T          f32, bf16 or f64\n"
-    "  --threads N        default: one per processor; the result does not depend on it\n";
+    "  --config FILE\tthe config; default: every option's own default\n"
+    "  --out DIR\twhere the checkpoint goes: config.json, model.safetensors, and state.json with "
+    "their checksums\n"
+    "  --force\treplace the model's folder that is there, whole\n"
+    "  --seed N\trandom seed; default: the config's\n"
+    "  --variant NAME|N\ta variant of the study, or 0 to 5 of the ablation\n"
+    "  -o KEY=VALUE\toverride a config key; repeatable\n"
+    "  --dtype T\tf32, bf16 or f64\n"
+    "  --threads N\tdefault: one per processor; the result does not depend on it\n";
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     return weft_model_save_summed(context, folder, sums);

@@ -7,7 +7,8 @@
  *           runs it; argv[0] is the command's own name. The exit status follows from the result: 0 done,
  *           1 the work failed, 2 wrong usage or input.
  *   const char weft_help_NAME[]
- *           what `weft help NAME` prints below the usage line: whole lines, the options first.
+ *           what `weft help NAME` prints below the usage line: whole lines, the options first, each with a tab
+ *           before what it does.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -144,103 +145,45 @@ static bool help_foreign(const char *key) {
 
 enum { WIDTH = 79, BODY = 21, USAGE = 7 };
 
-typedef struct {
-    FILE *to;
-    int column;      /* where the next character goes */
-    int first, hang; /* where the first word goes, and the lines after it begin */
-    bool open;       /* a paragraph or an option is being written */
-    bool fresh;      /* and none of its words yet */
-} filler;
-
-static void indent(filler *f, int column) {
-    for (; f->column < column; f->column++)
-        fputc(' ', f->to);
-}
-
-static void end(filler *f) {
-    if (f->column > 0) fputc('\n', f->to);
-    f->column = f->hang = 0;
-    f->open = false;
-}
-
-static void begin(filler *f, int first, int hang) {
-    f->first = first;
-    f->hang = hang;
-    f->open = f->fresh = true;
-}
-
-static void break_line(filler *f) {
-    fputc('\n', f->to);
-    f->column = 0;
-}
-
-static void add_words(filler *f, const char *text, size_t length) {
-    for (size_t at = strspn(text, " "); at < length; at += strspn(text + at, " ")) {
-        size_t n = strcspn(text + at, " \n");
-        const char *word = text + at;
-        int wide = weft_utf8_count(word, n);
-        if (f->fresh) {
-            indent(f, f->first);
-        } else if (f->column + 1 + wide > WIDTH) {
-            break_line(f);
-            indent(f, f->hang);
-        } else {
-            indent(f, f->column + 1);
-        }
-        fwrite(word, 1, n, f->to);
-        f->column += wide;
-        f->fresh = false;
-        at += n;
+/* Words from `column` on, in lines that do not go beyond WIDTH; those after the first begin at `hang`. */
+static void fill_words(const char *text, size_t length, int column, int hang) {
+    for (size_t at = 0, n; at < length; at += n + strspn(text + at + n, " ")) {
+        n = strcspn(text + at, " \n");
+        int wide = weft_utf8_count(text + at, n);
+        bool breaks = at > 0 && column + 1 + wide > WIDTH;
+        if (at > 0) column = breaks ? hang : column + 1;
+        if (at > 0) printf("%s%*s", breaks ? "\n" : "", breaks ? hang : 1, "");
+        fwrite(text + at, 1, n, stdout);
+        column += wide;
     }
+    putchar('\n');
 }
 
-/* Writes a help text with no line beyond 79 columns. Lines that follow each other at the margin are one
- * paragraph. A line that begins with two blanks and has text from column 21 on is an option and what it
- * does, which goes on in the lines that are indented below it. Other lines stay as they are. */
-static void print_filled(FILE *to, const char *text) {
-    filler f = {.to = to};
+/* Writes a help text. A line is an option, a tab and what it does, which begins at BODY; or a paragraph; one that
+ * begins with a blank and has no tab stays as it is. */
+static void print_filled(const char *text) {
     while (*text) {
-        size_t length = strcspn(text, "\n");
-        size_t blanks = strspn(text, " ");
-        bool option =
-            blanks == 2 &&
-            (text[2] == '-' || (length > BODY && text[BODY - 1] == ' ' && text[BODY - 2] == ' '));
-        if (length == 0) {
-            end(&f);
-            fputc('\n', f.to);
-        } else if (f.open && f.hang == BODY && blanks >= BODY - 1) {
-            add_words(&f, text, length);
-        } else if (option) {
-            end(&f);
-            bool named = length > BODY && text[BODY - 1] == ' ' && text[BODY] != ' ';
-            size_t head = named ? BODY - 1 : length;
-            while (head > 0 && text[head - 1] == ' ')
-                head--;
-            fwrite(text, 1, head, f.to);
-            f.column = weft_utf8_count(text, head);
-            begin(&f, BODY, BODY);
-            if (f.column >= BODY) break_line(&f); /* what it does begins on a line of its own */
-            if (named) add_words(&f, text + BODY, length - BODY);
-        } else if (blanks == 0) {
-            if (f.hang == BODY) end(&f);
-            if (!f.open) begin(&f, 0, strncmp(text, "usage: ", USAGE) == 0 ? USAGE : 0);
-            add_words(&f, text, length);
+        size_t length = strcspn(text, "\n"), head = strcspn(text, "\t\n");
+        if (head < length) {
+            printf("%-*.*s", head < BODY ? BODY : 0, (int)head, text);
+            if (head >= BODY) printf("\n%*s", BODY, "");
+            fill_words(text + head + 1, length - head - 1, BODY, BODY);
+        } else if (*text == ' ') {
+            printf("%.*s\n", (int)length, text);
         } else {
-            end(&f);
-            fprintf(f.to, "%.*s\n", (int)length, text);
+            fill_words(text, length, 0, strncmp(text, "usage: ", USAGE) == 0 ? USAGE : 0);
         }
         text += length + (text[length] == '\n');
     }
-    end(&f);
 }
 
 static void help_command(const command *c) {
     char usage[512];
     snprintf(usage, sizeof usage, "usage: weft %s %s\n", c->name, c->usage);
-    print_filled(stdout, usage);
+    print_filled(usage);
     printf("\n%c%s.\n\nexample: %s\n\n", toupper((unsigned char)c->summary[0]), c->summary + 1,
            c->example);
-    print_filled(stdout, c->help);
+    print_filled(c->help);
 }
 
 /* `weft help config`: a page that is no command's. */
@@ -271,32 +214,15 @@ weft_status weft_cmd_help(weft_args *args, int argc, char **argv) {
     return WEFT_OK;
 }
 
-/* What may be left out of a build, and whether it was. */
+/* What may be left out of a build, and whether it was: a flag that is set expands to 1, any other to its name. */
+#define TEXT_OF(flag) #flag
+#define PART(name, flag)                                                                           \
+    { name, sizeof TEXT_OF(flag) == sizeof "1" }
 static const struct {
     const char *name;
     bool built;
-} parts[] = {
-#ifdef WEFT_HAVE_CUDA
-    {"cuda", true},
-#else
-    {"cuda", false},
-#endif
-#ifdef WEFT_HAVE_MPI
-    {"mpi", true},
-#else
-    {"mpi", false},
-#endif
-#ifdef WEFT_HAVE_MICROHTTPD
-    {"http", true},
-#else
-    {"http", false},
-#endif
-#ifdef WEFT_HAVE_UTF8PROC
-    {"utf8proc", true},
-#else
-    {"utf8proc", false},
-#endif
-};
+} parts[] = {PART("cuda", WEFT_HAVE_CUDA), PART("mpi", WEFT_HAVE_MPI),
+             PART("http", WEFT_HAVE_MICROHTTPD), PART("utf8proc", WEFT_HAVE_UTF8PROC)};
 enum { N_PARTS = sizeof parts / sizeof parts[0] };
 
 const char weft_help_version[] = "  --json   as one JSON object\n";

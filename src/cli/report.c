@@ -7,13 +7,12 @@
 #include <sys/stat.h>
 
 const char weft_help_report[] =
-    "  RUNS...            studies' folders or their runs.db, or folders with runs of weft train; "
-    "several make one report\n"
-    "  --out DIR          where report.html and report.md go; without it, into the one study's "
-    "folder\n"
-    "  --force            write over a report.html or report.md that is not weft's\n"
-    "  --json             verdicts and table as one object on standard output; files are then "
-    "written with --out only\n"
+    "  RUNS...\tstudies' folders or their runs.db, or folders with runs of weft train; several "
+    "make one report\n"
+    "  --out DIR\twhere report.html and report.md go; without it, into the one study's folder\n"
+    "  --force\twrite over a report.html or report.md that is not weft's\n"
+    "  --json\tverdicts and table as one object on standard output; files are then written with "
+    "--out only\n"
     "\n"
     "A study that is still running or was stopped is reported as far as it has come.\n";
 

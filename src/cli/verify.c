@@ -6,9 +6,9 @@
 #include "cuda/backend.h"
 
 const char weft_help_verify[] =
-    "  --threads N        default: one per processor\n"
-    "  --device D         cpu, cuda or auto\n"
-    "  --json             one object on standard output\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --device D\tcpu, cuda or auto\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "Builds each block small and checks its shapes, its forward pass, its gradients against finite "
     "differences, and that no token sees a later one. Exits 1 if any check failed.\n";
