@@ -5,11 +5,11 @@
 #include "serve/request.h"
 #include "serve/template.h"
 #include "serve/worker.h"
+#include "support/allocations.h"
 #include "support/command.h"
 #include "support/test.h"
 #include "support/train_run.h"
 
-#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -513,30 +513,87 @@ TEST(test_metrics_of_several_threads_add_up) {
     weft_server_metrics_destroy(m);
 }
 
-/* A job with 60 kB of prompt, and its answer, held and let go of. */
-static void make_job(void) {
-    static char body[60000];
+#ifdef COUNTS_ALLOCATIONS
+/* A request, its job and its answer, held and let go of: the status that the client is told, 0: none. */
+static int make_job(const char *body, weft_endpoint endpoint) {
     weft_request r;
     weft_refusal why;
-    snprintf(body, sizeof body, "{\"prompt\":\"%*s\",\"n\":2}", (int)sizeof body - 32, "x");
-    assert_true(weft_request_parse(body, strlen(body), WEFT_COMPLETIONS, &limits, &r, &why));
-    weft_job *j = weft_job_create(&r, 1);
-    weft_answer *a = weft_answer_open(j, NULL, "m");
-    j->prompts[0].tokens = malloc(50000);
-    j->choices[1].text = malloc(40000);
+    if (!weft_request_parse(body, strlen(body), endpoint, &limits, &r, &why)) return why.status;
+    weft_job *j = weft_job_create(&r, endpoint == WEFT_CHAT ? 1 : r.n_prompts);
+    weft_answer *a = j ? weft_answer_open(j, NULL, "m") : NULL;
+    if (!a) {
+        weft_job_release(j);
+        return 503;
+    }
+    j->choices[1].text = malloc(100);
     weft_job_release(j);
-    assert_int_equal(j->n_choices, 2); /* the answer holds it */
+    assert_int_equal(j->n_choices, 2 * j->n_prompts); /* the answer holds it */
     weft_job_hold(j);
     weft_answer_close(a);
     weft_job_release(j);
+    return 0;
 }
 
-TEST(test_a_job_is_gone_with_its_last_owner) {
-    make_job();
-    size_t before = mallinfo2().uordblks;
-    for (int i = 0; i < 100; i++)
-        make_job();
-    assert_true(mallinfo2().uordblks < before + 40000);
+/* Whichever allocation fails, the client is told to come again, and nothing is left. */
+TEST(test_requests_without_memory_leave_nothing) {
+    static const struct {
+        const char *body;
+        weft_endpoint endpoint;
+    } cases[] = {
+        {"{\"prompt\":[\"a\",[1,2,3]],\"n\":2,\"stop\":[\"x\"],\"logprobs\":2}", WEFT_COMPLETIONS},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\","
+         "\"content\":[{\"type\":\"text\",\"text\":\"b\"}]}],\"n\":2}",
+         WEFT_CHAT}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(make_job(cases[i].body, cases[i].endpoint), 0);
+        int64_t before = atomic_load(&live), nth = 0, refused = 0;
+        for (bool all = false; !all;) {
+            failing = ++nth;
+            int status = make_job(cases[i].body, cases[i].endpoint);
+            all = failing > 0;
+            failing = 0;
+            /* The parser has one answer to everything that it cannot read. */
+            assert_true(status == 0 || status == 503 || status == 400);
+            refused += status == 503;
+            if (atomic_load(&live) != before)
+                fail_msg("case %zu, allocation %lld: %lld blocks are left", i, (long long)nth,
+                         (long long)(atomic_load(&live) - before));
+            assert_true(!all || status == 0);
+        }
+        assert_true(refused >= 6);
+    }
 }
+
+/* Of templates and prompts. */
+TEST(test_templates_without_memory_leave_nothing) {
+    weft_tokenizer *t;
+    weft_encoder *e;
+    char text[] = "a b c";
+    const weft_message talk[] = {{"user", text, 5}, {"assistant", text, 5}};
+    assert_int_equal(weft_tokenizer_open("tests/vectors/tokenizer.own.json", &t), WEFT_OK);
+    for (int64_t nth = 0, before = 0, all = 0; !all; nth++) {
+        weft_template *m = NULL;
+        int32_t *tokens = NULL;
+        int64_t count;
+        failing = nth;
+        weft_status status = weft_encoder_open(t, &e);
+        if (status == WEFT_OK)
+            status = weft_template_open("{role}: {content}<|endoftext|>\n", t, &m);
+        if (status == WEFT_OK) status = weft_template_encode(m, e, talk, 2, &tokens, &count);
+        all = nth > 0 && failing > 0;
+        failing = 0;
+        if (status != (nth == 0 || all ? WEFT_OK : WEFT_ENOMEM))
+            fail_msg("allocation %lld: status %d: %s", (long long)nth, (int)status,
+                     weft_error_message());
+        free(tokens);
+        weft_template_close(m);
+        weft_encoder_close(e);
+        if (nth == 0) before = atomic_load(&live);
+        assert_int_equal(atomic_load(&live), before);
+        assert_true(!all || nth > 8);
+    }
+    weft_tokenizer_close(t);
+}
+#endif
 
 RUN_TESTS(NULL, NULL)
