@@ -331,6 +331,36 @@ TEST(test_nobody_can_write_special_tokens) {
     weft_tokenizer_close(t);
 }
 
+/* A page from elsewhere may have any name but these. */
+TEST(test_names_of_this_machine) {
+    static const char *const local[] = {
+        "127.0.0.1",
+        "127.0.0.1:8000",
+        "127.9.8.7",
+        "localhost",
+        "LocalHost:80",
+        "page.localhost",
+        "page.localhost:1",
+        "127.0.0.1:80",
+        "[::1]",
+        "[::1]:8000",
+        "::1",
+        "localhost:",
+        "a.b.LOCALHOST",
+    };
+    static const char *const others[] = {
+        "",           "evil!",        "abcde",     "abcdefghi",     "localhost.evil.org",
+        "xlocalhost", ".localhost",   "localhos",  "localhost:80x", "127.0.0.1.evil.org",
+        "127.0.0.x",  "127.0.0.1:8a", "128.0.0.1", "12.0.0.1",      "[::1]x",
+        "[::1]:8a",   "[::2]",        "[::1",      "::2",           "::1:80",
+        "localhost ", "evil.local",
+    };
+    for (size_t i = 0; i < sizeof local / sizeof local[0]; i++)
+        if (!weft_http_is_local(local[i])) fail_msg("'%s' is this machine", local[i]);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (weft_http_is_local(others[i])) fail_msg("'%s' may be another machine", others[i]);
+}
+
 TEST(test_keys_are_compared_whole) {
     assert_true(weft_key_matches("abc", "Bearer abc"));
     assert_true(weft_key_matches("abc", "bearer abc"));
