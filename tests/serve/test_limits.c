@@ -105,11 +105,21 @@ static void test_a_client_that_goes_away_frees_its_pages(void **state) {
         http_wait_metric(s.port, "weft_cache_pages_used", 0);
         http_wait_metric(s.port, "weft_sequences_running", 0);
     }
+    /* One that sends no more counts as gone, and is told so if it still listens. */
+    int client = start_long(s.port, 0);
+    http_wait_metric(s.port, "weft_sequences_running", 1);
+    shutdown(client, SHUT_WR);
+    answer a = client_read(client, 60);
+    assert_int_equal(a.status, 499);
+    assert_non_null(strstr(a.body, "\"message\":\"the client went away\""));
+    answer_free(&a);
+    close(client);
+    http_wait_metric(s.port, "weft_sequences_running", 0);
     double made = http_metric(s.port, "weft_generated_tokens_total");
     pause_ms(100);
     assert_true(http_metric(s.port, "weft_generated_tokens_total") == made);
     assert_true(
-        http_metric(s.port, "weft_requests_total{path=\"/v1/completions\",status=\"499\"}") == 2);
+        http_metric(s.port, "weft_requests_total{path=\"/v1/completions\",status=\"499\"}") == 3);
     server_stop(&s);
 }
 
