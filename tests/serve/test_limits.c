@@ -256,7 +256,11 @@ static void test_a_small_cache_serves_short_texts(void **state) {
     snprintf(path, sizeof path, "%s", scratch_path("wide.config"));
     file_write(path, config, sizeof config - 1);
     command_succeeds(RUN("init", "--config", path, "--out", wide, "--seed", "1"), NULL);
-    server s = server_start(RUN("--model", wide, "--threads", "1", "--cache-mib", "1"));
+    /* With nothing said there is room for 16 texts of the whole context, which may begin within a page. */
+    server s = server_start(RUN("--model", wide, "--threads", "1"));
+    assert_int_equal((int)http_metric(s.port, "weft_cache_pages"), 16 * (1024 / 16 + 1));
+    server_stop(&s);
+    s = server_start(RUN("--model", wide, "--threads", "1", "--cache-mib", "1"));
     double tokens = 16 * http_metric(s.port, "weft_cache_pages");
     assert_int_equal((int)tokens, (1 << 20) / TOKEN);
     static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}";
