@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,34 +77,23 @@ static const weft_arg *find_option(const known_options *k, const char *word) {
     return current ? find_option(k, current) : NULL;
 }
 
-int weft_args_refuse(const weft_args *a, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    fprintf(stderr, "weft %s: ", a->command);
-    vfprintf(stderr, format, list);
-    fputs("\n", stderr);
-    va_end(list);
-    return WEFT_EXIT_USAGE;
+static weft_status missing_value(const char *option) {
+    return WEFT_REFUSE("%s needs a value", option);
 }
 
-static int missing_value(const weft_args *a, const char *option) {
-    return weft_args_refuse(a, "%s needs a value", option);
-}
-
-int weft_args_number(const weft_args *a, const weft_arg *o, const char *text) {
+weft_status weft_args_number(const weft_arg *o, const char *text) {
     char *end;
     long long number = o->number ? strtoll(text, &end, 10) : 0;
     double value = o->number ? (double)number : strtod(text, &end);
     if (end == text || *end || !(value >= o->min && value <= o->max))
-        return o->number ? weft_args_refuse(a, "%s '%s' must be a whole number from %.0f to %.0f",
-                                            o->name, text, o->min, o->max)
-                         : weft_args_refuse(a, "%s '%s' must be a number from %g to %g", o->name,
-                                            text, o->min, o->max);
+        return WEFT_REFUSE(o->number ? "%s '%s' must be a whole number from %.0f to %.0f"
+                                     : "%s '%s' must be a number from %g to %g",
+                           o->name, text, o->min, o->max);
     if (o->number)
         *o->number = number;
     else
         *o->real = value;
-    return WEFT_EXIT_DONE;
+    return WEFT_OK;
 }
 
 static void add_setting(weft_args *a, const char *text, const char *where) {
@@ -120,14 +108,15 @@ static void add_option_setting(weft_args *a, int place, const char *key, const c
 }
 
 /* One option at argv[*i]; moves *i past its value. */
-static int take_option(weft_args *a, const known_options *k, int argc, char **argv, int *i) {
+static weft_status take_option(weft_args *a, const known_options *k, int argc, char **argv,
+                               int *i) {
     const char *word = argv[*i], *equals = strchr(word, '=');
     if (k->overrides && strcmp(word, "-o") == 0) {
-        if (*i + 1 == argc) return missing_value(a, "-o");
+        if (*i + 1 == argc) return missing_value("-o");
         if (a->n_overrides == ARGS_OVERRIDES_MAX)
-            return weft_args_refuse(a, "more than %d overrides", ARGS_OVERRIDES_MAX);
+            return WEFT_REFUSE("more than %d overrides", ARGS_OVERRIDES_MAX);
         a->overrides[a->n_overrides++] = argv[++*i];
-        return WEFT_EXIT_DONE;
+        return WEFT_OK;
     }
     const weft_arg *o = find_option(k, word);
     if (!o) {
@@ -138,28 +127,25 @@ static int take_option(weft_args *a, const known_options *k, int argc, char **ar
         for (int n = 0; n < k->n; n++)
             weft_nearest_offer(&nearest, k->list[n].name);
         if (*nearest.name)
-            return weft_args_refuse(a, "unknown option '%s'; did you mean '%s'?", bare,
-                                    nearest.name);
-        return weft_args_refuse(a, "unknown option '%s'; 'weft help %s' lists them", bare,
-                                a->command);
+            return WEFT_REFUSE("unknown option '%s'; did you mean '%s'?", bare, nearest.name);
+        return WEFT_REFUSE("unknown option '%s'; 'weft help %s' lists them", bare, a->command);
     }
     if (o->flag) {
-        if (equals && !(o->value && equals[1]))
-            return weft_args_refuse(a, "%s takes no value", o->name);
+        if (equals && !(o->value && equals[1])) return WEFT_REFUSE("%s takes no value", o->name);
         if (equals) *o->value = equals + 1;
         *o->flag = true;
-        return WEFT_EXIT_DONE;
+        return WEFT_OK;
     }
-    if (!equals && *i + 1 >= argc) return missing_value(a, o->name);
+    if (!equals && *i + 1 >= argc) return missing_value(o->name);
     const char *value = equals ? equals + 1 : argv[++*i];
-    if (!*value && o->rule != WEFT_ARG_MAY_BE_EMPTY) return missing_value(a, o->name);
+    if (!*value && o->rule != WEFT_ARG_MAY_BE_EMPTY) return missing_value(o->name);
     if (o->value) *o->value = value;
-    if (o->number || o->real) return weft_args_number(a, o, value);
-    if (o->value) return WEFT_EXIT_DONE;
+    if (o->number || o->real) return weft_args_number(o, value);
+    if (o->value) return WEFT_OK;
     if (a->n_repeated == ARGS_REPEATED_MAX)
-        return weft_args_refuse(a, "%s more than %d times", o->name, ARGS_REPEATED_MAX);
+        return WEFT_REFUSE("%s more than %d times", o->name, ARGS_REPEATED_MAX);
     a->repeated[a->n_repeated++] = value;
-    return WEFT_EXIT_DONE;
+    return WEFT_OK;
 }
 
 /* Studies that come with the program, by name, as `--config demo`: beside the program, as it is installed, or as
@@ -216,15 +202,14 @@ static bool is_no_study(const char *name, char nearest[WEFT_PATH_MAX]) {
     return true;
 }
 
-int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const weft_arg *own,
-                    const char **words, int n_words) {
+weft_status weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken,
+                            const weft_arg *own, const char **words, int n_words) {
     *a = (weft_args){.command = argv[0], .seed = -1};
     known_options k = {0};
     list_options(&k, a, taken, own);
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-' && argv[i][1]) {
-            int status = take_option(a, &k, argc, argv, &i);
-            if (status) return status;
+            WEFT_TRY(take_option(a, &k, argc, argv, &i));
         } else if (a->n_words < n_words) {
             words[a->n_words++] = argv[i];
         } else {
@@ -234,22 +219,21 @@ int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const w
             const char *option = NULL,
                        *key = a->n_overrides ? a->overrides[a->n_overrides - 1] : "=";
             if (!strchr(key, '='))
-                return weft_args_refuse(a, "unexpected argument '%s'; did you mean '-o %s=%s'?",
-                                        weft_shown(word), weft_shown(key), weft_shown(word));
+                return WEFT_REFUSE("unexpected argument '%s'; did you mean '-o %s=%s'?", word, key,
+                                   word);
             for (const weft_arg *o = own; o && o->name && !option; o++)
                 if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
             if (!option && !a->config && access(find_study(word, room), F_OK) == 0)
                 option = "--config";
             if (option)
-                return weft_args_refuse(a, "unexpected argument '%s'; did you mean '%s %s'?",
-                                        weft_shown(word), option, weft_shown(word));
-            return weft_args_refuse(a, "unexpected argument '%s'; see 'weft help %s'",
-                                    weft_shown(word), a->command);
+                return WEFT_REFUSE("unexpected argument '%s'; did you mean '%s %s'?", word, option,
+                                   word);
+            return WEFT_REFUSE("unexpected argument '%s'; see 'weft help %s'", word, a->command);
         }
     }
     for (const weft_arg *o = own; o && o->name; o++)
         if (o->rule == WEFT_ARG_NEEDED && !*o->value)
-            return weft_args_refuse(a, "%s is needed; see 'weft help %s'", o->name, a->command);
+            return WEFT_REFUSE("%s is needed; see 'weft help %s'", o->name, a->command);
     a->threads = (int)k.threads;
     char seed[32];
     snprintf(seed, sizeof seed, "%lld", (long long)a->seed);
@@ -263,19 +247,17 @@ int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const w
     static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
     char nearest[WEFT_PATH_MAX];
     a->config = find_study(a->config, found);
-    if (!is_no_study(a->config, nearest)) return WEFT_EXIT_DONE;
-    return weft_args_refuse(
-        a, "--config %s: No such file, and no study of that name comes with weft%s%s%s",
-        weft_shown(a->config), *nearest ? "; did you mean '" : "", weft_shown(nearest),
-        *nearest ? "'?" : "");
+    if (!is_no_study(a->config, nearest)) return WEFT_OK;
+    return WEFT_REFUSE("--config %s: No such file, and no study of that name comes with weft%s%s%s",
+                       a->config, *nearest ? "; did you mean '" : "", nearest,
+                       *nearest ? "'?" : "");
 }
 
-int weft_args_no_config(const weft_args *a) {
-    if (!a->config && !a->variant) return WEFT_EXIT_DONE;
-    return weft_args_refuse(a,
-                            "%s does not go with --model, which has a config of its own; -o "
-                            "KEY=VALUE overrides a key",
-                            a->config ? "--config" : "--variant");
+weft_status weft_args_no_config(const weft_args *a) {
+    if (!a->config && !a->variant) return WEFT_OK;
+    return WEFT_REFUSE("%s does not go with --model, which has a config of its own; -o "
+                       "KEY=VALUE overrides a key",
+                       a->config ? "--config" : "--variant");
 }
 
 weft_source weft_args_source(const weft_args *a) {
@@ -295,16 +277,14 @@ static weft_status find_variant(const weft_args *a, const weft_config *base,
         *at = a->variant ? weft_variants_find(variants, a->variant) : 0;
         if (*at >= 0) return WEFT_OK;
         weft_variants_free(variants);
-        return weft_fail(WEFT_EINPUT, "%s: --variant '%s': %s", where, a->variant,
-                         weft_error_message());
+        return WEFT_REFUSE("%s: --variant '%s': %s", where, a->variant, weft_error_message());
     }
     if (!a->variant && !*base->ra_mla_ablation_steps) return WEFT_OK;
     long number = a->variant ? strtol(a->variant, &end, 10) : 0;
     if (a->variant && (end == a->variant || *end || number < 0 || number > 5))
-        return weft_fail(WEFT_EINPUT,
-                         "--variant '%s' must be a whole number from 0 to 5: the config names no "
-                         "variants, and these are the ablation's",
-                         a->variant);
+        return WEFT_REFUSE("--variant '%s' must be a whole number from 0 to 5: the config names no "
+                           "variants, and these are the ablation's",
+                           a->variant);
     *at = 0;
     return weft_variants_ablation(base, (int)number, variants);
 }
@@ -320,7 +300,7 @@ weft_status weft_args_config(const weft_args *a, weft_config *c) {
     return weft_model_check(c, a->config ? a->config : "config");
 }
 
-int weft_args_readable(const weft_args *a, const char *path, const char *name) {
+weft_status weft_args_readable(const char *path, const char *name) {
     WEFT_AUTO_FREE char *full = NULL;
     struct stat is;
     const char *why = NULL;
@@ -333,8 +313,7 @@ int weft_args_readable(const weft_args *a, const char *path, const char *name) {
         why = "is a folder, not a file";
     else if (!S_ISREG(is.st_mode))
         why = "is a pipe or a device, not a file";
-    if (why) fprintf(stderr, "weft %s: %s: %s\n", a->command, full ? full : path, why);
-    return why ? WEFT_EXIT_USAGE : WEFT_EXIT_DONE;
+    return why ? WEFT_REFUSE("%s: %s", full ? full : path, why) : WEFT_OK;
 }
 
 weft_status weft_args_check_model(const char *folder) {
@@ -344,7 +323,7 @@ weft_status weft_args_check_model(const char *folder) {
 }
 
 int weft_args_end(const weft_args *a, weft_status status) {
-    if (status == WEFT_OK) return WEFT_EXIT_DONE;
+    if (status == WEFT_OK) return a->exit;
     const char *message = weft_error_message();
     size_t letters = strlen(a->command);
     /* What the library calls itself there is the command's own name. */

@@ -1,5 +1,6 @@
 /* Options of the commands. A command lists what it takes; parsing, errors and the options that all
- * commands share are here. */
+ * commands share are here. What is wrong with them is WEFT_EINPUT, as wrong input is everywhere: a command
+ * returns what failed, and main.c tells it. */
 #pragma once
 
 #include "config/config.h"
@@ -14,6 +15,7 @@ enum { ARGS_OVERRIDES_MAX = 256, ARGS_REPEATED_MAX = 64 };
 
 typedef struct {
     const char *command; /* for messages */
+    int exit;            /* the exit status where nothing fails: of what is told already */
     /* Shared options, where the command takes them. */
     const char *config;                        /* --config FILE */
     const char *overrides[ARGS_OVERRIDES_MAX]; /* -o KEY=VALUE */
@@ -47,6 +49,9 @@ typedef struct {
     int rule;   /* WEFT_ARG_...; one that is needed has a `value` */
 } weft_arg;
 
+/* What the user said cannot be used: an error as weft_fail makes it. */
+#define WEFT_REFUSE(...) weft_fail(WEFT_EINPUT, __VA_ARGS__)
+
 /* The shared options that a command takes. */
 enum {
     ARGS_JSON = 1,
@@ -58,16 +63,15 @@ enum {
     ARGS_OVERRIDES = 32 /* -o alone */
 };
 
-/* Reads argv[1..]; `own` ends on a NULL name. Words that are no option go to `words`, up to n_words. Returns
- * WEFT_EXIT_DONE, or prints one line and returns WEFT_EXIT_USAGE. */
-int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const weft_arg *own,
-                    const char **words, int n_words);
+/* Reads argv[1..]; `own` ends on a NULL name. Words that are no option go to `words`, up to n_words. */
+weft_status weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken,
+                            const weft_arg *own, const char **words, int n_words);
 
 /* Whether a word of the command line is this option, by its name or an old one, "=value" behind it or not. */
 bool weft_args_is(const char *word, const char *name);
 
 /* Refuses --config and --variant, since a checkpoint has a config of its own. */
-int weft_args_no_config(const weft_args *a);
+weft_status weft_args_no_config(const weft_args *a);
 
 /* Where the arguments say that a config comes from. It points into `a`. */
 weft_source weft_args_source(const weft_args *a);
@@ -76,23 +80,17 @@ weft_source weft_args_source(const weft_args *a);
  * that order, and checked. An ablation without --variant means its step 0, named variants their first. */
 weft_status weft_args_config(const weft_args *a, weft_config *c);
 
-/* A number of the option o, for one that is part of a list. Returns WEFT_EXIT_DONE, or prints one line and
- * returns WEFT_EXIT_USAGE. */
-int weft_args_number(const weft_args *a, const weft_arg *o, const char *text);
+/* A number of the option o, for one that is part of a list. */
+weft_status weft_args_number(const weft_arg *o, const char *text);
 
-/* Prints "weft COMMAND: ..." and returns WEFT_EXIT_USAGE. */
-__attribute__((format(printf, 2, 3))) int weft_args_refuse(const weft_args *a, const char *format,
-                                                           ...);
-
-/* Whether a file that the user named can be read: WEFT_EXIT_DONE, or one line and WEFT_EXIT_USAGE. A
- * name that leads nowhere is wrong input; a file that fails later is failed work. `name` is joined
- * to the folder `path`; NULL: `path` is the file itself. */
-int weft_args_readable(const weft_args *a, const char *path, const char *name);
+/* Whether a file that the user named can be read. A name that leads nowhere is wrong input; a file that fails
+ * later is failed work. `name` is joined to the folder `path`; NULL: `path` is the file itself. */
+weft_status weft_args_readable(const char *path, const char *name);
 
 /* What lies beside a model vouches for it (model/folder.h); where not, the message names --unchecked. */
 weft_status weft_args_check_model(const char *folder);
 
-/* The exit status of a call; where it failed, prints "weft COMMAND: message". */
+/* The exit status of a command; where it failed, prints "weft COMMAND: message". */
 int weft_args_end(const weft_args *a, weft_status status);
 
 /* A word of a command that can be copied: quoted for the shell where it must be, and safe to show. It stays until

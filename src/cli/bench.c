@@ -15,69 +15,63 @@ const char weft_help_bench[] =
     "train: training steps (forward, backward, clipping, AdamW) of each variant on random tokens: "
     "tokens per second, memory planned and measured, share of the machine's limit (multiply-adds "
     "in registers; on a GPU a large matrix product).\n"
-    "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; the default), or gpt2-124m, "
+    "  --shape NAME\tsmall (6 layers, 256 wide, 8 x 256 tokens; the default), or gpt2-124m, "
     "gpt2-355m, gpt2-1558m or llama-1b (Llama 3.2's, with --variants swiglu; 8 x 1024 tokens: 10 "
-    "GB "
-    "and minutes on a CPU)\n"
-    "  --config FILE      the sizes and options of this config instead\n"
-    "  -o KEY=VALUE       override a config key in every row; repeatable\n"
-    "  --variants A,B     dot, w2, cosine, mla, mla+gate, mla+gate+cross, mla+gate+cross64 (of "
-    "rank "
+    "GB and minutes on a CPU)\n"
+    "  --config FILE\tthe sizes and options of this config instead\n"
+    "  -o KEY=VALUE\toverride a config key in every row; repeatable\n"
+    "  --variants A,B\tdot, w2, cosine, mla, mla+gate, mla+gate+cross, mla+gate+cross64 (of rank "
     "64), mla+all, swiglu, wsffn, wsffn-grouped, mla-w2\n"
-    "  --steps N          steps to measure per row, on both sides\n"
-    "  --settle S         seconds of steps before those, so that a GPU's clock settles\n"
-    "  --profile          where each row's time goes, by operation, on standard error\n"
+    "  --steps N\tsteps to measure per row, on both sides\n"
+    "  --settle S\tseconds of steps before those, so that a GPU's clock settles\n"
+    "  --profile\twhere each row's time goes, by operation, on standard error\n"
     "attention: the attention operations alone, forward and with backward.\n"
-    "  --quick            the main rows\n"
+    "  --quick\tthe main rows\n"
     "decode: generation with full caches: tokens per second, the bytes that must be read, how much "
     "of the machine's read rate is reached, and the time to the first token of a 512-token prompt. "
     "It takes --shape (default gpt2-124m), --config, -o, --variants and --steps too; -o "
     "WEIGHT_DTYPE=int8 and -o CACHE_DTYPE=bf16 choose what is read.\n"
-    "  --contexts N,N     default: 256,2048,8192,32768\n"
-    "  --batches N,N      sequences at once; default: 1,8,64\n"
-    "  --prompt N         tokens of the prompt before the first token, at most 32768; default: "
-    "512; 0: leave that out, which saves most of the time\n"
-    "  --grid             up to 50 rows of several models, variants, contexts and batches, on a "
-    "GPU "
-    "in bf16; below them the geometric mean of the ratios to --peer and the worst row. On a CPU a "
-    "dozen rows of gpt2-124m. With --json the table is on standard error\n"
-    "  --rows WORD        with --grid: the rows with this word in their names, such as "
-    "\"mla+all\", "
+    "  --contexts N,N\tdefault: 256,2048,8192,32768\n"
+    "  --batches N,N\tsequences at once; default: 1,8,64\n"
+    "  --prompt N\ttokens of the prompt before the first token, at most 32768; default: 512; 0: "
+    "leave that out, which saves most of the time\n"
+    "  --grid\tup to 50 rows of several models, variants, contexts and batches, on a GPU in bf16; "
+    "below them the geometric mean of the ratios to --peer and the worst row. On a CPU a dozen "
+    "rows of gpt2-124m. With --json the table is on standard error\n"
+    "  --rows WORD\twith --grid: the rows with this word in their names, such as \"mla+all\", "
     "\"llama-1b\" or \"batch 64\"\n"
-    "  --minutes M        with --grid: no row begins that would end later\n"
-    "  --speculate HOW    what drafts are worth instead (see 'weft help generate'): how many "
-    "tokens are right, tokens per step, and the gain over plain decoding\n"
-    "  --model DIR        with --speculate: the checkpoint. -o DATASET=... names what it was "
-    "trained on; default: embedded\n"
-    "  --text FILE        with --speculate: a text of another kind; default: this help\n"
+    "  --minutes M\twith --grid: no row begins that would end later\n"
+    "  --speculate HOW\twhat drafts are worth instead (see 'weft help generate'): how many tokens "
+    "are right, tokens per step, and the gain over plain decoding\n"
+    "  --model DIR\twith --speculate: the checkpoint. -o DATASET=... names what it was trained on; "
+    "default: embedded\n"
+    "  --text FILE\twith --speculate: a text of another kind; default: this help\n"
     "serve: a server under load. Requests arrive by chance (a Poisson process), whether those "
     "before them were answered or not; throughput, the time to the first token and between tokens, "
     "and the share of requests that were good; then texts that are written while a long prompt is "
     "read.\n"
-    "  --model DIR        the checkpoint to serve, by a server that ends with the benchmark; with "
-    "-o, --threads, --dtype and --device\n"
-    "  --serve \"WORDS\"    more options of that server, such as \"--sequences 8 --context 9000\"\n"
-    "  --url URL          in its place a server that runs: http://HOST:PORT\n"
-    "  --rates R,R        requests in a second, a row each; default: 1,2,4\n"
-    "  --requests N       of a row; default: 32\n"
-    "  --prompts N,N      tokens of prompts, of which each request draws one; default: 16,64,256, "
-    "less where the context is below 512\n"
-    "  --tokens N,N       the same of texts; default: 16,64, or less\n"
-    "  --good-first MS    a request is good whose first token comes within that time; default: "
-    "1000\n"
-    "  --good-between MS  and the others on average in that time each; default: 100\n"
-    "  --long N           tokens of the long prompt; 0: none; default: 8192, or what fits the "
-    "context\n"
-    "  --streams N        texts beside it; default: 4\n"
-    "  --seed N           of arrivals and prompts; default: 1\n"
+    "  --model DIR\tthe checkpoint to serve, by a server that ends with the benchmark; with -o, "
+    "--threads, --dtype and --device\n"
+    "  --serve \"WORDS\"\tmore options of that server, such as \"--sequences 8 --context 9000\"\n"
+    "  --url URL\tin its place a server that runs: http://HOST:PORT\n"
+    "  --rates R,R\trequests in a second, a row each; default: 1,2,4\n"
+    "  --requests N\tof a row; default: 32\n"
+    "  --prompts N,N\ttokens of prompts, of which each request draws one; default: 16,64,256, less "
+    "where the context is below 512\n"
+    "  --tokens N,N\tthe same of texts; default: 16,64, or less\n"
+    "  --good-first MS\ta request is good whose first token comes within that time; default: 1000\n"
+    "  --good-between MS\tand the others on average in that time each; default: 100\n"
+    "  --long N\ttokens of the long prompt; 0: none; default: 8192, or what fits the context\n"
+    "  --streams N\ttexts beside it; default: 4\n"
+    "  --seed N\tof arrivals and prompts; default: 1\n"
     "all:\n"
-    "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for "
+    "  --peer COMMAND\tmeasure another program in turns: \"python3 bench/peer_train.py\" for "
     "train, \"python3 bench/peer.py\" for attention, \"python3 bench/peer_decode.py\" for decode "
     "(all PyTorch)\n"
-    "  --device D         cpu (the default) or cuda, for train and decode\n"
-    "  --dtype T          f32 (the default) or bf16, for train and decode\n"
-    "  --threads N        for both sides; default: one per processor\n"
-    "  --json             one object on standard output\n";
+    "  --device D\tcpu (the default) or cuda, for train and decode\n"
+    "  --dtype T\tf32 (the default) or bf16, for train and decode\n"
+    "  --threads N\tfor both sides; default: one per processor\n"
+    "  --json\tone object on standard output\n";
 
 typedef struct {
     const char *what, *shape, *variants, *peer, *contexts, *batches, *prompt_text;
@@ -100,52 +94,48 @@ static bool has_serve_options(const bench_args *own) {
 }
 
 /* The sizes to measure: a shape's, or a config's. */
-static int find_source(const weft_args *a, const bench_args *own, const char *usual,
-                       bench_config_source *out) {
-    if (a->variant)
-        return weft_args_refuse(a, "--variant is not taken; name them: --variants mla,mla+all");
-    if (a->config && own->shape)
-        return weft_args_refuse(a, "--shape and --config: give one of them");
+static weft_status find_source(const weft_args *a, const bench_args *own, const char *usual,
+                               bench_config_source *out) {
+    if (a->variant) return WEFT_REFUSE("--variant is not taken; name them: --variants mla,mla+all");
+    if (a->config && own->shape) return WEFT_REFUSE("--shape and --config: give one of them");
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : usual);
     if (!shape)
-        return weft_args_refuse(
-            a, "--shape must be small, gpt2-124m, gpt2-355m, gpt2-1558m or llama-1b");
+        return WEFT_REFUSE("--shape must be small, gpt2-124m, gpt2-355m, gpt2-1558m or llama-1b");
     *out = (bench_config_source){
         .shape = shape, .file = a->config, .settings = a->settings, .n_settings = a->n_settings};
-    return a->config ? weft_args_readable(a, a->config, NULL) : WEFT_EXIT_DONE;
+    return a->config ? weft_args_readable(a->config, NULL) : WEFT_OK;
 }
 
-static int bench_train(const weft_args *a, const bench_args *own, const bench_setup *setup,
-                       int *failed) {
-    if (own->quick)
-        return weft_args_refuse(a, "--quick is attention's; train has --variants and --steps");
+static weft_status bench_train(const weft_args *a, const bench_args *own, const bench_setup *setup,
+                               int *failed) {
+    if (own->quick) return WEFT_REFUSE("--quick is attention's; train has --variants and --steps");
     bench_train_options o = {.setup = *setup,
                              .variants = own->variants,
                              .steps = (int)own->steps,
                              .settle = fmax(own->settle, 0),
                              .profile = own->profile};
-    int wrong = find_source(a, own, "small", &o.source);
-    return wrong ? wrong : weft_args_end(a, bench_train_table(&o, failed));
+    WEFT_TRY(find_source(a, own, "small", &o.source));
+    return bench_train_table(&o, failed);
 }
 
-static int bench_attention(const weft_args *a, const bench_args *own, const bench_setup *setup,
-                           int *failed) {
+static weft_status bench_attention(const weft_args *a, const bench_args *own,
+                                   const bench_setup *setup, int *failed) {
     if (a->config || a->n_overrides || a->variant || a->seed >= 0 || own->shape || own->variants ||
         own->steps || own->settle >= 0 || own->profile ||
         (a->dtype && strcmp(a->dtype, "f32") != 0))
-        return weft_args_refuse(a, "attention takes --quick, --peer, --threads and --json only");
+        return WEFT_REFUSE("attention takes --quick, --peer, --threads and --json only");
     if (a->device && strcmp(a->device, "cuda") == 0)
-        return weft_args_refuse(
-            a, "attention is measured on the CPU here; on a GPU: make bench-attention-cuda");
+        return WEFT_REFUSE(
+            "attention is measured on the CPU here; on a GPU: make bench-attention-cuda");
     bench_op_options o = {.setup = *setup, .rows = "attention", .quick = own->quick};
-    return weft_args_end(a, bench_op_table(&o, failed));
+    return bench_op_table(&o, failed);
 }
 
-static int bench_decode(const weft_args *a, const bench_args *own, const bench_setup *setup,
-                        int *failed) {
+static weft_status bench_decode(const weft_args *a, const bench_args *own, const bench_setup *setup,
+                                int *failed) {
     if (own->quick || own->settle >= 0 || own->profile)
-        return weft_args_refuse(
-            a, "decode takes --shape, --variants, --contexts, --batches, --prompt, --steps, -o");
+        return WEFT_REFUSE(
+            "decode takes --shape, --variants, --contexts, --batches, --prompt, --steps, -o");
     bench_decode_options o = {.setup = *setup,
                               .variants = own->variants,
                               .contexts = own->contexts,
@@ -159,23 +149,29 @@ static int bench_decode(const weft_args *a, const bench_args *own, const bench_s
     if (own->grid) {
         if (a->config || own->shape || own->variants || own->contexts || own->batches ||
             own->prompt_text)
-            return weft_args_refuse(
-                a, "--grid has its models, variants, contexts and batches; --rows chooses of them");
+            return WEFT_REFUSE(
+                "--grid has its models, variants, contexts and batches; --rows chooses of them");
         o.prompt = 0;
         o.setup.table = setup->json ? stderr : stdout; /* it takes minutes */
     } else if (own->rows || own->minutes > 0)
-        return weft_args_refuse(a, "--rows and --minutes go with --grid");
-    int wrong = find_source(a, own, "gpt2-124m", &o.source);
-    return wrong ? wrong : weft_args_end(a, bench_decode_table(&o, failed));
+        return WEFT_REFUSE("--rows and --minutes go with --grid");
+    WEFT_TRY(find_source(a, own, "gpt2-124m", &o.source));
+    return bench_decode_table(&o, failed);
 }
 
-static weft_status measure_drafts(const weft_args *a, const bench_args *own,
-                                  const bench_setup *setup) {
+static weft_status bench_speculate(const weft_args *a, const bench_args *own,
+                                   const bench_setup *setup) {
     enum { TEXT_MOST = 1 << 20 };
     WEFT_AUTO(weft_loaded_close) weft_loaded model = {0}, draft = {0};
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     weft_generator_limits limits = {0};
+    if (!own->speculate) return WEFT_REFUSE("--model and --text go with --speculate ngram or DIR");
+    if (!own->model) return WEFT_REFUSE("--speculate needs --model, a trained checkpoint");
+    if (a->config || own->shape || own->variants || own->contexts || own->batches ||
+        own->prompt_text || own->steps || own->peer || own->grid)
+        return WEFT_REFUSE(
+            "--speculate takes --model, --text, -o, --device, --dtype, --threads and --json");
     if (own->text) WEFT_TRY(weft_file_read(own->text, TEXT_MOST, &text, &bytes));
     WEFT_TRY(weft_loaded_open(a, own->model, false, WEFT_LOADED_GENERATION, &model));
     WEFT_TRY(weft_speculation_open(a, own->speculate, false, &model, &draft, &limits));
@@ -191,19 +187,9 @@ static weft_status measure_drafts(const weft_args *a, const bench_args *own,
     return bench_speculate_table(&o);
 }
 
-static int bench_speculate(const weft_args *a, const bench_args *own, const bench_setup *setup) {
-    if (!own->speculate)
-        return weft_args_refuse(a, "--model and --text go with --speculate ngram or DIR");
-    if (!own->model) return weft_args_refuse(a, "--speculate needs --model, a trained checkpoint");
-    if (a->config || own->shape || own->variants || own->contexts || own->batches ||
-        own->prompt_text || own->steps || own->peer || own->grid)
-        return weft_args_refuse(
-            a, "--speculate takes --model, --text, -o, --device, --dtype, --threads and --json");
-    return weft_args_end(a, measure_drafts(a, own, setup));
-}
-
 /* The words for weft serve; `text` is where its own are split. */
-static int list_words(const weft_args *a, const bench_args *own, char *text, const char **words) {
+static weft_status list_words(const weft_args *a, const bench_args *own, char *text,
+                              const char **words) {
     enum { MOST = 60 };
     static char threads[16];
     int n = 0;
@@ -224,31 +210,32 @@ static int list_words(const weft_args *a, const bench_args *own, char *text, con
     for (char *at = text, *word; (word = strtok_r(at, " ", &at)) && n < MOST;)
         words[n++] = word;
     words[n] = NULL;
-    return n < MOST ? WEFT_EXIT_DONE : weft_args_refuse(a, "too many options for the server");
+    return n < MOST ? WEFT_OK : WEFT_REFUSE("too many options for the server");
 }
 
-static int bench_serve(const weft_args *a, const bench_args *own, const bench_setup *setup,
-                       int *failed) {
+static weft_status bench_serve(weft_args *a, const bench_args *own, const bench_setup *setup,
+                               int *failed) {
     char host[256] = "127.0.0.1";
     const char *words[64];
     int port = 0;
     pid_t pid = 0;
     WEFT_AUTO_DECREF json_t *line = NULL;
     if (!own->model == !own->url)
-        return weft_args_refuse(a, "serve needs --model DIR, or --url of a server that runs");
+        return WEFT_REFUSE("serve needs --model DIR, or --url of a server that runs");
     if (a->config || a->variant || own->shape || own->variants || own->steps || own->quick ||
         own->settle >= 0 || own->profile || own->peer)
-        return weft_args_refuse(
-            a, "serve takes --model, --rates and what 'weft help bench' lists with them");
+        return WEFT_REFUSE(
+            "serve takes --model, --rates and what 'weft help bench' lists with them");
     if (own->url && (own->words || a->n_overrides || a->threads || a->dtype || a->device))
-        return weft_args_refuse(a, "the server at --url has options of its own");
+        return WEFT_REFUSE("the server at --url has options of its own");
     if (own->url && sscanf(own->url, "http://%255[^:/]:%d", host, &port) != 2)
-        return weft_args_refuse(a, "--url '%s' must be http://HOST:PORT", own->url);
+        return WEFT_REFUSE("--url '%s' must be http://HOST:PORT", own->url);
     if (own->model) {
         WEFT_AUTO_FREE char *text = strdup(own->words ? own->words : "");
-        int status = text ? list_words(a, own, text, words) : WEFT_EXIT_FAILED;
-        if (!status) status = weft_child_start(words, false, -1, &pid, &line);
-        if (status) return status; /* it has said why */
+        if (!text) return weft_fail(WEFT_ENOMEM, "no memory");
+        WEFT_TRY(list_words(a, own, text, words));
+        a->exit = weft_child_start(words, false, -1, &pid, &line);
+        if (a->exit) return WEFT_OK; /* it has said why */
     }
     int64_t context = json_integer_value(json_object_get(line, "context")),
             vocab = json_integer_value(json_object_get(line, "vocabulary"));
@@ -276,13 +263,12 @@ static int bench_serve(const weft_args *a, const bench_args *own, const bench_se
         .seed = a->seed >= 0 ? (uint64_t)a->seed : 1,
         .first_seconds = own->good_first > 0 ? 1e-3 * (double)own->good_first : 1,
         .between_seconds = own->good_between > 0 ? 1e-3 * (double)own->good_between : 0.1};
-    int status = weft_args_end(a, bench_serve_table(&o, failed));
-    int ended = weft_child_stop(pid);
-    return status ? status : ended;
+    weft_status status = bench_serve_table(&o, failed);
+    a->exit = weft_child_stop(pid);
+    return status;
 }
 
-int weft_cmd_bench(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_bench(weft_args *args, int argc, char **argv) {
     bench_args own = {.prompt = 512, .settle = -1, .long_prompt = -1};
     const weft_arg options[] = {
         {"--shape", .value = &own.shape},
@@ -313,33 +299,32 @@ int weft_cmd_bench(int argc, char **argv) {
         {"--streams", .number = &own.streams, .min = 1, .max = 4096},
         {0},
     };
-    int status = weft_args_parse(&args, argc, argv, ARGS_ALL, options, &own.what, 1), failed = 0;
-    if (status) return status;
-    if (!own.what) return weft_args_refuse(&args, "say what: train, decode, attention or serve");
+    int failed = 0;
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, options, &own.what, 1));
+    if (!own.what) return WEFT_REFUSE("say what: train, decode, attention or serve");
     bool decode = strcmp(own.what, "decode") == 0, train = strcmp(own.what, "train") == 0,
          serve = strcmp(own.what, "serve") == 0;
     if (!decode && !train && !serve && strcmp(own.what, "attention") != 0)
-        return weft_args_refuse(
-            &args, "there is no '%s'; there are train, decode, attention and serve", own.what);
+        return WEFT_REFUSE("there is no '%s'; there are train, decode, attention and serve",
+                           own.what);
     if (!serve && has_serve_options(&own))
-        return weft_args_refuse(
-            &args, "--rates and what stands with them in 'weft help bench' are serve's");
+        return WEFT_REFUSE("--rates and what stands with them in 'weft help bench' are serve's");
     if (!decode &&
         (own.contexts || own.batches || own.prompt_text || own.grid || own.rows || own.minutes > 0))
-        return weft_args_refuse(&args, "--contexts, --batches, --prompt and --grid are decode's");
+        return WEFT_REFUSE("--contexts, --batches, --prompt and --grid are decode's");
     bool speculate = own.speculate || own.text || (own.model && !serve);
     if (!decode && speculate)
-        return weft_args_refuse(
-            &args, "--speculate and --text are decode's, --model is decode's and serve's");
+        return WEFT_REFUSE("--speculate and --text are decode's, --model is decode's and serve's");
     signal(SIGPIPE, SIG_IGN); /* a peer that is gone is an answer, not an end */
     bench_setup setup = {.peer = own.peer,
-                         .threads = args.threads,
-                         .table = args.json ? NULL : stdout,
-                         .json = args.json ? stdout : NULL};
-    status = train       ? bench_train(&args, &own, &setup, &failed)
-             : speculate ? bench_speculate(&args, &own, &setup)
-             : decode    ? bench_decode(&args, &own, &setup, &failed)
-             : serve     ? bench_serve(&args, &own, &setup, &failed)
-                         : bench_attention(&args, &own, &setup, &failed);
-    return !status && failed ? WEFT_EXIT_FAILED : status;
+                         .threads = args->threads,
+                         .table = args->json ? NULL : stdout,
+                         .json = args->json ? stdout : NULL};
+    WEFT_TRY(train       ? bench_train(args, &own, &setup, &failed)
+             : speculate ? bench_speculate(args, &own, &setup)
+             : decode    ? bench_decode(args, &own, &setup, &failed)
+             : serve     ? bench_serve(args, &own, &setup, &failed)
+                         : bench_attention(args, &own, &setup, &failed));
+    if (failed && !args->exit) args->exit = WEFT_EXIT_FAILED;
+    return WEFT_OK;
 }

@@ -4,11 +4,50 @@
 #include "generate/weights.h"
 #include "model/kinds.h"
 
+#include <sys/stat.h>
+
+weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]) {
+    static const char *const inside[] = {"", "/best", "/last"};
+    struct stat s;
+    bool is;
+    for (size_t i = 0; i < sizeof inside / sizeof inside[0]; i++) {
+        WEFT_TRY(weft_path(out, "%s%s", path, inside[i]));
+        WEFT_TRY(weft_folder_has(out, "config.json", &is));
+        if (is) WEFT_TRY(weft_folder_has(out, "model.safetensors", &is));
+        if (is) return WEFT_OK;
+    }
+    if (stat(path, &s) == 0 && !S_ISDIR(s.st_mode))
+        return WEFT_REFUSE("%s is a file; a checkpoint is a folder with config.json and "
+                           "model.safetensors",
+                           path);
+    if (weft_folder_has(path, "runs.db", &is) == WEFT_OK && is)
+        return WEFT_REFUSE("%s is a study's folder; name one of its runs, in %s/runs", path, path);
+    return WEFT_REFUSE(
+        "%s: no checkpoint (config.json and model.safetensors) there, nor in its best/ or last/; "
+        "weft train --out DIR makes one",
+        path);
+}
+
+/* Its tokenizer.json, or what the config names, to be closed after a failure too. Of a larger vocabulary than
+ * the model's there are tokens that it does not know. */
+static weft_status open_tokenizer(weft_loaded *l) {
+    char path[WEFT_PATH_MAX];
+    bool there;
+    const weft_config *c = &l->config;
+    WEFT_TRY(weft_path(path, "%s/%s", l->folder, weft_parts[WEFT_PART_TOKENIZER]));
+    WEFT_TRY(weft_path_there(path, &there));
+    WEFT_TRY(weft_tokenizer_open(there ? path : c->tokenizer, &l->tokenizer));
+    if (weft_tokenizer_vocab(l->tokenizer) <= c->vocab_size) return WEFT_OK;
+    return WEFT_REFUSE(
+        "%s: its tokenizer has %lld tokens, but the model knows %lld; it is another's", l->folder,
+        (long long)weft_tokenizer_vocab(l->tokenizer), (long long)c->vocab_size);
+}
+
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
                              weft_loaded_for purpose, weft_loaded *out) {
     *out = (weft_loaded){0};
     weft_config *c = &out->config;
-    WEFT_TRY(weft_generation_folder(path, out->folder));
+    WEFT_TRY(weft_checkpoint_folder(path, out->folder));
     if (!unchecked) WEFT_TRY(weft_args_check_model(out->folder));
     WEFT_TRY(weft_model_read_config(out->folder, c));
     for (int i = 0; i < a->n_settings; i++)
@@ -17,7 +56,7 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     bool there = purpose != WEFT_LOADED_MODEL;
     if (purpose == WEFT_LOADED_ANY_TOKENIZER || purpose == WEFT_LOADED_NUMBERS)
         WEFT_TRY(weft_folder_has(out->folder, weft_parts[WEFT_PART_TOKENIZER], &there));
-    if (there) WEFT_TRY(weft_generation_tokenizer(out->folder, &out->config, &out->tokenizer));
+    if (there) WEFT_TRY(open_tokenizer(out));
     if (purpose == WEFT_LOADED_GENERATION)
         WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
     WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));
@@ -45,8 +84,8 @@ static weft_status open_draft(const weft_args *a, const char *path, bool uncheck
     draft->pool = NULL;
     if (model->tokenizer && draft->tokenizer &&
         !have_same_tokens(model->tokenizer, draft->tokenizer))
-        return weft_fail(WEFT_EINPUT, "its tokenizer is not the model's; a draft model must have "
-                                      "the same tokens");
+        return WEFT_REFUSE("its tokenizer is not the model's; a draft model must have "
+                           "the same tokens");
     return WEFT_OK;
 }
 

@@ -6,7 +6,6 @@
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
-#include "generate/folder.h"
 #include "model/add.h"
 #include "model/kinds.h"
 
@@ -14,39 +13,37 @@
 #include <unistd.h>
 
 const char weft_help_convert[] =
-    "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
-    "(GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2 and 3, Phi-3, Gemma, "
-    "DeepSeek-V3 "
-    "without "
-    "experts: config.json, safetensors, tokenizer)\n"
-    "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
-    "  --to-hf            write Hugging Face's layout; a model that none of its families has goes "
-    "with a class in plain PyTorch (trust_remote_code=True)\n"
-    "  --to-mla           make MLA from dot attention: keys and values go through latents that "
-    "hold their strongest directions; prints what each layer loses\n"
-    "  --latent L         with --to-mla: the latents' width; as wide as the keys loses nothing\n"
-    "  --joint            with --to-mla: one latent for keys and values\n"
-    "  --rope R           with --to-mla of a rotary model: columns of the rotated part that all "
-    "heads share; default: as many as a head rotates\n"
-    "  --to-w2            make W2 from dot attention: means from queries and keys, equal "
-    "deviations; prints how far its weights are from dot's\n"
-    "  --spread A         with --to-w2 and --add w2: multiply queries by A and divide keys by it; "
+    "  --model DIR\twhat to convert: a checkpoint, or a folder in Hugging Face's layout (GPT-2, "
+    "GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2 and 3, Phi-3, Gemma, DeepSeek-V3 "
+    "without experts: config.json, safetensors, tokenizer)\n"
+    "  --out DIR\twhere the result goes: a checkpoint, unless --to-hf is given\n"
+    "  --to-hf\twrite Hugging Face's layout; a model that none of its families has goes with a "
+    "class in plain PyTorch (trust_remote_code=True)\n"
+    "  --to-mla\tmake MLA from dot attention: keys and values go through latents that hold their "
+    "strongest directions; prints what each layer loses\n"
+    "  --latent L\twith --to-mla: the latents' width; as wide as the keys loses nothing\n"
+    "  --joint\twith --to-mla: one latent for keys and values\n"
+    "  --rope R\twith --to-mla of a rotary model: columns of the rotated part that all heads "
+    "share; default: as many as a head rotates\n"
+    "  --to-w2\tmake W2 from dot attention: means from queries and keys, equal deviations; prints "
+    "how far its weights are from dot's\n"
+    "  --spread A\twith --to-w2 and --add w2: multiply queries by A and divide keys by it; "
     "default: 4. The larger, the closer are the scores to dot's\n"
-    "  --add LIST         mechanisms to put into a model without effect, by commas: gate, cross, "
-    "latent (of mla), output-gate, wsffn (of swiglu), w2 (of dot, with a spread of 1024). Its "
-    "logits stay as they are, and training goes on from there\n"
-    "  -o KEY=VALUE       with --add: an option of what is added; repeatable\n"
-    "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and "
-    "the loss before and after is printed\n"
-    "  --no-tokenizer     leave the tokenizer out\n"
-    "  --chat-template T  the checkpoint's CHAT_TEMPLATE; scripts/chat-template DIR makes it of "
+    "  --add LIST\tmechanisms to put into a model without effect, by commas: gate, cross, latent "
+    "(of mla), output-gate, wsffn (of swiglu), w2 (of dot, with a spread of 1024). Its logits stay "
+    "as they are, and training goes on from there\n"
+    "  -o KEY=VALUE\twith --add: an option of what is added; repeatable\n"
+    "  --text FILE\ta text to measure on: --to-mla keeps what matters for its tokens, and the loss "
+    "before and after is printed\n"
+    "  --no-tokenizer\tleave the tokenizer out\n"
+    "  --chat-template T\tthe checkpoint's CHAT_TEMPLATE; scripts/chat-template DIR makes it of "
     "the model's own\n"
-    "  --ignore-key KEY   read a config.json of Hugging Face's as if this key were not there; "
+    "  --ignore-key KEY\tread a config.json of Hugging Face's as if this key were not there; "
     "repeatable\n"
-    "  --force            replace the model's folder that is there, whole\n"
-    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
-    "  --dtype T          f32, bf16 or f64; default: the checkpoint's, and f32 from Hugging Face\n"
-    "  --json             one object on standard output\n"
+    "  --force\treplace the model's folder that is there, whole\n"
+    "  --unchecked\tdo not verify the checksums in the checkpoint's state.json\n"
+    "  --dtype T\tf32, bf16 or f64; default: the checkpoint's, and f32 from Hugging Face\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "A checkpoint has a file model.config beside it, with which it can be trained further:\n"
     "  weft train --config DIR/model.config -o DATASET=... --from DIR\n"
@@ -84,8 +81,7 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
         WEFT_TRY(weft_folder_has(folder, names[i], &there));
     if (!there) WEFT_TRY(weft_folder_has(folder, "tokenizer.model", &other));
     if (other)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_REFUSE(
             "%s: its tokenizer is SentencePiece's tokenizer.model, which is not read; "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), of transformers, writes a "
             "tokenizer.json. --no-tokenizer converts the weights alone",
@@ -96,25 +92,23 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
         return weft_fail(status, "%s. --no-tokenizer converts the weights alone",
                          weft_error_message());
     if (weft_tokenizer_vocab(*out) <= c->vocab_size) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: its tokenizer has %lld tokens, but the model knows %lld; it is "
-                     "another's. --no-tokenizer converts the weights alone",
-                     folder, (long long)weft_tokenizer_vocab(*out), (long long)c->vocab_size);
+    return WEFT_REFUSE("%s: its tokenizer has %lld tokens, but the model knows %lld; it is "
+                       "another's. --no-tokenizer converts the weights alone",
+                       folder, (long long)weft_tokenizer_vocab(*out), (long long)c->vocab_size);
 }
 
 /* The model of either layout, and the folder that it was found in. */
 static weft_status read_model(const weft_args *args, const conversion *v, bool theirs,
-                              char folder[WEFT_FOLDER_PATH], weft_model **out) {
+                              char folder[WEFT_PATH_MAX], weft_model **out) {
     weft_config c;
     weft_config_defaults(&c);
     if (theirs) {
-        if (snprintf(folder, WEFT_FOLDER_PATH, "%s", v->model) >= WEFT_FOLDER_PATH)
-            return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", v->model);
+        WEFT_TRY(weft_path(folder, "%s", v->model));
         if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
         if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
         return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
     }
-    WEFT_TRY(weft_generation_folder(v->model, folder));
+    WEFT_TRY(weft_checkpoint_folder(v->model, folder));
     if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
     WEFT_TRY(weft_model_read_config(folder, &c));
     if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
@@ -130,10 +124,10 @@ static weft_status read_text(const conversion *v, const weft_model *m, const wef
     if (!t) WEFT_TRY(weft_tokenizer_open(m->config.tokenizer, &own));
     if (!t) t = own;
     if (weft_tokenizer_vocab(t) > m->config.vocab_size)
-        return weft_fail(WEFT_EINPUT,
-                         "--text: the tokenizer has %lld tokens, but the model knows %lld; its own "
-                         "belongs beside it as tokenizer.json",
-                         (long long)weft_tokenizer_vocab(t), (long long)m->config.vocab_size);
+        return WEFT_REFUSE(
+            "--text: the tokenizer has %lld tokens, but the model knows %lld; its own "
+            "belongs beside it as tokenizer.json",
+            (long long)weft_tokenizer_vocab(t), (long long)m->config.vocab_size);
     return weft_windows_read(v->text, t, time, TEXT_TOKENS, text);
 }
 
@@ -273,22 +267,21 @@ static weft_status set_text_options(const conversion *v, const weft_tokenizer *t
 }
 
 static weft_status convert(const weft_args *args, const conversion *v) {
-    char folder[WEFT_FOLDER_PATH];
+    char folder[WEFT_PATH_MAX];
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     WEFT_AUTO(end_change) change did = {.before = NAN, .after = NAN};
     bool theirs = weft_hf_is_folder(v->model), changes = v->to_mla || v->to_w2;
-    if (!theirs && weft_generation_folder(v->model, folder) != WEFT_OK)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: no model (config.json and model.safetensors) there, of weft's or in "
-                         "Hugging Face's layout; 'hf download NAME --local-dir DIR' fetches one",
-                         v->model);
+    if (!theirs && weft_checkpoint_folder(v->model, folder) != WEFT_OK)
+        return WEFT_REFUSE(
+            "%s: no model (config.json and model.safetensors) there, of weft's or in "
+            "Hugging Face's layout; 'hf download NAME --local-dir DIR' fetches one",
+            v->model);
     WEFT_TRY(read_model(args, v, theirs, folder, &m));
     if (!theirs && !v->to_hf && !changes && !v->add)
-        return weft_fail(WEFT_EINPUT,
-                         "%s is a checkpoint of weft's already; --to-hf, --to-mla, --to-w2 and "
-                         "--add make something else of it",
-                         v->model);
+        return WEFT_REFUSE("%s is a checkpoint of weft's already; --to-hf, --to-mla, --to-w2 and "
+                           "--add make something else of it",
+                           v->model);
     WEFT_TRY(open_tokenizer(v, folder, &m->config, &t));
     if (theirs || v->chat) WEFT_TRY(set_text_options(v, t, folder, &m->config));
     if (changes) WEFT_TRY(change_attention(args, v, t, &m, &did));
@@ -303,29 +296,26 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     return WEFT_OK;
 }
 
-static int wrong(const weft_args *args, const char *what) {
-    return weft_args_refuse(args, "%s; see 'weft help convert'", what);
+static weft_status wrong(const char *what) {
+    return WEFT_REFUSE("%s; see 'weft help convert'", what);
 }
 
-static int check_usage(const weft_args *args, conversion *v) {
+static weft_status check_usage(const weft_args *args, conversion *v) {
     if (v->to_hf + v->to_mla + v->to_w2 + (v->add != NULL) > 1)
-        return wrong(args, "--to-hf, --to-mla, --to-w2 and --add do not go together");
-    if (v->to_mla != (v->latent_text != NULL))
-        return wrong(args, "--to-mla and --latent go together");
-    if (args->n_overrides && !v->add) return wrong(args, "-o goes with --add");
+        return wrong("--to-hf, --to-mla, --to-w2 and --add do not go together");
+    if (v->to_mla != (v->latent_text != NULL)) return wrong("--to-mla and --latent go together");
+    if (args->n_overrides && !v->add) return wrong("-o goes with --add");
     if (v->chat && (v->to_hf || v->no_tokenizer))
-        return wrong(args, "--chat-template goes with neither --to-hf nor --no-tokenizer");
-    if (v->joint && !v->to_mla) return wrong(args, "--joint goes with --to-mla");
-    if (v->rope_text && !v->to_mla) return wrong(args, "--rope goes with --to-mla");
+        return wrong("--chat-template goes with neither --to-hf nor --no-tokenizer");
+    if (v->joint && !v->to_mla) return wrong("--joint goes with --to-mla");
+    if (v->rope_text && !v->to_mla) return wrong("--rope goes with --to-mla");
     if (v->spread_text && !v->to_w2 && !v->add)
-        return wrong(args, "--spread goes with --to-w2 and --add w2");
-    if (v->text && !v->to_mla && !v->to_w2)
-        return wrong(args, "--text goes with --to-mla and --to-w2");
-    return v->text ? weft_args_readable(args, v->text, NULL) : WEFT_EXIT_DONE;
+        return wrong("--spread goes with --to-w2 and --add w2");
+    if (v->text && !v->to_mla && !v->to_w2) return wrong("--text goes with --to-mla and --to-w2");
+    return v->text ? weft_args_readable(v->text, NULL) : WEFT_OK;
 }
 
-int weft_cmd_convert(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_convert(weft_args *args, int argc, char **argv) {
     conversion v = {.spread = 4};
     const weft_arg own[] = {
         {"--model", .value = &v.model, .rule = WEFT_ARG_NEEDED},
@@ -345,8 +335,8 @@ int weft_cmd_convert(int argc, char **argv) {
         {"--unchecked", .flag = &v.unchecked},
         {.name = "--ignore-key"},
         {0}};
-    int exit_status =
-        weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_DTYPE | ARGS_OVERRIDES, own, NULL, 0);
-    if (!exit_status) exit_status = check_usage(&args, &v);
-    return exit_status ? exit_status : weft_args_end(&args, convert(&args, &v));
+    WEFT_TRY(
+        weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_DTYPE | ARGS_OVERRIDES, own, NULL, 0));
+    WEFT_TRY(check_usage(args, &v));
+    return convert(args, &v);
 }

@@ -6,7 +6,6 @@
 #include "cli/args.h"
 #include "cli/checkpoint.h"
 #include "data/tasks.h"
-#include "generate/folder.h"
 #include "model/evaluate.h"
 
 #include <math.h>
@@ -14,39 +13,37 @@
 #include <unistd.h>
 
 const char weft_help_eval[] =
-    "  --model DIR        a checkpoint: config.json and model.safetensors; a run's folder stands "
-    "for its best\n"
-    "  --text FILE        a text, read by the checkpoint's tokenizer\n"
-    "  --tokens FILE      a .npy of shape [B, T+1] (int32 or int64), one batch; or a token shard\n"
-    "  --targets FILE     a .npy of shape [B, T], -1 for ignored; without it, the tokens that "
-    "follow\n"
-    "  --logits OUT       write the logits [B, T, V] as safetensors\n"
-    "  --grads OUT        write every tensor's gradient: one train-mode pass without dropout, from "
-    "which loss and logits come too\n"
-    "  --scores OUT       write the raw attention scores [B, H, T, T] of each layer; with W2 "
-    "attention these are minus the squared distances over the temperature\n"
-    "  --suite FILE       in place of --tokens: multiple-choice questions, JSON lines with "
-    "context, choices and answer (from 0); prints the share of answers that are the likeliest "
-    "choice by log-likelihood (acc) and by that per character (acc_norm). A choice follows its "
-    "context as it is: a blank between them is part of the choice\n"
-    "  --needle           in place of --tokens: hide a pass key of five digits in text, ask for it "
-    "at the end, and print the share of right answers by length and depth. The text is --text, or "
-    "for tokenizers of bytes text made by the program\n"
-    "  --lengths A,B      tokens of a prompt with its answer; default: a quarter, a half and all "
-    "of the model's context; more only with positions that have no end (rope, alibi, none; -o "
+    "  --model DIR\ta checkpoint: config.json and model.safetensors; a run's folder stands for its "
+    "best\n"
+    "  --text FILE\ta text, read by the checkpoint's tokenizer\n"
+    "  --tokens FILE\ta .npy of shape [B, T+1] (int32 or int64), one batch; or a token shard\n"
+    "  --targets FILE\ta .npy of shape [B, T], -1 for ignored; without it, the tokens that follow\n"
+    "  --logits OUT\twrite the logits [B, T, V] as safetensors\n"
+    "  --grads OUT\twrite every tensor's gradient: one train-mode pass without dropout, from which "
+    "loss and logits come too\n"
+    "  --scores OUT\twrite the raw attention scores [B, H, T, T] of each layer; with W2 attention "
+    "these are minus the squared distances over the temperature\n"
+    "  --suite FILE\tin place of --tokens: multiple-choice questions, JSON lines with context, "
+    "choices and answer (from 0); prints the share of answers that are the likeliest choice by "
+    "log-likelihood (acc) and by that per character (acc_norm). A choice follows its context as it "
+    "is: a blank between them is part of the choice\n"
+    "  --needle\tin place of --tokens: hide a pass key of five digits in text, ask for it at the "
+    "end, and print the share of right answers by length and depth. The text is --text, or for "
+    "tokenizers of bytes text made by the program\n"
+    "  --lengths A,B\ttokens of a prompt with its answer; default: a quarter, a half and all of "
+    "the model's context; more only with positions that have no end (rope, alibi, none; -o "
     "ROPE_SCALING=... slows rotations)\n"
-    "  --depths A,B       where the key is, 0 the beginning, 1 the end; default: "
-    "0,0.25,0.5,0.75,1\n"
-    "  --trials N         keys for each length and depth; default: 10\n"
-    "  --seed N           random seed of the texts and keys\n"
-    "  --details OUT      write each question's log-likelihoods, or each prompt and answer, as "
-    "JSON lines\n"
-    "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
-    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
-    "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu, cuda or auto\n"
-    "  --threads N        default: one per processor\n"
-    "  --json             one object on standard output\n";
+    "  --depths A,B\twhere the key is, 0 the beginning, 1 the end; default: 0,0.25,0.5,0.75,1\n"
+    "  --trials N\tkeys for each length and depth; default: 10\n"
+    "  --seed N\trandom seed of the texts and keys\n"
+    "  --details OUT\twrite each question's log-likelihoods, or each prompt and answer, as JSON "
+    "lines\n"
+    "  -o KEY=VALUE\toverride a key of the checkpoint's config; repeatable\n"
+    "  --unchecked\tdo not verify the checksums in the checkpoint's state.json\n"
+    "  --dtype T\tf32, bf16 or f64\n"
+    "  --device D\tcpu, cuda or auto\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --json\tone object on standard output\n";
 
 /* --needle as it was given; NULL: not. */
 typedef struct {
@@ -58,31 +55,31 @@ enum { TRIALS = 10, LENGTH_MOST = 1 << 24, ITEM_ROOM = 32 };
 static const double usual_depths[] = {0, 0.25, 0.5, 0.75, 1};
 
 /* A list of at most WEFT_NEEDLE_CELLS numbers of the option o, which says where the first goes. */
-static int read_list(const weft_args *a, weft_arg o, const char *list, int *n) {
+static weft_status read_list(weft_arg o, const char *list, int *n) {
     char item[ITEM_ROOM];
     for (*n = 0; *list; ++*n) {
         size_t letters = strcspn(list, ",");
         snprintf(item, ITEM_ROOM, "%.*s", (int)letters, list);
         list += letters + (list[letters] == ',');
         if (*n == WEFT_NEEDLE_CELLS)
-            return weft_args_refuse(a, "%s has more than %d items", o.name, WEFT_NEEDLE_CELLS);
-        int status = weft_args_number(a, &o, item);
-        if (status) return status;
+            return WEFT_REFUSE("%s has more than %d items", o.name, WEFT_NEEDLE_CELLS);
+        WEFT_TRY(weft_args_number(&o, item));
         if (o.number) o.number++;
         if (o.real) o.real++;
     }
-    return WEFT_EXIT_DONE;
+    return WEFT_OK;
 }
 
-static int read_needle_lists(const weft_args *a, const needle_args *given, weft_needle_options *o) {
+static weft_status read_needle_lists(const weft_args *a, const needle_args *given,
+                                     weft_needle_options *o) {
     const weft_arg lengths = {"--lengths", .number = o->lengths, .min = 1, .max = LENGTH_MOST};
     const weft_arg depths = {"--depths", .real = o->depths, .max = 1};
     if (a->seed >= 0) o->seed = (uint64_t)a->seed;
-    int status = given->lengths ? read_list(a, lengths, given->lengths, &o->n_lengths) : 0;
-    if (given->depths) return status ? status : read_list(a, depths, given->depths, &o->n_depths);
+    if (given->lengths) WEFT_TRY(read_list(lengths, given->lengths, &o->n_lengths));
+    if (given->depths) return read_list(depths, given->depths, &o->n_depths);
     o->n_depths = (int)(sizeof usual_depths / sizeof usual_depths[0]);
     memcpy(o->depths, usual_depths, sizeof usual_depths);
-    return status;
+    return WEFT_OK;
 }
 
 static void print_needles(const weft_args *a, const weft_needle_options *o,
@@ -157,33 +154,32 @@ static void print_score(const weft_args *args, const char *path, const weft_suit
 }
 
 /* What goes with what. */
-static int check_usage(const weft_args *a, const weft_evaluation *what, const char *suite,
-                       const char *details, const needle_args *needle) {
+static weft_status check_usage(const weft_args *a, const weft_evaluation *what, const char *suite,
+                               const char *details, const needle_args *needle) {
     bool outputs = what->targets || what->logits || what->grads || what->scores;
     if (!needle->on && (needle->lengths || needle->depths || needle->trials))
-        return weft_args_refuse(a, "--lengths, --depths and --trials go with --needle");
+        return WEFT_REFUSE("--lengths, --depths and --trials go with --needle");
     if (needle->on && (what->tokens || outputs || suite))
-        return weft_args_refuse(a, "--needle goes with --text and --details alone");
+        return WEFT_REFUSE("--needle goes with --text and --details alone");
     if (!what->tokens && !what->text && !suite && !needle->on)
-        return weft_args_refuse(
-            a, "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells more");
+        return WEFT_REFUSE(
+            "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells more");
     if (what->tokens && what->text)
-        return weft_args_refuse(a, "--text and --tokens: one of them at a time");
+        return WEFT_REFUSE("--text and --tokens: one of them at a time");
     if ((suite && (what->tokens || what->text || outputs)) || (details && !suite && !needle->on))
-        return weft_args_refuse(
-            a, "--suite FILE goes with --details alone, and --details with it or --needle");
+        return WEFT_REFUSE(
+            "--suite FILE goes with --details alone, and --details with it or --needle");
     return weft_args_no_config(a);
 }
 
 /* What the user named must be there, and must be what this command reads. */
-static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what,
-                        const char *suite) {
-    int status = weft_args_readable(args, folder, "config.json");
-    if (!status) status = weft_args_readable(args, folder, "model.safetensors");
+static weft_status check_inputs(const char *folder, const weft_evaluation *what,
+                                const char *suite) {
+    WEFT_TRY(weft_args_readable(folder, "config.json"));
+    WEFT_TRY(weft_args_readable(folder, "model.safetensors"));
     const char *input = suite ? suite : what->text ? what->text : what->tokens;
-    if (!status && input) status = weft_args_readable(args, input, NULL);
-    if (!status && what->targets) status = weft_args_readable(args, what->targets, NULL);
-    return status;
+    if (input) WEFT_TRY(weft_args_readable(input, NULL));
+    return what->targets ? weft_args_readable(what->targets, NULL) : WEFT_OK;
 }
 
 static bool is_same_file(const char *a, const char *b) {
@@ -204,8 +200,7 @@ static weft_status check_output(const char *out, const char *folder, const weft_
         input = is_same_file(out, path);
     }
     if (!input) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: is read here and cannot be written too; name another file",
-                     out);
+    return WEFT_REFUSE("%s: is read here and cannot be written too; name another file", out);
 }
 
 /* What is to be read off a model, and what it comes to. */
@@ -213,7 +208,7 @@ typedef struct {
     const char *folder, *suite, *details;
     bool unchecked;
     weft_evaluation what;
-    char checkpoint[WEFT_FOLDER_PATH];
+    char checkpoint[WEFT_PATH_MAX];
     weft_evaluated found;
     weft_suite_score score;
     needle_args needle;
@@ -223,18 +218,18 @@ typedef struct {
 
 /* A run's folder stands for its best. One of the two files alone is a checkpoint that lacks the other, as
  * check_inputs says. */
-static int find_checkpoint(const weft_args *args, eval_job *job) {
+static weft_status find_checkpoint(eval_job *job) {
     static const char *const files[] = {"config.json", "model.safetensors"};
     char path[WEFT_PATH_MAX];
     bool one = false;
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
         one = one || (weft_path(path, "%s/%s", job->folder, files[i]) == WEFT_OK &&
                       access(path, F_OK) == 0);
-    if (weft_generation_folder(job->folder, job->checkpoint) == WEFT_OK)
+    if (weft_checkpoint_folder(job->folder, job->checkpoint) == WEFT_OK)
         job->folder = job->checkpoint;
     else if (!one)
-        return weft_args_end(args, WEFT_EINPUT);
-    return WEFT_EXIT_DONE;
+        return WEFT_EINPUT;
+    return WEFT_OK;
 }
 
 static weft_status run_job(const weft_args *args, eval_job *job) {
@@ -264,8 +259,7 @@ static weft_status run_job(const weft_args *args, eval_job *job) {
     return weft_evaluate(l->model, l->backend, l->pool, &job->what, &job->found);
 }
 
-int weft_cmd_eval(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_eval(weft_args *args, int argc, char **argv) {
     eval_job job = {.hidden.trials = TRIALS};
     weft_evaluation *what = &job.what;
     const weft_arg own[] = {{"--model", .value = &job.folder, .rule = WEFT_ARG_NEEDED},
@@ -284,22 +278,20 @@ int weft_cmd_eval(int argc, char **argv) {
                             {"--trials", .value = &job.needle.trials, .number = &job.hidden.trials,
                              .min = 1, .max = 1000000},
                             {0}};
-    int usage = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
-    if (!usage) usage = check_usage(&args, what, job.suite, job.details, &job.needle);
-    if (!usage) usage = find_checkpoint(&args, &job);
-    if (!usage) usage = check_inputs(&args, job.folder, what, job.suite);
-    if (!usage) usage = read_needle_lists(&args, &job.needle, &job.hidden);
-    if (usage) return usage;
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
+    WEFT_TRY(check_usage(args, what, job.suite, job.details, &job.needle));
+    WEFT_TRY(find_checkpoint(&job));
+    WEFT_TRY(check_inputs(job.folder, what, job.suite));
+    WEFT_TRY(read_needle_lists(args, &job.needle, &job.hidden));
     job.hidden.text = what->text;
     job.hidden.details = job.details;
-    job.hidden.quiet = args.json;
-    weft_status status = run_job(&args, &job);
-    if (status != WEFT_OK) return weft_args_end(&args, status);
+    job.hidden.quiet = args->json;
+    WEFT_TRY(run_job(args, &job));
     if (job.needle.on)
-        print_needles(&args, &job.hidden, &job.answers);
+        print_needles(args, &job.hidden, &job.answers);
     else if (job.suite)
-        print_score(&args, job.suite, &job.score);
+        print_score(args, job.suite, &job.score);
     else
-        print_parts(&args, &job.found);
-    return WEFT_EXIT_DONE;
+        print_parts(args, &job.found);
+    return WEFT_OK;
 }

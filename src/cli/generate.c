@@ -13,47 +13,44 @@
 #include <unistd.h>
 
 const char weft_help_generate[] =
-    "  --model DIR        a checkpoint; of a run's folder, its best/, or last/ if there is no "
-    "best/\n"
-    "  --prompt TEXT      the beginning of the text; \\n"
-    " and the like are not interpreted. An empty\n"
-    "                     one begins a new text\n"
-    "  --file FILE        read the prompt from this file; - is standard input, which is also read "
-    "if there is no prompt and it is not a terminal\n"
-    "  --tokens \"5 6 7\"   the prompt as tokens' numbers, separated by blanks or commas; the text "
+    "  --model DIR\ta checkpoint; of a run's folder, its best/, or last/ if there is no best/\n"
+    "  --prompt TEXT\tthe beginning of the text; \\n and the like are not interpreted. An empty "
+    "one begins a new text\n"
+    "  --file FILE\tread the prompt from this file; - is standard input, which is also read if "
+    "there is no prompt and it is not a terminal\n"
+    "  --tokens \"5 6 7\"\tthe prompt as tokens' numbers, separated by blanks or commas; the text "
     "comes out as numbers, too. For models without a tokenizer\n"
-    "  -i                 a conversation: each line of standard input is added and answered, up to "
-    "a stop string or --max-tokens; what was said before stays in the cache. --prompt or --file is "
-    "its beginning, which is answered first\n"
-    "  --max-tokens N     most tokens to generate; default: 256\n"
-    "  --temperature X    default: 1; 0 always takes the likeliest token\n"
-    "  --top-k N          sample from the N likeliest tokens; default: 0, all of them\n"
-    "  --top-p X          from the likeliest whose probabilities add up to X\n"
-    "  --min-p X          from those at least X times as likely as the likeliest\n"
-    "  --repetition-penalty X\n"
-    "                     above 1: tokens that are already there become less likely\n"
-    "  --seed N           the same random seed gives the same text; default: the config's SEED\n"
-    "  --stop TEXT        end the text before this; repeatable\n"
-    "  --samples N        several texts for one prompt, one after the other\n"
-    "  --logprobs N       with --json: the N likeliest tokens at each place too (at most 20)\n"
-    "  --context N        most tokens of prompt and text together; default: CONTEXT; more only "
-    "with positions that have no end (rope, alibi, none)\n"
-    "  --slide            continue past the end of the context, with its last N tokens in view\n"
-    "  --speculate HOW    draft the next tokens and check several in one step, which is faster "
-    "where drafts are right; the text stays the same. HOW is ngram (what came behind the same "
-    "tokens before), or the folder of a smaller model with the same tokenizer\n"
-    "  -o KEY=VALUE       override a key of the checkpoint's config, such as CACHE_DTYPE and "
+    "  -i\ta conversation: each line of standard input is added and answered, up to a stop string "
+    "or --max-tokens; what was said before stays in the cache. --prompt or --file is its "
+    "beginning, which is answered first\n"
+    "  --max-tokens N\tmost tokens to generate; default: 256\n"
+    "  --temperature X\tdefault: 1; 0 always takes the likeliest token\n"
+    "  --top-k N\tsample from the N likeliest tokens; default: 0, all of them\n"
+    "  --top-p X\tfrom the likeliest whose probabilities add up to X\n"
+    "  --min-p X\tfrom those at least X times as likely as the likeliest\n"
+    "  --repetition-penalty X\tabove 1: tokens that are already there become less likely\n"
+    "  --seed N\tthe same random seed gives the same text; default: the config's SEED\n"
+    "  --stop TEXT\tend the text before this; repeatable\n"
+    "  --samples N\tseveral texts for one prompt, one after the other\n"
+    "  --logprobs N\twith --json: the N likeliest tokens at each place too (at most 20)\n"
+    "  --context N\tmost tokens of prompt and text together; default: CONTEXT; more only with "
+    "positions that have no end (rope, alibi, none)\n"
+    "  --slide\tcontinue past the end of the context, with its last N tokens in view\n"
+    "  --speculate HOW\tdraft the next tokens and check several in one step, which is faster where "
+    "drafts are right; the text stays the same. HOW is ngram (what came behind the same tokens "
+    "before), or the folder of a smaller model with the same tokenizer\n"
+    "  -o KEY=VALUE\toverride a key of the checkpoint's config, such as CACHE_DTYPE and "
     "WEIGHT_DTYPE (f32, bf16, int8), the types of cache and matrices; repeatable\n"
-    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
-    "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu, cuda or auto (the default: a GPU if there is one)\n"
-    "  --threads N        default: one per processor\n"
-    "  --json             one object on standard output: text, tokens, logprobs, times\n"
+    "  --unchecked\tdo not verify the checksums in the checkpoint's state.json\n"
+    "  --dtype T\tf32, bf16 or f64\n"
+    "  --device D\tcpu, cuda or auto (the default: a GPU if there is one)\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --json\tone object on standard output: text, tokens, logprobs, times\n"
     "\n"
     "On a terminal, control characters of the text are shown as \\xNN.\n";
 
 typedef struct {
-    weft_args args;
+    weft_args *args;
     const char *path, *prompt, *file, *tokens, *speculate;
     bool interactive, slide, unchecked;
     int64_t samples, context, top_logprobs;
@@ -75,8 +72,8 @@ typedef struct {
     double first; /* seconds to the first token */
 } sample_text;
 
-static int read_options(generation *g, int argc, char **argv) {
-    weft_args *a = &g->args;
+static weft_status read_options(generation *g, int argc, char **argv) {
+    weft_args *a = g->args;
     weft_sampling *s = &g->sampling;
     const char *logprobs = NULL;
     const weft_arg own[] = {
@@ -100,32 +97,31 @@ static int read_options(generation *g, int argc, char **argv) {
         {"--speculate", .value = &g->speculate},
         {.name = "--stop"},
         {0}};
-    int status = weft_args_parse(a, argc, argv, ARGS_ALL, own, NULL, 0);
-    if (status) return status;
+    WEFT_TRY(weft_args_parse(a, argc, argv, ARGS_ALL, own, NULL, 0));
     s->top_logprobs = (int)g->top_logprobs;
     s->token_only = !a->json;
     if ((g->prompt != NULL) + (g->file != NULL) + (g->tokens != NULL) > 1)
-        return weft_args_refuse(a, "--prompt, --file and --tokens are each a prompt; give one");
+        return WEFT_REFUSE("--prompt, --file and --tokens are each a prompt; give one");
     if (g->tokens && (g->interactive || a->n_repeated))
-        return weft_args_refuse(a, "--tokens goes without -i and --stop, which are about text");
+        return WEFT_REFUSE("--tokens goes without -i and --stop, which are about text");
     if (g->interactive && (g->samples > 1 || a->json))
-        return weft_args_refuse(a, "-i is one conversation, without --samples and --json");
+        return WEFT_REFUSE("-i is one conversation, without --samples and --json");
     if (g->interactive && g->file && strcmp(g->file, "-") == 0)
-        return weft_args_refuse(
-            a, "-i reads the conversation from standard input, which --file - is too; name a file");
-    if (logprobs && !a->json) return weft_args_refuse(a, "--logprobs needs --json");
+        return WEFT_REFUSE(
+            "-i reads the conversation from standard input, which --file - is too; name a file");
+    if (logprobs && !a->json) return WEFT_REFUSE("--logprobs needs --json");
     return weft_args_no_config(a);
 }
 
 static weft_status open_all(generation *g) {
     weft_loaded *l = &g->loaded;
-    WEFT_TRY(weft_loaded_open(&g->args, g->path, g->unchecked,
+    WEFT_TRY(weft_loaded_open(g->args, g->path, g->unchecked,
                               g->tokens ? WEFT_LOADED_NUMBERS : WEFT_LOADED_GENERATION, l));
     g->sampling.seed = (uint64_t)l->config.seed;
     g->sampling.ends = l->tokenizer;
     weft_generator_limits limits = {
         .sequences = g->samples, .context = g->context, .slide = g->slide};
-    WEFT_TRY(weft_speculation_open(&g->args, g->speculate, g->unchecked, l, &g->draft, &limits));
+    WEFT_TRY(weft_speculation_open(g->args, g->speculate, g->unchecked, l, &g->draft, &limits));
     return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
 }
 
@@ -137,13 +133,14 @@ static weft_status no_memory(const char *what) {
 static weft_status read_text(const char *path, char **text, size_t *bytes) {
     bool input = strcmp(path, "-") == 0;
     WEFT_AUTO_CLOSE int own = input ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-    if (!input && own < 0) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
+    if (!input && own < 0) return WEFT_REFUSE("%s: %s", path, strerror(errno));
     return weft_file_read_open(input ? STDIN_FILENO : own, path, SIZE_MAX, text, bytes);
 }
 
 static weft_status open_sample(const generation *g, sample_text *s) {
     if (!g->loaded.tokenizer) return WEFT_OK; /* no text is made */
-    return weft_stream_open(g->loaded.tokenizer, g->args.repeated, g->args.n_repeated, &s->stream);
+    return weft_stream_open(g->loaded.tokenizer, g->args->repeated, g->args->n_repeated,
+                            &s->stream);
 }
 
 static void close_sample(sample_text *s) {
@@ -356,15 +353,14 @@ static weft_status read_numbers(const generation *g, int32_t **out, int64_t *cou
         long long token = strtoll(at, &end, 10);
         if (end == at || !strchr(" ,\t\n", *end) || token < 0 ||
             token >= g->loaded.config.vocab_size)
-            return weft_fail(
-                WEFT_EINPUT,
+            return WEFT_REFUSE(
                 "--tokens: '%.*s' is not a number from 0 to %lld, the model's last token",
                 (int)strcspn(at, " ,\t\n"), at, (long long)g->loaded.config.vocab_size - 1);
         if (!weft_grow_list(out, &room, *count + 1, sizeof **out)) return no_memory("tokens");
         (*out)[(*count)++] = (int32_t)token;
         at = end;
     }
-    return *count ? WEFT_OK : weft_fail(WEFT_EINPUT, "--tokens: there is no number in it");
+    return *count ? WEFT_OK : WEFT_REFUSE("--tokens: there is no number in it");
 }
 
 /* Tokens in, tokens out: a line for each text. */
@@ -380,7 +376,7 @@ static weft_status generate_once(generation *g) {
     size_t bytes = 0;
     const int32_t *tokens = NULL;
     int64_t count = 0;
-    bool shown = !g->args.json && !g->tokens;
+    bool shown = !g->args->json && !g->tokens;
     WEFT_TRY(g->tokens ? read_numbers(g, &numbers, &count)
                        : read_beginning(g, !isatty(STDIN_FILENO), &text, &bytes));
     if (g->tokens)
@@ -400,12 +396,12 @@ static weft_status generate_once(generation *g) {
     }
     if (shown) show_prompt(text, bytes);
     WEFT_TRY(run_samples(g, samples, start, shown));
-    if (g->tokens && !g->args.json) print_numbers(g, samples);
+    if (g->tokens && !g->args->json) print_numbers(g, samples);
     speed v = measure(samples, g->samples, count, start);
     weft_status status = check_samples(g, samples);
-    if (g->args.json && (v.made || status == WEFT_OK)) print_json(g, samples, &v);
-    if (!g->args.json) print_speed(&v);
-    if (!g->args.json) tell_full(g, samples, count);
+    if (g->args->json && (v.made || status == WEFT_OK)) print_json(g, samples, &v);
+    if (!g->args->json) print_speed(&v);
+    if (!g->args->json) tell_full(g, samples, count);
     return status;
 }
 
@@ -450,14 +446,13 @@ static weft_status converse(generation *g) {
     return status;
 }
 
-int weft_cmd_generate(int argc, char **argv) {
-    generation g = {.samples = 1, .sampling = weft_sampling_default()};
-    int exit_status = read_options(&g, argc, argv);
-    if (exit_status) return exit_status;
+weft_status weft_cmd_generate(weft_args *args, int argc, char **argv) {
+    generation g = {.args = args, .samples = 1, .sampling = weft_sampling_default()};
+    WEFT_TRY(read_options(&g, argc, argv));
     weft_status status = open_all(&g);
     if (status == WEFT_OK) status = g.interactive ? converse(&g) : generate_once(&g);
     weft_generator_close(g.generator);
     weft_loaded_close(&g.loaded);
     weft_loaded_close(&g.draft);
-    return weft_args_end(&g.args, status);
+    return status;
 }

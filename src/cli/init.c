@@ -3,25 +3,32 @@
 #include "cli/checkpoint.h"
 
 const char weft_help_init[] =
-    "  --config FILE      the config; default: every option's own default\n"
-    "  --out DIR          where the checkpoint goes: config.json, model.safetensors, and "
-    "state.json with their checksums\n"
-    "  --force            replace the model's folder that is there, whole\n"
-    "  --seed N           random seed; default: the config's\n"
-    "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation\n"
-    "  -o KEY=VALUE       override a config key; repeatable\n"
-    "  --dtype T          f32, bf16 or f64\n"
-    "  --threads N        default: one per processor; the result does not depend on it\n";
+    "  --config FILE\tthe config; default: every option's own default\n"
+    "  --out DIR\twhere the checkpoint goes: config.json, model.safetensors, and state.json with "
+    "their checksums\n"
+    "  --force\treplace the model's folder that is there, whole\n"
+    "  --seed N\trandom seed; default: the config's\n"
+    "  --variant NAME|N\ta variant of the study, or 0 to 5 of the ablation\n"
+    "  -o KEY=VALUE\toverride a config key; repeatable\n"
+    "  --dtype T\tf32, bf16 or f64\n"
+    "  --threads N\tdefault: one per processor; the result does not depend on it\n";
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     return weft_model_save_summed(context, folder, sums);
 }
 
-static weft_status init(const weft_args *args, const char *out, bool force) {
+weft_status weft_cmd_init(weft_args *args, int argc, char **argv) {
+    const char *out = NULL;
+    bool force = false;
+    const weft_arg own[] = {
+        {"--out", .value = &out, .rule = WEFT_ARG_NEEDED}, {"--force", .flag = &force}, {0}};
     weft_config c;
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     char count[WEFT_COUNT_ROOM];
+    WEFT_TRY(
+        weft_args_parse(args, argc, argv, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG, own, NULL, 0));
+    if (args->config) WEFT_TRY(weft_args_readable(args->config, NULL));
     weft_may_replace may = weft_new_model_may(force);
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(weft_new_folder_room(out, may));
@@ -32,16 +39,4 @@ static weft_status init(const weft_args *args, const char *out, bool force) {
     fprintf(stderr, "%s: %s parameters\n", out,
             weft_count_text(weft_model_parameter_count(m), count));
     return WEFT_OK;
-}
-
-int weft_cmd_init(int argc, char **argv) {
-    weft_args args;
-    const char *out = NULL;
-    bool force = false;
-    const weft_arg own[] = {
-        {"--out", .value = &out, .rule = WEFT_ARG_NEEDED}, {"--force", .flag = &force}, {0}};
-    int exit_status =
-        weft_args_parse(&args, argc, argv, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG, own, NULL, 0);
-    if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
-    return exit_status ? exit_status : weft_args_end(&args, init(&args, out, force));
 }

@@ -5,20 +5,20 @@
 #include "cli/checkpoint.h"
 
 const char weft_help_inspect[] =
-    "  --model DIR        a checkpoint, or a run's folder for its best; also without --model\n"
-    "  --text FILE        a text, read by the checkpoint's tokenizer\n"
-    "  --tokens FILE      in place of it: a .npy of shape [B, T+1], or a token shard\n"
-    "  --context N        tokens of a window; default: 256, or the model's context if smaller\n"
-    "  --windows N        most windows to read; default: 8\n"
-    "  --out FILE         write a page with pictures as HTML\n"
-    "  --force            overwrite FILE whatever it is\n"
-    "  --no-gradients     leave out the training pass that measures gradients\n"
-    "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
-    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
-    "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu, cuda or auto\n"
-    "  --threads N        default: one per processor\n"
-    "  --json             one object on standard output\n"
+    "  --model DIR\ta checkpoint, or a run's folder for its best; also without --model\n"
+    "  --text FILE\ta text, read by the checkpoint's tokenizer\n"
+    "  --tokens FILE\tin place of it: a .npy of shape [B, T+1], or a token shard\n"
+    "  --context N\ttokens of a window; default: 256, or the model's context if smaller\n"
+    "  --windows N\tmost windows to read; default: 8\n"
+    "  --out FILE\twrite a page with pictures as HTML\n"
+    "  --force\toverwrite FILE whatever it is\n"
+    "  --no-gradients\tleave out the training pass that measures gradients\n"
+    "  -o KEY=VALUE\toverride a key of the checkpoint's config; repeatable\n"
+    "  --unchecked\tdo not verify the checksums in the checkpoint's state.json\n"
+    "  --dtype T\tf32, bf16 or f64\n"
+    "  --device D\tcpu, cuda or auto\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "For each head of each layer: the entropy of its weights, where they lie, W2's temperature and "
     "deviations, the gate. For each layer: what the routes of cross-token keep, the directions in "
@@ -32,25 +32,23 @@ typedef struct {
     int64_t context, windows;
 } inspect_job;
 
-static int check_arguments(const weft_args *a, inspect_job *job, const char *word) {
+static weft_status check_arguments(const weft_args *a, inspect_job *job, const char *word) {
     if (!job->model) job->model = word;
     if (!job->model || (word && job->model != word))
-        return weft_args_refuse(
-            a, "one model is needed: weft inspect DIR --text FILE; see 'weft help inspect'");
+        return WEFT_REFUSE(
+            "one model is needed: weft inspect DIR --text FILE; see 'weft help inspect'");
     if (!job->text == !job->tokens)
-        return weft_args_refuse(a, "--text FILE or --tokens FILE is needed%s",
-                                job->text ? ", one of them at a time" : "");
-    int status = weft_args_no_config(a);
-    if (!status) status = weft_args_readable(a, job->text ? job->text : job->tokens, NULL);
-    return status;
+        return WEFT_REFUSE("--text FILE or --tokens FILE is needed%s",
+                           job->text ? ", one of them at a time" : "");
+    WEFT_TRY(weft_args_no_config(a));
+    return weft_args_readable(job->text ? job->text : job->tokens, NULL);
 }
 
 static weft_status read_windows(const inspect_job *job, const weft_loaded *l, weft_windows *out) {
     int64_t block = l->config.context, time = job->context;
     if (job->context_text && time > block)
-        return weft_fail(WEFT_EINPUT,
-                         "--context %lld: the model has %lld tokens of context (CONFIG_CONTEXT)",
-                         (long long)time, (long long)block);
+        return WEFT_REFUSE("--context %lld: the model has %lld tokens of context (CONFIG_CONTEXT)",
+                           (long long)time, (long long)block);
     if (time > block) time = block;
     int64_t most = job->windows * (time + 1);
     if (job->tokens) return weft_windows_tokens(job->tokens, time, job->windows, out);
@@ -82,8 +80,7 @@ static weft_status inspect(const weft_args *a, const inspect_job *job) {
     return WEFT_OK;
 }
 
-int weft_cmd_inspect(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_inspect(weft_args *args, int argc, char **argv) {
     inspect_job job = {.context = CONTEXT, .windows = WINDOWS};
     const char *word = NULL;
     const weft_arg own[] = {
@@ -97,8 +94,7 @@ int weft_cmd_inspect(int argc, char **argv) {
         {"--no-gradients", .flag = &job.no_gradients},
         {"--unchecked", .flag = &job.unchecked},
         {0}};
-    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, &word, 1);
-    if (!exit_status) exit_status = check_arguments(&args, &job, word);
-    if (exit_status) return exit_status;
-    return weft_args_end(&args, inspect(&args, &job));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, &word, 1));
+    WEFT_TRY(check_arguments(args, &job, word));
+    return inspect(args, &job);
 }

@@ -3,11 +3,12 @@
  * Adding a command is one line in COMMANDS below and one file, src/cli/NAME.c, with the two things
  * that line declares:
  *
- *   int weft_cmd_NAME(int argc, char **argv)   runs it; argv[0] is the command's own name. The
- *                                              result is the exit status: 0 done, 1 the work failed,
- *                                              2 wrong usage or input.
- *   const char weft_help_NAME[]                what `weft help NAME` prints below the usage line:
- *                                              whole lines, the options first.
+ *   weft_status weft_cmd_NAME(weft_args *args, int argc, char **argv)
+ *           runs it; argv[0] is the command's own name. The exit status follows from the result: 0 done,
+ *           1 the work failed, 2 wrong usage or input.
+ *   const char weft_help_NAME[]
+ *           what `weft help NAME` prints below the usage line: whole lines, the options first, each with a tab
+ *           before what it does.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -17,7 +18,7 @@
 
 #include "base/text.h"
 #include "base/version.h"
-#include "config/config.h"
+#include "cli/args.h"
 #include "weft/weft.h"
 
 /* X(group, name, what follows the name in the usage line, summary in a few words, an example) */
@@ -71,19 +72,17 @@
       "weft bench train --config defconfigs/demo")                                                 \
     X("Tools", version, "[--json]", "the version, and the parts of this build", "weft version")
 
-enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
-
 typedef struct {
     const char *group, *name;
     const char *usage;
     const char *summary;
     const char *example;
     const char *help;
-    int (*run)(int argc, char **argv);
+    weft_status (*run)(weft_args *args, int argc, char **argv);
 } command;
 
 #define DECLARE(group, name, usage, summary, example)                                              \
-    int weft_cmd_##name(int argc, char **argv);                                                    \
+    weft_status weft_cmd_##name(weft_args *args, int argc, char **argv);                           \
     extern const char weft_help_##name[];
 COMMANDS(DECLARE)
 #undef DECLARE
@@ -116,7 +115,7 @@ static int unknown_name(const char *what, const char *name, bool options) {
     else
         fprintf(stderr, "weft: unknown %s '%s'; 'weft help'%s\n", what, name,
                 options ? " and 'weft help config' list them" : " lists them");
-    return EXIT_USAGE;
+    return WEFT_EXIT_USAGE;
 }
 
 static void print_commands(FILE *to) {
@@ -146,196 +145,110 @@ static bool help_foreign(const char *key) {
 
 enum { WIDTH = 79, BODY = 21, USAGE = 7 };
 
-typedef struct {
-    FILE *to;
-    int column;      /* where the next character goes */
-    int first, hang; /* where the first word goes, and the lines after it begin */
-    bool open;       /* a paragraph or an option is being written */
-    bool fresh;      /* and none of its words yet */
-} filler;
-
-static void indent(filler *f, int column) {
-    for (; f->column < column; f->column++)
-        fputc(' ', f->to);
-}
-
-static void end(filler *f) {
-    if (f->column > 0) fputc('\n', f->to);
-    f->column = f->hang = 0;
-    f->open = false;
-}
-
-static void begin(filler *f, int first, int hang) {
-    f->first = first;
-    f->hang = hang;
-    f->open = f->fresh = true;
-}
-
-static void break_line(filler *f) {
-    fputc('\n', f->to);
-    f->column = 0;
-}
-
-static void add_words(filler *f, const char *text, size_t length) {
-    for (size_t at = strspn(text, " "); at < length; at += strspn(text + at, " ")) {
-        size_t n = strcspn(text + at, " \n");
-        const char *word = text + at;
-        int wide = weft_utf8_count(word, n);
-        if (f->fresh) {
-            indent(f, f->first);
-        } else if (f->column + 1 + wide > WIDTH) {
-            break_line(f);
-            indent(f, f->hang);
-        } else {
-            indent(f, f->column + 1);
-        }
-        fwrite(word, 1, n, f->to);
-        f->column += wide;
-        f->fresh = false;
-        at += n;
+/* Words from `column` on, in lines that do not go beyond WIDTH; those after the first begin at `hang`. */
+static void fill_words(const char *text, size_t length, int column, int hang) {
+    for (size_t at = 0, n; at < length; at += n + strspn(text + at + n, " ")) {
+        n = strcspn(text + at, " \n");
+        int wide = weft_utf8_count(text + at, n);
+        bool breaks = at > 0 && column + 1 + wide > WIDTH;
+        if (at > 0) column = breaks ? hang : column + 1;
+        if (at > 0) printf("%s%*s", breaks ? "\n" : "", breaks ? hang : 1, "");
+        fwrite(text + at, 1, n, stdout);
+        column += wide;
     }
+    putchar('\n');
 }
 
-/* Writes a help text with no line beyond 79 columns. Lines that follow each other at the margin are one
- * paragraph. A line that begins with two blanks and has text from column 21 on is an option and what it
- * does, which goes on in the lines that are indented below it. Other lines stay as they are. */
-static void print_filled(FILE *to, const char *text) {
-    filler f = {.to = to};
+/* Writes a help text. A line is an option, a tab and what it does, which begins at BODY; or a paragraph; one that
+ * begins with a blank and has no tab stays as it is. */
+static void print_filled(const char *text) {
     while (*text) {
-        size_t length = strcspn(text, "\n");
-        size_t blanks = strspn(text, " ");
-        bool option =
-            blanks == 2 &&
-            (text[2] == '-' || (length > BODY && text[BODY - 1] == ' ' && text[BODY - 2] == ' '));
-        if (length == 0) {
-            end(&f);
-            fputc('\n', f.to);
-        } else if (f.open && f.hang == BODY && blanks >= BODY - 1) {
-            add_words(&f, text, length);
-        } else if (option) {
-            end(&f);
-            bool named = length > BODY && text[BODY - 1] == ' ' && text[BODY] != ' ';
-            size_t head = named ? BODY - 1 : length;
-            while (head > 0 && text[head - 1] == ' ')
-                head--;
-            fwrite(text, 1, head, f.to);
-            f.column = weft_utf8_count(text, head);
-            begin(&f, BODY, BODY);
-            if (f.column >= BODY) break_line(&f); /* what it does begins on a line of its own */
-            if (named) add_words(&f, text + BODY, length - BODY);
-        } else if (blanks == 0) {
-            if (f.hang == BODY) end(&f);
-            if (!f.open) begin(&f, 0, strncmp(text, "usage: ", USAGE) == 0 ? USAGE : 0);
-            add_words(&f, text, length);
+        size_t length = strcspn(text, "\n"), head = strcspn(text, "\t\n");
+        if (head < length) {
+            printf("%-*.*s", head < BODY ? BODY : 0, (int)head, text);
+            if (head >= BODY) printf("\n%*s", BODY, "");
+            fill_words(text + head + 1, length - head - 1, BODY, BODY);
+        } else if (*text == ' ') {
+            printf("%.*s\n", (int)length, text);
         } else {
-            end(&f);
-            fprintf(f.to, "%.*s\n", (int)length, text);
+            fill_words(text, length, 0, strncmp(text, "usage: ", USAGE) == 0 ? USAGE : 0);
         }
         text += length + (text[length] == '\n');
     }
-    end(&f);
 }
 
-static int help_command(const command *c) {
+static void help_command(const command *c) {
     char usage[512];
     snprintf(usage, sizeof usage, "usage: weft %s %s\n", c->name, c->usage);
-    print_filled(stdout, usage);
+    print_filled(usage);
     printf("\n%c%s.\n\nexample: %s\n\n", toupper((unsigned char)c->summary[0]), c->summary + 1,
            c->example);
-    print_filled(stdout, c->help);
-    return EXIT_DONE;
+    print_filled(c->help);
 }
 
-int weft_cmd_help(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "config") == 0) {
-        /* `weft help config`: a page that is no command's. */
-        const char *word = argc > 2 ? argv[2] : NULL;
-        if (argc > 3 || (word && word[0] == '-' && strcmp(word, "--kconfig") != 0)) {
-            fprintf(stderr, "weft help config: takes one word or --kconfig, not '%s'\n",
-                    argv[argc - 1]);
-            return EXIT_USAGE;
-        }
-        if (word && strcmp(word, "--kconfig") == 0) {
-            weft_config_write_kconfig(stdout);
-            return EXIT_DONE;
-        }
-        if (weft_config_write_help(stdout, word)) return EXIT_DONE;
-        if (help_foreign(word)) return EXIT_DONE;
-        fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
-                word);
-        return EXIT_USAGE;
-    }
-    if (argc > 2) {
-        fprintf(stderr, "weft help: one command at a time, not also '%s'\n", argv[2]);
-        return EXIT_USAGE;
-    }
-    if (argc < 2) {
+/* `weft help config`: a page that is no command's. */
+static weft_status help_config(weft_args *args, int argc, char **argv) {
+    const char *word = argc > 2 ? argv[2] : NULL;
+    bool kconfig = word && strcmp(word, "--kconfig") == 0;
+    args->command = "help config";
+    if (argc > 3 || (word && word[0] == '-' && !kconfig))
+        return WEFT_REFUSE("takes one word or --kconfig, not '%s'", argv[argc - 1]);
+    if (kconfig) weft_config_write_kconfig(stdout);
+    if (kconfig || weft_config_write_help(stdout, word) || help_foreign(word)) return WEFT_OK;
+    return WEFT_REFUSE("no option is about '%s'; 'weft help config' lists all", word);
+}
+
+weft_status weft_cmd_help(weft_args *args, int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "config") == 0) return help_config(args, argc, argv);
+    if (argc > 2) return WEFT_REFUSE("one command at a time, not also '%s'", argv[2]);
+    const command *c = argc < 2 ? NULL : find_command(argv[1]);
+    const weft_option *option = c || argc < 2 ? NULL : weft_option_find(argv[1]);
+    if (argc < 2)
         print_commands(stdout);
-        return EXIT_DONE;
-    }
-    const command *c = find_command(argv[1]);
-    if (c) return help_command(c);
-    const weft_option *option = weft_option_find(argv[1]);
-    if (!option)
-        return help_foreign(argv[1]) ? EXIT_DONE : unknown_name("command or option", argv[1], true);
-    weft_option_explain(option, stdout);
-    return EXIT_DONE;
+    else if (c)
+        help_command(c);
+    else if (option)
+        weft_option_explain(option, stdout);
+    else if (!help_foreign(argv[1]))
+        args->exit = unknown_name("command or option", argv[1], true);
+    return WEFT_OK;
 }
 
-/* What may be left out of a build, and whether it was. */
+/* What may be left out of a build, and whether it was: a flag that is set expands to 1, any other to its name. */
+#define TEXT_OF(flag) #flag
+#define PART(name, flag)                                                                           \
+    { name, sizeof TEXT_OF(flag) == sizeof "1" }
 static const struct {
     const char *name;
     bool built;
-} parts[] = {
-#ifdef WEFT_HAVE_CUDA
-    {"cuda", true},
-#else
-    {"cuda", false},
-#endif
-#ifdef WEFT_HAVE_MPI
-    {"mpi", true},
-#else
-    {"mpi", false},
-#endif
-#ifdef WEFT_HAVE_MICROHTTPD
-    {"http", true},
-#else
-    {"http", false},
-#endif
-#ifdef WEFT_HAVE_UTF8PROC
-    {"utf8proc", true},
-#else
-    {"utf8proc", false},
-#endif
-};
+} parts[] = {PART("cuda", WEFT_HAVE_CUDA), PART("mpi", WEFT_HAVE_MPI),
+             PART("http", WEFT_HAVE_MICROHTTPD), PART("utf8proc", WEFT_HAVE_UTF8PROC)};
 enum { N_PARTS = sizeof parts / sizeof parts[0] };
 
 const char weft_help_version[] = "  --json   as one JSON object\n";
 
-int weft_cmd_version(int argc, char **argv) {
-    bool json = argc == 2 && strcmp(argv[1], "--json") == 0;
-    if (argc > 1 && !json) {
-        fprintf(stderr, "weft version: '%s' is not an option of it; there is --json\n", argv[1]);
-        return EXIT_USAGE;
-    }
-    if (json) {
+weft_status weft_cmd_version(weft_args *args, int argc, char **argv) {
+    args->json = argc == 2 && strcmp(argv[1], "--json") == 0;
+    if (argc > 1 && !args->json)
+        return WEFT_REFUSE("'%s' is not an option of it; there is --json", argv[1]);
+    if (args->json) {
         printf("{\"version\": \"%s\", \"commit\": \"%s\"", weft_version(), weft_git_commit());
         for (size_t i = 0; i < N_PARTS; i++)
             printf(", \"%s\": %s", parts[i].name, parts[i].built ? "true" : "false");
         puts("}");
-        return EXIT_DONE;
+        return WEFT_OK;
     }
     printf("weft %s\n%-8s %s\n", weft_version(), "commit", weft_git_commit());
     for (size_t i = 0; i < N_PARTS; i++)
         printf("%-8s %s\n", parts[i].name, parts[i].built ? "yes" : "left out");
-    return EXIT_DONE;
+    return WEFT_OK;
 }
 
 /* Output that could not be written (a full disk, a closed pipe) is work that failed. */
 static int close_output(int status) {
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;
     fprintf(stderr, "weft: cannot write to standard output: %s\n", strerror(errno));
-    return status == EXIT_DONE ? EXIT_FAILED : status;
+    return status == WEFT_EXIT_DONE ? WEFT_EXIT_FAILED : status;
 }
 
 /* A standard stream that is closed gets a descriptor that cannot be used, so that no file which is
@@ -344,7 +257,7 @@ static void hold_streams(void) {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
             open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
-            _exit(EXIT_FAILED);
+            _exit(WEFT_EXIT_FAILED);
 }
 
 int main(int argc, char **argv) {
@@ -352,7 +265,7 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* past a limit of file size, writing fails with an error */
     if (argc < 2) {
         print_commands(stderr);
-        return EXIT_USAGE;
+        return WEFT_EXIT_USAGE;
     }
     const char *name = argv[1];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
@@ -363,7 +276,10 @@ int main(int argc, char **argv) {
     if (!c) return unknown_name("command", name, false);
     /* `weft COMMAND ... --help` is `weft help COMMAND`. */
     for (int i = 2; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
-            return close_output(help_command(c));
-    return close_output(c->run(argc - 1, argv + 1));
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            help_command(c);
+            return close_output(WEFT_EXIT_DONE);
+        }
+    weft_args args = {.command = c->name};
+    return close_output(weft_args_end(&args, c->run(&args, argc - 1, argv + 1)));
 }

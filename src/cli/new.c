@@ -19,20 +19,19 @@
 #include <unistd.h>
 
 const char weft_help_new[] =
-    "  --text FILE        the text to train on; repeatable. Without it, English-like text that the "
+    "  --text FILE\tthe text to train on; repeatable. Without it, English-like text that the "
     "program makes itself\n"
-    "  --compare A,B,...  what to compare: dot, w2, mla, cosine or gta (attentions); gelu, swiglu, "
+    "  --compare A,B,...\twhat to compare: dot, w2, mla, cosine or gta (attentions); gelu, swiglu, "
     "wsffn, relu2 or gelu_erf (feed-forwards); learned, rope, alibi, relative or none (positions); "
     "layernorm or rmsnorm; or KEY=VALUE. The others are compared with the first; default: dot,w2\n"
-    "  --minutes M        how long the study may take, a quarter of it kept in reserve; default: "
-    "10\n"
-    "  --seeds N          random seeds per variant: more show smaller differences; default: 5\n"
-    "  --equal WHAT       what the variants have in common: iters, tokens, parameters (by the "
+    "  --minutes M\thow long the study may take, a quarter of it kept in reserve; default: 10\n"
+    "  --seeds N\trandom seeds per variant: more show smaller differences; default: 5\n"
+    "  --equal WHAT\twhat the variants have in common: iters, tokens, parameters (by the "
     "feed-forward's width), flops or time; default: iters\n"
-    "  --out DIR          a new folder for the study; default: the text's name, or my-study\n"
-    "  --device D         cpu, cuda or auto\n"
-    "  --threads N        default: one per processor\n"
-    "  --json             what 'weft study --list --json' prints of the study\n"
+    "  --out DIR\ta new folder for the study; default: the text's name, or my-study\n"
+    "  --device D\tcpu, cuda or auto\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --json\twhat 'weft study --list --json' prints of the study\n"
     "\n"
     "DIR/study is the study's file, DIR/data the text as tokens. Nothing is trained yet: it prints "
     "how long the study takes, how small a difference it can show, and the command that runs it. "
@@ -77,7 +76,7 @@ typedef struct {
 } wishes;
 
 /* One part, as what it sets and as a variant: "w2 'W2 attention': ATTENTION=w2". */
-static int add_part(const weft_args *a, wishes *w, const char *word) {
+static weft_status add_part(wishes *w, const char *word) {
     const part *p = NULL;
     for (int i = 0; i < N_PARTS; i++)
         if (strcasecmp(parts[i].word, word) == 0) p = &parts[i];
@@ -89,22 +88,20 @@ static int add_part(const weft_args *a, wishes *w, const char *word) {
         for (int i = 0; i < N_PARTS; i++)
             weft_nearest_offer(&nearest, parts[i].word);
         if (*nearest.name)
-            return weft_args_refuse(a, "--compare: '%s' is not known; did you mean '%s'?", word,
-                                    nearest.name);
-        return weft_args_refuse(a,
-                                "--compare: '%s' is not known; 'weft help new' lists the words, "
-                                "and KEY=VALUE is any option of a config",
-                                word);
+            return WEFT_REFUSE("--compare: '%s' is not known; did you mean '%s'?", word,
+                               nearest.name);
+        return WEFT_REFUSE("--compare: '%s' is not known; 'weft help new' lists the words, "
+                           "and KEY=VALUE is any option of a config",
+                           word);
     }
-    if (w->n == PARTS_MOST) return weft_args_refuse(a, "--compare: more than %d parts", PARTS_MOST);
+    if (w->n == PARTS_MOST) return WEFT_REFUSE("--compare: more than %d parts", PARTS_MOST);
     char *sets = w->sets[w->n];
     snprintf(sets, VARIANT_ROOM, "%s%s%s", p ? p->key : "", p ? "=" : "", p ? p->word : word);
     for (int i = 0; i < w->n; i++)
         if (strcmp(sets, w->sets[i]) == 0)
-            return weft_args_refuse(a, "--compare: '%s' is there twice", word);
+            return WEFT_REFUSE("--compare: '%s' is there twice", word);
     weft_config_defaults(&scratch);
-    if (weft_config_override(&scratch, sets, "--compare") != WEFT_OK)
-        return weft_args_end(a, WEFT_EINPUT);
+    WEFT_TRY(weft_config_override(&scratch, sets, "--compare"));
     snprintf(name, sizeof name, "%s", p ? p->word : word);
     for (char *at = name; *at; at++)
         *at = isalnum((unsigned char)*at) || *at == '.' ? (char)tolower((unsigned char)*at) : '-';
@@ -114,10 +111,10 @@ static int add_part(const weft_args *a, wishes *w, const char *word) {
              label, w->n ? ": " : "", w->n ? sets : "");
     snprintf(w->titles + said, sizeof w->titles - said, "%s%s", w->n ? ", " : "", label);
     w->n++;
-    return WEFT_EXIT_DONE;
+    return WEFT_OK;
 }
 
-static int read_parts(const weft_args *a, wishes *w, const char *list) {
+static weft_status read_parts(wishes *w, const char *list) {
     char words[ANSWER_ROOM], *at = words;
     w->n = 0;
     *w->variants = *w->titles = '\0';
@@ -126,18 +123,16 @@ static int read_parts(const weft_args *a, wishes *w, const char *list) {
         while (isspace((unsigned char)*word))
             word++;
         word[strcspn(word, " \t")] = '\0';
-        if (*word && add_part(a, w, word)) return WEFT_EXIT_USAGE;
+        if (*word) WEFT_TRY(add_part(w, word));
     }
-    if (w->n > 1) return WEFT_EXIT_DONE;
-    return weft_args_refuse(a, "--compare needs two parts or more, such as dot,w2");
+    if (w->n > 1) return WEFT_OK;
+    return WEFT_REFUSE("--compare needs two parts or more, such as dot,w2");
 }
 
-static int check_equal(const weft_args *a, const char *word) {
+static weft_status check_equal(const char *word) {
     weft_config scratch;
     weft_config_defaults(&scratch);
-    return weft_config_set(&scratch, "STUDY_EQUAL", word, "--equal") == WEFT_OK
-               ? WEFT_EXIT_DONE
-               : weft_args_end(a, WEFT_EINPUT);
+    return weft_config_set(&scratch, "STUDY_EQUAL", word, "--equal");
 }
 
 /* One answer; an empty one is the default. False: the terminal was closed. */
@@ -155,7 +150,7 @@ static bool ask_number(const weft_args *a, const char *question, const char *fal
     char answer[ANSWER_ROOM];
     do {
         if (!ask(question, fallback, answer)) return false;
-    } while (weft_args_number(a, o, weft_skip_blanks(answer)));
+    } while (weft_args_end(a, weft_args_number(o, weft_skip_blanks(answer))));
     return true;
 }
 
@@ -164,7 +159,7 @@ static bool ask_text(weft_args *a, wishes *w) {
         if (!ask("Text to train on, a file", "the text that comes with weft", w->texts))
             return false;
         if (strcmp(w->texts, "the text that comes with weft") == 0) return true;
-    } while (weft_args_readable(a, w->texts, NULL));
+    } while (weft_args_end(a, weft_args_readable(w->texts, NULL)));
     a->repeated[a->n_repeated++] = w->texts;
     return true;
 }
@@ -180,7 +175,7 @@ static bool ask_parts(const weft_args *a, wishes *w) {
     fputs("\n", stderr);
     do {
         if (!ask("Compare", "dot,w2", w->compared)) return false;
-    } while (read_parts(a, w, w->compared));
+    } while (weft_args_end(a, read_parts(w, w->compared)));
     w->compare = w->compared;
     return true;
 }
@@ -193,7 +188,8 @@ static void name_folder(const weft_args *a, wishes *w) {
     snprintf(w->folder, sizeof w->folder, "%.*s%s", length, name, a->n_repeated ? "-study" : "");
 }
 
-static int ask_all(weft_args *a, wishes *w, const weft_arg *minutes, const weft_arg *seeds) {
+static weft_status ask_all(weft_args *a, wishes *w, const weft_arg *minutes,
+                           const weft_arg *seeds) {
     char answer[ANSWER_ROOM] = "";
     bool open = a->n_repeated || ask_text(a, w);
     open = open && (w->compare || ask_parts(a, w));
@@ -201,9 +197,9 @@ static int ask_all(weft_args *a, wishes *w, const weft_arg *minutes, const weft_
     open = open && (w->seeds_text || ask_number(a, "Random seeds per variant", "5", seeds));
     name_folder(a, w);
     open = open && (w->out || ask("Folder of the study", w->folder, answer));
-    if (!open) return weft_args_refuse(a, "no answer; nothing was made");
+    if (!open) return WEFT_REFUSE("no answer; nothing was made");
     if (!w->out) snprintf(w->folder, sizeof w->folder, "%s", answer);
-    return WEFT_EXIT_DONE;
+    return WEFT_OK;
 }
 
 /* What differs from the defaults, below a few lines on what it is. */
@@ -253,8 +249,8 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
     WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
     for (int i = 0; i < s->variants.n; i++)
         if (*s->built[i].error)
-            return weft_fail(WEFT_EINPUT, "'%s' cannot be built: %s", s->variants.list[i].name,
-                             s->built[i].error);
+            return WEFT_REFUSE("'%s' cannot be built: %s", s->variants.list[i].name,
+                               s->built[i].error);
     int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     WEFT_TRY(weft_measure_variants(s, w->folder, threads));
     WEFT_TRY(weft_equal_time(s));
@@ -278,7 +274,7 @@ static weft_status make_study(const weft_args *a, const wishes *w, char path[WEF
     WEFT_TRY(weft_path(path, "%s/study", w->folder));
     WEFT_TRY(weft_path_kind(w->folder, &kind));
     if (kind != WEFT_KIND_NOTHING)
-        return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", w->folder);
+        return WEFT_REFUSE("%s is there already; take another --out", w->folder);
     WEFT_TRY(weft_folder_make(w->folder));
     weft_status status = fill_folder(a, w, path);
     if (status == WEFT_OK) return WEFT_OK;
@@ -287,8 +283,7 @@ static weft_status make_study(const weft_args *a, const wishes *w, char path[WEF
     return weft_fail(status, "%s", message);
 }
 
-int weft_cmd_new(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_new(weft_args *args, int argc, char **argv) {
     static wishes w;
     char path[WEFT_PATH_MAX];
     const weft_arg own[] = {
@@ -301,24 +296,22 @@ int weft_cmd_new(int argc, char **argv) {
         {0}};
     w.minutes = WEFT_OWN_TEXT_MINUTES;
     w.seeds = 5;
-    int usage =
-        weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE, own, NULL, 0);
-    for (int i = 0; !usage && i < args.n_repeated; i++)
-        usage = weft_args_readable(&args, args.repeated[i], NULL);
-    if (!usage && w.compare) usage = read_parts(&args, &w, w.compare);
-    if (!usage && w.equal) usage = check_equal(&args, w.equal);
-    bool asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO) && !args.json;
-    if (!usage && asks) usage = ask_all(&args, &w, &own[2], &own[3]);
-    if (!usage && !w.compare) usage = read_parts(&args, &w, "dot,w2");
-    if (usage) return usage;
-    if (!asks) name_folder(&args, &w);
+    WEFT_TRY(
+        weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE, own, NULL, 0));
+    for (int i = 0; i < args->n_repeated; i++)
+        WEFT_TRY(weft_args_readable(args->repeated[i], NULL));
+    if (w.compare) WEFT_TRY(read_parts(&w, w.compare));
+    if (w.equal) WEFT_TRY(check_equal(w.equal));
+    bool asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO) && !args->json;
+    if (asks) WEFT_TRY(ask_all(args, &w, &own[2], &own[3]));
+    if (!w.compare) WEFT_TRY(read_parts(&w, "dot,w2"));
+    if (!asks) name_folder(args, &w);
     if (w.out) snprintf(w.folder, sizeof w.folder, "%s", w.out);
-    if (args.json) weft_log_set_level(WEFT_LOG_WARN);
-    weft_status status = make_study(&args, &w, path);
-    if (status != WEFT_OK) return weft_args_end(&args, status);
+    if (args->json) weft_log_set_level(WEFT_LOG_WARN);
+    WEFT_TRY(make_study(args, &w, path));
     fflush(stdout); /* the next line comes after it */
-    if (!args.json)
+    if (!args->json)
         weft_log(WEFT_LOG_INFO, "next: %s study --config %s --minutes %g",
                  weft_args_word(program_invocation_name), weft_args_word(path), w.minutes);
-    return WEFT_EXIT_DONE;
+    return WEFT_OK;
 }

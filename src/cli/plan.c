@@ -10,15 +10,15 @@
 #include "ops/list.h"
 
 const char weft_help_plan[] =
-    "  --config FILE      the config; default: every option's own default\n"
-    "  --variant NAME|N   one variant of the study, or 0 to 5 of the ablation; default: all\n"
-    "  -o KEY=VALUE       override a config key; repeatable\n"
-    "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu, cuda or auto: whose memory it must fit\n"
-    "  --threads N        workspaces for that many threads\n"
-    "  --no-workspace     without the kernels' workspaces: the same on every processor\n"
-    "  --ranks P          memory of one of P processes too, with each value of SHARD\n"
-    "  --json             one object on standard output\n"
+    "  --config FILE\tthe config; default: every option's own default\n"
+    "  --variant NAME|N\tone variant of the study, or 0 to 5 of the ablation; default: all\n"
+    "  -o KEY=VALUE\toverride a config key; repeatable\n"
+    "  --dtype T\tf32, bf16 or f64\n"
+    "  --device D\tcpu, cuda or auto: whose memory it must fit\n"
+    "  --threads N\tworkspaces for that many threads\n"
+    "  --no-workspace\twithout the kernels' workspaces: the same on every processor\n"
+    "  --ranks P\tmemory of one of P processes too, with each value of SHARD\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "Nothing is run and no memory is taken: parameters, operations and memory are read off the "
     "graph that training would build. Operations are nominal: those of the formulas as written, a "
@@ -263,8 +263,8 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     WEFT_TRY(weft_account_make(&c, counted, threads, &a));
     if (!args->variant && weft_variants_listed(&c)) {
         if (ranks)
-            return weft_fail(WEFT_EINPUT, "--ranks is of one model, and this config is a study's; "
-                                          "--variant NAME picks one of its variants");
+            return WEFT_REFUSE("--ranks is of one model, and this config is a study's; "
+                               "--variant NAME picks one of its variants");
         WEFT_TRY(
             weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
         return plan_variants(args, &c, &a, &variants, backend, counted, threads);
@@ -313,14 +313,13 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     return WEFT_OK;
 }
 
-int weft_cmd_plan(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_plan(weft_args *args, int argc, char **argv) {
     int64_t ranks = 0;
     bool portable = false;
     const weft_arg own[] = {{"--ranks", .number = &ranks, .min = 1, .max = 1000000},
                             {"--no-workspace", .flag = &portable},
                             {0}};
-    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
-    if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
-    return exit_status ? exit_status : weft_args_end(&args, plan(&args, (int)ranks, !portable));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
+    if (args->config) WEFT_TRY(weft_args_readable(args->config, NULL));
+    return plan(args, (int)ranks, !portable);
 }

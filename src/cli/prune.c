@@ -11,25 +11,25 @@
 #include <math.h>
 
 const char weft_help_prune[] =
-    "  --model DIR        the model: a checkpoint, or a run's folder for its best\n"
-    "  --out DIR          where the smaller checkpoint goes\n"
-    "  --what W           what is removed: heads (of attention), ffn (columns of the "
-    "feed-forward), z-heads (of WsFFN, with their columns), cross (columns of cross-token's "
-    "matrix, or directions of it if its rank is limited)\n"
-    "  --keep X           the share that stays, between 0 and 1; each layer keeps as many\n"
-    "  --by B             what makes a part important: magnitude (the default: the sum of its "
-    "squared weights), state (squared weights times AdamW's second moments, from the checkpoint's "
+    "  --model DIR\tthe model: a checkpoint, or a run's folder for its best\n"
+    "  --out DIR\twhere the smaller checkpoint goes\n"
+    "  --what W\twhat is removed: heads (of attention), ffn (columns of the feed-forward), z-heads "
+    "(of WsFFN, with their columns), cross (columns of cross-token's matrix, or directions of it "
+    "if its rank is limited)\n"
+    "  --keep X\tthe share that stays, between 0 and 1; each layer keeps as many\n"
+    "  --by B\twhat makes a part important: magnitude (the default: the sum of its squared "
+    "weights), state (squared weights times AdamW's second moments, from the checkpoint's "
     "optimizer.safetensors), gate (heads alone: the mean of their gates over --text; the first "
     "layer, which has none, by magnitude)\n"
-    "  --sparse           zeros in place of what is removed: all shapes stay\n"
-    "  --text FILE        a text to measure the loss on, before and after; needed by --by gate\n"
-    "  --force            replace the model's folder that is there, whole\n"
-    "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
-    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
-    "  --dtype T          f32, bf16 or f64; default: the checkpoint's\n"
-    "  --device D         cpu, cuda or auto\n"
-    "  --threads N        default: one per processor\n"
-    "  --json             one object on standard output\n"
+    "  --sparse\tzeros in place of what is removed: all shapes stay\n"
+    "  --text FILE\ta text to measure the loss on, before and after; needed by --by gate\n"
+    "  --force\treplace the model's folder that is there, whole\n"
+    "  -o KEY=VALUE\toverride a key of the checkpoint's config; repeatable\n"
+    "  --unchecked\tdo not verify the checksums in the checkpoint's state.json\n"
+    "  --dtype T\tf32, bf16 or f64; default: the checkpoint's\n"
+    "  --device D\tcpu, cuda or auto\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "The model that is left computes what the whole one does with the removed parts' outputs at "
     "zero. Training recovers most of what was lost; DIR/model.config is a config for it:\n"
@@ -66,25 +66,24 @@ static int find_word(const char *const *words, int n, const char *word) {
     return -1;
 }
 
-static int wrong(const weft_args *a, const char *what, const char *word) {
-    return weft_args_refuse(a, "%s '%s'; see 'weft help prune'", what, weft_shown(word));
+static weft_status wrong(const char *what, const char *word) {
+    return WEFT_REFUSE("%s '%s'; see 'weft help prune'", what, word);
 }
 
-static int check_arguments(const weft_args *a, prune_job *job) {
+static weft_status check_arguments(const weft_args *a, prune_job *job) {
     int what = find_word(whats, 4, job->what_text);
-    if (what < 0) return wrong(a, "--what is heads, ffn, z-heads or cross, not", job->what_text);
+    if (what < 0) return wrong("--what is heads, ffn, z-heads or cross, not", job->what_text);
     job->what = (weft_prune_what)what;
     if (!job->by_text) job->by_text = bys[0];
     if (find_word(bys, 3, job->by_text) < 0)
-        return wrong(a, "--by is magnitude, state or gate, not", job->by_text);
+        return wrong("--by is magnitude, state or gate, not", job->by_text);
     bool gate = strcmp(job->by_text, "gate") == 0;
     if (gate && job->what != WEFT_PRUNE_HEADS)
-        return wrong(a, "--by gate goes with --what heads, not", job->what_text);
+        return wrong("--by gate goes with --what heads, not", job->what_text);
     if (gate && !job->text)
-        return weft_args_refuse(a, "--by gate needs a --text on which the gates are measured");
-    int status = weft_args_no_config(a);
-    if (!status && job->text) status = weft_args_readable(a, job->text, NULL);
-    return status;
+        return WEFT_REFUSE("--by gate needs a --text on which the gates are measured");
+    WEFT_TRY(weft_args_no_config(a));
+    return job->text ? weft_args_readable(job->text, NULL) : WEFT_OK;
 }
 
 /* An optimizer's state of another model would rank by what has nothing to do with the weights. */
@@ -105,10 +104,10 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         WEFT_TRY(weft_path(file, "%s/optimizer.safetensors", l->folder));
         WEFT_TRY(weft_path_there(file, &there));
         if (!there)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: is not there, and --by state reads it; a run's checkpoints have "
-                             "it. --by magnitude needs none",
-                             file);
+            return WEFT_REFUSE(
+                "%s: is not there, and --by state reads it; a run's checkpoints have "
+                "it. --by magnitude needs none",
+                file);
         if (!job->unchecked) WEFT_TRY(check_state(l->folder));
         WEFT_TRY(weft_safetensors_open(file, &state));
     }
@@ -118,9 +117,8 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
         weft_inspection i;
         if (!c->attn_gate)
-            return weft_fail(WEFT_EINPUT,
-                             "--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
-                             "--by magnitude and --by state need none");
+            return WEFT_REFUSE("--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
+                               "--by magnitude and --by state need none");
         WEFT_TRY(weft_inspect(l->model, place, text, false, &i));
         given = calloc((size_t)(c->n_layer * units), sizeof *given);
         for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)
@@ -199,8 +197,7 @@ static weft_status run_job(const weft_args *a, const prune_job *job) {
     return WEFT_OK;
 }
 
-int weft_cmd_prune(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_prune(weft_args *args, int argc, char **argv) {
     prune_job job = {0};
     const weft_arg own[] = {{"--model", .value = &job.model, .rule = WEFT_ARG_NEEDED},
                             {"--out", .value = &job.out, .rule = WEFT_ARG_NEEDED},
@@ -213,8 +210,7 @@ int weft_cmd_prune(int argc, char **argv) {
                             {"--force", .flag = &job.force},
                             {"--unchecked", .flag = &job.unchecked},
                             {0}};
-    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
-    if (!exit_status) exit_status = check_arguments(&args, &job);
-    if (exit_status) return exit_status;
-    return weft_args_end(&args, run_job(&args, &job));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
+    WEFT_TRY(check_arguments(args, &job));
+    return run_job(args, &job);
 }

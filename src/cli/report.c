@@ -7,13 +7,12 @@
 #include <sys/stat.h>
 
 const char weft_help_report[] =
-    "  RUNS...            studies' folders or their runs.db, or folders with runs of weft train; "
-    "several make one report\n"
-    "  --out DIR          where report.html and report.md go; without it, into the one study's "
-    "folder\n"
-    "  --force            write over a report.html or report.md that is not weft's\n"
-    "  --json             verdicts and table as one object on standard output; files are then "
-    "written with --out only\n"
+    "  RUNS...\tstudies' folders or their runs.db, or folders with runs of weft train; several "
+    "make one report\n"
+    "  --out DIR\twhere report.html and report.md go; without it, into the one study's folder\n"
+    "  --force\twrite over a report.html or report.md that is not weft's\n"
+    "  --json\tverdicts and table as one object on standard output; files are then written with "
+    "--out only\n"
     "\n"
     "A study that is still running or was stopped is reported as far as it has come.\n";
 
@@ -29,25 +28,22 @@ static const char *folder_of(const char *path, char room[WEFT_PATH_MAX]) {
     return room;
 }
 
-int weft_cmd_report(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_report(weft_args *args, int argc, char **argv) {
     const char *studies[STUDIES_MOST] = {NULL}, *out = NULL;
     bool force = false;
     const weft_arg own[] = {{"--out", .value = &out}, {"--force", .flag = &force}, {0}};
-    int usage = weft_args_parse(&args, argc, argv, ARGS_JSON, own, studies, STUDIES_MOST);
-    int n = args.n_words;
-    if (usage) return usage;
-    if (n == 0) return weft_args_refuse(&args, "name a study's folder or its runs.db");
-    if (n > 1 && !out && !args.json)
-        return weft_args_refuse(&args, "--out is needed for a report of several studies");
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON, own, studies, STUDIES_MOST));
+    int n = args->n_words;
+    if (n == 0) return WEFT_REFUSE("name a study's folder or its runs.db");
+    if (n > 1 && !out && !args->json)
+        return WEFT_REFUSE("--out is needed for a report of several studies");
     char room[WEFT_PATH_MAX];
-    if (!out && !args.json) out = folder_of(studies[0], room);
-    weft_status status = WEFT_OK;
-    if (out) status = weft_report_write_several(studies, n, out, force);
+    if (!out && !args->json) out = folder_of(studies[0], room);
+    if (out) WEFT_TRY(weft_report_write_several(studies, n, out, force));
     json_t *object = NULL;
-    if (status == WEFT_OK && args.json) status = weft_report_json(studies, n, &object);
+    if (args->json) WEFT_TRY(weft_report_json(studies, n, &object));
     if (object) weft_args_print(object, JSON_ENSURE_ASCII);
-    if (status == WEFT_OK && !args.json)
+    if (!args->json)
         printf("wrote %s/report.html and %s/report.md\n", weft_shown(out), weft_shown(out));
-    return weft_args_end(&args, status);
+    return WEFT_OK;
 }

@@ -10,20 +10,20 @@
 #include <unistd.h>
 
 const char weft_help_runs[] =
-    "  DIR|DB...          studies' folders or their runs.db, or folders with runs of weft train, "
-    "six deep: runs that differ by seed and learning rate alone are one variant, compared with the "
-    "first of the same dataset and tokenizer\n"
-    "  --compare A B      two variants of one study: how their configs differ, their scores seed "
-    "by seed, the mean difference\n"
-    "  --fit X            a power law of the score over X: parameters, flops, tokens, cache_bytes "
-    "or an option that is a number; with its interval\n"
-    "  --variants A,B     with --fit: these variants alone\n"
-    "  --csv FILE         the runs as comma-separated values; - is standard output\n"
-    "  --metrics-csv FILE the same of every logged training step\n"
-    "  --force            overwrite FILE\n"
-    "  --diff DB2         whether another database holds the same, time, speed, memory and machine "
-    "apart; exits 1 and shows the first rows that differ if not\n"
-    "  --json             one object on standard output\n"
+    "  DIR|DB...\tstudies' folders or their runs.db, or folders with runs of weft train, six deep: "
+    "runs that differ by seed and learning rate alone are one variant, compared with the first of "
+    "the same dataset and tokenizer\n"
+    "  --compare A B\ttwo variants of one study: how their configs differ, their scores seed by "
+    "seed, the mean difference\n"
+    "  --fit X\ta power law of the score over X: parameters, flops, tokens, cache_bytes or an "
+    "option that is a number; with its interval\n"
+    "  --variants A,B\twith --fit: these variants alone\n"
+    "  --csv FILE\tthe runs as comma-separated values; - is standard output\n"
+    "  --metrics-csv FILE\tthe same of every logged training step\n"
+    "  --force\toverwrite FILE\n"
+    "  --diff DB2\twhether another database holds the same, time, speed, memory and machine apart; "
+    "exits 1 and shows the first rows that differ if not\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "Without --compare, --fit, --csv, --metrics-csv or --diff, lists the runs.\n"
     "\n"
@@ -65,7 +65,7 @@ static weft_status refuse_database(const char *path) {
     size_t n = fread(head, 1, sizeof head, file);
     fclose(file);
     if (n < sizeof head || memcmp(head, "SQLite format 3", sizeof head) != 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: is a database; name another file", path);
+    return WEFT_REFUSE("%s: is a database; name another file", path);
 }
 
 static weft_status write_csv(const runs_args *own, const char *path, bool metrics) {
@@ -85,13 +85,15 @@ static weft_status write_csv(const runs_args *own, const char *path, bool metric
     return weft_new_file_end(&f, status);
 }
 
-static weft_status diff(const weft_args *args, const runs_args *own, bool *same) {
-    WEFT_TRY(weft_listing_diff(own->paths[0], own->diff, args->json ? stderr : stdout, same));
+static weft_status diff(weft_args *args, const runs_args *own) {
+    bool same;
+    WEFT_TRY(weft_listing_diff(own->paths[0], own->diff, args->json ? stderr : stdout, &same));
     if (args->json)
-        weft_args_print(weft_json_make("equal:b", *same), 0);
+        weft_args_print(weft_json_make("equal:b", same), 0);
     else
-        printf(*same ? "%s and %s hold the same\n" : "%s and %s differ\n",
-               weft_shown(own->paths[0]), weft_shown(own->diff));
+        printf(same ? "%s and %s hold the same\n" : "%s and %s differ\n", weft_shown(own->paths[0]),
+               weft_shown(own->diff));
+    args->exit = same ? WEFT_EXIT_DONE : WEFT_EXIT_FAILED;
     return WEFT_OK;
 }
 
@@ -107,13 +109,10 @@ static weft_status merge(const weft_args *args, const runs_args *own) {
 }
 
 /* --compare has two values; the second is taken out of the words. */
-static int take_compare(int *argc, char **argv, runs_args *own) {
+static weft_status take_compare(int *argc, char **argv, runs_args *own) {
     for (int i = 1; i < *argc; i++) {
         if (strcmp(argv[i], "--compare") != 0) continue;
-        if (i + 2 >= *argc) {
-            fprintf(stderr, "weft runs: --compare needs two variants\n");
-            return WEFT_EXIT_USAGE;
-        }
+        if (i + 2 >= *argc) return WEFT_REFUSE("--compare needs two variants");
         own->a = argv[i + 1];
         own->b = argv[i + 2];
         for (int k = i; k + 3 < *argc; k++)
@@ -121,30 +120,27 @@ static int take_compare(int *argc, char **argv, runs_args *own) {
         *argc -= 3;
         break;
     }
-    return WEFT_EXIT_DONE;
+    return WEFT_OK;
 }
 
-static int check(const weft_args *args, const runs_args *own) {
+static weft_status check(const weft_args *args, const runs_args *own) {
     if (own->merge && (own->a || own->diff || own->csv || own->metrics_csv || own->fit))
-        return weft_args_refuse(args, "merge takes studies and --out alone");
-    if (own->merge && !own->out)
-        return weft_args_refuse(args, "merge needs --out DIR or --out FILE.db");
-    if (own->merge && own->n < 2) return weft_args_refuse(args, "merge takes two studies or more");
-    if (!own->merge && own->out) return weft_args_refuse(args, "--out goes with merge");
+        return WEFT_REFUSE("merge takes studies and --out alone");
+    if (own->merge && !own->out) return WEFT_REFUSE("merge needs --out DIR or --out FILE.db");
+    if (own->merge && own->n < 2) return WEFT_REFUSE("merge takes two studies or more");
+    if (!own->merge && own->out) return WEFT_REFUSE("--out goes with merge");
     if (own->csv && own->metrics_csv && strcmp(own->csv, own->metrics_csv) == 0)
-        return weft_args_refuse(args, "--csv and --metrics-csv are two files");
-    if (own->variants && !own->fit) return weft_args_refuse(args, "--variants goes with --fit");
-    if (own->n == 0)
-        return weft_args_refuse(args, "name a folder with runs, a study's folder or its runs.db");
+        return WEFT_REFUSE("--csv and --metrics-csv are two files");
+    if (own->variants && !own->fit) return WEFT_REFUSE("--variants goes with --fit");
+    if (own->n == 0) return WEFT_REFUSE("name a folder with runs, a study's folder or its runs.db");
     if ((own->a || own->diff) && own->n > 1)
-        return weft_args_refuse(args, "--compare and --diff take one study");
+        return WEFT_REFUSE("--compare and --diff take one study");
     if (args->config || args->n_settings || args->variant)
-        return weft_args_refuse(args, "takes no config; see 'weft help runs'");
-    return WEFT_EXIT_DONE;
+        return WEFT_REFUSE("takes no config; see 'weft help runs'");
+    return WEFT_OK;
 }
 
-int weft_cmd_runs(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_runs(weft_args *args, int argc, char **argv) {
     runs_args own = {.n = 0};
     const weft_arg list[] = {
         {"--csv", .value = &own.csv},           {"--metrics-csv", .value = &own.metrics_csv},
@@ -155,29 +151,20 @@ int weft_cmd_runs(int argc, char **argv) {
     if (own.merge) argv[1] = argv[0]; /* the word is taken out of them */
     argc -= own.merge;
     argv += own.merge;
-    int usage = take_compare(&argc, argv, &own);
-    if (!usage)
-        usage = weft_args_parse(&args, argc, argv, ARGS_ALL, list, own.paths, DATABASES_MOST);
-    own.n = args.n_words;
-    if (!usage) usage = check(&args, &own);
-    if (usage) return usage;
-    bool same = true,
-         listed = !own.a && !own.csv && !own.metrics_csv && !own.diff && !own.merge && !own.fit;
-    weft_status status = WEFT_OK;
-    if (own.merge) status = merge(&args, &own);
-    if (own.csv) status = write_csv(&own, own.csv, false);
-    if (status == WEFT_OK && own.metrics_csv) status = write_csv(&own, own.metrics_csv, true);
-    FILE *text = args.json ? NULL : stdout;
-    json_t *compared = NULL, *fitted = NULL;
-    if (status == WEFT_OK && own.a)
-        status =
-            weft_listing_compare(own.paths[0], own.a, own.b, text, args.json ? &compared : NULL);
+    WEFT_TRY(take_compare(&argc, argv, &own));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, list, own.paths, DATABASES_MOST));
+    own.n = args->n_words;
+    WEFT_TRY(check(args, &own));
+    if (own.merge) return merge(args, &own);
+    if (own.csv) WEFT_TRY(write_csv(&own, own.csv, false));
+    if (own.metrics_csv) WEFT_TRY(write_csv(&own, own.metrics_csv, true));
+    FILE *text = args->json ? NULL : stdout;
+    json_t *compared = NULL, *fitted = NULL, **wanted = args->json ? &compared : NULL;
+    if (own.a) WEFT_TRY(weft_listing_compare(own.paths[0], own.a, own.b, text, wanted));
     if (compared) weft_args_print(compared, JSON_ENSURE_ASCII);
-    if (status == WEFT_OK && own.fit)
-        status = weft_listing_fit(own.paths, own.n, own.fit, own.variants, text,
-                                  args.json ? &fitted : NULL);
+    wanted = args->json ? &fitted : NULL;
+    if (own.fit) WEFT_TRY(weft_listing_fit(own.paths, own.n, own.fit, own.variants, text, wanted));
     if (fitted) weft_args_print(fitted, JSON_ENSURE_ASCII);
-    if (status == WEFT_OK && own.diff) status = diff(&args, &own, &same);
-    if (status == WEFT_OK && listed) status = list_runs(&args, &own);
-    return status == WEFT_OK && !same ? WEFT_EXIT_FAILED : weft_args_end(&args, status);
+    if (own.diff) return diff(args, &own);
+    return own.a || own.csv || own.metrics_csv || own.fit ? WEFT_OK : list_runs(args, &own);
 }

@@ -14,53 +14,84 @@
 #include <time.h>
 
 const char weft_help_serve[] =
-    "  --model DIR        a checkpoint; of a run's folder, its best/, or last/ if there is no "
-    "best/\n"
-    "  --beside DIR       a second checkpoint; requests choose by 'model', and the page shows both "
-    "side by side\n"
-    "  --host ADDRESS     address to listen on; default: 127.0.0.1, this machine only\n"
-    "  --port N           default: 8000; 0 takes a free port and prints it\n"
-    "  --name NAME        the model's name in /v1/models; default: the folder's name\n"
-    "  --api-key-file FILE\n"
-    "                     clients must send the key in this file ('Authorization: Bearer KEY'); "
+    "  --model DIR\ta checkpoint; of a run's folder, its best/, or last/ if there is no best/\n"
+    "  --beside DIR\ta second checkpoint; requests choose by 'model', and the page shows both side "
+    "by side\n"
+    "  --host ADDRESS\taddress to listen on; default: 127.0.0.1, this machine only\n"
+    "  --port N\tdefault: 8000; 0 takes a free port and prints it\n"
+    "  --name NAME\tthe model's name in /v1/models; default: the folder's name\n"
+    "  --api-key-file FILE\tclients must send the key in this file ('Authorization: Bearer KEY'); "
     "default: the key in the variable WEFT_API_KEY, if it is set\n"
-    "  --sequences N      texts generated at once; default: 16\n"
-    "  --queue N          texts that may wait; default: 256. A request beyond that gets status 429 "
-    "and the time after which to try again\n"
-    "  --context N        most tokens of prompt and text together; default: CONTEXT; more only "
-    "with positions that have no end (rope, alibi, none)\n"
-    "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts of "
+    "  --sequences N\ttexts generated at once; default: 16\n"
+    "  --queue N\ttexts that may wait; default: 256. A request beyond that gets status 429 and the "
+    "time after which to try again\n"
+    "  --context N\tmost tokens of prompt and text together; default: CONTEXT; more only with "
+    "positions that have no end (rope, alibi, none)\n"
+    "  --cache-mib N\tmemory for the key-value cache; default: enough for --sequences texts of "
     "--context tokens\n"
-    "  --speculate HOW    draft the next tokens and check several in one step; texts stay the "
-    "same. HOW is ngram (what came behind the same tokens before), or the folder of a smaller "
-    "model with the same tokenizer, whose cache comes on top of --cache-mib\n"
-    "  --prompt-share N   while texts are written, the time that prompts take of a step, in "
-    "percent of that for the texts' next tokens; default: 75, which aims at less than twice the "
-    "usual time between tokens; 0: pieces of 256 tokens\n"
-    "  --max-tokens N     most tokens of one text, whatever a request asks for; default: as many "
-    "as fit the context\n"
-    "  --max-body BYTES   most bytes of a request; default: 1048576\n"
-    "  --connections N    most connections at once; default: 1024\n"
-    "  --request-timeout S\n"
-    "                     seconds in which a client must send a request; default: 30\n"
-    "  --answer-timeout S seconds in which a request must be answered; default: 600\n"
-    "  -o KEY=VALUE       override a key of the checkpoint's config, such as CHAT_TEMPLATE (the "
-    "form of conversations), CACHE_DTYPE and WEIGHT_DTYPE (f32, bf16, int8: the types of cache and "
+    "  --speculate HOW\tdraft the next tokens and check several in one step; texts stay the same. "
+    "HOW is ngram (what came behind the same tokens before), or the folder of a smaller model with "
+    "the same tokenizer, whose cache comes on top of --cache-mib\n"
+    "  --prompt-share N\twhile texts are written, the time that prompts take of a step, in percent "
+    "of that for the texts' next tokens; default: 75, which aims at less than twice the usual time "
+    "between tokens; 0: pieces of 256 tokens\n"
+    "  --max-tokens N\tmost tokens of one text, whatever a request asks for; default: as many as "
+    "fit the context\n"
+    "  --max-body BYTES\tmost bytes of a request; default: 1048576\n"
+    "  --connections N\tmost connections at once; default: 1024\n"
+    "  --request-timeout S\tseconds in which a client must send a request; default: 30\n"
+    "  --answer-timeout S\tseconds in which a request must be answered; default: 600\n"
+    "  -o KEY=VALUE\toverride a key of the checkpoint's config, such as CHAT_TEMPLATE (the form of "
+    "conversations), CACHE_DTYPE and WEIGHT_DTYPE (f32, bf16, int8: the types of cache and "
     "matrices); repeatable\n"
-    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
-    "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu, cuda or auto (the default: a GPU if there is one)\n"
-    "  --threads N        default: one per processor\n"
-    "  --json             print the address, and the model's name, context and vocabulary, as one "
-    "object\n"
+    "  --unchecked\tdo not verify the checksums in the checkpoint's state.json\n"
+    "  --dtype T\tf32, bf16 or f64\n"
+    "  --device D\tcpu, cuda or auto (the default: a GPU if there is one)\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --json\tprint the address, and the model's name, context and vocabulary, as one object\n"
     "\n"
     "SIGTERM, SIGHUP or Ctrl-C finishes the requests that are being answered and stops; a second "
     "one stops at once. docs/guide/serving.md has examples.\n";
 
+/* "serving NAME at http://..."; an object of the host and port, and `more`, with --json. */
+static void print_address(const weft_args *a, const char *what, const char *host, int port,
+                          json_t *more) {
+    bool six = strchr(host, ':') != NULL;
+    if (a->json) {
+        json_t *object = json_pack("{s:s, s:i}", "host", host, "port", port);
+        json_object_update(object, more);
+        json_dumpf(object, stdout, 0);
+        json_decref(object);
+        printf("\n");
+    } else {
+        printf("%s at http://%s%s%s:%d\n", what, six ? "[" : "", host, six ? "]" : "", port);
+    }
+    json_decref(more);
+    fflush(stdout);
+}
+
+/* The signals that end a server, which the thread that waits for them takes and no other: before any thread is
+ * started, since every thread inherits the mask. A client that goes away ends a write and not the program. */
+static void hold_signals(sigset_t *signals) {
+    sigemptyset(signals);
+    sigaddset(signals, SIGTERM);
+    sigaddset(signals, SIGINT);
+    sigaddset(signals, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static void wait_for_signal(const sigset_t *signals) {
+    int number;
+    while (sigwait(signals, &number) != 0)
+        ;
+}
+
+#ifdef WEFT_HAVE_MICROHTTPD
 enum { KEY_MOST = 4096, NAME_MOST = 256, POLL_MS = 50 };
 
 typedef struct {
-    weft_args args;
+    weft_args *args;
     const char *paths[WEFT_SERVED_MOST], *key_file, *name, *speculate;
     bool unchecked;
     int64_t port, context, cache_mib, prompt_share, request_seconds, answer_seconds;
@@ -73,7 +104,7 @@ typedef struct {
     char *key;
 } serving;
 
-static int read_options(serving *s, int argc, char **argv) {
+static weft_status read_options(serving *s, int argc, char **argv) {
     weft_server_options *o = &s->options;
     const weft_arg own[] = {
         {"--model", .value = &s->paths[0], .rule = WEFT_ARG_NEEDED},
@@ -95,13 +126,12 @@ static int read_options(serving *s, int argc, char **argv) {
         {"--request-timeout", .number = &s->request_seconds, .min = 1, .max = 86400},
         {"--answer-timeout", .number = &s->answer_seconds, .min = 1, .max = 86400},
         {0}};
-    int status = weft_args_parse(&s->args, argc, argv, ARGS_ALL, own, NULL, 0);
+    WEFT_TRY(weft_args_parse(s->args, argc, argv, ARGS_ALL, own, NULL, 0));
     o->port = (int)s->port;
     o->request_seconds = (double)s->request_seconds;
     o->answer_seconds = (double)s->answer_seconds;
-    if (!status) status = weft_args_no_config(&s->args);
-    if (!status && s->key_file) status = weft_args_readable(&s->args, s->key_file, NULL);
-    return status;
+    WEFT_TRY(weft_args_no_config(s->args));
+    return s->key_file ? weft_args_readable(s->key_file, NULL) : WEFT_OK;
 }
 
 /* The key: a file's first line, or the environment's. An empty one is a mistake, not a key. */
@@ -111,10 +141,9 @@ static weft_status read_key(serving *s) {
     if (s->key_file) {
         WEFT_TRY(weft_file_read(s->key_file, KEY_MOST, &s->key, &bytes));
         s->key[strcspn(s->key, "\r\n")] = 0;
-        if (!*s->key) return weft_fail(WEFT_EINPUT, "%s: no key in its first line", s->key_file);
+        if (!*s->key) return WEFT_REFUSE("%s: no key in its first line", s->key_file);
     } else if (named) {
-        if (!*named)
-            return weft_fail(WEFT_EINPUT, "WEFT_API_KEY is empty; set it to a key, or unset it");
+        if (!*named) return WEFT_REFUSE("WEFT_API_KEY is empty; set it to a key, or unset it");
         s->key = strdup(named);
         if (!s->key) return weft_fail(WEFT_ENOMEM, "no memory");
     }
@@ -167,14 +196,13 @@ static void warn_of_small_cache(const serving *s, int64_t held, int64_t context)
 static weft_status open_model(serving *s, int k) {
     weft_loaded *l = s->loaded + k;
     weft_served_model *m = s->models + k;
-    WEFT_TRY(weft_loaded_open(&s->args, s->paths[k], s->unchecked, WEFT_LOADED_GENERATION, l));
+    WEFT_TRY(weft_loaded_open(s->args, s->paths[k], s->unchecked, WEFT_LOADED_GENERATION, l));
     find_name(s, k);
     weft_generator_limits limits = {.sequences = s->options.sequences,
                                     .context = s->context,
                                     .cache_bytes = s->cache_mib << 20,
                                     .prompt_share = 0.01 * (double)s->prompt_share};
-    WEFT_TRY(
-        weft_speculation_open(&s->args, s->speculate, s->unchecked, l, s->drafts + k, &limits));
+    WEFT_TRY(weft_speculation_open(s->args, s->speculate, s->unchecked, l, s->drafts + k, &limits));
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
     weft_generator_count(m->generator, s->sizes + k);
     warn_of_small_cache(s, s->sizes[k].context, l->config.context);
@@ -187,7 +215,6 @@ static weft_status open_model(serving *s, int k) {
 
 static weft_status open_all(serving *s) {
     int n = s->paths[1] ? 2 : 1;
-    WEFT_TRY(weft_server_available());
     WEFT_TRY(read_key(s));
     for (int k = 0; k < n; k++)
         WEFT_TRY(open_model(s, k));
@@ -210,40 +237,6 @@ static void close_all(serving *s) {
     free(s->key);
 }
 
-/* "serving NAME at http://..."; an object of the host and port, and `more`, with --json. */
-static void print_address(const weft_args *a, const char *what, const char *host, int port,
-                          json_t *more) {
-    bool six = strchr(host, ':') != NULL;
-    if (a->json) {
-        json_t *object = weft_json_make("host:s port:i", host, port);
-        json_object_update(object, more);
-        json_dumpf(object, stdout, 0);
-        json_decref(object);
-        printf("\n");
-    } else {
-        printf("%s at http://%s%s%s:%d\n", what, six ? "[" : "", host, six ? "]" : "", port);
-    }
-    json_decref(more);
-    fflush(stdout);
-}
-
-/* The signals that end a server, which the thread that waits for them takes and no other: before any thread is
- * started, since every thread inherits the mask. A client that goes away ends a write and not the program. */
-static void hold_signals(sigset_t *signals) {
-    sigemptyset(signals);
-    sigaddset(signals, SIGTERM);
-    sigaddset(signals, SIGINT);
-    sigaddset(signals, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
-}
-
-static void wait_for_signal(const sigset_t *signals) {
-    int number;
-    while (sigwait(signals, &number) != 0)
-        ;
-}
-
 /* Until a signal comes; then until nothing runs, or another one comes. */
 static void wait_for_end(serving *s, const sigset_t *signals) {
     const struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
@@ -259,8 +252,9 @@ static void wait_for_end(serving *s, const sigset_t *signals) {
         if (sigtimedwait(signals, NULL, &pause) > 0) return;
 }
 
-int weft_cmd_serve(int argc, char **argv) {
-    serving s = {.port = 8000,
+weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
+    serving s = {.args = args,
+                 .port = 8000,
                  .prompt_share = 75,
                  .request_seconds = 30,
                  .answer_seconds = 600,
@@ -270,37 +264,42 @@ int weft_cmd_serve(int argc, char **argv) {
                              .connections = 1024,
                              .body_bytes = 1 << 20}};
     sigset_t signals;
-    int exit_status = read_options(&s, argc, argv);
-    if (exit_status) return exit_status;
+    WEFT_TRY(read_options(&s, argc, argv));
     hold_signals(&signals);
     weft_status status = open_all(&s);
     if (status == WEFT_OK) {
         char what[WEFT_PATH_MAX];
         bool two = s.paths[1] != NULL;
         snprintf(what, sizeof what, "serving %s%s%s", s.names[0], two ? " and " : "", s.names[1]);
-        print_address(&s.args, what, s.options.host, weft_server_port(s.server),
+        print_address(args, what, s.options.host, weft_server_port(s.server),
                       weft_json_make("model:s context:I vocabulary:I", s.names[0],
                                      s.sizes[0].context, s.sizes[0].vocab));
         wait_for_end(&s, &signals);
     }
     close_all(&s);
-    return weft_args_end(&s.args, status);
+    return status;
 }
+#else
+weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
+    (void)args, (void)argc, (void)argv;
+    return weft_fail(WEFT_EMISSING, "this build cannot serve: it was made without libmicrohttpd; "
+                                    "scripts/setup optional installs it, then make configure");
+}
+#endif
 
 const char weft_help_watch[] =
-    "  DIR...             folders with runs and studies, six deep; default: runs\n"
-    "  --port N           default: 8100; 0 takes a free port and prints it\n"
-    "  --host ADDRESS     default: 127.0.0.1, this machine alone\n"
-    "  --json             the address as one object on standard output\n"
+    "  DIR...\tfolders with runs and studies, six deep; default: runs\n"
+    "  --port N\tdefault: 8100; 0 takes a free port and prints it\n"
+    "  --host ADDRESS\tdefault: 127.0.0.1, this machine alone\n"
+    "  --json\tthe address as one object on standard output\n"
     "\n"
     "A page that follows runs while they are written, and shows them after: curves, speed, what is "
     "left, logs and samples, GPUs. Runs can be compared, filtered and sorted by every option and "
     "score, averaged over seeds, and given notes and tags, which are kept in notes.db in the first "
     "folder. Nothing else is written, and no run waits for it. SIGINT or SIGTERM ends it.\n";
 
-int weft_cmd_watch(int argc, char **argv) {
+weft_status weft_cmd_watch(weft_args *args, int argc, char **argv) {
     enum { FOLDERS_MOST = 256 };
-    weft_args args;
     const char *folders[FOLDERS_MOST] = {"runs"};
     weft_live_options o = {.host = "127.0.0.1"};
     int64_t port = 8100;
@@ -309,24 +308,23 @@ int weft_cmd_watch(int argc, char **argv) {
     sigset_t signals;
     const weft_arg own[] = {
         {"--port", .number = &port, .max = 65535}, {"--host", .value = &o.host}, {0}};
-    int usage = weft_args_parse(&args, argc, argv, ARGS_ALL, own, folders, FOLDERS_MOST);
-    if (!usage && (args.config || args.variant || args.n_settings))
-        usage = weft_args_refuse(&args, "takes folders and no config; see 'weft help watch'");
-    if (usage) return usage;
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, folders, FOLDERS_MOST));
+    if (args->config || args->variant || args->n_settings)
+        return WEFT_REFUSE("takes folders and no config; see 'weft help watch'");
     o.port = (int)port;
     hold_signals(&signals);
-    weft_status status = weft_watched_open(folders, args.n_words ? args.n_words : 1, true, &runs);
+    weft_status status = weft_watched_open(folders, args->n_words ? args->n_words : 1, true, &runs);
     if (status == WEFT_OK) status = weft_live_open(&o, runs, &watch);
     if (status == WEFT_OK) {
         char what[64];
         int found = watch->found;
         snprintf(what, sizeof what, "watching %d run%s", found, found == 1 ? "" : "s");
-        print_address(&args, what, o.host, watch->port, NULL);
+        print_address(args, what, o.host, watch->port, NULL);
         if (!weft_http_is_local(o.host))
             weft_log(WEFT_LOG_WARN, "watch: everyone who reaches %s sees these runs", o.host);
         wait_for_signal(&signals);
     }
     weft_live_close(watch);
     weft_watched_close(runs);
-    return weft_args_end(&args, status);
+    return status;
 }

@@ -24,27 +24,26 @@
 #include <unistd.h>
 
 const char weft_help_study[] =
-    "  --config FILE      the config, or the name of a study that comes with weft, with its study: "
+    "  --config FILE\tthe config, or the name of a study that comes with weft, with its study: "
     "RA_MLA_ABLATION_STEPS or STUDY_VARIANTS, and STUDY_SEEDS, STUDY_LEARNING_RATES, STUDY_EQUAL, "
     "STUDY_SCORE, STUDY_TAIL\n"
-    "  --variants A,B     only these variants; the others wait\n"
-    "  --out DIR          the study's folder; without it, runs/ and the config's name, or "
-    "runs/study for .config; a file named study: the folder it is in\n"
-    "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
-    "  --gpus 0,1,...     one run at a time on each of these GPUs\n"
-    "  --restart RUN      start a failed run over, its folder set aside: VARIANT-lrR-seedN, or "
-    "failed for all of them\n"
-    "  --minutes M        the study ends in M minutes: what then runs is stopped and saved; the "
-    "same command continues it\n"
-    "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each variant, and a job after "
+    "  --variants A,B\tonly these variants; the others wait\n"
+    "  --out DIR\tthe study's folder; without it, runs/ and the config's name, or runs/study for "
+    ".config; a file named study: the folder it is in\n"
+    "  --jobs N\truns at a time, each with its share of the threads; default: 1\n"
+    "  --gpus 0,1,...\tone run at a time on each of these GPUs\n"
+    "  --restart RUN\tstart a failed run over, its folder set aside: VARIANT-lrR-seedN, or failed "
+    "for all of them\n"
+    "  --minutes M\tthe study ends in M minutes: what then runs is stopped and saved; the same "
+    "command continues it\n"
+    "  --slurm[=OPTIONS]\tsubmit an array of jobs to Slurm, one for each variant, and a job after "
     "them that joins their databases and writes the report; OPTIONS go to sbatch. A job has "
     "--threads processors (default: 4), the memory of the largest variant, and a GPU where DEVICE "
     "is cuda. The same command continues what is not done\n"
-    "  --list             the variants and what they cost; nothing is run\n"
-    "  -o KEY=VALUE       override a config key in every variant; repeatable\n"
-    "  --seed N, --dtype T, --device D, --threads N\n"
-    "                     as in 'weft help train'\n"
-    "  --json             one object on standard output at the end\n"
+    "  --list\tthe variants and what they cost; nothing is run\n"
+    "  -o KEY=VALUE\toverride a config key in every variant; repeatable\n"
+    "  --seed N, --dtype T, --device D, --threads N\tas in 'weft help train'\n"
+    "  --json\tone object on standard output at the end\n"
     "\n"
     "DIR holds runs.db ('weft runs'), report.html and report.md, and runs/VARIANT-lrR-seedN: "
     "config, log, last/, best/ and metrics.jsonl of each run. The same command continues what was "
@@ -82,7 +81,7 @@ static weft_status choose_variants(const weft_study *s, const char *text, bool *
         size_t n = strcspn(text, ",");
         snprintf(name, sizeof name, "%.*s", (int)n, text);
         int at = weft_variants_find(&s->variants, name);
-        if (at < 0) return weft_fail(WEFT_EINPUT, "--variants: %s", weft_error_message());
+        if (at < 0) return WEFT_REFUSE("--variants: %s", weft_error_message());
         (*chosen)[at] = true;
         text += n + (text[n] == ',');
     }
@@ -259,11 +258,11 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
     WEFT_AUTO_FREE bool *chosen = NULL;
     weft_slurm_jobs jobs;
     if (s->base.study_equal == WEFT_EQUAL_TIME)
-        return weft_fail(WEFT_EINPUT, "study: STUDY_EQUAL=\"time\" is measured on one machine; "
-                                      "--slurm cannot share it out");
+        return WEFT_REFUSE("study: STUDY_EQUAL=\"time\" is measured on one machine; "
+                           "--slurm cannot share it out");
     if (*s->base.study_rate_as)
-        return weft_fail(WEFT_EINPUT, "study: CONFIG_STUDY_RATE_AS makes variants wait for others; "
-                                      "--slurm runs each by itself");
+        return WEFT_REFUSE("study: CONFIG_STUDY_RATE_AS makes variants wait for others; "
+                           "--slurm runs each by itself");
     WEFT_TRY(choose_variants(s, own->variants, &chosen));
     weft_slurm_options o = {.out = out_of(own, s, name),
                             .variants = chosen,
@@ -429,26 +428,24 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
 }
 
 /* "0,1" as one run at a time on each. */
-static int read_gpus(const weft_args *a, study_args *own) {
-    if (!own->gpus_text) return WEFT_EXIT_DONE;
+static weft_status read_gpus(study_args *own) {
+    if (!own->gpus_text) return WEFT_OK;
     char *at = own->gpus_room;
     int length = snprintf(own->gpus_room, sizeof own->gpus_room, "%s", own->gpus_text);
-    if (own->jobs_text) return weft_args_refuse(a, "--jobs and --gpus: one run goes on each GPU");
-    if (length >= GPUS_ROOM) return weft_args_refuse(a, "--gpus names too many GPUs");
+    if (own->jobs_text) return WEFT_REFUSE("--jobs and --gpus: one run goes on each GPU");
+    if (length >= GPUS_ROOM) return WEFT_REFUSE("--gpus names too many GPUs");
     own->jobs = 0;
     for (char *one; (one = strsep(&at, ","));) {
         int64_t number;
         weft_arg option = {"--gpus", .number = &number, .max = JOBS_MOST};
-        if (weft_args_number(a, &option, one)) return WEFT_EXIT_USAGE;
-        if (own->jobs == GPUS_MOST)
-            return weft_args_refuse(a, "--gpus names more than %d GPUs", GPUS_MOST);
+        WEFT_TRY(weft_args_number(&option, one));
+        if (own->jobs == GPUS_MOST) return WEFT_REFUSE("--gpus names more than %d GPUs", GPUS_MOST);
         own->gpus[own->jobs++] = one;
     }
-    return WEFT_EXIT_DONE;
+    return WEFT_OK;
 }
 
-int weft_cmd_study(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_study(weft_args *args, int argc, char **argv) {
     study_args own = {.jobs = 1};
     weft_study_result result = {0};
     const weft_arg list[] = {
@@ -461,24 +458,20 @@ int weft_cmd_study(int argc, char **argv) {
         {"--list", .flag = &own.list},
         {"--slurm", .value = &own.slurm_options, .flag = &own.slurm},
         {0}};
-    int usage = weft_args_parse(&args, argc, argv, ARGS_ALL, list, NULL, 0);
-    if (!usage && args.variant)
-        usage = weft_args_refuse(&args, "--variant is weft train's; --variants A,B chooses");
-    if (!usage && !args.config)
-        usage = weft_args_refuse(&args, "--config is needed; see 'weft help study'");
-    if (!usage) usage = weft_args_readable(&args, args.config, NULL);
-    if (!usage) usage = read_gpus(&args, &own);
-    if (usage) return usage;
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, list, NULL, 0));
+    if (args->variant) return WEFT_REFUSE("--variant is weft train's; --variants A,B chooses");
+    if (!args->config) return WEFT_REFUSE("--config is needed; see 'weft help study'");
+    WEFT_TRY(weft_args_readable(args->config, NULL));
+    WEFT_TRY(read_gpus(&own));
     bool several = false; /* ranks would each run the whole study, in one folder */
     if (weft_launch_look(&several) != WEFT_OK || several)
-        return weft_args_refuse(&args,
-                                "a study starts its runs itself: without mpirun or srun; --jobs, "
-                                "--gpus or --slurm run several at a time");
+        return WEFT_REFUSE("a study starts its runs itself: without mpirun or srun; --jobs, "
+                           "--gpus or --slurm run several at a time");
     own.words = job_words(argc, argv);
     weft_status status =
-        own.words ? study(&args, &own, &result) : weft_fail(WEFT_ENOMEM, "study: no memory");
+        own.words ? study(args, &own, &result) : weft_fail(WEFT_ENOMEM, "study: no memory");
     free(own.words);
-    if (status != WEFT_OK || !*result.why) return weft_args_end(&args, status);
+    if (status != WEFT_OK || !*result.why) return status;
     fprintf(stderr, "weft study: %s\n", result.why);
     if (result.failed + result.waiting > 0) {
         fprintf(stderr, "next: %s study", weft_args_word(program_invocation_name));
@@ -486,5 +479,6 @@ int weft_cmd_study(int argc, char **argv) {
             fprintf(stderr, " %s", weft_args_word(argv[i]));
         fputs("\n", stderr);
     }
-    return WEFT_EXIT_FAILED;
+    args->exit = WEFT_EXIT_FAILED;
+    return WEFT_OK;
 }

@@ -6,17 +6,17 @@
 #include "data/texts.h"
 
 const char weft_help_tokenize[] =
-    "  --out DIR          where train_*.bin and val_*.bin go; made, with the folders above it\n"
-    "  --tokenizer T      bytes (the default), a tokenizer.json, a vocab.bpe with its encoder.json "
+    "  --out DIR\twhere train_*.bin and val_*.bin go; made, with the folders above it\n"
+    "  --tokenizer T\tbytes (the default), a tokenizer.json, a vocab.bpe with its encoder.json "
     "beside it, or a folder with such files\n"
-    "  --jsonl FIELD      the files are JSON lines; their texts are in this field. Without it, "
-    "files named .jsonl or .ndjson are, and the field is text\n"
-    "  --val-share P      the share of the text, 0 up to 1, that is held out as val_*.bin; "
-    "default: 0.05, and 0 with --val\n"
-    "  --val FILE         hold out all the text of this file too\n"
-    "  --shard-tokens N   most tokens of a shard; default: 100000000\n"
-    "  --threads N        default: one per processor\n"
-    "  --json             one object on standard output\n"
+    "  --jsonl FIELD\tthe files are JSON lines; their texts are in this field. Without it, files "
+    "named .jsonl or .ndjson are, and the field is text\n"
+    "  --val-share P\tthe share of the text, 0 up to 1, that is held out as val_*.bin; default: "
+    "0.05, and 0 with --val\n"
+    "  --val FILE\thold out all the text of this file too\n"
+    "  --shard-tokens N\tmost tokens of a shard; default: 100000000\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "FILES are texts, or - for standard input; gzip and zstd are unpacked. A file, or a line of "
     "JSON lines, is a document. The tokenizer's end-of-text token is put before each; where it has "
@@ -47,8 +47,8 @@ static void report(const weft_args *args, const char *out, const weft_texts_sum 
                (long long)sum->shards, weft_count_text(sum->vocab, vocab), rate);
 }
 
-static int refuse_no_files(const weft_args *a) {
-    return weft_args_refuse(a, "no files are named; - is standard input");
+static weft_status refuse_no_files(void) {
+    return WEFT_REFUSE("no files are named; - is standard input");
 }
 
 static weft_status tokenize(const weft_args *args, const char *tokenizer, const char *out,
@@ -67,8 +67,7 @@ static weft_status tokenize(const weft_args *args, const char *tokenizer, const 
     return WEFT_OK;
 }
 
-int weft_cmd_tokenize(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_tokenize(weft_args *args, int argc, char **argv) {
     const char *tokenizer = NULL, *share = NULL, *out = NULL;
     weft_input_options input = {.val_share = -1};
     int64_t shard_tokens = WEFT_SHARD_TOKENS;
@@ -80,26 +79,24 @@ int weft_cmd_tokenize(int argc, char **argv) {
                             {"--out", .value = &out, .rule = WEFT_ARG_NEEDED},
                             {0}};
     WEFT_AUTO_FREE const char **files = calloc((size_t)argc + 1, sizeof *files);
-    if (!files) return WEFT_EXIT_FAILED;
-    int usage = weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_THREADS, own, files, argc);
-    if (!usage && !args.n_words) usage = refuse_no_files(&args);
-    if (!usage && input.val_share == 1)
-        usage = weft_args_refuse(&args, "--val-share '%s' must be below 1", share);
+    if (!files) return weft_fail(WEFT_ENOMEM, "no memory");
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_THREADS, own, files, argc));
+    if (!args->n_words) return refuse_no_files();
+    if (input.val_share == 1) return WEFT_REFUSE("--val-share '%s' must be below 1", share);
     if (!share) input.val_share = input.val_path ? 0 : VAL_SHARE;
     input.paths = files;
-    input.n_paths = args.n_words;
+    input.n_paths = args->n_words;
     if (input.val_path) files[input.n_paths++] = input.val_path;
-    if (usage) return usage;
-    return weft_args_end(&args, tokenize(&args, tokenizer, out, &input, shard_tokens));
+    return tokenize(args, tokenizer, out, &input, shard_tokens);
 }
 
 const char weft_help_tokenizer[] =
-    "  --vocab N          tokens in all: 256 bytes, what is learned, and <|endoftext|>\n"
-    "  --out FILE         the tokenizer.json to write\n"
-    "  --force            overwrite FILE\n"
-    "  --jsonl FIELD      as in weft tokenize\n"
-    "  --min-count N      how often a pair must occur to become a token; default: 2\n"
-    "  --json             one object on standard output\n"
+    "  --vocab N\ttokens in all: 256 bytes, what is learned, and <|endoftext|>\n"
+    "  --out FILE\tthe tokenizer.json to write\n"
+    "  --force\toverwrite FILE\n"
+    "  --jsonl FIELD\tas in weft tokenize\n"
+    "  --min-count N\thow often a pair must occur to become a token; default: 2\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's "
     "library reads it too. There may be fewer tokens than N where there is little text.\n";
@@ -121,8 +118,7 @@ static weft_status train_tokenizer(const weft_args *args, const weft_input_optio
     return WEFT_OK;
 }
 
-int weft_cmd_tokenizer(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_tokenizer(weft_args *args, int argc, char **argv) {
     bool force = false;
     const char *needed = NULL, *out = NULL;
     int64_t vocab = 0, least = 2;
@@ -135,17 +131,14 @@ int weft_cmd_tokenizer(int argc, char **argv) {
                             {"--min-count", .number = &least, .min = 1, .max = INT32_MAX},
                             {0}};
     WEFT_AUTO_FREE const char **words = calloc((size_t)argc + 1, sizeof *words);
-    if (!words) return WEFT_EXIT_FAILED;
-    int usage = weft_args_parse(&args, argc, argv, ARGS_JSON, own, words, argc);
-    if (!usage && !args.n_words)
-        usage = weft_args_refuse(&args, "an action is needed: 'weft tokenizer train'");
-    if (!usage && strcmp(words[0], "train") != 0)
-        usage = weft_args_refuse(&args, "unknown action '%s'; there is only 'train'",
-                                 weft_shown(words[0]));
-    if (!usage && args.n_words < 2) usage = refuse_no_files(&args);
-    if (!usage) usage = weft_args_end(&args, weft_file_vacant(out, force));
+    if (!words) return weft_fail(WEFT_ENOMEM, "no memory");
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON, own, words, argc));
+    if (!args->n_words) return WEFT_REFUSE("an action is needed: 'weft tokenizer train'");
+    if (strcmp(words[0], "train") != 0)
+        return WEFT_REFUSE("unknown action '%s'; there is only 'train'", words[0]);
+    if (args->n_words < 2) return refuse_no_files();
+    WEFT_TRY(weft_file_vacant(out, force));
     input.paths = words + 1;
-    input.n_paths = args.n_words - 1;
-    if (usage) return usage;
-    return weft_args_end(&args, train_tokenizer(&args, &input, vocab, least, out));
+    input.n_paths = args->n_words - 1;
+    return train_tokenizer(args, &input, vocab, least, out);
 }

@@ -11,7 +11,6 @@
 #include "cli/checkpoint.h"
 #include "cli/own_text.h"
 #include "cuda/backend.h"
-#include "generate/folder.h"
 #include "inspect/inspect.h"
 #include "model/account.h"
 #include "model/cached.h"
@@ -26,29 +25,29 @@
 #include <unistd.h>
 
 const char weft_help_train[] =
-    "  --config FILE      the config\n"
-    "  --text FILE        in place of --config: train on this text; repeatable. A tokenizer is "
-    "learned from it, a twentieth of it is held out, and the model's size follows the text and the "
+    "  --config FILE\tthe config\n"
+    "  --text FILE\tin place of --config: train on this text; repeatable. A tokenizer is learned "
+    "from it, a twentieth of it is held out, and the model's size follows the text and the "
     "machine; all of it is in DIR/data and DIR/config\n"
-    "  --minutes M        the run is over in M minutes, with as many of its steps as there is time "
-    "for; with --text, the model is chosen for them, default: 10\n"
-    "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation; default: the first\n"
-    "  --out DIR          the run's folder; without it, runs/ and the config's or text's name, "
-    "with the variant's behind it\n"
-    "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from "
-    "DIR/NAME (step-N, best). With --out alone, the run's own DIR/config is used\n"
-    "  --from DIR         start from a checkpoint's weights with a fresh optimizer; a run's folder "
-    "stands for its best\n"
-    "  --unchecked        with --from: do not verify the checksums in its state.json\n"
-    "  -o KEY=VALUE       override a config key; repeatable\n"
-    "  --seed N           random seed; default: the config's\n"
-    "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu, cuda or auto\n"
-    "  --threads N        default: one per processor; the result does not depend on it\n"
-    "  --save-last        write DIR/last even where SAVE_CHECKPOINT is n\n"
-    "  --peak-flops X     the machine's peak in operations per second, for mfu; 0: no mfu; "
-    "default: measured\n"
-    "  --json             one object on standard output at the end\n"
+    "  --minutes M\tthe run is over in M minutes, with as many of its steps as there is time for; "
+    "with --text, the model is chosen for them, default: 10\n"
+    "  --variant NAME|N\ta variant of the study, or 0 to 5 of the ablation; default: the first\n"
+    "  --out DIR\tthe run's folder; without it, runs/ and the config's or text's name, with the "
+    "variant's behind it\n"
+    "  --resume\tcontinue from DIR/last; in an empty folder, start; --resume=NAME: from DIR/NAME "
+    "(step-N, best). With --out alone, the run's own DIR/config is used\n"
+    "  --from DIR\tstart from a checkpoint's weights with a fresh optimizer; a run's folder stands "
+    "for its best\n"
+    "  --unchecked\twith --from: do not verify the checksums in its state.json\n"
+    "  -o KEY=VALUE\toverride a config key; repeatable\n"
+    "  --seed N\trandom seed; default: the config's\n"
+    "  --dtype T\tf32, bf16 or f64\n"
+    "  --device D\tcpu, cuda or auto\n"
+    "  --threads N\tdefault: one per processor; the result does not depend on it\n"
+    "  --save-last\twrite DIR/last even where SAVE_CHECKPOINT is n\n"
+    "  --peak-flops X\tthe machine's peak in operations per second, for mfu; 0: no mfu; default: "
+    "measured\n"
+    "  --json\tone object on standard output at the end\n"
     "\n"
     "DIR holds last/ and best/ (checkpoints), config, metrics.jsonl (a line per logged step) and "
     "an event file for TensorBoard. SIGINT, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and "
@@ -68,7 +67,7 @@ typedef struct {
     const char *peak, *minutes_text;
     double minutes;
     bool unchecked;
-    char out[OUT_ROOM], config[WEFT_PATH_MAX], from[WEFT_FOLDER_PATH];
+    char out[OUT_ROOM], config[WEFT_PATH_MAX], from[WEFT_PATH_MAX];
 } train_args;
 
 /* runs/NAME, or runs/NAME-VARIANT, once runs/NAME-stepVARIANT: a run that is there goes on. Of a text, its name
@@ -106,7 +105,7 @@ static json_t *result_object(const weft_train_result *r, const char *out, json_t
 
 /* Where the run is, how good it became, and what can be done with it. */
 static void tell_end(const weft_train_result *r, const char *out) {
-    char steps[WEFT_COUNT_ROOM], loss[96] = "", bits[48] = "", best[WEFT_FOLDER_PATH];
+    char steps[WEFT_COUNT_ROOM], loss[96] = "", bits[48] = "", best[WEFT_PATH_MAX];
     if (isfinite(r->best_val_loss))
         snprintf(loss, sizeof loss, ", best held-out loss %.4f, perplexity %.2f", r->best_val_loss,
                  exp(r->best_val_loss));
@@ -114,7 +113,7 @@ static void tell_end(const weft_train_result *r, const char *out) {
         snprintf(bits, sizeof bits, ", %.3f bits per byte", bits_per_byte(r));
     weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", weft_shown(out), weft_count_text(r->steps, steps),
              loss, bits);
-    if (weft_generation_folder(out, best) != WEFT_OK) return;
+    if (weft_checkpoint_folder(out, best) != WEFT_OK) return;
     /* The program as it was called, so that the line can be copied. */
     const char *weft = weft_args_word(program_invocation_name), *run = weft_args_word(out);
     if (r->bytes_per_token > 0) {
@@ -137,17 +136,17 @@ static weft_status keep_result(const weft_train_result *r, const char *out, json
     return weft_json_write(path, result_object(r, out, facts), NULL);
 }
 
-static int finish(const weft_args *args, const weft_train_result *r, const char *out,
-                  json_t *facts) {
-    weft_status kept = keep_result(r, out, facts);
-    if (kept != WEFT_OK) return weft_args_end(args, kept);
+static weft_status finish(weft_args *args, const weft_train_result *r, const char *out,
+                          json_t *facts) {
+    WEFT_TRY(keep_result(r, out, facts));
     if (args->json)
         weft_args_print(result_object(r, out, facts), 0);
     else if (r->end == WEFT_TRAIN_DONE)
         tell_end(r, out);
-    if (r->end == WEFT_TRAIN_DONE) return WEFT_EXIT_DONE;
+    if (r->end == WEFT_TRAIN_DONE) return WEFT_OK;
     fprintf(stderr, "weft %s: %s: %s\n", args->command, out, r->why);
-    return WEFT_EXIT_FAILED;
+    args->exit = WEFT_EXIT_FAILED;
+    return WEFT_OK;
 }
 
 /* Ranks on one machine share its processors, unless the launcher has shared them out already. */
@@ -283,43 +282,40 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
 }
 
 /* A study's folder is not a run's. */
-static int refuse_study(const weft_args *args, const char *out) {
+static weft_status refuse_study(const char *out) {
     bool study = false;
-    weft_status status = weft_folder_has(out, "runs.db", &study);
+    WEFT_TRY(weft_folder_has(out, "runs.db", &study));
     if (study)
-        status = weft_fail(WEFT_EINPUT,
-                           "%s is a study's folder (it has a runs.db); take another --out, or "
+        return WEFT_REFUSE("%s is a study's folder (it has a runs.db); take another --out, or "
                            "'weft study --out %s' to go on with the study",
                            out, out);
-    return weft_args_end(args, status);
+    return WEFT_OK;
 }
 
 /* Where the config comes from: a file, a text, or the run itself. */
-static int find_config(weft_args *args, train_args *own) {
+static weft_status find_config(weft_args *args, train_args *own) {
     weft_train_options *o = &own->options;
     bool texts = args->n_repeated > 0;
     if (args->config && texts)
-        return weft_args_refuse(args, "--text makes a config of its own; leave --config out");
-    if (texts && args->variant) return weft_args_refuse(args, "--variant goes with --config");
+        return WEFT_REFUSE("--text makes a config of its own; leave --config out");
+    if (texts && args->variant) return WEFT_REFUSE("--variant goes with --config");
     if (!args->config && !texts && !(o->resume && o->out))
-        return weft_args_refuse(args, "--config or --text is needed, or, to continue a run, "
-                                      "--resume --out DIR; see 'weft help train'");
+        return WEFT_REFUSE("--config or --text is needed, or, to continue a run, "
+                           "--resume --out DIR; see 'weft help train'");
     for (int i = 0; i < args->n_repeated; i++)
-        if (weft_args_readable(args, args->repeated[i], NULL)) return WEFT_EXIT_USAGE;
+        WEFT_TRY(weft_args_readable(args->repeated[i], NULL));
     if (args->config || texts) name_out(args, own->out);
     if (!o->out) o->out = own->out;
-    if (args->config) return weft_args_readable(args, args->config, NULL);
-    if (weft_path(own->config, "%s/config", o->out) != WEFT_OK)
-        return weft_args_end(args, WEFT_EINPUT);
-    if (texts) return WEFT_EXIT_DONE;
+    if (args->config) return weft_args_readable(args->config, NULL);
+    WEFT_TRY(weft_path(own->config, "%s/config", o->out));
+    if (texts) return WEFT_OK;
     if (access(own->config, F_OK) != 0)
-        return weft_args_refuse(args, "%s: no run to continue is there; --config FILE starts one",
-                                weft_shown(o->out));
-    return weft_args_readable(args, own->config, NULL);
+        return WEFT_REFUSE("%s: no run to continue is there; --config FILE starts one",
+                           weft_shown(o->out));
+    return weft_args_readable(own->config, NULL);
 }
 
-int weft_cmd_train(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_train(weft_args *args, int argc, char **argv) {
     double begun = weft_clock();
     train_args own = {.minutes = WEFT_OWN_TEXT_MINUTES};
     weft_train_options *o = &own.options;
@@ -335,30 +331,26 @@ int weft_cmd_train(int argc, char **argv) {
         {"--peak-flops", .value = &own.peak, .real = &o->peak_flops, .max = 1e30},
         {"--unchecked", .flag = &own.unchecked},
         {0}};
-    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, list, NULL, 0);
-    if (!exit_status) exit_status = find_config(&args, &own);
-    if (!exit_status) exit_status = refuse_study(&args, o->out);
-    if (exit_status) return exit_status;
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, list, NULL, 0));
+    WEFT_TRY(find_config(args, &own));
+    WEFT_TRY(refuse_study(o->out));
     if (o->from) { /* a run's folder stands for its best checkpoint */
-        if (weft_generation_folder(o->from, own.from) != WEFT_OK)
-            return weft_args_end(&args, WEFT_EINPUT);
+        WEFT_TRY(weft_checkpoint_folder(o->from, own.from));
         o->from = own.from;
     }
-    if (own.minutes_text || args.n_repeated) o->deadline = begun + 60 * own.minutes;
-    weft_status status = weft_comm_open(&o->comm);
-    if (status != WEFT_OK) return weft_args_end(&args, status);
+    if (own.minutes_text || args->n_repeated) o->deadline = begun + 60 * own.minutes;
+    WEFT_TRY(weft_comm_open(&o->comm));
     if (weft_comm_rank(o->comm) > 0) weft_log_set_level(WEFT_LOG_ERROR);
-    status = run(&args, &own, &result, &facts);
+    weft_status status = run(args, &own, &result, &facts);
     /* Other ranks hear of an error that is this one's alone. How a run ended is rank 0's to say, before
      * the launcher sees any of them end. */
-    if (status != WEFT_OK) {
+    if (status != WEFT_OK)
         weft_comm_fail(o->comm, weft_error_message());
-        exit_status = weft_args_end(&args, status);
-    } else if (weft_comm_rank(o->comm) == 0) {
-        exit_status = finish(&args, &result, o->out, facts);
-    }
+    else if (weft_comm_rank(o->comm) == 0)
+        status = finish(args, &result, o->out, facts);
+    args->exit = weft_args_end(args, status);
     weft_stop_remove(); /* a signal that comes when all is done does not keep it from being told */
     weft_comm_close(o->comm);
     json_decref(facts);
-    return exit_status;
+    return WEFT_OK;
 }

@@ -6,24 +6,21 @@
 #include "cuda/backend.h"
 
 const char weft_help_verify[] =
-    "  --threads N        default: one per processor\n"
-    "  --device D         cpu, cuda or auto\n"
-    "  --json             one object on standard output\n"
+    "  --threads N\tdefault: one per processor\n"
+    "  --device D\tcpu, cuda or auto\n"
+    "  --json\tone object on standard output\n"
     "\n"
     "Builds each block small and checks its shapes, its forward pass, its gradients against finite "
     "differences, and that no token sees a later one. Exits 1 if any check failed.\n";
 
-int weft_cmd_verify(int argc, char **argv) {
-    weft_args args;
+weft_status weft_cmd_verify(weft_args *args, int argc, char **argv) {
     weft_config c;
-    int exit_status =
-        weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE, NULL, NULL, 0);
-    if (exit_status) return exit_status;
     const weft_backend *backend;
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
-    weft_status status = weft_args_config(&args, &c);
-    if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
-    if (status != WEFT_OK) return weft_args_end(&args, status);
+    WEFT_TRY(
+        weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE, NULL, NULL, 0));
+    WEFT_TRY(weft_args_config(args, &c));
+    WEFT_TRY(weft_args_backend(args, &c, &backend, &pool));
     int passed = 0, failed = 0;
     WEFT_AUTO_DECREF json_t *rows = json_array();
     for (int block = 0; block < weft_verify_count(); block++) {
@@ -35,7 +32,7 @@ int weft_cmd_verify(int argc, char **argv) {
             passed += ok;
             failed += !ok;
             json_object_set_new(row, name, json_boolean(ok));
-            if (args.json) continue;
+            if (args->json) continue;
             if (ok)
                 printf("%s: %s... PASSED\n", weft_verify_name(block), name);
             else
@@ -44,11 +41,12 @@ int weft_cmd_verify(int argc, char **argv) {
         }
         json_array_append_new(rows, row);
     }
-    if (args.json) {
+    if (args->json) {
         weft_args_print(weft_json_make("passed:i failed:i blocks:O", passed, failed, rows), 0);
     } else {
         printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", passed, failed, backend->name,
                backend->remote ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(pool));
     }
-    return failed ? WEFT_EXIT_FAILED : WEFT_EXIT_DONE;
+    if (failed) args->exit = WEFT_EXIT_FAILED;
+    return WEFT_OK;
 }

@@ -518,10 +518,6 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
     return WEFT_OK;
 }
 
-weft_status weft_server_available(void) {
-    return WEFT_OK;
-}
-
 int weft_server_port(const weft_server *s) {
     return MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
 }
@@ -555,37 +551,5 @@ void weft_server_close(weft_server *s) {
     weft_server_metrics_destroy(s->metrics);
     free(s->page);
     free(s);
-}
-
-#else
-
-weft_status weft_server_available(void) {
-    return weft_fail(WEFT_EMISSING, "this build cannot serve: it was made without libmicrohttpd; "
-                                    "scripts/setup optional installs it, then make configure");
-}
-
-weft_status weft_server_open(const weft_server_options *o, const weft_served_model *models, int n,
-                             weft_server **out) {
-    (void)o, (void)models, (void)n;
-    *out = NULL;
-    return weft_server_available();
-}
-
-int weft_server_port(const weft_server *s) {
-    (void)s;
-    return 0;
-}
-
-void weft_server_drain(weft_server *s) {
-    (void)s;
-}
-
-int64_t weft_server_busy(weft_server *s) {
-    (void)s;
-    return 0;
-}
-
-void weft_server_close(weft_server *s) {
-    (void)s;
 }
 #endif

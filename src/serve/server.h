@@ -21,9 +21,6 @@ typedef struct {
     double answer_seconds;    /* in which it must be answered */
 } weft_server_options;
 
-/* Fails, with a line that says so, in a build without libmicrohttpd. */
-weft_status weft_server_available(void);
-
 /* A model that is served: generator and encoder are the server's alone meanwhile, the tokenizer may be shared. */
 typedef struct {
     const char *name;
@@ -35,7 +32,7 @@ typedef struct {
 
 enum { WEFT_SERVED_MOST = 2 };
 
-/* Starts it, where it is available. What is given must outlive it. A request names one of the models, or
+/* Starts it; only builds with libmicrohttpd (WEFT_HAVE_MICROHTTPD) have it. What is given must outlive it. A request names one of the models, or
  * means the first. */
 weft_status weft_server_open(const weft_server_options *o, const weft_served_model *models, int n,
                              weft_server **out);

@@ -294,16 +294,8 @@ void weft_worker_cancel(weft_worker *w, weft_job *j) {
 
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued) {
     WEFT_LOCK(&w->lock);
-    out->running += w->stats.running;
-    out->pages += w->stats.pages;
-    out->pages_used += w->stats.pages_used;
-    out->pages_kept += w->stats.pages_kept;
-    out->cache_bytes += w->stats.cache_bytes;
-    out->prompt_tokens += w->stats.prompt_tokens;
-    out->shared_tokens += w->stats.shared_tokens;
-    out->sampled_tokens += w->stats.sampled_tokens;
-    out->drafted_tokens += w->stats.drafted_tokens;
-    out->accepted_tokens += w->stats.accepted_tokens;
-    out->set_back += w->stats.set_back;
+    /* All of them are whole numbers; what is no sum (a vocabulary, a context) is not told of several. */
+    for (size_t i = 0; i < sizeof *out / sizeof(int64_t); i++)
+        ((int64_t *)out)[i] += ((const int64_t *)&w->stats)[i];
     *queued += w->sequences > w->stats.running ? w->sequences - w->stats.running : 0;
 }

@@ -123,6 +123,46 @@ TEST(test_a_longer_text_has_a_tokenizer) {
              scratch_path("more"), "-o", "STEPS=1", "-o", "SAMPLE_PROMPT=");
 }
 
+static double number_behind(const char *text, const char *word) {
+    const char *at = strstr(text, word);
+    if (!at) fail_msg("no %s in:\n%s", word, text);
+    return atof(at + strlen(word));
+}
+
+/* However much time there is, a model reads a short text 40 times, and of a longer one 20 tokens for each of its
+ * parameters. */
+TEST(test_more_time_than_the_text_is_good_for) {
+    static const struct {
+        int sentences;
+        bool by_passes;
+    } cases[] = {{SENTENCES, true}, {4400, false}};
+    for (int i = 0; i < 2; i++) {
+        const char *text = write_text("some.txt", cases[i].sentences);
+        const char *out = scratch_path("runs/time%d", i);
+        size_t bytes, room;
+        free(file_read(text, &bytes));
+        command_result r =
+            command_run(RUN("train", "--text", text, "--minutes", "1000", "--out", out, "--device",
+                            "cpu", "-o", "STEPS=1", "-o", "SAMPLE_PROMPT="));
+        assert_int_equal(r.status, 0);
+        double steps = number_behind(r.err, " tokens of context; "); /* those that it chose */
+        command_free(&r);
+        const char *path = format_text("%s/config", out);
+        WEFT_AUTO_FREE char *config = file_read(path, &room);
+        json_t *plan = command_json(RUN("plan", "--config", path, "--json"));
+        double step =
+            number_behind(config, "CONFIG_BATCH_SIZE=") * number_behind(config, "CONFIG_CONTEXT=");
+        double tokens = steps * step;
+        /* A twentieth is held out, in whole lines of less than 50 bytes. */
+        double most =
+            cases[i].by_passes ? 40 * (0.95 * (double)bytes) : 20 * real_of(plan, "parameters");
+        if (tokens > most + 40 * 50 || tokens < most - step - 40 * 50)
+            fail_msg("%d sentences: %.0f tokens in steps of %.0f, and not %.0f", cases[i].sentences,
+                     tokens, step, most);
+        json_decref(plan);
+    }
+}
+
 TEST(test_what_is_wrong_is_said) {
     const char *tiny = scratch_path("tiny.txt");
     file_write(tiny, "too short", 9);

@@ -1,9 +1,11 @@
 /* Logits that are not numbers: their sequence ends, and says so, and the others make the tokens that they
  * make alone, from the same bits, in the same steps and in the pages that the broken one leaves. One
- * token's embedding is poisoned, so a text breaks behind that token and nowhere else. */
+ * token's embedding is poisoned, so a text breaks behind that token and nowhere else. And memory that is not there:
+ * each allocation fails in turn. */
 #include "cpu/backend.h"
 #include "generate/generator.h"
 #include "model/cached.h"
+#include "support/allocations.h"
 #include "support/generation.h"
 #include "support/poison.h"
 #include "support/sampling.h"
@@ -149,8 +151,102 @@ static void test_narrow_caches_that_hold_no_numbers_harm_nobody(void **state) {
     check_broken("mla-joint-rope", "int8", false, INFINITY);
 }
 
+#ifdef COUNTS_ALLOCATIONS
+static const struct {
+    const char *name, *weights;
+    weft_generator_limits limits;
+} without[] = {{"dot-learned", "WEIGHT_DTYPE=int8", {.sequences = 2, .ngram = true}},
+               {"mla-reciprocal-rope", "WEIGHT_DTYPE=bf16", {.sequences = 2}}};
+enum { WITHOUT = sizeof without / sizeof without[0] };
+
+/* Whichever allocation fails, opening fails and says so, and what was taken before it is given back. */
+static void test_a_generator_without_memory_is_not_opened(void **state) {
+    (void)state;
+    for (int i = 0; i < WITHOUT; i++) {
+        generation f;
+        generation_open(&f, without[i].name, 64, 1, (const char *[]){without[i].weights, NULL});
+        generation_start(&f, NULL, &without[i].limits); /* what is made once is there */
+        weft_generator_close(f.g);
+        int64_t before = atomic_load(&live);
+        int64_t nth = 0, failures = 0;
+        for (bool all = false; !all;) {
+            failing = ++nth;
+            weft_status status =
+                weft_generator_open(f.model, weft_cpu_backend(), f.pool, &without[i].limits, &f.g);
+            all = failing > 0;
+            failing = 0;
+            /* One whose failure nobody minds, such as for a file that tells of limits, ends well. */
+            if (status != WEFT_OK && (all || !strstr(weft_error_message(), "no memory")))
+                fail_msg("%s, allocation %lld: status %d: %s", without[i].name, (long long)nth,
+                         (int)status, weft_error_message());
+            assert_true((status == WEFT_OK) == (f.g != NULL));
+            failures += status != WEFT_OK;
+            if (f.g) weft_generator_close(f.g);
+            if (atomic_load(&live) != before)
+                fail_msg("%s, allocation %lld (%s): %lld blocks are left", without[i].name,
+                         (long long)nth, weft_error_message(),
+                         (long long)(atomic_load(&live) - before));
+        }
+        assert_true(failures > 50);
+        f.g = NULL;
+        generation_close(&f);
+    }
+}
+
+/* A step that fails for want of memory may be tried again, and loses no token. */
+static void test_steps_without_memory_lose_nothing(void **state) {
+    (void)state;
+    enum { TEXTS = 3 };
+    for (int i = 0; i < WITHOUT; i++) {
+        made_text want[TEXTS] = {0};
+        bool whole = false;
+        int failures = 0;
+        for (int64_t nth = 0; !whole; nth += nth ? 5 : 1) { /* 0: none fails */
+            generation f;
+            int64_t id[TEXTS];
+            int failed = 0;
+            made_text got[TEXTS] = {0};
+            generation_open(&f, without[i].name, 64, 1, (const char *[]){without[i].weights, NULL});
+            generation_start(&f, NULL, &without[i].limits);
+            for (int k = 0; k < TEXTS; k++) {
+                int32_t prompt[40];
+                weft_sampling s = weft_sampling_default();
+                s.max_tokens = 10;
+                s.seed = (uint64_t)k;
+                for (int t = 0; t < 40; t++)
+                    prompt[t] = (int32_t)((t * 5 + (t < 20 ? 0 : k)) % f.c.config.vocab_size);
+                assert_int_equal(weft_generator_add(f.g, prompt, 40 - k, &s, &id[k]), WEFT_OK);
+            }
+            failing = nth;
+            while (weft_generator_busy(f.g)) {
+                weft_status status = weft_generator_step(f.g);
+                if (status == WEFT_OK) continue;
+                if (!strstr(weft_error_message(), "no memory"))
+                    fail_msg("%s, allocation %lld: status %d: %s", without[i].name, (long long)nth,
+                             (int)status, weft_error_message());
+                assert_int_equal(failed++, 0);
+            }
+            whole = nth > 0 && failing > 0;
+            failures += failed;
+            assert_true(!failed || !whole);
+            failing = 0;
+            for (int k = 0; k < TEXTS; k++) {
+                text_take(f.g, id[k], nth ? &got[k] : &want[k]);
+                if (nth) text_compare(without[i].name, k, &got[k], &want[k]);
+            }
+            generation_close(&f);
+        }
+        assert_true(failures > 50);
+    }
+}
+#endif
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+#ifdef COUNTS_ALLOCATIONS
+        cmocka_unit_test(test_a_generator_without_memory_is_not_opened),
+        cmocka_unit_test(test_steps_without_memory_lose_nothing),
+#endif
         cmocka_unit_test(test_broken_logits_end_only_their_sequence),
         cmocka_unit_test(test_tokens_that_are_sampled_there_break_off_in_the_same_way),
         cmocka_unit_test(test_narrow_caches_that_hold_no_numbers_harm_nobody),

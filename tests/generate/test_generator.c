@@ -584,28 +584,102 @@ static void test_texts_end_where_they_should(void **state) {
     generation_close(&f);
 }
 
+/* A call with the number of a sequence that was never added, or is gone, changes nothing and says so. */
+static void test_a_sequence_that_is_not_there(void **state) {
+    (void)state;
+    generation f;
+    int32_t prompt[20];
+    int64_t id[3];
+    weft_sampled token;
+    weft_generator_stats stats;
+    made_text texts[2] = {0}, want;
+    weft_sampling s = sampling_of(0, 6);
+    open_model(&f, "dot-learned", 32, 1);
+    generation_start(&f, NULL, NULL);
+    fill_prompt(&f, prompt, 20, 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(weft_generator_add(f.g, prompt, 20, &s, &id[i]), WEFT_OK);
+    generation_step(f.g);
+    weft_generator_remove(f.g, id[1]);
+    const int64_t none[] = {-1, id[1], id[2] + 1};
+    for (int i = 0; i < 3; i++) {
+        char message[80];
+        assert_int_equal(weft_generator_take(f.g, none[i], &token), WEFT_TAKE_WAIT);
+        assert_int_equal(weft_generator_shared(f.g, none[i]), 0);
+        weft_generator_stop(f.g, none[i]);
+        weft_generator_remove(f.g, none[i]);
+        assert_int_equal(weft_generator_extend(f.g, none[i], prompt, 2, &s), WEFT_EINPUT);
+        snprintf(message, sizeof message, "generate: sequence %lld is not there or has not ended",
+                 (long long)none[i]);
+        assert_string_equal(weft_error_message(), message);
+    }
+    weft_generator_count(f.g, &stats);
+    assert_int_equal(stats.running + stats.waiting, 2);
+    while (weft_generator_busy(f.g))
+        generation_step(f.g);
+    make_alone("dot-learned", 32, prompt, 20, &s, &want);
+    for (int i = 0; i < 2; i++) {
+        text_take(f.g, id[2 * i], &texts[i]);
+        text_compare("dot-learned", i, &texts[i], &want);
+    }
+    generation_close(&f);
+}
+
+static void refuse_open(generation *f, weft_generator_limits limits, const char *why) {
+    assert_int_equal(weft_generator_open(f->model, weft_cpu_backend(), f->pool, &limits, &f->g),
+                     WEFT_EINPUT);
+    assert_null(f->g);
+    assert_string_equal(weft_error_message(), why);
+}
+
+static void refuse_prompt(generation *f, const int32_t *prompt, int64_t n, weft_sampling s,
+                          const char *why) {
+    int64_t id;
+    assert_int_equal(weft_generator_add(f->g, prompt, n, &s, &id), WEFT_EINPUT);
+    assert_string_equal(weft_error_message(), why);
+}
+
+/* In words that name the limit and a way out. */
 static void test_what_cannot_be_is_refused(void **state) {
     (void)state;
     generation f;
     int32_t prompt[40] = {0};
     int64_t id;
-    weft_sampling s = weft_sampling_default();
+    char token[100];
+    weft_sampling s = weft_sampling_default(), wrong = s;
     open_model(&f, "dot-learned", 32, 1);
-    weft_generator_limits longer = {.context = 33}, slide = {.slide = true},
-                          small = {.cache_bytes = 7};
-    assert_int_equal(weft_generator_open(f.model, weft_cpu_backend(), f.pool, &longer, &f.g),
+    refuse_open(&f, (weft_generator_limits){.context = 33},
+                "a context of 33 tokens is too long: the model's positions (learned) end at "
+                "CONFIG_CONTEXT=32");
+    refuse_open(&f, (weft_generator_limits){.slide = true},
+                "a sliding context needs positions without an end: CONFIG_POSITION=\"rope\", "
+                "\"alibi\" or \"none\"");
+    refuse_open(&f, (weft_generator_limits){.sequences = -1},
+                "-1 sequences of 32 tokens cannot be generated");
+    refuse_open(&f, (weft_generator_limits){.sequences = 65537},
+                "65537 sequences of 32 tokens cannot be generated");
+    assert_int_equal(weft_generator_open(f.model, weft_cpu_backend(), f.pool,
+                                         &(weft_generator_limits){.cache_bytes = 7}, &f.g),
                      WEFT_EINPUT);
-    assert_int_equal(weft_generator_open(f.model, weft_cpu_backend(), f.pool, &slide, &f.g),
-                     WEFT_EINPUT);
-    assert_int_equal(weft_generator_open(f.model, weft_cpu_backend(), f.pool, &small, &f.g),
-                     WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(),
+                           "a cache of 7 bytes does not hold a page of 16 tokens, which takes "));
     generation_start(&f, NULL, NULL);
-    assert_int_equal(weft_generator_add(f.g, prompt, 32, &s, &id), WEFT_EINPUT);
-    assert_int_equal(weft_generator_add(f.g, prompt, 0, &s, &id), WEFT_EINPUT);
-    prompt[3] = (int32_t)f.c.config.vocab_size;
-    assert_int_equal(weft_generator_add(f.g, prompt, 10, &s, &id), WEFT_EINPUT);
-    s.top_p = -1;
-    assert_int_equal(weft_generator_add(f.g, prompt, 3, &s, &id), WEFT_EINPUT);
+    refuse_prompt(&f, prompt, 32, s,
+                  "the prompt has 32 tokens, too many for a context of 32; shorten it");
+    refuse_prompt(&f, prompt, 0, s, "the prompt is empty; give one token at least");
+    assert_int_equal(weft_generator_add(f.g, prompt, 31, &s, &id), WEFT_OK);
+    weft_generator_remove(f.g, id);
+    const int32_t vocab = (int32_t)f.c.config.vocab_size, outside[] = {-1, vocab, vocab - 1};
+    for (int i = 0; i < 3; i++) {
+        prompt[3] = outside[i];
+        snprintf(token, sizeof token, "token 3 of the prompt is %d, but the model knows 0 to %d",
+                 (int)prompt[3], (int)vocab - 1);
+        if (i < 2) refuse_prompt(&f, prompt, 10, s, token);
+    }
+    assert_int_equal(weft_generator_add(f.g, prompt, 10, &s, &id), WEFT_OK);
+    weft_generator_remove(f.g, id);
+    wrong.top_p = -1;
+    refuse_prompt(&f, prompt, 3, wrong, "top-p is -1, but it must be from 0 to 1");
     assert_false(weft_generator_busy(f.g));
     generation_close(&f);
     open_model(&f, "dot-noncausal", 32, 1);
@@ -631,6 +705,7 @@ int main(void) {
         cmocka_unit_test(test_the_pool_has_the_bytes_that_the_plan_tells),
         cmocka_unit_test(test_a_conversation_goes_on_in_the_cache),
         cmocka_unit_test(test_texts_end_where_they_should),
+        cmocka_unit_test(test_a_sequence_that_is_not_there),
         cmocka_unit_test(test_what_cannot_be_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

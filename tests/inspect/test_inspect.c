@@ -152,6 +152,7 @@ TEST(test_tables_and_pictures_show_what_the_model_has) {
     const char *mla = make_model("mla", "ATTENTION=mla", "FFN=gelu");
     char *out;
     command_succeeds(RUN("inspect", w2, "--text", text, "--out", page), &out);
+    assert_null(strchr(out, '{')); /* words, and no object behind them */
     assert_non_null(strstr(out, "moved: weight that moves"));
     assert_non_null(
         strstr(out, "\nlayer   head 1  head 2\n    1 ")); /* as the page and reports count */

@@ -105,10 +105,20 @@ static void test_a_client_that_goes_away_frees_its_pages(void **state) {
         http_wait_metric(s.port, "weft_cache_pages_used", 0);
         http_wait_metric(s.port, "weft_sequences_running", 0);
     }
+    /* One that sends no more counts as gone, and is told so if it still listens. */
+    int client = start_long(s.port, 0);
+    http_wait_metric(s.port, "weft_sequences_running", 1);
+    shutdown(client, SHUT_WR);
+    answer a = client_read(client, 60);
+    assert_int_equal(a.status, 499);
+    assert_non_null(strstr(a.body, "\"message\":\"the client went away\""));
+    answer_free(&a);
+    close(client);
+    http_wait_metric(s.port, "weft_sequences_running", 0);
     double made = http_metric(s.port, "weft_generated_tokens_total");
     pause_ms(100);
     assert_true(http_metric(s.port, "weft_generated_tokens_total") == made);
-    http_wait_metric(s.port, "weft_requests_total{path=\"/v1/completions\",status=\"499\"}", 2);
+    http_wait_metric(s.port, "weft_requests_total{path=\"/v1/completions\",status=\"499\"}", 3);
     server_stop(&s);
 }
 
@@ -245,7 +255,11 @@ static void test_a_small_cache_serves_short_texts(void **state) {
     snprintf(path, sizeof path, "%s", scratch_path("wide.config"));
     file_write(path, config, sizeof config - 1);
     command_succeeds(RUN("init", "--config", path, "--out", wide, "--seed", "1"), NULL);
-    server s = server_start(RUN("--model", wide, "--threads", "1", "--cache-mib", "1"));
+    /* With nothing said there is room for 16 texts of the whole context, which may begin within a page. */
+    server s = server_start(RUN("--model", wide, "--threads", "1"));
+    assert_int_equal((int)http_metric(s.port, "weft_cache_pages"), 16 * (1024 / 16 + 1));
+    server_stop(&s);
+    s = server_start(RUN("--model", wide, "--threads", "1", "--cache-mib", "1"));
     double tokens = 16 * http_metric(s.port, "weft_cache_pages");
     assert_int_equal((int)tokens, (1 << 20) / TOKEN);
     static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}";

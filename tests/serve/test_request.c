@@ -1,12 +1,16 @@
-/* Requests and templates on their own: what becomes of a body, and of a conversation. */
+/* Requests, templates, jobs and metrics on their own: what becomes of a body and of a conversation, who holds a job,
+ * and what is counted. */
 #include "base/clock.h"
 #include "serve/http.h"
 #include "serve/request.h"
 #include "serve/template.h"
+#include "serve/worker.h"
+#include "support/allocations.h"
 #include "support/command.h"
 #include "support/test.h"
 #include "support/train_run.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +71,7 @@ TEST(test_any_bytes_at_all) {
         "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"\\u00e9\"}]},"
         "{\"role\":\"assistant\",\"content\":null}],\"logprobs\":true,\"top_logprobs\":2}"};
     static const char letters[] = "{}[]\",:0123456789.eE+-\\u \n\t\xff\xc3ntf";
-    int taken = 0, rounds = train_long() ? 400000 : 20000;
+    int taken = 0, rounds = train_long() ? 2000000 : 20000;
     unsigned dice = 1;
     for (int round = 0; round < rounds; round++) {
         char text[512];
@@ -253,32 +257,53 @@ TEST(test_contents_are_filtered) {
     }
 }
 
-/* What a template has no form for is refused in words; and so is a template that makes no sense. */
+/* What a template has no form for is refused in words, and so is a template that makes no sense: what is wrong, and
+ * what to do about it. */
 TEST(test_messages_without_a_form_are_refused) {
-    static const char *const wrong[] = {"{begin}{user}{content}", "{begin}{assistant}{content}",
-                                        "{begin}{user}x{assistant}{content}",
-                                        "{begin}{content}{user}{content}{assistant}{content}"};
+#define IN_IT "CONFIG_CHAT_TEMPLATE must have {content} in it, as in \"{role}: {content}\\n\""
+#define BOTH "CONFIG_CHAT_TEMPLATE that begins with {begin} must have {user} and {assistant} in it"
+    static const char *const wrong[][2] = {
+        {"{begin}{user}{content}", BOTH},
+        {"{begin}{assistant}{content}", IN_IT},
+        {"{begin}{user}x{assistant}{content}", IN_IT},
+        {"{role}", IN_IT},
+        {"{content|shout}", IN_IT},
+        {"{content}{content}", "CONFIG_CHAT_TEMPLATE must have {content} once, not twice"},
+        {"{begin}{content}{user}{content}{assistant}{content}",
+         "CONFIG_CHAT_TEMPLATE has {content} behind {begin}, where there is no message"}};
     weft_tokenizer *t;
     weft_encoder *e;
     weft_template *m;
     int32_t *got;
     int64_t count;
-    char text[] = "a";
+    char text[] = "a", many[65 * 6 + 16] = "{content}";
     const weft_message talk[] = {{"user", text, 1}, {"system", text, 1}};
     assert_int_equal(weft_tokenizer_open("bytes", &t), WEFT_OK);
     assert_int_equal(weft_encoder_open(t, &e), WEFT_OK);
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        assert_int_equal(weft_template_open(wrong[i], t, &m), WEFT_EINPUT);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        assert_int_equal(weft_template_open(wrong[i][0], t, &m), WEFT_EINPUT);
+        assert_string_equal(weft_error_message(), wrong[i][1]);
+    }
+    for (int i = 1; i < 64; i++)
+        strcat(many, "{role}");
+    assert_int_equal(weft_template_open(many, t, &m), WEFT_OK);
+    weft_template_close(m);
+    strcat(many, "{role}");
+    assert_int_equal(weft_template_open(many, t, &m), WEFT_EINPUT);
+    assert_string_equal(weft_error_message(),
+                        "CONFIG_CHAT_TEMPLATE has more than 64 parts; shorten it");
     assert_int_equal(weft_template_open("{begin}{user}{content}{assistant}{content}", t, &m),
                      WEFT_OK);
     assert_int_equal(weft_template_encode(m, e, talk + 1, 1, &got, &count), WEFT_EINPUT);
-    assert_non_null(strstr(weft_error_message(), "has no system message"));
+    assert_string_equal(weft_error_message(), "this model's chat template has no system message; "
+                                              "put it into the first message of the user");
     weft_template_close(m);
     assert_int_equal(
         weft_template_open("{begin}{system}{content}{user}{content}{assistant}{content}", t, &m),
         WEFT_OK);
     assert_int_equal(weft_template_encode(m, e, talk, 2, &got, &count), WEFT_EINPUT);
-    assert_non_null(strstr(weft_error_message(), "at the beginning alone"));
+    assert_string_equal(weft_error_message(), "this model's chat template has a system message at "
+                                              "the beginning alone; it is message 2 here");
     weft_template_close(m);
     weft_encoder_close(e);
     weft_tokenizer_close(t);
@@ -302,10 +327,38 @@ TEST(test_nobody_can_write_special_tokens) {
     assert_int_equal(ends, 1);
     free(got);
     weft_template_close(m);
-    assert_int_equal(weft_template_open("{role}", t, &m), WEFT_EINPUT);
-    assert_int_equal(weft_template_open("{content}{content}", t, &m), WEFT_EINPUT);
     weft_encoder_close(e);
     weft_tokenizer_close(t);
+}
+
+/* A page from elsewhere may have any name but these. */
+TEST(test_names_of_this_machine) {
+    static const char *const local[] = {
+        "127.0.0.1",
+        "127.0.0.1:8000",
+        "127.9.8.7",
+        "localhost",
+        "LocalHost:80",
+        "page.localhost",
+        "page.localhost:1",
+        "127.0.0.1:80",
+        "[::1]",
+        "[::1]:8000",
+        "::1",
+        "localhost:",
+        "a.b.LOCALHOST",
+    };
+    static const char *const others[] = {
+        "",           "evil!",        "abcde",     "abcdefghi",     "localhost.evil.org",
+        "xlocalhost", ".localhost",   "localhos",  "localhost:80x", "127.0.0.1.evil.org",
+        "127.0.0.x",  "127.0.0.1:8a", "128.0.0.1", "12.0.0.1",      "[::1]x",
+        "[::1]:8a",   "[::2]",        "[::1",      "::2",           "::1:80",
+        "localhost ", "evil.local",
+    };
+    for (size_t i = 0; i < sizeof local / sizeof local[0]; i++)
+        if (!weft_http_is_local(local[i])) fail_msg("'%s' is this machine", local[i]);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (weft_http_is_local(others[i])) fail_msg("'%s' may be another machine", others[i]);
 }
 
 TEST(test_keys_are_compared_whole) {
@@ -383,5 +436,198 @@ TEST(test_a_zero_is_a_letter_of_a_prompt) {
     check_refused("{\"prompt\":\"a\",\"stop\":[\"x\",\"y\\u0000\"]}", WEFT_COMPLETIONS, "'stop'");
     check_refused("{\"prompt\":\"a\",\"stop\":\"\"}", WEFT_COMPLETIONS, "'stop'");
 }
+
+/* Every figure under its own name, times up to and with a bucket's bound in it, and all of them in +Inf. */
+TEST(test_metrics_count_what_they_say) {
+    static const double seconds[] = {0.004, 0.005, 0.0051, 2.5, 29, 31, 4000};
+    static const struct {
+        const char *bound;
+        int times;
+    } buckets[] = {{"0.005", 2}, {"0.01", 3}, {"0.025", 3}, {"0.05", 3}, {"0.1", 3},
+                   {"0.25", 3},  {"0.5", 3},  {"1", 3},     {"2.5", 4},  {"5", 4},
+                   {"10", 4},    {"30", 5},   {"+Inf", 7}};
+    enum { TIMES = sizeof seconds / sizeof seconds[0] };
+    const weft_server_metrics_now now = {.generator = {.prompt_tokens = 101,
+                                                       .shared_tokens = 102,
+                                                       .sampled_tokens = 103,
+                                                       .drafted_tokens = 104,
+                                                       .accepted_tokens = 105,
+                                                       .set_back = 106,
+                                                       .running = 107,
+                                                       .pages = 108,
+                                                       .pages_used = 109,
+                                                       .pages_kept = 110,
+                                                       .cache_bytes = 111},
+                                         .queued = 112,
+                                         .connections = 113,
+                                         .model = "a\"b\\c\nd"};
+    static const char *const lines[] = {"weft_prompt_tokens_total 101",
+                                        "weft_shared_tokens_total 102",
+                                        "weft_generated_tokens_total 103",
+                                        "weft_drafted_tokens_total 104",
+                                        "weft_accepted_tokens_total 105",
+                                        "weft_set_back_total 106",
+                                        "weft_sequences_running 107",
+                                        "weft_cache_pages 108",
+                                        "weft_cache_pages_used 109",
+                                        "weft_cache_pages_kept 110",
+                                        "weft_cache_bytes 111",
+                                        "weft_sequences_waiting 112",
+                                        "weft_connections 113",
+                                        "weft_requests_total{path=\"/health\",status=\"599\"} 7",
+                                        ",model=\"a\\\"b\\\\c\\nd\"} 1",
+                                        "weft_first_token_seconds_count 0"};
+    weft_server_metrics *m;
+    char want[2048];
+    double sum = 0;
+    int at = 0;
+    assert_int_equal(weft_server_metrics_create(&m), WEFT_OK);
+    for (int i = 0; i < TIMES; i++) {
+        weft_server_metrics_request(m, WEFT_PATH_HEALTH, 599, seconds[i]);
+        sum += seconds[i];
+    }
+    for (size_t i = 0; i < sizeof buckets / sizeof buckets[0]; i++)
+        at += snprintf(want + at, sizeof want - (size_t)at,
+                       "weft_request_seconds_bucket{le=\"%s\"} %d\n", buckets[i].bound,
+                       buckets[i].times);
+    snprintf(want + at, sizeof want - (size_t)at,
+             "weft_request_seconds_sum %.6f\nweft_request_seconds_count %d\n", sum, TIMES);
+    char *text = weft_server_metrics_text(m, &now);
+    assert_non_null(text);
+    if (!strstr(text, want)) fail_msg("not there:\n%s\nin:\n%s", want, text);
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        const char *found = strstr(text, lines[i]);
+        if (!found || found[strlen(lines[i])] != '\n')
+            fail_msg("%s is not in:\n%s", lines[i], text);
+    }
+    free(text);
+    /* What is no status is no request that was answered, and was still timed. */
+    weft_server_metrics_request(m, WEFT_PATH_CHAT, 0, 1);
+    weft_server_metrics_request(m, WEFT_PATH_CHAT, 600, 1);
+    text = weft_server_metrics_text(m, &now);
+    assert_null(strstr(text, "path=\"/v1/chat/completions\""));
+    assert_non_null(strstr(text, "weft_request_seconds_count 9\n"));
+    free(text);
+    /* The last job counts a tenth. */
+    assert_true(weft_server_metrics_job_seconds(m) == 0);
+    weft_server_metrics_job(m, 10);
+    assert_float_equal(weft_server_metrics_job_seconds(m), 10, 1e-9);
+    weft_server_metrics_job(m, 20);
+    assert_float_equal(weft_server_metrics_job_seconds(m), 11, 1e-9);
+    weft_server_metrics_destroy(m);
+}
+
+enum { THREADS = 4, TURNS = 500000 };
+
+static void *count_much(void *metrics) {
+    for (int i = 0; i < TURNS; i++)
+        weft_server_metrics_request(metrics, WEFT_PATH_PAGE, 200, 1);
+    for (int i = 0; i < TURNS; i++)
+        weft_server_metrics_first_token(metrics, 1);
+    return NULL;
+}
+
+/* By any thread. */
+TEST(test_metrics_of_several_threads_add_up) {
+    static const char *const lines[] = {
+        "weft_requests_total{path=\"/\",status=\"200\"} 2000000\n",
+        "weft_request_seconds_sum 2000000.000000\nweft_request_seconds_count 2000000\n",
+        "weft_first_token_seconds_sum 2000000.000000\nweft_first_token_seconds_count 2000000\n"};
+    weft_server_metrics *m;
+    pthread_t threads[THREADS];
+    assert_int_equal(weft_server_metrics_create(&m), WEFT_OK);
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, count_much, m), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    char *text = weft_server_metrics_text(m, &(weft_server_metrics_now){.model = "m"});
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+        if (!strstr(text, lines[i])) fail_msg("%s is not in:\n%s", lines[i], text);
+    free(text);
+    weft_server_metrics_destroy(m);
+}
+
+#ifdef COUNTS_ALLOCATIONS
+/* A request, its job and its answer, held and let go of: the status that the client is told, 0: none. */
+static int make_job(const char *body, weft_endpoint endpoint) {
+    weft_request r;
+    weft_refusal why;
+    if (!weft_request_parse(body, strlen(body), endpoint, &limits, &r, &why)) return why.status;
+    weft_job *j = weft_job_create(&r, endpoint == WEFT_CHAT ? 1 : r.n_prompts);
+    weft_answer *a = j ? weft_answer_open(j, NULL, "m") : NULL;
+    if (!a) {
+        weft_job_release(j);
+        return 503;
+    }
+    j->choices[1].text = malloc(100);
+    weft_job_release(j);
+    assert_int_equal(j->n_choices, 2 * j->n_prompts); /* the answer holds it */
+    weft_job_hold(j);
+    weft_answer_close(a);
+    weft_job_release(j);
+    return 0;
+}
+
+/* Whichever allocation fails, the client is told to come again, and nothing is left. */
+TEST(test_requests_without_memory_leave_nothing) {
+    static const struct {
+        const char *body;
+        weft_endpoint endpoint;
+    } cases[] = {
+        {"{\"prompt\":[\"a\",[1,2,3]],\"n\":2,\"stop\":[\"x\"],\"logprobs\":2}", WEFT_COMPLETIONS},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\","
+         "\"content\":[{\"type\":\"text\",\"text\":\"b\"}]}],\"n\":2}",
+         WEFT_CHAT}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(make_job(cases[i].body, cases[i].endpoint), 0);
+        int64_t before = atomic_load(&live), nth = 0, refused = 0;
+        for (bool all = false; !all;) {
+            failing = ++nth;
+            int status = make_job(cases[i].body, cases[i].endpoint);
+            all = failing > 0;
+            failing = 0;
+            /* The parser has one answer to everything that it cannot read. */
+            assert_true(status == 0 || status == 503 || status == 400);
+            refused += status == 503;
+            if (atomic_load(&live) != before)
+                fail_msg("case %zu, allocation %lld: %lld blocks are left", i, (long long)nth,
+                         (long long)(atomic_load(&live) - before));
+            assert_true(!all || status == 0);
+        }
+        assert_true(refused >= 6);
+    }
+}
+
+/* Of templates and prompts. */
+TEST(test_templates_without_memory_leave_nothing) {
+    weft_tokenizer *t;
+    weft_encoder *e;
+    char text[] = "a b c";
+    const weft_message talk[] = {{"user", text, 5}, {"assistant", text, 5}};
+    assert_int_equal(weft_tokenizer_open("tests/vectors/tokenizer.own.json", &t), WEFT_OK);
+    for (int64_t nth = 0, before = 0, all = 0; !all; nth++) {
+        weft_template *m = NULL;
+        int32_t *tokens = NULL;
+        int64_t count;
+        failing = nth;
+        weft_status status = weft_encoder_open(t, &e);
+        if (status == WEFT_OK)
+            status = weft_template_open("{role}: {content}<|endoftext|>\n", t, &m);
+        if (status == WEFT_OK) status = weft_template_encode(m, e, talk, 2, &tokens, &count);
+        all = nth > 0 && failing > 0;
+        failing = 0;
+        if (status != (nth == 0 || all ? WEFT_OK : WEFT_ENOMEM))
+            fail_msg("allocation %lld: status %d: %s", (long long)nth, (int)status,
+                     weft_error_message());
+        free(tokens);
+        weft_template_close(m);
+        weft_encoder_close(e);
+        if (nth == 0) before = atomic_load(&live);
+        assert_int_equal(atomic_load(&live), before);
+        assert_true(!all || nth > 8);
+    }
+    weft_tokenizer_close(t);
+}
+#endif
 
 RUN_TESTS(NULL, NULL)
