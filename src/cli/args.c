@@ -78,7 +78,7 @@ static const weft_arg *find_option(const known_options *k, const char *word) {
 }
 
 static weft_status missing_value(const char *option) {
-    return WEFT_REFUSE("%s needs a value", option);
+    return WEFT_BAD_INPUT("%s needs a value", option);
 }
 
 weft_status weft_args_number(const weft_arg *o, const char *text) {
@@ -86,9 +86,9 @@ weft_status weft_args_number(const weft_arg *o, const char *text) {
     long long number = o->number ? strtoll(text, &end, 10) : 0;
     double value = o->number ? (double)number : strtod(text, &end);
     if (end == text || *end || !(value >= o->min && value <= o->max))
-        return WEFT_REFUSE(o->number ? "%s '%s' must be a whole number from %.0f to %.0f"
-                                     : "%s '%s' must be a number from %g to %g",
-                           o->name, text, o->min, o->max);
+        return WEFT_BAD_INPUT(o->number ? "%s '%s' must be a whole number from %.0f to %.0f"
+                                        : "%s '%s' must be a number from %g to %g",
+                              o->name, text, o->min, o->max);
     if (o->number)
         *o->number = number;
     else
@@ -114,7 +114,7 @@ static weft_status take_option(weft_args *a, const known_options *k, int argc, c
     if (k->overrides && strcmp(word, "-o") == 0) {
         if (*i + 1 == argc) return missing_value("-o");
         if (a->n_overrides == ARGS_OVERRIDES_MAX)
-            return WEFT_REFUSE("more than %d overrides", ARGS_OVERRIDES_MAX);
+            return WEFT_BAD_INPUT("more than %d overrides", ARGS_OVERRIDES_MAX);
         a->overrides[a->n_overrides++] = argv[++*i];
         return WEFT_OK;
     }
@@ -127,11 +127,11 @@ static weft_status take_option(weft_args *a, const known_options *k, int argc, c
         for (int n = 0; n < k->n; n++)
             weft_nearest_offer(&nearest, k->list[n].name);
         if (*nearest.name)
-            return WEFT_REFUSE("unknown option '%s'; did you mean '%s'?", bare, nearest.name);
-        return WEFT_REFUSE("unknown option '%s'; 'weft help %s' lists them", bare, a->command);
+            return WEFT_BAD_INPUT("unknown option '%s'; did you mean '%s'?", bare, nearest.name);
+        return WEFT_BAD_INPUT("unknown option '%s'; 'weft help %s' lists them", bare, a->command);
     }
     if (o->flag) {
-        if (equals && !(o->value && equals[1])) return WEFT_REFUSE("%s takes no value", o->name);
+        if (equals && !(o->value && equals[1])) return WEFT_BAD_INPUT("%s takes no value", o->name);
         if (equals) *o->value = equals + 1;
         *o->flag = true;
         return WEFT_OK;
@@ -143,7 +143,7 @@ static weft_status take_option(weft_args *a, const known_options *k, int argc, c
     if (o->number || o->real) return weft_args_number(o, value);
     if (o->value) return WEFT_OK;
     if (a->n_repeated == ARGS_REPEATED_MAX)
-        return WEFT_REFUSE("%s more than %d times", o->name, ARGS_REPEATED_MAX);
+        return WEFT_BAD_INPUT("%s more than %d times", o->name, ARGS_REPEATED_MAX);
     a->repeated[a->n_repeated++] = value;
     return WEFT_OK;
 }
@@ -219,21 +219,21 @@ weft_status weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken,
             const char *option = NULL,
                        *key = a->n_overrides ? a->overrides[a->n_overrides - 1] : "=";
             if (!strchr(key, '='))
-                return WEFT_REFUSE("unexpected argument '%s'; did you mean '-o %s=%s'?", word, key,
-                                   word);
+                return WEFT_BAD_INPUT("unexpected argument '%s'; did you mean '-o %s=%s'?", word,
+                                      key, word);
             for (const weft_arg *o = own; o && o->name && !option; o++)
                 if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
             if (!option && !a->config && access(find_study(word, room), F_OK) == 0)
                 option = "--config";
             if (option)
-                return WEFT_REFUSE("unexpected argument '%s'; did you mean '%s %s'?", word, option,
-                                   word);
-            return WEFT_REFUSE("unexpected argument '%s'; see 'weft help %s'", word, a->command);
+                return WEFT_BAD_INPUT("unexpected argument '%s'; did you mean '%s %s'?", word,
+                                      option, word);
+            return WEFT_BAD_INPUT("unexpected argument '%s'; see 'weft help %s'", word, a->command);
         }
     }
     for (const weft_arg *o = own; o && o->name; o++)
         if (o->rule == WEFT_ARG_NEEDED && !*o->value)
-            return WEFT_REFUSE("%s is needed; see 'weft help %s'", o->name, a->command);
+            return WEFT_BAD_INPUT("%s is needed; see 'weft help %s'", o->name, a->command);
     a->threads = (int)k.threads;
     char seed[32];
     snprintf(seed, sizeof seed, "%lld", (long long)a->seed);
@@ -248,16 +248,16 @@ weft_status weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken,
     char nearest[WEFT_PATH_MAX];
     a->config = find_study(a->config, found);
     if (!is_no_study(a->config, nearest)) return WEFT_OK;
-    return WEFT_REFUSE("--config %s: No such file, and no study of that name comes with weft%s%s%s",
-                       a->config, *nearest ? "; did you mean '" : "", nearest,
-                       *nearest ? "'?" : "");
+    return WEFT_BAD_INPUT(
+        "--config %s: No such file, and no study of that name comes with weft%s%s%s", a->config,
+        *nearest ? "; did you mean '" : "", nearest, *nearest ? "'?" : "");
 }
 
 weft_status weft_args_no_config(const weft_args *a) {
     if (!a->config && !a->variant) return WEFT_OK;
-    return WEFT_REFUSE("%s does not go with --model, which has a config of its own; -o "
-                       "KEY=VALUE overrides a key",
-                       a->config ? "--config" : "--variant");
+    return WEFT_BAD_INPUT("%s does not go with --model, which has a config of its own; -o "
+                          "KEY=VALUE overrides a key",
+                          a->config ? "--config" : "--variant");
 }
 
 weft_source weft_args_source(const weft_args *a) {
@@ -277,14 +277,15 @@ static weft_status find_variant(const weft_args *a, const weft_config *base,
         *at = a->variant ? weft_variants_find(variants, a->variant) : 0;
         if (*at >= 0) return WEFT_OK;
         weft_variants_free(variants);
-        return WEFT_REFUSE("%s: --variant '%s': %s", where, a->variant, weft_error_message());
+        return WEFT_BAD_INPUT("%s: --variant '%s': %s", where, a->variant, weft_error_message());
     }
     if (!a->variant && !*base->ra_mla_ablation_steps) return WEFT_OK;
     long number = a->variant ? strtol(a->variant, &end, 10) : 0;
     if (a->variant && (end == a->variant || *end || number < 0 || number > 5))
-        return WEFT_REFUSE("--variant '%s' must be a whole number from 0 to 5: the config names no "
-                           "variants, and these are the ablation's",
-                           a->variant);
+        return WEFT_BAD_INPUT(
+            "--variant '%s' must be a whole number from 0 to 5: the config names no "
+            "variants, and these are the ablation's",
+            a->variant);
     *at = 0;
     return weft_variants_ablation(base, (int)number, variants);
 }
@@ -313,7 +314,7 @@ weft_status weft_args_readable(const char *path, const char *name) {
         why = "is a folder, not a file";
     else if (!S_ISREG(is.st_mode))
         why = "is a pipe or a device, not a file";
-    return why ? WEFT_REFUSE("%s: %s", full ? full : path, why) : WEFT_OK;
+    return why ? WEFT_BAD_INPUT("%s: %s", full ? full : path, why) : WEFT_OK;
 }
 
 weft_status weft_args_check_model(const char *folder) {

@@ -50,7 +50,7 @@ typedef struct {
 } weft_arg;
 
 /* What the user said cannot be used: an error as weft_fail makes it. */
-#define WEFT_REFUSE(...) weft_fail(WEFT_EINPUT, __VA_ARGS__)
+#define WEFT_BAD_INPUT(...) weft_fail(WEFT_EINPUT, __VA_ARGS__)
 
 /* The shared options that a command takes. */
 enum {

@@ -96,11 +96,13 @@ static bool has_serve_options(const bench_args *own) {
 /* The sizes to measure: a shape's, or a config's. */
 static weft_status find_source(const weft_args *a, const bench_args *own, const char *usual,
                                bench_config_source *out) {
-    if (a->variant) return WEFT_REFUSE("--variant is not taken; name them: --variants mla,mla+all");
-    if (a->config && own->shape) return WEFT_REFUSE("--shape and --config: give one of them");
+    if (a->variant)
+        return WEFT_BAD_INPUT("--variant is not taken; name them: --variants mla,mla+all");
+    if (a->config && own->shape) return WEFT_BAD_INPUT("--shape and --config: give one of them");
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : usual);
     if (!shape)
-        return WEFT_REFUSE("--shape must be small, gpt2-124m, gpt2-355m, gpt2-1558m or llama-1b");
+        return WEFT_BAD_INPUT(
+            "--shape must be small, gpt2-124m, gpt2-355m, gpt2-1558m or llama-1b");
     *out = (bench_config_source){
         .shape = shape, .file = a->config, .settings = a->settings, .n_settings = a->n_settings};
     return a->config ? weft_args_readable(a->config, NULL) : WEFT_OK;
@@ -108,7 +110,8 @@ static weft_status find_source(const weft_args *a, const bench_args *own, const 
 
 static weft_status bench_train(const weft_args *a, const bench_args *own, const bench_setup *setup,
                                int *failed) {
-    if (own->quick) return WEFT_REFUSE("--quick is attention's; train has --variants and --steps");
+    if (own->quick)
+        return WEFT_BAD_INPUT("--quick is attention's; train has --variants and --steps");
     bench_train_options o = {.setup = *setup,
                              .variants = own->variants,
                              .steps = (int)own->steps,
@@ -123,9 +126,9 @@ static weft_status bench_attention(const weft_args *a, const bench_args *own,
     if (a->config || a->n_overrides || a->variant || a->seed >= 0 || own->shape || own->variants ||
         own->steps || own->settle >= 0 || own->profile ||
         (a->dtype && strcmp(a->dtype, "f32") != 0))
-        return WEFT_REFUSE("attention takes --quick, --peer, --threads and --json only");
+        return WEFT_BAD_INPUT("attention takes --quick, --peer, --threads and --json only");
     if (a->device && strcmp(a->device, "cuda") == 0)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "attention is measured on the CPU here; on a GPU: make bench-attention-cuda");
     bench_op_options o = {.setup = *setup, .rows = "attention", .quick = own->quick};
     return bench_op_table(&o, failed);
@@ -134,7 +137,7 @@ static weft_status bench_attention(const weft_args *a, const bench_args *own,
 static weft_status bench_decode(const weft_args *a, const bench_args *own, const bench_setup *setup,
                                 int *failed) {
     if (own->quick || own->settle >= 0 || own->profile)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "decode takes --shape, --variants, --contexts, --batches, --prompt, --steps, -o");
     bench_decode_options o = {.setup = *setup,
                               .variants = own->variants,
@@ -149,12 +152,12 @@ static weft_status bench_decode(const weft_args *a, const bench_args *own, const
     if (own->grid) {
         if (a->config || own->shape || own->variants || own->contexts || own->batches ||
             own->prompt_text)
-            return WEFT_REFUSE(
+            return WEFT_BAD_INPUT(
                 "--grid has its models, variants, contexts and batches; --rows chooses of them");
         o.prompt = 0;
         o.setup.table = setup->json ? stderr : stdout; /* it takes minutes */
     } else if (own->rows || own->minutes > 0)
-        return WEFT_REFUSE("--rows and --minutes go with --grid");
+        return WEFT_BAD_INPUT("--rows and --minutes go with --grid");
     WEFT_TRY(find_source(a, own, "gpt2-124m", &o.source));
     return bench_decode_table(&o, failed);
 }
@@ -166,11 +169,12 @@ static weft_status bench_speculate(const weft_args *a, const bench_args *own,
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     weft_generator_limits limits = {0};
-    if (!own->speculate) return WEFT_REFUSE("--model and --text go with --speculate ngram or DIR");
-    if (!own->model) return WEFT_REFUSE("--speculate needs --model, a trained checkpoint");
+    if (!own->speculate)
+        return WEFT_BAD_INPUT("--model and --text go with --speculate ngram or DIR");
+    if (!own->model) return WEFT_BAD_INPUT("--speculate needs --model, a trained checkpoint");
     if (a->config || own->shape || own->variants || own->contexts || own->batches ||
         own->prompt_text || own->steps || own->peer || own->grid)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "--speculate takes --model, --text, -o, --device, --dtype, --threads and --json");
     if (own->text) WEFT_TRY(weft_file_read(own->text, TEXT_MOST, &text, &bytes));
     WEFT_TRY(weft_loaded_open(a, own->model, false, WEFT_LOADED_GENERATION, &model));
@@ -210,7 +214,7 @@ static weft_status list_words(const weft_args *a, const bench_args *own, char *t
     for (char *at = text, *word; (word = strtok_r(at, " ", &at)) && n < MOST;)
         words[n++] = word;
     words[n] = NULL;
-    return n < MOST ? WEFT_OK : WEFT_REFUSE("too many options for the server");
+    return n < MOST ? WEFT_OK : WEFT_BAD_INPUT("too many options for the server");
 }
 
 static weft_status bench_serve(weft_args *a, const bench_args *own, const bench_setup *setup,
@@ -221,15 +225,15 @@ static weft_status bench_serve(weft_args *a, const bench_args *own, const bench_
     pid_t pid = 0;
     WEFT_AUTO_DECREF json_t *line = NULL;
     if (!own->model == !own->url)
-        return WEFT_REFUSE("serve needs --model DIR, or --url of a server that runs");
+        return WEFT_BAD_INPUT("serve needs --model DIR, or --url of a server that runs");
     if (a->config || a->variant || own->shape || own->variants || own->steps || own->quick ||
         own->settle >= 0 || own->profile || own->peer)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "serve takes --model, --rates and what 'weft help bench' lists with them");
     if (own->url && (own->words || a->n_overrides || a->threads || a->dtype || a->device))
-        return WEFT_REFUSE("the server at --url has options of its own");
+        return WEFT_BAD_INPUT("the server at --url has options of its own");
     if (own->url && sscanf(own->url, "http://%255[^:/]:%d", host, &port) != 2)
-        return WEFT_REFUSE("--url '%s' must be http://HOST:PORT", own->url);
+        return WEFT_BAD_INPUT("--url '%s' must be http://HOST:PORT", own->url);
     if (own->model) {
         WEFT_AUTO_FREE char *text = strdup(own->words ? own->words : "");
         if (!text) return weft_fail(WEFT_ENOMEM, "no memory");
@@ -301,20 +305,21 @@ weft_status weft_cmd_bench(weft_args *args, int argc, char **argv) {
     };
     int failed = 0;
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, options, &own.what, 1));
-    if (!own.what) return WEFT_REFUSE("say what: train, decode, attention or serve");
+    if (!own.what) return WEFT_BAD_INPUT("say what: train, decode, attention or serve");
     bool decode = strcmp(own.what, "decode") == 0, train = strcmp(own.what, "train") == 0,
          serve = strcmp(own.what, "serve") == 0;
     if (!decode && !train && !serve && strcmp(own.what, "attention") != 0)
-        return WEFT_REFUSE("there is no '%s'; there are train, decode, attention and serve",
-                           own.what);
+        return WEFT_BAD_INPUT("there is no '%s'; there are train, decode, attention and serve",
+                              own.what);
     if (!serve && has_serve_options(&own))
-        return WEFT_REFUSE("--rates and what stands with them in 'weft help bench' are serve's");
+        return WEFT_BAD_INPUT("--rates and what stands with them in 'weft help bench' are serve's");
     if (!decode &&
         (own.contexts || own.batches || own.prompt_text || own.grid || own.rows || own.minutes > 0))
-        return WEFT_REFUSE("--contexts, --batches, --prompt and --grid are decode's");
+        return WEFT_BAD_INPUT("--contexts, --batches, --prompt and --grid are decode's");
     bool speculate = own.speculate || own.text || (own.model && !serve);
     if (!decode && speculate)
-        return WEFT_REFUSE("--speculate and --text are decode's, --model is decode's and serve's");
+        return WEFT_BAD_INPUT(
+            "--speculate and --text are decode's, --model is decode's and serve's");
     signal(SIGPIPE, SIG_IGN); /* a peer that is gone is an answer, not an end */
     bench_setup setup = {.peer = own.peer,
                          .threads = args->threads,

@@ -17,12 +17,13 @@ weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]) {
         if (is) return WEFT_OK;
     }
     if (stat(path, &s) == 0 && !S_ISDIR(s.st_mode))
-        return WEFT_REFUSE("%s is a file; a checkpoint is a folder with config.json and "
-                           "model.safetensors",
-                           path);
+        return WEFT_BAD_INPUT("%s is a file; a checkpoint is a folder with config.json and "
+                              "model.safetensors",
+                              path);
     if (weft_folder_has(path, "runs.db", &is) == WEFT_OK && is)
-        return WEFT_REFUSE("%s is a study's folder; name one of its runs, in %s/runs", path, path);
-    return WEFT_REFUSE(
+        return WEFT_BAD_INPUT("%s is a study's folder; name one of its runs, in %s/runs", path,
+                              path);
+    return WEFT_BAD_INPUT(
         "%s: no checkpoint (config.json and model.safetensors) there, nor in its best/ or last/; "
         "weft train --out DIR makes one",
         path);
@@ -38,7 +39,7 @@ static weft_status open_tokenizer(weft_loaded *l) {
     WEFT_TRY(weft_path_there(path, &there));
     WEFT_TRY(weft_tokenizer_open(there ? path : c->tokenizer, &l->tokenizer));
     if (weft_tokenizer_vocab(l->tokenizer) <= c->vocab_size) return WEFT_OK;
-    return WEFT_REFUSE(
+    return WEFT_BAD_INPUT(
         "%s: its tokenizer has %lld tokens, but the model knows %lld; it is another's", l->folder,
         (long long)weft_tokenizer_vocab(l->tokenizer), (long long)c->vocab_size);
 }
@@ -84,8 +85,8 @@ static weft_status open_draft(const weft_args *a, const char *path, bool uncheck
     draft->pool = NULL;
     if (model->tokenizer && draft->tokenizer &&
         !have_same_tokens(model->tokenizer, draft->tokenizer))
-        return WEFT_REFUSE("its tokenizer is not the model's; a draft model must have "
-                           "the same tokens");
+        return WEFT_BAD_INPUT("its tokenizer is not the model's; a draft model must have "
+                              "the same tokens");
     return WEFT_OK;
 }
 

@@ -81,7 +81,7 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
         WEFT_TRY(weft_folder_has(folder, names[i], &there));
     if (!there) WEFT_TRY(weft_folder_has(folder, "tokenizer.model", &other));
     if (other)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "%s: its tokenizer is SentencePiece's tokenizer.model, which is not read; "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), of transformers, writes a "
             "tokenizer.json. --no-tokenizer converts the weights alone",
@@ -92,9 +92,9 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
         return weft_fail(status, "%s. --no-tokenizer converts the weights alone",
                          weft_error_message());
     if (weft_tokenizer_vocab(*out) <= c->vocab_size) return WEFT_OK;
-    return WEFT_REFUSE("%s: its tokenizer has %lld tokens, but the model knows %lld; it is "
-                       "another's. --no-tokenizer converts the weights alone",
-                       folder, (long long)weft_tokenizer_vocab(*out), (long long)c->vocab_size);
+    return WEFT_BAD_INPUT("%s: its tokenizer has %lld tokens, but the model knows %lld; it is "
+                          "another's. --no-tokenizer converts the weights alone",
+                          folder, (long long)weft_tokenizer_vocab(*out), (long long)c->vocab_size);
 }
 
 /* The model of either layout, and the folder that it was found in. */
@@ -124,7 +124,7 @@ static weft_status read_text(const conversion *v, const weft_model *m, const wef
     if (!t) WEFT_TRY(weft_tokenizer_open(m->config.tokenizer, &own));
     if (!t) t = own;
     if (weft_tokenizer_vocab(t) > m->config.vocab_size)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "--text: the tokenizer has %lld tokens, but the model knows %lld; its own "
             "belongs beside it as tokenizer.json",
             (long long)weft_tokenizer_vocab(t), (long long)m->config.vocab_size);
@@ -273,15 +273,16 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     WEFT_AUTO(end_change) change did = {.before = NAN, .after = NAN};
     bool theirs = weft_hf_is_folder(v->model), changes = v->to_mla || v->to_w2;
     if (!theirs && weft_checkpoint_folder(v->model, folder) != WEFT_OK)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "%s: no model (config.json and model.safetensors) there, of weft's or in "
             "Hugging Face's layout; 'hf download NAME --local-dir DIR' fetches one",
             v->model);
     WEFT_TRY(read_model(args, v, theirs, folder, &m));
     if (!theirs && !v->to_hf && !changes && !v->add)
-        return WEFT_REFUSE("%s is a checkpoint of weft's already; --to-hf, --to-mla, --to-w2 and "
-                           "--add make something else of it",
-                           v->model);
+        return WEFT_BAD_INPUT(
+            "%s is a checkpoint of weft's already; --to-hf, --to-mla, --to-w2 and "
+            "--add make something else of it",
+            v->model);
     WEFT_TRY(open_tokenizer(v, folder, &m->config, &t));
     if (theirs || v->chat) WEFT_TRY(set_text_options(v, t, folder, &m->config));
     if (changes) WEFT_TRY(change_attention(args, v, t, &m, &did));
@@ -297,7 +298,7 @@ static weft_status convert(const weft_args *args, const conversion *v) {
 }
 
 static weft_status wrong(const char *what) {
-    return WEFT_REFUSE("%s; see 'weft help convert'", what);
+    return WEFT_BAD_INPUT("%s; see 'weft help convert'", what);
 }
 
 static weft_status check_usage(const weft_args *args, conversion *v) {

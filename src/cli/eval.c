@@ -62,7 +62,7 @@ static weft_status read_list(weft_arg o, const char *list, int *n) {
         snprintf(item, ITEM_ROOM, "%.*s", (int)letters, list);
         list += letters + (list[letters] == ',');
         if (*n == WEFT_NEEDLE_CELLS)
-            return WEFT_REFUSE("%s has more than %d items", o.name, WEFT_NEEDLE_CELLS);
+            return WEFT_BAD_INPUT("%s has more than %d items", o.name, WEFT_NEEDLE_CELLS);
         WEFT_TRY(weft_args_number(&o, item));
         if (o.number) o.number++;
         if (o.real) o.real++;
@@ -158,16 +158,16 @@ static weft_status check_usage(const weft_args *a, const weft_evaluation *what, 
                                const char *details, const needle_args *needle) {
     bool outputs = what->targets || what->logits || what->grads || what->scores;
     if (!needle->on && (needle->lengths || needle->depths || needle->trials))
-        return WEFT_REFUSE("--lengths, --depths and --trials go with --needle");
+        return WEFT_BAD_INPUT("--lengths, --depths and --trials go with --needle");
     if (needle->on && (what->tokens || outputs || suite))
-        return WEFT_REFUSE("--needle goes with --text and --details alone");
+        return WEFT_BAD_INPUT("--needle goes with --text and --details alone");
     if (!what->tokens && !what->text && !suite && !needle->on)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells more");
     if (what->tokens && what->text)
-        return WEFT_REFUSE("--text and --tokens: one of them at a time");
+        return WEFT_BAD_INPUT("--text and --tokens: one of them at a time");
     if ((suite && (what->tokens || what->text || outputs)) || (details && !suite && !needle->on))
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "--suite FILE goes with --details alone, and --details with it or --needle");
     return weft_args_no_config(a);
 }
@@ -200,7 +200,7 @@ static weft_status check_output(const char *out, const char *folder, const weft_
         input = is_same_file(out, path);
     }
     if (!input) return WEFT_OK;
-    return WEFT_REFUSE("%s: is read here and cannot be written too; name another file", out);
+    return WEFT_BAD_INPUT("%s: is read here and cannot be written too; name another file", out);
 }
 
 /* What is to be read off a model, and what it comes to. */

@@ -101,15 +101,15 @@ static weft_status read_options(generation *g, int argc, char **argv) {
     s->top_logprobs = (int)g->top_logprobs;
     s->token_only = !a->json;
     if ((g->prompt != NULL) + (g->file != NULL) + (g->tokens != NULL) > 1)
-        return WEFT_REFUSE("--prompt, --file and --tokens are each a prompt; give one");
+        return WEFT_BAD_INPUT("--prompt, --file and --tokens are each a prompt; give one");
     if (g->tokens && (g->interactive || a->n_repeated))
-        return WEFT_REFUSE("--tokens goes without -i and --stop, which are about text");
+        return WEFT_BAD_INPUT("--tokens goes without -i and --stop, which are about text");
     if (g->interactive && (g->samples > 1 || a->json))
-        return WEFT_REFUSE("-i is one conversation, without --samples and --json");
+        return WEFT_BAD_INPUT("-i is one conversation, without --samples and --json");
     if (g->interactive && g->file && strcmp(g->file, "-") == 0)
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "-i reads the conversation from standard input, which --file - is too; name a file");
-    if (logprobs && !a->json) return WEFT_REFUSE("--logprobs needs --json");
+    if (logprobs && !a->json) return WEFT_BAD_INPUT("--logprobs needs --json");
     return weft_args_no_config(a);
 }
 
@@ -133,7 +133,7 @@ static weft_status no_memory(const char *what) {
 static weft_status read_text(const char *path, char **text, size_t *bytes) {
     bool input = strcmp(path, "-") == 0;
     WEFT_AUTO_CLOSE int own = input ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-    if (!input && own < 0) return WEFT_REFUSE("%s: %s", path, strerror(errno));
+    if (!input && own < 0) return WEFT_BAD_INPUT("%s: %s", path, strerror(errno));
     return weft_file_read_open(input ? STDIN_FILENO : own, path, SIZE_MAX, text, bytes);
 }
 
@@ -353,14 +353,14 @@ static weft_status read_numbers(const generation *g, int32_t **out, int64_t *cou
         long long token = strtoll(at, &end, 10);
         if (end == at || !strchr(" ,\t\n", *end) || token < 0 ||
             token >= g->loaded.config.vocab_size)
-            return WEFT_REFUSE(
+            return WEFT_BAD_INPUT(
                 "--tokens: '%.*s' is not a number from 0 to %lld, the model's last token",
                 (int)strcspn(at, " ,\t\n"), at, (long long)g->loaded.config.vocab_size - 1);
         if (!weft_grow_list(out, &room, *count + 1, sizeof **out)) return no_memory("tokens");
         (*out)[(*count)++] = (int32_t)token;
         at = end;
     }
-    return *count ? WEFT_OK : WEFT_REFUSE("--tokens: there is no number in it");
+    return *count ? WEFT_OK : WEFT_BAD_INPUT("--tokens: there is no number in it");
 }
 
 /* Tokens in, tokens out: a line for each text. */

@@ -35,11 +35,11 @@ typedef struct {
 static weft_status check_arguments(const weft_args *a, inspect_job *job, const char *word) {
     if (!job->model) job->model = word;
     if (!job->model || (word && job->model != word))
-        return WEFT_REFUSE(
+        return WEFT_BAD_INPUT(
             "one model is needed: weft inspect DIR --text FILE; see 'weft help inspect'");
     if (!job->text == !job->tokens)
-        return WEFT_REFUSE("--text FILE or --tokens FILE is needed%s",
-                           job->text ? ", one of them at a time" : "");
+        return WEFT_BAD_INPUT("--text FILE or --tokens FILE is needed%s",
+                              job->text ? ", one of them at a time" : "");
     WEFT_TRY(weft_args_no_config(a));
     return weft_args_readable(job->text ? job->text : job->tokens, NULL);
 }
@@ -47,8 +47,9 @@ static weft_status check_arguments(const weft_args *a, inspect_job *job, const c
 static weft_status read_windows(const inspect_job *job, const weft_loaded *l, weft_windows *out) {
     int64_t block = l->config.context, time = job->context;
     if (job->context_text && time > block)
-        return WEFT_REFUSE("--context %lld: the model has %lld tokens of context (CONFIG_CONTEXT)",
-                           (long long)time, (long long)block);
+        return WEFT_BAD_INPUT(
+            "--context %lld: the model has %lld tokens of context (CONFIG_CONTEXT)",
+            (long long)time, (long long)block);
     if (time > block) time = block;
     int64_t most = job->windows * (time + 1);
     if (job->tokens) return weft_windows_tokens(job->tokens, time, job->windows, out);

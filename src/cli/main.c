@@ -192,15 +192,15 @@ static weft_status help_config(weft_args *args, int argc, char **argv) {
     bool kconfig = word && strcmp(word, "--kconfig") == 0;
     args->command = "help config";
     if (argc > 3 || (word && word[0] == '-' && !kconfig))
-        return WEFT_REFUSE("takes one word or --kconfig, not '%s'", argv[argc - 1]);
+        return WEFT_BAD_INPUT("takes one word or --kconfig, not '%s'", argv[argc - 1]);
     if (kconfig) weft_config_write_kconfig(stdout);
     if (kconfig || weft_config_write_help(stdout, word) || help_foreign(word)) return WEFT_OK;
-    return WEFT_REFUSE("no option is about '%s'; 'weft help config' lists all", word);
+    return WEFT_BAD_INPUT("no option is about '%s'; 'weft help config' lists all", word);
 }
 
 weft_status weft_cmd_help(weft_args *args, int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "config") == 0) return help_config(args, argc, argv);
-    if (argc > 2) return WEFT_REFUSE("one command at a time, not also '%s'", argv[2]);
+    if (argc > 2) return WEFT_BAD_INPUT("one command at a time, not also '%s'", argv[2]);
     const command *c = argc < 2 ? NULL : find_command(argv[1]);
     const weft_option *option = c || argc < 2 ? NULL : weft_option_find(argv[1]);
     if (argc < 2)
@@ -230,7 +230,7 @@ const char weft_help_version[] = "  --json   as one JSON object\n";
 weft_status weft_cmd_version(weft_args *args, int argc, char **argv) {
     args->json = argc == 2 && strcmp(argv[1], "--json") == 0;
     if (argc > 1 && !args->json)
-        return WEFT_REFUSE("'%s' is not an option of it; there is --json", argv[1]);
+        return WEFT_BAD_INPUT("'%s' is not an option of it; there is --json", argv[1]);
     if (args->json) {
         printf("{\"version\": \"%s\", \"commit\": \"%s\"", weft_version(), weft_git_commit());
         for (size_t i = 0; i < N_PARTS; i++)

@@ -88,18 +88,18 @@ static weft_status add_part(wishes *w, const char *word) {
         for (int i = 0; i < N_PARTS; i++)
             weft_nearest_offer(&nearest, parts[i].word);
         if (*nearest.name)
-            return WEFT_REFUSE("--compare: '%s' is not known; did you mean '%s'?", word,
-                               nearest.name);
-        return WEFT_REFUSE("--compare: '%s' is not known; 'weft help new' lists the words, "
-                           "and KEY=VALUE is any option of a config",
-                           word);
+            return WEFT_BAD_INPUT("--compare: '%s' is not known; did you mean '%s'?", word,
+                                  nearest.name);
+        return WEFT_BAD_INPUT("--compare: '%s' is not known; 'weft help new' lists the words, "
+                              "and KEY=VALUE is any option of a config",
+                              word);
     }
-    if (w->n == PARTS_MOST) return WEFT_REFUSE("--compare: more than %d parts", PARTS_MOST);
+    if (w->n == PARTS_MOST) return WEFT_BAD_INPUT("--compare: more than %d parts", PARTS_MOST);
     char *sets = w->sets[w->n];
     snprintf(sets, VARIANT_ROOM, "%s%s%s", p ? p->key : "", p ? "=" : "", p ? p->word : word);
     for (int i = 0; i < w->n; i++)
         if (strcmp(sets, w->sets[i]) == 0)
-            return WEFT_REFUSE("--compare: '%s' is there twice", word);
+            return WEFT_BAD_INPUT("--compare: '%s' is there twice", word);
     weft_config_defaults(&scratch);
     WEFT_TRY(weft_config_override(&scratch, sets, "--compare"));
     snprintf(name, sizeof name, "%s", p ? p->word : word);
@@ -126,7 +126,7 @@ static weft_status read_parts(wishes *w, const char *list) {
         if (*word) WEFT_TRY(add_part(w, word));
     }
     if (w->n > 1) return WEFT_OK;
-    return WEFT_REFUSE("--compare needs two parts or more, such as dot,w2");
+    return WEFT_BAD_INPUT("--compare needs two parts or more, such as dot,w2");
 }
 
 static weft_status check_equal(const char *word) {
@@ -197,7 +197,7 @@ static weft_status ask_all(weft_args *a, wishes *w, const weft_arg *minutes,
     open = open && (w->seeds_text || ask_number(a, "Random seeds per variant", "5", seeds));
     name_folder(a, w);
     open = open && (w->out || ask("Folder of the study", w->folder, answer));
-    if (!open) return WEFT_REFUSE("no answer; nothing was made");
+    if (!open) return WEFT_BAD_INPUT("no answer; nothing was made");
     if (!w->out) snprintf(w->folder, sizeof w->folder, "%s", answer);
     return WEFT_OK;
 }
@@ -249,8 +249,8 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
     WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
     for (int i = 0; i < s->variants.n; i++)
         if (*s->built[i].error)
-            return WEFT_REFUSE("'%s' cannot be built: %s", s->variants.list[i].name,
-                               s->built[i].error);
+            return WEFT_BAD_INPUT("'%s' cannot be built: %s", s->variants.list[i].name,
+                                  s->built[i].error);
     int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     WEFT_TRY(weft_measure_variants(s, w->folder, threads));
     WEFT_TRY(weft_equal_time(s));
@@ -274,7 +274,7 @@ static weft_status make_study(const weft_args *a, const wishes *w, char path[WEF
     WEFT_TRY(weft_path(path, "%s/study", w->folder));
     WEFT_TRY(weft_path_kind(w->folder, &kind));
     if (kind != WEFT_KIND_NOTHING)
-        return WEFT_REFUSE("%s is there already; take another --out", w->folder);
+        return WEFT_BAD_INPUT("%s is there already; take another --out", w->folder);
     WEFT_TRY(weft_folder_make(w->folder));
     weft_status status = fill_folder(a, w, path);
     if (status == WEFT_OK) return WEFT_OK;

@@ -153,10 +153,10 @@ static weft_status read_texts(const char *const *paths, int n, const char *data,
     f->val = sum.tokens[1];
     f->vocab = weft_tokenizer_vocab(t);
     if (f->val > BLOCK_LEAST && f->train > BLOCK_LEAST) return WEFT_OK;
-    return WEFT_REFUSE("%s: %lld tokens are too little text: the twentieth that is held out, in "
-                       "whole lines, must have more than %d tokens; give a longer text%s",
-                       paths[0], (long long)(f->train + f->val), BLOCK_LEAST,
-                       f->val == 0 ? ", with line ends" : "");
+    return WEFT_BAD_INPUT("%s: %lld tokens are too little text: the twentieth that is held out, in "
+                          "whole lines, must have more than %d tokens; give a longer text%s",
+                          paths[0], (long long)(f->train + f->val), BLOCK_LEAST,
+                          f->val == 0 ? ", with line ends" : "");
 }
 
 static weft_status choose(const char *const *paths, int n, const char *data, double minutes,

@@ -263,8 +263,8 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     WEFT_TRY(weft_account_make(&c, counted, threads, &a));
     if (!args->variant && weft_variants_listed(&c)) {
         if (ranks)
-            return WEFT_REFUSE("--ranks is of one model, and this config is a study's; "
-                               "--variant NAME picks one of its variants");
+            return WEFT_BAD_INPUT("--ranks is of one model, and this config is a study's; "
+                                  "--variant NAME picks one of its variants");
         WEFT_TRY(
             weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
         return plan_variants(args, &c, &a, &variants, backend, counted, threads);

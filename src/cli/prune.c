@@ -67,7 +67,7 @@ static int find_word(const char *const *words, int n, const char *word) {
 }
 
 static weft_status wrong(const char *what, const char *word) {
-    return WEFT_REFUSE("%s '%s'; see 'weft help prune'", what, word);
+    return WEFT_BAD_INPUT("%s '%s'; see 'weft help prune'", what, word);
 }
 
 static weft_status check_arguments(const weft_args *a, prune_job *job) {
@@ -81,7 +81,7 @@ static weft_status check_arguments(const weft_args *a, prune_job *job) {
     if (gate && job->what != WEFT_PRUNE_HEADS)
         return wrong("--by gate goes with --what heads, not", job->what_text);
     if (gate && !job->text)
-        return WEFT_REFUSE("--by gate needs a --text on which the gates are measured");
+        return WEFT_BAD_INPUT("--by gate needs a --text on which the gates are measured");
     WEFT_TRY(weft_args_no_config(a));
     return job->text ? weft_args_readable(job->text, NULL) : WEFT_OK;
 }
@@ -104,7 +104,7 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         WEFT_TRY(weft_path(file, "%s/optimizer.safetensors", l->folder));
         WEFT_TRY(weft_path_there(file, &there));
         if (!there)
-            return WEFT_REFUSE(
+            return WEFT_BAD_INPUT(
                 "%s: is not there, and --by state reads it; a run's checkpoints have "
                 "it. --by magnitude needs none",
                 file);
@@ -117,8 +117,9 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
         weft_inspection i;
         if (!c->attn_gate)
-            return WEFT_REFUSE("--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
-                               "--by magnitude and --by state need none");
+            return WEFT_BAD_INPUT(
+                "--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
+                "--by magnitude and --by state need none");
         WEFT_TRY(weft_inspect(l->model, place, text, false, &i));
         given = calloc((size_t)(c->n_layer * units), sizeof *given);
         for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)

@@ -34,9 +34,9 @@ weft_status weft_cmd_report(weft_args *args, int argc, char **argv) {
     const weft_arg own[] = {{"--out", .value = &out}, {"--force", .flag = &force}, {0}};
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON, own, studies, STUDIES_MOST));
     int n = args->n_words;
-    if (n == 0) return WEFT_REFUSE("name a study's folder or its runs.db");
+    if (n == 0) return WEFT_BAD_INPUT("name a study's folder or its runs.db");
     if (n > 1 && !out && !args->json)
-        return WEFT_REFUSE("--out is needed for a report of several studies");
+        return WEFT_BAD_INPUT("--out is needed for a report of several studies");
     char room[WEFT_PATH_MAX];
     if (!out && !args->json) out = folder_of(studies[0], room);
     if (out) WEFT_TRY(weft_report_write_several(studies, n, out, force));

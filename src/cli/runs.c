@@ -65,7 +65,7 @@ static weft_status refuse_database(const char *path) {
     size_t n = fread(head, 1, sizeof head, file);
     fclose(file);
     if (n < sizeof head || memcmp(head, "SQLite format 3", sizeof head) != 0) return WEFT_OK;
-    return WEFT_REFUSE("%s: is a database; name another file", path);
+    return WEFT_BAD_INPUT("%s: is a database; name another file", path);
 }
 
 static weft_status write_csv(const runs_args *own, const char *path, bool metrics) {
@@ -112,7 +112,7 @@ static weft_status merge(const weft_args *args, const runs_args *own) {
 static weft_status take_compare(int *argc, char **argv, runs_args *own) {
     for (int i = 1; i < *argc; i++) {
         if (strcmp(argv[i], "--compare") != 0) continue;
-        if (i + 2 >= *argc) return WEFT_REFUSE("--compare needs two variants");
+        if (i + 2 >= *argc) return WEFT_BAD_INPUT("--compare needs two variants");
         own->a = argv[i + 1];
         own->b = argv[i + 2];
         for (int k = i; k + 3 < *argc; k++)
@@ -125,18 +125,19 @@ static weft_status take_compare(int *argc, char **argv, runs_args *own) {
 
 static weft_status check(const weft_args *args, const runs_args *own) {
     if (own->merge && (own->a || own->diff || own->csv || own->metrics_csv || own->fit))
-        return WEFT_REFUSE("merge takes studies and --out alone");
-    if (own->merge && !own->out) return WEFT_REFUSE("merge needs --out DIR or --out FILE.db");
-    if (own->merge && own->n < 2) return WEFT_REFUSE("merge takes two studies or more");
-    if (!own->merge && own->out) return WEFT_REFUSE("--out goes with merge");
+        return WEFT_BAD_INPUT("merge takes studies and --out alone");
+    if (own->merge && !own->out) return WEFT_BAD_INPUT("merge needs --out DIR or --out FILE.db");
+    if (own->merge && own->n < 2) return WEFT_BAD_INPUT("merge takes two studies or more");
+    if (!own->merge && own->out) return WEFT_BAD_INPUT("--out goes with merge");
     if (own->csv && own->metrics_csv && strcmp(own->csv, own->metrics_csv) == 0)
-        return WEFT_REFUSE("--csv and --metrics-csv are two files");
-    if (own->variants && !own->fit) return WEFT_REFUSE("--variants goes with --fit");
-    if (own->n == 0) return WEFT_REFUSE("name a folder with runs, a study's folder or its runs.db");
+        return WEFT_BAD_INPUT("--csv and --metrics-csv are two files");
+    if (own->variants && !own->fit) return WEFT_BAD_INPUT("--variants goes with --fit");
+    if (own->n == 0)
+        return WEFT_BAD_INPUT("name a folder with runs, a study's folder or its runs.db");
     if ((own->a || own->diff) && own->n > 1)
-        return WEFT_REFUSE("--compare and --diff take one study");
+        return WEFT_BAD_INPUT("--compare and --diff take one study");
     if (args->config || args->n_settings || args->variant)
-        return WEFT_REFUSE("takes no config; see 'weft help runs'");
+        return WEFT_BAD_INPUT("takes no config; see 'weft help runs'");
     return WEFT_OK;
 }
 

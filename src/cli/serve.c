@@ -141,9 +141,9 @@ static weft_status read_key(serving *s) {
     if (s->key_file) {
         WEFT_TRY(weft_file_read(s->key_file, KEY_MOST, &s->key, &bytes));
         s->key[strcspn(s->key, "\r\n")] = 0;
-        if (!*s->key) return WEFT_REFUSE("%s: no key in its first line", s->key_file);
+        if (!*s->key) return WEFT_BAD_INPUT("%s: no key in its first line", s->key_file);
     } else if (named) {
-        if (!*named) return WEFT_REFUSE("WEFT_API_KEY is empty; set it to a key, or unset it");
+        if (!*named) return WEFT_BAD_INPUT("WEFT_API_KEY is empty; set it to a key, or unset it");
         s->key = strdup(named);
         if (!s->key) return weft_fail(WEFT_ENOMEM, "no memory");
     }
@@ -310,7 +310,7 @@ weft_status weft_cmd_watch(weft_args *args, int argc, char **argv) {
         {"--port", .number = &port, .max = 65535}, {"--host", .value = &o.host}, {0}};
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, folders, FOLDERS_MOST));
     if (args->config || args->variant || args->n_settings)
-        return WEFT_REFUSE("takes folders and no config; see 'weft help watch'");
+        return WEFT_BAD_INPUT("takes folders and no config; see 'weft help watch'");
     o.port = (int)port;
     hold_signals(&signals);
     weft_status status = weft_watched_open(folders, args->n_words ? args->n_words : 1, true, &runs);

@@ -81,7 +81,7 @@ static weft_status choose_variants(const weft_study *s, const char *text, bool *
         size_t n = strcspn(text, ",");
         snprintf(name, sizeof name, "%.*s", (int)n, text);
         int at = weft_variants_find(&s->variants, name);
-        if (at < 0) return WEFT_REFUSE("--variants: %s", weft_error_message());
+        if (at < 0) return WEFT_BAD_INPUT("--variants: %s", weft_error_message());
         (*chosen)[at] = true;
         text += n + (text[n] == ',');
     }
@@ -258,11 +258,11 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
     WEFT_AUTO_FREE bool *chosen = NULL;
     weft_slurm_jobs jobs;
     if (s->base.study_equal == WEFT_EQUAL_TIME)
-        return WEFT_REFUSE("study: STUDY_EQUAL=\"time\" is measured on one machine; "
-                           "--slurm cannot share it out");
+        return WEFT_BAD_INPUT("study: STUDY_EQUAL=\"time\" is measured on one machine; "
+                              "--slurm cannot share it out");
     if (*s->base.study_rate_as)
-        return WEFT_REFUSE("study: CONFIG_STUDY_RATE_AS makes variants wait for others; "
-                           "--slurm runs each by itself");
+        return WEFT_BAD_INPUT("study: CONFIG_STUDY_RATE_AS makes variants wait for others; "
+                              "--slurm runs each by itself");
     WEFT_TRY(choose_variants(s, own->variants, &chosen));
     weft_slurm_options o = {.out = out_of(own, s, name),
                             .variants = chosen,
@@ -432,14 +432,15 @@ static weft_status read_gpus(study_args *own) {
     if (!own->gpus_text) return WEFT_OK;
     char *at = own->gpus_room;
     int length = snprintf(own->gpus_room, sizeof own->gpus_room, "%s", own->gpus_text);
-    if (own->jobs_text) return WEFT_REFUSE("--jobs and --gpus: one run goes on each GPU");
-    if (length >= GPUS_ROOM) return WEFT_REFUSE("--gpus names too many GPUs");
+    if (own->jobs_text) return WEFT_BAD_INPUT("--jobs and --gpus: one run goes on each GPU");
+    if (length >= GPUS_ROOM) return WEFT_BAD_INPUT("--gpus names too many GPUs");
     own->jobs = 0;
     for (char *one; (one = strsep(&at, ","));) {
         int64_t number;
         weft_arg option = {"--gpus", .number = &number, .max = JOBS_MOST};
         WEFT_TRY(weft_args_number(&option, one));
-        if (own->jobs == GPUS_MOST) return WEFT_REFUSE("--gpus names more than %d GPUs", GPUS_MOST);
+        if (own->jobs == GPUS_MOST)
+            return WEFT_BAD_INPUT("--gpus names more than %d GPUs", GPUS_MOST);
         own->gpus[own->jobs++] = one;
     }
     return WEFT_OK;
@@ -459,14 +460,14 @@ weft_status weft_cmd_study(weft_args *args, int argc, char **argv) {
         {"--slurm", .value = &own.slurm_options, .flag = &own.slurm},
         {0}};
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, list, NULL, 0));
-    if (args->variant) return WEFT_REFUSE("--variant is weft train's; --variants A,B chooses");
-    if (!args->config) return WEFT_REFUSE("--config is needed; see 'weft help study'");
+    if (args->variant) return WEFT_BAD_INPUT("--variant is weft train's; --variants A,B chooses");
+    if (!args->config) return WEFT_BAD_INPUT("--config is needed; see 'weft help study'");
     WEFT_TRY(weft_args_readable(args->config, NULL));
     WEFT_TRY(read_gpus(&own));
     bool several = false; /* ranks would each run the whole study, in one folder */
     if (weft_launch_look(&several) != WEFT_OK || several)
-        return WEFT_REFUSE("a study starts its runs itself: without mpirun or srun; --jobs, "
-                           "--gpus or --slurm run several at a time");
+        return WEFT_BAD_INPUT("a study starts its runs itself: without mpirun or srun; --jobs, "
+                              "--gpus or --slurm run several at a time");
     own.words = job_words(argc, argv);
     weft_status status =
         own.words ? study(args, &own, &result) : weft_fail(WEFT_ENOMEM, "study: no memory");

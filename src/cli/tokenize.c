@@ -48,7 +48,7 @@ static void report(const weft_args *args, const char *out, const weft_texts_sum 
 }
 
 static weft_status refuse_no_files(void) {
-    return WEFT_REFUSE("no files are named; - is standard input");
+    return WEFT_BAD_INPUT("no files are named; - is standard input");
 }
 
 static weft_status tokenize(const weft_args *args, const char *tokenizer, const char *out,
@@ -82,7 +82,7 @@ weft_status weft_cmd_tokenize(weft_args *args, int argc, char **argv) {
     if (!files) return weft_fail(WEFT_ENOMEM, "no memory");
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_THREADS, own, files, argc));
     if (!args->n_words) return refuse_no_files();
-    if (input.val_share == 1) return WEFT_REFUSE("--val-share '%s' must be below 1", share);
+    if (input.val_share == 1) return WEFT_BAD_INPUT("--val-share '%s' must be below 1", share);
     if (!share) input.val_share = input.val_path ? 0 : VAL_SHARE;
     input.paths = files;
     input.n_paths = args->n_words;
@@ -133,9 +133,9 @@ weft_status weft_cmd_tokenizer(weft_args *args, int argc, char **argv) {
     WEFT_AUTO_FREE const char **words = calloc((size_t)argc + 1, sizeof *words);
     if (!words) return weft_fail(WEFT_ENOMEM, "no memory");
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON, own, words, argc));
-    if (!args->n_words) return WEFT_REFUSE("an action is needed: 'weft tokenizer train'");
+    if (!args->n_words) return WEFT_BAD_INPUT("an action is needed: 'weft tokenizer train'");
     if (strcmp(words[0], "train") != 0)
-        return WEFT_REFUSE("unknown action '%s'; there is only 'train'", words[0]);
+        return WEFT_BAD_INPUT("unknown action '%s'; there is only 'train'", words[0]);
     if (args->n_words < 2) return refuse_no_files();
     WEFT_TRY(weft_file_vacant(out, force));
     input.paths = words + 1;

@@ -286,9 +286,9 @@ static weft_status refuse_study(const char *out) {
     bool study = false;
     WEFT_TRY(weft_folder_has(out, "runs.db", &study));
     if (study)
-        return WEFT_REFUSE("%s is a study's folder (it has a runs.db); take another --out, or "
-                           "'weft study --out %s' to go on with the study",
-                           out, out);
+        return WEFT_BAD_INPUT("%s is a study's folder (it has a runs.db); take another --out, or "
+                              "'weft study --out %s' to go on with the study",
+                              out, out);
     return WEFT_OK;
 }
 
@@ -297,11 +297,11 @@ static weft_status find_config(weft_args *args, train_args *own) {
     weft_train_options *o = &own->options;
     bool texts = args->n_repeated > 0;
     if (args->config && texts)
-        return WEFT_REFUSE("--text makes a config of its own; leave --config out");
-    if (texts && args->variant) return WEFT_REFUSE("--variant goes with --config");
+        return WEFT_BAD_INPUT("--text makes a config of its own; leave --config out");
+    if (texts && args->variant) return WEFT_BAD_INPUT("--variant goes with --config");
     if (!args->config && !texts && !(o->resume && o->out))
-        return WEFT_REFUSE("--config or --text is needed, or, to continue a run, "
-                           "--resume --out DIR; see 'weft help train'");
+        return WEFT_BAD_INPUT("--config or --text is needed, or, to continue a run, "
+                              "--resume --out DIR; see 'weft help train'");
     for (int i = 0; i < args->n_repeated; i++)
         WEFT_TRY(weft_args_readable(args->repeated[i], NULL));
     if (args->config || texts) name_out(args, own->out);
@@ -310,8 +310,8 @@ static weft_status find_config(weft_args *args, train_args *own) {
     WEFT_TRY(weft_path(own->config, "%s/config", o->out));
     if (texts) return WEFT_OK;
     if (access(own->config, F_OK) != 0)
-        return WEFT_REFUSE("%s: no run to continue is there; --config FILE starts one",
-                           weft_shown(o->out));
+        return WEFT_BAD_INPUT("%s: no run to continue is there; --config FILE starts one",
+                              weft_shown(o->out));
     return weft_args_readable(own->config, NULL);
 }
 
