@@ -134,7 +134,7 @@ $(OUT)/tests/api/test_header: | $(LIB_SO) $(EXAMPLE_PROGRAMS)
 # The program of a machine without the optional parts: sources that ask for one are compiled as if it
 # were missing, the rest is the build's own. CUDA's objects and libmicrohttpd are not linked.
 BARE := $(OUT)/bare
-BARE_SOURCES := $(shell grep -l '^#if.*WEFT_HAVE_' src/*/*.c)
+BARE_SOURCES := $(shell grep -l WEFT_HAVE_ src/*/*.c)
 BARE_OBJECTS := $(BARE_SOURCES:src/%.c=$(BARE)/%.o) \
 	$(filter-out %.cu.o $(BARE_SOURCES:src/%.c=$(OBJ)/%.o),$(PROGRAM_OBJECTS) $(LIB_OBJECTS))
 
