@@ -28,7 +28,7 @@ struct weft_pass {
 };
 
 /* Wrong input: a message that begins with the function's name. */
-#define API_REFUSE(format, ...) weft_fail(WEFT_EINPUT, "%s: " format, __func__, ##__VA_ARGS__)
+#define API_REFUSE(format, ...) WEFT_BAD_INPUT("%s: " format, __func__, ##__VA_ARGS__)
 
 /* Refuses the first argument that is NULL, by its name. */
 #define API_NEED(...)                                                                              \

@@ -38,8 +38,7 @@ static bool is_in(const weft_tensor *root, weft_tensor *const *list, int n) {
 static weft_status own_outputs(weft_block *b) {
     weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
     weft_tensor *taken[WEFT_API_TENSORS_MAX];
-    if (outputs->n == 0)
-        return weft_fail(WEFT_EINPUT, "block: it has no output; see weft_graph_output");
+    if (outputs->n == 0) return WEFT_BAD_INPUT("block: it has no output; see weft_graph_output");
     for (int i = 0; i < outputs->n; i++) {
         weft_tensor *t = outputs->entries[i].tensor, *root = weft_tensor_root(t);
         if (root->role != WEFT_ROLE_TEMP || is_in(root, taken, i)) t = weft_scale(b->graph, t, 1);
@@ -282,8 +281,7 @@ static weft_status call_block(weft_block *b, weft_half half, const weft_call *ca
 
 static weft_status check_call(const weft_call *call, const char *caller) {
     if (call->size == sizeof *call) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: size is %zu, but it must be sizeof(weft_call)", caller,
-                     call->size);
+    return WEFT_BAD_INPUT("%s: size is %zu, but it must be sizeof(weft_call)", caller, call->size);
 }
 
 weft_status weft_block_forward(weft_block *block, const weft_call *call) {
@@ -349,8 +347,8 @@ static weft_status make_key(const char *part, const char *const *options, const 
     for (; options && *options && used < KEY_ROOM; options++)
         used += snprintf(key + used, (size_t)(KEY_ROOM - used), "\n%s", *options);
     if (used < KEY_ROOM) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "weft_block_open_part: the options are longer than %d characters",
-                     KEY_ROOM);
+    return WEFT_BAD_INPUT("weft_block_open_part: the options are longer than %d characters",
+                          KEY_ROOM);
 }
 
 weft_status weft_block_open_part(weft_engine *engine, const char *part, const char *const *options,
@@ -369,7 +367,7 @@ weft_status weft_block_open_part(weft_engine *engine, const char *part, const ch
     while (part_names[kind] && strcmp(part, part_names[kind]) != 0)
         kind++;
     if (!part_names[kind])
-        return weft_fail(WEFT_EINPUT, "part '%s': it must be attention, ffn or layer", part);
+        return WEFT_BAD_INPUT("part '%s': it must be attention, ffn or layer", part);
     w.form.kind = (weft_part_kind)kind;
     WEFT_TRY(weft_api_config(NULL, options, &w.config, &is_folder));
     w.build = (weft_build){.batch = batch,

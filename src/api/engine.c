@@ -8,8 +8,8 @@ enum { THREADS_MAX = 1024 };
 
 static weft_status check_threads(const char *caller, int threads) {
     if (threads >= 0 && threads <= THREADS_MAX) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: %d threads; 0 (one for each processor) to %d can be had",
-                     caller, threads, THREADS_MAX);
+    return WEFT_BAD_INPUT("%s: %d threads; 0 (one for each processor) to %d can be had", caller,
+                          threads, THREADS_MAX);
 }
 
 static weft_status choose_backend(const char *device, const weft_backend **out) {
@@ -18,7 +18,7 @@ static weft_status choose_backend(const char *device, const weft_backend **out) 
     if (!device || strcmp(device, "auto") == 0)
         return weft_device_open(WEFT_DEVICE_AUTO, WEFT_F32, out);
     if (strcmp(device, "cpu") != 0)
-        return weft_fail(WEFT_EINPUT, "device '%s': it must be cpu, cuda or auto", device);
+        return WEFT_BAD_INPUT("device '%s': it must be cpu, cuda or auto", device);
     return weft_device_open(WEFT_DEVICE_CPU, WEFT_F32, out);
 }
 

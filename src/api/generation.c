@@ -55,8 +55,7 @@ static weft_status read_option(const char *option, weft_sampling *s) {
         bool fits = keys[i].below == 0 ||
                     (value >= keys[i].least && value < keys[i].below && value == trunc(value));
         if (end == text || *end || !fits)
-            return weft_fail(
-                WEFT_EINPUT,
+            return WEFT_BAD_INPUT(
                 "weft_generation_add: '%s' is out of range, or no whole number where one is wanted",
                 option);
         s->top_k = (int64_t)top_k;
@@ -66,7 +65,7 @@ static weft_status read_option(const char *option, weft_sampling *s) {
         s->end_token = (int32_t)end_token;
         return WEFT_OK;
     }
-    return weft_fail(WEFT_EINPUT, "weft_generation_add: unknown option '%s'", option);
+    return WEFT_BAD_INPUT("weft_generation_add: unknown option '%s'", option);
 }
 
 weft_status weft_generation_add(weft_generation *generation, const int32_t *prompt, int64_t count,

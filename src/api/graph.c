@@ -7,7 +7,6 @@
 #include "core/graph_internal.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
-#include "ops/attention.h"
 #include "ops/embedding.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
@@ -17,8 +16,6 @@
 #include "ops/rope.h"
 #include "ops/routing.h"
 #include "ops/time.h"
-
-#include <math.h>
 
 bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const char *name,
                    bool wants_grad) {
@@ -53,8 +50,8 @@ void weft_api_lists_free(weft_api_lists *lists) {
 /* Whether operations can be added: there is a graph, made for a block, and all is well so far. */
 static bool is_open(const weft_graph *g, const char *caller) {
     if (g && g->owner) return g->status == WEFT_OK;
-    weft_fail(WEFT_EINPUT, "%s: the graph is %s", caller,
-              g ? "not one that a block is described in" : "NULL");
+    WEFT_BAD_INPUT("%s: the graph is %s", caller,
+                   g ? "not one that a block is described in" : "NULL");
     return false;
 }
 

@@ -7,12 +7,10 @@
 #include "model/kinds.h"
 #include "train/optimizer.h"
 
-#include <sys/stat.h>
-
 weft_status weft_api_need(const char *caller, const char *names, const void *const *arguments) {
     for (; *names; arguments++) {
         size_t n = strcspn(names, ",");
-        if (!*arguments) return weft_fail(WEFT_EINPUT, "%s: %.*s is NULL", caller, (int)n, names);
+        if (!*arguments) return WEFT_BAD_INPUT("%s: %.*s is NULL", caller, (int)n, names);
         names += n + strspn(names + n, ", ");
     }
     return WEFT_OK;
@@ -55,15 +53,14 @@ static weft_status check_same_tensors(const weft_model *m, const weft_config *c,
         const weft_tensor *t = g.parameters[i].tensor;
         const weft_weight *w = weft_model_find(m, t->name);
         if (!w || w->ndim != t->ndim || memcmp(w->shape, t->shape, sizeof w->shape) != 0)
-            return weft_fail(
-                WEFT_EINPUT,
+            return WEFT_BAD_INPUT(
                 "%s: the overrides ask for a tensor '%s', %s, that the checkpoint does not have",
                 path, t->name, weft_tensor_describe(t));
     }
     if (g.n_parameters == m->n_weights) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: the overrides leave the model %lld tensors, but the checkpoint has %lld",
-                     path, (long long)g.n_parameters, (long long)m->n_weights);
+    return WEFT_BAD_INPUT(
+        "%s: the overrides leave the model %lld tensors, but the checkpoint has %lld", path,
+        (long long)g.n_parameters, (long long)m->n_weights);
 }
 
 weft_status weft_api_vouched(weft_status status, const char *folder) {
@@ -163,9 +160,9 @@ weft_status weft_api_find_any(const weft_model *m, const char *caller, const cha
     for (int64_t i = 0; i < m->n_weights; i++)
         weft_nearest_offer(&nearest, m->weights[i].name);
     if (*nearest.name)
-        return weft_fail(WEFT_EINPUT, "%s: the model has no tensor '%s'; did you mean '%s'?",
-                         caller, name, nearest.name);
-    return weft_fail(WEFT_EINPUT, "%s: the model has no tensor '%s'", caller, name);
+        return WEFT_BAD_INPUT("%s: the model has no tensor '%s'; did you mean '%s'?", caller, name,
+                              nearest.name);
+    return WEFT_BAD_INPUT("%s: the model has no tensor '%s'", caller, name);
 }
 
 weft_status weft_api_find(const weft_model *m, const char *caller, const char *name, int64_t count,
@@ -175,8 +172,8 @@ weft_status weft_api_find(const weft_model *m, const char *caller, const char *n
     if (w->count == count) return WEFT_OK;
     weft_tensor like = {.dtype = w->dtype, .ndim = w->ndim};
     memcpy(like.shape, w->shape, sizeof like.shape);
-    return weft_fail(WEFT_EINPUT, "%s: count is %lld, but '%s' is %s: %lld numbers", caller,
-                     (long long)count, name, weft_tensor_describe(&like), (long long)w->count);
+    return WEFT_BAD_INPUT("%s: count is %lld, but '%s' is %s: %lld numbers", caller,
+                          (long long)count, name, weft_tensor_describe(&like), (long long)w->count);
 }
 
 weft_status weft_model_shape(const weft_model *model, const char *name, int64_t shape[4], int *ndim,

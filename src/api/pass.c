@@ -4,7 +4,6 @@
 #include "train/optimizer.h"
 
 #include <math.h>
-#include <stdatomic.h>
 
 enum { ALL_PURPOSES = WEFT_PASS_TRAIN | WEFT_PASS_LOGITS | WEFT_PASS_RECOMPUTE };
 
@@ -77,8 +76,7 @@ weft_status weft_pass_run(weft_pass *pass, const int32_t *tokens, const int32_t 
 
 static weft_status check_run(const weft_pass *pass, const char *caller) {
     if (pass->has_run) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: nothing to read; run the pass first (weft_pass_run)",
-                     caller);
+    return WEFT_BAD_INPUT("%s: nothing to read; run the pass first (weft_pass_run)", caller);
 }
 
 weft_status weft_pass_loss(const weft_pass *pass, const char *part, double *out) {
@@ -119,12 +117,11 @@ static weft_status read_floats(const weft_pass *pass, const weft_tensor *t, int6
 static weft_status find_logits(const weft_pass *pass, const char *caller, int64_t count,
                                const weft_tensor **out) {
     *out = pass->session.graph.logits;
-    if (!*out)
-        return weft_fail(WEFT_EINPUT, "%s: the pass was opened without WEFT_PASS_LOGITS", caller);
+    if (!*out) return WEFT_BAD_INPUT("%s: the pass was opened without WEFT_PASS_LOGITS", caller);
     if (count != weft_tensor_count(*out))
-        return weft_fail(WEFT_EINPUT, "%s: count is %lld, but the logits are %s: %lld numbers",
-                         caller, (long long)count, weft_tensor_describe(*out),
-                         (long long)weft_tensor_count(*out));
+        return WEFT_BAD_INPUT("%s: count is %lld, but the logits are %s: %lld numbers", caller,
+                              (long long)count, weft_tensor_describe(*out),
+                              (long long)weft_tensor_count(*out));
     return check_run(pass, caller);
 }
 
@@ -147,7 +144,7 @@ static weft_status find_gradient(const weft_pass *pass, const char *caller, cons
                                  int64_t count, const weft_tensor **out) {
     weft_weight *w;
     if (!(pass->purpose & WEFT_PASS_TRAIN))
-        return weft_fail(WEFT_EINPUT, "%s: the pass was opened without WEFT_PASS_TRAIN", caller);
+        return WEFT_BAD_INPUT("%s: the pass was opened without WEFT_PASS_TRAIN", caller);
     WEFT_TRY(weft_api_find(pass->session.model, caller, name, count, &w));
     const weft_tensor *t = weft_graph_find(pass->session.graph.graph, name);
     *out = t ? t->grad : NULL;

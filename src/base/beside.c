@@ -173,8 +173,7 @@ static weft_status take_path(const char *path, char out[WEFT_PATH_MAX]) {
         out[--n] = '\0';
     const char *slash = strrchr(out, '/'), *name = slash ? slash + 1 : out;
     if (*name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
+    return WEFT_BAD_INPUT(
         "%s: a folder is written beside its place and then gets its name; give it one, "
         "as in %s/model",
         *path ? path : "--out", *path ? path : ".");
@@ -187,14 +186,14 @@ static weft_status is_vacant(const char *path, bool *vacant) {
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
     if (kind != WEFT_KIND_FOLDER)
-        return weft_fail(WEFT_EINPUT, "%s: is %s; name a folder", path, weft_kind_name(kind));
+        return WEFT_BAD_INPUT("%s: is %s; name a folder", path, weft_kind_name(kind));
     WEFT_TRY(weft_folder_list(path, &names));
     *vacant = names.n == 0;
     return WEFT_OK;
 }
 
 static weft_status refuse(const char *path) {
-    return weft_fail(WEFT_EINPUT, "%s: is there already; name another", path);
+    return WEFT_BAD_INPUT("%s: is there already; name another", path);
 }
 
 weft_status weft_new_folder_room(const char *path, weft_may_replace may) {

@@ -24,5 +24,5 @@ weft_status weft_dtype_parse(const char *name, weft_dtype *out) {
             return WEFT_OK;
         }
     }
-    return weft_fail(WEFT_EINPUT, "type '%s' is none of f32, f64, bf16, i32, i8", name);
+    return WEFT_BAD_INPUT("type '%s' is none of f32, f64, bf16, i32, i8", name);
 }

@@ -11,10 +11,12 @@
 #include <weft/weft.h>
 
 /* Sets the calling thread's message and returns `status`, so that a failing function ends on
- *     return weft_fail(WEFT_EINPUT, "linear: ...", ...);
+ *     return WEFT_BAD_INPUT("linear: ...", ...);
  * The message is one line: what, where, and what to do. */
 weft_status weft_fail(weft_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* What the user said, or a file holds, cannot be used. */
+#define WEFT_BAD_INPUT(...) weft_fail(WEFT_EINPUT, __VA_ARGS__)
 
 /* Leaves the current function with the status of a failed call. */
 #define WEFT_TRY(call)                                                                             \

@@ -25,7 +25,7 @@ weft_status weft_path(char path[WEFT_PATH_MAX], const char *format, ...) {
     int n = vsnprintf(path, WEFT_PATH_MAX, format, args);
     va_end(args);
     if (n >= 0 && n < WEFT_PATH_MAX) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
+    return WEFT_BAD_INPUT("%.200s...: the path is too long", path);
 }
 
 static weft_kind kind_of(mode_t mode) {
@@ -68,8 +68,8 @@ static weft_status check_plain(const char *path, int *descriptor, const char *re
     else if (S_ISREG(is.st_mode))
         return WEFT_OK;
     else
-        status = weft_fail(WEFT_EINPUT, "%s: is %s, not a file%s", path,
-                           weft_kind_name(kind_of(is.st_mode)), remedy);
+        status = WEFT_BAD_INPUT("%s: is %s, not a file%s", path,
+                                weft_kind_name(kind_of(is.st_mode)), remedy);
     close(*descriptor);
     *descriptor = -1;
     return status;
@@ -141,8 +141,7 @@ weft_status weft_file_read_open(int descriptor, const char *path, size_t most, c
         ssize_t n = read_some(descriptor, text + *bytes, room - *bytes);
         if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
         *bytes += (size_t)n;
-        if (*bytes > most)
-            return weft_fail(WEFT_EINPUT, "%s: is larger than %zu bytes", path, most);
+        if (*bytes > most) return WEFT_BAD_INPUT("%s: is larger than %zu bytes", path, most);
         text[*bytes] = '\0';
         if (*bytes == room) room *= 2;
         if (n > 0) continue;
@@ -162,7 +161,7 @@ weft_status weft_file_open_own(const char *path, int *descriptor) {
     int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
     *descriptor = open(path, flags, 0666);
     if (*descriptor < 0 && errno == ELOOP)
-        return weft_fail(WEFT_EINPUT, "%s: is a link, not a file; move it away", path);
+        return WEFT_BAD_INPUT("%s: is a link, not a file; move it away", path);
     if (*descriptor < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
     return check_plain(path, descriptor, "; move it away");
 }
@@ -216,7 +215,7 @@ static int take_free_name(const char *beside, const char *path) {
 }
 
 static weft_status refuse_name(const char *path) {
-    return weft_fail(WEFT_EINPUT, "%s: is there already, made meanwhile; name another", path);
+    return WEFT_BAD_INPUT("%s: is there already, made meanwhile; name another", path);
 }
 
 weft_status weft_file_take_name(const char *beside, const char *path) {
@@ -257,8 +256,8 @@ weft_status weft_file_vacant(const char *path, bool force) {
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING || (kind == WEFT_KIND_FILE && force)) return WEFT_OK;
     if (kind != WEFT_KIND_FILE)
-        return weft_fail(WEFT_EINPUT, "%s: is %s; name a file", path, weft_kind_name(kind));
-    return weft_fail(WEFT_EINPUT, "%s: is there already; --force overwrites it", path);
+        return WEFT_BAD_INPUT("%s: is %s; name a file", path, weft_kind_name(kind));
+    return WEFT_BAD_INPUT("%s: is there already; --force overwrites it", path);
 }
 
 weft_status weft_file_write(const char *path, const void *data, size_t bytes, weft_sum *sum) {

@@ -179,8 +179,8 @@ weft_status weft_folder_remove(const char *path) {
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
     if (kind != WEFT_KIND_FOLDER)
-        return weft_fail(WEFT_EINPUT, "%s: is %s, not a folder that weft made; move it away", path,
-                         weft_kind_name(kind));
+        return WEFT_BAD_INPUT("%s: is %s, not a folder that weft made; move it away", path,
+                              weft_kind_name(kind));
     WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
     if (folder < 0) return failed(path);
     WEFT_AUTO(weft_names_free) weft_names names = {0};
@@ -188,9 +188,8 @@ weft_status weft_folder_remove(const char *path) {
     WEFT_TRY(look_for_mark(folder, path, &marked));
     if (!marked) WEFT_TRY(weft_folder_list_open(folder, path, &names));
     if (names.n > 0)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: weft did not make this folder and does not remove it; move it away",
-                         path);
+        return WEFT_BAD_INPUT(
+            "%s: weft did not make this folder and does not remove it; move it away", path);
     WEFT_TRY(empty_folder(folder, path, 0));
     return rmdir(path) == 0 || errno == ENOENT ? WEFT_OK : failed(path);
 }
@@ -204,11 +203,11 @@ static weft_status failed_below(const char *path, const char *name) {
 }
 
 static weft_status refuse(const char *path, const char *name, mode_t mode) {
-    return weft_fail(WEFT_EINPUT, "%s: %s is %s, which is not followed", path, name,
-                     S_ISLNK(mode)   ? "a link"
-                     : S_ISDIR(mode) ? "a folder"
-                     : S_ISREG(mode) ? "a file"
-                                     : "a pipe or a device");
+    return WEFT_BAD_INPUT("%s: %s is %s, which is not followed", path, name,
+                          S_ISLNK(mode)   ? "a link"
+                          : S_ISDIR(mode) ? "a folder"
+                          : S_ISREG(mode) ? "a file"
+                                          : "a pipe or a device");
 }
 
 /* One name in an open folder, which must be of that type: looked at before it is opened, since opening
@@ -217,7 +216,7 @@ static weft_status open_name(int at, const char *path, const char *name, mode_t 
     struct stat is;
     *out = -1;
     if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-        return weft_fail(WEFT_EINPUT, "%s: is not a path below a folder", path);
+        return WEFT_BAD_INPUT("%s: is not a path below a folder", path);
     if (fstatat(at, name, &is, AT_SYMLINK_NOFOLLOW) != 0) return failed_below(path, name);
     if ((is.st_mode & S_IFMT) != type) return refuse(path, name, is.st_mode);
     *out = openat(at, name, type == S_IFDIR ? OPEN_FOLDER : OPEN_FILE);

@@ -54,7 +54,7 @@ weft_status weft_json_load(const char *path, size_t most, json_t **out) {
     WEFT_TRY(weft_file_read(path, most, &text, &bytes));
     *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (*out) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
+    return WEFT_BAD_INPUT("%s:%d: %s", path, error.line, error.text);
 }
 
 json_t *weft_json_file(const char *path, size_t most) {

@@ -88,8 +88,8 @@ weft_status bench_grid_list(const bench_decode_options *o, bench_decode_row *row
         }
     }
     if (*n) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "no row of the grid%s has '%s' in its name",
-                     o->cuda ? "" : " on a CPU", o->rows);
+    return WEFT_BAD_INPUT("no row of the grid%s has '%s' in its name", o->cuda ? "" : " on a CPU",
+                          o->rows);
 }
 
 typedef struct {

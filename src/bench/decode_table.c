@@ -18,8 +18,6 @@
 #include "model/kinds.h"
 #include "model/session.h"
 
-#include <math.h>
-
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };
 
 typedef struct {
@@ -413,7 +411,7 @@ static weft_status list_rows(bench *b) {
     if (!b->list) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     for (; *names; names += strcspn(names, ","), names += *names == ',') {
         bench_decode_row row = {.variant = bench_variant_find(names)};
-        if (!row.variant) return weft_fail(WEFT_EINPUT, "--variants: there is no '%s'", names);
+        if (!row.variant) return WEFT_BAD_INPUT("--variants: there is no '%s'", names);
         WEFT_TRY(bench_variant_config(row.variant, &o->source, &row.config));
         /* Positions without an end need no table; a learned one is as long as the longest context. */
         row.config.context = most;

@@ -1,5 +1,4 @@
 #include "bench/limits.h"
-#include "base/scope.h"
 
 #include "base/clock.h"
 #include "bench/op_rows.h"
@@ -7,7 +6,6 @@
 #include "cpu/backend.h"
 
 #include <math.h>
-#include <time.h>
 
 /* Seconds that a loop runs for at least. */
 #define LOOP_SECONDS 0.004

@@ -4,14 +4,12 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/random.h"
-#include "base/scope.h"
 #include "base/text.h"
 
 #include <errno.h>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 void bench_request_end(bench_request *r) {
     if (r->socket) close(r->socket);
@@ -27,7 +25,7 @@ static weft_status open_connection(const bench_load *l, int *out) {
     char port[16];
     snprintf(port, sizeof port, "%d", l->port);
     int error = getaddrinfo(l->host, port, &hints, &list);
-    if (error) return weft_fail(WEFT_EINPUT, "%s, port %s: %s", l->host, port, gai_strerror(error));
+    if (error) return WEFT_BAD_INPUT("%s, port %s: %s", l->host, port, gai_strerror(error));
     *out = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool open = *out > 0 && connect(*out, list->ai_addr, list->ai_addrlen) == 0;
     error = errno;

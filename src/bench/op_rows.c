@@ -3,7 +3,6 @@
  * and longer sequences. A row of decoding runs through as many weights as no cache holds, since a
  * model's next token finds none of them there either. */
 #include "bench/op_rows.h"
-#include "base/scope.h"
 
 #include "ops/arith.h"
 #include "ops/attention.h"

@@ -3,7 +3,6 @@
  * compared with the peer's. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/scope.h"
 #include "bench/limits.h"
 #include "bench/op_rows.h"
 #include "bench/peer.h"

@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/random.h"
-#include "base/scope.h"
 #include "bench/load.h"
 
 #include <math.h>
@@ -51,10 +50,10 @@ static weft_status warm_up(bench *b) {
         *b->load.requests = (bench_request){.prompt = b->prompts[i], .most = 2};
         WEFT_TRY(run_to_end(&b->load));
         if (b->load.requests->status != 200)
-            return weft_fail(WEFT_EINPUT,
-                             "the server answers a prompt of %lld tokens with status %d; --prompts "
-                             "and --tokens must fit its context",
-                             (long long)b->prompts[i], b->load.requests->status);
+            return WEFT_BAD_INPUT(
+                "the server answers a prompt of %lld tokens with status %d; --prompts "
+                "and --tokens must fit its context",
+                (long long)b->prompts[i], b->load.requests->status);
     }
     return WEFT_OK;
 }
@@ -130,10 +129,10 @@ static weft_status turn_streams(bench *b) {
         bench_request *r = b->load.requests + i;
         if (!r->ended) continue;
         if (r->status != 200)
-            return weft_fail(WEFT_EINPUT,
-                             "a text beside the long prompt ended with status %d; the server must "
-                             "take --streams texts and one more at once",
-                             r->status);
+            return WEFT_BAD_INPUT(
+                "a text beside the long prompt ended with status %d; the server must "
+                "take --streams texts and one more at once",
+                r->status);
         *r = (bench_request){.prompt = r->prompt, .most = r->most};
     }
     return bench_load_turn(&b->load);
@@ -159,10 +158,9 @@ static weft_status measure_long(bench *b) {
     while (!last->ended || during.count == 0) /* all texts may just have begun again */
         WEFT_TRY(turn_streams(b));
     if (last->status != 200)
-        return weft_fail(WEFT_EINPUT,
-                         "the server answers a prompt of %lld tokens with status %d; --long 0 "
-                         "leaves it out, fewer may fit its context",
-                         (long long)o->long_prompt, last->status);
+        return WEFT_BAD_INPUT("the server answers a prompt of %lld tokens with status %d; --long 0 "
+                              "leaves it out, fewer may fit its context",
+                              (long long)o->long_prompt, last->status);
     /* As usual before it and after it, as often: a machine's pace changes. */
     b->load.between = &usual;
     while (usual.count < during.count)

@@ -9,8 +9,6 @@
 #include "generate/decoder.h"
 #include "generate/generator.h"
 
-#include <math.h>
-
 enum { PROMPTS = 4, PROMPT_MOST = 128, TEXT_MOST = 256, ROWS_MOST = 16, STEPS = 15 };
 
 typedef struct {
@@ -137,8 +135,8 @@ static weft_status cut_text(const bench_run *b, const char *name, const char *te
     int64_t count;
     WEFT_TRY(weft_encode(b->opt->encoder, text, bytes, false, &tokens, &count));
     if (count < b->prompt)
-        return weft_fail(WEFT_EINPUT, "%s: %lld tokens, but a prompt has %lld; give a longer text",
-                         name, (long long)count, (long long)b->prompt);
+        return WEFT_BAD_INPUT("%s: %lld tokens, but a prompt has %lld; give a longer text", name,
+                              (long long)count, (long long)b->prompt);
     for (int64_t i = 0; i < PROMPTS; i++)
         memcpy(prompts + i * b->prompt, tokens + i * (count - b->prompt) / PROMPTS,
                (size_t)b->prompt * sizeof *prompts);
@@ -161,10 +159,10 @@ static weft_status read_trained(const bench_run *b, int32_t *prompts) {
         return cut_text(b, c->dataset, text, EMBEDDED, prompts);
     }
     if (weft_dataset_vocab(d) > c->vocab_size)
-        return weft_fail(WEFT_EINPUT,
-                         "%s has %lld tokens and the model knows %lld; -o DATASET=... "
-                         "names what it was trained on",
-                         c->dataset, (long long)weft_dataset_vocab(d), (long long)c->vocab_size);
+        return WEFT_BAD_INPUT("%s has %lld tokens and the model knows %lld; -o DATASET=... "
+                              "names what it was trained on",
+                              c->dataset, (long long)weft_dataset_vocab(d),
+                              (long long)c->vocab_size);
     int32_t targets[PROMPT_MOST];
     for (uint32_t i = 0; i < PROMPTS; i++)
         WEFT_TRY(weft_dataset_fill(d, WEFT_SPLIT_TRAIN, (uint64_t)c->seed, 0, i, b->prompt,
@@ -179,8 +177,8 @@ static weft_status run(bench_run *b) {
     b->prompt = c->context / 3 < PROMPT_MOST ? c->context / 3 : PROMPT_MOST;
     b->text = c->context - b->prompt < TEXT_MOST ? c->context - b->prompt : TEXT_MOST;
     if (b->prompt < 1 || b->text < 2)
-        return weft_fail(WEFT_EINPUT, "a context of %lld tokens is too short to measure",
-                         (long long)c->context);
+        return WEFT_BAD_INPUT("a context of %lld tokens is too short to measure",
+                              (long long)c->context);
     WEFT_AUTO_FREE int32_t *prompts = malloc((size_t)(PROMPTS * b->prompt) * sizeof *prompts);
     if (!b->rows || !prompts) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     weft_generator_limits limits = {.sequences = 1, .no_sharing = true};

@@ -4,7 +4,6 @@
 #include "base/order.h"
 #include "base/text.h"
 
-#include <math.h>
 #include <stdarg.h>
 #include <time.h>
 
@@ -34,8 +33,8 @@ weft_status bench_list_read(const char *text, const char *what, double unit, int
         bool good = end > text && (!*end || *end == ',') && value >= 0.5 && value < 0x1p53;
         list[*n] = good ? llround(value) : 0;
         if (!good || fabs(value - (double)list[*n]) > 1e-6 * value || *n + 1 == BENCH_LIST_MAX)
-            return weft_fail(WEFT_EINPUT, "--%s '%s' must be %s numbers with commas", what, text,
-                             unit == 1 ? "whole" : "positive");
+            return WEFT_BAD_INPUT("--%s '%s' must be %s numbers with commas", what, text,
+                                  unit == 1 ? "whole" : "positive");
         text = *end ? end + 1 : end;
     }
     return WEFT_OK;

@@ -6,8 +6,6 @@
 #include "data/tokenizer.h"
 #include "model/model.h"
 
-#include <jansson.h>
-
 /* What every table is told. */
 typedef struct {
     const char *peer; /* its command line: see bench/peer.h; NULL: none */

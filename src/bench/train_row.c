@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/scope.h"
 #include "bench/limits.h"
 #include "cuda/backend.h"
 #include "device/device.h"
@@ -19,7 +18,6 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 /* Losses agree with the peer's to this part. */
 #define TOLERANCE 1e-3

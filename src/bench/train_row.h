@@ -3,7 +3,6 @@
 #pragma once
 
 #include "bench/peer.h"
-#include "config/config.h"
 
 typedef struct {
     const weft_config *config;

@@ -37,13 +37,12 @@ static weft_status unknown_variant(const char *name) {
         strncat(all, i ? ", " : "", sizeof all - strlen(all) - 1);
         strncat(all, bench_variants[i].name, sizeof all - strlen(all) - 1);
     }
-    return weft_fail(WEFT_EINPUT, "--variants: there is no '%.*s'; there are %s",
-                     (int)strcspn(name, ","), name, all);
+    return WEFT_BAD_INPUT("--variants: there is no '%.*s'; there are %s", (int)strcspn(name, ","),
+                          name, all);
 }
 
 static weft_status add_row(bench *b, const bench_variant *v) {
-    if (b->count == ROWS_MAX)
-        return weft_fail(WEFT_EINPUT, "--variants: more than %d of them", ROWS_MAX);
+    if (b->count == ROWS_MAX) return WEFT_BAD_INPUT("--variants: more than %d of them", ROWS_MAX);
     row *r = &b->rows[b->count++];
     r->variant = v;
     WEFT_TRY(bench_variant_config(v, &b->opt->source, &r->config));
@@ -52,7 +51,7 @@ static weft_status add_row(bench *b, const bench_variant *v) {
     const weft_backend *backend = cuda ? weft_cuda_planner() : weft_cpu_backend();
     if (!backend) return WEFT_EMISSING;
     if (cuda && b->opt->setup.peer)
-        return weft_fail(WEFT_EINPUT, "device cuda: --peer is measured on the CPU only");
+        return WEFT_BAD_INPUT("device cuda: --peer is measured on the CPU only");
     return weft_account_make(&r->config, backend, b->threads, &r->account);
 }
 

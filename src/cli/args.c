@@ -1,7 +1,6 @@
 /* Parsing of options. Long options take their value as the next word or after '='. */
 #include "cli/args.h"
 
-#include "base/scope.h"
 #include "base/text.h"
 #include "device/device.h"
 #include "model/folder.h"
@@ -11,8 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { OPTIONS_MAX = 48, OPTION_LETTERS = 64 };
 

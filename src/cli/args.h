@@ -3,11 +3,8 @@
  * returns what failed, and main.c tells it. */
 #pragma once
 
-#include "config/config.h"
 #include "core/exec.h"
 #include "study/variants.h"
-
-#include <jansson.h>
 
 enum { WEFT_EXIT_DONE = 0, WEFT_EXIT_FAILED = 1, WEFT_EXIT_USAGE = 2 };
 
@@ -48,9 +45,6 @@ typedef struct {
     bool *flag; /* sets this; with `value`, "=..." may follow */
     int rule;   /* WEFT_ARG_...; one that is needed has a `value` */
 } weft_arg;
-
-/* What the user said cannot be used: an error as weft_fail makes it. */
-#define WEFT_BAD_INPUT(...) weft_fail(WEFT_EINPUT, __VA_ARGS__)
 
 /* The shared options that a command takes. */
 enum {

@@ -2,9 +2,7 @@
  * the attention operations alone, `decode` generation, `serve` a server under load. */
 #include "base/files.h"
 #include "base/json.h"
-#include "base/scope.h"
 #include "bench/tables.h"
-#include "cli/args.h"
 #include "cli/checkpoint.h"
 #include "cli/child.h"
 

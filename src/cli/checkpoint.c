@@ -4,8 +4,6 @@
 #include "generate/weights.h"
 #include "model/kinds.h"
 
-#include <sys/stat.h>
-
 weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]) {
     static const char *const inside[] = {"", "/best", "/last"};
     struct stat s;

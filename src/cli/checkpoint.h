@@ -1,12 +1,10 @@
 /* The checkpoints that commands open, and those that they write. */
 #pragma once
 
-#include "base/scope.h"
 #include "cli/args.h"
 #include "data/tokenizer.h"
 #include "generate/generator.h"
 #include "model/folder.h"
-#include "model/model.h"
 
 WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
 

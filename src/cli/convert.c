@@ -1,16 +1,12 @@
 /* weft convert: a model from one layout into another. */
 #include "base/json.h"
 #include "base/log.h"
-#include "base/scope.h"
 #include "cli/checkpoint.h"
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
 #include "model/add.h"
 #include "model/kinds.h"
-
-#include <math.h>
-#include <unistd.h>
 
 const char weft_help_convert[] =
     "  --model DIR\twhat to convert: a checkpoint, or a folder in Hugging Face's layout (GPT-2, "

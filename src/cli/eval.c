@@ -3,14 +3,11 @@
 #include "eval/eval.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "cli/args.h"
 #include "cli/checkpoint.h"
 #include "data/tasks.h"
 #include "model/evaluate.h"
 
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 const char weft_help_eval[] =
     "  --model DIR\ta checkpoint: config.json and model.safetensors; a run's folder stands for its "

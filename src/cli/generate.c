@@ -2,15 +2,12 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/scope.h"
 #include "base/text.h"
 #include "cli/checkpoint.h"
-#include "generate/generator.h"
 #include "generate/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <unistd.h>
 
 const char weft_help_generate[] =
     "  --model DIR\ta checkpoint; of a run's folder, its best/, or last/ if there is no best/\n"

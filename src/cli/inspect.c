@@ -1,6 +1,5 @@
 /* weft inspect: what a model's mechanisms do on a text. */
 #include "inspect/inspect.h"
-#include "base/scope.h"
 #include "base/text.h"
 #include "cli/checkpoint.h"
 

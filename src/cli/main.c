@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include "base/text.h"
 #include "base/version.h"

@@ -7,16 +7,13 @@
 #include "base/folders.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "cli/args.h"
 #include "cli/own_text.h"
-#include "config/kinds.h"
 #include "cpu/backend.h"
 #include "supervise/supervise.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
-#include <unistd.h>
 
 const char weft_help_new[] =
     "  --text FILE\tthe text to train on; repeatable. Without it, English-like text that the "

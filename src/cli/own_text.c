@@ -7,14 +7,12 @@
 #include "cli/own_text.h"
 #include "cli/checkpoint.h"
 
-#include "base/folders.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "bench/limits.h"
 #include "data/shards.h"
 #include "data/texts.h"
 #include "device/device.h"
-#include "model/account.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 

@@ -1,7 +1,6 @@
 /* Training on a text of one's own with nothing else said: `weft train --text FILE`. */
 #pragma once
 
-#include "base/scope.h"
 #include "cli/args.h"
 #include "study/study.h"
 

@@ -1,6 +1,5 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its variants. */
 #include "base/json.h"
-#include "base/scope.h"
 #include "base/text.h"
 #include "cli/args.h"
 #include "cpu/backend.h"

@@ -1,11 +1,9 @@
 /* weft prune: a smaller model from a trained one. */
 #include "convert/prune.h"
 #include "base/json.h"
-#include "base/scope.h"
 #include "base/text.h"
 #include "cli/checkpoint.h"
 #include "inspect/inspect.h"
-#include "model/folder.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,6 +1,5 @@
 /* weft report: the report of studies anew, from their databases. */
 #include "report/report.h"
-#include "base/files.h"
 #include "base/text.h"
 #include "cli/args.h"
 

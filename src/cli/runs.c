@@ -7,7 +7,6 @@
 #include "report/report.h"
 
 #include <errno.h>
-#include <unistd.h>
 
 const char weft_help_runs[] =
     "  DIR|DB...\tstudies' folders or their runs.db, or folders with runs of weft train, six deep: "

@@ -3,12 +3,10 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/checkpoint.h"
-#include "generate/generator.h"
 #include "serve/http.h"
 #include "serve/server.h"
 #include "watch/live.h"
 
-#include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <time.h>

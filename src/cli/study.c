@@ -1,12 +1,9 @@
 /* weft study: every variant of a study, each run in a process of its own, then the report. */
 #include "base/files.h"
-#include "base/folders.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/scope.h"
 #include "base/text.h"
 #include "bench/limits.h"
-#include "cli/args.h"
 #include "cli/checkpoint.h"
 #include "cli/child.h"
 #include "cli/own_text.h"
@@ -21,7 +18,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <unistd.h>
 
 const char weft_help_study[] =
     "  --config FILE\tthe config, or the name of a study that comes with weft, with its study: "

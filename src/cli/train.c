@@ -1,28 +1,19 @@
 /* weft train: one run, in a folder of its own. */
 #include "base/clock.h"
-#include "base/files.h"
-#include "base/folders.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "bench/limits.h"
 #include "bench/tables.h"
-#include "cli/args.h"
 #include "cli/checkpoint.h"
 #include "cli/own_text.h"
 #include "cuda/backend.h"
 #include "inspect/inspect.h"
-#include "model/account.h"
 #include "model/cached.h"
 #include "record/record.h"
-#include "train/loop.h"
 #include "train/stop.h"
 
 #include <errno.h>
-#include <math.h>
-#include <sched.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 const char weft_help_train[] =
     "  --config FILE\tthe config\n"

@@ -3,8 +3,6 @@
 #include "comm/comm.h"
 #include "comm/share.h"
 
-#include <pthread.h>
-
 enum { CHUNK = 1 << 28 /* bytes of one broadcast */ };
 
 /* Stands before the memory of a message. */
@@ -48,8 +46,8 @@ weft_status weft_comm_gather(weft_comm *c, const void *own, int64_t bytes, void 
 
 static weft_status check_room(int64_t count, int64_t stride) {
     if (stride <= INT32_MAX / count) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%lld records of %lld bytes are too many for one message",
-                     (long long)count, (long long)stride);
+    return WEFT_BAD_INPUT("%lld records of %lld bytes are too many for one message",
+                          (long long)count, (long long)stride);
 }
 
 weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, const int *offsets) {
@@ -126,8 +124,8 @@ static weft_status report_difference(const char *name, const char *own, const ch
         own = own_end + 1;
         first = first_end + 1;
     }
-    return weft_fail(WEFT_EINPUT, "its %s is not rank 0's: %.*s in place of %.*s", name,
-                     (int)strcspn(own, "\n"), own, (int)strcspn(first, "\n"), first);
+    return WEFT_BAD_INPUT("its %s is not rank 0's: %.*s in place of %.*s", name,
+                          (int)strcspn(own, "\n"), own, (int)strcspn(first, "\n"), first);
 }
 
 weft_status weft_comm_same(weft_comm *c, const char *name, const char *text) {

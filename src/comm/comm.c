@@ -7,16 +7,12 @@
 #include "comm/comm.h"
 
 #include "base/clock.h"
-#include "comm/launch.h"
 #include "comm/watch.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <time.h>
-#include <unistd.h>
 
 enum {
     WHY_ROOM = 480,

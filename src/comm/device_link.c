@@ -2,8 +2,6 @@
  * end: the device exchanges one bucket while it still makes others. */
 #include "base/getter.h"
 #include "base/log.h"
-#include "base/scope.h"
-#include "comm/launch.h"
 #include "comm/reduce.h"
 #include "comm/watch.h"
 #include "core/rows.h"

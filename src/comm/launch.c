@@ -3,7 +3,6 @@
 
 #include <dlfcn.h>
 #include <limits.h>
-#include <unistd.h>
 
 #define LIBRARY "libweft-mpi.so"
 #define NCCL_LIBRARY "libweft-nccl.so"
@@ -32,10 +31,10 @@ weft_status weft_launch_look(bool *several) {
     long ranks = count_ranks();
     *several = ranks > 1 || (force && strcmp(force, "mpi") == 0);
     if (ranks < 0 && number_of("SLURM_STEP_NUM_TASKS") > 1 && number_of("SLURM_PROCID") >= 0)
-        return weft_fail(WEFT_EINPUT,
-                         "srun started %ld tasks that cannot find each other; srun --mpi=pmix or "
-                         "--mpi=pmi2, whichever this MPI was built for ('srun --mpi=list')",
-                         number_of("SLURM_STEP_NUM_TASKS"));
+        return WEFT_BAD_INPUT(
+            "srun started %ld tasks that cannot find each other; srun --mpi=pmix or "
+            "--mpi=pmi2, whichever this MPI was built for ('srun --mpi=list')",
+            number_of("SLURM_STEP_NUM_TASKS"));
     return WEFT_OK;
 }
 

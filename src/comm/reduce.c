@@ -6,7 +6,6 @@
  * On a device all of a bucket is put into its queue when it is sent, and only the end waits. */
 #include "comm/reduce.h"
 
-#include "base/scope.h"
 #include "core/rows.h"
 
 enum {

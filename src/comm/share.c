@@ -34,10 +34,10 @@ static int cut_node(weft_tree *t, int64_t leaves, int size, int64_t first, int64
 weft_status weft_tree_make(int64_t leaves, int size, weft_tree *out) {
     *out = (weft_tree){0};
     if (leaves < size)
-        return weft_fail(WEFT_EINPUT,
-                         "%d ranks share a step's %lld micro-batches: each needs one at least; a "
-                         "smaller MICRO_BATCH makes more of them",
-                         size, (long long)leaves);
+        return WEFT_BAD_INPUT(
+            "%d ranks share a step's %lld micro-batches: each needs one at least; a "
+            "smaller MICRO_BATCH makes more of them",
+            size, (long long)leaves);
     out->nodes = calloc((size_t)leaves, sizeof *out->nodes);
     out->merges = calloc((size_t)leaves, sizeof *out->merges);
     if (!out->nodes || !out->merges) {

@@ -5,11 +5,9 @@
 #include "comm/watch.h"
 
 #include "base/clock.h"
-#include "base/scope.h"
 
 #include <errno.h>
 #include <signal.h>
-#include <unistd.h>
 
 enum { LIMIT_SECONDS = 30, LAST_LOOKS = 50, LAST_LOOK_US = 1000 };
 static const double NOTE_SECONDS = 1, LOCAL_SECONDS = 0.1;

@@ -2,7 +2,6 @@
  * otherwise is called by the thread that talks (comm.c). */
 #pragma once
 
-#include "base/error.h"
 #include "comm/launch.h"
 
 typedef struct weft_watch weft_watch;

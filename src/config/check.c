@@ -83,7 +83,7 @@ weft_status weft_config_refuse(const weft_config *c, const char *where, const we
         used += name_value(c, name, text + used, sizeof text - used);
         at += whole - plain;
     }
-    return weft_fail(WEFT_EINPUT, "%s: %s", where, text);
+    return WEFT_BAD_INPUT("%s: %s", where, text);
 }
 
 weft_status weft_config_check(const weft_config *c, const char *where) {

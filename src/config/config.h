@@ -5,7 +5,6 @@
 #pragma once
 
 #include "base/dtype.h"
-#include "base/error.h"
 
 #include <jansson.h>
 

@@ -46,8 +46,7 @@ json_t *weft_config_to_json(const weft_config *c) {
 }
 
 weft_status weft_config_from_json(weft_config *c, const json_t *object, const char *where) {
-    if (!json_is_object(object))
-        return weft_fail(WEFT_EINPUT, "%s: a config is a JSON object", where);
+    if (!json_is_object(object)) return WEFT_BAD_INPUT("%s: a config is a JSON object", where);
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, key, value) {
@@ -61,8 +60,7 @@ weft_status weft_config_from_json(weft_config *c, const json_t *object, const ch
         else if (json_is_string(value) && json_string_length(value) < WEFT_TEXT_MAX)
             snprintf(text, sizeof text, "%s", json_string_value(value));
         else
-            return weft_fail(WEFT_EINPUT, "%s: the value of '%s' is no y/n, number or text", where,
-                             key);
+            return WEFT_BAD_INPUT("%s: the value of '%s' is no y/n, number or text", where, key);
         WEFT_TRY(weft_config_set(c, key, text, where));
     }
     return WEFT_OK;

@@ -24,8 +24,8 @@ static const char *nearest_key(const char *key) {
 }
 
 static weft_status refuse_range(const weft_option *o, const char *value, const char *where) {
-    return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s is outside %.10g to %.10g", where, o->key,
-                     value, o->min, o->max);
+    return WEFT_BAD_INPUT("%s: CONFIG_%s=%s is outside %.10g to %.10g", where, o->key, value,
+                          o->min, o->max);
 }
 
 static weft_status set_bool(bool *field, const weft_option *o, const char *value,
@@ -38,7 +38,7 @@ static weft_status set_bool(bool *field, const weft_option *o, const char *value
             return WEFT_OK;
         }
     }
-    return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s='%s' must be y or n", where, o->key, value);
+    return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be y or n", where, o->key, value);
 }
 
 static weft_status set_int(int64_t *field, const weft_option *o, const char *value,
@@ -47,8 +47,7 @@ static weft_status set_int(int64_t *field, const weft_option *o, const char *val
     errno = 0;
     long long number = strtoll(value, &end, 10);
     if (end == value || *end)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s='%s' must be a whole number", where, o->key,
-                         value);
+        return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be a whole number", where, o->key, value);
     if (errno == ERANGE || (double)number < o->min || (double)number > o->max)
         return refuse_range(o, value, where);
     *field = number;
@@ -60,7 +59,7 @@ static weft_status set_number(double *field, const weft_option *o, const char *v
     char *end;
     double number = strtod(value, &end);
     if (end == value || *end || !isfinite(number))
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s='%s' must be a number", where, o->key, value);
+        return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be a number", where, o->key, value);
     if (number < o->min || number > o->max) return refuse_range(o, value, where);
     *field = number;
     return WEFT_OK;
@@ -82,15 +81,15 @@ static weft_status set_value(weft_config *c, const weft_option *o, const char *v
         while (o->words[index] && strcmp(o->words[index], value) != 0)
             index++;
         if (!o->words[index])
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=\"%s\" is none of: %s", where, o->key,
-                             value, weft_option_words(o, words, sizeof words));
+            return WEFT_BAD_INPUT("%s: CONFIG_%s=\"%s\" is none of: %s", where, o->key, value,
+                                  weft_option_words(o, words, sizeof words));
         *(int *)field = index;
         return WEFT_OK;
     }
     case WEFT_OPT_TEXT:
         if (strlen(value) >= WEFT_TEXT_MAX)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s has %zu characters; %d is the most", where,
-                             o->key, strlen(value), WEFT_TEXT_MAX - 1);
+            return WEFT_BAD_INPUT("%s: CONFIG_%s has %zu characters; %d is the most", where, o->key,
+                                  strlen(value), WEFT_TEXT_MAX - 1);
         snprintf(field, WEFT_TEXT_MAX, "%s", value);
         return WEFT_OK;
     }
@@ -133,10 +132,10 @@ weft_status weft_config_set(weft_config *c, const char *key, const char *value, 
         const char *named = without_prefix(key);
         const char *instead = weft_option_instead(named);
         if (instead)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option of weft; %s", where,
-                             named, instead);
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option; did you mean CONFIG_%s?",
-                         where, named, nearest_key(named));
+            return WEFT_BAD_INPUT("%s: CONFIG_%s is not an option of weft; %s", where, named,
+                                  instead);
+        return WEFT_BAD_INPUT("%s: CONFIG_%s is not an option; did you mean CONFIG_%s?", where,
+                              named, nearest_key(named));
     }
     char text[WEFT_TEXT_MAX + 2];
     size_t length = strlen(value);
@@ -145,8 +144,8 @@ weft_status weft_config_set(weft_config *c, const char *key, const char *value, 
         length -= 2;
     }
     if (length >= sizeof text)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s has %zu characters; %d is the most", where,
-                         o->key, length, WEFT_TEXT_MAX - 1);
+        return WEFT_BAD_INPUT("%s: CONFIG_%s has %zu characters; %d is the most", where, o->key,
+                              length, WEFT_TEXT_MAX - 1);
     memcpy(text, value, length);
     text[length] = '\0';
     if (strcmp(text, "auto") == 0 &&
@@ -162,7 +161,7 @@ weft_status weft_config_override(weft_config *c, const char *assignment, const c
     const char *equals = strchr(assignment, '=');
     char key[128];
     if (!equals || equals == assignment || (size_t)(equals - assignment) >= sizeof key)
-        return weft_fail(WEFT_EINPUT, "%s: '%s' must be KEY=VALUE", where, assignment);
+        return WEFT_BAD_INPUT("%s: '%s' must be KEY=VALUE", where, assignment);
     snprintf(key, sizeof key, "%.*s", (int)(equals - assignment), assignment);
     return weft_config_set(c, key, equals + 1, where);
 }
@@ -203,13 +202,12 @@ static weft_status read_line(weft_config *c, char *line, const char *where) {
         line[length - tail] = '\0';
         const weft_option *o = weft_option_find(line + 2);
         if (o && o->type != WEFT_OPT_BOOL)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s cannot be unset: it is no y or n", where,
-                             o->key);
+            return WEFT_BAD_INPUT("%s: CONFIG_%s cannot be unset: it is no y or n", where, o->key);
         return weft_config_set(c, line + 2, "n", where);
     }
     if (length == 0) return WEFT_OK;
     if (strncmp(line, "CONFIG_", 7) != 0 || !strchr(line, '='))
-        return weft_fail(WEFT_EINPUT, "%s: '%.60s' is not CONFIG_KEY=value", where, line);
+        return WEFT_BAD_INPUT("%s: '%.60s' is not CONFIG_KEY=value", where, line);
     unescape_text(strchr(line, '=') + 1);
     return weft_config_override(c, line, where);
 }
@@ -259,9 +257,9 @@ weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path
         if (kind == LINE_READ) status = read_line(c, trim(line), where);
     }
     if (kind == LINE_LONG)
-        status = weft_fail(WEFT_EINPUT, "%s: a line of %d characters or more", where, LINE_MOST);
+        status = WEFT_BAD_INPUT("%s: a line of %d characters or more", where, LINE_MOST);
     if (kind == LINE_BINARY)
-        status = weft_fail(WEFT_EINPUT, "%s: not text: a config has lines CONFIG_KEY=value", where);
+        status = WEFT_BAD_INPUT("%s: not text: a config has lines CONFIG_KEY=value", where);
     if (status == WEFT_OK && ferror(file))
         status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
     fclose(file);
@@ -269,8 +267,7 @@ weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path
 }
 
 weft_status weft_config_step(weft_config *c, int step) {
-    if (step < 0 || step > 5)
-        return weft_fail(WEFT_EINPUT, "step %d: the ablation has steps 0 to 5", step);
+    if (step < 0 || step > 5) return WEFT_BAD_INPUT("step %d: the ablation has steps 0 to 5", step);
     int mechanisms = step > 3 ? step - 2 : step; /* 4 and 5 are 2 and 3 again */
     c->attn_gate = mechanisms >= 1;
     c->cross_token = mechanisms >= 2;

@@ -7,7 +7,6 @@
 #include "config/config.h"
 
 #include "base/files.h"
-#include "base/scope.h"
 #include "base/text.h"
 
 #include <strings.h>

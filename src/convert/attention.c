@@ -1,18 +1,12 @@
 /* Another attention in place of dot's: dot's weights taken apart, MLA's and W2's made of them, and the rest
  * of the model carried over. */
 #include "convert/attention.h"
-#include "base/scope.h"
 
 #include "base/progress.h"
-#include "base/random.h"
 #include "convert/rotated.h"
 #include "convert/spectrum.h"
 #include "model/builder.h"
-#include "model/kinds.h"
 #include "model/units.h"
-
-#include <math.h>
-#include <unistd.h>
 
 /* A layer's dot attention, as doubles in one malloc'd piece; n = KV_HEADS · D. */
 typedef struct {
@@ -27,9 +21,8 @@ typedef struct {
 static weft_status check_dot(const weft_model *m, const char *what, bool normed) {
     const weft_config *c = &m->config;
     if (c->attention != WEFT_ATTENTION_DOT)
-        return weft_fail(WEFT_EINPUT,
-                         "%s starts from CONFIG_ATTENTION=\"dot\"; this model has \"%s\"", what,
-                         weft_config_word(c, WEFT_OPTION(attention)));
+        return WEFT_BAD_INPUT("%s starts from CONFIG_ATTENTION=\"dot\"; this model has \"%s\"",
+                              what, weft_config_word(c, WEFT_OPTION(attention)));
     const weft_mix mixes[] = {
         {c->mup, "not of a model with {MUP}, whose scores and logits have scales of their own"},
         {c->qk_norm && !normed, "not of a model with {QK_NORM}, whose queries and keys are not "
@@ -328,14 +321,14 @@ static weft_status check_mla(const weft_model *m, const weft_mla_options *o) {
         c->position == WEFT_POSITION_ROPE ? rotated_width(c, weft_config_head_dim(c)) : 0;
     WEFT_TRY(check_dot(m, "--to-mla", false));
     if (o->rope % 2 || o->rope > rotated)
-        return weft_fail(WEFT_EINPUT,
-                         "--rope %lld: of a head's columns this model rotates %lld; take an even "
-                         "number up to that",
-                         (long long)o->rope, (long long)rotated);
+        return WEFT_BAD_INPUT(
+            "--rope %lld: of a head's columns this model rotates %lld; take an even "
+            "number up to that",
+            (long long)o->rope, (long long)rotated);
     if (o->latent <= most) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "--latent %lld: a layer's keys have %lld dimensions; more would hold nothing",
-                     (long long)o->latent, (long long)most);
+    return WEFT_BAD_INPUT(
+        "--latent %lld: a layer's keys have %lld dimensions; more would hold nothing",
+        (long long)o->latent, (long long)most);
 }
 
 /* How the rotated part is made; the stride by what all layers' scores owe each pair. */
@@ -524,15 +517,15 @@ weft_status weft_convert_add_word(const weft_config *was, const char *word, size
     while (i < WORDS && (strlen(words[i]) != n || strncmp(words[i], word, n) != 0))
         i++;
     if (i == WORDS)
-        return weft_fail(WEFT_EINPUT,
-                         "--add %.*s: must be some of gate, cross, latent, output-gate, wsffn, w2, "
-                         "separated by commas",
-                         (int)n, word);
-    if (there[i]) return weft_fail(WEFT_EINPUT, "--add %s: the model has it already", words[i]);
+        return WEFT_BAD_INPUT(
+            "--add %.*s: must be some of gate, cross, latent, output-gate, wsffn, w2, "
+            "separated by commas",
+            (int)n, word);
+    if (there[i]) return WEFT_BAD_INPUT("--add %s: the model has it already", words[i]);
     if (i == WSFFN && was->ffn != WEFT_FFN_SWIGLU)
-        return weft_fail(WEFT_EINPUT,
-                         "--add wsffn starts from CONFIG_FFN=\"swiglu\"; this model has \"%s\"",
-                         weft_config_word(was, WEFT_OPTION(ffn)));
+        return WEFT_BAD_INPUT(
+            "--add wsffn starts from CONFIG_FFN=\"swiglu\"; this model has \"%s\"",
+            weft_config_word(was, WEFT_OPTION(ffn)));
     c->attn_gate = c->attn_gate || i == GATE;
     c->cross_token = c->cross_token || i == CROSS;
     c->latent_recip = c->latent_recip || i == LATENT;

@@ -12,8 +12,6 @@
 #include "model/folder.h"
 #include "model/model.h"
 
-#include <jansson.h>
-
 /* WEFT_HF_LLAMA_PAIRS: the columns that are rotated together are neighbours. WEFT_HF_PHI3: Llama with queries,
  * keys and values in one tensor, and so the feed-forward's two first maps. WEFT_HF_GEMMA: Llama with gains that
  * are kept less 1, and with norms before and behind the branches. WEFT_HF_OWN: none of theirs; the

@@ -7,7 +7,6 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "base/scope.h"
 
 #include <math.h>
 
@@ -168,8 +167,8 @@ static bool is_the_same(const json_t *value, const char *must) {
 static weft_status refuse(const source *s, const char *key, const json_t *value,
                           const char *remedy) {
     char text[64];
-    return weft_fail(WEFT_EINPUT, "%s: \"%s\": %s is not supported; %s", s->where, key,
-                     shown(value, text), remedy);
+    return WEFT_BAD_INPUT("%s: \"%s\": %s is not supported; %s", s->where, key, shown(value, text),
+                          remedy);
 }
 
 /* Refuses values that weft cannot follow, and adds the keys that are not known to `unknown`. The first of
@@ -209,9 +208,9 @@ static double number_of(source *s, const json_t *object, const char *key, double
     const json_t *value = json_object_get(object, key);
     if (json_is_number(value)) return json_number_value(value);
     if (value && !json_is_null(value))
-        note(s, weft_fail(WEFT_EINPUT, "%s: \"%s\" is no number", s->where, key));
+        note(s, WEFT_BAD_INPUT("%s: \"%s\" is no number", s->where, key));
     else if (isnan(fallback))
-        note(s, weft_fail(WEFT_EINPUT, "%s: \"%s\" is missing", s->where, key));
+        note(s, WEFT_BAD_INPUT("%s: \"%s\" is missing", s->where, key));
     return isnan(fallback) ? 0 : fallback;
 }
 
@@ -540,7 +539,7 @@ weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *k
         key = dot + 1;
     }
     if (json_object_del(object, key) == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: has no key \"%.60s\", which --ignore-key names", where, key);
+    return WEFT_BAD_INPUT("%s: has no key \"%.60s\", which --ignore-key names", where, key);
 }
 
 static weft_status refuse_family(const char *where, const char *type) {
@@ -549,8 +548,7 @@ static weft_status refuse_family(const char *where, const char *type) {
     snprintf(word, sizeof word, " %.40s ", type);
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strstr(refused[i].types, word)) why = refused[i].why;
-    return weft_fail(
-        WEFT_EINPUT,
+    return WEFT_BAD_INPUT(
         "%s: \"model_type\": \"%.40s\" is not supported: %s. gpt2, gpt_neox, llama, "
         "mistral, qwen2, qwen3, smollm3, olmo2, olmo3, phi3, gemma, gemma2, gemma3_text and "
         "deepseek_v3 are",
@@ -561,7 +559,7 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
                                 weft_hf_family *family) {
     source s = {.root = root, .where = where};
     const char *type = json_string_value(json_object_get(root, "model_type"));
-    if (!type) return weft_fail(WEFT_EINPUT, "%s: \"model_type\" is missing", where);
+    if (!type) return WEFT_BAD_INPUT("%s: \"model_type\" is missing", where);
     if (strcmp(type, "weft") == 0) {
         *family = WEFT_HF_OWN;
         weft_config_defaults(c);

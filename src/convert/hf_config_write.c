@@ -1,11 +1,8 @@
 /* Our config as Hugging Face's config.json: which of their families has a model for it, if one has. */
 #include "base/json.h"
-#include "base/scope.h"
 #include "convert/hf.h"
 #include "convert/hf_likes.h"
 #include "model/kinds.h"
-
-#include <math.h>
 
 /* Whether nothing is in it that no family has. */
 static bool is_plain(const weft_config *c) {

@@ -3,7 +3,6 @@
  * The weights of a folder are in model.safetensors, or in several files that model.safetensors.index.json
  * lists. Each of our tensors must find all of its pieces, and each of theirs must be one of them. */
 #include "base/json.h"
-#include "convert/hf.h"
 #include "convert/hf_pieces.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
@@ -30,10 +29,10 @@ bool weft_hf_is_folder(const char *folder) {
 
 static weft_status open_file(weight_files *f, const char *name) {
     if (strchr(name, '/'))
-        return weft_fail(WEFT_EINPUT, "%s: its index names a file '%.80s' outside the folder",
-                         f->folder, name);
+        return WEFT_BAD_INPUT("%s: its index names a file '%.80s' outside the folder", f->folder,
+                              name);
     if (f->n == SHARDS_MOST)
-        return weft_fail(WEFT_EINPUT, "%s: more than %d files of weights", f->folder, SHARDS_MOST);
+        return WEFT_BAD_INPUT("%s: more than %d files of weights", f->folder, SHARDS_MOST);
     WEFT_PATH(path, "%s/%s", f->folder, name);
     WEFT_TRY(weft_safetensors_open(path, &f->list[f->n]));
     f->n++;
@@ -49,12 +48,11 @@ static weft_status open_index(weight_files *f) {
     WEFT_TRY(read_json(f->folder, NAME, &root));
     json_t *map = json_object_get(root, "weight_map");
     if (!json_is_object(map) || !seen)
-        return weft_fail(WEFT_EINPUT, "%s/%s: \"weight_map\" is missing", f->folder, NAME);
+        return WEFT_BAD_INPUT("%s/%s: \"weight_map\" is missing", f->folder, NAME);
     json_object_foreach(map, tensor, file) {
         const char *name = json_string_value(file);
         if (!name)
-            return weft_fail(WEFT_EINPUT, "%s/%s: the file of '%.80s' is no text", f->folder, NAME,
-                             tensor);
+            return WEFT_BAD_INPUT("%s/%s: the file of '%.80s' is no text", f->folder, NAME, tensor);
         if (json_object_get(seen, name)) continue;
         WEFT_TRY(open_file(f, name));
         json_object_set_new(seen, name, json_true());
@@ -71,10 +69,10 @@ static weft_status open_files(const char *folder, weight_files *f) {
     if (there) return open_file(f, "model.safetensors");
     WEFT_TRY(weft_folder_has(folder, "model.safetensors.index.json", &there));
     if (there) return open_index(f);
-    return weft_fail(WEFT_EINPUT,
-                     "%s: has no model.safetensors and no model.safetensors.index.json; weights of "
-                     "other formats can be saved so by transformers",
-                     folder);
+    return WEFT_BAD_INPUT(
+        "%s: has no model.safetensors and no model.safetensors.index.json; weights of "
+        "other formats can be saved so by transformers",
+        folder);
 }
 
 static const weft_safetensor *find_tensor(const weight_files *f, const char *name) {
@@ -87,15 +85,14 @@ static const weft_safetensor *find_tensor(const weight_files *f, const char *nam
 static weft_status check_piece(const weight_files *f, const hf_piece *p) {
     const weft_safetensor *t = find_tensor(f, p->theirs);
     int64_t rows = weft_hf_rows(p), columns = weft_hf_columns(p);
-    if (!t) return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing", f->folder, p->theirs);
+    if (!t) return WEFT_BAD_INPUT("%s: tensor '%s' is missing", f->folder, p->theirs);
     bool matrix = p->columns > 0, whole = t->dtype >= WEFT_FILE_I64;
     if (!whole && t->ndim == (matrix ? 2 : 1) && t->shape[0] == rows &&
         (!matrix || t->shape[1] == columns))
         return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: tensor '%s' does not have the shape [%lld%s%.0lld] of the config",
-                     f->folder, p->theirs, (long long)rows, matrix ? ", " : "",
-                     (long long)(matrix ? columns : 0));
+    return WEFT_BAD_INPUT("%s: tensor '%s' does not have the shape [%lld%s%.0lld] of the config",
+                          f->folder, p->theirs, (long long)rows, matrix ? ", " : "",
+                          (long long)(matrix ? columns : 0));
 }
 
 static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_model *m) {
@@ -144,8 +141,8 @@ static weft_status check_all_taken(const weight_files *f, const weft_config *c,
                 !ends_on(name, ".attention.bias") && !ends_on(name, ".attention.masked_bias") &&
                 !ends_on(name, ".rotary_emb.inv_freq") &&
                 !(c->weight_tying && strcmp(name, "lm_head.weight") == 0))
-                return weft_fail(WEFT_EINPUT, "%s: tensor '%.120s' is not one of the model's",
-                                 f->folder, name);
+                return WEFT_BAD_INPUT("%s: tensor '%.120s' is not one of the model's", f->folder,
+                                      name);
         }
     return WEFT_OK;
 }

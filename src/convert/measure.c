@@ -1,6 +1,5 @@
 /* Models on a text, a window at a time, so that memory stays small. */
 #include "convert/measure.h"
-#include "base/scope.h"
 
 #include "base/random.h"
 #include "data/tokens.h"
@@ -17,8 +16,7 @@ static weft_status cut(const int32_t *tokens, int64_t count, const char *path, i
                        int64_t most, weft_windows *out) {
     if (count > most) count = most;
     if (count < 2)
-        return weft_fail(WEFT_EINPUT, "%s: two tokens are the least: one to read, one to tell",
-                         path);
+        return WEFT_BAD_INPUT("%s: two tokens are the least: one to read, one to tell", path);
     out->time = time < count - 1 ? time : count - 1;
     out->windows = count / (out->time + 1);
     size_t bytes = (size_t)(out->windows * (out->time + 1)) * sizeof *out->tokens;

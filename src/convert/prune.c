@@ -1,6 +1,5 @@
 /* Which units stay, and tensors cut. What a unit is, and which weights belong to it, is model/units.h's. */
 #include "convert/prune.h"
-#include "base/scope.h"
 
 #include <math.h>
 
@@ -32,16 +31,16 @@ static weft_status read_moments(void *context, const weft_weight *w, double *out
     snprintf(first, sizeof first, "m.%s", w->name);
     const weft_safetensor *t = weft_safetensors_find(state, name);
     if (!t && weft_safetensors_find(state, first))
-        return weft_fail(WEFT_EINPUT,
-                         "optimizer.safetensors: '%s' has no second moments, since OPTIMIZER=muon "
-                         "keeps none of a layer's matrices; --by magnitude needs none",
-                         w->name);
+        return WEFT_BAD_INPUT(
+            "optimizer.safetensors: '%s' has no second moments, since OPTIMIZER=muon "
+            "keeps none of a layer's matrices; --by magnitude needs none",
+            w->name);
     bool wide = t && t->dtype == WEFT_FILE_F64;
     if (!t || (!wide && t->dtype != WEFT_FILE_F32) || t->bytes != w->count * (wide ? 8 : 4))
-        return weft_fail(WEFT_EINPUT,
-                         "optimizer.safetensors: '%s' is not there in the weight's shape; is it "
-                         "another model's?",
-                         name);
+        return WEFT_BAD_INPUT(
+            "optimizer.safetensors: '%s' is not there in the weight's shape; is it "
+            "another model's?",
+            name);
     weft_safetensor_values(t, 0, w->count, out);
     return WEFT_OK;
 }
@@ -151,14 +150,13 @@ static weft_status count_left(const cutting *v, weft_pruned *did) {
     int64_t left = (int64_t)llround(o->keep * (double)block);
     if (left < 1) left = 1;
     if (left >= block)
-        return weft_fail(WEFT_EINPUT,
-                         "--keep %g: of %lld none would be removed; a smaller share removes some",
-                         o->keep, (long long)block);
+        return WEFT_BAD_INPUT(
+            "--keep %g: of %lld none would be removed; a smaller share removes some", o->keep,
+            (long long)block);
     did->left = left * blocks;
     bool columns = o->what == WEFT_PRUNE_CROSS && !v->from->config.cross_rank && !o->sparse;
     if (columns && 2 * did->left >= did->units)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "--keep %g: %lld columns with the matrix that picks them have as many parameters as "
             "W_c itself; keep less than half, or --sparse zeroes columns in place",
             o->keep, (long long)did->left);

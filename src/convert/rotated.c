@@ -12,10 +12,7 @@
  * should be slow. MLA's part of R columns rotates pair i by base^(−2i/R): with the base raised to sR/P that is
  * the old pair s i, whatever the stride s. */
 #include "convert/rotated.h"
-#include "base/scope.h"
 #include "convert/spectrum.h"
-
-#include <math.h>
 
 weft_status weft_rotated_squares(const double *rows, int64_t n, int64_t e, const double *moments,
                                  double *squares) {

@@ -118,8 +118,8 @@ static weft_status make_diagonal(problem *p) {
             continue;
         }
         if (sweeps > SWEEPS_MOST)
-            return weft_fail(WEFT_EINPUT, "convert: the eigenvalues of a layer's keys or values do "
-                                          "not settle; are all weights finite?");
+            return WEFT_BAD_INPUT("convert: the eigenvalues of a layer's keys or values do "
+                                  "not settle; are all weights finite?");
         chase(p, first, last);
     }
     return WEFT_OK;

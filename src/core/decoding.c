@@ -21,10 +21,10 @@ weft_status weft_step_runs_read(const char *text, int runs[2], int *positions) {
     int a, b, n, end = -1;
     if (sscanf(text, "%9d,%9d,%9d%n", &a, &b, &n, &end) < 3 || end < 0 || text[end] || a < 1 ||
         b < 1 || n < 1)
-        return weft_fail(WEFT_EINPUT,
-                         "WEFT_CUDA_STEP_RUNS='%.40s' must be three whole numbers from 1 on with "
-                         "commas: keys of a run up to a position, keys beyond, the position",
-                         text);
+        return WEFT_BAD_INPUT(
+            "WEFT_CUDA_STEP_RUNS='%.40s' must be three whole numbers from 1 on with "
+            "commas: keys of a run up to a position, keys beyond, the position",
+            text);
     runs[0] = a;
     runs[1] = b;
     *positions = n;

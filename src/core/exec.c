@@ -24,11 +24,11 @@ weft_status weft_exec_find_kernels(const weft_graph *g, const weft_backend *back
 static weft_status check_binding(const weft_exec *x, const weft_binding *b) {
     if (b->tensor->id < x->n_tensors && weft_graph_tensor_at(x->g, b->tensor->id) == b->tensor) {
         if (!b->tensor->view_of && (uintptr_t)b->data % WEFT_ARENA_ALIGN == 0) return WEFT_OK;
-        return weft_fail(WEFT_EINPUT, "exec: memory bound to '%s' must start at a multiple of %d",
-                         b->tensor->name ? b->tensor->name : "a tensor", WEFT_ARENA_ALIGN);
+        return WEFT_BAD_INPUT("exec: memory bound to '%s' must start at a multiple of %d",
+                              b->tensor->name ? b->tensor->name : "a tensor", WEFT_ARENA_ALIGN);
     }
-    return weft_fail(WEFT_EINPUT, "exec: '%s' is bound, but it is not of this graph",
-                     b->tensor->name ? b->tensor->name : "a tensor");
+    return WEFT_BAD_INPUT("exec: '%s' is bound, but it is not of this graph",
+                          b->tensor->name ? b->tensor->name : "a tensor");
 }
 
 /* Whether a plan that was made before fits: what it has no place for is bound, and only that. */
@@ -217,12 +217,11 @@ weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
 
 static weft_status check_access(const weft_exec *x, const weft_tensor *t, const char *what) {
     if (!t || t->id >= x->n_tensors || weft_graph_tensor_at(x->g, t->id) != t || !x->data[t->id])
-        return weft_fail(WEFT_EINPUT, "%s: the tensor is not of this graph, or nothing made it",
-                         what);
+        return WEFT_BAD_INPUT("%s: the tensor is not of this graph, or nothing made it", what);
     const weft_tensor *root = t->view_of ? t->view_of : t;
     if (root->role == WEFT_ROLE_TEMP && !root->keep)
-        return weft_fail(WEFT_EINPUT, "%s: %s is not kept; mark it with weft_keep before planning",
-                         what, weft_tensor_describe(t));
+        return WEFT_BAD_INPUT("%s: %s is not kept; mark it with weft_keep before planning", what,
+                              weft_tensor_describe(t));
     return WEFT_OK;
 }
 

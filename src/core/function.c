@@ -207,10 +207,10 @@ bool weft_function_uses(const weft_function *f, weft_half half, int bound) {
 
 static weft_status check_address(const void *at, const char *what) {
     if (at && (uintptr_t)at % WEFT_ARENA_ALIGN == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     at ? "call: the address of %s is no multiple of %d"
-                        : "call: the address of %s is NULL; it needs memory at a multiple of %d",
-                     what, WEFT_ARENA_ALIGN);
+    return WEFT_BAD_INPUT(
+        at ? "call: the address of %s is no multiple of %d"
+           : "call: the address of %s is NULL; it needs memory at a multiple of %d",
+        what, WEFT_ARENA_ALIGN);
 }
 
 static weft_status check_memory(const weft_function *f, weft_half half, const weft_call_memory *m) {

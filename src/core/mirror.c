@@ -39,7 +39,7 @@ weft_status weft_mirror_place(weft_mirror *m, const weft_backend *backend) {
     if (!is_remote(backend)) return WEFT_OK;
     WEFT_LOCK(&m->lock);
     if (m->backend == backend) return WEFT_OK;
-    if (m->backend) return weft_fail(WEFT_EINPUT, "mirror: it is on %s already", m->backend->name);
+    if (m->backend) return WEFT_BAD_INPUT("mirror: it is on %s already", m->backend->name);
     m->remote = backend->alloc(m->bytes);
     if (!m->remote)
         return weft_fail(WEFT_ENOMEM, "%s: no memory for %.2f GiB of weights or state",

@@ -12,9 +12,6 @@
 
 #include "base/clock.h"
 
-#include <sched.h>
-#include <stdatomic.h>
-
 enum { POOL_THREADS_MAX = 1024, POOL_NODES_MAX = 16, POOL_SPINS = 4000, LINE = 64 };
 static const int64_t RUN_MOST = INT64_C(1) << 31;
 
@@ -161,8 +158,8 @@ static bool pool_start_worker(weft_pool *pool, int thread, weft_pin pin, const w
 weft_status weft_pool_create(int threads, weft_pool **out) {
     *out = NULL;
     if (threads < 0 || threads > POOL_THREADS_MAX)
-        return weft_fail(WEFT_EINPUT, "threads: %d is outside 0 to %d; 0 takes one a processor",
-                         threads, POOL_THREADS_MAX);
+        return WEFT_BAD_INPUT("threads: %d is outside 0 to %d; 0 takes one a processor", threads,
+                              POOL_THREADS_MAX);
     weft_pin wish;
     cpu_set_t allowed;
     WEFT_AUTO(weft_topology_free) weft_topology t = {0};

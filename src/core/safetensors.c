@@ -80,11 +80,11 @@ static const char *shown(const char *text) {
 }
 
 static weft_status bad_file(const weft_safetensors *f, const char *what) {
-    return weft_fail(WEFT_EINPUT, "%s: not a usable safetensors file: %s", shown(f->path), what);
+    return WEFT_BAD_INPUT("%s: not a usable safetensors file: %s", shown(f->path), what);
 }
 
 static weft_status bad_tensor(const weft_safetensors *f, const char *name, const char *what) {
-    return weft_fail(WEFT_EINPUT, "%s: tensor '%s': %s", shown(f->path), shown(name), what);
+    return WEFT_BAD_INPUT("%s: tensor '%s': %s", shown(f->path), shown(name), what);
 }
 
 static weft_status system_failed(const char *path, const char *what) {
@@ -117,10 +117,10 @@ static weft_status read_dtype(const weft_safetensors *f, const char *name, const
             return WEFT_OK;
         }
     }
-    return weft_fail(WEFT_EINPUT,
-                     "%s: tensor '%s' is of type '%.20s', which is not supported: convert it to "
-                     "F64, F32, BF16, F16, I64 or I32",
-                     shown(f->path), shown(name), shown(text));
+    return WEFT_BAD_INPUT(
+        "%s: tensor '%s' is of type '%.20s', which is not supported: convert it to "
+        "F64, F32, BF16, F16, I64 or I32",
+        shown(f->path), shown(name), shown(text));
 }
 
 static weft_status read_shape(const weft_safetensors *f, const char *name, const json_t *value,
@@ -128,8 +128,8 @@ static weft_status read_shape(const weft_safetensors *f, const char *name, const
     if (!json_is_array(value)) return bad_tensor(f, name, "'shape' is missing or no list");
     size_t ndim = json_array_size(value);
     if (ndim > WEFT_SAFETENSORS_DIMS)
-        return weft_fail(WEFT_EINPUT, "%s: tensor '%s' has %zu dimensions; at most %d can be read",
-                         shown(f->path), shown(name), ndim, (int)WEFT_SAFETENSORS_DIMS);
+        return WEFT_BAD_INPUT("%s: tensor '%s' has %zu dimensions; at most %d can be read",
+                              shown(f->path), shown(name), ndim, (int)WEFT_SAFETENSORS_DIMS);
     out->ndim = (int)ndim;
     for (size_t d = 0; d < ndim; d++) {
         const json_t *size = json_array_get(value, d);
@@ -151,14 +151,14 @@ static weft_status read_range(const weft_safetensors *f, const char *name, const
     if (begin < 0 || end < begin)
         return bad_tensor(f, name, "'data_offsets' are negative or in the wrong order");
     if (end > data_bytes)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: tensor '%s' ends at byte %lld of the data, but there are %lld: the "
-                         "file is cut short or damaged",
-                         shown(f->path), shown(name), (long long)end, (long long)data_bytes);
+        return WEFT_BAD_INPUT(
+            "%s: tensor '%s' ends at byte %lld of the data, but there are %lld: the "
+            "file is cut short or damaged",
+            shown(f->path), shown(name), (long long)end, (long long)data_bytes);
     if (end - begin != out->tensor.bytes)
-        return weft_fail(
-            WEFT_EINPUT, "%s: tensor '%s' has %lld bytes, but its shape and type ask for %lld",
-            shown(f->path), shown(name), (long long)(end - begin), (long long)out->tensor.bytes);
+        return WEFT_BAD_INPUT("%s: tensor '%s' has %lld bytes, but its shape and type ask for %lld",
+                              shown(f->path), shown(name), (long long)(end - begin),
+                              (long long)out->tensor.bytes);
     out->begin = begin;
     return WEFT_OK;
 }
@@ -208,9 +208,9 @@ static weft_status check_cover(const weft_safetensors *f, entry *entries, int64_
         at += entries[i].tensor.bytes;
     }
     if (at == data_bytes) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: not a usable safetensors file: %lld bytes at its end belong to no tensor",
-                     shown(f->path), (long long)(data_bytes - at));
+    return WEFT_BAD_INPUT(
+        "%s: not a usable safetensors file: %lld bytes at its end belong to no tensor",
+        shown(f->path), (long long)(data_bytes - at));
 }
 
 static weft_status read_entries(weft_safetensors *f, const unsigned char *data, int64_t data_bytes,
@@ -248,8 +248,8 @@ static weft_status read_header(weft_safetensors *f) {
     json_error_t error;
     f->header = weft_json_read(text, length, JSON_REJECT_DUPLICATES, &error);
     if (!f->header)
-        return weft_fail(WEFT_EINPUT, "%s: not a usable safetensors file: header, byte %d: %s",
-                         shown(f->path), error.position, shown(error.text));
+        return WEFT_BAD_INPUT("%s: not a usable safetensors file: header, byte %d: %s",
+                              shown(f->path), error.position, shown(error.text));
     size_t entries_max = json_object_size(f->header);
     WEFT_AUTO_FREE entry *entries = calloc(entries_max + 1, sizeof *entries);
     f->tensors = calloc(entries_max + 1, sizeof *f->tensors);
@@ -384,8 +384,8 @@ static weft_status check_tensor(const layout *l, int64_t i) {
     else if (t->bytes > 0 && !t->data && !t->make)
         wrong = "it has no data";
     if (!wrong) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: tensor '%s' cannot be written: %s", shown(l->path),
-                     shown(name), wrong);
+    return WEFT_BAD_INPUT("%s: tensor '%s' cannot be written: %s", shown(l->path), shown(name),
+                          wrong);
 }
 
 static weft_status check_tensors(const layout *l) {
@@ -393,8 +393,7 @@ static weft_status check_tensors(const layout *l) {
     for (int64_t i = 0; i < l->n; i++) {
         WEFT_TRY(check_tensor(l, i));
         if (__builtin_add_overflow(total, l->tensors[i].bytes, &total))
-            return weft_fail(WEFT_EINPUT, "%s: the tensors are too large for one file",
-                             shown(l->path));
+            return WEFT_BAD_INPUT("%s: the tensors are too large for one file", shown(l->path));
     }
     return WEFT_OK;
 }
@@ -429,14 +428,14 @@ static weft_status make_header(layout *l, const char *const *metadata) {
                                  describe_tensor(&l->tensors[i], l->begin[i])) == 0;
     WEFT_AUTO_FREE char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
     if (!text)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: cannot be written: a name or metadata is no valid UTF-8, or there is "
-                         "no memory for the header",
-                         shown(l->path));
+        return WEFT_BAD_INPUT(
+            "%s: cannot be written: a name or metadata is no valid UTF-8, or there is "
+            "no memory for the header",
+            shown(l->path));
     size_t length = strlen(text), padded = (length + ALIGN - 1) / ALIGN * ALIGN;
     if (padded > WEFT_SAFETENSORS_HEADER_MAX)
-        return weft_fail(WEFT_EINPUT, "%s: cannot be written: its header would be over 100 MB",
-                         shown(l->path));
+        return WEFT_BAD_INPUT("%s: cannot be written: its header would be over 100 MB",
+                              shown(l->path));
     l->header = malloc(padded);
     if (!l->header) return weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(l->path));
     memset(l->header, ' ', padded);

@@ -112,7 +112,7 @@ weft_status weft_pin_wish(weft_pin *out) {
             *out = (weft_pin)i;
             return WEFT_OK;
         }
-    return weft_fail(WEFT_EINPUT, "WEFT_PIN=%s: it is none, nodes or cores", wish);
+    return WEFT_BAD_INPUT("WEFT_PIN=%s: it is none, nodes or cores", wish);
 }
 
 weft_pin weft_pin_choose(weft_pin wish, int threads, const weft_topology *t) {

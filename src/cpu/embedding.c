@@ -34,11 +34,10 @@ static weft_status check_tokens(const int32_t *ids, int64_t count, int64_t lengt
                                 int64_t vocabulary) {
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= vocabulary)
-            return weft_fail(WEFT_EINPUT,
-                             "embed: token %d at sequence %lld, position %lld is outside the "
-                             "vocabulary of %lld",
-                             ids[i], (long long)(i / length), (long long)(i % length),
-                             (long long)vocabulary);
+            return WEFT_BAD_INPUT("embed: token %d at sequence %lld, position %lld is outside the "
+                                  "vocabulary of %lld",
+                                  ids[i], (long long)(i / length), (long long)(i % length),
+                                  (long long)vocabulary);
     return WEFT_OK;
 }
 
@@ -46,11 +45,11 @@ static weft_status check_starts(const int32_t *start, int64_t batch, int64_t len
                                 int64_t positions) {
     for (int64_t b = 0; start && b < batch; b++)
         if (start[b] < 0 || start[b] + offset + length > positions)
-            return weft_fail(WEFT_EINPUT,
-                             "embed: sequence %lld has positions %lld to %lld, but the table has "
-                             "%lld of them",
-                             (long long)b, (long long)(start[b] + offset),
-                             (long long)(start[b] + offset + length - 1), (long long)positions);
+            return WEFT_BAD_INPUT(
+                "embed: sequence %lld has positions %lld to %lld, but the table has "
+                "%lld of them",
+                (long long)b, (long long)(start[b] + offset),
+                (long long)(start[b] + offset + length - 1), (long long)positions);
     return WEFT_OK;
 }
 

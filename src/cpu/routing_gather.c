@@ -29,8 +29,8 @@ static weft_status check_index(const weft_exec *x, const weft_node *n, const wef
     int64_t count = weft_tensor_count(index);
     for (int64_t e = 0; e < count; e++)
         if (i[e] < -1 || i[e] >= keys)
-            return weft_fail(WEFT_EINPUT, "%s: index holds %d, but it must be -1 to %lld",
-                             n->op->name, i[e], (long long)(keys - 1));
+            return WEFT_BAD_INPUT("%s: index holds %d, but it must be -1 to %lld", n->op->name,
+                                  i[e], (long long)(keys - 1));
     return WEFT_OK;
 }
 

@@ -225,8 +225,7 @@ weft_status weft_cuda_explain(weft_exec *x, unsigned long long fault) {
     const weft_node *n = weft_graph_node(weft_exec_graph(x), node);
     const weft_kernel *kernel = weft_exec_kernel(x, node);
     if (kernel->explain) return kernel->explain(x, n, place);
-    return weft_fail(WEFT_EINPUT, "%s: a value at %lld cannot be used", n->op->name,
-                     (long long)place);
+    return WEFT_BAD_INPUT("%s: a value at %lld cannot be used", n->op->name, (long long)place);
 }
 
 static weft_status cuda_run(weft_exec *x) {

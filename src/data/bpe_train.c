@@ -6,7 +6,6 @@
  *
  * Words are put in order before training, so the order of the texts does not matter. */
 #include "base/getter.h"
-#include "base/scope.h"
 #include "data/texts.h"
 
 #include "base/text.h"
@@ -328,8 +327,8 @@ weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t lea
                                  weft_tokenizer **out) {
     *out = NULL;
     if (vocab < WEFT_BPE_VOCAB_MIN || vocab > TOKENIZER_VOCAB_MAX)
-        return weft_fail(WEFT_EINPUT, "a vocabulary has from %d to %d tokens, not %lld",
-                         WEFT_BPE_VOCAB_MIN, TOKENIZER_VOCAB_MAX, (long long)vocab);
+        return WEFT_BAD_INPUT("a vocabulary has from %d to %d tokens, not %lld", WEFT_BPE_VOCAB_MIN,
+                              TOKENIZER_VOCAB_MAX, (long long)vocab);
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     WEFT_TRY(weft_tokenizer_new("trained", &t));
     WEFT_TRY(train(b, t, vocab, least, watch, context));

@@ -1,7 +1,6 @@
 /* The datasets behind one name: each kind is a file of its own, and this one tells them apart. */
 #include "data/dataset.h"
 #include "base/getter.h"
-#include "base/scope.h"
 
 #include "data/corpus.h"
 #include "data/shards.h"
@@ -41,11 +40,11 @@ static weft_status check_size(const weft_dataset *d, int64_t time) {
     int64_t vocab = known[d->kind].vocab_of * d->task.size + known[d->kind].vocab_more;
     int64_t least = known[d->kind].time_of * d->task.size + known[d->kind].time_more;
     if (d->task.vocab >= vocab && time >= least) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "DATASET %s: TASK_SIZE=%lld takes a VOCAB_SIZE of %lld and a CONTEXT of %lld "
-                     "at least; they are %lld and %lld",
-                     d->name, (long long)d->task.size, (long long)vocab, (long long)least,
-                     (long long)d->task.vocab, (long long)time);
+    return WEFT_BAD_INPUT(
+        "DATASET %s: TASK_SIZE=%lld takes a VOCAB_SIZE of %lld and a CONTEXT of %lld "
+        "at least; they are %lld and %lld",
+        d->name, (long long)d->task.size, (long long)vocab, (long long)least,
+        (long long)d->task.vocab, (long long)time);
 }
 
 /* Its place in the list; SHARDS: a folder. */
@@ -111,7 +110,7 @@ const char *weft_dataset_metric(const weft_dataset *d) {
 weft_status weft_dataset_fill(const weft_dataset *d, weft_split split, uint64_t seed,
                               uint32_t iteration, uint32_t sequence, int64_t time, int32_t *tokens,
                               int32_t *targets, uint8_t *scored) {
-    if (time < 1) return weft_fail(WEFT_EINPUT, "DATASET %s: a sequence of no tokens", d->name);
+    if (time < 1) return WEFT_BAD_INPUT("DATASET %s: a sequence of no tokens", d->name);
     weft_sequence_place p = {
         .split = split, .seed = seed, .iteration = iteration, .sequence = sequence};
     if (d->kind < SHARDS && known[d->kind].fill) {

@@ -2,7 +2,6 @@
  * batch): there is no epoch state to lose, and any thread may ask for any sequence in any order. */
 #pragma once
 
-#include "base/error.h"
 #include "config/config.h"
 #include "data/tokenizer.h"
 

@@ -6,7 +6,6 @@
  * a worker the taker makes each batch itself, by the same function. */
 #include "data/prefetch.h"
 
-#include <pthread.h>
 #include <signal.h>
 
 enum { AHEAD_MAX = 64, MESSAGE_ROOM = 1024 };
@@ -112,9 +111,9 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
     const weft_prefetch_options *o = options;
     if (o->sequences < 1 || o->parts < 1 || o->time < 1 || o->ahead < 0 || o->ahead > AHEAD_MAX ||
         o->time > INT64_MAX / 64 / o->sequences || o->parts > UINT32_MAX / o->sequences)
-        return weft_fail(WEFT_EINPUT, "prefetch: %lld x %lld sequences of %lld tokens, %d ahead",
-                         (long long)o->parts, (long long)o->sequences, (long long)o->time,
-                         o->ahead);
+        return WEFT_BAD_INPUT("prefetch: %lld x %lld sequences of %lld tokens, %d ahead",
+                              (long long)o->parts, (long long)o->sequences, (long long)o->time,
+                              o->ahead);
     WEFT_AUTO(weft_prefetch_close_at) weft_prefetch *p = calloc(1, sizeof *p);
     if (!p) return weft_fail(WEFT_ENOMEM, "no memory for batches");
     p->dataset = d;

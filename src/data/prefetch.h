@@ -4,7 +4,6 @@
  * batch is a pure function of that place; so the bytes are the same with a worker and without. */
 #pragma once
 
-#include "base/scope.h"
 #include "data/dataset.h"
 
 typedef struct weft_prefetch weft_prefetch;

@@ -2,7 +2,6 @@
  * out, since reading past the end of a mapped file ends the program. For the same reason each
  * window first asks whether the file is still as long as it was. */
 #include "data/shards.h"
-#include "base/scope.h"
 
 #include "base/crc32c.h"
 #include "base/folders.h"
@@ -14,8 +13,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     HEADER_BYTES = WEFT_SHARD_HEADER * 4,
@@ -66,12 +63,12 @@ static weft_status map_shard(shard *s) {
     if (file < 0 || fstat(file, &is) != 0)
         return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
     if (!S_ISREG(is.st_mode))
-        return weft_fail(WEFT_EINPUT, "%s: a folder, pipe or device; a shard is a file", s->path);
+        return WEFT_BAD_INPUT("%s: a folder, pipe or device; a shard is a file", s->path);
     if (is.st_size < HEADER_BYTES)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: damaged: %lld bytes are too few for a shard's header; make it again "
-                         "with weft tokenize",
-                         s->path, (long long)is.st_size);
+        return WEFT_BAD_INPUT(
+            "%s: damaged: %lld bytes are too few for a shard's header; make it again "
+            "with weft tokenize",
+            s->path, (long long)is.st_size);
     void *map = mmap(NULL, (size_t)is.st_size, PROT_READ, MAP_SHARED, file, 0);
     if (map == MAP_FAILED)
         return weft_fail(WEFT_EIO, "%s: cannot map it: %s", s->path, strerror(errno));
@@ -82,17 +79,16 @@ static weft_status map_shard(shard *s) {
     uint32_t count = weft_shard_u32(s->map + 8);
     s->size = weft_shard_width(s->map);
     if (!s->size)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "%s: not a token shard (magic %u, version %u); make one with weft tokenize", s->path,
             weft_shard_u32(s->map), weft_shard_u32(s->map + 4));
     int64_t has = (s->bytes - HEADER_BYTES) / s->size;
     if (count < 1 || count > INT32_MAX || has != (int64_t)count ||
         (s->bytes - HEADER_BYTES) % s->size)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: damaged: its header says %u tokens, and its %lld bytes hold %lld; "
-                         "make it again with weft tokenize",
-                         s->path, count, (long long)s->bytes, (long long)has);
+        return WEFT_BAD_INPUT(
+            "%s: damaged: its header says %u tokens, and its %lld bytes hold %lld; "
+            "make it again with weft tokenize",
+            s->path, count, (long long)s->bytes, (long long)has);
     s->count = count;
     return WEFT_OK;
 }
@@ -101,15 +97,14 @@ static weft_status map_shard(shard *s) {
  * command: as it is printed it works in the repository's folder. */
 static weft_status refuse_missing_text(const char *folder) {
     if (strstr(folder, "fineweb"))
-        return weft_fail(WEFT_EINPUT,
-                         "DATASET %s: %s; with a network, put FineWeb-Edu's shards there by: "
-                         "scripts/stream_dataset.py --tokenizer openai-community/gpt2 data/gpt2 && "
-                         "scripts/stream_dataset.py HuggingFaceFW/fineweb-edu --name sample-10BT | "
-                         "build/weft tokenize --tokenizer data/gpt2 --jsonl text --val-share 0.001 "
-                         "--out %s - ; or take CONFIG_DATASET=embedded",
-                         folder, strerror(errno), folder);
-    return weft_fail(
-        WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
+            "DATASET %s: %s; with a network, put FineWeb-Edu's shards there by: "
+            "scripts/stream_dataset.py --tokenizer openai-community/gpt2 data/gpt2 && "
+            "scripts/stream_dataset.py HuggingFaceFW/fineweb-edu --name sample-10BT | "
+            "build/weft tokenize --tokenizer data/gpt2 --jsonl text --val-share 0.001 "
+            "--out %s - ; or take CONFIG_DATASET=embedded",
+            folder, strerror(errno), folder);
+    return WEFT_BAD_INPUT(
         "DATASET %s: %s; on Debian, make it by: scripts/corpus --out %s && build/weft tokenize "
         "--tokenizer data/gpt2 --jsonl text --out %s %s/train.jsonl --val %s/val.jsonl (data/gpt2: "
         "GPT-2's vocab.bpe and encoder.json, or a tokenizer.json by build/weft tokenizer train); "
@@ -124,10 +119,10 @@ static weft_status take_name(weft_shards *s, const char *name) {
     /* NAME_000000.bin.part */
     if (n > 15 && strcmp(name + n - 9, ".bin.part") == 0 &&
         strspn(name + n - 15, "0123456789") == 6)
-        return weft_fail(WEFT_EINPUT,
-                         "DATASET %s: is not whole: weft tokenize was cut off or goes on (%s); run "
-                         "it again into a new folder, or remove its parts",
-                         s->folder, name);
+        return WEFT_BAD_INPUT(
+            "DATASET %s: is not whole: weft tokenize was cut off or goes on (%s); run "
+            "it again into a new folder, or remove its parts",
+            s->folder, name);
     for (int split = 0; split < 2; split++) {
         shard_list *list = &s->splits[split];
         if (!is_shard_of(name, SPLIT_NAMES[split])) continue;
@@ -148,10 +143,10 @@ static int compare_paths(const void *a, const void *b) {
 static weft_status open_split(weft_shards *s, int split) {
     shard_list *list = &s->splits[split];
     if (!list->count)
-        return weft_fail(WEFT_EINPUT,
-                         "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
-                         "shards, which weft tokenize makes",
-                         s->folder, SPLIT_NAMES[split]);
+        return WEFT_BAD_INPUT(
+            "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
+            "shards, which weft tokenize makes",
+            s->folder, SPLIT_NAMES[split]);
     qsort(list->all, (size_t)list->count, sizeof *list->all, compare_paths);
     for (int64_t i = 0; i < list->count; i++) {
         shard *one = &list->all[i];
@@ -261,10 +256,9 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
     for (int64_t i = 0; i < list->count; i++)
         if (list->all[i].count > time) starts += list->all[i].count - time;
     if (!starts)
-        return weft_fail(WEFT_EINPUT,
-                         "DATASET %s: no %s shard has the %lld tokens of one sequence; lower "
-                         "CONTEXT or make longer shards",
-                         s->folder, SPLIT_NAMES[p->split], (long long)time + 1);
+        return WEFT_BAD_INPUT("DATASET %s: no %s shard has the %lld tokens of one sequence; lower "
+                              "CONTEXT or make longer shards",
+                              s->folder, SPLIT_NAMES[p->split], (long long)time + 1);
     weft_random_stream random = weft_random_stream_at(p, "data.shards.train", "data.shards.val", 0);
     uint64_t high = weft_random_stream_word(&random), low = weft_random_stream_word(&random);
     int64_t at = (int64_t)((high << 32 | low) % (uint64_t)starts);
@@ -277,10 +271,10 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
     for (int64_t t = 0; t <= time; t++) {
         uint32_t token = read_token(from, at + t);
         if (token >= s->vocab)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: token %u at position %lld is not below VOCAB_SIZE %lld; these "
-                             "shards are of another tokenizer",
-                             from->path, token, (long long)(at + t), (long long)s->vocab);
+            return WEFT_BAD_INPUT(
+                "%s: token %u at position %lld is not below VOCAB_SIZE %lld; these "
+                "shards are of another tokenizer",
+                from->path, token, (long long)(at + t), (long long)s->vocab);
         if (t < time) tokens[t] = (int32_t)token;
         if (t) targets[t - 1] = (int32_t)token;
     }
@@ -328,15 +322,15 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
                                    int64_t shard_tokens, weft_shard_writer **out) {
     *out = NULL;
     if (strlen(dir) + strlen(name) + 32 > WEFT_PATH_MAX)
-        return weft_fail(WEFT_EINPUT, "%.80s...: the name is too long", dir);
+        return WEFT_BAD_INPUT("%.80s...: the name is too long", dir);
     if (shard_tokens < 1 || shard_tokens > INT32_MAX)
-        return weft_fail(WEFT_EINPUT, "a shard holds from 1 to %d tokens, not %lld", INT32_MAX,
-                         (long long)shard_tokens);
+        return WEFT_BAD_INPUT("a shard holds from 1 to %d tokens, not %lld", INT32_MAX,
+                              (long long)shard_tokens);
     /* Refuses a folder that has such shards; removes what an interrupted run left. */
     struct stat there;
     WEFT_AUTO(weft_names_free) weft_names list = {0};
     if (stat(dir, &there) == 0 && !S_ISDIR(there.st_mode))
-        return weft_fail(WEFT_EINPUT, "%s: Not a directory", dir);
+        return WEFT_BAD_INPUT("%s: Not a directory", dir);
     WEFT_TRY(weft_folder_make(dir));
     WEFT_TRY(weft_folder_list(dir, &list));
     size_t n = strlen(name);
@@ -346,8 +340,8 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
     for (int i = 0; i < list.n; i++) {
         const char *is = list.list[i], *tail = strrchr(is, '.');
         if (strncmp(is, name, n) == 0 && is[n] == '_' && tail && strcmp(tail, ".bin") == 0)
-            return weft_fail(WEFT_EINPUT, "%s: has shards already (%s)%s; name another folder", dir,
-                             is, parts ? ", not all of them: a command was cut off here" : "");
+            return WEFT_BAD_INPUT("%s: has shards already (%s)%s; name another folder", dir, is,
+                                  parts ? ", not all of them: a command was cut off here" : "");
     }
     for (int i = 0; i < list.n; i++) {
         unsigned char head[8] = {0};
@@ -358,10 +352,10 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
         WEFT_TRY(weft_file_open(path, &fd));
         ssize_t got = read(fd, head, sizeof head);
         if (got > 0 && !weft_shard_width(head))
-            return weft_fail(WEFT_EINPUT,
-                             "%s: is not a part of a shard that weft began; move it away, or name "
-                             "another folder",
-                             path);
+            return WEFT_BAD_INPUT(
+                "%s: is not a part of a shard that weft began; move it away, or name "
+                "another folder",
+                path);
         if (got < 0 || unlink(path) != 0)
             return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
     }

@@ -63,8 +63,7 @@ weft_status weft_entailment_fill(const weft_task_shape *k, const weft_sequence_p
                                  int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
     (void)k;
     if (time < WEFT_ENTAILMENT_TIME)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "DATASET entailment: a sequence has at least %d tokens, and CONTEXT is %lld",
             WEFT_ENTAILMENT_TIME, (long long)time);
     sheet s = open_sheet(p, "data.entailment.train", "data.entailment.val", time, tokens, targets,
@@ -153,10 +152,9 @@ weft_status weft_needle_fill(const weft_task_shape *k, const weft_sequence_place
     int64_t long_question = (int64_t)strlen(weft_needle_question);
     int64_t room = time + 1 - long_needle - long_question - long_answer;
     if (time < WEFT_NEEDLE_TIME)
-        return weft_fail(WEFT_EINPUT,
-                         "DATASET needle: a sequence has a key, a question and its answer, at "
-                         "least %d bytes; CONTEXT gives %lld",
-                         WEFT_NEEDLE_TIME, (long long)time);
+        return WEFT_BAD_INPUT("DATASET needle: a sequence has a key, a question and its answer, at "
+                              "least %d bytes; CONTEXT gives %lld",
+                              WEFT_NEEDLE_TIME, (long long)time);
     weft_corpus_fill(p, time, tokens, targets);
     int64_t at = weft_random_stream_below(&random, (uint32_t)room + 1), end = time + 1;
     put(needle, long_needle, at, time, tokens, targets);

@@ -1,6 +1,5 @@
 /* Texts to tokens. */
 #include "data/texts.h"
-#include "base/scope.h"
 
 #include "base/clock.h"
 #include "base/folders.h"
@@ -12,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20, COPY_TOKENS = 1 << 18 };
 
@@ -58,7 +56,7 @@ weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int
     WEFT_TRY(weft_bpe_trainer_open(&b));
     WEFT_TRY(count_texts(b, in));
     if (!(*words = weft_bpe_trainer_words(b)))
-        return weft_fail(WEFT_EINPUT, "there is no text in the input");
+        return WEFT_BAD_INPUT("there is no text in the input");
     weft_progress *p = weft_progress_begin(&(weft_progress_options){
         .label = "tokenizer", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
     weft_status status = weft_bpe_trainer_run(b, vocab, least, show_progress, p, out);
@@ -171,9 +169,9 @@ weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
         bool is;
         WEFT_TRY(weft_token_file_is(input->paths[i], &is));
         if (i > 0 && is != *out)
-            return weft_fail(WEFT_EINPUT,
-                             "%s and %s: one holds tokens and the other text; tokenize them apart",
-                             input->paths[0], input->paths[i]);
+            return WEFT_BAD_INPUT(
+                "%s and %s: one holds tokens and the other text; tokenize them apart",
+                input->paths[0], input->paths[i]);
         *out = is;
     }
     return WEFT_OK;
@@ -184,11 +182,10 @@ static weft_status check_tokens(job *j, const weft_token_file *f, const int32_t 
     int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : INT32_MAX;
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || tokens[i] >= vocab)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: token %lld is %d, but the tokenizer has %lld; name the one they "
-                             "were made with, or none",
-                             f->path, (long long)(f->read - count + i), tokens[i],
-                             (long long)vocab);
+            return WEFT_BAD_INPUT(
+                "%s: token %lld is %d, but the tokenizer has %lld; name the one they "
+                "were made with, or none",
+                f->path, (long long)(f->read - count + i), tokens[i], (long long)vocab);
         if (tokens[i] > j->largest) j->largest = tokens[i];
     }
     return WEFT_OK;
@@ -234,7 +231,7 @@ static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
 
 static weft_status put_in_place(job *j, const char *out) {
     if (!weft_shard_writer_tokens(j->writers[0]) && !weft_shard_writer_tokens(j->writers[1]))
-        return weft_fail(WEFT_EINPUT, "there is no text in the input");
+        return WEFT_BAD_INPUT("there is no text in the input");
     WEFT_PATH(path, "%s/tokenizer.json", out);
     if (j->tokenizer && !j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
     return weft_shard_writers_commit(j->writers, 2);
@@ -248,8 +245,7 @@ static weft_status check_tokenizer(job *j, const char *out) {
     if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
     if (j->tokenizer) WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
     if (j->has_tokenizer) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
+    return WEFT_BAD_INPUT(
         "%s: is there already and is not the tokenizer of these shards; name another folder", path);
 }
 
@@ -274,13 +270,13 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     if (!j->copies) WEFT_TRY(open_texts(j, input));
     WEFT_TRY(weft_path_kind(out, &kind));
     if (kind == WEFT_KIND_FILE || kind == WEFT_KIND_OTHER)
-        return weft_fail(WEFT_EINPUT, "%s: is there already and is no folder; name another", out);
+        return WEFT_BAD_INPUT("%s: is there already and is no folder; name another", out);
     WEFT_TRY(weft_folder_make(out));
     /* One process at a time: the parts that another is writing are no remainders. */
     j->folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
     if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return weft_fail(WEFT_EINPUT, "%s: another process tokenizes into this folder", out);
+        return WEFT_BAD_INPUT("%s: another process tokenizes into this folder", out);
     WEFT_TRY(check_tokenizer(j, out));
     WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);

@@ -3,7 +3,6 @@
  * hash tables that the tokenizer owns; after opening nothing changes them. */
 #include "base/getter.h"
 #include "base/json.h"
-#include "base/scope.h"
 #include "data/tokenizer_internal.h"
 
 #include "base/text.h"
@@ -182,8 +181,8 @@ weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
     *out = NULL;
     WEFT_TRY(weft_tokenizer_new(name, &t));
     if (strcmp(name, "none") == 0)
-        return weft_fail(WEFT_EINPUT, "the model has no tokenizer; its tokens go in and out as "
-                                      "numbers: weft generate --tokens \"5 6 7\"");
+        return WEFT_BAD_INPUT("the model has no tokenizer; its tokens go in and out as "
+                              "numbers: weft generate --tokens \"5 6 7\"");
     WEFT_TRY(strcmp(name, "bytes") == 0 ? make_bytes(t) : weft_tokenizer_read(t, name));
     *out = weft_steal(&t);
     return WEFT_OK;

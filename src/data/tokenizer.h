@@ -15,7 +15,6 @@
 #pragma once
 
 #include "base/files.h"
-#include "base/scope.h"
 
 typedef struct weft_tokenizer weft_tokenizer;
 typedef struct weft_encoder weft_encoder;

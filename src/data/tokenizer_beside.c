@@ -2,7 +2,6 @@
  * and written wherever the tokenizer is; weft itself takes from them which tokens end generation, and
  * which tokens a pair of files without a tokenizer.json leaves out. */
 #include "base/json.h"
-#include "base/scope.h"
 #include "data/tokenizer_internal.h"
 
 enum { BESIDE_MOST = 1 << 24 };

@@ -357,8 +357,8 @@ static weft_status pattern_failed(const weft_encoder *e, int code) {
     bool limit = code == PCRE2_ERROR_MATCHLIMIT || code == PCRE2_ERROR_DEPTHLIMIT ||
                  code == PCRE2_ERROR_HEAPLIMIT || code == PCRE2_ERROR_JIT_STACKLIMIT;
     pcre2_get_error_message(code, why, sizeof why);
-    return weft_fail(WEFT_EINPUT, "tokenizer %s: its pattern %s on this text: %s", e->t->name,
-                     limit ? "takes too many steps" : "fails", (char *)why);
+    return WEFT_BAD_INPUT("tokenizer %s: its pattern %s on this text: %s", e->t->name,
+                          limit ? "takes too many steps" : "fails", (char *)why);
 }
 
 /* Pieces are the matches and what lies between them. An empty match cuts too. */
@@ -371,8 +371,7 @@ static weft_status split_by_pattern(weft_encoder *e, int step, const char *text,
         const PCRE2_SIZE *span = pcre2_get_ovector_pointer(e->match[step]);
         size_t start = span[0], end = span[1];
         if (start > end || start < from)
-            return weft_fail(WEFT_EINPUT, "tokenizer %s: its pattern matches backwards",
-                             e->t->name);
+            return WEFT_BAD_INPUT("tokenizer %s: its pattern matches backwards", e->t->name);
         if (start > from) WEFT_TRY(split_text(e, step + 1, text + from, start - from));
         if (end > start) WEFT_TRY(split_text(e, step + 1, text + start, end - start));
         from = at = end;
@@ -494,8 +493,8 @@ static weft_status encode_behind(weft_encoder *e, int32_t begin, bool first, con
     *tokens = NULL;
     *count = 0;
     if (bytes > WEFT_ENCODE_MAX)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: a text of %zu bytes; %d at most in one piece",
-                         e->t->name, bytes, WEFT_ENCODE_MAX);
+        return WEFT_BAD_INPUT("tokenizer %s: a text of %zu bytes; %d at most in one piece",
+                              e->t->name, bytes, WEFT_ENCODE_MAX);
     if (begin >= 0) {
         if (!reserve_tokens(e, 1)) return no_memory(e);
         e->out[e->n++] = begin;

@@ -11,10 +11,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { PART_BYTES = 1 << 20, READ_BYTES = 1 << 20 };
 
@@ -69,7 +67,7 @@ weft_status weft_input_open(const weft_input_options *options, weft_input **out)
                                                     : "is a pipe or a device; - reads standard "
                                                       "input";
             weft_input_close(weft_steal(out));
-            return weft_fail(WEFT_EINPUT, "%s: %s", options->paths[i], why);
+            return WEFT_BAD_INPUT("%s: %s", options->paths[i], why);
         }
         bool packed = ends_on(options->paths[i], ".gz") || ends_on(options->paths[i], ".zst");
         if (!S_ISREG(is.st_mode) || packed) in->total = -1;
@@ -96,7 +94,7 @@ static weft_status open_next(weft_input *in) {
     const char *path = in->o.paths[in->next++];
     struct stat is;
     in->file = strcmp(path, "-") == 0 ? 0 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (in->file < 0) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
+    if (in->file < 0) return WEFT_BAD_INPUT("%s: %s", path, strerror(errno));
     WEFT_TRY(weft_unpack_open(in->file, path, &in->unpack));
     bool known = fstat(in->file, &is) == 0 && S_ISREG(is.st_mode);
     in->size = known && !weft_unpack_is_packed(in->unpack) ? is.st_size : -1;
@@ -115,18 +113,16 @@ static weft_status check_text(const weft_input *in, const char *bytes, size_t n)
     const char *zero = memchr(bytes, 0, n), *path = path_now(in);
     bool npy = n > 6 && memcmp(bytes, "\x93NUMPY", 6) == 0;
     if (n > 4 && memcmp(bytes, "PAR1", 4) == 0)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: is a parquet file; scripts/stream_dataset.py FILE | weft tokenize "
-                         "--jsonl text ... - reads it",
-                         path);
+        return WEFT_BAD_INPUT(
+            "%s: is a parquet file; scripts/stream_dataset.py FILE | weft tokenize "
+            "--jsonl text ... - reads it",
+            path);
     if (npy || (n > 8 && weft_shard_width((const unsigned char *)bytes)))
-        return weft_fail(WEFT_EINPUT, "%s: holds tokens, and a text is wanted", path);
+        return WEFT_BAD_INPUT("%s: holds tokens, and a text is wanted", path);
     if (n > 2 && zero && (memcmp(bytes, "\xFF\xFE", 2) == 0 || memcmp(bytes, "\xFE\xFF", 2) == 0))
-        return weft_fail(WEFT_EINPUT, "%s: is UTF-16; iconv -f UTF-16 -t UTF-8 makes UTF-8 of it",
-                         path);
+        return WEFT_BAD_INPUT("%s: is UTF-16; iconv -f UTF-16 -t UTF-8 makes UTF-8 of it", path);
     if (!zero) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: is no text: its byte %lld is zero", path,
-                     (long long)(zero - bytes));
+    return WEFT_BAD_INPUT("%s: is no text: its byte %lld is zero", path, (long long)(zero - bytes));
 }
 
 static weft_status fill(weft_input *in) {
@@ -250,8 +246,8 @@ static weft_status take_field(const weft_input *in, const weft_input_unit *unit,
     const char *field = field_of(in, path);
     const json_t *value = json_object_get(line, field);
     if (!json_is_string(value))
-        return weft_fail(WEFT_EINPUT, "%s, line %lld: has no text in a field \"%s\"", path,
-                         (long long)unit->line, field);
+        return WEFT_BAD_INPUT("%s, line %lld: has no text in a field \"%s\"", path,
+                              (long long)unit->line, field);
     *bytes = json_string_length(value);
     *keep = malloc(*bytes + 1);
     if (!*keep) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line of it", path);
@@ -273,8 +269,8 @@ weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, c
     json_error_t error;
     WEFT_AUTO_DECREF json_t *line = weft_json_read(unit->text, unit->bytes, JSON_ALLOW_NUL, &error);
     if (!line)
-        return weft_fail(WEFT_EINPUT, "%s, line %lld: is no JSON: %.80s", in->o.paths[unit->path],
-                         (long long)unit->line, error.text);
+        return WEFT_BAD_INPUT("%s, line %lld: is no JSON: %.80s", in->o.paths[unit->path],
+                              (long long)unit->line, error.text);
     WEFT_TRY(take_field(in, unit, line, keep, bytes));
     *text = *keep;
     return WEFT_OK;

@@ -10,7 +10,7 @@
 
 /* What is wrong with a tokenizer, which is named. */
 #define tokenizer_refuse(t, format, ...)                                                           \
-    weft_fail(WEFT_EINPUT, "tokenizer %s: " format, (t)->name, ##__VA_ARGS__)
+    WEFT_BAD_INPUT("tokenizer %s: " format, (t)->name, ##__VA_ARGS__)
 
 enum {
     TOKENIZER_STEPS_MAX = 8,       /* splits one after the other */

@@ -373,8 +373,8 @@ static weft_status read_json(weft_tokenizer *t, const json_t *root) {
                  *model = json_object_get(root, "model");
     const char *version = text_of(root, "version");
     if (*version && strcmp(version, "1.0") != 0)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: of version %.40s, and this weft knows 1.0",
-                         t->name, version);
+        return WEFT_BAD_INPUT("tokenizer %s: of version %.40s, and this weft knows 1.0", t->name,
+                              version);
     t->characters =
         is_set(model, "byte_fallback") || strcmp(text_of(model, "type"), "Unigram") == 0;
     WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
@@ -493,12 +493,11 @@ static weft_status read_folder(weft_tokenizer *t, const char *dir) {
     if (find_in(dir, "tokenizer.json", vocab)) {
         WEFT_TRY(read_json_file(t, vocab, &flat));
         if (!flat) return WEFT_OK;
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: has no \"model\"", vocab);
+        return WEFT_BAD_INPUT("tokenizer %s: has no \"model\"", vocab);
     }
     if (!find_in(dir, "vocab.bpe", merges) && !find_in(dir, "merges.txt", merges))
-        return weft_fail(WEFT_EINPUT,
-                         "tokenizer %s: the folder has no tokenizer.json, vocab.bpe or merges.txt",
-                         dir);
+        return WEFT_BAD_INPUT(
+            "tokenizer %s: the folder has no tokenizer.json, vocab.bpe or merges.txt", dir);
     if (!find_in(dir, "encoder.json", vocab) && !find_in(dir, "vocab.json", vocab)) *vocab = 0;
     return read_pair(t, dir, vocab, merges);
 }
@@ -516,15 +515,15 @@ static weft_status read_named(weft_tokenizer *t, const char *dir, const char *pa
     if (!flat) return WEFT_OK;
     if (find_in(dir, "vocab.bpe", beside) || find_in(dir, "merges.txt", beside))
         return read_pair(t, dir, path, beside);
-    return weft_fail(WEFT_EINPUT,
-                     "tokenizer %s: has no \"model\", and there is no vocab.bpe beside it", path);
+    return WEFT_BAD_INPUT("tokenizer %s: has no \"model\", and there is no vocab.bpe beside it",
+                          path);
 }
 
 weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path) {
     struct stat is;
     if (stat(path, &is) != 0)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: %s; it is 'bytes', a file or a folder", path,
-                         strerror(errno));
+        return WEFT_BAD_INPUT("tokenizer %s: %s; it is 'bytes', a file or a folder", path,
+                              strerror(errno));
     const char *slash = strrchr(path, '/');
     char dir[WEFT_PATH_MAX];
     bool folder = S_ISDIR(is.st_mode);

@@ -12,7 +12,6 @@
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
 
-#include <pthread.h>
 #ifdef WEFT_HAVE_UTF8PROC
 #include <utf8proc.h>
 #endif
@@ -269,7 +268,7 @@ static weft_status compile_text(const char *text, const char *where, pcre2_code 
     if (!*out) {
         PCRE2_UCHAR why[128];
         pcre2_get_error_message(error, why, sizeof why);
-        return weft_fail(WEFT_EINPUT, "%s: the pattern cannot be used: %s", where, (char *)why);
+        return WEFT_BAD_INPUT("%s: the pattern cannot be used: %s", where, (char *)why);
     }
     pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
     return WEFT_OK;
@@ -278,15 +277,14 @@ static weft_status compile_text(const char *text, const char *where, pcre2_code 
 weft_status weft_split_compile(const char *pattern, const char *where, pcre2_code **out) {
     *out = NULL;
     if (strlen(pattern) > PATTERN_MOST)
-        return weft_fail(WEFT_EINPUT, "%s: the pattern is longer than %d bytes", where,
-                         PATTERN_MOST);
+        return WEFT_BAD_INPUT("%s: the pattern is longer than %d bytes", where, PATTERN_MOST);
     /* An escape of two letters becomes this much at most. */
     WEFT_AUTO_FREE char *text =
         malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1);
     if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
     const char *refused = translate(pattern, &(pattern_text){text, 0});
     if (!refused) return compile_text(text, where, out);
-    return weft_fail(WEFT_EINPUT, "%s: the pattern has %s, which is not supported", where, refused);
+    return WEFT_BAD_INPUT("%s: the pattern has %s, which is not supported", where, refused);
 }
 
 #ifdef WEFT_HAVE_UTF8PROC

@@ -1,7 +1,6 @@
 /* Readers of token files. Everything a file says of itself is checked against its size before it
  * is believed. */
 #include "data/tokens.h"
-#include "base/scope.h"
 
 #include "base/files.h"
 
@@ -12,7 +11,7 @@ enum { NPY_HEADER_MAX = 65536, SOME = 65536 };
 static weft_status read_bytes(const weft_token_file *f, void *to, size_t bytes) {
     if (fread(to, 1, bytes, f->file) == bytes) return WEFT_OK;
     if (ferror(f->file)) return weft_fail(WEFT_EIO, "%s: %s", f->path, strerror(errno));
-    return weft_fail(WEFT_EINPUT, "%s: the file ends too early", f->path);
+    return WEFT_BAD_INPUT("%s: the file ends too early", f->path);
 }
 
 /* The rest of the file, from `at` on, must be `rows` × `columns` integers of `size` bytes. */
@@ -21,9 +20,8 @@ static weft_status check_size(weft_token_file *f, int64_t at) {
     if (rows >= 1 && columns >= 1 && columns <= (f->bytes - at) / f->size / rows &&
         rows * columns * f->size == f->bytes - at)
         return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: %lld x %lld tokens of %d bytes do not fill its %lld bytes",
-                     f->path, (long long)rows, (long long)columns, f->size,
-                     (long long)(f->bytes - at));
+    return WEFT_BAD_INPUT("%s: %lld x %lld tokens of %d bytes do not fill its %lld bytes", f->path,
+                          (long long)rows, (long long)columns, f->size, (long long)(f->bytes - at));
 }
 
 weft_status weft_token_file_read(weft_token_file *f, int64_t count, int32_t *values) {
@@ -38,8 +36,8 @@ weft_status weft_token_file_read(weft_token_file *f, int64_t count, int32_t *val
                 bits |= (uint64_t)raw[i * f->size + b] << (8 * b);
             int64_t value = f->size == 4 && f->is_signed ? (int32_t)(uint32_t)bits : (int64_t)bits;
             if (value < INT32_MIN || value > INT32_MAX)
-                return weft_fail(WEFT_EINPUT, "%s: token %lld is %lld, which no vocabulary has",
-                                 f->path, (long long)(f->read + i), (long long)value);
+                return WEFT_BAD_INPUT("%s: token %lld is %lld, which no vocabulary has", f->path,
+                                      (long long)(f->read + i), (long long)value);
             values[done + i] = (int32_t)value;
         }
         f->read += some;
@@ -68,9 +66,9 @@ static weft_status parse_npy_shape(weft_token_file *f, const char *shape) {
         if (*at == ',') at++;
     }
     if (!at || at[strspn(at, " ")] != ')' || n < 1)
-        return weft_fail(WEFT_EINPUT, "%s: its shape %.*s must be of two sizes, [B, T+1]", f->path,
-                         shape ? (int)strcspn(shape, ")") + (*shape == '(') : 7,
-                         shape ? shape : "missing");
+        return WEFT_BAD_INPUT("%s: its shape %.*s must be of two sizes, [B, T+1]", f->path,
+                              shape ? (int)strcspn(shape, ")") + (*shape == '(') : 7,
+                              shape ? shape : "missing");
     f->rows = n == 2 ? sizes[0] : 1;
     f->columns = sizes[n - 1];
     return WEFT_OK;
@@ -86,9 +84,9 @@ static weft_status read_npy(weft_token_file *f) {
         at = 12;
     }
     if (length > NPY_HEADER_MAX || at + length > f->bytes)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: damaged: its header would have %lld bytes, and the file has %lld",
-                         f->path, (long long)length, (long long)f->bytes);
+        return WEFT_BAD_INPUT(
+            "%s: damaged: its header would have %lld bytes, and the file has %lld", f->path,
+            (long long)length, (long long)f->bytes);
     WEFT_AUTO_FREE char *header = calloc((size_t)length + 1, 1);
     if (!header) return weft_fail(WEFT_ENOMEM, "%s: no memory", f->path);
     WEFT_TRY(read_bytes(f, header, (size_t)length));
@@ -97,12 +95,12 @@ static weft_status read_npy(weft_token_file *f) {
     for (int i = 0; type && i < 4; i++)
         if (strncmp(type, types[i], strlen(types[i])) == 0) f->size = types[i][3] - '0';
     if (!f->size)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: its type %.*s must be int32 or int64 ('<i4', '<i8'), uint16 or "
-                         "uint32",
-                         f->path, type ? (int)strcspn(type, ",}") : 7, type ? type : "missing");
+        return WEFT_BAD_INPUT("%s: its type %.*s must be int32 or int64 ('<i4', '<i8'), uint16 or "
+                              "uint32",
+                              f->path, type ? (int)strcspn(type, ",}") : 7,
+                              type ? type : "missing");
     if (!order || strncmp(order, "False", 5) != 0)
-        return weft_fail(WEFT_EINPUT, "%s: the array must be in C order", f->path);
+        return WEFT_BAD_INPUT("%s: the array must be in C order", f->path);
     f->is_signed = type[2] == 'i';
     WEFT_TRY(parse_npy_shape(f, npy_value(header, "'shape'")));
     return check_size(f, at + length);
@@ -113,8 +111,8 @@ static weft_status read_shard(weft_token_file *f) {
     WEFT_TRY(read_bytes(f, header, sizeof header));
     f->size = weft_shard_width(header);
     if (!f->size)
-        return weft_fail(WEFT_EINPUT, "%s: neither a .npy nor a token shard (magic %u, version %u)",
-                         f->path, weft_shard_u32(header), weft_shard_u32(header + 4));
+        return WEFT_BAD_INPUT("%s: neither a .npy nor a token shard (magic %u, version %u)",
+                              f->path, weft_shard_u32(header), weft_shard_u32(header + 4));
     f->shard = true;
     f->rows = 1;
     f->columns = (int32_t)weft_shard_u32(header + 8);

@@ -2,10 +2,7 @@
  * be several packed texts in a row, as cat makes of two; it ends where one of them ends. */
 #include "data/unpack.h"
 
-#include "base/scope.h"
-
 #include <errno.h>
-#include <unistd.h>
 
 #ifdef WEFT_HAVE_ZLIB
 #include <zlib.h>
@@ -54,7 +51,7 @@ static weft_status refill(weft_unpack *u) {
 }
 
 static weft_status damaged(const weft_unpack *u, const char *why) {
-    return weft_fail(WEFT_EINPUT, "%s: its packed text is damaged: %s", u->path, why);
+    return WEFT_BAD_INPUT("%s: its packed text is damaged: %s", u->path, why);
 }
 
 /* Of a packing whose library this build lacks. */

@@ -7,8 +7,8 @@
 weft_status weft_device_open(int64_t device, weft_dtype dtype, const weft_backend **out) {
     *out = NULL;
     if (device == WEFT_DEVICE_CUDA && dtype == WEFT_F64)
-        return weft_fail(WEFT_EINPUT, "device cuda: f64 runs on the CPU only; take --device cpu, "
-                                      "or --dtype f32 or bf16");
+        return WEFT_BAD_INPUT("device cuda: f64 runs on the CPU only; take --device cpu, "
+                              "or --dtype f32 or bf16");
     if (device == WEFT_DEVICE_CUDA) {
         *out = weft_cuda_backend();
         return *out ? WEFT_OK : WEFT_EMISSING;

@@ -1,12 +1,8 @@
 /* What a finished model can do beyond its held-out loss. */
 #pragma once
 
-#include "base/files.h"
-#include "core/exec.h"
 #include "data/tokenizer.h"
 #include "model/model.h"
-
-#include <jansson.h>
 
 /* A line of details; releases it. NULL: memory ran out when it was made. */
 weft_status weft_eval_put(weft_new_file *f, json_t *line, size_t flags);

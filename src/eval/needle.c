@@ -8,9 +8,6 @@
 #include "generate/generator.h"
 #include "ops/cache.h"
 
-#include <jansson.h>
-#include <math.h>
-
 enum { TOGETHER = 8, TOKENS_TOGETHER = 16384 };
 static const size_t TEXT_MOST = (size_t)1 << 30;
 
@@ -70,8 +67,7 @@ static weft_status cut_hay(const needle_run *r, weft_random_stream *random,
         return WEFT_OK;
     }
     if (r->n_hay < n)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "%s: has %lld tokens, and a prompt needs %lld of it; give a longer text or "
             "smaller --lengths",
             r->options->text, (long long)r->n_hay, (long long)n);
@@ -100,8 +96,7 @@ static weft_status make_trial(const needle_run *r, int64_t length, double depth,
     WEFT_TRY(encode(r, answer, (size_t)long_answer, &t->answer, &t->n_answer));
     int64_t n_hay = length - n_needle - n_question - t->n_answer;
     if (n_hay < 0)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "--lengths %lld: the key, the question and the answer alone have %lld tokens",
             (long long)length, (long long)(length - n_hay));
     t->n = length - t->n_answer;
@@ -239,8 +234,8 @@ static weft_status read_hay(needle_run *r) {
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     if (!r->options->text && weft_tokenizer_vocab(r->tokenizer) != WEFT_CORPUS_VOCAB)
-        return weft_fail(WEFT_EINPUT, "--needle: embedded text is for tokenizers of bytes; --text "
-                                      "FILE gives another to hide keys in");
+        return WEFT_BAD_INPUT("--needle: embedded text is for tokenizers of bytes; --text "
+                              "FILE gives another to hide keys in");
     if (!r->options->text) return WEFT_OK;
     WEFT_TRY(weft_file_read(r->options->text, TEXT_MOST, &text, &bytes));
     return encode(r, text, bytes, &r->hay, &r->n_hay);

@@ -5,13 +5,11 @@
  * requests are taken length by length, so each pass is built once. */
 #include "eval/eval.h"
 
-#include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "model/session.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 
 enum { LEAST_TIME = 16, CHOICES_MOST = 1024 };
@@ -69,10 +67,10 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
     if (head) WEFT_TRY(weft_encode(s->encoder, whole, head, false, &tokens, &n_context));
     WEFT_TRY(weft_encode(s->encoder, whole, bytes, false, &tokens, &n));
     if (extra && s->begin < 0)
-        return weft_fail(WEFT_EINPUT, "a context is empty, and the tokenizer has no token to begin "
-                                      "with");
+        return WEFT_BAD_INPUT("a context is empty, and the tokenizer has no token to begin "
+                              "with");
     if (n <= n_context)
-        return weft_fail(WEFT_EINPUT, "choice '%.40s' adds no token to its context", choice);
+        return WEFT_BAD_INPUT("choice '%.40s' adds no token to its context", choice);
     r->tokens = malloc((size_t)(n + extra) * sizeof *r->tokens);
     if (!r->tokens) return no_memory(s);
     if (extra) r->tokens[0] = s->begin;
@@ -93,8 +91,8 @@ static weft_status add_request(suite *s, const char *context, const char *choice
     s->n_requests++;
     int64_t context_room = s->model->config.context, over = r->n - (context_room + 1);
     if (r->choice > context_room)
-        return weft_fail(WEFT_EINPUT, "a choice has %lld tokens, but CONTEXT is %lld",
-                         (long long)r->choice, (long long)context_room);
+        return WEFT_BAD_INPUT("a choice has %lld tokens, but CONTEXT is %lld", (long long)r->choice,
+                              (long long)context_room);
     if (over <= 0) return WEFT_OK;
     /* What is too long loses its beginning: one token more than the context is read and told. */
     r->n -= over;
@@ -108,11 +106,11 @@ static weft_status add_question(suite *s, const json_t *line) {
     const json_t *answer = json_object_get(line, "answer");
     size_t n = json_array_size(choices);
     if (!context || n < 1 || n > CHOICES_MOST || !json_is_integer(answer))
-        return weft_fail(WEFT_EINPUT, "a question is {\"context\": text, \"choices\": [texts], "
-                                      "\"answer\": number}");
+        return WEFT_BAD_INPUT("a question is {\"context\": text, \"choices\": [texts], "
+                              "\"answer\": number}");
     if (json_integer_value(answer) < 0 || json_integer_value(answer) >= (json_int_t)n)
-        return weft_fail(WEFT_EINPUT, "answer is %lld, but the choices are 0 to %lld",
-                         (long long)json_integer_value(answer), (long long)n - 1);
+        return WEFT_BAD_INPUT("answer is %lld, but the choices are 0 to %lld",
+                              (long long)json_integer_value(answer), (long long)n - 1);
     if (!weft_grow((char **)&s->questions, &s->question_room,
                    (size_t)(s->n_questions + 1) * sizeof *s->questions))
         return no_memory(s);
@@ -121,7 +119,7 @@ static weft_status add_question(suite *s, const json_t *line) {
     for (size_t i = 0; i < n; i++) {
         const char *choice = json_string_value(json_array_get(choices, i));
         if (!choice || !*choice)
-            return weft_fail(WEFT_EINPUT, "choice %lld is no text, or an empty one", (long long)i);
+            return WEFT_BAD_INPUT("choice %lld is no text, or an empty one", (long long)i);
         WEFT_TRY(add_request(s, context, choice));
     }
     return WEFT_OK;
@@ -130,12 +128,12 @@ static weft_status add_question(suite *s, const json_t *line) {
 static weft_status read_line(suite *s, const char *text, size_t bytes, int64_t number) {
     json_error_t error;
     WEFT_AUTO_DECREF json_t *line = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!line) return weft_fail(WEFT_EINPUT, "%s:%lld: %s", s->path, (long long)number, error.text);
+    if (!line) return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, error.text);
     weft_status status = add_question(s, line);
     if (status != WEFT_EINPUT) return status;
     char why[512];
     snprintf(why, sizeof why, "%s", weft_error_message());
-    return weft_fail(WEFT_EINPUT, "%s:%lld: %s", s->path, (long long)number, why);
+    return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, why);
 }
 
 static weft_status read_questions(suite *s) {
@@ -149,7 +147,7 @@ static weft_status read_questions(suite *s) {
             WEFT_TRY(read_line(s, line, (size_t)n, number));
     if (ferror(file)) return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
     if (s->n_questions > 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: there is no question in it", s->path);
+    return WEFT_BAD_INPUT("%s: there is no question in it", s->path);
 }
 
 /* The length that a request's pass is built for. */
@@ -252,10 +250,9 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                .begin = weft_tokenizer_first(tokenizer),
                .begins = weft_tokenizer_begin(tokenizer) >= 0};
     if (!m->config.causal)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: a model with CAUSAL=n has seen the answers; its "
-                         "likelihoods mean nothing",
-                         path);
+        return WEFT_BAD_INPUT("%s: a model with CAUSAL=n has seen the answers; its "
+                              "likelihoods mean nothing",
+                              path);
     WEFT_TRY(weft_encoder_open(tokenizer, &s.encoder));
     WEFT_TRY(read_questions(&s));
     WEFT_TRY(score_requests(&s));

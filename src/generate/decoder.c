@@ -5,9 +5,7 @@
 #include "generate/decoder.h"
 #include "base/clock.h"
 #include "base/getter.h"
-#include "base/scope.h"
 
-#include "core/decoding.h"
 #include "generate/weights.h"
 #include "model/step.h"
 #include "ops/fuse.h"
@@ -354,8 +352,8 @@ weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, in
     for (int64_t r = 0; r < n; r++) {
         int32_t slot = rows[r].slot, token = rows[r].token;
         if (token < -WEFT_RUN_ROWS || token >= d->model->config.vocab_size)
-            return weft_fail(WEFT_EINPUT, "generate: token %d, but the model knows 0 to %lld",
-                             (int)token, (long long)d->model->config.vocab_size - 1);
+            return WEFT_BAD_INPUT("generate: token %d, but the model knows 0 to %lld", (int)token,
+                                  (long long)d->model->config.vocab_size - 1);
         step.token[r] = token;
         step.position[r] = rows[r].position;
         step.slot[r] = slot;

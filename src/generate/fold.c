@@ -1,14 +1,9 @@
 /* What becomes part of a product: where, and what becomes of the graph. */
 #include "generate/fold.h"
 
-#include "base/scope.h"
 #include "ops/activation.h"
 #include "ops/gated.h"
-#include "ops/linear.h"
-#include "ops/list.h"
 #include "ops/norm.h"
-
-#include <stdio.h>
 
 typedef struct {
     weft_graph *graph;

@@ -7,8 +7,6 @@
 
 #include "model/kinds.h"
 
-#include <math.h>
-
 enum { DEFAULT_SEQUENCES = 8 };
 
 static weft_status no_memory(void) {
@@ -24,17 +22,17 @@ static weft_status complete_limits(const weft_config *c, weft_generator_limits *
     if (!l->sequences) l->sequences = DEFAULT_SEQUENCES;
     if (!l->context) l->context = c->context;
     if (l->sequences < 1 || l->sequences > 65536 || l->context < 1 || l->context > INT32_MAX / 2)
-        return weft_fail(WEFT_EINPUT, "%lld sequences of %lld tokens cannot be generated",
-                         (long long)l->sequences, (long long)l->context);
+        return WEFT_BAD_INPUT("%lld sequences of %lld tokens cannot be generated",
+                              (long long)l->sequences, (long long)l->context);
     if (positions_end(c) && l->context > c->context)
-        return weft_fail(WEFT_EINPUT,
-                         "a context of %lld tokens is too long: the model's positions (%s) end at "
-                         "CONFIG_CONTEXT=%lld",
-                         (long long)l->context, weft_config_word(c, WEFT_OPTION(position)),
-                         (long long)c->context);
+        return WEFT_BAD_INPUT(
+            "a context of %lld tokens is too long: the model's positions (%s) end at "
+            "CONFIG_CONTEXT=%lld",
+            (long long)l->context, weft_config_word(c, WEFT_OPTION(position)),
+            (long long)c->context);
     if (positions_end(c) && l->slide)
-        return weft_fail(WEFT_EINPUT, "a sliding context needs positions without an end: "
-                                      "CONFIG_POSITION=\"rope\", \"alibi\" or \"none\"");
+        return WEFT_BAD_INPUT("a sliding context needs positions without an end: "
+                              "CONFIG_POSITION=\"rope\", \"alibi\" or \"none\"");
     return WEFT_OK;
 }
 
@@ -60,8 +58,7 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     if (l.slide) g->table_pages += WEFT_DECODER_BLOCK / PAGE + 1;
     g->n_pages = l.cache_bytes ? l.cache_bytes / g->page_bytes : l.sequences * g->table_pages;
     if (g->n_pages < 1)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "a cache of %lld bytes does not hold a page of %d tokens, which takes %lld; "
             "make it larger",
             (long long)l.cache_bytes, PAGE, (long long)g->page_bytes);
@@ -141,26 +138,25 @@ static void set_goal(const weft_generator *g, sequence *s, const weft_sampling *
 static weft_status check_request(const weft_generator *g, const int32_t *tokens, int64_t count,
                                  int64_t total, const weft_sampling *sampling) {
     WEFT_TRY(weft_sampling_check(sampling));
-    if (count < 1) return weft_fail(WEFT_EINPUT, "the prompt is empty; give one token at least");
+    if (count < 1) return WEFT_BAD_INPUT("the prompt is empty; give one token at least");
     for (int64_t i = 0; i < count; i++)
         if (tokens[i] < 0 || tokens[i] >= g->config.vocab_size)
-            return weft_fail(WEFT_EINPUT,
-                             "token %lld of the prompt is %d, but the model knows 0 to %lld",
-                             (long long)i, (int)tokens[i], (long long)g->config.vocab_size - 1);
+            return WEFT_BAD_INPUT("token %lld of the prompt is %d, but the model knows 0 to %lld",
+                                  (long long)i, (int)tokens[i],
+                                  (long long)g->config.vocab_size - 1);
     bool slides = g->limits.slide, goes_on = total > count;
     if (total + (sampling->max_tokens > 0) > g->limits.context && !slides)
-        return weft_fail(WEFT_EINPUT, "%s %lld tokens, too many for a context of %lld; %s%s",
-                         goes_on ? "with this the conversation has" : "the prompt has",
-                         (long long)total, (long long)g->limits.context,
-                         goes_on ? "begin a new one" : "shorten it",
-                         positions_end(&g->config) ? "" : ", or let the context slide");
+        return WEFT_BAD_INPUT("%s %lld tokens, too many for a context of %lld; %s%s",
+                              goes_on ? "with this the conversation has" : "the prompt has",
+                              (long long)total, (long long)g->limits.context,
+                              goes_on ? "begin a new one" : "shorten it",
+                              positions_end(&g->config) ? "" : ", or let the context slide");
     int64_t end = total + sampling->max_tokens;
     if (!slides && end > g->limits.context) end = g->limits.context;
     int64_t most = (end - 1 + PAGE - 1) / PAGE; /* the last token leaves nothing behind */
     if (most > g->table_pages) most = g->table_pages;
     if (most > g->n_pages)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "%lld tokens need %lld pages, but the cache has %lld; give fewer tokens or a larger "
             "cache",
             (long long)(total + sampling->max_tokens), (long long)most, (long long)g->n_pages);
@@ -210,8 +206,8 @@ weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *
                                   int64_t count, const weft_sampling *sampling) {
     sequence *s = generator_find(g, id);
     if (!s || s->state != SEQUENCE_DONE)
-        return weft_fail(WEFT_EINPUT, "generate: sequence %lld is not there or has not ended",
-                         (long long)id);
+        return WEFT_BAD_INPUT("generate: sequence %lld is not there or has not ended",
+                              (long long)id);
     WEFT_TRY(check_request(g, tokens, count, s->n_tokens + count, sampling));
     WEFT_TRY(append_tokens(s, tokens, count));
     set_goal(g, s, sampling);
@@ -264,9 +260,9 @@ weft_take weft_generator_take(weft_generator *g, int64_t id, weft_sampled *token
 }
 
 weft_status weft_generator_broken(void) {
-    return weft_fail(WEFT_EINPUT,
-                     "the model's logits are not numbers: its weights are broken, or too large for "
-                     "their type; DTYPE=f32 or an earlier checkpoint may help");
+    return WEFT_BAD_INPUT(
+        "the model's logits are not numbers: its weights are broken, or too large for "
+        "their type; DTYPE=f32 or an earlier checkpoint may help");
 }
 
 void weft_generator_remove(weft_generator *g, int64_t id) {

@@ -22,7 +22,6 @@
  * Not for several threads at a time: who has several holds a lock around each call. */
 #pragma once
 
-#include "core/exec.h"
 #include "generate/sample.h"
 #include "model/model.h"
 

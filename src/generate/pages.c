@@ -2,8 +2,6 @@
  * themselves; those that nobody holds are in a list, longest unused first. */
 #include "generate/pages.h"
 
-#include "base/scope.h"
-
 typedef struct {
     int32_t holders;
     bool sealed;
@@ -26,7 +24,7 @@ WEFT_ENDED_BY(weft_pages_destroy, weft_pages)
 weft_status weft_pages_create(int64_t count, weft_pages **out) {
     *out = NULL;
     if (count < 1 || count > INT32_MAX)
-        return weft_fail(WEFT_EINPUT, "pages: %lld of them", (long long)count);
+        return WEFT_BAD_INPUT("pages: %lld of them", (long long)count);
     WEFT_AUTO(weft_pages_destroy_at) weft_pages *p = calloc(1, sizeof *p);
     if (p) {
         p->entries = calloc((size_t)count, sizeof *p->entries);

@@ -10,7 +10,6 @@
  * so far, so a sealed page may carry a copy of it as it was at the page's end. */
 #pragma once
 
-#include "base/error.h"
 #include "ops/cache.h"
 
 typedef struct weft_pages weft_pages;

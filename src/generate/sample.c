@@ -5,8 +5,6 @@
 
 #include "base/order.h"
 
-#include <math.h>
-
 typedef struct {
     double p; /* a logit or a weight */
     int32_t token;
@@ -23,7 +21,7 @@ weft_sampling weft_sampling_default(void) {
 
 static weft_status check_number(const char *what, double value, double low, double high) {
     if (value >= low && value <= high) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s is %g, but it must be from %g to %g", what, value, low, high);
+    return WEFT_BAD_INPUT("%s is %g, but it must be from %g to %g", what, value, low, high);
 }
 
 weft_status weft_sampling_check(const weft_sampling *s) {

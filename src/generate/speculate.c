@@ -52,10 +52,10 @@ static weft_status open_model(weft_generator *g, const weft_backend *backend, we
     const weft_generator_limits *l = &g->limits;
     const weft_config *c = &l->draft->config;
     if (c->vocab_size != g->config.vocab_size)
-        return weft_fail(WEFT_EINPUT,
-                         "the draft model knows %lld tokens and the model %lld; a draft model must "
-                         "have the model's vocabulary",
-                         (long long)c->vocab_size, (long long)g->config.vocab_size);
+        return WEFT_BAD_INPUT(
+            "the draft model knows %lld tokens and the model %lld; a draft model must "
+            "have the model's vocabulary",
+            (long long)c->vocab_size, (long long)g->config.vocab_size);
     WEFT_AUTO(draft_model_close_at) draft_model *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     bool ends = weft_position_of(c)->ends;

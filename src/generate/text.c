@@ -1,7 +1,6 @@
 /* Prompts and streams of text. Of a stream, bytes wait in `held` until they are whole characters; characters wait in `text`
  * while they could be the beginning of a stop string. */
 #include "generate/text.h"
-#include "base/scope.h"
 
 #include "base/text.h"
 

@@ -32,8 +32,6 @@
 #include "base/clock.h"
 #include "generate/generator_internal.h"
 
-#include <math.h>
-
 /* Whether more is told of the sequence than its tokens, or the host draws them. */
 static bool needs_logits(const weft_generator *g, const sequence *s) {
     const weft_sampling *how = &s->sampling;

@@ -3,13 +3,9 @@
  * bf16. Tables (embeddings), gains and biases stay as they are. Folded matrices (fold.h) are made on the
  * host, in double. */
 #include "generate/weights.h"
-#include "base/scope.h"
 
 #include "ops/gated.h"
-#include "ops/linear.h"
 #include "ops/list.h"
-
-#include <math.h>
 
 typedef struct {
     char name[112];

@@ -1,6 +1,5 @@
 /* Runs the text through the model a window at a time and looks at what each layer made; at attention in weights.c. */
 #include "inspect/inspect.h"
-#include "base/scope.h"
 
 #include "convert/spectrum.h"
 #include "data/dataset.h"

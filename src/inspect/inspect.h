@@ -7,8 +7,6 @@
 
 #include "convert/measure.h"
 
-#include <jansson.h>
-
 enum { WEFT_GATE_BINS = 10, WEFT_LOOK_PARTS = 16 };
 
 /* What is measured of a head, in the mean over the tokens that see another one, in the order of weft_inside_heads

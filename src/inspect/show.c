@@ -6,8 +6,6 @@
 #include "inspect/inspect.h"
 #include "report/inside.h"
 
-#include <math.h>
-
 enum { HEADS_MOST = 16, DIGITS = 4 };
 
 /* Whether any head has it. */

@@ -2,17 +2,11 @@
  * from its plan. Only the cache is counted by formula, since generation's graph is another one. */
 #include "model/account.h"
 
-#include "base/scope.h"
 #include "core/program.h"
 #include "model/builder.h"
 #include "model/cached.h"
 #include "model/contrast.h"
-#include "model/kinds.h"
-#include "model/model.h"
-#include "model/transformer.h"
 #include "model/units.h"
-
-#include <unistd.h>
 
 WEFT_ENDED_BY(weft_graph_destroy, weft_graph)
 WEFT_ENDED_BY(weft_plan_destroy, weft_plan)

@@ -1,7 +1,6 @@
 /* What a config costs, before anything runs: parameters, operations, memory, cache. */
 #pragma once
 
-#include "config/config.h"
 #include "core/exec.h"
 #include "model/transformer.h"
 

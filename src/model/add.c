@@ -15,8 +15,6 @@
 #include "model/kinds.h"
 #include "model/units.h"
 
-#include <math.h>
-
 /* Tensors that mechanisms bring, after "h.I." or, of the whole model, as they are. */
 static const struct {
     const char *name;
@@ -41,11 +39,11 @@ static const char *name_in_layer(const char *name) {
 }
 
 static weft_status refuse(const weft_weight *w, const char *what) {
-    return weft_fail(WEFT_EINPUT,
-                     "tensor '%s' %s; a gate, cross-token routing, a latent coupling, learned "
-                     "alphas, an output gate and wsffn in place of swiglu can be added, nothing "
-                     "else",
-                     w->name, what);
+    return WEFT_BAD_INPUT(
+        "tensor '%s' %s; a gate, cross-token routing, a latent coupling, learned "
+        "alphas, an output gate and wsffn in place of swiglu can be added, nothing "
+        "else",
+        w->name, what);
 }
 
 /* A weight that the other model has not. */

@@ -15,8 +15,6 @@
 #include "ops/heads.h"
 #include "ops/linear.h"
 
-#include <math.h>
-
 weft_status weft_cached_check(const weft_config *c) {
     const weft_mix mixes[] = {
         {!c->causal, "{CAUSAL}: a token sees those after it, which are not there yet; only causal "

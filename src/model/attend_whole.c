@@ -7,8 +7,6 @@
 #include "ops/heads.h"
 #include "ops/time.h"
 
-#include <math.h>
-
 static weft_tensor *attend(builder *b, const builder_keys *keys) {
     weft_score *score = &b->score;
     if (!keys->packed && !keys->k) return NULL; /* the graph has failed */

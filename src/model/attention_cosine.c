@@ -11,8 +11,6 @@
 #include "ops/arith.h"
 #include "ops/norm.h"
 
-#include <math.h>
-
 static weft_tensor *build_cosine(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv, d = b->head_dim;

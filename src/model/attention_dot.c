@@ -4,8 +4,6 @@
 #include "model/builder.h"
 #include "model/step.h"
 
-#include <math.h>
-
 /* ATTENTION_SCALE, or 1/√D; with MUP and heads that grow with the width √D₀/D, D₀ being their width at the base. */
 static double dot_scale(const weft_config *c) {
     double d = (double)weft_config_head_dim(c);

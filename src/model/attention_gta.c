@@ -9,8 +9,6 @@
 #include "model/units.h"
 #include "ops/heads.h"
 
-#include <math.h>
-
 /* q with the second half of each head first, where rotations begin; so are the keys here. */
 static weft_tensor *swap_halves(builder *b, weft_tensor *q) {
     int64_t half = b->head_dim / 2;

@@ -22,8 +22,6 @@
 #include "ops/linear.h"
 #include "ops/norm.h"
 
-#include <math.h>
-
 static weft_tensor *query_map(builder *b) {
     int64_t latent = b->c->ra_mla_latent_dim;
     if (!b->c->ra_mla_per_head_q_latent)

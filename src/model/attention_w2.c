@@ -17,8 +17,6 @@
 #include "ops/arith.h"
 #include "ops/gaussian.h"
 
-#include <math.h>
-
 static const double TAU_EPS = 1e-6;
 
 void build_temperature(builder *b, weft_score *score, int64_t width) {

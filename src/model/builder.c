@@ -8,8 +8,6 @@
 #include "ops/linear.h"
 #include "ops/norm.h"
 
-#include <math.h>
-
 static const double NORMAL_STD = 0.02;
 
 weft_init init_normal(double std) {

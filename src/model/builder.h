@@ -15,11 +15,8 @@
  * (weft_build.attend) and has every kind and every mechanism from the same description. */
 #pragma once
 
-#include "config/config.h"
-#include "core/rope_law.h"
 #include "model/kinds.h"
 #include "model/transformer.h"
-#include "ops/attention.h"
 #include "ops/documents.h"
 #include "ops/routing.h"
 

@@ -1,7 +1,6 @@
 /* A session that goes no further than the contexts, and a graph of the one loss over all of them. */
 #include "model/contrast.h"
 
-#include "base/scope.h"
 #include "core/program.h"
 #include "model/builder.h"
 #include "ops/arith.h"

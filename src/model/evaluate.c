@@ -34,9 +34,9 @@ static weft_status read_targets(token_batch *b, const char *path) {
     WEFT_AUTO(weft_tokens_free) weft_tokens t = {0};
     WEFT_TRY(weft_tokens_read(path, &t));
     if (t.shard || t.rows != b->batch || t.columns != b->time)
-        return weft_fail(
-            WEFT_EINPUT, "%s: targets are [%lld, %lld], but the tokens ask for [%lld, %lld]", path,
-            (long long)t.rows, (long long)t.columns, (long long)b->batch, (long long)b->time);
+        return WEFT_BAD_INPUT("%s: targets are [%lld, %lld], but the tokens ask for [%lld, %lld]",
+                              path, (long long)t.rows, (long long)t.columns, (long long)b->batch,
+                              (long long)b->time);
     memcpy(b->targets, t.values, (size_t)(t.rows * t.columns) * sizeof *t.values);
     return WEFT_OK;
 }
@@ -155,10 +155,9 @@ static weft_status evaluate_shard(const weft_model *m, const weft_backend *backe
                                   const weft_evaluation *what, const weft_tokens *t,
                                   weft_evaluated *out) {
     if (what->logits || what->grads || what->scores || what->targets)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: logits, gradients, scores and targets go with one batch: "
-                         "give a .npy of shape [B, T+1]",
-                         what->text ? what->text : what->tokens);
+        return WEFT_BAD_INPUT("%s: logits, gradients, scores and targets go with one batch: "
+                              "give a .npy of shape [B, T+1]",
+                              what->text ? what->text : what->tokens);
     int64_t total = t->columns - 1, block = m->config.context, at = 0;
     while (at < total) {
         int64_t time = total - at < block ? total - at : block;
@@ -205,8 +204,8 @@ weft_status weft_evaluate(const weft_model *m, const weft_backend *backend, weft
     *out = (weft_evaluated){0};
     WEFT_TRY(what->text ? read_text(what, &t) : weft_tokens_read(what->tokens, &t));
     if (t.columns < 2)
-        return weft_fail(WEFT_EINPUT, "%s: two tokens are the least: one to read, one to tell",
-                         what->text ? what->text : what->tokens);
+        return WEFT_BAD_INPUT("%s: two tokens are the least: one to read, one to tell",
+                              what->text ? what->text : what->tokens);
     if (t.shard) return evaluate_shard(m, backend, pool, what, &t, out);
     WEFT_TRY(batch_allocate(&b, t.rows, t.columns - 1));
     batch_fill(&b, t.values, t.columns);

@@ -1,7 +1,6 @@
 /* Evaluating a checkpoint on tokens from a file. */
 #pragma once
 
-#include "core/exec.h"
 #include "data/tokenizer.h"
 #include "model/session.h"
 

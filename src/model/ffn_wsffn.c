@@ -16,8 +16,6 @@
 #include "ops/loss.h"
 #include "ops/time.h"
 
-#include <math.h>
-
 static const double VIEW_DROPOUT = 0.1;
 
 /* What a layer leaves for the losses of all layers. */

@@ -2,9 +2,7 @@
  * so that a kill leaves the old one or the new one whole. */
 #include "model/folder.h"
 
-#include "base/beside.h"
 #include "base/crc32c.h"
-#include "base/folders.h"
 #include "base/json.h"
 #include "base/version.h"
 #include "core/safetensors.h"
@@ -13,8 +11,6 @@
 #include "model/model.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { CONFIG_MOST = 1 << 24 };
 
@@ -56,15 +52,15 @@ static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor
     weft_tensor want = {.dtype = w->dtype, .ndim = w->ndim};
     memcpy(want.shape, w->shape, sizeof want.shape);
     if (!t)
-        return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing; the config asks for %s", path,
-                         w->name, weft_tensor_describe(&want));
+        return WEFT_BAD_INPUT("%s: tensor '%s' is missing; the config asks for %s", path, w->name,
+                              weft_tensor_describe(&want));
     char shape[128] = "[";
     for (int d = 0; d < t->ndim; d++) {
         size_t at = strlen(shape);
         snprintf(shape + at, sizeof shape - at, "%s%lld", d ? ", " : "", (long long)t->shape[d]);
     }
-    return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is %s %s], but the config asks for %s", path,
-                     w->name, weft_file_dtype_name(t->dtype), shape, weft_tensor_describe(&want));
+    return WEFT_BAD_INPUT("%s: tensor '%s' is %s %s], but the config asks for %s", path, w->name,
+                          weft_file_dtype_name(t->dtype), shape, weft_tensor_describe(&want));
 }
 
 static bool fits(const weft_weight *w, const weft_safetensor *t) {
@@ -94,8 +90,7 @@ static weft_status check_header(const weft_model *m, const weft_safetensors *fil
     for (int64_t i = 0; i < weft_safetensors_count(file); i++) {
         const char *name = weft_safetensors_at(file, i)->name;
         if (!weft_model_find(m, name))
-            return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is not in the config's model", path,
-                             name);
+            return WEFT_BAD_INPUT("%s: tensor '%s' is not in the config's model", path, name);
     }
     return WEFT_OK;
 }
@@ -212,10 +207,10 @@ weft_status weft_model_may_force(const char *path) {
     bool own;
     WEFT_TRY(weft_contents_read(path, &c, &own));
     if (own) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: is not a model's folder that weft made, or has other things in it; a "
-                     "model's folder is replaced whole: move it away, or name another",
-                     path);
+    return WEFT_BAD_INPUT(
+        "%s: is not a model's folder that weft made, or has other things in it; a "
+        "model's folder is replaced whole: move it away, or name another",
+        path);
 }
 
 weft_status weft_model_may_save(const char *path) {
@@ -228,10 +223,10 @@ weft_status weft_model_may_save(const char *path) {
     bool read = weft_state_read(path, &state) == WEFT_OK;
     bool run = read ? json_object_get(state, "iteration") != NULL : c.file[WEFT_PART_OPTIMIZER];
     if (!run) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: is a checkpoint that a run goes on from, and would not any more; name "
-                     "another folder",
-                     path);
+    return WEFT_BAD_INPUT(
+        "%s: is a checkpoint that a run goes on from, and would not any more; name "
+        "another folder",
+        path);
 }
 
 weft_status weft_model_may_not(const char *path) {
@@ -241,9 +236,9 @@ weft_status weft_model_may_not(const char *path) {
     WEFT_TRY(weft_contents_read(path, &c, &own));
     for (int i = 0; i < WEFT_PARTS; i++)
         if (c.file[i])
-            return weft_fail(WEFT_EINPUT, "%s/%s: is there already; --force replaces the folder",
-                             path, weft_parts[i]);
-    return weft_fail(WEFT_EINPUT, "%s: is there already; --force replaces it", path);
+            return WEFT_BAD_INPUT("%s/%s: is there already; --force replaces the folder", path,
+                                  weft_parts[i]);
+    return WEFT_BAD_INPUT("%s: is there already; --force replaces it", path);
 }
 
 static weft_status write_all(const char *folder, weft_parts_writer write, void *context) {
@@ -304,10 +299,9 @@ static weft_status check_own(const char *path, const char *text, size_t bytes) {
     size_t summed = bytes > length ? bytes - length : 0;
     snprintf(tail, sizeof tail, tail_format, (unsigned)weft_crc32c(0, text, summed));
     if (summed && memcmp(text + summed, tail, length) == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: its checksum is not that of what it says: it was changed "
-                     "after it was written; take another checkpoint",
-                     path);
+    return WEFT_BAD_INPUT("%s: its checksum is not that of what it says: it was changed "
+                          "after it was written; take another checkpoint",
+                          path);
 }
 
 weft_status weft_state_read(const char *folder, json_t **out) {
@@ -319,12 +313,12 @@ weft_status weft_state_read(const char *folder, json_t **out) {
     WEFT_TRY(weft_file_read(path, STATE_MOST, &text, &bytes));
     WEFT_AUTO_DECREF json_t *state = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     json_int_t format = json_integer_value(json_object_get(state, "format"));
-    if (!state) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
+    if (!state) return WEFT_BAD_INPUT("%s:%d: %s", path, error.line, error.text);
     if (format < 1 || format > WEFT_STATE_FORMAT)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: of format %lld, and this weft knows formats 1 to %d; use the weft "
-                         "that wrote it, or a newer one",
-                         path, (long long)format, WEFT_STATE_FORMAT);
+        return WEFT_BAD_INPUT(
+            "%s: of format %lld, and this weft knows formats 1 to %d; use the weft "
+            "that wrote it, or a newer one",
+            path, (long long)format, WEFT_STATE_FORMAT);
     if (format == WEFT_STATE_FORMAT) WEFT_TRY(check_own(path, text, bytes));
     *out = weft_steal(&state);
     return WEFT_OK;
@@ -340,25 +334,22 @@ static weft_status check_file(const char *folder, const json_t *state, const cha
     weft_sum is;
     bool there;
     if (!want || !json_is_integer(size))
-        return weft_fail(WEFT_EINPUT, "%s/state.json: no checksum of %s", folder, name);
+        return WEFT_BAD_INPUT("%s/state.json: no checksum of %s", folder, name);
     WEFT_TRY(weft_path(path, "%s/%s", folder, name));
     WEFT_TRY(weft_path_there(path, &there));
     if (!there)
-        return weft_fail(WEFT_EINPUT, "%s: is missing, but was written; take another checkpoint",
-                         path);
+        return WEFT_BAD_INPUT("%s: is missing, but was written; take another checkpoint", path);
     /* The size first: one that is all holes may take hours to be read. */
     WEFT_TRY(weft_file_size(path, &is.bytes));
     if (is.bytes != json_integer_value(size))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: %lld bytes, but %lld were written; take another checkpoint", path,
-                         (long long)is.bytes, (long long)json_integer_value(size));
+        return WEFT_BAD_INPUT("%s: %lld bytes, but %lld were written; take another checkpoint",
+                              path, (long long)is.bytes, (long long)json_integer_value(size));
     if (!whole) return WEFT_OK;
     WEFT_TRY(weft_file_sum(path, &is));
     snprintf(text, sizeof text, "%08x", (unsigned)is.crc);
     if (strcmp(text, want) == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: its checksum is %s, but %s was written; take another checkpoint", path,
-                     text, want);
+    return WEFT_BAD_INPUT("%s: its checksum is %s, but %s was written; take another checkpoint",
+                          path, text, want);
 }
 
 weft_status weft_state_check(const char *folder, const json_t *state, int needed, bool whole) {
@@ -416,9 +407,9 @@ weft_status weft_model_check_optimizer(const char *folder) {
     bool there;
     WEFT_TRY(weft_folder_has(folder, "state.json", &there));
     if (!there)
-        return weft_fail(WEFT_EINPUT,
-                         "%s/%s: no state.json beside it says that it belongs to these weights",
-                         folder, weft_parts[WEFT_PART_OPTIMIZER]);
+        return WEFT_BAD_INPUT(
+            "%s/%s: no state.json beside it says that it belongs to these weights", folder,
+            weft_parts[WEFT_PART_OPTIMIZER]);
     WEFT_TRY(weft_state_read(folder, &state));
     return check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
 }

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "base/beside.h"
-#include "base/files.h"
 
 #include <jansson.h>
 

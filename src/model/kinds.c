@@ -1,7 +1,6 @@
 /* The tables of kinds, made from config/kinds.h, and the checks that need them. */
 #include "model/kinds.h"
 
-#include "base/scope.h"
 #include "model/units.h"
 
 #define DECLARE(NAME, name, title, help) extern const weft_attention_kind weft_attention_##name;
@@ -58,27 +57,26 @@ static weft_status check_heads(const weft_config *c, const char *where) {
     long long h = c->n_head, kv = weft_config_kv_heads(c);
     char words[256];
     if (c->kv_heads && !weft_attention_of(c)->shares_heads)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_KV_HEADS=%lld goes with CONFIG_ATTENTION=%s only; set it to 0",
-                         where, kv, attentions_with(shares_heads, words));
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_KV_HEADS=%lld goes with CONFIG_ATTENTION=%s only; set it to 0", where, kv,
+            attentions_with(shares_heads, words));
     if (h % kv)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld", where,
-                         h, kv);
+        return WEFT_BAD_INPUT("%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld",
+                              where, h, kv);
     if (c->qk_norm && c->qk_norm_whole && (h != kv || !weft_attention_of(c)->norms_whole))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_QK_NORM_WHOLE=y goes with CONFIG_ATTENTION=%s and as many key "
-                         "as query heads; set it to n",
-                         where, attentions_with(norms_whole, words));
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_QK_NORM_WHOLE=y goes with CONFIG_ATTENTION=%s and as many key "
+            "as query heads; set it to n",
+            where, attentions_with(norms_whole, words));
     return WEFT_OK;
 }
 
 static weft_status check_layers(const weft_config *c, const char *where) {
     char words[256];
     if (c->kv_share > 1 && !weft_attention_of(c)->shares_layers)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1",
-                         where, (long long)c->kv_share, attentions_with(shares_layers, words));
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1", where,
+            (long long)c->kv_share, attentions_with(shares_layers, words));
     const weft_mix mixes[] = {{c->kv_share > 1 && c->latent_recip,
                                "{KV_SHARE} leaves layers without a latent of their own, to which "
                                "{RA_MLA_MLP_LATENT_RECIP} would send; set one of them back"}};
@@ -88,10 +86,10 @@ static weft_status check_layers(const weft_config *c, const char *where) {
 static weft_status check_latent(const weft_config *c, const char *where) {
     char words[256];
     if (!c->latent_recip || weft_attention_of(c)->latent) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
-                     "attention has a latent",
-                     where, attentions_with(latent, words));
+    return WEFT_BAD_INPUT(
+        "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
+        "attention has a latent",
+        where, attentions_with(latent, words));
 }
 
 static weft_status check_mup(const weft_config *c, const char *where) {
@@ -99,8 +97,7 @@ static weft_status check_mup(const weft_config *c, const char *where) {
     bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
     if (!c->mup || (weft_attention_of(c)->mup && weft_ffn_of(c)->mup && !mechanisms))
         return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
+    return WEFT_BAD_INPUT(
         "%s: CONFIG_MUP=y goes with CONFIG_ATTENTION=%s, CONFIG_FFN=\"gelu\", "
         "\"gelu_erf\", \"relu2\", \"swiglu\" or \"geglu\" and no reciprocal mechanism: how "
         "others go with the width is not known",

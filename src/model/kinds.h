@@ -4,10 +4,7 @@
 #pragma once
 
 #include "config/config.h"
-#include "config/kinds.h"
 #include "core/decoding.h"
-#include "core/graph.h"
-#include "ops/attention.h"
 #include "ops/cache.h"
 
 struct builder;

@@ -2,8 +2,6 @@
  * smallest graph of the config, so that names and shapes have one source. */
 #include "model/model.h"
 
-#include "core/plan.h"
-
 static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
 }

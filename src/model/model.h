@@ -4,8 +4,6 @@
 #pragma once
 
 #include "base/files.h"
-#include "base/scope.h"
-#include "config/config.h"
 #include "core/mirror.h"
 #include "model/transformer.h"
 #include "ops/optimizer.h"

@@ -98,10 +98,10 @@ weft_status check_common_law(const weft_config *c, const char *where) {
 
 weft_status check_rotated(const weft_config *c, const char *where, int64_t width) {
     if (c->rope_dim <= width) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for "
-                     "all of them",
-                     where, (long long)c->rope_dim, (long long)width);
+    return WEFT_BAD_INPUT(
+        "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for "
+        "all of them",
+        where, (long long)c->rope_dim, (long long)width);
 }
 
 int64_t rotated_width(const weft_config *c, int64_t width) {
@@ -121,12 +121,12 @@ static weft_status check_pairs(const weft_config *c, const char *where) {
         bool is_long = c->context > c->rope_context;
         int64_t pairs = rotated_width(c, width) / 2, n = read_factors(factors_of(c), factors);
         if (n != pairs)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: CONFIG_ROPE_%s_FACTORS has %s, but %lld pairs rotate; give "
-                             "each its factor, with commas between",
-                             where, is_long ? "LONG" : "SHORT",
-                             n < 0 ? "what is no number above 0, or too many" : "another number",
-                             (long long)pairs);
+            return WEFT_BAD_INPUT("%s: CONFIG_ROPE_%s_FACTORS has %s, but %lld pairs rotate; give "
+                                  "each its factor, with commas between",
+                                  where, is_long ? "LONG" : "SHORT",
+                                  n < 0 ? "what is no number above 0, or too many"
+                                        : "another number",
+                                  (long long)pairs);
     }
     const weft_mix mixes[] = {
         {c->rope_local_theta > 0 && c->window && c->kv_share > 1,

@@ -1,9 +1,6 @@
 /* Sessions: build, bind, run, read. */
 #include "model/session.h"
 
-#include "base/scope.h"
-#include "ops/attention.h"
-
 #include <math.h>
 
 weft_status weft_session_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,

@@ -1,9 +1,7 @@
 /* A model built for a shape and ready to run: graph, bindings, executor in one. */
 #pragma once
 
-#include "core/exec.h"
 #include "model/model.h"
-#include "model/transformer.h"
 
 typedef struct {
     const weft_model *model; /* the caller's */

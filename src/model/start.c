@@ -6,7 +6,6 @@
  * are taken in panels: what a panel has along all earlier vectors is removed in two products that the
  * threads share, each sum whole in one task, so their number changes no bit. */
 #include "base/random.h"
-#include "base/scope.h"
 #include "model/model.h"
 
 #include <math.h>

@@ -3,7 +3,6 @@
 #include "model/step.h"
 
 #include "model/builder.h"
-#include "model/kinds.h"
 #include "model/units.h"
 
 /* What a step of one launch knows nothing of. */

@@ -3,7 +3,6 @@
  * written once a branch. */
 #include "model/transformer.h"
 
-#include "base/scope.h"
 #include "core/program.h"
 #include "model/builder.h"
 #include "ops/activation.h"
@@ -324,8 +323,8 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
     *out = (weft_model_graph){0};
     WEFT_TRY(weft_model_check(c, "config"));
     if (build->time > c->context)
-        return weft_fail(WEFT_EINPUT, "model: %lld tokens, but CONFIG_CONTEXT is %lld",
-                         (long long)build->time, (long long)c->context);
+        return WEFT_BAD_INPUT("model: %lld tokens, but CONFIG_CONTEXT is %lld",
+                              (long long)build->time, (long long)c->context);
     WEFT_TRY(weft_graph_create(&out->graph));
     size_t layers = (size_t)c->n_layer;
     if (build->scores) out->scores = calloc(layers, sizeof *out->scores);
@@ -500,8 +499,8 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     if (build->time > one.context && !ends) one.context = build->time;
     WEFT_TRY(weft_model_check(&one, "block"));
     if (build->time > one.context)
-        return weft_fail(WEFT_EINPUT, "block: %lld tokens, but CONTEXT is %lld",
-                         (long long)build->time, (long long)one.context);
+        return WEFT_BAD_INPUT("block: %lld tokens, but CONTEXT is %lld", (long long)build->time,
+                              (long long)one.context);
     const weft_mix mixes[] = {
         {one.document_mask,
          "{DOCUMENT_MASK} goes by tokens, which only a whole model has; set it to n"},

@@ -5,10 +5,7 @@
  * keeps the indices that no piece of a removed unit has; what belongs to no unit stays. */
 #include "model/units.h"
 
-#include "base/scope.h"
 #include "model/kinds.h"
-
-#include <math.h>
 
 /* Heads have places of their own in ALiBi's slopes, in a shared map of queries and in the scalar
  * coupling's groups: with some gone, the others would be other heads. */
@@ -46,7 +43,7 @@ static weft_status check_units(const weft_config *c, weft_prune_what what, bool 
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
         if (list[i].what == what && list[i].is)
-            return weft_fail(WEFT_EINPUT, "%s%s: %s", option, names[what], list[i].why);
+            return WEFT_BAD_INPUT("%s%s: %s", option, names[what], list[i].why);
     return WEFT_OK;
 }
 
@@ -341,11 +338,11 @@ weft_status weft_prune_check(const weft_config *c, const char *where, weft_units
     snprintf(option, sizeof option, "%s: CONFIG_PRUNE_WHAT=", where);
     WEFT_TRY(weft_units_make(c, heads ? WEFT_PRUNE_HEADS : WEFT_PRUNE_FFN, true, option, units));
     if (weft_masked_of(c->prune_sparsity, units->block) > 0) return WEFT_OK;
-    weft_status status = weft_fail(WEFT_EINPUT,
-                                   "%s: CONFIG_PRUNE_SPARSITY=%g of %lld %s is none; take more of "
-                                   "them, or CONFIG_PRUNE_WHAT=\"weights\"",
-                                   where, c->prune_sparsity, (long long)units->block,
-                                   heads ? "heads" : "columns of the feed-forward");
+    weft_status status =
+        WEFT_BAD_INPUT("%s: CONFIG_PRUNE_SPARSITY=%g of %lld %s is none; take more of "
+                       "them, or CONFIG_PRUNE_WHAT=\"weights\"",
+                       where, c->prune_sparsity, (long long)units->block,
+                       heads ? "heads" : "columns of the feed-forward");
     weft_units_free(units);
     return status;
 }

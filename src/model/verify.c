@@ -9,11 +9,8 @@
  * behind the last attention are moved. */
 #include "model/verify.h"
 
-#include "base/random.h"
 #include "model/kinds.h"
 #include "model/session.h"
-
-#include <math.h>
 
 enum { VERIFY_BATCH = 2, VERIFY_TIME = 24, VERIFY_VOCAB = 61 };
 

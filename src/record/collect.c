@@ -2,7 +2,6 @@
  * bits. */
 #include "record/record.h"
 
-#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/order.h"
@@ -10,8 +9,6 @@
 #include "base/version.h"
 
 #include <errno.h>
-#include <math.h>
-#include <unistd.h>
 
 enum {
     RATES_MOST = 256,
@@ -80,13 +77,13 @@ static weft_status read_lines(weft_database *d, summary *u, const char *path) {
     for (long number = 1; (n = getline(&text, &room, file)) > 0; number++) {
         json_error_t error;
         WEFT_AUTO_DECREF json_t *line = weft_json_read(text, (size_t)n, 0, &error);
-        if (!line) return weft_fail(WEFT_EINPUT, "%s:%ld: %s", path, number, error.text);
+        if (!line) return WEFT_BAD_INPUT("%s:%ld: %s", path, number, error.text);
         const json_t *at = json_object_get(line, "step");
-        if (!json_is_integer(at)) return weft_fail(WEFT_EINPUT, "a line without a step");
+        if (!json_is_integer(at)) return WEFT_BAD_INPUT("a line without a step");
         int64_t step = (int64_t)json_integer_value(at);
         if (step < u->last || step > u->iters)
-            return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
-                             (long long)step, (long long)u->last, (long long)u->iters);
+            return WEFT_BAD_INPUT("a line of step %lld after step %lld of %lld", (long long)step,
+                                  (long long)u->last, (long long)u->iters);
         u->metric_value = metric_of(line, u->metric);
         WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
         WEFT_TRY(add_events(d, u, line, step));
@@ -138,8 +135,8 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
                                "i", u->job->run));
     WEFT_TRY(read_lines(d, u, path));
     if (!e->diverged && u->last != u->iters)
-        return weft_fail(WEFT_EINPUT, "%s: ends at step %lld of %lld", path, (long long)u->last,
-                         (long long)u->iters);
+        return WEFT_BAD_INPUT("%s: ends at step %lld of %lld", path, (long long)u->last,
+                              (long long)u->iters);
     const char *name;
     json_t *value;
     WEFT_TRY(weft_path(path, "%s/result.json", e->folder));

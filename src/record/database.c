@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
-#include <unistd.h>
 
 enum {
     BUSY_MS = 10000,
@@ -34,12 +33,10 @@ struct weft_database {
 static weft_status failed(const weft_database *d) {
     int code = sqlite3_errcode(d->handle);
     if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: damaged, or no %s (%s); move it away, or take another folder",
-                         d->path, d->schema->what, sqlite3_errmsg(d->handle));
+        return WEFT_BAD_INPUT("%s: damaged, or no %s (%s); move it away, or take another folder",
+                              d->path, d->schema->what, sqlite3_errmsg(d->handle));
     if (code == SQLITE_INTERRUPT)
-        return weft_fail(WEFT_EINPUT, "%s: takes longer than %g s; move it away", d->path,
-                         d->seconds);
+        return WEFT_BAD_INPUT("%s: takes longer than %g s; move it away", d->path, d->seconds);
     if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
         return weft_fail(WEFT_EIO, "%s: another program holds it (%s)", d->path,
                          sqlite3_errmsg(d->handle));
@@ -168,9 +165,8 @@ double weft_column_number(sqlite3_stmt *rows, int column) {
 }
 
 static weft_status refuse(const weft_database *d, const char *what) {
-    return weft_fail(WEFT_EINPUT,
-                     "%s: %s; it was not written by weft. Move it away, or take another folder",
-                     d->path, what);
+    return WEFT_BAD_INPUT(
+        "%s: %s; it was not written by weft. Move it away, or take another folder", d->path, what);
 }
 
 /* A rollback journal that weft left: nothing yet, a head that is still zeros, or SQLite's own, without
@@ -187,10 +183,9 @@ static weft_status check_journal(int folder, const char *name, const char *shown
         ok = pread(file, end, sizeof end, is.st_size - (off_t)sizeof end) >= 0;
     if (!ok) return weft_fail(WEFT_EIO, "%s: cannot be read: %s", shown, strerror(errno));
     if (head[0] != 0 && memcmp(head, magic, sizeof magic) != 0)
-        return weft_fail(WEFT_EINPUT, "%s: is not a journal of SQLite's; move it away", shown);
+        return WEFT_BAD_INPUT("%s: is not a journal of SQLite's; move it away", shown);
     if (memcmp(end, magic, sizeof magic) != 0) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
+    return WEFT_BAD_INPUT(
         "%s: names another file to be removed; it was not written by weft. Move it away", shown);
 }
 
@@ -205,10 +200,9 @@ static weft_status check_neighbours(weft_database *d, int folder, const char *na
         WEFT_TRY(weft_path_kind(path, &kind));
         if (kind == WEFT_KIND_NOTHING) continue;
         if (kind != WEFT_KIND_FILE)
-            return weft_fail(WEFT_EINPUT, "%s: is %s, but a database is a plain file; move it away",
-                             shown, weft_kind_name(kind));
-        if (i > 1)
-            return weft_fail(WEFT_EINPUT, "%s: was not written by weft; move it away", shown);
+            return WEFT_BAD_INPUT("%s: is %s, but a database is a plain file; move it away", shown,
+                                  weft_kind_name(kind));
+        if (i > 1) return WEFT_BAD_INPUT("%s: was not written by weft; move it away", shown);
         *journal = i == 1;
         WEFT_TRY(weft_path(path, "%s%s", name, beside[i]));
         if (i == 1) WEFT_TRY(check_journal(folder, path, shown));
@@ -225,7 +219,7 @@ static weft_status join(char path[WEFT_PATH_MAX], const char *folder, const char
 /* The same with no link in the folder's own path. */
 static weft_status join_real(char path[WEFT_PATH_MAX], const char *folder, const char *name) {
     WEFT_AUTO_FREE char *real = realpath(folder, NULL);
-    if (!real) return weft_fail(WEFT_EINPUT, "%s/%s: %s", folder, name, strerror(errno));
+    if (!real) return WEFT_BAD_INPUT("%s/%s: %s", folder, name, strerror(errno));
     return join(path, real, name);
 }
 
@@ -245,14 +239,13 @@ static weft_status check_head(weft_database *d, bool journal) {
         return weft_fail(WEFT_EIO, "%s: cannot be read", d->path);
     if (journal && memcmp(head, nothing, HEAD_BYTES) == 0) return WEFT_OK;
     if (code != SQLITE_OK || memcmp(head, "SQLite format 3", 16) != 0)
-        return weft_fail(WEFT_EINPUT, "%s: is no %s; move it away, or take another folder", d->path,
-                         d->schema->what);
+        return WEFT_BAD_INPUT("%s: is no %s; move it away, or take another folder", d->path,
+                              d->schema->what);
     int64_t application =
         (int64_t)head[68] << 24 | (int64_t)head[69] << 16 | (int64_t)head[70] << 8 | head[71];
     if (application != d->schema->application)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: a database of another program; move it away, or take another folder",
-                         d->path);
+        return WEFT_BAD_INPUT(
+            "%s: a database of another program; move it away, or take another folder", d->path);
     return head[18] == 1 && head[19] == 1 ? WEFT_OK : refuse(d, "it has a write-ahead log");
 }
 
@@ -321,8 +314,7 @@ static weft_status check_all(weft_database *d, bool *fresh) {
     if (*fresh) return WEFT_OK;
     WEFT_TRY(weft_database_number(d, 0, &version, "PRAGMA user_version", ""));
     if (version < s->oldest || version > s->newest)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "%s: its tables are of version %lld, and this weft knows versions %d to %d; "
             "use the weft that made it, or take another folder",
             d->path, (long long)version, s->oldest, s->newest);
@@ -348,10 +340,9 @@ static weft_status check_all(weft_database *d, bool *fresh) {
     if (*what) return refuse(d, what);
     sqlite3_stmt *rows = weft_database_ask(d, "PRAGMA integrity_check(1)", "");
     if (weft_database_next(d, rows) && strcmp(weft_column_text(rows, 0), "ok") != 0)
-        weft_database_break(d, weft_fail(WEFT_EINPUT,
-                                         "%s: damaged (%.200s); move it away, or take another "
-                                         "folder",
-                                         d->path, weft_column_text(rows, 0)));
+        weft_database_break(d, WEFT_BAD_INPUT("%s: damaged (%.200s); move it away, or take another "
+                                              "folder",
+                                              d->path, weft_column_text(rows, 0)));
     WEFT_TRY(weft_database_end(d, rows));
     if (version < s->newest) {
         d->older = &s->versions[version - s->oldest];
@@ -411,13 +402,13 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     WEFT_TRY(weft_below_folder(root, above, &inside));
     WEFT_TRY(check_neighbours(d, inside, slash ? slash + 1 : name, &journal));
     if (mode != WEFT_DATABASE_MAKE && access(d->file, R_OK) != 0)
-        return weft_fail(WEFT_EINPUT, "%s: %s", d->path, strerror(errno));
+        return WEFT_BAD_INPUT("%s: %s", d->path, strerror(errno));
     WEFT_TRY(open_file(d, mode, journal));
     WEFT_TRY(check_head(d, journal));
     arm(d);
     WEFT_TRY(check_all(d, fresh));
     if (*fresh && mode != WEFT_DATABASE_MAKE)
-        return weft_fail(WEFT_EINPUT, "%s: an empty database: no study was started in it", d->path);
+        return WEFT_BAD_INPUT("%s: an empty database: no study was started in it", d->path);
     d->entered = true;
     *out = weft_steal(&d);
     return WEFT_OK;
@@ -467,9 +458,8 @@ weft_status weft_database_place(const char *folder) {
         WEFT_TRY(weft_path_there(path, &there));
         if (there && i == 0) return WEFT_OK;
         if (there)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: is %s folder, not a study's (it has %s); take another --out",
-                             folder, i < 3 ? "a model's" : "a run's", names[i]);
+            return WEFT_BAD_INPUT("%s: is %s folder, not a study's (it has %s); take another --out",
+                                  folder, i < 3 ? "a model's" : "a run's", names[i]);
     }
     return WEFT_OK;
 }

@@ -13,7 +13,6 @@
 #pragma once
 
 #include "base/error.h"
-#include "base/scope.h"
 
 #include <sqlite3.h>
 

@@ -4,7 +4,6 @@
 #include "base/text.h"
 
 #include "base/beside.h"
-#include "base/folders.h"
 #include "base/json.h"
 #include "record/record.h"
 #include "record/watched.h"
@@ -12,8 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { NAME_ROOM = 512, FOLDER_ROOM = 160 };
 
@@ -210,15 +207,14 @@ static weft_status gather(const char *folder, weft_database **out) {
     while (!weft_watched_look(g.watched))
         ;
     if (weft_watched_count(g.watched) == 0)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: holds no study (runs.db) and no run (metrics.jsonl); weft study or "
-                         "weft train --out makes one",
-                         folder);
+        return WEFT_BAD_INPUT(
+            "%s: holds no study (runs.db) and no run (metrics.jsonl); weft study or "
+            "weft train --out makes one",
+            folder);
     if (weft_watched_is_full(g.watched))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: holds more runs than can be listed together (%d); name a folder "
-                         "in it",
-                         folder, weft_watched_count(g.watched));
+        return WEFT_BAD_INPUT("%s: holds more runs than can be listed together (%d); name a folder "
+                              "in it",
+                              folder, weft_watched_count(g.watched));
     WEFT_TRY(weft_database_scratch(g.folder, &g.d));
     WEFT_TRY(weft_database_begin(g.d));
     weft_status status = weft_database_make_tables(g.d);
@@ -269,10 +265,10 @@ static weft_status name_out(const char *out, char file[WEFT_PATH_MAX], bool *mad
     *made = false;
     WEFT_TRY(weft_path(file, "%s%s", out, database ? "" : "/runs.db"));
     if (!database && stat(out, &is) == 0 && !S_ISDIR(is.st_mode))
-        return weft_fail(WEFT_EINPUT, "%s: is not a folder; take another --out", out);
+        return WEFT_BAD_INPUT("%s: is not a folder; take another --out", out);
     WEFT_TRY(weft_path_kind(file, &kind));
     if (kind != WEFT_KIND_NOTHING)
-        return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", file);
+        return WEFT_BAD_INPUT("%s is there already; take another --out", file);
     if (database) return WEFT_OK;
     WEFT_TRY(weft_database_place(out));
     WEFT_TRY(weft_path_kind(out, &kind));
@@ -300,10 +296,9 @@ static weft_status compare_configs(const char *ours, const char *theirs, const c
     char a[WEFT_TEXT_MAX], b[WEFT_TEXT_MAX];
     const weft_option *o = weft_record_difference(ours, theirs, false, a, b);
     if (!o) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: a study of another config: CONFIG_%s is %.300s there and %.300s "
-                     "in the first; studies of one config are merged",
-                     path, o->key, b, a);
+    return WEFT_BAD_INPUT("%s: a study of another config: CONFIG_%s is %.300s there and %.300s "
+                          "in the first; studies of one config are merged",
+                          path, o->key, b, a);
 }
 
 /* The runs to take: what ended there and not here, and what is not here at all. */
@@ -318,10 +313,9 @@ static weft_status take_part(weft_database *d, const char *path) {
         weft_status status =
             compare_configs(weft_column_text(studies, 0), weft_column_text(studies, 1), path);
         if (status == WEFT_OK && sqlite3_column_int(studies, 2))
-            status = weft_fail(WEFT_EINPUT,
-                               "%s: its seeds, learning rates or score are others than in the "
-                               "first",
-                               path);
+            status = WEFT_BAD_INPUT("%s: its seeds, learning rates or score are others than in the "
+                                    "first",
+                                    path);
         weft_database_break(d, status);
     }
     WEFT_TRY(weft_database_end(d, studies));
@@ -333,9 +327,9 @@ static weft_status take_part(weft_database *d, const char *path) {
                           " a.parameters IS NOT b.parameters))",
                           "");
     if (weft_database_next(d, rows))
-        weft_database_break(d, weft_fail(WEFT_EINPUT,
-                                         "%s: variant '%s' has other settings than in the first",
-                                         path, weft_column_text(rows, 0)));
+        weft_database_break(d,
+                            WEFT_BAD_INPUT("%s: variant '%s' has other settings than in the first",
+                                           path, weft_column_text(rows, 0)));
     WEFT_TRY(weft_database_end(d, rows));
     /* A run of one number must be the same run, and one that ended twice must have ended alike. */
     sqlite3_stmt *twice = weft_database_ask(
@@ -346,13 +340,13 @@ static weft_status take_part(weft_database *d, const char *path) {
         "");
     if (weft_database_next(d, twice))
         weft_database_break(
-            d, weft_fail(WEFT_EINPUT,
-                         sqlite3_column_int(twice, 1)
-                             ? "%s: %s has the number of another run there; merge only studies "
-                               "of one config"
-                             : "%s: %s ended with another result than in an earlier one; merge "
-                               "only one of the two",
-                         path, weft_column_text(twice, 0)));
+            d,
+            WEFT_BAD_INPUT(sqlite3_column_int(twice, 1)
+                               ? "%s: %s has the number of another run there; merge only studies "
+                                 "of one config"
+                               : "%s: %s ended with another result than in an earlier one; merge "
+                                 "only one of the two",
+                           path, weft_column_text(twice, 0)));
     WEFT_TRY(weft_database_end(d, twice));
     return weft_database_script(
         d, "INSERT INTO main.variants SELECT * FROM part.variants WHERE variant NOT IN"

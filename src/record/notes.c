@@ -23,9 +23,8 @@ static weft_status check_notes(weft_database *d) {
             "note") " AND " TEXT_WITHIN_BOUNDS("tags") ") IS NOT TRUE",
         ""));
     if (wrong == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: has notes that are no text of at most %d bytes; move it away",
-                     weft_database_path(d), WEFT_NOTE_MOST);
+    return WEFT_BAD_INPUT("%s: has notes that are no text of at most %d bytes; move it away",
+                          weft_database_path(d), WEFT_NOTE_MOST);
 }
 
 static const weft_schema_version version = {
@@ -90,9 +89,9 @@ void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags) {
 }
 
 weft_status weft_notes_set(weft_notes *n, const char *run, const char *note, const char *tags) {
-    if (!n) return weft_fail(WEFT_EINPUT, "no notes are kept here");
+    if (!n) return WEFT_BAD_INPUT("no notes are kept here");
     if (strlen(note) > WEFT_NOTE_MOST || strlen(tags) > WEFT_NOTE_MOST)
-        return weft_fail(WEFT_EINPUT, "a note, or tags, have at most %d bytes", WEFT_NOTE_MOST);
+        return WEFT_BAD_INPUT("a note, or tags, have at most %d bytes", WEFT_NOTE_MOST);
     if (!n->file) WEFT_TRY(open_file(n));
     return weft_database_run(n->file,
                              "INSERT INTO notes VALUES(?, ?, ?) ON CONFLICT(run) DO UPDATE SET "

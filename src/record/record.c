@@ -9,7 +9,6 @@
 #include "study/statistics.h"
 
 #include <math.h>
-#include <unistd.h>
 
 enum { HOST_ROOM = 256, SETS_ROOM = 2 * WEFT_TEXT_MAX, LIST_ROOM = 1 << 15 };
 
@@ -305,24 +304,22 @@ static weft_status match_config(weft_database *d, const weft_study *s, const cha
     *seeds = strtol(was, NULL, 10);
     const weft_option *o = weft_record_difference(lines, now, true, was, is);
     if (!o) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
-                     "another --out (make: OUT=folder), or the config it was started with",
-                     weft_database_path(d), o->key, was, is);
+    return WEFT_BAD_INPUT("%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
+                          "another --out (make: OUT=folder), or the config it was started with",
+                          weft_database_path(d), o->key, was, is);
 }
 
 static weft_status match_variant(const weft_database *d, const weft_study *s, int64_t variant,
                                  const char *name, const char *sets, bool built) {
     char now[SETS_ROOM];
     if (variant >= s->variants.n || strcmp(s->variants.list[variant].name, name) != 0)
-        return weft_fail(WEFT_EINPUT, "%s: variant '%s' of this study is none of the config's now",
-                         weft_database_path(d), name);
+        return WEFT_BAD_INPUT("%s: variant '%s' of this study is none of the config's now",
+                              weft_database_path(d), name);
     weft_study_overrides(s, (int)variant, now, SETS_ROOM);
     if (!built || *s->built[variant].error || strcmp(now, sets) == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: variant '%s' was '%.300s' in this study and is '%.300s' now; take "
-                     "another --out, or the command it was started with",
-                     weft_database_path(d), name, sets, now);
+    return WEFT_BAD_INPUT("%s: variant '%s' was '%.300s' in this study and is '%.300s' now; take "
+                          "another --out, or the command it was started with",
+                          weft_database_path(d), name, sets, now);
 }
 
 static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t before) {
@@ -394,8 +391,7 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
                                              sqlite3_column_int(named, 3)));
     WEFT_TRY(weft_database_end(d, named));
     WEFT_TRY(weft_database_update(d)); /* not before: what is refused stays as it was */
-    if (seeds < 1)
-        return weft_fail(WEFT_EINPUT, "%s: its study has no seeds", weft_database_path(d));
+    if (seeds < 1) return WEFT_BAD_INPUT("%s: its study has no seeds", weft_database_path(d));
     if (seeds != s->base.study_seeds) {
         WEFT_TRY(weft_database_begin(d));
         WEFT_TRY(weft_database_finish(d, add_seeds(d, s, seeds)));
@@ -461,10 +457,10 @@ static weft_status check_job(const weft_database *d, const weft_study *s, sqlite
         sqlite3_column_double(rows, 2) == job->rate && sqlite3_column_int64(rows, 3) == job->seed &&
         strcmp(weft_column_text(rows, 4), job->folder) == 0)
         return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: run %lld ('%.160s') is none that this study makes; take another --out "
-                     "(make: OUT=folder)",
-                     weft_database_path(d), (long long)run, weft_column_text(rows, 4));
+    return WEFT_BAD_INPUT(
+        "%s: run %lld ('%.160s') is none that this study makes; take another --out "
+        "(make: OUT=folder)",
+        weft_database_path(d), (long long)run, weft_column_text(rows, 4));
 }
 
 weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_record_runs *out) {

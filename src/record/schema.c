@@ -202,11 +202,11 @@ static weft_status check_column(weft_database *d, const rule *r, const char *col
     sqlite3_stmt *rows = weft_database_ask(d, sql, "");
     if (weft_database_next(d, rows))
         weft_database_break(
-            d, weft_fail(WEFT_EINPUT,
-                         "%s: in %s with %s %.*s, %.40s is %s and must be %s; it was not written "
-                         "by weft. Move it away, or take another folder",
-                         weft_database_path(d), r->table, r->key, SHOWN, weft_column_text(rows, 0),
-                         column, weft_column_text(rows, 1), r->must));
+            d,
+            WEFT_BAD_INPUT("%s: in %s with %s %.*s, %.40s is %s and must be %s; it was not written "
+                           "by weft. Move it away, or take another folder",
+                           weft_database_path(d), r->table, r->key, SHOWN,
+                           weft_column_text(rows, 0), column, weft_column_text(rows, 1), r->must));
     return weft_database_end(d, rows);
 }
 
@@ -214,8 +214,8 @@ static weft_status check_values(weft_database *d) {
     int64_t studies;
     WEFT_TRY(weft_database_number(d, 0, &studies, "SELECT count(*) FROM study", ""));
     if (studies != 1)
-        return weft_fail(WEFT_EINPUT, "%s: holds no study yet; 'weft study' puts it there",
-                         weft_database_path(d));
+        return WEFT_BAD_INPUT("%s: holds no study yet; 'weft study' puts it there",
+                              weft_database_path(d));
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         char columns[128], *rest = columns, *column;
         snprintf(columns, sizeof columns, "%s", rules[i].columns);

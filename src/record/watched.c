@@ -12,8 +12,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     DEPTH_MOST = 6,
@@ -431,7 +429,7 @@ char *weft_watched_tail(const weft_watched *w, int64_t id, bool samples, size_t 
 }
 
 weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags) {
-    if (!is_run(w, id)) return weft_fail(WEFT_EINPUT, "there is no run %lld", (long long)id);
+    if (!is_run(w, id)) return WEFT_BAD_INPUT("there is no run %lld", (long long)id);
     WEFT_TRY(weft_notes_set(w->notes, w->runs[id].at.path, note, tags));
     w->runs[id].version = ++w->version;
     return WEFT_OK;
@@ -445,8 +443,7 @@ static weft_status find_root(const char *folder, bool waits, char **out) {
     bool there = stat(folder, &is) == 0;
     *out = NULL;
     if (there ? !S_ISDIR(is.st_mode) : !waits || errno != ENOENT)
-        return weft_fail(WEFT_EINPUT, "%s: there is no such folder; name one that holds runs",
-                         folder);
+        return WEFT_BAD_INPUT("%s: there is no such folder; name one that holds runs", folder);
     WEFT_AUTO_FREE char *here = realpath(there ? folder : ".", NULL);
     if (there || *folder == '/')
         *out = there ? weft_steal(&here) : strdup(folder);

@@ -7,8 +7,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     LINE_MOST = 1 << 16,

@@ -9,7 +9,6 @@
 #include "base/order.h"
 
 #include <ctype.h>
-#include <math.h>
 
 enum {
     SEEDS_MOST = 100,

@@ -7,7 +7,6 @@
  * drawn. */
 #include "report/inside.h"
 
-#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"

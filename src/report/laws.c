@@ -221,12 +221,11 @@ static weft_status check_x(const char *x) {
     const weft_option *option = weft_option_find(x);
     if (find_measure(x) >= 0) return WEFT_OK;
     if (!option)
-        return weft_fail(WEFT_EINPUT,
-                         "--fit '%s' is not an option, nor parameters, flops, tokens "
-                         "or cache_bytes",
-                         x);
+        return WEFT_BAD_INPUT("--fit '%s' is not an option, nor parameters, flops, tokens "
+                              "or cache_bytes",
+                              x);
     if (option->type != WEFT_OPT_INT && option->type != WEFT_OPT_NUMBER)
-        return weft_fail(WEFT_EINPUT, "--fit: CONFIG_%s is not a number", option->key);
+        return WEFT_BAD_INPUT("--fit: CONFIG_%s is not a number", option->key);
     return WEFT_OK;
 }
 
@@ -241,10 +240,10 @@ static weft_status add_study(json_t *rows, const weft_report_data *d, const char
             continue;
         double at = x_of(v, run, x);
         if (!(at > 0) || !(run->score > 0))
-            return weft_fail(WEFT_EINPUT,
-                             "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
-                             "above 0",
-                             d->path, weft_shown(v->name), x, at, run->score);
+            return WEFT_BAD_INPUT(
+                "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
+                "above 0",
+                d->path, weft_shown(v->name), x, at, run->score);
         json_array_append_new(
             rows, weft_json_make("step:s seed:I x:f score:f", v->name, run->seed, at, run->score));
     }
@@ -295,8 +294,8 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
     }
     WEFT_TRY(fit_rows(rows, &line));
     if (!isfinite(line.slope))
-        return weft_fail(WEFT_EINPUT,
-                         "--fit %s: finished runs with at least two values of it are needed", x);
+        return WEFT_BAD_INPUT("--fit %s: finished runs with at least two values of it are needed",
+                              x);
     if (out) print_fit(out, rows, x, &line);
     if (!object) return WEFT_OK;
     *object = weft_json_make("x:s factor:f power:f low:f high:f spread:f runs:O", x, exp(line.at),

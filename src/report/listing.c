@@ -1,7 +1,6 @@
 /* Tables, JSON and CSV out of a database; two variants of a study, and two databases of one study. */
 #include "report/report.h"
 
-#include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "report/sections.h"
@@ -213,8 +212,7 @@ static weft_status find_variant(const weft_report_data *d, const char *name, int
         if (strcmp(d->variants[i].name, name) == 0) return WEFT_OK;
         names = weft_say("%s%s%s", names, i ? ", " : "", d->variants[i].name);
     }
-    return weft_fail(WEFT_EINPUT, "%s: there is no variant '%s'; there are: %s", d->path, name,
-                     names);
+    return WEFT_BAD_INPUT("%s: there is no variant '%s'; there are: %s", d->path, name, names);
 }
 
 /* The config of any run of a variant; NULL: it has none. */

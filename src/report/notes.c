@@ -6,7 +6,6 @@
 #include "config/config.h"
 
 #include <ctype.h>
-#include <jansson.h>
 #include <math.h>
 
 /* Keys are told apart by their name in config.json. Numbers that are equal read equal. */

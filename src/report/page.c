@@ -437,10 +437,10 @@ static weft_status check_place(const char *folder, const char *name, bool beside
     WEFT_TRY(weft_path(path, "%s/%s", folder, name));
     WEFT_TRY(has_mark(path, &there, ours));
     if (!there || *ours || beside) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: is there already and no report of weft's; move it away, or let 'weft "
-                     "report' write over it with --force",
-                     path);
+    return WEFT_BAD_INPUT(
+        "%s: is there already and no report of weft's; move it away, or let 'weft "
+        "report' write over it with --force",
+        path);
 }
 
 weft_status weft_page_vacant(const char *folder, bool force) {
@@ -461,7 +461,7 @@ static weft_status put_svg(weft_new_file *file, const char *svg) {
                                   "[stroke=ink]{stroke:#e4e6e3}[stroke=faint]{stroke:#454c4e}"
                                   "[fill=faint]{fill:#454c4e}}</style>";
     const char *rest = svg + strcspn(svg, " ") + 1, *inside = strchr(rest, '>');
-    if (!inside) return weft_fail(WEFT_EINPUT, "report: a picture is no SVG");
+    if (!inside) return WEFT_BAD_INPUT("report: a picture is no SVG");
     inside++;
     WEFT_TRY(weft_new_file_put(file, head, (int64_t)strlen(head)));
     WEFT_TRY(weft_new_file_put(file, rest, inside - rest));

@@ -5,7 +5,6 @@
 #include "report/sections.h"
 
 #include <ctype.h>
-#include <math.h>
 
 enum { RATES_MOST = 24, NAMES_ROOM = 400, CURVE = 41, RANGES_MOST = WEFT_REPORT_RANGES };
 

@@ -10,8 +10,6 @@
 #include "base/text.h"
 #include "report/page.h"
 
-#include <math.h>
-
 enum {
     WIDTH = 640,
     HEIGHT = 360,
@@ -454,7 +452,7 @@ int weft_plot_count(const weft_plot *plot) {
 }
 
 weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
-    if (weft_plot_count(p) == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
+    if (weft_plot_count(p) == 0) return WEFT_BAD_INPUT("nothing to draw yet");
     canvas on = {.plot = p, .id = id, .out = out}, *c = &on;
     int needed = TOP + BOTTOM + LABEL_HEIGHT * p->n_series;
     c->height = needed > HEIGHT ? needed : HEIGHT;

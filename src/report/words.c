@@ -2,7 +2,6 @@
 #include "config/kinds.h"
 #include "record/record.h"
 #include "report/sections.h"
-#include "study/variants.h"
 
 #include <ctype.h>
 #include <math.h>

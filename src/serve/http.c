@@ -3,15 +3,12 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/scope.h"
 
 #include <errno.h>
 #include <netdb.h>
 #include <poll.h>
 #include <strings.h>
 #include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 weft_status weft_http_listen(const char *host, int port_number, int *out, bool *six) {
     struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
@@ -21,7 +18,7 @@ weft_status weft_http_listen(const char *host, int port_number, int *out, bool *
     *out = -1;
     snprintf(port, sizeof port, "%d", port_number);
     error = getaddrinfo(host, port, &hints, &list);
-    if (error) return weft_fail(WEFT_EINPUT, "--host %s: %s", host, gai_strerror(error));
+    if (error) return WEFT_BAD_INPUT("--host %s: %s", host, gai_strerror(error));
     for (struct addrinfo *at = list; at && *out < 0; at = at->ai_next) {
         int s = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (s < 0) continue;
@@ -36,9 +33,9 @@ weft_status weft_http_listen(const char *host, int port_number, int *out, bool *
     }
     freeaddrinfo(list);
     if (*out >= 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "cannot listen on %s, port %d: %s; another --port, or 0 for any that is free",
-                     host, port_number, strerror(error));
+    return WEFT_BAD_INPUT(
+        "cannot listen on %s, port %d: %s; another --port, or 0 for any that is free", host,
+        port_number, strerror(error));
 }
 
 void weft_http_condition(pthread_cond_t *c) {

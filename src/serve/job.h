@@ -10,7 +10,6 @@
 #include "generate/text.h"
 #include "serve/request.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 /* One text. */

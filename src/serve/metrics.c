@@ -6,9 +6,6 @@
 
 #include "base/version.h"
 
-#include <pthread.h>
-#include <unistd.h>
-
 enum { BUCKETS = 12, STATUSES = 600 };
 
 static const double bounds[BUCKETS] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30};

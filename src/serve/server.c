@@ -8,7 +8,6 @@
  * something new already, or it sees that somebody waits and resumes the connection. A connection
  * that is suspended does not end, so the worker never resumes one that is gone. */
 #include "serve/server.h"
-#include "base/scope.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/clock.h"

@@ -3,7 +3,6 @@
  * anywhere else. */
 #include "serve/template.h"
 #include "base/getter.h"
-#include "base/scope.h"
 
 #include "base/text.h"
 
@@ -64,8 +63,8 @@ static int32_t find_special(const weft_tokenizer *t, const char *at, size_t *len
 
 static weft_status add_piece(weft_template *m, piece p) {
     if (m->n == PIECES_MOST)
-        return weft_fail(WEFT_EINPUT, "CONFIG_CHAT_TEMPLATE has more than %d parts; shorten it",
-                         PIECES_MOST);
+        return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE has more than %d parts; shorten it",
+                              PIECES_MOST);
     m->pieces[m->n++] = p;
     return WEFT_OK;
 }
@@ -123,8 +122,7 @@ static weft_status cut_pieces(weft_template *m) {
             WEFT_TRY(add_piece(m, (piece){.kind = PIECE_ROLE}));
         } else if ((whole = read_content(m->text + at, &content)) > 0) {
             if (f->content >= 0)
-                return weft_fail(WEFT_EINPUT,
-                                 "CONFIG_CHAT_TEMPLATE must have {content} once, not twice");
+                return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE must have {content} once, not twice");
             f->content = m->n;
             length = whole;
             WEFT_TRY(add_piece(m, content));
@@ -142,17 +140,16 @@ static weft_status check_forms(weft_template *m) {
     for (int i = 0; i < FORMS; i++) {
         bool message = i >= SYSTEM && i <= ASSISTANT, has = m->forms[i].content >= 0;
         if (m->forms[i].given && message && !has)
-            return weft_fail(WEFT_EINPUT, "CONFIG_CHAT_TEMPLATE must have {content} in it, as in "
-                                          "\"{role}: {content}\\n\"");
+            return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE must have {content} in it, as in "
+                                  "\"{role}: {content}\\n\"");
         if (m->forms[i].given && !message && has)
-            return weft_fail(WEFT_EINPUT,
-                             "CONFIG_CHAT_TEMPLATE has {content} behind %s, where "
-                             "there is no message",
-                             marks[i]);
+            return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE has {content} behind %s, where "
+                                  "there is no message",
+                                  marks[i]);
     }
     if (m->by_role && !m->forms[ASSISTANT].given)
-        return weft_fail(WEFT_EINPUT, "CONFIG_CHAT_TEMPLATE that begins with {begin} must have "
-                                      "{user} and {assistant} in it");
+        return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE that begins with {begin} must have "
+                              "{user} and {assistant} in it");
     if (m->by_role) return WEFT_OK;
     m->forms[SYSTEM] = m->forms[ASSISTANT] = m->forms[ANSWER] = m->forms[USER];
     m->forms[ANSWER].end = m->forms[USER].content;
@@ -295,15 +292,13 @@ static weft_status put_message(const weft_template *m, prompt *p, const weft_mes
                               : m->forms[FIRST].given && i == 1 && is_system(messages) ? FIRST
                                                                                        : USER];
     if (!f->given)
-        return weft_fail(WEFT_EINPUT,
-                         "this model's chat template has no %s message; put it into "
-                         "the first message of the user",
-                         message->role);
+        return WEFT_BAD_INPUT("this model's chat template has no %s message; put it into "
+                              "the first message of the user",
+                              message->role);
     if (system && m->by_role && i > 0)
-        return weft_fail(WEFT_EINPUT,
-                         "this model's chat template has a %s message at the "
-                         "beginning alone; it is message %lld here",
-                         message->role, (long long)i + 1);
+        return WEFT_BAD_INPUT("this model's chat template has a %s message at the "
+                              "beginning alone; it is message %lld here",
+                              message->role, (long long)i + 1);
     return put_form(m, p, f, message);
 }
 

@@ -4,7 +4,6 @@
  * stop, and the copy of the generator's figures. It is never held while the generator works, nor
  * together with a job's lock. */
 #include "serve/worker.h"
-#include "base/scope.h"
 
 #include "base/clock.h"
 #include "base/log.h"

@@ -14,9 +14,6 @@
 
 #include "base/order.h"
 #include "base/random.h"
-#include "base/scope.h"
-
-#include <math.h>
 
 enum { RATES_MOST = 80, DRAWS = 10000, PARABOLA = 3 /* numbers that a fit takes */ };
 

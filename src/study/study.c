@@ -3,10 +3,8 @@
 
 #include "base/bounded.h"
 #include "model/kinds.h"
-#include "model/transformer.h"
 #include "train/loop.h"
 
-#include <math.h>
 #include <stdarg.h>
 
 enum { WIDTH_UNIT = 8, WIDTH_MOST = 1048576 };
@@ -109,8 +107,8 @@ static weft_status refuse_rate_as(const weft_study *s, const char *why) {
     char last[WEFT_STUDY_LINE];
     snprintf(last, sizeof last, "%.600s", weft_error_message());
     if (!why) why = last;
-    return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_RATE_AS=\"%.200s\": %s", s->where,
-                     s->base.study_rate_as, why);
+    return WEFT_BAD_INPUT("%s: CONFIG_STUDY_RATE_AS=\"%.200s\": %s", s->where,
+                          s->base.study_rate_as, why);
 }
 
 /* A variant by the next name of a list, up to one of `ends`, which *at is then at; -1: there is none of that
@@ -163,10 +161,10 @@ static weft_status check_data(const weft_study *s, const weft_config *c) {
     char metric[32];
     WEFT_TRY(weft_train_check(c, metric, sizeof metric));
     if (s->base.study_score == WEFT_STUDY_SCORE_METRIC && !*metric)
-        return weft_fail(WEFT_EINPUT,
-                         "CONFIG_STUDY_SCORE=\"metric\", but CONFIG_DATASET=\"%s\" has no metric "
-                         "of its own; take val_loss",
-                         c->dataset);
+        return WEFT_BAD_INPUT(
+            "CONFIG_STUDY_SCORE=\"metric\", but CONFIG_DATASET=\"%s\" has no metric "
+            "of its own; take val_loss",
+            c->dataset);
     return WEFT_OK;
 }
 
@@ -246,8 +244,7 @@ static weft_status fit_width(weft_study_variant *p, int64_t wanted) {
 
 static weft_status need_first(const weft_study *s) {
     if (!*s->built[0].error) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
+    return WEFT_BAD_INPUT(
         "%s: CONFIG_STUDY_EQUAL=\"%s\" goes by variant '%s', which cannot be built: %s", s->where,
         weft_config_word(&s->base, WEFT_OPTION(study_equal)), s->variants.list[0].name,
         s->built[0].error);
@@ -322,44 +319,43 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
             ok = s->rates[i] != rate;
         end += strspn(end, " \t");
         if (!ok || (*end && *end != ',') || s->n_rates == WEFT_STUDY_RATES_MAX)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: CONFIG_STUDY_LEARNING_RATES=\"%s\" must be numbers from %g to %g "
-                             "with commas, each once, %d at most",
-                             s->where, text, o->min, o->max, WEFT_STUDY_RATES_MAX);
+            return WEFT_BAD_INPUT(
+                "%s: CONFIG_STUDY_LEARNING_RATES=\"%s\" must be numbers from %g to %g "
+                "with commas, each once, %d at most",
+                s->where, text, o->min, o->max, WEFT_STUDY_RATES_MAX);
         s->rates[s->n_rates++] = rate;
         at = *end ? end + 1 : end;
     }
     /* A seed that chooses rates and counts in the verdicts too would be what it is there to avoid. */
     int64_t seed = s->base.study_rate_seed, first = weft_study_seed(s, 0);
     if (weft_study_chooses(s) && seed >= first && seed < first + s->base.study_seeds)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, %lld to "
-                         "%lld; take another",
-                         s->where, (long long)seed, (long long)first,
-                         (long long)(first + s->base.study_seeds - 1));
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, %lld to "
+            "%lld; take another",
+            s->where, (long long)seed, (long long)first,
+            (long long)(first + s->base.study_seeds - 1));
     if (weft_study_fits(s) && (s->n_rates < 3 || s->base.study_seeds < 2 || seed >= 0))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_STUDY_COMPARE=\"minimum\" takes three or more "
-                         "CONFIG_STUDY_LEARNING_RATES and two or more CONFIG_STUDY_SEEDS, without "
-                         "CONFIG_STUDY_RATE_SEED",
-                         s->where);
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_STUDY_COMPARE=\"minimum\" takes three or more "
+            "CONFIG_STUDY_LEARNING_RATES and two or more CONFIG_STUDY_SEEDS, without "
+            "CONFIG_STUDY_RATE_SEED",
+            s->where);
     WEFT_TRY(parse_rate_as(s));
     /* "small, middle, large; others" */
     for (const char *list = s->base.study_yardstick; *(list += strspn(list, " \t,;"));)
         if (next_variant(s, &list, ",;") < 0)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
-                             weft_error_message());
+            return WEFT_BAD_INPUT("%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
+                                  weft_error_message());
     for (int i = 0; i < s->variants.n; i++)
         if (s->n_rates && weft_variant_sets(&s->variants.list[i], WEFT_OPTION(learning_rate)))
-            return weft_fail(WEFT_EINPUT,
-                             "%s: variant '%s' sets CONFIG_LEARNING_RATE, which "
-                             "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",
-                             s->where, s->variants.list[i].name);
+            return WEFT_BAD_INPUT("%s: variant '%s' sets CONFIG_LEARNING_RATE, which "
+                                  "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",
+                                  s->where, s->variants.list[i].name);
     bool there = true;
     if (*s->base.study_from) WEFT_TRY(weft_path_there(s->base.study_from, &there));
     if (!there)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_FROM=\"%.300s\": there is no such folder",
-                         s->where, s->base.study_from);
+        return WEFT_BAD_INPUT("%s: CONFIG_STUDY_FROM=\"%.300s\": there is no such folder", s->where,
+                              s->base.study_from);
     s->built = calloc((size_t)s->variants.n, sizeof *s->built);
     if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
     char where[800];
@@ -387,7 +383,7 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     }
     for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) return equal_iters(s);
-    return weft_fail(WEFT_EINPUT, "%s", s->built[0].error);
+    return WEFT_BAD_INPUT("%s", s->built[0].error);
 }
 
 weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,

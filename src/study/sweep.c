@@ -68,15 +68,14 @@ static weft_status read_values(axis *a, const char *text, const char *where) {
         const weft_option *o = a->option;
         bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
         if (!number)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: CONFIG_%s=%s: a range is for numbers; list its values", where,
-                             o->key, text);
+            return WEFT_BAD_INPUT("%s: CONFIG_%s=%s: a range is for numbers; list its values",
+                                  where, o->key, text);
         if (!(a->low < a->high) || a->low < o->min || a->high > o->max)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s must go up, within %g to %g", where,
-                             o->key, text, o->min, o->max);
+            return WEFT_BAD_INPUT("%s: CONFIG_%s=%s must go up, within %g to %g", where, o->key,
+                                  text, o->min, o->max);
         if (a->logarithmic && a->low <= 0)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s: log() is for numbers above 0", where,
-                             o->key, text);
+            return WEFT_BAD_INPUT("%s: CONFIG_%s=%s: log() is for numbers above 0", where, o->key,
+                                  text);
         return WEFT_OK;
     }
     for (;;) {
@@ -86,19 +85,17 @@ static weft_status read_values(axis *a, const char *text, const char *where) {
         weft_config_defaults(&scratch);
         snprintf(value, sizeof value, "%.*s", (int)n, text);
         if (n == 0 || n >= sizeof value)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: CONFIG_%s: a value is expected between commas, not '%s'", where,
-                             a->option->key, value);
+            return WEFT_BAD_INPUT("%s: CONFIG_%s: a value is expected between commas, not '%s'",
+                                  where, a->option->key, value);
         WEFT_TRY(weft_config_set(&scratch, a->option->key, value, where));
         /* As the config would write it, so that 1e-3 and 0.001 are one value. */
         weft_config_format(&scratch, a->option, value, sizeof value);
         for (int i = 0; i < a->n; i++)
             if (strcmp(a->values[i], value) == 0)
-                return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes %s twice", where, a->option->key,
-                                 value);
+                return WEFT_BAD_INPUT("%s: CONFIG_%s takes %s twice", where, a->option->key, value);
         if (a->n == VALUES_MAX)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes more than %d values", where,
-                             a->option->key, VALUES_MAX);
+            return WEFT_BAD_INPUT("%s: CONFIG_%s takes more than %d values", where, a->option->key,
+                                  VALUES_MAX);
         /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller frees every axis's values */
         char(*added)[WEFT_SWEEP_VALUE] = WEFT_ADD(a->values, a->n);
         if (!added) return no_memory();
@@ -114,11 +111,11 @@ static weft_status find_option(const char *key, const axis *axes, int n, const c
     *option = weft_option_find(key);
     if (!*option) return weft_config_set(&scratch, key, "", where); /* names the nearest */
     if ((*option)->owner == WEFT_OWNER_STUDY)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's and cannot be swept",
-                         where, (*option)->key);
+        return WEFT_BAD_INPUT("%s: CONFIG_%s is the whole study's and cannot be swept", where,
+                              (*option)->key);
     for (int i = 0; i < n; i++)
         if (axes[i].option == *option)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is there twice", where, (*option)->key);
+            return WEFT_BAD_INPUT("%s: CONFIG_%s is there twice", where, (*option)->key);
     return WEFT_OK;
 }
 
@@ -130,7 +127,7 @@ static weft_status read_axis(const char **text, axis *axes, int n, const char *w
     snprintf(word, sizeof word, "%.*s", (int)length, at);
     const char *equals = strchr(word, '=');
     if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
-        return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE,VALUE", where, word);
+        return WEFT_BAD_INPUT("%s: '%.60s' must be KEY=VALUE,VALUE", where, word);
     snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
     WEFT_TRY(find_option(key, axes, n, where, &axes[n].option));
     *text = weft_skip_blanks(at + length);
@@ -141,15 +138,14 @@ static weft_status read_axes(const char *text, const char *where, axis *axes, in
     const char *at = weft_skip_blanks(text);
     for (;;) {
         if (*n == WEFT_SWEEP_AXES)
-            return weft_fail(WEFT_EINPUT, "%s: more than %d options", where, WEFT_SWEEP_AXES);
+            return WEFT_BAD_INPUT("%s: more than %d options", where, WEFT_SWEEP_AXES);
         weft_status status = read_axis(&at, axes, *n, where);
         ++*n; /* its values are freed with the others */
         if (status != WEFT_OK || !*at) return status;
         if (!is_separator(at, &at))
-            return weft_fail(WEFT_EINPUT,
-                             "%s: '×' (or x, *) is expected between two options, not "
-                             "'%.20s'",
-                             where, at);
+            return WEFT_BAD_INPUT("%s: '×' (or x, *) is expected between two options, not "
+                                  "'%.20s'",
+                                  where, at);
         at = weft_skip_blanks(at);
     }
 }
@@ -190,10 +186,9 @@ static weft_status draw_points(const axis *axes, int points, uint64_t seed, cons
         out->n += fresh;
     }
     if (out->n < points)
-        return weft_fail(WEFT_EINPUT,
-                         "%s has fewer than %d different points; lower "
-                         "CONFIG_STUDY_SWEEP_POINTS",
-                         where, points);
+        return WEFT_BAD_INPUT("%s has fewer than %d different points; lower "
+                              "CONFIG_STUDY_SWEEP_POINTS",
+                              where, points);
     return WEFT_OK;
 }
 
@@ -205,17 +200,15 @@ static weft_status make_points(const axis *axes, int points, int most, uint64_t 
         size *= axes[i].n;
     int grid = size < 1e9 ? (int)size : 1000000000;
     if (grid == 0 && points == 0)
-        return weft_fail(WEFT_EINPUT,
-                         "%s has a range; say how many points to draw: "
-                         "CONFIG_STUDY_SWEEP_POINTS",
-                         where);
+        return WEFT_BAD_INPUT("%s has a range; say how many points to draw: "
+                              "CONFIG_STUDY_SWEEP_POINTS",
+                              where);
     bool whole = grid > 0 && (points == 0 || points >= grid);
     int n = whole ? grid : points;
     if (n > most)
-        return weft_fail(WEFT_EINPUT,
-                         "%s has %d points, and a study at most %d variants; draw some of "
-                         "them: CONFIG_STUDY_SWEEP_POINTS",
-                         where, n, most);
+        return WEFT_BAD_INPUT("%s has %d points, and a study at most %d variants; draw some of "
+                              "them: CONFIG_STUDY_SWEEP_POINTS",
+                              where, n, most);
     out->points = calloc((size_t)n, sizeof *out->points);
     if (!out->points) return no_memory();
     if (!whole) return draw_points(axes, n, seed, where, out);

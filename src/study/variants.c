@@ -29,9 +29,9 @@ static weft_status add_variant(weft_variants *s, const char *name, const char *w
                                weft_variant **out) {
     for (int i = 0; i < s->n; i++)
         if (strcmp(s->list[i].name, name) == 0)
-            return weft_fail(WEFT_EINPUT, "%s: variant '%s' is there twice", where, name);
+            return WEFT_BAD_INPUT("%s: variant '%s' is there twice", where, name);
     if (s->n == WEFT_VARIANTS_MAX)
-        return weft_fail(WEFT_EINPUT, "%s: more than %d variants", where, WEFT_VARIANTS_MAX);
+        return WEFT_BAD_INPUT("%s: more than %d variants", where, WEFT_VARIANTS_MAX);
     *out = WEFT_ADD(s->list, s->n);
     if (!*out) return no_memory();
     (*out)->baseline = (*out)->repeats = -1;
@@ -58,10 +58,10 @@ static weft_status check_key(const weft_variant *variant, const char *key, const
     const weft_option *option = weft_option_find(key);
     if (!option) return weft_config_set(&scratch, key, "", where);
     if (option->owner == WEFT_OWNER_STUDY)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a variant's", where,
-                         option->key);
+        return WEFT_BAD_INPUT("%s: CONFIG_%s is the whole study's, not a variant's", where,
+                              option->key);
     if (weft_variant_sets(variant, option))
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is set twice", where, option->key);
+        return WEFT_BAD_INPUT("%s: CONFIG_%s is set twice", where, option->key);
     return WEFT_OK;
 }
 
@@ -95,13 +95,13 @@ static weft_status read_name(const char **at, const char *where, const char *aft
     while (is_name_letter(from[n]))
         n++;
     if (n == 0)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: a variant's name is expected %s, not '%.20s'; names have letters, "
-                         "digits, '.', '_' and '-'",
-                         where, after, from);
+        return WEFT_BAD_INPUT(
+            "%s: a variant's name is expected %s, not '%.20s'; names have letters, "
+            "digits, '.', '_' and '-'",
+            where, after, from);
     if (n >= WEFT_VARIANT_NAME)
-        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
-                         where, from, WEFT_VARIANT_NAME - 1);
+        return WEFT_BAD_INPUT("%s: the variant's name '%.20s...' is longer than %d letters", where,
+                              from, WEFT_VARIANT_NAME - 1);
     snprintf(name, WEFT_VARIANT_NAME, "%.*s", (int)n, from);
     *at = weft_skip_blanks(from + n);
     return WEFT_OK;
@@ -115,10 +115,10 @@ static weft_status read_label(const char **at, const char *where, weft_variant *
     if (quote != '"' && quote != '\'') return WEFT_OK;
     const char *end = next_word(*at, ":;", word);
     if (!*word || end == from + 1 || end[-1] != quote)
-        return weft_fail(WEFT_EINPUT, "%s: its label must be text between two %c", where, quote);
+        return WEFT_BAD_INPUT("%s: its label must be text between two %c", where, quote);
     if (strlen(word) >= sizeof v->title)
-        return weft_fail(WEFT_EINPUT, "%s: its label is longer than %d letters", where,
-                         WEFT_VARIANT_TITLE - 1);
+        return WEFT_BAD_INPUT("%s: its label is longer than %d letters", where,
+                              WEFT_VARIANT_TITLE - 1);
     snprintf(v->title, sizeof v->title, "%s", word);
     *at = weft_skip_blanks(end);
     return WEFT_OK;
@@ -166,15 +166,14 @@ static weft_status read_variant(weft_variants *s, const char **text, const char 
         WEFT_TRY(read_name(&at, here, "after 'vs'", variant->base));
     }
     if (*at != ':' && *at != ';' && *at)
-        return weft_fail(WEFT_EINPUT, "%s: ':' is expected before what it sets, not '%.20s'", here,
-                         at);
+        return WEFT_BAD_INPUT("%s: ':' is expected before what it sets, not '%.20s'", here, at);
     if (*at == ':') {
         for (at = weft_skip_blanks(at + 1); *at && *at != ';'; at = weft_skip_blanks(at)) {
             at = next_word(at, ";", word);
             const char *equals = strchr(word, '=');
             char key[128];
             if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
-                return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", here, word);
+                return WEFT_BAD_INPUT("%s: '%.60s' must be KEY=VALUE", here, word);
             snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
             WEFT_TRY(check_key(variant, key, here));
             WEFT_TRY(add_set(variant, weft_option_find(key), equals + 1));
@@ -212,8 +211,8 @@ static weft_status parse_named(const weft_config *base, const char *where, weft_
         if (!*variant->base) continue;
         variant->baseline = weft_variants_find(s, variant->base);
         if (variant->baseline < 0)
-            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", here, variant->name,
-                             variant->base, weft_error_message());
+            return WEFT_BAD_INPUT("%s: variant '%s' vs '%s': %s", here, variant->name,
+                                  variant->base, weft_error_message());
     }
     for (int i = 0; i < s->n; i++) {
         int place = i, hops = 0;
@@ -222,8 +221,8 @@ static weft_status parse_named(const weft_config *base, const char *where, weft_
             hops++;
         }
         if (place >= 0)
-            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s' leads back to itself", here,
-                             s->list[i].name, s->list[i].base);
+            return WEFT_BAD_INPUT("%s: variant '%s' vs '%s' leads back to itself", here,
+                                  s->list[i].name, s->list[i].base);
     }
     return WEFT_OK;
 }
@@ -262,8 +261,7 @@ static weft_status parse_variants(const weft_config *base, const char *where, co
                                   weft_variants *s) {
     weft_variant *variant;
     if (*base->ra_mla_ablation_steps && *base->study_variants)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "%s: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" and CONFIG_STUDY_VARIANTS are both "
             "set; empty one of them",
             where, base->ra_mla_ablation_steps);
@@ -276,8 +274,8 @@ static weft_status parse_variants(const weft_config *base, const char *where, co
             long number = strtol(at, &end, 10);
             const char *next = weft_skip_blanks(end);
             if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
-                return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be numbers from 0 to 5 with commas",
-                                 here, base->ra_mla_ablation_steps);
+                return WEFT_BAD_INPUT("%s=\"%s\" must be numbers from 0 to 5 with commas", here,
+                                      base->ra_mla_ablation_steps);
             WEFT_TRY(add_ablation(s, base, (int)number, here));
             at = weft_skip_blanks(*next ? next + 1 : next);
         }
@@ -306,8 +304,8 @@ static weft_status add_point(weft_variants *out, const weft_variant *variant, bo
     for (int i = 0; i < used; i++)
         if (!is_name_letter(all[i])) all[i] = '_';
     if (used >= WEFT_VARIANT_NAME)
-        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
-                         where, all, WEFT_VARIANT_NAME - 1);
+        return WEFT_BAD_INPUT("%s: the variant's name '%.20s...' is longer than %d letters", where,
+                              all, WEFT_VARIANT_NAME - 1);
     memcpy(name, all, (size_t)used + 1);
     WEFT_TRY(add_variant(out, name, where, &made));
     for (int i = 0; i < variant->n_sets; i++)
@@ -384,7 +382,7 @@ int weft_variants_find(const weft_variants *s, const char *name) {
         if (strcmp(s->list[i].name, name) == 0) return i;
         weft_nearest_offer(&nearest, s->list[i].name);
     }
-    weft_fail(WEFT_EINPUT, "there is no variant '%.63s'; did you mean '%s'?", name, nearest.name);
+    WEFT_BAD_INPUT("there is no variant '%.63s'; did you mean '%s'?", name, nearest.name);
     return -1;
 }
 

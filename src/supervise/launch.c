@@ -6,10 +6,7 @@
 #include "supervise/supervise.h"
 
 #include "base/clock.h"
-#include "base/folders.h"
 #include "base/log.h"
-#include "base/scope.h"
-#include "record/record.h"
 #include "train/checkpoint.h"
 #include "train/stop.h"
 
@@ -19,8 +16,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 #ifdef __linux__
 #include <sys/file.h>
 #include <sys/prctl.h>
@@ -269,15 +264,14 @@ weft_status weft_folder_hold(const char *path, int *descriptor) {
     WEFT_TRY(weft_path(lock, "%s/lock", path));
     WEFT_TRY(weft_file_open_own(lock, &fd));
     if (is_held(fd, holder))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: another weft study (process %s) runs in this folder; wait for it, or "
-                         "take another --out",
-                         path, *holder ? holder : "unknown");
+        return WEFT_BAD_INPUT(
+            "%s: another weft study (process %s) runs in this folder; wait for it, or "
+            "take another --out",
+            path, *holder ? holder : "unknown");
     if (!read_holder(fd, holder))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: is not a lock of weft's; move it away, or take another "
-                         "--out",
-                         lock);
+        return WEFT_BAD_INPUT("%s: is not a lock of weft's; move it away, or take another "
+                              "--out",
+                              lock);
     int n = snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
     if (ftruncate(fd, 0) != 0 || pwrite(fd, holder, (size_t)n, 0) != n)
         return weft_fail(WEFT_EIO, "%s: %s", lock, strerror(errno));
@@ -329,18 +323,17 @@ weft_status weft_restart(weft_database *d, const char *out, const weft_record_ru
         bool named =
             strcmp(slash ? slash + 1 : job->folder, which) == 0 || strcmp(job->folder, which) == 0;
         if (named && job->status != WEFT_RUN_FAILED)
-            return weft_fail(WEFT_EINPUT,
-                             "--restart %s: this run did not fail; only one that did is started "
-                             "anew",
-                             which);
+            return WEFT_BAD_INPUT(
+                "--restart %s: this run did not fail; only one that did is started "
+                "anew",
+                which);
         if (job->status != WEFT_RUN_FAILED || (!all && !named)) continue;
         found = true;
         WEFT_TRY(set_aside(d, out, job));
     }
     if (found || all) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "--restart %s: the study has no such run; 'weft runs %s' lists them", which,
-                     out);
+    return WEFT_BAD_INPUT("--restart %s: the study has no such run; 'weft runs %s' lists them",
+                          which, out);
 }
 
 bool weft_weights_stay(const weft_study *s, const weft_record_run *job) {

@@ -1,12 +1,7 @@
 /* Two scripts and two calls of sbatch. */
 #include "supervise/supervise.h"
 
-#include "base/files.h"
 #include "base/folders.h"
-#include "base/scope.h"
-#include "record/database.h"
-
-#include <unistd.h>
 
 enum { NUMBER_ROOM = 32, SPARE_MIB = 256 };
 
@@ -145,8 +140,8 @@ weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
     WEFT_TRY(weft_path(path, "%s/slurm/gathered", o->out));
     WEFT_TRY(weft_path_there(path, &gathered));
     if (made && !gathered) /* a study that was run here is not replaced by one that is gathered */
-        return weft_fail(WEFT_EINPUT,
-                         "%s: a study was run there without --slurm; take another --out", o->out);
+        return WEFT_BAD_INPUT("%s: a study was run there without --slurm; take another --out",
+                              o->out);
     WEFT_TRY(weft_database_place(o->out));
     ssize_t n = readlink("/proc/self/exe", program, WEFT_PATH_MAX - 1);
     if (n <= 0) return weft_fail(WEFT_EIO, "the program's own file is not known");
@@ -162,7 +157,7 @@ weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
     j.mib = most / (1024 * 1024) * 5 / 4 + SPARE_MIB;
     for (int i = 0; i < s->variants.n; i++)
         j.jobs += is_chosen(s, o, i);
-    if (j.jobs == 0) return weft_fail(WEFT_EINPUT, "study: no variant to submit");
+    if (j.jobs == 0) return WEFT_BAD_INPUT("study: no variant to submit");
     WEFT_TRY(weft_folder_make(o->out));
     WEFT_TRY(weft_path(path, "%s/slurm", o->out));
     WEFT_TRY(weft_folder_make(path));

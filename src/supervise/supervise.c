@@ -8,13 +8,10 @@
 #include "base/log.h"
 #include "base/order.h"
 #include "base/progress.h"
-#include "record/record.h"
 #include "train/metrics.h"
 #include "train/stop.h"
 
-#include <math.h>
 #include <signal.h>
-#include <unistd.h>
 
 enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160 };
 
@@ -139,9 +136,8 @@ static weft_status refuse_link(const char *path) {
     weft_kind kind;
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING || kind == WEFT_KIND_FOLDER) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: is %s, and a study writes into folders of its own; move it away", path,
-                     weft_kind_name(kind));
+    return WEFT_BAD_INPUT("%s: is %s, and a study writes into folders of its own; move it away",
+                          path, weft_kind_name(kind));
 }
 
 /* "variant 2, lr 0.001, seed 3" */

@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <unistd.h>
 
 enum { STEP_DIGITS = 10 };
 
@@ -163,10 +162,10 @@ static weft_status check_config(const char *folder, const weft_config *c) {
         weft_config_format(&kept, o, was, sizeof was);
         bool summed = data && strcmp(o->key, "DATASET") == 0 && strchr(is, '/');
         if (strcmp(is, was) != 0 && !o->free && !summed)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: CONFIG_%s was %s in this run and is %s now; --resume continues "
-                             "with the same, --from starts a new run from its weights",
-                             folder, o->key, *was ? was : "empty", *is ? is : "empty");
+            return WEFT_BAD_INPUT(
+                "%s: CONFIG_%s was %s in this run and is %s now; --resume continues "
+                "with the same, --from starts a new run from its weights",
+                folder, o->key, *was ? was : "empty", *is ? is : "empty");
     }
     return WEFT_OK;
 }
@@ -205,7 +204,7 @@ static weft_status read_state(const char *folder, weft_train_state *out) {
                               .has_choices = choices != NULL,
                               .choices = choices ? (uint32_t)strtoul(choices, NULL, 16) : 0};
     if (ok) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s/state.json: not a state of this version of weft", folder);
+    return WEFT_BAD_INPUT("%s/state.json: not a state of this version of weft", folder);
 }
 
 weft_status weft_checkpoint_load(const char *run, const char *name, weft_model **m_out,

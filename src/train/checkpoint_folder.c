@@ -7,7 +7,6 @@
 #include "train/checkpoint.h"
 
 #include <errno.h>
-#include <unistd.h>
 
 enum { LIST_ROOM = 400 };
 
@@ -51,10 +50,10 @@ weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out) {
 weft_status weft_checkpoint_need_own(const char *path, weft_checkpoint_kind *out) {
     WEFT_TRY(weft_checkpoint_look(path, out));
     if (*out != WEFT_CHECKPOINT_FOREIGN) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: is not a checkpoint that weft made, or has other things in it; move it "
-                     "away, weft neither removes nor replaces it",
-                     path);
+    return WEFT_BAD_INPUT(
+        "%s: is not a checkpoint that weft made, or has other things in it; move it "
+        "away, weft neither removes nor replaces it",
+        path);
 }
 
 int64_t weft_checkpoint_step_of(const char *name) {
@@ -175,15 +174,14 @@ weft_status weft_checkpoint_unused(const char *run) {
     WEFT_TRY(find_all(run, &f));
     bool run_there = f.last || f.last_old || f.best || f.steps || f.lines;
     if (!run_there && f.other && !f.begun)
-        return weft_fail(WEFT_EINPUT,
-                         "%s/%s is no run's, and a run would write over it; move it away, or take "
-                         "another --out",
-                         run, f.other);
+        return WEFT_BAD_INPUT(
+            "%s/%s is no run's, and a run would write over it; move it away, or take "
+            "another --out",
+            run, f.other);
     if (!run_there) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s has a run in it already (%s); --resume continues it, another --out "
-                     "starts anew",
-                     run, *f.list ? f.list : "last.old");
+    return WEFT_BAD_INPUT("%s has a run in it already (%s); --resume continues it, another --out "
+                          "starts anew",
+                          run, *f.list ? f.list : "last.old");
 }
 
 /* What only a kill leaves, and a name that a run takes: weft's, or in the way. */
@@ -223,12 +221,12 @@ static weft_status choose_named(const char *run, const char *asked,
     bool known = strcmp(asked, "last") == 0 || strcmp(asked, "best") == 0 ||
                  weft_checkpoint_step_of(asked) >= 0;
     if (!known || strlen(asked) >= WEFT_CHECKPOINT_NAME)
-        return weft_fail(WEFT_EINPUT,
-                         "--resume=%s: the checkpoints of a run are last, best and step-N", asked);
+        return WEFT_BAD_INPUT("--resume=%s: the checkpoints of a run are last, best and step-N",
+                              asked);
     WEFT_PATH(path, "%s/%s", run, asked);
     WEFT_TRY(weft_checkpoint_need_own(path, &kind));
     if (kind == WEFT_CHECKPOINT_NONE)
-        return weft_fail(WEFT_EINPUT, "%s: there is no such checkpoint", path);
+        return WEFT_BAD_INPUT("%s: there is no such checkpoint", path);
     snprintf(name, WEFT_CHECKPOINT_NAME, "%s", asked);
     return WEFT_OK;
 }
@@ -242,15 +240,14 @@ static weft_status choose_without_last(const char *run, const weft_checkpoint_wi
     /* Versions before did not note it. */
     bool due = wish->interval > 0 && wish->logged > wish->interval;
     if (!f->best && f->steps == 0 && *f->list && (saved || due))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: last/ is gone, and so is every other checkpoint; there is %s; "
-                         "another --out starts anew",
-                         run, f->list);
+        return WEFT_BAD_INPUT("%s: last/ is gone, and so is every other checkpoint; there is %s; "
+                              "another --out starts anew",
+                              run, f->list);
     if (f->steps > 0 || (*f->list && (saved || due)))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "
-                         "by name, another --out starts anew",
-                         run, f->list);
+        return WEFT_BAD_INPUT(
+            "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "
+            "by name, another --out starts anew",
+            run, f->list);
     if (f->best) {
         snprintf(name, WEFT_CHECKPOINT_NAME, "best");
     } else if (saved) {

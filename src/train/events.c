@@ -10,12 +10,10 @@
  *     Summary  1 value, repeated: Value { 1 tag: string   2 simple_value: float }
  */
 #include "base/crc32c.h"
-#include "base/scope.h"
 #include "train/metrics.h"
 
 #include <errno.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { EVENT_ROOM = 4096, VARINT_BYTES = 10 };
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };

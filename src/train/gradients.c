@@ -13,9 +13,7 @@
  * Unwatched, all weights are finished after the run, by the same calls. */
 #include "train/gradients.h"
 
-#include "base/scope.h"
 #include "comm/reduce.h"
-#include "core/plan.h"
 #include "core/rows.h"
 
 enum { PARTS = 16 /* of a watched run on a device: each costs a launch and a wait */ };

@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 #include "base/crc32c.h"
-#include "base/folders.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/progress.h"
@@ -17,13 +16,8 @@
 #include "train/samples.h"
 #include "train/step.h"
 #include "train/stop.h"
-#include "train/validation.h"
 
-#include <jansson.h>
 #include <math.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { NOTE_ROOM = 160, TEXT_ROOM = 512, SAMPLES = 8 /* sequences that ranks compare */ };
 
@@ -61,10 +55,10 @@ static weft_status open_dataset(trainer *t) {
     WEFT_TRY(weft_dataset_open(c, &t->dataset));
     int64_t vocab = weft_dataset_vocab(t->dataset);
     if (vocab > c->vocab_size)
-        return weft_fail(WEFT_EINPUT,
-                         "CONFIG_DATASET=\"%s\" has a vocabulary of %lld, but CONFIG_VOCAB_SIZE is "
-                         "%lld; set it to %lld or more",
-                         c->dataset, (long long)vocab, (long long)c->vocab_size, (long long)vocab);
+        return WEFT_BAD_INPUT(
+            "CONFIG_DATASET=\"%s\" has a vocabulary of %lld, but CONFIG_VOCAB_SIZE is "
+            "%lld; set it to %lld or more",
+            c->dataset, (long long)vocab, (long long)c->vocab_size, (long long)vocab);
     const char *metric = weft_dataset_metric(t->dataset);
     if (metric) snprintf(t->result->metric, sizeof t->result->metric, "%s", metric);
     return WEFT_OK;
@@ -91,10 +85,9 @@ static weft_status check_dataset(trainer *t) {
     uint32_t now;
     WEFT_TRY(weft_dataset_sum(t->dataset, &has, &now));
     if (has && t->state.has_data && now != t->state.data)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: its files are not those that %s was trained on so far (checksum "
-                         "%08x, now %08x); put those back, or start a run with another --out",
-                         weft_dataset_name(t->dataset), t->options->out, t->state.data, now);
+        return WEFT_BAD_INPUT("%s: its files are not those that %s was trained on so far (checksum "
+                              "%08x, now %08x); put those back, or start a run with another --out",
+                              weft_dataset_name(t->dataset), t->options->out, t->state.data, now);
     t->state.has_data = has;
     t->state.data = now;
     return WEFT_OK;

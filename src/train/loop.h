@@ -5,9 +5,6 @@
  * however often the run was killed and resumed. */
 #pragma once
 
-#include "comm/comm.h"
-#include "core/exec.h"
-#include "model/session.h"
 #include "train/validation.h"
 
 /* So many steps in a row that came to nothing end a run. */

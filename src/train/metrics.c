@@ -7,11 +7,9 @@
 #include "base/log.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <sys/file.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { SCALARS = 16, NAMES_MOST = 1000, TAIL = 4096 };
 
@@ -172,7 +170,7 @@ weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     WEFT_TRY(weft_path(m->path, "%s/metrics.jsonl", run));
     WEFT_TRY(weft_lines_open(m->path, &m->file));
     if (flock(fileno(m->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return weft_fail(WEFT_EINPUT, "%s: another process trains into this folder", m->path);
+        return WEFT_BAD_INPUT("%s: another process trains into this folder", m->path);
     *out = weft_steal(&m);
     return WEFT_OK;
 }

@@ -2,11 +2,7 @@
  * numbers in an event file for TensorBoard. */
 #pragma once
 
-#include "base/files.h"
-#include "model/session.h"
 #include "train/optimizer.h"
-
-#include <jansson.h>
 
 typedef struct weft_metrics weft_metrics;
 

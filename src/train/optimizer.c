@@ -4,9 +4,6 @@
 #include "train/optimizer.h"
 
 #include "base/getter.h"
-#include "base/scope.h"
-#include "core/plan.h"
-#include "core/safetensors.h"
 #include "model/units.h"
 #include "train/optimizer_internal.h"
 
@@ -230,8 +227,7 @@ static weft_status build_graph(weft_optimizer *o) {
     size_t most = (size_t)o->n_slots;
     int n = 0;
     if (o->n_slots > INT_MAX / WEFT_SLOT_SIZE - 1)
-        return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many",
-                         (long long)o->n_slots);
+        return WEFT_BAD_INPUT("optimizer: %lld tensors are too many", (long long)o->n_slots);
     WEFT_AUTO_FREE weft_binding *bindings = calloc(most * WEFT_SLOT_SIZE + 2, sizeof *bindings);
     WEFT_AUTO_FREE weft_adam_slot *slots = calloc(most + 1, sizeof *slots);
     WEFT_AUTO_FREE weft_tensor **grads = calloc(most + 1, sizeof *grads);
@@ -244,7 +240,7 @@ static weft_status build_graph(weft_optimizer *o) {
         grads[n] = slots[n].grad;
         n++;
     }
-    if (n == 0 && !o->sharded) return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
+    if (n == 0 && !o->sharded) return WEFT_BAD_INPUT("optimizer: no weight has a gradient");
     o->lr = weft_graph_tensor(o->graph, WEFT_ROLE_INPUT, "lr", o->dtype, 0, NULL);
     weft_tensor *state =
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
@@ -454,17 +450,15 @@ static weft_status check_state(const weft_optimizer *o, const weft_safetensors *
         const weft_weight *w = &o->state[i];
         const weft_safetensor *t = weft_safetensors_find(file, w->name);
         if (!t)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: tensor '%s' is missing; is it of another model or OPTIMIZER?",
-                             path, w->name);
+            return WEFT_BAD_INPUT(
+                "%s: tensor '%s' is missing; is it of another model or OPTIMIZER?", path, w->name);
         if (t->dtype != weft_file_dtype_of(w->dtype) || t->ndim != w->ndim ||
             memcmp(t->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) != 0)
-            return weft_fail(WEFT_EINPUT, "%s: tensor '%s' has not the type and shape of the model",
-                             path, w->name);
+            return WEFT_BAD_INPUT("%s: tensor '%s' has not the type and shape of the model", path,
+                                  w->name);
     }
     if (weft_safetensors_count(file) != o->n_state)
-        return weft_fail(
-            WEFT_EINPUT,
+        return WEFT_BAD_INPUT(
             "%s: %lld tensors, but the optimizer has %lld; is it of another OPTIMIZER?", path,
             (long long)weft_safetensors_count(file), (long long)o->n_state);
     return WEFT_OK;

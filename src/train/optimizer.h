@@ -19,7 +19,6 @@
 #include "comm/comm.h"
 #include "comm/share.h"
 #include "model/session.h"
-#include "ops/optimizer.h"
 
 /* How ranks share what belongs to a model's weights: gradients, the optimizer's state, the update. All
  * weights one after the other are a row, each begun at a multiple of WEFT_ARENA_ALIGN. It is cut into

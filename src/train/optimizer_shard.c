@@ -7,7 +7,6 @@
  * A checkpoint is written and read by rank 0, tensor after tensor: it says which one is next, and the
  * owners send or get their stretches of it. So no rank ever has the whole state. */
 #include "base/scope.h"
-#include "core/plan.h"
 #include "train/optimizer_internal.h"
 
 enum { UNDER_WAY = 4 }; /* buckets of weights */
@@ -62,10 +61,10 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
     int64_t largest = weft_cut_largest(&out->cut) * (int64_t)weft_dtype_size(out->dtype);
     if (largest <= INT32_MAX) return WEFT_OK;
     weft_partition_free(out);
-    return weft_fail(WEFT_EINPUT,
-                     "training: a rank's matrices make a message of %lld bytes, past 2^31 - 1; "
-                     "take CONFIG_SHARD=\"none\", or CONFIG_OPTIMIZER=\"adamw\"",
-                     (long long)largest);
+    return WEFT_BAD_INPUT(
+        "training: a rank's matrices make a message of %lld bytes, past 2^31 - 1; "
+        "take CONFIG_SHARD=\"none\", or CONFIG_OPTIMIZER=\"adamw\"",
+        (long long)largest);
 }
 
 void weft_partition_free(weft_partition *s) {
@@ -175,7 +174,7 @@ static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
 weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
     size_t n = (size_t)o->n_slots;
     order_parts(o, gradients);
-    if (o->n_ordered == 0) return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
+    if (o->n_ordered == 0) return WEFT_BAD_INPUT("optimizer: no weight has a gradient");
     WEFT_AUTO_FREE weft_binding *bindings = calloc(n + 1, sizeof *bindings);
     WEFT_AUTO_FREE weft_tensor **grads = calloc(n + 1, sizeof *grads);
     if (!bindings || !grads) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");

@@ -10,8 +10,6 @@
 #include "ops/cache.h"
 #include "train/metrics.h"
 
-#include <jansson.h>
-
 static const double TEMPERATURE = 0.8;
 
 struct weft_samples {
@@ -35,10 +33,9 @@ static weft_status encode_prompt(weft_samples *s) {
     WEFT_TRY(weft_encoder_open(s->tokenizer, &e));
     WEFT_TRY(weft_encode_text(e, prompt, strlen(prompt), &tokens, &s->count));
     if (s->count >= s->config->context)
-        return weft_fail(WEFT_EINPUT,
-                         "CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
-                         "CONFIG_CONTEXT=%lld; make it shorter",
-                         (long long)s->count, (long long)s->config->context);
+        return WEFT_BAD_INPUT("CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
+                              "CONFIG_CONTEXT=%lld; make it shorter",
+                              (long long)s->count, (long long)s->config->context);
     s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
     if (!s->prompt) return weft_fail(WEFT_ENOMEM, "samples: no memory");
     memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
@@ -51,10 +48,10 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
     *out = NULL;
     if (!*c->sample_prompt) return WEFT_OK;
     if (!t)
-        return weft_fail(WEFT_EINPUT,
-                         "CONFIG_SAMPLE_PROMPT=\"%s\": the tokens of CONFIG_DATASET=\"%s\" are no "
-                         "text, or its tokenizer is not known; leave it empty",
-                         c->sample_prompt, c->dataset);
+        return WEFT_BAD_INPUT(
+            "CONFIG_SAMPLE_PROMPT=\"%s\": the tokens of CONFIG_DATASET=\"%s\" are no "
+            "text, or its tokenizer is not known; leave it empty",
+            c->sample_prompt, c->dataset);
     WEFT_AUTO(weft_samples_close_at) weft_samples *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "samples: no memory");
     s->config = c;

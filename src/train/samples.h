@@ -4,11 +4,8 @@
  * what the model attends to in it: the attention map below. */
 #pragma once
 
-#include "core/exec.h"
 #include "data/tokenizer.h"
 #include "model/session.h"
-
-#include <jansson.h>
 
 typedef struct weft_samples weft_samples;
 

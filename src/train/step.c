@@ -25,7 +25,6 @@
  * all of them are brought together in the order of the micro-batches. */
 #include "train/step.h"
 
-#include "base/scope.h"
 #include "data/prefetch.h"
 #include "model/account.h"
 #include "model/contrast.h"

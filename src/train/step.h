@@ -8,7 +8,6 @@
  * decides about time and memory, and changes what is trained no more than the order of a sum does. */
 #pragma once
 
-#include "comm/comm.h"
 #include "data/dataset.h"
 #include "train/optimizer.h"
 

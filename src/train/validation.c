@@ -2,7 +2,6 @@
  * metric the loss needs none. */
 #include "train/validation.h"
 
-#include "base/scope.h"
 #include "comm/share.h"
 #include "data/prefetch.h"
 #include "model/account.h"

@@ -3,7 +3,6 @@
 
 #include "comm/comm.h"
 #include "data/dataset.h"
-#include "data/tokenizer.h"
 #include "model/session.h"
 
 typedef struct weft_validation weft_validation;

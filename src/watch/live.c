@@ -2,7 +2,6 @@
  * for the next look; all are of this machine. What many are to be told is composed once, and they share
  * the text. */
 #include "watch/live.h"
-#include "base/scope.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/embed.h"
@@ -359,7 +358,7 @@ static enum MHD_Result take_note(live *w, struct MHD_Connection *c, const reques
     if (json_is_integer(id) && note && tags)
         status = weft_watched_note(w->runs, json_integer_value(id), note, tags);
     else
-        weft_fail(WEFT_EINPUT, "a note is {\"id\": N, \"note\": TEXT, \"tags\": TEXT}");
+        WEFT_BAD_INPUT("a note is {\"id\": N, \"note\": TEXT, \"tags\": TEXT}");
     pthread_mutex_unlock(&w->lock);
     if (status == WEFT_OK) return send_json(c, 200, json_object());
     return send_error(c, status == WEFT_EINPUT ? 400 : 500, weft_error_message());

@@ -411,12 +411,12 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     if (a.weights) a.weight = data_of<float>(x, n->out[1]);
     unsigned rows = (unsigned)a.places.rows;
     if (a.keys.kind != a.values.kind)
-        return weft_fail(WEFT_EINPUT, "cache_attention: keys and values of different types");
+        return WEFT_BAD_INPUT("cache_attention: keys and values of different types");
     if (attend_bytes(a) > weft_cuda_device()->shared_memory && !a.tensor)
-        return weft_fail(WEFT_EINPUT,
-                         "cache_attention: %d heads of %d numbers for one key head are more than a "
-                         "block of this GPU has room for; --device cpu can",
-                         a.group, a.dqk);
+        return WEFT_BAD_INPUT(
+            "cache_attention: %d heads of %d numbers for one key head are more than a "
+            "block of this GPU has room for; --device cpu can",
+            a.group, a.dqk);
     a.splits = a.blocks;
     if (a.tensor) share_out_leaves(&a, (int64_t)rows * a.keys.heads);
     if (a.blocks <= FEW_LEAVES && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)

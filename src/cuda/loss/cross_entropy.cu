@@ -353,11 +353,11 @@ static __global__ void join_losses(int64_t rows, entropy_rows k, double z, float
 }
 
 static weft_status explain_target(weft_exec *x, const weft_node *n, int64_t place) {
-    return weft_fail(WEFT_EINPUT,
-                     "cross_entropy: target %d at row %lld is outside the vocabulary of %lld, and "
-                     "only -1 means none",
-                     read_i32(x, n->in[WEFT_CE_TARGETS], place), (long long)place,
-                     (long long)n->in[WEFT_CE_W]->shape[0]);
+    return WEFT_BAD_INPUT(
+        "cross_entropy: target %d at row %lld is outside the vocabulary of %lld, and "
+        "only -1 means none",
+        read_i32(x, n->in[WEFT_CE_TARGETS], place), (long long)place,
+        (long long)n->in[WEFT_CE_W]->shape[0]);
 }
 
 /* The sizes of a node, and its workspace: the count, the targets' logits, the logits of a part, dw

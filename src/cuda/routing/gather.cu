@@ -8,8 +8,8 @@
 weft_status weft_cuda_explain_index(weft_exec *x, const weft_node *n, int64_t place) {
     bool back = n->attr != NULL;
     int64_t keys = back ? n->out[0]->shape[1] : n->in[WEFT_GATHER_H]->shape[1];
-    return weft_fail(WEFT_EINPUT, "%s: index holds %d, but it must be -1 to %lld", n->op->name,
-                     (int)read_i32(x, n->in[WEFT_GATHER_INDEX], place), (long long)(keys - 1));
+    return WEFT_BAD_INPUT("%s: index holds %d, but it must be -1 to %lld", n->op->name,
+                          (int)read_i32(x, n->in[WEFT_GATHER_INDEX], place), (long long)(keys - 1));
 }
 
 template <typename T, bool ALIGNED>

@@ -85,11 +85,11 @@ static weft_status embed_run(weft_exec *x, const weft_node *n) {
 
 static weft_status fail_token(const weft_exec *x, const weft_tensor *ids, int64_t i,
                               int64_t vocabulary) {
-    return weft_fail(WEFT_EINPUT,
-                     "embed: token %d at sequence %lld, position %lld is outside the vocabulary of "
-                     "%lld",
-                     read_i32(x, ids, i), (long long)(i / ids->shape[1]),
-                     (long long)(i % ids->shape[1]), (long long)vocabulary);
+    return WEFT_BAD_INPUT(
+        "embed: token %d at sequence %lld, position %lld is outside the vocabulary of "
+        "%lld",
+        read_i32(x, ids, i), (long long)(i / ids->shape[1]), (long long)(i % ids->shape[1]),
+        (long long)vocabulary);
 }
 
 static weft_status embed_explain(weft_exec *x, const weft_node *n, int64_t place) {
@@ -98,11 +98,10 @@ static weft_status embed_explain(weft_exec *x, const weft_node *n, int64_t place
     if (place < count) return fail_token(x, ids, place, n->in[0]->shape[0]);
     long long first = ATTR(n, weft_embed_attr)->offset;
     if (n->in[3]) first += read_i32(x, n->in[3], b);
-    return weft_fail(WEFT_EINPUT,
-                     "embed: sequence %lld has positions %lld to %lld, but the table has %lld of "
-                     "them",
-                     (long long)b, first, first + (long long)ids->shape[1] - 1,
-                     (long long)n->in[2]->shape[0]);
+    return WEFT_BAD_INPUT(
+        "embed: sequence %lld has positions %lld to %lld, but the table has %lld of "
+        "them",
+        (long long)b, first, first + (long long)ids->shape[1] - 1, (long long)n->in[2]->shape[0]);
 }
 
 CUDA_KERNEL(embed, embed_run, NULL, embed_explain)
