@@ -1,6 +1,6 @@
 /* Where documents begin, on the GPU. A block has a sequence: each thread looks through some tokens for the
  * last that ends a document, the threads tell each other, and each writes its own. In generation a thread
- * has a row, and looks back over those of its sequence in the run. */
+ * has a row, and looks back over the run's earlier rows for those of its sequence. */
 #include "cuda/decode/cached.cuh"
 
 extern "C" {
@@ -39,24 +39,28 @@ static weft_status documents_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(documents, documents_run)
 
-/* One block: what a sequence had is read by all of its rows before the last of them writes. */
+/* One block: what a sequence had is read by all of its rows before the last of them writes. Other sequences'
+ * rows may stand between them. */
 static __global__ void find_cached_documents(row_places p, const int32_t *tokens, int32_t end,
                                              int32_t *begun, int32_t *first, int32_t *place) {
     for (int r = threadIdx.x; r < p.rows; r += blockDim.x) {
-        int slot = p.slot[r], own = 0, before = r;
-        while (slot >= 0 && before > 0 && p.slot[before - 1] == slot && tokens[before - 1] != end)
-            before--;
-        if (slot >= 0 && before > 0 && p.slot[before - 1] == slot)
-            own = p.position[before];
-        else if (slot >= 0 && p.position[before] > 0)
-            own = begun[slot];
+        int slot = p.slot[r], own = -1, earliest = r;
+        for (int i = r - 1; i >= 0 && slot >= 0 && own < 0; i--) {
+            if (p.slot[i] != slot) continue;
+            if (tokens[i] == end) own = p.position[i] + 1;
+            earliest = i;
+        }
+        if (own < 0) own = slot >= 0 && p.position[earliest] > 0 ? begun[slot] : 0;
         first[r] = own;
         place[r] = slot >= 0 ? p.position[r] - own : 0;
     }
     __syncthreads();
-    for (int r = threadIdx.x; r < p.rows; r += blockDim.x)
-        if (p.slot[r] >= 0 && (r + 1 == p.rows || p.slot[r + 1] != p.slot[r]))
-            begun[p.slot[r]] = tokens[r] == end ? p.position[r] + 1 : first[r];
+    for (int r = threadIdx.x; r < p.rows; r += blockDim.x) {
+        bool last = p.slot[r] >= 0;
+        for (int i = r + 1; i < p.rows && last; i++)
+            last = p.slot[i] != p.slot[r];
+        if (last) begun[p.slot[r]] = tokens[r] == end ? p.position[r] + 1 : first[r];
+    }
 }
 
 static weft_status cache_documents_run(weft_exec *x, const weft_node *n) {
