@@ -1,20 +1,18 @@
 /* A ring of batches between one worker and one taker.
  *
- * The ring has a slot more than the worker may be ahead by: the one that the taker holds. Batches
+ * The worker is ahead by two batches; the ring's third slot is the one that the taker holds. Batches
  * are numbered from the start, and batch n is in slot n modulo the ring. `made` of them exist and
- * `released` of them are over with; the worker waits while the difference fills the ring. Without
- * a worker the taker makes each batch itself, by the same function. */
+ * `released` of them are over with; the worker waits while the difference fills the ring. */
 #include "data/prefetch.h"
 
 #include <signal.h>
 
-enum { AHEAD_MAX = 64, MESSAGE_ROOM = 1024 };
+enum { SLOTS = 3, MESSAGE_ROOM = 1024 };
 
 struct weft_prefetch {
     const weft_dataset *dataset;
     weft_prefetch_options options;
-    int64_t slots;
-    weft_batch *ring;
+    weft_batch ring[SLOTS];
     bool working; /* there is a worker */
     pthread_t worker;
     pthread_mutex_t lock;
@@ -29,7 +27,7 @@ struct weft_prefetch {
 /* Makes batch `number`. What an ending leaves half made is never taken. */
 static weft_status make_batch(weft_prefetch *p, int64_t number) {
     const weft_prefetch_options *o = &p->options;
-    weft_batch *b = &p->ring[number % p->slots];
+    weft_batch *b = &p->ring[number % SLOTS];
     int64_t part = o->skip + number;
     b->iteration = o->iteration + (uint32_t)(part / o->parts);
     b->part = part % o->parts;
@@ -47,30 +45,21 @@ static weft_status make_batch(weft_prefetch *p, int64_t number) {
     return WEFT_OK;
 }
 
-/* Makes the next batch. The lock is held on entry and on return, but not meanwhile. */
-static void make_next(weft_prefetch *p) {
-    int64_t number = p->made;
-    pthread_mutex_unlock(&p->lock);
-    weft_status status = make_batch(p, number);
-    pthread_mutex_lock(&p->lock);
-    if (status == WEFT_OK) {
-        p->made++;
-    } else {
-        p->status = status;
-        snprintf(p->message, sizeof p->message, "%s", weft_error_message());
-    }
-}
-
 static void *work(void *context) {
     weft_prefetch *p = context;
     WEFT_LOCK(&p->lock);
     while (!p->stop && p->status == WEFT_OK) {
-        if (p->made - p->released < p->slots) {
-            make_next(p);
-            pthread_cond_broadcast(&p->changed);
-        } else {
+        if (p->made - p->released == SLOTS) {
             pthread_cond_wait(&p->changed, &p->lock);
+            continue;
         }
+        pthread_mutex_unlock(&p->lock);
+        weft_status status = make_batch(p, p->made);
+        pthread_mutex_lock(&p->lock);
+        p->status = status;
+        p->made += status == WEFT_OK;
+        if (status != WEFT_OK) snprintf(p->message, sizeof p->message, "%s", weft_error_message());
+        pthread_cond_broadcast(&p->changed);
     }
     return NULL;
 }
@@ -89,18 +78,15 @@ static weft_status start_worker(weft_prefetch *p) {
 
 static weft_status make_ring(weft_prefetch *p) {
     const weft_prefetch_options *o = &p->options;
-    p->slots = o->ahead + 1;
-    p->ring = calloc((size_t)p->slots, sizeof *p->ring);
-    if (!p->ring) return weft_fail(WEFT_ENOMEM, "no memory for batches");
     size_t count = (size_t)(o->sequences * o->time);
-    for (int64_t i = 0; i < p->slots; i++) {
+    for (int i = 0; i < SLOTS; i++) {
         weft_batch *b = &p->ring[i];
         b->tokens = malloc(count * sizeof *b->tokens);
         b->targets = malloc(count * sizeof *b->targets);
         b->scored = o->scored ? malloc(count) : NULL;
         if (!b->tokens || !b->targets || (o->scored && !b->scored))
-            return weft_fail(WEFT_ENOMEM, "no memory for %lld batches of %lld x %lld tokens",
-                             (long long)p->slots, (long long)o->sequences, (long long)o->time);
+            return weft_fail(WEFT_ENOMEM, "no memory for %d batches of %lld x %lld tokens", SLOTS,
+                             (long long)o->sequences, (long long)o->time);
     }
     return WEFT_OK;
 }
@@ -109,11 +95,10 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
                                weft_prefetch **out) {
     *out = NULL;
     const weft_prefetch_options *o = options;
-    if (o->sequences < 1 || o->parts < 1 || o->time < 1 || o->ahead < 0 || o->ahead > AHEAD_MAX ||
+    if (o->sequences < 1 || o->parts < 1 || o->time < 1 ||
         o->time > INT64_MAX / 64 / o->sequences || o->parts > UINT32_MAX / o->sequences)
-        return WEFT_BAD_INPUT("prefetch: %lld x %lld sequences of %lld tokens, %d ahead",
-                              (long long)o->parts, (long long)o->sequences, (long long)o->time,
-                              o->ahead);
+        return WEFT_BAD_INPUT("prefetch: %lld x %lld sequences of %lld tokens", (long long)o->parts,
+                              (long long)o->sequences, (long long)o->time);
     WEFT_AUTO(weft_prefetch_close_at) weft_prefetch *p = calloc(1, sizeof *p);
     if (!p) return weft_fail(WEFT_ENOMEM, "no memory for batches");
     p->dataset = d;
@@ -121,7 +106,7 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
     WEFT_TRY(make_ring(p));
-    if (o->ahead) WEFT_TRY(start_worker(p));
+    WEFT_TRY(start_worker(p));
     *out = weft_steal(&p);
     return WEFT_OK;
 }
@@ -131,16 +116,12 @@ weft_status weft_prefetch_next(weft_prefetch *p, const weft_batch **batch) {
     pthread_mutex_lock(&p->lock);
     p->released = p->next;
     pthread_cond_broadcast(&p->changed);
-    while (p->made <= p->next && p->status == WEFT_OK) {
-        if (p->working)
-            pthread_cond_wait(&p->changed, &p->lock);
-        else
-            make_next(p);
-    }
+    while (p->made <= p->next && p->status == WEFT_OK)
+        pthread_cond_wait(&p->changed, &p->lock);
     bool ready = p->made > p->next;
     pthread_mutex_unlock(&p->lock);
     if (!ready) return weft_fail(p->status, "%s", p->message);
-    *batch = &p->ring[p->next++ % p->slots];
+    *batch = &p->ring[p->next++ % SLOTS];
     return WEFT_OK;
 }
 
@@ -153,10 +134,8 @@ void weft_prefetch_close(weft_prefetch *p) {
         pthread_mutex_unlock(&p->lock);
         pthread_join(p->worker, NULL);
     }
-    for (int64_t i = 0; p->ring && i < p->slots; i++) {
+    for (int i = 0; i < SLOTS; i++)
         WEFT_FREE(p->ring[i].tokens, p->ring[i].targets, p->ring[i].scored);
-    }
-    free(p->ring);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);
     free(p);

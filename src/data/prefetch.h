@@ -1,7 +1,7 @@
 /* Batches made ready off the training thread: while a step runs, a worker fills the next batches.
  *
  * Batches come in the one order that training asks for them, (iteration, part) counting up, and a
- * batch is a pure function of that place; so the bytes are the same with a worker and without. */
+ * batch is a pure function of that place; so the bytes are those of the dataset. */
 #pragma once
 
 #include "data/dataset.h"
@@ -20,7 +20,6 @@ typedef struct {
     int64_t skip;       /* batches to leave out before the first */
     int64_t time;       /* tokens in a sequence */
     bool scored;        /* fill that too */
-    int ahead;          /* batches the worker may be ahead by; 0: no worker, filled when taken */
 } weft_prefetch_options;
 
 /* One batch, [sequences, time] each. */

@@ -32,8 +32,6 @@
 
 #include <math.h>
 
-enum { AHEAD = 2 /* batches that are read while others are trained on */ };
-
 struct weft_train_step {
     const weft_model *model;
     weft_optimizer *optimizer;
@@ -214,8 +212,7 @@ static weft_status open_feed(weft_train_step *s, const weft_dataset *dataset, in
                                   .group = dealt ? s->micro : sequences,
                                   .step = dealt ? s->stride * s->micro : 0,
                                   .parts = 1,
-                                  .time = s->time,
-                                  .ahead = AHEAD};
+                                  .time = s->time};
     return dataset ? weft_prefetch_open(dataset, &feed, &s->feed) : WEFT_OK;
 }
 

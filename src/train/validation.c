@@ -8,8 +8,6 @@
 
 #include <math.h>
 
-enum { AHEAD = 2 };
-
 struct weft_validation {
     const weft_model *model;
     const weft_dataset *dataset;
@@ -105,8 +103,7 @@ static weft_status open_feed(const weft_validation *v, int64_t skip, bool scored
                                      .parts = v->parts,
                                      .skip = skip,
                                      .time = v->time,
-                                     .scored = scored,
-                                     .ahead = AHEAD};
+                                     .scored = scored};
     return weft_prefetch_open(v->dataset, &options, out);
 }
 

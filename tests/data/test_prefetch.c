@@ -43,15 +43,14 @@ static weft_dataset *open_faulty(void) {
     return open_named(scratch_path("set"));
 }
 
-static weft_prefetch *open_feed(const weft_dataset *d, int ahead) {
+static weft_prefetch *open_feed(const weft_dataset *d) {
     weft_prefetch_options o = {.split = WEFT_SPLIT_TRAIN,
                                .seed = 5,
                                .iteration = 7,
                                .sequences = SEQUENCES,
                                .parts = PARTS,
                                .time = TIME,
-                               .scored = true,
-                               .ahead = ahead};
+                               .scored = true};
     weft_prefetch *p;
     if (weft_prefetch_open(d, &o, &p) != WEFT_OK) fail_msg("%s", weft_error_message());
     return p;
@@ -77,20 +76,19 @@ static void pause_briefly(void) {
 
 TEST(test_batches_are_the_dataset_s_in_order) {
     static const char *const names[] = {"embedded", "recall", "entailment"};
-    for (int kind = 0; kind < 3; kind++)
-        for (int ahead = 0; ahead < 4; ahead++) {
-            weft_dataset *d = open_named(names[kind]);
-            weft_prefetch *p = open_feed(d, ahead);
-            for (uint32_t i = 0; i < 30; i++) {
-                const weft_batch *b;
-                assert_int_equal(weft_prefetch_next(p, &b), WEFT_OK);
-                assert_int_equal(b->iteration, 7 + i / PARTS);
-                assert_int_equal(b->part, i % PARTS);
-                check_batch(d, b);
-            }
-            weft_prefetch_close(p);
-            weft_dataset_close(d);
+    for (int kind = 0; kind < 3; kind++) {
+        weft_dataset *d = open_named(names[kind]);
+        weft_prefetch *p = open_feed(d);
+        for (uint32_t i = 0; i < 30; i++) {
+            const weft_batch *b;
+            assert_int_equal(weft_prefetch_next(p, &b), WEFT_OK);
+            assert_int_equal(b->iteration, 7 + i / PARTS);
+            assert_int_equal(b->part, i % PARTS);
+            check_batch(d, b);
         }
+        weft_prefetch_close(p);
+        weft_dataset_close(d);
+    }
 }
 
 /* A feed that begins further on, as another rank's does, has the batches that one from the start has
@@ -105,8 +103,7 @@ TEST(test_a_feed_may_begin_further_on) {
                                    .parts = PARTS,
                                    .skip = skip,
                                    .time = TIME,
-                                   .scored = true,
-                                   .ahead = 1};
+                                   .scored = true};
         weft_prefetch *p;
         assert_int_equal(weft_prefetch_open(d, &o, &p), WEFT_OK);
         for (int64_t i = skip; i < skip + 3; i++) {
@@ -124,22 +121,20 @@ TEST(test_a_feed_may_begin_further_on) {
 /* However long the taker holds a batch, the worker does not write into it. */
 TEST(test_held_batch_stays_whole) {
     weft_dataset *d = open_named("embedded");
-    for (int ahead = 0; ahead < 3; ahead++) {
-        weft_prefetch *p = open_feed(d, ahead);
-        for (int i = 0; i < 5; i++) {
-            const weft_batch *b;
-            assert_int_equal(weft_prefetch_next(p, &b), WEFT_OK);
-            pause_briefly();
-            check_batch(d, b);
-        }
-        weft_prefetch_close(p);
+    weft_prefetch *p = open_feed(d);
+    for (int i = 0; i < 15; i++) {
+        const weft_batch *b;
+        assert_int_equal(weft_prefetch_next(p, &b), WEFT_OK);
+        pause_briefly();
+        check_batch(d, b);
     }
+    weft_prefetch_close(p);
     weft_dataset_close(d);
 }
 
 TEST(test_scores_are_made_only_where_asked_for) {
     weft_dataset *d = open_named("recall");
-    weft_prefetch_options o = {.sequences = 1, .parts = 1, .time = 8, .ahead = 1};
+    weft_prefetch_options o = {.sequences = 1, .parts = 1, .time = 8};
     weft_prefetch *p;
     const weft_batch *b;
     assert_int_equal(weft_prefetch_open(d, &o, &p), WEFT_OK);
@@ -149,35 +144,33 @@ TEST(test_scores_are_made_only_where_asked_for) {
     weft_dataset_close(d);
 }
 
-/* The batch that fails, its status and its message are the same with a worker as without, and no
- * later call forgets. */
+/* The first batch that the dataset fails on, with its status and message, and no later call forgets. */
 TEST(test_errors_come_in_their_place) {
     weft_dataset *d = open_faulty();
-    int failing = -1;
+    int failing = 0;
     char message[600] = "";
-    for (int ahead = 0; ahead < 4; ahead++) {
-        weft_prefetch *p = open_feed(d, ahead);
-        const weft_batch *b;
-        int good = 0;
-        while (weft_prefetch_next(p, &b) == WEFT_OK && good < 10000) {
-            if (good % 16 == 0) check_batch(d, b);
-            good++;
+    for (bool good = true; good; failing += good)
+        for (int64_t s = 0; good && s < SEQUENCES; s++) {
+            int32_t tokens[TIME], targets[TIME];
+            good = weft_dataset_fill(d, WEFT_SPLIT_TRAIN, 5, (uint32_t)(7 + failing / PARTS),
+                                     (uint32_t)(failing % PARTS * SEQUENCES + s), TIME, tokens,
+                                     targets, NULL) == WEFT_OK;
         }
-        assert_null(b);
-        assert_non_null(strstr(weft_error_message(), "token 60000"));
-        if (ahead == 0) {
-            failing = good;
-            snprintf(message, sizeof message, "%s", weft_error_message());
-        }
-        assert_int_equal(good, failing);
-        assert_string_equal(weft_error_message(), message);
-        for (int i = 0; i < 3; i++) {
-            assert_int_equal(weft_prefetch_next(p, &b), WEFT_EINPUT);
-            assert_string_equal(weft_error_message(), message);
-        }
-        weft_prefetch_close(p);
-    }
+    snprintf(message, sizeof message, "%s", weft_error_message());
+    assert_non_null(strstr(message, "token 60000"));
     assert_in_range(failing, 1, 1000);
+    weft_prefetch *p = open_feed(d);
+    const weft_batch *b;
+    for (int good = 0; good < failing; good++) {
+        assert_int_equal(weft_prefetch_next(p, &b), WEFT_OK);
+        if (good % 16 == 0) check_batch(d, b);
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(weft_prefetch_next(p, &b), WEFT_EINPUT);
+        assert_null(b);
+        assert_string_equal(weft_error_message(), message);
+    }
+    weft_prefetch_close(p);
     weft_dataset_close(d);
 }
 
@@ -186,13 +179,13 @@ TEST(test_closing_is_clean_at_any_moment) {
     weft_dataset *d = open_named("embedded"), *faulty = open_faulty();
     const weft_batch *b;
     for (int round = 0; round < 40; round++) {
-        weft_prefetch *p = open_feed(round % 4 == 3 ? faulty : d, 1 + round % 3);
+        weft_prefetch *p = open_feed(round % 4 == 3 ? faulty : d);
         for (int i = 0; i < round % 5; i++)
             assert_int_equal(weft_prefetch_next(p, &b), WEFT_OK);
         if (round % 2) pause_briefly();
         weft_prefetch_close(p);
     }
-    weft_prefetch_options slow = {.sequences = 4096, .parts = 1, .time = 1024, .ahead = 1};
+    weft_prefetch_options slow = {.sequences = 4096, .parts = 1, .time = 1024};
     weft_prefetch *p;
     assert_int_equal(weft_prefetch_open(d, &slow, &p), WEFT_OK);
     weft_prefetch_close(p);
@@ -225,7 +218,7 @@ TEST(test_worker_takes_no_signals) {
     int before = count_deaf_threads();
     if (before < 0) skip();
     weft_dataset *d = open_named("embedded");
-    weft_prefetch *p = open_feed(d, 1);
+    weft_prefetch *p = open_feed(d);
     assert_int_equal(count_deaf_threads(), before + 1);
     weft_prefetch_close(p);
     assert_int_equal(count_deaf_threads(), before);
@@ -238,8 +231,6 @@ TEST(test_sizes_that_make_no_sense_are_refused) {
         {.sequences = 0, .parts = 1, .time = 8},
         {.sequences = 1, .parts = 0, .time = 8},
         {.sequences = 1, .parts = 1, .time = 0},
-        {.sequences = 1, .parts = 1, .time = 8, .ahead = -1},
-        {.sequences = 1, .parts = 1, .time = 8, .ahead = 1000000},
         {.sequences = INT64_MAX / 4, .parts = 1, .time = 1024},
         {.sequences = 1 << 20, .parts = 1 << 20, .time = 8},
     };
