@@ -1,8 +1,5 @@
 /* A run's folder and its process: fork, the child's files and signals, and exec of this program; and the study's folder.
  * Of a run that is set aside nothing is removed; a run's checkpoints are last, best and step-N. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "supervise/supervise.h"
 
 #include "base/clock.h"
@@ -14,30 +11,23 @@
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#ifdef __linux__
 #include <sys/file.h>
 #include <sys/prctl.h>
-#include <sys/statvfs.h>
-#endif
+#include <sys/resource.h>
+#include <sys/wait.h>
 
-enum { WORDS_MOST = 64, NOT_STARTED = 127, TAIL = 8192, LEAST_MS = 5, MOST_MS = 250 };
+enum { NOT_STARTED = 127, TAIL = 8192, LEAST_MS = 5, MOST_MS = 250 };
 
 /* In the child; does not return. Only calls that are safe after a fork. */
-static void become(char **words, int out, int log, pid_t parent, const sigset_t *mask) {
+static void become(char *const *words, int out, int log, pid_t parent, const sigset_t *mask) {
     int nothing = open("/dev/null", O_RDONLY);
     setpgid(0, 0);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
     if (signal(SIGHUP, SIG_DFL) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup's */
     sigprocmask(SIG_SETMASK, mask, NULL);
-#ifdef __linux__
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(NOT_STARTED); /* it was killed before this was set */
-#else
-    (void)parent;
-#endif
     if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(out, 1) < 0 || dup2(log, 2) < 0)
         _exit(NOT_STARTED);
     execv("/proc/self/exe", words);
@@ -47,12 +37,6 @@ static void become(char **words, int out, int log, pid_t parent, const sigset_t 
 
 static weft_status start_process(const char *const *words, const char *out, const char *log,
                                  pid_t *pid) {
-    char *copy[WORDS_MOST + 2];
-    int n = 0;
-    copy[n++] = "weft";
-    for (; *words && n <= WORDS_MOST; words++)
-        copy[n++] = (char *)(uintptr_t)*words;
-    copy[n] = NULL;
     WEFT_AUTO_CLOSE int out_fd = -1, log_fd = -1;
     WEFT_TRY(weft_file_open_own(out, &out_fd));
     WEFT_TRY(weft_file_open_own(log, &log_fd));
@@ -66,7 +50,7 @@ static weft_status start_process(const char *const *words, const char *out, cons
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &before);
     *pid = fork();
-    if (*pid == 0) become(copy, out_fd, log_fd, parent, &before);
+    if (*pid == 0) become((char *const *)(uintptr_t)words, out_fd, log_fd, parent, &before);
     int error = errno;
     sigprocmask(SIG_SETMASK, &before, NULL);
     if (*pid > 0) return WEFT_OK;
@@ -85,11 +69,7 @@ bool weft_process_ended(pid_t pid, bool wait, weft_process_end *end) {
     if (got < 0) return true; /* nobody to wait for: as one that never was */
     end->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     end->status = end->signal ? WEFT_STOP_EXIT + end->signal : WEXITSTATUS(status);
-#ifdef __APPLE__
-    end->memory = usage.ru_maxrss;
-#else
     end->memory = (int64_t)usage.ru_maxrss * 1024;
-#endif
     return true;
 }
 
@@ -123,18 +103,18 @@ void weft_pause(double waited) {
 
 weft_status weft_launch(const weft_config *c, const char *folder,
                         const weft_launch_options *options, pid_t *pid) {
-    char config[WEFT_PATH_MAX], result[WEFT_PATH_MAX], log[WEFT_PATH_MAX], count[16], peak[40];
+    char count[16], peak[40];
     WEFT_TRY(weft_folder_make(folder));
-    WEFT_TRY(weft_path(result, "%s/result.json", folder));
-    WEFT_TRY(weft_path(config, "%s/config", folder));
-    WEFT_TRY(weft_path(log, "%s/log", folder));
+    WEFT_PATH(result, "%s/result.json", folder);
+    WEFT_PATH(config, "%s/config", folder);
+    WEFT_PATH(log, "%s/log", folder);
     WEFT_TRY(weft_config_save(c, config));
     snprintf(count, sizeof count, "%d", options->threads);
     snprintf(peak, sizeof peak, "%.17g", options->peak_flops);
-    const char *words[] = {"train",    "--config", config,      "--out", folder,
-                           "--resume", "--json",   "--threads", count,   "--peak-flops",
-                           peak,       NULL,       NULL,        NULL,    NULL};
-    int n = 11;
+    const char *words[] = {"weft",     "train",  "--config",  config, "--out",        folder,
+                           "--resume", "--json", "--threads", count,  "--peak-flops", peak,
+                           NULL,       NULL,     NULL,        NULL};
+    int n = 12;
     if (options->save_last) words[n++] = "--save-last";
     if (options->from && *options->from) {
         words[n++] = "--from";
@@ -160,7 +140,7 @@ static weft_status measure_once(weft_study *s, int variant, const char *folder, 
     weft_config c;
     weft_process_end end;
     pid_t pid;
-    char log[WEFT_PATH_MAX], line[WEFT_STUDY_LINE];
+    char line[WEFT_STUDY_LINE];
     weft_study_run_config(s, variant, p->config.learning_rate, s->base.seed, &c);
     c.steps = iters;
     c.eval_interval = iters;
@@ -185,7 +165,7 @@ static weft_status measure_once(weft_study *s, int variant, const char *folder, 
         p->seconds_per_iter = (double)weft_study_iter_tokens(&c) / rate;
         return WEFT_OK;
     }
-    WEFT_TRY(weft_path(log, "%s/log", folder));
+    WEFT_PATH(log, "%s/log", folder);
     weft_process_last_line(log, folder, line, sizeof line);
     return weft_fail(WEFT_EIO, "variant '%s' could not be measured: %s", p->variant->name,
                      *line ? line : "its process ended without a word");
@@ -195,13 +175,12 @@ static weft_status measure_once(weft_study *s, int variant, const char *folder, 
  * of what it repeats, since it must do the same. */
 static weft_status measure_variant(weft_study *s, int variant, const char *all, int threads) {
     weft_study_variant *p = &s->built[variant];
-    char folder[WEFT_PATH_MAX];
     int repeats = p->variant->repeats;
     if (repeats >= 0 && s->built[repeats].seconds_per_iter > 0) {
         p->seconds_per_iter = s->built[repeats].seconds_per_iter;
         return WEFT_OK;
     }
-    WEFT_TRY(weft_path(folder, "%s/%d", all, variant));
+    WEFT_PATH(folder, "%s/%d", all, variant);
     WEFT_TRY(measure_once(s, variant, folder, threads, WEFT_MEASURE_ITERS));
     double more = fmin(1 / p->seconds_per_iter, WEFT_MEASURE_MOST);
     if (more >= 2 * WEFT_MEASURE_ITERS) {
@@ -214,8 +193,7 @@ static weft_status measure_variant(weft_study *s, int variant, const char *all, 
 }
 
 weft_status weft_measure_variants(weft_study *s, const char *folder, int threads) {
-    char all[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(all, "%s/measure", folder));
+    WEFT_PATH(all, "%s/measure", folder);
     WEFT_TRY(weft_folder_remove(all));
     WEFT_TRY(weft_folder_make_marked(all));
     weft_status status = WEFT_OK;
@@ -258,10 +236,10 @@ static bool is_held(int fd, char holder[32]) {
 }
 
 weft_status weft_folder_hold(const char *path, int *descriptor) {
-    char lock[WEFT_PATH_MAX], holder[32] = "";
+    char holder[32] = "";
     WEFT_AUTO_CLOSE int fd = -1;
     *descriptor = -1;
-    WEFT_TRY(weft_path(lock, "%s/lock", path));
+    WEFT_PATH(lock, "%s/lock", path);
     WEFT_TRY(weft_file_open_own(lock, &fd));
     if (is_held(fd, holder))
         return WEFT_BAD_INPUT(
@@ -280,11 +258,6 @@ weft_status weft_folder_hold(const char *path, int *descriptor) {
     return WEFT_OK;
 }
 
-int64_t weft_folder_room(const char *path) {
-    struct statvfs is;
-    return statvfs(path, &is) == 0 ? (int64_t)is.f_bavail * (int64_t)is.f_frsize : -1;
-}
-
 void weft_folder_wait(const char *path, double seconds) {
     const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
     char lines[WEFT_PATH_MAX];
@@ -298,9 +271,9 @@ void weft_folder_wait(const char *path, double seconds) {
 }
 
 static weft_status set_aside(weft_database *d, const char *out, const weft_record_run *job) {
-    char path[WEFT_PATH_MAX], aside[WEFT_PATH_MAX];
+    char aside[WEFT_PATH_MAX];
     weft_kind kind;
-    WEFT_TRY(weft_path(path, "%s/%s", out, job->folder));
+    WEFT_PATH(path, "%s/%s", out, job->folder);
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
     for (int i = 1; kind != WEFT_KIND_NOTHING && i < ASIDE_MOST; i++) {
@@ -348,13 +321,12 @@ weft_status weft_weights_remove(const char *folder) {
     WEFT_AUTO(weft_names_free) weft_names names = {0};
     WEFT_TRY(weft_folder_list(folder, &names));
     for (int i = 0; i < names.n; i++) {
-        char path[WEFT_PATH_MAX];
         weft_checkpoint_kind kind;
         const char *name = names.list[i];
         if (strcmp(name, "last") != 0 && strcmp(name, "best") != 0 &&
             weft_checkpoint_step_of(name) < 0)
             continue;
-        WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+        WEFT_PATH(path, "%s/%s", folder, name);
         WEFT_TRY(weft_checkpoint_look(path, &kind));
         if (kind != WEFT_CHECKPOINT_NONE && kind != WEFT_CHECKPOINT_FOREIGN)
             WEFT_TRY(weft_checkpoint_remove(path));

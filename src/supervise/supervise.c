@@ -12,6 +12,7 @@
 #include "train/stop.h"
 
 #include <signal.h>
+#include <sys/statvfs.h>
 
 enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160 };
 
@@ -54,8 +55,10 @@ static int64_t checkpoint_bytes(const supervisor *v, int variant) {
 }
 
 static weft_status check_room(const supervisor *v, int64_t need, int runs) {
-    int64_t room = weft_folder_room(v->options->out);
-    if (room < 0 || room >= need) return WEFT_OK;
+    struct statvfs is;
+    if (statvfs(v->options->out, &is) != 0) return WEFT_OK;
+    int64_t room = (int64_t)is.f_bavail * (int64_t)is.f_frsize;
+    if (room >= need) return WEFT_OK;
     return weft_fail(WEFT_EIO,
                      "%s: no room: the checkpoints of %d runs take about %.1f GB, and %.1f GB are "
                      "free; make room, or take an --out on another disk",
@@ -65,9 +68,8 @@ static weft_status check_room(const supervisor *v, int64_t need, int runs) {
 /* Opens or makes the database; a study that is there already must be this one. */
 static weft_status open_record(supervisor *v) {
     const weft_study_options *o = v->options;
-    char path[WEFT_PATH_MAX];
     bool fresh;
-    WEFT_TRY(weft_path(path, "%s/runs.db", o->out));
+    WEFT_PATH(path, "%s/runs.db", o->out);
     WEFT_TRY(weft_database_open(path, WEFT_DATABASE_MAKE, &v->database, &fresh));
     if (!fresh) {
         WEFT_TRY(weft_record_match(v->database, v->study));
@@ -169,9 +171,9 @@ static weft_status end_well(supervisor *v, const slot *s, const weft_ending *end
 
 static weft_status end_badly(supervisor *v, const slot *s, const weft_process_end *end,
                              const char *given, double seconds) {
-    char why[LINE_ROOM], log[WEFT_PATH_MAX], line[LINE_ROOM], what[LINE_ROOM];
+    char why[LINE_ROOM], line[LINE_ROOM], what[LINE_ROOM];
     const char *kind = end->signal ? "killed" : "failed";
-    WEFT_TRY(weft_path(log, "%s/log", s->folder));
+    WEFT_PATH(log, "%s/log", s->folder);
     weft_process_last_line(log, s->folder, line, sizeof line);
     if (end->signal)
         snprintf(why, sizeof why, "killed by signal %d (%s); its log ends: %.700s", end->signal,
@@ -220,10 +222,10 @@ static weft_status look_at_slots(supervisor *v, bool *moved) {
         if (!s->job || !weft_process_ended(s->pid, false, &end)) continue;
         *moved = true;
         /* What became of a run whose process ended. */
-        char path[WEFT_PATH_MAX], word[16], why[LINE_ROOM], failure[LINE_ROOM];
+        char word[16], why[LINE_ROOM], failure[LINE_ROOM];
         double seconds = weft_clock() - s->begun;
         weft_status status = WEFT_OK;
-        WEFT_TRY(weft_path(path, "%s/result.json", s->folder));
+        WEFT_PATH(path, "%s/result.json", s->folder);
         weft_collect_end(path, word, why, sizeof why);
         weft_ending ending = {.folder = s->folder,
                               .diverged = strcmp(word, "diverged") == 0,
@@ -273,9 +275,8 @@ static weft_status run_jobs(supervisor *v) {
                                           .from = v->study->base.study_from,
                                           .gpu = o->gpus ? o->gpus[i] : NULL};
             weft_config c;
-            char runs[WEFT_PATH_MAX];
             WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
-            WEFT_TRY(weft_path(runs, "%s/runs", o->out));
+            WEFT_PATH(runs, "%s/runs", o->out);
             WEFT_TRY(refuse_link(runs));
             WEFT_TRY(refuse_link(s->folder));
             if (job->begun) weft_folder_wait(s->folder, orphan_seconds);

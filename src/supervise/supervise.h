@@ -38,13 +38,10 @@ typedef struct {
 weft_status weft_study_run(weft_study *s, const weft_study_options *options,
                            weft_study_result *out);
 
-/* A study's folder: holding it against a second study, how much room it has, and what stays in the folders
- * of its runs. */
+/* A study's folder: holding it against a second study, and what stays in the folders of its runs. */
 
 /* Holds it until the descriptor is closed or the process ends. */
 weft_status weft_folder_hold(const char *path, int *descriptor);
-/* Bytes that may still be written there; -1: unknown. */
-int64_t weft_folder_room(const char *path);
 /* Waits until no process trains into a run's folder, at most `seconds`. */
 void weft_folder_wait(const char *path, double seconds);
 
