@@ -15,26 +15,6 @@ static weft_status system_failed(const char *path) {
     return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
 }
 
-static void set_hash(json_t *state, const char *key, uint32_t hash) {
-    char text[16];
-    snprintf(text, sizeof text, "%08x", hash);
-    json_object_set_new(state, key, json_string(text));
-}
-
-static weft_status write_state(const char *folder, const weft_config *c, const weft_train_state *s,
-                               const weft_sum sums[WEFT_PARTS]) {
-    json_t *state =
-        json_pack("{s:s, s:I, s:I, s:o, s:I, s:I, s:I, s:o}", "weft", weft_version(), "iteration",
-                  (json_int_t)s->iteration, "seed", (json_int_t)c->seed, "best_val_loss",
-                  weft_json_number(s->best_val), "skipped", (json_int_t)s->skipped,
-                  "skipped_in_a_row", (json_int_t)s->skipped_row, "logged_every",
-                  (json_int_t)s->logged_every, "files", weft_parts_to_json(sums));
-    if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
-    if (s->has_choices) set_hash(state, "algorithms", s->choices);
-    if (s->has_data) set_hash(state, "dataset_crc32c", s->data);
-    return weft_state_write(folder, state);
-}
-
 static weft_status write_all(const char *folder, const weft_checkpoint *c) {
     weft_sum sums[WEFT_PARTS] = {{0}};
     WEFT_TRY(weft_model_save_summed(c->model, folder, sums));
@@ -42,7 +22,16 @@ static weft_status write_all(const char *folder, const weft_checkpoint *c) {
     WEFT_TRY(weft_optimizer_write(c->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     if (c->tokenizer) WEFT_TRY(weft_tokenizer_save(c->tokenizer, path, &sums[WEFT_PART_TOKENIZER]));
-    return write_state(folder, &c->model->config, c->state, sums);
+    const weft_train_state *s = c->state;
+    json_t *state =
+        weft_json_make("weft:s iteration:I seed:I best_val_loss:f skipped:I "
+                       "skipped_in_a_row:I logged_every:I files:o",
+                       weft_version(), s->iteration, c->model->config.seed, s->best_val, s->skipped,
+                       s->skipped_row, s->logged_every, weft_parts_to_json(sums));
+    if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
+    if (s->has_choices) json_object_set_new(state, "algorithms", json_sprintf("%08x", s->choices));
+    if (s->has_data) json_object_set_new(state, "dataset_crc32c", json_sprintf("%08x", s->data));
+    return weft_state_write(folder, state);
 }
 
 /* The files of RUN/FROM under further names in another folder. */
@@ -71,7 +60,7 @@ static weft_status write_new(const char *run, const char *from, const char *fres
     }
     if (!linked) WEFT_TRY(write_all(fresh, checkpoint));
     WEFT_TRY(weft_folder_sync(fresh));
-    if (weft_checkpoint_verify(fresh) == WEFT_OK) return WEFT_OK;
+    if (weft_state_verify(fresh, WEFT_CHECKPOINT_PARTS) == WEFT_OK) return WEFT_OK;
     /* Whatever it says of the input's fault: it was written just now. */
     return weft_fail(WEFT_EIO, "a checkpoint that was just written reads otherwise: %s",
                      weft_error_message());
@@ -112,7 +101,6 @@ static weft_status remove_older(const char *run, int64_t keep) {
 
 /* The checkpoint that was replaced: step-N, or nothing. One that is not whole is not kept. */
 static weft_status put_aside(const char *run, const char *replaced, int64_t keep) {
-    char path[WEFT_PATH_MAX];
     weft_checkpoint_kind kind;
     WEFT_TRY(weft_checkpoint_look(replaced, &kind));
     int64_t step =
@@ -120,7 +108,7 @@ static weft_status put_aside(const char *run, const char *replaced, int64_t keep
     if (step < 0) {
         WEFT_TRY(weft_checkpoint_remove(replaced));
     } else {
-        WEFT_TRY(weft_path(path, "%s/step-%0*lld", run, STEP_DIGITS, (long long)step));
+        WEFT_PATH(path, "%s/step-%0*lld", run, STEP_DIGITS, (long long)step);
         WEFT_TRY(weft_checkpoint_remove(path));
         if (rename(replaced, path) != 0) return system_failed(path);
     }
@@ -149,9 +137,14 @@ weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep
     return put_aside(run, fresh, keep);
 }
 
-static weft_status check_config(const char *folder, const weft_config *c) {
+weft_status weft_checkpoint_check(const char *run, const char *name, const weft_config *c) {
     weft_config kept;
     WEFT_AUTO_DECREF json_t *state = NULL;
+    WEFT_PATH(folder, "%s/%s", run, name);
+    weft_status status = weft_state_verify(folder, WEFT_CHECKPOINT_PARTS);
+    if (status == WEFT_EINPUT)
+        return weft_fail(status, "%s, as --resume=step-N", weft_error_message());
+    WEFT_TRY(status);
     WEFT_TRY(weft_state_read(folder, &state));
     /* Where there is a checksum of the dataset, that tells another one, wherever it lies. */
     bool data = json_object_get(state, "dataset_crc32c") != NULL;
@@ -168,14 +161,6 @@ static weft_status check_config(const char *folder, const weft_config *c) {
                 folder, o->key, *was ? was : "empty", *is ? is : "empty");
     }
     return WEFT_OK;
-}
-
-weft_status weft_checkpoint_check(const char *run, const char *name, const weft_config *c) {
-    WEFT_PATH(folder, "%s/%s", run, name);
-    weft_status status = weft_checkpoint_verify(folder);
-    if (status == WEFT_EINPUT)
-        return weft_fail(status, "%s, as --resume=step-N", weft_error_message());
-    return status == WEFT_OK ? check_config(folder, c) : status;
 }
 
 /* As many as a training may have iterations. */

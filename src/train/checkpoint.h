@@ -56,17 +56,11 @@ weft_status weft_checkpoint_unused(const char *run);
 
 enum { WEFT_CHECKPOINT_NAME = 32 };
 
-typedef struct {
-    const char *name; /* "step-N", to go on from that one; NULL: last */
-    int64_t logged;   /* the last step that metrics.jsonl tells of */
-    int64_t interval; /* a last was written after so many steps; 0: none ever is */
-} weft_checkpoint_wish;
-
 /* Where a run goes on: puts an interrupted exchange right, removes what a kill left half written or
- * half removed, and names the checkpoint, empty: nothing was saved yet and the run starts. Anything
- * else, such as a last that is gone or cannot be looked at, is an error that names what is there. To
- * be called by whoever holds the run (metrics.h). */
-weft_status weft_checkpoint_choose(const char *run, const weft_checkpoint_wish *wish,
+ * half removed, and names the checkpoint, empty: nothing was saved yet and the run starts. `asked` is
+ * "step-N", to go on from that one; NULL: last. Anything else, such as a last that is gone or cannot be
+ * looked at, is an error that names what is there. To be called by whoever holds the run (metrics.h). */
+weft_status weft_checkpoint_choose(const char *run, const char *asked,
                                    char name[WEFT_CHECKPOINT_NAME]);
 
 /* Checks that the files of RUN/NAME are what was written, and that its config is `c` but for what a
@@ -95,9 +89,6 @@ typedef enum {
 weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out);
 /* An error where it is foreign. */
 weft_status weft_checkpoint_need_own(const char *path, weft_checkpoint_kind *out);
-
-/* That its files are what was written: each of them, its size and its checksum. */
-weft_status weft_checkpoint_verify(const char *path);
 
 /* N of step-N; -1: another name. */
 int64_t weft_checkpoint_step_of(const char *name);

@@ -16,35 +16,26 @@ static weft_status is_right(weft_status status, bool *out) {
     return status == WEFT_EINPUT ? WEFT_OK : status;
 }
 
-weft_status weft_checkpoint_verify(const char *path) {
-    return weft_state_verify(path, WEFT_CHECKPOINT_PARTS);
-}
-
-static weft_status judge(const char *path, const weft_contents *c, weft_checkpoint_kind *out) {
+weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out) {
     WEFT_AUTO_DECREF json_t *state = NULL;
-    bool right;
+    weft_kind kind;
+    weft_contents c;
+    bool own, right;
+    *out = WEFT_CHECKPOINT_FOREIGN;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING) *out = WEFT_CHECKPOINT_NONE;
+    if (kind != WEFT_KIND_FOLDER) return WEFT_OK;
+    WEFT_TRY(weft_contents_read(path, &c, &own));
+    if (!own) return WEFT_OK;
     *out = WEFT_CHECKPOINT_TORN;
-    if (!c->state) return WEFT_OK;
     for (int i = 0; i < WEFT_CHECKPOINT_PARTS; i++)
-        if (!c->file[i]) return WEFT_OK;
+        if (!c.state || !c.file[i]) return WEFT_OK;
     *out = WEFT_CHECKPOINT_BAD;
     WEFT_TRY(is_right(weft_state_read(path, &state), &right));
     if (!right) return WEFT_OK;
     WEFT_TRY(is_right(weft_state_check(path, state, WEFT_CHECKPOINT_PARTS, false), &right));
     if (right) *out = WEFT_CHECKPOINT_WHOLE;
     return WEFT_OK;
-}
-
-weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out) {
-    weft_kind kind;
-    weft_contents c;
-    bool own;
-    *out = WEFT_CHECKPOINT_FOREIGN;
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_NOTHING) *out = WEFT_CHECKPOINT_NONE;
-    if (kind != WEFT_KIND_FOLDER) return WEFT_OK;
-    WEFT_TRY(weft_contents_read(path, &c, &own));
-    return own ? judge(path, &c, out) : WEFT_OK;
 }
 
 weft_status weft_checkpoint_need_own(const char *path, weft_checkpoint_kind *out) {
@@ -134,13 +125,12 @@ static bool is_name(const char *name, const char *const *list) {
 static weft_status find_one(const char *run, const char *name, findings *f) {
     static const char *const lines[] = {"metrics.jsonl", "samples.jsonl", NULL};
     static const char *const files[] = {"config", "result.json", "attention.json", NULL};
-    char path[WEFT_PATH_MAX];
     weft_checkpoint_kind kind = WEFT_CHECKPOINT_NONE;
+    WEFT_PATH(path, "%s/%s", run, name);
     bool last = strcmp(name, "last") == 0, best = strcmp(name, "best") == 0;
     bool step = weft_checkpoint_step_of(name) >= 0;
     if (is_name(name, lines)) {
         int64_t bytes = 0;
-        WEFT_TRY(weft_path(path, "%s/%s", run, name));
         WEFT_TRY(weft_file_size(path, &bytes));
         if (bytes > 0) add_to_list(f, name);
         f->lines = f->lines || bytes > 0;
@@ -151,7 +141,6 @@ static weft_status find_one(const char *run, const char *name, findings *f) {
         if (strcmp(name, files[i]) == 0) f->other = files[i];
     if (strcmp(name, "last.old") == 0) f->last_old = true;
     if (!last && !best && !step) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/%s", run, name));
     WEFT_TRY(weft_checkpoint_look(path, &kind));
     f->last = f->last || last;
     f->best = f->best || best;
@@ -196,8 +185,7 @@ static weft_status clean_one(const char *run, const char *name) {
     WEFT_PATH(path, "%s/%s", run, name);
     if (gone || is_name(name, left)) return weft_checkpoint_remove(path);
     WEFT_TRY(weft_checkpoint_need_own(path, &kind));
-    if (step < 0) return WEFT_OK;
-    if (kind != WEFT_CHECKPOINT_TORN) return WEFT_OK;
+    if (step < 0 || kind != WEFT_CHECKPOINT_TORN) return WEFT_OK;
     weft_log(WEFT_LOG_WARN, "%s: was being removed when the run was cut off; removed", path);
     return weft_checkpoint_remove(path);
 }
@@ -233,17 +221,15 @@ static weft_status choose_named(const char *run, const char *asked,
 
 /* There is no last. It was lost, or a kill came before the first one; then there may be a best,
  * which is written just before it, and is as good to go on from. */
-static weft_status choose_without_last(const char *run, const weft_checkpoint_wish *wish,
-                                       const findings *f, char name[WEFT_CHECKPOINT_NAME]) {
+static weft_status choose_without_last(const char *run, const findings *f,
+                                       char name[WEFT_CHECKPOINT_NAME]) {
     bool saved;
     WEFT_TRY(was_saved(run, &saved));
-    /* Versions before did not note it. */
-    bool due = wish->interval > 0 && wish->logged > wish->interval;
-    if (!f->best && f->steps == 0 && *f->list && (saved || due))
+    if (!f->best && f->steps == 0 && *f->list && saved)
         return WEFT_BAD_INPUT("%s: last/ is gone, and so is every other checkpoint; there is %s; "
                               "another --out starts anew",
                               run, f->list);
-    if (f->steps > 0 || (*f->list && (saved || due)))
+    if (f->steps > 0 || (*f->list && saved))
         return WEFT_BAD_INPUT(
             "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "
             "by name, another --out starts anew",
@@ -258,7 +244,7 @@ static weft_status choose_without_last(const char *run, const weft_checkpoint_wi
     return WEFT_OK;
 }
 
-weft_status weft_checkpoint_choose(const char *run, const weft_checkpoint_wish *wish,
+weft_status weft_checkpoint_choose(const char *run, const char *asked,
                                    char name[WEFT_CHECKPOINT_NAME]) {
     findings f;
     WEFT_AUTO(weft_names_free) weft_names names = {0};
@@ -268,9 +254,9 @@ weft_status weft_checkpoint_choose(const char *run, const weft_checkpoint_wish *
     WEFT_TRY(weft_folder_list(run, &names));
     for (int i = 0; i < names.n; i++)
         WEFT_TRY(clean_one(run, names.list[i]));
-    if (wish->name) return choose_named(run, wish->name, name);
+    if (asked) return choose_named(run, asked, name);
     WEFT_TRY(find_all(run, &f));
-    if (!f.last) return choose_without_last(run, wish, &f, name);
+    if (!f.last) return choose_without_last(run, &f, name);
     snprintf(name, WEFT_CHECKPOINT_NAME, "last");
     return weft_checkpoint_note_saved(run); /* a kill may have come before it was noted */
 }

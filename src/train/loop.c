@@ -50,7 +50,7 @@ typedef struct {
     char resumed[WEFT_CHECKPOINT_NAME];  /* the checkpoint it goes on from; empty: it starts */
 } trainer;
 
-static weft_status open_dataset(trainer *t) {
+static weft_status open_data(trainer *t) {
     const weft_config *c = t->config;
     WEFT_TRY(weft_dataset_open(c, &t->dataset));
     int64_t vocab = weft_dataset_vocab(t->dataset);
@@ -61,22 +61,11 @@ static weft_status open_dataset(trainer *t) {
             c->dataset, (long long)vocab, (long long)c->vocab_size, (long long)vocab);
     const char *metric = weft_dataset_metric(t->dataset);
     if (metric) snprintf(t->result->metric, sizeof t->result->metric, "%s", metric);
-    return WEFT_OK;
+    return weft_dataset_tokenizer(c, &t->tokenizer);
 }
 
 static bool keeps_last(const trainer *t) {
     return t->config->save_checkpoint || t->options->keep_last;
-}
-
-/* Holds the folder, and names in it the checkpoint to go on from, if there is one. */
-static weft_status choose_checkpoint(trainer *t) {
-    const weft_train_options *o = t->options;
-    weft_checkpoint_wish wish = {.name = o->resume_name,
-                                 .interval = keeps_last(t) ? t->config->checkpoint_interval : 0};
-    if (!o->resume) WEFT_TRY(weft_checkpoint_unused(o->out));
-    WEFT_TRY(weft_metrics_hold(o->out, &t->metrics));
-    WEFT_TRY(weft_metrics_logged(t->metrics, &wish.logged));
-    return weft_checkpoint_choose(o->out, &wish, t->resumed);
 }
 
 /* The data that a run goes on with is that which it began with. */
@@ -105,7 +94,11 @@ static weft_status open_model(trainer *t) {
                                   &fit));
         WEFT_TRY(weft_fit_check(&fit, t->backend));
     }
-    if (t->leads) WEFT_TRY(choose_checkpoint(t));
+    if (t->leads) {
+        if (!o->resume) WEFT_TRY(weft_checkpoint_unused(o->out));
+        WEFT_TRY(weft_metrics_hold(o->out, &t->metrics));
+        WEFT_TRY(weft_checkpoint_choose(o->out, o->resume_name, t->resumed));
+    }
     if (!*t->resumed) WEFT_TRY(check_dataset(t));
     if (*t->resumed) {
         WEFT_TRY(weft_checkpoint_check(o->out, t->resumed, c));
@@ -130,11 +123,6 @@ static weft_status open_passes(trainer *t) {
         .comm = t->comm, .dataset = t->dataset, .iteration = t->state.iteration};
     WEFT_TRY(weft_train_step_open(t->optimizer, t->pool, &step, &t->step));
     return weft_validation_open(t->model, t->dataset, t->backend, t->pool, t->comm, &t->validation);
-}
-
-static weft_status open_data(trainer *t) {
-    WEFT_TRY(open_dataset(t));
-    return weft_dataset_tokenizer(t->config, &t->tokenizer);
 }
 
 /* The run's own config, by which it can be gone on with and looked at. A dataset in the run's folder is

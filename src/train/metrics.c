@@ -175,13 +175,6 @@ weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     return WEFT_OK;
 }
 
-weft_status weft_metrics_logged(weft_metrics *m, int64_t *step) {
-    weft_lines lines;
-    WEFT_TRY(weft_lines_read(m->file, m->path, INT64_MAX, 0, &lines));
-    *step = lines.last;
-    return WEFT_OK;
-}
-
 void weft_metrics_last(const char *run, int64_t *step, weft_loss_parts *out) {
     char path[WEFT_PATH_MAX], tail[TAIL + 1];
     WEFT_AUTO_FCLOSE FILE *file = NULL;

@@ -22,8 +22,6 @@ typedef struct {
 
 /* Holds the run's folder until the close: fails where another process trains into it. */
 weft_status weft_metrics_hold(const char *run, weft_metrics **out);
-/* The last step that the lines there tell of; 0: none. */
-weft_status weft_metrics_logged(weft_metrics *m, int64_t *step);
 /* The step and losses of the last whole line of RUN/metrics.jsonl, which may still be written; 0 and NaN where there is
  * none. */
 void weft_metrics_last(const char *run, int64_t *step, weft_loss_parts *out);
