@@ -41,13 +41,7 @@ static weft_status run_job(weft_comm *c, weft_comm_job *job) {
 
 weft_status weft_comm_gather(weft_comm *c, const void *own, int64_t bytes, void *all) {
     memcpy((char *)all + (size_t)(weft_comm_rank(c) * bytes), own, (size_t)bytes);
-    return weft_comm_gather_spans(c, all, weft_comm_size(c), bytes);
-}
-
-static weft_status check_room(int64_t count, int64_t stride) {
-    if (stride <= INT32_MAX / count) return WEFT_OK;
-    return WEFT_BAD_INPUT("%lld records of %lld bytes are too many for one message",
-                          (long long)count, (long long)stride);
+    return weft_comm_gather_records(c, all, weft_comm_size(c), bytes, false);
 }
 
 weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, const int *offsets) {
@@ -61,34 +55,27 @@ weft_status weft_comm_exchange(weft_comm *c, const weft_transfer *transfers, int
     return c ? run_job(c, &job) : WEFT_OK;
 }
 
-/* Every rank's span of the records, or, from 0 on, the round of them that begins there. */
-static weft_status gather_records(weft_comm *c, void *all, int64_t count, int64_t stride,
-                                  int64_t round) {
+/* Spans go at once; of records that were dealt out, one of every rank. */
+weft_status weft_comm_gather_records(weft_comm *c, void *all, int64_t count, int64_t bytes,
+                                     bool dealt) {
+    if (!c) return WEFT_OK;
+    if (bytes > INT32_MAX / count)
+        return WEFT_BAD_INPUT("%lld records of %lld bytes are too many for one message",
+                              (long long)count, (long long)bytes);
     int size = weft_comm_size(c), *parts = weft_message_memory(2 * (size_t)size, sizeof *parts);
     if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    for (int i = 0; i < size; i++) {
-        weft_span s = weft_tree_span(count, i, size);
-        if (round >= 0) s = (weft_span){round + i, round + i < count};
-        parts[i] = (int)(s.count * stride);
-        parts[size + i] = s.count ? (int)(s.first * stride) : 0;
+    weft_status status = WEFT_OK;
+    for (int64_t first = 0; status == WEFT_OK && first < (dealt ? count : 1); first += size) {
+        for (int i = 0; i < size; i++) {
+            weft_span s = weft_tree_span(count, i, size);
+            if (dealt) s = (weft_span){first + i, first + i < count};
+            parts[i] = (int)(s.count * bytes);
+            parts[size + i] = s.count ? (int)(s.first * bytes) : 0;
+        }
+        status = weft_comm_gather_parts(c, all, parts, parts + size);
     }
-    weft_status status = weft_comm_gather_parts(c, all, parts, parts + size);
     weft_message_done(parts, status);
     return status;
-}
-
-weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride) {
-    if (!c) return WEFT_OK;
-    WEFT_TRY(check_room(count, stride));
-    return gather_records(c, all, count, stride, -1);
-}
-
-weft_status weft_comm_gather_strided(weft_comm *c, void *all, int64_t count, int64_t stride) {
-    if (!c) return WEFT_OK;
-    WEFT_TRY(check_room(count, stride));
-    for (int64_t first = 0; first < count; first += weft_comm_size(c))
-        WEFT_TRY(gather_records(c, all, count, stride, first));
-    return WEFT_OK;
 }
 
 weft_status weft_comm_broadcast(weft_comm *c, void *data, int64_t bytes) {

@@ -80,13 +80,12 @@ void weft_message_done(void *memory, weft_status status);
 /* Jobs that are waited for at once. */
 /* own [bytes] of each rank to all [ranks, bytes] on every rank. */
 weft_status weft_comm_gather(weft_comm *c, const void *own, int64_t bytes, void *all);
-/* `count` records of `stride` bytes each, of which every rank has made its span (share.h): all of them to
- * every rank. */
-weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride);
+/* `count` records of so many bytes each, of which every rank has made its span (share.h), or, where they
+ * were `dealt` out, rank r has made r, r + ranks, r + 2 ranks, ...: all of them to every rank. */
+weft_status weft_comm_gather_records(weft_comm *c, void *all, int64_t count, int64_t bytes,
+                                     bool dealt);
 /* Every rank's part of `all`, of bytes[rank] at offsets[rank], to every rank. */
 weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, const int *offsets);
-/* The same where rank r has made records r, r + ranks, r + 2 ranks, ... */
-weft_status weft_comm_gather_strided(weft_comm *c, void *all, int64_t count, int64_t stride);
 /* Messages between ranks, at once. */
 weft_status weft_comm_exchange(weft_comm *c, const weft_transfer *transfers, int64_t n);
 /* Rank 0's bytes to all; any number of them. */

@@ -325,7 +325,7 @@ weft_status weft_gradients_mean(weft_gradients *g) {
         WEFT_TRY(weft_reduce_end(g->reduce));
     } else if (g->rows) {
         g->rows->scale(g->queue, g->levels[0], (float)(1.0 / (double)g->count),
-                       weft_partition_bytes(&g->shards) / (int64_t)sizeof(float));
+                       weft_partition_offset(&g->shards, g->n) / (int64_t)sizeof(float));
     } else {
         weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, g);
     }
@@ -343,24 +343,27 @@ weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
 
 /* What adds the ranks' nodes: from GPU to GPU, else in the host's memory. */
 static weft_status make_reduce(weft_gradients *g) {
+    bool shared = g->own_at, exact = weft_optimizer_model(g->optimizer)->config.deterministic;
     weft_reduce_options options = {.comm = g->comm,
                                    .backend = g->backend,
                                    .pool = g->pool,
                                    .tree = &g->tree,
                                    .cut = &g->shards.cut,
                                    .is_double = g->dtype == WEFT_F64,
-                                   .plain =
-                                       !weft_optimizer_model(g->optimizer)->config.deterministic,
+                                   .plain = !shared && !exact,
                                    .scatter = weft_optimizer_shards(g->optimizer) != NULL,
-                                   .rows = g->levels,
+                                   .rows = shared ? NULL : g->levels,
                                    .link = g->link,
-                                   .queue = g->queue};
+                                   .queue = g->queue,
+                                   .pack = shared ? pack : NULL,
+                                   .add = shared ? add_round : NULL,
+                                   .context = g};
     return weft_reduce_create(&options, &g->reduce);
 }
 
 /* Under each node of this rank lie the sums of those before it. */
 static weft_status allocate_levels(weft_gradients *g) {
-    int64_t bytes = weft_partition_bytes(&g->shards);
+    int64_t bytes = weft_partition_offset(&g->shards, g->n);
     int depth = 1;
     for (int k = 0; k < g->nodes; k++) {
         int of_node = k + weft_tree_depth(g->tree.nodes[g->first_node + k].count);
@@ -410,17 +413,7 @@ static weft_status make_shared(weft_gradients *g) {
     g->tree.n_nodes = cut->size;
     for (int q = 0; q < cut->size; q++)
         g->tree.nodes[q] = (weft_tree_node){q, 1, q};
-    weft_reduce_options sum = {.comm = g->comm,
-                               .backend = g->backend,
-                               .pool = g->pool,
-                               .tree = &g->tree,
-                               .cut = cut,
-                               .is_double = g->dtype == WEFT_F64,
-                               .scatter = true,
-                               .pack = pack,
-                               .add = add_round,
-                               .context = g};
-    WEFT_TRY(weft_reduce_create(&sum, &g->reduce));
+    WEFT_TRY(make_reduce(g));
     return weft_optimizer_bind(g->optimizer, g->from, g->mean ? g->mean : g->levels[0]);
 }
 
@@ -510,7 +503,7 @@ void weft_gradients_destroy(weft_gradients *g) {
         if (g->own_at)
             free(g->levels[i]);
         else if (g->levels[i])
-            g->backend->release(g->levels[i], weft_partition_bytes(&g->shards));
+            g->backend->release(g->levels[i], weft_partition_offset(&g->shards, g->n));
     weft_partition_free(&g->shards);
     WEFT_FREE(g->made_by, g->due, g->finished, g->from, g->list, g->own_at, g);
 }

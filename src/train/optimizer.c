@@ -10,7 +10,6 @@
 #include <limits.h>
 #include <math.h>
 
-/* The options of the config for a step. */
 static weft_adam_options adam_options(const weft_config *c) {
     weft_adam_options o = {.beta1 = c->adam_beta1,
                            .beta2 = c->adam_beta2,
@@ -35,18 +34,19 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
 }
 
-/* The type of a kind of state. */
 static weft_dtype kind_dtype(const weft_optimizer *o, int kind) {
     return kind == WEFT_STATE_MASK ? WEFT_I8 : o->dtype;
 }
 
 /* Adds a tensor to the list; its memory follows when all are known. */
-static weft_status list_state(weft_optimizer *o, int number, const weft_weight *like) {
-    const char *kind = weft_state_kinds[number];
-    weft_dtype dtype = kind_dtype(o, number);
+static weft_status list_state(weft_optimizer *o, int kind, const weft_weight *like) {
+    static const char *const kinds[] = {"m", "v", "v_max", "master", "mask", "start", "state"};
+    weft_dtype dtype = kind_dtype(o, kind);
     char *name = o->names[o->n_state];
-    int length = like->name ? snprintf(name, WEFT_STATE_NAME, "%s.%s", kind, like->name)
-                            : snprintf(name, WEFT_STATE_NAME, "%s", kind);
+    int length = like->name ? snprintf(name, WEFT_STATE_NAME, "%s.%s", kinds[kind], like->name)
+                            : snprintf(name, WEFT_STATE_NAME, "%s", kinds[kind]);
+    o->keys[o->n_state] =
+        (weft_state_key){kind, kind == WEFT_STATE_CONTROL ? 0 : like - o->model->weights};
     if (length >= WEFT_STATE_NAME)
         return weft_fail(WEFT_EBUG, "optimizer: the name of '%s' is too long", like->name);
     weft_weight *w = &o->state[o->n_state++];
@@ -56,7 +56,6 @@ static weft_status list_state(weft_optimizer *o, int number, const weft_weight *
     return WEFT_OK;
 }
 
-/* Whether there is a kind of state of a weight. */
 static bool has_kind(const weft_optimizer *o, int kind, int64_t weight) {
     const weft_weight *w = &o->model->weights[weight];
     const weft_config *c = &o->model->config;
@@ -72,15 +71,27 @@ static weft_status list_states(weft_optimizer *o) {
     int64_t most = m->n_weights * WEFT_STATE_CONTROL + 1;
     o->state = calloc((size_t)most, sizeof *o->state);
     o->names = calloc((size_t)most, sizeof *o->names);
-    if (!o->state || !o->names) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    for (int64_t i = 0; i < m->n_weights; i++) {
+    o->keys = calloc((size_t)most, sizeof *o->keys);
+    if (!o->state || !o->names || !o->keys) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    for (int64_t i = 0; i < m->n_weights; i++)
         for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
             if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
-    }
     weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
     WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
     qsort(o->state, (size_t)o->n_state, sizeof *o->state, by_name);
     return WEFT_OK;
+}
+
+weft_state_key weft_optimizer_key(const weft_optimizer *o, int64_t index) {
+    return o->keys[(o->state[index].name - o->names[0]) / WEFT_STATE_NAME];
+}
+
+int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weight) {
+    for (int64_t i = 0; i < o->n_state; i++) {
+        weft_state_key key = weft_optimizer_key(o, i);
+        if (key.kind == kind && key.weight == weight) return i;
+    }
+    return -1;
 }
 
 /* One slot a weight, or one for each stretch that this rank owns. */
@@ -122,8 +133,11 @@ static weft_status allocate_states(weft_optimizer *o) {
     if (!o->memory)
         return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
     place_slots(o, o->memory);
-    for (int64_t i = 0; !o->sharded && i < o->n_state; i++)
-        o->state[i].data = weft_optimizer_state_at(o, i);
+    for (int64_t i = 0; !o->sharded && i < o->n_state; i++) {
+        weft_state_key key = weft_optimizer_key(o, i);
+        bool control = key.kind == WEFT_STATE_CONTROL;
+        o->state[i].data = control ? o->control_state : o->slots[key.weight].of[key.kind];
+    }
     WEFT_TRY(weft_mirror_create(o->memory, bytes, &o->mirror));
     WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
     WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
@@ -137,14 +151,15 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     *out = NULL;
     WEFT_AUTO(weft_optimizer_destroy_at) weft_optimizer *o = calloc(1, sizeof *o);
     if (!o) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    o->model = m;
-    o->backend = backend;
-    o->pool = pool;
-    o->dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
-    o->options = adam_options(&m->config);
-    o->amsgrad = m->config.optimizer == WEFT_OPTIMIZER_ADAMWSPAM && m->config.spam_amsgrad;
-    o->comm = comm;
-    o->sharded = comm && m->config.shard != WEFT_SHARD_NONE;
+    *o = (weft_optimizer){.model = m,
+                          .backend = backend,
+                          .pool = pool,
+                          .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32,
+                          .options = adam_options(&m->config),
+                          .amsgrad = m->config.optimizer == WEFT_OPTIMIZER_ADAMWSPAM &&
+                                     m->config.spam_amsgrad,
+                          .comm = comm,
+                          .sharded = comm && m->config.shard != WEFT_SHARD_NONE};
     WEFT_TRY(list_states(o));
     if (o->sharded) WEFT_TRY(weft_optimizer_shard_open(o));
     WEFT_TRY(list_slots(o));
@@ -170,7 +185,7 @@ void weft_optimizer_destroy(weft_optimizer *o) {
     unbind(o);
     if (o->sharded) weft_optimizer_shard_close(o);
     weft_mirror_destroy(o->mirror);
-    WEFT_FREE(o->slots, o->memory, o->names, o->state, o);
+    WEFT_FREE(o->slots, o->memory, o->names, o->keys, o->state, o);
 }
 
 WEFT_GETTER(const weft_model *, weft_optimizer_model, weft_optimizer, model)
@@ -364,20 +379,16 @@ bool weft_all_finite(weft_dtype dtype, const void *data, int64_t count) {
     return isfinite(value);
 }
 
-/* Whether a slot's gradient is finite; true also where it cannot be read. */
-static bool is_finite(const weft_optimizer *o, int64_t slot) {
-    weft_gradient g = o->bound[slot];
-    int64_t count = g.data ? o->slots[slot].part.count : 0;
-    int64_t bytes = count * (int64_t)weft_dtype_size(g.dtype);
-    WEFT_AUTO_FREE void *host = malloc((size_t)bytes + 1);
-    bool there = host && o->backend->download(host, g.data, bytes) == WEFT_OK;
-    return !there || weft_all_finite(g.dtype, host, count);
-}
-
 const char *weft_optimizer_find_bad(const weft_optimizer *o) {
     int64_t n = o->model->n_weights, bad = n, first = n;
-    for (int64_t i = 0; o->bound && bad == n && i < o->n_slots; i++)
-        if (!is_finite(o, i)) bad = o->slots[i].part.weight;
+    for (int64_t i = 0; o->bound && bad == n && i < o->n_slots; i++) {
+        weft_gradient g = o->bound[i];
+        int64_t count = g.data ? o->slots[i].part.count : 0;
+        int64_t bytes = count * (int64_t)weft_dtype_size(g.dtype);
+        WEFT_AUTO_FREE void *host = malloc((size_t)bytes + 1);
+        bool there = host && o->backend->download(host, g.data, bytes) == WEFT_OK;
+        if (there && !weft_all_finite(g.dtype, host, count)) bad = o->slots[i].part.weight;
+    }
     int ranks = o->sharded ? o->shards.cut.size : 1;
     WEFT_AUTO_FREE int64_t *all = calloc((size_t)ranks, sizeof *all);
     if (all && weft_comm_gather(o->sharded ? o->comm : NULL, &bad, sizeof bad, all) == WEFT_OK)

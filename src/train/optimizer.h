@@ -42,12 +42,11 @@ typedef struct {
     weft_cut cut;
 } weft_partition;
 
-/* The model must outlive it. comm NULL: one rank owns all. */
+/* The model must outlive it. comm NULL: one rank owns all. To be freed after a failure too. */
 weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft_partition *out);
 void weft_partition_free(weft_partition *s);
 
-/* Bytes of the row, and where a weight begins in it. */
-int64_t weft_partition_bytes(const weft_partition *s);
+/* Where a weight begins in the row, in bytes; of the number of weights: its end. */
 int64_t weft_partition_offset(const weft_partition *s, int64_t weight);
 
 /* What a rank owns as stretches, in the order of the row; those that touch are one. Room for one a

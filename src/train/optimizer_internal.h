@@ -7,8 +7,7 @@
 
 enum { WEFT_STATE_NAME = 160 };
 
-/* The kinds of state of a weight, and behind them the controlling state; weft_state_kinds are their
- * names. */
+/* The kinds of state of a weight, and behind them the controlling state. */
 enum {
     WEFT_STATE_M,
     WEFT_STATE_V,
@@ -18,7 +17,11 @@ enum {
     WEFT_STATE_START, /* the weight before the first step */
     WEFT_STATE_CONTROL
 };
-extern const char *const weft_state_kinds[WEFT_STATE_CONTROL + 1];
+
+typedef struct {
+    int kind;
+    int64_t weight;
+} weft_state_key;
 
 /* A stretch of a weight and what belongs to it, in the host's memory; NULL: not there. */
 typedef struct {
@@ -38,6 +41,7 @@ struct weft_optimizer {
     weft_weight *state; /* [n_state], by name; without data where it is shared */
     int64_t n_state;
     char (*names)[WEFT_STATE_NAME];
+    weft_state_key *keys; /* of the names */
     void *memory;
     weft_mirror *mirror; /* of the memory */
     int64_t seen;        /* changes of the model's weights by the host that the masters know of */
@@ -88,8 +92,8 @@ int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weigh
 /* A number of the controlling state. */
 weft_status weft_optimizer_number(const weft_optimizer *o, int index, double *out);
 
-/* The memory of a tensor of the state that is not shared. */
-void *weft_optimizer_state_at(const weft_optimizer *o, int64_t index);
+/* What a tensor of the state is of. */
+weft_state_key weft_optimizer_key(const weft_optimizer *o, int64_t index);
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o);
 void weft_optimizer_shard_close(weft_optimizer *o);

@@ -52,15 +52,12 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
     out->chunks = calloc((size_t)n + 1, sizeof *out->chunks);
     out->borders = calloc((size_t)n + 1, sizeof *out->borders);
     out->first = calloc((size_t)m->n_weights + 1, sizeof *out->first);
-    if (!out->chunks || !out->borders || !out->first) {
-        weft_partition_free(out);
+    if (!out->chunks || !out->borders || !out->first)
         return weft_fail(WEFT_ENOMEM, "training: no memory");
-    }
     out->cut = (weft_cut){.borders = out->borders, .size = weft_comm_size(comm)};
     list_chunks(out);
     int64_t largest = weft_cut_largest(&out->cut) * (int64_t)weft_dtype_size(out->dtype);
     if (largest <= INT32_MAX) return WEFT_OK;
-    weft_partition_free(out);
     return WEFT_BAD_INPUT(
         "training: a rank's matrices make a message of %lld bytes, past 2^31 - 1; "
         "take CONFIG_SHARD=\"none\", or CONFIG_OPTIMIZER=\"adamw\"",
@@ -70,10 +67,6 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
 void weft_partition_free(weft_partition *s) {
     WEFT_FREE(s->chunks, s->borders, s->first);
     *s = (weft_partition){0};
-}
-
-int64_t weft_partition_bytes(const weft_partition *s) {
-    return s->borders[s->cut.n_blocks] * (int64_t)weft_dtype_size(s->dtype);
 }
 
 int64_t weft_partition_offset(const weft_partition *s, int64_t weight) {
@@ -240,22 +233,17 @@ static weft_status begin_weights(weft_optimizer *o, int64_t bucket, weights_job 
     return weft_comm_begin(o->comm, &w->job);
 }
 
-static weft_status end_weights(weft_optimizer *o, weights_job *w) {
-    WEFT_TRY(weft_comm_wait(o->comm, &w->job));
-    for (int64_t i = 0; o->backend->remote && i < w->job.count; i++) {
-        const weft_transfer *t = &w->transfers[i];
-        if (!t->send)
-            WEFT_TRY(o->backend->upload(weft_mirror_at(o->model->mirror, o->backend, t->data),
-                                        t->data, t->bytes));
-    }
-    return WEFT_OK;
-}
-
 static weft_status give_weights(weft_optimizer *o, weights_job *jobs) {
     int64_t n = weft_cut_buckets(&o->shards.cut);
     for (int64_t b = 0; b < n + UNDER_WAY; b++) {
         weights_job *w = &jobs[b % UNDER_WAY];
-        if (b >= UNDER_WAY) WEFT_TRY(end_weights(o, w));
+        if (b >= UNDER_WAY) WEFT_TRY(weft_comm_wait(o->comm, &w->job));
+        for (int64_t i = 0; o->backend->remote && i < w->job.count; i++) {
+            const weft_transfer *t = &w->transfers[i];
+            if (!t->send)
+                WEFT_TRY(o->backend->upload(weft_mirror_at(o->model->mirror, o->backend, t->data),
+                                            t->data, t->bytes));
+        }
         if (b < n) WEFT_TRY(begin_weights(o, b, w));
     }
     return WEFT_OK;
@@ -289,42 +277,8 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
     return status;
 }
 
-const char *const weft_state_kinds[WEFT_STATE_CONTROL + 1] = {"m",    "v",     "v_max", "master",
-                                                              "mask", "start", "state"};
-
-/* One tensor of the state. */
-typedef struct {
-    int kind; /* WEFT_STATE_M and so on */
-    int64_t weight;
-} state_key;
-
-static state_key key_of(const weft_optimizer *o, int64_t index) {
-    const char *name = o->state[index].name, *dot = strchr(name, '.');
-    state_key key = {.kind = WEFT_STATE_CONTROL};
-    for (int k = 0; dot && k < WEFT_STATE_CONTROL; k++)
-        if (strncmp(name, weft_state_kinds[k], (size_t)(dot - name)) == 0 &&
-            !weft_state_kinds[k][dot - name])
-            key.kind = k;
-    while (dot && strcmp(o->model->weights[key.weight].name, dot + 1) != 0)
-        key.weight++;
-    return key;
-}
-
-void *weft_optimizer_state_at(const weft_optimizer *o, int64_t index) {
-    state_key key = key_of(o, index);
-    return key.kind == WEFT_STATE_CONTROL ? o->control_state : o->slots[key.weight].of[key.kind];
-}
-
-int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weight) {
-    char name[WEFT_STATE_NAME];
-    snprintf(name, sizeof name, "%s.%s", weft_state_kinds[kind], o->model->weights[weight].name);
-    for (int64_t i = 0; i < o->n_state; i++)
-        if (strcmp(o->state[i].name, name) == 0) return i;
-    return -1;
-}
-
 /* This rank's memory of a stretch that it owns. */
-static unsigned char *find_own(const weft_optimizer *o, const state_key *key,
+static unsigned char *find_own(const weft_optimizer *o, const weft_state_key *key,
                                const weft_stretch *part) {
     for (int64_t i = 0; i < o->n_slots; i++) {
         const weft_stretch *p = &o->slots[i].part;
@@ -336,7 +290,7 @@ static unsigned char *find_own(const weft_optimizer *o, const state_key *key,
 weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned char *tensor,
                                 bool collect) {
     const weft_partition *s = &o->shards;
-    state_key key = key_of(o, index);
+    weft_state_key key = weft_optimizer_key(o, index);
     int64_t size = (int64_t)weft_dtype_size(o->state[index].dtype), n = 0;
     if (key.kind == WEFT_STATE_CONTROL) { /* every rank has it */
         if (!collect) return weft_comm_broadcast(o->comm, o->control_state, o->state[index].bytes);
@@ -402,7 +356,7 @@ static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned c
     *tensor = weft_message_memory((size_t)w->bytes, 1);
     if (!*tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", w->name);
     memcpy(*tensor, weft_safetensors_find(o->file, w->name)->data, (size_t)w->bytes);
-    if (key_of(o, index).kind == WEFT_STATE_CONTROL)
+    if (weft_optimizer_key(o, index).kind == WEFT_STATE_CONTROL)
         memcpy(o->control_state, *tensor, (size_t)w->bytes);
     return WEFT_OK;
 }

@@ -54,12 +54,6 @@ static int64_t part_of(const weft_train_step *s, int64_t i) {
     return s->first + i * s->stride;
 }
 
-/* `stride` bytes of every micro-batch to all ranks. */
-static weft_status gather(weft_train_step *s, void *all, int64_t stride) {
-    if (s->stride > 1) return weft_comm_gather_strided(s->comm, all, s->parts, stride);
-    return weft_comm_gather_spans(s->comm, all, s->parts, stride);
-}
-
 /* What each micro-batch divides its sum of cross-entropies by, so that the mean over micro-batches is
  * the mean over targets. Where they have equally many targets it is that number. */
 static weft_status share_targets(weft_train_step *s, const int32_t *targets) {
@@ -94,7 +88,7 @@ static weft_status compare_contexts(weft_train_step *s, const int32_t *tokens, c
             weft_contrast_add(s->contrast, part_of(s, i), tokens + i * s->micro * s->time, &own));
     }
     void *contexts = weft_contrast_contexts(s->contrast, &stride);
-    WEFT_TRY(gather(s, contexts, stride));
+    WEFT_TRY(weft_comm_gather_records(s->comm, contexts, s->parts, stride, s->stride > 1));
     return weft_contrast_compare(s->contrast, loss);
 }
 
@@ -116,7 +110,8 @@ weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
         WEFT_TRY(weft_gradients_add(s->gradients)); /* into the tree */
     }
     WEFT_TRY(weft_gradients_mean(s->gradients)); /* over all ranks */
-    WEFT_TRY(gather(s, s->losses, sizeof *s->losses));
+    WEFT_TRY(
+        weft_comm_gather_records(s->comm, s->losses, s->parts, sizeof *s->losses, s->stride > 1));
     for (int64_t i = 0; i < s->parts; i++)
         weft_loss_parts_add(out, &s->losses[i], 1.0 / (double)s->parts);
     if (!s->contrast) return WEFT_OK;

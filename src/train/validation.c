@@ -118,7 +118,7 @@ weft_status weft_validation_run(weft_validation *v, double *loss, double *metric
         WEFT_TRY(weft_prefetch_next(feed, &b));
         WEFT_TRY(run_one(v, b, &v->runs[i]));
     }
-    WEFT_TRY(weft_comm_gather_spans(v->comm, v->runs, runs, sizeof *v->runs));
+    WEFT_TRY(weft_comm_gather_records(v->comm, v->runs, runs, sizeof *v->runs, false));
     for (int64_t s = 0; s < v->samples; s++)
         sum += weft_run_losses_join(v->runs + s * v->parts, v->parts);
     for (int64_t i = 0; i < runs; i++) {
