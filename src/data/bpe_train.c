@@ -33,12 +33,6 @@ typedef struct {
     int32_t pair;
 } candidate;
 
-/* A pair, and what it makes. */
-typedef struct {
-    uint64_t key;
-    int32_t made;
-} merge;
-
 struct weft_bpe_trainer {
     weft_tokenizer *texts; /* of the words: a table of their bytes is what it is used as */
     word *words;
@@ -52,8 +46,6 @@ struct weft_bpe_trainer {
     int64_t n_heap, heap_room;
     int32_t *touched; /* pairs that became more frequent */
     int64_t n_touched, touched_room;
-    merge *merges;
-    int64_t n_merges, merges_room;
 };
 
 static weft_status no_memory(void) {
@@ -77,7 +69,7 @@ void weft_bpe_trainer_close(weft_bpe_trainer *b) {
     for (int64_t i = 0; i < b->n_pairs; i++)
         free(b->pairs[i].words);
     weft_tokenizer_close(b->texts);
-    WEFT_FREE(b->words, b->symbols, b->pairs, b->pair_slots, b->heap, b->touched, b->merges, b);
+    WEFT_FREE(b->words, b->symbols, b->pairs, b->pair_slots, b->heap, b->touched, b);
 }
 
 WEFT_GETTER(int64_t, weft_bpe_trainer_words, weft_bpe_trainer, texts->vocab)
@@ -294,6 +286,9 @@ static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, 
     static const char end[] = "<|endoftext|>";
     WEFT_TRY(weft_tokenizer_number_bytes(t));
     if (!spell_words(b, t) || !count_pairs(b)) return no_memory();
+    /* Every merge shortens a word. */
+    int64_t most = (int64_t)b->texts->pool_used;
+    WEFT_TRY(weft_tokenizer_reserve_merges(t, most < vocab ? most : vocab));
     while (t->vocab < vocab - 1 && b->n_heap > 0) {
         candidate top = heap_pop(b);
         int64_t count = b->pairs[top.pair].count;
@@ -305,16 +300,10 @@ static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, 
         int32_t made = -1;
         uint64_t key = b->pairs[top.pair].key;
         WEFT_TRY(make_token(t, key, &made));
-        if (!weft_grow_list(&b->merges, &b->merges_room, b->n_merges + 1, sizeof *b->merges))
-            return no_memory();
-        b->merges[b->n_merges++] = (merge){key, made};
+        weft_tokenizer_add_merge(t, (int32_t)(key >> 32), (int32_t)(key & 0xFFFFFFFF), made);
         if (!join_pair(b, top.pair, made)) return no_memory();
         if (watch) watch(context, t->vocab);
     }
-    WEFT_TRY(weft_tokenizer_reserve_merges(t, b->n_merges));
-    for (int64_t i = 0; i < b->n_merges; i++)
-        weft_tokenizer_add_merge(t, (int32_t)(b->merges[i].key >> 32),
-                                 (int32_t)(b->merges[i].key & 0xFFFFFFFF), b->merges[i].made);
     int32_t id = (int32_t)t->vocab;
     WEFT_TRY(weft_tokenizer_add_token(t, id, end, sizeof end - 1, false));
     WEFT_TRY(weft_tokenizer_add_special(t, end, id, true));

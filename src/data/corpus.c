@@ -52,12 +52,8 @@ static void put(document *d, const char *text) {
 }
 
 static void put_number(document *d, uint32_t number) {
-    char digits[10];
-    size_t at = sizeof digits;
-    do
-        digits[--at] = (char)('0' + number % 10);
-    while (number /= 10);
-    put_bytes(d, digits + at, sizeof digits - at);
+    char digits[16];
+    put_bytes(d, digits, (size_t)snprintf(digits, sizeof digits, "%u", number));
 }
 
 /* "a brass lantern", "an old key". */
@@ -162,20 +158,11 @@ static void put_sentence(document *d, const char *sentence) {
     }
 }
 
-static void append(char word[NAME_ROOM], const char *part) {
-    size_t at = strlen(word);
-    for (; *part && at + 1 < NAME_ROOM; part++)
-        word[at++] = *part;
-    word[at] = '\0';
-}
-
 /* Returns whether it is a woman's. */
 static bool draw_name(document *d, char name[NAME_ROOM]) {
     uint32_t she = draw(d, 2);
-    name[0] = '\0';
-    append(name, PICK(d, NAME_STARTS));
-    append(name, PICK(d, NAME_MIDDLES));
-    append(name, PICK(d, NAME_ENDS[she]));
+    const char *start = PICK(d, NAME_STARTS), *middle = PICK(d, NAME_MIDDLES);
+    snprintf(name, NAME_ROOM, "%s%s%s", start, middle, PICK(d, NAME_ENDS[she]));
     return she;
 }
 
@@ -237,13 +224,6 @@ static void put_sums(document *d) {
     put_sentence(d, "The last answer is $3.");
 }
 
-static void put_boxes(document *d) {
-    put_sentence(d, "Boxes of $P\n\n");
-    for (uint32_t left = 2 + draw(d, 4); left; left--)
-        put_sentence(d, "box $b\n");
-    put_sentence(d, "All boxes belong to $H.");
-}
-
 int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
                              char text[WEFT_CORPUS_DOCUMENT]) {
     document d;
@@ -258,9 +238,8 @@ int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
     do
         draw_name(&d, d.friend);
     while (strcmp(d.friend, d.hero) == 0);
-    d.place[0] = '\0';
-    append(d.place, PICK(&d, PLACE_STARTS));
-    append(d.place, PICK(&d, PLACE_ENDS));
+    const char *place = PICK(&d, PLACE_STARTS);
+    snprintf(d.place, NAME_ROOM, "%s%s", place, PICK(&d, PLACE_ENDS));
     d.trade = PICK(&d, TRADES);
     d.object_index = draw(&d, COUNT(THINGS));
     d.object = THINGS[d.object_index];
@@ -303,8 +282,12 @@ int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
         put_packing_list(&d);
     else if (kind < 15)
         put_sums(&d);
-    else
-        put_boxes(&d);
+    else {
+        put_sentence(&d, "Boxes of $P\n\n");
+        for (uint32_t left = 2 + draw(&d, 4); left; left--)
+            put_sentence(&d, "box $b\n");
+        put_sentence(&d, "All boxes belong to $H.");
+    }
     d.room = WEFT_CORPUS_DOCUMENT;
     put(&d, "\n\n\n");
     return d.length;

@@ -238,17 +238,6 @@ weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
     return WEFT_OK;
 }
 
-/* The shard and the position in it of the window that is `at`-th of all. */
-static const shard *find_window(const shard_list *list, int64_t time, int64_t *at) {
-    for (int64_t i = 0; i < list->count; i++) {
-        int64_t starts = list->all[i].count - time;
-        if (starts <= 0) continue;
-        if (*at < starts) return &list->all[i];
-        *at -= starts;
-    }
-    return NULL;
-}
-
 weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p, int64_t time,
                              int32_t *tokens, int32_t *targets) {
     const shard_list *list = &s->splits[p->split];
@@ -262,7 +251,9 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
     weft_random_stream random = weft_random_stream_at(p, "data.shards.train", "data.shards.val", 0);
     uint64_t high = weft_random_stream_word(&random), low = weft_random_stream_word(&random);
     int64_t at = (int64_t)((high << 32 | low) % (uint64_t)starts);
-    const shard *from = find_window(list, time, &at);
+    const shard *from = list->all; /* of the window that is `at`-th of all */
+    for (; from->count <= time || at >= from->count - time; from++)
+        if (from->count > time) at -= from->count - time;
     struct stat is; /* another file of that name is no matter: the map is of the old one */
     if (stat(from->path, &is) == 0 && is.st_dev == from->device && is.st_ino == from->inode &&
         is.st_size < from->bytes)

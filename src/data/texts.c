@@ -229,14 +229,6 @@ static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
     return WEFT_OK;
 }
 
-static weft_status put_in_place(job *j, const char *out) {
-    if (!weft_shard_writer_tokens(j->writers[0]) && !weft_shard_writer_tokens(j->writers[1]))
-        return WEFT_BAD_INPUT("there is no text in the input");
-    WEFT_PATH(path, "%s/tokenizer.json", out);
-    if (j->tokenizer && !j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
-    return weft_shard_writers_commit(j->writers, 2);
-}
-
 /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
 static weft_status check_tokenizer(job *j, const char *out) {
     weft_kind kind;
@@ -249,16 +241,6 @@ static weft_status check_tokenizer(job *j, const char *out) {
         "%s: is there already and is not the tokenizer of these shards; name another folder", path);
 }
 
-static weft_status open_texts(job *j, const weft_input_options *input) {
-    WEFT_TRY(weft_input_open(input, &j->input));
-    int threads = weft_pool_size(j->pool);
-    j->encoders = calloc((size_t)threads, sizeof *j->encoders);
-    if (!j->encoders) return weft_fail(WEFT_ENOMEM, "no memory to encode with");
-    for (int i = 0; i < threads; i++)
-        WEFT_TRY(weft_encoder_open(j->tokenizer, &j->encoders[i]));
-    return WEFT_OK;
-}
-
 static weft_status open_job(job *j, const weft_input_options *input, const char *out,
                             int64_t shard_tokens) {
     int64_t vocab = 0;
@@ -267,7 +249,12 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
         vocab = weft_tokenizer_vocab(j->tokenizer);
     else
         WEFT_TRY(find_width(input, &vocab));
-    if (!j->copies) WEFT_TRY(open_texts(j, input));
+    int threads = j->copies ? 0 : weft_pool_size(j->pool);
+    if (!j->copies) WEFT_TRY(weft_input_open(input, &j->input));
+    j->encoders = calloc((size_t)threads + 1, sizeof *j->encoders);
+    if (!j->encoders) return weft_fail(WEFT_ENOMEM, "no memory to encode with");
+    for (int i = 0; i < threads; i++)
+        WEFT_TRY(weft_encoder_open(j->tokenizer, &j->encoders[i]));
     WEFT_TRY(weft_path_kind(out, &kind));
     if (kind == WEFT_KIND_FILE || kind == WEFT_KIND_OTHER)
         return WEFT_BAD_INPUT("%s: is there already and is no folder; name another", out);
@@ -283,7 +270,7 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
 }
 
 static void close_job(job *j) {
-    for (int i = 0; j->encoders && i < weft_pool_size(j->pool); i++)
+    for (int i = 0; j->encoders && j->encoders[i]; i++)
         weft_encoder_close(j->encoders[i]);
     free(j->encoders);
     free(j->results);
@@ -305,7 +292,6 @@ weft_status weft_texts_tokenize(const weft_input_options *input, const weft_toke
     double start = weft_clock();
     WEFT_TRY(j.copies ? copy_all(&j, input) : run_all(&j));
     double took = weft_clock() - start;
-    WEFT_TRY(put_in_place(&j, folder));
     *out = (weft_texts_sum){
         .documents = j.documents,
         .bytes = j.bytes,
@@ -313,5 +299,8 @@ weft_status weft_texts_tokenize(const weft_input_options *input, const weft_toke
         .shards = weft_shard_writer_shards(j.writers[0]) + weft_shard_writer_shards(j.writers[1]),
         .vocab = t ? weft_tokenizer_vocab(t) : (int64_t)j.largest + 1,
         .seconds = took};
-    return WEFT_OK;
+    if (!out->tokens[0] && !out->tokens[1]) return WEFT_BAD_INPUT("there is no text in the input");
+    WEFT_PATH(path, "%s/tokenizer.json", folder);
+    if (t && !j.has_tokenizer) WEFT_TRY(weft_tokenizer_save(t, path, NULL));
+    return weft_shard_writers_commit(j.writers, 2);
 }

@@ -166,16 +166,6 @@ weft_status weft_tokenizer_finish(weft_tokenizer *t) {
     return WEFT_OK;
 }
 
-static weft_status make_bytes(weft_tokenizer *t) {
-    t->bytes_only = true;
-    for (int b = 0; b < 256; b++) {
-        char byte = (char)b;
-        WEFT_TRY(weft_tokenizer_add_token(t, b, &byte, 1, true));
-    }
-    WEFT_TRY(weft_tokenizer_reserve_merges(t, 0));
-    return weft_tokenizer_finish(t);
-}
-
 weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     *out = NULL;
@@ -183,12 +173,17 @@ weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
     if (strcmp(name, "none") == 0)
         return WEFT_BAD_INPUT("the model has no tokenizer; its tokens go in and out as "
                               "numbers: weft generate --tokens \"5 6 7\"");
-    WEFT_TRY(strcmp(name, "bytes") == 0 ? make_bytes(t) : weft_tokenizer_read(t, name));
+    t->bytes_only = strcmp(name, "bytes") == 0;
+    for (int b = 0; t->bytes_only && b < 256; b++) {
+        char byte = (char)b;
+        WEFT_TRY(weft_tokenizer_add_token(t, b, &byte, 1, true));
+    }
+    if (t->bytes_only) WEFT_TRY(weft_tokenizer_reserve_merges(t, 0));
+    WEFT_TRY(t->bytes_only ? weft_tokenizer_finish(t) : weft_tokenizer_read(t, name));
     *out = weft_steal(&t);
     return WEFT_OK;
 }
 
-WEFT_GETTER(const char *, weft_tokenizer_name, weft_tokenizer, name)
 WEFT_GETTER(int64_t, weft_tokenizer_vocab, weft_tokenizer, vocab)
 WEFT_GETTER(int32_t, weft_tokenizer_end, weft_tokenizer, end)
 WEFT_GETTER(int32_t, weft_tokenizer_begin, weft_tokenizer, begin)
@@ -260,15 +255,6 @@ static bool is_itself(int byte) {
 
 enum { HIDDEN = 68 };
 
-static int hidden_byte(int place) {
-    return place <= 32 ? place : place < HIDDEN - 1 ? place + 94 : 173;
-}
-
-static uint32_t byte_symbol(uint8_t byte) {
-    if (is_itself(byte)) return byte;
-    return 0x100u + (byte <= 32 ? byte : byte <= 160 ? byte - 94u : HIDDEN - 1);
-}
-
 weft_status weft_tokenizer_number_bytes(weft_tokenizer *t) {
     int id = 0;
     for (int pass = 0; pass < 2; pass++)
@@ -290,10 +276,11 @@ int64_t weft_symbols_to_bytes(const char *text, size_t length, char *out) {
             c = (c & 0x1F) << 6 | ((uint8_t)text[++i] & 0x3F);
         else if (c >= 0x80)
             return -1;
+        uint32_t place = c - 0x100;
         if (c < 0x100 && is_itself((int)c))
             out[n++] = (char)c;
-        else if (c >= 0x100 && c < 0x100 + HIDDEN)
-            out[n++] = (char)hidden_byte((int)c - 0x100);
+        else if (c >= 0x100 && place < HIDDEN)
+            out[n++] = (char)(place <= 32 ? place : place < HIDDEN - 1 ? place + 94 : 173);
         else
             return -1;
     }
@@ -302,7 +289,8 @@ int64_t weft_symbols_to_bytes(const char *text, size_t length, char *out) {
 
 void weft_bytes_to_symbols(const char *bytes, int64_t length, char *out) {
     for (int64_t i = 0; i < length; i++) {
-        uint32_t c = byte_symbol((uint8_t)bytes[i]);
+        uint32_t c = (uint8_t)bytes[i];
+        if (!is_itself((int)c)) c = 0x100 + (c <= 32 ? c : c <= 160 ? c - 94 : HIDDEN - 1);
         if (c < 0x80) {
             *out++ = (char)c;
         } else {
@@ -321,21 +309,19 @@ static json_t *token_symbols(const weft_tokenizer *t, int64_t id) {
     return json_string(text);
 }
 
-static json_t *merge_symbols(const weft_tokenizer *t, uint64_t pair) {
-    WEFT_AUTO_DECREF json_t *left = token_symbols(t, (int64_t)(pair >> 32)),
-                            *right = token_symbols(t, (int64_t)(pair & 0xFFFFFFFF));
-    if (!left || !right) return NULL;
-    return json_sprintf("%s %s", json_string_value(left), json_string_value(right));
-}
-
 static json_t *model_object(const weft_tokenizer *t) {
     json_t *vocab = json_object(), *merges = json_array();
     for (int64_t id = 0; id < t->vocab; id++) {
         WEFT_AUTO_DECREF json_t *key = t->length[id] ? token_symbols(t, id) : NULL;
         if (key) json_object_set_new(vocab, json_string_value(key), json_integer(id));
     }
-    for (int64_t i = 0; i < t->n_merges; i++)
-        json_array_append_new(merges, merge_symbols(t, t->merge_list[i]));
+    for (int64_t i = 0; i < t->n_merges; i++) {
+        WEFT_AUTO_DECREF json_t *left = token_symbols(t, (int64_t)(t->merge_list[i] >> 32)),
+                                *right = token_symbols(t, (int64_t)(t->merge_list[i] & 0xFFFFFFFF));
+        if (left && right)
+            json_array_append_new(
+                merges, json_sprintf("%s %s", json_string_value(left), json_string_value(right)));
+    }
     return json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout",
                      "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
                      "byte_fallback", 0, "ignore_merges", t->whole_words, "vocab", vocab, "merges",

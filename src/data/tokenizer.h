@@ -27,8 +27,6 @@ weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out);
 void weft_tokenizer_close(weft_tokenizer *t);
 WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
 
-/* What it was opened by. */
-const char *weft_tokenizer_name(const weft_tokenizer *t);
 /* Tokens are below this. */
 int64_t weft_tokenizer_vocab(const weft_tokenizer *t);
 /* The number of a special token such as "<|endoftext|>"; -1 if there is none of that name. */

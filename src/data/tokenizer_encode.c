@@ -305,7 +305,6 @@ static inline void load_word(const char *piece, size_t bytes, uint64_t word[4]) 
     }
 }
 
-/* Appends the tokens of one piece. */
 static bool add_piece(weft_encoder *e, const char *piece, size_t bytes) {
     if (!reserve_tokens(e, bytes < SHORT_PIECE ? SHORT_PIECE : bytes)) return false;
     if (bytes > WORD_BYTES) return merge_piece(e, piece, bytes);
@@ -352,26 +351,24 @@ static int match_piece(weft_encoder *e, int step, const char *text, size_t bytes
                        e->context);
 }
 
-static weft_status pattern_failed(const weft_encoder *e, int code) {
-    PCRE2_UCHAR why[128];
-    bool limit = code == PCRE2_ERROR_MATCHLIMIT || code == PCRE2_ERROR_DEPTHLIMIT ||
-                 code == PCRE2_ERROR_HEAPLIMIT || code == PCRE2_ERROR_JIT_STACKLIMIT;
-    pcre2_get_error_message(code, why, sizeof why);
-    return WEFT_BAD_INPUT("tokenizer %s: its pattern %s on this text: %s", e->t->name,
-                          limit ? "takes too many steps" : "fails", (char *)why);
-}
-
 /* Pieces are the matches and what lies between them. An empty match cuts too. */
 static weft_status split_by_pattern(weft_encoder *e, int step, const char *text, size_t bytes) {
     size_t from = 0, at = 0;
     while (at < bytes) {
         int found = match_piece(e, step, text, bytes, at);
         if (found == PCRE2_ERROR_NOMATCH) break;
-        if (found < 0) return pattern_failed(e, found);
+        if (found < 0) {
+            PCRE2_UCHAR why[128];
+            bool limit = found == PCRE2_ERROR_MATCHLIMIT || found == PCRE2_ERROR_DEPTHLIMIT ||
+                         found == PCRE2_ERROR_HEAPLIMIT || found == PCRE2_ERROR_JIT_STACKLIMIT;
+            pcre2_get_error_message(found, why, sizeof why);
+            return tokenizer_refuse(e->t, "its pattern %s on this text: %s",
+                                    limit ? "takes too many steps" : "fails", (char *)why);
+        }
         const PCRE2_SIZE *span = pcre2_get_ovector_pointer(e->match[step]);
         size_t start = span[0], end = span[1];
         if (start > end || start < from)
-            return WEFT_BAD_INPUT("tokenizer %s: its pattern matches backwards", e->t->name);
+            return tokenizer_refuse(e->t, "its pattern matches backwards");
         if (start > from) WEFT_TRY(split_text(e, step + 1, text + from, start - from));
         if (end > start) WEFT_TRY(split_text(e, step + 1, text + start, end - start));
         from = at = end;
@@ -452,19 +449,17 @@ static const weft_added *find_added(const weft_tokenizer *t, const char *text, s
     return best;
 }
 
-static weft_status encode_bytes(weft_encoder *e, const char *text, size_t bytes) {
-    if (!reserve_tokens(e, bytes)) return no_memory(e);
-    for (size_t i = 0; i < bytes; i++)
-        e->out[i] = (uint8_t)text[i];
-    e->n = (int64_t)bytes;
-    return WEFT_OK;
-}
-
 /* `first`: nothing comes before the text. */
 static weft_status encode_text(weft_encoder *e, bool first, const char *text, size_t bytes,
                                bool specials) {
     const weft_tokenizer *t = e->t;
-    if (t->bytes_only) return encode_bytes(e, text, bytes);
+    if (t->bytes_only) {
+        if (!reserve_tokens(e, bytes)) return no_memory(e);
+        for (size_t i = 0; i < bytes; i++)
+            e->out[i] = (uint8_t)text[i];
+        e->n = (int64_t)bytes;
+        return WEFT_OK;
+    }
     size_t from = 0;
     if (specials || !weft_tokenizer_cuttable(t)) {
         for (size_t at = 0; at < bytes;) {
@@ -493,8 +488,8 @@ static weft_status encode_behind(weft_encoder *e, int32_t begin, bool first, con
     *tokens = NULL;
     *count = 0;
     if (bytes > WEFT_ENCODE_MAX)
-        return WEFT_BAD_INPUT("tokenizer %s: a text of %zu bytes; %d at most in one piece",
-                              e->t->name, bytes, WEFT_ENCODE_MAX);
+        return tokenizer_refuse(e->t, "a text of %zu bytes; %d at most in one piece", bytes,
+                                WEFT_ENCODE_MAX);
     if (begin >= 0) {
         if (!reserve_tokens(e, 1)) return no_memory(e);
         e->out[e->n++] = begin;

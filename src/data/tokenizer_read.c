@@ -63,22 +63,18 @@ static weft_status add_vocab(weft_tokenizer *t, const json_t *vocab) {
     return WEFT_OK;
 }
 
-/* Adds the next merge. */
+/* Adds the next merge; `numbering`: as GPT-2 numbers them, the token that it makes first. */
 static weft_status add_merge(weft_tokenizer *t, const char *left, size_t left_length,
-                             const char *right, size_t right_length) {
+                             const char *right, size_t right_length, bool numbering) {
     long long number = (long long)t->n_merges + 1;
     WEFT_AUTO_FREE char *bytes = malloc(left_length + right_length + 1);
     if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
     int64_t l = token_bytes(t, left, left_length, bytes), r = -1;
     if (l > 0) r = token_bytes(t, right, right_length, bytes + l);
-    int32_t a = -1, b = -1, made = -1;
-    if (r > 0) {
-        a = weft_tokenizer_find(t, bytes, l);
-        b = weft_tokenizer_find(t, bytes + l, r);
-        made = weft_tokenizer_find(t, bytes, l + r);
-    }
-    if (l <= 0 || r <= 0)
-        return tokenizer_refuse(t, "merge %lld is not two byte-level tokens", number);
+    if (r <= 0) return tokenizer_refuse(t, "merge %lld is not two byte-level tokens", number);
+    if (numbering) WEFT_TRY(weft_tokenizer_add_token(t, t->vocab, bytes, l + r, true));
+    int32_t a = weft_tokenizer_find(t, bytes, l), b = weft_tokenizer_find(t, bytes + l, r);
+    int32_t made = weft_tokenizer_find(t, bytes, l + r);
     if (a < 0 || b < 0 || made < 0)
         return tokenizer_refuse(t, "merge %lld has or makes a token that is not in the vocabulary",
                                 number);
@@ -141,18 +137,16 @@ static weft_status read_split(weft_tokenizer *t, const json_t *step) {
     return tokenizer_refuse(t, "a Split has no pattern");
 }
 
-static weft_status read_byte_level(weft_tokenizer *t, const json_t *step, bool *byte_level) {
-    if (json_is_true(json_object_get(step, "add_prefix_space")))
-        return refuse(t, "ByteLevel with", "add_prefix_space");
-    *byte_level = true;
-    return json_is_false(json_object_get(step, "use_regex")) ? WEFT_OK
-                                                             : weft_tokenizer_add_pattern(t, NULL);
-}
-
 static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
     const char *type = text_of(step, "type");
     if (*byte_level) return tokenizer_refuse(t, "a splitting step \"%.40s\" after ByteLevel", type);
-    if (strcmp(type, "ByteLevel") == 0) return read_byte_level(t, step, byte_level);
+    if (strcmp(type, "ByteLevel") == 0) {
+        if (json_is_true(json_object_get(step, "add_prefix_space")))
+            return refuse(t, "ByteLevel with", "add_prefix_space");
+        *byte_level = true;
+        bool plain = json_is_false(json_object_get(step, "use_regex"));
+        return plain ? WEFT_OK : weft_tokenizer_add_pattern(t, NULL);
+    }
     if (strcmp(type, "Split") == 0) return read_split(t, step);
     if (strcmp(type, "Digits") == 0)
         return weft_tokenizer_add_pattern(
@@ -186,12 +180,12 @@ static weft_status read_merge(weft_tokenizer *t, const json_t *merge) {
     const char *left = json_string_value(json_array_get(merge, 0));
     const char *right = json_string_value(json_array_get(merge, 1)), *text;
     if (json_array_size(merge) == 2 && left && right)
-        return add_merge(t, left, strlen(left), right, strlen(right));
+        return add_merge(t, left, strlen(left), right, strlen(right), false);
     text = json_string_value(merge);
     const char *space = text ? strchr(text, ' ') : NULL;
     if (!space)
         return tokenizer_refuse(t, "merge %lld is not two tokens", (long long)t->n_merges + 1);
-    return add_merge(t, text, (size_t)(space - text), space + 1, strlen(space + 1));
+    return add_merge(t, text, (size_t)(space - text), space + 1, strlen(space + 1), false);
 }
 
 /* [["piece", score], ...], by number. */
@@ -295,22 +289,19 @@ static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) 
     return WEFT_OK;
 }
 
-/* Gemma's splits at spaces behind a normalizer that has left none: Replace alone. */
-static bool splits_nothing(const json_t *root, const json_t *pre) {
-    return strcmp(text_of(json_object_get(root, "normalizer"), "type"), "Replace") == 0 &&
-           strcmp(text_of(pre, "type"), "Split") == 0 &&
-           strcmp(text_of(json_object_get(pre, "pattern"), "String"), " ") == 0;
-}
-
 /* What SentencePiece's have in place of splitting: nothing, or Metaspace, which may split Unigram's text before spaces. */
 static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
     const json_t *pre = json_object_get(root, "pre_tokenizer");
+    const json_t *normalizer = json_object_get(root, "normalizer");
     const char *type = text_of(pre, "type"), *scheme = text_of(pre, "prepend_scheme");
     if (!json_is_object(pre)) {
-        if (json_is_object(json_object_get(root, "normalizer"))) return WEFT_OK;
+        if (json_is_object(normalizer)) return WEFT_OK;
         return refuse(t, "a model with", "byte_fallback");
     }
-    if (splits_nothing(root, pre)) return WEFT_OK;
+    /* Gemma's splits at spaces behind a normalizer that has left none: Replace alone. */
+    if (strcmp(text_of(normalizer, "type"), "Replace") == 0 && strcmp(type, "Split") == 0 &&
+        strcmp(text_of(json_object_get(pre, "pattern"), "String"), " ") == 0)
+        return WEFT_OK;
     bool split = !json_is_false(json_object_get(pre, "split"));
     if (strcmp(type, "Metaspace") != 0 || !is_mark(text_of(pre, "replacement")) ||
         (split && !t->score))
@@ -373,8 +364,7 @@ static weft_status read_json(weft_tokenizer *t, const json_t *root) {
                  *model = json_object_get(root, "model");
     const char *version = text_of(root, "version");
     if (*version && strcmp(version, "1.0") != 0)
-        return WEFT_BAD_INPUT("tokenizer %s: of version %.40s, and this weft knows 1.0", t->name,
-                              version);
+        return tokenizer_refuse(t, "of version %.40s, and this weft knows 1.0", version);
     t->characters =
         is_set(model, "byte_fallback") || strcmp(text_of(model, "type"), "Unigram") == 0;
     WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
@@ -390,8 +380,6 @@ static weft_status read_json(weft_tokenizer *t, const json_t *root) {
     return weft_tokenizer_finish(t);
 }
 
-static const char END_OF_TEXT[] = "<|endoftext|>";
-
 /* A token takes more than one byte of a file, whatever its format; a pair of files adds up. */
 static weft_status read_file(weft_tokenizer *t, const char *path, char **text, size_t *bytes) {
     errno = 0;
@@ -405,25 +393,6 @@ static weft_status read_file(weft_tokenizer *t, const char *path, char **text, s
     return weft_fail(errno == ENOENT ? WEFT_EINPUT : status, "tokenizer %s", weft_error_message());
 }
 
-/* Calls for each line of merges: with `vocab`, as GPT-2 numbers them, the token it makes is added
- * first. */
-static weft_status read_merge_line(weft_tokenizer *t, const char *line, size_t length,
-                                   bool numbering) {
-    const char *space = memchr(line, ' ', length);
-    if (!space)
-        return tokenizer_refuse(t, "merge %lld is not two tokens and a space",
-                                (long long)t->n_merges + 1);
-    size_t l = (size_t)(space - line), r = length - l - 1;
-    if (numbering) {
-        WEFT_AUTO_FREE char *bytes = malloc(length);
-        if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
-        int64_t a = weft_symbols_to_bytes(line, l, bytes), b = -1;
-        if (a > 0) b = weft_symbols_to_bytes(space + 1, r, bytes + a);
-        if (b > 0) WEFT_TRY(weft_tokenizer_add_token(t, t->vocab, bytes, a + b, true));
-    }
-    return add_merge(t, line, l, space + 1, r);
-}
-
 static weft_status read_merges(weft_tokenizer *t, const char *text, size_t bytes, bool numbering) {
     int64_t lines = 0;
     for (size_t i = 3; i < bytes; i++) /* a merge has three letters at least */
@@ -434,28 +403,16 @@ static weft_status read_merges(weft_tokenizer *t, const char *text, size_t bytes
         size_t length = end ? (size_t)(end - (text + at)) : bytes - at, next = at + length + 1;
         if (length && text[at + length - 1] == '\r') length--;
         bool head = at == 0 && length >= 8 && memcmp(text, "#version", 8) == 0;
-        if (length && !head) WEFT_TRY(read_merge_line(t, text + at, length, numbering));
+        const char *line = text + at, *space = memchr(line, ' ', length);
         at = next;
+        if (!length || head) continue;
+        if (!space)
+            return tokenizer_refuse(t, "merge %lld is not two tokens and a space",
+                                    (long long)t->n_merges + 1);
+        size_t left = (size_t)(space - line);
+        WEFT_TRY(add_merge(t, line, left, space + 1, length - left - 1, numbering));
     }
     return WEFT_OK;
-}
-
-static weft_status read_gpt2(weft_tokenizer *t, const char *encoder, const char *merges,
-                             size_t merges_bytes) {
-    if (encoder) {
-        WEFT_AUTO_DECREF json_t *vocab = NULL;
-        WEFT_TRY(weft_json_parse(t, encoder, strlen(encoder), &vocab));
-        WEFT_TRY(add_vocab(t, vocab));
-    } else {
-        WEFT_TRY(weft_tokenizer_number_bytes(t));
-    }
-    WEFT_TRY(read_merges(t, merges, merges_bytes, !encoder));
-    int32_t end = weft_tokenizer_find(t, END_OF_TEXT, sizeof END_OF_TEXT - 1);
-    if (end < 0) {
-        end = (int32_t)t->vocab;
-        WEFT_TRY(weft_tokenizer_add_token(t, end, END_OF_TEXT, sizeof END_OF_TEXT - 1, true));
-    }
-    return weft_tokenizer_add_special(t, END_OF_TEXT, end, true);
 }
 
 /* DIR/NAME, if there is such a file. */
@@ -471,7 +428,21 @@ static weft_status read_pair(weft_tokenizer *t, const char *dir, const char *enc
     size_t bytes = 0;
     if (*encoder_path) WEFT_TRY(read_file(t, encoder_path, &encoder, &bytes));
     WEFT_TRY(read_file(t, merges_path, &merges, &bytes));
-    WEFT_TRY(read_gpt2(t, encoder, merges, bytes));
+    if (encoder) {
+        WEFT_AUTO_DECREF json_t *vocab = NULL;
+        WEFT_TRY(weft_json_parse(t, encoder, strlen(encoder), &vocab));
+        WEFT_TRY(add_vocab(t, vocab));
+    } else {
+        WEFT_TRY(weft_tokenizer_number_bytes(t));
+    }
+    WEFT_TRY(read_merges(t, merges, bytes, !encoder));
+    static const char end_of_text[] = "<|endoftext|>";
+    int32_t end = weft_tokenizer_find(t, end_of_text, sizeof end_of_text - 1);
+    if (end < 0) {
+        end = (int32_t)t->vocab;
+        WEFT_TRY(weft_tokenizer_add_token(t, end, end_of_text, sizeof end_of_text - 1, true));
+    }
+    WEFT_TRY(weft_tokenizer_add_special(t, end_of_text, end, true));
     WEFT_TRY(weft_tokenizer_complete_pair(t, dir));
     return weft_tokenizer_finish(t);
 }

@@ -254,7 +254,17 @@ static const char *translate(const char *s, pattern_text *p) {
     return NULL;
 }
 
-static weft_status compile_text(const char *text, const char *where, pcre2_code **out) {
+weft_status weft_split_compile(const char *pattern, const char *where, pcre2_code **out) {
+    *out = NULL;
+    if (strlen(pattern) > PATTERN_MOST)
+        return WEFT_BAD_INPUT("%s: the pattern is longer than %d bytes", where, PATTERN_MOST);
+    /* An escape of two letters becomes this much at most. */
+    WEFT_AUTO_FREE char *text =
+        malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
+    const char *refused = translate(pattern, &(pattern_text){text, 0});
+    if (refused)
+        return WEFT_BAD_INPUT("%s: the pattern has %s, which is not supported", where, refused);
     int error = 0;
     PCRE2_SIZE at = 0;
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
@@ -272,19 +282,6 @@ static weft_status compile_text(const char *text, const char *where, pcre2_code 
     }
     pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
     return WEFT_OK;
-}
-
-weft_status weft_split_compile(const char *pattern, const char *where, pcre2_code **out) {
-    *out = NULL;
-    if (strlen(pattern) > PATTERN_MOST)
-        return WEFT_BAD_INPUT("%s: the pattern is longer than %d bytes", where, PATTERN_MOST);
-    /* An escape of two letters becomes this much at most. */
-    WEFT_AUTO_FREE char *text =
-        malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1);
-    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
-    const char *refused = translate(pattern, &(pattern_text){text, 0});
-    if (!refused) return compile_text(text, where, out);
-    return WEFT_BAD_INPUT("%s: the pattern has %s, which is not supported", where, refused);
 }
 
 #ifdef WEFT_HAVE_UTF8PROC

@@ -119,13 +119,6 @@ static weft_status read_shard(weft_token_file *f) {
     return check_size(f, (int64_t)sizeof header);
 }
 
-static weft_status take_plain(weft_token_file *f) {
-    f->size = 2;
-    f->rows = 1;
-    f->columns = f->bytes / 2;
-    return check_size(f, 0);
-}
-
 typedef enum { OTHER, NPY, SHARD } token_kind;
 
 static token_kind look(FILE *file) {
@@ -156,7 +149,11 @@ weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *
     WEFT_TRY(weft_file_open_stream(path, &f->file));
     token_kind kind = look(f->file);
     if (kind == NPY) return read_npy(f);
-    return kind == OTHER && plain ? take_plain(f) : read_shard(f);
+    if (kind == SHARD || !plain) return read_shard(f);
+    f->size = 2;
+    f->rows = 1;
+    f->columns = f->bytes / 2;
+    return check_size(f, 0);
 }
 
 void weft_token_file_close(weft_token_file *f) {

@@ -90,8 +90,7 @@ static void expect_tokens(const weft_tokenizer *t, weft_encoder *e, const char *
     int64_t count;
     const int32_t *tokens = encode(e, text, bytes, false, &count);
     if (count != n_want || (count && memcmp(tokens, want, (size_t)count * sizeof *want) != 0))
-        fail_msg("%s: not the reference's tokens for '%.*s'", weft_tokenizer_name(t), (int)bytes,
-                 text);
+        fail_msg("not the reference's tokens for '%.*s'", (int)bytes, text);
     if (whole) expect_back(t, tokens, count, text, bytes);
 }
 
