@@ -115,7 +115,8 @@ weft_status weft_dataset_fill(const weft_dataset *d, weft_split split, uint64_t 
         .split = split, .seed = seed, .iteration = iteration, .sequence = sequence};
     if (d->kind < SHARDS && known[d->kind].fill) {
         WEFT_TRY(check_size(d, time));
-        return known[d->kind].fill(&d->task, &p, time, tokens, targets, scored);
+        weft_sheet s = weft_sheet_open(d->name, &p, time, tokens, targets, scored);
+        return known[d->kind].fill(&d->task, &s);
     }
     if (scored) memset(scored, 0, (size_t)time);
     if (d->kind == SHARDS) return weft_shards_fill(d->shards, &p, time, tokens, targets);

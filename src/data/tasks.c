@@ -3,43 +3,53 @@
 
 #include "data/corpus.h"
 
-/* Associative recall: what followed this token the last time? The half is drawn once into the
- * tokens and copied from there, so no memory is needed. */
-weft_status weft_recall_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
-                             int32_t *tokens, int32_t *targets, uint8_t *scored) {
-    weft_random_stream random = weft_random_stream_at(p, "data.recall.train", "data.recall.val", 0);
-    int64_t half = time / 2 > 1 ? time / 2 : 1;
-    for (int64_t t = 0; t < time; t++)
-        tokens[t] = t < half ? (int32_t)weft_random_stream_below(&random, (uint32_t)k->vocab)
-                             : tokens[t - half];
-    for (int64_t t = 0; t < time; t++) {
-        targets[t] = tokens[(t + 1) % half];
-        if (scored) scored[t] = t >= half;
-    }
-    return WEFT_OK;
+weft_sheet weft_sheet_open(const char *task, const weft_sequence_place *p, int64_t time,
+                           int32_t *tokens, int32_t *targets, uint8_t *scored) {
+    char train[64], val[64];
+    snprintf(train, sizeof train, "data.%s.train", task);
+    snprintf(val, sizeof val, "data.%s.val", task);
+    memset(targets, -1, (size_t)time * sizeof *targets);
+    if (scored) memset(scored, 0, (size_t)time);
+    weft_random_stream random = weft_random_stream_at(p, train, val, 0);
+    return (weft_sheet){p, random, 0, time, tokens, targets, scored};
 }
 
-/* A sequence being written from its begin, nothing of it asked for at first. */
-typedef struct {
-    weft_random_stream random;
-    int64_t at, time;
-    int32_t *tokens, *targets;
-    uint8_t *scored;
-} sheet;
+/* The next token, and what is asked for there; -1: nothing is. Behind the end nothing is written. */
+static void put_token(weft_sheet *s, int32_t token, int32_t target) {
+    if (s->at >= s->time) return;
+    s->tokens[s->at] = token;
+    s->targets[s->at] = target;
+    if (s->scored) s->scored[s->at] = target >= 0;
+    s->at++;
+}
 
-static sheet open_sheet(const weft_sequence_place *p, const char *train, const char *val,
-                        int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
-    for (int64_t t = 0; t < time; t++) {
-        targets[t] = -1;
-        if (scored) scored[t] = 0;
+/* One of n numbers from `first` on. */
+static int32_t draw(weft_sheet *s, int64_t first, int64_t n) {
+    return (int32_t)(first + weft_random_stream_below(&s->random, (uint32_t)n));
+}
+
+/* Whether the next of `left` places is one of those that `wanted` things take, each choice of places as likely. */
+static bool takes_place(weft_sheet *s, int64_t wanted, int64_t left) {
+    return weft_random_stream_below(&s->random, (uint32_t)left) < wanted;
+}
+
+/* Associative recall: what followed this token the last time? The half is drawn once into the
+ * tokens and copied from there, so no memory is needed. */
+weft_status weft_recall_fill(const weft_task_shape *k, weft_sheet *s) {
+    int64_t half = s->time / 2 > 1 ? s->time / 2 : 1;
+    for (int64_t t = 0; t < s->time; t++)
+        s->tokens[t] = t < half ? draw(s, 0, k->vocab) : s->tokens[t - half];
+    for (int64_t t = 0; t < s->time; t++) {
+        s->targets[t] = s->tokens[(t + 1) % half];
+        if (s->scored) s->scored[t] = t >= half;
     }
-    return (sheet){weft_random_stream_at(p, train, val, 0), 0, time, tokens, targets, scored};
+    return WEFT_OK;
 }
 
 /* Entailment in a random tree. Nodes are numbered in the order they join the tree, so a parent has
  * a lower number than its child, and the ancestors of a node are one mask of 32 bits: its parent's
  * and its parent. Labels and the order of the edges are drawn apart, so the numbers do not show. */
-enum { NODES_MAX = 32, EDGE_TOKENS = 3, QUERY_TOKENS = 4 };
+enum { NODES_MAX = 32, EDGE_TOKENS = 3 };
 
 typedef struct {
     uint32_t count;
@@ -59,24 +69,19 @@ static void draw_pair(weft_random_stream *random, const tree *t, bool yes, uint3
     } while (*a == *b || (t->above[*a] >> *b & 1) != yes);
 }
 
-weft_status weft_entailment_fill(const weft_task_shape *k, const weft_sequence_place *p,
-                                 int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
+weft_status weft_entailment_fill(const weft_task_shape *k, weft_sheet *s) {
     (void)k;
-    if (time < WEFT_ENTAILMENT_TIME)
+    if (s->time < WEFT_ENTAILMENT_TIME)
         return WEFT_BAD_INPUT(
             "DATASET entailment: a sequence has at least %d tokens, and CONTEXT is %lld",
-            WEFT_ENTAILMENT_TIME, (long long)time);
-    sheet s = open_sheet(p, "data.entailment.train", "data.entailment.val", time, tokens, targets,
-                         scored);
-    tree t;
+            WEFT_ENTAILMENT_TIME, (long long)s->time);
     /* About half of the sequence is the tree's, yet a query fits behind it. */
-    int64_t nodes = 1 + time / 2 / EDGE_TOKENS;
-    uint32_t count = (uint32_t)(nodes < 2 ? 2 : nodes > NODES_MAX ? NODES_MAX : nodes);
-    t = (tree){.count = count};
-    for (uint32_t i = 1; i < count; i++) {
-        t.parent[i] = weft_random_stream_below(&s.random, i);
+    int64_t nodes = 1 + s->time / 2 / EDGE_TOKENS;
+    tree t = {.count = (uint32_t)(nodes < 2 ? 2 : nodes > NODES_MAX ? NODES_MAX : nodes)};
+    for (uint32_t i = 1; i < t.count; i++) {
+        t.parent[i] = weft_random_stream_below(&s->random, i);
         t.above[i] = t.above[t.parent[i]] | 1u << t.parent[i];
-        uint32_t to = weft_random_stream_below(&s.random, i);
+        uint32_t to = weft_random_stream_below(&s->random, i);
         t.order[i - 1] = t.order[to];
         t.order[to] = i;
     }
@@ -85,33 +90,26 @@ weft_status weft_entailment_fill(const weft_task_shape *k, const weft_sequence_p
     for (int32_t i = 0; i < WEFT_ENTAILMENT_LABELS; i++)
         labels[i] = WEFT_ENTAILMENT_LABEL + i;
     for (uint32_t i = 0; i < t.count; i++) {
-        uint32_t from = i + weft_random_stream_below(&s.random, WEFT_ENTAILMENT_LABELS - i);
+        int32_t from = draw(s, i, WEFT_ENTAILMENT_LABELS - i);
         t.label[i] = labels[from];
         labels[from] = labels[i];
     }
-    int64_t at = 0;
     for (uint32_t i = 0; i + 1 < t.count; i++) {
-        tokens[at++] = WEFT_ENTAILMENT_EDGE;
-        tokens[at++] = t.label[t.order[i]];
-        tokens[at++] = t.label[t.parent[t.order[i]]];
+        put_token(s, WEFT_ENTAILMENT_EDGE, -1);
+        put_token(s, t.label[t.order[i]], -1);
+        put_token(s, t.label[t.parent[t.order[i]]], -1);
     }
-    while (at < time) {
-        int32_t query[QUERY_TOKENS];
-        uint32_t kind = weft_random_stream_below(&s.random, 4), a, b;
+    while (s->at < s->time) {
+        uint32_t kind = weft_random_stream_below(&s->random, 4), a, b;
+        int32_t answer = kind >= 2 ? WEFT_ENTAILMENT_YES : WEFT_ENTAILMENT_NO;
         if (kind == 0)
-            draw_pair(&s.random, &t, true, &b, &a);
+            draw_pair(&s->random, &t, true, &b, &a);
         else
-            draw_pair(&s.random, &t, kind >= 2, &a, &b);
-        query[0] = WEFT_ENTAILMENT_QUERY;
-        query[1] = t.label[a];
-        query[2] = t.label[b];
-        int32_t answer = query[3] = kind >= 2 ? WEFT_ENTAILMENT_YES : WEFT_ENTAILMENT_NO;
-        if (at + 2 < time) {
-            targets[at + 2] = answer;
-            if (scored) scored[at + 2] = 1;
-        }
-        for (int i = 0; i < QUERY_TOKENS && at < time; i++)
-            tokens[at++] = query[i];
+            draw_pair(&s->random, &t, kind >= 2, &a, &b);
+        put_token(s, WEFT_ENTAILMENT_QUERY, -1);
+        put_token(s, t.label[a], -1);
+        put_token(s, t.label[b], answer);
+        put_token(s, answer, -1);
     }
     return WEFT_OK;
 }
@@ -133,57 +131,32 @@ int weft_needle_answer(int32_t key, char answer[WEFT_NEEDLE_ROOM]) {
 }
 
 /* tokens and targets are a text of time + 1 bytes, one apart; writes a piece of it at `at`. */
-static void put(const char *piece, int64_t bytes, int64_t at, int64_t time, int32_t *tokens,
-                int32_t *targets) {
+static void put(weft_sheet *s, const char *piece, int64_t bytes, int64_t at) {
     for (int64_t i = 0; i < bytes; i++) {
-        if (at + i < time) tokens[at + i] = (unsigned char)piece[i];
-        if (at + i > 0) targets[at + i - 1] = (unsigned char)piece[i];
+        if (at + i < s->time) s->tokens[at + i] = (unsigned char)piece[i];
+        if (at + i > 0) s->targets[at + i - 1] = (unsigned char)piece[i];
     }
 }
 
-weft_status weft_needle_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
-                             int32_t *tokens, int32_t *targets, uint8_t *scored) {
+weft_status weft_needle_fill(const weft_task_shape *k, weft_sheet *s) {
     (void)k;
-    weft_random_stream random = weft_random_stream_at(p, "data.needle.train", "data.needle.val", 0);
     char needle[WEFT_NEEDLE_ROOM], answer[WEFT_NEEDLE_ROOM];
-    int32_t key = (int32_t)weft_random_stream_below(&random, WEFT_NEEDLE_KEYS);
+    int32_t key = draw(s, 0, WEFT_NEEDLE_KEYS);
     int64_t long_needle = weft_needle_write(key, needle);
     int64_t long_answer = weft_needle_answer(key, answer);
-    int64_t long_question = (int64_t)strlen(weft_needle_question);
-    int64_t room = time + 1 - long_needle - long_question - long_answer;
-    if (time < WEFT_NEEDLE_TIME)
+    int64_t long_question = (int64_t)strlen(weft_needle_question), end = s->time + 1;
+    if (s->time < WEFT_NEEDLE_TIME)
         return WEFT_BAD_INPUT("DATASET needle: a sequence has a key, a question and its answer, at "
                               "least %d bytes; CONTEXT gives %lld",
-                              WEFT_NEEDLE_TIME, (long long)time);
-    weft_corpus_fill(p, time, tokens, targets);
-    int64_t at = weft_random_stream_below(&random, (uint32_t)room + 1), end = time + 1;
-    put(needle, long_needle, at, time, tokens, targets);
-    put(weft_needle_question, long_question, end - long_answer - long_question, time, tokens,
-        targets);
-    put(answer, long_answer, end - long_answer, time, tokens, targets);
+                              WEFT_NEEDLE_TIME, (long long)s->time);
+    weft_corpus_fill(s->place, s->time, s->tokens, s->targets);
+    put(s, needle, long_needle, draw(s, 0, end - long_needle - long_question - long_answer + 1));
+    put(s, weft_needle_question, long_question, end - long_answer - long_question);
+    put(s, answer, long_answer, end - long_answer);
     /* The blank before the digits is no part of what must be remembered. */
-    for (int64_t t = 0; scored && t < time; t++)
-        scored[t] = t >= time - (long_answer - 1);
+    for (int64_t t = 0; s->scored && t < s->time; t++)
+        s->scored[t] = t >= s->time - (long_answer - 1);
     return WEFT_OK;
-}
-
-/* The next token, and what is asked for there; -1: nothing is. Behind the end nothing is written. */
-static void put_token(sheet *s, int32_t token, int32_t target) {
-    if (s->at >= s->time) return;
-    s->tokens[s->at] = token;
-    s->targets[s->at] = target;
-    if (s->scored) s->scored[s->at] = target >= 0;
-    s->at++;
-}
-
-/* One of n numbers from `first` on. */
-static int32_t draw(sheet *s, int64_t first, int64_t n) {
-    return (int32_t)(first + weft_random_stream_below(&s->random, (uint32_t)n));
-}
-
-/* Whether the next of `left` places is one of those that `wanted` things take, each choice of places as likely. */
-static bool takes_place(sheet *s, int64_t wanted, int64_t left) {
-    return weft_random_stream_below(&s->random, (uint32_t)left) < wanted;
 }
 
 /* Distinct keys below `keys`, the first n of a shuffle, each with a value of as many from `first` on. */
@@ -191,7 +164,7 @@ typedef struct {
     int32_t key[WEFT_TASK_VOCAB], value[WEFT_TASK_VOCAB];
 } pairs;
 
-static void draw_pairs(sheet *s, int64_t n, int64_t keys, int64_t first, pairs *p) {
+static void draw_pairs(weft_sheet *s, int64_t n, int64_t keys, int64_t first, pairs *p) {
     for (int64_t i = 0; i < keys; i++)
         p->key[i] = (int32_t)i;
     for (int64_t i = 0; i < n; i++) {
@@ -202,87 +175,75 @@ static void draw_pairs(sheet *s, int64_t n, int64_t keys, int64_t first, pairs *
     }
 }
 
-weft_status weft_mqar_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
-                           int32_t *tokens, int32_t *targets, uint8_t *scored) {
-    sheet s = open_sheet(p, "data.mqar.train", "data.mqar.val", time, tokens, targets, scored);
-    int64_t half = k->vocab / 2, places = (time - 2 * k->size + 1) / 2;
+weft_status weft_mqar_fill(const weft_task_shape *k, weft_sheet *s) {
+    int64_t half = k->vocab / 2, places = (s->time - 2 * k->size + 1) / 2;
     int64_t asked = places < k->size ? places : k->size;
     pairs of;
-    draw_pairs(&s, k->size, half, half, &of);
+    draw_pairs(s, k->size, half, half, &of);
     for (int64_t i = 0; i < k->size; i++) {
-        put_token(&s, of.key[i], -1);
-        put_token(&s, of.value[i], -1);
+        put_token(s, of.key[i], -1);
+        put_token(s, of.value[i], -1);
     }
-    for (int64_t i = 0; s.at < time; places--) {
-        bool asks = takes_place(&s, asked - i, places);
-        int32_t key = draw(&s, half, half), value = draw(&s, half, half);
+    for (int64_t i = 0; s->at < s->time; places--) {
+        bool asks = takes_place(s, asked - i, places);
+        int32_t key = draw(s, half, half), value = draw(s, half, half);
         if (asks) { /* the next of a shuffle */
-            int32_t from = draw(&s, i, k->size - i);
+            int32_t from = draw(s, i, k->size - i);
             key = of.key[from];
             value = of.value[from];
             of.key[from] = of.key[i];
             of.value[from] = of.value[i++];
         }
-        put_token(&s, key, asks ? value : -1);
-        put_token(&s, value, -1);
+        put_token(s, key, asks ? value : -1);
+        put_token(s, value, -1);
     }
     return WEFT_OK;
 }
 
-weft_status weft_induction_fill(const weft_task_shape *k, const weft_sequence_place *p,
-                                int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
-    sheet s =
-        open_sheet(p, "data.induction.train", "data.induction.val", time, tokens, targets, scored);
+weft_status weft_induction_fill(const weft_task_shape *k, weft_sheet *s) {
     int64_t third = k->vocab / 3;
     pairs of;
     bool seen[WEFT_TASK_VOCAB] = {false};
     int32_t i = 0;
-    draw_pairs(&s, k->size, third, third, &of);
-    while (s.at + 1 < time) {
-        double unit = weft_random_unit(weft_random_stream_word(&s.random));
-        if (s.at > 0 && (unit < k->noise || s.at + 2 == time)) {
-            put_token(&s, draw(&s, 2 * third, k->vocab - 2 * third), -1);
+    draw_pairs(s, k->size, third, third, &of);
+    while (s->at + 1 < s->time) {
+        double unit = weft_random_unit(weft_random_stream_word(&s->random));
+        if (s->at > 0 && (unit < k->noise || s->at + 2 == s->time)) {
+            put_token(s, draw(s, 2 * third, k->vocab - 2 * third), -1);
             continue;
         }
-        i = draw(&s, 0, k->size);
-        put_token(&s, of.key[i], seen[i] ? of.value[i] : -1);
-        put_token(&s, of.value[i], -1);
+        i = draw(s, 0, k->size);
+        put_token(s, of.key[i], seen[i] ? of.value[i] : -1);
+        put_token(s, of.value[i], -1);
         seen[i] = true;
     }
-    while (!seen[i = draw(&s, 0, k->size)]) {
+    while (!seen[i = draw(s, 0, k->size)]) {
     }
-    put_token(&s, of.key[i], of.value[i]);
+    put_token(s, of.key[i], of.value[i]);
     return WEFT_OK;
 }
 
-weft_status weft_copying_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
-                              int32_t *tokens, int32_t *targets, uint8_t *scored) {
+weft_status weft_copying_fill(const weft_task_shape *k, weft_sheet *s) {
     enum { BLANK, MARK, LETTER };
-    sheet s =
-        open_sheet(p, "data.copying.train", "data.copying.val", time, tokens, targets, scored);
-    int64_t n = 0, places = time - k->size;
-    for (; s.at < places;) {
-        bool letter = takes_place(&s, k->size - n, places - s.at);
-        put_token(&s, letter ? draw(&s, LETTER, k->vocab - LETTER) : BLANK, -1);
+    int64_t n = 0, places = s->time - k->size;
+    while (s->at < places) {
+        bool letter = takes_place(s, k->size - n, places - s->at);
+        put_token(s, letter ? draw(s, LETTER, k->vocab - LETTER) : BLANK, -1);
         n += letter;
     }
     for (int64_t t = 0; t < places; t++)
-        if (tokens[t] != BLANK) put_token(&s, MARK, tokens[t]);
+        if (s->tokens[t] != BLANK) put_token(s, MARK, s->tokens[t]);
     return WEFT_OK;
 }
 
-weft_status weft_compression_fill(const weft_task_shape *k, const weft_sequence_place *p,
-                                  int64_t time, int32_t *tokens, int32_t *targets,
-                                  uint8_t *scored) {
-    sheet s = open_sheet(p, "data.compression.train", "data.compression.val", time, tokens, targets,
-                         scored);
+weft_status weft_compression_fill(const weft_task_shape *k, weft_sheet *s) {
     int64_t letters = k->vocab - 1 - k->size;
     for (int64_t i = 0; i < k->size; i++)
-        put_token(&s, draw(&s, 0, letters), -1);
-    put_token(&s, (int32_t)letters, -1);
-    while (s.at < time) {
-        int32_t place = draw(&s, 0, k->size);
-        put_token(&s, (int32_t)letters + 1 + place, tokens[place]);
+        put_token(s, draw(s, 0, letters), -1);
+    put_token(s, (int32_t)letters, -1);
+    while (s->at < s->time) {
+        int32_t place = draw(s, 0, k->size);
+        put_token(s, (int32_t)letters + 1 + place, s->tokens[place]);
     }
     return WEFT_OK;
 }

@@ -74,9 +74,19 @@ typedef struct {
     double noise;        /* TASK_NOISE */
 } weft_task_shape;
 
-/* As weft_dataset_fill. That vocabulary and sequence have room for the size is the caller's to see to. */
-typedef weft_status weft_task_fill(const weft_task_shape *k, const weft_sequence_place *p,
-                                   int64_t time, int32_t *tokens, int32_t *targets,
-                                   uint8_t *scored);
+/* A sequence that is to be written from its begin, as weft_dataset_fill has it; nothing of it is asked for yet. */
+typedef struct {
+    const weft_sequence_place *place;
+    weft_random_stream random;
+    int64_t at, time;
+    int32_t *tokens, *targets;
+    uint8_t *scored;
+} weft_sheet;
+
+weft_sheet weft_sheet_open(const char *task, const weft_sequence_place *p, int64_t time,
+                           int32_t *tokens, int32_t *targets, uint8_t *scored);
+
+/* That vocabulary and sequence have room for the size is the caller's to see to. */
+typedef weft_status weft_task_fill(const weft_task_shape *k, weft_sheet *s);
 weft_task_fill weft_recall_fill, weft_entailment_fill, weft_needle_fill, weft_mqar_fill,
     weft_induction_fill, weft_copying_fill, weft_compression_fill;

@@ -22,11 +22,17 @@ static weft_sequence_place place(uint32_t sequence) {
                                  .sequence = sequence};
 }
 
+static weft_status fill(weft_task_fill *task, const char *name, int64_t vocab,
+                        const weft_sequence_place *p, int64_t time, int32_t *out, uint8_t *marks) {
+    weft_sheet s = weft_sheet_open(name, p, time, out, targets, marks);
+    return task(&(weft_task_shape){.vocab = vocab}, &s);
+}
+
 TEST(test_recall_repeats_its_first_half) {
     for (size_t i = 0; i < sizeof TIMES / sizeof *TIMES; i++) {
         int64_t time = TIMES[i], half = time / 2;
         weft_sequence_place p = place((uint32_t)i);
-        weft_recall_fill(&(weft_task_shape){.vocab = 1024}, &p, time, tokens, targets, scored);
+        fill(weft_recall_fill, "recall", 1024, &p, time, tokens, scored);
         for (int64_t t = 0; t < time; t++) {
             assert_in_range(tokens[t], 0, 1023);
             if (t + half < time) assert_int_equal(tokens[t + half], tokens[t]);
@@ -42,7 +48,7 @@ TEST(test_recall_takes_any_size) {
     for (int64_t time = 1; time < 6; time++)
         for (int64_t vocab = 1; vocab < 4; vocab++) {
             memset(targets, -1, sizeof targets);
-            weft_recall_fill(&(weft_task_shape){.vocab = vocab}, &p, time, tokens, targets, NULL);
+            fill(weft_recall_fill, "recall", vocab, &p, time, tokens, NULL);
             for (int64_t t = 0; t < time; t++) {
                 assert_in_range(tokens[t], 0, vocab - 1);
                 assert_in_range(targets[t], 0, vocab - 1);
@@ -56,7 +62,7 @@ TEST(test_recall_halves_are_uniform) {
     int counts[1024] = {0};
     for (uint32_t s = 0; s < 512; s++) {
         weft_sequence_place p = place(s);
-        weft_recall_fill(&(weft_task_shape){.vocab = 1024}, &p, 512, tokens, targets, NULL);
+        fill(weft_recall_fill, "recall", 1024, &p, 512, tokens, NULL);
         for (int64_t t = 0; t < 256; t++)
             counts[tokens[t]]++;
     }
@@ -143,7 +149,7 @@ TEST(test_entailment_answers_are_right) {
             int64_t time = TIMES[i];
             int32_t parents[WEFT_ENTAILMENT_VOCAB];
             weft_sequence_place p = place(s);
-            assert_int_equal(weft_entailment_fill(NULL, &p, time, tokens, targets, scored),
+            assert_int_equal(fill(weft_entailment_fill, "entailment", 0, &p, time, tokens, scored),
                              WEFT_OK);
             int64_t edges = read_edges(time, parents);
             assert_in_range(edges, 1, 31);
@@ -159,14 +165,14 @@ TEST(test_entailment_answers_are_right) {
 TEST(test_entailment_trees_differ) {
     static int32_t other[TIME_MAX];
     weft_sequence_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 0}, q = p;
-    weft_entailment_fill(NULL, &p, 128, other, targets, NULL);
+    fill(weft_entailment_fill, "entailment", 0, &p, 128, other, NULL);
     for (int what = 0; what < 4; what++) {
         q = p;
         if (what == 0) q.seed++;
         if (what == 1) q.iteration++;
         if (what == 2) q.sequence++;
         if (what == 3) q.split = WEFT_SPLIT_VAL;
-        weft_entailment_fill(NULL, &q, 128, tokens, targets, NULL);
+        fill(weft_entailment_fill, "entailment", 0, &q, 128, tokens, NULL);
         assert_memory_not_equal(tokens, other, 128 * sizeof *tokens);
     }
 }
@@ -174,7 +180,7 @@ TEST(test_entailment_trees_differ) {
 TEST(test_entailment_of_too_few_tokens_is_refused) {
     weft_sequence_place p = place(0);
     for (int64_t time = 1; time < WEFT_ENTAILMENT_TIME; time++) {
-        assert_int_equal(weft_entailment_fill(NULL, &p, time, tokens, targets, scored),
+        assert_int_equal(fill(weft_entailment_fill, "entailment", 0, &p, time, tokens, scored),
                          WEFT_EINPUT);
         assert_non_null(strstr(weft_error_message(), "at least 7 tokens"));
     }
@@ -184,7 +190,7 @@ TEST(test_entailment_of_too_few_tokens_is_refused) {
 static char *needle_text(uint32_t sequence, weft_split split, int64_t time) {
     static char text[1100];
     weft_sequence_place p = {.split = split, .seed = 3, .iteration = 5, .sequence = sequence};
-    assert_int_equal(weft_needle_fill(NULL, &p, time, tokens, targets, scored), WEFT_OK);
+    assert_int_equal(fill(weft_needle_fill, "needle", 0, &p, time, tokens, scored), WEFT_OK);
     for (int64_t t = 0; t < time; t++) {
         text[t] = (char)tokens[t];
         if (t > 0) assert_int_equal(targets[t - 1], tokens[t]);
@@ -222,7 +228,7 @@ TEST(test_needle_asks_for_the_key_in_the_text) {
     snprintf(own, sizeof own, "%s", needle_text(1, WEFT_SPLIT_TRAIN, 500));
     assert_string_not_equal(own, needle_text(1, WEFT_SPLIT_VAL, 500));
     weft_sequence_place p = {.split = WEFT_SPLIT_VAL};
-    assert_int_equal(weft_needle_fill(NULL, &p, 127, tokens, targets, NULL), WEFT_EINPUT);
+    assert_int_equal(fill(weft_needle_fill, "needle", 0, &p, 127, tokens, NULL), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "at least 128 bytes"));
 }
 
