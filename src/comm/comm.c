@@ -78,21 +78,14 @@ static void nap(long nanoseconds) {
     nanosleep(&t, NULL);
 }
 
-int weft_comm_rank(const weft_comm *c) {
-    return c ? c->rank : 0;
-}
-
-int weft_comm_size(const weft_comm *c) {
-    return c ? c->size : 1;
-}
-
-int weft_comm_local_rank(const weft_comm *c) {
-    return c ? c->local_rank : 0;
-}
-
-int weft_comm_local_size(const weft_comm *c) {
-    return c ? c->local_size : 1;
-}
+#define NUMBER(name, alone)                                                                        \
+    int weft_comm_##name(const weft_comm *c) {                                                     \
+        return c ? c->name : (alone);                                                              \
+    }
+NUMBER(rank, 0)
+NUMBER(size, 1)
+NUMBER(local_rank, 0)
+NUMBER(local_size, 1)
 
 /* The run is over: the working thread takes the error where it waits, else this one ends the
  * process. */
@@ -134,7 +127,13 @@ static void fail_mpi(weft_comm *c, int error) {
     end_run(c, why);
 }
 
-static int start_exchange(weft_comm *c, weft_comm_job *job) {
+static int start_job(weft_comm *c, weft_comm_job *job) {
+    if (job->kind == WEFT_JOB_GATHER)
+        return c->mpi->gather(job->data, job->part_bytes, job->part_offsets, job->requests);
+    if (job->kind == WEFT_JOB_BROADCAST)
+        return c->mpi->broadcast(job->data, job->bytes, job->requests);
+    if (job->kind == WEFT_JOB_SUM)
+        return c->mpi->sum(job->data, job->count, job->is_double, job->requests);
     int error = 0, tag = (int)(job->tag % TAGS);
     for (int64_t i = 0; !error && i < job->count; i++) {
         const weft_transfer *t = &job->transfers[i];
@@ -142,19 +141,6 @@ static int start_exchange(weft_comm *c, weft_comm_job *job) {
                         : c->mpi->receive(t->data, t->bytes, t->rank, tag, &job->requests[i]);
     }
     return error;
-}
-
-static int start_job(weft_comm *c, weft_comm_job *job) {
-    switch (job->kind) {
-    case WEFT_JOB_EXCHANGE:
-        return start_exchange(c, job);
-    case WEFT_JOB_GATHER:
-        return c->mpi->gather(job->data, job->part_bytes, job->part_offsets, job->requests);
-    case WEFT_JOB_BROADCAST:
-        return c->mpi->broadcast(job->data, job->bytes, job->requests);
-    default:
-        return c->mpi->sum(job->data, job->count, job->is_double, job->requests);
-    }
 }
 
 /* What is queued, the first one first. */
@@ -332,13 +318,6 @@ static weft_status start_thread(weft_comm *c) {
                                 : WEFT_OK;
 }
 
-/* That this process may use. */
-static int processors(void) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 /* Where every rank runs. */
 static weft_status meet(weft_comm *c) {
     weft_rank_place own = weft_watch_place();
@@ -352,7 +331,10 @@ static weft_status meet(weft_comm *c) {
     }
     weft_watch *watch = NULL;
     if (status == WEFT_OK) status = weft_watch_open(c->mpi, c->rank, c->size, all, &watch);
-    atomic_store(&c->alone, c->local_size <= processors());
+    cpu_set_t own_set; /* the processors that this process may use */
+    CPU_ZERO(&own_set);
+    bool known = sched_getaffinity(0, sizeof own_set, &own_set) == 0;
+    atomic_store(&c->alone, c->local_size <= (known ? CPU_COUNT(&own_set) : 1));
     atomic_store(&c->watch, watch);
     free(all);
     return status;

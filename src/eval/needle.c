@@ -39,9 +39,8 @@ static weft_status no_memory(void) {
 
 static void end_trials(needle_trial (*trials)[TOGETHER]) {
     for (int i = 0; i < TOGETHER; i++) {
-        free((*trials)[i].tokens);
-        free((*trials)[i].answer);
-        free((*trials)[i].said);
+        const needle_trial *t = &(*trials)[i];
+        WEFT_FREE(t->tokens, t->answer, t->said);
     }
 }
 
@@ -114,16 +113,6 @@ static weft_status make_trial(const needle_run *r, int64_t length, double depth,
     return WEFT_OK;
 }
 
-/* Of a trial that has ended. */
-static weft_status take_tokens(weft_generator *g, needle_trial *t) {
-    weft_sampled token;
-    weft_take took;
-    while ((took = weft_generator_take(g, t->id, &token)) == WEFT_TAKE_TOKEN)
-        if (t->n_said < t->n_answer) t->said[t->n_said++] = token.token;
-    weft_generator_remove(g, t->id);
-    return took == WEFT_TAKE_BROKEN ? weft_generator_broken() : WEFT_OK;
-}
-
 /* Answers a few trials together; *pages is the most that were in use. */
 static weft_status answer(weft_generator *g, needle_trial *trials, int n, int64_t *pages) {
     weft_generator_stats stats;
@@ -141,8 +130,15 @@ static weft_status answer(weft_generator *g, needle_trial *trials, int n, int64_
         weft_generator_count(g, &stats);
         if (stats.pages_used > *pages) *pages = stats.pages_used;
     }
-    for (int i = 0; i < n; i++)
-        WEFT_TRY(take_tokens(g, &trials[i]));
+    for (int i = 0; i < n; i++) {
+        needle_trial *t = &trials[i];
+        weft_sampled token;
+        weft_take took;
+        while ((took = weft_generator_take(g, t->id, &token)) == WEFT_TAKE_TOKEN)
+            if (t->n_said < t->n_answer) t->said[t->n_said++] = token.token;
+        weft_generator_remove(g, t->id);
+        if (took == WEFT_TAKE_BROKEN) return weft_generator_broken();
+    }
     return WEFT_OK;
 }
 
@@ -161,16 +157,6 @@ static json_t *text_json(const weft_tokenizer *t, const int32_t *tokens, int64_t
     return weft_json_text(text);
 }
 
-static weft_status write_details(const needle_run *r, int64_t length, double depth,
-                                 const needle_trial *t, bool right) {
-    char key[16];
-    snprintf(key, sizeof key, "%05d", (int)t->key);
-    json_t *line = weft_json_make("length:I depth:f key:s right:b answer:o prompt:o", length, depth,
-                                  key, right, text_json(r->tokenizer, t->said, t->n_said),
-                                  text_json(r->tokenizer, t->tokens, t->n));
-    return weft_eval_put(r->details, line, JSON_COMPACT | JSON_PRESERVE_ORDER);
-}
-
 static weft_status score_trial(const needle_run *r, int64_t length, double depth,
                                const needle_trial *t, weft_needle_cell *cell) {
     double good = 0;
@@ -179,7 +165,13 @@ static weft_status score_trial(const needle_run *r, int64_t length, double depth
     bool right = t->n_said == t->n_answer && good >= (double)t->n_answer;
     cell->right += right;
     cell->tokens += good / (double)t->n_answer;
-    return r->details ? write_details(r, length, depth, t, right) : WEFT_OK;
+    if (!r->details) return WEFT_OK;
+    char key[16];
+    snprintf(key, sizeof key, "%05d", (int)t->key);
+    json_t *line = weft_json_make("length:I depth:f key:s right:b answer:o prompt:o", length, depth,
+                                  key, right, text_json(r->tokenizer, t->said, t->n_said),
+                                  text_json(r->tokenizer, t->tokens, t->n));
+    return weft_eval_put(r->details, line, JSON_COMPACT | JSON_PRESERVE_ORDER);
 }
 
 /* A cell of the table, `together` trials at a time. */
@@ -230,21 +222,16 @@ static weft_status fill_length(needle_run *r, int i, weft_needle_score *out) {
     return WEFT_OK;
 }
 
-static weft_status read_hay(needle_run *r) {
-    WEFT_AUTO_FREE char *text = NULL;
-    size_t bytes;
-    if (!r->options->text && weft_tokenizer_vocab(r->tokenizer) != WEFT_CORPUS_VOCAB)
-        return WEFT_BAD_INPUT("--needle: embedded text is for tokenizers of bytes; --text "
-                              "FILE gives another to hide keys in");
-    if (!r->options->text) return WEFT_OK;
-    WEFT_TRY(weft_file_read(r->options->text, TEXT_MOST, &text, &bytes));
-    return encode(r, text, bytes, &r->hay, &r->n_hay);
-}
-
 static weft_status run(needle_run *r, weft_needle_score *out) {
     const weft_needle_options *o = r->options;
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes = 0;
     WEFT_TRY(weft_encoder_open(r->tokenizer, &r->encoder));
-    WEFT_TRY(read_hay(r));
+    if (!o->text && weft_tokenizer_vocab(r->tokenizer) != WEFT_CORPUS_VOCAB)
+        return WEFT_BAD_INPUT("--needle: embedded text is for tokenizers of bytes; --text "
+                              "FILE gives another to hide keys in");
+    if (o->text) WEFT_TRY(weft_file_read(o->text, TEXT_MOST, &text, &bytes));
+    if (text) WEFT_TRY(encode(r, text, bytes, &r->hay, &r->n_hay));
     weft_progress_options bar = {
         .label = "needle", .unit = "answers", .total = o->n_lengths * o->n_depths * o->trials};
     if (!o->quiet) r->progress = weft_progress_begin(&bar);

@@ -34,18 +34,15 @@ typedef struct {
     bool begins;   /* before every context */
     const char *path;
     request *requests;
-    int64_t n_requests;
-    size_t request_room;
+    int64_t n_requests, request_room;
     question *questions;
-    int64_t n_questions;
-    size_t question_room;
+    int64_t n_questions, question_room;
 } suite;
 
 static void end_suite(suite *s) {
     for (int64_t i = 0; i < s->n_requests; i++)
         free(s->requests[i].tokens);
-    free(s->requests);
-    free(s->questions);
+    WEFT_FREE(s->requests, s->questions);
     weft_encoder_close(s->encoder);
 }
 
@@ -82,8 +79,7 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
 }
 
 static weft_status add_request(suite *s, const char *context, const char *choice) {
-    if (!weft_grow((char **)&s->requests, &s->request_room,
-                   (size_t)(s->n_requests + 1) * sizeof *s->requests))
+    if (!weft_grow_list(&s->requests, &s->request_room, s->n_requests + 1, sizeof *s->requests))
         return no_memory(s);
     request *r = &s->requests[s->n_requests];
     *r = (request){0};
@@ -111,8 +107,7 @@ static weft_status add_question(suite *s, const json_t *line) {
     if (json_integer_value(answer) < 0 || json_integer_value(answer) >= (json_int_t)n)
         return WEFT_BAD_INPUT("answer is %lld, but the choices are 0 to %lld",
                               (long long)json_integer_value(answer), (long long)n - 1);
-    if (!weft_grow((char **)&s->questions, &s->question_room,
-                   (size_t)(s->n_questions + 1) * sizeof *s->questions))
+    if (!weft_grow_list(&s->questions, &s->question_room, s->n_questions + 1, sizeof *s->questions))
         return no_memory(s);
     s->questions[s->n_questions++] =
         (question){s->n_requests, (int64_t)n, json_integer_value(answer)};
@@ -131,9 +126,7 @@ static weft_status read_line(suite *s, const char *text, size_t bytes, int64_t n
     if (!line) return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, error.text);
     weft_status status = add_question(s, line);
     if (status != WEFT_EINPUT) return status;
-    char why[512];
-    snprintf(why, sizeof why, "%s", weft_error_message());
-    return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, why);
+    return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, weft_error_message());
 }
 
 static weft_status read_questions(suite *s) {

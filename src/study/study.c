@@ -104,11 +104,8 @@ void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
 
 /* `why` NULL: the last error's words. */
 static weft_status refuse_rate_as(const weft_study *s, const char *why) {
-    char last[WEFT_STUDY_LINE];
-    snprintf(last, sizeof last, "%.600s", weft_error_message());
-    if (!why) why = last;
-    return WEFT_BAD_INPUT("%s: CONFIG_STUDY_RATE_AS=\"%.200s\": %s", s->where,
-                          s->base.study_rate_as, why);
+    return WEFT_BAD_INPUT("%s: CONFIG_STUDY_RATE_AS=\"%.200s\": %.600s", s->where,
+                          s->base.study_rate_as, why ? why : weft_error_message());
 }
 
 /* A variant by the next name of a list, up to one of `ends`, which *at is then at; -1: there is none of that
@@ -166,11 +163,6 @@ static weft_status check_data(const weft_study *s, const weft_config *c) {
             "of its own; take val_loss",
             c->dataset);
     return WEFT_OK;
-}
-
-static bool same_data(const weft_config *a, const weft_config *b) {
-    return strcmp(a->dataset, b->dataset) == 0 && strcmp(a->tokenizer, b->tokenizer) == 0 &&
-           a->vocab_size == b->vocab_size && a->context == b->context;
 }
 
 /* Fitting variants to the first one. Parameters grow with the feed-forward's width whatever the
@@ -232,16 +224,6 @@ static weft_status nearest_width(const weft_config *c, int64_t wanted, int64_t *
     return WEFT_OK;
 }
 
-static weft_status fit_width(weft_study_variant *p, int64_t wanted) {
-    int64_t count, width, off;
-    WEFT_TRY(count_parameters(&p->config, p->config.n_ffn, &count));
-    WEFT_TRY(nearest_width(&p->config, wanted, &width, &off));
-    if (llabs(count - wanted) <= off) return WEFT_OK; /* as it is, it is as near */
-    p->config.n_ffn = width;
-    p->widened = true;
-    return WEFT_OK;
-}
-
 static weft_status need_first(const weft_study *s) {
     if (!*s->built[0].error) return WEFT_OK;
     return WEFT_BAD_INPUT(
@@ -252,12 +234,19 @@ static weft_status need_first(const weft_study *s) {
 
 /* Before the accounts are made: parameters. */
 static weft_status equal_widths(weft_study *s) {
-    int64_t wanted;
+    int64_t wanted, count, width, off;
     if (s->base.study_equal != WEFT_EQUAL_PARAMETERS) return WEFT_OK;
     WEFT_TRY(need_first(s));
     WEFT_TRY(count_parameters(&s->built[0].config, s->built[0].config.n_ffn, &wanted));
-    for (int i = 1; i < s->variants.n; i++)
-        if (!*s->built[i].error) WEFT_TRY(fit_width(&s->built[i], wanted));
+    for (int i = 1; i < s->variants.n; i++) {
+        weft_study_variant *p = &s->built[i];
+        if (*p->error) continue;
+        WEFT_TRY(count_parameters(&p->config, p->config.n_ffn, &count));
+        WEFT_TRY(nearest_width(&p->config, wanted, &width, &off));
+        if (llabs(count - wanted) <= off) continue; /* as it is, it is as near */
+        p->config.n_ffn = width;
+        p->widened = true;
+    }
     return WEFT_OK;
 }
 
@@ -374,12 +363,15 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     }
     /* The data of every variant; what an earlier one has the same of is not opened again. */
     for (int i = 0; i < s->variants.n; i++) {
-        int same = 0;
-        if (*s->built[i].error) continue;
-        while (same < i &&
-               (*s->built[same].error || !same_data(&s->built[same].config, &s->built[i].config)))
-            same++;
-        if (same == i) keep_error(&s->built[i], check_data(s, &s->built[i].config));
+        const weft_config *a = &s->built[i].config;
+        bool known = *s->built[i].error;
+        for (int k = 0; !known && k < i; k++) {
+            const weft_config *b = &s->built[k].config;
+            known = !*s->built[k].error && strcmp(a->dataset, b->dataset) == 0 &&
+                    strcmp(a->tokenizer, b->tokenizer) == 0 && a->vocab_size == b->vocab_size &&
+                    a->context == b->context;
+        }
+        if (!known) keep_error(&s->built[i], check_data(s, a));
     }
     for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) return equal_iters(s);
@@ -388,21 +380,15 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
 
 weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,
                             weft_study **out) {
-    *out = NULL;
-    weft_study *s = calloc(1, sizeof *s);
+    weft_study *s = *out = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "study: no memory");
     weft_status status = open_study(s, source, backend, threads);
-    if (status == WEFT_OK)
-        *out = s;
-    else
-        weft_study_close(s);
+    if (status != WEFT_OK) weft_study_close(weft_steal(out));
     return status;
 }
 
 void weft_study_close(weft_study *s) {
     if (!s) return;
     weft_variants_free(&s->variants);
-    free(s->built);
-    free(s->rate_as);
-    free(s);
+    WEFT_FREE(s->built, s->rate_as, s);
 }
