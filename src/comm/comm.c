@@ -100,7 +100,6 @@ static void end_run(weft_comm *c, const char *why) {
     _exit(1);
 }
 
-/* Tells every rank, and gives the words time to leave. */
 static void tell_all(weft_comm *c, const char *why) {
     double start = weft_clock();
     weft_watch_tell(c->watch, why);
@@ -143,7 +142,6 @@ static int start_job(weft_comm *c, weft_comm_job *job) {
     return error;
 }
 
-/* What is queued, the first one first. */
 static weft_comm_job *take_queue(weft_comm *c) {
     weft_comm_job *last = atomic_exchange(&c->queue, NULL), *first = NULL;
     while (last) {
@@ -318,7 +316,6 @@ static weft_status start_thread(weft_comm *c) {
                                 : WEFT_OK;
 }
 
-/* Where every rank runs. */
 static weft_status meet(weft_comm *c) {
     weft_rank_place own = weft_watch_place();
     weft_rank_place *all = calloc((size_t)c->size, sizeof *all);

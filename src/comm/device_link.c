@@ -23,7 +23,6 @@ static weft_status check(weft_device_link *r, int error, const char *what) {
     return weft_fail(WEFT_EIO, "NCCL: %s: %s", what, r->nccl->explain(error));
 }
 
-/* What every rank tells the others. */
 typedef struct {
     char machine[128], gpu[64]; /* gpu empty: it cannot, and `why` */
     char why[WHY_ROOM];

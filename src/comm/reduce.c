@@ -44,7 +44,6 @@ struct weft_reduce {
     weft_reduce_bucket slots[SLOTS];
 };
 
-/* A rank's piece of a bucket, in numbers of the row. */
 static weft_span piece_of(const weft_reduce *r, int64_t bucket, int rank) {
     return weft_cut_numbers(r->o.cut, weft_cut_piece(r->o.cut, bucket, rank));
 }

@@ -12,7 +12,6 @@
 enum { LIMIT_SECONDS = 30, LAST_LOOKS = 50, LAST_LOOK_US = 1000 };
 static const double NOTE_SECONDS = 1, LOCAL_SECONDS = 0.1;
 
-/* What a note holds: WEFT_MPI_NOTE bytes. */
 typedef struct {
     double silent; /* seconds since the sender's working thread gave a sign of life */
     int fault;     /* the text says what has gone wrong */
@@ -151,7 +150,6 @@ static void send_notes(weft_watch *w, double now, bool waiting) {
         if (i != w->rank && (w->rank == 0 || i == 0)) w->mpi->note(&n, i, &sent);
 }
 
-/* Whether a note tells of a fault. */
 static bool read_notes(weft_watch *w, double now, char *why, size_t room) {
     for (;;) {
         note n;

@@ -137,7 +137,7 @@ static int64_t pair_slot(const weft_bpe_trainer *b, uint64_t key) {
     return at;
 }
 
-/* The entry of a pair, made if there is none; NULL: no memory. */
+/* NULL: no memory. */
 static pair *find_pair(weft_bpe_trainer *b, int32_t left, int32_t right) {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     if (b->n_pair_slots < 2 * (b->n_pairs + 1)) {

@@ -16,7 +16,6 @@ enum {
     BRACKET_DEPTH = 4
 };
 
-/* One document in the making. */
 typedef struct {
     weft_random_stream random;
     char *text;
@@ -65,7 +64,6 @@ static void put_thing(document *d, const char *article, const char *look, const 
     put(d, noun);
 }
 
-/* Any thing but the document's object. */
 static const char *draw_thing(document *d) {
     uint32_t at = draw(d, COUNT(THINGS) - 1);
     return THINGS[at + (at >= d->object_index)];

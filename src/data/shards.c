@@ -48,7 +48,6 @@ static uint32_t read_token(const shard *s, int64_t at) {
     return s->size == 2 ? (uint32_t)(b[0] | b[1] << 8) : weft_shard_u32(b);
 }
 
-/* "train_0001.bin", "fineweb_train_0001.bin". */
 static bool is_shard_of(const char *name, const char *split) {
     size_t length = strlen(name), word = strlen(split);
     if (length < 4 || strcmp(name + length - 4, ".bin") != 0 || name[0] == '.') return false;

@@ -379,7 +379,6 @@ static weft_status split_by_pattern(weft_encoder *e, int step, const char *text,
     return from < bytes ? split_text(e, step + 1, text + from, bytes - from) : WEFT_OK;
 }
 
-/* A valid text through the steps from `step` on. */
 static weft_status split_text(weft_encoder *e, int step, const char *text, size_t bytes) {
     if (step == e->t->n_steps) return add_piece(e, text, bytes) ? WEFT_OK : no_memory(e);
     if (e->t->steps[step].pattern) return split_by_pattern(e, step, text, bytes);

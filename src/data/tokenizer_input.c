@@ -142,7 +142,6 @@ static weft_status fill(weft_input *in) {
     return WEFT_OK;
 }
 
-/* Makes [start, end) a unit. */
 static weft_status add_unit(weft_input *in, size_t end, bool val) {
     if (!weft_grow_list(&in->units, &in->units_room, in->count + 1, sizeof *in->units))
         return weft_fail(WEFT_ENOMEM, "%s: no memory", path_now(in));

@@ -109,7 +109,6 @@ weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
     return WEFT_OK;
 }
 
-/* A text to be found as it stands, as a pattern. */
 static weft_status add_literal(weft_tokenizer *t, const char *text) {
     WEFT_AUTO_FREE char *pattern = malloc(2 * strlen(text) + 1);
     char *to = pattern;
@@ -415,7 +414,6 @@ static weft_status read_merges(weft_tokenizer *t, const char *text, size_t bytes
     return WEFT_OK;
 }
 
-/* DIR/NAME, if there is such a file. */
 static bool find_in(const char *dir, const char *name, char path[WEFT_PATH_MAX]) {
     struct stat is;
     return weft_path(path, "%s/%s", dir, name) == WEFT_OK && stat(path, &is) == 0 &&

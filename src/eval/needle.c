@@ -11,7 +11,6 @@
 enum { TOGETHER = 8, TOKENS_TOGETHER = 16384 };
 static const size_t TEXT_MOST = (size_t)1 << 30;
 
-/* One prompt and what came of it. */
 typedef struct {
     int32_t *tokens, *answer, *said; /* of the prompt, the right answer, and the model's */
     int64_t n, n_answer, n_said;

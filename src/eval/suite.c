@@ -151,7 +151,6 @@ static int64_t padded_time(const suite *s, const request *r) {
     return time < most ? time : most;
 }
 
-/* All requests of one length. */
 static weft_status score_length(suite *s, int64_t time, int32_t *tokens, int32_t *targets) {
     WEFT_AUTO(weft_session_close) weft_session session = {0};
     weft_build build = {.batch = 1, .time = time, .dtype = s->model->dtype};

@@ -208,7 +208,6 @@ static int center_seeds(weft_rate_run *list, int n, int rates) {
     return seeds - 1;
 }
 
-/* The random numbers of one draw, one after the other. */
 typedef struct {
     uint32_t draw, site;
     uint64_t next;

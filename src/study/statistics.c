@@ -30,7 +30,6 @@ double weft_sd(const double *values, int n) {
     return sqrt(sum / (n - 1));
 }
 
-/* Keeps a denominator away from zero. */
 static double nonzero(double x) {
     return fabs(x) < DBL_MIN ? DBL_MIN : x;
 }

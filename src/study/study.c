@@ -149,7 +149,6 @@ static weft_status parse_rate_as(weft_study *s) {
     return WEFT_OK;
 }
 
-/* Keeps a failed call's message as the variant's own. */
 static void keep_error(weft_study_variant *p, weft_status status) {
     if (status != WEFT_OK) snprintf(p->error, sizeof p->error, "%s", weft_error_message());
 }
@@ -250,7 +249,6 @@ static weft_status equal_widths(weft_study *s) {
     return WEFT_OK;
 }
 
-/* What one iteration costs, in what is held equal. */
 static double iter_cost(const weft_study *s, int variant) {
     const weft_study_variant *p = &s->built[variant];
     double tokens = (double)weft_study_iter_tokens(&p->config);

@@ -9,7 +9,6 @@
 
 enum { VALUES_MAX = 256, TRIES = 1000 };
 
-/* One option: the values it takes, or a range. */
 typedef struct {
     const weft_option *option;
     char (*values)[WEFT_SWEEP_VALUE];
@@ -38,7 +37,6 @@ static bool is_separator(const char *at, const char **end) {
     return false;
 }
 
-/* A number that takes the whole text. */
 static bool read_number(const char *text, size_t n, double *out) {
     char copy[64], *end;
     if (n == 0 || n >= sizeof copy) return false;
@@ -165,7 +163,6 @@ static void draw_value(const axis *a, double unit, char *text) {
         snprintf(text, WEFT_SWEEP_VALUE, "%.3g", fmin(fmax(value, a->low), a->high));
 }
 
-/* Points that differ from each other. */
 static weft_status draw_points(const axis *axes, int points, uint64_t seed, const char *where,
                                weft_sweep *out) {
     uint32_t site = weft_random_site("sweep");

@@ -73,7 +73,6 @@ bool weft_process_ended(pid_t pid, bool wait, weft_process_end *end) {
     return true;
 }
 
-/* Leaves out `head` at the start of a text. */
 static const char *without(const char *text, const char *head) {
     size_t n = strlen(head);
     return strncmp(text, head, n) == 0 ? text + n : text;

@@ -13,7 +13,6 @@ static void put_word(FILE *out, const char *word) {
     fputc('\'', out);
 }
 
-/* What the texts are made of. */
 typedef struct {
     const weft_study *study;
     const weft_slurm_options *o;
@@ -32,7 +31,6 @@ static weft_status make_text(maker *make, const job *j, char **text) {
     return fclose(out) == 0 ? WEFT_OK : weft_fail(WEFT_ENOMEM, "study: no memory");
 }
 
-/* Whether variant i is run. */
 static bool is_chosen(const weft_study *s, const weft_slurm_options *o, int i) {
     return !*s->built[i].error && (!o->variants || o->variants[i]);
 }

@@ -18,7 +18,6 @@ enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160 };
 
 static const double orphan_seconds = 20; /* for a killed study's last run to be gone */
 
-/* A run that goes on. */
 typedef struct {
     weft_record_run *job; /* NULL: free */
     pid_t pid;

@@ -1,6 +1,5 @@
-/* Writing, exchanging and reading back checkpoints. The order of a save makes it safe: every file is synced, then
- * state.json with their checksums; the folder is synced and read back before it gets its name; and
- * the old checkpoint is touched only after that. */
+/* Writing, exchanging and reading back checkpoints. The old one is touched only after the new one is synced, with
+ * state.json behind the files that it has checksums of, and read back. */
 #include "train/checkpoint.h"
 
 #include "base/json.h"

@@ -8,10 +8,10 @@
  * and the mark of a folder that weft may remove (base/folders.h).
  *
  * A kill at any moment leaves a whole one: NAME.new is written, synced and read back beside, then the
- * two names are exchanged in one step (renameat2 with RENAME_EXCHANGE), and what is now NAME.new, the
- * older checkpoint, is kept as step-N or removed. Where the system cannot exchange, the old one is
- * first renamed to NAME.old; a kill between the two renames leaves it there, and resuming puts it
- * back. One that is removed loses its name first (step-N.gone), so that no torn one has a good name.
+ * two names are exchanged (weft_folder_exchange; by way of NAME.old where the system cannot do it in one
+ * step: resuming puts back what a kill leaves there), and what is now NAME.new, the older checkpoint, is
+ * kept as step-N or removed. One that is removed loses its name first (step-N.gone), so that no torn one
+ * has a good name.
  *
  * Nothing else is removed. A folder by one of these names that weft did not make, or a link, ends a
  * run before its first step with a line that says so. */
@@ -21,7 +21,6 @@
 #include "data/tokenizer.h"
 #include "train/optimizer.h"
 
-/* What is no tensor. */
 typedef struct {
     int64_t iteration;    /* steps done */
     double best_val;      /* the lowest held-out loss so far; infinity: none yet */
@@ -36,7 +35,6 @@ typedef struct {
     uint32_t choices;
 } weft_train_state;
 
-/* What a checkpoint is made of. */
 typedef struct {
     const weft_model *model;
     const weft_optimizer *optimizer;
@@ -71,8 +69,6 @@ weft_status weft_checkpoint_load(const char *run, const char *name, weft_model *
                                  const weft_config *c, weft_dtype dtype, weft_pool *pool,
                                  weft_train_state *state);
 weft_status weft_checkpoint_load_optimizer(const char *run, const char *name, weft_optimizer *o);
-
-/* A checkpoint's folder as such. */
 
 /* So many of a model's parts (model/parts.h) are always in a checkpoint; the last one, the tokenizer, only
  * where tokens stand for text. */

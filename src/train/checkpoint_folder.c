@@ -102,7 +102,6 @@ weft_status weft_checkpoint_note_saved(const char *run) {
     return weft_file_write(path, text, sizeof text - 1, NULL);
 }
 
-/* What belongs to a run, by name. */
 typedef struct {
     bool last, last_old, best, lines;
     bool begun;        /* metrics.jsonl is there, if only empty: all the other names are weft's */

@@ -1,8 +1,6 @@
 /* Sums of gradients where they are made: the additions of the tree (weft_tree_push), element by element,
- * so equal for any number of threads, by the host's threads or in a queue of the device.
- *
- * A rank that has not all micro-batches may have several nodes of the tree, each added from its first
- * leaf on: the sum of one stays at the bottom of the stack while the next is made.
+ * by the host's threads or in a queue of the device. A rank may have several nodes of the tree: the sum of
+ * one stays at the bottom of the stack while the next is made.
  *
  * The overlap, which is what makes ranks scale (docs/results/scaling.md): a rank's last micro-batch
  * closes every pair of the tree that is still open. So when it makes a weight's gradient, that weight's
@@ -108,7 +106,6 @@ static void put_additions(const weft_gradients *g, int64_t first, int64_t end) {
     }
 }
 
-/* The listed additions of weights first .. end - 1. */
 static void add_weights(const weft_gradients *g, int64_t first, int64_t end) {
     chunk_range range = {g, g->shards.first[first]};
     if (g->rows)
@@ -154,7 +151,6 @@ static void widen(const unsigned char *raw, int64_t count, unsigned char *to) {
     }
 }
 
-/* A bucket that is being packed. */
 typedef struct {
     const weft_gradients *g;
     int64_t first; /* chunk */

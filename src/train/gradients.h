@@ -1,10 +1,5 @@
-/* The gradient of a whole step: the mean over its micro-batches, added in a binary tree.
- *
- * The tree is fixed by the micro-batches' index alone: neighbours 2k and 2k+1 are added, then
- * neighbouring pairs, and so on; what is left over where their number is no power of two is added
- * from the right. So whoever holds an aligned power of two of them (another process, a GPU) makes a
- * node of the same tree, and the bits do not depend on who added what. Only one buffer a level of
- * the tree is alive, log2 of their number.
+/* The gradient of a whole step: the mean over its micro-batches, added in the tree of comm/share.h, which their
+ * number fixes alone. Only one buffer a level of the tree is alive, log2 of their number.
  *
  * There are two ways. Whole sums: each rank takes its span of the micro-batches (comm/share.h), keeps the
  * sums of the nodes it can finish, and the end of the step adds those of all ranks (comm/reduce.h); where

@@ -68,7 +68,6 @@ static bool keeps_last(const trainer *t) {
     return t->config->save_checkpoint || t->options->keep_last;
 }
 
-/* The data that a run goes on with is that which it began with. */
 static weft_status check_dataset(trainer *t) {
     bool has;
     uint32_t now;
@@ -338,7 +337,6 @@ static weft_status save(const trainer *t, const char *name, int64_t keep) {
     return status == WEFT_OK ? weft_optimizer_served(t->optimizer) : status;
 }
 
-/* The held-out loss. */
 static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     weft_train_result *r = t->result;
     WEFT_TRY(weft_validation_run(t->validation, &r->val_loss, &r->metric_value));
@@ -355,7 +353,6 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     return WEFT_OK;
 }
 
-/* out/best, where the held-out loss is the lowest. */
 static weft_status save_best(trainer *t) {
     if (!(t->result->val_loss < t->state.best_val)) return WEFT_OK;
     t->state.best_val = t->result->val_loss;

@@ -1,8 +1,4 @@
-/* A training run: from a config to weights, in a folder that it can go on from.
- *
- * Everything that a step depends on (step.c) is in the config, the number of the step, the weights and
- * the optimizer's tensors; so the same config gives the same bits, whatever the number of threads and
- * however often the run was killed and resumed. */
+/* A training run: from a config to weights, in a folder that it can go on from. */
 #pragma once
 
 #include "train/validation.h"

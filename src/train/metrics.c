@@ -1,5 +1,4 @@
-/* Lines are appended whole and flushed, so a kill leaves at most one torn line at the end, which
- * the next run cuts off together with the lines of steps that it will do again. They are synced
+/* Lines are appended whole and flushed, so a kill leaves at most one torn line at the end, and are synced
  * before each checkpoint, so that none is missing of the steps which that one has done. */
 #include "train/metrics.h"
 

@@ -75,6 +75,5 @@ weft_status weft_events_open(const char *folder, int64_t step, weft_events **out
 /* Writes n values of one step. `time` is in seconds since 1970. */
 weft_status weft_events_add(weft_events *e, int64_t step, double time, const weft_scalar *scalars,
                             int n);
-/* What was added is on the disk after this. */
 weft_status weft_events_sync(weft_events *e);
 void weft_events_close(weft_events *e);

@@ -207,7 +207,6 @@ weft_status weft_optimizer_shard_before(weft_optimizer *o) {
     return weft_exec_write(o->exec, o->all_parts, o->ordered);
 }
 
-/* One bucket's new weights on their way. */
 typedef struct {
     weft_transfer *transfers; /* [2 ranks] */
     weft_comm_job job;
@@ -277,7 +276,6 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
     return status;
 }
 
-/* This rank's memory of a stretch that it owns. */
 static unsigned char *find_own(const weft_optimizer *o, const weft_state_key *key,
                                const weft_stretch *part) {
     for (int64_t i = 0; i < o->n_slots; i++) {

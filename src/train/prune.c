@@ -28,7 +28,6 @@ static weft_status get_state(const weft_optimizer *o, int kind, const weft_weigh
     return *own ? weft_optimizer_move(o, index, *own, true) : no_memory();
 }
 
-/* v or w0 of a weight. */
 static weft_status read_other(void *context, const weft_weight *w, double *out) {
     const weft_optimizer *o = context;
     bool state = o->model->config.prune == WEFT_PRUNING_STATE;
@@ -62,7 +61,6 @@ static weft_status put_mask(const weft_optimizer *o, const weft_weight *w, const
     return status;
 }
 
-/* The units that stay, of every layer. */
 static weft_status choose_units(const weft_optimizer *o, const weft_weighing *how, weft_units *u,
                                 double sparsity) {
     int64_t left = u->block - weft_masked_of(sparsity, u->block);

@@ -117,7 +117,6 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     return add_text(s, text, bytes);
 }
 
-/* A record for each line of the text. */
 static void tell(const weft_samples *s, int64_t step) {
     char *text = NULL, *rest, *line;
     if (asprintf(&text, "%s%s", s->config->sample_prompt, s->text) < 0) return;

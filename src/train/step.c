@@ -1,18 +1,16 @@
 /* A training step (step.h), stage by stage. weft_train_step_run is the story:
  *
  *     batch          the next sequences of the dataset, this rank's share of them
- *     gradients      forward and backward of each micro-batch by one graph; each gradient is added to the
- *                    sums in a fixed binary tree, and the ranks' sums are added in the same tree
- *                    (gradients.c)
+ *     gradients      forward and backward of each micro-batch by one graph, added in a fixed tree, as the
+ *                    ranks' sums are (gradients.c)
  *     masks          of what is pruned, where it is time for more (prune.c)
  *     optimizer      the gradient's norm, clipping and AdamW, a graph of three operations (optimizer.c)
  *     result         losses, norm, rate; and what was not finite, if something was
  *
- * The idea is that all of this depends on the config, the number of the step, the weights and the
- * optimizer's tensors alone. Random numbers are drawn by a sequence's place in the run; sums are added in
- * an order that the micro-batches' numbers fix, not the threads, the ranks or what came first. So the
- * same config gives the same bits on any number of threads and ranks, however often the run was killed
- * and resumed.
+ * All of this depends on the config, the number of the step, the weights and the optimizer's tensors alone.
+ * Random numbers are drawn by a sequence's place in the run; sums are added in an order that the
+ * micro-batches' numbers fix. So the same config gives the same bits on any number of threads and ranks,
+ * however often the run was killed and resumed.
  *
  * WsFFN's contrastive loss compares the contexts of all sequences with each other. With several
  * micro-batches (weft_config_two_phases) a step has two phases for it:
@@ -21,8 +19,7 @@
  *        at them (model/contrast.h)
  *     2. forward and backward of each, with that gradient given at its contexts
  *
- * Ranks share the micro-batches; the numbers of targets, the contexts, the losses and the gradients of
- * all of them are brought together in the order of the micro-batches. */
+ * Ranks share the micro-batches; what they make is brought together in the order of the micro-batches. */
 #include "train/step.h"
 
 #include "data/prefetch.h"
@@ -49,7 +46,6 @@ struct weft_train_step {
     int64_t *targets;        /* [ranks] */
 };
 
-/* This rank's i-th micro-batch, in the order of all. */
 static int64_t part_of(const weft_train_step *s, int64_t i) {
     return s->first + i * s->stride;
 }
@@ -195,7 +191,6 @@ weft_status weft_train_step_run(weft_train_step *s, int64_t iteration,
     return out->events.skipped ? name_culprit(s, out->culprit, sizeof out->culprit) : WEFT_OK;
 }
 
-/* The feed gives the sequences of this rank's micro-batches. */
 static weft_status open_feed(weft_train_step *s, const weft_dataset *dataset, int64_t iteration) {
     int64_t sequences = s->count * s->micro;
     bool dealt = s->stride > 1;

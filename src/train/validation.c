@@ -95,7 +95,6 @@ double weft_run_losses_join(const weft_run_loss *runs, int64_t n) {
     return targets > 0 ? sum / targets : 0;
 }
 
-/* The set's runs from `skip` on. */
 static weft_status open_feed(const weft_validation *v, int64_t skip, bool scored,
                              weft_prefetch **out) {
     weft_prefetch_options options = {.split = WEFT_SPLIT_VAL,
