@@ -375,15 +375,6 @@ void weft_comm_away(weft_comm *c, bool away) {
     atomic_store(&c->away, away);
 }
 
-/* Until jobs under way are nobody's: whoever made them may free them then. */
-static void wait_left(weft_comm *c) {
-    double by = weft_clock() + LEAVE_SECONDS;
-    atomic_store(&c->changed.heard, true);
-    while (!atomic_load(&c->left) && weft_clock() < by)
-        sleep_by(&c->changed, by - weft_clock());
-    atomic_store(&c->changed.heard, false);
-}
-
 void weft_comm_fail(weft_comm *c, const char *message) {
     char why[WHY_ROOM];
     if (!c || c->agreed) return;
@@ -400,7 +391,12 @@ void weft_comm_fail(weft_comm *c, const char *message) {
         atomic_store(&c->failed, true);
     }
     ring(&c->work);
-    wait_left(c);
+    /* Until jobs under way are nobody's: whoever made them may free them then. */
+    double by = weft_clock() + LEAVE_SECONDS;
+    atomic_store(&c->changed.heard, true);
+    while (!atomic_load(&c->left) && weft_clock() < by)
+        sleep_by(&c->changed, by - weft_clock());
+    atomic_store(&c->changed.heard, false);
 }
 
 weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job) {

@@ -6,20 +6,12 @@ weft_span weft_tree_span(int64_t leaves, int rank, int size) {
     return (weft_span){first, leaves * (rank + 1) / size - first};
 }
 
-/* The rank that has all of the leaves; -1: several have. */
-static int rank_of(int64_t leaves, int size, int64_t first, int64_t count) {
-    for (int r = 0; r < size; r++) {
-        weft_span s = weft_tree_span(leaves, r, size);
-        if (first >= s.first && first + count <= s.first + s.count) return r;
-    }
-    return -1;
-}
-
 /* Lists the nodes and merges below one; returns the node that its sum is then in. */
 static int cut_node(weft_tree *t, int64_t leaves, int size, int64_t first, int64_t count) {
-    int rank = rank_of(leaves, size, first, count);
-    if (rank >= 0) {
-        t->nodes[t->n_nodes] = (weft_tree_node){first, count, rank};
+    for (int r = 0; r < size; r++) { /* one rank may have all of the leaves */
+        weft_span s = weft_tree_span(leaves, r, size);
+        if (first < s.first || first + count > s.first + s.count) continue;
+        t->nodes[t->n_nodes] = (weft_tree_node){first, count, r};
         return t->n_nodes++;
     }
     int64_t left = 1; /* the largest power of two below count */

@@ -64,33 +64,6 @@ static void *work(void *context) {
     return NULL;
 }
 
-/* Signals are for the thread that trains. */
-static weft_status start_worker(weft_prefetch *p) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&p->worker, NULL, work, p);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error) return weft_fail(WEFT_ENOMEM, "cannot start a thread for data: %s", strerror(error));
-    p->working = true;
-    return WEFT_OK;
-}
-
-static weft_status make_ring(weft_prefetch *p) {
-    const weft_prefetch_options *o = &p->options;
-    size_t count = (size_t)(o->sequences * o->time);
-    for (int i = 0; i < SLOTS; i++) {
-        weft_batch *b = &p->ring[i];
-        b->tokens = malloc(count * sizeof *b->tokens);
-        b->targets = malloc(count * sizeof *b->targets);
-        b->scored = o->scored ? malloc(count) : NULL;
-        if (!b->tokens || !b->targets || (o->scored && !b->scored))
-            return weft_fail(WEFT_ENOMEM, "no memory for %d batches of %lld x %lld tokens", SLOTS,
-                             (long long)o->sequences, (long long)o->time);
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_options *options,
                                weft_prefetch **out) {
     *out = NULL;
@@ -105,8 +78,24 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
     p->options = *options;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
-    WEFT_TRY(make_ring(p));
-    WEFT_TRY(start_worker(p));
+    size_t count = (size_t)(o->sequences * o->time);
+    for (int i = 0; i < SLOTS; i++) {
+        weft_batch *b = &p->ring[i];
+        b->tokens = malloc(count * sizeof *b->tokens);
+        b->targets = malloc(count * sizeof *b->targets);
+        b->scored = o->scored ? malloc(count) : NULL;
+        if (!b->tokens || !b->targets || (o->scored && !b->scored))
+            return weft_fail(WEFT_ENOMEM, "no memory for %d batches of %lld x %lld tokens", SLOTS,
+                             (long long)o->sequences, (long long)o->time);
+    }
+    /* Signals are for the thread that trains. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&p->worker, NULL, work, p);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) return weft_fail(WEFT_ENOMEM, "cannot start a thread for data: %s", strerror(error));
+    p->working = true;
     *out = weft_steal(&p);
     return WEFT_OK;
 }

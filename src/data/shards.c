@@ -418,26 +418,24 @@ weft_status weft_shard_writer_put(weft_shard_writer *w, const int32_t *tokens, i
 WEFT_GETTER(int64_t, weft_shard_writer_tokens, weft_shard_writer, tokens)
 WEFT_GETTER(int64_t, weft_shard_writer_shards, weft_shard_writer, shards)
 
-static weft_status place(weft_shard_writer *w) {
+weft_status weft_shard_writers_commit(weft_shard_writer *const *writers, int n) {
     char from[WEFT_PATH_MAX], to[WEFT_PATH_MAX];
     weft_kind kind;
-    for (; w->placed < w->shards; w->placed++) {
-        shard_path(w, w->placed, ".part", from);
-        shard_path(w, w->placed, "", to);
-        /* No shard is overwritten that another put there meanwhile. */
-        WEFT_TRY(weft_path_kind(to, &kind));
-        if (kind != WEFT_KIND_NOTHING)
-            return weft_fail(WEFT_EIO, "%s: appeared while its text was tokenized", to);
-        if (rename(from, to) != 0) return write_failed(w);
-    }
-    return weft_folder_sync(w->dir); /* the renames are on disk when the folder is */
-}
-
-weft_status weft_shard_writers_commit(weft_shard_writer *const *writers, int n) {
     for (int i = 0; i < n; i++)
         if (writers[i]->file) WEFT_TRY(end_shard(writers[i]));
-    for (int i = n - 1; i >= 0; i--)
-        WEFT_TRY(place(writers[i]));
+    for (int i = n - 1; i >= 0; i--) {
+        weft_shard_writer *w = writers[i];
+        for (; w->placed < w->shards; w->placed++) {
+            shard_path(w, w->placed, ".part", from);
+            shard_path(w, w->placed, "", to);
+            /* No shard is overwritten that another put there meanwhile. */
+            WEFT_TRY(weft_path_kind(to, &kind));
+            if (kind != WEFT_KIND_NOTHING)
+                return weft_fail(WEFT_EIO, "%s: appeared while its text was tokenized", to);
+            if (rename(from, to) != 0) return write_failed(w);
+        }
+        WEFT_TRY(weft_folder_sync(w->dir)); /* the renames are on disk when the folder is */
+    }
     for (int i = 0; i < n; i++)
         writers[i]->committed = true;
     return WEFT_OK;

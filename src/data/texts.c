@@ -112,23 +112,17 @@ static void encode_task(void *context, int64_t i, int thread) {
     if (r->status != WEFT_OK) snprintf(r->message, sizeof r->message, "%s", weft_error_message());
 }
 
-/* What stands before a document: the end of the one before it. */
-static weft_status put_separator(job *j, bool val) {
-    int32_t end = weft_tokenizer_end(j->tokenizer);
-    const int32_t *tokens = &end;
-    int64_t count = 1;
-    bool first = !j->began[val];
-    j->began[val] = true;
-    if (end < 0 && first) return WEFT_OK;
-    if (end < 0) WEFT_TRY(weft_encode(j->encoders[0], "\n", 1, false, &tokens, &count));
-    return weft_shard_writer_put(j->writers[val], tokens, count);
-}
-
 static weft_status write_unit(job *j, const weft_input_unit *unit, const result *r) {
     if (r->status != WEFT_OK) return weft_fail(r->status, "%s", r->message);
     if (!r->count) return WEFT_OK; /* no text, no document */
-    if (unit->starts) {
-        WEFT_TRY(put_separator(j, unit->val));
+    if (unit->starts) {            /* what stands before a document: the end of the one before it */
+        int32_t end = weft_tokenizer_end(j->tokenizer);
+        const int32_t *tokens = &end;
+        int64_t count = end >= 0 || j->began[unit->val];
+        if (end < 0 && count)
+            WEFT_TRY(weft_encode(j->encoders[0], "\n", 1, false, &tokens, &count));
+        WEFT_TRY(weft_shard_writer_put(j->writers[unit->val], tokens, count));
+        j->began[unit->val] = true;
         j->documents++;
     }
     j->bytes += (int64_t)r->bytes;
@@ -177,21 +171,8 @@ weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
     return WEFT_OK;
 }
 
-static weft_status check_tokens(job *j, const weft_token_file *f, const int32_t *tokens,
-                                int64_t count) {
-    int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : INT32_MAX;
-    for (int64_t i = 0; i < count; i++) {
-        if (tokens[i] < 0 || tokens[i] >= vocab)
-            return WEFT_BAD_INPUT(
-                "%s: token %lld is %d, but the tokenizer has %lld; name the one they "
-                "were made with, or none",
-                f->path, (long long)(f->read - count + i), tokens[i], (long long)vocab);
-        if (tokens[i] > j->largest) j->largest = tokens[i];
-    }
-    return WEFT_OK;
-}
-
 static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, bool all_val) {
+    int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : INT32_MAX;
     int64_t count = f->rows * f->columns;
     int64_t train = all_val ? 0 : count - (int64_t)((double)count * val_share);
     WEFT_AUTO_FREE int32_t *some = malloc(COPY_TOKENS * sizeof *some);
@@ -200,7 +181,14 @@ static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, boo
         bool val = f->read >= train;
         int64_t left = (val ? count : train) - f->read, n = left < COPY_TOKENS ? left : COPY_TOKENS;
         WEFT_TRY(weft_token_file_read(f, n, some));
-        WEFT_TRY(check_tokens(j, f, some, n));
+        for (int64_t i = 0; i < n; i++) {
+            if (some[i] < 0 || some[i] >= vocab)
+                return WEFT_BAD_INPUT(
+                    "%s: token %lld is %d, but the tokenizer has %lld; name the one they "
+                    "were made with, or none",
+                    f->path, (long long)(f->read - n + i), some[i], (long long)vocab);
+            if (some[i] > j->largest) j->largest = some[i];
+        }
         WEFT_TRY(weft_shard_writer_put(j->writers[val], some, n));
     }
     j->bytes += f->bytes;
@@ -229,18 +217,6 @@ static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
     return WEFT_OK;
 }
 
-/* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
-static weft_status check_tokenizer(job *j, const char *out) {
-    weft_kind kind;
-    WEFT_PATH(path, "%s/tokenizer.json", out);
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
-    if (j->tokenizer) WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
-    if (j->has_tokenizer) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: is there already and is not the tokenizer of these shards; name another folder", path);
-}
-
 static weft_status open_job(job *j, const weft_input_options *input, const char *out,
                             int64_t shard_tokens) {
     int64_t vocab = 0;
@@ -264,7 +240,16 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
     if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return WEFT_BAD_INPUT("%s: another process tokenizes into this folder", out);
-    WEFT_TRY(check_tokenizer(j, out));
+    /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
+    WEFT_PATH(path, "%s/tokenizer.json", out);
+    WEFT_TRY(weft_path_kind(path, &kind));
+    bool there = kind != WEFT_KIND_NOTHING;
+    if (there && j->tokenizer)
+        WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
+    if (there && !j->has_tokenizer)
+        return WEFT_BAD_INPUT(
+            "%s: is there already and is not the tokenizer of these shards; name another folder",
+            path);
     WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);
 }

@@ -333,14 +333,6 @@ static json_t *byte_level(bool trim, bool regex) {
                      "trim_offsets", trim, "use_regex", regex);
 }
 
-/* Splitting as the files leave it unsaid: by GPT-2's pattern or another. */
-static json_t *splitting(const weft_tokenizer *t) {
-    if (!t->split) return byte_level(true, t->n_steps > 0);
-    return json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, o]}", "type", "Sequence", "pretokenizers",
-                     "type", "Split", "pattern", "Regex", t->split, "behavior", "Isolated",
-                     "invert", 0, byte_level(true, false));
-}
-
 /* For bytes, BPE without merges in one piece; for a pair of files, what they leave unsaid. */
 static char *make_source(const weft_tokenizer *t) {
     json_t *added = json_array();
@@ -349,12 +341,17 @@ static char *make_source(const weft_tokenizer *t) {
                                                t->added[i].id, "content", t->added[i].text,
                                                "single_word", 0, "lstrip", 0, "rstrip", 0,
                                                "normalized", 0, "special", t->added[i].special));
-    json_t *all =
-        json_pack("{s:s, s:n, s:n, s:o, s:o, s:o, s:o, s:o, s:o}", "version", "1.0", "truncation",
-                  "padding", "added_tokens", added, "normalizer",
-                  t->nfc ? json_pack("{s:s}", "type", "NFC") : json_null(), "pre_tokenizer",
-                  splitting(t), "post_processor", byte_level(false, true), "decoder",
-                  byte_level(true, true), "model", model_object(t));
+    /* Splitting as the files leave it unsaid: by GPT-2's pattern or another. */
+    json_t *splitting = byte_level(true, !t->split && t->n_steps > 0);
+    if (t->split)
+        splitting = json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, o]}", "type", "Sequence",
+                              "pretokenizers", "type", "Split", "pattern", "Regex", t->split,
+                              "behavior", "Isolated", "invert", 0, splitting);
+    json_t *all = json_pack("{s:s, s:n, s:n, s:o, s:o, s:o, s:o, s:o, s:o}", "version", "1.0",
+                            "truncation", "padding", "added_tokens", added, "normalizer",
+                            t->nfc ? json_pack("{s:s}", "type", "NFC") : json_null(),
+                            "pre_tokenizer", splitting, "post_processor", byte_level(false, true),
+                            "decoder", byte_level(true, true), "model", model_object(t));
     char *text = all ? json_dumps(all, JSON_INDENT(2)) : NULL;
     json_decref(all);
     return text;

@@ -239,27 +239,13 @@ weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit *
     return WEFT_OK;
 }
 
-static weft_status take_field(const weft_input *in, const weft_input_unit *unit, json_t *line,
-                              char **keep, size_t *bytes) {
-    const char *path = in->o.paths[unit->path];
-    const char *field = field_of(in, path);
-    const json_t *value = json_object_get(line, field);
-    if (!json_is_string(value))
-        return WEFT_BAD_INPUT("%s, line %lld: has no text in a field \"%s\"", path,
-                              (long long)unit->line, field);
-    *bytes = json_string_length(value);
-    *keep = malloc(*bytes + 1);
-    if (!*keep) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line of it", path);
-    memcpy(*keep, json_string_value(value), *bytes);
-    return WEFT_OK;
-}
-
 weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, char **keep,
                             const char **text, size_t *bytes) {
+    const char *path = in->o.paths[unit->path], *field = field_of(in, path);
     *keep = NULL;
     *text = unit->text;
     *bytes = unit->bytes;
-    if (!field_of(in, in->o.paths[unit->path])) return WEFT_OK;
+    if (!field) return WEFT_OK;
     size_t blank = 0;
     while (blank < unit->bytes && strchr(" \t\r\n", unit->text[blank]) && unit->text[blank])
         blank++;
@@ -268,9 +254,15 @@ weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, c
     json_error_t error;
     WEFT_AUTO_DECREF json_t *line = weft_json_read(unit->text, unit->bytes, JSON_ALLOW_NUL, &error);
     if (!line)
-        return WEFT_BAD_INPUT("%s, line %lld: is no JSON: %.80s", in->o.paths[unit->path],
-                              (long long)unit->line, error.text);
-    WEFT_TRY(take_field(in, unit, line, keep, bytes));
-    *text = *keep;
+        return WEFT_BAD_INPUT("%s, line %lld: is no JSON: %.80s", path, (long long)unit->line,
+                              error.text);
+    const json_t *value = json_object_get(line, field);
+    if (!json_is_string(value))
+        return WEFT_BAD_INPUT("%s, line %lld: has no text in a field \"%s\"", path,
+                              (long long)unit->line, field);
+    *bytes = json_string_length(value);
+    *text = *keep = malloc(*bytes + 1);
+    if (!*keep) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line of it", path);
+    memcpy(*keep, json_string_value(value), *bytes);
     return WEFT_OK;
 }

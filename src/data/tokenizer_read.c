@@ -313,24 +313,19 @@ static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
 }
 
 /* A template's text may have one special token before it and none behind. */
-static weft_status read_template(weft_tokenizer *t, const json_t *processor) {
-    const json_t *list = json_object_get(processor, "single");
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *name = text_of(json_object_get(json_array_get(list, i), "SpecialToken"), "id");
-        if (!*name) continue;
-        int32_t id = weft_tokenizer_special(t, name);
-        if (i > 0 || id < 0) return refuse(t, "a post_processor that adds", name);
-        t->begin = id;
-    }
-    return WEFT_OK;
-}
-
 static weft_status read_processor(weft_tokenizer *t, const json_t *processor) {
     const char *type = text_of(processor, "type");
     const json_t *list = json_object_get(processor, "processors");
-    if (strcmp(type, "TemplateProcessing") == 0) return read_template(t, processor);
     for (size_t i = 0; strcmp(type, "Sequence") == 0 && i < json_array_size(list); i++)
         WEFT_TRY(read_processor(t, json_array_get(list, i)));
+    list = json_object_get(processor, "single");
+    for (size_t i = 0; strcmp(type, "TemplateProcessing") == 0 && i < json_array_size(list); i++) {
+        const char *name = text_of(json_object_get(json_array_get(list, i), "SpecialToken"), "id");
+        int32_t id = weft_tokenizer_special(t, name);
+        if (!*name) continue;
+        if (i > 0 || id < 0) return refuse(t, "a post_processor that adds", name);
+        t->begin = id;
+    }
     return WEFT_OK;
 }
 

@@ -156,17 +156,14 @@ bool weft_unpack_is_packed(const weft_unpack *u) {
     return u->how != PLAIN;
 }
 
-static weft_status read_plain(weft_unpack *u, char *to, size_t room, size_t *got) {
-    if (u->at == u->used) return read_file(u, to, room, got);
-    *got = u->used - u->at < room ? u->used - u->at : room;
-    memcpy(to, u->raw + u->at, *got);
-    u->at += *got;
-    return WEFT_OK;
-}
-
 weft_status weft_unpack_read(weft_unpack *u, char *to, size_t room, size_t *got) {
     *got = 0;
-    if (u->how == PLAIN) return read_plain(u, to, room, got);
+    if (u->how == PLAIN && u->at == u->used) return read_file(u, to, room, got);
+    if (u->how == PLAIN) { /* what was read to tell */
+        *got = u->used - u->at < room ? u->used - u->at : room;
+        memcpy(to, u->raw + u->at, *got);
+        u->at += *got;
+    }
     while (!*got) {
         if (u->at == u->used && !u->ended) WEFT_TRY(refill(u));
         bool all = u->at == u->used;

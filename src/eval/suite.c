@@ -120,24 +120,22 @@ static weft_status add_question(suite *s, const json_t *line) {
     return WEFT_OK;
 }
 
-static weft_status read_line(suite *s, const char *text, size_t bytes, int64_t number) {
-    json_error_t error;
-    WEFT_AUTO_DECREF json_t *line = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!line) return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, error.text);
-    weft_status status = add_question(s, line);
-    if (status != WEFT_EINPUT) return status;
-    return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, weft_error_message());
-}
-
 static weft_status read_questions(suite *s) {
     WEFT_AUTO_FCLOSE FILE *file = NULL;
     WEFT_AUTO_FREE char *line = NULL;
     size_t room = 0;
     ssize_t n;
     WEFT_TRY(weft_file_open_stream(s->path, &file));
-    for (int64_t number = 1; (n = getline(&line, &room, file)) > 0; number++)
-        if (strspn(line, " \t\n\v\f\r") < (size_t)n)
-            WEFT_TRY(read_line(s, line, (size_t)n, number));
+    for (int64_t number = 1; (n = getline(&line, &room, file)) > 0; number++) {
+        json_error_t error;
+        if (strspn(line, " \t\n\v\f\r") >= (size_t)n) continue;
+        WEFT_AUTO_DECREF json_t *one = json_loadb(line, (size_t)n, JSON_REJECT_DUPLICATES, &error);
+        if (!one) return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, error.text);
+        weft_status status = add_question(s, one);
+        if (status == WEFT_EINPUT)
+            return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, weft_error_message());
+        WEFT_TRY(status);
+    }
     if (ferror(file)) return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
     if (s->n_questions > 0) return WEFT_OK;
     return WEFT_BAD_INPUT("%s: there is no question in it", s->path);
@@ -213,21 +211,19 @@ static void sum_up(const suite *s, weft_suite_score *out) {
     out->acc_norm_error = standard_error(out->acc_norm, s->n_questions);
 }
 
-static weft_status write_question(const suite *s, const question *q, weft_new_file *f) {
-    json_t *likelihoods = json_array();
-    for (int64_t i = 0; i < q->n; i++)
-        json_array_append_new(likelihoods, json_real(s->requests[q->first + i].likelihood));
-    json_t *line = weft_json_make("answer:I chosen:I chosen_norm:I loglikelihoods:o", q->answer,
-                                  choose(s, q, false), choose(s, q, true), likelihoods);
-    return weft_eval_put(f, line, JSON_REAL_PRECISION(12));
-}
-
 static weft_status write_details(const suite *s, const char *path) {
     weft_new_file f;
     WEFT_TRY(weft_new_file_begin(&f, path));
     weft_status status = WEFT_OK;
-    for (int64_t i = 0; status == WEFT_OK && i < s->n_questions; i++)
-        status = write_question(s, &s->questions[i], &f);
+    for (int64_t k = 0; status == WEFT_OK && k < s->n_questions; k++) {
+        const question *q = &s->questions[k];
+        json_t *likelihoods = json_array();
+        for (int64_t i = 0; i < q->n; i++)
+            json_array_append_new(likelihoods, json_real(s->requests[q->first + i].likelihood));
+        json_t *line = weft_json_make("answer:I chosen:I chosen_norm:I loglikelihoods:o", q->answer,
+                                      choose(s, q, false), choose(s, q, true), likelihoods);
+        status = weft_eval_put(&f, line, JSON_REAL_PRECISION(12));
+    }
     return weft_new_file_end(&f, status);
 }
 

@@ -27,12 +27,6 @@ typedef struct {
     double above; /* the lowest rate above them at which a run diverged; infinite: none */
 } levels;
 
-static int find_level(const levels *l, double rate) {
-    for (int i = 0; i < l->n; i++)
-        if (l->x[i] == log(rate)) return i;
-    return -1;
-}
-
 static levels list_levels(const weft_rate_run *runs, int n, double sign) {
     levels l = {.above = INFINITY};
     double rates[RATES_MOST];
@@ -175,8 +169,10 @@ static int add_residuals(const side *s, const weft_rate_run *runs, int n, double
                          weft_rate_run *out) {
     int added = 0;
     for (int i = 0; i < n; i++) {
-        int level = runs[i].rate > 0 ? find_level(&s->l, runs[i].rate) : -1;
-        if (level < s->p.first || level > s->p.last) continue;
+        int level = s->p.first;
+        while (level <= s->p.last && !(runs[i].rate > 0 && s->l.x[level] == log(runs[i].rate)))
+            level++;
+        if (level > s->p.last) continue;
         out[added] = runs[i];
         out[added++].score = sign * runs[i].score - s->centre[level];
     }

@@ -103,20 +103,6 @@ static weft_status read_values(axis *a, const char *text, const char *where) {
     }
 }
 
-static weft_status find_option(const char *key, const axis *axes, int n, const char *where,
-                               const weft_option **option) {
-    weft_config scratch;
-    *option = weft_option_find(key);
-    if (!*option) return weft_config_set(&scratch, key, "", where); /* names the nearest */
-    if ((*option)->owner == WEFT_OWNER_STUDY)
-        return WEFT_BAD_INPUT("%s: CONFIG_%s is the whole study's and cannot be swept", where,
-                              (*option)->key);
-    for (int i = 0; i < n; i++)
-        if (axes[i].option == *option)
-            return WEFT_BAD_INPUT("%s: CONFIG_%s is there twice", where, (*option)->key);
-    return WEFT_OK;
-}
-
 /* KEY=VALUES up to a blank. */
 static weft_status read_axis(const char **text, axis *axes, int n, const char *where) {
     const char *at = *text;
@@ -127,7 +113,15 @@ static weft_status read_axis(const char **text, axis *axes, int n, const char *w
     if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
         return WEFT_BAD_INPUT("%s: '%.60s' must be KEY=VALUE,VALUE", where, word);
     snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
-    WEFT_TRY(find_option(key, axes, n, where, &axes[n].option));
+    weft_config scratch;
+    const weft_option *option = axes[n].option = weft_option_find(key);
+    if (!option) return weft_config_set(&scratch, key, "", where); /* names the nearest */
+    if (option->owner == WEFT_OWNER_STUDY)
+        return WEFT_BAD_INPUT("%s: CONFIG_%s is the whole study's and cannot be swept", where,
+                              option->key);
+    for (int i = 0; i < n; i++)
+        if (axes[i].option == option)
+            return WEFT_BAD_INPUT("%s: CONFIG_%s is there twice", where, option->key);
     *text = weft_skip_blanks(at + length);
     return read_values(&axes[n], equals + 1, where);
 }

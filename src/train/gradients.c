@@ -357,8 +357,9 @@ static weft_status make_reduce(weft_gradients *g) {
     return weft_reduce_create(&options, &g->reduce);
 }
 
-/* Under each node of this rank lie the sums of those before it. */
-static weft_status allocate_levels(weft_gradients *g) {
+static weft_status make_whole(weft_gradients *g) {
+    if (g->count == 1) return weft_optimizer_bind(g->optimizer, g->from, NULL);
+    /* Under each node of this rank lie the sums of those before it. */
     int64_t bytes = weft_partition_offset(&g->shards, g->n);
     int depth = 1;
     for (int k = 0; k < g->nodes; k++) {
@@ -371,12 +372,6 @@ static weft_status allocate_levels(weft_gradients *g) {
                              "gradients: no memory for %d sums of %lld bytes; a larger MICRO_BATCH "
                              "needs fewer",
                              depth, (long long)bytes);
-    return WEFT_OK;
-}
-
-static weft_status make_whole(weft_gradients *g) {
-    if (g->count == 1) return weft_optimizer_bind(g->optimizer, g->from, NULL);
-    WEFT_TRY(allocate_levels(g));
     WEFT_AUTO_FREE weft_gradient *sums = calloc((size_t)g->n, sizeof *sums);
     if (!sums) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     for (int64_t w = 0; w < g->n; w++)

@@ -16,19 +16,15 @@ static int64_t norm_chunks(int64_t count) {
     return (count + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
 }
 
-/* How many numbers of a weight are one block: all where ranks share Muon's state, which has matrices
- * whole. */
-static int64_t block_length(const weft_model *m, const weft_weight *w) {
-    bool whole = m->config.shard != WEFT_SHARD_NONE &&
-                 weft_muon_matrices(&m->config, w->name, w->ndim, w->shape).n > 0;
-    return whole ? w->count : WEFT_NORM_CHUNK;
-}
-
 static void list_chunks(weft_partition *s) {
     const weft_model *m = s->model;
     int64_t n = 0, at = 0, size = (int64_t)weft_dtype_size(s->dtype);
     for (int64_t w = 0; w < m->n_weights; w++) {
-        int64_t count = m->weights[w].count, length = block_length(m, &m->weights[w]);
+        const weft_weight *of = &m->weights[w];
+        /* All of it is one block where ranks share Muon's state, which has matrices whole. */
+        bool whole = m->config.shard != WEFT_SHARD_NONE &&
+                     weft_muon_matrices(&m->config, of->name, of->ndim, of->shape).n > 0;
+        int64_t count = of->count, length = whole ? count : WEFT_NORM_CHUNK;
         s->first[w] = n;
         for (int64_t first = 0; first < count; first += length) {
             int64_t left = count - first;
@@ -276,15 +272,6 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
     return status;
 }
 
-static unsigned char *find_own(const weft_optimizer *o, const weft_state_key *key,
-                               const weft_stretch *part) {
-    for (int64_t i = 0; i < o->n_slots; i++) {
-        const weft_stretch *p = &o->slots[i].part;
-        if (p->weight == part->weight && p->first == part->first) return o->slots[i].of[key->kind];
-    }
-    return NULL;
-}
-
 weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned char *tensor,
                                 bool collect) {
     const weft_partition *s = &o->shards;
@@ -304,7 +291,10 @@ weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned
         while (++chunk < end && weft_cut_owner(&s->cut, chunk) == owner)
             part.count += s->chunks[chunk].count;
         unsigned char *place = tensor ? tensor + part.first * size : NULL;
-        unsigned char *own = owner == s->rank ? find_own(o, &key, &part) : NULL;
+        unsigned char *own = NULL;
+        for (int64_t i = 0; owner == s->rank && i < o->n_slots; i++)
+            if (o->slots[i].part.weight == part.weight && o->slots[i].part.first == part.first)
+                own = o->slots[i].of[key.kind];
         if (s->rank == 0 && owner == 0)
             memcpy(collect ? place : own, collect ? own : place, (size_t)(part.count * size));
         else if (s->rank == 0)

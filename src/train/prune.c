@@ -48,19 +48,6 @@ static weft_status read_mask(void *context, const weft_weight *w, bool *out) {
     return WEFT_OK;
 }
 
-static weft_status put_mask(const weft_optimizer *o, const weft_weight *w, const bool *stay) {
-    int64_t index = weft_optimizer_state_of(o, WEFT_STATE_MASK, w - o->model->weights);
-    unsigned char *mask =
-        o->sharded ? weft_message_memory((size_t)w->count, 1) : o->state[index].data;
-    if (!mask) return no_memory();
-    for (int64_t i = 0; i < w->count; i++)
-        mask[i] = stay[i];
-    if (!o->sharded) return WEFT_OK;
-    weft_status status = weft_optimizer_move(o, index, mask, false);
-    weft_message_done(mask, status);
-    return status;
-}
-
 static weft_status choose_units(const weft_optimizer *o, const weft_weighing *how, weft_units *u,
                                 double sparsity) {
     int64_t left = u->block - weft_masked_of(sparsity, u->block);
@@ -85,7 +72,16 @@ static weft_status mask_weight(const weft_optimizer *o, const weft_weighing *how
         WEFT_TRY(weft_weigh(w, how, &scores));
         weft_mark_largest(scores, w->count, w->count - weft_masked_of(sparsity, w->count), stay);
     }
-    return put_mask(o, w, stay);
+    int64_t index = weft_optimizer_state_of(o, WEFT_STATE_MASK, w - o->model->weights);
+    unsigned char *mask =
+        o->sharded ? weft_message_memory((size_t)w->count, 1) : o->state[index].data;
+    if (!mask) return no_memory();
+    for (int64_t i = 0; i < w->count; i++)
+        mask[i] = stay[i];
+    if (!o->sharded) return WEFT_OK;
+    weft_status status = weft_optimizer_move(o, index, mask, false);
+    weft_message_done(mask, status);
+    return status;
 }
 
 /* The share that is masked at a sparsity: of the units, or of the weights that have masks. */

@@ -26,22 +26,6 @@ struct weft_samples {
     bool off; /* the model cannot generate: said once */
 };
 
-static weft_status encode_prompt(weft_samples *s) {
-    WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = NULL;
-    const int32_t *tokens;
-    const char *prompt = s->config->sample_prompt;
-    WEFT_TRY(weft_encoder_open(s->tokenizer, &e));
-    WEFT_TRY(weft_encode_text(e, prompt, strlen(prompt), &tokens, &s->count));
-    if (s->count >= s->config->context)
-        return WEFT_BAD_INPUT("CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
-                              "CONFIG_CONTEXT=%lld; make it shorter",
-                              (long long)s->count, (long long)s->config->context);
-    s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
-    if (!s->prompt) return weft_fail(WEFT_ENOMEM, "samples: no memory");
-    memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
-    return WEFT_OK;
-}
-
 WEFT_ENDED_BY(weft_samples_close, weft_samples)
 weft_status weft_samples_open(const char *run, int64_t step, const weft_config *c,
                               const weft_tokenizer *t, weft_samples **out) {
@@ -58,7 +42,17 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
     s->tokenizer = t;
     WEFT_TRY(weft_path(s->run, "%s", run));
     WEFT_TRY(weft_path(s->path, "%s/samples.jsonl", run));
-    WEFT_TRY(encode_prompt(s));
+    WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = NULL;
+    const int32_t *tokens;
+    WEFT_TRY(weft_encoder_open(t, &e));
+    WEFT_TRY(weft_encode_text(e, c->sample_prompt, strlen(c->sample_prompt), &tokens, &s->count));
+    if (s->count >= c->context)
+        return WEFT_BAD_INPUT("CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
+                              "CONFIG_CONTEXT=%lld; make it shorter",
+                              (long long)s->count, (long long)c->context);
+    s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
+    if (!s->prompt) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+    memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
     WEFT_TRY(weft_lines_open(s->path, &s->file));
     WEFT_TRY(weft_lines_start(&s->file, s->path, step, 0));
     *out = weft_steal(&s);

@@ -191,48 +191,6 @@ weft_status weft_train_step_run(weft_train_step *s, int64_t iteration,
     return out->events.skipped ? name_culprit(s, out->culprit, sizeof out->culprit) : WEFT_OK;
 }
 
-static weft_status open_feed(weft_train_step *s, const weft_dataset *dataset, int64_t iteration) {
-    int64_t sequences = s->count * s->micro;
-    bool dealt = s->stride > 1;
-    weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
-                                  .seed = (uint64_t)s->model->config.seed,
-                                  .iteration = (uint32_t)iteration,
-                                  .sequences = sequences,
-                                  .first = s->first * s->micro,
-                                  .group = dealt ? s->micro : sequences,
-                                  .step = dealt ? s->stride * s->micro : 0,
-                                  .parts = 1,
-                                  .time = s->time};
-    return dataset ? weft_prefetch_open(dataset, &feed, &s->feed) : WEFT_OK;
-}
-
-static weft_status open_graphs(weft_train_step *s, weft_pool *pool,
-                               const weft_train_step_options *options) {
-    const weft_config *c = &s->model->config;
-    const weft_backend *backend = weft_optimizer_backend(s->optimizer);
-    bool two = weft_config_two_phases(c);
-    weft_build build = weft_training_build(c);
-    build.dtype = s->model->dtype;
-    build.form = options->form;
-    WEFT_TRY(
-        weft_session_open(s->model, backend, pool, &build, true, options->poison, &s->session));
-    if (two) WEFT_TRY(weft_contrast_open(s->model, backend, pool, &build, s->parts, &s->contrast));
-    return weft_gradients_create(s->optimizer, &s->session, pool, s->comm, s->parts, &s->gradients);
-}
-
-static weft_status share_out(weft_train_step *s) {
-    int ranks = weft_comm_size(s->comm), rank = weft_comm_rank(s->comm);
-    bool dealt = weft_gradients_are_dealt(s->gradients);
-    weft_span span = weft_tree_span(s->parts, rank, ranks);
-    s->first = dealt ? rank : span.first;
-    s->count = dealt ? (s->parts - rank + ranks - 1) / ranks : span.count;
-    s->stride = dealt ? ranks : 1;
-    s->losses = calloc((size_t)s->parts, sizeof *s->losses);
-    s->targets = calloc((size_t)ranks, sizeof *s->targets);
-    if (s->losses && s->targets) return WEFT_OK;
-    return weft_fail(WEFT_ENOMEM, "training: no memory");
-}
-
 WEFT_ENDED_BY(weft_train_step_close, weft_train_step)
 weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
                                  const weft_train_step_options *options, weft_train_step **out) {
@@ -242,12 +200,40 @@ weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
     s->model = weft_optimizer_model(optimizer);
     s->optimizer = optimizer;
     s->comm = options->comm;
-    s->micro = weft_config_micro_batch(&s->model->config);
-    s->parts = weft_config_micro_batches(&s->model->config);
-    s->time = s->model->config.context;
-    WEFT_TRY(open_graphs(s, pool, options));
-    WEFT_TRY(share_out(s));
-    WEFT_TRY(open_feed(s, options->dataset, options->iteration));
+    const weft_config *c = &s->model->config;
+    s->micro = weft_config_micro_batch(c);
+    s->parts = weft_config_micro_batches(c);
+    s->time = c->context;
+    const weft_backend *backend = weft_optimizer_backend(optimizer);
+    weft_build build = weft_training_build(c);
+    build.dtype = s->model->dtype;
+    build.form = options->form;
+    WEFT_TRY(
+        weft_session_open(s->model, backend, pool, &build, true, options->poison, &s->session));
+    if (weft_config_two_phases(c))
+        WEFT_TRY(weft_contrast_open(s->model, backend, pool, &build, s->parts, &s->contrast));
+    WEFT_TRY(weft_gradients_create(optimizer, &s->session, pool, s->comm, s->parts, &s->gradients));
+    /* What is this rank's. */
+    int ranks = weft_comm_size(s->comm), rank = weft_comm_rank(s->comm);
+    bool dealt = weft_gradients_are_dealt(s->gradients);
+    weft_span span = weft_tree_span(s->parts, rank, ranks);
+    s->first = dealt ? rank : span.first;
+    s->count = dealt ? (s->parts - rank + ranks - 1) / ranks : span.count;
+    s->stride = dealt ? ranks : 1;
+    s->losses = calloc((size_t)s->parts, sizeof *s->losses);
+    s->targets = calloc((size_t)ranks, sizeof *s->targets);
+    if (!s->losses || !s->targets) return weft_fail(WEFT_ENOMEM, "training: no memory");
+    int64_t sequences = s->count * s->micro;
+    weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
+                                  .seed = (uint64_t)c->seed,
+                                  .iteration = (uint32_t)options->iteration,
+                                  .sequences = sequences,
+                                  .first = s->first * s->micro,
+                                  .group = dealt ? s->micro : sequences,
+                                  .step = dealt ? s->stride * s->micro : 0,
+                                  .parts = 1,
+                                  .time = s->time};
+    if (options->dataset) WEFT_TRY(weft_prefetch_open(options->dataset, &feed, &s->feed));
     *out = weft_steal(&s);
     return WEFT_OK;
 }
