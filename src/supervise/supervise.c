@@ -1,20 +1,29 @@
 /* The supervisor. It holds no state that matters: what is done is in the database and in the runs'
- * folders, so it may be killed at any moment. */
+ * folders, so it may be killed at any moment. Of a run that is set aside nothing is removed. */
 #include "supervise/supervise.h"
 
 #include "base/bounded.h"
 #include "base/clock.h"
-#include "base/folders.h"
 #include "base/log.h"
 #include "base/order.h"
 #include "base/progress.h"
+#include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/stop.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 
-enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160 };
+enum {
+    LINE_ROOM = WEFT_STUDY_LINE,
+    NOTE_ROOM = 160,
+    PAUSE_MS = 20,
+    LEFT_MS = 5000,
+    ASIDE_MOST = 10000
+};
 
 static const double orphan_seconds = 20; /* for a killed study's last run to be gone */
 
@@ -43,6 +52,139 @@ typedef struct {
     bool announced;     /* options->begins was called: nothing is refused any more */
     double begun;
 } supervisor;
+
+/* Who a lock says holds it. A lock has a process's number, or nothing yet: another file by that name is the
+ * user's, and false. */
+static bool read_holder(int fd, char holder[32]) {
+    ssize_t n = pread(fd, holder, 31, 0);
+    holder[n > 0 ? n : 0] = '\0';
+    size_t digits = strspn(holder, "0123456789");
+    bool ours =
+        n == 0 || (n < 31 && digits > 0 && (!holder[digits] || strcmp(holder + digits, "\n") == 0));
+    holder[strcspn(holder, "\n")] = '\0';
+    return ours;
+}
+
+/* Whether another study holds the lock. The run that a study had just forked as it was killed holds it
+ * too, until it has become another program: where the holder is gone, that is waited for. */
+static bool is_held(int fd, char holder[32]) {
+    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+         waited += PAUSE_MS) {
+        read_holder(fd, holder);
+        long pid = strtol(holder, NULL, 10);
+        bool gone = pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+        if (waited >= LEFT_MS || !gone) return true;
+        nanosleep(&pause, NULL);
+    }
+    return false;
+}
+
+/* Holds the study's folder until the descriptor is closed or the process ends. */
+static weft_status hold_folder(const char *path, int *descriptor) {
+    char holder[32] = "";
+    WEFT_AUTO_CLOSE int fd = -1;
+    *descriptor = -1;
+    WEFT_PATH(lock, "%s/lock", path);
+    WEFT_TRY(weft_file_open_own(lock, &fd));
+    if (is_held(fd, holder))
+        return WEFT_BAD_INPUT(
+            "%s: another weft study (process %s) runs in this folder; wait for it, or "
+            "take another --out",
+            path, *holder ? holder : "unknown");
+    if (!read_holder(fd, holder))
+        return WEFT_BAD_INPUT("%s: is not a lock of weft's; move it away, or take another "
+                              "--out",
+                              lock);
+    int n = snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, holder, (size_t)n, 0) != n)
+        return weft_fail(WEFT_EIO, "%s: %s", lock, strerror(errno));
+    *descriptor = fd;
+    fd = -1;
+    return WEFT_OK;
+}
+
+/* Until no process trains into a run's folder, at most so long. */
+static void wait_folder(const char *path, double seconds) {
+    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+    char lines[WEFT_PATH_MAX];
+    if (weft_path(lines, "%s/metrics.jsonl", path) != WEFT_OK) return;
+    WEFT_AUTO_CLOSE int fd = open(lines, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return;
+    for (int waited = 0; 0.001 * waited < seconds; waited += PAUSE_MS) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) break;
+        nanosleep(&pause, NULL);
+    }
+}
+
+static weft_status set_aside(weft_database *d, const char *out, const weft_record_run *job) {
+    char aside[WEFT_PATH_MAX];
+    weft_kind kind;
+    WEFT_PATH(path, "%s/%s", out, job->folder);
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    for (int i = 1; kind != WEFT_KIND_NOTHING && i < ASIDE_MOST; i++) {
+        WEFT_TRY(weft_path(aside, "%s.aside-%d", path, i));
+        WEFT_TRY(weft_path_kind(aside, &kind));
+    }
+    if (rename(path, aside) != 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    weft_log(WEFT_LOG_INFO, "%s is set aside as %s, and the run begins anew", path, aside);
+    char detail[WEFT_PATH_MAX + 32];
+    snprintf(detail, sizeof detail, "begins anew; set aside as %s", aside);
+    return weft_record_event(d, job->run, -1, "stopped", detail);
+}
+
+/* Sets aside the folders of runs that failed and cannot go on, as FOLDER.aside-1 and so on, so that these begin
+ * anew: all of them where `which` is "failed", else the one by that name ("2-lr0.001-seed1"). */
+static weft_status restart(weft_database *d, const char *out, const weft_record_runs *jobs,
+                           const char *which) {
+    bool all = strcmp(which, "failed") == 0, found = false;
+    for (int i = 0; i < jobs->n; i++) {
+        const weft_record_run *job = &jobs->list[i];
+        const char *slash = strrchr(job->folder, '/');
+        bool named =
+            strcmp(slash ? slash + 1 : job->folder, which) == 0 || strcmp(job->folder, which) == 0;
+        if (named && job->status != WEFT_RUN_FAILED)
+            return WEFT_BAD_INPUT(
+                "--restart %s: this run did not fail; only one that did is started "
+                "anew",
+                which);
+        if (job->status != WEFT_RUN_FAILED || (!all && !named)) continue;
+        found = true;
+        WEFT_TRY(set_aside(d, out, job));
+    }
+    if (found || all) return WEFT_OK;
+    return WEFT_BAD_INPUT("--restart %s: the study has no such run; 'weft runs %s' lists them",
+                          which, out);
+}
+
+/* Whether a run's weights stay once it is done (STUDY_WEIGHTS). Those of a variant that repeats another, and of
+ * that other, stay in any case: their bits are compared. */
+static bool weights_stay(const weft_study *s, const weft_record_run *job) {
+    bool compared = s->variants.list[job->variant].repeats >= 0;
+    for (int i = 0; i < s->variants.n; i++)
+        compared = compared || s->variants.list[i].repeats == job->variant;
+    if (s->base.study_weights == WEFT_STUDY_WEIGHTS_ALL || compared) return true;
+    return s->base.study_weights == WEFT_STUDY_WEIGHTS_FIRST && job->seed == weft_study_seed(s, 0);
+}
+
+/* Removes the checkpoints of a run that is done. What is not weft's stays. */
+static weft_status remove_weights(const char *folder) {
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
+    WEFT_TRY(weft_folder_list(folder, &names));
+    for (int i = 0; i < names.n; i++) {
+        weft_checkpoint_kind kind;
+        const char *name = names.list[i];
+        if (strcmp(name, "last") != 0 && strcmp(name, "best") != 0 &&
+            weft_checkpoint_step_of(name) < 0)
+            continue;
+        WEFT_PATH(path, "%s/%s", folder, name);
+        WEFT_TRY(weft_checkpoint_look(path, &kind));
+        if (kind != WEFT_CHECKPOINT_NONE && kind != WEFT_CHECKPOINT_FOREIGN)
+            WEFT_TRY(weft_checkpoint_remove(path));
+    }
+    return WEFT_OK;
+}
 
 static bool is_chosen(const supervisor *v, int variant) {
     return !v->options->variants || v->options->variants[variant];
@@ -79,7 +221,7 @@ static weft_status open_record(supervisor *v) {
     int64_t need = 0;
     for (int i = 0; i < v->study->variants.n; i++) {
         if (*v->study->built[i].error || !is_chosen(v, i)) continue;
-        bool all = weft_weights_stay(v->study, &(weft_record_run){.variant = i, .seed = -1});
+        bool all = weights_stay(v->study, &(weft_record_run){.variant = i, .seed = -1});
         int kept = all ? weft_study_variant_runs(v->study, i) : 1;
         need = weft_bounded_sum(need, weft_bounded_product(kept, checkpoint_bytes(v, i)));
         runs += kept;
@@ -113,8 +255,7 @@ static weft_status line_up(supervisor *v) {
     v->result->runs = 0;
     v->iters_done = 0;
     WEFT_TRY(weft_record_read_runs(v->database, v->study, &v->jobs));
-    if (o->restart && !v->restarted)
-        WEFT_TRY(weft_restart(v->database, o->out, &v->jobs, o->restart));
+    if (o->restart && !v->restarted) WEFT_TRY(restart(v->database, o->out, &v->jobs, o->restart));
     v->restarted = true;
     v->order = calloc((size_t)v->jobs.n + 1, sizeof(weft_record_run *));
     v->slots = calloc((size_t)v->options->jobs, sizeof *v->slots);
@@ -157,7 +298,7 @@ static weft_status end_well(supervisor *v, const slot *s, const weft_ending *end
     describe_job(v, job, what, sizeof what);
     job->status = ending->diverged ? WEFT_RUN_DIVERGED : WEFT_RUN_DONE;
     v->iters_done += v->study->built[job->variant].iters;
-    if (!weft_weights_stay(v->study, job) && weft_weights_remove(s->folder) != WEFT_OK)
+    if (!weights_stay(v->study, job) && remove_weights(s->folder) != WEFT_OK)
         weft_log(WEFT_LOG_WARN, "%s: its weights stay: %s", what, weft_error_message());
     if (ending->diverged)
         weft_log(WEFT_LOG_WARN, "%s: diverged: %s", what, ending->why);
@@ -278,7 +419,7 @@ static weft_status run_jobs(supervisor *v) {
             WEFT_PATH(runs, "%s/runs", o->out);
             WEFT_TRY(refuse_link(runs));
             WEFT_TRY(refuse_link(s->folder));
-            if (job->begun) weft_folder_wait(s->folder, orphan_seconds);
+            if (job->begun) wait_folder(s->folder, orphan_seconds);
             weft_study_run_config(v->study, job->variant, job->rate, job->seed, &c);
             WEFT_TRY(weft_record_start(v->database, job));
             job->status = WEFT_RUN_RUNNING;
@@ -399,7 +540,7 @@ weft_status weft_study_run(weft_study *s, const weft_study_options *options,
     *out = (weft_study_result){0};
     weft_status status = weft_database_place(options->out);
     if (status == WEFT_OK) status = weft_folder_make(options->out);
-    if (status == WEFT_OK) status = weft_folder_hold(options->out, &hold);
+    if (status == WEFT_OK) status = hold_folder(options->out, &hold);
     if (status == WEFT_OK) status = open_record(&v);
     if (status == WEFT_OK) status = supervise(&v);
     if (status == WEFT_OK) sum_up(&v);

@@ -83,8 +83,6 @@ typedef enum {
 } weft_checkpoint_kind;
 
 weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out);
-/* An error where it is foreign. */
-weft_status weft_checkpoint_need_own(const char *path, weft_checkpoint_kind *out);
 
 /* N of step-N; -1: another name. */
 int64_t weft_checkpoint_step_of(const char *name);
@@ -93,6 +91,3 @@ int64_t weft_checkpoint_iteration(const char *path);
 
 /* Removes a checkpoint that is weft's, its name first. */
 weft_status weft_checkpoint_remove(const char *path);
-
-/* RUN/.saved says that RUN/last was written once, so that one that is missing was lost. */
-weft_status weft_checkpoint_note_saved(const char *run);
