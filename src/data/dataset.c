@@ -97,10 +97,11 @@ int64_t weft_dataset_tokens(const weft_dataset *d, weft_split split) {
     return d->kind == SHARDS ? weft_shards_tokens(d->shards, split) : -1;
 }
 
-weft_status weft_dataset_sum(const weft_dataset *d, bool *has, uint32_t *crc) {
-    *crc = 0;
-    *has = d->kind == SHARDS;
-    return *has ? weft_shards_sum(d->shards, crc) : WEFT_OK;
+weft_status weft_dataset_sum(const weft_dataset *d, int64_t *sum) {
+    uint32_t crc = 0;
+    if (d->kind == SHARDS) WEFT_TRY(weft_shards_sum(d->shards, &crc));
+    *sum = d->kind == SHARDS ? (int64_t)crc : -1;
+    return WEFT_OK;
 }
 
 const char *weft_dataset_metric(const weft_dataset *d) {

@@ -22,9 +22,9 @@ int64_t weft_dataset_vocab(const weft_dataset *d);
 /* How many there are; -1: unlimited. */
 int64_t weft_dataset_tokens(const weft_dataset *d, weft_split split);
 
-/* A checksum of its files, by which another dataset under the same name is noticed; false: it has
- * none, it is made by this program. Of large ones a part is read, evenly spread. */
-weft_status weft_dataset_sum(const weft_dataset *d, bool *has, uint32_t *crc);
+/* A checksum of its files, by which another dataset under the same name is noticed; -1: it has none, it is
+ * made by this program. Of large ones a part is read, evenly spread. */
+weft_status weft_dataset_sum(const weft_dataset *d, int64_t *sum);
 
 /* What `scored` measures: "recall_accuracy" and so on, by the task's name; NULL: nothing. */
 const char *weft_dataset_metric(const weft_dataset *d);

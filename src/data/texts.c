@@ -161,7 +161,7 @@ weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
     *out = false;
     for (int i = 0; i < input->n_paths; i++) {
         bool is;
-        WEFT_TRY(weft_token_file_is(input->paths[i], &is));
+        WEFT_TRY(weft_are_tokens(input->paths[i], &is));
         if (i > 0 && is != *out)
             return WEFT_BAD_INPUT(
                 "%s and %s: one holds tokens and the other text; tokenize them apart",
@@ -171,7 +171,7 @@ weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
     return WEFT_OK;
 }
 
-static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, bool all_val) {
+static weft_status copy_tokens(job *j, weft_tokens *f, double val_share, bool all_val) {
     int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : INT32_MAX;
     int64_t count = f->rows * f->columns;
     int64_t train = all_val ? 0 : count - (int64_t)((double)count * val_share);
@@ -180,7 +180,7 @@ static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, boo
     while (f->read < count) {
         bool val = f->read >= train;
         int64_t left = (val ? count : train) - f->read, n = left < COPY_TOKENS ? left : COPY_TOKENS;
-        WEFT_TRY(weft_token_file_read(f, n, some));
+        WEFT_TRY(weft_tokens_next(f, n, some));
         for (int64_t i = 0; i < n; i++) {
             if (some[i] < 0 || some[i] >= vocab)
                 return WEFT_BAD_INPUT(
@@ -199,8 +199,8 @@ static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, boo
 static weft_status copy_all(job *j, const weft_input_options *input) {
     for (int i = 0; i < input->n_paths; i++) {
         const char *path = input->paths[i];
-        WEFT_AUTO(weft_token_file_close) weft_token_file f = {0};
-        WEFT_TRY(weft_token_file_open(path, true, &f));
+        WEFT_AUTO(weft_tokens_free) weft_tokens f = {0};
+        WEFT_TRY(weft_tokens_open(path, true, &f));
         WEFT_TRY(copy_tokens(j, &f, input->val_share, path == input->val_path));
     }
     return WEFT_OK;
@@ -210,8 +210,8 @@ static weft_status copy_all(job *j, const weft_input_options *input) {
 static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
     *vocab = 65536;
     for (int i = 0; i < input->n_paths; i++) {
-        WEFT_AUTO(weft_token_file_close) weft_token_file f = {0};
-        WEFT_TRY(weft_token_file_open(input->paths[i], true, &f));
+        WEFT_AUTO(weft_tokens_free) weft_tokens f = {0};
+        WEFT_TRY(weft_tokens_open(input->paths[i], true, &f));
         if (f.size > 2) *vocab = INT32_MAX;
     }
     return WEFT_OK;

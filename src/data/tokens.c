@@ -8,14 +8,14 @@
 
 enum { NPY_HEADER_MAX = 65536, SOME = 65536 };
 
-static weft_status read_bytes(const weft_token_file *f, void *to, size_t bytes) {
+static weft_status read_bytes(const weft_tokens *f, void *to, size_t bytes) {
     if (fread(to, 1, bytes, f->file) == bytes) return WEFT_OK;
     if (ferror(f->file)) return weft_fail(WEFT_EIO, "%s: %s", f->path, strerror(errno));
     return WEFT_BAD_INPUT("%s: the file ends too early", f->path);
 }
 
 /* The rest of the file, from `at` on, must be `rows` × `columns` integers of `size` bytes. */
-static weft_status check_size(weft_token_file *f, int64_t at) {
+static weft_status check_size(weft_tokens *f, int64_t at) {
     int64_t rows = f->rows, columns = f->columns;
     if (rows >= 1 && columns >= 1 && columns <= (f->bytes - at) / f->size / rows &&
         rows * columns * f->size == f->bytes - at)
@@ -24,7 +24,7 @@ static weft_status check_size(weft_token_file *f, int64_t at) {
                           (long long)rows, (long long)columns, f->size, (long long)(f->bytes - at));
 }
 
-weft_status weft_token_file_read(weft_token_file *f, int64_t count, int32_t *values) {
+weft_status weft_tokens_next(weft_tokens *f, int64_t count, int32_t *values) {
     WEFT_AUTO_FREE unsigned char *raw = malloc((size_t)SOME * (size_t)f->size);
     if (!raw) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
     for (int64_t done = 0, some; done < count; done += some) {
@@ -53,7 +53,7 @@ static const char *npy_value(const char *header, const char *key) {
 
 /* "(8, 129)" or "(129,)". A number too large for its type comes out as the largest, which no file
  * fills. */
-static weft_status parse_npy_shape(weft_token_file *f, const char *shape) {
+static weft_status parse_npy_shape(weft_tokens *f, const char *shape) {
     int64_t sizes[2];
     int n = 0;
     const char *at = shape && *shape == '(' ? shape + 1 : NULL;
@@ -74,7 +74,7 @@ static weft_status parse_npy_shape(weft_token_file *f, const char *shape) {
     return WEFT_OK;
 }
 
-static weft_status read_npy(weft_token_file *f) {
+static weft_status read_npy(weft_tokens *f) {
     unsigned char head[12];
     WEFT_TRY(read_bytes(f, head, 10));
     int64_t length = head[8] | head[9] << 8, at = 10;
@@ -106,7 +106,7 @@ static weft_status read_npy(weft_token_file *f) {
     return check_size(f, at + length);
 }
 
-static weft_status read_shard(weft_token_file *f) {
+static weft_status read_shard(weft_tokens *f) {
     unsigned char header[WEFT_SHARD_HEADER * 4];
     WEFT_TRY(read_bytes(f, header, sizeof header));
     f->size = weft_shard_width(header);
@@ -129,7 +129,7 @@ static token_kind look(FILE *file) {
     return n == 8 && weft_shard_width(first) ? SHARD : OTHER;
 }
 
-weft_status weft_token_file_is(const char *path, bool *is) {
+weft_status weft_are_tokens(const char *path, bool *is) {
     WEFT_AUTO_FCLOSE FILE *file = NULL;
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     weft_kind what;
@@ -142,8 +142,8 @@ weft_status weft_token_file_is(const char *path, bool *is) {
     return WEFT_OK;
 }
 
-weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *f) {
-    *f = (weft_token_file){.path = strdup(path)};
+weft_status weft_tokens_open(const char *path, bool plain, weft_tokens *f) {
+    *f = (weft_tokens){.path = strdup(path)};
     if (!f->path) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     WEFT_TRY(weft_file_size(path, &f->bytes));
     WEFT_TRY(weft_file_open_stream(path, &f->file));
@@ -156,24 +156,20 @@ weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *
     return check_size(f, 0);
 }
 
-void weft_token_file_close(weft_token_file *f) {
+void weft_tokens_free(weft_tokens *f) {
     if (f->file) fclose(f->file);
-    free(f->path);
-    *f = (weft_token_file){0};
+    WEFT_FREE(f->path, f->values);
+    *f = (weft_tokens){0};
 }
 
 weft_status weft_tokens_read(const char *path, weft_tokens *out) {
     *out = (weft_tokens){0};
-    WEFT_AUTO(weft_token_file_close) weft_token_file f = {0};
-    WEFT_TRY(weft_token_file_open(path, false, &f));
-    WEFT_AUTO_FREE int32_t *values = malloc((size_t)(f.rows * f.columns) * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", path);
-    WEFT_TRY(weft_token_file_read(&f, f.rows * f.columns, values));
-    *out = (weft_tokens){f.rows, f.columns, .shard = f.shard, .values = weft_steal(&values)};
+    WEFT_AUTO(weft_tokens_free) weft_tokens f = {0};
+    WEFT_TRY(weft_tokens_open(path, false, &f));
+    f.values = malloc((size_t)(f.rows * f.columns) * sizeof *f.values);
+    if (!f.values) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", path);
+    WEFT_TRY(weft_tokens_next(&f, f.rows * f.columns, f.values));
+    *out = f;
+    f = (weft_tokens){0};
     return WEFT_OK;
-}
-
-void weft_tokens_free(weft_tokens *t) {
-    free(t->values);
-    *t = (weft_tokens){0};
 }

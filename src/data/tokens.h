@@ -24,7 +24,7 @@ static inline int weft_shard_width(const unsigned char *header) {
     return magic == WEFT_SHARD_MAGIC_32 && version == WEFT_SHARD_VERSION_32 ? 4 : 0;
 }
 
-/* A file of tokens that is read in parts. */
+/* A file of tokens. */
 typedef struct {
     char *path;
     FILE *file;
@@ -33,25 +33,19 @@ typedef struct {
     int64_t read;          /* so many tokens were */
     int size;              /* bytes of one */
     bool shard, is_signed;
-} weft_token_file;
+    int32_t *values; /* of one that was read whole, malloc'd */
+} weft_tokens;
 
 /* Opens a .npy of int32, int64, uint16 or uint32 with one or two dimensions, or a shard, told apart by their first
  * bytes. `plain`: a file that is neither holds uint16 tokens alone, as nanoGPT writes them. After a failure too it
  * is to be closed. */
-weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *out);
+weft_status weft_tokens_open(const char *path, bool plain, weft_tokens *out);
 /* The next `count`, which must be there, checked to be int32. */
-weft_status weft_token_file_read(weft_token_file *f, int64_t count, int32_t *values);
-void weft_token_file_close(weft_token_file *f);
+weft_status weft_tokens_next(weft_tokens *f, int64_t count, int32_t *values);
+void weft_tokens_free(weft_tokens *f);
 
 /* Whether a file holds tokens by its first bytes, or by its name, train.bin or val.bin, as nanoGPT has them. */
-weft_status weft_token_file_is(const char *path, bool *is);
-
-typedef struct {
-    int64_t rows, columns; /* [B, T+1]; a shard is one row */
-    bool shard;
-    int32_t *values; /* malloc'd */
-} weft_tokens;
+weft_status weft_are_tokens(const char *path, bool *is);
 
 /* A whole file, of either kind that says what it is. */
 weft_status weft_tokens_read(const char *path, weft_tokens *out);
-void weft_tokens_free(weft_tokens *t);

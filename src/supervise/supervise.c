@@ -117,10 +117,10 @@ static void wait_folder(const char *path, double seconds) {
     }
 }
 
-static weft_status set_aside(weft_database *d, const char *out, const weft_record_run *job) {
+static weft_status set_aside(const supervisor *v, const weft_record_run *job) {
     char aside[WEFT_PATH_MAX];
     weft_kind kind;
-    WEFT_PATH(path, "%s/%s", out, job->folder);
+    WEFT_PATH(path, "%s/%s", v->options->out, job->folder);
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
     for (int i = 1; kind != WEFT_KIND_NOTHING && i < ASIDE_MOST; i++) {
@@ -131,16 +131,16 @@ static weft_status set_aside(weft_database *d, const char *out, const weft_recor
     weft_log(WEFT_LOG_INFO, "%s is set aside as %s, and the run begins anew", path, aside);
     char detail[WEFT_PATH_MAX + 32];
     snprintf(detail, sizeof detail, "begins anew; set aside as %s", aside);
-    return weft_record_event(d, job->run, -1, "stopped", detail);
+    return weft_record_event(v->database, job->run, -1, "stopped", detail);
 }
 
 /* Sets aside the folders of runs that failed and cannot go on, as FOLDER.aside-1 and so on, so that these begin
- * anew: all of them where `which` is "failed", else the one by that name ("2-lr0.001-seed1"). */
-static weft_status restart(weft_database *d, const char *out, const weft_record_runs *jobs,
-                           const char *which) {
+ * anew: all of them where --restart is "failed", else the one by that name ("2-lr0.001-seed1"). */
+static weft_status restart(const supervisor *v) {
+    const char *which = v->options->restart;
     bool all = strcmp(which, "failed") == 0, found = false;
-    for (int i = 0; i < jobs->n; i++) {
-        const weft_record_run *job = &jobs->list[i];
+    for (int i = 0; i < v->jobs.n; i++) {
+        const weft_record_run *job = &v->jobs.list[i];
         const char *slash = strrchr(job->folder, '/');
         bool named =
             strcmp(slash ? slash + 1 : job->folder, which) == 0 || strcmp(job->folder, which) == 0;
@@ -151,11 +151,11 @@ static weft_status restart(weft_database *d, const char *out, const weft_record_
                 which);
         if (job->status != WEFT_RUN_FAILED || (!all && !named)) continue;
         found = true;
-        WEFT_TRY(set_aside(d, out, job));
+        WEFT_TRY(set_aside(v, job));
     }
     if (found || all) return WEFT_OK;
     return WEFT_BAD_INPUT("--restart %s: the study has no such run; 'weft runs %s' lists them",
-                          which, out);
+                          which, v->options->out);
 }
 
 /* Whether a run's weights stay once it is done (STUDY_WEIGHTS). Those of a variant that repeats another, and of
@@ -245,7 +245,6 @@ static int compare_jobs(const void *a, const void *b) {
 }
 
 static weft_status line_up(supervisor *v) {
-    const weft_study_options *o = v->options;
     weft_record_runs_free(&v->jobs);
     free(v->order);
     free(v->slots);
@@ -255,7 +254,7 @@ static weft_status line_up(supervisor *v) {
     v->result->runs = 0;
     v->iters_done = 0;
     WEFT_TRY(weft_record_read_runs(v->database, v->study, &v->jobs));
-    if (o->restart && !v->restarted) WEFT_TRY(restart(v->database, o->out, &v->jobs, o->restart));
+    if (v->options->restart && !v->restarted) WEFT_TRY(restart(v));
     v->restarted = true;
     v->order = calloc((size_t)v->jobs.n + 1, sizeof(weft_record_run *));
     v->slots = calloc((size_t)v->options->jobs, sizeof *v->slots);

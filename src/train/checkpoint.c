@@ -282,8 +282,10 @@ static weft_status write_all(const char *folder, const weft_checkpoint *c) {
                        weft_version(), s->iteration, c->model->config.seed, s->best_val, s->skipped,
                        s->skipped_row, s->logged_every, weft_parts_to_json(sums));
     if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
-    if (s->has_choices) json_object_set_new(state, "algorithms", json_sprintf("%08x", s->choices));
-    if (s->has_data) json_object_set_new(state, "dataset_crc32c", json_sprintf("%08x", s->data));
+    if (s->choices >= 0)
+        json_object_set_new(state, "algorithms", json_sprintf("%08x", (uint32_t)s->choices));
+    if (s->data >= 0)
+        json_object_set_new(state, "dataset_crc32c", json_sprintf("%08x", (uint32_t)s->data));
     return weft_state_write(folder, state);
 }
 
@@ -432,15 +434,14 @@ static weft_status read_state(const char *folder, weft_train_state *out) {
     bool ok = json_unpack(state, "{s:I, s:I, s:I}", "iteration", &iteration, "skipped", &skipped,
                           "skipped_in_a_row", &row) == 0 &&
               is_count(iteration) && is_count(skipped) && is_count(row) && is_count(logged);
-    *out = (weft_train_state){.iteration = iteration,
-                              .best_val = json_is_number(best) ? json_number_value(best) : INFINITY,
-                              .skipped = skipped,
-                              .skipped_row = row,
-                              .logged_every = logged,
-                              .has_data = data != NULL,
-                              .data = data ? (uint32_t)strtoul(data, NULL, 16) : 0,
-                              .has_choices = choices != NULL,
-                              .choices = choices ? (uint32_t)strtoul(choices, NULL, 16) : 0};
+    *out =
+        (weft_train_state){.iteration = iteration,
+                           .best_val = json_is_number(best) ? json_number_value(best) : INFINITY,
+                           .skipped = skipped,
+                           .skipped_row = row,
+                           .logged_every = logged,
+                           .data = data ? (int64_t)(uint32_t)strtoul(data, NULL, 16) : -1,
+                           .choices = choices ? (int64_t)(uint32_t)strtoul(choices, NULL, 16) : -1};
     if (ok) return WEFT_OK;
     return WEFT_BAD_INPUT("%s/state.json: not a state of this version of weft", folder);
 }

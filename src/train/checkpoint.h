@@ -27,12 +27,10 @@ typedef struct {
     int64_t skipped;      /* steps left out because something was not finite, */
     int64_t skipped_row;  /* and how many of them the last ones were */
     int64_t logged_every; /* LOG_INTERVAL, where it was the same all the way; 0: it was not */
-    bool has_data;        /* the checksum of the dataset's files, */
-    uint32_t data;        /* where it has some */
-    /* The hash of what the backend chose for itself in a step (weft_backend's choices), where it
-     * chooses: with another one the last bits may differ. */
-    bool has_choices;
-    uint32_t choices;
+    int64_t data;         /* the checksum of the dataset's files; -1: it has none */
+    /* The hash of what the backend chose for itself in a step (weft_backend's choices): with another one the
+     * last bits may differ. -1: it does not choose. */
+    int64_t choices;
 } weft_train_state;
 
 typedef struct {

@@ -69,14 +69,13 @@ static bool keeps_last(const trainer *t) {
 }
 
 static weft_status check_dataset(trainer *t) {
-    bool has;
-    uint32_t now;
-    WEFT_TRY(weft_dataset_sum(t->dataset, &has, &now));
-    if (has && t->state.has_data && now != t->state.data)
+    int64_t now;
+    WEFT_TRY(weft_dataset_sum(t->dataset, &now));
+    if (now >= 0 && t->state.data >= 0 && now != t->state.data)
         return WEFT_BAD_INPUT("%s: its files are not those that %s was trained on so far (checksum "
                               "%08x, now %08x); put those back, or start a run with another --out",
-                              weft_dataset_name(t->dataset), t->options->out, t->state.data, now);
-    t->state.has_data = has;
+                              weft_dataset_name(t->dataset), t->options->out,
+                              (uint32_t)t->state.data, (uint32_t)now);
     t->state.data = now;
     return WEFT_OK;
 }
@@ -279,13 +278,12 @@ static void note_skip(trainer *t, const char *culprit) {
 static void note_choices(trainer *t) {
     if (!t->backend->choices) return;
     uint32_t choices = t->backend->choices();
-    if (t->state.has_choices && t->state.choices != choices)
+    if (t->state.choices >= 0 && t->state.choices != choices)
         weft_log(WEFT_LOG_WARN,
                  "%s was trained with other algorithms for its matrix products (%08x, now %08x): "
                  "the GPU, its driver, its library or the file of algorithms is another one; the "
                  "last bits may differ from those of an unbroken run",
-                 t->options->out, t->state.choices, choices);
-    t->state.has_choices = true;
+                 t->options->out, (uint32_t)t->state.choices, choices);
     t->state.choices = choices;
 }
 
@@ -536,17 +534,18 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
                                .metric_value = NAN,
                                .parts = {NAN, NAN, NAN, NAN, NAN},
                                .best_val_loss = NAN};
-    trainer t = {.config = c,
-                 .options = options,
-                 .comm = options->comm,
-                 .leads = weft_comm_rank(options->comm) == 0,
-                 .backend = backend,
-                 .pool = pool,
-                 .result = out,
-                 .state = {.best_val = INFINITY, .logged_every = c->log_interval},
-                 .saved = -1,
-                 .saved_best = -1,
-                 .log = -1};
+    trainer t = {
+        .config = c,
+        .options = options,
+        .comm = options->comm,
+        .leads = weft_comm_rank(options->comm) == 0,
+        .backend = backend,
+        .pool = pool,
+        .result = out,
+        .state = {.best_val = INFINITY, .logged_every = c->log_interval, .data = -1, .choices = -1},
+        .saved = -1,
+        .saved_best = -1,
+        .log = -1};
     weft_status status = open_trainer(&t);
     /* Gone on from another than last, which must not be missing at the end. */
     bool done = t.state.iteration >= c->steps;
