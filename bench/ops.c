@@ -20,24 +20,24 @@ static const char usage[] =
 
 enum { COMMAND_MAX = 1024, OLD_MOST = 1 << 26 };
 
-static bool parse(int argc, char **argv, bench_op_options *o, const char **json) {
+static bool parse(int argc, char **argv, bench_options *o, const char **json) {
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(name, "--quick") == 0) {
             o->quick = true;
         } else if (strcmp(name, "--no-peer") == 0) {
-            o->setup.peer = NULL;
+            o->peer = NULL;
         } else if (value && strcmp(name, "--rows") == 0) {
             o->rows = argv[++i];
         } else if (value && strcmp(name, "--json") == 0) {
             *json = argv[++i];
         } else if (value && strcmp(name, "--peer") == 0) {
-            o->setup.peer = argv[++i];
+            o->peer = argv[++i];
         } else if (value && strcmp(name, "--threads") == 0) {
             char *end;
             long n = strtol(argv[++i], &end, 10);
             if (*end || n < 1 || n > 1024) return false;
-            o->setup.threads = (int)n;
+            o->threads = (int)n;
         } else {
             return false;
         }
@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     char peer[COMMAND_MAX];
     const char *python = getenv("PYTHON"), *json = NULL;
     snprintf(peer, sizeof peer, "%s bench/peer.py", python && *python ? python : "python3");
-    bench_op_options o = {.setup = {.peer = peer, .table = stdout}};
+    bench_options o = {.peer = peer, .table = stdout};
     if (!parse(argc, argv, &o, &json)) {
         fputs(usage, stderr);
         return 2;
@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
     char *text = NULL;
     size_t bytes = 0;
     if (json && !is_vacant(json)) return 2;
-    if (json && !(o.setup.json = open_memstream(&text, &bytes))) {
+    if (json && !(o.json = open_memstream(&text, &bytes))) {
         fprintf(stderr, "bench: %s: %s\n", json, strerror(errno));
         return 2;
     }
@@ -78,8 +78,7 @@ int main(int argc, char **argv) {
     weft_status status = bench_op_table(&o, &differing);
     if (status) fprintf(stderr, "bench: %s\n", weft_error_message());
     if (differing) fprintf(stderr, "bench: %d rows differ from the peer's numbers\n", differing);
-    if (o.setup.json &&
-        (fclose(o.setup.json) || weft_file_write(json, text, bytes, NULL) != WEFT_OK)) {
+    if (o.json && (fclose(o.json) || weft_file_write(json, text, bytes, NULL) != WEFT_OK)) {
         fprintf(stderr, "bench: %s: cannot be written: %s\n", json, weft_error_message());
         return 1;
     }

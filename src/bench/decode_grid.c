@@ -50,14 +50,15 @@ bool bench_row_same_model(const bench_decode_row *a, const bench_decode_row *b) 
     return a->variant == b->variant && (a->model == b->model || strcmp(a->model, b->model) == 0);
 }
 
-static bool has_room(const bench_decode_options *o, int line, int64_t batch) {
+static bool has_room(const bench_options *o, int line, int64_t batch) {
     return o->cuda || (strncmp(grid[line].model, "gpt2-124m", 9) == 0 &&
                        grid[line].context <= 1024 && batch <= 8);
 }
 
-weft_status bench_grid_list(const bench_decode_options *o, bench_decode_row *rows, int *n) {
+weft_status bench_grid_list(const bench_options *o, bench_decode_row *rows, int *n) {
     char name[BENCH_ROW_NAME], shape[32];
     *n = 0;
+    if (!rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     for (int i = 0; i < GRID; i++) {
         size_t length = strcspn(grid[i].model, " ");
         const char *setting = grid[i].model + length;

@@ -21,7 +21,7 @@ bool bench_row_same_model(const bench_decode_row *a, const bench_decode_row *b);
 
 /* The grid's rows whose names have the word that was asked for. On a CPU, those that take seconds and not minutes.
  * `rows` has room for BENCH_GRID_MAX. */
-weft_status bench_grid_list(const bench_decode_options *o, bench_decode_row *rows, int *n);
+weft_status bench_grid_list(const bench_options *o, bench_decode_row *rows, int *n);
 
 /* Prints below the table what its rows, as they are in the JSON, say together: the geometric mean of the ratios to
  * the peer, the worst row and how many are behind. Gives the same as an object that the caller owns. */

@@ -21,7 +21,7 @@
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };
 
 typedef struct {
-    const bench_decode_options *opt;
+    const bench_options *opt;
     double row_seconds;
     weft_pool *pool;
     const weft_backend *backend;
@@ -31,7 +31,7 @@ typedef struct {
     json_t *rows, *left_out;
     char *buffer; /* that is read for the floor, in memory as the weights have */
     bench_decode_row *list;
-    int n, failed;
+    int n, *failed;
     double began, longest; /* when the run did, and what a row took */
     weft_model *model;     /* of the row that is measured */
 } bench;
@@ -278,7 +278,7 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
 
 weft_status bench_decode_model(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                int64_t batch, double *tokens_per_s) {
-    const bench_decode_options by_time = {0};
+    const bench_options by_time = {0};
     bench b = {.opt = &by_time, .row_seconds = 1.5, .backend = backend, .pool = pool};
     result r = {0};
     WEFT_TRY(measure_decoder(&b, m, m->config.context, batch, &r));
@@ -372,7 +372,7 @@ static void measure_all(bench *b) {
              b->opt->grid ? "model:-18|" : "", b->opt->grid ? 16 : 14,
              b->opt->grid ? "" : "|first ms:8|of forward:10",
              b->opt->cuda ? "|phases:6|empty ms:8" : "");
-    bench_table_start(&b->table, b->opt->setup.table, columns);
+    bench_table_start(&b->table, b->opt->table, columns);
     for (int i = 0; i < b->n; i++) {
         const bench_decode_row *row = b->list + i;
         double start = weft_clock();
@@ -383,7 +383,7 @@ static void measure_all(bench *b) {
         }
         if (measure_next(b, row) != WEFT_OK) {
             fprintf(stderr, "%s: %s\n", row->variant->name, weft_error_message());
-            b->failed++;
+            ++*b->failed;
             while (i + 1 < b->n && bench_row_same_model(row, b->list + i + 1))
                 i++; /* they have the same fault */
             close_model(b);
@@ -395,7 +395,7 @@ static void measure_all(bench *b) {
 
 /* Every variant that is named, at every context and batch. */
 static weft_status list_rows(bench *b) {
-    const bench_decode_options *o = b->opt;
+    const bench_options *o = b->opt;
     int64_t contexts[BENCH_LIST_MAX], batches[BENCH_LIST_MAX], most = o->prompt + 1;
     int n_contexts, n_batches, n_names = 1;
     WEFT_TRY(bench_list_read(o->contexts ? o->contexts : "256,2048,8192,32768", "contexts", 1,
@@ -424,18 +424,26 @@ static weft_status list_rows(bench *b) {
     return WEFT_OK;
 }
 
-static weft_status list_grid(bench *b) {
-    b->list = calloc(BENCH_GRID_MAX, sizeof *b->list);
-    if (!b->list) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    return bench_grid_list(b->opt, b->list, &b->n);
+static void end_bench(bench *b) {
+    bench_peer_stop(b->peer);
+    json_decref(b->rows);
+    json_decref(b->left_out);
+    free(b->list);
+    if (b->buffer) weft_cpu_backend()->release(b->buffer, BUFFER_BYTES);
+    weft_pool_destroy(b->pool);
 }
 
-static weft_status run(bench *b) {
-    const bench_decode_options *o = b->opt;
+weft_status bench_decode_table(const bench_options *o, int *failed) {
+    WEFT_AUTO(end_bench)
+    bench run = {
+        .opt = o, .row_seconds = o->grid ? 0.6 : 1.5, .began = weft_clock(), .failed = failed};
+    bench *b = &run;
+    *failed = 0;
     b->backend = o->cuda ? weft_cuda_backend() : weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
-    WEFT_TRY(weft_pool_create(o->setup.threads, &b->pool));
-    WEFT_TRY(o->grid ? list_grid(b) : list_rows(b));
+    WEFT_TRY(weft_pool_create(o->threads, &b->pool));
+    if (o->grid) b->list = calloc(BENCH_GRID_MAX, sizeof *b->list);
+    WEFT_TRY(o->grid ? bench_grid_list(o, b->list, &b->n) : list_rows(b));
     for (int i = 0; i < b->n; i++)
         weft_generation_set_dtype(&b->list[i].config, b->backend);
     b->rows = json_array();
@@ -443,37 +451,24 @@ static weft_status run(bench *b) {
     b->buffer = weft_cpu_backend() ? weft_cpu_backend()->alloc(BUFFER_BYTES) : NULL;
     if (!b->buffer || !b->rows || !b->left_out) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     memset(b->buffer, 1, BUFFER_BYTES);
-    if (o->setup.peer) {
-        b->peer = bench_peer_start(o->setup.peer, weft_pool_size(b->pool), b->peer_name,
-                                   sizeof b->peer_name);
+    if (o->peer) {
+        b->peer =
+            bench_peer_start(o->peer, weft_pool_size(b->pool), b->peer_name, sizeof b->peer_name);
         if (!b->peer) fprintf(stderr, "no peer: %s\n", b->peer_name);
     }
-    if (o->setup.table)
-        fprintf(o->setup.table,
+    if (o->table)
+        fprintf(o->table,
                 "decode on %s, %d threads; the floor is a read of every weight and of "
                 "every sequence's cache\n\n",
                 o->cuda ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(b->pool));
     prepare_peer(b);
     measure_all(b);
-    WEFT_AUTO_DECREF json_t *summary = o->grid ? bench_grid_summary(b->rows, o->setup.table) : NULL;
-    if (!o->setup.json) return WEFT_OK;
+    WEFT_AUTO_DECREF json_t *summary = o->grid ? bench_grid_summary(b->rows, o->table) : NULL;
+    if (!o->json) return WEFT_OK;
     json_t *all = weft_json_make(
         "version:s device:s isa:s threads:i peer:s rows:O left_out:O summary:O* seconds:f",
         weft_version(), o->cuda ? weft_cuda_device_name() : "CPU", weft_cpu_isa(),
         weft_pool_size(b->pool), b->peer ? b->peer_name : NULL, b->rows, b->left_out, summary,
         weft_clock() - b->began);
-    return bench_write_json(o->setup.json, all);
-}
-
-weft_status bench_decode_table(const bench_decode_options *options, int *failed) {
-    bench b = {.opt = options, .row_seconds = options->grid ? 0.6 : 1.5, .began = weft_clock()};
-    weft_status status = run(&b);
-    *failed = b.failed;
-    bench_peer_stop(b.peer);
-    json_decref(b.rows);
-    json_decref(b.left_out);
-    free(b.list);
-    if (b.buffer) weft_cpu_backend()->release(b.buffer, BUFFER_BYTES);
-    weft_pool_destroy(b.pool);
-    return status;
+    return bench_write_json(o->json, all);
 }

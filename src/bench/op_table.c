@@ -19,7 +19,7 @@
 enum { MAX_RMS = BENCH_MAX_OUTPUTS + BENCH_MAX_LEAVES };
 
 typedef struct {
-    bench_op_options opt;
+    const bench_options *opt;
     weft_pool *pool;
     const weft_backend *backend;
     bench_limits *limits;
@@ -27,7 +27,7 @@ typedef struct {
     char peer_name[320];
     bench_table table;
     json_t *rows, *memory;
-    int differing; /* rows whose numbers are not the peer's */
+    int *differing; /* rows whose numbers are not the peer's */
 } bench;
 
 /* How long a row is measured: rounds until both are reached, or the most rounds. */
@@ -37,7 +37,7 @@ typedef struct {
 } budget;
 
 typedef struct {
-    bench_samples ours, peers, limit; /* limit: a part of a second for 1e9 units */
+    bench_sides sides;
     bool peer;
     char form[64]; /* how the peer wrote the function */
     double units;  /* floating-point operations or bytes of a run */
@@ -82,14 +82,14 @@ static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, w
             fprintf(stderr, "%s: value %d differs: %.6g here, %.6g there\n", row->label, i, rms[i],
                     other);
     }
-    if (!same) b->differing++;
+    *b->differing += !same;
     json_decref(reply);
     return true;
 }
 
 static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x, measured *m) {
-    budget limit = b->opt.quick ? (budget){0.02, row->longer ? 2.0 : 0.8, 3, 9}
-                                : (budget){0.05, row->longer ? 8.0 : 4.0, 5, 25};
+    budget limit = b->opt->quick ? (budget){0.02, row->longer ? 2.0 : 0.8, 3, 9}
+                                 : (budget){0.05, row->longer ? 8.0 : 4.0, 5, 25};
     bench_samples first = {0}, first_peer = {0};
     weft_status status = run_ours(x, 2, &first);
     if (m->peer) m->peer = bench_peer_run(b->peer, 1, &first_peer);
@@ -101,11 +101,11 @@ static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x,
     for (int round = 0; !status && round < limit.most; round++) {
         if (round >= limit.least && weft_clock() - start > limit.total) break;
         bench_pause(0.005);
-        status = run_ours(x, ours, &m->ours);
+        status = run_ours(x, ours, &m->sides.ours);
         double rate = row->traffic[0] > 0 ? bench_limit_gbytes(b->limits)
                                           : bench_limit_gflops(b->limits, row->sizes.bf16);
-        bench_samples_add(&m->limit, 1 / rate);
-        if (m->peer) m->peer = bench_peer_run(b->peer, peers, &m->peers);
+        bench_samples_add(&m->sides.limit, 1 / rate);
+        if (m->peer) m->peer = bench_peer_run(b->peer, peers, &m->sides.peers);
     }
     return status;
 }
@@ -128,45 +128,44 @@ static weft_status measure_row(bench *b, const bench_row *row, bool backward, me
 }
 
 static void report_row(bench *b, const bench_row *row, bool backward, const measured *m) {
-    double seconds = bench_median(&m->ours), peers = bench_median(&m->peers);
-    double rate = m->units / seconds * 1e-9, part = rate * bench_median(&m->limit);
+    double seconds = bench_median(&m->sides.ours), peers = bench_median(&m->sides.peers);
+    double rate = m->units / seconds * 1e-9, part = rate * bench_median(&m->sides.limit);
     double ratio = m->peer ? peers / seconds : 0;
     const char *pass = backward ? "forward+backward" : "forward";
     bool bytes = row->traffic[0] > 0;
     bench_cells(&b->table, "%s|%s|%s|%.3f|%.0f%%|%.1f %s|%.0f%%|%.3f|%.0f%%|%.2f|%s", row->group,
                 row->label, backward ? "fwd+bwd" : "fwd", 1e3 * seconds / m->runs,
-                100 * bench_spread(&m->ours), rate, bytes ? "GB/s   " : "GFLOP/s", 100 * part,
+                100 * bench_spread(&m->sides.ours), rate, bytes ? "GB/s   " : "GFLOP/s", 100 * part,
                 m->peer ? 1e3 * peers / m->runs : NAN,
-                m->peer ? 100 * bench_spread(&m->peers) : NAN, m->peer ? ratio : NAN,
+                m->peer ? 100 * bench_spread(&m->sides.peers) : NAN, m->peer ? ratio : NAN,
                 m->peer ? m->form : "-");
-    json_t *j = weft_json_make(
-        "group:s row:s pass:s sizes:o seconds:f spread:f samples:i rate:f unit:s "
-        "of_limit:f",
-        row->group, row->label, pass, bench_row_sizes(row), seconds / m->runs,
-        bench_spread(&m->ours), (int)m->ours.count, rate, bytes ? "GB/s" : "GFLOP/s", part);
+    json_t *j =
+        weft_json_make("group:s row:s pass:s sizes:o seconds:f spread:f samples:i rate:f unit:s "
+                       "of_limit:f",
+                       row->group, row->label, pass, bench_row_sizes(row), seconds / m->runs,
+                       bench_spread(&m->sides.ours), (int)m->sides.ours.count, rate,
+                       bytes ? "GB/s" : "GFLOP/s", part);
     if (m->peer)
         weft_json_add(j, "peer_seconds:f peer_spread:f peer_form:s ratio:f", peers / m->runs,
-                      bench_spread(&m->peers), m->form, ratio);
+                      bench_spread(&m->sides.peers), m->form, ratio);
     json_array_append_new(b->rows, j);
 }
 
 static bool chosen(const bench *b, const char *group, const char *label) {
-    if (!b->opt.rows) return true;
-    return strstr(group, b->opt.rows) || strstr(label, b->opt.rows);
+    if (!b->opt->rows) return true;
+    return strstr(group, b->opt->rows) || strstr(label, b->opt->rows);
 }
 
 static weft_status measure_rows(bench *b) {
     for (int i = 0; i < bench_op_row_count; i++) {
         const bench_row *row = &bench_op_rows[i];
-        if (!chosen(b, row->group, row->label) || (b->opt.quick && !row->quick)) continue;
+        if (!chosen(b, row->group, row->label) || (b->opt->quick && !row->quick)) continue;
         for (int backward = 0; backward < (row->forward_only ? 1 : 2); backward++) {
             measured m = {0};
             weft_status status = measure_row(b, row, backward, &m);
             if (!status) report_row(b, row, backward, &m);
-            bench_samples_free(&m.ours);
-            bench_samples_free(&m.peers);
-            bench_samples_free(&m.limit);
-            if (status) return status;
+            bench_sides_free(&m.sides);
+            WEFT_TRY(status);
         }
     }
     return WEFT_OK;
@@ -191,8 +190,8 @@ static weft_status plan_memory(bench *b, const bench_row *like, int64_t tokens, 
 static weft_status report_memory(bench *b) {
     static const int64_t tokens[] = {1024, 4096, 16384};
     if (!chosen(b, "memory", "attention")) return WEFT_OK;
-    if (b->opt.setup.table) fputc('\n', b->opt.setup.table);
-    bench_table_start(&b->table, b->opt.setup.table,
+    if (b->opt->table) fputc('\n', b->opt->table);
+    bench_table_start(&b->table, b->opt->table,
                       "memory, fwd+bwd:-18|T:6|arena MB:9|bytes/token:11");
     for (int i = 0; i < bench_op_row_count; i++) {
         const bench_row *row = &bench_op_rows[i];
@@ -218,7 +217,7 @@ typedef struct {
 } machine_limits;
 
 static void print_head(const bench *b, const machine_limits *limits) {
-    FILE *to = b->opt.setup.table;
+    FILE *to = b->opt->table;
     if (!to) return;
     fprintf(to, "weft %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(),
             weft_pool_size(b->pool));
@@ -233,15 +232,27 @@ static void print_head(const bench *b, const machine_limits *limits) {
           to);
 }
 
-static weft_status run(bench *b) {
+static void end_bench(bench *b) {
+    bench_peer_stop(b->peer);
+    bench_limits_destroy(b->limits);
+    weft_pool_destroy(b->pool);
+    json_decref(b->rows);
+    json_decref(b->memory);
+}
+
+weft_status bench_op_table(const bench_options *o, int *differing) {
+    WEFT_AUTO(end_bench)
+    bench run = {.opt = o, .rows = json_array(), .memory = json_array(), .differing = differing};
+    bench *b = &run;
+    *differing = 0;
     b->backend = weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
-    WEFT_TRY(weft_pool_create(b->opt.setup.threads, &b->pool));
+    WEFT_TRY(weft_pool_create(o->threads, &b->pool));
     WEFT_TRY(bench_limits_create(b->pool, true, &b->limits));
     snprintf(b->peer_name, sizeof b->peer_name, "none");
-    if (b->opt.setup.peer)
-        b->peer = bench_peer_start(b->opt.setup.peer, weft_pool_size(b->pool), b->peer_name,
-                                   sizeof b->peer_name);
+    if (o->peer)
+        b->peer =
+            bench_peer_start(o->peer, weft_pool_size(b->pool), b->peer_name, sizeof b->peer_name);
     machine_limits limits = {0};
     for (int i = 0; i < 6; i++) {
         limits.gflops = fmax(limits.gflops, bench_limit_gflops(b->limits, false));
@@ -249,29 +260,16 @@ static weft_status run(bench *b) {
         limits.gbytes = fmax(limits.gbytes, bench_limit_gbytes(b->limits));
     }
     print_head(b, &limits);
-    bench_table_start(&b->table, b->opt.setup.table,
+    bench_table_start(&b->table, o->table,
                       "operation:-13|row:-23|pass:-7|ms:9|±:4|rate:14|of limit:8|PyTorch ms:10|±:4|"
                       "ratio:6|PyTorch's form:-21");
     WEFT_TRY(measure_rows(b));
     WEFT_TRY(report_memory(b));
-    if (!b->opt.setup.json) return WEFT_OK;
+    if (!o->json) return WEFT_OK;
     json_t *most = weft_json_make("gflops:f bf16_gflops:f gbytes:f", limits.gflops,
                                   limits.bf16_gflops, limits.gbytes);
-    json_t *all =
-        weft_json_make("version:s isa:s threads:i peer:s quick:b limits:o rows:O memory:O",
-                       weft_version(), weft_cpu_isa(), weft_pool_size(b->pool), b->peer_name,
-                       b->opt.quick, most, b->rows, b->memory);
-    return bench_write_json(b->opt.setup.json, all);
-}
-
-weft_status bench_op_table(const bench_op_options *options, int *differing) {
-    bench b = {.opt = *options, .rows = json_array(), .memory = json_array()};
-    weft_status status = run(&b);
-    *differing = b.differing;
-    bench_peer_stop(b.peer);
-    bench_limits_destroy(b.limits);
-    weft_pool_destroy(b.pool);
-    json_decref(b.rows);
-    json_decref(b.memory);
-    return status;
+    json_t *all = weft_json_make(
+        "version:s isa:s threads:i peer:s quick:b limits:o rows:O memory:O", weft_version(),
+        weft_cpu_isa(), weft_pool_size(b->pool), b->peer_name, o->quick, most, b->rows, b->memory);
+    return bench_write_json(o->json, all);
 }

@@ -93,6 +93,12 @@ json_t *bench_peer_ask(bench_peer *p, json_t *request) {
 WEFT_GETTER(const char *, bench_peer_error, bench_peer, error)
 WEFT_GETTER(bool, bench_peer_gone, bench_peer, gone)
 
+void bench_sides_free(bench_sides *s) {
+    bench_samples_free(&s->ours);
+    bench_samples_free(&s->peers);
+    bench_samples_free(&s->limit);
+}
+
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to) {
     json_t *reply = bench_peer_ask(p, weft_json_make("do:s repeats:i", "run", repeats));
     if (!reply) return false;

@@ -19,5 +19,11 @@ json_t *bench_peer_ask(bench_peer *p, json_t *request);
 const char *bench_peer_error(const bench_peer *p);
 bool bench_peer_gone(const bench_peer *p);
 
+/* What was measured of a row, in turns: both sides, and the machine's limit as seconds for 1e9 units. */
+typedef struct {
+    bench_samples ours, peers, limit;
+} bench_sides;
+void bench_sides_free(bench_sides *s);
+
 /* Has what was prepared run `repeats` times and adds the times. False on an error. */
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to);

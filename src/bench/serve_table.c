@@ -3,43 +3,207 @@
  * their rate whatever the server does, so that a rate which it cannot keep up with shows as a queue that grows.
  *
  * The long prompt: texts are being written, and the time between their tokens is taken for a while; then the
- * prompt is sent, and it is taken until its first token has come; then as usual again. */
+ * prompt is sent, and it is taken until its first token has come; then as usual again.
+ *
+ * One thread polls all requests, in HTTP/1.0, so that a stream's events come as they are and end with the
+ * connection. */
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/random.h"
-#include "bench/load.h"
+#include "base/text.h"
+#include "bench/tables.h"
 
+#include <errno.h>
 #include <math.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 enum { QUIET = 64 /* tokens of each text before the long prompt */, SHORT = 16 /* theirs */ };
 static const double MILLI = 0.001;
 
 typedef struct {
-    const bench_serve_options *opt;
+    double due;           /* on weft_clock */
+    int64_t prompt, most; /* tokens of its prompt, and most of its text */
+    /* What came of it. */
+    int status; /* of HTTP; 0: there was no answer, or not all of it */
+    bool ended;
+    int64_t tokens;
+    double first, last; /* when its first and its last token came, on weft_clock */
+    /* The connection's own: */
+    int socket; /* 0: it was not sent yet, or has ended */
+    bool body;
+    char *in;
+    size_t bytes, room;
+} request;
+
+typedef struct {
+    const bench_options *opt;
     int64_t rates[BENCH_LIST_MAX], prompts[BENCH_LIST_MAX], most[BENCH_LIST_MAX];
     int n_rates, n_prompts, n_most;
-    bench_load load;
+    request *requests;
+    int64_t count;
+    uint32_t round; /* with another, a server knows no prompt from before */
+    bench_samples
+        *between; /* takes the seconds between tokens, of all requests; NULL: nobody does */
     json_t *rows, *long_row;
-    int failed;
+    int *failed;
 } bench;
 
-static weft_status open_load(bench *b, int64_t count, bench_samples *between) {
-    const bench_serve_options *o = b->opt;
-    for (int64_t i = 0; i < b->load.count; i++)
-        bench_request_end(b->load.requests + i);
-    free(b->load.requests);
-    b->load =
-        (bench_load){o->host, o->port, o->vocab, o->seed, b->load.round + 1, NULL, count, between};
-    b->load.requests = calloc((size_t)count, sizeof *b->load.requests);
-    if (b->load.requests) return WEFT_OK;
-    b->load.count = 0;
-    return weft_fail(WEFT_ENOMEM, "bench: no memory");
+static void end_request(request *r) {
+    if (r->socket) close(r->socket);
+    r->socket = 0;
+    r->ended = true;
+    free(r->in);
+    r->in = NULL;
+    r->bytes = r->room = 0;
 }
 
-static weft_status run_to_end(bench_load *l) {
-    for (int64_t i = 0; i < l->count; i++)
-        while (!l->requests[i].ended)
-            WEFT_TRY(bench_load_turn(l));
+static weft_status open_connection(const bench_options *o, int *out) {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+    char port[16];
+    snprintf(port, sizeof port, "%d", o->port);
+    int error = getaddrinfo(o->host, port, &hints, &list);
+    if (error) return WEFT_BAD_INPUT("%s, port %s: %s", o->host, port, gai_strerror(error));
+    *out = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool open = *out > 0 && connect(*out, list->ai_addr, list->ai_addrlen) == 0;
+    error = errno;
+    freeaddrinfo(list);
+    if (open) return WEFT_OK;
+    if (*out > 0) close(*out);
+    return weft_fail(WEFT_EIO, "no connection to %s, port %s: %s", o->host, port, strerror(error));
+}
+
+static char *make_body(const bench *b, int64_t number) {
+    const request *r = b->requests + number;
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *to = open_memstream(&text, &bytes);
+    if (!to) return NULL;
+    fprintf(to, "{\"max_tokens\":%lld,\"temperature\":0,\"stream\":true,\"return_token_ids\":true,",
+            (long long)r->most);
+    for (int64_t i = 0; i < r->prompt; i++) {
+        uint32_t word = weft_random_word((uint64_t)b->opt->seed, b->round, (uint32_t)number,
+                                         weft_random_site("bench.prompt"), (uint64_t)i);
+        fprintf(to, "%s%lld", i ? "," : "\"prompt\":[",
+                (long long)(word % (uint64_t)b->opt->vocab));
+    }
+    fputs("]}", to);
+    return weft_memory_end(to, &text);
+}
+
+static weft_status send_request(const bench *b, int64_t number) {
+    request *r = b->requests + number;
+    WEFT_AUTO_FREE char *body = make_body(b, number), *all = NULL;
+    int bytes = !body ? -1
+                      : asprintf(&all,
+                                 "POST /v1/completions HTTP/1.0\r\nHost: %s\r\nContent-Type: "
+                                 "application/json\r\nContent-Length: %zu\r\n\r\n%s",
+                                 b->opt->host, strlen(body), body);
+    if (bytes < 0) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    WEFT_TRY(open_connection(b->opt, &r->socket));
+    for (ssize_t at = 0, sent; at < bytes; at += sent) {
+        sent = send(r->socket, all + at, (size_t)(bytes - at), MSG_NOSIGNAL);
+        if (sent <= 0) break; /* an answer says why, or the connection's end does */
+    }
+    return WEFT_OK;
+}
+
+/* How many tokens an event has. */
+static int64_t count_tokens(request *r, const char *json) {
+    WEFT_AUTO_DECREF json_t *event = json_loads(json, JSON_ALLOW_NUL, NULL);
+    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
+    if (!event || json_object_get(event, "error")) r->status = 0;
+    return (int64_t)json_array_size(json_object_get(choice, "token_ids"));
+}
+
+/* Tokens that came together: each took its part of the time since the last. */
+static void take_tokens(bench *b, request *r, int64_t n) {
+    double now = weft_clock();
+    if (n == 0) return;
+    for (int64_t i = 0; b->between && r->tokens > 0 && i < n; i++)
+        bench_samples_add(b->between, (now - r->last) / (double)n);
+    if (r->tokens == 0) r->first = now;
+    r->last = now;
+    r->tokens += n;
+}
+
+/* One line of an answer; the tokens in it. */
+static int64_t take_line(request *r, const char *line) {
+    int64_t n = r->body && strncmp(line, "data: {", 7) == 0 ? count_tokens(r, line + 6) : 0;
+    if (r->body && strcmp(line, "data: [DONE]") == 0) r->ended = true;
+    if (!r->body && strncmp(line, "HTTP/", 5) == 0) r->status = atoi(line + strcspn(line, " "));
+    r->body |= !*line;
+    return n;
+}
+
+/* What has come. */
+static weft_status take_bytes(bench *b, request *r) {
+    if (!weft_grow(&r->in, &r->room, r->bytes + (1 << 16)))
+        return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    ssize_t got = recv(r->socket, r->in + r->bytes, 1 << 16, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return WEFT_OK;
+    if (got > 0) r->bytes += (size_t)got;
+    int64_t tokens = 0;
+    char *line = r->in, *end;
+    while ((end = memchr(line, '\n', r->bytes - (size_t)(line - r->in)))) {
+        *end = 0;
+        line[strcspn(line, "\r")] = 0;
+        tokens += take_line(r, line);
+        line = end + 1;
+    }
+    take_tokens(b, r, tokens);
+    r->bytes -= (size_t)(line - r->in);
+    memmove(r->in, line, r->bytes);
+    if (got <= 0 && !r->ended && r->status == 200) r->status = 0;
+    if (got <= 0 || r->ended) end_request(r);
+    return WEFT_OK;
+}
+
+/* Sends what is due, and waits until something comes or the next is due, a tenth of a second at most. */
+static weft_status turn(bench *b) {
+    WEFT_AUTO_FREE struct pollfd *polled = calloc((size_t)b->count + 1, sizeof *polled);
+    WEFT_AUTO_FREE int64_t *whose = calloc((size_t)b->count + 1, sizeof *whose);
+    double now = weft_clock(), wait = 0.1;
+    int64_t n = 0;
+    if (!polled || !whose) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    for (int64_t i = 0; i < b->count; i++) {
+        request *r = b->requests + i;
+        if (!r->ended && !r->socket && r->due <= now) WEFT_TRY(send_request(b, i));
+        if (!r->ended && !r->socket && r->due - now < wait) wait = r->due - now;
+        if (!r->socket) continue;
+        whose[n] = i;
+        polled[n++] = (struct pollfd){.fd = r->socket, .events = POLLIN};
+    }
+    if (poll(polled, (nfds_t)n, (int)(1e3 * wait)) < 0 && errno != EINTR)
+        return weft_fail(WEFT_EIO, "bench: poll: %s", strerror(errno));
+    for (int64_t i = 0; i < n; i++)
+        if (polled[i].revents) WEFT_TRY(take_bytes(b, b->requests + whose[i]));
+    return WEFT_OK;
+}
+
+static void end_load(bench *b) {
+    for (int64_t i = 0; i < b->count; i++)
+        end_request(b->requests + i);
+    free(b->requests);
+    b->requests = NULL;
+    b->count = 0;
+}
+
+static weft_status open_load(bench *b, int64_t count, bench_samples *between) {
+    end_load(b);
+    b->round++;
+    b->between = between;
+    b->requests = calloc((size_t)count, sizeof *b->requests);
+    if (!b->requests) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    b->count = count;
+    return WEFT_OK;
+}
+
+static weft_status run_to_end(bench *b) {
+    for (int64_t i = 0; i < b->count; i++)
+        while (!b->requests[i].ended)
+            WEFT_TRY(turn(b));
     return WEFT_OK;
 }
 
@@ -47,30 +211,30 @@ static weft_status run_to_end(bench_load *l) {
 static weft_status warm_up(bench *b) {
     for (int i = 0; i < b->n_prompts; i++) {
         WEFT_TRY(open_load(b, 1, NULL));
-        *b->load.requests = (bench_request){.prompt = b->prompts[i], .most = 2};
-        WEFT_TRY(run_to_end(&b->load));
-        if (b->load.requests->status != 200)
+        *b->requests = (request){.prompt = b->prompts[i], .most = 2};
+        WEFT_TRY(run_to_end(b));
+        if (b->requests->status != 200)
             return WEFT_BAD_INPUT(
                 "the server answers a prompt of %lld tokens with status %d; --prompts "
                 "and --tokens must fit its context",
-                (long long)b->prompts[i], b->load.requests->status);
+                (long long)b->prompts[i], b->requests->status);
     }
     return WEFT_OK;
 }
 
 /* Arrivals: the times between them are exponential. */
 static weft_status draw_requests(bench *b, double rate, uint32_t row) {
-    int64_t n = b->load.count;
+    int64_t n = b->count;
     WEFT_AUTO_FREE double *drawn = malloc((size_t)(3 * n) * sizeof *drawn);
     if (!drawn) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    weft_random_uniform(b->opt->seed, row, weft_random_site("bench.serve"), 0, 3 * n, drawn);
+    weft_random_uniform((uint64_t)b->opt->seed, row, weft_random_site("bench.serve"), 0, 3 * n,
+                        drawn);
     double due = weft_clock();
     for (int64_t i = 0; i < n; i++) {
         due -= log(1 - drawn[3 * i]) / rate;
-        b->load.requests[i] =
-            (bench_request){.due = due,
-                            .prompt = b->prompts[(int)(drawn[3 * i + 1] * b->n_prompts)],
-                            .most = b->most[(int)(drawn[3 * i + 2] * b->n_most)]};
+        b->requests[i] = (request){.due = due,
+                                   .prompt = b->prompts[(int)(drawn[3 * i + 1] * b->n_prompts)],
+                                   .most = b->most[(int)(drawn[3 * i + 2] * b->n_most)]};
     }
     return WEFT_OK;
 }
@@ -86,15 +250,15 @@ static void print_quantiles(bench_table *t, const bench_samples *s) {
 }
 
 static weft_status measure_rate(bench *b, bench_table *t, int row) {
-    const bench_serve_options *o = b->opt;
+    const bench_options *o = b->opt;
     WEFT_AUTO(bench_samples_free) bench_samples first = {0}, between = {0};
     double rate = MILLI * (double)b->rates[row], end = 0;
     int64_t done = 0, refused = 0, good = 0, tokens = 0;
     WEFT_TRY(open_load(b, o->requests, &between));
     WEFT_TRY(draw_requests(b, rate, (uint32_t)row));
-    WEFT_TRY(run_to_end(&b->load));
+    WEFT_TRY(run_to_end(b));
     for (int64_t i = 0; i < o->requests; i++) {
-        const bench_request *r = b->load.requests + i;
+        const request *r = b->requests + i;
         refused += r->status == 429;
         if (r->status != 200) continue;
         double wait = r->first - r->due, rest = r->last - r->first;
@@ -102,11 +266,11 @@ static weft_status measure_rate(bench *b, bench_table *t, int row) {
         tokens += r->tokens;
         end = fmax(end, r->last);
         if (r->tokens) bench_samples_add(&first, wait);
-        good += r->tokens && wait <= o->first_seconds &&
-                rest <= o->between_seconds * (double)(r->tokens - 1);
+        good += r->tokens && wait <= 1e-3 * (double)o->good_first &&
+                rest <= 1e-3 * (double)o->good_between * (double)(r->tokens - 1);
     }
-    b->failed += (int)(o->requests - done - refused);
-    double seconds = fmax(end - b->load.requests[0].due, 1e-9);
+    *b->failed += (int)(o->requests - done - refused);
+    double seconds = fmax(end - b->requests[0].due, 1e-9);
     double goodput = (double)good / (double)o->requests;
     bench_cells(t, "%g|%lld|%lld|%.1f|%.2f", rate, (long long)done, (long long)refused,
                 (double)tokens / seconds, (double)done / seconds);
@@ -124,36 +288,36 @@ static weft_status measure_rate(bench *b, bench_table *t, int row) {
 
 /* A turn in which texts that have ended begin again. */
 static weft_status turn_streams(bench *b) {
-    const bench_serve_options *o = b->opt;
+    const bench_options *o = b->opt;
     for (int64_t i = 0; i < o->streams; i++) {
-        bench_request *r = b->load.requests + i;
+        request *r = b->requests + i;
         if (!r->ended) continue;
         if (r->status != 200)
             return WEFT_BAD_INPUT(
                 "a text beside the long prompt ended with status %d; the server must "
                 "take --streams texts and one more at once",
                 r->status);
-        *r = (bench_request){.prompt = r->prompt, .most = r->most};
+        *r = (request){.prompt = r->prompt, .most = r->most};
     }
-    return bench_load_turn(&b->load);
+    return turn(b);
 }
 
 static weft_status measure_long(bench *b) {
-    const bench_serve_options *o = b->opt;
+    const bench_options *o = b->opt;
     WEFT_AUTO(bench_samples_free) bench_samples usual = {0}, during = {0};
     double sums[2] = {0};
     WEFT_TRY(open_load(b, o->streams + 1, NULL));
-    bench_request *last = b->load.requests + o->streams;
+    request *last = b->requests + o->streams;
     for (int64_t i = 0; i < o->streams; i++)
-        b->load.requests[i] = (bench_request){.prompt = SHORT, .most = 1 << 20};
-    *last = (bench_request){.due = INFINITY, .prompt = o->long_prompt, .most = 1};
+        b->requests[i] = (request){.prompt = SHORT, .most = 1 << 20};
+    *last = (request){.due = INFINITY, .prompt = o->long_prompt, .most = 1};
     for (int64_t i = 0; i < o->streams; i++)
-        while (!b->load.requests[i].tokens)
+        while (!b->requests[i].tokens)
             WEFT_TRY(turn_streams(b));
-    b->load.between = &usual;
+    b->between = &usual;
     while (usual.count < (size_t)(QUIET * o->streams))
         WEFT_TRY(turn_streams(b));
-    b->load.between = &during;
+    b->between = &during;
     last->due = weft_clock();
     while (!last->ended || during.count == 0) /* all texts may just have begun again */
         WEFT_TRY(turn_streams(b));
@@ -162,7 +326,7 @@ static weft_status measure_long(bench *b) {
                               "leaves it out, fewer may fit its context",
                               (long long)o->long_prompt, last->status);
     /* As usual before it and after it, as often: a machine's pace changes. */
-    b->load.between = &usual;
+    b->between = &usual;
     while (usual.count < during.count)
         WEFT_TRY(turn_streams(b));
     for (size_t i = 0; i < usual.count; i++)
@@ -170,8 +334,8 @@ static weft_status measure_long(bench *b) {
     for (size_t i = 0; i < during.count; i++)
         sums[1] += during.value[i] / (double)during.count;
     bench_table t;
-    if (o->setup.table) fputc('\n', o->setup.table);
-    bench_table_start(&t, o->setup.table,
+    if (o->table) fputc('\n', o->table);
+    bench_table_start(&t, o->table,
                       "long prompt:11|streams:7|first ms:9|usual p50:9|p95:8|p99:8|"
                       "meanwhile p50:13|p95:8|p99:8|ratio:6");
     bench_cells(&t, "%lld|%lld|%.1f", (long long)o->long_prompt, (long long)o->streams,
@@ -186,45 +350,41 @@ static weft_status measure_long(bench *b) {
     return WEFT_OK;
 }
 
-static weft_status measure_all(bench *b) {
-    const bench_serve_options *o = b->opt;
+static void end_bench(bench *b) {
+    end_load(b);
+    json_decref(b->rows);
+    json_decref(b->long_row);
+    if (*b->failed)
+        fprintf(stderr, "requests that were neither answered nor refused: %d\n", *b->failed);
+}
+
+weft_status bench_serve_table(const bench_options *o, int *failed) {
+    WEFT_AUTO(end_bench) bench run = {.opt = o, .rows = json_array(), .failed = failed};
+    bench *b = &run;
+    *failed = 0;
     WEFT_TRY(bench_list_read(o->rates, "rates", MILLI, b->rates, &b->n_rates));
     WEFT_TRY(bench_list_read(o->prompts, "prompts", 1, b->prompts, &b->n_prompts));
-    WEFT_TRY(bench_list_read(o->most, "tokens", 1, b->most, &b->n_most));
+    WEFT_TRY(bench_list_read(o->tokens, "tokens", 1, b->most, &b->n_most));
     WEFT_TRY(warm_up(b));
-    if (o->setup.table)
+    if (o->table)
         fprintf(
-            o->setup.table,
-            "serve: %s, %lld requests a row, prompts of %s tokens, texts of %s, seed %llu; times "
+            o->table,
+            "serve: %s, %lld requests a row, prompts of %s tokens, texts of %s, seed %lld; times "
             "in ms; good: the first token within %g ms, then one in %g on average\n\n",
-            o->model, (long long)o->requests, o->prompts, o->most, (unsigned long long)o->seed,
-            1e3 * o->first_seconds, 1e3 * o->between_seconds);
+            o->model, (long long)o->requests, o->prompts, o->tokens, (long long)o->seed,
+            (double)o->good_first, (double)o->good_between);
     bench_table t;
-    bench_table_start(&t, o->setup.table,
+    bench_table_start(&t, o->table,
                       "rate:6|done:5|refused:7|tokens/s:9|done/s:7|first p50:9|p95:8|p99:8|"
                       "between p50:11|p95:8|p99:8|good:5");
     for (int i = 0; i < b->n_rates; i++)
         WEFT_TRY(measure_rate(b, &t, i));
     if (o->long_prompt) WEFT_TRY(measure_long(b));
-    if (!o->setup.json) return WEFT_OK;
+    if (!o->json) return WEFT_OK;
     json_t *all = weft_json_make(
         "version:s model:s seed:I prompts:s tokens:s good_first_seconds:f good_between_seconds:f "
         "rows:O long_prompt:O",
-        weft_version(), o->model, o->seed, o->prompts, o->most, o->first_seconds,
-        o->between_seconds, b->rows, b->long_row);
-    return bench_write_json(o->setup.json, all);
-}
-
-weft_status bench_serve_table(const bench_serve_options *options, int *failed) {
-    bench b = {.opt = options, .rows = json_array()};
-    weft_status status = measure_all(&b);
-    for (int64_t i = 0; i < b.load.count; i++)
-        bench_request_end(b.load.requests + i);
-    free(b.load.requests);
-    json_decref(b.rows);
-    json_decref(b.long_row);
-    *failed = b.failed;
-    if (b.failed)
-        fprintf(stderr, "requests that were neither answered nor refused: %d\n", b.failed);
-    return status;
+        weft_version(), o->model, o->seed, o->prompts, o->tokens, 1e-3 * (double)o->good_first,
+        1e-3 * (double)o->good_between, b->rows, b->long_row);
+    return bench_write_json(o->json, all);
 }

@@ -12,7 +12,8 @@
 enum { PROMPTS = 4, PROMPT_MOST = 128, TEXT_MOST = 256, ROWS_MOST = 16, STEPS = 15 };
 
 typedef struct {
-    const bench_speculate_options *opt;
+    const bench_options *opt;
+    const bench_drafting *with;
     weft_generator *plain, *drafted;
     int64_t prompt, text; /* tokens */
     double cost[ROWS_MOST + 1];
@@ -25,7 +26,7 @@ WEFT_ENDED_BY(weft_dataset_close, weft_dataset)
 
 /* Seconds of a step with 1, 2, 4, 8 and 16 rows of one sequence. */
 static weft_status measure_costs(bench_run *b) {
-    const bench_speculate_options *o = b->opt;
+    const bench_drafting *o = b->with;
     int64_t table = weft_cached_table_pages(b->prompt + ROWS_MOST);
     weft_decoder_limits limits = {1, table, b->prompt + ROWS_MOST, table};
     WEFT_AUTO(weft_decoder_close_at) weft_decoder *d = NULL;
@@ -133,7 +134,7 @@ static weft_status cut_text(const bench_run *b, const char *name, const char *te
                             int32_t *prompts) {
     const int32_t *tokens;
     int64_t count;
-    WEFT_TRY(weft_encode(b->opt->encoder, text, bytes, false, &tokens, &count));
+    WEFT_TRY(weft_encode(b->with->encoder, text, bytes, false, &tokens, &count));
     if (count < b->prompt)
         return WEFT_BAD_INPUT("%s: %lld tokens, but a prompt has %lld; give a longer text", name,
                               (long long)count, (long long)b->prompt);
@@ -146,10 +147,10 @@ static weft_status cut_text(const bench_run *b, const char *name, const char *te
 /* The embedded text is bytes, whatever the model's tokens are. */
 static weft_status read_trained(const bench_run *b, int32_t *prompts) {
     enum { EMBEDDED = 8192 };
-    const weft_config *c = &b->opt->model->config;
+    const weft_config *c = &b->with->model->config;
     WEFT_AUTO(weft_dataset_close_at) weft_dataset *d = NULL;
     WEFT_TRY(weft_dataset_open(c, &d));
-    if (strcmp(c->dataset, "embedded") == 0 && b->opt->encoder) {
+    if (strcmp(c->dataset, "embedded") == 0 && b->with->encoder) {
         int32_t tokens[EMBEDDED], targets[EMBEDDED];
         char text[EMBEDDED];
         WEFT_TRY(weft_dataset_fill(d, WEFT_SPLIT_TRAIN, (uint64_t)c->seed, 0, 0, EMBEDDED, tokens,
@@ -170,9 +171,16 @@ static weft_status read_trained(const bench_run *b, int32_t *prompts) {
     return WEFT_OK;
 }
 
-static weft_status run(bench_run *b) {
-    const bench_speculate_options *o = b->opt;
-    const weft_config *c = &o->model->config;
+static void end_run(bench_run *b) {
+    weft_generator_close(b->plain);
+    weft_generator_close(b->drafted);
+    json_decref(b->rows);
+}
+
+weft_status bench_speculate_table(const bench_options *o, const bench_drafting *d) {
+    WEFT_AUTO(end_run) bench_run run = {.opt = o, .with = d};
+    bench_run *b = &run;
+    const weft_config *c = &d->model->config;
     b->rows = json_array();
     b->prompt = c->context / 3 < PROMPT_MOST ? c->context / 3 : PROMPT_MOST;
     b->text = c->context - b->prompt < TEXT_MOST ? c->context - b->prompt : TEXT_MOST;
@@ -182,29 +190,29 @@ static weft_status run(bench_run *b) {
     WEFT_AUTO_FREE int32_t *prompts = malloc((size_t)(PROMPTS * b->prompt) * sizeof *prompts);
     if (!b->rows || !prompts) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     weft_generator_limits limits = {.sequences = 1, .no_sharing = true};
-    WEFT_TRY(weft_generator_open(o->model, o->backend, o->pool, &limits, &b->plain));
-    limits.ngram = !o->draft;
-    limits.draft = o->draft;
-    WEFT_TRY(weft_generator_open(o->model, o->backend, o->pool, &limits, &b->drafted));
+    WEFT_TRY(weft_generator_open(d->model, d->backend, d->pool, &limits, &b->plain));
+    limits.ngram = !d->draft;
+    limits.draft = d->draft;
+    WEFT_TRY(weft_generator_open(d->model, d->backend, d->pool, &limits, &b->drafted));
     WEFT_TRY(measure_costs(b));
-    if (o->setup.table)
+    if (o->table)
         fprintf(
-            o->setup.table,
+            o->table,
             "decode with drafts by %s on %s, %d threads; texts of %lld tokens behind %lld. A "
             "step of 2, 4, 8, 16 rows takes %.2f, %.2f, %.2f, %.2f times the %.3f ms of one\n\n",
-            o->how, o->backend->name, weft_pool_size(o->pool), (long long)b->text,
+            o->speculate, d->backend->name, weft_pool_size(d->pool), (long long)b->text,
             (long long)b->prompt, b->cost[2] / b->cost[1], b->cost[4] / b->cost[1],
             b->cost[8] / b->cost[1], b->cost[16] / b->cost[1], 1e3 * b->cost[1]);
-    bench_table_start(&b->table, o->setup.table,
+    bench_table_start(&b->table, o->table,
                       "text:-12|temperature:11|drafted:7|accepted:8|tokens/step:11|plain tok/s:11|"
                       "tok/s:9|gain:5");
     WEFT_TRY(read_trained(b, prompts));
     WEFT_TRY(measure_text(b, "trained on", prompts));
-    if (o->encoder) {
-        WEFT_TRY(cut_text(b, o->other_name, o->other, strlen(o->other), prompts));
+    if (d->encoder) {
+        WEFT_TRY(cut_text(b, d->other_name, d->other, strlen(d->other), prompts));
         WEFT_TRY(measure_text(b, "other", prompts));
     }
-    if (!o->setup.json) return WEFT_OK;
+    if (!o->json) return WEFT_OK;
     json_t *costs = json_object();
     for (int n = 1; n <= ROWS_MOST; n *= 2) {
         char rows[8];
@@ -212,17 +220,7 @@ static weft_status run(bench_run *b) {
         json_object_set_new(costs, rows, json_real(b->cost[n]));
     }
     return bench_write_json(
-        o->setup.json,
-        weft_json_make("version:s device:s speculate:s threads:i step_seconds:o rows:O",
-                       weft_version(), o->backend->name, o->how, weft_pool_size(o->pool), costs,
-                       b->rows));
-}
-
-weft_status bench_speculate_table(const bench_speculate_options *options) {
-    bench_run b = {.opt = options};
-    weft_status status = run(&b);
-    weft_generator_close(b.plain);
-    weft_generator_close(b.drafted);
-    json_decref(b.rows);
-    return status;
+        o->json, weft_json_make("version:s device:s speculate:s threads:i step_seconds:o rows:O",
+                                weft_version(), d->backend->name, o->speculate,
+                                weft_pool_size(d->pool), costs, b->rows));
 }

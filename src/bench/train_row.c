@@ -202,8 +202,8 @@ static bool prepare_peer(const bench_train_job *job, const training *t, const ch
 }
 
 typedef struct {
-    bench_samples ours, peers, limit; /* limit: seconds for 1e9 operations */
-    double whole;                     /* on a GPU: from the first to the last of ours */
+    bench_sides sides;
+    double whole; /* on a GPU: from the first to the last of ours */
 } measured;
 
 /* A GPU is given no pause: it would be cooler and faster than in training. */
@@ -214,24 +214,25 @@ static weft_status alternate_sides(const bench_train_job *job, training *t, benc
         if (!t->backend->remote) bench_pause(0.005);
         double start = weft_clock();
         WEFT_TRY(train_step(t));
-        bench_samples_add(&m->ours, weft_clock() - start);
+        bench_samples_add(&m->sides.ours, weft_clock() - start);
         if (!t->backend->remote)
-            bench_samples_add(&m->limit, 1 / bench_limit_gflops(limits, is_bf16(job)));
-        if (*peer) *peer = bench_peer_run(job->peer, 1, &m->peers);
+            bench_samples_add(&m->sides.limit, 1 / bench_limit_gflops(limits, is_bf16(job)));
+        if (*peer) *peer = bench_peer_run(job->peer, 1, &m->sides.peers);
     }
     if (t->backend->remote) m->whole = weft_clock() - began;
     return WEFT_OK;
 }
 
 static void report_speed(const bench_train_job *job, const measured *m, bool peer, json_t *out) {
-    double seconds = bench_median(&m->ours);
+    double seconds = bench_median(&m->sides.ours);
     double rate = seconds > 0 ? 1e-9 * job->step_flops / seconds : 0;
     weft_json_add(out, "seconds:f spread:f mean_seconds:f* samples:i of_limit:f", seconds,
-                  bench_spread(&m->ours), m->whole > 0 ? m->whole / (double)job->steps : NAN,
-                  (int)m->ours.count, m->limit.count ? rate * bench_median(&m->limit) : 0.0);
+                  bench_spread(&m->sides.ours), m->whole > 0 ? m->whole / (double)job->steps : NAN,
+                  (int)m->sides.ours.count,
+                  m->sides.limit.count ? rate * bench_median(&m->sides.limit) : 0.0);
     if (peer)
-        weft_json_add(out, "peer_seconds:f peer_spread:f", bench_median(&m->peers),
-                      bench_spread(&m->peers));
+        weft_json_add(out, "peer_seconds:f peer_spread:f", bench_median(&m->sides.peers),
+                      bench_spread(&m->sides.peers));
     else if (job->peer && !json_object_get(out, "peer_error"))
         weft_json_add(out, "peer_error:s", bench_peer_error(job->peer));
 }
@@ -254,9 +255,7 @@ static weft_status measure_speed(const bench_train_job *job, training *t, bench_
         json_decref(bench_peer_ask(job->peer, weft_json_make("do:s", "drop")));
         weft_json_add(out, "peer_gone:b", bench_peer_gone(job->peer));
     }
-    bench_samples_free(&m.ours);
-    bench_samples_free(&m.peers);
-    bench_samples_free(&m.limit);
+    bench_sides_free(&m.sides);
     return status;
 }
 

@@ -18,13 +18,13 @@ typedef struct {
 } row;
 
 typedef struct {
-    const bench_train_options *opt;
+    const bench_options *opt;
     int threads, steps;
     bench_peer *peer;
     char peer_name[NAME_ROOM];
     bench_table table;
-    row rows[ROWS_MAX];
-    int count, failed;
+    row *rows; /* [ROWS_MAX] */
+    int count, *failed;
 } bench;
 
 static double step_tokens(const row *r) {
@@ -50,7 +50,7 @@ static weft_status add_row(bench *b, const bench_variant *v) {
     bool cuda = r->config.device == WEFT_DEVICE_CUDA;
     const weft_backend *backend = cuda ? weft_cuda_planner() : weft_cpu_backend();
     if (!backend) return WEFT_EMISSING;
-    if (cuda && b->opt->setup.peer)
+    if (cuda && b->opt->peer)
         return WEFT_BAD_INPUT("device cuda: --peer is measured on the CPU only");
     return weft_account_make(&r->config, backend, b->threads, &r->account);
 }
@@ -71,7 +71,7 @@ static weft_status list_rows(bench *b) {
 }
 
 static void print_head(const bench *b) {
-    FILE *to = b->opt->setup.table;
+    FILE *to = b->opt->table;
     const weft_config *c = &b->rows[0].config;
     if (!to) return;
     fprintf(to, "weft %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), b->threads);
@@ -120,13 +120,13 @@ static void check_row(bench *b, const row *r) {
                 json_number_value(json_array_get(ours, i)),
                 json_number_value(json_array_get(theirs, i)));
     fputc('\n', stderr);
-    b->failed++;
+    ++*b->failed;
 }
 
 /* The peer anew: a row that broke off may have left it in the middle of an answer. */
 static void start_peer(bench *b) {
     bench_peer_stop(b->peer);
-    b->peer = bench_peer_start(b->opt->setup.peer, b->threads, b->peer_name, sizeof b->peer_name);
+    b->peer = bench_peer_start(b->opt->peer, b->threads, b->peer_name, sizeof b->peer_name);
     if (!b->peer) fprintf(stderr, "no peer: %s\n", b->peer_name);
 }
 
@@ -134,7 +134,7 @@ static json_t *run_row(bench *b, const row *r, bool eager) {
     bench_train_job job = {.config = &r->config,
                            .threads = b->threads,
                            .steps = b->steps,
-                           .settle = b->opt->settle,
+                           .settle = fmax(b->opt->settle, 0),
                            .step_flops = r->account.built_flops * step_tokens(r),
                            .profile = b->opt->profile,
                            .peer = b->peer,
@@ -157,7 +157,7 @@ static json_t *measure_row(bench *b, const row *r) {
 }
 
 static void measure_rows(bench *b) {
-    bench_table_start(&b->table, b->opt->setup.table,
+    bench_table_start(&b->table, b->opt->table,
                       "variant:-20|params M:8|tokens/s:9|±:4|GFLOP/s:8|of limit:8|plan MB:9|"
                       "peak MB:9|peak/plan:9|PyTorch tok/s:13|±:4|form:-17|ratio:6");
     for (int i = 0; i < b->count; i++) {
@@ -169,7 +169,7 @@ static void measure_rows(bench *b) {
             print_row(b, r);
         } else {
             fprintf(stderr, "%s: %s\n", r->variant->name, weft_error_message());
-            b->failed++;
+            ++*b->failed;
         }
     }
 }
@@ -206,34 +206,32 @@ static weft_status write_json(const bench *b) {
     json_t *all = weft_json_make("version:s isa:s threads:i steps:i peer:s shape:o rows:o",
                                  weft_version(), weft_cpu_isa(), b->threads, b->steps,
                                  b->peer ? b->peer_name : NULL, shape, rows);
-    return bench_write_json(b->opt->setup.json, all);
+    return bench_write_json(b->opt->json, all);
 }
 
-static weft_status run(bench *b) {
-    weft_pool *pool;
-    if (!weft_cpu_backend()) return WEFT_EMISSING;
-    WEFT_TRY(weft_pool_create(b->opt->setup.threads, &pool));
-    b->threads = weft_pool_size(pool);
-    weft_pool_destroy(pool); /* rows are forked, and threads do not follow */
-    b->steps = b->opt->steps ? b->opt->steps : b->opt->source.shape->steps;
-    WEFT_TRY(list_rows(b));
-    snprintf(b->peer_name, sizeof b->peer_name, "none");
-    if (b->opt->setup.peer) start_peer(b);
-    print_head(b);
-    measure_rows(b);
-    return b->opt->setup.json ? write_json(b) : WEFT_OK;
-}
-
-weft_status bench_train_table(const bench_train_options *options, int *failed) {
-    *failed = 0;
-    bench *b = calloc(1, sizeof *b);
-    if (!b) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    b->opt = options;
-    weft_status status = run(b);
-    *failed = b->failed;
+static void end_bench(bench *b) {
     bench_peer_stop(b->peer);
     for (int i = 0; i < b->count; i++)
         json_decref(b->rows[i].result);
-    free(b);
-    return status;
+    free(b->rows);
+}
+
+weft_status bench_train_table(const bench_options *o, int *failed) {
+    WEFT_AUTO(end_bench) bench run = {.opt = o, .failed = failed};
+    bench *b = &run;
+    weft_pool *pool;
+    *failed = 0;
+    b->rows = calloc(ROWS_MAX, sizeof *b->rows);
+    if (!b->rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    if (!weft_cpu_backend()) return WEFT_EMISSING;
+    WEFT_TRY(weft_pool_create(o->threads, &pool));
+    b->threads = weft_pool_size(pool);
+    weft_pool_destroy(pool); /* rows are forked, and threads do not follow */
+    b->steps = (int)(o->steps ? o->steps : o->source.shape->steps);
+    WEFT_TRY(list_rows(b));
+    snprintf(b->peer_name, sizeof b->peer_name, "none");
+    if (o->peer) start_peer(b);
+    print_head(b);
+    measure_rows(b);
+    return o->json ? write_json(b) : WEFT_OK;
 }

@@ -71,29 +71,8 @@ const char weft_help_bench[] =
     "  --threads N\tfor both sides; default: one per processor\n"
     "  --json\tone object on standard output\n";
 
-typedef struct {
-    const char *what, *shape, *variants, *peer, *contexts, *batches, *prompt_text;
-    const char *speculate, *text; /* of decode --speculate */
-    const char *model;            /* of that and of serve */
-    int64_t steps, prompt;
-    double settle; /* below 0: not given */
-    bool profile, quick, grid;
-    const char *rows; /* of the grid */
-    double minutes;
-    /* Of serve. */
-    const char *url, *words, *rates, *prompts, *tokens;
-    int64_t requests, good_first, good_between, long_prompt, streams; /* below 0: not given */
-} bench_args;
-
-static bool has_serve_options(const bench_args *own) {
-    return own->url || own->words || own->rates || own->prompts || own->tokens ||
-           own->requests > 0 || own->good_first > 0 || own->good_between > 0 ||
-           own->long_prompt >= 0 || own->streams > 0;
-}
-
 /* The sizes to measure: a shape's, or a config's. */
-static weft_status find_source(const weft_args *a, const bench_args *own, const char *usual,
-                               bench_config_source *out) {
+static weft_status find_source(const weft_args *a, bench_options *own, const char *usual) {
     if (a->variant)
         return WEFT_BAD_INPUT("--variant is not taken; name them: --variants mla,mla+all");
     if (a->config && own->shape) return WEFT_BAD_INPUT("--shape and --config: give one of them");
@@ -101,67 +80,48 @@ static weft_status find_source(const weft_args *a, const bench_args *own, const 
     if (!shape)
         return WEFT_BAD_INPUT(
             "--shape must be small, gpt2-124m, gpt2-355m, gpt2-1558m or llama-1b");
-    *out = (bench_config_source){
+    own->source = (bench_config_source){
         .shape = shape, .file = a->config, .settings = a->settings, .n_settings = a->n_settings};
     return a->config ? weft_args_readable(a->config, NULL) : WEFT_OK;
 }
 
-static weft_status bench_train(const weft_args *a, const bench_args *own, const bench_setup *setup,
-                               int *failed) {
+static weft_status bench_train(const weft_args *a, bench_options *own, int *failed) {
     if (own->quick)
         return WEFT_BAD_INPUT("--quick is attention's; train has --variants and --steps");
-    bench_train_options o = {.setup = *setup,
-                             .variants = own->variants,
-                             .steps = (int)own->steps,
-                             .settle = fmax(own->settle, 0),
-                             .profile = own->profile};
-    WEFT_TRY(find_source(a, own, "small", &o.source));
-    return bench_train_table(&o, failed);
+    WEFT_TRY(find_source(a, own, "small"));
+    return bench_train_table(own, failed);
 }
 
-static weft_status bench_attention(const weft_args *a, const bench_args *own,
-                                   const bench_setup *setup, int *failed) {
+static weft_status bench_attention(const weft_args *a, bench_options *own, int *failed) {
     if (a->config || a->n_overrides || a->variant || a->seed >= 0 || own->shape || own->variants ||
         own->steps || own->settle >= 0 || own->profile ||
         (a->dtype && strcmp(a->dtype, "f32") != 0))
         return WEFT_BAD_INPUT("attention takes --quick, --peer, --threads and --json only");
-    if (a->device && strcmp(a->device, "cuda") == 0)
+    if (own->cuda)
         return WEFT_BAD_INPUT(
             "attention is measured on the CPU here; on a GPU: make bench-attention-cuda");
-    bench_op_options o = {.setup = *setup, .rows = "attention", .quick = own->quick};
-    return bench_op_table(&o, failed);
+    own->rows = "attention";
+    return bench_op_table(own, failed);
 }
 
-static weft_status bench_decode(const weft_args *a, const bench_args *own, const bench_setup *setup,
-                                int *failed) {
+static weft_status bench_decode(const weft_args *a, bench_options *own, int *failed) {
     if (own->quick || own->settle >= 0 || own->profile)
         return WEFT_BAD_INPUT(
             "decode takes --shape, --variants, --contexts, --batches, --prompt, --steps, -o");
-    bench_decode_options o = {.setup = *setup,
-                              .variants = own->variants,
-                              .contexts = own->contexts,
-                              .batches = own->batches,
-                              .prompt = own->prompt,
-                              .cuda = a->device && strcmp(a->device, "cuda") == 0,
-                              .steps = (int)own->steps,
-                              .grid = own->grid,
-                              .rows = own->rows,
-                              .minutes = own->minutes};
     if (own->grid) {
         if (a->config || own->shape || own->variants || own->contexts || own->batches ||
             own->prompt_text)
             return WEFT_BAD_INPUT(
                 "--grid has its models, variants, contexts and batches; --rows chooses of them");
-        o.prompt = 0;
-        o.setup.table = setup->json ? stderr : stdout; /* it takes minutes */
+        own->prompt = 0;
+        own->table = own->json ? stderr : stdout; /* it takes minutes */
     } else if (own->rows || own->minutes > 0)
         return WEFT_BAD_INPUT("--rows and --minutes go with --grid");
-    WEFT_TRY(find_source(a, own, "gpt2-124m", &o.source));
-    return bench_decode_table(&o, failed);
+    WEFT_TRY(find_source(a, own, "gpt2-124m"));
+    return bench_decode_table(own, failed);
 }
 
-static weft_status bench_speculate(const weft_args *a, const bench_args *own,
-                                   const bench_setup *setup) {
+static weft_status bench_speculate(const weft_args *a, bench_options *own) {
     enum { TEXT_MOST = 1 << 20 };
     WEFT_AUTO(weft_loaded_close) weft_loaded model = {0}, draft = {0};
     WEFT_AUTO_FREE char *text = NULL;
@@ -177,20 +137,18 @@ static weft_status bench_speculate(const weft_args *a, const bench_args *own,
     if (own->text) WEFT_TRY(weft_file_read(own->text, TEXT_MOST, &text, &bytes));
     WEFT_TRY(weft_loaded_open(a, own->model, false, WEFT_LOADED_GENERATION, &model));
     WEFT_TRY(weft_speculation_open(a, own->speculate, false, &model, &draft, &limits));
-    bench_speculate_options o = {.setup = *setup,
-                                 .how = own->speculate,
-                                 .model = model.model,
-                                 .draft = limits.draft,
-                                 .encoder = model.encoder,
-                                 .backend = model.backend,
-                                 .pool = model.pool,
-                                 .other = text ? text : weft_help_bench,
-                                 .other_name = text ? own->text : "this help"};
-    return bench_speculate_table(&o);
+    bench_drafting drafting = {model.model,
+                               limits.draft,
+                               model.encoder,
+                               model.backend,
+                               model.pool,
+                               text ? text : weft_help_bench,
+                               text ? own->text : "this help"};
+    return bench_speculate_table(own, &drafting);
 }
 
 /* The words for weft serve; `text` is where its own are split. */
-static weft_status list_words(const weft_args *a, const bench_args *own, char *text,
+static weft_status list_words(const weft_args *a, const bench_options *own, char *text,
                               const char **words) {
     enum { MOST = 60 };
     static char threads[16];
@@ -215,11 +173,8 @@ static weft_status list_words(const weft_args *a, const bench_args *own, char *t
     return n < MOST ? WEFT_OK : WEFT_BAD_INPUT("too many options for the server");
 }
 
-static weft_status bench_serve(weft_args *a, const bench_args *own, const bench_setup *setup,
-                               int *failed) {
-    char host[256] = "127.0.0.1";
+static weft_status bench_serve(weft_args *a, bench_options *own, int *failed) {
     const char *words[64];
-    int port = 0;
     pid_t pid = 0;
     WEFT_AUTO_DECREF json_t *line = NULL;
     if (!own->model == !own->url)
@@ -230,7 +185,7 @@ static weft_status bench_serve(weft_args *a, const bench_args *own, const bench_
             "serve takes --model, --rates and what 'weft help bench' lists with them");
     if (own->url && (own->words || a->n_overrides || a->threads || a->dtype || a->device))
         return WEFT_BAD_INPUT("the server at --url has options of its own");
-    if (own->url && sscanf(own->url, "http://%255[^:/]:%d", host, &port) != 2)
+    if (own->url && sscanf(own->url, "http://%255[^:/]:%d", own->host, &own->port) != 2)
         return WEFT_BAD_INPUT("--url '%s' must be http://HOST:PORT", own->url);
     if (own->model) {
         WEFT_AUTO_FREE char *text = strdup(own->words ? own->words : "");
@@ -239,39 +194,37 @@ static weft_status bench_serve(weft_args *a, const bench_args *own, const bench_
         a->exit = weft_child_start(words, false, -1, &pid, &line);
         if (a->exit) return WEFT_OK; /* it has said why */
     }
+    /* What is not said follows the server's context. */
     int64_t context = json_integer_value(json_object_get(line, "context")),
-            vocab = json_integer_value(json_object_get(line, "vocabulary"));
-    int64_t fits = own->url         ? 0
-                   : context > 8192 ? 8192
-                                    : context - 1,
             base = context && context < 512 ? context : 512;
     char prompts[64], tokens[64];
     snprintf(prompts, sizeof prompts, "%lld,%lld,%lld", (long long)(base + 31) / 32,
              (long long)(base + 7) / 8, (long long)base / 2);
     snprintf(tokens, sizeof tokens, "%lld,%lld", (long long)(base + 31) / 32,
              (long long)(base + 7) / 8);
-    bench_serve_options o = {
-        .setup = *setup,
-        .host = host,
-        .port = own->url ? port : (int)json_integer_value(json_object_get(line, "port")),
-        .model = own->url ? own->url : own->model,
-        .vocab = own->url ? 256 : vocab,
-        .rates = own->rates ? own->rates : "1,2,4",
-        .prompts = own->prompts ? own->prompts : prompts,
-        .most = own->tokens ? own->tokens : tokens,
-        .requests = own->requests > 0 ? own->requests : 32,
-        .long_prompt = own->long_prompt >= 0 ? own->long_prompt : fits,
-        .streams = own->streams > 0 ? own->streams : 4,
-        .seed = a->seed >= 0 ? (uint64_t)a->seed : 1,
-        .first_seconds = own->good_first > 0 ? 1e-3 * (double)own->good_first : 1,
-        .between_seconds = own->good_between > 0 ? 1e-3 * (double)own->good_between : 0.1};
-    weft_status status = bench_serve_table(&o, failed);
+    if (!own->url) {
+        strcpy(own->host, "127.0.0.1");
+        own->port = (int)json_integer_value(json_object_get(line, "port"));
+    }
+    own->vocab = own->url ? 256 : json_integer_value(json_object_get(line, "vocabulary"));
+    if (own->url) own->model = own->url;
+    if (!own->rates) own->rates = "1,2,4";
+    if (!own->prompts) own->prompts = prompts;
+    if (!own->tokens) own->tokens = tokens;
+    if (!own->requests) own->requests = 32;
+    if (own->long_prompt < 0) own->long_prompt = own->url ? 0 : context > 8192 ? 8192 : context - 1;
+    if (!own->streams) own->streams = 4;
+    if (!own->good_first) own->good_first = 1000;
+    if (!own->good_between) own->good_between = 100;
+    own->seed = a->seed >= 0 ? a->seed : 1;
+    weft_status status = bench_serve_table(own, failed);
     a->exit = weft_child_stop(pid);
     return status;
 }
 
 weft_status weft_cmd_bench(weft_args *args, int argc, char **argv) {
-    bench_args own = {.prompt = 512, .settle = -1, .long_prompt = -1};
+    bench_options own = {.prompt = 512, .settle = -1, .long_prompt = -1};
+    const char *what = NULL;
     const weft_arg options[] = {
         {"--shape", .value = &own.shape},
         {"--variants", .value = &own.variants},
@@ -302,14 +255,15 @@ weft_status weft_cmd_bench(weft_args *args, int argc, char **argv) {
         {0},
     };
     int failed = 0;
-    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, options, &own.what, 1));
-    if (!own.what) return WEFT_BAD_INPUT("say what: train, decode, attention or serve");
-    bool decode = strcmp(own.what, "decode") == 0, train = strcmp(own.what, "train") == 0,
-         serve = strcmp(own.what, "serve") == 0;
-    if (!decode && !train && !serve && strcmp(own.what, "attention") != 0)
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, options, &what, 1));
+    if (!what) return WEFT_BAD_INPUT("say what: train, decode, attention or serve");
+    bool decode = strcmp(what, "decode") == 0, train = strcmp(what, "train") == 0,
+         serve = strcmp(what, "serve") == 0;
+    if (!decode && !train && !serve && strcmp(what, "attention") != 0)
         return WEFT_BAD_INPUT("there is no '%s'; there are train, decode, attention and serve",
-                              own.what);
-    if (!serve && has_serve_options(&own))
+                              what);
+    if (!serve && (own.url || own.words || own.rates || own.prompts || own.tokens || own.requests ||
+                   own.good_first || own.good_between || own.long_prompt >= 0 || own.streams))
         return WEFT_BAD_INPUT("--rates and what stands with them in 'weft help bench' are serve's");
     if (!decode &&
         (own.contexts || own.batches || own.prompt_text || own.grid || own.rows || own.minutes > 0))
@@ -319,15 +273,15 @@ weft_status weft_cmd_bench(weft_args *args, int argc, char **argv) {
         return WEFT_BAD_INPUT(
             "--speculate and --text are decode's, --model is decode's and serve's");
     signal(SIGPIPE, SIG_IGN); /* a peer that is gone is an answer, not an end */
-    bench_setup setup = {.peer = own.peer,
-                         .threads = args->threads,
-                         .table = args->json ? NULL : stdout,
-                         .json = args->json ? stdout : NULL};
-    WEFT_TRY(train       ? bench_train(args, &own, &setup, &failed)
-             : speculate ? bench_speculate(args, &own, &setup)
-             : decode    ? bench_decode(args, &own, &setup, &failed)
-             : serve     ? bench_serve(args, &own, &setup, &failed)
-                         : bench_attention(args, &own, &setup, &failed));
+    own.threads = args->threads;
+    own.table = args->json ? NULL : stdout;
+    own.json = args->json ? stdout : NULL;
+    own.cuda = args->device && strcmp(args->device, "cuda") == 0;
+    WEFT_TRY(train       ? bench_train(args, &own, &failed)
+             : speculate ? bench_speculate(args, &own)
+             : decode    ? bench_decode(args, &own, &failed)
+             : serve     ? bench_serve(args, &own, &failed)
+                         : bench_attention(args, &own, &failed));
     if (failed && !args->exit) args->exit = WEFT_EXIT_FAILED;
     return WEFT_OK;
 }

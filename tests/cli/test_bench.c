@@ -317,7 +317,7 @@ TEST(test_the_grid_has_each_model_variant_batch_and_context) {
                                         "context 1024,",
                                         "context 8192,",
                                         "context 32768,"};
-    bench_decode_options o = {.cuda = true};
+    bench_options o = {.cuda = true};
     bench_decode_row *rows = calloc(BENCH_GRID_MAX, sizeof *rows);
     char name[BENCH_ROW_NAME], found[BENCH_GRID_MAX][BENCH_ROW_NAME];
     int n;
