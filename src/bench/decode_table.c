@@ -227,9 +227,7 @@ static json_t *make_request(const bench *b, const bench_decode_row *row) {
  * nothing to do may refuse. */
 static void prepare_peer(bench *b) {
     if (!b->peer) return;
-    json_t *requests = json_array();
-    for (int i = 0; i < b->n; i++)
-        json_array_append_new(requests, make_request(b, b->list + i));
+    WEFT_JSON_LIST(requests, i, b->n, make_request(b, b->list + i));
     json_decref(bench_peer_ask(b->peer, weft_json_make("do:s rows:o", "prepare", requests)));
 }
 

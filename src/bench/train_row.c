@@ -167,23 +167,19 @@ static weft_status save_weights(const weft_model *m, char *folder, size_t room) 
     return weft_model_save(m, folder);
 }
 
-static json_t *tokens_json(const training *t) {
-    json_t *rows = json_array();
-    for (int64_t b = 0; b < t->batch; b++) {
-        json_t *row = json_array();
-        for (int64_t i = 0; i <= t->time; i++)
-            json_array_append_new(row, json_integer(t->tokens[b * (t->time + 1) + i]));
-        json_array_append_new(rows, row);
-    }
-    return rows;
+static json_t *row_json(const int32_t *tokens, int64_t n) {
+    WEFT_JSON_LIST(row, i, n, json_integer(tokens[i]));
+    return row;
 }
 
 /* Has the peer take the same first steps; whether it is there to be measured. */
 static bool prepare_peer(const bench_train_job *job, const training *t, const char *folder,
                          json_t *out) {
+    int64_t width = t->time + 1;
+    WEFT_JSON_LIST(tokens, b, t->batch, row_json(t->tokens + b * width, width));
     json_t *reply = bench_peer_ask(
         job->peer, weft_json_make("do:s model:s tokens:o rate:f steps:i eager:b", "prepare", folder,
-                                  tokens_json(t), t->rate, CHECKED_STEPS, job->eager));
+                                  tokens, t->rate, CHECKED_STEPS, job->eager));
     if (!reply) {
         weft_json_add(out, "peer_error:s", bench_peer_error(job->peer));
         return false;
@@ -292,9 +288,8 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
     int64_t peak = remote ? weft_cuda_bytes_taken() + before : read_status("VmHWM:");
     if (remote) report_device_limit(job, t, out);
-    json_t *losses = json_array();
-    for (uint32_t i = 0; i < CHECKED_STEPS && i < t->iteration; i++)
-        json_array_append_new(losses, json_real(t->losses[i]));
+    uint32_t checked = t->iteration < CHECKED_STEPS ? t->iteration : CHECKED_STEPS;
+    WEFT_JSON_LIST(losses, i, checked, json_real(t->losses[i]));
     weft_json_add(out, "peak_bytes:I losses:o", before && peak ? peak - before : 0, losses);
     return WEFT_OK;
 }

@@ -196,9 +196,7 @@ static json_t *row_json(const row *r) {
 
 static weft_status write_json(const bench *b) {
     const weft_config *c = &b->rows[0].config;
-    json_t *rows = json_array();
-    for (int i = 0; i < b->count; i++)
-        json_array_append_new(rows, row_json(&b->rows[i]));
+    WEFT_JSON_LIST(rows, i, b->count, row_json(&b->rows[i]));
     json_t *shape =
         weft_json_make("layers:I width:I heads:I tokens:I batch:I vocabulary:I dtype:s", c->n_layer,
                        c->n_embd, c->n_head, c->context, weft_config_micro_batch(c), c->vocab_size,

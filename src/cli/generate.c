@@ -244,15 +244,14 @@ static weft_status check_samples(const generation *g, const sample_text *samples
 }
 
 static json_t *sample_json(const sample_text *s) {
-    json_t *tokens = json_array(), *logprobs = json_array(), *tops = json_array();
+    const weft_sampled *t = s->tokens;
+    json_t *tops = json_array();
+    WEFT_JSON_LIST(tokens, i, s->n_tokens, json_integer(t[i].token));
+    WEFT_JSON_LIST(logprobs, i, s->n_tokens, weft_json_number((double)t[i].logprob));
     for (int64_t i = 0; i < s->n_tokens; i++) {
-        const weft_sampled *t = s->tokens + i;
-        json_array_append_new(tokens, json_integer(t->token));
-        json_array_append_new(logprobs, weft_json_number((double)t->logprob));
-        json_t *top = json_array();
-        for (int k = 0; k < t->n_top; k++)
-            json_array_append_new(top, weft_json_make("token:i logprob:f", (int)t->top[k],
-                                                      (double)t->top_logprob[k]));
+        WEFT_JSON_LIST(
+            top, k, t[i].n_top,
+            weft_json_make("token:i logprob:f", (int)t[i].top[k], (double)t[i].top_logprob[k]));
         json_array_append_new(tops, top);
     }
     json_t *object =
@@ -290,9 +289,7 @@ static void print_json(const generation *g, const sample_text *samples, const sp
         weft_json_add(object, "drafted_tokens:I accepted_tokens:I", stats.drafted_tokens,
                       stats.accepted_tokens);
     if (g->samples > 1) {
-        json_t *list = json_array();
-        for (int64_t i = 0; i < g->samples; i++)
-            json_array_append_new(list, sample_json(samples + i));
+        WEFT_JSON_LIST(list, i, g->samples, sample_json(samples + i));
         json_object_set_new(object, "samples", list);
     }
     weft_args_print(object, 0);

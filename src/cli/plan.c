@@ -128,15 +128,12 @@ static void print_kernels(const kernel_list *k) {
 }
 
 static void add_kernels(json_t *object, const kernel_list *k) {
-    json_t *rows = json_array();
-    for (int i = 0; i < k->n; i++) {
-        const kernel_row *r = &k->rows[i];
-        json_array_append_new(
-            rows,
-            weft_json_make("operation:s first_layer:i last_layer:i fast:b how:s option:s nearest:s",
-                           r->choice.what, r->first, r->last, r->choice.fast, r->choice.how,
-                           r->choice.option, r->choice.nearest));
-    }
+    const kernel_row *r = k->rows;
+    WEFT_JSON_LIST(
+        rows, i, k->n,
+        weft_json_make("operation:s first_layer:i last_layer:i fast:b how:s option:s nearest:s",
+                       r[i].choice.what, r[i].first, r[i].last, r[i].choice.fast, r[i].choice.how,
+                       r[i].choice.option, r[i].choice.nearest));
     json_object_set_new(object, "kernels", rows);
 }
 

@@ -160,9 +160,7 @@ static void print_text(const prune_job *job, const prune_result *r) {
 static void print_json(const prune_job *job, const prune_result *r) {
     json_t *layers = json_array();
     for (int64_t l = 0; l < r->did.n_layers; l++) {
-        json_t *kept = json_array();
-        for (int64_t k = 0; k < r->did.left; k++)
-            json_array_append_new(kept, json_integer(r->did.layers[l].kept[k]));
+        WEFT_JSON_LIST(kept, k, r->did.left, json_integer(r->did.layers[l].kept[k]));
         json_array_append_new(
             layers, weft_json_make("importance_kept:f kept:o", r->did.layers[l].share, kept));
     }

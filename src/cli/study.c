@@ -106,14 +106,11 @@ static json_t *variant_json(const weft_study *s, int variant) {
 }
 
 static void list_json(const weft_study *s, double seconds) {
-    json_t *variants = json_array(), *rates = json_array();
     int runs = 0;
-    for (int i = 0; i < s->variants.n; i++) {
-        json_array_append_new(variants, variant_json(s, i));
+    WEFT_JSON_LIST(variants, i, s->variants.n, variant_json(s, (int)i));
+    WEFT_JSON_LIST(rates, k, s->n_rates, json_real(s->rates[k]));
+    for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) runs += weft_study_variant_runs(s, i);
-    }
-    for (int k = 0; k < s->n_rates; k++)
-        json_array_append_new(rates, json_real(s->rates[k]));
     double times = weft_power_difference((int)s->base.study_seeds, WEFT_POWER);
     json_t *power =
         weft_json_make("probability:f difference_in_spreads:f difference:f", WEFT_POWER, times,

@@ -165,10 +165,8 @@ static void write_deepseek(const weft_config *c, json_t *root) {
 }
 
 static void write_windows(const weft_config *c, json_t *root) {
-    json_t *kinds = json_array();
-    for (int64_t i = 0; i < c->n_layer; i++)
-        json_array_append_new(
-            kinds, json_string(weft_config_window(c, i) ? "sliding_attention" : "full_attention"));
+    WEFT_JSON_LIST(kinds, i, c->n_layer,
+                   json_string(weft_config_window(c, i) ? "sliding_attention" : "full_attention"));
     weft_json_add(root, "layer_types:o sliding_window:I", kinds,
                   c->window ? c->window : c->context);
 }

@@ -134,9 +134,7 @@ static json_t *head_json(const weft_head_look *h) {
     for (int n = 0; weft_inside_heads[n].name; n++)
         json_object_set_new(object, weft_inside_heads[n].name, weft_json_number(h->number[n]));
     if (isfinite(h->number[WEFT_HEAD_GATE])) {
-        json_t *bins = json_array();
-        for (int b = 0; b < WEFT_GATE_BINS; b++)
-            json_array_append_new(bins, json_integer(h->gates[b]));
+        WEFT_JSON_LIST(bins, b, WEFT_GATE_BINS, json_integer(h->gates[b]));
         json_object_set_new(object, "gates", bins);
     }
     return object;
@@ -144,9 +142,7 @@ static json_t *head_json(const weft_head_look *h) {
 
 static json_t *spectrum_json(const weft_spectrum_look *s) {
     if (!s->width) return json_null();
-    json_t *values = json_array();
-    for (int64_t i = 0; i < s->width; i++)
-        json_array_append_new(values, weft_json_number(s->values[i]));
+    WEFT_JSON_LIST(values, i, s->width, weft_json_number(s->values[i]));
     return weft_json_make(
         "width:I effective_rank:f directions_90:I directions_99:I singular_values:o", s->width,
         s->rank, s->dirs_90, s->dirs_99, values);
@@ -154,9 +150,7 @@ static json_t *spectrum_json(const weft_spectrum_look *s) {
 
 static json_t *layer_json(const weft_inspection *i, int64_t layer) {
     const weft_layer_look *at = &i->layers[layer];
-    json_t *heads = json_array();
-    for (int64_t h = 0; h < i->n_heads; h++)
-        json_array_append_new(heads, head_json(&at->heads[h]));
+    WEFT_JSON_LIST(heads, h, i->n_heads, head_json(&at->heads[h]));
     json_t *object = weft_json_make("layer:I heads:o", layer, heads);
     for (int n = 0; n < WEFT_LAYER_NUMBERS; n++) {
         int latent = n < WEFT_LAYER_LATENTS || n >= WEFT_LAYER_Z_OFF ? -1 : n - WEFT_LAYER_LATENTS;
@@ -171,14 +165,11 @@ static json_t *layer_json(const weft_inspection *i, int64_t layer) {
 }
 
 json_t *weft_inspection_json(const weft_inspection *i) {
-    json_t *layers = json_array(), *parts = json_array();
-    for (int64_t l = 0; l < i->n_layers; l++)
-        json_array_append_new(layers, layer_json(i, l));
-    for (int p = 0; p < i->n_parts; p++)
-        json_array_append_new(parts,
-                              weft_json_make("name:s parameters:I weight_norm:f gradient_norm:f",
-                                             i->parts[p].name, i->parts[p].parameters,
-                                             i->parts[p].weight_norm, i->parts[p].gradient_norm));
+    WEFT_JSON_LIST(layers, l, i->n_layers, layer_json(i, l));
+    WEFT_JSON_LIST(parts, p, i->n_parts,
+                   weft_json_make("name:s parameters:I weight_norm:f gradient_norm:f",
+                                  i->parts[p].name, i->parts[p].parameters, i->parts[p].weight_norm,
+                                  i->parts[p].gradient_norm));
     return weft_json_make("tokens:I windows:I context:I loss:f layers:o mechanisms:o",
                           i->windows * i->time, i->windows, i->time, i->loss, layers, parts);
 }
@@ -186,9 +177,7 @@ json_t *weft_inspection_json(const weft_inspection *i) {
 static json_t *heads_json(const weft_inspection *i, int number) {
     json_t *rows = json_array();
     for (int64_t l = 0; l < i->n_layers; l++) {
-        json_t *row = json_array();
-        for (int64_t h = 0; h < i->n_heads; h++)
-            json_array_append_new(row, weft_json_number(i->layers[l].heads[h].number[number]));
+        WEFT_JSON_LIST(row, h, i->n_heads, weft_json_number(i->layers[l].heads[h].number[number]));
         json_array_append_new(rows, row);
     }
     return rows;
@@ -199,14 +188,12 @@ static json_t *gates_json(const weft_inspection *i) {
     json_t *rows = json_array();
     for (int64_t l = 0; l < i->n_layers; l++) {
         double bins[WEFT_GATE_BINS] = {0}, all = 0;
-        json_t *row = json_array();
         for (int64_t k = 0; k < i->n_heads * WEFT_GATE_BINS; k++) {
             double n = (double)i->layers[l].heads[k / WEFT_GATE_BINS].gates[k % WEFT_GATE_BINS];
             bins[k % WEFT_GATE_BINS] += n;
             all += n;
         }
-        for (int b = 0; b < WEFT_GATE_BINS; b++)
-            json_array_append_new(row, weft_json_number(all > 0 ? bins[b] / all : NAN));
+        WEFT_JSON_LIST(row, b, WEFT_GATE_BINS, weft_json_number(all > 0 ? bins[b] / all : NAN));
         json_array_append_new(rows, row);
     }
     return rows;
@@ -235,12 +222,10 @@ json_t *weft_inspection_inside(const weft_inspection *i) {
     if (json_object_get(heads, "gate")) json_object_set_new(inside, "gates", gates_json(i));
     for (int k = 0; k < 2; k++) {
         json_int_t width = i->layers[0].latents[k].width;
-        json_t *held = width ? json_array() : NULL;
-        for (int64_t l = 0; held && l < i->n_layers; l++)
-            json_array_append_new(held, held_json(&i->layers[l].latents[k]));
-        if (held)
-            json_object_set_new(inside, k ? "values" : "keys",
-                                weft_json_make("width:I held:o", width, held));
+        if (!width) continue;
+        WEFT_JSON_LIST(held, l, i->n_layers, held_json(&i->layers[l].latents[k]));
+        json_object_set_new(inside, k ? "values" : "keys",
+                            weft_json_make("width:I held:o", width, held));
     }
     return inside;
 }

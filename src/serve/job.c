@@ -154,9 +154,7 @@ static json_t *chat_token(const weft_answer *a, int32_t token, float logprob) {
     char text[TOKEN_TEXT];
     int32_t bytes = 0;
     const char *raw = weft_tokenizer_token(a->tokenizer, token, &bytes);
-    json_t *list = json_array();
-    for (int32_t i = 0; raw && i < bytes; i++)
-        json_array_append_new(list, json_integer((unsigned char)raw[i]));
+    WEFT_JSON_LIST(list, i, raw ? bytes : 0, json_integer((unsigned char)raw[i]));
     return json_pack("{s:s, s:o, s:o}", "token", token_text(a, token, text), "logprob",
                      weft_json_number((double)logprob), "bytes", list);
 }
@@ -165,9 +163,8 @@ static json_t *chat_logprobs(const weft_answer *a, const weft_choice *c, int64_t
     json_t *content = json_array();
     for (int64_t i = from; i < c->n_tokens; i++) {
         const weft_sampled *t = c->tokens + i;
-        json_t *entry = chat_token(a, t->token, t->logprob), *top = json_array();
-        for (int k = 0; k < t->n_top; k++)
-            json_array_append_new(top, chat_token(a, t->top[k], t->top_logprob[k]));
+        json_t *entry = chat_token(a, t->token, t->logprob);
+        WEFT_JSON_LIST(top, k, t->n_top, chat_token(a, t->top[k], t->top_logprob[k]));
         json_object_set_new(entry, "top_logprobs", top);
         json_array_append_new(content, entry);
     }
@@ -223,20 +220,6 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
     json_decref(tops);
     json_decref(ids);
     return object;
-}
-
-static json_t *token_ids(const weft_choice *c, int64_t from) {
-    json_t *list = json_array();
-    for (int64_t i = from > c->n_told ? from : c->n_told; i < c->n_told + c->made; i++)
-        json_array_append_new(list, json_integer(c->tokens[i].token));
-    return list;
-}
-
-static json_t *prompt_ids(const weft_job_prompt *p) {
-    json_t *list = json_array();
-    for (int64_t i = 0; i < p->count; i++)
-        json_array_append_new(list, json_integer(p->tokens[i]));
-    return list;
 }
 
 /* Tokens of all prompts, of all texts, and those of prompts that were not computed again. */
@@ -317,9 +300,14 @@ static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool ev
                            text, "logprobs", logprobs, "finish_reason", finish);
     if (event && is_chat(a) && !p->begun)
         json_object_set_new(json_object_get(object, "delta"), "role", json_string("assistant"));
-    if (r->token_ids) json_object_set_new(object, "token_ids", token_ids(c, p->tokens));
-    if (r->token_ids && !p->begun)
-        json_object_set_new(object, "prompt_token_ids", prompt_ids(a->job->prompts + c->prompt));
+    if (!r->token_ids) return object;
+    const weft_job_prompt *prompt = a->job->prompts + c->prompt;
+    int64_t from = p->tokens > c->n_told ? p->tokens : c->n_told;
+    WEFT_JSON_LIST(ids, k, c->n_told + c->made - from, json_integer(c->tokens[from + k].token));
+    json_object_set_new(object, "token_ids", ids);
+    if (p->begun) return object;
+    WEFT_JSON_LIST(prompt_ids, k, prompt->count, json_integer(prompt->tokens[k]));
+    json_object_set_new(object, "prompt_token_ids", prompt_ids);
     return object;
 }
 

@@ -218,9 +218,7 @@ static enum MHD_Result send_models(exchange *x, const char *name) {
     if (name)
         return send_text(x, 200, json_media, weft_json_line(model_json(s, find_model(x, name))),
                          false);
-    json_t *list = json_array();
-    for (int i = 0; i < s->n_models; i++)
-        json_array_append_new(list, model_json(s, s->models + i));
+    WEFT_JSON_LIST(list, i, s->n_models, model_json(s, s->models + i));
     json_t *all = json_pack("{s:s, s:o}", "object", "list", "data", list);
     return send_text(x, 200, json_media, weft_json_line(all), false);
 }
