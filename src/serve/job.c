@@ -9,21 +9,18 @@
 #include <time.h>
 
 static void destroy(weft_job *j) {
-    for (int64_t i = 0; j->prompts && i < j->n_prompts; i++)
-        free(j->prompts[i].tokens);
     for (int64_t i = 0; j->choices && i < j->n_choices; i++) {
         weft_stream_close(j->choices[i].stream);
         free(j->choices[i].text);
         free(j->choices[i].tokens);
     }
-    free(j->prompts);
     free(j->choices);
     weft_request_free(&j->request);
     pthread_mutex_destroy(&j->lock);
     free(j);
 }
 
-weft_job *weft_job_create(weft_request *request, int64_t n_prompts) {
+weft_job *weft_job_create(weft_request *request) {
     weft_job *j = calloc(1, sizeof *j);
     if (!j) {
         weft_request_free(request);
@@ -35,11 +32,9 @@ weft_job *weft_job_create(weft_request *request, int64_t n_prompts) {
     atomic_init(&j->cancelled, false);
     atomic_init(&j->owners, 1);
     j->keeps_tokens = j->request.logprobs || j->request.token_ids;
-    j->n_prompts = n_prompts;
-    j->n_choices = n_prompts * j->request.n;
-    j->prompts = calloc((size_t)n_prompts, sizeof *j->prompts);
+    j->n_choices = j->request.n_prompts * j->request.n;
     j->choices = calloc((size_t)j->n_choices, sizeof *j->choices);
-    if (!j->prompts || !j->choices) {
+    if (!j->choices) {
         destroy(j);
         return NULL;
     }
@@ -53,8 +48,8 @@ weft_job *weft_job_create(weft_request *request, int64_t n_prompts) {
 bool weft_job_check(const weft_job *j, weft_refusal *why) {
     const weft_sampling *s = &j->request.sampling;
     int64_t numbers = 0;
-    for (int64_t i = 0; s->prompt_logprobs && i < j->n_prompts; i++)
-        numbers += j->prompts[i].count * j->request.n * (1 + s->top_logprobs);
+    for (int64_t i = 0; s->prompt_logprobs && i < j->request.n_prompts; i++)
+        numbers += j->request.prompts[i].n_tokens * j->request.n * (1 + s->top_logprobs);
     if (numbers <= WEFT_JOB_TOLD) return true;
     return weft_refuse(
         why, 400, NULL, "echo",
@@ -225,8 +220,8 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
 /* Tokens of all prompts, of all texts, and those of prompts that were not computed again. */
 static json_t *usage(const weft_job *j) {
     json_int_t prompt = 0, made = 0, shared = 0;
-    for (int64_t i = 0; i < j->n_prompts; i++)
-        prompt += j->prompts[i].count;
+    for (int64_t i = 0; i < j->request.n_prompts; i++)
+        prompt += j->request.prompts[i].n_tokens;
     for (int64_t i = 0; i < j->n_choices; i++) {
         made += j->choices[i].made;
         /* A prompt's tokens are counted once, so are those that were found. */
@@ -246,17 +241,16 @@ static json_t *head(const weft_answer *a, const char *object) {
 /* The prompt's text, for echo. */
 static void put_prompt(const weft_answer *a, const weft_choice *c, FILE *to) {
     const weft_request_prompt *p = a->job->request.prompts + c->prompt;
-    const weft_job_prompt *tokens = a->job->prompts + c->prompt;
     weft_stream *stream;
     const char *text;
     size_t bytes;
     bool stopped;
     if (p->text) fwrite(p->text, 1, p->bytes, to);
     if (p->text || weft_stream_open(a->tokenizer, NULL, 0, &stream) != WEFT_OK) return;
-    for (int64_t i = 0; i <= tokens->count; i++) {
-        weft_status status =
-            i < tokens->count ? weft_stream_put(stream, tokens->tokens[i], &text, &bytes, &stopped)
-                              : weft_stream_end(stream, &text, &bytes);
+    for (int64_t i = 0; i <= p->n_tokens; i++) {
+        weft_status status = i < p->n_tokens
+                                 ? weft_stream_put(stream, p->tokens[i], &text, &bytes, &stopped)
+                                 : weft_stream_end(stream, &text, &bytes);
         if (status != WEFT_OK) break;
         if (bytes) fwrite(text, 1, bytes, to);
     }
@@ -301,12 +295,12 @@ static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool ev
     if (event && is_chat(a) && !p->begun)
         json_object_set_new(json_object_get(object, "delta"), "role", json_string("assistant"));
     if (!r->token_ids) return object;
-    const weft_job_prompt *prompt = a->job->prompts + c->prompt;
+    const weft_request_prompt *prompt = r->prompts + c->prompt;
     int64_t from = p->tokens > c->n_told ? p->tokens : c->n_told;
     WEFT_JSON_LIST(ids, k, c->n_told + c->made - from, json_integer(c->tokens[from + k].token));
     json_object_set_new(object, "token_ids", ids);
     if (p->begun) return object;
-    WEFT_JSON_LIST(prompt_ids, k, prompt->count, json_integer(prompt->tokens[k]));
+    WEFT_JSON_LIST(prompt_ids, k, prompt->n_tokens, json_integer(prompt->tokens[k]));
     json_object_set_new(object, "prompt_token_ids", prompt_ids);
     return object;
 }
@@ -346,8 +340,8 @@ char *weft_answer_events(weft_answer *a, bool *ended) {
         bool more = c->bytes > p->bytes || (j->keeps_tokens && c->n_tokens > p->tokens) ||
                     (c->finish && !p->ended);
         /* A prompt that is told is told whole. */
-        bool told =
-            !j->request.sampling.prompt_logprobs || c->n_told == j->prompts[c->prompt].count;
+        bool told = !j->request.sampling.prompt_logprobs ||
+                    c->n_told == j->request.prompts[c->prompt].n_tokens;
         if (!more || !told) continue;
         put_event(a, to, choice_json(a, i, p, true), json_null());
         p->bytes = c->bytes;

@@ -29,16 +29,9 @@ typedef struct {
     const char *finish;                    /* "stop" or "length"; NULL: it goes on */
 } weft_choice;
 
-typedef struct {
-    int32_t *tokens;
-    int64_t count;
-} weft_job_prompt;
-
 typedef struct weft_job weft_job;
 struct weft_job {
     weft_request request;
-    weft_job_prompt *prompts;
-    int64_t n_prompts;
     weft_choice *choices; /* n of the first prompt, n of the second, ... */
     int64_t n_choices;
     bool keeps_tokens;
@@ -57,10 +50,9 @@ struct weft_job {
     weft_job *next; /* the worker's: in its list */
 };
 
-/* A job for a request, which it takes over, whatever comes back. Its prompts' tokens are to be put
- * into `prompts` [n_prompts]. NULL: no memory. */
-weft_job *weft_job_create(weft_request *request, int64_t n_prompts);
-/* With its prompts: an answer that tells of their tokens is as large as they are, for each text and alternative, so
+/* A job for a request, which it takes over, whatever comes back. NULL: no memory. */
+weft_job *weft_job_create(weft_request *request);
+/* With its prompts' tokens: an answer that tells of their tokens is as large as they are, for each text and alternative, so
  * it has so many numbers at most. False: *why says so. */
 enum { WEFT_JOB_TOLD = 1 << 20 };
 bool weft_job_check(const weft_job *j, weft_refusal *why);

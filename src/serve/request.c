@@ -291,7 +291,9 @@ static bool read_messages(const reading *in) {
     if (!list) return weft_refuse(in->why, 400, NULL, "messages", "'messages' is needed");
     if (count == 0) return refuse_type(in, "messages", "a list of one message at least");
     r->messages = calloc(count, sizeof *r->messages);
-    if (!r->messages) return no_memory(in);
+    r->prompts = calloc(1, sizeof *r->prompts);
+    if (!r->messages || !r->prompts) return no_memory(in);
+    r->n_prompts = 1;
     r->n_messages = (int64_t)count;
     for (size_t i = 0; i < count; i++)
         if (!read_message(in, json_array_get(list, i), r->messages + i)) return false;

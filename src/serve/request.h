@@ -39,7 +39,7 @@ enum {
 
 typedef enum { WEFT_COMPLETIONS, WEFT_CHAT } weft_endpoint;
 
-/* A text, or tokens as numbers. */
+/* A text, or tokens as numbers, which a text has too once it is encoded. */
 typedef struct {
     const char *text; /* NULL: tokens */
     size_t bytes;
@@ -56,7 +56,7 @@ typedef struct {
 typedef struct {
     weft_endpoint endpoint;
     const char *model;            /* NULL: none was named */
-    weft_request_prompt *prompts; /* of completions */
+    weft_request_prompt *prompts; /* a chat has one, made of its messages */
     int64_t n_prompts;
     weft_message *messages; /* of a chat */
     int64_t n_messages;

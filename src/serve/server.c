@@ -234,26 +234,24 @@ static enum MHD_Result send_metrics(exchange *x) {
                      weft_server_metrics_text(x->server->metrics, &now), false);
 }
 
-/* A prompt's tokens into the job. */
-static bool add_prompt(exchange *x, int64_t number, const int32_t *tokens, int64_t count) {
+static bool check_prompt(exchange *x, const weft_request_prompt *p) {
     const weft_generator_stats *model = &x->model->size;
-    weft_job_prompt *p = x->job->prompts + number;
     const char *param = x->job->request.endpoint == WEFT_CHAT ? "messages" : "prompt";
-    if (count + (x->job->request.sampling.max_tokens > 0) > model->context)
+    if (p->n_tokens + (x->job->request.sampling.max_tokens > 0) > model->context)
         return weft_refuse(
             &x->refusal, 400, "context_length_exceeded", param,
             "a prompt of %lld tokens leaves no room in a context of %lld; shorten it",
-            (long long)count, (long long)model->context);
-    for (int64_t i = 0; i < count; i++)
-        if (tokens[i] < 0 || tokens[i] >= model->vocab)
+            (long long)p->n_tokens, (long long)model->context);
+    for (int64_t i = 0; i < p->n_tokens; i++)
+        if (p->tokens[i] < 0 || p->tokens[i] >= model->vocab)
             return weft_refuse(&x->refusal, 400, NULL, param,
                                "token %lld of the prompt is %d, but the model knows 0 to %lld",
-                               (long long)i, (int)tokens[i], (long long)model->vocab - 1);
-    p->tokens = malloc((size_t)(count ? count : 1) * sizeof *p->tokens);
-    if (!p->tokens) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
-    memcpy(p->tokens, tokens, (size_t)count * sizeof *tokens);
-    p->count = count;
+                               (long long)i, (int)p->tokens[i], (long long)model->vocab - 1);
     return true;
+}
+
+static bool refuse_memory(exchange *x) {
+    return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
 }
 
 static bool refuse_failed(exchange *x, weft_status status) {
@@ -264,28 +262,28 @@ static bool refuse_failed(exchange *x, weft_status status) {
 static bool encode_prompts(exchange *x) {
     const weft_served_model *m = &x->model->is;
     weft_request *r = &x->job->request;
+    const char *stop = r->endpoint == WEFT_CHAT ? weft_template_stop(x->model->chat) : NULL;
     for (int64_t i = 0; i < r->n_prompts; i++) {
-        const weft_request_prompt *p = r->prompts + i;
-        const int32_t *tokens = p->tokens;
-        int64_t count = p->n_tokens;
+        weft_request_prompt *p = r->prompts + i;
+        weft_status status = WEFT_OK;
+        const int32_t *tokens;
+        if (r->endpoint == WEFT_CHAT)
+            status = weft_template_encode(x->model->chat, m->encoder, r->messages, r->n_messages,
+                                          &p->tokens, &p->n_tokens);
+        else if (p->text)
+            status = weft_prompt_encode(m->tokenizer, m->encoder, p->text, p->bytes, true, &tokens,
+                                        &p->n_tokens);
+        if (status != WEFT_OK) return refuse_failed(x, status);
         if (p->text) {
-            weft_status status = weft_prompt_encode(m->tokenizer, m->encoder, p->text, p->bytes,
-                                                    true, &tokens, &count);
-            if (status != WEFT_OK) return refuse_failed(x, status);
+            size_t bytes = (size_t)p->n_tokens * sizeof *tokens;
+            p->tokens = malloc(bytes ? bytes : 1);
+            if (!p->tokens) return refuse_memory(x);
+            memcpy(p->tokens, tokens, bytes);
         }
-        if (!add_prompt(x, i, tokens, count)) return false;
+        if (!check_prompt(x, p)) return false;
     }
-    if (r->endpoint != WEFT_CHAT) return true;
-    int32_t *tokens;
-    int64_t count;
-    const char *stop = weft_template_stop(x->model->chat);
-    weft_status status = weft_template_encode(x->model->chat, m->encoder, r->messages,
-                                              r->n_messages, &tokens, &count);
-    if (status != WEFT_OK) return refuse_failed(x, status);
     if (stop) r->stops[r->n_stops++] = stop;
-    bool good = add_prompt(x, 0, tokens, count);
-    free(tokens);
-    return good;
+    return true;
 }
 
 static void wake(void *connection) {
@@ -314,14 +312,14 @@ static bool start_job(exchange *x) {
     uint64_t drawn = 0;
     if (!request.has_seed && getrandom(&drawn, sizeof drawn, 0) == sizeof drawn)
         request.sampling.seed = drawn >> 11; /* as large as a seed may be in JSON */
-    x->job = weft_job_create(&request, endpoint == WEFT_CHAT ? 1 : request.n_prompts);
-    if (!x->job) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
+    x->job = weft_job_create(&request);
+    if (!x->job) return refuse_memory(x);
     x->job->submitted = x->start;
     x->job->wake = wake;
     x->job->context = x->mhd;
     if (!encode_prompts(x) || !weft_job_check(x->job, &x->refusal)) return false;
     x->answer = weft_answer_open(x->job, x->model->is.tokenizer, x->model->is.name);
-    if (!x->answer) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
+    if (!x->answer) return refuse_memory(x);
     if (!weft_worker_submit(x->model->worker, x->job, &x->refusal, &x->retry_after)) return false;
     weft_connection_watch(s->connections, x->connection, x->job);
     return true;

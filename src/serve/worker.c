@@ -53,7 +53,8 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
     while (!c->finish && (take = weft_generator_take(w->generator, c->id, &token))) {
         if (take == WEFT_TAKE_TOKEN || (take == WEFT_TAKE_END && tells))
             WEFT_TRY(keep_token(j, c, &token));
-        if (take == WEFT_TAKE_TOKEN && tells && c->n_told < j->prompts[c->prompt].count) {
+        if (take == WEFT_TAKE_TOKEN && tells &&
+            c->n_told < j->request.prompts[c->prompt].n_tokens) {
             c->n_told++;
             continue;
         }
@@ -94,14 +95,14 @@ static void start_job(weft_worker *w, weft_job *j) {
     weft_refusal why;
     for (int64_t i = 0; status == WEFT_OK && i < j->n_choices; i++) {
         weft_choice *c = j->choices + i;
-        const weft_job_prompt *p = j->prompts + c->prompt;
+        const weft_request_prompt *p = j->request.prompts + c->prompt;
         weft_sampling sampling = j->request.sampling;
         sampling.sample = (uint32_t)(i % j->request.n);
         sampling.ends = w->tokenizer;
         sampling.token_only = !j->request.logprobs;
         status = weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream);
         if (status == WEFT_OK)
-            status = weft_generator_add(w->generator, p->tokens, p->count, &sampling, &c->id);
+            status = weft_generator_add(w->generator, p->tokens, p->n_tokens, &sampling, &c->id);
     }
     if (status == WEFT_OK) {
         j->next = w->jobs;

@@ -163,13 +163,11 @@ static void test_a_prompt_is_told_whole(void **state) {
     assert_int_equal(weft_tokenizer_open("tests/vectors/tokenizer.own.json", &t), WEFT_OK);
     assert_true(weft_request_parse(body, sizeof body - 1, WEFT_COMPLETIONS,
                                    &(weft_request_limits){.texts = 4}, &r, &why));
-    weft_job *j = weft_job_create(&r, 1);
+    weft_job *j = weft_job_create(&r);
     weft_answer *a = weft_answer_open(j, t, "m");
-    j->prompts[0] = (weft_job_prompt){calloc(3, sizeof(int32_t)), 3};
     j->choices[0].tokens = calloc(3, sizeof(weft_sampled));
     for (int64_t told = 1; told <= 3; told++) {
-        j->prompts[0].tokens[told - 1] = j->choices[0].tokens[told - 1].token =
-            (int32_t)(70 + told);
+        j->choices[0].tokens[told - 1].token = j->request.prompts[0].tokens[told - 1];
         j->choices[0].n_told = j->choices[0].n_tokens = told;
         char *events = weft_answer_events(a, &ended);
         assert_int_equal(events[0] != 0, told == 3);

@@ -553,7 +553,7 @@ static int make_job(const char *body, weft_endpoint endpoint) {
     weft_request r;
     weft_refusal why;
     if (!weft_request_parse(body, strlen(body), endpoint, &limits, &r, &why)) return why.status;
-    weft_job *j = weft_job_create(&r, endpoint == WEFT_CHAT ? 1 : r.n_prompts);
+    weft_job *j = weft_job_create(&r);
     weft_answer *a = j ? weft_answer_open(j, NULL, "m") : NULL;
     if (!a) {
         weft_job_release(j);
@@ -561,7 +561,7 @@ static int make_job(const char *body, weft_endpoint endpoint) {
     }
     j->choices[1].text = malloc(100);
     weft_job_release(j);
-    assert_int_equal(j->n_choices, 2 * j->n_prompts); /* the answer holds it */
+    assert_int_equal(j->n_choices, 2 * j->request.n_prompts); /* the answer holds it */
     weft_job_hold(j);
     weft_answer_close(a);
     weft_job_release(j);
