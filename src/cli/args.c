@@ -314,8 +314,7 @@ weft_status weft_args_readable(const char *path, const char *name) {
     return why ? WEFT_BAD_INPUT("%s: %s", full ? full : path, why) : WEFT_OK;
 }
 
-weft_status weft_args_check_model(const char *folder) {
-    weft_status status = weft_model_check_sums(folder);
+weft_status weft_args_checked(weft_status status) {
     if (status != WEFT_EINPUT) return status;
     return weft_fail(status, "%s; --unchecked takes it as it is", weft_error_message());
 }

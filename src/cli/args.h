@@ -81,8 +81,9 @@ weft_status weft_args_number(const weft_arg *o, const char *text);
  * later is failed work. `name` is joined to the folder `path`; NULL: `path` is the file itself. */
 weft_status weft_args_readable(const char *path, const char *name);
 
-/* What lies beside a model vouches for it (model/folder.h); where not, the message names --unchecked. */
-weft_status weft_args_check_model(const char *folder);
+/* What came of a check whether what lies beside a model vouches for it (model/folder.h); where not, the message
+ * names --unchecked. */
+weft_status weft_args_checked(weft_status status);
 
 /* The exit status of a command; where it failed, prints "weft COMMAND: message". */
 int weft_args_end(const weft_args *a, weft_status status);

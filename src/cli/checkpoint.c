@@ -47,7 +47,7 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     *out = (weft_loaded){0};
     weft_config *c = &out->config;
     WEFT_TRY(weft_checkpoint_folder(path, out->folder));
-    if (!unchecked) WEFT_TRY(weft_args_check_model(out->folder));
+    if (!unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(out->folder)));
     WEFT_TRY(weft_model_read_config(out->folder, c));
     for (int i = 0; i < a->n_settings; i++)
         WEFT_TRY(weft_config_override(c, a->settings[i].text, a->settings[i].where));
@@ -130,9 +130,5 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
 
 weft_status weft_new_model_write(const char *folder, bool force, const weft_model *m,
                                  const weft_tokenizer *t) {
-    return weft_model_publish(folder, weft_new_model_may(force), write_parts, &(made_parts){m, t});
-}
-
-weft_may_replace weft_new_model_may(bool force) {
-    return force ? weft_model_may_force : weft_model_may_not;
+    return weft_model_publish(folder, WEFT_NEW_MODEL_MAY(force), write_parts, &(made_parts){m, t});
 }

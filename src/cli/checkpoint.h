@@ -49,4 +49,4 @@ weft_status weft_speculation_open(const weft_args *a, const char *how, bool unch
 weft_status weft_new_model_write(const char *folder, bool force, const weft_model *m,
                                  const weft_tokenizer *t);
 /* What --force allows to be replaced, and what is allowed without it: nothing. */
-weft_may_replace weft_new_model_may(bool force);
+#define WEFT_NEW_MODEL_MAY(force) ((force) ? weft_model_may_force : weft_model_may_not)

@@ -101,11 +101,11 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
     if (theirs) {
         WEFT_TRY(weft_path(folder, "%s", v->model));
         if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
-        if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
+        if (!v->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(folder)));
         return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
     }
     WEFT_TRY(weft_checkpoint_folder(v->model, folder));
-    if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
+    if (!v->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(folder)));
     WEFT_TRY(weft_model_read_config(folder, &c));
     if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
     return weft_model_load_as(folder, &c, weft_config_dtype(&c), NULL, out);
@@ -287,7 +287,7 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     weft_hf_family family;
     WEFT_AUTO_DECREF json_t *config = NULL;
     if (v->to_hf) WEFT_TRY(weft_hf_config_write(&m->config, NULL, &family, &config));
-    WEFT_TRY(v->to_hf ? weft_hf_write(m, t, v->out, weft_new_model_may(v->force))
+    WEFT_TRY(v->to_hf ? weft_hf_write(m, t, v->out, WEFT_NEW_MODEL_MAY(v->force))
                       : weft_new_model_write(v->out, v->force, m, t));
     print_result(args, v, m, theirs, t, &did);
     return WEFT_OK;

@@ -47,17 +47,6 @@ const char weft_help_generate[] =
     "On a terminal, control characters of the text are shown as \\xNN.\n";
 
 typedef struct {
-    weft_args *args;
-    const char *path, *prompt, *file, *tokens, *speculate;
-    bool interactive, slide, unchecked;
-    int64_t samples, context, top_logprobs;
-    weft_sampling sampling;
-    weft_loaded loaded, draft;
-    weft_generator *generator;
-} generation;
-
-/* One text as it is made. */
-typedef struct {
     int64_t id;
     weft_stream *stream;
     char *text;
@@ -68,6 +57,17 @@ typedef struct {
     const char *finish;
     double first; /* seconds to the first token */
 } sample_text;
+
+typedef struct {
+    weft_args *args;
+    const char *path, *prompt, *file, *tokens, *speculate;
+    bool interactive, slide, unchecked;
+    int64_t samples, context, top_logprobs;
+    weft_sampling sampling;
+    weft_loaded loaded, draft;
+    weft_generator *generator;
+    sample_text *texts; /* [samples] of a prompt */
+} generation;
 
 static weft_status read_options(generation *g, int argc, char **argv) {
     weft_args *a = g->args;
@@ -126,14 +126,6 @@ static weft_status no_memory(const char *what) {
     return weft_fail(WEFT_ENOMEM, "generate: no memory for %s", what);
 }
 
-/* A whole file; malloc'd. */
-static weft_status read_text(const char *path, char **text, size_t *bytes) {
-    bool input = strcmp(path, "-") == 0;
-    WEFT_AUTO_CLOSE int own = input ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-    if (!input && own < 0) return WEFT_BAD_INPUT("%s: %s", path, strerror(errno));
-    return weft_file_read_open(input ? STDIN_FILENO : own, path, SIZE_MAX, text, bytes);
-}
-
 static weft_status open_sample(const generation *g, sample_text *s) {
     if (!g->loaded.tokenizer) return WEFT_OK; /* no text is made */
     return weft_stream_open(g->loaded.tokenizer, g->args->repeated, g->args->n_repeated,
@@ -144,18 +136,6 @@ static void close_sample(sample_text *s) {
     weft_stream_close(s->stream);
     free(s->text);
     free(s->tokens);
-}
-
-/* The samples of one prompt. */
-typedef struct {
-    int64_t n;
-    sample_text *list;
-} sample_list;
-
-static void close_samples(sample_list *l) {
-    for (int64_t i = 0; l->list && i < l->n; i++)
-        close_sample(l->list + i);
-    free(l->list);
 }
 
 /* A terminal would obey what the model says; a file or a pipe has it as it is. */
@@ -335,7 +315,12 @@ static weft_status read_beginning(const generation *g, bool input, char **text, 
         *bytes = strlen(g->prompt);
         return *text ? WEFT_OK : no_memory("text");
     }
-    return g->file || input ? read_text(g->file ? g->file : "-", text, bytes) : WEFT_OK;
+    if (!g->file && !input) return WEFT_OK;
+    const char *path = g->file ? g->file : "-";
+    input = strcmp(path, "-") == 0;
+    WEFT_AUTO_CLOSE int own = input ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    if (!input && own < 0) return WEFT_BAD_INPUT("%s: %s", path, strerror(errno));
+    return weft_file_read_open(input ? STDIN_FILENO : own, path, SIZE_MAX, text, bytes);
 }
 
 /* Numbers with blanks or commas between them; malloc'd. */
@@ -357,13 +342,6 @@ static weft_status read_numbers(const generation *g, int32_t **out, int64_t *cou
     return *count ? WEFT_OK : WEFT_BAD_INPUT("--tokens: there is no number in it");
 }
 
-/* Tokens in, tokens out: a line for each text. */
-static void print_numbers(const generation *g, const sample_text *samples) {
-    for (int64_t i = 0; i < g->samples; i++)
-        for (int64_t k = 0; k < samples[i].n_tokens; k++)
-            printf("%d%c", samples[i].tokens[k].token, k + 1 < samples[i].n_tokens ? ' ' : '\n');
-}
-
 static weft_status generate_once(generation *g) {
     WEFT_AUTO_FREE int32_t *numbers = NULL;
     WEFT_AUTO_FREE char *text = NULL;
@@ -378,8 +356,7 @@ static weft_status generate_once(generation *g) {
     else
         WEFT_TRY(weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, text, bytes, true,
                                     &tokens, &count));
-    sample_text *samples = calloc((size_t)g->samples, sizeof *samples);
-    WEFT_AUTO(close_samples) __attribute__((unused)) sample_list all = {g->samples, samples};
+    sample_text *samples = g->texts = calloc((size_t)g->samples, sizeof *samples);
     if (!samples) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     double start = weft_clock();
     for (int64_t i = 0; i < g->samples; i++) {
@@ -390,7 +367,10 @@ static weft_status generate_once(generation *g) {
     }
     if (shown) show_prompt(text, bytes);
     WEFT_TRY(run_samples(g, samples, start, shown));
-    if (g->tokens && !g->args->json) print_numbers(g, samples);
+    /* Tokens in, tokens out: a line for each text. */
+    for (int64_t i = 0; g->tokens && !g->args->json && i < g->samples; i++)
+        for (int64_t k = 0; k < samples[i].n_tokens; k++)
+            printf("%d%c", samples[i].tokens[k].token, k + 1 < samples[i].n_tokens ? ' ' : '\n');
     speed v = measure(samples, g->samples, count, start);
     weft_status status = check_samples(g, samples);
     if (g->args->json && (v.made || status == WEFT_OK)) print_json(g, samples, &v);
@@ -445,6 +425,9 @@ weft_status weft_cmd_generate(weft_args *args, int argc, char **argv) {
     WEFT_TRY(read_options(&g, argc, argv));
     weft_status status = open_all(&g);
     if (status == WEFT_OK) status = g.interactive ? converse(&g) : generate_once(&g);
+    for (int64_t i = 0; g.texts && i < g.samples; i++)
+        close_sample(g.texts + i);
+    free(g.texts);
     weft_generator_close(g.generator);
     weft_loaded_close(&g.loaded);
     weft_loaded_close(&g.draft);

@@ -29,7 +29,7 @@ weft_status weft_cmd_init(weft_args *args, int argc, char **argv) {
     WEFT_TRY(
         weft_args_parse(args, argc, argv, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG, own, NULL, 0));
     if (args->config) WEFT_TRY(weft_args_readable(args->config, NULL));
-    weft_may_replace may = weft_new_model_may(force);
+    weft_may_replace may = WEFT_NEW_MODEL_MAY(force);
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(weft_new_folder_room(out, may));
     WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));

@@ -126,12 +126,6 @@ static weft_status read_parts(wishes *w, const char *list) {
     return WEFT_BAD_INPUT("--compare needs two parts or more, such as dot,w2");
 }
 
-static weft_status check_equal(const char *word) {
-    weft_config scratch;
-    weft_config_defaults(&scratch);
-    return weft_config_set(&scratch, "STUDY_EQUAL", word, "--equal");
-}
-
 /* One answer; an empty one is the default. False: the terminal was closed. */
 static bool ask(const char *question, const char *fallback, char answer[ANSWER_ROOM]) {
     fprintf(stderr, "%s [%s]: ", question, fallback);
@@ -298,7 +292,9 @@ weft_status weft_cmd_new(weft_args *args, int argc, char **argv) {
     for (int i = 0; i < args->n_repeated; i++)
         WEFT_TRY(weft_args_readable(args->repeated[i], NULL));
     if (w.compare) WEFT_TRY(read_parts(&w, w.compare));
-    if (w.equal) WEFT_TRY(check_equal(w.equal));
+    weft_config scratch;
+    weft_config_defaults(&scratch);
+    if (w.equal) WEFT_TRY(weft_config_set(&scratch, "STUDY_EQUAL", w.equal, "--equal"));
     bool asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO) && !args->json;
     if (asks) WEFT_TRY(ask_all(args, &w, &own[2], &own[3]));
     if (!w.compare) WEFT_TRY(read_parts(&w, "dot,w2"));

@@ -84,10 +84,6 @@ static void find_prompt(const char *path, char *out) {
     if (file) fclose(file);
 }
 
-static double learning_rate(int64_t width) {
-    return width <= 256 ? 1e-3 : width <= 512 ? 6e-4 : 3e-4;
-}
-
 static weft_status cost(const facts *f, const rung *r, choice *out) {
     weft_account a;
     weft_config_defaults(&out->config);
@@ -99,7 +95,7 @@ static weft_status cost(const facts *f, const rung *r, choice *out) {
     while (out->config.context > BLOCK_LEAST && out->config.context + 1 > f->val)
         out->config.context /= 2;
     if (f->backend->remote) out->config.dtype = WEFT_CONFIG_BF16;
-    out->config.learning_rate = learning_rate(r->width);
+    out->config.learning_rate = r->width <= 256 ? 1e-3 : r->width <= 512 ? 6e-4 : 3e-4;
     out->config.min_lr = out->config.learning_rate / 10;
     WEFT_TRY(weft_config_set(&out->config, "POSITION", "rope", "--text"));
     WEFT_TRY(weft_account_make(&out->config, f->backend, f->threads, &a));

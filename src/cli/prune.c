@@ -84,13 +84,6 @@ static weft_status check_arguments(const weft_args *a, prune_job *job) {
     return job->text ? weft_args_readable(job->text, NULL) : WEFT_OK;
 }
 
-/* An optimizer's state of another model would rank by what has nothing to do with the weights. */
-static weft_status check_state(const char *folder) {
-    weft_status status = weft_model_check_optimizer(folder);
-    if (status != WEFT_EINPUT) return status;
-    return weft_fail(status, "%s; --unchecked takes it as it is", weft_error_message());
-}
-
 static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_windows *text,
                          prune_result *r) {
     weft_backing place = {l->backend, l->pool};
@@ -106,7 +99,8 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
                 "%s: is not there, and --by state reads it; a run's checkpoints have "
                 "it. --by magnitude needs none",
                 file);
-        if (!job->unchecked) WEFT_TRY(check_state(l->folder));
+        /* A state of another model would rank by what has nothing to do with the weights. */
+        if (!job->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_optimizer(l->folder)));
         WEFT_TRY(weft_safetensors_open(file, &state));
     }
     if (strcmp(job->by_text, "gate") == 0) {

@@ -182,15 +182,6 @@ static void allow_files(int64_t connections) {
                  (long long)limit.rlim_cur, (long long)connections);
 }
 
-static void warn_of_small_cache(const serving *s, int64_t held, int64_t context) {
-    int64_t wanted = s->context ? s->context : context;
-    if (held < wanted)
-        weft_log(WEFT_LOG_WARN,
-                 "serve: --cache-mib %lld holds %lld tokens, fewer than a context of %lld; texts "
-                 "end there",
-                 (long long)s->cache_mib, (long long)held, (long long)wanted);
-}
-
 static weft_status open_model(serving *s, int k) {
     weft_loaded *l = s->loaded + k;
     weft_served_model *m = s->models + k;
@@ -203,7 +194,12 @@ static weft_status open_model(serving *s, int k) {
     WEFT_TRY(weft_speculation_open(s->args, s->speculate, s->unchecked, l, s->drafts + k, &limits));
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
     weft_generator_count(m->generator, s->sizes + k);
-    warn_of_small_cache(s, s->sizes[k].context, l->config.context);
+    int64_t held = s->sizes[k].context, wanted = s->context ? s->context : l->config.context;
+    if (held < wanted)
+        weft_log(WEFT_LOG_WARN,
+                 "serve: --cache-mib %lld holds %lld tokens, fewer than a context of %lld; texts "
+                 "end there",
+                 (long long)s->cache_mib, (long long)held, (long long)wanted);
     m->name = s->names[k];
     m->chat_template = l->config.chat_template;
     m->tokenizer = l->tokenizer;
@@ -251,6 +247,7 @@ static void wait_for_end(serving *s, const sigset_t *signals) {
 }
 
 weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
+    WEFT_AUTO(close_all)
     serving s = {.args = args,
                  .port = 8000,
                  .prompt_share = 75,
@@ -264,18 +261,15 @@ weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
     sigset_t signals;
     WEFT_TRY(read_options(&s, argc, argv));
     hold_signals(&signals);
-    weft_status status = open_all(&s);
-    if (status == WEFT_OK) {
-        char what[WEFT_PATH_MAX];
-        bool two = s.paths[1] != NULL;
-        snprintf(what, sizeof what, "serving %s%s%s", s.names[0], two ? " and " : "", s.names[1]);
-        print_address(args, what, s.options.host, weft_server_port(s.server),
-                      weft_json_make("model:s context:I vocabulary:I", s.names[0],
-                                     s.sizes[0].context, s.sizes[0].vocab));
-        wait_for_end(&s, &signals);
-    }
-    close_all(&s);
-    return status;
+    WEFT_TRY(open_all(&s));
+    char what[WEFT_PATH_MAX];
+    bool two = s.paths[1] != NULL;
+    snprintf(what, sizeof what, "serving %s%s%s", s.names[0], two ? " and " : "", s.names[1]);
+    print_address(args, what, s.options.host, weft_server_port(s.server),
+                  weft_json_make("model:s context:I vocabulary:I", s.names[0], s.sizes[0].context,
+                                 s.sizes[0].vocab));
+    wait_for_end(&s, &signals);
+    return WEFT_OK;
 }
 #else
 weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {

@@ -136,19 +136,6 @@ static double seconds_of(const weft_study *s, double peak) {
     return peak > 0 ? flops / (BENCH_TRAINING_SHARE * peak) : NAN;
 }
 
-/* "about 12 minutes" */
-static void describe_time(double seconds, char *out, size_t room) {
-    static const struct {
-        double seconds;
-        const char *name;
-    } units[] = {{86400, "days"}, {3600, "hours"}, {60, "minutes"}, {1, "seconds"}};
-    for (int i = 0; i < 4; i++) {
-        if (i < 3 && seconds < 2 * units[i].seconds) continue;
-        snprintf(out, room, "about %.0f %s", fmax(seconds / units[i].seconds, 1), units[i].name);
-        return;
-    }
-}
-
 static void list_table(const weft_study *s, double seconds) {
     int width = 7, runs = 0;
     for (int i = 0; i < s->variants.n; i++)
@@ -183,7 +170,7 @@ static void list_table(const weft_study *s, double seconds) {
            rates == 1 ? "" : "s",
            weft_study_chooses(s) ? " on a seed apart, the best of them on the study's seeds," : "",
            seeds, seeds == 1 ? "" : "s");
-    char time[64], power[WEFT_STUDY_LINE];
+    char power[WEFT_STUDY_LINE];
     if (*s->base.study_rate_as) printf("learning rates taken over: %s\n", s->base.study_rate_as);
     weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
     if (weft_study_fits(s))
@@ -192,9 +179,16 @@ static void list_table(const weft_study *s, double seconds) {
                WEFT_RATES_ADDED);
     else if (s->variants.n > 1)
         printf("%s\n", power);
-    if (!isfinite(seconds)) return;
-    describe_time(seconds, time, sizeof time);
-    printf("%s here, one run after the other\n", time);
+    static const struct {
+        double seconds;
+        const char *name;
+    } units[] = {{86400, "days"}, {3600, "hours"}, {60, "minutes"}, {1, "seconds"}};
+    int unit = 0;
+    while (unit < 3 && seconds < 2 * units[unit].seconds)
+        unit++;
+    if (isfinite(seconds))
+        printf("about %.0f %s here, one run after the other\n",
+               fmax(seconds / units[unit].seconds, 1), units[unit].name);
 }
 
 void weft_study_list(const weft_study *s, double seconds, bool json) {

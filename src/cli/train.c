@@ -250,7 +250,8 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     WEFT_TRY(weft_comm_agree(comm, weft_args_config(args, &c)));
     WEFT_TRY(weft_comm_agree(comm, find_data(args->config, &c)));
     bool reads = options->from && !own->unchecked && weft_comm_rank(comm) == 0;
-    WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_check_model(options->from) : WEFT_OK));
+    WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_checked(weft_model_check_sums(options->from))
+                                         : WEFT_OK));
     args->threads = share_threads(args, comm);
     share_gpus(&c, comm);
     WEFT_TRY(weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool)));
@@ -269,17 +270,6 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     WEFT_TRY(weft_train(&c, backend, pool, options, result));
     *facts = weft_facts_of_run(&c, backend->remote ? weft_cuda_device_name() : "cpu", result);
     if (*facts) json_object_update(*facts, found);
-    return WEFT_OK;
-}
-
-/* A study's folder is not a run's. */
-static weft_status refuse_study(const char *out) {
-    bool study = false;
-    WEFT_TRY(weft_folder_has(out, "runs.db", &study));
-    if (study)
-        return WEFT_BAD_INPUT("%s is a study's folder (it has a runs.db); take another --out, or "
-                              "'weft study --out %s' to go on with the study",
-                              out, out);
     return WEFT_OK;
 }
 
@@ -312,6 +302,7 @@ weft_status weft_cmd_train(weft_args *args, int argc, char **argv) {
     weft_train_options *o = &own.options;
     weft_train_result result;
     json_t *facts = NULL;
+    bool study = false;
     const weft_arg list[] = {
         {"--out", .value = &o->out},
         {.name = "--text"},
@@ -324,7 +315,11 @@ weft_status weft_cmd_train(weft_args *args, int argc, char **argv) {
         {0}};
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, list, NULL, 0));
     WEFT_TRY(find_config(args, &own));
-    WEFT_TRY(refuse_study(o->out));
+    WEFT_TRY(weft_folder_has(o->out, "runs.db", &study));
+    if (study)
+        return WEFT_BAD_INPUT("%s is a study's folder (it has a runs.db); take another --out, or "
+                              "'weft study --out %s' to go on with the study",
+                              o->out, o->out);
     if (o->from) { /* a run's folder stands for its best checkpoint */
         WEFT_TRY(weft_checkpoint_folder(o->from, own.from));
         o->from = own.from;

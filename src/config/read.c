@@ -16,18 +16,6 @@ static const char *without_prefix(const char *key) {
     return strncasecmp(key, "CONFIG_", 7) == 0 ? key + 7 : key;
 }
 
-static const char *nearest_key(const char *key) {
-    weft_nearest nearest = weft_nearest_to(key);
-    for (const weft_option *o = weft_options(NULL); o->key; o++)
-        weft_nearest_offer(&nearest, o->key);
-    return nearest.name;
-}
-
-static weft_status refuse_range(const weft_option *o, const char *value, const char *where) {
-    return WEFT_BAD_INPUT("%s: CONFIG_%s=%s is outside %.10g to %.10g", where, o->key, value,
-                          o->min, o->max);
-}
-
 static weft_status set_bool(bool *field, const weft_option *o, const char *value,
                             const char *where) {
     static const char *const yes[] = {"y", "yes", "true", "1"}, *const no[] = {"n", "no", "false",
@@ -41,27 +29,24 @@ static weft_status set_bool(bool *field, const weft_option *o, const char *value
     return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be y or n", where, o->key, value);
 }
 
-static weft_status set_int(int64_t *field, const weft_option *o, const char *value,
-                           const char *where) {
+static weft_status set_number(void *field, const weft_option *o, const char *value,
+                              const char *where) {
+    bool whole = o->type == WEFT_OPT_INT;
     char *end;
     errno = 0;
-    long long number = strtoll(value, &end, 10);
-    if (end == value || *end)
-        return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be a whole number", where, o->key, value);
-    if (errno == ERANGE || (double)number < o->min || (double)number > o->max)
-        return refuse_range(o, value, where);
-    *field = number;
-    return WEFT_OK;
-}
-
-static weft_status set_number(double *field, const weft_option *o, const char *value,
-                              const char *where) {
-    char *end;
-    double number = strtod(value, &end);
+    long long count = whole ? strtoll(value, &end, 10) : 0;
+    bool beyond = whole && errno == ERANGE;
+    double number = whole ? (double)count : strtod(value, &end);
     if (end == value || *end || !isfinite(number))
-        return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be a number", where, o->key, value);
-    if (number < o->min || number > o->max) return refuse_range(o, value, where);
-    *field = number;
+        return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be a %s", where, o->key, value,
+                              whole ? "whole number" : "number");
+    if (beyond || number < o->min || number > o->max)
+        return WEFT_BAD_INPUT("%s: CONFIG_%s=%s is outside %.10g to %.10g", where, o->key, value,
+                              o->min, o->max);
+    if (whole)
+        *(int64_t *)field = count;
+    else
+        *(double *)field = number;
     return WEFT_OK;
 }
 
@@ -72,7 +57,6 @@ static weft_status set_value(weft_config *c, const weft_option *o, const char *v
     case WEFT_OPT_BOOL:
         return set_bool(field, o, value, where);
     case WEFT_OPT_INT:
-        return set_int(field, o, value, where);
     case WEFT_OPT_NUMBER:
         return set_number(field, o, value, where);
     case WEFT_OPT_WORD: {
@@ -134,8 +118,11 @@ weft_status weft_config_set(weft_config *c, const char *key, const char *value, 
         if (instead)
             return WEFT_BAD_INPUT("%s: CONFIG_%s is not an option of weft; %s", where, named,
                                   instead);
+        weft_nearest nearest = weft_nearest_to(named);
+        for (o = weft_options(NULL); o->key; o++)
+            weft_nearest_offer(&nearest, o->key);
         return WEFT_BAD_INPUT("%s: CONFIG_%s is not an option; did you mean CONFIG_%s?", where,
-                              named, nearest_key(named));
+                              named, nearest.name);
     }
     char text[WEFT_TEXT_MAX + 2];
     size_t length = strlen(value);
@@ -212,19 +199,6 @@ static weft_status read_line(weft_config *c, char *line, const char *where) {
     return weft_config_override(c, line, where);
 }
 
-static bool is_blank(char c) {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
-static char *trim(char *line) {
-    while (is_blank(*line))
-        line++;
-    size_t length = strlen(line);
-    while (length && is_blank(line[length - 1]))
-        line[--length] = '\0';
-    return line;
-}
-
 typedef enum { LINE_READ, LINE_NONE, LINE_LONG, LINE_BINARY } line_kind;
 
 /* The next line of a file that may be anything: never more than LINE_MOST of it is taken in. */
@@ -248,13 +222,18 @@ weft_status weft_config_read(weft_config *c, const char *path) {
 }
 
 weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path) {
+    static const char blanks[] = " \t\r\n";
     char line[LINE_MOST], where[600];
     weft_status status = WEFT_OK;
     line_kind kind = LINE_READ;
     for (int number = 1; status == WEFT_OK && kind == LINE_READ; number++) {
         snprintf(where, sizeof where, "%.560s:%d", path, number);
         kind = next_line(file, line);
-        if (kind == LINE_READ) status = read_line(c, trim(line), where);
+        if (kind != LINE_READ) break;
+        char *from = line + strspn(line, blanks), *end = from + strlen(from);
+        while (end > from && strchr(blanks, end[-1]))
+            *--end = '\0';
+        status = read_line(c, from, where);
     }
     if (kind == LINE_LONG)
         status = WEFT_BAD_INPUT("%s: a line of %d characters or more", where, LINE_MOST);

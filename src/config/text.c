@@ -39,14 +39,6 @@ static void write_quoted(FILE *out, const char *text, const char *end) {
     fputs("\"\n", out);
 }
 
-/* What a menu shows: the help's first phrase. */
-static void write_prompt(FILE *out, const weft_option *o) {
-    const char *end = o->help;
-    while (*end && !(*end == '.' && (end[1] == ' ' || !end[1])) && *end != ';' && *end != ':')
-        end++;
-    write_quoted(out, o->help, end);
-}
-
 /* A value as a config's line has it. */
 static void write_value(FILE *out, const weft_option *o, const char *value) {
     if (o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT)
@@ -80,7 +72,10 @@ void weft_config_write_kconfig(FILE *out) {
         static const char *const types[] = {[WEFT_OPT_BOOL] = "bool", [WEFT_OPT_INT] = "int"};
         bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
         fprintf(out, "\t%s ", plain ? types[o->type] : "string");
-        write_prompt(out, o);
+        const char *end = o->help; /* a menu shows its first phrase */
+        while (*end && !(*end == '.' && (end[1] == ' ' || !end[1])) && *end != ';' && *end != ':')
+            end++;
+        write_quoted(out, o->help, end);
         fprintf(out, "\tdefault ");
         write_value(out, o, o->fallback);
         if (o->type == WEFT_OPT_INT) fprintf(out, "\trange %.0f %.0f\n", o->min, o->max);
