@@ -50,11 +50,6 @@ bool bench_row_same_model(const bench_decode_row *a, const bench_decode_row *b) 
     return a->variant == b->variant && (a->model == b->model || strcmp(a->model, b->model) == 0);
 }
 
-static bool has_room(const bench_options *o, int line, int64_t batch) {
-    return o->cuda || (strncmp(grid[line].model, "gpt2-124m", 9) == 0 &&
-                       grid[line].context <= 1024 && batch <= 8);
-}
-
 weft_status bench_grid_list(const bench_options *o, bench_decode_row *rows, int *n) {
     char name[BENCH_ROW_NAME], shape[32];
     *n = 0;
@@ -75,7 +70,9 @@ weft_status bench_grid_list(const bench_options *o, bench_decode_row *rows, int 
                                     .variant = bench_variant_find(grid[i].variant),
                                     .context = grid[i].context,
                                     .batch = grid[i].batches[k]};
-            if (!has_room(o, i, r->batch) || (o->rows && !strstr(bench_row_name(r, name), o->rows)))
+            bool small = strncmp(r->model, "gpt2-124m", 9) == 0 && r->context <= 1024;
+            if ((!o->cuda && (!small || r->batch > 8)) ||
+                (o->rows && !strstr(bench_row_name(r, name), o->rows)))
                 continue;
             WEFT_TRY(bench_variant_config(r->variant, &source, &r->config));
             r->config.context = r->context;

@@ -70,18 +70,15 @@ void bench_peer_stop(bench_peer *p) {
     free(p);
 }
 
-static json_t *read_reply(bench_peer *p) {
-    WEFT_AUTO_FREE char *line = NULL;
-    size_t size = 0;
-    return getline(&line, &size, p->from) > 0 ? json_loads(line, 0, NULL) : NULL;
-}
-
 json_t *bench_peer_ask(bench_peer *p, json_t *request) {
     p->error[0] = 0;
     int failed = !request || json_dumpf(request, p->to, JSON_COMPACT) < 0;
     json_decref(request);
     if (failed || fputc('\n', p->to) == EOF || fflush(p->to)) p->gone = true;
-    json_t *reply = p->gone ? NULL : read_reply(p);
+    WEFT_AUTO_FREE char *line = NULL;
+    size_t size = 0;
+    bool heard = !p->gone && getline(&line, &size, p->from) > 0;
+    json_t *reply = heard ? json_loads(line, 0, NULL) : NULL;
     if (!reply) p->gone = true;
     const char *error = json_string_value(json_object_get(reply, "error"));
     if (reply && !error) return reply;

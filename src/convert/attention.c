@@ -358,15 +358,6 @@ static weft_status choose_rotated(mla_conversion *v) {
     return WEFT_OK;
 }
 
-/* The rotated part's frequencies are those of the pairs that it keeps. */
-static void set_rotated(const weft_rotated *f, weft_config *c) {
-    if (!f->kept) return;
-    c->position = WEFT_POSITION_NONE;
-    c->rope_dim = 0;
-    c->ra_mla_rope_dim = f->kept;
-    c->rope_theta = weft_rotated_base(f, f->stride);
-}
-
 weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *options,
                                 weft_model **out, weft_latent_error *errors) {
     *out = NULL;
@@ -388,7 +379,12 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
     v.n = v.kv * v.width;
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_TRY(choose_rotated(&v));
-    set_rotated(&v.rotated, &c);
+    if (v.rotated.kept) { /* its frequencies are those of the pairs that it keeps */
+        c.position = WEFT_POSITION_NONE;
+        c.rope_dim = 0;
+        c.ra_mla_rope_dim = v.rotated.kept;
+        c.rope_theta = weft_rotated_base(&v.rotated, v.rotated.stride);
+    }
     int64_t scored = v.rotated.kept ? v.width + v.rotated.kept : options->latent;
     v.factor = sqrt((double)scored / (double)v.width);
     WEFT_TRY(model_with(m, &c, out));

@@ -4,12 +4,6 @@
 #include "convert/hf_likes.h"
 #include "model/kinds.h"
 
-/* Whether nothing is in it that no family has. */
-static bool is_plain(const weft_config *c) {
-    return c->causal && !c->mup && c->kv_share == 1 && !c->attention_gate && !c->document_mask &&
-           !c->attn_gate && !c->cross_token;
-}
-
 /* Whether nothing is in it that only Gemma has. */
 static bool is_unscaled(const weft_config *c) {
     return !(c->softcap_attention > 0) && !(c->softcap_logits > 0) && c->embed_scale == 1 &&
@@ -258,7 +252,10 @@ weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
               : like == PHI3              ? WEFT_HF_PHI3
               : weft_hf_likes[like].gemma ? WEFT_HF_GEMMA
                                           : WEFT_HF_LLAMA;
-    if (!is_plain(c) || !(gpt2 || neox ? is_gpt2(c, neox) : is_like_llama(c))) {
+    /* What no family has. */
+    bool other = !c->causal || c->mup || c->kv_share != 1 || c->attention_gate ||
+                 c->document_mask || c->attn_gate || c->cross_token;
+    if (other || !(gpt2 || neox ? is_gpt2(c, neox) : is_like_llama(c))) {
         *family = WEFT_HF_OWN;
         WEFT_TRY(weft_hf_own_config(c, out));
         write_specials(t, *out);

@@ -195,16 +195,6 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     return WEFT_OK;
 }
 
-/* Of a gain that is not ours, as gains are: not rounded. */
-static weft_dtype dtype_of(const weft_model *m, const weft_weight *w) {
-    return w ? w->dtype : m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
-}
-
-/* Whether numbers of theirs are others than ours. */
-static bool is_other(const hf_piece *p) {
-    return p->factor > 0 || p->lessened > 0;
-}
-
 /* Puts our rows where theirs has them, as they have them. */
 static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
                               unsigned char *to) {
@@ -232,7 +222,8 @@ static weft_status fill_tensors(const weft_model *m, const hf_piece *pieces, int
     for (int64_t i = 0; i < n; i++) {
         const hf_piece *p = &pieces[i];
         const weft_weight *w = weft_model_find(m, p->ours);
-        weft_dtype dtype = dtype_of(m, w);
+        weft_dtype gains = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32; /* not rounded */
+        weft_dtype dtype = w ? w->dtype : gains;
         int64_t rows = weft_hf_rows(p), columns = weft_hf_columns(p), at = *count - 1;
         int64_t width = columns ? columns : 1;
         if (!w && p->ours[0])
@@ -245,7 +236,8 @@ static weft_status fill_tensors(const weft_model *m, const hf_piece *pieces, int
                                             .ndim = columns ? 2 : 1,
                                             .shape = {rows, columns}};
         }
-        if (!p->transposed && !p->heads && !p->blocks && !is_other(p)) {
+        bool other = p->factor > 0 || p->lessened > 0; /* numbers of theirs are others than ours */
+        if (!p->transposed && !p->heads && !p->blocks && !other) {
             size_t skipped = (size_t)(p->first * width) * weft_dtype_size(dtype);
             tensors[at].data = (unsigned char *)w->data + skipped;
             continue;

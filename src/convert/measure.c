@@ -8,10 +8,6 @@
 
 enum { FILE_MOST = 1 << 28, COMPARED_WINDOWS = 2, COMPARED_TOKENS = 128 };
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "convert: no memory");
-}
-
 static weft_status cut(const int32_t *tokens, int64_t count, const char *path, int64_t time,
                        int64_t most, weft_windows *out) {
     if (count > most) count = most;
@@ -21,7 +17,7 @@ static weft_status cut(const int32_t *tokens, int64_t count, const char *path, i
     out->windows = count / (out->time + 1);
     size_t bytes = (size_t)(out->windows * (out->time + 1)) * sizeof *out->tokens;
     out->tokens = malloc(bytes);
-    if (!out->tokens) return no_memory();
+    if (!out->tokens) return weft_fail(WEFT_ENOMEM, "convert: no memory");
     memcpy(out->tokens, tokens, bytes);
     return WEFT_OK;
 }
@@ -54,7 +50,7 @@ weft_status weft_windows_random(int64_t vocab, int64_t time, int64_t windows, we
     *out = (weft_windows){.windows = windows, .time = time};
     out->tokens = malloc((size_t)count * sizeof *out->tokens);
     WEFT_AUTO_FREE double *u = malloc((size_t)count * sizeof *u);
-    if (!out->tokens || !u) return no_memory();
+    if (!out->tokens || !u) return weft_fail(WEFT_ENOMEM, "convert: no memory");
     weft_random_uniform(1, 0, weft_random_site("convert"), 0, count, u);
     for (int64_t i = 0; i < count; i++)
         out->tokens[i] = (int32_t)(u[i] * (double)vocab);
@@ -115,7 +111,7 @@ weft_status weft_windows_moments(const weft_model *m, weft_backing place, const 
     WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
     WEFT_AUTO_FREE double *sums = calloc((size_t)(m->config.n_layer * count), sizeof *sums);
     *moments = NULL;
-    if (!values || !sums) return no_memory();
+    if (!values || !sums) return weft_fail(WEFT_ENOMEM, "convert: no memory");
     WEFT_TRY(open_session(m, place, text->time, &(weft_build){.moments = true}, &s));
     for (int64_t i = 0; i < text->windows; i++)
         WEFT_TRY(add_moments(&s, text, i, values, sums));
@@ -158,7 +154,7 @@ weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_ba
     int64_t windows = text->windows < COMPARED_WINDOWS ? text->windows : COMPARED_WINDOWS;
     WEFT_AUTO_FREE double *scores = malloc((size_t)(2 * c->n_head * time * time) * sizeof *scores);
     weft_session s[2] = {0};
-    if (!scores) return no_memory();
+    if (!scores) return weft_fail(WEFT_ENOMEM, "convert: no memory");
     memset(apart, 0, (size_t)c->n_layer * sizeof *apart);
     weft_build build = {.scores = true};
     weft_status status = open_session(a, place, time, &build, &s[0]);

@@ -19,10 +19,6 @@ static void set_units(weft_config *c, weft_prune_what what, int64_t units, int64
     if (what == WEFT_PRUNE_CROSS) c->cross_rank = left;
 }
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "prune: no memory");
-}
-
 /* An optimizer's second moments of a weight, as doubles. */
 static weft_status read_moments(void *context, const weft_weight *w, double *out) {
     const weft_safetensors *state = context;
@@ -67,7 +63,7 @@ static weft_status choose_layer(cutting *v, int64_t layer, const weft_pruned *di
     double all = 0, held = 0;
     int64_t at = 0;
     out->kept = malloc((size_t)did->left * sizeof *out->kept);
-    if (!own || !out->kept) return no_memory();
+    if (!own || !out->kept) return weft_fail(WEFT_ENOMEM, "prune: no memory");
     if (!known) WEFT_TRY(weft_units_weigh(units, v->from, layer, &how, own));
     weft_units_choose(units, layer, sums, did->left * units->block / units->units);
     for (int64_t u = 0; u < units->units; u++) {
@@ -85,7 +81,7 @@ static weft_status cut(const cutting *v, const weft_weight *from, weft_weight *t
     WEFT_AUTO_FREE double *values = malloc((size_t)from->count * sizeof *values);
     WEFT_AUTO_FREE bool *stay = malloc((size_t)from->count);
     int64_t at = 0;
-    if (!values || !stay) return no_memory();
+    if (!values || !stay) return weft_fail(WEFT_ENOMEM, "prune: no memory");
     weft_weight_read(from, values);
     weft_units_mark(&v->units, from, stay);
     for (int64_t i = 0; i < from->count; i++) {
@@ -112,7 +108,7 @@ static weft_status cut_cross(const cutting *v, int64_t layer) {
     WEFT_AUTO_FREE double *all = malloc((size_t)whole->count * sizeof *all);
     WEFT_AUTO_FREE double *picks = calloc((size_t)down->count, sizeof *picks);
     WEFT_AUTO_FREE double *columns = malloc((size_t)up->count * sizeof *columns);
-    if (!all || !picks || !columns) return no_memory();
+    if (!all || !picks || !columns) return weft_fail(WEFT_ENOMEM, "prune: no memory");
     weft_weight_read(whole, all);
     for (int64_t j = 0; j < ffn; j++) {
         if (!v->units.kept[layer * v->units.units + j]) continue;
@@ -170,7 +166,7 @@ static weft_status prune(cutting *v, weft_pruned *did) {
     WEFT_TRY(count_left(v, did));
     WEFT_TRY(weft_mirror_use(v->from->mirror, NULL));
     did->layers = calloc((size_t)did->n_layers, sizeof *did->layers);
-    if (!did->layers) return no_memory();
+    if (!did->layers) return weft_fail(WEFT_ENOMEM, "prune: no memory");
     for (int64_t l = 0; l < did->n_layers; l++)
         WEFT_TRY(choose_layer(v, l, did));
     if (!v->options->sparse) set_units(&c, v->options->what, did->units, did->left);

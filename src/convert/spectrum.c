@@ -101,16 +101,12 @@ static void chase(problem *p, int64_t first, int64_t last) {
     }
 }
 
-/* Whether e[i] is nothing beside its neighbours. */
-static bool is_gone(const problem *p, int64_t i) {
-    return fabs(p->e[i]) <= 0x1p-52 * (fabs(p->d[i]) + fabs(p->d[i + 1]));
-}
-
 static weft_status make_diagonal(problem *p) {
     int64_t last = p->n - 1;
     for (int sweeps = 0; last > 0; sweeps++) {
-        int64_t first = last;
-        while (first > 0 && !is_gone(p, first - 1))
+        int64_t first = last; /* up to where e is nothing beside its neighbours */
+        while (first > 0 &&
+               !(fabs(p->e[first - 1]) <= 0x1p-52 * (fabs(p->d[first - 1]) + fabs(p->d[first]))))
             first--;
         if (first == last) {
             p->e[--last] = 0;

@@ -4,21 +4,18 @@
 #include "convert/spectrum.h"
 #include "data/dataset.h"
 #include "inspect/look.h"
+#include "model/units.h"
 
 #include <math.h>
 
 enum { CONTEXT = 256, WINDOWS = 4, WINDOWS_MOST = 4 }; /* of held-out sequences, and of gradients */
-
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-}
 
 weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double **out) {
     *out = NULL;
     if (!t) return WEFT_OK;
     int64_t count = weft_tensor_count(t);
     *out = malloc((size_t)count * sizeof **out);
-    if (!*out) return no_memory();
+    if (!*out) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     return weft_session_values(s, t, count, *out);
 }
 
@@ -56,7 +53,8 @@ static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
         sums->latent_sum[which] = calloc((size_t)width, sizeof(double));
         sums->latent_gram[which] = calloc((size_t)(width * width), sizeof(double));
     }
-    if (!sums->latent_sum[which] || !sums->latent_gram[which]) return no_memory();
+    if (!sums->latent_sum[which] || !sums->latent_gram[which])
+        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     /* Adds rows [n, L] to a sum and to the sum of products. */
     for (int64_t i = 0; i < n; i++) {
         const double *x = rows + i * width;
@@ -91,7 +89,7 @@ static weft_status finish_latent(weft_layer_look *look, int which, const double 
     if (!width) return WEFT_OK;
     WEFT_AUTO_FREE double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
     out->values = malloc((size_t)width * sizeof *out->values);
-    if (!vectors || !out->values) return no_memory();
+    if (!vectors || !out->values) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     /* The covariance in the place of the sum of products, of which there is one half. */
     for (int64_t a = 0; a < width; a++)
         for (int64_t b = 0; b <= a; b++)
@@ -112,17 +110,9 @@ static weft_status finish_latent(weft_layer_look *look, int which, const double 
     return WEFT_OK;
 }
 
-/* WsFFN's z-heads: whether they tell sequences and heads apart, as their contrastive loss wants, and
- * whether the dense W_z stays with the blocks that it starts from. */
-static const weft_weight *layer_weight(const weft_model *m, int64_t layer, const char *name) {
-    char full[96];
-    snprintf(full, sizeof full, "h.%lld.%s", (long long)layer, name);
-    return weft_model_find(m, full);
-}
-
 static weft_status look_weight(const weft_weight *w, double **out) {
     *out = malloc((size_t)w->count * sizeof **out);
-    if (!*out) return no_memory();
+    if (!*out) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     weft_weight_read(w, *out);
     return WEFT_OK;
 }
@@ -150,16 +140,18 @@ static weft_status mean_input(const weft_session *s, int64_t layer, double **out
     return WEFT_OK;
 }
 
+/* WsFFN's z-heads: whether they tell sequences and heads apart, as their contrastive loss wants, and
+ * whether the dense W_z stays with the blocks that it starts from. */
 static weft_status look_z(const weft_session *s, int64_t layer, int64_t window, int64_t windows,
                           weft_layer_sums *sums) {
-    const weft_weight *w_z = layer_weight(s->model, layer, "ffn.z_proj.weight");
-    const weft_weight *w_1 = layer_weight(s->model, layer, "ffn.w1.weight");
+    const weft_weight *w_z = weft_layer_weight(s->model, layer, "ffn.z_proj.weight");
+    const weft_weight *w_1 = weft_layer_weight(s->model, layer, "ffn.w1.weight");
     if (!w_z || !w_1) return WEFT_OK;
     int64_t ffn = w_1->shape[0], width = w_1->shape[1];
     WEFT_AUTO_FREE double *x = NULL, *first = NULL, *second = NULL,
                           *h = calloc((size_t)ffn, sizeof *h);
     if (!sums->contexts) sums->contexts = calloc((size_t)(windows * ffn), sizeof(double));
-    if (!h || !sums->contexts) return no_memory();
+    if (!h || !sums->contexts) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     WEFT_TRY(mean_input(s, layer, &x));
     WEFT_TRY(look_weight(w_1, &first));
     WEFT_TRY(look_weight(w_z, &second));
@@ -219,7 +211,7 @@ static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double 
 
 static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
                             weft_layer_look *out, const weft_layer_sums *sums) {
-    const weft_weight *w_z = layer_weight(m, layer, "ffn.z_proj.weight");
+    const weft_weight *w_z = weft_layer_weight(m, layer, "ffn.z_proj.weight");
     for (int n = WEFT_LAYER_Z_OFF; n < WEFT_LAYER_NUMBERS; n++)
         out->number[n] = NAN;
     if (!w_z || !sums->contexts) return WEFT_OK;
@@ -228,17 +220,12 @@ static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
     return share_off_blocks(w_z, heads, &out->number[WEFT_LAYER_Z_OFF]);
 }
 
-/* How large the gradient is in each mechanism's tensors, of one training pass without dropout. */
-/* The mechanism that a tensor belongs to: its part of the plan, with the three of reciprocal.c apart. */
-static const char *mechanism_of(const weft_weight *w) {
-    if (strcmp(w->part, "reciprocal") != 0) return w->part;
-    if (strstr(w->name, ".gate_")) return "gate";
-    if (strstr(w->name, "ffn.cross_")) return "cross-token";
-    return "latent coupling";
-}
-
+/* Of the mechanism that a tensor belongs to: its part of the plan, with the three of reciprocal.c apart. */
 static weft_part_look *part_of(weft_inspection *out, const weft_weight *w) {
-    const char *name = mechanism_of(w);
+    const char *name = strcmp(w->part, "reciprocal") != 0 ? w->part
+                       : strstr(w->name, ".gate_")        ? "gate"
+                       : strstr(w->name, "ffn.cross_")    ? "cross-token"
+                                                          : "latent coupling";
     for (int i = 0; i < out->n_parts; i++)
         if (strcmp(out->parts[i].name, name) == 0) return &out->parts[i];
     if (out->n_parts == WEFT_LOOK_PARTS) return NULL;
@@ -256,7 +243,7 @@ static double squares(const double *x, int64_t n) {
 static weft_status run_windows(weft_session *s, const weft_windows *text, int64_t windows) {
     size_t row = (size_t)text->time * sizeof(int32_t);
     WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
-    if (!tokens) return no_memory();
+    if (!tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     int32_t *targets = tokens + windows * text->time;
     for (int64_t w = 0; w < windows; w++) {
         const int32_t *from = text->tokens + w * (text->time + 1);
@@ -266,6 +253,7 @@ static weft_status run_windows(weft_session *s, const weft_windows *text, int64_
     return weft_session_run(s, tokens, targets, NULL);
 }
 
+/* How large the gradient is in each mechanism's tensors, of one training pass without dropout. */
 static weft_status look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
                                   weft_inspection *out) {
     WEFT_AUTO(weft_session_close) weft_session s = {0};
@@ -321,11 +309,12 @@ static weft_status prepare(inspector *p, const weft_config *c, int64_t time, wef
     for (int i = 0; i < 2; i++)
         p->chosen[i] = malloc(pairs);
     if (!p->sums || !out->layers || !p->scores || !p->chosen[0] || !p->chosen[1])
-        return no_memory();
+        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     for (int64_t l = 0; l < c->n_layer; l++) {
         p->sums[l].heads = calloc((size_t)c->n_head, sizeof *p->sums[l].heads);
         out->layers[l].heads = calloc((size_t)c->n_head, sizeof *out->layers[l].heads);
-        if (!p->sums[l].heads || !out->layers[l].heads) return no_memory();
+        if (!p->sums[l].heads || !out->layers[l].heads)
+            return weft_fail(WEFT_ENOMEM, "inspect: no memory");
         for (int64_t h = 0; h < c->n_head; h++)
             out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
     }
@@ -420,7 +409,7 @@ static weft_status read_held_out(const weft_config *c, weft_windows *out) {
     WEFT_AUTO_FREE int32_t *targets = malloc(count * sizeof *targets);
     *out = (weft_windows){.windows = WINDOWS, .time = time - 1};
     out->tokens = malloc(WINDOWS * count * sizeof *out->tokens);
-    if (!targets || !out->tokens) return no_memory();
+    if (!targets || !out->tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     for (int64_t w = 0; w < WINDOWS; w++)
         WEFT_TRY(weft_dataset_fill(d, WEFT_SPLIT_VAL, 0, 0, (uint32_t)w, time,
                                    out->tokens + w * time, targets, NULL));

@@ -236,33 +236,24 @@ static void set_fact(json_t *facts, const char *kind, const char *name, double v
     if (isfinite(value)) json_object_set_new(facts, key, json_real(value));
 }
 
-/* The mean of what is a number. */
-typedef struct {
-    double sum, count;
-} average;
-
-static void add(average *a, double value) {
-    if (!isfinite(value)) return;
-    a->sum += value;
-    a->count++;
-}
-
-static double mean_of(average a) {
-    return a.count > 0 ? a.sum / a.count : NAN;
-}
-
 void weft_inspection_facts(const weft_inspection *i, json_t *facts) {
     for (int n = 0; n < WEFT_HEAD_NUMBERS; n++) {
-        average a = {0};
-        for (int64_t k = 0; k < i->n_layers * i->n_heads; k++)
-            add(&a, i->layers[k / i->n_heads].heads[k % i->n_heads].number[n]);
-        set_fact(facts, "", weft_inside_heads[n].name, mean_of(a));
+        double sum = 0, count = 0; /* of what is a number */
+        for (int64_t k = 0; k < i->n_layers * i->n_heads; k++) {
+            double value = i->layers[k / i->n_heads].heads[k % i->n_heads].number[n];
+            sum += isfinite(value) ? value : 0;
+            count += isfinite(value);
+        }
+        set_fact(facts, "", weft_inside_heads[n].name, sum / count);
     }
     for (int n = 0; n < WEFT_LAYER_NUMBERS; n++) {
-        average a = {0};
-        for (int64_t l = 0; l < i->n_layers; l++)
-            add(&a, i->layers[l].number[n]);
-        set_fact(facts, "", weft_inside_layers[n].name, mean_of(a));
+        double sum = 0, count = 0;
+        for (int64_t l = 0; l < i->n_layers; l++) {
+            double value = i->layers[l].number[n];
+            sum += isfinite(value) ? value : 0;
+            count += isfinite(value);
+        }
+        set_fact(facts, "", weft_inside_layers[n].name, sum / count);
     }
     for (int p = 0; p < i->n_parts; p++) {
         set_fact(facts, "gradient ", i->parts[p].name, i->parts[p].gradient_norm);

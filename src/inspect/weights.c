@@ -5,13 +5,6 @@
 
 #include <math.h>
 
-static double entropy(const double *p, int64_t n) {
-    double sum = 0;
-    for (int64_t j = 0; j < n; j++)
-        if (p[j] > 0) sum -= p[j] * log(p[j]);
-    return sum;
-}
-
 static int64_t seen_by(const weft_config *c, int64_t token, int64_t time) {
     return c->causal ? token + 1 : time;
 }
@@ -28,7 +21,10 @@ static void add_row(weft_head_sums *h, const double *p, int64_t token, int64_t s
     int64_t visible = seen - hidden_from(p, seen);
     if (visible < 2) return;
     h->rows++;
-    h->number[WEFT_HEAD_ENTROPY] += entropy(p, seen);
+    double entropy = 0;
+    for (int64_t j = 0; j < seen; j++)
+        if (p[j] > 0) entropy -= p[j] * log(p[j]);
+    h->number[WEFT_HEAD_ENTROPY] += entropy;
     h->number[WEFT_HEAD_ENTROPY_SHARE] += log((double)visible);
     h->number[WEFT_HEAD_FIRST] += p[0];
     h->number[WEFT_HEAD_SELF] += p[token];
@@ -187,20 +183,14 @@ static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussian
     return WEFT_OK;
 }
 
-static weft_status make_room(weft_head_sums *h, int64_t width) {
-    if (h->width) return WEFT_OK;
-    h->width = width;
-    for (int i = 0; i < 4; i++) {
-        h->sigma[i / 2][i % 2] = calloc((size_t)width, sizeof(double));
-        if (!h->sigma[i / 2][i % 2]) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    }
-    return WEFT_OK;
-}
-
 static weft_status add_deviations(const gaussians *g, int64_t heads, weft_layer_sums *sums) {
     for (int64_t h = 0; h < heads; h++) {
         weft_head_sums *own = &sums->heads[h];
-        WEFT_TRY(make_room(own, g->width));
+        for (int i = 0; i < 4 && !own->width; i++) {
+            own->sigma[i / 2][i % 2] = calloc((size_t)g->width, sizeof(double));
+            if (!own->sigma[i / 2][i % 2]) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+        }
+        own->width = g->width;
         for (int64_t t = 0; t < g->time; t++)
             for (int which = 0; which < 2; which++) {
                 const double *sigma = deviations(g, which, t, h, heads);

@@ -28,16 +28,14 @@ bool weft_refuse(weft_refusal *why, int status, const char *code, const char *pa
     return false;
 }
 
-static const char *type_of(const weft_refusal *why) {
-    if (why->status == 401) return "authentication_error";
-    if (why->status == 429) return "rate_limit_error";
-    return why->status >= 500 ? "server_error" : "invalid_request_error";
-}
-
 char *weft_refusal_json(const weft_refusal *why) {
+    const char *type = why->status == 401   ? "authentication_error"
+                       : why->status == 429 ? "rate_limit_error"
+                       : why->status >= 500 ? "server_error"
+                                            : "invalid_request_error";
     return weft_json_line(json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", why->message,
-                                    "type", type_of(why), "param", *why->param ? why->param : NULL,
-                                    "code", why->code));
+                                    "type", type, "param", *why->param ? why->param : NULL, "code",
+                                    why->code));
 }
 
 enum { TEXT = 1, CHAT = 2, BOTH = TEXT | CHAT };
@@ -94,7 +92,6 @@ static const struct {
 };
 enum { MEMBERS = sizeof members / sizeof members[0] };
 
-/* A request as it is being read. */
 typedef struct {
     const weft_request_limits *limits;
     weft_request *r;

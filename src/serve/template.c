@@ -44,10 +44,6 @@ struct weft_template {
     char *stop;
 };
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "chat template: no memory");
-}
-
 /* The longest special token whose name begins here; -1: none. */
 static int32_t find_special(const weft_tokenizer *t, const char *at, size_t *length) {
     char name[SPECIAL_LETTERS + 1];
@@ -170,7 +166,7 @@ static weft_status find_stop(weft_template *m) {
     if (end == from) end = all;
     if (end == from) return WEFT_OK;
     m->stop = strndup(m->text + from, end - from);
-    return m->stop ? WEFT_OK : no_memory();
+    return m->stop ? WEFT_OK : weft_fail(WEFT_ENOMEM, "chat template: no memory");
 }
 
 WEFT_ENDED_BY(weft_template_close, weft_template)
@@ -178,10 +174,10 @@ WEFT_ENDED_BY(weft_template_close, weft_template)
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out) {
     *out = NULL;
     WEFT_AUTO(weft_template_close_at) weft_template *m = calloc(1, sizeof *m);
-    if (!m) return no_memory();
+    if (!m) return weft_fail(WEFT_ENOMEM, "chat template: no memory");
     m->tokenizer = t;
     m->text = strdup(text);
-    if (!m->text) return no_memory();
+    if (!m->text) return weft_fail(WEFT_ENOMEM, "chat template: no memory");
     char *to = m->text;
     for (const char *from = m->text; *from; from++) {
         char next = *from == '\\' ? from[1] : 0;
@@ -216,7 +212,8 @@ typedef struct {
 } prompt;
 
 static weft_status put_text(prompt *p, const char *text, size_t bytes) {
-    if (!weft_grow(&p->text, &p->room, p->bytes + bytes)) return no_memory();
+    if (!weft_grow(&p->text, &p->room, p->bytes + bytes))
+        return weft_fail(WEFT_ENOMEM, "chat template: no memory");
     if (bytes) memcpy(p->text + p->bytes, text, bytes);
     p->bytes += bytes;
     return WEFT_OK;
@@ -225,7 +222,7 @@ static weft_status put_text(prompt *p, const char *text, size_t bytes) {
 static weft_status put_tokens(prompt *p, const int32_t *tokens, int64_t count) {
     if (count <= 0) return WEFT_OK;
     if (!weft_grow_list(&p->tokens, &p->tokens_room, p->count + count, sizeof *p->tokens))
-        return no_memory();
+        return weft_fail(WEFT_ENOMEM, "chat template: no memory");
     memcpy(p->tokens + p->count, tokens, (size_t)count * sizeof *tokens);
     p->count += count;
     return WEFT_OK;

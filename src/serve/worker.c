@@ -29,14 +29,6 @@ struct weft_worker {
     weft_generator_stats stats;
 };
 
-static weft_status keep_token(const weft_job *j, weft_choice *c, const weft_sampled *token) {
-    if (!j->keeps_tokens) return WEFT_OK;
-    if (!weft_grow_list(&c->tokens, &c->tokens_room, c->n_tokens + 1, sizeof *c->tokens))
-        return weft_fail(WEFT_ENOMEM, "no memory for tokens");
-    c->tokens[c->n_tokens++] = *token;
-    return WEFT_OK;
-}
-
 static void end_choice(weft_worker *w, weft_choice *c) {
     if (c->id < 0) return;
     weft_generator_remove(w->generator, c->id);
@@ -51,8 +43,11 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
     size_t bytes;
     bool stopped = false, tells = j->request.sampling.prompt_logprobs;
     while (!c->finish && (take = weft_generator_take(w->generator, c->id, &token))) {
-        if (take == WEFT_TAKE_TOKEN || (take == WEFT_TAKE_END && tells))
-            WEFT_TRY(keep_token(j, c, &token));
+        if (j->keeps_tokens && (take == WEFT_TAKE_TOKEN || (take == WEFT_TAKE_END && tells))) {
+            if (!weft_grow_list(&c->tokens, &c->tokens_room, c->n_tokens + 1, sizeof *c->tokens))
+                return weft_fail(WEFT_ENOMEM, "no memory for tokens");
+            c->tokens[c->n_tokens++] = token;
+        }
         if (take == WEFT_TAKE_TOKEN && tells &&
             c->n_told < j->request.prompts[c->prompt].n_tokens) {
             c->n_told++;
