@@ -151,52 +151,39 @@ static weft_status take_option(weft_args *a, const known_options *k, int argc, c
 static const char *const beside[] = {"../share/weft/defconfigs", "defconfigs"};
 enum { N_BESIDE = sizeof beside / sizeof beside[0] };
 
-/* A plain word may be a study's name; a path is a path. */
-static bool may_be_name(const char *name) {
-    return name && !strchr(name, '/') && *name != '.' && access(name, F_OK) != 0;
-}
-
-/* The folder that the program is in; false: it cannot be told. */
-static bool find_program(char folder[PATH_MAX]) {
-    ssize_t n = readlink("/proc/self/exe", folder, PATH_MAX - 1);
-    if (n < 1) return false;
-    folder[n] = '\0';
-    char *slash = strrchr(folder, '/');
-    if (slash) *slash = '\0';
-    return slash != NULL;
-}
-
-/* The path of the study of that name, in `room`; else `name` itself, NULL too. */
-static const char *find_study(const char *name, char room[WEFT_PATH_MAX]) {
+/* The path of the study of that name, in `room`; else `name` itself, NULL too. Where `nearest` is not NULL and `name`
+ * is a plain word that is neither a file here nor one of these studies, it is the study whose name is nearest
+ * to it, "?" where none is near; else "". A path is a path. */
+static const char *find_study(const char *name, char room[WEFT_PATH_MAX], char *nearest) {
     char program[PATH_MAX];
-    if (!may_be_name(name) || !find_program(program)) return name;
+    if (nearest) *nearest = '\0';
+    if (!name || strchr(name, '/') || *name == '.' || access(name, F_OK) == 0) return name;
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n < 1) return name;
+    program[n] = '\0';
+    char *slash = strrchr(program, '/');
+    if (slash) *slash = '\0';
+    weft_nearest to = weft_nearest_slip(name);
     for (int i = 0; i < N_BESIDE; i++) {
         int length = snprintf(room, WEFT_PATH_MAX, "%s/%s/%s", program, beside[i], name);
-        if (length < WEFT_PATH_MAX && access(room, R_OK) == 0) return room;
-    }
-    return name;
-}
-
-/* Whether `name` is a plain word that is neither a file here nor one of these studies; the study whose name
- * is nearest to it is then in `nearest`, "" where none is near. */
-static bool is_no_study(const char *name, char nearest[WEFT_PATH_MAX]) {
-    char program[PATH_MAX], folder[WEFT_PATH_MAX];
-    *nearest = '\0';
-    if (!may_be_name(name) || !find_program(program)) return false;
-    weft_nearest to = weft_nearest_slip(name);
-    for (int i = 0; i < N_BESIDE; i++)
-        if (snprintf(folder, sizeof folder, "%s/%s", program, beside[i]) < (int)sizeof folder) {
-            DIR *list = opendir(folder);
-            for (struct dirent *e; list && (e = readdir(list));) {
-                if (*e->d_name == '.') continue;
-                weft_nearest_offer(&to, e->d_name);
-                if (to.name != e->d_name) continue;
-                snprintf(nearest, WEFT_PATH_MAX, "%s", e->d_name); /* the entry does not last */
-                to.name = nearest;
-            }
-            if (list) closedir(list);
+        if (length >= WEFT_PATH_MAX) continue;
+        if (access(room, R_OK) == 0) {
+            if (nearest) *nearest = '\0';
+            return room;
         }
-    return true;
+        room[length - (int)strlen(name)] = '\0';
+        DIR *list = nearest ? opendir(room) : NULL;
+        for (struct dirent *e; list && (e = readdir(list));) {
+            if (*e->d_name == '.') continue;
+            weft_nearest_offer(&to, e->d_name);
+            if (to.name != e->d_name) continue;
+            snprintf(nearest, WEFT_PATH_MAX, "%s", e->d_name); /* the entry does not last */
+            to.name = nearest;
+        }
+        if (list) closedir(list);
+    }
+    if (nearest && !*nearest) strcpy(nearest, "?");
+    return name;
 }
 
 weft_status weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken,
@@ -220,7 +207,7 @@ weft_status weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken,
                                       key, word);
             for (const weft_arg *o = own; o && o->name && !option; o++)
                 if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
-            if (!option && !a->config && access(find_study(word, room), F_OK) == 0)
+            if (!option && !a->config && access(find_study(word, room, NULL), F_OK) == 0)
                 option = "--config";
             if (option)
                 return WEFT_BAD_INPUT("unexpected argument '%s'; did you mean '%s %s'?", word,
@@ -243,11 +230,12 @@ weft_status weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken,
      * known. */
     static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
     char nearest[WEFT_PATH_MAX];
-    a->config = find_study(a->config, found);
-    if (!is_no_study(a->config, nearest)) return WEFT_OK;
+    a->config = find_study(a->config, found, nearest);
+    if (!*nearest) return WEFT_OK;
+    bool near = strcmp(nearest, "?") != 0;
     return WEFT_BAD_INPUT(
         "--config %s: No such file, and no study of that name comes with weft%s%s%s", a->config,
-        *nearest ? "; did you mean '" : "", nearest, *nearest ? "'?" : "");
+        near ? "; did you mean '" : "", near ? nearest : "", near ? "'?" : "");
 }
 
 weft_status weft_args_no_config(const weft_args *a) {

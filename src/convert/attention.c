@@ -195,17 +195,27 @@ static double lost(const directions *d, int64_t first, int64_t n) {
     return all > 0 && left > 0 ? sqrt(left / all) : 0;
 }
 
+/* A conversion of a model: the sizes that both kinds need, then what is MLA's and what is W2's. */
 typedef struct {
     const weft_model *from;
     weft_model *to;
-    const weft_mla_options *options;
     int64_t e, n, heads, kv, width; /* E, KV · D, H, KV, D */
-    weft_rotated rotated;           /* kept 0: nothing rotates */
-    double factor;                  /* of queries, for MLA's scale in place of dot's */
-} mla_conversion;
+    const weft_mla_options *options;
+    weft_rotated rotated; /* kept 0: nothing rotates */
+    double factor;        /* of queries, for MLA's scale in place of dot's */
+    uint64_t seed;
+    double spread; /* a */
+} conversion;
+
+static conversion conversion_of(const weft_model *m) {
+    const weft_config *c = &m->config;
+    int64_t kv = weft_config_kv_heads(c), width = weft_config_head_dim(c);
+    return (conversion){
+        .from = m, .e = c->n_embd, .n = kv * width, .heads = c->n_head, .kv = kv, .width = width};
+}
 
 /* A [H, D, L] from the rows of U that start at `first`, times a factor; U [H, L, D] where `transposed`. */
-static weft_status write_maps(const mla_conversion *v, int64_t layer, const char *name,
+static weft_status write_maps(const conversion *v, int64_t layer, const char *name,
                               const directions *d, int64_t first, double factor, bool transposed) {
     int64_t latent = d->latent, width = v->width;
     WEFT_AUTO_FREE double *map = malloc((size_t)(v->heads * width * latent) * sizeof *map);
@@ -223,7 +233,7 @@ static weft_status write_maps(const mla_conversion *v, int64_t layer, const char
 }
 
 /* The keys and the values, each with a latent of its own, or with one. */
-static weft_status convert_latents(const mla_conversion *v, int64_t layer, const dot_layer *dot,
+static weft_status convert_latents(const conversion *v, int64_t layer, const dot_layer *dot,
                                    const double *moments, directions *d, weft_latent_error *error) {
     bool joint = v->options->joint;
     for (int part = 0; part < (joint ? 1 : 2); part++) {
@@ -246,7 +256,7 @@ static weft_status convert_latents(const mla_conversion *v, int64_t layer, const
     return WEFT_OK;
 }
 
-static const double *moments_of(const mla_conversion *v, int64_t layer) {
+static const double *moments_of(const conversion *v, int64_t layer) {
     const double *all = v->options->moments;
     return all ? all + layer * v->e * v->e : NULL;
 }
@@ -259,8 +269,8 @@ static double sum_diagonal(const double *a, int64_t n) {
 }
 
 /* Writes the rotated part, and leaves in `dot` the keys without it; *left is their share of the mean square. */
-static weft_status take_rotated(const mla_conversion *v, int64_t layer, dot_layer *dot,
-                                directions *d, double *left) {
+static weft_status take_rotated(const conversion *v, int64_t layer, dot_layer *dot, directions *d,
+                                double *left) {
     const weft_rotated *f = &v->rotated;
     const double *moments = moments_of(v, layer);
     int64_t e = v->e, inner = v->heads * v->width, rows = v->heads * f->kept;
@@ -291,7 +301,7 @@ static weft_status take_rotated(const mla_conversion *v, int64_t layer, dot_laye
     return WEFT_OK;
 }
 
-static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, directions *d,
+static weft_status convert_to_mla(const conversion *v, int64_t layer, directions *d,
                                   weft_latent_error *error) {
     const double *moments = moments_of(v, layer);
     WEFT_AUTO(end_dot) dot_layer dot = {0};
@@ -332,7 +342,7 @@ static weft_status check_mla(const weft_model *m, const weft_mla_options *o) {
 }
 
 /* How the rotated part is made; the stride by what all layers' scores owe each pair. */
-static weft_status choose_rotated(mla_conversion *v) {
+static weft_status choose_rotated(conversion *v) {
     const weft_config *c = &v->from->config;
     weft_rotated *f = &v->rotated;
     if (c->position != WEFT_POSITION_ROPE) return WEFT_OK;
@@ -370,13 +380,8 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
     c.kv_heads = 0;
     c.ra_mla_latent_dim = options->latent;
     c.ra_mla_joint_kv = options->joint;
-    mla_conversion v = {.from = m,
-                        .options = options,
-                        .e = c.n_embd,
-                        .heads = c.n_head,
-                        .kv = weft_config_kv_heads(&m->config),
-                        .width = weft_config_head_dim(&c)};
-    v.n = v.kv * v.width;
+    conversion v = conversion_of(m);
+    v.options = options;
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_TRY(choose_rotated(&v));
     if (v.rotated.kept) { /* its frequencies are those of the pairs that it keeps */
@@ -416,15 +421,8 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
  * be closer to dot's. */
 static const double NOISE = 0.008;
 
-typedef struct {
-    weft_model *to;
-    int64_t e, heads, kv, width; /* E, H, KV, D */
-    uint64_t seed;
-    double spread; /* a */
-} w2_conversion;
-
 /* The maps of `heads` heads: of each D rows of means from `rows` times a factor, then D rows of noise. */
-static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const char *name,
+static weft_status write_gaussian(const conversion *v, int64_t layer, const char *name,
                                   const double *rows, const double *bias, int64_t heads,
                                   double factor) {
     int64_t e = v->e, d = v->width, count = 2 * heads * d * e;
@@ -450,7 +448,8 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
     return WEFT_OK;
 }
 
-static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, int64_t layer) {
+static weft_status convert_to_w2(const conversion *v, int64_t layer) {
+    const weft_model *m = v->from;
     WEFT_AUTO(end_dot) dot_layer dot = {0};
     double log_tau[1024];
     double spread = m->config.qk_norm ? 1 : v->spread;
@@ -486,16 +485,13 @@ weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed
     c.w2_sigma_dim = 0;
     c.w2_tau_learned = true;
     WEFT_TRY(model_with(m, &c, out));
-    w2_conversion v = {.to = *out,
-                       .e = c.n_embd,
-                       .heads = c.n_head,
-                       .kv = weft_config_kv_heads(&m->config),
-                       .width = weft_config_head_dim(&c),
-                       .seed = seed,
-                       .spread = spread};
+    conversion v = conversion_of(m);
+    v.to = *out;
+    v.seed = seed;
+    v.spread = spread;
     weft_status status = WEFT_OK;
     for (int64_t l = 0; status == WEFT_OK && l < c.n_layer; l++)
-        status = convert_to_w2(&v, m, l);
+        status = convert_to_w2(&v, l);
     return finish(out, status);
 }
 

@@ -136,9 +136,8 @@ static weft_status compare_window(weft_session s[2], const weft_windows *text, i
                                   double *scores, double *apart) {
     const weft_config *c = &s[0].model->config;
     int64_t time = s[0].graph.tokens->shape[1], count = c->n_head * time * time;
-    const int32_t *tokens = text->tokens + window * (text->time + 1);
     for (int i = 0; i < 2; i++)
-        WEFT_TRY(weft_session_run(&s[i], tokens, tokens + 1, NULL));
+        WEFT_TRY(run_window(&s[i], text, window));
     for (int64_t l = 0; l < c->n_layer; l++) {
         for (int i = 0; i < 2; i++)
             WEFT_TRY(weft_session_scores(&s[i], l, scores + i * count));

@@ -22,17 +22,13 @@ static weft_status add_gates(const weft_session *s, int64_t layer, int64_t time,
     WEFT_TRY(weft_look_values(s, gate, &values));
     if (!values) return WEFT_OK;
     json_t *all = json_array();
-    for (int64_t h = 0; h < gate->shape[2]; h++) {
-        json_t *row = json_array();
-        for (int64_t i = 0; i < time; i++) {
-            double raw = values[(gate->shape[1] > 1 ? i : 0) * gate->shape[2] + h];
-            json_array_append_new(row, json_integer(lround(100 / (1 + exp(-raw)))));
-        }
+    int64_t heads = gate->shape[2], step = gate->shape[1] > 1 ? heads : 0;
+    for (int64_t h = 0; h < heads; h++) {
+        WEFT_JSON_LIST(row, i, time, json_integer(lround(100 / (1 + exp(-values[i * step + h])))));
         json_array_append_new(all, row);
     }
-    return json_object_set_new(to, "gates", all) == 0
-               ? WEFT_OK
-               : weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    json_object_set_new(to, "gates", all);
+    return WEFT_OK;
 }
 
 /* Adds the tokens that cross-token's routes keep for each token. */

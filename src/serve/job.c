@@ -186,8 +186,10 @@ static int64_t find_offset(const weft_answer *a, const weft_choice *c) {
 static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t from,
                              int64_t *offset) {
     char text[TOKEN_TEXT];
-    json_t *tokens = json_array(), *values = json_array(), *tops = json_array();
-    json_t *offsets = json_array(), *ids = json_array();
+    bool wanted = a->job->request.sampling.top_logprobs > 0;
+    json_t *tokens = json_array(), *values = json_array(), *offsets = json_array();
+    json_t *tops = wanted ? json_array() : NULL;
+    json_t *ids = wanted && a->job->request.token_ids ? json_array() : NULL;
     for (int64_t i = from; i < c->n_tokens; i++) {
         const weft_sampled *t = c->tokens + i;
         json_array_append_new(tokens, json_string(token_text(a, t->token, text)));
@@ -207,14 +209,8 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
         json_array_set_new(tops, 0, json_null());
         json_array_set_new(ids, 0, json_null());
     }
-    bool wanted = a->job->request.sampling.top_logprobs > 0;
-    json_t *object =
-        json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values, "text_offset",
-                  offsets, "top_logprobs", wanted ? json_incref(tops) : json_null());
-    if (wanted && a->job->request.token_ids) json_object_set(object, "top_token_ids", ids);
-    json_decref(tops);
-    json_decref(ids);
-    return object;
+    return weft_json_make("tokens:o token_logprobs:o text_offset:o top_logprobs:o top_token_ids:o*",
+                          tokens, values, offsets, tops, ids);
 }
 
 /* Tokens of all prompts, of all texts, and those of prompts that were not computed again. */
