@@ -146,7 +146,6 @@ static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, i
     return WEFT_OK;
 }
 
-/* Steps of `batch` rows at the end of a full context. */
 static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int64_t batch,
                                  int64_t vocab, result *r) {
     weft_decoder_row rows[WEFT_DECODER_ROWS];
@@ -198,7 +197,6 @@ static weft_status measure_first(const bench *b, const weft_model *m, int64_t pr
     return WEFT_OK;
 }
 
-/* The forward pass of training over as many tokens. */
 static weft_status measure_whole(const bench *b, const weft_model *m, int64_t time,
                                  double *seconds) {
     WEFT_AUTO(weft_session_close) weft_session s = {0};
@@ -391,7 +389,6 @@ static void measure_all(bench *b) {
     close_model(b);
 }
 
-/* Every variant that is named, at every context and batch. */
 static weft_status list_rows(bench *b) {
     const bench_options *o = b->opt;
     int64_t contexts[BENCH_LIST_MAX], batches[BENCH_LIST_MAX], most = o->prompt + 1;

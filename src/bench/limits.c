@@ -7,7 +7,6 @@
 
 #include <math.h>
 
-/* Seconds that a loop runs for at least. */
 #define LOOP_SECONDS 0.004
 
 enum { PIECE = 1 << 20, PIECES = 256, PEAK_MEASUREMENTS = 3, FIRST_ROUNDS = 1 << 10 };
@@ -22,7 +21,6 @@ struct bench_limits {
     char *from, *to;   /* PIECES pieces each */
 };
 
-/* So many rounds that a loop takes LOOP_SECONDS. */
 static int64_t count_rounds(bool bf16) {
     int64_t rounds = FIRST_ROUNDS;
     for (;; rounds *= 2) {

@@ -60,13 +60,11 @@ static inline void bench_graph_free(bench_graph *g) {
     weft_graph_destroy(g->graph);
 }
 
-/* The sizes as the peer's request has them. */
 json_t *bench_row_sizes(const bench_row *row);
 
 /* Floating-point operations of one run of all nodes, what backward computes again included. */
 double bench_graph_flops(const weft_graph *g);
 
-/* Fills the leaves of an executor of the graph. */
 weft_status bench_graph_fill(const bench_graph *g, weft_exec *x);
 
 /* The root mean squares of the outputs, then of the gradients; returns how many. */

@@ -109,7 +109,6 @@ static weft_status send_request(const bench *b, int64_t number) {
     return WEFT_OK;
 }
 
-/* How many tokens an event has. */
 static int64_t count_tokens(request *r, const char *json) {
     WEFT_AUTO_DECREF json_t *event = json_loads(json, JSON_ALLOW_NUL, NULL);
     const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
@@ -128,7 +127,6 @@ static void take_tokens(bench *b, request *r, int64_t n) {
     r->tokens += n;
 }
 
-/* One line of an answer; the tokens in it. */
 static int64_t take_line(request *r, const char *line) {
     int64_t n = r->body && strncmp(line, "data: {", 7) == 0 ? count_tokens(r, line + 6) : 0;
     if (r->body && strcmp(line, "data: [DONE]") == 0) r->ended = true;
@@ -137,7 +135,6 @@ static int64_t take_line(request *r, const char *line) {
     return n;
 }
 
-/* What has come. */
 static weft_status take_bytes(bench *b, request *r) {
     if (!weft_grow(&r->in, &r->room, r->bytes + (1 << 16)))
         return weft_fail(WEFT_ENOMEM, "bench: no memory");

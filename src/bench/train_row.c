@@ -19,7 +19,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-/* Losses agree with the peer's to this part. */
 #define TOLERANCE 1e-3
 #define TOLERANCE_BF16 1e-2
 
@@ -49,7 +48,6 @@ static void trim_memory(void) {
 #endif
 }
 
-/* A model in training. */
 typedef struct {
     const weft_backend *backend;
     weft_pool *pool;
@@ -115,6 +113,7 @@ static void close_training(training *t) {
     free(t->tokens);
     free(t->inputs);
     free(t->targets);
+    trim_memory();
 }
 
 static weft_status train_step(training *t) {
@@ -137,13 +136,10 @@ static weft_status touch_everything(const bench_train_job *job, const training *
     c.vocab_size = c.vocab_size < SMALL_VOCAB ? c.vocab_size : SMALL_VOCAB;
     c.batch_size = 1;
     c.micro_batch = 0;
-    training t = {.backend = like->backend, .pool = like->pool};
-    weft_status status = make_model(&c, &t);
-    if (!status) status = open_training(&c, &t);
-    if (!status) status = train_step(&t);
-    close_training(&t);
-    trim_memory();
-    return status;
+    WEFT_AUTO(close_training) training t = {.backend = like->backend, .pool = like->pool};
+    WEFT_TRY(make_model(&c, &t));
+    WEFT_TRY(open_training(&c, &t));
+    return train_step(&t);
 }
 
 static void remove_folder(const char *folder) {
@@ -156,7 +152,6 @@ static void remove_folder(const char *folder) {
     rmdir(folder);
 }
 
-/* Writes the weights to a folder of their own, for the peer. */
 static weft_status save_weights(const weft_model *m, char *folder, size_t room) {
     const char *under = getenv("TMPDIR");
     int length = snprintf(folder, room, "%s/weft-bench-XXXXXX", under && *under ? under : "/tmp");
@@ -294,30 +289,20 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
     return WEFT_OK;
 }
 
-static json_t *run_job(const bench_train_job *job) {
-    char folder[PATH_ROOM] = "";
-    const weft_backend *backend = NULL;
-    json_t *out = json_object();
+WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
+WEFT_ENDED_BY(bench_limits_destroy, bench_limits)
+static weft_status run_job(const bench_train_job *job, char *folder, json_t *out) {
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
+    WEFT_AUTO(bench_limits_destroy_at) bench_limits *limits = NULL;
+    WEFT_AUTO(close_training) training t = {0};
     double start = weft_clock();
     int64_t device = job->config->device == WEFT_DEVICE_CUDA ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
-    weft_status status = weft_device_open(device, weft_config_dtype(job->config), &backend);
+    WEFT_TRY(weft_device_open(device, weft_config_dtype(job->config), &t.backend));
     note_time(out, "device_seconds", &start);
-    training *t = calloc(1, sizeof *t);
-    if (!status && !t) status = weft_fail(WEFT_ENOMEM, "bench: no memory");
-    if (t) t->backend = backend;
-    if (!status) status = weft_pool_create(job->threads, &t->pool);
-    bench_limits *limits = NULL;
-    if (!status) status = bench_limits_create(t->pool, false, &limits);
-    if (!status) status = measure_row(job, t, limits, folder, out);
-    if (folder[0]) remove_folder(folder);
-    if (t) close_training(t);
-    bench_limits_destroy(limits);
-    if (t) weft_pool_destroy(t->pool);
-    free(t);
-    if (status)
-        weft_json_add(out, "error:o",
-                      weft_json_make("status:i message:s", status, weft_error_message()));
-    return out;
+    WEFT_TRY(weft_pool_create(job->threads, &pool));
+    WEFT_TRY(bench_limits_create(pool, false, &limits));
+    t.pool = pool;
+    return measure_row(job, &t, limits, folder, out);
 }
 
 json_t *bench_train_run(const bench_train_job *job) {
@@ -334,7 +319,13 @@ json_t *bench_train_run(const bench_train_job *job) {
         /* It does not go on without the process that wants its row. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent) _exit(1);
-        json_t *result = run_job(job);
+        char folder[PATH_ROOM] = "";
+        json_t *result = json_object();
+        weft_status failed = run_job(job, folder, result);
+        if (folder[0]) remove_folder(folder);
+        if (failed)
+            weft_json_add(result, "error:o",
+                          weft_json_make("status:i message:s", failed, weft_error_message()));
         char *text = json_dumps(result, JSON_COMPACT);
         size_t length = text ? strlen(text) : 0;
         bool sent = text && write(ends[1], text, length) == (ssize_t)length;

@@ -35,6 +35,5 @@ typedef struct {
     int n_settings;
 } bench_config_source;
 
-/* The checked config of a variant. */
 weft_status bench_variant_config(const bench_variant *v, const bench_config_source *from,
                                  weft_config *c);

@@ -97,7 +97,6 @@ static void add_setting(weft_args *a, const char *text, const char *where) {
     a->settings[a->n_settings++] = (weft_override){text, where};
 }
 
-/* KEY=VALUE from an option of its own. */
 static void add_option_setting(weft_args *a, int place, const char *key, const char *value,
                                const char *where) {
     snprintf(a->setting_text[place], sizeof a->setting_text[place], "%s=%.40s", key, value);

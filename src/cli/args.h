@@ -46,7 +46,6 @@ typedef struct {
     int rule;   /* WEFT_ARG_...; one that is needed has a `value` */
 } weft_arg;
 
-/* The shared options that a command takes. */
 enum {
     ARGS_JSON = 1,
     ARGS_THREADS = 2,

@@ -30,10 +30,9 @@ weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]) {
 /* Its tokenizer.json, or what the config names, to be closed after a failure too. Of a larger vocabulary than
  * the model's there are tokens that it does not know. */
 static weft_status open_tokenizer(weft_loaded *l) {
-    char path[WEFT_PATH_MAX];
     bool there;
     const weft_config *c = &l->config;
-    WEFT_TRY(weft_path(path, "%s/%s", l->folder, weft_parts[WEFT_PART_TOKENIZER]));
+    WEFT_PATH(path, "%s/%s", l->folder, weft_parts[WEFT_PART_TOKENIZER]);
     WEFT_TRY(weft_path_there(path, &there));
     WEFT_TRY(weft_tokenizer_open(there ? path : c->tokenizer, &l->tokenizer));
     if (weft_tokenizer_vocab(l->tokenizer) <= c->vocab_size) return WEFT_OK;
@@ -119,9 +118,8 @@ static bool makes_model(const weft_option *o) {
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const made_parts *p = context;
-    char path[WEFT_PATH_MAX];
+    WEFT_PATH(path, "%s/model.config", folder);
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
-    WEFT_TRY(weft_path(path, "%s/model.config", folder));
     WEFT_TRY(weft_config_save_changes(&p->model->config, "", makes_model, path));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])

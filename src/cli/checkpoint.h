@@ -11,7 +11,6 @@ WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
 /* The checkpoint that `path` stands for: itself, or the best of a run's folder. */
 weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]);
 
-/* A checkpoint that is ready to run. */
 typedef struct {
     char folder[WEFT_PATH_MAX]; /* the checkpoint itself */
     weft_config config;

@@ -54,7 +54,6 @@ typedef struct {
     double spread;
 } conversion;
 
-/* What a change of attention did. */
 typedef struct {
     weft_latent_error *errors; /* [layers]; NULL: no MLA */
     double *apart;             /* [layers]; NULL: no W2 */

@@ -150,7 +150,6 @@ static void print_score(const weft_args *args, const char *path, const weft_suit
     weft_args_print(object, 0);
 }
 
-/* What goes with what. */
 static weft_status check_usage(const weft_args *a, const weft_evaluation *what, const char *suite,
                                const char *details, const needle_args *needle) {
     bool outputs = what->targets || what->logits || what->grads || what->scores;

@@ -157,7 +157,6 @@ static weft_status add_text(sample_text *s, const char *text, size_t bytes, bool
     return WEFT_OK;
 }
 
-/* Takes what a sequence has made. */
 static weft_status take_tokens(const generation *g, sample_text *s, double start, bool shown) {
     const char *text;
     size_t bytes;

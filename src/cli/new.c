@@ -219,10 +219,9 @@ static void say_sizes(const weft_study *s) {
 }
 
 static weft_status fill_folder(const weft_args *a, const wishes *w, const char *path) {
-    char data[WEFT_PATH_MAX];
     weft_config c;
     double runs = (double)(w->n * w->seeds), minutes = SHARE_OF_TIME * w->minutes;
-    WEFT_TRY(weft_path(data, "%s/data", w->folder));
+    WEFT_PATH(data, "%s/data", w->folder);
     WEFT_TRY(weft_own_text_choose(a, a->repeated, a->n_repeated, data, minutes / runs, &c));
     for (int i = 0; i < w->n; i++)
         if (strcmp(w->sets[i], "ATTENTION=mla") == 0) c.ra_mla_latent_dim = c.n_embd / 4;

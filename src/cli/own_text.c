@@ -47,7 +47,6 @@ static const rung ladder[] = {{2, 2, 64, 64},     {3, 4, 128, 128},    {4, 4, 19
                               {12, 12, 768, 512}, {24, 16, 1024, 1024}};
 enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
-/* What is known when a size is chosen. */
 typedef struct {
     const weft_backend *backend;
     int threads;
@@ -56,7 +55,6 @@ typedef struct {
     char prompt[PROMPT_MOST + 1];
 } facts;
 
-/* A rung with what it costs. */
 typedef struct {
     weft_config config;
     int64_t parameters;
@@ -192,9 +190,8 @@ static weft_status choose(const char *const *paths, int n, const char *data, dou
 
 static weft_status prepare(const char *const *paths, int n, const char *out, double minutes,
                            weft_pool *pool, facts *f) {
-    char data[WEFT_PATH_MAX];
     choice h;
-    WEFT_TRY(weft_path(data, "%s/data", out));
+    WEFT_PATH(data, "%s/data", out);
     WEFT_TRY(choose(paths, n, data, minutes, pool, f, &h));
     char tokens[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM], parameters[WEFT_COUNT_ROOM];
     const weft_config *c = &h.config;
@@ -210,14 +207,12 @@ static weft_status prepare(const char *const *paths, int n, const char *out, dou
              fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
              minutes * share >= 1 ? " minutes" : " seconds");
     /* The dataset is named as it lies in the run's folder, which may be moved. */
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/config", out));
+    WEFT_PATH(path, "%s/config", out);
     snprintf(h.config.dataset, sizeof h.config.dataset, "data");
     WEFT_TRY(weft_config_cut_batch(&h.config, f->backend, f->threads, 1));
     return weft_config_save(&h.config, path);
 }
 
-/* The backend that the arguments ask for. */
 static weft_status open_backend(const weft_args *a, weft_pool **pool, facts *f) {
     weft_config c;
     weft_config_defaults(&c);

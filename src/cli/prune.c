@@ -42,7 +42,6 @@ typedef struct {
     double keep;
 } prune_job;
 
-/* What it came to. */
 typedef struct {
     weft_pruned did;
     weft_model *model;
@@ -90,9 +89,8 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
     WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *state = NULL;
     WEFT_AUTO_FREE double *given = NULL;
     if (strcmp(job->by_text, "state") == 0) {
-        char file[WEFT_PATH_MAX];
         bool there;
-        WEFT_TRY(weft_path(file, "%s/optimizer.safetensors", l->folder));
+        WEFT_PATH(file, "%s/optimizer.safetensors", l->folder);
         WEFT_TRY(weft_path_there(file, &there));
         if (!there)
             return WEFT_BAD_INPUT(

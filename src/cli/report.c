@@ -17,7 +17,6 @@ const char weft_help_report[] =
 
 enum { STUDIES_MOST = 256 };
 
-/* The folder of a database. */
 static const char *folder_of(const char *path, char room[WEFT_PATH_MAX]) {
     struct stat is;
     if (stat(path, &is) == 0 && S_ISDIR(is.st_mode)) return path;

@@ -290,13 +290,16 @@ const char weft_help_watch[] =
     "score, averaged over seeds, and given notes and tags, which are kept in notes.db in the first "
     "folder. Nothing else is written, and no run waits for it. SIGINT or SIGTERM ends it.\n";
 
+WEFT_ENDED_BY(weft_watched_close, weft_watched)
+WEFT_ENDED_BY(weft_live_close, weft_live)
+
 weft_status weft_cmd_watch(weft_args *args, int argc, char **argv) {
     enum { FOLDERS_MOST = 256 };
     const char *folders[FOLDERS_MOST] = {"runs"};
     weft_live_options o = {.host = "127.0.0.1"};
     int64_t port = 8100;
-    weft_watched *runs = NULL;
-    weft_live *watch = NULL;
+    WEFT_AUTO(weft_watched_close_at) weft_watched *runs = NULL;
+    WEFT_AUTO(weft_live_close_at) weft_live *watch = NULL;
     sigset_t signals;
     const weft_arg own[] = {
         {"--port", .number = &port, .max = 65535}, {"--host", .value = &o.host}, {0}};
@@ -305,18 +308,13 @@ weft_status weft_cmd_watch(weft_args *args, int argc, char **argv) {
         return WEFT_BAD_INPUT("takes folders and no config; see 'weft help watch'");
     o.port = (int)port;
     hold_signals(&signals);
-    weft_status status = weft_watched_open(folders, args->n_words ? args->n_words : 1, true, &runs);
-    if (status == WEFT_OK) status = weft_live_open(&o, runs, &watch);
-    if (status == WEFT_OK) {
-        char what[64];
-        int found = watch->found;
-        snprintf(what, sizeof what, "watching %d run%s", found, found == 1 ? "" : "s");
-        print_address(args, what, o.host, watch->port, NULL);
-        if (!weft_http_is_local(o.host))
-            weft_log(WEFT_LOG_WARN, "watch: everyone who reaches %s sees these runs", o.host);
-        wait_for_signal(&signals);
-    }
-    weft_live_close(watch);
-    weft_watched_close(runs);
-    return status;
+    WEFT_TRY(weft_watched_open(folders, args->n_words ? args->n_words : 1, true, &runs));
+    WEFT_TRY(weft_live_open(&o, runs, &watch));
+    char what[64];
+    snprintf(what, sizeof what, "watching %d run%s", watch->found, watch->found == 1 ? "" : "s");
+    print_address(args, what, o.host, watch->port, NULL);
+    if (!weft_http_is_local(o.host))
+        weft_log(WEFT_LOG_WARN, "watch: everyone who reaches %s sees these runs", o.host);
+    wait_for_signal(&signals);
+    return WEFT_OK;
 }

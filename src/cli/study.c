@@ -347,7 +347,7 @@ static pid_t start_page(const char *folder) {
 
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
-    char name[WEFT_PATH_MAX], database[WEFT_PATH_MAX];
+    char name[WEFT_PATH_MAX];
     WEFT_AUTO_FREE bool *chosen = NULL;
     weft_study_options o = {.out = out_of(own, s, name),
                             .jobs = (int)own->jobs,
@@ -368,9 +368,8 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);
     weft_child_stop(page);
     WEFT_TRY(status);
-    WEFT_TRY(weft_path(database, "%s/runs.db", o.out));
-    char config[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(config, "%s/" WEFT_STUDY_CONFIG, o.out));
+    WEFT_PATH(database, "%s/runs.db", o.out);
+    WEFT_PATH(config, "%s/" WEFT_STUDY_CONFIG, o.out);
     WEFT_TRY(weft_config_save(&s->base, config));
     bool stopped = r->signal && r->waiting > 0;
     if (!stopped) status = weft_report_write(database, o.out);

@@ -52,7 +52,6 @@ const char weft_help_train[] =
 
 enum { OUT_ROOM = 512 };
 
-/* What is said of a run beside its config. */
 typedef struct {
     weft_train_options options;
     const char *peak, *minutes_text;
@@ -118,9 +117,8 @@ static void tell_end(const weft_train_result *r, const char *out) {
 
 /* DIR/result.json, for whoever looks at runs; a study has its own hand on it. */
 static weft_status keep_result(const weft_train_result *r, const char *out, json_t *facts) {
-    char path[WEFT_PATH_MAX];
     struct stat a, b;
-    WEFT_TRY(weft_path(path, "%s/result.json", out));
+    WEFT_PATH(path, "%s/result.json", out);
     bool same = fstat(STDOUT_FILENO, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev &&
                 a.st_ino == b.st_ino;
     if (same) return WEFT_OK;
@@ -171,12 +169,11 @@ static weft_status prepare_text(const weft_args *args, const train_args *own) {
 
 /* A dataset beside the config, in a run's folder that may have been moved: one that weft made there. */
 static weft_status find_data(const char *config, weft_config *c) {
-    char path[WEFT_PATH_MAX];
     const char *slash = strrchr(config, '/');
     weft_kind kind;
     bool marked;
     if (*c->dataset == '/') return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%.*s%s", slash ? (int)(slash + 1 - config) : 0, config, c->dataset));
+    WEFT_PATH(path, "%.*s%s", slash ? (int)(slash + 1 - config) : 0, config, c->dataset);
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind != WEFT_KIND_FOLDER) return WEFT_OK;
     WEFT_TRY(weft_folder_is_marked(path, &marked));
@@ -236,7 +233,6 @@ static weft_status look(void *context, const weft_model *m) {
     return WEFT_OK;
 }
 
-/* The run, once its arguments are right. */
 static weft_status run(weft_args *args, train_args *own, weft_train_result *result,
                        json_t **facts) {
     weft_config c;

@@ -80,7 +80,6 @@ typedef struct {
 /* Sets one option from text; quotes around the value are taken off. `where` names the source in
  * errors ("demo.config:12", "-o"). An unknown key names the nearest known one. */
 weft_status weft_config_set(weft_config *c, const char *key, const char *value, const char *where);
-/* "KEY=VALUE". */
 weft_status weft_config_override(weft_config *c, const char *assignment, const char *where);
 /* Several, with blanks between. */
 weft_status weft_config_override_all(weft_config *c, const char *assignments, const char *where);
@@ -119,19 +118,15 @@ void weft_config_advise(const weft_config *const *configs, int n, const char *wh
 
 /* One option's value as text ("y", "12", "0.1", "dot"). */
 void weft_config_format(const weft_config *c, const weft_option *option, char *text, size_t room);
-/* Whether both have the same value of it. */
 bool weft_option_same(const weft_config *a, const weft_config *b, const weft_option *option);
 
-/* The word that a WORD option has. */
 const char *weft_config_word(const weft_config *c, const weft_option *option);
-/* Sets the options of one owner back to their defaults. */
 void weft_config_reset(weft_config *c, weft_option_owner owner);
 
 /* config.json: every key in lower case without CONFIG_. The caller owns the object. */
 json_t *weft_config_to_json(const weft_config *c);
 weft_status weft_config_from_json(weft_config *c, const json_t *object, const char *where);
 
-/* An option's key as config.json has it. */
 void weft_option_json_key(const weft_option *o, char *key, size_t room);
 /* A config.json as somebody kept it, every option by its key of today. NULL: it is no object. */
 json_t *weft_config_kept(const char *text);
@@ -149,7 +144,6 @@ bool weft_config_write_help(FILE *out, const char *word);
 /* One option: its default, what it does, what it may be, when it matters, and the names that it had before. */
 void weft_option_explain(const weft_option *o, FILE *out);
 
-/* Derived sizes. */
 double weft_config_mup(const weft_config *c);       /* E / MUP_BASE_WIDTH with MUP; else 1 */
 int64_t weft_config_head_dim(const weft_config *c); /* D: HEAD_DIM, or E / H */
 int64_t weft_config_ffn_dim(const weft_config *c);  /* F */

@@ -39,7 +39,6 @@ static void write_quoted(FILE *out, const char *text, const char *end) {
     fputs("\"\n", out);
 }
 
-/* A value as a config's line has it. */
 static void write_value(FILE *out, const weft_option *o, const char *value) {
     if (o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT)
         fprintf(out, "%s\n", value);

@@ -259,7 +259,6 @@ static void read_share(source *s, double share, weft_config *c) {
         set_number(s, c, "ROPE_DIM", trunc((double)weft_config_head_dim(c) * share));
 }
 
-/* The rotations of layers with a window, where these have their own. */
 static void read_local(source *s, const json_t *rope, weft_config *c) {
     const json_t *type = json_object_get(rope, "rope_type");
     double theta = number_of(s, s->root, "rope_local_base_freq", s->like->local_theta);
@@ -393,7 +392,6 @@ static void read_softcap(source *s, weft_config *c, const char *key, const char 
     set_number(s, c, key, none ? 0 : number_of(s, s->root, theirs, fallback));
 }
 
-/* What Gemma has beside Llama's parts. */
 static void read_gemma(source *s, weft_config *c) {
     const llama_like *like = s->like;
     const json_t *act = json_object_get(s->root, "hidden_act");

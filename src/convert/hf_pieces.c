@@ -146,7 +146,6 @@ static void add_latents(piece_list *p, int64_t i) {
     add_blocks(p, i, "attn.v_up", kv_b, h, 2 * d, d, latent, d)->turned = true;
 }
 
-/* A norm's gain. */
 static void add_gain(piece_list *p, int64_t layer, const char *ours, const char *theirs,
                      int64_t width) {
     add(p, layer, ours, theirs, width, 0)->lessened = p->family == WEFT_HF_GEMMA ? 1 : 0;

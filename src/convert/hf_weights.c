@@ -195,7 +195,6 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     return WEFT_OK;
 }
 
-/* Puts our rows where theirs has them, as they have them. */
 static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
                               unsigned char *to) {
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;

@@ -11,7 +11,6 @@ typedef struct {
     int64_t windows, time;
 } weft_windows;
 
-/* Where models run. */
 typedef struct {
     const weft_backend *backend;
     weft_pool *pool;

@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-/* The config with `left` of so many units. */
 static void set_units(weft_config *c, weft_prune_what what, int64_t units, int64_t left) {
     int64_t ffn = weft_config_ffn_dim(c), group = c->n_head / weft_config_kv_heads(c);
     if (what == WEFT_PRUNE_HEADS) {
@@ -41,7 +40,6 @@ static weft_status read_moments(void *context, const weft_weight *w, double *out
     return WEFT_OK;
 }
 
-/* The model, what is pruned of it, and which units stay. */
 typedef struct {
     const weft_model *from;
     weft_model *to;

@@ -22,7 +22,6 @@ typedef struct {
     /* both NULL: by magnitude, Σ w² */
 } weft_prune_options;
 
-/* What became of one layer. */
 typedef struct {
     int64_t *kept; /* the units that stay, ascending */
     double share;  /* of the layer's importance that they have */

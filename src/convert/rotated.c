@@ -128,7 +128,6 @@ static weft_status find_shares(const weft_rotated *f, int64_t pair, const double
     return WEFT_OK;
 }
 
-/* Rows of a matrix and their biases. */
 typedef struct {
     double *rows, *biases;
 } row_list;

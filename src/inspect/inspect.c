@@ -293,7 +293,6 @@ void weft_inspection_free(weft_inspection *i) {
     *i = (weft_inspection){0};
 }
 
-/* All that a look over the windows needs. */
 typedef struct {
     weft_session session;
     weft_layer_sums *sums;    /* [layers] */

@@ -36,5 +36,4 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
 /* Deviations; `scores` are still scores. */
 weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
                                 weft_layer_look *out, weft_layer_sums *sums);
-/* The means of all that was added of so many heads. */
 void weft_finish_heads(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);

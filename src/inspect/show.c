@@ -8,7 +8,6 @@
 
 enum { HEADS_MOST = 16, DIGITS = 4 };
 
-/* Whether any head has it. */
 static bool has_number(const weft_inspection *i, int n) {
     for (int64_t k = 0; k < i->n_layers * i->n_heads; k++)
         if (isfinite(i->layers[k / i->n_heads].heads[k % i->n_heads].number[n])) return true;

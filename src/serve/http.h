@@ -61,7 +61,6 @@ weft_connection *weft_connection_of(struct MHD_Connection *c);
 void weft_connection_begin(weft_connections *all, weft_connection *c, double seconds);
 /* The answer is this job, which is held until weft_connection_end. */
 void weft_connection_watch(weft_connections *all, weft_connection *c, weft_job *j);
-/* The answer was sent, or given up. */
 void weft_connection_end(weft_connections *all, weft_connection *c);
 
 /* How many there are, and on how many of them an answer is being made or sent. */

@@ -12,7 +12,6 @@
 
 #include <stdatomic.h>
 
-/* One text. */
 typedef struct {
     int64_t prompt; /* the number of its prompt */
     /* The worker's alone. */
@@ -56,7 +55,6 @@ weft_job *weft_job_create(weft_request *request);
  * it has so many numbers at most. False: *why says so. */
 enum { WEFT_JOB_TOLD = 1 << 20 };
 bool weft_job_check(const weft_job *j, weft_refusal *why);
-/* One owner more, one less. */
 void weft_job_hold(weft_job *j);
 void weft_job_release(weft_job *j);
 

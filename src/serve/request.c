@@ -234,7 +234,6 @@ static bool read_prompts(const reading *in) {
     return true;
 }
 
-/* A message's parts, joined. */
 static bool join_parts(const reading *in, const json_t *parts, weft_message *out) {
     for (size_t i = 0; i < json_array_size(parts); i++) {
         const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");

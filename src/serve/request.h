@@ -71,7 +71,6 @@ typedef struct {
     json_t *root;             /* holds the texts */
 } weft_request;
 
-/* What the server allows. */
 typedef struct {
     int64_t texts; /* prompts times n */
 } weft_request_limits;

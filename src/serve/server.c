@@ -32,7 +32,6 @@
 WEFT_EMBED("weft_page_html", "src/serve/page.html");
 extern const char weft_page_html[];
 
-/* What all exchanges of a server share. */
 struct weft_server {
     weft_server_options options;
     struct served {
@@ -212,7 +211,6 @@ static json_t *model_json(const weft_server *s, const struct served *m) {
                      (json_int_t)m->size.context);
 }
 
-/* One model, or all where the name is NULL. */
 static enum MHD_Result send_models(exchange *x, const char *name) {
     const weft_server *s = x->server;
     if (name)
@@ -387,7 +385,6 @@ static enum MHD_Result answer_job(exchange *x) {
     return send_text(x, 200, json_media, weft_answer_whole(x->answer), false);
 }
 
-/* The request is whole. */
 static enum MHD_Result begin(exchange *x, const char *url) {
     x->begun = true;
     weft_connection_begin(x->server->connections, x->connection, x->server->options.answer_seconds);

@@ -42,5 +42,4 @@ int weft_server_port(const weft_server *s);
 void weft_server_drain(weft_server *s);
 /* How many answers are still being made or sent. */
 int64_t weft_server_busy(weft_server *s);
-/* Ends everything at once. */
 void weft_server_close(weft_server *s);

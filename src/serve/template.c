@@ -202,7 +202,6 @@ void weft_template_close(weft_template *m) {
 
 WEFT_GETTER(const char *, weft_template_stop, weft_template, stop)
 
-/* A prompt as it is put together. */
 typedef struct {
     weft_encoder *encoder;
     char *text; /* since the last special token */

@@ -35,7 +35,6 @@ static void end_choice(weft_worker *w, weft_choice *c) {
     c->id = -1;
 }
 
-/* Takes what the generator made of one text. */
 static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
     weft_sampled token;
     weft_take take;
@@ -73,7 +72,6 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
     return WEFT_OK;
 }
 
-/* Lets go of a job that is finished. */
 static void drop_job(weft_worker *w, weft_job *j, const weft_refusal *failure) {
     for (int64_t i = 0; i < j->n_choices; i++)
         end_choice(w, j->choices + i);
@@ -174,7 +172,6 @@ static void *run(void *context) {
     weft_job *incoming;
     bool goes_on;
     do {
-        /* Waits until there is something to do. */
         pthread_mutex_lock(&w->lock);
         weft_generator_count(w->generator, &w->stats);
         w->ready = true;
