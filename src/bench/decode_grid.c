@@ -57,8 +57,8 @@ weft_status bench_grid_list(const bench_options *o, bench_decode_row *rows, int 
     for (int i = 0; i < GRID; i++) {
         size_t length = strcspn(grid[i].model, " ");
         const char *setting = grid[i].model + length;
-        const char *over[] = {o->cuda ? "DTYPE=bf16" : "DTYPE=f32", *setting ? setting + 1 : NULL,
-                              NULL};
+        char over[64];
+        snprintf(over, sizeof over, "DTYPE=%s%s", o->cuda ? "bf16" : "f32", setting);
         snprintf(shape, sizeof shape, "%.*s", (int)length, grid[i].model);
         bench_config_source source = {.shape = bench_shape_find(shape),
                                       .over = over,

@@ -221,17 +221,8 @@ static json_t *make_request(const bench *b, const bench_decode_row *row) {
                           b->opt->cuda ? "cuda" : "cpu");
 }
 
-/* Tells the peer of all rows before any is measured, so that it compiles what it will be asked for. One that has
- * nothing to do may refuse. */
-static void prepare_peer(bench *b) {
-    if (!b->peer) return;
-    WEFT_JSON_LIST(requests, i, b->n, make_request(b, b->list + i));
-    json_decref(bench_peer_ask(b->peer, weft_json_make("do:s rows:o", "prepare", requests)));
-}
-
 static void ask_peer(bench *b, const bench_decode_row *row, result *r) {
     char name[BENCH_ROW_NAME];
-    if (!b->peer) return;
     WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(b->peer, make_request(b, row));
     if (!reply) fprintf(stderr, "%s: %s\n", bench_row_name(row, name), bench_peer_error(b->peer));
     const char *form = json_string_value(json_object_get(reply, "form"));
@@ -260,16 +251,6 @@ static weft_status measure_decoder(bench *b, const weft_model *m, int64_t contex
     r->weights = weft_decoder_weight_bytes(d);
     return weft_decoder_samples(d) ? measure_sampled(b, d, context, batch, r)
                                    : measure_steps(b, d, context, batch, m->config.vocab_size, r);
-}
-
-static weft_status measure_row(bench *b, const weft_model *m, int64_t context, int64_t batch,
-                               result *r) {
-    double before = read_rate(b);
-    WEFT_TRY(measure_decoder(b, m, context, batch, r));
-    double after = read_rate(b);
-    r->rate = before > after ? before : after;
-    r->floor = ((double)r->weights + (double)r->bytes) / r->rate;
-    return WEFT_OK;
 }
 
 weft_status bench_decode_model(const weft_model *m, const weft_backend *backend, weft_pool *pool,
@@ -327,27 +308,26 @@ static void leave_out(bench *b, const bench_decode_row *row, const char *why) {
     json_array_append_new(b->left_out, weft_json_make("name:s why:s", name, why));
 }
 
-/* The model of a row, and of the rows behind it that have the same. */
-static weft_status open_model(bench *b, const bench_decode_row *row, result *r) {
+static weft_status measure_next(bench *b, const bench_decode_row *row) {
     const weft_config *c = &row->config;
     int64_t prompt = b->opt->prompt;
-    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &b->model));
-    WEFT_TRY(weft_model_start_on(b->model, 1, b->pool));
-    if (prompt) WEFT_TRY(measure_first(b, b->model, prompt, &r->first));
-    if (prompt) WEFT_TRY(measure_whole(b, b->model, prompt, &r->whole));
-    return WEFT_OK;
-}
-
-static weft_status measure_next(bench *b, const bench_decode_row *row) {
     result r = {0};
-    if (!b->model) WEFT_TRY(open_model(b, row, &r));
-    weft_status status = measure_row(b, b->model, row->context, row->batch, &r);
+    if (!b->model) { /* of this row, and of the rows behind it that have the same */
+        WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &b->model));
+        WEFT_TRY(weft_model_start_on(b->model, 1, b->pool));
+        if (prompt) WEFT_TRY(measure_first(b, b->model, prompt, &r.first));
+        if (prompt) WEFT_TRY(measure_whole(b, b->model, prompt, &r.whole));
+    }
+    double before = read_rate(b);
+    weft_status status = measure_decoder(b, b->model, row->context, row->batch, &r);
     if (status == WEFT_ENOMEM) {
         leave_out(b, row, weft_error_message());
         return WEFT_OK;
     }
     WEFT_TRY(status);
-    ask_peer(b, row, &r);
+    r.rate = fmax(before, read_rate(b));
+    r.floor = ((double)r.weights + (double)r.bytes) / r.rate;
+    if (b->peer) ask_peer(b, row, &r);
     print_row(b, row, &r);
     add_json(b, row, &r);
     return WEFT_OK;
@@ -456,7 +436,10 @@ weft_status bench_decode_table(const bench_options *o, int *failed) {
                 "decode on %s, %d threads; the floor is a read of every weight and of "
                 "every sequence's cache\n\n",
                 o->cuda ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(b->pool));
-    prepare_peer(b);
+    if (b->peer) { /* hears of all rows first, so that it compiles what it will be asked for; it may refuse */
+        WEFT_JSON_LIST(requests, i, b->n, make_request(b, b->list + i));
+        json_decref(bench_peer_ask(b->peer, weft_json_make("do:s rows:o", "prepare", requests)));
+    }
     measure_all(b);
     WEFT_AUTO_DECREF json_t *summary = o->grid ? bench_grid_summary(b->rows, o->table) : NULL;
     if (!o->json) return WEFT_OK;

@@ -211,27 +211,6 @@ static weft_status report_memory(bench *b) {
     return WEFT_OK;
 }
 
-/* What the machine can do when it is let: the best of a few measurements. */
-typedef struct {
-    double gflops, bf16_gflops, gbytes;
-} machine_limits;
-
-static void print_head(const bench *b, const machine_limits *limits) {
-    FILE *to = b->opt->table;
-    if (!to) return;
-    fprintf(to, "weft %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(),
-            weft_pool_size(b->pool));
-    fprintf(to,
-            "limits of %s on all threads: %.1f GFLOP/s in f32 and %.1f in bf16 (multiply-adds in "
-            "registers alone), %.1f GB/s (a copy of 256 MiB, read + written)\n",
-            weft_cpu_isa(), limits->gflops, limits->bf16_gflops, limits->gbytes);
-    fprintf(to, "peer: %s%s\n", b->peer_name,
-            b->peer ? ", as many threads" : "; its columns say -");
-    fputs("of limit: against the limit measured in the same rounds. ratio: PyTorch's time / "
-          "ours.\n\n",
-          to);
-}
-
 static void end_bench(bench *b) {
     bench_peer_stop(b->peer);
     bench_limits_destroy(b->limits);
@@ -253,21 +232,32 @@ weft_status bench_op_table(const bench_options *o, int *differing) {
     if (o->peer)
         b->peer =
             bench_peer_start(o->peer, weft_pool_size(b->pool), b->peer_name, sizeof b->peer_name);
-    machine_limits limits = {0};
+    /* What the machine can do when it is let: the best of a few measurements. */
+    double gflops = 0, bf16_gflops = 0, gbytes = 0;
     for (int i = 0; i < 6; i++) {
-        limits.gflops = fmax(limits.gflops, bench_limit_gflops(b->limits, false));
-        limits.bf16_gflops = fmax(limits.bf16_gflops, bench_limit_gflops(b->limits, true));
-        limits.gbytes = fmax(limits.gbytes, bench_limit_gbytes(b->limits));
+        gflops = fmax(gflops, bench_limit_gflops(b->limits, false));
+        bf16_gflops = fmax(bf16_gflops, bench_limit_gflops(b->limits, true));
+        gbytes = fmax(gbytes, bench_limit_gbytes(b->limits));
     }
-    print_head(b, &limits);
+    const char *isa = weft_cpu_isa();
+    if (o->table)
+        fprintf(
+            o->table,
+            "weft %s, %s, threads: %d\n"
+            "limits of %s on all threads: %.1f GFLOP/s in f32 and %.1f in bf16 (multiply-adds in "
+            "registers alone), %.1f GB/s (a copy of 256 MiB, read + written)\n"
+            "peer: %s%s\n"
+            "of limit: against the limit measured in the same rounds. ratio: PyTorch's time / "
+            "ours.\n\n",
+            weft_version(), isa, weft_pool_size(b->pool), isa, gflops, bf16_gflops, gbytes,
+            b->peer_name, b->peer ? ", as many threads" : "; its columns say -");
     bench_table_start(&b->table, o->table,
                       "operation:-13|row:-23|pass:-7|ms:9|±:4|rate:14|of limit:8|PyTorch ms:10|±:4|"
                       "ratio:6|PyTorch's form:-21");
     WEFT_TRY(measure_rows(b));
     WEFT_TRY(report_memory(b));
     if (!o->json) return WEFT_OK;
-    json_t *most = weft_json_make("gflops:f bf16_gflops:f gbytes:f", limits.gflops,
-                                  limits.bf16_gflops, limits.gbytes);
+    json_t *most = weft_json_make("gflops:f bf16_gflops:f gbytes:f", gflops, bf16_gflops, gbytes);
     json_t *all = weft_json_make(
         "version:s isa:s threads:i peer:s quick:b limits:o rows:O memory:O", weft_version(),
         weft_cpu_isa(), weft_pool_size(b->pool), b->peer_name, o->quick, most, b->rows, b->memory);

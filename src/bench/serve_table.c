@@ -109,13 +109,6 @@ static weft_status send_request(const bench *b, int64_t number) {
     return WEFT_OK;
 }
 
-static int64_t count_tokens(request *r, const char *json) {
-    WEFT_AUTO_DECREF json_t *event = json_loads(json, JSON_ALLOW_NUL, NULL);
-    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
-    if (!event || json_object_get(event, "error")) r->status = 0;
-    return (int64_t)json_array_size(json_object_get(choice, "token_ids"));
-}
-
 /* Tokens that came together: each took its part of the time since the last. */
 static void take_tokens(bench *b, request *r, int64_t n) {
     double now = weft_clock();
@@ -128,11 +121,14 @@ static void take_tokens(bench *b, request *r, int64_t n) {
 }
 
 static int64_t take_line(request *r, const char *line) {
-    int64_t n = r->body && strncmp(line, "data: {", 7) == 0 ? count_tokens(r, line + 6) : 0;
+    bool data = r->body && strncmp(line, "data: {", 7) == 0;
+    WEFT_AUTO_DECREF json_t *event = data ? json_loads(line + 6, JSON_ALLOW_NUL, NULL) : NULL;
+    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
+    if (data && (!event || json_object_get(event, "error"))) r->status = 0;
     if (r->body && strcmp(line, "data: [DONE]") == 0) r->ended = true;
     if (!r->body && strncmp(line, "HTTP/", 5) == 0) r->status = atoi(line + strcspn(line, " "));
     r->body |= !*line;
-    return n;
+    return (int64_t)json_array_size(json_object_get(choice, "token_ids"));
 }
 
 static weft_status take_bytes(bench *b, request *r) {

@@ -228,14 +228,6 @@ static void report_speed(const bench_train_job *job, const measured *m, bool pee
         weft_json_add(out, "peer_error:s", bench_peer_error(job->peer));
 }
 
-/* After the steps, so that its memory is not counted as theirs. */
-static void report_device_limit(const bench_train_job *job, const training *t, json_t *out) {
-    double limit = bench_product_gflops(t->backend, t->pool, is_bf16(job));
-    double seconds = json_number_value(json_object_get(out, "seconds"));
-    double rate = seconds > 0 ? 1e-9 * job->step_flops / seconds : 0;
-    weft_json_add(out, "limit_gflops:f of_limit:f", limit, limit > 0 ? rate / limit : 0.0);
-}
-
 static weft_status measure_speed(const bench_train_job *job, training *t, bench_limits *limits,
                                  const char *folder, json_t *out) {
     measured m = {0};
@@ -282,7 +274,12 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
         WEFT_TRY(train_step(t));
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
     int64_t peak = remote ? weft_cuda_bytes_taken() + before : read_status("VmHWM:");
-    if (remote) report_device_limit(job, t, out);
+    if (remote) { /* after the steps, so that its memory is not counted as theirs */
+        double limit = bench_product_gflops(t->backend, t->pool, is_bf16(job));
+        double seconds = json_number_value(json_object_get(out, "seconds"));
+        double rate = seconds > 0 ? 1e-9 * job->step_flops / seconds : 0;
+        weft_json_add(out, "limit_gflops:f of_limit:f", limit, limit > 0 ? rate / limit : 0.0);
+    }
     uint32_t checked = t->iteration < CHECKED_STEPS ? t->iteration : CHECKED_STEPS;
     WEFT_JSON_LIST(losses, i, checked, json_real(t->losses[i]));
     weft_json_add(out, "peak_bytes:I losses:o", before && peak ? peak - before : 0, losses);

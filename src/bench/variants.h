@@ -5,17 +5,17 @@
 
 /* A mix of attention, feed-forward and mechanisms: what it sets over a shape. */
 typedef struct {
-    const char *name;        /* for --variants */
-    const char *label;       /* in the table */
-    int step;                /* of the ablation: sets the three mechanisms */
-    const char *settings[6]; /* "KEY=VALUE", ended by NULL */
+    const char *name;     /* for --variants */
+    const char *label;    /* in the table */
+    int step;             /* of the ablation: sets the three mechanisms */
+    const char *settings; /* KEY=VALUE with blanks between */
 } bench_variant;
 
 typedef struct {
     const char *name;
     const char *variants; /* those measured when none are named; NULL: all */
     int steps;            /* measured when no number is given */
-    const char *settings[14];
+    const char *settings;
 } bench_shape;
 
 extern const bench_variant bench_variants[];
@@ -29,8 +29,8 @@ const bench_shape *bench_shape_find(const char *name);
  * variant, settings. */
 typedef struct {
     const bench_shape *shape;
-    const char *file;        /* NULL: the shape */
-    const char *const *over; /* "KEY=VALUE", ended by NULL; NULL: nothing */
+    const char *file; /* NULL: the shape */
+    const char *over; /* KEY=VALUE with blanks between; NULL: nothing */
     const weft_override *settings;
     int n_settings;
 } bench_config_source;
