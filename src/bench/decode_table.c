@@ -15,7 +15,6 @@
 #include "generate/decoder.h"
 #include "generate/generator.h"
 #include "generate/weights.h"
-#include "model/kinds.h"
 #include "model/session.h"
 
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };

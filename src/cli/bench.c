@@ -1,12 +1,10 @@
 /* weft bench: measured rows, a peer beside them. `train` measures whole training steps, `attention`
  * the attention operations alone, `decode` generation, `serve` a server under load. */
-#include "base/files.h"
 #include "base/json.h"
 #include "bench/tables.h"
 #include "cli/checkpoint.h"
 #include "cli/child.h"
 
-#include <math.h>
 #include <signal.h>
 
 const char weft_help_bench[] =

@@ -18,7 +18,6 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/args.h"
-#include "weft/weft.h"
 
 /* X(group, name, what follows the name in the usage line, summary in a few words, an example) */
 #define COMMANDS(X)                                                                                \

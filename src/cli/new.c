@@ -3,7 +3,6 @@
  * Each part that is to be compared is a word of one option, so a part alone says which option it sets. The first
  * goes into the config itself; each other one is a variant, the same model with that one option changed. Size
  * and steps are those of `weft train --text`, for a run's share of the time. */
-#include "base/files.h"
 #include "base/folders.h"
 #include "base/log.h"
 #include "base/text.h"

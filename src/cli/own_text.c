@@ -12,7 +12,6 @@
 #include "bench/limits.h"
 #include "data/shards.h"
 #include "data/texts.h"
-#include "device/device.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 

@@ -1,5 +1,4 @@
 /* weft runs: what databases of runs hold. */
-#include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/args.h"

@@ -1,5 +1,4 @@
 /* weft serve: a checkpoint behind OpenAI's HTTP interface; weft watch: the live page of runs. */
-#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/checkpoint.h"

@@ -1,5 +1,4 @@
 /* weft study: every variant of a study, each run in a process of its own, then the report. */
-#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"

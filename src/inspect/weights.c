@@ -1,6 +1,5 @@
 /* Attention's weights: how spread they are, where they lie, which of them the routes keep, and what deviations do to
  * them. */
-#include "base/scope.h"
 #include "inspect/look.h"
 
 #include <math.h>

@@ -1,10 +1,7 @@
 /* Metrics. Names and units follow Prometheus' customs: a total only grows, seconds and bytes are
  * the units, a histogram's buckets include the smaller ones. */
-#include "base/scope.h"
 #include "base/text.h"
 #include "serve/worker.h"
-
-#include "base/version.h"
 
 enum { BUCKETS = 12, STATUSES = 600 };
 

@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "base/style.h"
 #include "base/text.h"
-#include "generate/text.h"
 #include "serve/http.h"
 #include "serve/template.h"
 #include "serve/worker.h"
@@ -26,7 +25,6 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 
 /* The page at /: a playground for the models in a browser. It asks nobody else for anything. */
 WEFT_EMBED("weft_page_html", "src/serve/page.html");
