@@ -44,7 +44,7 @@ $(1)/base/style.o: src/base/page.css
 $(1)/inspect/page.o: src/inspect/heads.js
 $(1)/report/page.o: src/report/charts.js src/report/page.js src/report/charts.css
 $(1)/serve/server.o: src/serve/page.html
-$(1)/convert/hf_own.o: src/convert/configuration_weft.py src/convert/modeling_weft.py
+$(1)/convert/hf_weights.o: src/convert/configuration_weft.py src/convert/modeling_weft.py
 $(1)/watch/live.o: src/watch/live.html src/watch/live.js src/watch/live.css
 
 $(1)/%.o: src/%.c $(1)/flags

@@ -49,7 +49,6 @@ typedef struct {
 } needle_args;
 
 enum { TRIALS = 10, LENGTH_MOST = 1 << 24, ITEM_ROOM = 32 };
-static const double usual_depths[] = {0, 0.25, 0.5, 0.75, 1};
 
 /* A list of at most WEFT_NEEDLE_CELLS numbers of the option o, which says where the first goes. */
 static weft_status read_list(weft_arg o, const char *list, int *n) {
@@ -64,18 +63,6 @@ static weft_status read_list(weft_arg o, const char *list, int *n) {
         if (o.number) o.number++;
         if (o.real) o.real++;
     }
-    return WEFT_OK;
-}
-
-static weft_status read_needle_lists(const weft_args *a, const needle_args *given,
-                                     weft_needle_options *o) {
-    const weft_arg lengths = {"--lengths", .number = o->lengths, .min = 1, .max = LENGTH_MOST};
-    const weft_arg depths = {"--depths", .real = o->depths, .max = 1};
-    if (a->seed >= 0) o->seed = (uint64_t)a->seed;
-    if (given->lengths) WEFT_TRY(read_list(lengths, given->lengths, &o->n_lengths));
-    if (given->depths) return read_list(depths, given->depths, &o->n_depths);
-    o->n_depths = (int)(sizeof usual_depths / sizeof usual_depths[0]);
-    memcpy(o->depths, usual_depths, sizeof usual_depths);
     return WEFT_OK;
 }
 
@@ -278,7 +265,13 @@ weft_status weft_cmd_eval(weft_args *args, int argc, char **argv) {
     WEFT_TRY(check_usage(args, what, job.suite, job.details, &job.needle));
     WEFT_TRY(find_checkpoint(&job));
     WEFT_TRY(check_inputs(job.folder, what, job.suite));
-    WEFT_TRY(read_needle_lists(args, &job.needle, &job.hidden));
+    const weft_arg lengths = {"--lengths", .number = job.hidden.lengths, .min = 1,
+                              .max = LENGTH_MOST};
+    const weft_arg depths = {"--depths", .real = job.hidden.depths, .max = 1};
+    const char *given = job.needle.depths ? job.needle.depths : "0,0.25,0.5,0.75,1";
+    if (job.needle.lengths) WEFT_TRY(read_list(lengths, job.needle.lengths, &job.hidden.n_lengths));
+    WEFT_TRY(read_list(depths, given, &job.hidden.n_depths));
+    if (args->seed >= 0) job.hidden.seed = (uint64_t)args->seed;
     job.hidden.text = what->text;
     job.hidden.details = job.details;
     job.hidden.quiet = args->json;

@@ -127,27 +127,27 @@ static void print_kernels(const kernel_list *k) {
     }
 }
 
-static void add_kernels(json_t *object, const kernel_list *k) {
+static json_t *kernels_json(const kernel_list *k) {
     const kernel_row *r = k->rows;
     WEFT_JSON_LIST(
         rows, i, k->n,
         weft_json_make("operation:s first_layer:i last_layer:i fast:b how:s option:s nearest:s",
                        r[i].choice.what, r[i].first, r[i].last, r[i].choice.fast, r[i].choice.how,
                        r[i].choice.option, r[i].choice.nearest));
-    json_object_set_new(object, "kernels", rows);
+    return rows;
 }
 
 enum { SHARDS = 3 };
 static const char *const shard_names[SHARDS] = {"none", "optimizer", "gradients"};
 
-static void add_ranks(json_t *object, const weft_rank_bytes list[SHARDS], int ranks) {
+static json_t *ranks_json(const weft_rank_bytes list[SHARDS], int ranks) {
     json_t *all = weft_json_make("ranks:i", ranks);
     for (int i = 0; i < SHARDS; i++)
         json_object_set_new(all, shard_names[i],
                             weft_json_make("weights:I optimizer:I sums:I arena:I all:I",
                                            list[i].weights, list[i].optimizer, list[i].sums,
                                            list[i].arena, list[i].all));
-    json_object_set_new(object, "rank_bytes", all);
+    return all;
 }
 
 static json_t *to_json(const weft_account *a) {
@@ -172,20 +172,6 @@ static json_t *to_json(const weft_account *a) {
         a->cache_bytes_sequence);
 }
 
-/* `step` is the key's old name. There an ablation's step is a number, as it always was. */
-static json_t *variants_json(const weft_config *base, const weft_variants *variants,
-                             const weft_account *accounts) {
-    json_t *rows = json_array();
-    for (int i = 0; i < variants->n; i++) {
-        json_t *row = to_json(&accounts[i]);
-        const char *name = variants->list[i].name;
-        weft_json_add(row, "variant:s step:o", name,
-                      weft_variants_by_name(base) ? json_string(name) : json_integer(atoi(name)));
-        json_array_append_new(rows, row);
-    }
-    return rows;
-}
-
 /* Every variant of a study. In JSON `first`, what no --variant means, is beside them. All is counted
  * before anything is printed, so that a variant which fails leaves no half of a table. */
 static weft_status plan_variants(const weft_args *args, const weft_config *base,
@@ -203,8 +189,17 @@ static weft_status plan_variants(const weft_args *args, const weft_config *base,
         WEFT_TRY(weft_account_make(&c, backend, threads, &accounts[i]));
     }
     if (args->json) {
-        json_t *all = to_json(first);
-        json_object_set_new(all, "steps", variants_json(base, variants, accounts));
+        json_t *all = to_json(first), *rows = json_array();
+        for (int i = 0; i < variants->n; i++) {
+            json_t *row = to_json(&accounts[i]);
+            const char *name = variants->list[i].name;
+            /* `step` is the key's old name. There an ablation's step is a number, as it always was. */
+            bool named = weft_variants_by_name(base);
+            weft_json_add(row, "variant:s step:o", name,
+                          named ? json_string(name) : json_integer(atoi(name)));
+            json_array_append_new(rows, row);
+        }
+        weft_json_add(all, "steps:o", rows);
         weft_args_print(all, 0);
     } else {
         int width = 7;
@@ -282,9 +277,9 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
             "name:s fits:b needed_bytes:I free_bytes:I micro_batch:I micro_batch_bytes:I",
             backend->name, fit.there == 0 || fit.needed <= fit.there, fit.needed, fit.there,
             fit.micro_batch, fit.would_need);
-        weft_json_add(object, "device:o", device);
-        if (on_gpu) add_kernels(object, &kernels);
-        if (ranks) add_ranks(object, bytes, ranks);
+        weft_json_add(object, "device:o kernels:o* rank_bytes:o*", device,
+                      on_gpu ? kernels_json(&kernels) : NULL,
+                      ranks ? ranks_json(bytes, ranks) : NULL);
         weft_args_print(object, 0);
     } else {
         print_table(&a);

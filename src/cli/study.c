@@ -135,7 +135,11 @@ static double seconds_of(const weft_study *s, double peak) {
     return peak > 0 ? flops / (BENCH_TRAINING_SHARE * peak) : NAN;
 }
 
-static void list_table(const weft_study *s, double seconds) {
+void weft_study_list(const weft_study *s, double seconds, bool json) {
+    if (json) {
+        list_json(s, seconds);
+        return;
+    }
     int width = 7, runs = 0;
     for (int i = 0; i < s->variants.n; i++)
         if ((int)strlen(s->variants.list[i].name) > width)
@@ -188,13 +192,6 @@ static void list_table(const weft_study *s, double seconds) {
     if (isfinite(seconds))
         printf("about %.0f %s here, one run after the other\n",
                fmax(seconds / units[unit].seconds, 1), units[unit].name);
-}
-
-void weft_study_list(const weft_study *s, double seconds, bool json) {
-    if (json)
-        list_json(s, seconds);
-    else
-        list_table(s, seconds);
 }
 
 static void advise(const weft_study *s) {

@@ -15,7 +15,7 @@
 /* WEFT_HF_LLAMA_PAIRS: the columns that are rotated together are neighbours. WEFT_HF_PHI3: Llama with queries,
  * keys and values in one tensor, and so the feed-forward's two first maps. WEFT_HF_GEMMA: Llama with gains that
  * are kept less 1, and with norms before and behind the branches. WEFT_HF_OWN: none of theirs; the
- * folder brings a class of weft's along (hf_own.c). */
+ * folder brings a class of weft's along (modeling_weft.py). */
 typedef enum {
     WEFT_HF_GPT2,
     WEFT_HF_LLAMA,
@@ -37,10 +37,6 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
 /* Ours as theirs; the caller owns the object. The special tokens are the tokenizer's; NULL: none. */
 weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
                                  weft_hf_family *family, json_t **out);
-
-/* The config and the other files of a folder with weft's own class, whose config.json the caller writes. */
-weft_status weft_hf_own_config(const weft_config *c, json_t **out);
-weft_status weft_hf_own_write(const weft_model *m, const char *folder, weft_sum sums[WEFT_PARTS]);
 
 /* ATTENTION_BIAS with auto resolved. */
 int weft_hf_attention_bias(const weft_config *c);

@@ -2,10 +2,15 @@
  *
  * The weights of a folder are in model.safetensors, or in several files that model.safetensors.index.json
  * lists. Each of our tensors must find all of its pieces, and each of theirs must be one of them. */
+#include "base/embed.h"
 #include "base/json.h"
 #include "convert/hf_pieces.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
+
+WEFT_EMBED("weft_hf_configuration", "src/convert/configuration_weft.py");
+WEFT_EMBED("weft_hf_modeling", "src/convert/modeling_weft.py");
+extern const char weft_hf_configuration[], weft_hf_modeling[];
 
 enum { JSON_MOST = 1 << 26, SHARDS_MOST = 4096 };
 
@@ -267,6 +272,11 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
     return status;
 }
 
+static weft_status write_text(const char *folder, const char *name, const char *text) {
+    WEFT_PATH(path, "%s/%s", folder, name);
+    return weft_file_write(path, text, strlen(text), NULL);
+}
+
 typedef struct {
     const weft_model *model;
     const weft_tokenizer *tokenizer;
@@ -281,7 +291,11 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     WEFT_AUTO_DECREF json_t *root = NULL;
     WEFT_TRY(weft_hf_config_write(&p->model->config, p->tokenizer, &family, &root));
     json_object_set_new(root, "torch_dtype", json_string(types[p->model->dtype]));
-    if (family == WEFT_HF_OWN) WEFT_TRY(weft_hf_own_write(p->model, folder, sums));
+    if (family == WEFT_HF_OWN) {
+        WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
+        WEFT_TRY(write_text(folder, "configuration_weft.py", weft_hf_configuration));
+        WEFT_TRY(write_text(folder, "modeling_weft.py", weft_hf_modeling));
+    }
     WEFT_TRY(weft_json_write(path, json_incref(root), &sums[WEFT_PART_CONFIG]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));
     if (family != WEFT_HF_OWN)
