@@ -137,8 +137,10 @@ char *weft_text_repair(const char *text) {
     return out;
 }
 
-const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]) {
-    char digits[24];
+const char *weft_count_text(int64_t n) {
+    static _Thread_local char rooms[SHOWN_TEXTS][32];
+    static _Thread_local unsigned next;
+    char digits[24], *out = rooms[next++ % SHOWN_TEXTS];
     int length = snprintf(digits, sizeof digits, "%lld", (long long)n), at = 0;
     for (int i = 0; i < length; i++) {
         int left = length - i;

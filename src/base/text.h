@@ -29,9 +29,8 @@ void weft_text_show(const char *text, char *out, size_t room);
 /* The same in a room of the calling thread's own: eight such texts may be in use at a time. */
 const char *weft_shown(const char *text);
 
-enum { WEFT_COUNT_ROOM = 32 };
-/* A whole number as people read it, "1,234,567"; returns `out`. */
-const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]);
+/* A whole number as people read it, "1,234,567"; eight such texts too may be in use at a time. */
+const char *weft_count_text(int64_t n);
 
 /* Writes so many bytes of text as they may be shown; its line feeds and tabs stay. */
 void weft_text_print(FILE *out, const char *text, size_t bytes);

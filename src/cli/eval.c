@@ -69,10 +69,9 @@ static weft_status read_list(weft_arg o, const char *list, int *n) {
 static void print_needles(const weft_args *a, const weft_needle_options *o,
                           const weft_needle_score *s) {
     if (!a->json) {
-        char count[WEFT_COUNT_ROOM];
         printf("answers that are right, of %lld each\n   depth", (long long)o->trials);
         for (int i = 0; i < o->n_lengths; i++)
-            printf(" %10s", weft_count_text(o->lengths[i], count));
+            printf(" %10s", weft_count_text(o->lengths[i]));
         printf("  tokens\n");
         for (int d = 0; d < o->n_depths; d++) {
             printf("%8.3g", o->depths[d]);
@@ -82,7 +81,7 @@ static void print_needles(const weft_args *a, const weft_needle_options *o,
         }
         printf("   cache");
         for (int i = 0; i < o->n_lengths; i++)
-            printf(" %10s", weft_count_text(s->cache_bytes[i], count));
+            printf(" %10s", weft_count_text(s->cache_bytes[i]));
         printf("  bytes\n");
         return;
     }
@@ -106,12 +105,11 @@ static double bits_per_byte(const weft_evaluated *e) {
 
 static void print_parts(const weft_args *args, const weft_evaluated *e) {
     const weft_loss_parts *p = &e->parts;
-    char tokens[WEFT_COUNT_ROOM];
     double perplexity = exp(p->cross_entropy), bits = bits_per_byte(e);
     if (!args->json) {
         printf("tokens          %s\nloss            %.6f\ncross_entropy   %.6f\n"
                "perplexity      %.4f\n",
-               weft_count_text(e->tokens, tokens), p->loss, p->cross_entropy, perplexity);
+               weft_count_text(e->tokens), p->loss, p->cross_entropy, perplexity);
         if (isfinite(bits)) printf("bits_per_byte   %.4f\n", bits);
         printf("aux_z           %.6g\naux_contrastive %.6g\nlogits_z        %.6g\n", p->aux_z,
                p->aux_contrastive, p->logits_z);

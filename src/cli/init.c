@@ -25,7 +25,6 @@ weft_status weft_cmd_init(weft_args *args, int argc, char **argv) {
     weft_config c;
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
-    char count[WEFT_COUNT_ROOM];
     WEFT_TRY(
         weft_args_parse(args, argc, argv, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG, own, NULL, 0));
     if (args->config) WEFT_TRY(weft_args_readable(args->config, NULL));
@@ -36,7 +35,6 @@ weft_status weft_cmd_init(weft_args *args, int argc, char **argv) {
     WEFT_TRY(weft_pool_create(args->threads, &pool));
     WEFT_TRY(weft_model_start_on(m, (uint64_t)c.seed, pool));
     WEFT_TRY(weft_model_publish(out, may, write_parts, m));
-    fprintf(stderr, "%s: %s parameters\n", out,
-            weft_count_text(weft_model_parameter_count(m), count));
+    fprintf(stderr, "%s: %s parameters\n", out, weft_count_text(weft_model_parameter_count(m)));
     return WEFT_OK;
 }

@@ -192,16 +192,15 @@ static weft_status prepare(const char *const *paths, int n, const char *out, dou
     choice h;
     WEFT_PATH(data, "%s/data", out);
     WEFT_TRY(choose(paths, n, data, minutes, pool, f, &h));
-    char tokens[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM], parameters[WEFT_COUNT_ROOM];
     const weft_config *c = &h.config;
     weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
-             weft_count_text(f->train + f->val, tokens), weft_count_text(f->vocab, vocab));
+             weft_count_text(f->train + f->val), weft_count_text(f->vocab));
     double used = (double)(c->steps * c->batch_size * c->context);
     double share = used * h.flops_per_token / f->flops;
     weft_log(WEFT_LOG_INFO,
              "a model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
              "steps, about %.0f%s; --minutes M for more",
-             weft_count_text(h.parameters, parameters), (long long)c->n_layer, (long long)c->n_embd,
+             weft_count_text(h.parameters), (long long)c->n_layer, (long long)c->n_embd,
              (long long)c->context, (long long)c->steps,
              fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
              minutes * share >= 1 ? " minutes" : " seconds");

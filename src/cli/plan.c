@@ -53,10 +53,9 @@ static void list_flops(const weft_account *a, flops_part out[FLOPS_PARTS]) {
 }
 
 static void print_table(const weft_account *a) {
-    char count[WEFT_COUNT_ROOM];
-    printf("parameters          %14s\n", weft_count_text(a->parameters, count));
+    printf("parameters          %14s\n", weft_count_text(a->parameters));
     for (int i = 0; i < a->n_parts; i++)
-        printf("  %-17s %14s\n", a->parts[i].name, weft_count_text(a->parts[i].parameters, count));
+        printf("  %-17s %14s\n", a->parts[i].name, weft_count_text(a->parts[i].parameters));
     printf("  attention : feed-forward   1 : %.2f\n",
            (double)part_parameters(a, "feed-forward") / (double)part_parameters(a, "attention"));
     printf("operations per token\n");
@@ -79,10 +78,10 @@ static void print_table(const weft_account *a) {
     printf("  activations       %14.1f MiB\n", mib(a->activations_bytes));
     printf("  workspace         %14.1f MiB\n", mib(a->workspace_bytes));
     printf("  kept per token and layer %7.0f numbers\n", a->kept_per_token_layer);
-    printf("cache per token     %14s bytes\n", weft_count_text(a->cache_bytes_token, count));
-    printf("  per layer         %14s bytes\n", weft_count_text(a->cache_bytes_layer, count));
+    printf("cache per token     %14s bytes\n", weft_count_text(a->cache_bytes_token));
+    printf("  per layer         %14s bytes\n", weft_count_text(a->cache_bytes_layer));
     if (a->cache_bytes_sequence > 0)
-        printf("  and per sequence  %14s bytes\n", weft_count_text(a->cache_bytes_sequence, count));
+        printf("  and per sequence  %14s bytes\n", weft_count_text(a->cache_bytes_sequence));
 }
 
 /* Which kernels the GPU runs: one row for layers that follow each other and get the same. */
@@ -212,12 +211,11 @@ static weft_status plan_variants(const weft_args *args, const weft_config *base,
             const char *label = strcmp(variants->list[i].title, variants->list[i].name) != 0
                                     ? variants->list[i].title
                                     : "";
-            char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
             printf("%*s %14s %14.4g %14.1f %14.0f %14s%s%s\n", width, variants->list[i].name,
-                   weft_count_text(accounts[i].parameters, parameters),
+                   weft_count_text(accounts[i].parameters),
                    (accounts[i].forward_flops + accounts[i].backward_flops) / 1e6,
                    mib(accounts[i].training_bytes), accounts[i].kept_per_token_layer,
-                   weft_count_text(accounts[i].cache_bytes_token, cache), *label ? "  " : "",
+                   weft_count_text(accounts[i].cache_bytes_token), *label ? "  " : "",
                    weft_shown(label));
         }
     }

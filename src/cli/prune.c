@@ -130,14 +130,12 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
 }
 
 static void print_text(const prune_job *job, const prune_result *r) {
-    char before[WEFT_COUNT_ROOM], after[WEFT_COUNT_ROOM];
     printf("layer  importance kept\n");
     for (int64_t l = 0; l < r->did.n_layers; l++)
         printf("%5lld  %14.1f%%\n", (long long)l, 100 * r->did.layers[l].share);
     printf("%s: %lld of %lld in each layer%s\n", job->what_text, (long long)r->did.left,
            (long long)r->did.units, job->sparse ? ", zeros in place of the others" : "");
-    printf("parameters: %s of %s\n", weft_count_text(r->after, after),
-           weft_count_text(r->before, before));
+    printf("parameters: %s of %s\n", weft_count_text(r->after), weft_count_text(r->before));
     if (job->text) printf("loss: %.4f before, %.4f after\n", r->loss_before, r->loss_after);
     fflush(stdout);
     /* The program as it was called, so that the line can be copied. */

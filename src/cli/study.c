@@ -148,22 +148,20 @@ void weft_study_list(const weft_study *s, double seconds, bool json) {
            "MFLOP/token", "what it sets");
     for (int i = 0; i < s->variants.n; i++) {
         const weft_study_variant *p = &s->built[i];
-        char sets[SETS_ROOM], iters[32] = "measured", tokens[32] = "measured";
+        char sets[SETS_ROOM];
         if (*p->error) {
             printf("%-*s cannot be built: %s\n", width, p->variant->name, p->error);
             continue;
         }
         runs += weft_study_variant_runs(s, i);
         weft_study_overrides(s, i, sets, sizeof sets);
-        if (p->iters > 0) {
-            weft_count_text(p->iters, iters);
-            weft_count_text(weft_study_tokens(s, i), tokens);
-        }
-        char parameters[WEFT_COUNT_ROOM];
+        bool known = p->iters > 0;
         bool labelled = weft_variant_labelled(p->variant->title, p->variant->name, sets);
         const char *label = labelled ? weft_shown(p->variant->title) : "";
-        printf("%-*s %10s %14s %12s %12.4g  %s%s%s\n", width, p->variant->name, iters, tokens,
-               weft_count_text(p->account.parameters, parameters),
+        printf("%-*s %10s %14s %12s %12.4g  %s%s%s\n", width, p->variant->name,
+               known ? weft_count_text(p->iters) : "measured",
+               known ? weft_count_text(weft_study_tokens(s, i)) : "measured",
+               weft_count_text(p->account.parameters),
                (p->account.forward_flops + p->account.backward_flops) / 1e6, label,
                *label ? ": " : "", *sets ? sets : "baseline");
     }

@@ -30,8 +30,6 @@ const char weft_help_tokenize[] =
 static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
 
 static void report(const weft_args *args, const char *out, const weft_texts_sum *sum) {
-    char documents[WEFT_COUNT_ROOM], bytes[WEFT_COUNT_ROOM], train[WEFT_COUNT_ROOM];
-    char val[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM];
     double rate = sum->seconds > 0 ? (double)sum->bytes / sum->seconds / 1e6 : 0;
     if (args->json)
         printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
@@ -42,9 +40,9 @@ static void report(const weft_args *args, const char *out, const weft_texts_sum 
     else
         printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, vocabulary "
                "%s, %.1f MB/s\n",
-               out, weft_count_text(sum->documents, documents), weft_count_text(sum->bytes, bytes),
-               weft_count_text(sum->tokens[0], train), weft_count_text(sum->tokens[1], val),
-               (long long)sum->shards, weft_count_text(sum->vocab, vocab), rate);
+               out, weft_count_text(sum->documents), weft_count_text(sum->bytes),
+               weft_count_text(sum->tokens[0]), weft_count_text(sum->tokens[1]),
+               (long long)sum->shards, weft_count_text(sum->vocab), rate);
 }
 
 static weft_status refuse_no_files(void) {
@@ -107,14 +105,12 @@ static weft_status train_tokenizer(const weft_args *args, const weft_input_optio
     int64_t words = 0;
     WEFT_TRY(weft_texts_learn(input, vocab, least, &t, &words));
     WEFT_TRY(weft_tokenizer_save(t, out, NULL));
-    char vocabulary[WEFT_COUNT_ROOM], different[WEFT_COUNT_ROOM];
     if (args->json)
         printf("{\"vocab\": %lld, \"words\": %lld}\n", (long long)weft_tokenizer_vocab(t),
                (long long)words);
     else
         printf("%s: vocabulary %s, learned from %s different words\n", out,
-               weft_count_text(weft_tokenizer_vocab(t), vocabulary),
-               weft_count_text(words, different));
+               weft_count_text(weft_tokenizer_vocab(t)), weft_count_text(words));
     return WEFT_OK;
 }
 

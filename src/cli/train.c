@@ -95,14 +95,14 @@ static json_t *result_object(const weft_train_result *r, const char *out, json_t
 
 /* Where the run is, how good it became, and what can be done with it. */
 static void tell_end(const weft_train_result *r, const char *out) {
-    char steps[WEFT_COUNT_ROOM], loss[96] = "", bits[48] = "", best[WEFT_PATH_MAX];
+    char loss[96] = "", bits[48] = "", best[WEFT_PATH_MAX];
     if (isfinite(r->best_val_loss))
         snprintf(loss, sizeof loss, ", best held-out loss %.4f, perplexity %.2f", r->best_val_loss,
                  exp(r->best_val_loss));
     if (isfinite(bits_per_byte(r)))
         snprintf(bits, sizeof bits, ", %.3f bits per byte", bits_per_byte(r));
-    weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", weft_shown(out), weft_count_text(r->steps, steps),
-             loss, bits);
+    weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", weft_shown(out), weft_count_text(r->steps), loss,
+             bits);
     if (weft_checkpoint_folder(out, best) != WEFT_OK) return;
     /* The program as it was called, so that the line can be copied. */
     const char *weft = weft_args_word(program_invocation_name), *run = weft_args_word(out);

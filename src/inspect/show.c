@@ -103,23 +103,20 @@ static void print_z(const weft_inspection *i, FILE *out) {
 }
 
 static void print_parts(const weft_inspection *i, FILE *out) {
-    char count[WEFT_COUNT_ROOM];
     if (!i->n_parts) return;
     fprintf(out, "\ngradients of a training pass\n%-18s %13s %12s %12s %14s\n", "mechanism",
             "parameters", "weight norm", "grad norm", "grad / weight");
     for (int p = 0; p < i->n_parts; p++) {
         const weft_part_look *at = &i->parts[p];
-        fprintf(out, "%-18s %13s %12.4g %12.4g %14.3g\n", at->name,
-                weft_count_text(at->parameters, count), at->weight_norm, at->gradient_norm,
-                at->gradient_norm / at->weight_norm);
+        fprintf(out, "%-18s %13s %12.4g %12.4g %14.3g\n", at->name, weft_count_text(at->parameters),
+                at->weight_norm, at->gradient_norm, at->gradient_norm / at->weight_norm);
     }
 }
 
 void weft_inspection_print(const weft_inspection *i, FILE *out) {
-    char tokens[WEFT_COUNT_ROOM];
     fprintf(out, "%s tokens in %lld windows of %lld, loss %.4f\n",
-            weft_count_text(i->windows * i->time, tokens), (long long)i->windows,
-            (long long)i->time, i->loss);
+            weft_count_text(i->windows * i->time), (long long)i->windows, (long long)i->time,
+            i->loss);
     for (int n = 0; weft_inside_heads[n].name; n++)
         if (has_number(i, n)) print_heads(i, n, out);
     print_routes(i, out);

@@ -235,10 +235,9 @@ static weft_status open_trainer(trainer *t) {
         WEFT_TRY(weft_validation_bytes(t->validation, t->tokenizer, &t->result->bytes_per_token));
     WEFT_TRY(weft_samples_open(t->options->out, t->state.iteration, t->config, t->tokenizer,
                                &t->samples));
-    char parameters[WEFT_COUNT_ROOM], tokens[WEFT_COUNT_ROOM];
     weft_log(WEFT_LOG_INFO, "%s: %s parameters on %s, %s tokens per step%s", t->options->out,
-             weft_count_text(account.parameters, parameters), weft_dataset_name(t->dataset),
-             weft_count_text(t->tokens, tokens), *t->resumed ? ", resumed" : "");
+             weft_count_text(account.parameters), weft_dataset_name(t->dataset),
+             weft_count_text(t->tokens), *t->resumed ? ", resumed" : "");
     t->progress = weft_progress_begin(&(weft_progress_options){
         .label = "train", .unit = "steps", .total = t->config->steps, .done = t->state.iteration});
     return WEFT_OK;
@@ -434,11 +433,10 @@ static weft_status plan_end(trainer *t) {
 /* A run that the deadline ends is done: its config says so, before the checkpoint that nothing follows, and so does a
  * line. */
 static weft_status close_plan(const trainer *t) {
-    char done[WEFT_COUNT_ROOM], planned[WEFT_COUNT_ROOM];
     int64_t steps = t->model->config.steps;
     if (!t->leads || steps == t->config->steps) return WEFT_OK;
     weft_log(WEFT_LOG_INFO, "%s: time was up after %s of %s steps", t->options->out,
-             weft_count_text(steps, done), weft_count_text(t->config->steps, planned));
+             weft_count_text(steps), weft_count_text(t->config->steps));
     return keep_config(t);
 }
 

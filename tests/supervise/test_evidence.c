@@ -82,9 +82,9 @@ static void expect_equal_within(double a, double b, double share) {
 }
 
 static void expect_on_page(double number) {
-    char text[WEFT_COUNT_ROOM], *page = file_read("docs/results/questions.md", NULL);
-    if (!strstr(page, weft_count_text((int64_t)number, text)))
-        fail_msg("docs/results/questions.md has no %s", text);
+    char *page = file_read("docs/results/questions.md", NULL);
+    const char *text = weft_count_text((int64_t)number);
+    if (!strstr(page, text)) fail_msg("docs/results/questions.md has no %s", text);
     free(page);
 }
 
