@@ -105,7 +105,7 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         /* The mean gate of each unit: [layers, units]; the first layer has none. */
         const weft_config *c = &l->model->config;
         int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
-        weft_inspection i;
+        WEFT_AUTO(weft_inspection_free) weft_inspection i = {0};
         if (!c->attn_gate)
             return WEFT_BAD_INPUT(
                 "--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
@@ -115,7 +115,6 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)
             given[k / group] +=
                 i.layers[k / c->n_head].heads[k % c->n_head].number[WEFT_HEAD_GATE] / (double)group;
-        weft_inspection_free(&i);
         if (!given) return weft_fail(WEFT_ENOMEM, "prune: no memory");
     }
     weft_prune_options options = {.what = job->what,

@@ -48,20 +48,18 @@ static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
     WEFT_TRY(weft_look_values(s, latent, &rows));
     if (!rows) return WEFT_OK;
     int64_t width = latent->shape[2], n = weft_tensor_count(latent) / width;
-    if (!out->width) {
-        out->width = width;
-        sums->latent_sum[which] = calloc((size_t)width, sizeof(double));
-        sums->latent_gram[which] = calloc((size_t)(width * width), sizeof(double));
-    }
-    if (!sums->latent_sum[which] || !sums->latent_gram[which])
-        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    out->width = width;
+    if (!sums->latents[which])
+        sums->latents[which] = calloc((size_t)(width * (width + 1)), sizeof(double));
+    if (!sums->latents[which]) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    double *sum = sums->latents[which], *gram = sum + width;
     /* Adds rows [n, L] to a sum and to the sum of products. */
     for (int64_t i = 0; i < n; i++) {
         const double *x = rows + i * width;
         for (int64_t a = 0; a < width; a++) {
-            sums->latent_sum[which][a] += x[a];
+            sum[a] += x[a];
             for (int64_t b = 0; b <= a; b++)
-                sums->latent_gram[which][a * width + b] += x[a] * x[b];
+                gram[a * width + b] += x[a] * x[b];
         }
     }
     if (which == 0) sums->latent_rows += (double)n;
@@ -80,13 +78,13 @@ static int64_t holding(const double *values, int64_t n, double share) {
     return n;
 }
 
-static weft_status finish_latent(weft_layer_look *look, int which, const double *sum, double *gram,
-                                 double rows) {
+static weft_status finish_latent(weft_layer_look *look, int which, const weft_layer_sums *sums) {
     weft_spectrum_look *out = &look->latents[which];
     double *numbers = &look->number[WEFT_LAYER_LATENTS + 3 * which];
     int64_t width = out->width;
     numbers[0] = numbers[1] = numbers[2] = NAN;
     if (!width) return WEFT_OK;
+    double *sum = sums->latents[which], *gram = sum + width, rows = sums->latent_rows;
     WEFT_AUTO_FREE double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
     out->values = malloc((size_t)width * sizeof *out->values);
     if (!vectors || !out->values) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
@@ -294,44 +292,53 @@ void weft_inspection_free(weft_inspection *i) {
 }
 
 typedef struct {
-    weft_session session;
-    weft_layer_sums *sums;    /* [layers] */
-    double *scores;           /* [H, T, T] */
-    unsigned char *chosen[2]; /* routes of this layer and of the one before: [T, T] */
+    const weft_config *config;
+    weft_layer_sums *sums; /* [layers] */
+    weft_head_sums *heads; /* [layers, H] */
+    double *scores;        /* [H, T, T] */
+    unsigned char *chosen; /* routes of this layer and of the one before: [2, T, T] */
 } inspector;
 
-static weft_status prepare(inspector *p, const weft_config *c, int64_t time, weft_inspection *out) {
-    size_t pairs = (size_t)(time * time);
-    p->sums = calloc((size_t)c->n_layer, sizeof *p->sums);
-    out->layers = calloc((size_t)c->n_layer, sizeof *out->layers);
-    p->scores = malloc((size_t)c->n_head * pairs * sizeof *p->scores);
-    for (int i = 0; i < 2; i++)
-        p->chosen[i] = malloc(pairs);
-    if (!p->sums || !out->layers || !p->scores || !p->chosen[0] || !p->chosen[1])
+static void end_inspector(inspector *p) {
+    int64_t layers = p->config->n_layer;
+    for (int64_t l = 0; p->sums && l < layers; l++)
+        WEFT_FREE(p->sums[l].latents[0], p->sums[l].latents[1], p->sums[l].contexts);
+    for (int64_t h = 0; p->heads && h < layers * p->config->n_head; h++)
+        free(p->heads[h].sigma);
+    WEFT_FREE(p->sums, p->heads, p->scores, p->chosen);
+}
+
+static weft_status prepare(inspector *p, int64_t time, weft_inspection *out) {
+    size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads,
+           pairs = (size_t)(time * time);
+    p->sums = calloc(layers, sizeof *p->sums);
+    p->heads = calloc(layers * heads, sizeof *p->heads);
+    out->layers = calloc(layers, sizeof *out->layers);
+    p->scores = malloc(heads * pairs * sizeof *p->scores);
+    p->chosen = malloc(2 * pairs);
+    if (!p->sums || !p->heads || !out->layers || !p->scores || !p->chosen)
         return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    for (int64_t l = 0; l < c->n_layer; l++) {
-        p->sums[l].heads = calloc((size_t)c->n_head, sizeof *p->sums[l].heads);
-        out->layers[l].heads = calloc((size_t)c->n_head, sizeof *out->layers[l].heads);
-        if (!p->sums[l].heads || !out->layers[l].heads)
-            return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-        for (int64_t h = 0; h < c->n_head; h++)
+    for (size_t l = 0; l < layers; l++) {
+        p->sums[l].heads = p->heads + l * heads;
+        out->layers[l].heads = calloc(heads, sizeof *out->layers[l].heads);
+        if (!out->layers[l].heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+        for (size_t h = 0; h < heads; h++)
             out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
     }
     return WEFT_OK;
 }
 
-static weft_status look_at_layer(inspector *p, int64_t layer, int64_t window,
-                                 weft_inspection *out) {
-    const weft_session *s = &p->session;
-    const weft_config *c = &s->model->config;
+static weft_status look_at_layer(const inspector *p, const weft_session *s, int64_t layer,
+                                 int64_t window, weft_inspection *out) {
+    int64_t pairs = out->time * out->time;
     weft_layer_look *look = &out->layers[layer];
     weft_layer_sums *sums = &p->sums[layer];
     WEFT_TRY(weft_session_scores(s, layer, p->scores));
     WEFT_TRY(weft_look_gaussians(s, layer, p->scores, look, sums));
-    weft_look_weights(c, p->scores, out->time, sums);
+    weft_look_weights(p->config, p->scores, out->time, sums);
     WEFT_TRY(weft_look_routes(s, layer, p->scores, out->time,
-                              layer ? p->chosen[(layer - 1) % 2] : NULL, p->chosen[layer % 2],
-                              sums));
+                              layer ? p->chosen + (layer - 1) % 2 * pairs : NULL,
+                              p->chosen + layer % 2 * pairs, sums));
     WEFT_TRY(look_gates(s, layer, look, sums));
     const weft_layer_inside *in = &s->graph.inside[layer];
     WEFT_TRY(look_latent(s, in->latent, 0, &look->latents[0], sums));
@@ -339,24 +346,28 @@ static weft_status look_at_layer(inspector *p, int64_t layer, int64_t window,
     return look_z(s, layer, window, out->windows, sums);
 }
 
-static weft_status look_at_windows(inspector *p, const weft_windows *text, weft_inspection *out) {
+static weft_status look_at_windows(const inspector *p, const weft_model *m, weft_backing place,
+                                   const weft_windows *text, weft_inspection *out) {
+    WEFT_AUTO(weft_session_close) weft_session s = {0};
+    weft_build build = {
+        .batch = 1, .time = text->time, .dtype = m->dtype, .scores = true, .inside = true};
     weft_loss_parts parts;
+    WEFT_TRY(weft_session_open(m, place.backend, place.pool, &build, false, false, &s));
     for (int64_t w = 0; w < text->windows; w++) {
         const int32_t *tokens = text->tokens + w * (text->time + 1);
-        WEFT_TRY(weft_session_run(&p->session, tokens, tokens + 1, NULL));
-        WEFT_TRY(weft_session_losses(&p->session, &parts));
+        WEFT_TRY(weft_session_run(&s, tokens, tokens + 1, NULL));
+        WEFT_TRY(weft_session_losses(&s, &parts));
         out->loss += parts.cross_entropy / (double)text->windows;
-        WEFT_TRY(weft_mirror_use(p->session.model->mirror, NULL));
+        WEFT_TRY(weft_mirror_use(m->mirror, NULL));
         for (int64_t l = 0; l < out->n_layers; l++)
-            WEFT_TRY(look_at_layer(p, l, w, out));
+            WEFT_TRY(look_at_layer(p, &s, l, w, out));
     }
     for (int64_t l = 0; l < out->n_layers; l++) {
         weft_layer_look *look = &out->layers[l];
         weft_finish_heads(look, &p->sums[l], out->n_heads);
         for (int i = 0; i < 2; i++)
-            WEFT_TRY(finish_latent(look, i, p->sums[l].latent_sum[i], p->sums[l].latent_gram[i],
-                                   p->sums[l].latent_rows));
-        WEFT_TRY(finish_z(p->session.model, l, out->windows, look, &p->sums[l]));
+            WEFT_TRY(finish_latent(look, i, &p->sums[l]));
+        WEFT_TRY(finish_z(m, l, out->windows, look, &p->sums[l]));
     }
     return WEFT_OK;
 }
@@ -364,36 +375,12 @@ static weft_status look_at_windows(inspector *p, const weft_windows *text, weft_
 weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_windows *text,
                          bool gradients, weft_inspection *out) {
     const weft_config *c = &m->config;
-    inspector p = {0};
+    WEFT_AUTO(end_inspector) inspector p = {.config = c};
     *out = (weft_inspection){
         .n_layers = c->n_layer, .n_heads = c->n_head, .windows = text->windows, .time = text->time};
-    weft_build build = {
-        .batch = 1, .time = text->time, .dtype = m->dtype, .scores = true, .inside = true};
-    weft_status status = prepare(&p, c, text->time, out);
-    if (status == WEFT_OK)
-        status = weft_session_open(m, place.backend, place.pool, &build, false, false, &p.session);
-    if (status == WEFT_OK) {
-        status = look_at_windows(&p, text, out);
-        weft_session_close(&p.session);
-    }
-    if (status == WEFT_OK && gradients) status = look_gradients(m, place, text, out);
-    for (int64_t l = 0; p.sums && l < c->n_layer; l++) {
-        for (int64_t h = 0; p.sums[l].heads && h < c->n_head; h++)
-            for (int i = 0; i < 4; i++)
-                free(p.sums[l].heads[h].sigma[i / 2][i % 2]);
-        free(p.sums[l].heads);
-        for (int i = 0; i < 2; i++) {
-            free(p.sums[l].latent_sum[i]);
-            free(p.sums[l].latent_gram[i]);
-        }
-        free(p.sums[l].contexts);
-    }
-    free(p.sums);
-    free(p.scores);
-    free(p.chosen[0]);
-    free(p.chosen[1]);
-    if (status != WEFT_OK) weft_inspection_free(out);
-    return status;
+    WEFT_TRY(prepare(&p, text->time, out));
+    WEFT_TRY(look_at_windows(&p, m, place, text, out));
+    return gradients ? look_gradients(m, place, text, out) : WEFT_OK;
 }
 
 WEFT_ENDED_BY(weft_dataset_close, weft_dataset)

@@ -78,7 +78,7 @@ typedef struct {
     int n_parts;
 } weft_inspection;
 
-/* `gradients` adds a training pass over the first windows, for `parts`. */
+/* `gradients` adds a training pass over the first windows, for `parts`. To be freed after a failure too. */
 weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_windows *text,
                          bool gradients, weft_inspection *out);
 void weft_inspection_free(weft_inspection *i);

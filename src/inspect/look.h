@@ -12,7 +12,7 @@ typedef struct {
     double number
         [WEFT_HEAD_NUMBERS]; /* ENTROPY_SHARE: the entropy of equal weights; GATE_SPREAD: squares */
     double rows, moved_rows, gates; /* that were added */
-    double *sigma[2][2];            /* of queries and keys: sum and sum of squares [width] */
+    double *sigma;                  /* of queries, then keys: sum and sum of squares [width] */
     int64_t width;                  /* of the deviations; 0: none */
     double tokens;                  /* that were added to sigma */
 } weft_head_sums;
@@ -20,7 +20,7 @@ typedef struct {
 typedef struct {
     weft_head_sums *heads;                                       /* [H] */
     double routes[WEFT_LAYER_LATENTS], rows[WEFT_LAYER_LATENTS]; /* sums, and how many */
-    double *latent_sum[2], *latent_gram[2];                      /* of c^K and c^V: [L], [L, L] */
+    double *latents[2]; /* of c^K and c^V: the sum [L], and that of products [L, L] */
     double latent_rows;
     double *contexts; /* of z-heads, of all windows: [windows, F] */
 } weft_layer_sums;

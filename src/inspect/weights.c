@@ -185,17 +185,16 @@ static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussian
 static weft_status add_deviations(const gaussians *g, int64_t heads, weft_layer_sums *sums) {
     for (int64_t h = 0; h < heads; h++) {
         weft_head_sums *own = &sums->heads[h];
-        for (int i = 0; i < 4 && !own->width; i++) {
-            own->sigma[i / 2][i % 2] = calloc((size_t)g->width, sizeof(double));
-            if (!own->sigma[i / 2][i % 2]) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-        }
+        if (!own->sigma) own->sigma = calloc(4 * (size_t)g->width, sizeof *own->sigma);
+        if (!own->sigma) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
         own->width = g->width;
         for (int64_t t = 0; t < g->time; t++)
             for (int which = 0; which < 2; which++) {
                 const double *sigma = deviations(g, which, t, h, heads);
+                double *sum = own->sigma + 2 * which * g->width, *squares = sum + g->width;
                 for (int64_t d = 0; d < g->width; d++) {
-                    own->sigma[which][0][d] += sigma[d];
-                    own->sigma[which][1][d] += sigma[d] * sigma[d];
+                    sum[d] += sigma[d];
+                    squares[d] += sigma[d] * sigma[d];
                 }
             }
         own->tokens += (double)g->time;
@@ -273,8 +272,9 @@ weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const doub
 static void finish_sigma(const weft_head_sums *h, int which, double *sigma, double *spread) {
     *sigma = *spread = h->width ? 0 : NAN;
     for (int64_t d = 0; d < h->width; d++) {
-        double mean = h->sigma[which][0][d] / h->tokens;
-        double variance = fmax(h->sigma[which][1][d] / h->tokens - mean * mean, 0);
+        const double *at = h->sigma + 2 * which * h->width + d; /* its sum, and that of squares */
+        double mean = at[0] / h->tokens;
+        double variance = fmax(at[h->width] / h->tokens - mean * mean, 0);
         *sigma += mean / (double)h->width;
         *spread += sqrt(variance) / mean / (double)h->width;
     }
