@@ -93,16 +93,6 @@ weft_status weft_args_number(const weft_arg *o, const char *text) {
     return WEFT_OK;
 }
 
-static void add_setting(weft_args *a, const char *text, const char *where) {
-    a->settings[a->n_settings++] = (weft_override){text, where};
-}
-
-static void add_option_setting(weft_args *a, int place, const char *key, const char *value,
-                               const char *where) {
-    snprintf(a->setting_text[place], sizeof a->setting_text[place], "%s=%.40s", key, value);
-    add_setting(a, a->setting_text[place], where);
-}
-
 /* One option at argv[*i]; moves *i past its value. */
 static weft_status take_option(weft_args *a, const known_options *k, int argc, char **argv,
                                int *i) {
@@ -221,10 +211,16 @@ weft_status weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken,
     char seed[32];
     snprintf(seed, sizeof seed, "%lld", (long long)a->seed);
     for (int i = 0; i < a->n_overrides; i++)
-        add_setting(a, a->overrides[i], "-o");
-    if (a->seed >= 0) add_option_setting(a, 0, "SEED", seed, "--seed");
-    if (a->dtype) add_option_setting(a, 1, "DTYPE", a->dtype, "--dtype");
-    if (a->device) add_option_setting(a, 2, "DEVICE", a->device, "--device");
+        a->settings[a->n_settings++] = (weft_override){a->overrides[i], "-o"};
+    const char *const own_keys[3][3] = {{"SEED", a->seed >= 0 ? seed : NULL, "--seed"},
+                                        {"DTYPE", a->dtype, "--dtype"},
+                                        {"DEVICE", a->device, "--device"}};
+    for (int i = 0; i < 3; i++) {
+        if (!own_keys[i][1]) continue;
+        snprintf(a->setting_text[i], sizeof a->setting_text[i], "%s=%.40s", own_keys[i][0],
+                 own_keys[i][1]);
+        a->settings[a->n_settings++] = (weft_override){a->setting_text[i], own_keys[i][2]};
+    }
     /* The config by its name or path; a name that nothing has is told apart from a path here, where both are
      * known. */
     static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */

@@ -11,6 +11,7 @@
 enum { WEFT_TEXT_MAX = 4096, WEFT_OPTIONS_MAX = 256 };
 
 typedef struct {
+#define GROUP(...)
 #define BOOL(field, ...) bool field;
 #define INT(field, ...) int64_t field;
 #define NUMBER(field, ...) double field;
@@ -23,6 +24,11 @@ typedef struct {
 
 /* The numbers of words: one enum for each WORD option, such as
  * enum { WEFT_NORM_LAYERNORM, WEFT_NORM_RMSNORM }. */
+#define GROUP(...)
+#define BOOL(...)
+#define INT(...)
+#define NUMBER(...)
+#define TEXT(...)
 #define IS(name, word) WEFT_##name,
 #define WORD(field, key, fallback, owner, resume, depends, words, help) enum { words };
 #include "config/options.def"

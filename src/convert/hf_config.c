@@ -438,11 +438,9 @@ static void read_deepseek(source *s, weft_config *c) {
     if (number_of(s, s->root, "v_head_dim", NAN) != head)
         note(s, refuse(s, "v_head_dim", json_object_get(s->root, "v_head_dim"),
                        "it must be qk_nope_head_dim"));
-    set_word(s, c, "ATTENTION", "mla");
-    set_word(s, c, "POSITION", "none");
-    set_word(s, c, "RA_MLA_JOINT_KV", "y");
-    set_word(s, c, "RA_MLA_LATENT_NORM", "y");
-    set_number(s, c, "KV_HEADS", 0);
+    static const char latent[] =
+        "ATTENTION=mla POSITION=none RA_MLA_JOINT_KV=y RA_MLA_LATENT_NORM=y KV_HEADS=0";
+    note(s, weft_config_override_all(c, latent, s->where));
     set_number(s, c, "HEAD_DIM", head);
     set_number(s, c, "RA_MLA_LATENT_DIM", number_of(s, s->root, "kv_lora_rank", NAN));
     set_number(s, c, "RA_MLA_ROPE_DIM", rope);
@@ -458,10 +456,7 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     double heads = number_of(s, s->root, "num_attention_heads", or_missing(like->heads));
     double width = number_of(s, s->root, "hidden_size", NAN);
     double head = number_of(s, s->root, "head_dim", like->head_dim);
-    set_word(s, c, "FFN", "swiglu");
-    set_word(s, c, "POSITION", "rope");
-    set_word(s, c, "NORM", "rmsnorm");
-    set_word(s, c, "BIAS", "n");
+    note(s, weft_config_override_all(c, "FFN=swiglu POSITION=rope NORM=rmsnorm BIAS=n", s->where));
     set_number(s, c, "N_EMBD", width);
     set_number(s, c, "N_HEAD", heads);
     set_number(s, c, "HEAD_DIM", head * heads == width ? 0 : head);
@@ -480,8 +475,8 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     set_word(s, c, "ATTENTION_BIAS", like->qkv_bias ? "qkv" : biased ? "all" : "none");
     read_flag(s, c, "FFN_BIAS", "mlp_bias", false);
     if (like->qk_norm) set_word(s, c, "QK_NORM", "y");
-    if (like->reordered) set_word(s, c, "QK_NORM_WHOLE", "y");
-    if (like->reordered) set_word(s, c, "NORM_PLACEMENT", "reordered");
+    if (like->reordered)
+        note(s, weft_config_override_all(c, "QK_NORM_WHOLE=y NORM_PLACEMENT=reordered", s->where));
     if (like->partial) read_share(s, 1, c);
     read_rope(s, like, c);
     read_nope(s, c);

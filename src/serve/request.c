@@ -98,8 +98,10 @@ typedef struct {
     weft_refusal *why;
 } reading;
 
+#define WRONG(in, key, ...) weft_refuse((in)->why, 400, NULL, key, __VA_ARGS__)
+
 static bool refuse_type(const reading *in, const char *key, const char *want) {
-    return weft_refuse(in->why, 400, NULL, key, "'%s' must be %s", key, want);
+    return WRONG(in, key, "'%s' must be %s", key, want);
 }
 
 static bool no_memory(const reading *in) {
@@ -126,8 +128,8 @@ static bool read_whole(const reading *in, const char *key, int64_t least, int64_
     if (!value) return true;
     json_int_t number = json_integer_value(value);
     if (!json_is_integer(value) || number < least || number > most)
-        return weft_refuse(in->why, 400, NULL, key, "'%s' must be a whole number from %lld to %lld",
-                           key, (long long)least, (long long)most);
+        return WRONG(in, key, "'%s' must be a whole number from %lld to %lld", key,
+                     (long long)least, (long long)most);
     *out = number;
     return true;
 }
@@ -138,8 +140,7 @@ static bool read_number(const reading *in, const char *key, double least, double
     if (!value) return true;
     double number = json_number_value(value);
     if (!json_is_number(value) || !(number >= least && number <= most))
-        return weft_refuse(in->why, 400, NULL, key, "'%s' must be a number from %g to %g", key,
-                           least, most);
+        return WRONG(in, key, "'%s' must be a number from %g to %g", key, least, most);
     *out = number;
     return true;
 }
@@ -190,24 +191,23 @@ static bool check_members(const reading *in) {
 }
 
 static bool read_prompt(const reading *in, const json_t *value, weft_request_prompt *out) {
+    static const char prompts[] = "a text, or numbers of tokens, or a list of these";
     if (json_is_array(value)) {
         size_t count = json_array_size(value);
-        if (count == 0) return weft_refuse(in->why, 400, NULL, "prompt", "a prompt without tokens");
+        if (count == 0) return WRONG(in, "prompt", "a prompt without tokens");
         out->tokens = malloc(count * sizeof *out->tokens);
         if (!out->tokens) return no_memory(in);
         for (size_t i = 0; i < count; i++) {
             const json_t *item = json_array_get(value, i);
             json_int_t token = json_integer_value(item);
             if (!json_is_integer(item) || token < 0 || token > INT32_MAX)
-                return refuse_type(in, "prompt",
-                                   "a text, or numbers of tokens, or a list of these");
+                return refuse_type(in, "prompt", prompts);
             out->tokens[i] = (int32_t)token;
         }
         out->n_tokens = (int64_t)count;
         return true;
     }
-    if (!json_is_string(value))
-        return refuse_type(in, "prompt", "a text, or numbers of tokens, or a list of these");
+    if (!json_is_string(value)) return refuse_type(in, "prompt", prompts);
     out->text = json_string_value(value);
     out->bytes = json_string_length(value);
     return true;
@@ -217,15 +217,15 @@ static bool read_prompt(const reading *in, const json_t *value, weft_request_pro
 static bool read_prompts(const reading *in) {
     weft_request *r = in->r;
     const json_t *value = find(in, "prompt");
-    if (!value) return weft_refuse(in->why, 400, NULL, "prompt", "'prompt' is needed");
+    if (!value) return WRONG(in, "prompt", "'prompt' is needed");
     bool list = json_is_array(value) && !json_is_integer(json_array_get(value, 0));
     size_t count = list ? json_array_size(value) : 1;
-    if (count == 0) return weft_refuse(in->why, 400, NULL, "prompt", "a list without prompts");
+    if (count == 0) return WRONG(in, "prompt", "a list without prompts");
     if ((int64_t)count > in->limits->texts / r->n)
-        return weft_refuse(in->why, 400, NULL, "prompt",
-                           "%lld prompts with n = %lld are more texts than the %lld that one "
-                           "request may ask for; send several requests",
-                           (long long)count, (long long)r->n, (long long)in->limits->texts);
+        return WRONG(in, "prompt",
+                     "%lld prompts with n = %lld are more texts than the %lld that one "
+                     "request may ask for; send several requests",
+                     (long long)count, (long long)r->n, (long long)in->limits->texts);
     r->prompts = calloc(count, sizeof *r->prompts);
     if (!r->prompts) return no_memory(in);
     r->n_prompts = (int64_t)count;
@@ -284,7 +284,7 @@ static bool read_messages(const reading *in) {
     weft_request *r = in->r;
     const json_t *list = find(in, "messages");
     size_t count = json_array_size(list);
-    if (!list) return weft_refuse(in->why, 400, NULL, "messages", "'messages' is needed");
+    if (!list) return WRONG(in, "messages", "'messages' is needed");
     if (count == 0) return refuse_type(in, "messages", "a list of one message at least");
     r->messages = calloc(count, sizeof *r->messages);
     r->prompts = calloc(1, sizeof *r->prompts);
@@ -302,8 +302,7 @@ static bool read_stops(const reading *in) {
     size_t count = json_is_array(value) ? json_array_size(value) : 1;
     if (!value) return true;
     if (count > WEFT_REQUEST_STOPS)
-        return weft_refuse(in->why, 400, NULL, "stop", "'stop' may have %d texts at most",
-                           WEFT_REQUEST_STOPS);
+        return WRONG(in, "stop", "'stop' may have %d texts at most", WEFT_REQUEST_STOPS);
     for (size_t i = 0; i < count; i++) {
         const json_t *stop = json_is_array(value) ? json_array_get(value, i) : value;
         size_t bytes = json_string_length(stop);
@@ -346,8 +345,7 @@ static bool read_logprobs(const reading *in) {
             !read_whole(in, "top_logprobs", 0, WEFT_TOP_MAX, &top))
             return false;
         if (top && !r->logprobs)
-            return weft_refuse(in->why, 400, NULL, "top_logprobs",
-                               "'top_logprobs' needs 'logprobs': true");
+            return WRONG(in, "top_logprobs", "'top_logprobs' needs 'logprobs': true");
     }
     r->sampling.top_logprobs = (int)top;
     return true;
@@ -361,9 +359,7 @@ static bool read_stream(const reading *in) {
     usage = json_object_get(options, "include_usage");
     if (!json_is_object(options) || (usage && !json_is_boolean(usage)))
         return refuse_type(in, "stream_options", "an object such as {\"include_usage\": true}");
-    if (!r->stream)
-        return weft_refuse(in->why, 400, NULL, "stream_options",
-                           "'stream_options' needs 'stream': true");
+    if (!r->stream) return WRONG(in, "stream_options", "'stream_options' needs 'stream': true");
     r->include_usage = json_is_true(usage);
     return true;
 }
@@ -377,9 +373,9 @@ static bool read_rest(const reading *in) {
         return false;
     r->sampling.prompt_logprobs = r->echo && r->logprobs;
     if (r->sampling.max_tokens == 0 && !r->sampling.prompt_logprobs)
-        return weft_refuse(in->why, 400, NULL, "max_tokens",
-                           "'max_tokens' must be 1 or more; 0 needs 'echo' and 'logprobs', for the "
-                           "prompt's own log-probabilities");
+        return WRONG(in, "max_tokens",
+                     "'max_tokens' must be 1 or more; 0 needs 'echo' and 'logprobs', for the "
+                     "prompt's own log-probabilities");
     return true;
 }
 
