@@ -17,6 +17,7 @@ enum { PRODUCTS_UNMEASURED = 4, PRODUCTS_MEASURED = 30 };
 struct bench_limits {
     weft_pool *pool;
     int64_t rounds[2]; /* of a loop, in float and in bf16 */
+    bool bf16;         /* which of them runs */
     double *rates;     /* of the threads */
     char *from, *to;   /* PIECES pieces each */
 };
@@ -62,12 +63,6 @@ void bench_limits_destroy(bench_limits *l) {
     free(l);
 }
 
-typedef struct {
-    bool bf16;
-    int64_t rounds;
-    double *rates; /* one for each task */
-} loop;
-
 /* By the thread's own clock: what else the machine does is not the loop's. */
 static double thread_clock(void) {
     struct timespec now;
@@ -76,16 +71,15 @@ static double thread_clock(void) {
 }
 
 WEFT_TASK(work) {
-    const loop *l = context;
-    double start = thread_clock(), count = weft_cpu_work(l->bf16, l->rounds);
+    const bench_limits *l = context;
+    double start = thread_clock(), count = weft_cpu_work(l->bf16, l->rounds[l->bf16]);
     l->rates[task] = 1e-9 * count / (thread_clock() - start);
 }
 
 double bench_limit_gflops(bench_limits *l, bool bf16) {
-    loop each = {.bf16 = bf16 && l->rounds[true], .rates = l->rates};
-    each.rounds = l->rounds[each.bf16];
     int threads = weft_pool_size(l->pool);
-    weft_pool_run(l->pool, threads, work, &each);
+    l->bf16 = bf16 && l->rounds[true];
+    weft_pool_run(l->pool, threads, work, l);
     double sum = 0;
     for (int i = 0; i < threads; i++)
         sum += l->rates[i];

@@ -30,12 +30,6 @@ typedef struct {
     int *differing; /* rows whose numbers are not the peer's */
 } bench;
 
-/* How long a row is measured: rounds until both are reached, or the most rounds. */
-typedef struct {
-    double round, total; /* seconds */
-    int least, most;     /* rounds */
-} budget;
-
 typedef struct {
     bench_sides sides;
     bool peer;
@@ -88,18 +82,21 @@ static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, w
 }
 
 static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x, measured *m) {
-    budget limit = b->opt->quick ? (budget){0.02, row->longer ? 2.0 : 0.8, 3, 9}
-                                 : (budget){0.05, row->longer ? 8.0 : 4.0, 5, 25};
+    /* Rounds of so many seconds, until the least rounds and all seconds are reached, or the most rounds. */
+    bool quick = b->opt->quick;
+    double seconds = quick ? 0.02 : 0.05, all = row->longer ? 8.0 : 4.0;
+    if (quick) all = row->longer ? 2.0 : 0.8;
+    int least = quick ? 3 : 5, most = quick ? 9 : 25;
     bench_samples first = {0}, first_peer = {0};
     weft_status status = run_ours(x, 2, &first);
     if (m->peer) m->peer = bench_peer_run(b->peer, 1, &first_peer);
-    int ours = repeats_for(limit.round, bench_median(&first));
-    int peers = repeats_for(limit.round, bench_median(&first_peer));
+    int ours = repeats_for(seconds, bench_median(&first));
+    int peers = repeats_for(seconds, bench_median(&first_peer));
     bench_samples_free(&first);
     bench_samples_free(&first_peer);
     double start = weft_clock();
-    for (int round = 0; !status && round < limit.most; round++) {
-        if (round >= limit.least && weft_clock() - start > limit.total) break;
+    for (int round = 0; !status && round < most; round++) {
+        if (round >= least && weft_clock() - start > all) break;
         bench_pause(0.005);
         status = run_ours(x, ours, &m->sides.ours);
         double rate = row->traffic[0] > 0 ? bench_limit_gbytes(b->limits)

@@ -42,11 +42,15 @@ const char weft_help_eval[] =
     "  --threads N\tdefault: one per processor\n"
     "  --json\tone object on standard output\n";
 
-/* --needle as it was given; NULL: not. */
+/* What is to be read off a model. */
 typedef struct {
-    bool on;
-    const char *lengths, *depths, *trials;
-} needle_args;
+    const char *folder, *suite, *details;
+    bool unchecked, needle;
+    const char *lengths, *depths, *trials; /* of --needle as they were given; NULL: not */
+    weft_evaluation what;
+    char checkpoint[WEFT_PATH_MAX];
+    weft_needle_options hidden;
+} eval_job;
 
 enum { TRIALS = 10, LENGTH_MOST = 1 << 24, ITEM_ROOM = 32 };
 
@@ -135,30 +139,38 @@ static void print_score(const weft_args *args, const char *path, const weft_suit
     weft_args_print(object, 0);
 }
 
-static weft_status check_usage(const weft_args *a, const weft_evaluation *what, const char *suite,
-                               const char *details, const needle_args *needle) {
+static weft_status check_usage(const weft_args *a, const eval_job *job) {
+    const weft_evaluation *what = &job->what;
     bool outputs = what->targets || what->logits || what->grads || what->scores;
-    if (!needle->on && (needle->lengths || needle->depths || needle->trials))
+    if (!job->needle && (job->lengths || job->depths || job->trials))
         return WEFT_BAD_INPUT("--lengths, --depths and --trials go with --needle");
-    if (needle->on && (what->tokens || outputs || suite))
+    if (job->needle && (what->tokens || outputs || job->suite))
         return WEFT_BAD_INPUT("--needle goes with --text and --details alone");
-    if (!what->tokens && !what->text && !suite && !needle->on)
+    if (!what->tokens && !what->text && !job->suite && !job->needle)
         return WEFT_BAD_INPUT(
             "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells more");
     if (what->tokens && what->text)
         return WEFT_BAD_INPUT("--text and --tokens: one of them at a time");
-    if ((suite && (what->tokens || what->text || outputs)) || (details && !suite && !needle->on))
+    if ((job->suite && (what->tokens || what->text || outputs)) ||
+        (job->details && !job->suite && !job->needle))
         return WEFT_BAD_INPUT(
             "--suite FILE goes with --details alone, and --details with it or --needle");
     return weft_args_no_config(a);
 }
 
-/* What the user named must be there, and must be what this command reads. */
-static weft_status check_inputs(const char *folder, const weft_evaluation *what,
-                                const char *suite) {
-    WEFT_TRY(weft_args_readable(folder, "config.json"));
-    WEFT_TRY(weft_args_readable(folder, "model.safetensors"));
-    const char *input = suite ? suite : what->text ? what->text : what->tokens;
+/* What the user named must be there, and must be what this command reads. A run's folder stands for its best. One of
+ * the two files alone is a checkpoint that lacks the other. */
+static weft_status find_inputs(eval_job *job) {
+    const weft_evaluation *what = &job->what;
+    bool config = false, model = false;
+    weft_folder_has(job->folder, "config.json", &config);
+    weft_folder_has(job->folder, "model.safetensors", &model);
+    weft_status status = weft_checkpoint_folder(job->folder, job->checkpoint);
+    if (status == WEFT_OK) job->folder = job->checkpoint;
+    if (status != WEFT_OK && !config && !model) return WEFT_EINPUT;
+    WEFT_TRY(weft_args_readable(job->folder, "config.json"));
+    WEFT_TRY(weft_args_readable(job->folder, "model.safetensors"));
+    const char *input = job->suite ? job->suite : what->text ? what->text : what->tokens;
     if (input) WEFT_TRY(weft_args_readable(input, NULL));
     return what->targets ? weft_args_readable(what->targets, NULL) : WEFT_OK;
 }
@@ -184,101 +196,70 @@ static weft_status check_output(const char *out, const char *folder, const weft_
     return WEFT_BAD_INPUT("%s: is read here and cannot be written too; name another file", out);
 }
 
-/* What is to be read off a model, and what it comes to. */
-typedef struct {
-    const char *folder, *suite, *details;
-    bool unchecked;
-    weft_evaluation what;
-    char checkpoint[WEFT_PATH_MAX];
-    weft_evaluated found;
-    weft_suite_score score;
-    needle_args needle;
-    weft_needle_options hidden;
-    weft_needle_score answers;
-} eval_job;
-
-/* A run's folder stands for its best. One of the two files alone is a checkpoint that lacks the other, as
- * check_inputs says. */
-static weft_status find_checkpoint(eval_job *job) {
-    static const char *const files[] = {"config.json", "model.safetensors"};
-    char path[WEFT_PATH_MAX];
-    bool one = false;
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
-        one = one || (weft_path(path, "%s/%s", job->folder, files[i]) == WEFT_OK &&
-                      access(path, F_OK) == 0);
-    if (weft_checkpoint_folder(job->folder, job->checkpoint) == WEFT_OK)
-        job->folder = job->checkpoint;
-    else if (!one)
-        return WEFT_EINPUT;
-    return WEFT_OK;
-}
-
 static weft_status run_job(const weft_args *args, eval_job *job) {
     WEFT_AUTO(weft_loaded_close) weft_loaded loaded = {0};
     weft_loaded *l = &loaded;
-    bool text = job->suite || job->needle.on || job->what.text;
+    bool text = job->suite || job->needle || job->what.text;
     WEFT_TRY(check_output(job->what.logits, job->folder, &job->what));
     WEFT_TRY(check_output(job->what.grads, job->folder, &job->what));
     WEFT_TRY(check_output(job->what.scores, job->folder, &job->what));
     WEFT_TRY(weft_loaded_open(args, job->folder, job->unchecked,
                               text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
-    if (job->needle.on) {
+    if (job->needle) {
+        weft_needle_score answers;
         WEFT_TRY(check_output(job->details, l->folder, &job->what));
         /* A quarter, a half and the whole of the context, where the key's line and question fit. */
-        for (int64_t part = 4; part >= 1 && !job->needle.lengths; part /= 2)
+        for (int64_t part = 4; part >= 1 && !job->lengths; part /= 2)
             if (l->config.context / part >= WEFT_NEEDLE_TIME || part == 1)
                 job->hidden.lengths[job->hidden.n_lengths++] = l->config.context / part;
-        return weft_needle(l->model, l->tokenizer, l->backend, l->pool, &job->hidden,
-                           &job->answers);
-    }
-    if (job->suite) {
+        WEFT_TRY(weft_needle(l->model, l->tokenizer, l->backend, l->pool, &job->hidden, &answers));
+        print_needles(args, &job->hidden, &answers);
+    } else if (job->suite) {
+        weft_suite_score score;
         WEFT_TRY(check_output(job->details, l->folder, &(weft_evaluation){.tokens = job->suite}));
-        return weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details,
-                          &job->score);
+        WEFT_TRY(weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details,
+                            &score));
+        print_score(args, job->suite, &score);
+    } else {
+        weft_evaluated found;
+        job->what.tokenizer = l->tokenizer;
+        WEFT_TRY(weft_evaluate(l->model, l->backend, l->pool, &job->what, &found));
+        print_parts(args, &found);
     }
-    job->what.tokenizer = l->tokenizer;
-    return weft_evaluate(l->model, l->backend, l->pool, &job->what, &job->found);
+    return WEFT_OK;
 }
 
 weft_status weft_cmd_eval(weft_args *args, int argc, char **argv) {
     eval_job job = {.hidden.trials = TRIALS};
     weft_evaluation *what = &job.what;
-    const weft_arg own[] = {{"--model", .value = &job.folder, .rule = WEFT_ARG_NEEDED},
-                            {"--tokens", .value = &what->tokens},
-                            {"--targets", .value = &what->targets},
-                            {"--logits", .value = &what->logits},
-                            {"--grads", .value = &what->grads},
-                            {"--scores", .value = &what->scores},
-                            {"--suite", .value = &job.suite},
-                            {"--details", .value = &job.details},
-                            {"--unchecked", .flag = &job.unchecked},
-                            {"--text", .value = &what->text},
-                            {"--needle", .flag = &job.needle.on},
-                            {"--lengths", .value = &job.needle.lengths},
-                            {"--depths", .value = &job.needle.depths},
-                            {"--trials", .value = &job.needle.trials, .number = &job.hidden.trials,
-                             .min = 1, .max = 1000000},
-                            {0}};
+    const weft_arg own[] = {
+        {"--model", .value = &job.folder, .rule = WEFT_ARG_NEEDED},
+        {"--tokens", .value = &what->tokens},
+        {"--targets", .value = &what->targets},
+        {"--logits", .value = &what->logits},
+        {"--grads", .value = &what->grads},
+        {"--scores", .value = &what->scores},
+        {"--suite", .value = &job.suite},
+        {"--details", .value = &job.details},
+        {"--unchecked", .flag = &job.unchecked},
+        {"--text", .value = &what->text},
+        {"--needle", .flag = &job.needle},
+        {"--lengths", .value = &job.lengths},
+        {"--depths", .value = &job.depths},
+        {"--trials", .value = &job.trials, .number = &job.hidden.trials, .min = 1, .max = 1000000},
+        {0}};
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
-    WEFT_TRY(check_usage(args, what, job.suite, job.details, &job.needle));
-    WEFT_TRY(find_checkpoint(&job));
-    WEFT_TRY(check_inputs(job.folder, what, job.suite));
+    WEFT_TRY(check_usage(args, &job));
+    WEFT_TRY(find_inputs(&job));
     const weft_arg lengths = {"--lengths", .number = job.hidden.lengths, .min = 1,
                               .max = LENGTH_MOST};
     const weft_arg depths = {"--depths", .real = job.hidden.depths, .max = 1};
-    const char *given = job.needle.depths ? job.needle.depths : "0,0.25,0.5,0.75,1";
-    if (job.needle.lengths) WEFT_TRY(read_list(lengths, job.needle.lengths, &job.hidden.n_lengths));
+    const char *given = job.depths ? job.depths : "0,0.25,0.5,0.75,1";
+    if (job.lengths) WEFT_TRY(read_list(lengths, job.lengths, &job.hidden.n_lengths));
     WEFT_TRY(read_list(depths, given, &job.hidden.n_depths));
     if (args->seed >= 0) job.hidden.seed = (uint64_t)args->seed;
     job.hidden.text = what->text;
     job.hidden.details = job.details;
     job.hidden.quiet = args->json;
-    WEFT_TRY(run_job(args, &job));
-    if (job.needle.on)
-        print_needles(args, &job.hidden, &job.answers);
-    else if (job.suite)
-        print_score(args, job.suite, &job.score);
-    else
-        print_parts(args, &job.found);
-    return WEFT_OK;
+    return run_job(args, &job);
 }

@@ -157,34 +157,31 @@ static weft_status count_left(const cutting *v, weft_pruned *did) {
     return WEFT_OK;
 }
 
-static weft_status prune(cutting *v, weft_pruned *did) {
-    const weft_config *from = &v->from->config;
-    weft_config c = *from;
-    c.prune = WEFT_PRUNING_NONE; /* its masks are of the whole model */
-    WEFT_TRY(count_left(v, did));
-    WEFT_TRY(weft_mirror_use(v->from->mirror, NULL));
-    did->layers = calloc((size_t)did->n_layers, sizeof *did->layers);
-    if (!did->layers) return weft_fail(WEFT_ENOMEM, "prune: no memory");
-    for (int64_t l = 0; l < did->n_layers; l++)
-        WEFT_TRY(choose_layer(v, l, did));
-    if (!v->options->sparse) set_units(&c, v->options->what, did->units, did->left);
-    WEFT_TRY(weft_model_create(&c, v->from->dtype, &v->to));
-    return cut_all(v);
+static void end_cutting(cutting *v) {
+    weft_units_free(&v->units);
+    weft_model_destroy(v->to);
 }
 
 weft_status weft_prune(const weft_model *m, const weft_prune_options *options, weft_model **out,
                        weft_pruned *did) {
-    cutting v = {.from = m, .options = options};
+    WEFT_AUTO(end_cutting) cutting v = {.from = m, .options = options};
+    weft_config c = m->config;
     *out = NULL;
-    *did = (weft_pruned){.n_layers = m->config.n_layer};
+    *did = (weft_pruned){.n_layers = c.n_layer};
+    c.prune = WEFT_PRUNING_NONE; /* its masks are of the whole model */
     WEFT_TRY(weft_units_make(&m->config, options->what, options->sparse, "--what ", &v.units));
     did->units = v.units.units;
-    weft_status status = prune(&v, did);
-    weft_units_free(&v.units);
-    if (status == WEFT_OK) *out = weft_steal(&v.to);
-    if (status != WEFT_OK) weft_pruned_free(did);
-    weft_model_destroy(v.to);
-    return status;
+    WEFT_TRY(count_left(&v, did));
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    did->layers = calloc((size_t)did->n_layers, sizeof *did->layers);
+    if (!did->layers) return weft_fail(WEFT_ENOMEM, "prune: no memory");
+    for (int64_t l = 0; l < did->n_layers; l++)
+        WEFT_TRY(choose_layer(&v, l, did));
+    if (!options->sparse) set_units(&c, options->what, did->units, did->left);
+    WEFT_TRY(weft_model_create(&c, m->dtype, &v.to));
+    WEFT_TRY(cut_all(&v));
+    *out = weft_steal(&v.to);
+    return WEFT_OK;
 }
 
 void weft_pruned_free(weft_pruned *did) {

@@ -33,6 +33,7 @@ typedef struct {
     weft_pruned_layer *layers;
 } weft_pruned;
 
+/* `did` is to be freed after a failure too. */
 weft_status weft_prune(const weft_model *m, const weft_prune_options *options, weft_model **out,
                        weft_pruned *did);
 void weft_pruned_free(weft_pruned *did);
