@@ -74,34 +74,25 @@ static weft_status open_connection(const bench_options *o, int *out) {
     return weft_fail(WEFT_EIO, "no connection to %s, port %s: %s", o->host, port, strerror(error));
 }
 
-static char *make_body(const bench *b, int64_t number) {
-    const request *r = b->requests + number;
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *to = open_memstream(&text, &bytes);
-    if (!to) return NULL;
-    fprintf(to, "{\"max_tokens\":%lld,\"temperature\":0,\"stream\":true,\"return_token_ids\":true,",
-            (long long)r->most);
-    for (int64_t i = 0; i < r->prompt; i++) {
-        uint32_t word = weft_random_word((uint64_t)b->opt->seed, b->round, (uint32_t)number,
-                                         weft_random_site("bench.prompt"), (uint64_t)i);
-        fprintf(to, "%s%lld", i ? "," : "\"prompt\":[",
-                (long long)(word % (uint64_t)b->opt->vocab));
-    }
-    fputs("]}", to);
-    return weft_memory_end(to, &text);
-}
-
 static weft_status send_request(const bench *b, int64_t number) {
     request *r = b->requests + number;
-    WEFT_AUTO_FREE char *body = make_body(b, number), *all = NULL;
+    const bench_options *o = b->opt;
+    uint32_t site = weft_random_site("bench.prompt");
+    WEFT_JSON_LIST(prompt, i, r->prompt,
+                   json_integer((json_int_t)weft_random_word((uint64_t)b->opt->seed, b->round,
+                                                             (uint32_t)number, site, (uint64_t)i) %
+                                o->vocab));
+    WEFT_AUTO_FREE char *all = NULL,
+                        *body = weft_json_line(weft_json_make(
+                            "max_tokens:I temperature:i stream:b return_token_ids:b prompt:o",
+                            r->most, 0, true, true, prompt));
     int bytes = !body ? -1
                       : asprintf(&all,
                                  "POST /v1/completions HTTP/1.0\r\nHost: %s\r\nContent-Type: "
                                  "application/json\r\nContent-Length: %zu\r\n\r\n%s",
-                                 b->opt->host, strlen(body), body);
+                                 o->host, strlen(body), body);
     if (bytes < 0) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    WEFT_TRY(open_connection(b->opt, &r->socket));
+    WEFT_TRY(open_connection(o, &r->socket));
     for (ssize_t at = 0, sent; at < bytes; at += sent) {
         sent = send(r->socket, all + at, (size_t)(bytes - at), MSG_NOSIGNAL);
         if (sent <= 0) break; /* an answer says why, or the connection's end does */

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -115,36 +116,24 @@ struct weft_connections {
     void (*gone)(void *context, weft_job *j);
     void *context;
     struct pollfd *polled;
-    weft_connection **of;
-    size_t room;
+    int64_t room;
 };
-
-static bool has_room(weft_connections *all) {
-    size_t want = (size_t)all->count;
-    if (want <= all->room) return true;
-    struct pollfd *polled = realloc(all->polled, 2 * want * sizeof *polled);
-    if (polled) all->polled = polled;
-    weft_connection **of = realloc(all->of, 2 * want * sizeof *of);
-    if (of) all->of = of;
-    if (!polled || !of) return false;
-    all->room = 2 * want;
-    return true;
-}
 
 /* Asks the system about every client whose job is being made. */
 static void find_gone(weft_connections *all) {
-    nfds_t n = 0;
-    if (!has_room(all)) return; /* looked at again when there is memory */
+    nfds_t n = 0, i = 0;
+    if (!weft_grow_list(&all->polled, &all->room, all->count, sizeof *all->polled))
+        return; /* looked at again when there is memory */
     for (weft_connection *c = all->first; c; c = c->next) {
         if (!c->job || c->told) continue;
-        all->polled[n] = (struct pollfd){.fd = c->socket, .events = POLLRDHUP};
-        all->of[n++] = c;
+        all->polled[n++] = (struct pollfd){.fd = c->socket, .events = POLLRDHUP};
     }
     if (n == 0 || poll(all->polled, n, 0) <= 0) return;
-    for (nfds_t i = 0; i < n; i++) {
-        if (!(all->polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR))) continue;
-        all->of[i]->told = true;
-        all->gone(all->context, all->of[i]->job);
+    for (weft_connection *c = all->first; c; c = c->next) {
+        if (!c->job || c->told) continue;
+        if (!(all->polled[i++].revents & (POLLRDHUP | POLLHUP | POLLERR))) continue;
+        c->told = true;
+        all->gone(all->context, c->job);
     }
 }
 
@@ -198,7 +187,6 @@ void weft_connections_close(weft_connections *all) {
     pthread_cond_destroy(&all->news);
     pthread_mutex_destroy(&all->lock);
     free(all->polled);
-    free(all->of);
     free(all);
 }
 
