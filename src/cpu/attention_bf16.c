@@ -236,7 +236,7 @@ static void end_tile(const query_task *t) {
         real *from = t->s.output + i * columns, factor = 1 / t->s.sum[i];
         for (int64_t d = 0; d < a->dv; d++)
             from[d] *= factor;
-        gemm_round(o + head_row_at(&f->o, t->b, t->q0 + i, t->h), from, a->dv);
+        round_bf16(o + head_row_at(&f->o, t->b, t->q0 + i, t->h), from, a->dv);
         f->lse[(t->b * a->heads + t->h) * a->queries + t->q0 + i] =
             LN_2 * t->s.top[i] + (real)log((double)t->s.sum[i]);
     }

@@ -180,35 +180,32 @@ static __attribute__((noinline)) void add_over_keys(const pair_task *t, sum_pane
         }
 }
 
-/* The band's ⟨q_j, k_i⟩ joins the products: every i − j ≤ window. */
-static void add_band(const pair_task *t) {
+/* Where i − j ≤ window: α ⟨q_j, k_i⟩ joins the products; or, back, α dS takes its place, and 0 elsewhere. */
+static ALWAYS_INLINE void pass_band(const pair_task *t, const bool back) {
     const weft_attention_attr *a = t->p->a;
-    multiply_visible(t, TILE_SET, t->s.swapped, t->s.place_k_across, t->s.place_q_across, a->dqk,
-                     NULL, NULL);
     vreal alpha = vset((real)a->band_alpha), iota = viota();
     for (int64_t key = 0; key < t->n_keys; key += VLEN)
         for (int64_t row = first_row(t, key / TILE_N * TILE_N); row < t->n_queries; row++) {
             int64_t at = key / TILE_N * TILE_N * PAIR_QUERIES + row * TILE_N + key % TILE_N;
+            real *p = t->s.p + at, *swapped = t->s.swapped + at;
             real distance = (real)(t->q0 + row - t->key0 - key);
             vint inside = distance - iota <= (real)a->window;
-            vreal add = alpha * vload(t->s.swapped + at);
-            vstore(t->s.p + at, vload(t->s.p + at) + vselect(inside, add, vset(0)));
+            vreal part = vselect(inside, alpha * vload(back ? t->s.ds + at : swapped), vset(0));
+            vstore(back ? swapped : p, back ? part : vload(p) + part);
         }
+}
+
+static void add_band(const pair_task *t) {
+    multiply_visible(t, TILE_SET, t->s.swapped, t->s.place_k_across, t->s.place_q_across,
+                     t->p->a->dqk, NULL, NULL);
+    pass_band(t, false);
 }
 
 /* What the band sends back: to the queries at the keys' places, to the keys at
  * the queries'. */
 static void add_band_gradients(const pair_task *t) {
-    const weft_attention_attr *a = t->p->a;
-    int64_t dqk = round_up(a->dqk, TILE_N);
-    vreal alpha = vset((real)a->band_alpha), iota = viota();
-    for (int64_t key = 0; key < t->n_keys; key += VLEN)
-        for (int64_t row = first_row(t, key / TILE_N * TILE_N); row < t->n_queries; row++) {
-            int64_t at = key / TILE_N * TILE_N * PAIR_QUERIES + row * TILE_N + key % TILE_N;
-            real distance = (real)(t->q0 + row - t->key0 - key);
-            vint inside = distance - iota <= (real)a->window;
-            vstore(t->s.swapped + at, vselect(inside, alpha * vload(t->s.ds + at), vset(0)));
-        }
+    int64_t dqk = round_up(t->p->a->dqk, TILE_N);
+    pass_band(t, true);
     if (t->want_dq) add_over_queries(t, t->dq, t->key0, dqk, t->s.swapped, t->s.place_k_along);
     if (!t->want_dk) return;
     transpose_tile(t, t->s.swapped);

@@ -180,21 +180,11 @@ static ALWAYS_INLINE void prefetch_part(const real *at, int64_t count, int64_t p
         __builtin_prefetch(at + part * size + i);
 }
 
-typedef real quad __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
-
 /* to[c][r] = from[r][c] · factor for a block of 4 × 4. */
 static ALWAYS_INLINE void transpose_block(const real *const from[4], real factor, real *to,
                                           int64_t ld) {
-    quad a = *(const quad *)from[0] * factor, b = *(const quad *)from[1] * factor;
-    quad c = *(const quad *)from[2] * factor, d = *(const quad *)from[3] * factor;
-    quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-    quad ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-    quad cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(quad *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
-    *(quad *)(to + ld) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
-    *(quad *)(to + 2 * ld) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
-    *(quad *)(to + 3 * ld) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+    transpose_quads(load_quad(from[0]) * factor, load_quad(from[1]) * factor,
+                    load_quad(from[2]) * factor, load_quad(from[3]) * factor, to, ld);
 }
 
 /* to[c][r] = row[r][c] · factor, `panel` rows (a multiple of 4) of `width` numbers. */
@@ -223,15 +213,6 @@ static inline void prefetch_rows(const attention_problem *p, const head_rows *fr
         for (int64_t at = 0; at < from->width * size; at += 64)
             __builtin_prefetch(row + at, 0, 2);
     }
-}
-
-/* A row of a head, its data already looked up: as tile_in. */
-static ALWAYS_INLINE const real *row_in(const void *data, bool bf16, int64_t at, int64_t n,
-                                        real *scratch) {
-    if (!bf16) return (const real *)data + at;
-    for (int64_t i = 0; i < n; i++)
-        scratch[i] = (real)weft_bf16_to_float(((const uint16_t *)data)[at + i]);
-    return scratch;
 }
 
 /* Rows r0 .. r0+rows-1 of a head times `factor`, packed across; `widened` holds
@@ -279,7 +260,7 @@ static inline void pack_along(const attention_problem *p, const head_rows *from,
         for (int64_t c = 0; c < whole; c += panel, at += panel * room)
             for (int64_t i = 0; i < filled; i++)
                 for (int64_t e = 0; e < panel; e += 4)
-                    *(quad *)(at + i * panel + e) = *(const quad *)(row[i] + c + e) * factor;
+                    store_quad(at + i * panel + e, load_quad(row[i] + c + e) * factor);
         for (int64_t i = 0; whole < width && i < filled; i++)
             for (int64_t e = 0; e < panel; e++)
                 at[i * panel + e] = whole + e < width ? row[i][whole + e] * factor : 0;

@@ -44,42 +44,37 @@ extern kernel_table DOUBLE_TABLE; /* one for all sets: double is for checks */
 #define TABLES(isa) &weft_cpu_table_##isa##_32, &DOUBLE_TABLE
 #define WORK(isa) weft_cpu_peak_real_##isa##_32, weft_cpu_peak_bf16_##isa##_32
 
-#if defined(WEFT_HAVE_ISA_avx512)
 DECLARE_TABLES(avx512)
-static bool runs_avx512(void) {
+DECLARE_TABLES(avx2)
+DECLARE_TABLES(sse2)
+DECLARE_TABLES(neon)
+DECLARE_TABLES(plain)
+
+#if defined(__x86_64__)
+static inline bool runs_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static inline bool runs_avx512(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-static bool runs_avx512_bf16(void) {
+static inline bool runs_avx512_bf16(void) {
     return runs_avx512() && __builtin_cpu_supports("avx512bf16");
 }
 
 /* The tiles' state is large, so the kernel wants to be asked before a process uses them. */
-static bool runs_amx(void) {
+static inline bool runs_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     unsigned eax, ebx, ecx, edx, amx = 7u << 22; /* AMX-BF16, -TILE and -INT8 */
     if (!runs_avx512_bf16() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
     return (edx & amx) == amx && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
-#endif
-#if defined(WEFT_HAVE_ISA_avx2)
-DECLARE_TABLES(avx2)
-static bool runs_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-#endif
-#if defined(WEFT_HAVE_ISA_sse2)
-DECLARE_TABLES(sse2)
-#endif
-#if defined(WEFT_HAVE_ISA_neon)
-DECLARE_TABLES(neon)
-static bool runs_bfmmla(void) {
+#elif defined(__aarch64__)
+static inline bool runs_bfmmla(void) {
     return WEFT_ARM_TARGETS && (getauxval(AT_HWCAP2) & HWCAP2_BF16);
 }
-#endif
-#if defined(WEFT_HAVE_ISA_plain)
-DECLARE_TABLES(plain)
 #endif
 
 /* Best first; the last runs everywhere. */
@@ -207,20 +202,10 @@ static inline bool may_use_integers(void) {
     return chosen && (!held_to_it || chosen->matrix != WEFT_MATRIX_NONE);
 }
 
+bool weft_cpu_dots_i8(void) {
 #if defined(__aarch64__)
-
-bool weft_cpu_dots_i8(void) {
     return WEFT_ARM_TARGETS && may_use_integers() && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
-}
-
-bool weft_cpu_tiles_i8(void) {
-    return WEFT_ARM_TARGETS && may_use_integers() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
-}
-
-#else
-
-bool weft_cpu_dots_i8(void) {
-#if defined(WEFT_HAVE_ISA_avx512)
+#elif defined(WEFT_HAVE_ISA_avx512)
     return may_use_integers() && chosen->f32 == &weft_cpu_table_avx512_32 &&
            __builtin_cpu_supports("avx512vnni");
 #else
@@ -229,7 +214,9 @@ bool weft_cpu_dots_i8(void) {
 }
 
 bool weft_cpu_tiles_i8(void) {
+#if defined(__aarch64__)
+    return WEFT_ARM_TARGETS && may_use_integers() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#else
     return false;
-}
-
 #endif
+}

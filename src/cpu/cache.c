@@ -26,8 +26,7 @@ static real store_vector(const cached_pages *c, char *page, int64_t head, int64_
     if (c->kind == CACHED_REAL) {
         memcpy(to, x, (size_t)c->token_bytes);
     } else if (c->kind == CACHED_BF16) {
-        for (int64_t i = 0; i < width; i++)
-            ((uint16_t *)to)[i] = weft_float_to_bf16((float)x[i]);
+        round_bf16((uint16_t *)to, x, width);
     } else {
         real most = 0, nothing = 0;
         for (int64_t i = 0; i < width; i++) {

@@ -259,10 +259,10 @@ WEFT_TASK(join_blocks) {
     const attend_run *a = context;
     int64_t r = task / a->heads, blocks = count_blocks(a, r, r);
     const weft_tensor *o = a->n->out[0];
-    char *to = (char *)weft_data(a->x, o) + task * a->dv * (int64_t)weft_dtype_size(o->dtype);
     real *sum = a->partial + task * a->blocks * (a->dv + 2), total = 0;
     if (blocks == 0) {
-        memset(to, 0, (size_t)a->dv * weft_dtype_size(o->dtype));
+        memset(sum, 0, (size_t)a->dv * sizeof *sum);
+        write_reals(a->x, o, task * a->dv, a->dv, sum);
         return;
     }
     real top = sum[a->dv];
@@ -283,11 +283,7 @@ WEFT_TASK(join_blocks) {
     real inverse = 1 / total;
     for (int64_t d = 0; d < a->dv; d++)
         sum[d] *= inverse;
-    if (o->dtype == WEFT_BF16)
-        for (int64_t d = 0; d < a->dv; d++)
-            ((uint16_t *)to)[d] = weft_float_to_bf16((float)sum[d]);
-    else
-        memcpy(to, sum, (size_t)a->dv * sizeof(real));
+    write_reals(a->x, o, task * a->dv, a->dv, sum);
 }
 
 /* The weights of a row's block of keys, over all heads. */
@@ -352,7 +348,7 @@ static int64_t cut_workspace(const weft_node *n, int threads, char *at, attend_r
         {&a->partial, real_bytes(heads * most_blocks(attr) * (attr->value.width + 2))},
         {&a->largest, real_bytes(2 * heads)}, /* and norm */
         {&a->scores, attr->weights ? real_bytes(heads * attr->context) : 0},
-        {&a->q, q->dtype == WEFT_BF16 ? real_bytes(weft_tensor_count(q)) : 0},
+        {&a->widened, q->dtype == WEFT_BF16 ? real_bytes(weft_tensor_count(q)) : 0},
         {&a->scratch, threads * a->thread_bytes});
 }
 
@@ -383,10 +379,7 @@ static void lay_out(attend_run *a) {
     a->first = a->run + a->places.rows + 1;
     a->norm = a->largest + a->places.rows * a->heads;
     fill_factors(a);
-    if (!a->q) a->q = weft_data(a->x, q);
-    const uint16_t *from = weft_data(a->x, q);
-    for (int64_t i = 0; q->dtype == WEFT_BF16 && i < weft_tensor_count(q); i++)
-        a->q[i] = (real)weft_bf16_to_float(from[i]);
+    a->q = tile_in(a->x, q, 0, weft_tensor_count(q), a->widened);
 }
 
 /* Whether row r sees what the row before it sees, but for one key more, or fewer of the first. */

@@ -258,13 +258,10 @@ SDOT_TARGET static ALWAYS_INLINE void i8_score_page(const block_task *b, const p
     const float *scales = scale_at(&b->a->keys, run->page, g, 0);
     const real *q_scales = b->s->q_scales + line_of(b, g);
     real *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
-#define FOUR(h, n)                                                                                 \
-    i8_score_four(q + (h)*row, q_scales + (h), k + j * width, scales + j, width,                   \
-                  s + (h)*BLOCK + j, words, n)
-        EACH_TILES(b->lines, words ? 2 : 4, FOUR);
-#undef FOUR
-    }
+    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4)
+        EACH_TILES(h, n, b->lines, words ? 2 : 4,
+                   i8_score_four(q + h * row, q_scales + h, k + j * width, scales + j, width,
+                                 s + h * BLOCK + j, words, n));
 }
 
 SDOT_TARGET static void i8_score(const block_task *b, const page_run *run, int64_t g) {
@@ -417,10 +414,9 @@ SDOT_TARGET static void i8_shared_add(const block_task *b, const page_run *runs,
     for (int64_t i = 0; i < width; i += 16) {
         const int8_t *v = (const int8_t *)b->s->packed + 8 * i * eights;
         int32_t *sums = (int32_t *)sums_of(b, g) + 2 * i;
-#define SIXTEEN(h, count)                                                                          \
-    i8_add_sixteen(p + 2 * (h)*BLOCK, v, eights, width, sums + 2 * (h)*width, count, false)
-        EACH_TILES(b->lines, 2, SIXTEEN);
-#undef SIXTEEN
+        EACH_TILES(h, count, b->lines, 2,
+                   i8_add_sixteen(p + 2 * h * BLOCK, v, eights, width, sums + 2 * h * width, count,
+                                  false));
     }
 }
 

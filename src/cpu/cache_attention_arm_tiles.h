@@ -73,14 +73,10 @@ TILE_TARGET static ALWAYS_INLINE void TILE(score_page)(const block_task *b, cons
     const float *scales = scale_at(c, run->page, g, 0);
     const real *q_scales = b->s->q_scales + line_of(b, g);
     real *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
-#define FOUR(t, n)                                                                                 \
-    TILE(score_four)                                                                               \
-    (q + 2 * (t)*bytes, q_scales + each * (t), k + j * bytes, scales + j, bytes,                   \
-     s + each * (t)*BLOCK + j, n, words)
-        EACH_TILES(b->lines / each, 6, FOUR);
-#undef FOUR
-    }
+    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4)
+        EACH_TILES(t, n, b->lines / each, 6,
+                   TILE(score_four)(q + 2 * t * bytes, q_scales + each * t, k + j * bytes,
+                                    scales + j, bytes, s + each * t * BLOCK + j, n, words));
 }
 
 TILE_TARGET static void TILE(score)(const block_task *b, const page_run *run, int64_t g) {
@@ -126,9 +122,8 @@ TILE_TARGET static void TILE(add)(const block_task *b, const page_run *runs, int
     for (int64_t i = 0; i < width; i += 8) {
         const char *v = (const char *)b->s->packed + 8 * i * units;
         real *sums = (real *)sums_of(b, g) + 2 * i;
-#define EIGHT(t, n) TILE(add_eight)(p + (t)*step, step, v, units, sums + (t)*room, room, n)
-        EACH_TILES(count, 4, EIGHT);
-#undef EIGHT
+        EACH_TILES(t, some, count, 4,
+                   TILE(add_eight)(p + t * step, step, v, units, sums + t * room, room, some));
     }
 }
 

@@ -29,17 +29,13 @@ BF16_TARGET static void bf16_score(const block_task *b, const page_run *run, int
     const uint16_t *q = (const uint16_t *)rounded_queries_of(b, g);
     const uint16_t *k = (const uint16_t *)head_at(&b->a->keys, run->page, g);
     real *s = scores_of(b, g) + run->at;
-    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4) {
-#define FOUR(h, n) bf16_score_four(q + (h)*width, k + j * width, width, s + (h)*BLOCK + j, n)
-        EACH_TILES(b->lines, 4, FOUR);
-#undef FOUR
-    }
+    for (int64_t j = run->token & ~3, end = run->end; j < end; j += 4)
+        EACH_TILES(h, n, b->lines, 4,
+                   bf16_score_four(q + h * width, k + j * width, width, s + h * BLOCK + j, n));
 }
 
 BF16_TARGET static void bf16_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-#define SOME(h, count) bf16_add_lines(b, runs, n, g, h, count)
-    EACH_TILES(b->lines, 4, SOME);
-#undef SOME
+    EACH_TILES(h, count, b->lines, 4, bf16_add_lines(b, runs, n, g, h, count));
 }
 
 static const attend_way bf16_alone = {

@@ -24,25 +24,6 @@ typedef struct {
     int64_t ld; /* of a row of scores */
 } plain_shape;
 
-/* The sums of n vectors' lanes, as vsum adds them. */
-static ALWAYS_INLINE void plain_sums(const vreal *sum, const int n, real *to) {
-    int j = 0;
-#if defined(__aarch64__) && WEFT_REAL == 32
-#pragma GCC unroll 2
-    for (; j + 4 <= n; j += 4) {
-        float32x4_t two[2];
-        for (int i = 0; i < 2; i++) {
-            float64x2_t a = (float64x2_t)sum[j + 2 * i], b = (float64x2_t)sum[j + 2 * i + 1];
-            two[i] = vaddq_f32((float32x4_t)vzip1q_f64(a, b), (float32x4_t)vzip2q_f64(a, b));
-        }
-        vst1q_f32(to + j, vpaddq_f32(two[0], two[1]));
-    }
-#endif
-#pragma GCC unroll 8
-    for (; j < n; j++)
-        to[j] = vsum(sum[j]);
-}
-
 /* The products of `queries` queries (ld width) and `keys` keys. */
 static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, const char *k,
                                           real *s, const int queries, const int keys,
@@ -70,7 +51,7 @@ static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, c
                     vfma(v, load_cached(k + j * p->token_bytes, i, width - i, kind), sum[h][j]);
         }
     UNROLLED(h, queries)
-        plain_sums(sum[h], keys, s + h * p->ld);
+        store_lane_sums(s + h * p->ld, 1, sum[h], keys);
 }
 
 static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q, const char *k,
@@ -88,9 +69,8 @@ static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q,
 
 static ALWAYS_INLINE void plain_dot_keys(const plain_shape *p, const real *q, const char *k,
                                          int64_t count, real *s, const cached_kind kind) {
-#define SOME(h, n) plain_dot_queries(p, q + (h)*p->width, k, count, s + (h)*p->ld, n, kind)
-    EACH_TILES(p->lines, PLAIN_QUERIES, SOME);
-#undef SOME
+    EACH_TILES(h, n, p->lines, PLAIN_QUERIES,
+               plain_dot_queries(p, q + h * p->width, k, count, s + h * p->ld, n, kind));
 }
 
 /* s [group, ld]: the products of the group's queries with `count` keys that lie one after the other,
@@ -173,11 +153,9 @@ static ALWAYS_INLINE void plain_add_heads(const plain_shape *p, const real *weig
 static ALWAYS_INLINE void plain_add_kind(const plain_shape *p, const real *weights,
                                          const char *from, const float *scale, int64_t count,
                                          real *sums, int64_t step, const cached_kind kind) {
-#define SOME(h, n)                                                                                 \
-    plain_add_heads(p, weights + (h)*p->ld, from, scale, count, sums + (h)*step, step, n,          \
-                    (n) == 1 ? PLAIN_ALONE : PLAIN_VECTORS, kind)
-    EACH_TILES(p->lines, PLAIN_QUERIES, SOME);
-#undef SOME
+    EACH_TILES(h, n, p->lines, PLAIN_QUERIES,
+               plain_add_heads(p, weights + h * p->ld, from, scale, count, sums + h * step, step, n,
+                               n == 1 ? PLAIN_ALONE : PLAIN_VECTORS, kind));
 }
 
 /* sums [group, width] (ld `step`) += the weighted values of `count` keys that lie one after the other;

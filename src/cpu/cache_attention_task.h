@@ -61,7 +61,8 @@ typedef struct {
     int64_t together;  /* rows that are attended at once, at most */
     int64_t room;      /* lines of a thread's scratch, of all key heads */
     int64_t q_columns; /* of a row of q */
-    real *q;           /* real: the tensor's own, or widened */
+    const real *q;     /* the tensor's own, or `widened` */
+    real *widened;
     const real *rel, *rotations;
     real *query_cache;
     double *scale, *beta;     /* [H], with log2 e in them */

@@ -77,7 +77,7 @@ static int64_t tile_bytes(const gemm_cut *cut) {
 
 static void keep_row(gemm_matrix to, const real *l, int64_t n) {
     if (to.bf16)
-        gemm_round(to.data, l, n);
+        round_bf16(to.data, l, n);
     else
         memcpy(to.data, l, (size_t)n * sizeof(real));
 }
@@ -194,7 +194,7 @@ WEFT_TASK(round_rows) {
     int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows), width = dx.ld;
     const real *sums = (const real *)w->rows;
     for (int64_t row = task * JOIN_ROWS; row < end; row++)
-        gemm_round((uint16_t *)dx.data + row * width, sums + row * width, width);
+        round_bf16((uint16_t *)dx.data + row * width, sums + row * width, width);
 }
 
 static void differentiate_part(weft_pool *pool, entropy_work *w) {

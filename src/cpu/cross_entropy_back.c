@@ -123,7 +123,7 @@ WEFT_TASK(scale_values) {
     const scaling *s = context;
     int64_t at = task * SCALE_VALUES, n = min_i64(SCALE_VALUES, weft_tensor_count(s->to) - at);
     if (s->sums)
-        gemm_round((uint16_t *)weft_data(s->x, s->to) + at, s->sums + at, n);
+        round_bf16((uint16_t *)weft_data(s->x, s->to) + at, s->sums + at, n);
     else
         apply_tensors(s->x, scale_vector, 1, &s->from, s->to, at, n, &s->factor);
 }

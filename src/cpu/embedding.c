@@ -14,20 +14,12 @@ enum {
     BAND_MAX = 256
 };
 
-/* row[0..n) += or = elements of a tensor. */
+/* row[0..n) += elements of a tensor. */
 static void add_row(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n, real *row) {
     real tile[STRIP];
     const real *from = tile_in(x, t, at, n, tile);
     for (int64_t j = 0; j < n; j++)
         row[j] += from[j];
-}
-
-static void put_row(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,
-                    const real *row) {
-    real tile[STRIP];
-    real *to = tile_out(x, t, at, tile);
-    memcpy(to, row, (size_t)n * sizeof(real));
-    tile_done(x, t, at, n, to);
 }
 
 static weft_status check_tokens(const int32_t *ids, int64_t count, int64_t length,
@@ -78,7 +70,7 @@ WEFT_TASK(embed_tokens) {
             memcpy(row, tile_in(e->x, wte, e->ids[i] * e->width + j, n, tile),
                    (size_t)n * sizeof(real));
             if (wpe) add_row(e->x, wpe, position * e->width + j, n, row);
-            put_row(e->x, e->n->out[0], i * e->width + j, n, row);
+            write_reals(e->x, e->n->out[0], i * e->width + j, n, row);
         }
     }
 }
@@ -124,7 +116,7 @@ WEFT_TASK(sum_rows) {
             add_row(e->x, e->n->in[0], (b * e->length + t) * e->width + column, n, sum);
         }
         if (addend) add_row(e->x, addend, row * e->width + column, n, sum);
-        put_row(e->x, e->n->out[0], row * e->width + column, n, sum);
+        write_reals(e->x, e->n->out[0], row * e->width + column, n, sum);
     }
 }
 

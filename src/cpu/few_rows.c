@@ -40,25 +40,6 @@ typedef struct {
     bool bf16;
 } dot_work;
 
-/* The sum of each of up to four vectors, in vsum's order, `apart` from each other. */
-static ALWAYS_INLINE void store_sums(real *to, int64_t apart, const vreal *sum, const int count) {
-#if WEFT_REAL == 32 && VBYTES == 16
-    if (count == 4) {
-        vreal ab = __builtin_shufflevector(sum[0], sum[1], 0, 1, 4, 5) +
-                   __builtin_shufflevector(sum[0], sum[1], 2, 3, 6, 7);
-        vreal cd = __builtin_shufflevector(sum[2], sum[3], 0, 1, 4, 5) +
-                   __builtin_shufflevector(sum[2], sum[3], 2, 3, 6, 7);
-        vreal four = __builtin_shufflevector(ab, cd, 0, 2, 4, 6) +
-                     __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
-        for (int c = 0; c < 4; c++)
-            to[c * apart] = four[c];
-        return;
-    }
-#endif
-    for (int c = 0; c < count; c++)
-        to[c * apart] = vsum(sum[c]);
-}
-
 /* sums [rows, columns] (ld TASK_COLUMNS) = x [rows, k] · w [columns, k]ᵀ, of columns that lie `apart`
  * from each other. Where loops over rows and columns are not unrolled early, GCC keeps the sums of several
  * rows in memory and stores each after each product: four rows then cost twice what one does. */
@@ -108,10 +89,7 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
         }
     }
     UNROLLED(r, rows)
-#pragma GCC unroll 8
-        for (int c = 0; c < columns; c += 4)
-            store_sums(sums + (row + r) * TASK_COLUMNS + column + c * apart, apart, sum[r] + c,
-                       columns - c < 4 ? columns - c : 4);
+        store_lane_sums(sums + (row + r) * TASK_COLUMNS + column, apart, sum[r], columns);
 }
 
 static ALWAYS_INLINE void dot_rows(const dot_work *d, int64_t m, int64_t column, int64_t apart,
@@ -388,7 +366,7 @@ void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     else if (p->a.bf16)
         f.x = (gemm_matrix){.data = to, .ld = p->k, .stride = p->m * p->k};
     for (int64_t row = 0; !f.tiles && p->a.bf16 && row < p->batch * p->m; row++)
-        gemm_widen(to + row * p->k, gemm_part(p->a, row / p->m, row % p->m, 0).data, p->k);
+        widen_bf16(to + row * p->k, gemm_part(p->a, row / p->m, row % p->m, 0).data, p->k);
 #if HAS_BFMMLA
     if (f.tiles) lay_tiles(&f);
 #endif

@@ -47,13 +47,13 @@ round_eights(uint16_t *to, const real *from, int64_t n) {
 static void round_values(uint16_t *to, const real *from, int64_t n) {
     int64_t whole = weft_cpu_matrix() == WEFT_MATRIX_BFMMLA ? n / 8 * 8 : 0;
     round_eights(to, from, whole);
-    gemm_round(to + whole, from + whole, n - whole);
+    round_bf16(to + whole, from + whole, n - whole);
 }
 
 #else
 
 static void round_values(uint16_t *to, const real *from, int64_t n) {
-    gemm_round(to, from, n);
+    round_bf16(to, from, n);
 }
 
 #endif
@@ -67,7 +67,7 @@ static void put_values(gemm_matrix x, int64_t at, const real *from, int64_t n) {
 
 static void get_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
     if (x.bf16)
-        gemm_widen(to, (const uint16_t *)x.data + at, n);
+        widen_bf16(to, (const uint16_t *)x.data + at, n);
     else
         memcpy(to, (const real *)x.data + at, (size_t)n * sizeof(real));
 }

@@ -22,7 +22,7 @@ typedef struct {
     int64_t stride; /* elements between the matrices of a batch */
     bool bf16;
     bool rounds; /* real, and may be rounded to bf16 where that makes the product faster */
-    bool i8;     /* of b alone: as ops/linear.h says */
+    bool i8;     /* of b alone: as ops/linear.h says, `ld` with the zeros behind a row */
 } gemm_matrix;
 
 typedef struct {
@@ -78,7 +78,8 @@ void KERNEL(gemm_one_tile)(const gemm_product *p, gemm_place at, const void *row
 /* A part of a matrix: the same memory from row and column on, of matrix g of the batch. */
 static inline gemm_matrix gemm_part(gemm_matrix x, int64_t g, int64_t row, int64_t column) {
     int64_t at = g * x.stride + row * x.ld + column;
-    if (at) x.data = (char *)x.data + at * (int64_t)(x.bf16 ? sizeof(uint16_t) : sizeof(real));
+    size_t size = x.i8 ? sizeof(int8_t) : x.bf16 ? sizeof(uint16_t) : sizeof(real);
+    if (at) x.data = (char *)x.data + at * (int64_t)size;
     return x;
 }
 
@@ -105,17 +106,6 @@ static inline gemm_product gemm_tile(const gemm_product *p, int64_t g, int64_t r
     if (p->pre.data) t.pre = gemm_part(p->pre, g, row, column);
     if (p->bias.data) t.bias = gemm_part(p->bias, 0, 0, column);
     return t;
-}
-
-/* Values in and out of a matrix's memory, bf16 widened or rounded on the way. */
-static inline void gemm_widen(real *to, const uint16_t *from, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = (real)weft_bf16_to_float(from[i]);
-}
-
-static inline void gemm_round(uint16_t *to, const real *from, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = weft_float_to_bf16((float)from[i]);
 }
 
 /* Writes rows × columns sums to c: adds bias and addend (and c, if `add`), keeps pre, applies gelu or

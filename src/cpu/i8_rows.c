@@ -34,7 +34,7 @@ static void round_row(const i8_run *r, int64_t row) {
         vreal largest = vset(0), nothing = vset(0); /* or NaN, which no comparison finds */
         int64_t at = b * BLOCK, n = min_i64(BLOCK, p->k - at);
         if (from.bf16)
-            gemm_widen(value, (const uint16_t *)from.data + at, n);
+            widen_bf16(value, (const uint16_t *)from.data + at, n);
         else
             memcpy(value, (const real *)from.data + at, (size_t)n * sizeof(real));
         for (int64_t i = 0; i < BLOCK; i += VLEN) {
@@ -134,11 +134,9 @@ TILE_TARGET static ALWAYS_INLINE void sum_tile_block(const i8_run *r, int64_t ti
 TILE_TARGET static int64_t sum_tiles(const i8_run *r, int64_t m, const int8_t *w,
                                      const float *w_scale, int64_t n, real *sums) {
     int64_t part = n / COLUMNS, tiles = ceil_div(m, 2);
-    for (int64_t c = 0; c < part; c++) {
-#define TILES(t, n) sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, n)
-        EACH_TILES(tiles, 4, TILES);
-#undef TILES
-    }
+    for (int64_t c = 0; c < part; c++)
+        EACH_TILES(t, some, tiles, 4,
+                   sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, some));
     return part * COLUMNS;
 }
 #elif BYTES_X86
@@ -166,16 +164,10 @@ WEFT_TASK(run_columns) {
     const i8_run *r = context;
     const gemm_product *p = r->p;
     int64_t column = task * r->columns, n = min_i64(r->columns, p->n - column);
-    const int8_t *w = (const int8_t *)p->b.data + column * r->ld;
     const float *scales = (const float *)((const int8_t *)p->b.data + p->n * r->ld) + column;
     real sums[GEMM_FEW_ROWS * TASK_COLUMNS];
-    gemm_product tile = *p;
-    tile.n = n;
-    tile.c = gemm_part(p->c, 0, 0, column);
-    if (p->addend.data) tile.addend = gemm_part(p->addend, 0, 0, column);
-    if (p->pre.data) tile.pre = gemm_part(p->pre, 0, 0, column);
-    if (p->bias.data) tile.bias = gemm_part(p->bias, 0, 0, column);
-    sum_columns(r, p->m, w, scales, n, sums);
+    gemm_product tile = gemm_tile(p, 0, 0, p->m, column, n, 0, p->k);
+    sum_columns(r, p->m, tile.b.data, scales, n, sums);
     if (p->alpha != 1)
         for (int64_t i = 0; i < p->m; i++)
             for (int64_t j = 0; j < n; j++)
@@ -184,7 +176,7 @@ WEFT_TASK(run_columns) {
 }
 
 int64_t KERNEL(i8_rows_workspace)(const gemm_product *p) {
-    int64_t ld = weft_matmul_i8_columns(p->k), rows = min_i64(p->m + p->m % 2, GEMM_FEW_ROWS);
+    int64_t ld = p->b.ld, rows = min_i64(p->m + p->m % 2, GEMM_FEW_ROWS);
     return ceil_div(rows * ld + rows * (ld / BLOCK) * (int64_t)sizeof(float), WEFT_ARENA_ALIGN) *
            WEFT_ARENA_ALIGN;
 }
@@ -194,7 +186,7 @@ void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     for (int64_t row = 0; row < p->m; row += GEMM_FEW_ROWS) {
         gemm_product part =
             gemm_tile(p, 0, row, min_i64(GEMM_FEW_ROWS, p->m - row), 0, p->n, 0, p->k);
-        i8_run r = {.p = &part, .x = workspace, .ld = weft_matmul_i8_columns(p->k)};
+        i8_run r = {.p = &part, .x = workspace, .ld = p->b.ld};
         r.scales = (float *)((char *)workspace + (part.m + part.m % 2) * r.ld);
         r.dot = weft_cpu_dots_i8();
         r.tiles = BYTES_ARM && part.m > 1 && weft_cpu_tiles_i8();

@@ -37,11 +37,9 @@ BYTES_TARGET static int64_t BYTES(sum)(const i8_run *r, int64_t m, const int8_t 
     int64_t part = n / (m == 1 ? ALONE : COLUMNS);
     for (int64_t c = 0; m == 1 && c < part; c++)
         BYTES(block)(r, 0, w + c * r->ld, w_scale + c, part, sums + c, 1, ALONE);
-    for (int64_t c = 0; m > 1 && c < part; c++) {
-#define ROWS(t, n) BYTES(block)(r, t, w + c * r->ld, w_scale + c, part, sums + c, n, COLUMNS)
-        EACH_TILES(m, 4, ROWS);
-#undef ROWS
-    }
+    for (int64_t c = 0; m > 1 && c < part; c++)
+        EACH_TILES(row, rows, m, 4,
+                   BYTES(block)(r, row, w + c * r->ld, w_scale + c, part, sums + c, rows, COLUMNS));
     return part * (m == 1 ? ALONE : COLUMNS);
 }
 

@@ -40,16 +40,17 @@ typedef float real;
 /* f(..., flag), compiled for either value of the flag. */
 #define EITHER(flag, f, ...) ((flag) ? f(__VA_ARGS__, true) : f(__VA_ARGS__, false))
 
-/* CALL(t, n), n a constant of `most`, 2 and 1, for t to t + n - 1 of `count`. */
-#define EACH_TILES(count, most, CALL)                                                              \
+/* What follows, for t to t + n - 1 of `count`, n a constant of `most`, 2 and 1. */
+#define EACH_TILES(t, n, count, most, ...)                                                         \
     do {                                                                                           \
-        const int64_t n_ = (count);                                                                \
-        int64_t t_ = 0;                                                                            \
-        for (; t_ + (most) <= n_; t_ += (most))                                                    \
-            CALL(t_, most);                                                                        \
-        for (; t_ + 2 <= n_; t_ += 2)                                                              \
-            CALL(t_, 2);                                                                           \
-        if (t_ < n_) CALL(t_, 1);                                                                  \
+        const int64_t end_ = (count);                                                              \
+        int64_t t = 0;                                                                             \
+        for (const int n = (most); t + n <= end_; t += n)                                          \
+            __VA_ARGS__;                                                                           \
+        for (const int n = 2; t + n <= end_; t += n)                                               \
+            __VA_ARGS__;                                                                           \
+        for (const int n = 1; t < end_; t = end_)                                                  \
+            __VA_ARGS__;                                                                           \
     } while (0)
 
 /* An operation's kernel, by what runs it: DEFINE_KERNEL(dot, .workspace = sum_workspace) { ... } of x and n. */
@@ -69,15 +70,28 @@ typedef float real;
 /* A workspace that is the same for any number of threads. */
 #define WORKSPACE(name) static int64_t name(const weft_node *n, UNUSED int threads)
 
-/* n reals from element `at` of a tensor: its own memory, or widened into `scratch` if bf16. */
+static inline void widen_bf16(real *to, const uint16_t *from, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (real)weft_bf16_to_float(from[i]);
+}
+
+static inline void round_bf16(uint16_t *to, const real *from, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = weft_float_to_bf16((float)from[i]);
+}
+
+/* n reals from element `at` of what lies at `data`: its own memory, or widened into `scratch` if bf16. */
+static ALWAYS_INLINE const real *row_in(const void *data, bool bf16, int64_t at, int64_t n,
+                                        real *scratch) {
+    if (!bf16) return (const real *)data + at;
+    widen_bf16(scratch, (const uint16_t *)data + at, n);
+    return scratch;
+}
+
+/* The same of a tensor. */
 static inline const real *tile_in(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,
                                   real *scratch) {
-    const void *data = weft_data(x, t);
-    if (t->dtype != WEFT_BF16) return (const real *)data + at;
-    const uint16_t *from = (const uint16_t *)data + at;
-    for (int64_t i = 0; i < n; i++)
-        scratch[i] = (real)weft_bf16_to_float(from[i]);
-    return scratch;
+    return row_in(weft_data(x, t), t->dtype == WEFT_BF16, at, n, scratch);
 }
 
 /* Where to write n reals bound for element `at`: the tensor's own memory, or `scratch` if bf16.
@@ -88,10 +102,14 @@ static inline real *tile_out(const weft_exec *x, const weft_tensor *t, int64_t a
 
 static inline void tile_done(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,
                              const real *scratch) {
-    if (t->dtype != WEFT_BF16) return;
-    uint16_t *to = (uint16_t *)weft_data(x, t) + at;
-    for (int64_t i = 0; i < n; i++)
-        to[i] = weft_float_to_bf16((float)scratch[i]);
+    if (t->dtype == WEFT_BF16) round_bf16((uint16_t *)weft_data(x, t) + at, scratch, n);
+}
+
+/* n reals to element `at` on. */
+static inline void write_reals(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,
+                               const real *from) {
+    if (t->dtype != WEFT_BF16) memcpy((real *)weft_data(x, t) + at, from, (size_t)n * sizeof(real));
+    tile_done(x, t, at, n, from);
 }
 
 static inline int64_t min_i64(int64_t a, int64_t b) {

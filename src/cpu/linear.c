@@ -42,6 +42,7 @@ static gemm_product describe_product(const weft_exec *x, const weft_node *n, int
                     grouped || form == WEFT_MATMUL_GROUPED_OUTER);
     p.b = as_matrix(x ? weft_data(x, b) : NULL, b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups,
                     form == WEFT_MATMUL_GROUPED_OUTER);
+    if (p.b.i8) p.b.ld = weft_matmul_i8_columns(s.k);
     p.c = as_matrix(x ? weft_data(x, y) : NULL, y, s.m, s.n, s.groups, grouped);
     if (!x) return p;
     const weft_tensor *bias = i == 0 ? n->in[WEFT_MATMUL_BIAS] : NULL;
@@ -109,10 +110,7 @@ WEFT_TASK(add_bands) {
     for (int64_t band = 1; band < ceil_div(b->rows, BAND); band++)
         for (int64_t j = 0; j < n; j++)
             total[j] += b->sums[band * b->columns + column + j];
-    real scratch[STRIP];
-    real *db = tile_out(b->x, b->db, column, scratch);
-    memcpy(db, total, (size_t)n * sizeof(real));
-    tile_done(b->x, b->db, column, n, db);
+    write_reals(b->x, b->db, column, n, total);
 }
 
 static weft_status sum_columns(weft_exec *x, const weft_node *n, const weft_tensor *dy,

@@ -167,49 +167,46 @@ typedef struct {
     real step, root, eps;
 } update_data;
 
-/* The vector at element i, of which `part` elements are there. */
-static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t part,
-                                        bool with_max) {
-    vreal p = vload_n(u.t.p + i, part), g = vload_n(u.t.g + i, part) * u.t.grad_factor;
-    vreal m = vfma(vload_n(u.t.m + i, part), vset(u.m), g * u.m_rest);
-    vreal v = vfma(vload_n(u.t.v + i, part), vset(u.v), g * g * u.v_rest);
-    vreal second = v;
-    if (with_max) {
-        second = vmax(vload_n(u.t.v_max + i, part), v);
-        vstore_n(u.t.v_max + i, second, part);
-    }
-    p -= p * u.t.decay + m * u.step / (vsqrt(second) * u.root + u.eps);
-    vstore_n(u.t.m + i, m, part);
-    vstore_n(u.t.v + i, v, part);
-    vstore_n(u.t.p + i, p, part);
-}
-
-/* SIDE vectors in three steps: v and its root; m and the quotient; p. A root and a quotient take longer
- * than all the rest, and the machine does not look far enough ahead to begin the next ones by itself:
- * so the roots of the next vectors stand between the quotients and the weights that wait for them. */
-static ALWAYS_INLINE void take_roots(const update_data u, int64_t i, vreal *g, vreal *root) {
-    for (int k = 0; k < SIDE; k++) {
-        g[k] = vload(u.t.g + i + k * VLEN) * u.t.grad_factor;
-        vreal v = vfma(vload(u.t.v + i + k * VLEN), vset(u.v), g[k] * g[k] * u.v_rest);
-        vstore(u.t.v + i + k * VLEN, v);
+/* `count` vectors of `part` elements in three steps: v and its root; m and the quotient; p. A root and a
+ * quotient take longer than all the rest, and the machine does not look far enough ahead to begin the next ones
+ * by itself: so the roots of the next vectors stand between the quotients and the weights that wait for them. */
+static ALWAYS_INLINE void take_roots(const update_data u, int64_t i, int count, int64_t part,
+                                     bool with_max, vreal *g, vreal *root) {
+    for (int k = 0; k < count; k++, i += VLEN) {
+        g[k] = vload_n(u.t.g + i, part) * u.t.grad_factor;
+        vreal v = vfma(vload_n(u.t.v + i, part), vset(u.v), g[k] * g[k] * u.v_rest);
+        vstore_n(u.t.v + i, v, part);
+        if (with_max) {
+            v = vmax(vload_n(u.t.v_max + i, part), v);
+            vstore_n(u.t.v_max + i, v, part);
+        }
         root[k] = vsqrt(v);
     }
 }
 
-static ALWAYS_INLINE void divide(const update_data u, int64_t i, const vreal *g, const vreal *root,
-                                 vreal *by) {
-    for (int k = 0; k < SIDE; k++) {
-        vreal m = vfma(vload(u.t.m + i + k * VLEN), vset(u.m), g[k] * u.m_rest);
-        vstore(u.t.m + i + k * VLEN, m);
+static ALWAYS_INLINE void divide(const update_data u, int64_t i, int count, int64_t part,
+                                 const vreal *g, const vreal *root, vreal *by) {
+    for (int k = 0; k < count; k++, i += VLEN) {
+        vreal m = vfma(vload_n(u.t.m + i, part), vset(u.m), g[k] * u.m_rest);
+        vstore_n(u.t.m + i, m, part);
         by[k] = m * u.step / (root[k] * u.root + u.eps);
     }
 }
 
-static ALWAYS_INLINE void move_weights(const update_data u, int64_t i, const vreal *by) {
-    for (int k = 0; k < SIDE; k++) {
-        vreal p = vload(u.t.p + i + k * VLEN);
-        vstore(u.t.p + i + k * VLEN, p - (p * u.t.decay + by[k]));
+static ALWAYS_INLINE void move_weights(const update_data u, int64_t i, int count, int64_t part,
+                                       const vreal *by) {
+    for (int k = 0; k < count; k++, i += VLEN) {
+        vreal p = vload_n(u.t.p + i, part);
+        vstore_n(u.t.p + i, p - (p * u.t.decay + by[k]), part);
     }
+}
+
+static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t part,
+                                        bool with_max) {
+    vreal g, root, by;
+    take_roots(u, i, 1, part, with_max, &g, &root);
+    divide(u, i, 1, part, &g, &root, &by);
+    move_weights(u, i, 1, part, &by);
 }
 
 /* Whole groups of SIDE vectors; returns where the rest begins. */
@@ -217,17 +214,17 @@ static ALWAYS_INLINE int64_t update_groups(const update_data u, int64_t len) {
     const int64_t group = SIDE * VLEN;
     vreal g[SIDE], next[SIDE], root[SIDE], by[SIDE];
     if (len < group) return 0;
-    take_roots(u, 0, g, root);
+    take_roots(u, 0, SIDE, VLEN, false, g, root);
     int64_t i = 0;
     for (; i + 2 * group <= len; i += group) {
-        divide(u, i, g, root, by);
-        take_roots(u, i + group, next, root);
-        move_weights(u, i, by);
+        divide(u, i, SIDE, VLEN, g, root, by);
+        take_roots(u, i + group, SIDE, VLEN, false, next, root);
+        move_weights(u, i, SIDE, VLEN, by);
         for (int k = 0; k < SIDE; k++)
             g[k] = next[k];
     }
-    divide(u, i, g, root, by);
-    move_weights(u, i, by);
+    divide(u, i, SIDE, VLEN, g, root, by);
+    move_weights(u, i, SIDE, VLEN, by);
     return i + group;
 }
 

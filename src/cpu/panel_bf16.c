@@ -112,7 +112,7 @@ static ALWAYS_INLINE void take_numbers(gemm_matrix x, int64_t at, int64_t n, int
     if (x.bf16)
         memcpy(to, (const uint16_t *)x.data + at, (size_t)n * sizeof *to);
     else
-        gemm_round(to, (const real *)x.data + at, n);
+        round_bf16(to, (const real *)x.data + at, n);
     memset(to + n, 0, (size_t)(padded - n) * sizeof *to);
 }
 
@@ -135,22 +135,6 @@ static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, u
             }
             transpose_group(copy, width, panel, width, group);
         }
-}
-
-/* Pairs of terms of four vectors that lie one behind the other, four pairs of each: a square of 32-bit
- * numbers transposed. */
-static ALWAYS_INLINE void transpose_along(const uint16_t *from, int64_t ld, uint16_t *to,
-                                          int64_t step) {
-    pair4 r0 = (pair4)load8(from), r1 = (pair4)load8(from + ld);
-    pair4 r2 = (pair4)load8(from + 2 * ld), r3 = (pair4)load8(from + 3 * ld);
-    pair4 a = __builtin_shufflevector(r0, r1, 0, 4, 2, 6);
-    pair4 b = __builtin_shufflevector(r0, r1, 1, 5, 3, 7);
-    pair4 c = __builtin_shufflevector(r2, r3, 0, 4, 2, 6);
-    pair4 d = __builtin_shufflevector(r2, r3, 1, 5, 3, 7);
-    store8(to, (half8)__builtin_shufflevector(a, c, 0, 1, 4, 5));
-    store8(to + step, (half8)__builtin_shufflevector(b, d, 0, 1, 4, 5));
-    store8(to + 2 * step, (half8)__builtin_shufflevector(a, c, 2, 3, 6, 7));
-    store8(to + 3 * step, (half8)__builtin_shufflevector(b, d, 2, 3, 6, 7));
 }
 
 #if defined(__AVX512F__)
@@ -177,9 +161,12 @@ static ALWAYS_INLINE void pack_pairs_along(gemm_matrix x, int64_t k, uint16_t *t
     }
 #endif
     for (int64_t d = 0; d < k; d += 8)
-        for (int64_t i = 0; i < width; i += 4)
-            transpose_along((const uint16_t *)x.data + i * x.ld + d, x.ld, to + d * width + 2 * i,
-                            2 * width);
+        for (int64_t i = 0; i < width; i += 4) { /* four pairs of four vectors, as if reals */
+            const uint16_t *from = (const uint16_t *)x.data + i * x.ld + d;
+            transpose_quads(load_quad(from), load_quad(from + x.ld), load_quad(from + 2 * x.ld),
+                            load_quad(from + 3 * x.ld), (real *)(void *)(to + d * width + 2 * i),
+                            width);
+        }
 }
 
 /* A panel of fours, all there: two vectors and two fours of each at a time. */
@@ -402,19 +389,14 @@ static const panel_form pairs = {
 
 /* Tiles 0 to 3 are results, 4 and 5 rows of a, 6 and 7 columns of b. Results from or to memory; `ld` numbers
  * from row to row. */
-AMX_TARGET static ALWAYS_INLINE void load_results(const real *c, int64_t ld) {
-    _tile_loadd(0, c, (int)(ld * 4));
-    _tile_loadd(1, c + TILE, (int)(ld * 4));
-    _tile_loadd(2, c + TILE * ld, (int)(ld * 4));
-    _tile_loadd(3, c + TILE * ld + TILE, (int)(ld * 4));
-}
-
-AMX_TARGET static ALWAYS_INLINE void store_results(real *c, int64_t ld) {
-    _tile_stored(0, c, (int)(ld * 4));
-    _tile_stored(1, c + TILE, (int)(ld * 4));
-    _tile_stored(2, c + TILE * ld, (int)(ld * 4));
-    _tile_stored(3, c + TILE * ld + TILE, (int)(ld * 4));
-}
+#define MOVE_RESULTS(move, c, ld)                                                                  \
+    do {                                                                                           \
+        const int bytes_ = (int)(ld)*4;                                                            \
+        move(0, c, bytes_);                                                                        \
+        move(1, (c) + TILE, bytes_);                                                               \
+        move(2, (c) + TILE * (ld), bytes_);                                                        \
+        move(3, (c) + TILE * (ld) + TILE, bytes_);                                                 \
+    } while (0)
 
 AMX_TARGET static ALWAYS_INLINE void zero_results(void) {
     _tile_zero(0);
@@ -456,17 +438,17 @@ AMX_TARGET static void multiply_tiles(int64_t k, const void *a, const void *b, r
                                       real *c, int64_t ldc) {
     if (alpha == 1) {
         if (add)
-            load_results(c, ldc);
+            MOVE_RESULTS(_tile_loadd, c, ldc);
         else
             zero_results();
         sum_tiles(k, a, b);
-        store_results(c, ldc);
+        MOVE_RESULTS(_tile_stored, c, ldc);
         return;
     }
     real apart[TILE_ROWS * COLUMNS];
     zero_results();
     sum_tiles(k, a, b);
-    store_results(apart, COLUMNS);
+    MOVE_RESULTS(_tile_stored, apart, COLUMNS);
     for (int64_t i = 0; i < TILE_ROWS; i++)
         for (int64_t j = 0; j < COLUMNS; j += VLEN)
             store_sums(c + i * ldc + j, vload(apart + i * COLUMNS + j), alpha, add);

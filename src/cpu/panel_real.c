@@ -44,15 +44,10 @@ enum {
     TERMS = 4 /* terms that are copied at a time where vectors lie side by side */
 };
 
-typedef real four __attribute__((vector_size(4 * sizeof(real))));
-
 /* Four numbers from element i. */
-static ALWAYS_INLINE four load_four(const void *data, int64_t i, const bool bf16) {
-    four v = {0};
-    if (!bf16) {
-        memcpy(&v, (const real *)data + i, sizeof v);
-        return v;
-    }
+static ALWAYS_INLINE quad load_four(const void *data, int64_t i, const bool bf16) {
+    if (!bf16) return load_quad((const real *)data + i);
+    quad v = {0};
     uint16_t half[4];
     memcpy(half, (const uint16_t *)data + i, sizeof half);
     for (int j = 0; j < 4; j++)
@@ -60,27 +55,8 @@ static ALWAYS_INLINE four load_four(const void *data, int64_t i, const bool bf16
     return v;
 }
 
-static ALWAYS_INLINE void store_four(real *to, four v) {
-    memcpy(to, &v, sizeof v);
-}
-
 static ALWAYS_INLINE real load_one(const void *data, int64_t i, const bool bf16) {
     return bf16 ? weft_bf16_to_float(((const uint16_t *)data)[i]) : ((const real *)data)[i];
-}
-
-/* Four rows of four numbers, transposed: to[j * step] gets the j-th of each row. */
-static ALWAYS_INLINE void transpose_four(const void *data, int64_t at, int64_t ld, real *to,
-                                         int64_t step, const bool bf16) {
-    four r0 = load_four(data, at, bf16), r1 = load_four(data, at + ld, bf16);
-    four r2 = load_four(data, at + 2 * ld, bf16), r3 = load_four(data, at + 3 * ld, bf16);
-    four a = __builtin_shufflevector(r0, r1, 0, 4, 2, 6);
-    four b = __builtin_shufflevector(r0, r1, 1, 5, 3, 7);
-    four c = __builtin_shufflevector(r2, r3, 0, 4, 2, 6);
-    four d = __builtin_shufflevector(r2, r3, 1, 5, 3, 7);
-    store_four(to, __builtin_shufflevector(a, c, 0, 1, 4, 5));
-    store_four(to + step, __builtin_shufflevector(b, d, 0, 1, 4, 5));
-    store_four(to + 2 * step, __builtin_shufflevector(a, c, 2, 3, 6, 7));
-    store_four(to + 3 * step, __builtin_shufflevector(b, d, 2, 3, 6, 7));
 }
 
 #if defined(__AVX512F__) && WEFT_REAL == 32
@@ -112,8 +88,13 @@ static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, re
     if (count == width && width % 4 == 0)
         for (; d + LINE <= k; d += LINE)
             for (int64_t i = 0; i < width; i += 4)
-                for (int64_t e = d; e < d + LINE; e += 4)
-                    transpose_four(x.data, i * x.ld + e, x.ld, to + e * width + i, width, bf16);
+                for (int64_t e = d; e < d + LINE; e += 4) {
+                    int64_t at = i * x.ld + e;
+                    transpose_quads(load_four(x.data, at, bf16), load_four(x.data, at + x.ld, bf16),
+                                    load_four(x.data, at + 2 * x.ld, bf16),
+                                    load_four(x.data, at + 3 * x.ld, bf16), to + e * width + i,
+                                    width);
+                }
     for (; d < k; d++)
         for (int64_t i = 0; i < width; i++)
             to[d * width + i] = i < count ? load_one(x.data, i * x.ld + d, bf16) : 0;
@@ -134,7 +115,7 @@ static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, r
             for (int64_t d = first; d < end; d++)
                 for (int64_t i = 0; i < width; i += 4)
                     if (i + 4 <= width)
-                        store_four(to + s * k + d * width + i,
+                        store_quad(to + s * k + d * width + i,
                                    load_four(x.data, d * x.ld + s + i, bf16));
                     else
                         for (int64_t j = i; j < width; j++)

@@ -69,9 +69,7 @@ WEFT_TASK(route_gather_task) {
                 if (index[e] >= 0)
                     add_scaled(c, c->in, (b * c->keys + index[e]) * c->width + f, weight[e], len,
                                sum);
-            real *y = tile_out(c->x, c->out, row * c->width + f, sum);
-            if (y != sum) memcpy(y, sum, (size_t)len * sizeof(real));
-            tile_done(c->x, c->out, row * c->width + f, len, y);
+            write_reals(c->x, c->out, row * c->width + f, len, sum);
         }
     }
 }
@@ -125,10 +123,7 @@ WEFT_TASK(route_gather_back_task) {
             int64_t t = entry[i] / c->k;
             add_scaled(c, c->in, (b * c->rows + t) * c->width + f, weight[entry[i]], len, sum);
         }
-        int64_t at = (b * c->keys + j) * c->width + f;
-        real *y = tile_out(c->x, c->out, at, sum);
-        if (y != sum) memcpy(y, sum, (size_t)len * sizeof(real));
-        tile_done(c->x, c->out, at, len, y);
+        write_reals(c->x, c->out, (b * c->keys + j) * c->width + f, len, sum);
     }
 }
 

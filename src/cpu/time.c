@@ -120,48 +120,38 @@ STRIPS(running_mean_back, n->in[0], n->in[1])
 STRIPS(time_mean, n->in[0], NULL)
 STRIPS(time_mean_back, n->out[0], NULL)
 
-/* xᵀ x; `x` NULL: without addresses, for sizes. */
-static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
-    const weft_tensor *in = n->in[0];
-    int64_t width = weft_tensor_width(in);
-    gemm_product p = {.batch = 1, .m = width, .n = width, .k = weft_tensor_rows(in), .ta = true};
-    p.alpha = 1;
+/* xᵀ x; back, 2 x d_gram + dx, where dx has the sums' gradient already. `x` NULL: without addresses, for
+ * sizes. */
+static gemm_product describe_moments(const weft_exec *x, const weft_node *n, bool back) {
+    const weft_tensor *in = n->in[back ? WEFT_MOMENTS_BACK_X : 0];
+    int64_t width = weft_tensor_width(in), rows = weft_tensor_rows(in);
+    gemm_product p = {.batch = 1, .m = back ? rows : width, .n = width, .k = back ? width : rows};
+    p.ta = !back;
+    p.alpha = back ? 2 : 1;
     p.a = p.b = gemm_rows(x, in, 0);
-    p.c = gemm_rows(x, n->out[WEFT_MOMENTS_GRAM], 0);
+    p.c = gemm_rows(x, n->out[back ? 0 : WEFT_MOMENTS_GRAM], 0);
+    if (!back) return p;
+    p.b = gemm_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM], 0);
+    p.addend = p.c;
     return p;
 }
 
-static int64_t moments_workspace(const weft_node *n, int threads) {
-    gemm_product p = describe_gram(NULL, n);
+static int64_t moments_bytes(const weft_node *n, int threads, bool back) {
+    gemm_product p = describe_moments(NULL, n, back);
     return KERNEL(gemm_workspace)(&p, threads);
 }
 
+DEFINE_WORKSPACE(moments, moments_bytes(n, threads, false))
 DEFINE_KERNEL(moments, .workspace = moments_workspace) {
-    gemm_product p = describe_gram(x, n);
+    gemm_product p = describe_moments(x, n, false);
     KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
     run_strips_of(x, n->in[0], n->out[WEFT_MOMENTS_SUM], n->in[0], NULL, true, time_mean_strip);
     return WEFT_OK;
 }
 
-/* 2 x d_gram + dx, where dx has the sums' gradient already. */
-static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
-    const weft_tensor *in = n->in[WEFT_MOMENTS_BACK_X];
-    int64_t width = weft_tensor_width(in);
-    gemm_product p = {.batch = 1, .m = weft_tensor_rows(in), .n = width, .k = width};
-    p.alpha = 2;
-    p.a = gemm_rows(x, in, 0);
-    p.b = gemm_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM], 0);
-    p.c = p.addend = gemm_rows(x, n->out[0], 0);
-    return p;
-}
-
-static int64_t moments_back_workspace(const weft_node *n, int threads) {
-    gemm_product p = describe_back(NULL, n);
-    return KERNEL(gemm_workspace)(&p, threads);
-}
-
+DEFINE_WORKSPACE(moments_back, moments_bytes(n, threads, true))
 DEFINE_KERNEL(moments_back, .workspace = moments_back_workspace) {
-    gemm_product p = describe_back(x, n);
+    gemm_product p = describe_moments(x, n, true);
     run_strips_of(x, n->in[WEFT_MOMENTS_BACK_SUM], n->out[0], n->out[0], NULL, true,
                   time_mean_back_strip);
     KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));

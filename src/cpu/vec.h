@@ -126,6 +126,31 @@ static ALWAYS_INLINE vreal vload_i8(const int8_t *p) {
 #endif
 }
 
+/* Four numbers, whatever the vectors' length. */
+typedef real quad __attribute__((vector_size(4 * sizeof(real))));
+
+static ALWAYS_INLINE quad load_quad(const void *p) {
+    quad v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static ALWAYS_INLINE void store_quad(void *p, quad v) {
+    memcpy(p, &v, sizeof v);
+}
+
+/* Four rows of four numbers, transposed: to[j * step] gets the j-th of each row. */
+static ALWAYS_INLINE void transpose_quads(quad a, quad b, quad c, quad d, real *to, int64_t step) {
+    quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    quad ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    quad cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    store_quad(to, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
+    store_quad(to + step, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
+    store_quad(to + 2 * step, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
+    store_quad(to + 3 * step, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
+}
+
 /* mask ? a : b, the mask from a comparison of vectors. */
 static inline vreal vselect(vint mask, vreal a, vreal b) {
     return (vreal)((mask & (vint)a) | (~mask & (vint)b));
@@ -255,6 +280,27 @@ static inline real vmax_lane(vreal v) {
 }
 
 #endif
+
+/* The sums of n vectors' lanes, as vsum adds them, `apart` from each other. */
+static ALWAYS_INLINE void store_lane_sums(real *to, int64_t apart, const vreal *sum, const int n) {
+    int j = 0;
+#if WEFT_REAL == 32 && VBYTES == 16
+#pragma GCC unroll 2
+    for (; j + 4 <= n; j += 4, sum += 4) {
+        vreal ab = __builtin_shufflevector(sum[0], sum[1], 0, 1, 4, 5) +
+                   __builtin_shufflevector(sum[0], sum[1], 2, 3, 6, 7);
+        vreal cd = __builtin_shufflevector(sum[2], sum[3], 0, 1, 4, 5) +
+                   __builtin_shufflevector(sum[2], sum[3], 2, 3, 6, 7);
+        vreal four = __builtin_shufflevector(ab, cd, 0, 2, 4, 6) +
+                     __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+        for (int c = 0; c < 4; c++)
+            to[(j + c) * apart] = four[c];
+    }
+#endif
+#pragma GCC unroll 8
+    for (; j < n; j++, sum++)
+        to[j * apart] = vsum(*sum);
+}
 
 /* A function of one number, for each lane. */
 #define VLANES(name, of)                                                                           \
