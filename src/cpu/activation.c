@@ -179,8 +179,7 @@ DEFINE_KERNEL(gate_mix_back, .workspace = gate_mix_back_workspace) {
     head_run k = head_run_of(x, n, n->in[1]);
     const weft_tensor *gates = gates_of(&k);
     run_positions(x, n, n->in[1], gate_mix_back_row);
-    if (n->out[1])
-        weft_pool_run(weft_exec_pool(x), gates->shape[0] * gates->shape[1], d_gate_row, &k);
+    if (n->out[1]) run_tasks(x, gates->shape[0] * gates->shape[1], d_gate_row, &k);
     return WEFT_OK;
 }
 
@@ -269,6 +268,5 @@ DEFINE_KERNEL(dropout) {
                   .scale = (real)(1 / (1 - attr->p))};
     k.chunk = chunk_length(k.length);
     k.chunks = ceil_div(k.length, k.chunk);
-    weft_pool_run(weft_exec_pool(x), batch * k.chunks, drop_chunk, &k);
-    return WEFT_OK;
+    return run_tasks(x, batch * k.chunks, drop_chunk, &k);
 }

@@ -54,10 +54,7 @@ TILE_FN(cast_tile) {
 
 TILEWISE(cast, 0, 1, 1)
 
-DEFINE_KERNEL(dot, .workspace = sum_workspace) {
-    write_number(x, n->out[0], sum_products(x, n, 2));
-    return WEFT_OK;
-}
+DEFINE_KERNEL_AS(dot, write_number(x, n->out[0], sum_products(x, n, 2)), .workspace = sum_workspace)
 
 VECTOR_FN(dot_back_vector) {
     out[0] = arg[0] * in[1];
@@ -71,11 +68,10 @@ TILE_FN(dot_back_tile) {
 
 TILEWISE(dot_back, 1, 2, 2)
 
-DEFINE_KERNEL(sum_squares, .workspace = sum_workspace) {
-    double factor = ATTR(n, weft_alpha_attr)->alpha;
-    write_number(x, n->out[0], factor * sum_products(x, n, 1));
-    return WEFT_OK;
-}
+DEFINE_KERNEL_AS(sum_squares,
+                 write_number(x, n->out[0],
+                              sum_products(x, n, 1) * ATTR(n, weft_alpha_attr)->alpha),
+                 .workspace = sum_workspace)
 
 TILE_FN(sum_squares_back_tile) {
     real factor = (real)(2 * ATTR(c->n, weft_alpha_attr)->alpha) * read_number(c->x, c->n->in[0]);

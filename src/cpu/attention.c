@@ -375,6 +375,5 @@ DEFINE_KERNEL(attention, .workspace = attention_workspace) {
     if (distances) f.distance_bias = bias;
     f.scratch = memory.base + memory.used;
     f.scratch_size = scratch_size(a);
-    weft_pool_run(weft_exec_pool(x), a->batch * a->heads * f.tiles, attend_tile, &f);
-    return WEFT_OK;
+    return run_tasks(x, a->batch * a->heads * f.tiles, attend_tile, &f);
 }

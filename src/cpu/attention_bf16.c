@@ -273,8 +273,7 @@ weft_status KERNEL(attention_bf16)(weft_exec *x, const weft_node *n) {
     f.o = make_head_rows(n->out[0], a->heads, a->dv, a->queries);
     f.lse = weft_data(x, n->out[1]);
     f.scratch = weft_workspace(x, n);
-    weft_pool_run(weft_exec_pool(x), a->batch * a->heads * f.tiles, attend_tile, &f);
-    return WEFT_OK;
+    return run_tasks(x, a->batch * a->heads * f.tiles, attend_tile, &f);
 }
 
 #endif

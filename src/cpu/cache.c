@@ -84,7 +84,7 @@ DEFINE_KERNEL(cache_write, .workspace = cache_write_workspace) {
     w.columns = weft_tensor_count(from) / w.places.rows;
     w.scratch = weft_workspace(x, n);
     w.thread_bytes = write_thread_bytes(n);
-    weft_pool_run(weft_exec_pool(x), w.places.rows, write_row, &w);
+    run_tasks(x, w.places.rows, write_row, &w);
     *(int32_t *)weft_data(x, n->out[0]) = 0;
     return WEFT_OK;
 }
@@ -214,9 +214,8 @@ DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
     g.k = chosen_room(n);
     g.rows = weft_workspace(x, n);
     g.index = (int32_t *)(g.rows + g.places.rows);
-    weft_pool_run(weft_exec_pool(x), g.places.rows, choose_row, &g);
-    weft_pool_run(weft_exec_pool(x), g.places.rows * g.strips, gather_strip, &g);
-    return WEFT_OK;
+    run_tasks(x, g.places.rows, choose_row, &g);
+    return run_tasks(x, g.places.rows * g.strips, gather_strip, &g);
 }
 
 DEFINE_WORKSPACE(cache_mean, real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X])))

@@ -23,7 +23,7 @@
 #include "cpu/bytes.h"
 #include "cpu/cache_attention_task.h"
 
-#define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
+#define BF16_TARGET BF16_ARM
 
 enum {
     COLUMNS = 32,    /* widths must be multiples of this */
@@ -284,13 +284,6 @@ static ALWAYS_INLINE void i8_transpose_four(const int8_t *v, int64_t width, int8
     to[3] = vzip2q_s8(ac, bd);
 }
 
-static ALWAYS_INLINE void i8_store_four(const int8_t *v, int64_t width, int8_t *to) {
-    int8x16_t four[4];
-    i8_transpose_four(v, width, four);
-    for (int c = 0; c < 4; c++)
-        vst1q_s8(to + 16 * c, four[c]);
-}
-
 /* Eight columns of eight keys: two columns' eight numbers side by side in each vector. */
 static ALWAYS_INLINE void i8_transpose_eight(const int8_t *v, int64_t width, int8_t *to) {
     int8x16_t two[4], four[4];
@@ -357,7 +350,7 @@ static ALWAYS_INLINE int64_t lay_values(const block_task *b, const page_run *run
                     else if (how == BY_SMMLA)
                         i8_transpose_eight(v + i + 8 * half, width, (int8_t *)at);
                     else
-                        i8_store_four(v + 4 * half * width + i, width, (int8_t *)at);
+                        i8_transpose_four(v + 4 * half * width + i, width, (int8x16_t *)(void *)at);
                 }
         }
     }

@@ -39,12 +39,8 @@ TILE_TARGET static ALWAYS_INLINE void TILE(score_four)(const uint8_t *q, const r
     TILE(sums) sum[6][2] = {0};
     for (int64_t i = 0; i < bytes; i += 16) {
         uint8x16_t key[2][2];
-        for (int m = 0; m < 2; m++) {
-            uint64x2_t a = vreinterpretq_u64_u8(vld1q_u8(k + 2 * m * bytes + i));
-            uint64x2_t b = vreinterpretq_u64_u8(vld1q_u8(k + (2 * m + 1) * bytes + i));
-            key[m][0] = vreinterpretq_u8_u64(vzip1q_u64(a, b));
-            key[m][1] = vreinterpretq_u8_u64(vzip2q_u64(a, b));
-        }
+        for (int m = 0; m < 2; m++)
+            zip_halves(k + 2 * m * bytes + i, k + (2 * m + 1) * bytes + i, key[m]);
         for (int t = 0; t < tiles; t++)
             for (int half = 0; half < 2; half++) {
                 uint8x16_t v = vld1q_u8(q + 2 * (t * bytes + i) + 16 * half);

@@ -111,26 +111,6 @@ static inline bool copies_keys(const weft_cache_attention_attr *attr) {
     return attr->rotated > 0 || attr->gaussian;
 }
 
-/* Memory from `at` on in pieces, each aligned; one of no bytes is NULL, and without memory all are. Returns
- * the bytes of all. */
-typedef struct {
-    void *to; /* the address of a pointer */
-    int64_t bytes;
-} memory_piece;
-#define CUT_MEMORY(at, ...)                                                                        \
-    cut_memory(at, (memory_piece[]){__VA_ARGS__},                                                  \
-               sizeof((memory_piece[]){__VA_ARGS__}) / sizeof(memory_piece))
-
-static inline int64_t cut_memory(char *at, const memory_piece *pieces, size_t n) {
-    int64_t used = 0;
-    for (size_t i = 0; i < n; i++) {
-        void *piece = at && pieces[i].bytes ? at + used : NULL;
-        memcpy(pieces[i].to, &piece, sizeof piece);
-        used += weft_arena_bytes(pieces[i].bytes);
-    }
-    return used;
-}
-
 /* A thread's scratch. */
 static inline int64_t cut_scratch(const weft_cache_attention_attr *attr, int64_t lines, char *at,
                                   block_scratch *s) {

@@ -23,24 +23,24 @@ enum {
 
 typedef int16_t vshort __attribute__((vector_size(VBYTES)));
 
+/* The instructions of this length by name. */
+#if VBYTES == 64
+#define WIDE(op) _mm512_##op
+typedef __m512i wide;
+typedef __m256i half_wide;
+#else
+#define WIDE(op) _mm256_##op
+typedef __m256i wide;
+typedef __m128i half_wide;
+#endif
+
 /* Numbers of a and b interleaved: of each eight of them the first four, and the second four. */
 static ALWAYS_INLINE vshort zip_first(vshort a, vshort b) {
-#if VBYTES == 64
-    return __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,
-                                   16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59);
-#else
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
-#endif
+    return (vshort)WIDE(unpacklo_epi16)((wide)a, (wide)b);
 }
 
 static ALWAYS_INLINE vshort zip_second(vshort a, vshort b) {
-#if VBYTES == 64
-    return __builtin_shufflevector(a, b, 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46, 15, 47,
-                                   20, 52, 21, 53, 22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63);
-#else
-    return __builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15,
-                                   31);
-#endif
+    return (vshort)WIDE(unpackhi_epi16)((wide)a, (wide)b);
 }
 
 /* The fours of two vectors in their columns' order, n numbers in all. */
@@ -52,11 +52,9 @@ static ALWAYS_INLINE void unzip_fours(const real *from, real *to) {
 }
 
 static ALWAYS_INLINE vshort widen_bytes(const int8_t *from) {
-#if VBYTES == 64
-    return (vshort)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)from));
-#else
-    return (vshort)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)from));
-#endif
+    half_wide bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return (vshort)WIDE(cvtepi8_epi16)(bytes);
 }
 
 typedef int32_t vsums __attribute__((vector_size(VBYTES)));
@@ -72,11 +70,7 @@ static ALWAYS_INLINE void keep_sums(int32_t *to, vsums sum) {
 }
 
 static ALWAYS_INLINE vsums madd_pairs(vsums sum, vshort a, vshort b) {
-#if VBYTES == 64
-    return sum + (vsums)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#else
-    return sum + (vsums)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
+    return sum + (vsums)WIDE(madd_epi16)((wide)a, (wide)b);
 }
 
 #if BYTES_VNNI
@@ -94,11 +88,10 @@ static ALWAYS_INLINE vshort two_times(const void *two) {
 }
 
 static ALWAYS_INLINE int_four sum_four(const vsums *s) {
+    wide four[4] = {(wide)s[0], (wide)s[1], (wide)s[2], (wide)s[3]};
 #if VBYTES == 64
-    __m512i four[4] = {(__m512i)s[0], (__m512i)s[1], (__m512i)s[2], (__m512i)s[3]};
     return fold_four(four);
 #else
-    __m256i four[4] = {(__m256i)s[0], (__m256i)s[1], (__m256i)s[2], (__m256i)s[3]};
     return madd_four(four);
 #endif
 }

@@ -99,9 +99,7 @@ static inline weft_status run_chunks(weft_exec *x, const weft_node *n, int first
 
 /* The kernel of an operation that is done tile by tile, by name##_tile. */
 #define TILEWISE(name, first_in, n_in, n_out)                                                      \
-    DEFINE_KERNEL(name) {                                                                          \
-        return run_chunks(x, n, first_in, n_in, n_out, name##_tile);                               \
-    }
+    DEFINE_KERNEL_AS(name, run_chunks(x, n, first_in, n_in, n_out, name##_tile))
 
 /* Σ of input 0 times itself (n_in 1) or times input 1, by chunks; the node needs sum_workspace. */
 static inline double sum_products(weft_exec *x, const weft_node *n, int n_in) {
@@ -112,7 +110,7 @@ static inline double sum_products(weft_exec *x, const weft_node *n, int n_in) {
                  .partial = weft_workspace(x, n)};
     c.chunk = chunk_length(c.count);
     int64_t chunks = ceil_div(c.count, c.chunk);
-    weft_pool_run(weft_exec_pool(x), chunks, run_chunk, &c);
+    run_tasks(x, chunks, run_chunk, &c);
     double sum = 0;
     for (int64_t i = 0; i < chunks; i++)
         sum += c.partial[i];
@@ -146,8 +144,7 @@ static inline void run_row_block(void *context, int64_t task, int thread) {
 static inline weft_status run_rows(weft_exec *x, int64_t rows, int64_t width, row_fn each,
                                    const void *context) {
     row_list l = {each, context, rows, chunk_rows(rows, width)};
-    weft_pool_run(weft_exec_pool(x), ceil_div(rows, l.block), run_row_block, &l);
-    return WEFT_OK;
+    return run_tasks(x, ceil_div(rows, l.block), run_row_block, &l);
 }
 
 /* Kernels of x [B, T, H, D] and numbers of its heads [B, H, T]: a row is one of the B·T positions, so that
@@ -185,8 +182,9 @@ static inline real read_number(const weft_exec *x, const weft_tensor *t) {
     return *(const real *)weft_data(x, t);
 }
 
-static inline void write_number(const weft_exec *x, const weft_tensor *t, double value) {
+static inline weft_status write_number(const weft_exec *x, const weft_tensor *t, double value) {
     *(real *)weft_data(x, t) = (real)value;
+    return WEFT_OK;
 }
 
 /* Σ a·b over `count` elements from `at` on: in `real` within a tile, in double from tile to tile. */
@@ -202,17 +200,35 @@ static inline double dot_tensors(const weft_exec *x, const weft_tensor *a, const
     return sum;
 }
 
-/* f on `count` elements from `at` on of one or two tensors; y may lie over either. */
+/* Elements of a tensor from `at` on. */
+typedef struct {
+    const weft_tensor *t;
+    int64_t at;
+} tensor_place;
+
+/* f on `count` elements of up to three tensors, to one or two; these may lie over the others. */
+static ALWAYS_INLINE void apply_places(const weft_exec *x, vector_fn f, int n_in,
+                                       const tensor_place *in, int n_out, const tensor_place *out,
+                                       int64_t count, const real *arg) {
+    real scratch[5][TILE_SCRATCH];
+    for (int64_t d = 0; d < count; d += TILE) {
+        int64_t len = min_i64(TILE, count - d);
+        const real *from[3];
+        real *to[2];
+        for (int k = 0; k < n_in; k++)
+            from[k] = tile_in(x, in[k].t, in[k].at + d, len, scratch[k]);
+        for (int k = 0; k < n_out; k++)
+            to[k] = tile_out(x, out[k].t, out[k].at + d, scratch[3 + k]);
+        apply(f, n_in, from, n_out, to, len, arg);
+        for (int k = 0; k < n_out; k++)
+            tile_done(x, out[k].t, out[k].at + d, len, to[k]);
+    }
+}
+
+/* The same of one or two tensors, all from `at` on. */
 static ALWAYS_INLINE void apply_tensors(const weft_exec *x, vector_fn f, int n_in,
                                         const weft_tensor *const *in, const weft_tensor *y,
                                         int64_t at, int64_t count, const real *arg) {
-    real scratch[3][TILE_SCRATCH];
-    for (int64_t end = at + count; at < end; at += TILE) {
-        int64_t len = min_i64(TILE, end - at);
-        const real *from[2] = {tile_in(x, in[0], at, len, scratch[0])};
-        if (n_in > 1) from[1] = tile_in(x, in[1], at, len, scratch[1]);
-        real *to[] = {tile_out(x, y, at, scratch[2])};
-        apply(f, n_in, from, 1, to, len, arg);
-        tile_done(x, y, at, len, to[0]);
-    }
+    const tensor_place from[] = {{in[0], at}, {n_in > 1 ? in[1] : NULL, at}}, to = {y, at};
+    apply_places(x, f, n_in, from, 1, &to, count, arg);
 }

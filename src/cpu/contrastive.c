@@ -150,21 +150,18 @@ WEFT_TASK(loss_group) {
 
 DEFINE_WORKSPACE(infonce, contrast_bytes(n->in[0], threads))
 DEFINE_KERNEL(infonce, .workspace = infonce_workspace) {
-    if (!n->out[WEFT_INFONCE_LSE]) {
-        write_number(x, n->out[WEFT_INFONCE_Y], 0);
-        return WEFT_OK;
-    }
+    if (!n->out[WEFT_INFONCE_LSE]) return write_number(x, n->out[WEFT_INFONCE_Y], 0);
     contrast c = contrast_of(x, n, n->in[0]);
     c.norm = weft_data(x, n->out[WEFT_INFONCE_NORM]);
     c.lse = weft_data(x, n->out[WEFT_INFONCE_LSE]);
     c.measures = true;
-    weft_pool_run(weft_exec_pool(x), c.losses * c.rows, normalise_row, &c);
-    weft_pool_run(weft_exec_pool(x), c.losses * c.groups, loss_group, &c);
+    run_tasks(x, c.losses * c.rows, normalise_row, &c);
+    run_tasks(x, c.losses * c.groups, loss_group, &c);
     double sum = 0;
     for (int64_t i = 0; i < c.losses * c.rows; i++)
         sum += c.loss[i];
-    write_number(x, n->out[WEFT_INFONCE_Y], ATTR(n, weft_infonce_attr)->factor * sum / anchors(&c));
-    return WEFT_OK;
+    return write_number(x, n->out[WEFT_INFONCE_Y],
+                        ATTR(n, weft_infonce_attr)->factor * sum / anchors(&c));
 }
 
 /* score_j becomes slope · (p_ij + p_ji − 2[i = j]), or of pairs − [j is i's]; lse is of the loss's
@@ -226,7 +223,6 @@ DEFINE_KERNEL(infonce_back, .workspace = infonce_back_workspace) {
     c.lse = weft_data(x, n->in[WEFT_INFONCE_BACK_LSE]);
     c.slope = (real)((double)read_number(x, n->in[WEFT_INFONCE_BACK_DY]) * attr->factor /
                      (anchors(&c) * attr->tau));
-    weft_pool_run(weft_exec_pool(x), c.losses * c.rows, normalise_row, &c);
-    weft_pool_run(weft_exec_pool(x), c.losses * c.groups, back_group, &c);
-    return WEFT_OK;
+    run_tasks(x, c.losses * c.rows, normalise_row, &c);
+    return run_tasks(x, c.losses * c.groups, back_group, &c);
 }

@@ -36,7 +36,7 @@ typedef struct {
     char *rows, *columns; /* x and words as the product's kernel reads them */
     char *scratch;        /* [threads][scratch_bytes] */
     int64_t scratch_bytes;
-    void *product_space;
+    char *product_space;
     entropy_upstream upstream;
     real softcap;
 } entropy_work;
@@ -75,13 +75,6 @@ static int64_t tile_bytes(const gemm_cut *cut) {
     return real_bytes(cut->tile_m * tile_ld(cut));
 }
 
-static void keep_row(gemm_matrix to, const real *l, int64_t n) {
-    if (to.bf16)
-        round_bf16(to.data, l, n);
-    else
-        memcpy(to.data, l, (size_t)n * sizeof(real));
-}
-
 WEFT_TASK(measure_tile) {
     const entropy_work *w = context;
     entropy_tile t = tile_of(&w->in_hand, &w->cut, task);
@@ -95,7 +88,12 @@ WEFT_TASK(measure_tile) {
         int64_t target = w->targets[w->part.row + row] - first;
         if (target >= 0 && target < t.place.n) w->target_logit[w->part.row + row] = l[target];
         measure_row(l, t.place.n, w->softcap, &w->most[cell], &w->sum[cell]);
-        if (w->kept.data) keep_row(gemm_part(w->kept, 0, row, first), l, t.place.n);
+        if (!w->kept.data) continue;
+        gemm_matrix to = gemm_part(w->kept, 0, row, first);
+        if (to.bf16)
+            round_bf16(to.data, l, t.place.n);
+        else
+            memcpy(to.data, l, (size_t)t.place.n * sizeof(real));
     }
 }
 
@@ -217,9 +215,10 @@ static bool has_gradients(const weft_node *n) {
     return n->out[WEFT_CE_DX] || n->out[WEFT_CE_DW];
 }
 
-static gemm_matrix kept_matrix(const weft_node *n, void *data) {
-    return (gemm_matrix){
-        .data = data, .ld = n->in[WEFT_CE_W]->shape[0], .bf16 = has_gradients(n) && keeps_bf16(n)};
+/* Without its place. */
+static gemm_matrix kept_matrix(const weft_node *n) {
+    return (gemm_matrix){.ld = n->in[WEFT_CE_W]->shape[0],
+                         .bf16 = has_gradients(n) && keeps_bf16(n)};
 }
 
 static int64_t kept_size(const weft_node *n) {
@@ -236,15 +235,9 @@ static int64_t part_rows(const weft_node *n) {
     return ceil_div(rows, parts);
 }
 
-/* The workspace: target_logit [N], then what a part of `rows` needs at most. The copies of x and, behind the
- * logits, the sums of dx share a place; so do what the tiles need and what the products do. */
-typedef struct {
-    int64_t most, sum, rows, kept, columns, scratch, product_space, bytes;
-} entropy_layout;
-
 /* Bytes of the products behind the logits. */
 static int64_t products_bytes(const weft_node *n, entropy_part part, int threads) {
-    gemm_matrix l = kept_matrix(n, NULL);
+    gemm_matrix l = kept_matrix(n);
     const weft_tensor *dw_out = n->out[WEFT_CE_DW] ? n->out[WEFT_CE_DW] : n->in[WEFT_CE_W];
     gemm_matrix sums = sums_of(NULL, n->in[WEFT_CE_X], part, NULL);
     gemm_product dx = product_back(NULL, n, part, false, l, sums, false);
@@ -252,32 +245,34 @@ static int64_t products_bytes(const weft_node *n, entropy_part part, int threads
     return max_i64(KERNEL(gemm_workspace)(&dx, threads), KERNEL(gemm_workspace)(&dw, threads));
 }
 
-static entropy_layout lay_out_part(const weft_node *n, int64_t rows, int threads) {
+/* The workspace from `at` on, for a part of `rows`; returns its bytes. The copies of x and, behind the logits,
+ * the sums of dx share a place; so do what the tiles need and what the products do. */
+static int64_t cut_part(const weft_node *n, int64_t rows, int threads, char *at, entropy_work *w) {
     entropy_part part = {.rows = rows, .words = n->in[WEFT_CE_W]->shape[0]};
     gemm_product logits = product_logits(NULL, n, part);
     gemm_cut cut = KERNEL(gemm_tiles)(&logits);
     gemm_product in_hand = logits;
     in_hand.n = words_in_hand(&logits, &cut);
-    int64_t sums = has_gradients(n) ? real_bytes(rows * logits.k) : 0;
-    entropy_layout at = {.most = real_bytes(weft_tensor_rows(n->in[WEFT_CE_X]))};
-    at.sum = at.most + real_bytes(cut.columns * rows);
-    at.rows = at.sum + real_bytes(cut.columns * rows);
-    at.kept = at.rows + max_i64(KERNEL(gemm_copy_bytes)(&logits, false), sums);
-    at.columns = at.kept;
-    if (has_gradients(n)) at.columns += weft_arena_bytes(rows * part.words * kept_size(n));
-    at.product_space = at.columns;
-    at.scratch = at.columns + KERNEL(gemm_copy_bytes)(&in_hand, true);
-    at.bytes = at.scratch + threads * tile_bytes(&cut);
-    if (has_gradients(n))
-        at.bytes = max_i64(at.bytes, at.product_space + products_bytes(n, part, threads));
-    return at;
+    bool back = has_gradients(n);
+    int64_t cells = real_bytes(cut.columns * rows), sums = back ? real_bytes(rows * logits.k) : 0;
+    w->kept = kept_matrix(n);
+    int64_t used = CUT_MEMORY(
+        at, {&w->target_logit, real_bytes(weft_tensor_rows(n->in[WEFT_CE_X]))}, {&w->most, cells},
+        {&w->sum, cells}, {&w->rows, max_i64(KERNEL(gemm_copy_bytes)(&logits, false), sums)},
+        {&w->kept.data, back ? rows * part.words * kept_size(n) : 0});
+    w->product_space = at ? at + used : NULL;
+    int64_t tiles =
+        CUT_MEMORY(w->product_space, {&w->columns, KERNEL(gemm_copy_bytes)(&in_hand, true)},
+                   {&w->scratch, threads * tile_bytes(&cut)});
+    return used + max_i64(tiles, back ? products_bytes(n, part, threads) : 0);
 }
 
 /* The last part may have fewer rows and another cut. */
 static int64_t cross_entropy_workspace(const weft_node *n, int threads) {
     int64_t all = weft_tensor_rows(n->in[WEFT_CE_X]), rows = part_rows(n);
     int64_t last = all - (ceil_div(all, rows) - 1) * rows;
-    return max_i64(lay_out_part(n, rows, threads).bytes, lay_out_part(n, last, threads).bytes);
+    entropy_work w;
+    return max_i64(cut_part(n, rows, threads, NULL, &w), cut_part(n, last, threads, NULL, &w));
 }
 
 static void write_losses(const entropy_work *w, int64_t rows, double divisor) {
@@ -296,25 +291,16 @@ static void write_losses(const entropy_work *w, int64_t rows, double divisor) {
 
 DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
     weft_pool *pool = weft_exec_pool(x);
-    char *workspace = weft_workspace(x, n);
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0];
     int64_t step = part_rows(n), count;
     entropy_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[WEFT_CE_TARGETS])};
     WEFT_TRY(check_targets(w.targets, rows, words, &count));
-    w.target_logit = (real *)workspace;
     double divisor = divisor_of(x, n->in[WEFT_CE_COUNT], count);
     w.upstream = scale_upstream(n, divisor, 1, weft_z_trains(n->attr) ? 1 : 0);
     w.softcap = (real)ATTR(n, weft_cross_entropy_attr)->softcap;
     for (int64_t row = 0; row < rows; row += step) {
         w.part = (entropy_part){row, min_i64(step, rows - row), 0, words};
-        entropy_layout at = lay_out_part(n, w.part.rows, weft_pool_size(pool));
-        w.most = (real *)(workspace + at.most);
-        w.sum = (real *)(workspace + at.sum);
-        w.rows = workspace + at.rows;
-        w.kept = kept_matrix(n, has_gradients(n) ? workspace + at.kept : NULL);
-        w.columns = workspace + at.columns;
-        w.scratch = workspace + at.scratch;
-        w.product_space = workspace + at.product_space;
+        cut_part(n, w.part.rows, weft_pool_size(pool), weft_workspace(x, n), &w);
         measure_part(pool, &w);
         if (has_gradients(n)) differentiate_part(pool, &w);
     }

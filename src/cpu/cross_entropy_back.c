@@ -26,8 +26,10 @@ typedef struct {
     entropy_part part;
     gemm_product logits;
     gemm_cut cut;
+    int64_t words;        /* of a chunk; the last may be narrower */
     real *l;              /* [N, words of the part] */
-    char *rows, *columns; /* x and words as the product's kernel reads them */
+    real *dx;             /* [N, E], where the output is bf16 */
+    char *rows, *columns; /* x and words as the product's kernel reads them; or a product's own */
 } back_work;
 
 /* Logits of a tile, then their gradient in the same place. */
@@ -60,29 +62,23 @@ WEFT_TASK(differentiate_tile) {
     }
 }
 
-/* The workspace: logits [N, chunk], the copy of x, dx [N, E] where the output is bf16, then what a step
- * at a time needs: the words' copy, or a product's own. */
-typedef struct {
-    int64_t words; /* of a chunk; the last may be narrower */
-    int64_t rows, dx, rest, bytes;
-} back_layout;
-
 /* Sums of dx need more than bf16 between chunks. */
 static bool is_widened(const weft_tensor *dx) {
     return dx && dx->dtype == WEFT_BF16;
 }
 
-static gemm_matrix dx_sums(const weft_exec *x, const weft_node *n, char *workspace, int64_t at) {
-    if (!is_widened(n->out[0])) return gemm_rows(x, n->in[WEFT_CE_X], 0);
-    return (gemm_matrix){.data = workspace ? workspace + at : NULL,
-                         .ld = n->in[WEFT_CE_W]->shape[1]};
+/* `x` NULL: for sizes. */
+static gemm_matrix dx_matrix(const weft_exec *x, const weft_node *n, real *sums) {
+    const weft_tensor *dx = n->out[0] ? n->out[0] : n->in[WEFT_CE_X];
+    if (!is_widened(n->out[0])) return gemm_rows(x, dx, 0);
+    return (gemm_matrix){.data = sums, .ld = n->in[WEFT_CE_W]->shape[1]};
 }
 
 static int64_t step_bytes(const weft_node *n, int64_t words, int threads) {
     entropy_part part = {.rows = weft_tensor_rows(n->in[WEFT_CE_X]), .words = words};
     gemm_matrix l = {.ld = words};
     gemm_product logits = product_logits(NULL, n, part);
-    gemm_product dx = product_back(NULL, n, part, false, l, dx_sums(NULL, n, NULL, 0), true);
+    gemm_product dx = product_back(NULL, n, part, false, l, dx_matrix(NULL, n, NULL), true);
     gemm_product dw =
         product_back(NULL, n, part, true, l, gemm_rows(NULL, n->in[WEFT_CE_W], 0), false);
     int64_t most = KERNEL(gemm_copy_bytes)(&logits, true);
@@ -90,18 +86,21 @@ static int64_t step_bytes(const weft_node *n, int64_t words, int threads) {
     return max_i64(most, KERNEL(gemm_workspace)(&dw, threads));
 }
 
-static back_layout lay_out(const weft_node *n, int threads) {
+/* The workspace from `at` on; returns its bytes. Behind what lies there for all chunks is what a step at a time
+ * needs. */
+static int64_t cut_workspace(const weft_node *n, int threads, char *at, back_work *w) {
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0];
     int64_t chunk = max_i64(CHUNK_VALUES / rows / CHUNK_STEP, 1) * CHUNK_STEP;
-    back_layout at = {.words = min_i64(chunk, words)};
-    int64_t last = words - (ceil_div(words, at.words) - 1) * at.words;
-    entropy_part part = {.rows = rows, .words = at.words};
+    w->words = min_i64(chunk, words);
+    int64_t last = words - (ceil_div(words, w->words) - 1) * w->words;
+    entropy_part part = {.rows = rows, .words = w->words};
     gemm_product logits = product_logits(NULL, n, part);
-    at.rows = real_bytes(rows * at.words);
-    at.dx = at.rows + KERNEL(gemm_copy_bytes)(&logits, false);
-    at.rest = at.dx + (is_widened(n->out[0]) ? real_bytes(weft_tensor_count(n->in[WEFT_CE_X])) : 0);
-    at.bytes = at.rest + max_i64(step_bytes(n, at.words, threads), step_bytes(n, last, threads));
-    return at;
+    int64_t sums = is_widened(n->out[0]) ? weft_tensor_count(n->in[WEFT_CE_X]) : 0;
+    int64_t used =
+        CUT_MEMORY(at, {&w->l, real_bytes(rows * w->words)},
+                   {&w->rows, KERNEL(gemm_copy_bytes)(&logits, false)}, {&w->dx, real_bytes(sums)});
+    w->columns = at ? at + used : NULL;
+    return used + max_i64(step_bytes(n, w->words, threads), step_bytes(n, last, threads));
 }
 
 /* The forward pass made gradients as if those of the losses were 1, and both losses have the same one:
@@ -111,7 +110,8 @@ static bool only_scales(const weft_node *n) {
     return made && !n->in[WEFT_CE_BACK_D_Z];
 }
 
-DEFINE_WORKSPACE(cross_entropy_back, only_scales(n) ? 0 : lay_out(n, threads).bytes)
+DEFINE_WORKSPACE(cross_entropy_back,
+                 only_scales(n) ? 0 : cut_workspace(n, threads, NULL, &(back_work){0}))
 typedef struct {
     const weft_exec *x;
     const weft_tensor *from, *to;
@@ -133,7 +133,7 @@ static void scale_tensor(const weft_exec *x, scaling s) {
     if (same && s.factor == 1) return;
     s.x = x;
     int64_t tasks = ceil_div(weft_tensor_count(s.to), SCALE_VALUES);
-    weft_pool_run(weft_exec_pool(x), tasks, scale_values, &s);
+    run_tasks(x, tasks, scale_values, &s);
 }
 
 static void differentiate_chunk(weft_pool *pool, back_work *w, gemm_matrix dx) {
@@ -157,22 +157,16 @@ static void differentiate_chunk(weft_pool *pool, back_work *w, gemm_matrix dx) {
 
 static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_ce, real d_z) {
     weft_pool *pool = weft_exec_pool(x);
-    char *workspace = weft_workspace(x, n);
-    back_layout at = lay_out(n, weft_pool_size(pool));
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0], count;
     back_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[WEFT_CE_TARGETS])};
     WEFT_TRY(check_targets(w.targets, rows, words, &count));
     w.lse = weft_data(x, n->in[WEFT_CE_BACK_LSE]);
     w.d_lse = weft_data(x, n->in[WEFT_CE_BACK_D_LSE]);
     w.upstream = scale_upstream(n, divisor_of(x, n->in[WEFT_CE_BACK_COUNT], count), d_ce, d_z);
-    w.l = (real *)workspace;
-    w.rows = workspace + at.rows;
-    w.columns = workspace + at.rest;
-    gemm_matrix dx = {0};
-    if (n->out[0])
-        dx = is_widened(n->out[0]) ? dx_sums(x, n, workspace, at.dx) : gemm_rows(x, n->out[0], 0);
-    for (int64_t word = 0; word < words; word += at.words) {
-        w.part = (entropy_part){0, rows, word, min_i64(at.words, words - word)};
+    cut_workspace(n, weft_pool_size(pool), weft_workspace(x, n), &w);
+    gemm_matrix dx = dx_matrix(x, n, w.dx);
+    for (int64_t word = 0; word < words; word += w.words) {
+        w.part = (entropy_part){0, rows, word, min_i64(w.words, words - word)};
         differentiate_chunk(pool, &w, dx);
     }
     if (is_widened(n->out[0])) scale_tensor(x, (scaling){.to = n->out[0], .sums = dx.data});

@@ -84,8 +84,7 @@ DEFINE_KERNEL(embed) {
     e.offset = ATTR(n, weft_embed_attr)->offset;
     WEFT_TRY(check_tokens(e.ids, e.batch * e.length, e.length, wte->shape[0]));
     if (wpe) WEFT_TRY(check_starts(e.start, e.batch, e.length, e.offset, wpe->shape[0]));
-    weft_pool_run(weft_exec_pool(x), ceil_div(e.batch * e.length, TASK_TOKENS), embed_tokens, &e);
-    return WEFT_OK;
+    return run_tasks(x, ceil_div(e.batch * e.length, TASK_TOKENS), embed_tokens, &e);
 }
 
 /* Lists the tokens of each row: counts, then places, each in one pass over the tokens. */
@@ -124,8 +123,7 @@ WEFT_TASK(sum_rows) {
 static weft_status run_bands(const weft_exec *x, embed_work *e) {
     e->band = max_i64(1, min_i64(e->rows / BANDS, BAND_MAX));
     e->strips = ceil_div(e->width, STRIP);
-    weft_pool_run(weft_exec_pool(x), ceil_div(e->rows, e->band) * e->strips, sum_rows, e);
-    return WEFT_OK;
+    return run_tasks(x, ceil_div(e->rows, e->band) * e->strips, sum_rows, e);
 }
 
 WORKSPACE(embed_back_workspace) {

@@ -11,7 +11,6 @@
  * of bf16, x = high + low, each the nearest to what is left, which keeps 16 of its 24 bits; a tile then has
  * both halves of one row. Every result has one chain of sums over k, or one for each half, whose order does
  * not depend on m either. */
-#include "cpu/ahead.h"
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
 #include "cpu/vec.h"
@@ -189,30 +188,19 @@ static int64_t count_tiles(const gemm_product *p) {
 
 enum { TILE_PAIRS = 4, TILES = 8 }; /* most pairs of columns at a time, and most tiles */
 
-#define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
-
-/* Two columns, numbers 0 to 3 of each in the first vector and 4 to 7 in the second. */
-BF16_TARGET static ALWAYS_INLINE void load_pair(const uint16_t *one, const uint16_t *two,
-                                                bfloat16x8_t *to) {
-    uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(one));
-    uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(two));
-    to[0] = vreinterpretq_bf16_u64(vzip1q_u64(a, b));
-    to[1] = vreinterpretq_bf16_u64(vzip2q_u64(a, b));
-}
-
 /* sums += n eights of 2 · `pairs` columns, `ldw` apart, by as much of `tiles` tiles of x, `ld` apart. */
-BF16_TARGET static ALWAYS_INLINE void add_eights(float32x4_t sum[][TILE_PAIRS], const uint16_t *x,
-                                                 int64_t ld, const uint16_t *w, int64_t ldw,
-                                                 int64_t n, const int tiles, const int pairs) {
+BF16_ARM static ALWAYS_INLINE void add_eights(float32x4_t sum[][TILE_PAIRS], const uint16_t *x,
+                                              int64_t ld, const uint16_t *w, int64_t ldw, int64_t n,
+                                              const int tiles, const int pairs) {
     for (; n > 0; n--, w += 8, x += 16) {
-        bfloat16x8_t v[TILE_PAIRS][2];
+        uint8x16_t v[TILE_PAIRS][2]; /* of two columns numbers 0 to 3, and 4 to 7 */
         for (int c = 0; c < pairs; c++)
-            load_pair(w + 2 * c * ldw, w + (2 * c + 1) * ldw, v[c]);
+            zip_halves(w + 2 * c * ldw, w + (2 * c + 1) * ldw, v[c]);
         UNROLLED(t, tiles) {
             UNROLLED(half, 2) {
                 bfloat16x8_t rows = vreinterpretq_bf16_u16(vld1q_u16(x + t * ld + 8 * half));
                 UNROLLED(c, pairs)
-                    sum[t][c] = vbfmmlaq_f32(sum[t][c], rows, v[c][half]);
+                    sum[t][c] = vbfmmlaq_f32(sum[t][c], rows, vreinterpretq_bf16_u8(v[c][half]));
             }
             /* GCC would load all tiles first, and then have no registers left for the sums. */
             __asm__ volatile("" ::: "memory");
@@ -221,9 +209,9 @@ BF16_TARGET static ALWAYS_INLINE void add_eights(float32x4_t sum[][TILE_PAIRS], 
 }
 
 /* sums (ld TASK_COLUMNS) of `tiles` tiles and 2 · `pairs` columns that lie `apart` from each other. */
-BF16_TARGET static ALWAYS_INLINE void tile_block(const few_run *f, int64_t tile, const uint16_t *w,
-                                                 int64_t apart, real *sums, const int tiles,
-                                                 const int pairs) {
+BF16_ARM static ALWAYS_INLINE void tile_block(const few_run *f, int64_t tile, const uint16_t *w,
+                                              int64_t apart, real *sums, const int tiles,
+                                              const int pairs) {
     int64_t ldw = apart * f->p->b.ld, k = f->p->k, whole = k / 8 * 8;
     const uint16_t *x = f->tiles + tile * f->ld;
     uint16_t rest[2 * TILE_PAIRS][8] = {0};
@@ -250,8 +238,8 @@ BF16_TARGET static ALWAYS_INLINE void tile_block(const few_run *f, int64_t tile,
 }
 
 /* Up to four tiles, or with few columns eight: sixteen sums. */
-BF16_TARGET static ALWAYS_INLINE void tile_rows(const few_run *f, const uint16_t *w, int64_t apart,
-                                                real *sums, const int pairs) {
+BF16_ARM static ALWAYS_INLINE void tile_rows(const few_run *f, const uint16_t *w, int64_t apart,
+                                             real *sums, const int pairs) {
     const int most = pairs == TILE_PAIRS ? TILES / 2 : TILES;
     for (int64_t t = 0, left = count_tiles(f->p); left > 0; t += most, left -= most) {
 #define CASE(n)                                                                                    \
@@ -270,7 +258,7 @@ BF16_TARGET static ALWAYS_INLINE void tile_rows(const few_run *f, const uint16_t
 }
 
 /* As dot_columns. A column that is left alone makes a pair with itself. */
-BF16_TARGET static void tile_columns(const few_run *f, const uint16_t *w, int64_t n, real *sums) {
+BF16_ARM static void tile_columns(const few_run *f, const uint16_t *w, int64_t n, real *sums) {
     bool few = count_tiles(f->p) <= TILES / 2;
     int64_t ldw = f->p->b.ld, together = few ? 2 * TILE_PAIRS : TILE_PAIRS, part = n / together;
     for (int64_t c = 0; c < part; c++)
@@ -283,14 +271,14 @@ BF16_TARGET static void tile_columns(const few_run *f, const uint16_t *w, int64_
 }
 
 /* Four numbers of a row to its tile. */
-BF16_TARGET static ALWAYS_INLINE void split_four(const real *from, uint16_t *to) {
+BF16_ARM static ALWAYS_INLINE void split_four(const real *from, uint16_t *to) {
     float32x4_t x = vld1q_f32(from);
     bfloat16x4_t high = vcvt_bf16_f32(x);
     bfloat16x4_t low = vcvt_bf16_f32(vsubq_f32(x, vcvt_f32_bf16(high)));
     vst1q_u16(to, vcombine_u16(vreinterpret_u16_bf16(high), vreinterpret_u16_bf16(low)));
 }
 
-BF16_TARGET static void lay_tiles(const few_run *f) {
+BF16_ARM static void lay_tiles(const few_run *f) {
     const gemm_product *p = f->p;
     uint16_t *to = f->tiles;
     memset(to, 0, (size_t)(count_tiles(p) * f->ld) * sizeof *to);

@@ -147,25 +147,14 @@ static void log_sigma_back_vector(const vreal *in, vreal *out, const real *arg) 
 
 /* dx may lie over x: of both runs, what is read stands where the result is written. */
 static void overlap_back_head(const head_run *k, int64_t row, real d_log_sigma) {
-    real scratch[5][TILE_SCRATCH];
     const weft_tensor *dy = k->n->in[1], *dx = k->n->out[0];
     int64_t at = 2 * row * k->half;
-    for (int64_t d = 0; d < k->half; d += TILE, at += TILE) {
-        int64_t len = min_i64(TILE, k->half - d);
-        const real *in[] = {
-            tile_in(k->x, k->from, at, len, scratch[0]),
-            tile_in(k->x, k->from, at + k->half, len, scratch[1]),
-            dy ? tile_in(k->x, dy, row * k->half + d, len, scratch[2]) : NULL,
-        };
-        real *out[] = {tile_out(k->x, dx, at, scratch[3]),
-                       tile_out(k->x, dx, at + k->half, scratch[4])};
-        if (dy)
-            apply(overlap_back_vector, 3, in, 2, out, len, &d_log_sigma);
-        else
-            apply(log_sigma_back_vector, 2, in, 2, out, len, &d_log_sigma);
-        tile_done(k->x, dx, at, len, out[0]);
-        tile_done(k->x, dx, at + k->half, len, out[1]);
-    }
+    const tensor_place in[] = {{k->from, at}, {k->from, at + k->half}, {dy, row * k->half}};
+    const tensor_place out[] = {{dx, at}, {dx, at + k->half}};
+    if (dy)
+        apply_places(k->x, overlap_back_vector, 3, in, 2, out, k->half, &d_log_sigma);
+    else
+        apply_places(k->x, log_sigma_back_vector, 2, in, 2, out, k->half, &d_log_sigma);
 }
 
 static void overlap_back_row(const void *context, int64_t p) {

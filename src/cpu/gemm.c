@@ -6,10 +6,6 @@
 #include "cpu/matrix.h"
 #include "cpu/vec.h"
 
-#if WEFT_ARM_TARGETS && WEFT_REAL == 32
-#include <arm_neon.h>
-#endif
-
 enum {
     FINISH = 256,  /* columns that gemm_finish holds at a time */
     COPY_ROWS = 64 /* of an addend that a task copies */
@@ -35,8 +31,7 @@ static void add_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
 /* As weft_float_to_bf16 rounds; by the processor's own instruction where it has one. */
 #if WEFT_ARM_TARGETS && WEFT_REAL == 32
 
-__attribute__((target("arch=armv8.2-a+bf16"))) static void
-round_eights(uint16_t *to, const real *from, int64_t n) {
+BF16_ARM static void round_eights(uint16_t *to, const real *from, int64_t n) {
     for (int64_t i = 0; i < n; i += 8) {
         bfloat16x8_t low = vcvtq_low_bf16_f32(vld1q_f32(from + i));
         bfloat16x8_t both = vcvtq_high_bf16_f32(low, vld1q_f32(from + i + 4));

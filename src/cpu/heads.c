@@ -222,7 +222,7 @@ DEFINE_KERNEL(head_scale_back, .workspace = head_scale_back_workspace) {
     grouped k = grouped_of(x, n, n->in[0], n->in[1], ATTR(n, weft_head_attr)->width);
     k.partial = weft_workspace(x, n);
     int64_t tasks = ceil_div(k.rows, k.block);
-    weft_pool_run(weft_exec_pool(x), tasks, head_scale_back_block, &k);
+    run_tasks(x, tasks, head_scale_back_block, &k);
     real *out = weft_data(x, n->out[0]);
     for (int64_t h = 0; h < k.heads; h++) {
         double sum = 0;
@@ -272,8 +272,7 @@ WEFT_TASK(head_transpose_task) {
 DEFINE_KERNEL(head_transpose) {
     transposing k = {x, n->in[0], n->out[0]};
     int64_t bands = ceil_div(k.from->shape[1], BAND);
-    weft_pool_run(weft_exec_pool(x), k.from->shape[0] * bands, head_transpose_task, &k);
-    return WEFT_OK;
+    return run_tasks(x, k.from->shape[0] * bands, head_transpose_task, &k);
 }
 
 /* Stacks: copies of whole parts, cut into pieces, a task each. */
@@ -304,8 +303,7 @@ static weft_status run_copies(weft_exec *x, const weft_tensor *stacked, weft_ten
     c.bytes = weft_tensor_bytes(stacked) / n;
     c.piece = max_i64(PIECE_LEAST, ceil_div(c.bytes, PIECES));
     c.pieces = ceil_div(c.bytes, c.piece);
-    weft_pool_run(weft_exec_pool(x), n * c.pieces, copy_piece, &c);
-    return WEFT_OK;
+    return run_tasks(x, n * c.pieces, copy_piece, &c);
 }
 
 DEFINE_KERNEL_AS(stack, run_copies(x, n->out[0], n->in, n->n_in, false))

@@ -5,7 +5,6 @@
  * bits do not depend on how many rows there are, nor on which instructions sum the integers: those of
  * bytes.h, and SMMLA for several rows, where the processor has them, else whatever the compiler makes
  * of the loop. The weight is read once for up to GEMM_FEW_ROWS rows. */
-#include "cpu/ahead.h"
 #include "cpu/bytes.h"
 #include "cpu/gemm.h"
 
@@ -103,18 +102,14 @@ TILE_TARGET static ALWAYS_INLINE void sum_tile_block(const i8_run *r, int64_t ti
         for (int t = 0; t < tiles; t++)
             acc[t][0] = acc[t][1] = vdupq_n_s32(0);
         for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK; i += 16) {
-            int8x16_t v[2][2]; /* columns 2 c and 2 c + 1, eight numbers of each */
-            for (int c = 0; c < 2; c++) {
-                int64x2_t one = vreinterpretq_s64_s8(vld1q_s8(w + 2 * c * step + i));
-                int64x2_t two = vreinterpretq_s64_s8(vld1q_s8(w + (2 * c + 1) * step + i));
-                v[c][0] = vreinterpretq_s8_s64(vzip1q_s64(one, two));
-                v[c][1] = vreinterpretq_s8_s64(vzip2q_s64(one, two));
-            }
+            uint8x16_t v[2][2]; /* columns 2 c and 2 c + 1, eight numbers of each */
+            for (int c = 0; c < 2; c++)
+                zip_halves(w + 2 * c * step + i, w + (2 * c + 1) * step + i, v[c]);
             for (int t = 0; t < tiles; t++)
                 for (int half = 0; half < 2; half++) {
                     int8x16_t rows = vld1q_s8(x + 2 * (t * ld + i) + 16 * half);
                     for (int c = 0; c < 2; c++)
-                        acc[t][c] = vmmlaq_s32(acc[t][c], rows, v[c][half]);
+                        acc[t][c] = vmmlaq_s32(acc[t][c], rows, vreinterpretq_s8_u8(v[c][half]));
                 }
         }
         for (int t = 0; t < tiles; t++) {

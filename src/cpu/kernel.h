@@ -53,6 +53,13 @@ typedef float real;
             __VA_ARGS__;                                                                           \
     } while (0)
 
+/* `tasks` tasks of an operation by all threads. */
+static inline weft_status run_tasks(const weft_exec *x, int64_t tasks, weft_task each,
+                                    void *context) {
+    weft_pool_run(weft_exec_pool(x), tasks, each, context);
+    return WEFT_OK;
+}
+
 /* An operation's kernel, by what runs it: DEFINE_KERNEL(dot, .workspace = sum_workspace) { ... } of x and n. */
 #define DEFINE_KERNEL(name, ...)                                                                   \
     static weft_status name##_run(weft_exec *x, const weft_node *n);                               \
@@ -151,4 +158,24 @@ static inline int64_t find_last(const int64_t *list, int64_t n, int64_t at) {
 /* Bytes of `n` reals rounded up so that the next block is aligned too. */
 static inline int64_t real_bytes(int64_t n) {
     return weft_arena_bytes(n * (int64_t)sizeof(real));
+}
+
+/* Memory from `at` on in pieces, each aligned; one of no bytes is NULL, and without memory all are. Returns
+ * the bytes of all. */
+typedef struct {
+    void *to; /* the address of a pointer */
+    int64_t bytes;
+} memory_piece;
+#define CUT_MEMORY(at, ...)                                                                        \
+    cut_memory(at, (memory_piece[]){__VA_ARGS__},                                                  \
+               sizeof((memory_piece[]){__VA_ARGS__}) / sizeof(memory_piece))
+
+static inline int64_t cut_memory(char *at, const memory_piece *pieces, size_t n) {
+    int64_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        void *piece = at && pieces[i].bytes ? at + used : NULL;
+        memcpy(pieces[i].to, &piece, sizeof piece);
+        used += weft_arena_bytes(pieces[i].bytes);
+    }
+    return used;
 }

@@ -10,6 +10,7 @@
 #include "ops/linear.h"
 #include "cpu/gemm.h"
 #include "cpu/vec.h"
+#include "ops/gated.h"
 
 enum { BAND = 256, STRIP = 512, TOGETHER = 4 };
 
@@ -120,9 +121,8 @@ static weft_status sum_columns(weft_exec *x, const weft_node *n, const weft_tens
     b.rows = weft_tensor_count(dy) / b.columns;
     b.strips = ceil_div(b.columns, STRIP);
     b.sums = weft_workspace(x, n);
-    weft_pool_run(weft_exec_pool(x), ceil_div(b.rows, BAND) * b.strips, sum_band, &b);
-    weft_pool_run(weft_exec_pool(x), b.strips, add_bands, &b);
-    return WEFT_OK;
+    run_tasks(x, ceil_div(b.rows, BAND) * b.strips, sum_band, &b);
+    return run_tasks(x, b.strips, add_bands, &b);
 }
 
 DEFINE_WORKSPACE(bias_back, sums_bytes(weft_tensor_rows(n->in[0]), weft_tensor_width(n->in[0])))
@@ -154,4 +154,42 @@ DEFINE_KERNEL(matmul, .workspace = matmul_workspace) {
             KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
     }
     return attr->sums ? sum_columns(x, n, n->out[0], n->out[1], false) : WEFT_OK;
+}
+
+/* Gated linear layers, piece by piece: the kernels of the nodes that they stand for. The products wait for the
+ * processor and not for memory, so there is nothing to win by more. */
+extern const weft_kernel KERNEL(silu_mul), KERNEL(silu_mul_back);
+
+static int64_t gated_linear_workspace(const weft_node *n, int threads) {
+    int64_t most = 0;
+    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
+        weft_gated_part part;
+        weft_gated_product(n, out, &part);
+        most = max_i64(most, KERNEL(matmul).workspace(&part.node, threads));
+    }
+    return most;
+}
+
+DEFINE_KERNEL(gated_linear, .workspace = gated_linear_workspace) {
+    weft_gated_part part;
+    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
+        weft_gated_product(n, out, &part);
+        WEFT_TRY(KERNEL(matmul).run(x, &part.node));
+    }
+    weft_gated_silu_mul(n, &part);
+    return KERNEL(silu_mul).run(x, &part.node);
+}
+
+static int64_t gated_linear_back_workspace(const weft_node *n, int threads) {
+    weft_gated_part part;
+    weft_gated_back_product(n, &part);
+    return KERNEL(matmul).workspace(&part.node, threads);
+}
+
+DEFINE_KERNEL(gated_linear_back, .workspace = gated_linear_back_workspace) {
+    weft_gated_part part;
+    weft_gated_back_product(n, &part);
+    WEFT_TRY(KERNEL(matmul).run(x, &part.node));
+    weft_gated_back_silu_mul(n, &part);
+    return KERNEL(silu_mul_back).run(x, &part.node);
 }

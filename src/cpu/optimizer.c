@@ -403,10 +403,9 @@ DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
         memset(weft_data(x, n->out[0]), 0, (size_t)weft_tensor_bytes(n->out[0]));
         return WEFT_OK;
     }
-    weft_pool_run(weft_exec_pool(x), chunks, muon_direction_chunk, &r);
+    run_tasks(x, chunks, muon_direction_chunk, &r);
     r.written = true;
-    weft_pool_run(weft_exec_pool(x), chunks, muon_direction_chunk, &r);
-    return WEFT_OK;
+    return run_tasks(x, chunks, muon_direction_chunk, &r);
 }
 
 WEFT_TASK(muon_step_chunk) {
@@ -430,8 +429,7 @@ WEFT_TASK(muon_step_chunk) {
 
 DEFINE_KERNEL(muon_step) {
     muon_run r = {.x = x, .n = n, .attr = n->attr, .control = weft_data(x, n->in[0])};
-    if (r.control[WEFT_CONTROL_APPLY] != 0)
-        weft_pool_run(weft_exec_pool(x), muon_chunks(r.attr), muon_step_chunk, &r);
+    if (r.control[WEFT_CONTROL_APPLY] != 0) run_tasks(x, muon_chunks(r.attr), muon_step_chunk, &r);
     return WEFT_OK;
 }
 

@@ -232,8 +232,6 @@ enum { ROWS = 8, COLUMNS = 12, GROUP = 4 };
 DEFINE_PACK(pack_rows, ROWS, GROUP, GROUP)
 DEFINE_PACK(pack_columns, COLUMNS, GROUP, GROUP)
 
-#define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
-
 /* Registers of 2 × 2 results: the instruction multiplies two rows of four terms by two columns. In
  * assembly, for the order: a compiler reads more ahead than there are registers, or too late. The sums of
  * row pair i and column pair j are in v(8 + 4j + i), rows in v0 to v3, columns in v4 to v7. */
@@ -275,8 +273,8 @@ DEFINE_PACK(pack_columns, COLUMNS, GROUP, GROUP)
             NEXT_ROWS four(11, 15, 0) four(19, 23, 16) four(27, 31, 32)
 #define ZERO(i) "movi v" #i ".4s, #0\n"
 
-BF16_TARGET static void multiply_bfmmla(int64_t k, const void *a, const void *b, real alpha,
-                                        bool add, real *c, int64_t ldc) {
+BF16_ARM static void multiply_bfmmla(int64_t k, const void *a, const void *b, real alpha, bool add,
+                                     real *c, int64_t ldc) {
     int64_t rounds = k / (4 * GROUP), rest = k / GROUP % 4, sums = add;
     real *next = c + ldc;
     __asm__ volatile(

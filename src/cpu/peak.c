@@ -105,7 +105,7 @@ double KERNEL(peak_real)(int64_t rounds) {
 #if WEFT_REAL == 32 && WEFT_ARM_TARGETS
 
 /* A register holds 2 × 2 results and gets the products of 2 × 4 by 4 × 2 numbers. */
-__attribute__((target("arch=armv8.2-a+bf16"))) static double work_bfmmla(int64_t rounds) {
+BF16_ARM static double work_bfmmla(int64_t rounds) {
     double operations = 2.0 * SUMS * 16 * (double)rounds;
     SUM_LOOP(SUM_BFMMLA);
     return operations;

@@ -42,8 +42,7 @@ static routing measure_routing(const weft_node *n, bool keys, int64_t strip) {
     DEFINE_KERNEL(name, .workspace = name##_workspace) {                                           \
         routing c = measure_routing(n, keys, reals);                                               \
         c.p = make_problem(x, n, n->in);                                                           \
-        weft_pool_run(weft_exec_pool(x), c.p.a->batch *c.tiles, name##_task, &c);                  \
-        return WEFT_OK;                                                                            \
+        return run_tasks(x, c.p.a->batch * c.tiles, name##_task, &c);                              \
     }
 
 /* The weights' memory of a thread; its scratch follows. */

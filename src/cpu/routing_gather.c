@@ -85,7 +85,7 @@ DEFINE_KERNEL(route_gather) {
                 .keys = keys,
                 .row_tasks = ceil_div(index->shape[1], GATHER_ROWS)};
     for (int i = 0; i < 2 && take_tensor(&c, i); i++)
-        weft_pool_run(weft_exec_pool(x), index->shape[0] * c.row_tasks, route_gather_task, &c);
+        run_tasks(x, index->shape[0] * c.row_tasks, route_gather_task, &c);
     return WEFT_OK;
 }
 

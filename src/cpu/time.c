@@ -99,22 +99,18 @@ WEFT_TASK(time_mean_back_strip) {
 }
 
 /* `full` is the one of the two that has all of T. */
-static void run_strips_of(weft_exec *x, const weft_tensor *in, const weft_tensor *out,
-                          const weft_tensor *full, const weft_tensor *first, bool whole,
-                          weft_task strip) {
+static weft_status run_strips_of(weft_exec *x, const weft_tensor *in, const weft_tensor *out,
+                                 const weft_tensor *full, const weft_tensor *first, bool whole,
+                                 weft_task strip) {
     strip_job j = {.x = x, .in = in, .out = out, .time = full->shape[1], .width = full->shape[2]};
     j.first = weft_data(x, first);
     j.strips = ceil_div(j.width, STRIP);
     j.whole = whole;
-    weft_pool_run(weft_exec_pool(x), full->shape[0] * j.strips, strip, &j);
+    return run_tasks(x, full->shape[0] * j.strips, strip, &j);
 }
 
-/* `full` as above. */
 #define STRIPS(name, full, first)                                                                  \
-    DEFINE_KERNEL(name) {                                                                          \
-        run_strips_of(x, n->in[0], n->out[0], full, first, false, name##_strip);                   \
-        return WEFT_OK;                                                                            \
-    }
+    DEFINE_KERNEL_AS(name, run_strips_of(x, n->in[0], n->out[0], full, first, false, name##_strip))
 STRIPS(running_mean, n->in[0], n->in[1])
 STRIPS(running_mean_back, n->in[0], n->in[1])
 STRIPS(time_mean, n->in[0], NULL)
@@ -145,8 +141,8 @@ DEFINE_WORKSPACE(moments, moments_bytes(n, threads, false))
 DEFINE_KERNEL(moments, .workspace = moments_workspace) {
     gemm_product p = describe_moments(x, n, false);
     KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
-    run_strips_of(x, n->in[0], n->out[WEFT_MOMENTS_SUM], n->in[0], NULL, true, time_mean_strip);
-    return WEFT_OK;
+    return run_strips_of(x, n->in[0], n->out[WEFT_MOMENTS_SUM], n->in[0], NULL, true,
+                         time_mean_strip);
 }
 
 DEFINE_WORKSPACE(moments_back, moments_bytes(n, threads, true))

@@ -14,6 +14,16 @@
     "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
         "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", \
         "v28", "v29", "v30", "v31", "cc", "memory"
+
+/* What is compiled for the instructions of bf16. */
+#define BF16_ARM __attribute__((target("arch=armv8.2-a+bf16")))
+
+/* Two rows of sixteen bytes: the first eight of each, and the last. */
+static ALWAYS_INLINE void zip_halves(const void *one, const void *two, uint8x16_t *to) {
+    uint64x2_t a = vld1q_u64(one), b = vld1q_u64(two);
+    to[0] = vreinterpretq_u8_u64(vzip1q_u64(a, b));
+    to[1] = vreinterpretq_u8_u64(vzip2q_u64(a, b));
+}
 #elif defined(__SSE2__)
 #include <immintrin.h>
 #endif
