@@ -10,168 +10,155 @@
 
 enum { NAMES_MOST = 3 };
 
-bool weft_report_is_compared(const weft_report_data *d, int variant) {
-    return d->variants[variant].baseline >= 0 && d->variants[variant].repeats < 0;
+bool weft_report_is_compared(const weft_report_variant *v) {
+    return v->baseline && !v->repeats;
 }
 
 int weft_report_count(const weft_report_data *d, weft_variant_is *is) {
     int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += is(d, i);
+    EACH_VARIANT(v, d)
+        n += is(v);
     return n;
 }
 
 void weft_report_open_table(weft_page *p, const weft_report_data *d, const char *first,
                             weft_variant_is *is) {
     weft_page_table_open(p, first);
-    for (int i = 0; i < d->n_variants; i++)
-        if (!is || is(d, i)) weft_page_head(p, "%s", d->variants[i].label);
+    EACH_VARIANT(v, d)
+        if (!is || is(v)) weft_page_head(p, "%s", v->label);
 }
 
 /* Compared, and worth a word in the answer: it can be built and sees no answer. */
-bool weft_report_counts(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    if (!weft_report_is_compared(d, variant) || *s->error) return false;
-    return s->leaks == d->variants[s->baseline].leaks;
+bool weft_report_counts(const weft_report_variant *v) {
+    if (!weft_report_is_compared(v) || *v->error) return false;
+    return v->leaks == v->baseline->leaks;
 }
 
 /* A difference from the baseline is shown, whatever else is to be said of it. */
-static bool is_shown(const weft_report_data *d, int variant) {
-    weft_verdict verdict = d->variants[variant].compared.verdict;
-    return weft_report_counts(d, variant) && (verdict == WEFT_BETTER || verdict == WEFT_WORSE);
+static bool is_shown(const weft_report_variant *v) {
+    weft_verdict verdict = v->compared.verdict;
+    return weft_report_counts(v) && (verdict == WEFT_BETTER || verdict == WEFT_WORSE);
 }
 
-static bool is_equivalent(const weft_report_data *d, int variant) {
-    return weft_report_counts(d, variant) &&
-           d->variants[variant].compared.verdict == WEFT_EQUIVALENT;
+static bool is_equivalent(const weft_report_variant *v) {
+    return weft_report_counts(v) && v->compared.verdict == WEFT_EQUIVALENT;
 }
 
 /* Equivalent by itself; or its minimum, or the baseline's, may lie beyond the rates that were tried. */
-static bool is_hardly_equivalent(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    return is_equivalent(d, variant) &&
-           (!s->left || weft_report_at_edge(d, variant) || weft_report_at_edge(d, s->baseline));
+static bool is_hardly_equivalent(const weft_report_variant *v) {
+    return is_equivalent(v) &&
+           (!v->left || weft_report_at_edge(v) || weft_report_at_edge(v->baseline));
 }
 
-static bool is_at_edge(const weft_report_data *d, int variant) {
-    return d->variants[variant].repeats < 0 && d->variants[variant].done > 0 &&
-           weft_report_at_edge(d, variant);
+static bool is_at_edge(const weft_report_variant *v) {
+    return !v->repeats && v->done > 0 && weft_report_at_edge(v);
 }
 
 /* The side that came off worse might have done better with a rate that was not tried. (With the other
  * side's at the edge the difference could only be larger.) */
-static bool lost_at_edge(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    return is_shown(d, variant) &&
-           is_at_edge(d, s->compared.verdict == WEFT_BETTER ? s->baseline : variant);
+static bool lost_at_edge(const weft_report_variant *v) {
+    return is_shown(v) && is_at_edge(v->compared.verdict == WEFT_BETTER ? v->baseline : v);
 }
 
-static bool is_not_left(const weft_report_data *d, int variant) {
-    return is_shown(d, variant) && !d->variants[variant].left;
+static bool is_not_left(const weft_report_variant *v) {
+    return is_shown(v) && !v->left;
 }
 
-static bool has_two_seeds(const weft_report_data *d, int variant) {
-    return is_shown(d, variant) && d->variants[variant].compared.pairs == 2;
+static bool has_two_seeds(const weft_report_variant *v) {
+    return is_shown(v) && v->compared.pairs == 2;
 }
 
-static bool has_fewer_seeds(const weft_report_data *d, int variant) {
-    return has_two_seeds(d, variant) && weft_report_most_pairs(d) > 2;
+static bool has_fewer_seeds(const weft_report_variant *v) {
+    return has_two_seeds(v) && weft_report_most_pairs(v->study) > 2;
 }
 
-static bool has_two_versions(const weft_report_data *d, int variant) {
-    bool said = is_shown(d, variant) || is_equivalent(d, variant);
-    for (int i = 0; i < d->n_seeds && said; i++) {
-        weft_report_pair pair =
-            weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
+static bool has_two_versions(const weft_report_variant *v) {
+    if (!is_shown(v) && !is_equivalent(v)) return false;
+    EACH_PAIR(pair, v, v->baseline)
         if (pair.counts && strcmp(weft_report_fact(pair.variant, "commit"),
                                   weft_report_fact(pair.baseline, "commit")) != 0)
             return true;
-    }
     return false;
 }
 
 /* Shown, and one of the caveats takes it back: the sentence does not name it. */
-bool weft_report_is_in_doubt(const weft_report_data *d, int variant) {
-    return is_not_left(d, variant) || has_two_seeds(d, variant) || lost_at_edge(d, variant) ||
-           has_two_versions(d, variant) || is_hardly_equivalent(d, variant);
+bool weft_report_is_in_doubt(const weft_report_variant *v) {
+    return is_not_left(v) || has_two_seeds(v) || lost_at_edge(v) || has_two_versions(v) ||
+           is_hardly_equivalent(v);
 }
 
-static bool comes_out(const weft_report_data *d, int variant, weft_verdict verdict) {
-    return weft_report_counts(d, variant) && d->variants[variant].compared.verdict == verdict &&
-           !weft_report_is_in_doubt(d, variant);
+static bool comes_out(const weft_report_variant *v, weft_verdict verdict) {
+    return weft_report_counts(v) && v->compared.verdict == verdict && !weft_report_is_in_doubt(v);
 }
 
 static int count_verdicts(const weft_report_data *d, weft_verdict verdict) {
     int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += comes_out(d, i, verdict);
+    EACH_VARIANT(v, d)
+        n += comes_out(v, verdict);
     return n;
 }
 
 static int count_finished(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_runs; i++)
-        n += d->runs[i].finished;
+    EACH_RUN(run, d)
+        n += run->finished;
     return n;
 }
 
 int weft_report_waiting(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += d->variants[i].waiting;
+    EACH_VARIANT(v, d)
+        n += v->waiting;
     return n;
 }
 
 int weft_report_most_pairs(const weft_report_data *d) {
     int most = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        if (weft_report_is_compared(d, i)) most = (int)fmax(most, d->variants[i].compared.pairs);
+    EACH_VARIANT(v, d)
+        if (weft_report_is_compared(v)) most = (int)fmax(most, v->compared.pairs);
     return most;
 }
 
 /* The one whose difference is the largest, of those with a verdict, or of all with an interval. */
 enum { ANY_VERDICT = -1 };
 
-static int largest(const weft_report_data *d, int verdict) {
-    int best = -1;
-    for (int i = 0; i < d->n_variants; i++) {
-        if (verdict == ANY_VERDICT ? !weft_report_counts(d, i) || d->variants[i].compared.pairs < 2
-                                   : !comes_out(d, i, (weft_verdict)verdict))
+static const weft_report_variant *largest(const weft_report_data *d, int verdict) {
+    const weft_report_variant *best = NULL;
+    EACH_VARIANT(v, d) {
+        if (verdict == ANY_VERDICT ? !weft_report_counts(v) || v->compared.pairs < 2
+                                   : !comes_out(v, (weft_verdict)verdict))
             continue;
-        if (best < 0 ||
-            fabs(d->variants[i].compared.percent) > fabs(d->variants[best].compared.percent))
-            best = i;
+        if (!best || fabs(v->compared.percent) > fabs(best->compared.percent)) best = v;
     }
     return best;
 }
 
-int weft_report_headline(const weft_report_data *d) {
+const weft_report_variant *weft_report_headline(const weft_report_data *d) {
     static const int order[] = {WEFT_BETTER, WEFT_WORSE, ANY_VERDICT};
     for (int i = 0; i < 3; i++)
-        if (largest(d, order[i]) >= 0) return largest(d, order[i]);
-    for (int i = 0; i < d->n_variants; i++)
-        if (weft_report_counts(d, i)) return i;
-    return -1;
+        if (largest(d, order[i])) return largest(d, order[i]);
+    EACH_VARIANT(v, d)
+        if (weft_report_counts(v)) return v;
+    return NULL;
 }
 
 /* " against B": a baseline that is not the first variant, which readers take it to be. */
-static void write_baseline(FILE *out, const weft_report_data *d, int variant) {
-    int baseline = d->variants[variant].baseline;
-    if (baseline > 0) fprintf(out, " against %s", d->variants[baseline].label);
+static void write_baseline(FILE *out, const weft_report_variant *v) {
+    if (v->baseline && v->baseline->place > 0) fprintf(out, " against %s", v->baseline->label);
 }
 
 /* "A by 2.1%, B by 1.0% against C and D by 0.5%", with their interval where there is one alone. */
 static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdict, int n,
                         const char *verb, const char *object) {
     int said = 0;
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_comparison *k = &d->variants[i].compared;
-        if (!comes_out(d, i, verdict)) continue;
-        fprintf(out, "%s%s", weft_say_between(said, n), d->variants[i].label);
+    EACH_VARIANT(v, d) {
+        const weft_comparison *k = &v->compared;
+        if (!comes_out(v, verdict)) continue;
+        fprintf(out, "%s%s", weft_say_between(said, n), v->label);
         if (said == 0) fprintf(out, " %s %s", verb, object);
         said++;
         fprintf(out, " by %s", weft_say_share(k, k->mean));
-        write_baseline(out, d, i);
+        write_baseline(out, v);
         if (n == 1) {
             double least = fmin(fabs(k->low), fabs(k->high)),
                    most = fmax(fabs(k->low), fabs(k->high));
@@ -190,14 +177,14 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
         write_names(out, d, verdict, n, verb, object);
         return;
     }
-    int most = largest(d, verdict);
+    const weft_report_variant *most = largest(d, verdict);
     if (n == all)
         fprintf(out, "All %d variants", n);
     else
         fprintf(out, "%d of %d variants", n, all);
-    fprintf(out, " %s %s, %s the most: by %s", verb, object, d->variants[most].label,
-            weft_say_share(&d->variants[most].compared, d->variants[most].compared.mean));
-    write_baseline(out, d, most);
+    fprintf(out, " %s %s, %s the most: by %s", verb, object, most->label,
+            weft_say_share(&most->compared, most->compared.mean));
+    write_baseline(out, most);
 }
 
 /* "3 seeds could have shown a difference of 2.0%": the half of the widest interval; of a range where
@@ -205,9 +192,9 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
 static void write_power(FILE *out, const weft_report_data *d) {
     double least = NAN, most = NAN;
     const weft_comparison *narrow = NULL, *wide = NULL;
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_comparison *c = &d->variants[i].compared;
-        if (!weft_report_counts(d, i) || c->verdict != WEFT_NO_DIFFERENCE || c->pairs < 2) continue;
+    EACH_VARIANT(v, d) {
+        const weft_comparison *c = &v->compared;
+        if (!weft_report_counts(v) || c->verdict != WEFT_NO_DIFFERENCE || c->pairs < 2) continue;
         double half = (c->high - c->low) / 2, share = c->baseline != 0 ? half / c->baseline : half;
         if (!(share >= least)) least = share, narrow = c;
         if (!(share <= most)) most = share, wide = c;
@@ -237,11 +224,12 @@ static void write_sides(FILE *out, const weft_report_data *d, bool none, int all
 
 /* "A and B against C", or how many they are. */
 static void write_those(FILE *out, const weft_report_data *d, weft_verdict verdict, int n) {
+    int said = 0;
     if (n > NAMES_MOST) fprintf(out, "%d others", n);
-    for (int i = 0, said = 0; n <= NAMES_MOST && i < d->n_variants; i++) {
-        if (!comes_out(d, i, verdict)) continue;
-        fprintf(out, "%s%s", weft_say_between(said++, n), d->variants[i].label);
-        write_baseline(out, d, i);
+    EACH_VARIANT(v, d) {
+        if (n > NAMES_MOST || !comes_out(v, verdict)) continue;
+        fprintf(out, "%s%s", weft_say_between(said++, n), v->label);
+        write_baseline(out, v);
     }
 }
 
@@ -275,9 +263,9 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
     } else if (open) {
         if (!none) {
             /* Of the one comparison that there is. */
-            int most = largest(d, WEFT_NO_DIFFERENCE);
+            const weft_report_variant *most = largest(d, WEFT_NO_DIFFERENCE);
             fprintf(out, "No difference in %.100s was shown between %s and %s", d->score_name,
-                    d->variants[most].label, d->variants[d->variants[most].baseline].label);
+                    most->label, most->baseline->label);
         }
         fputs("; ", out);
         write_power(out, d);
@@ -344,22 +332,20 @@ char *weft_report_sentence(const weft_report_data *d) {
     return weft_memory_end(out, &text);
 }
 
-static bool leaks_alone(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    return s->leaks && (s->baseline < 0 || !d->variants[s->baseline].leaks);
+static bool leaks_alone(const weft_report_variant *v) {
+    return v->leaks && (!v->baseline || !v->baseline->leaks);
 }
 
-static bool cannot_be_built(const weft_report_data *d, int variant) {
-    return *d->variants[variant].error != '\0';
+static bool cannot_be_built(const weft_report_variant *v) {
+    return *v->error != '\0';
 }
 
-static bool is_unequal(const weft_report_data *d, int variant) {
-    for (int i = 0; i < d->n_runs && d->variants[variant].repeats >= 0; i++) {
-        weft_report_repeat r;
-        if (d->runs[i].variant != variant) continue;
-        if (weft_report_repeat_of(d, &d->runs[i], &r) == WEFT_OK && r.result == WEFT_REPEAT_UNEQUAL)
+static bool is_unequal(const weft_report_variant *v) {
+    weft_report_repeat r;
+    EACH_RUN_OF(run, v)
+        if (v->repeats && weft_report_repeat_of(run, &r) == WEFT_OK &&
+            r.result == WEFT_REPEAT_UNEQUAL)
             return true;
-    }
     return false;
 }
 
@@ -397,18 +383,17 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         WEFT_AUTO_FREE char *text = NULL;
         size_t size;
-        int n = weft_report_count(d, kinds[i].is);
+        int n = weft_report_count(d, kinds[i].is), said = 0;
         FILE *out = n ? open_memstream(&text, &size) : NULL;
         if (!out) continue;
         /* "A", "A and B", "A, B and 2 others": the labels of the n variants that `is` says. */
-        for (int k = 0, said = 0; k < d->n_variants; k++) {
-            if (!kinds[i].is(d, k)) continue;
+        EACH_VARIANT(v, d) {
+            if (!kinds[i].is(v)) continue;
             if (said == NAMES_MOST && n > NAMES_MOST + 1) {
                 fprintf(out, " and %d others", n - said);
                 break;
             }
-            fprintf(out, "%s%s", weft_say_between(said, n), d->variants[k].label);
-            said++;
+            fprintf(out, "%s%s", weft_say_between(said++, n), v->label);
         }
         fputs(n == 1 ? kinds[i].one : kinds[i].more, out);
         if (weft_memory_end(out, &text)) json_array_append_new(list, weft_json_text(text));
@@ -418,9 +403,8 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
 json_t *weft_report_caveats(const weft_report_data *d) {
     json_t *list = json_array();
     int failed = 0;
-    for (int i = 0; i < d->n_runs; i++)
-        failed +=
-            strcmp(d->runs[i].status, "failed") == 0 || strcmp(d->runs[i].status, "diverged") == 0;
+    EACH_RUN(run, d)
+        failed += strcmp(run->status, "failed") == 0 || strcmp(run->status, "diverged") == 0;
     if (weft_report_most_pairs(d) == 2 && !d->nothing_learned)
         json_array_append_new(
             list,
@@ -434,18 +418,18 @@ json_t *weft_report_caveats(const weft_report_data *d) {
     return list;
 }
 
-int weft_report_baseline(const weft_report_data *d) {
-    int base = -1;
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!weft_report_is_compared(d, i)) continue;
-        if (base >= 0 && d->variants[i].baseline != base) return -1;
-        base = d->variants[i].baseline;
+const weft_report_variant *weft_report_baseline(const weft_report_data *d) {
+    const weft_report_variant *base = NULL;
+    EACH_VARIANT(v, d) {
+        if (!weft_report_is_compared(v)) continue;
+        if (base && v->baseline != base) return NULL;
+        base = v->baseline;
     }
     return base;
 }
 
-bool weft_report_is_repeat(const weft_report_data *d, int variant) {
-    return d->variants[variant].repeats >= 0;
+bool weft_report_is_repeat(const weft_report_variant *v) {
+    return v->repeats;
 }
 
 /* "4 variants (and 2 repeats as a check)" */
@@ -482,13 +466,12 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
                    *day && *d->version ? ", " : "", *d->version ? "weft " : "", d->version,
                    *d->commit ? ", commit " : "", d->commit, *d->machine ? ", " : "", d->machine,
                    *day || *d->version ? "; " : "", counts);
-    int base = weft_report_baseline(d);
+    const weft_report_variant *base = weft_report_baseline(d);
     if (*d->question)
         weft_page_line(p, "question", "%s", d->question);
-    else if (base >= 0)
+    else if (base)
         weft_page_line(p, "question", "Does any variant have a %s %s than %s?",
-                       d->higher_is_better ? "higher" : "lower", d->score_name,
-                       d->variants[base].label);
+                       d->higher_is_better ? "higher" : "lower", d->score_name, base->label);
     else if (d->n_variants > 1)
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
     put_answer(p, sentence ? sentence : "");

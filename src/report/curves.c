@@ -36,8 +36,8 @@ typedef struct {
 /* The longest run of all, in training steps. */
 static double most_iters(const weft_report_data *d) {
     double most = 1;
-    for (int i = 0; i < d->n_runs; i++)
-        most = fmax(most, d->runs[i].iters);
+    EACH_RUN(run, d)
+        most = fmax(most, run->iters);
     return most;
 }
 
@@ -50,7 +50,7 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
                             const char *column, double iters, curve_run *out) {
     const char *sql =
         weft_say("SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
-    double before = 0, seconds = 0, tokens = tokens_an_iteration(&d->variants[run->variant]);
+    double before = 0, seconds = 0, tokens = tokens_an_iteration(run->variant);
     sqlite3_stmt *s = weft_database_ask(d->database, sql, "i", run->id);
     while (weft_database_next(d->database, s)) {
         double step = sqlite3_column_double(s, 0), value = weft_column_number(s, 1);
@@ -74,16 +74,15 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
     return status;
 }
 
-static weft_status read_curve(weft_page *p, const weft_report_data *d, int variant,
-                              const char *column, curve *out) {
-    int most = d->n_seeds < RUNS_MOST ? d->n_seeds : RUNS_MOST;
+static weft_status read_curve(weft_page *p, const weft_report_variant *v, const char *column,
+                              curve *out) {
+    int most = v->study->n_seeds < RUNS_MOST ? v->study->n_seeds : RUNS_MOST;
     out->runs = weft_page_room(p, (size_t)most * sizeof *out->runs);
     if (!out->runs) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
-    for (int i = 0; i < d->n_runs && out->n < most; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (run->variant != variant || !weft_report_run_counts(d, run)) continue;
+    EACH_RUN_OF(run, v) {
+        if (out->n == most || !weft_report_run_counts(run)) continue;
         out->runs[out->n].seed = run->seed;
-        WEFT_TRY(read_run(d, run, column, most_iters(d), &out->runs[out->n++]));
+        WEFT_TRY(read_run(v->study, run, column, most_iters(v->study), &out->runs[out->n++]));
     }
     return WEFT_OK;
 }
@@ -164,9 +163,9 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, const c
     weft_plot_series *series;
     WEFT_TRY(weft_report_plot_series(p, d, BUCKETS, &series));
     for (int i = 0; i < d->n_variants; i++) {
-        int base = d->variants[i].baseline;
-        if (!difference || base >= 0)
-            sum_up(&curves[i], difference ? &curves[base] : NULL, &series[i]);
+        const weft_report_variant *base = d->variants[i].baseline;
+        if (!difference || base)
+            sum_up(&curves[i], difference ? &curves[base->place] : NULL, &series[i]);
     }
     double top = of->falls && !difference ? find_top(series, d->n_variants, most_iters(d)) : NAN;
     char *title =
@@ -195,10 +194,8 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, const c
 }
 
 static bool any_difference(const weft_report_data *d, const curve *curves) {
-    for (int i = 0; i < d->n_variants; i++) {
-        int base = d->variants[i].baseline;
-        if (base >= 0 && curves[i].n && curves[base].n) return true;
-    }
+    EACH_VARIANT(v, d)
+        if (v->baseline && curves[v->place].n && curves[v->baseline->place].n) return true;
     return false;
 }
 
@@ -207,8 +204,8 @@ static weft_status put_subject(weft_page *p, const weft_report_data *d, const su
     weft_plot plots[2];
     if (!curves) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
     /* Repeats' lines would lie upon those they repeat. */
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].repeats < 0) WEFT_TRY(read_curve(p, d, i, of->column, &curves[i]));
+    EACH_VARIANT(v, d)
+        if (!v->repeats) WEFT_TRY(read_curve(p, v, of->column, &curves[v->place]));
     WEFT_AUTO_DECREF json_t *lines = lines_json(d, curves);
     for (int i = 0; i < 2; i++)
         WEFT_TRY(make_picture(p, d, curves, lines, of, i, &plots[i]));

@@ -76,9 +76,11 @@ static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
     weft_report_variant *v = WEFT_ADD(d->variants, d->n_variants);
     int leaks;
     if (!v) return no_memory(d);
-    take_columns(d, s, "ttttiinnnnnnni", &v->name, &v->title, &v->overrides, &v->error,
-                 &v->baseline, &v->repeats, &v->iters, &v->tokens, &v->parameters, &v->flops,
-                 &v->training_bytes, &v->cache_bytes, &v->seconds_per_iter, &leaks);
+    v->study = d;
+    v->place = d->n_variants - 1;
+    take_columns(d, s, "ttttnnnnnnni", &v->name, &v->title, &v->overrides, &v->error, &v->iters,
+                 &v->tokens, &v->parameters, &v->flops, &v->training_bytes, &v->cache_bytes,
+                 &v->seconds_per_iter, &leaks);
     v->leaks = leaks;
     v->work = v->flops * v->tokens;
     v->rate = v->mean = v->sd = v->least = v->most = v->memory = v->speed = v->seconds = NAN;
@@ -86,18 +88,31 @@ static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
     return WEFT_OK;
 }
 
+/* The variant of a number in a column; NULL: none, or one that was written since they were checked. */
+static weft_report_variant *variant_in(const weft_report_data *d, sqlite3_stmt *s, int column) {
+    double number = weft_column_number(s, column);
+    return number >= 0 && number < d->n_variants ? &d->variants[(int)number] : NULL;
+}
+
+static weft_status take_links(weft_report_data *d, sqlite3_stmt *s) {
+    weft_report_variant *v = variant_in(d, s, 0);
+    if (v) v->baseline = variant_in(d, s, 1);
+    if (v) v->repeats = variant_in(d, s, 2);
+    return WEFT_OK;
+}
+
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
-    int variant = sqlite3_column_int(s, 1);
-    if (variant < 0 || variant >= d->n_variants) return WEFT_OK; /* written since it was checked */
+    weft_report_variant *v = variant_in(d, s, 18);
+    if (!v) return WEFT_OK;
     weft_report_run *run = WEFT_ADD(d->runs, d->n_runs);
     if (!run) return no_memory(d);
-    take_columns(d, s, "IinIttttttttnnnnnnn", &run->id, &run->variant, &run->rate, &run->seed,
-                 &run->folder, &run->status, &run->why, &run->config, &run->metric, &run->weights,
-                 &run->started, &run->ended, &run->score, &run->iters, &run->skipped, &run->seconds,
-                 &run->speed, &run->memory, &run->resumes);
+    run->variant = v;
+    take_columns(d, s, "InIttttttttnnnnnnn", &run->id, &run->rate, &run->seed, &run->folder,
+                 &run->status, &run->why, &run->config, &run->metric, &run->weights, &run->started,
+                 &run->ended, &run->score, &run->iters, &run->skipped, &run->seconds, &run->speed,
+                 &run->memory, &run->resumes);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
-    d->variants[variant].waiting +=
-        strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
+    v->waiting += strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
     run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
     return WEFT_OK;
 }
@@ -106,7 +121,7 @@ static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
     int type = sqlite3_column_type(s, 2);
     bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
     const char *name = keep_text(d, weft_column_text(s, 1));
-    for (weft_report_run *run = d->runs; run && run < d->runs + d->n_runs; run++) {
+    EACH_RUN(run, d) {
         if (run->id != sqlite3_column_int64(s, 0)) continue;
         json_t *fact = number ? json_real(sqlite3_column_double(s, 2))
                               : weft_json_text(weft_column_text(s, 2));
@@ -136,17 +151,18 @@ static const struct {
     const char *sql;
     take_row *take;
 } reads[] = {
-    {"SELECT name, config, equal, score, weft_version, git_commit, created, machine, tail FROM "
-     "study",
+    {"SELECT name, config, equal, score, weft_version, git_commit, created, machine, tail"
+     " FROM study",
      take_study},
-    {"SELECT name, title, overrides, error, nullif(baseline, variant), nullif(repeats, variant),"
-     " iters, tokens, parameters, flops_per_token, training_bytes, cache_bytes_per_token,"
-     " seconds_per_iter, leaks FROM variants ORDER BY variant",
+    {"SELECT name, title, overrides, error, iters, tokens, parameters, flops_per_token,"
+     " training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM variants"
+     " ORDER BY variant",
      take_variant},
-    {"SELECT run, variant, learning_rate, seed, folder, status, why, config, metric, weights, "
-     "started,"
-     " ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes FROM runs"
-     " ORDER BY variant, learning_rate, seed",
+    {"SELECT variant, nullif(baseline, variant), nullif(repeats, variant) FROM variants",
+     take_links},
+    {"SELECT run, learning_rate, seed, folder, status, why, config, metric, weights,"
+     " started, ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes,"
+     " variant FROM runs ORDER BY variant, learning_rate, seed",
      take_run},
     {"SELECT run, name, value FROM facts ORDER BY run, name", take_fact},
     {"SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
@@ -155,35 +171,26 @@ static const struct {
      take_rate},
 };
 
-const weft_report_run *weft_report_find(const weft_report_data *d, int variant, double rate,
-                                        int64_t seed) {
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (run->variant == variant && run->rate == rate && run->seed == seed) return run;
-    }
+const weft_report_run *weft_report_find(const weft_report_variant *v, double rate, int64_t seed) {
+    EACH_RUN_OF(run, v)
+        if (run->rate == rate && run->seed == seed) return run;
     return NULL;
 }
 
 /* Finished scores of a variant at a rate, of the runs that choose a rate or of those that count; returns
  * how many. `scores` has room for every run. */
-static int list_scores(const weft_report_data *d, int variant, double rate, bool chooses,
-                       double *scores) {
+static int list_scores(const weft_report_variant *v, double rate, bool chooses, double *scores) {
     int n = 0;
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (run->variant == variant && run->rate == rate && run->finished &&
-            run->chooses == chooses)
-            scores[n++] = run->score;
-    }
+    EACH_RUN_OF(run, v)
+        if (run->rate == rate && run->finished && run->chooses == chooses) scores[n++] = run->score;
     return n;
 }
 
 /* The one rate that a variant has with the seeds that count, where another seed chose it; NaN: it has none yet. */
-static double chosen_rate(const weft_report_data *d, int place) {
+static double chosen_rate(const weft_report_variant *v) {
     double rate = NAN;
-    for (int i = 0; i < d->n_runs && d->rate_seed >= 0; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (run->variant != place || run->chooses) continue;
+    EACH_RUN_OF(run, v) {
+        if (v->study->rate_seed < 0 || run->chooses) continue;
         if (isfinite(rate) && run->rate != rate) return NAN;
         rate = run->rate;
     }
@@ -191,77 +198,72 @@ static double chosen_rate(const weft_report_data *d, int place) {
 }
 
 /* The smaller rate wins where all is equal, being the first. */
-static void choose_rate(const weft_report_data *d, int place, double *scores) {
-    weft_report_variant *variant = &d->variants[place];
+static void choose_rate(weft_report_variant *v, double *scores) {
     double best = NAN;
-    variant->rate = chosen_rate(d, place);
-    if (isfinite(variant->rate)) {
-        variant->done = list_scores(d, place, variant->rate, false, scores);
+    v->rate = chosen_rate(v);
+    if (isfinite(v->rate)) {
+        v->done = list_scores(v, v->rate, false, scores);
         return;
     }
-    for (int i = 0; i < d->n_rates; i++) {
-        int n = list_scores(d, place, d->rates[i], d->rate_seed >= 0, scores);
+    for (int i = 0; i < v->study->n_rates; i++) {
+        int n = list_scores(v, v->study->rates[i], v->study->rate_seed >= 0, scores);
         double mean = weft_mean(scores, n);
-        if (n < 1 || n < variant->done) continue;
-        bool better = d->higher_is_better ? mean > best : mean < best;
-        if (n == variant->done && !better) continue;
+        if (n < 1 || n < v->done) continue;
+        bool better = v->study->higher_is_better ? mean > best : mean < best;
+        if (n == v->done && !better) continue;
         best = mean;
-        variant->done = n;
-        variant->rate = d->rates[i];
+        v->done = n;
+        v->rate = v->study->rates[i];
     }
-    if (d->rate_seed >= 0) variant->done = list_scores(d, place, variant->rate, false, scores);
+    if (v->study->rate_seed >= 0) v->done = list_scores(v, v->rate, false, scores);
 }
 
 /* Adds up what the finished runs of a variant measured. A device counts what other programs hold of its
  * memory, too, which only adds: the least is nearest to the run's own. */
-static void sum_up_variant(const weft_report_data *d, int place, double *scores) {
-    weft_report_variant *variant = &d->variants[place];
+static void sum_up_variant(weft_report_variant *v, double *scores) {
     double speed = 0, seconds = 0, device = INFINITY;
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (run->variant != place || (run->rate != variant->rate && !isnan(variant->rate)))
-            continue;
+    EACH_RUN_OF(run, v) {
+        if (run->rate != v->rate && !isnan(v->rate)) continue;
         if (run->chooses) continue;
-        variant->runs++;
+        v->runs++;
         if (!run->finished) continue;
         speed += run->speed;
         seconds += run->seconds;
-        variant->least = fmin(variant->least, run->score);
-        variant->most = fmax(variant->most, run->score);
-        variant->memory = fmax(variant->memory, run->memory);
+        v->least = fmin(v->least, run->score);
+        v->most = fmax(v->most, run->score);
+        v->memory = fmax(v->memory, run->memory);
         double own = weft_json_number_of(run->facts, "device_bytes");
         device = fmin(device, isnan(own) ? 0 : own);
     }
-    if (isfinite(device) && device > 0) variant->memory = device;
-    int n = list_scores(d, place, variant->rate, false, scores);
-    variant->mean = weft_mean(scores, n);
-    variant->sd = weft_sd(scores, n);
-    if (n) variant->speed = speed / n;
-    if (n) variant->seconds = seconds / n;
+    if (isfinite(device) && device > 0) v->memory = device;
+    int n = list_scores(v, v->rate, false, scores);
+    v->mean = weft_mean(scores, n);
+    v->sd = weft_sd(scores, n);
+    if (n) v->speed = speed / n;
+    if (n) v->seconds = seconds / n;
 }
 
-weft_report_pair weft_report_pair_of(const weft_report_data *d, int variant, int baseline,
-                                     int64_t seed) {
-    weft_report_pair pair = {weft_report_find(d, variant, d->variants[variant].rate, seed), NULL,
-                             false};
-    if (baseline >= 0)
-        pair.baseline = weft_report_find(d, baseline, d->variants[baseline].rate, seed);
-    pair.counts =
-        pair.variant && pair.baseline && pair.variant->finished && pair.baseline->finished;
-    return pair;
+bool weft_report_next_pair(const weft_report_variant *v, const weft_report_variant *baseline,
+                           weft_report_pair *pair) {
+    if (pair->n == v->study->n_seeds) return false;
+    pair->seed = v->study->seeds[pair->n++];
+    pair->variant = weft_report_find(v, v->rate, pair->seed);
+    pair->baseline = weft_report_find(baseline, baseline->rate, pair->seed);
+    pair->counts =
+        pair->variant && pair->baseline && pair->variant->finished && pair->baseline->finished;
+    return true;
 }
 
-static const char *say_why(const weft_report_data *d, const weft_report_variant *variant,
-                           const weft_report_variant *base, const weft_comparison *c) {
-    if (*variant->error) return "it cannot be built";
+static const char *say_why(const weft_report_variant *v, const weft_report_variant *base,
+                           const weft_comparison *c) {
+    if (*v->error) return "it cannot be built";
     if (*base->error) return "the baseline cannot be built";
-    if (variant->leaks != base->leaks)
-        return variant->leaks
-                   ? "it leaks (a token sees later ones), so its score cannot be compared"
-                   : "the baseline leaks (a token sees later ones), so its score cannot be "
-                     "compared";
+    if (v->leaks != base->leaks)
+        return v->leaks ? "it leaks (a token sees later ones), so its score cannot be compared"
+                        : "the baseline leaks (a token sees later ones), so its score cannot be "
+                          "compared";
     if (c->verdict == WEFT_NOT_YET) return "runs of it or of its baseline are still to come";
-    if (d->nothing_learned) return "nothing was learned";
+    if (v->study->nothing_learned) return "nothing was learned";
     if (c->minima && c->pairs == 0) return "one of them has no three learning rates";
     if (c->minima && c->pairs == 1) return "so few runs have no interval";
     if (c->minima)
@@ -273,8 +275,8 @@ static const char *say_why(const weft_report_data *d, const weft_report_variant 
     return c->verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
 }
 
-bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run) {
-    return run->finished && !run->chooses && run->rate == d->variants[run->variant].rate;
+bool weft_report_run_counts(const weft_report_run *run) {
+    return run->finished && !run->chooses && run->rate == run->variant->rate;
 }
 
 const char *weft_report_fact(const weft_report_run *run, const char *name) {
@@ -282,13 +284,12 @@ const char *weft_report_fact(const weft_report_run *run, const char *name) {
     return text ? text : "";
 }
 
-double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name) {
+double weft_report_fact_mean(const weft_report_variant *v, const char *name) {
     double sum = 0;
     int n = 0;
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
+    EACH_RUN_OF(run, v) {
         double value = weft_json_number_of(run->facts, name);
-        if (run->variant != variant || !weft_report_run_counts(d, run) || isnan(value)) continue;
+        if (!weft_report_run_counts(run) || isnan(value)) continue;
         sum += value;
         n++;
     }
@@ -299,15 +300,14 @@ static double value_of(const weft_report_run *run, const char *fact) {
     return fact ? weft_json_number_of(run->facts, fact) : run->score;
 }
 
-weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, int baseline,
-                                      const char *fact, bool higher_is_better,
-                                      weft_comparison *out) {
-    WEFT_AUTO_FREE double *values = malloc(sizeof *values * (2 * (size_t)d->n_seeds + 1));
-    if (!values) return no_memory(d);
-    double *other = values + d->n_seeds;
+weft_status weft_report_compare_seeds(const weft_report_variant *v,
+                                      const weft_report_variant *baseline, const char *fact,
+                                      bool higher_is_better, weft_comparison *out) {
+    WEFT_AUTO_FREE double *values = malloc(sizeof *values * (2 * (size_t)v->study->n_seeds + 1));
+    if (!values) return no_memory(v->study);
+    double *other = values + v->study->n_seeds;
     int n = 0;
-    for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, variant, baseline, d->seeds[i]);
+    EACH_PAIR(pair, v, baseline) {
         if (!pair.counts) continue;
         values[n] = value_of(pair.variant, fact);
         other[n] = value_of(pair.baseline, fact);
@@ -318,36 +318,35 @@ weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, in
 }
 
 /* The runs of a variant at all its rates that ended; returns how many. `out` has room for every run. */
-static int list_rates(const weft_report_data *d, int variant, weft_rate_run *out) {
+static int list_rates(const weft_report_variant *v, weft_rate_run *out) {
     int n = 0;
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
+    EACH_RUN_OF(run, v) {
         bool diverged = strcmp(run->status, "diverged") == 0;
-        if (run->variant != variant || run->chooses || !(run->finished || diverged)) continue;
+        if (run->chooses || !(run->finished || diverged)) continue;
         out[n++] = (weft_rate_run){run->rate, diverged ? NAN : run->score, run->seed};
     }
     return n;
 }
 
-static weft_status compare_minima(const weft_report_data *d, int variant, int baseline,
+static weft_status compare_minima(const weft_report_variant *v, const weft_report_variant *baseline,
                                   weft_comparison *out) {
-    WEFT_AUTO_FREE weft_rate_run *runs = malloc(sizeof *runs * ((size_t)d->n_runs + 1));
-    if (!runs) return no_memory(d);
-    int n = list_rates(d, variant, runs), m = list_rates(d, baseline, runs + n);
-    return weft_compare_minima(runs, n, runs + n, m, d->effect, d->higher_is_better, out);
+    WEFT_AUTO_FREE weft_rate_run *runs = malloc(sizeof *runs * ((size_t)v->study->n_runs + 1));
+    if (!runs) return no_memory(v->study);
+    int n = list_rates(v, runs), m = list_rates(baseline, runs + n);
+    return weft_compare_minima(runs, n, runs + n, m, v->study->effect, v->study->higher_is_better,
+                               out);
 }
 
-weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
+weft_status weft_report_compare(const weft_report_variant *v, const weft_report_variant *baseline,
                                 weft_comparison *out, const char **why) {
-    const weft_report_variant *is = &d->variants[variant], *base = &d->variants[baseline];
-    WEFT_TRY(d->minima
-                 ? compare_minima(d, variant, baseline, out)
-                 : weft_report_compare_seeds(d, variant, baseline, NULL, d->higher_is_better, out));
-    if (d->nothing_learned || is->leaks != base->leaks) out->verdict = WEFT_NO_DIFFERENCE;
-    bool built = !*is->error && !*base->error && is->leaks == base->leaks;
-    if (out->verdict == WEFT_NO_DIFFERENCE && built && is->waiting + base->waiting > 0)
+    WEFT_TRY(v->study->minima
+                 ? compare_minima(v, baseline, out)
+                 : weft_report_compare_seeds(v, baseline, NULL, v->study->higher_is_better, out));
+    if (v->study->nothing_learned || v->leaks != baseline->leaks) out->verdict = WEFT_NO_DIFFERENCE;
+    bool built = !*v->error && !*baseline->error && v->leaks == baseline->leaks;
+    if (out->verdict == WEFT_NO_DIFFERENCE && built && v->waiting + baseline->waiting > 0)
         out->verdict = WEFT_NOT_YET;
-    *why = say_why(d, is, base, out);
+    *why = say_why(v, baseline, out);
     return WEFT_OK;
 }
 
@@ -355,8 +354,8 @@ weft_status weft_report_compare(const weft_report_data *d, int variant, int base
 static const char *name_score(weft_report_data *d) {
     if (strcmp(d->score, "train_loss") == 0) return "training loss";
     if (strcmp(d->score, "metric") != 0) return "held-out loss";
-    for (int i = 0; i < d->n_runs; i++)
-        if (*d->runs[i].metric) return d->runs[i].metric;
+    EACH_RUN(run, d)
+        if (*run->metric) return run->metric;
     return "metric";
 }
 
@@ -365,26 +364,26 @@ static const char *name_score(weft_report_data *d) {
 static bool learned_nothing(const weft_report_data *d) {
     int finished = 0;
     if (d->higher_is_better || !(d->vocabulary > 1)) return false;
-    for (int i = 0; i < d->n_runs; i++) {
-        if (!d->runs[i].finished) continue;
-        if (d->runs[i].score < 0.99 * log(d->vocabulary)) return false;
+    EACH_RUN(run, d) {
+        if (!run->finished) continue;
+        if (run->score < 0.99 * log(d->vocabulary)) return false;
         finished++;
     }
     return finished > 0;
 }
 
-static bool has_runs(const weft_report_data *d, int variant) {
-    for (int i = 0; i < d->n_runs; i++)
-        if (d->runs[i].variant == variant) return true;
+static bool has_runs(const weft_report_variant *v) {
+    EACH_RUN_OF(run, v)
+        return true;
     return false;
 }
 
 /* Whether a variant waits for the learning rate of another: "NAME=OTHER" is in the list. */
-static bool takes_over(const weft_report_data *d, int variant) {
-    size_t n = strlen(d->variants[variant].name);
-    for (const char *at = d->rate_as; *at; at += strcspn(at, ","), at += *at == ',') {
+static bool takes_over(const weft_report_variant *v) {
+    size_t n = strlen(v->name);
+    for (const char *at = v->study->rate_as; *at; at += strcspn(at, ","), at += *at == ',') {
         at += strspn(at, " \t");
-        if (strncmp(at, d->variants[variant].name, n) == 0 && strchr("= \t", at[n])) return true;
+        if (strncmp(at, v->name, n) == 0 && strchr("= \t", at[n])) return true;
     }
     return false;
 }
@@ -392,18 +391,17 @@ static bool takes_over(const weft_report_data *d, int variant) {
 /* Where a label made of settings is another's too, the name tells them apart. */
 static void name_variants(weft_report_data *d) {
     char label[WEFT_TEXT_MAX];
-    for (int i = 0; i < d->n_variants; i++) {
-        weft_report_label(d, i, label, sizeof label);
-        d->variants[i].label = keep_text(d, label);
+    EACH_VARIANT(v, d) {
+        weft_report_label(v, label, sizeof label);
+        v->label = keep_text(d, label);
     }
-    for (int i = 0; i < d->n_variants; i++) {
-        const char *own = d->variants[i].label;
+    EACH_VARIANT(v, d) {
         bool same = false;
-        for (int k = 0; k < d->n_variants; k++)
-            same = same || (k != i && strcmp(d->variants[k].label, own) == 0);
-        if (!same || strcmp(own, d->variants[i].title) == 0) continue;
-        snprintf(label, sizeof label, "%.400s (%.100s)", own, d->variants[i].name);
-        d->variants[i].label = keep_text(d, label);
+        EACH_VARIANT(other, d)
+            same = same || (other != v && strcmp(other->label, v->label) == 0);
+        if (!same || strcmp(v->label, v->title) == 0) continue;
+        snprintf(label, sizeof label, "%.400s (%.100s)", v->label, v->name);
+        v->label = keep_text(d, label);
     }
 }
 
@@ -411,26 +409,18 @@ static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
     d->nothing_learned = learned_nothing(d);
-    for (int i = 0; i < d->n_variants; i++) { /* as the database was checked to be */
-        if (d->variants[i].baseline >= d->n_variants) d->variants[i].baseline = -1;
-        if (d->variants[i].repeats >= d->n_variants) d->variants[i].repeats = -1;
-    }
     name_variants(d);
     WEFT_AUTO_FREE double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
     WEFT_AUTO_FREE weft_rate_run *tried = calloc((size_t)d->n_runs + 1, sizeof *tried);
     if (!scores || !tried) return no_memory(d);
-    for (int i = 0; i < d->n_variants; i++) {
-        if (takes_over(d, i) && !has_runs(d, i)) d->variants[i].waiting++;
-        d->variants[i].minimum =
-            weft_minimum_fit(tried, list_rates(d, i, tried), d->higher_is_better);
-        choose_rate(d, i, scores);
-        sum_up_variant(d, i, scores);
+    EACH_VARIANT(v, d) {
+        if (takes_over(v) && !has_runs(v)) v->waiting++;
+        v->minimum = weft_minimum_fit(tried, list_rates(v, tried), d->higher_is_better);
+        choose_rate(v, scores);
+        sum_up_variant(v, scores);
     }
-    for (int i = 0; i < d->n_variants; i++) {
-        weft_report_variant *s = &d->variants[i];
-        if (s->baseline >= 0)
-            WEFT_TRY(weft_report_compare(d, i, s->baseline, &s->compared, &s->why));
-    }
+    EACH_VARIANT(v, d)
+        if (v->baseline) WEFT_TRY(weft_report_compare(v, v->baseline, &v->compared, &v->why));
     weft_report_holm(d);
     return WEFT_OK;
 }
@@ -459,16 +449,14 @@ void weft_report_free(weft_report_data *d) {
     *d = (weft_report_data){0};
 }
 
-bool weft_report_at_edge(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
+bool weft_report_at_edge(const weft_report_variant *v) {
     double least = NAN, most = NAN;
-    if (d->minima) return s->minimum.edge != 0;
-    for (int i = 0; i < d->n_runs; i++) {
-        if (d->runs[i].variant != variant) continue;
-        least = fmin(least, d->runs[i].rate);
-        most = fmax(most, d->runs[i].rate);
+    if (v->study->minima) return v->minimum.edge != 0;
+    EACH_RUN_OF(run, v) {
+        least = fmin(least, run->rate);
+        most = fmax(most, run->rate);
     }
-    return least < most && (s->rate == least || s->rate == most);
+    return least < most && (v->rate == least || v->rate == most);
 }
 
 const char *weft_report_ended(const weft_report_run *run) {
@@ -482,19 +470,17 @@ const char *weft_report_ended(const weft_report_run *run) {
 
 int weft_report_comparisons(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += d->variants[i].compared.pairs >= 2 && d->variants[i].repeats < 0 &&
-             d->variants[i].leaks == d->variants[d->variants[i].baseline].leaks;
+    EACH_VARIANT(v, d)
+        n += v->compared.pairs >= 2 && !v->repeats && v->leaks == v->baseline->leaks;
     return n;
 }
 
 /* The study's own word is taken for the files; the checksum of the weights and the metrics are
  * compared here once more. */
-weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
-                                  weft_report_repeat *out) {
-    int first = d->variants[run->variant].repeats;
+weft_status weft_report_repeat_of(const weft_report_run *run, weft_report_repeat *out) {
+    const weft_report_data *d = run->variant->study;
     *out = (weft_report_repeat){.run = run, .rows = -1, .detail = ""};
-    out->first = weft_report_find(d, first, run->rate, run->seed);
+    out->first = weft_report_find(run->variant->repeats, run->rate, run->seed);
     bool said_unequal = false;
     sqlite3_stmt *word =
         weft_database_ask(d->database,

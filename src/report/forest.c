@@ -31,16 +31,16 @@ static extent find_extent(const weft_report_data *d) {
     extent e = {.cut = false};
     WEFT_AUTO_FREE double *reach = calloc((size_t)d->n_variants + 1, sizeof *reach);
     int n = 0;
-    for (int i = 0; i < d->n_variants && reach; i++) {
-        const weft_comparison *c = &d->variants[i].compared;
-        if (!weft_report_is_compared(d, i) || c->pairs < 1 || d->nothing_learned) continue;
+    EACH_VARIANT(v, d) {
+        const weft_comparison *c = &v->compared;
+        if (!reach || !weft_report_is_compared(v) || c->pairs < 1 || d->nothing_learned) continue;
         reach[n++] = c->pairs < 2 ? fabs(c->mean) : fmax(fabs(c->low), fabs(c->high));
     }
     if (n) qsort(reach, (size_t)n, sizeof *reach, weft_order_doubles);
     double most = n ? fmax(8 * reach[n / 2], 1e-12) : 1;
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_comparison *c = &d->variants[i].compared;
-        if (!weft_report_is_compared(d, i) || c->pairs < 1) continue;
+    EACH_VARIANT(v, d) {
+        const weft_comparison *c = &v->compared;
+        if (!weft_report_is_compared(v) || c->pairs < 1) continue;
         double low = c->pairs < 2 ? c->mean : c->low, high = c->pairs < 2 ? c->mean : c->high;
         e.cut = e.cut || low < -most || high > most;
         e.low = fmin(e.low, fmax(low, -most));
@@ -59,9 +59,9 @@ static double place_of(const extent *e, double value) {
 }
 
 /* A variant of which nothing can be drawn yet has no row: a line names them all. */
-static bool has_row(const weft_report_data *d, int variant) {
-    const weft_comparison *c = &d->variants[variant].compared;
-    return weft_report_is_compared(d, variant) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
+static bool has_row(const weft_report_variant *v) {
+    const weft_comparison *c = &v->compared;
+    return weft_report_is_compared(v) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
 }
 
 static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool settled) {
@@ -87,18 +87,17 @@ static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool
     fputs("</div>", out);
 }
 
-static void put_row(weft_page *p, const weft_report_data *d, int variant, const extent *e) {
+static void put_row(weft_page *p, const weft_report_variant *v, const extent *e) {
     FILE *out = p->html;
-    const weft_report_variant *s = &d->variants[variant];
-    const weft_comparison *c = &s->compared;
-    bool counted = weft_report_counts(d, variant), doubted = weft_report_is_in_doubt(d, variant);
+    const weft_comparison *c = &v->compared;
+    bool counted = weft_report_counts(v), doubted = weft_report_is_in_doubt(v);
     fprintf(out, "<div role=\"row\"%s data-key=\"",
-            variant == weft_report_headline(d) ? " class=\"lit\"" : "");
-    weft_page_escape_html(out, s->name);
+            v == weft_report_headline(v->study) ? " class=\"lit\"" : "");
+    weft_page_escape_html(out, v->name);
     fputs("\"><span class=\"step\" role=\"rowheader\">", out);
-    weft_page_escape_html(out, d->variants[variant].label);
-    const char *baseline = d->variants[s->baseline].label;
-    if (weft_report_baseline(d) < 0 || strlen(baseline) <= SHORT_LABEL) {
+    weft_page_escape_html(out, v->label);
+    const char *baseline = v->baseline->label;
+    if (!weft_report_baseline(v->study) || strlen(baseline) <= SHORT_LABEL) {
         fputs(" <small>against ", out);
         weft_page_escape_html(out, baseline);
         fputs("</small>", out);
@@ -110,12 +109,12 @@ static void put_row(weft_page *p, const weft_report_data *d, int variant, const 
     fprintf(out, "<small>%s</small>", weft_say_share_interval(c));
     fprintf(out, "</span><span class=\"verdict\" role=\"cell\"><b class=\"word %s\">",
             doubted ? "plain" : weft_say_kind(c->verdict));
-    weft_page_escape_html(out, *s->error  ? "cannot be built"
+    weft_page_escape_html(out, *v->error  ? "cannot be built"
                                : !counted ? "leaks: not compared"
-                                          : weft_say_verdict(d, variant));
+                                          : weft_say_verdict(v));
     fputs("</b><small>", out);
-    const char *why = doubted ? "in doubt: see the warnings above" : s->why;
-    bool bounded = weft_report_write_note(p->words, d, variant, true);
+    const char *why = doubted ? "in doubt: see the warnings above" : v->why;
+    bool bounded = weft_report_write_note(p->words, v, true);
     if (*why && !bounded) fprintf(p->words, " %c%s.", toupper((unsigned char)*why), why + 1);
     weft_page_escape_html(out, weft_page_words(p));
     fputs("</small></span></div>\n", out);
@@ -125,8 +124,8 @@ static void put_forest(weft_page *p, const weft_report_data *d, const extent *e)
     FILE *out = p->html;
     fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
           out);
-    for (int i = 0; i < d->n_variants; i++)
-        if (has_row(d, i)) put_row(p, d, i, e);
+    EACH_VARIANT(v, d)
+        if (has_row(v)) put_row(p, v, e);
     fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
     for (int i = 0; i < e->ticks.n; i++) {
         fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, e->ticks.at[i]),
@@ -181,15 +180,16 @@ static void draw_forest(FILE *out, const weft_report_data *d, const extent *e, i
         weft_svg_line(out, x, 4, x, bottom, e->ticks.at[i] == 0 ? "ink" : "faint", 1);
         weft_svg_text(out, x, bottom + 20, "middle", e->ticks.text[i]);
     }
-    for (int i = 0, row = 0; i < d->n_variants; i++) {
-        const weft_comparison *c = &d->variants[i].compared;
-        if (!has_row(d, i)) continue;
+    int row = 0;
+    EACH_VARIANT(v, d) {
+        const weft_comparison *c = &v->compared;
+        if (!has_row(v)) continue;
         double y = ROW * row++ + ROW / 2.0 + 6;
         int style = c->verdict == WEFT_BETTER  ? 2
                     : c->verdict == WEFT_WORSE ? 1
                                                : 6; /* green, red, grey */
-        const char *colour = weft_report_counts(d, i) ? weft_plot_colour(style) : "faint";
-        put_svg_label(out, y + 5, d->variants[i].label);
+        const char *colour = weft_report_counts(v) ? weft_plot_colour(style) : "faint";
+        put_svg_label(out, y + 5, v->label);
         if (c->pairs >= 2)
             weft_svg_line(out, pixel_of(e, c->low), y, pixel_of(e, c->high), y, colour, 5);
         if (c->pairs >= 1)
@@ -204,25 +204,25 @@ static void draw_forest(FILE *out, const weft_report_data *d, const extent *e, i
 
 /* "Still to come: A, B and C." */
 static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
+    int said = 0;
     if (n == 0) return;
-    for (int i = 0, said = 0; i < d->n_variants; i++) {
-        if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
-        fprintf(p->words, "%s%s", weft_say_between(said, n), d->variants[i].label);
-        said++;
-    }
+    EACH_VARIANT(v, d)
+        if (weft_report_is_compared(v) && !has_row(v))
+            fprintf(p->words, "%s%s", weft_say_between(said++, n), v->label);
     weft_page_line(p, "about", "Still to come: %s.", weft_page_words(p));
 }
 
 /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
-static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
+static void say_what_it_is(weft_page *p, const weft_report_data *d) {
+    const weft_report_variant *base = weft_report_baseline(d);
     const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
     const char *seeds = weft_say_pairs(d, weft_report_most_pairs(d));
-    if (base >= 0)
+    if (base)
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from %s (%s), %sin percent of "
                        "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
-                       d->score_name, d->variants[base].label,
-                       weft_say_score(d->variants[base].mean), unit, seeds, 100 * WEFT_CONFIDENCE);
+                       d->score_name, base->label, weft_say_score(base->mean), unit, seeds,
+                       100 * WEFT_CONFIDENCE);
     else
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from its own baseline, %sin "
@@ -231,17 +231,15 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
                        d->score_name, unit, seeds, 100 * WEFT_CONFIDENCE);
 }
 
-/* The open comparison that the fewest seeds would decide; -1: none. */
-static int nearest_to_decided(const weft_report_data *d) {
-    int nearest = -1, least = 0;
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_comparison *c = &d->variants[i].compared;
-        int needed =
-            weft_report_counts(d, i) && c->verdict == WEFT_NO_DIFFERENCE ? weft_seeds_needed(c) : 0;
-        if (d->variants[i].waiting) return -1; /* what was planned comes first */
-        if (needed <= c->pairs || (nearest >= 0 && needed >= least)) continue;
-        nearest = i;
-        least = needed;
+/* The open comparison that the fewest seeds would decide; NULL: none. */
+static const weft_report_variant *nearest_to_decided(const weft_report_data *d) {
+    const weft_report_variant *nearest = NULL;
+    EACH_VARIANT(v, d) {
+        const weft_comparison *c = &v->compared;
+        bool open = weft_report_counts(v) && c->verdict == WEFT_NO_DIFFERENCE;
+        if (v->waiting) return NULL; /* what was planned comes first */
+        if (!open || weft_seeds_needed(c) <= c->pairs) continue;
+        if (!nearest || weft_seeds_needed(c) < weft_seeds_needed(&nearest->compared)) nearest = v;
     }
     return nearest;
 }
@@ -266,17 +264,15 @@ static bool find_config(const weft_report_data *d, char *folder, char *config) {
 /* What to run where nothing was shown. */
 static void say_more_seeds(weft_page *p, const weft_report_data *d) {
     char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
-    int open = d->nothing_learned ? -1 : nearest_to_decided(d);
-    if (open < 0) return;
-    const weft_comparison *c = &d->variants[open].compared;
-    int more = weft_seeds_needed(c) - c->pairs;
+    const weft_report_variant *open = d->nothing_learned ? NULL : nearest_to_decided(d);
+    if (!open) return;
+    int more = weft_seeds_needed(&open->compared) - open->compared.pairs;
     bool there = more <= SEEDS_MOST && find_config(d, folder, config);
     weft_page_say(p,
                   "About %d more %s per variant would show a difference of this size between %s "
                   "and %s, if it and its spread stay as they are. Decide on a number once: adding "
                   "seeds until a difference shows finds one by chance.",
-                  more, more == 1 ? "seed" : "seeds", d->variants[open].label,
-                  d->variants[d->variants[open].baseline].label);
+                  more, more == 1 ? "seed" : "seeds", open->label, open->baseline->label);
     if (there)
         weft_page_command(p, "weft study --config %s --out %s -o STUDY_SEEDS=%d", config, folder,
                           d->planned_seeds + more);
@@ -291,7 +287,7 @@ static void say_to_continue(weft_page *p, const weft_report_data *d) {
 }
 
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
-    int base = weft_report_baseline(d), n = weft_report_count(d, has_row);
+    int n = weft_report_count(d, has_row);
     say_to_continue(p, d);
     say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
     if (n == 0) return WEFT_OK;
@@ -300,9 +296,9 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     draw_forest(p->words, d, &e, n);
     weft_page_picture_md(p, weft_page_words(p), "Differences from the baseline");
     fputs("\n", p->md);
-    for (int i = 0; i < d->n_variants; i++)
-        if (weft_report_is_compared(d, i)) weft_report_verdict_md(p, d, i);
-    say_what_it_is(p, d, base);
+    EACH_VARIANT(v, d)
+        if (weft_report_is_compared(v)) weft_report_verdict_md(p, v);
+    say_what_it_is(p, d);
     if (e.cut) weft_page_line(p, "about", "What reaches the edge goes on beyond it.");
     say_more_seeds(p, d);
     return WEFT_OK;

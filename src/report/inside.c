@@ -324,11 +324,10 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
 }
 
 /* A variant's first seed that finished; NULL: none, or the variant is a repeat. */
-static const weft_report_run *first_run(const weft_report_data *d, int variant) {
-    if (d->variants[variant].repeats >= 0) return NULL;
-    for (int i = 0; i < d->n_seeds; i++) {
-        const weft_report_run *run =
-            weft_report_find(d, variant, d->variants[variant].rate, d->seeds[i]);
+static const weft_report_run *first_run(const weft_report_variant *v) {
+    if (v->repeats) return NULL;
+    for (int i = 0; i < v->study->n_seeds; i++) {
+        const weft_report_run *run = weft_report_find(v, v->rate, v->study->seeds[i]);
         if (run && run->finished) return run;
     }
     return NULL;
@@ -349,8 +348,8 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     bool open = false;
     find_folder(d, folder);
-    for (int variant = 0; variant < d->n_variants; variant++) {
-        const weft_report_run *run = first_run(d, variant);
+    EACH_VARIANT(v, d) {
+        const weft_report_run *run = first_run(v);
         WEFT_AUTO_DECREF json_t *sample = run ? last_sample(folder, run) : NULL;
         const json_t *text = json_object_get(sample, "text"),
                      *cache = json_object_get(sample, "cache_bytes_per_token");
@@ -364,7 +363,7 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
                 "in generating, divided by the tokens that it has room for.");
         open = true;
         const char *title =
-            weft_say("%.200s, after %lld training steps", d->variants[variant].label,
+            weft_say("%.200s, after %lld training steps", v->label,
                      (long long)json_integer_value(json_object_get(sample, "step")));
         if (json_is_integer(cache))
             title = weft_say("%s; cache: %lld bytes per token", title,
@@ -374,15 +373,15 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static void put_variant(weft_page *p, const weft_report_data *d, int variant, const json_t *map) {
+static void put_variant(weft_page *p, const weft_report_variant *v, const json_t *map) {
     size_t time = json_array_size(json_object_get(map, "tokens")), l;
     json_t *layer;
     int left = MAPS_MOST;
     if (time < 2 || time > TOKENS_MOST) return;
-    weft_page_subtitle(p, d->variants[variant].label);
+    weft_page_subtitle(p, v->label);
     weft_page_pictures_open(p, NULL);
     json_array_foreach(json_object_get(map, "layers"), l, layer) {
-        left -= put_maps(p, layer, time, d->variants[variant].label, variant, left);
+        left -= put_maps(p, layer, time, v->label, v->place, left);
     }
 }
 
@@ -390,8 +389,8 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     bool open = false;
     find_folder(d, folder);
-    for (int variant = 0; variant < d->n_variants; variant++) {
-        const weft_report_run *run = first_run(d, variant);
+    EACH_VARIANT(v, d) {
+        const weft_report_run *run = first_run(v);
         char path[WEFT_PATH_MAX];
         WEFT_AUTO_DECREF json_t *map = NULL;
         if (run && weft_path(path, "%s/%s/attention.json", folder, run->folder) == WEFT_OK)
@@ -403,19 +402,18 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
                            "token is at the top left.");
         if (map && !open) fputs("\n(The pictures are in report.html.)\n", p->md);
         open = open || map;
-        if (map) put_variant(p, d, variant, map);
+        if (map) put_variant(p, v, map);
     }
     return WEFT_OK;
 }
 
-static bool has_inside(const weft_report_data *d, int variant) {
-    return d->variants[variant].repeats < 0 &&
-           isfinite(weft_report_fact_mean(d, variant, "inside_entropy"));
+static bool has_inside(const weft_report_variant *v) {
+    return !v->repeats && isfinite(weft_report_fact_mean(v, "inside_entropy"));
 }
 
 static bool any_has(const weft_report_data *d, const char *name) {
-    for (int i = 0; i < d->n_variants; i++)
-        if (has_inside(d, i) && isfinite(weft_report_fact_mean(d, i, name))) return true;
+    EACH_VARIANT(v, d)
+        if (has_inside(v) && isfinite(weft_report_fact_mean(v, name))) return true;
     return false;
 }
 
@@ -424,9 +422,9 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
     snprintf(fact, sizeof fact, "inside_%.80s", name);
     if (!any_has(d, fact)) return;
     weft_page_cell(p, "%s: %s", name, title);
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!has_inside(d, i)) continue;
-        double value = weft_report_fact_mean(d, i, fact);
+    EACH_VARIANT(v, d) {
+        if (!has_inside(v)) continue;
+        double value = weft_report_fact_mean(v, fact);
         weft_page_cell(p, "%s", isfinite(value) ? weft_say("%.4g", value) : "–");
     }
 }
@@ -450,10 +448,10 @@ static void put_gradients(weft_page *p, const weft_report_data *d) {
         }
         snprintf(weight, sizeof weight, "inside_weight %s", part);
         weft_page_cell(p, "%s", part);
-        for (int i = 0; i < d->n_variants; i++) {
-            double is = weft_report_fact_mean(d, i, gradient);
-            double of = weft_report_fact_mean(d, i, weight);
-            if (!has_inside(d, i)) continue;
+        EACH_VARIANT(v, d) {
+            double is = weft_report_fact_mean(v, gradient);
+            double of = weft_report_fact_mean(v, weight);
+            if (!has_inside(v)) continue;
             weft_page_cell(p, "%s", isfinite(is) ? weft_say("%.3g (%.2g)", is, is / of) : "–");
         }
     }
@@ -475,22 +473,21 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
         "The first seed of each variant: a square for each head of each layer, its number on "
         "hover; the gates by tenths; the latents' directions.");
     fputs("\n(The pictures are in report.html.)\n", p->md);
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_report_run *run = has_inside(d, i) ? first_run(d, i) : NULL;
+    EACH_VARIANT(v, d) {
+        const weft_report_run *run = has_inside(v) ? first_run(v) : NULL;
         const char *text = run ? weft_report_fact(run, "inside") : "";
         WEFT_AUTO_DECREF json_t *inside = weft_json_read(text, strlen(text), 0, NULL);
         if (!inside) continue;
-        weft_page_subtitle(p, d->variants[i].label);
+        weft_page_subtitle(p, v->label);
         weft_page_pictures_open(p, NULL);
-        weft_inside_put_heads(p, inside, i);
+        weft_inside_put_heads(p, inside, v->place);
         weft_inside_put_latents(p, inside);
     }
     return WEFT_OK;
 }
 
-static bool has_decode(const weft_report_data *d, int variant) {
-    return d->variants[variant].repeats < 0 &&
-           isfinite(weft_report_fact_mean(d, variant, "decode_tokens_per_s_1"));
+static bool has_decode(const weft_report_variant *v) {
+    return !v->repeats && isfinite(weft_report_fact_mean(v, "decode_tokens_per_s_1"));
 }
 
 weft_status weft_report_decode(weft_page *p, const weft_report_data *d) {
@@ -506,10 +503,10 @@ weft_status weft_report_decode(weft_page *p, const weft_report_data *d) {
     weft_report_open_table(p, d, "number", has_decode);
     for (int i = 0; i < 3; i++) {
         weft_page_cell(p, "%s", rows[i][1]);
-        for (int k = 0; k < d->n_variants; k++)
-            if (has_decode(d, k))
+        EACH_VARIANT(v, d)
+            if (has_decode(v))
                 weft_page_cell(p, "%s",
-                               weft_say_number(round(weft_report_fact_mean(d, k, rows[i][0]))));
+                               weft_say_number(round(weft_report_fact_mean(v, rows[i][0]))));
     }
     return WEFT_OK;
 }

@@ -49,10 +49,9 @@ typedef struct {
     double least, most;   /* sizes that it is known at, as logarithms */
 } law;
 
-static bool adds_to(const weft_report_data *d, const weft_report_run *run, const char *list,
-                    size_t length, int measure) {
-    const weft_report_variant *s = &d->variants[run->variant];
-    return weft_report_run_counts(d, run) && s->repeats < 0 && is_in(list, length, s->name) &&
+static bool adds_to(const weft_report_run *run, const char *list, size_t length, int measure) {
+    const weft_report_variant *s = run->variant;
+    return weft_report_run_counts(run) && !s->repeats && is_in(list, length, s->name) &&
            run->score > 0 && weft_variant_number(s, measures[measure].at) > 0;
 }
 
@@ -62,10 +61,9 @@ static weft_status fit_law(const weft_report_data *d, const char *list, size_t l
     *out = (law){.least = NAN, .most = NAN};
     if (!x) return weft_fail(WEFT_ENOMEM, "report: no memory for a law");
     double *y = x + d->n_runs;
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (!adds_to(d, run, list, length, measure)) continue;
-        x[out->n] = log(weft_variant_number(&d->variants[run->variant], measures[measure].at));
+    EACH_RUN(run, d) {
+        if (!adds_to(run, list, length, measure)) continue;
+        x[out->n] = log(weft_variant_number(run->variant, measures[measure].at));
         y[out->n++] = log(run->score);
     }
     out->line = weft_line_fit(x, y, out->n);
@@ -104,17 +102,14 @@ static stand stand_of(const weft_report_variant *s, const law *l, int measure, b
 }
 
 /* A variant that is held against these: finished, and none of them. */
-static bool is_held(const weft_report_data *d, int variant, const char *list, size_t length) {
-    const weft_report_variant *s = &d->variants[variant];
-    return s->done > 0 && s->repeats < 0 && !s->leaks && !is_in(list, length, s->name);
+static bool is_held(const weft_report_variant *v, const char *list, size_t length) {
+    return v->done > 0 && !v->repeats && !v->leaks && !is_in(list, length, v->name);
 }
 
-static void put_row(weft_page *p, const weft_report_data *d, int variant,
-                    const law laws[YARDSTICKS]) {
-    const weft_report_variant *s = &d->variants[variant];
-    weft_page_cells(p, d->variants[variant].label, weft_say_score(s->mean));
+static void put_row(weft_page *p, const weft_report_variant *v, const law laws[YARDSTICKS]) {
+    weft_page_cells(p, v->label, weft_say_score(v->mean));
     for (int m = 0; m < YARDSTICKS; m++) {
-        stand at = stand_of(s, &laws[m], m, d->higher_is_better);
+        stand at = stand_of(v, &laws[m], m, v->study->higher_is_better);
         weft_page_cell(p, "%s",
                        isfinite(at.low) ? weft_say("%+.4f [%+.4f, %+.4f] %s%s", at.difference,
                                                    at.low, at.high, weft_verdict_word(at.verdict),
@@ -162,16 +157,16 @@ weft_status weft_report_yardstick(weft_page *p, const weft_report_data *d) {
                     laws[m].n, 100 * l->spread);
         }
         weft_page_table_open(p, "variant|>score|>against equal parameters|>against equal FLOPs");
-        for (int k = 0; k < d->n_variants; k++)
-            if (is_held(d, k, at, n)) put_row(p, d, k, laws);
+        EACH_VARIANT(v, d)
+            if (is_held(v, at, n)) put_row(p, v, laws);
     }
     return WEFT_OK;
 }
 
-static json_t *stand_json(const weft_report_data *d, int variant, const law laws[YARDSTICKS]) {
-    json_t *row = weft_json_make("step:s", d->variants[variant].name);
+static json_t *stand_json(const weft_report_variant *v, const law laws[YARDSTICKS]) {
+    json_t *row = weft_json_make("step:s", v->name);
     for (int m = 0; m < YARDSTICKS; m++) {
-        stand at = stand_of(&d->variants[variant], &laws[m], m, d->higher_is_better);
+        stand at = stand_of(v, &laws[m], m, v->study->higher_is_better);
         json_object_set_new(row, measures[m].name,
                             weft_json_make("plain:f difference:f low:f high:f beyond:b verdict:s",
                                            at.plain, at.difference, at.low, at.high, at.beyond,
@@ -191,8 +186,8 @@ weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists)
         law laws[YARDSTICKS];
         WEFT_TRY(fit_laws(d, at, n, laws));
         json_t *rows = json_array();
-        for (int k = 0; k < d->n_variants; k++)
-            if (is_held(d, k, at, n)) json_array_append_new(rows, stand_json(d, k, laws));
+        EACH_VARIANT(v, d)
+            if (is_held(v, at, n)) json_array_append_new(rows, stand_json(v, laws));
         json_array_append_new(lists, weft_json_make("steps:o parameters:o flops:o variants:o",
                                                     json_stringn(at, n), law_json(&laws[0]),
                                                     law_json(&laws[1]), rows));
@@ -232,10 +227,9 @@ static weft_status check_x(const char *x) {
 /* Adds the runs that count to `rows`. One whose x or score is not above 0 has no place in a power law. */
 static weft_status add_study(json_t *rows, const weft_report_data *d, const char *x,
                              const char *variants) {
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
-        const weft_report_variant *v = &d->variants[run->variant];
-        if (!weft_report_run_counts(d, run) || v->repeats >= 0 ||
+    EACH_RUN(run, d) {
+        const weft_report_variant *v = run->variant;
+        if (!weft_report_run_counts(run) || v->repeats ||
             (variants && !is_in(variants, strlen(variants), v->name)))
             continue;
         double at = x_of(v, run, x);

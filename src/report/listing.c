@@ -17,9 +17,9 @@ static void print_number(FILE *out, int width, int digits, double value) {
         fprintf(out, " %*s", width, "-");
 }
 
-static bool is_baseline(const weft_report_data *d, int variant) {
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].baseline == variant) return true;
+static bool is_baseline(const weft_report_variant *v) {
+    EACH_VARIANT(other, v->study)
+        if (other->baseline == v) return true;
     return false;
 }
 
@@ -30,22 +30,21 @@ static weft_status print_variants(const char *path, FILE *out) {
     if (d.n_variants < 2) return WEFT_OK;
     fprintf(out, "\n%-16s %9s %5s %9s %9s  %s\n", "variant", "lr", "runs", "mean", "sd",
             "difference and its 95% interval");
-    for (int i = 0; i < d.n_variants; i++) {
-        const weft_report_variant *v = d.variants + i;
+    EACH_VARIANT(v, &d) {
         char rate[32] = "-";
         if (isfinite(v->rate)) weft_study_number(v->rate, rate, sizeof rate);
         fprintf(out, "%-16s %9s %5d", weft_shown(v->name), rate, v->done);
         print_number(out, 9, 4, v->mean);
         print_number(out, 9, 4, v->sd);
-        if (v->baseline >= 0) {
+        if (v->baseline) {
             const weft_comparison *c = &v->compared;
             fprintf(out, "  ");
             if (isfinite(c->mean)) fprintf(out, "%+.4f ", c->mean);
             if (isfinite(c->low)) fprintf(out, "(%+.4f to %+.4f) ", c->low, c->high);
-            fprintf(out, "against %s: %s", weft_shown(d.variants[v->baseline].name),
+            fprintf(out, "against %s: %s", weft_shown(v->baseline->name),
                     c->pairs < 2 && c->verdict == WEFT_NO_DIFFERENCE ? v->why
-                                                                     : weft_say_verdict(&d, i));
-        } else if (!is_baseline(&d, i)) {
+                                                                     : weft_say_verdict(v));
+        } else if (!is_baseline(v)) {
             fprintf(out, "  nothing to compare with");
         }
         fprintf(out, "\n");
@@ -205,26 +204,27 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
     return WEFT_OK;
 }
 
-static weft_status find_variant(const weft_report_data *d, const char *name, int *variant) {
+static weft_status find_variant(const weft_report_data *d, const char *name,
+                                const weft_report_variant **out) {
     const char *names = "";
-    for (int i = 0; i < d->n_variants; i++) {
-        *variant = i;
-        if (strcmp(d->variants[i].name, name) == 0) return WEFT_OK;
-        names = weft_say("%s%s%s", names, i ? ", " : "", d->variants[i].name);
+    EACH_VARIANT(v, d) {
+        *out = v;
+        if (strcmp(v->name, name) == 0) return WEFT_OK;
+        names = weft_say("%s%s%s", names, v->place ? ", " : "", v->name);
     }
     return WEFT_BAD_INPUT("%s: there is no variant '%s'; there are: %s", d->path, name, names);
 }
 
 /* The config of any run of a variant; NULL: it has none. */
-static json_t *config_of(const weft_report_data *d, int variant) {
-    for (int i = 0; i < d->n_runs; i++)
-        if (d->runs[i].variant == variant) return weft_config_kept(d->runs[i].config);
+static json_t *config_of(const weft_report_variant *v) {
+    EACH_RUN_OF(run, v)
+        return weft_config_kept(run->config);
     return NULL;
 }
 
 /* {"n_ffn": [a, b], ...}: keys that differ, but for rate and seed, which runs vary. */
-static json_t *config_differences(const weft_report_data *d, int a, int b) {
-    WEFT_AUTO_DECREF json_t *one = config_of(d, a), *two = config_of(d, b);
+static json_t *config_differences(const weft_report_variant *a, const weft_report_variant *b) {
+    WEFT_AUTO_DECREF json_t *one = config_of(a), *two = config_of(b);
     json_t *all = json_object(), *value;
     const char *key;
     json_object_foreach(one, key, value) {
@@ -238,14 +238,13 @@ static json_t *config_differences(const weft_report_data *d, int a, int b) {
 }
 
 /* The scores by seed, both at their best rate. */
-static json_t *pair_up(const weft_report_data *d, int a, int b) {
+static json_t *pair_up(const weft_report_variant *a, const weft_report_variant *b) {
     json_t *pairs = json_array();
-    for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, b, a, d->seeds[i]);
+    EACH_PAIR(pair, b, a) {
         if (!pair.counts) continue;
         double one = pair.baseline->score, two = pair.variant->score;
         json_array_append_new(
-            pairs, weft_json_make("seed:I a:f b:f difference:f", d->seeds[i], one, two, two - one));
+            pairs, weft_json_make("seed:I a:f b:f difference:f", pair.seed, one, two, two - one));
     }
     return pairs;
 }
@@ -309,12 +308,13 @@ static void print_comparison(FILE *out, const json_t *object) {
 }
 
 /* The loss by position, where the runs' records have it. */
-static weft_status compare_positions(const weft_report_data *d, int one, int two, json_t *list) {
+static weft_status compare_positions(const weft_report_variant *one, const weft_report_variant *two,
+                                     json_t *list) {
     weft_report_range ranges[WEFT_REPORT_RANGES];
-    int n = weft_report_ranges(d, ranges);
+    int n = weft_report_ranges(one->study, ranges);
     for (int i = 0; i < n; i++) {
         weft_comparison c;
-        WEFT_TRY(weft_report_compare_seeds(d, two, one, ranges[i].name, false, &c));
+        WEFT_TRY(weft_report_compare_seeds(two, one, ranges[i].name, false, &c));
         if (c.pairs == 0) continue;
         json_array_append_new(list,
                               weft_json_make("first:I last:I a:f b:f difference:f low:f high:f",
@@ -326,21 +326,21 @@ static weft_status compare_positions(const weft_report_data *d, int one, int two
 
 static weft_status compare_variants(const weft_report_data *d, const char *a, const char *b,
                                     json_t **object) {
-    int one, two;
+    const weft_report_variant *one, *two;
     weft_comparison c;
     const char *why;
     WEFT_TRY(find_variant(d, a, &one));
     WEFT_TRY(find_variant(d, b, &two));
-    WEFT_TRY(weft_report_compare(d, two, one, &c, &why));
+    WEFT_TRY(weft_report_compare(two, one, &c, &why));
     json_t *positions = json_array();
     *object = weft_json_make(
         "a:s b:s score:s rate_a:f rate_b:f config:o pairs:o mean_difference:f low:f high:f p:f "
         "counted:i verdict:s why:s loss_by_position:o",
-        a, b, d->score, d->variants[one].rate, d->variants[two].rate,
-        config_differences(d, one, two), pair_up(d, one, two), c.mean, c.low, c.high,
-        weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why, positions);
+        a, b, d->score, one->rate, two->rate, config_differences(one, two), pair_up(one, two),
+        c.mean, c.low, c.high, weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why,
+        positions);
     if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
-    return compare_positions(d, one, two, positions);
+    return compare_positions(one, two, positions);
 }
 
 weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,

@@ -48,16 +48,13 @@ static void read_json(json_t *config, const char *text) {
 }
 
 /* A variant's whole config: its run's at the rate chosen, or the base with the variant's overrides. */
-static json_t *variant_config(const weft_report_data *d, int variant) {
+static json_t *variant_config(const weft_report_variant *v) {
     json_t *config = json_object();
     if (!config) return NULL;
-    read_settings(config, d->config, '\n');
-    read_settings(config, d->variants[variant].overrides, ' ');
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (run->variant != variant ||
-            (run->rate != d->variants[variant].rate && d->variants[variant].done))
-            continue;
+    read_settings(config, v->study->config, '\n');
+    read_settings(config, v->overrides, ' ');
+    EACH_RUN_OF(run, v) {
+        if (run->rate != v->rate && v->done) continue;
         read_json(config, run->config);
         break;
     }
@@ -86,8 +83,8 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     json_t *unused;
     const char *key;
     bool open = false;
-    for (int i = 0; i < d->n_variants; i++) {
-        json_t *config = variant_config(d, i);
+    EACH_VARIANT(v, d) {
+        json_t *config = variant_config(v);
         json_object_update_missing(keys, config);
         json_array_append_new(configs, config);
     }
@@ -191,8 +188,8 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
     bool any = false;
     for (int q = 0; q < QUANTITIES; q++) {
         double least = NAN, most = NAN;
-        for (int i = 0; i < d->n_variants; i++) {
-            double value = weft_variant_number(&d->variants[i], quantities[q].at);
+        EACH_VARIANT(v, d) {
+            double value = weft_variant_number(v, quantities[q].at);
             least = fmin(least, value);
             most = fmax(most, value);
         }
@@ -209,14 +206,11 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
     if (any) fputs(".", out);
 }
 
-static void equality_row(weft_page *p, const weft_report_data *d, int place) {
-    const weft_report_variant *s = &d->variants[place];
-    weft_page_cell(p, "%s", d->variants[place].label);
+static void equality_row(weft_page *p, const weft_report_variant *v) {
+    weft_page_cell(p, "%s", v->label);
     for (int q = 0; q < QUANTITIES; q++) {
-        double value = weft_variant_number(s, quantities[q].at);
-        double base = s->baseline >= 0
-                          ? weft_variant_number(&d->variants[s->baseline], quantities[q].at)
-                          : NAN;
+        double value = weft_variant_number(v, quantities[q].at);
+        double base = v->baseline ? weft_variant_number(v->baseline, quantities[q].at) : NAN;
         const char *text = weft_say_count(value);
         if (isfinite(value) && base > 0 && value != base)
             weft_page_cell(p, "%s (%.3g ×)", text, value / base);
@@ -239,8 +233,8 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     weft_page_table_open(p, "variant");
     for (int q = 0; q < QUANTITIES; q++)
         weft_page_head(p, ">%s", quantities[q].head);
-    for (int i = 0; i < d->n_variants; i++)
-        equality_row(p, d, i);
+    EACH_VARIANT(v, d)
+        equality_row(p, v);
     return WEFT_OK;
 }
 

@@ -27,34 +27,33 @@ weft_status weft_report_plot_series(weft_page *p, const weft_report_data *d, int
 /* What charts.js is told of the variants: [{key, name, style, baseline}], all of them in their order. */
 static json_t *series_json(const weft_report_data *d) {
     json_t *list = json_array();
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_report_variant *s = &d->variants[i];
-        json_t *baseline = s->baseline >= 0 ? weft_page_json(d->variants[s->baseline].name) : NULL;
+    EACH_VARIANT(v, d) {
+        json_t *baseline = v->baseline ? weft_page_json(v->baseline->name) : NULL;
         json_array_append_new(list, weft_json_make("key:o name:o style:i baseline:o",
-                                                   weft_page_json(s->name),
-                                                   weft_page_json(s->label), i, baseline));
+                                                   weft_page_json(v->name),
+                                                   weft_page_json(v->label), v->place, baseline));
     }
     return list;
 }
 
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n) {
-    int lit = weft_report_headline(d);
+    const weft_report_variant *lit = weft_report_headline(d);
     json_t *charts = axes ? json_array() : NULL;
     for (int i = 0; charts && i < n; i++)
         json_array_append_new(charts, weft_plot_json(&plots[i]));
-    weft_page_pictures_open(
-        p, !charts ? NULL
-                   : weft_json_make("x:o series:o charts:o lit:o*", axes, series_json(d), charts,
-                                    lit < 0 ? NULL : weft_page_json(d->variants[lit].name)));
+    weft_page_pictures_open(p, !charts ? NULL
+                                       : weft_json_make("x:o series:o charts:o lit:o*", axes,
+                                                        series_json(d), charts,
+                                                        lit ? weft_page_json(lit->name) : NULL));
     for (int i = 0; i < n; i++) {
         bool drawn = weft_plot_svg(&plots[i], ++p->pictures, p->words) == WEFT_OK;
         weft_page_picture(p, drawn ? weft_page_words(p) : NULL, plots[i].caption);
     }
 }
 
-bool weft_report_is_finished(const weft_report_data *d, int variant) {
-    return d->variants[variant].done > 0;
+bool weft_report_is_finished(const weft_report_variant *v) {
+    return v->done > 0;
 }
 
 /* The unit of the score; NULL: it has none. */
@@ -75,11 +74,10 @@ enum { COSTS = sizeof costs / sizeof costs[0], CACHE = 2 };
 
 /* Where a variant stands in them: its mean, or its minimum over the learning rates, which has no bar. A repeat is the
  * same point again, and stands nowhere. */
-static weft_plot_point point_of(const weft_report_data *d, int variant, int cost) {
-    const weft_report_variant *s = &d->variants[variant];
-    double x = s->repeats < 0 ? weft_variant_number(s, costs[cost].at) : NAN;
-    if (d->minima) return (weft_plot_point){x, s->minimum.score, NAN, NAN};
-    return (weft_plot_point){x, s->mean, s->least, s->most};
+static weft_plot_point point_of(const weft_report_variant *v, int cost) {
+    double x = !v->repeats ? weft_variant_number(v, costs[cost].at) : NAN;
+    if (v->study->minima) return (weft_plot_point){x, v->minimum.score, NAN, NAN};
+    return (weft_plot_point){x, v->mean, v->least, v->most};
 }
 
 static bool is_there(weft_plot_point at) {
@@ -88,15 +86,14 @@ static bool is_there(weft_plot_point at) {
 
 /* Whether no other variant costs no more and scores no less, one of them truly. A variant that leaks has
  * no score worth the name; no comparison with a NaN holds. */
-static bool is_in_front(const weft_report_data *d, int place, int cost) {
-    weft_plot_point own = point_of(d, place, cost);
-    if (!is_there(own) || d->variants[place].leaks) return false;
-    for (int i = 0; i < d->n_variants; i++) {
-        weft_plot_point other = point_of(d, i, cost);
-        double lower = (d->higher_is_better ? -1 : 1) * (own.y - other.y);
-        if (i == place || d->variants[i].leaks) continue;
-        if (other.x <= own.x && lower >= 0 && (other.x < own.x || lower > 0 || i < place))
-            return false;
+static bool is_in_front(const weft_report_variant *v, int cost) {
+    weft_plot_point own = point_of(v, cost);
+    if (!is_there(own) || v->leaks) return false;
+    EACH_VARIANT(o, v->study) {
+        weft_plot_point other = point_of(o, cost);
+        double lower = (v->study->higher_is_better ? -1 : 1) * (own.y - other.y);
+        if (o == v || o->leaks) continue;
+        if (other.x <= own.x && lower >= 0 && (other.x < own.x || lower > 0 || o < v)) return false;
     }
     return true;
 }
@@ -110,7 +107,7 @@ static int by_x(const void *a, const void *b) {
 static const char *size_by_speed(const weft_report_data *d, weft_plot_series *series) {
     double least = NAN, most = NAN;
     for (int i = 0; i < d->n_variants; i++) {
-        series[i].size = weft_report_fact_mean(d, i, "decode_tokens_per_s_1");
+        series[i].size = weft_report_fact_mean(&d->variants[i], "decode_tokens_per_s_1");
         least = fmin(least, series[i].size);
         most = fmax(most, series[i].size);
     }
@@ -131,14 +128,14 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, int cos
     weft_plot_point *front = weft_page_room(p, ((size_t)d->n_variants + 1) * sizeof *front);
     WEFT_TRY(weft_report_plot_series(p, d, 1, &series));
     int n = 0;
-    for (int i = 0; i < d->n_variants && front; i++) {
-        weft_plot_point at = *series[i].points = point_of(d, i, cost);
-        series[i].n = is_there(at);
-        if (!is_in_front(d, i, cost)) continue;
+    EACH_VARIANT(v, d) {
+        weft_plot_point at = *series[v->place].points = point_of(v, cost);
+        series[v->place].n = is_there(at);
+        if (!front || !is_in_front(v, cost)) continue;
         front[n++] = at;
         if (used < NAMES_ROOM)
             used += (size_t)snprintf(names + used, NAMES_ROOM - used, "%s%.40s", used ? ", " : "",
-                                     d->variants[i].label);
+                                     v->label);
     }
     const char *speeds = cost == CACHE ? size_by_speed(d, series) : "";
     title = weft_page_keep(p, "%.100s against %s", d->score_name, costs[cost].name);
@@ -187,14 +184,11 @@ weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
 }
 
 /* The mean score of a variant at a rate, with its least and most; how many of its runs there finished. */
-static weft_plot_point at_rate(const weft_report_data *d, int variant, double rate, int *done,
-                               int *runs) {
+static weft_plot_point at_rate(const weft_report_variant *v, double rate, int *done, int *runs) {
     weft_plot_point at = {rate, 0, NAN, NAN};
     *done = *runs = 0;
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (run->variant != variant || run->rate != rate) continue;
-        if (run->chooses != (d->rate_seed >= 0)) continue;
+    EACH_RUN_OF(run, v) {
+        if (run->rate != rate || run->chooses != (v->study->rate_seed >= 0)) continue;
         ++*runs;
         if (!run->finished) continue;
         ++*done;
@@ -207,10 +201,10 @@ static weft_plot_point at_rate(const weft_report_data *d, int variant, double ra
 }
 
 /* The means of a variant at the rates where a run of it finished. */
-static void place_rates(const weft_report_data *d, int variant, weft_plot_series *s) {
-    for (int k = 0; k < d->n_rates; k++) {
+static void place_rates(const weft_report_variant *v, weft_plot_series *s) {
+    for (int k = 0; k < v->study->n_rates; k++) {
         int done, runs;
-        weft_plot_point at = at_rate(d, variant, d->rates[k], &done, &runs);
+        weft_plot_point at = at_rate(v, v->study->rates[k], &done, &runs);
         if (done && at.x > 0) s->points[s->n++] = at;
     }
 }
@@ -220,13 +214,13 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
     weft_page_table_open(p, "variant");
     for (int i = 0; i < n; i++)
         weft_page_head(p, ">%g", d->rates[i]);
-    for (int i = 0; i < d->n_variants; i++) {
-        if (d->variants[i].repeats >= 0) continue;
-        weft_page_cell(p, "%s", d->variants[i].label);
+    EACH_VARIANT(v, d) {
+        if (v->repeats) continue;
+        weft_page_cell(p, "%s", v->label);
         for (int k = 0; k < n; k++) {
             int done, runs;
-            weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
-            const char *chosen = d->rates[k] == d->variants[i].rate ? " chosen" : "";
+            weft_plot_point at = at_rate(v, d->rates[k], &done, &runs);
+            const char *chosen = d->rates[k] == v->rate ? " chosen" : "";
             if (runs == 0)
                 weft_page_cell(p, "%s", *chosen ? "taken over" : "not tried");
             else
@@ -261,8 +255,8 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     if (d->minima) return WEFT_OK; /* which have a picture of their own */
     weft_plot_series *series;
     WEFT_TRY(weft_report_plot_series(p, d, d->n_rates, &series));
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].repeats < 0) place_rates(d, i, &series[i]);
+    EACH_VARIANT(v, d)
+        if (!v->repeats) place_rates(v, &series[v->place]);
     static const char caption[] = "Score by learning rate: the mean over seeds, with a bar from "
                                   "the lowest to the highest of them.";
     put_rates(p, d, WEFT_PLOT_MEASURED, "Score by learning rate", series, caption);
@@ -294,11 +288,9 @@ int weft_report_ranges(const weft_report_data *d, weft_report_range out[RANGES_M
     return n;
 }
 
-static bool has_positions(const weft_report_data *d, int variant, const weft_report_range *r,
-                          int n) {
+static bool has_positions(const weft_report_variant *v, const weft_report_range *r, int n) {
     for (int k = 0; k < n; k++)
-        if (isfinite(weft_report_fact_mean(d, variant, r[k].name)))
-            return d->variants[variant].repeats < 0;
+        if (isfinite(weft_report_fact_mean(v, r[k].name))) return !v->repeats;
     return false;
 }
 
@@ -317,9 +309,8 @@ static void open_table(weft_page *p, const weft_report_range *r, int n) {
 static weft_status put_differences(weft_page *p, const weft_report_data *d,
                                    const weft_report_range *r, int n) {
     bool open = false;
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!weft_report_counts(d, i) || !has_positions(d, i, r, n) ||
-            !has_positions(d, d->variants[i].baseline, r, n))
+    EACH_VARIANT(v, d) {
+        if (!weft_report_counts(v) || !has_positions(v, r, n) || !has_positions(v->baseline, r, n))
             continue;
         if (!open) {
             weft_page_say(p,
@@ -329,12 +320,10 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
             open_table(p, r, n);
         }
         open = true;
-        weft_page_cell(p, "%s against %s", d->variants[i].label,
-                       d->variants[d->variants[i].baseline].label);
+        weft_page_cell(p, "%s against %s", v->label, v->baseline->label);
         for (int k = 0; k < n; k++) {
             weft_comparison c;
-            WEFT_TRY(
-                weft_report_compare_seeds(d, i, d->variants[i].baseline, r[k].name, false, &c));
+            WEFT_TRY(weft_report_compare_seeds(v, v->baseline, r[k].name, false, &c));
             weft_page_cell(p, "%s", weft_say_interval(&c));
         }
     }
@@ -345,12 +334,12 @@ static weft_status put_picture(weft_page *p, const weft_report_data *d, const we
                                int n) {
     weft_plot_series *series;
     WEFT_TRY(weft_report_plot_series(p, d, n, &series));
-    for (int i = 0; i < d->n_variants; i++) {
-        for (int k = 0; k < n && d->variants[i].repeats < 0; k++) {
-            double loss = weft_report_fact_mean(d, i, r[k].name);
+    EACH_VARIANT(v, d) {
+        weft_plot_series *s = &series[v->place];
+        for (int k = 0; k < n && !v->repeats; k++) {
+            double loss = weft_report_fact_mean(v, r[k].name);
             double middle = sqrt((double)(r[k].first + 1) * (double)(r[k].last + 1));
-            if (isfinite(loss))
-                series[i].points[series[i].n++] = (weft_plot_point){middle, loss, NAN, NAN};
+            if (isfinite(loss)) s->points[s->n++] = (weft_plot_point){middle, loss, NAN, NAN};
         }
     }
     weft_plot plot = {.kind = WEFT_PLOT_MEASURED,
@@ -371,8 +360,8 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
     weft_report_range ranges[RANGES_MOST];
     int n = weft_report_ranges(d, ranges);
     bool any = false;
-    for (int i = 0; i < d->n_variants; i++)
-        any = any || has_positions(d, i, ranges, n);
+    EACH_VARIANT(v, d)
+        any = any || has_positions(v, ranges, n);
     if (!any) return WEFT_OK;
     weft_page_heading(
         p, "Loss by position",
@@ -380,19 +369,19 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
         "seeds: a later token has more to look back at.");
     WEFT_TRY(put_picture(p, d, ranges, n));
     open_table(p, ranges, n);
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!has_positions(d, i, ranges, n)) continue;
-        weft_page_cell(p, "%s", d->variants[i].label);
+    EACH_VARIANT(v, d) {
+        if (!has_positions(v, ranges, n)) continue;
+        weft_page_cell(p, "%s", v->label);
         for (int k = 0; k < n; k++)
-            weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, ranges[k].name)));
+            weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(v, ranges[k].name)));
     }
     return put_differences(p, d, ranges, n);
 }
 
 /* Where each variant does best over its learning rates: the parabola through its runs, its minimum, and how they are
  * drawn. study/minimum.c fits them. */
-static bool has_minimum(const weft_report_data *d, int variant) {
-    return d->variants[variant].repeats < 0 && isfinite(d->variants[variant].minimum.rate);
+static bool has_minimum(const weft_report_variant *v) {
+    return !v->repeats && isfinite(v->minimum.rate);
 }
 
 static weft_plot_point point_at(const weft_minimum *m, double rate) {
@@ -403,11 +392,11 @@ weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
     if (!d->minima || !weft_report_count(d, has_minimum)) return WEFT_OK;
     weft_plot_series *series;
     WEFT_TRY(weft_report_plot_series(p, d, d->n_rates + CURVE, &series));
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_minimum *m = &d->variants[i].minimum;
-        weft_plot_series *s = &series[i];
-        if (!has_minimum(d, i)) continue;
-        place_rates(d, i, s);
+    EACH_VARIANT(v, d) {
+        const weft_minimum *m = &v->minimum;
+        weft_plot_series *s = &series[v->place];
+        if (!has_minimum(v)) continue;
+        place_rates(v, s);
         for (int k = 0; k < CURVE; k++)
             s->points[s->n + k] =
                 point_at(m, m->first * pow(m->last / m->first, k / (CURVE - 1.0)));
@@ -423,12 +412,11 @@ weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
     static const char *const edges[] = {"at the lowest rate", "between the rates",
                                         "at the highest rate"};
     weft_page_table_open(p, "variant|>minimum|>at learning rate|>fitted from|>to|where it is");
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_minimum *m = &d->variants[i].minimum;
-        if (!has_minimum(d, i)) continue;
-        weft_page_cells(p, d->variants[i].label, weft_say_score(m->score),
-                        weft_say("%.3g", m->rate), weft_say("%.3g", m->first),
-                        weft_say("%.3g", m->last), edges[m->edge + 1]);
+    EACH_VARIANT(v, d) {
+        const weft_minimum *m = &v->minimum;
+        if (!has_minimum(v)) continue;
+        weft_page_cells(p, v->label, weft_say_score(m->score), weft_say("%.3g", m->rate),
+                        weft_say("%.3g", m->first), weft_say("%.3g", m->last), edges[m->edge + 1]);
     }
     return WEFT_OK;
 }

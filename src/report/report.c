@@ -37,36 +37,33 @@ weft_status weft_report_write(const char *database, const char *folder) {
     return weft_report_write_several(&database, 1, folder, false);
 }
 
-static json_t *left_out(const weft_report_data *d, int variant) {
+static json_t *left_out(const weft_report_variant *v) {
     json_t *list = json_array();
-    for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair =
-            weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
+    EACH_PAIR(pair, v, v->baseline) {
         if (pair.counts || (!pair.variant && !pair.baseline)) continue;
-        json_array_append_new(list, weft_json_make("seed:I step:s baseline:s", d->seeds[i],
+        json_array_append_new(list, weft_json_make("seed:I step:s baseline:s", pair.seed,
                                                    weft_report_ended(pair.variant),
                                                    weft_report_ended(pair.baseline)));
     }
     return list;
 }
 
-static json_t *verdict_json(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    const weft_comparison *c = &s->compared;
+static json_t *verdict_json(const weft_report_variant *v) {
+    const weft_comparison *c = &v->compared;
     return weft_json_make(
         "variant:s step:s baseline:s verdict:s why:s pairs:i difference:f low:f high:f sd:f "
         "percent:f p:f left:b repeat_of:s left_out:o",
-        s->name, s->name, d->variants[s->baseline].name, weft_comparison_word(c), s->why, c->pairs,
-        c->mean, c->low, c->high, c->sd, c->percent, weft_comparison_p(c), s->left,
-        s->repeats >= 0 ? d->variants[s->repeats].name : NULL, left_out(d, variant));
+        v->name, v->name, v->baseline->name, weft_comparison_word(c), v->why, c->pairs, c->mean,
+        c->low, c->high, c->sd, c->percent, weft_comparison_p(c), v->left,
+        v->repeats ? v->repeats->name : NULL, left_out(v));
 }
 
-static json_t *positions_json(const weft_report_data *d, int variant) {
+static json_t *positions_json(const weft_report_variant *v) {
     weft_report_range ranges[WEFT_REPORT_RANGES];
-    int n = weft_report_ranges(d, ranges);
+    int n = weft_report_ranges(v->study, ranges);
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
-        double loss = weft_report_fact_mean(d, variant, ranges[i].name);
+        double loss = weft_report_fact_mean(v, ranges[i].name);
         if (isfinite(loss))
             json_array_append_new(list, weft_json_make("first:I last:I loss:f", ranges[i].first,
                                                        ranges[i].last, loss));
@@ -75,43 +72,42 @@ static json_t *positions_json(const weft_report_data *d, int variant) {
 }
 
 /* A variant's facts whose names begin so, in the mean over seeds, by the rest of their names; null: there are none. */
-static json_t *facts_json(const weft_report_data *d, int variant, const char *begin) {
+static json_t *facts_json(const weft_report_variant *v, const char *begin) {
     WEFT_AUTO_DECREF json_t *object = json_object();
     size_t n = strlen(begin);
     const char *name;
     json_t *unused;
-    json_object_foreach(d->facts, name, unused) {
+    json_object_foreach(v->study->facts, name, unused) {
         if (strncmp(name, begin, n) != 0) continue;
-        double mean = weft_report_fact_mean(d, variant, name);
+        double mean = weft_report_fact_mean(v, name);
         if (isfinite(mean)) json_object_set_new(object, name + n, json_real(mean));
     }
     return json_object_size(object) > 0 ? json_incref(object) : json_null();
 }
 
-static json_t *variant_json(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    json_t *minimum = !d->minima ? NULL
-                                 : weft_json_make("learning_rate:f score:f edge:i", s->minimum.rate,
-                                                  s->minimum.score, s->minimum.edge);
+static json_t *variant_json(const weft_report_variant *v) {
+    json_t *minimum = !v->study->minima
+                          ? NULL
+                          : weft_json_make("learning_rate:f score:f edge:i", v->minimum.rate,
+                                           v->minimum.score, v->minimum.edge);
     return weft_json_make(
         "variant:s step:s title:s overrides:s learning_rate:f score:f sd:f seeds:i runs:i leaks:b "
         "error:s iters:w tokens:w parameters:w flops_per_token:f memory_bytes:w training_bytes:w "
         "tokens_per_s:f cache_bytes_per_token:w seconds:f minimum:o* loss_by_position:o inside:o "
         "decode:o",
-        s->name, s->name, s->title, s->overrides, s->rate, s->mean, s->sd, s->done, s->runs,
-        s->leaks, *s->error ? s->error : NULL, s->iters, s->tokens, s->parameters, s->flops,
-        s->memory, s->training_bytes, s->speed, s->cache_bytes, s->seconds, minimum,
-        positions_json(d, variant), facts_json(d, variant, "inside_"),
-        facts_json(d, variant, "decode_"));
+        v->name, v->name, v->title, v->overrides, v->rate, v->mean, v->sd, v->done, v->runs,
+        v->leaks, *v->error ? v->error : NULL, v->iters, v->tokens, v->parameters, v->flops,
+        v->memory, v->training_bytes, v->speed, v->cache_bytes, v->seconds, minimum,
+        positions_json(v), facts_json(v, "inside_"), facts_json(v, "decode_"));
 }
 
-static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *r) {
+static json_t *repeat_json(const weft_report_repeat *r) {
     static const char *const words[] = {"not compared", "equal", "unequal"};
     const weft_report_run *run = r->run;
-    const weft_report_variant *s = &d->variants[run->variant];
+    const weft_report_variant *s = run->variant;
     return weft_json_make(
         "step:s repeats:s seed:I learning_rate:f result:s files_compared:b detail:s", s->name,
-        d->variants[s->repeats].name, run->seed, run->rate, words[r->result], r->files, r->detail);
+        s->repeats->name, run->seed, run->rate, words[r->result], r->files, r->detail);
 }
 
 static weft_status study_json(const char *database, json_t **object) {
@@ -120,15 +116,15 @@ static weft_status study_json(const char *database, json_t **object) {
                             *repeats = json_array(), *yardsticks = json_array();
     *object = NULL;
     WEFT_TRY(weft_report_read(database, &d));
-    for (int i = 0; i < d.n_variants; i++) {
-        json_array_append_new(variants, variant_json(&d, i));
-        if (d.variants[i].baseline >= 0) json_array_append_new(verdicts, verdict_json(&d, i));
+    EACH_VARIANT(v, &d) {
+        json_array_append_new(variants, variant_json(v));
+        if (v->baseline) json_array_append_new(verdicts, verdict_json(v));
     }
-    for (int i = 0; i < d.n_runs; i++) {
+    EACH_RUN(run, &d) {
         weft_report_repeat r;
-        if (d.variants[d.runs[i].variant].repeats < 0) continue;
-        WEFT_TRY(weft_report_repeat_of(&d, &d.runs[i], &r));
-        json_array_append_new(repeats, repeat_json(&d, &r));
+        if (!run->variant->repeats) continue;
+        WEFT_TRY(weft_report_repeat_of(run, &r));
+        json_array_append_new(repeats, repeat_json(&r));
     }
     WEFT_TRY(weft_report_yardstick_json(&d, yardsticks));
     WEFT_AUTO_FREE char *answer = weft_report_sentence(&d);

@@ -11,16 +11,13 @@ static bool is_to_come(const weft_report_run *run) {
 }
 
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
-static void write_left_out(FILE *out, const weft_report_data *d, int variant, bool brief) {
-    const weft_report_variant *s = &d->variants[variant];
+static void write_left_out(FILE *out, const weft_report_variant *v, bool brief) {
     bool any = false;
-    if (*s->error || *d->variants[s->baseline].error) return;
-    if (s->compared.pairs == 0 && s->compared.verdict == WEFT_NOT_YET) return;
-    for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair =
-            weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
+    if (*v->error || *v->baseline->error) return;
+    if (v->compared.pairs == 0 && v->compared.verdict == WEFT_NOT_YET) return;
+    EACH_PAIR(pair, v, v->baseline) {
         if (pair.counts || (!pair.variant && !pair.baseline)) continue;
-        fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)d->seeds[i]);
+        fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)pair.seed);
         any = true;
         if (is_to_come(pair.variant) && is_to_come(pair.baseline)) {
             fputs("not finished)", out);
@@ -29,11 +26,11 @@ static void write_left_out(FILE *out, const weft_report_data *d, int variant, bo
         bool variant_bad = !pair.variant || !pair.variant->finished;
         bool base_bad = !pair.baseline || !pair.baseline->finished;
         if (variant_bad)
-            fprintf(out, "%s %s", brief ? "it" : weft_say_variant(d, variant),
+            fprintf(out, "%s %s", brief ? "it" : weft_say_variant(v),
                     weft_report_ended(pair.variant));
         if (base_bad)
             fprintf(out, "%s%s %s", variant_bad ? "; " : "",
-                    brief ? "the baseline" : weft_say_variant(d, s->baseline),
+                    brief ? "the baseline" : weft_say_variant(v->baseline),
                     weft_report_ended(pair.baseline));
         fputs(")", out);
     }
@@ -75,25 +72,21 @@ static bool write_bound(FILE *out, const weft_comparison *c, bool brief) {
     return true;
 }
 
-bool weft_report_write_note(FILE *out, const weft_report_data *d, int variant, bool brief) {
-    const weft_report_variant *s = &d->variants[variant];
-    bool bounded = !d->nothing_learned && s->leaks == d->variants[s->baseline].leaks &&
-                   write_bound(out, &s->compared, brief);
-    write_left_out(out, d, variant, brief);
-    if (s->leaks && d->variants[s->baseline].leaks)
-        fputs(" Both leak: a token sees later ones.", out);
+bool weft_report_write_note(FILE *out, const weft_report_variant *v, bool brief) {
+    bool bounded = !v->study->nothing_learned && v->leaks == v->baseline->leaks &&
+                   write_bound(out, &v->compared, brief);
+    write_left_out(out, v, brief);
+    if (v->leaks && v->baseline->leaks) fputs(" Both leak: a token sees later ones.", out);
     return bounded;
 }
 
 /* Markdown has no rows with bars in them: it gets sentences. */
-void weft_report_verdict_md(weft_page *p, const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    fprintf(p->words, "%s against %s", weft_say_variant(d, variant),
-            weft_say_variant(d, s->baseline));
-    fprintf(p->words, *s->why ? ": %s." : ".%s", s->why);
-    write_numbers(p->words, d, &s->compared);
-    weft_report_write_note(p->words, d, variant, false);
-    weft_page_item_md(p, weft_say_verdict(d, variant), weft_page_words(p));
+void weft_report_verdict_md(weft_page *p, const weft_report_variant *v) {
+    fprintf(p->words, "%s against %s", weft_say_variant(v), weft_say_variant(v->baseline));
+    fprintf(p->words, *v->why ? ": %s." : ".%s", v->why);
+    write_numbers(p->words, v->study, &v->compared);
+    weft_report_write_note(p->words, v, false);
+    weft_page_item_md(p, weft_say_verdict(v), weft_page_words(p));
 }
 
 /* What the intervals are worth, all together. */
@@ -133,10 +126,10 @@ static void say_power(weft_page *p, const weft_report_data *d) {
     double least = NAN, most = NAN;
     if (!(d->spread > 0) || d->planned_seeds < 2) return;
     weft_power_text(d->planned_seeds, d->spread, power, sizeof power);
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!weft_report_counts(d, i)) continue;
-        least = fmin(least, d->variants[i].compared.sd);
-        most = fmax(most, d->variants[i].compared.sd);
+    EACH_VARIANT(v, d) {
+        if (!weft_report_counts(v)) continue;
+        least = fmin(least, v->compared.sd);
+        most = fmax(most, v->compared.sd);
     }
     if (least < most)
         weft_page_say(p, "Stated beforehand: %s They had %.2g to %.2g.", power, least, most);
@@ -156,14 +149,14 @@ typedef struct {
 
 /* Variants whose scores may stand beside one another. */
 static bool takes_part(const weft_report_variant *s) {
-    return s->repeats < 0 && !*s->error && !s->leaks && s->done > 1 && isfinite(s->rate);
+    return !s->repeats && !*s->error && !s->leaks && s->done > 1 && isfinite(s->rate);
 }
 
 /* The scores of one seed, a variant after the other; false: one of them has none. */
 static bool list_seed(const weft_report_data *d, int most, int64_t seed, double *scores) {
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!takes_part(&d->variants[i]) || d->variants[i].done < most) continue;
-        const weft_report_run *run = weft_report_find(d, i, d->variants[i].rate, seed);
+    EACH_VARIANT(v, d) {
+        if (!takes_part(v) || v->done < most) continue;
+        const weft_report_run *run = weft_report_find(v, v->rate, seed);
         if (!run || !run->finished) return false;
         *scores++ = run->score;
     }
@@ -173,11 +166,11 @@ static bool list_seed(const weft_report_data *d, int most, int64_t seed, double 
 /* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
 static bool find_common(const weft_report_data *d, common *out) {
     int most = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        if (takes_part(&d->variants[i]) && d->variants[i].done > most) most = d->variants[i].done;
+    EACH_VARIANT(v, d)
+        if (takes_part(v) && v->done > most) most = v->done;
     *out = (common){0};
-    for (int i = 0; i < d->n_variants; i++)
-        out->variants += takes_part(&d->variants[i]) && d->variants[i].done == most;
+    EACH_VARIANT(v, d)
+        out->variants += takes_part(v) && v->done == most;
     WEFT_AUTO_FREE double *scores =
         out->variants < 3 || d->n_seeds < 2
             ? NULL
@@ -206,32 +199,31 @@ static bool find_common(const weft_report_data *d, common *out) {
     return out->seeds > 1;
 }
 
-static bool has_interval(const weft_report_data *d, int variant) {
-    const weft_comparison *c = &d->variants[variant].compared;
-    return weft_report_counts(d, variant) && c->verdict != WEFT_NOT_YET &&
-           isfinite(weft_comparison_p(c));
+static bool has_interval(const weft_report_variant *v) {
+    const weft_comparison *c = &v->compared;
+    return weft_report_counts(v) && c->verdict != WEFT_NOT_YET && isfinite(weft_comparison_p(c));
 }
 
 void weft_report_holm(weft_report_data *d) {
     for (int n = weft_report_count(d, has_interval); n > 0; n--) {
-        int least = -1;
+        weft_report_variant *least = NULL;
         double p = INFINITY;
-        for (int i = 0; i < d->n_variants; i++) {
-            if (d->variants[i].left || !has_interval(d, i)) continue;
-            double one = weft_comparison_p(&d->variants[i].compared);
+        EACH_VARIANT(v, d) {
+            if (v->left || !has_interval(v)) continue;
+            double one = weft_comparison_p(&v->compared);
             if (one >= p) continue;
-            least = i;
+            least = v;
             p = one;
         }
-        if (least < 0 || p > (1 - WEFT_CONFIDENCE) / n) return;
-        d->variants[least].left = true;
+        if (!least || p > (1 - WEFT_CONFIDENCE) / n) return;
+        least->left = true;
     }
 }
 
 /* "Gate against Plain, Cross against Plain" */
-static void add_name(FILE *out, const weft_report_data *d, int variant, bool *any) {
-    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_variant(d, variant),
-            weft_say_variant(d, d->variants[variant].baseline));
+static void add_name(FILE *out, const weft_report_variant *v, bool *any) {
+    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_variant(v),
+            weft_say_variant(v->baseline));
     *any = true;
 }
 
@@ -242,10 +234,10 @@ static void say_together(weft_page *p, const weft_report_data *d) {
     if (weft_report_comparisons(d) < 2) return;
     fputs("Counted together by Holm's method, ", p->words);
     bool any = false;
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!d->variants[i].left) continue;
+    EACH_VARIANT(v, d) {
+        if (!v->left) continue;
         if (!any) fputs("these are left: ", p->words);
-        add_name(p->words, d, i, &any);
+        add_name(p->words, v, &any);
     }
     if (!any) fputs("none is left", p->words);
     fputs(".", p->words);
@@ -257,9 +249,9 @@ static void say_together(weft_page *p, const weft_report_data *d) {
             "freedom; a two-way analysis of variance over variants and seeds), an interval is "
             "±%.3g, and a difference is shown for ",
             spread.variants, spread.sd, spread.freedom, spread.half);
-        for (int i = 0; i < d->n_variants; i++)
-            if (has_interval(d, i) && fabs(d->variants[i].compared.mean) > spread.half)
-                add_name(p->words, d, i, &any);
+        EACH_VARIANT(v, d)
+            if (has_interval(v) && fabs(v->compared.mean) > spread.half)
+                add_name(p->words, v, &any);
         fputs(any ? "." : "none.", p->words);
     }
     weft_page_say(p, "%s", weft_page_words(p));
@@ -303,61 +295,59 @@ static bool beats(const weft_report_data *d, double score, double other) {
            (isnan(other) || (d->higher_is_better ? score > other : score < other));
 }
 
-/* The variant with the best mean, of those that see no later tokens; -1: there are not two. */
-static int best_variant(const weft_report_data *d) {
-    int best = -1, n = 0;
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_report_variant *s = &d->variants[i];
-        if (s->leaks || s->repeats >= 0 || !isfinite(s->mean)) continue;
+/* The variant with the best mean, of those that see no later tokens; NULL: there are not two. */
+static const weft_report_variant *best_variant(const weft_report_data *d) {
+    const weft_report_variant *best = NULL;
+    int n = 0;
+    EACH_VARIANT(v, d) {
+        if (v->leaks || v->repeats || !isfinite(v->mean)) continue;
         n++;
-        if (beats(d, s->mean, best < 0 ? NAN : d->variants[best].mean)) best = i;
+        if (beats(d, v->mean, best ? best->mean : NAN)) best = v;
     }
-    return n > 1 && !d->nothing_learned ? best : -1;
+    return n > 1 && !d->nothing_learned ? best : NULL;
 }
 
 /* Whether the verdicts tell the variant with the best mean from what it is compared with: it is better
  * than its baseline, or, being a baseline, all others are worse. */
-static bool is_told_apart(const weft_report_data *d, int best) {
+static bool is_told_apart(const weft_report_variant *best) {
     int others = 0;
-    if (weft_report_is_compared(d, best)) return d->variants[best].compared.verdict == WEFT_BETTER;
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!weft_report_counts(d, i) || d->variants[i].baseline != best) continue;
-        if (d->variants[i].compared.verdict != WEFT_WORSE) return false;
+    if (weft_report_is_compared(best)) return best->compared.verdict == WEFT_BETTER;
+    EACH_VARIANT(v, best->study) {
+        if (!weft_report_counts(v) || v->baseline != best) continue;
+        if (v->compared.verdict != WEFT_WORSE) return false;
         others++;
     }
     return others > 0;
 }
 
-static void table_row(weft_page *p, const weft_report_data *d, int place, bool best) {
-    const weft_report_variant *s = &d->variants[place];
-    const weft_comparison *c = &s->compared;
-    bool compared = s->baseline >= 0 && c->pairs > 0;
-    const char *label = d->variants[place].label;
-    bool named = strcasecmp(label, s->name) != 0; /* its name is what commands take */
-    const char *repeats = s->repeats >= 0 && !strstr(label, "repeat")
-                              ? weft_say(", repeats %.100s", d->variants[s->repeats].name)
+static void table_row(weft_page *p, const weft_report_variant *v, bool best) {
+    const weft_comparison *c = &v->compared;
+    bool compared = v->baseline && c->pairs > 0;
+    bool named = strcasecmp(v->label, v->name) != 0; /* its name is what commands take */
+    const char *repeats = v->repeats && !strstr(v->label, "repeat")
+                              ? weft_say(", repeats %.100s", v->repeats->name)
                               : "";
-    weft_page_cell(p, "%s%s%s%s%s%s", label, named ? " (" : "", named ? s->name : "",
-                   named ? ")" : "", repeats, s->leaks ? " LEAKS" : "");
-    weft_page_cell(p, "%s", weft_say_count(s->parameters));
-    if (s->done > 1)
-        weft_page_cell(p, "%s%s ± %s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean),
-                       weft_say_score(s->sd));
+    weft_page_cell(p, "%s%s%s%s%s%s", v->label, named ? " (" : "", named ? v->name : "",
+                   named ? ")" : "", repeats, v->leaks ? " LEAKS" : "");
+    weft_page_cell(p, "%s", weft_say_count(v->parameters));
+    if (v->done > 1)
+        weft_page_cell(p, "%s%s ± %s", best ? "\xe2\x98\x85 " : "", weft_say_score(v->mean),
+                       weft_say_score(v->sd));
     else
-        weft_page_cell(p, "%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean));
-    weft_page_cell(p, "%d of %d", s->done, s->runs);
-    weft_page_cells(p, compared ? weft_say_interval(c) : "–", weft_say_bytes(s->memory),
-                    weft_say_count(s->speed), weft_say_number(s->cache_bytes),
-                    weft_say_count(s->flops));
-    if (d->n_rates > 1) weft_page_cell(p, "%s", weft_say_number(s->rate));
+        weft_page_cell(p, "%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(v->mean));
+    weft_page_cell(p, "%d of %d", v->done, v->runs);
+    weft_page_cells(p, compared ? weft_say_interval(c) : "–", weft_say_bytes(v->memory),
+                    weft_say_count(v->speed), weft_say_number(v->cache_bytes),
+                    weft_say_count(v->flops));
+    if (v->study->n_rates > 1) weft_page_cell(p, "%s", weft_say_number(v->rate));
 }
 
 /* Whether every run that counts had a device with a memory of its own. */
 static bool all_on_device(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_runs; i++) {
-        if (!weft_report_run_counts(d, &d->runs[i])) continue;
-        if (isnan(weft_json_number_of(d->runs[i].facts, "device_bytes"))) return false;
+    EACH_RUN(run, d) {
+        if (!weft_report_run_counts(run)) continue;
+        if (isnan(weft_json_number_of(run->facts, "device_bytes"))) return false;
         n++;
     }
     return n > 0;
@@ -373,26 +363,25 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                     d->score_name, 100 * WEFT_CONFIDENCE,
                     all_on_device(d) ? ">GPU memory, by its own count" : ">memory, measured peak",
                     d->n_rates > 1 ? "|>learning rate" : ""));
-    int best = best_variant(d);
-    for (int i = 0; i < d->n_variants; i++)
-        table_row(p, d, i, i == best && is_told_apart(d, best));
-    if (best >= 0 && is_told_apart(d, best))
+    const weft_report_variant *best = best_variant(d);
+    bool told = best && is_told_apart(best);
+    EACH_VARIANT(v, d)
+        table_row(p, v, v == best && told);
+    if (told)
         weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
-    else if (best >= 0)
-        weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
-                      d->variants[best].label, weft_say_score(d->variants[best].mean));
-    const weft_report_run *run =
-        NULL; /* the single one with the best score, of the same variants */
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_variant *s = &d->variants[d->runs[i].variant];
-        if (s->leaks || s->repeats >= 0 || !d->runs[i].finished) continue;
-        if (beats(d, d->runs[i].score, run ? run->score : NAN)) run = &d->runs[i];
-    }
-    if (run)
+    else if (best)
+        weft_page_say(p, "%s has the best mean, %s; it may be so by chance.", best->label,
+                      weft_say_score(best->mean));
+    const weft_report_run *single = NULL; /* the one with the best score, of the same variants */
+    EACH_RUN(run, d)
+        if (!run->variant->leaks && !run->variant->repeats && run->finished &&
+            beats(d, run->score, single ? single->score : NAN))
+            single = run;
+    if (single)
         weft_page_say(
             p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
-            d->variants[run->variant].label, (long long)run->seed, run->rate, d->score_name,
-            weft_say_score(run->score), run->folder);
+            single->variant->label, (long long)single->seed, single->rate, d->score_name,
+            weft_say_score(single->score), single->folder);
     weft_page_line(
         p, "about",
         "Score: mean and standard deviation over the seeds that finished. Change: the "
@@ -433,23 +422,22 @@ static const char *say_result(const weft_report_repeat *r) {
 
 weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
     int counts[3] = {0}, n = 0, anew = 0;
-    for (int i = 0; i < d->n_runs; i++)
-        n += d->variants[d->runs[i].variant].repeats >= 0;
+    EACH_RUN(run, d)
+        n += run->variant->repeats != NULL;
     if (n == 0) return WEFT_OK;
     weft_page_fold(p, "Repeats, bit for bit",
                    "Some variants are trained a second time, in processes of their own: the same "
                    "config must give the same bits.");
     weft_page_table_open(p, "repeat|of|>seed|>learning rate|=result|=weights: repeat / first|"
                             ">metrics rows that differ|=repeat ran (UTC)|=first ran (UTC)|found");
-    for (int i = 0; i < d->n_runs; i++) {
-        if (d->variants[d->runs[i].variant].repeats < 0) continue;
+    EACH_RUN(run, d) {
+        if (!run->variant->repeats) continue;
         weft_report_repeat r;
-        WEFT_TRY(weft_report_repeat_of(d, &d->runs[i], &r));
+        WEFT_TRY(weft_report_repeat_of(run, &r));
         counts[r.result]++;
-        anew += r.first && *r.run->started && strcmp(r.run->started, r.first->started) != 0;
-        const weft_report_run *first = r.first, *run = r.run;
-        weft_page_cells(p, d->variants[run->variant].name,
-                        d->variants[d->variants[run->variant].repeats].name);
+        anew += r.first && *run->started && strcmp(run->started, r.first->started) != 0;
+        const weft_report_run *first = r.first;
+        weft_page_cells(p, run->variant->name, run->variant->repeats->name);
         weft_page_cell(p, "%lld", (long long)run->seed);
         weft_page_cell(p, "%g", run->rate);
         weft_page_cell(p, "%s", say_result(&r));

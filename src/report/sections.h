@@ -8,11 +8,16 @@
 #include "report/plot.h"
 #include "study/statistics.h"
 
+typedef struct weft_report_data weft_report_data;
+typedef struct weft_report_variant weft_report_variant;
+
 /* Numbers that the database does not have are NaN, texts are "". */
-typedef struct {
+struct weft_report_variant {
+    const weft_report_data *study;
+    int place; /* in its study's `variants` */
     const char *name, *title, *overrides, *error;
-    const char *label;     /* what pages call it: its title, or what differs in words */
-    int baseline, repeats; /* places in `variants`; -1: none */
+    const char *label; /* what pages call it: its title, or what differs in words */
+    const weft_report_variant *baseline, *repeats; /* NULL: none */
     double iters, tokens, parameters, flops, training_bytes, cache_bytes, seconds_per_iter;
     double work; /* FLOPs of the whole training */
     bool leaks;
@@ -27,7 +32,7 @@ typedef struct {
     bool left;       /* its difference is, when all comparisons are counted (report/results.c) */
     const char *why; /* no difference shown, or not yet, because ...; "" else */
     int waiting;     /* its runs that wait or run, at whatever rate */
-} weft_report_variant;
+};
 
 /* A number of a variant by its place, as offsetof(weft_report_variant, flops). */
 static inline double weft_variant_number(const weft_report_variant *v, size_t at) {
@@ -36,7 +41,7 @@ static inline double weft_variant_number(const weft_report_variant *v, size_t at
 
 typedef struct {
     int64_t id, seed;
-    int variant;
+    const weft_report_variant *variant;
     double rate;
     const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
     double score, iters, skipped, seconds, speed, memory, resumes;
@@ -45,7 +50,7 @@ typedef struct {
     json_t *facts; /* what its record says beside its results (record/record.h), by name */
 } weft_report_run;
 
-typedef struct {
+struct weft_report_data {
     weft_database *database;
     const char *path;
     const char *name, *config, *equal, *score, *version, *commit, *created, *machine;
@@ -72,46 +77,57 @@ typedef struct {
     int n_seeds, n_rates;
 
     json_t *texts; /* every text above, freed together */
-} weft_report_data;
+};
+
+#define EACH_VARIANT(v, d)                                                                         \
+    for (weft_report_variant *v = (d)->variants; v < (d)->variants + (d)->n_variants; v++)
+#define EACH_RUN(run, d)                                                                           \
+    for (weft_report_run *run = (d)->runs; run < (d)->runs + (d)->n_runs; run++)
+#define EACH_RUN_OF(run, v)                                                                        \
+    EACH_RUN(run, (v)->study)                                                                      \
+        if (run->variant == (v))
 
 /* `path` is a database or a study's folder and must outlive the data, which the caller frees on failure, too. */
 weft_status weft_report_read(const char *path, weft_report_data *d);
 void weft_report_free(weft_report_data *d);
 
 /* A variant's label, cut at `room`. report/words.c */
-void weft_report_label(const weft_report_data *d, int variant, char *label, size_t room);
+void weft_report_label(const weft_report_variant *v, char *label, size_t room);
 
 /* The run of a variant at a rate; NULL: none. */
-const weft_report_run *weft_report_find(const weft_report_data *d, int variant, double rate,
-                                        int64_t seed);
+const weft_report_run *weft_report_find(const weft_report_variant *v, double rate, int64_t seed);
 
 /* Whether a run is one of those that its variant's score is the mean of. */
-bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run);
+bool weft_report_run_counts(const weft_report_run *run);
 /* A text of a run's record; "": it has none of that name. */
 const char *weft_report_fact(const weft_report_run *run, const char *name);
 /* The mean of a number over the runs of a variant that count; NaN: none has it. */
-double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name);
+double weft_report_fact_mean(const weft_report_variant *v, const char *name);
 /* What can be said of one variant against another over the seeds that both finished, by the score, or by a fact of
  * that name. */
-weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, int baseline,
-                                      const char *fact, bool higher_is_better,
-                                      weft_comparison *out);
+weft_status weft_report_compare_seeds(const weft_report_variant *v,
+                                      const weft_report_variant *baseline, const char *fact,
+                                      bool higher_is_better, weft_comparison *out);
 
-/* What a seed is to the comparison of a variant with another (-1: none). */
+/* What each seed is to the comparison of a variant with another. */
 typedef struct {
+    int n; /* of them so far */
+    int64_t seed;
     const weft_report_run *variant, *baseline; /* NULL: no such run */
     bool counts;                               /* both finished */
 } weft_report_pair;
-weft_report_pair weft_report_pair_of(const weft_report_data *d, int variant, int baseline,
-                                     int64_t seed);
+bool weft_report_next_pair(const weft_report_variant *v, const weft_report_variant *baseline,
+                           weft_report_pair *pair);
+#define EACH_PAIR(pair, v, baseline)                                                               \
+    for (weft_report_pair pair = {0}; weft_report_next_pair(v, baseline, &pair);)
 
 /* What can be said of one variant against another, each at the rate chosen for it, over the seeds that
  * both finished, or at their minima over all rates; and why no difference is shown ("" where one is). */
-weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
+weft_status weft_report_compare(const weft_report_variant *v, const weft_report_variant *baseline,
                                 weft_comparison *out, const char **why);
 
 /* Whether a variant's rate, or its minimum, is at the least or the most of those that were tried for it. */
-bool weft_report_at_edge(const weft_report_data *d, int variant);
+bool weft_report_at_edge(const weft_report_variant *v);
 
 /* How a run of a variant ended, in a few words. */
 const char *weft_report_ended(const weft_report_run *run);
@@ -129,8 +145,7 @@ typedef struct {
     const char *detail; /* what the study found */
     int64_t rows;       /* metrics rows of the run that differ, either way; -1: not compared */
 } weft_report_repeat;
-weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
-                                  weft_report_repeat *out);
+weft_status weft_report_repeat_of(const weft_report_run *run, weft_report_repeat *out);
 
 typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d);
 
@@ -138,8 +153,8 @@ typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d)
 weft_report_section weft_report_answer, weft_report_forest;
 /* report/results.c; what is to be said of a comparison beside its numbers, in few words or in more, and whether it
  * says how large a difference that is not shown can be; and all of it as an item of Markdown. */
-bool weft_report_write_note(FILE *out, const weft_report_data *d, int variant, bool brief);
-void weft_report_verdict_md(weft_page *p, const weft_report_data *d, int variant);
+bool weft_report_write_note(FILE *out, const weft_report_variant *v, bool brief);
+void weft_report_verdict_md(weft_page *p, const weft_report_variant *v);
 weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats;
 /* report/curves.c */
 weft_report_section weft_report_curves;
@@ -158,7 +173,7 @@ weft_report_section weft_report_differences, weft_report_trouble, weft_report_eq
 /* Words and numbers for people; a result is a text that lasts, or one of the calling thread's own, of which sixteen may
  * be in use at a time. report/words.c */
 const char *weft_say(const char *format, ...) PRINTF(1, 2);
-const char *weft_say_variant(const weft_report_data *d, int variant); /* "All three", "variant 3" */
+const char *weft_say_variant(const weft_report_variant *v); /* "All three", "variant 3" */
 const char *weft_say_score(double value);
 const char *weft_say_bytes(double bytes);  /* "33.8 GiB" */
 const char *weft_say_count(double value);  /* "115.0M" */
@@ -174,7 +189,7 @@ const char *weft_say_times(const weft_report_run *run);
 /* "2.1%", of the baseline's score; an absolute number where that is 0. */
 const char *weft_say_share(const weft_comparison *c, double difference);
 /* A comparison's word; "better so far" where runs of it are still to come. */
-const char *weft_say_verdict(const weft_report_data *d, int variant);
+const char *weft_say_verdict(const weft_report_variant *v);
 const char *weft_say_kind(weft_verdict verdict); /* of an item on a page: "good", "bad", "plain" */
 /* What stands before the next of n things in a sentence: "A, B and C". */
 const char *weft_say_between(int said, int n);
@@ -192,11 +207,11 @@ bool weft_next_setting(const char **at, char end, char key[WEFT_SETTING_KEY],
  * built, and sees later tokens only where its baseline does. A repeat of another, which pictures leave out.
  * Finished: some run of it that counts is. In doubt: a difference is shown that a caveat takes back.
  * report/answer.c */
-typedef bool weft_variant_is(const weft_report_data *d, int variant);
+typedef bool weft_variant_is(const weft_report_variant *v);
 weft_variant_is weft_report_is_compared, weft_report_counts, weft_report_is_repeat,
     weft_report_is_finished, weft_report_is_in_doubt;
-/* The comparison that the answer is about, which pictures colour: the largest that is shown; -1: none. */
-int weft_report_headline(const weft_report_data *d);
+/* The comparison that the answer is about, which pictures colour: the largest that is shown; NULL: none. */
+const weft_report_variant *weft_report_headline(const weft_report_data *d);
 /* How many runs wait or run. */
 int weft_report_waiting(const weft_report_data *d);
 /* How many variants are that. */
@@ -206,8 +221,8 @@ void weft_report_open_table(weft_page *p, const weft_report_data *d, const char 
                             weft_variant_is *is);
 /* The seeds of the comparison that has most of them. */
 int weft_report_most_pairs(const weft_report_data *d);
-/* What all are compared with; -1: not all with the same. */
-int weft_report_baseline(const weft_report_data *d);
+/* What all are compared with; NULL: not all with the same. */
+const weft_report_variant *weft_report_baseline(const weft_report_data *d);
 
 /* The answer in a sentence; the caller's to free. NULL: no memory. report/answer.c */
 char *weft_report_sentence(const weft_report_data *d);

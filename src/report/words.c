@@ -22,9 +22,8 @@ const char *weft_say(const char *format, ...) {
     return room;
 }
 
-const char *weft_say_variant(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    return strcmp(s->label, s->name) != 0 ? s->label : weft_say("variant %.400s", s->name);
+const char *weft_say_variant(const weft_report_variant *v) {
+    return strcmp(v->label, v->name) != 0 ? v->label : weft_say("variant %.400s", v->name);
 }
 
 const char *weft_say_share(const weft_comparison *c, double difference) {
@@ -106,11 +105,10 @@ const char *weft_say_times(const weft_report_run *run) {
     return weft_say("%s to %s", started, ended);
 }
 
-const char *weft_say_verdict(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    const char *word = weft_comparison_word(&s->compared);
-    bool final = s->waiting + d->variants[s->baseline].waiting == 0;
-    return final || s->compared.verdict == WEFT_NOT_YET ? word : weft_say("%s so far", word);
+const char *weft_say_verdict(const weft_report_variant *v) {
+    const char *word = weft_comparison_word(&v->compared);
+    bool final = v->waiting + v->baseline->waiting == 0;
+    return final || v->compared.verdict == WEFT_NOT_YET ? word : weft_say("%s so far", word);
 }
 
 const char *weft_say_kind(weft_verdict verdict) {
@@ -185,47 +183,47 @@ bool weft_next_setting(const char **at, char end, char key[WEFT_SETTING_KEY],
 }
 
 /* The value of an option in a variant: what it sets, or the study's. */
-static void find_value(const weft_report_data *d, int variant, const char *key,
+static void find_value(const weft_report_variant *v, const char *key,
                        char value[WEFT_SETTING_VALUE]) {
     char own[WEFT_SETTING_KEY];
-    for (const char *at = d->variants[variant].overrides; weft_next_setting(&at, ' ', own, value);)
+    for (const char *at = v->overrides; weft_next_setting(&at, ' ', own, value);)
         if (strcmp(own, key) == 0) return;
-    weft_record_value(d->config, weft_option_find(key), value, WEFT_SETTING_VALUE);
+    weft_record_value(v->study->config, weft_option_find(key), value, WEFT_SETTING_VALUE);
 }
 
-static int count_sets(const weft_report_data *d, int variant) {
+static int count_sets(const weft_report_variant *v) {
     int n = 0;
-    for (const char *at = d->variants[variant].overrides; (at = strchr(at, '=')); at++)
+    for (const char *at = v->overrides; (at = strchr(at, '=')); at++)
         n++;
     return n;
 }
 
 /* Whom a variant is told from: its baseline, or who is compared with it and differs the least; -1: nobody. */
-static int counterpart_of(const weft_report_data *d, int variant) {
-    int least = d->variants[variant].baseline;
-    for (int i = 0; i < d->n_variants && d->variants[variant].baseline < 0; i++)
-        if (d->variants[i].baseline == variant &&
-            (least < 0 || count_sets(d, i) < count_sets(d, least)))
-            least = i;
+static const weft_report_variant *counterpart_of(const weft_report_variant *v) {
+    const weft_report_variant *least = v->baseline;
+    EACH_VARIANT(other, v->study)
+        if (!v->baseline && other->baseline == v &&
+            (!least || count_sets(other) < count_sets(least)))
+            least = other;
     return least;
 }
 
 /* Writes what of the sets of `whose` differs between the two; returns how many there are by now. */
-static int write_sets(FILE *out, const weft_report_data *d, int variant, int other, int whose,
-                      int n) {
+static int write_sets(FILE *out, const weft_report_variant *v, const weft_report_variant *other,
+                      const weft_report_variant *whose, int n) {
     char key[WEFT_SETTING_KEY], value[WEFT_SETTING_VALUE], own[WEFT_SETTING_VALUE],
         set[WEFT_SETTING_KEY];
-    for (const char *at = d->variants[whose].overrides; weft_next_setting(&at, ' ', key, value);) {
+    for (const char *at = whose->overrides; weft_next_setting(&at, ' ', key, value);) {
         bool known = false;
         if (!weft_option_find(key)) continue; /* of another weft */
-        find_value(d, variant, key, own);
-        if (other >= 0) {
-            find_value(d, other, key, value);
+        find_value(v, key, own);
+        if (other) {
+            find_value(other, key, value);
             if (strcmp(own, value) == 0 || strcmp(own, "0") == 0)
                 continue; /* 0: weft's own choice */
         }
-        for (const char *mine = d->variants[variant].overrides;
-             whose != variant && weft_next_setting(&mine, ' ', set, value);)
+        for (const char *mine = v->overrides;
+             whose != v && weft_next_setting(&mine, ' ', set, value);)
             known = known || strcmp(set, key) == 0;
         if (known || n++ >= KEYS_TOLD) continue;
         if (n > 1) fputs(", ", out);
@@ -235,22 +233,22 @@ static int write_sets(FILE *out, const weft_report_data *d, int variant, int oth
 }
 
 /* False: there is nothing to call it by but its name. */
-static bool write_label(FILE *out, const weft_report_data *d, int variant) {
-    int other = counterpart_of(d, variant), n = write_sets(out, d, variant, other, variant, 0);
-    if (other >= 0) n = write_sets(out, d, variant, other, other, n);
+static bool write_label(FILE *out, const weft_report_variant *v) {
+    const weft_report_variant *other = counterpart_of(v);
+    int n = write_sets(out, v, other, v, 0);
+    if (other) n = write_sets(out, v, other, other, n);
     if (n > KEYS_TOLD) fprintf(out, " and %d more", n - KEYS_TOLD);
     return n > 0;
 }
 
-void weft_report_label(const weft_report_data *d, int variant, char *label, size_t room) {
-    const weft_report_variant *s = &d->variants[variant];
-    bool given = weft_variant_labelled(s->title, s->name, s->overrides);
+void weft_report_label(const weft_report_variant *v, char *label, size_t room) {
+    bool given = weft_variant_labelled(v->title, v->name, v->overrides);
     FILE *out = given ? NULL : fmemopen(label, room, "w");
-    bool made = out && write_label(out, d, variant);
+    bool made = out && write_label(out, v);
     if (out) fclose(out);
     label[room - 1] = '\0';
     if (made)
         *label = (char)toupper((unsigned char)*label);
     else
-        snprintf(label, room, "%s", given ? s->title : s->name);
+        snprintf(label, room, "%s", given ? v->title : v->name);
 }
