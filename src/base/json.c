@@ -139,3 +139,12 @@ double weft_json_number_of(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
+
+bool weft_json_next(const json_t *of, bool list, weft_json_member *m) {
+    json_t *object = list ? NULL : (json_t *)(uintptr_t)of;
+    m->at = m->n ? json_object_iter_next(object, m->at) : json_object_iter(object);
+    m->key = json_object_iter_key(m->at);
+    m->value = list ? json_array_get(of, m->n) : json_object_iter_value(m->at);
+    m->n++;
+    return m->value;
+}

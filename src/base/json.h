@@ -45,3 +45,17 @@ void weft_json_add(json_t *object, const char *fields, ...);
         json_array_append_new(list, value)
 /* The number under a key; NaN: there is none, or it is no number. */
 double weft_json_number_of(const json_t *object, const char *key);
+
+/* Each member of an object, or each item of a list, whose key is NULL; nothing of a value of another kind:
+ *
+ *     EACH_MEMBER(fact, facts)
+ *         printf("%zu %s\n", fact.n, fact.key);    fact.value is what it is, `n` counts from 1 */
+typedef struct {
+    const char *key;
+    json_t *value;
+    size_t n;
+    void *at;
+} weft_json_member;
+bool weft_json_next(const json_t *of, bool list, weft_json_member *m);
+#define EACH_MEMBER(m, object) for (weft_json_member m = {0}; weft_json_next(object, false, &(m));)
+#define EACH_ITEM(m, list) for (weft_json_member m = {0}; weft_json_next(list, true, &(m));)

@@ -35,13 +35,11 @@ typedef struct {
 
 /* The dataset's own metric is the one key whose name ends on _accuracy. */
 static double metric_of(const json_t *line, char name[32]) {
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)line, key, value) {
-        size_t n = strlen(key);
-        if (n <= 9 || strcmp(key + n - 9, "_accuracy") != 0) continue;
-        snprintf(name, 32, "%s", key);
-        return json_is_number(value) ? json_number_value(value) : NAN;
+    EACH_MEMBER(number, line) {
+        size_t n = strlen(number.key);
+        if (n <= 9 || strcmp(number.key + n - 9, "_accuracy") != 0) continue;
+        snprintf(name, 32, "%s", number.key);
+        return weft_json_number_of(line, number.key);
     }
     return NAN;
 }
@@ -137,14 +135,11 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     if (!e->diverged && u->last != u->iters)
         return WEFT_BAD_INPUT("%s: ends at step %lld of %lld", path, (long long)u->last,
                               (long long)u->iters);
-    const char *name;
-    json_t *value;
     WEFT_TRY(weft_path(path, "%s/result.json", e->folder));
     WEFT_AUTO_DECREF json_t *result = weft_json_file(path, RESULT_MOST);
     WEFT_TRY(weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run));
-    json_object_foreach(json_object_get(result, "facts"), name, value) {
-        if (!json_is_null(value)) WEFT_TRY(add_fact(d, u->job->run, name, value));
-    }
+    EACH_MEMBER(fact, json_object_get(result, "facts"))
+        if (!json_is_null(fact.value)) WEFT_TRY(add_fact(d, u->job->run, fact.key, fact.value));
     const weft_config *c = &u->study->built[u->job->variant].config;
     double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
     bool metric = *u->metric != '\0';
@@ -216,14 +211,13 @@ double weft_collect_rate(const char *folder) {
 static char *list_packages(const json_t *manifest) {
     const json_t *packages = json_object_get(manifest, "packages");
     char *text = NULL;
-    size_t room = 0, i;
-    json_t *one;
+    size_t room = 0;
     FILE *out = json_array_size(packages) ? open_memstream(&text, &room) : NULL;
     if (!out) return NULL;
-    json_array_foreach(packages, i, one) {
-        const char *name = json_string_value(json_object_get(one, "package"));
-        const char *version = json_string_value(json_object_get(one, "version"));
-        if (name) fprintf(out, "%s%s %s", i ? ", " : "", name, version ? version : "");
+    EACH_ITEM(one, packages) {
+        const char *name = json_string_value(json_object_get(one.value, "package"));
+        const char *version = json_string_value(json_object_get(one.value, "version"));
+        if (name) fprintf(out, "%s%s %s", one.n > 1 ? ", " : "", name, version ? version : "");
     }
     return weft_memory_end(out, &text);
 }

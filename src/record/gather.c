@@ -155,11 +155,10 @@ static weft_status read_config(gathering *g, int folder, const char *name) {
 
 static weft_status fill(gathering *g) {
     WEFT_AUTO_DECREF json_t *news = weft_watched_news(g->watched, 0);
-    json_t *run;
     int64_t count = 0;
-    size_t i;
     if (!news) return no_memory();
-    json_array_foreach(json_object_get(news, "runs"), i, run) {
+    EACH_ITEM(one, json_object_get(news, "runs")) {
+        const json_t *run = one.value;
         const char *name = json_string_value(json_object_get(run, "name"));
         int64_t variant;
         WEFT_AUTO_CLOSE int folder =

@@ -454,8 +454,6 @@ static void put_answer(weft_page *p, const char *sentence) {
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     WEFT_AUTO_FREE char *sentence = weft_report_sentence(d);
     WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
-    json_t *caveat;
-    size_t i;
     const char *day = weft_say("%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     const char *counts = d->n_runs == 1 ? "1 run"
                                         : weft_say("%s, %s, %s; %d of %d runs", say_variants(d),
@@ -475,8 +473,7 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     else if (d->n_variants > 1)
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
     put_answer(p, sentence ? sentence : "");
-    json_array_foreach(caveats, i, caveat) {
-        weft_page_line(p, "caveat", "%s", json_string_value(caveat));
-    }
+    EACH_ITEM(caveat, caveats)
+        weft_page_line(p, "caveat", "%s", json_string_value(caveat.value));
     return weft_report_forest(p, d);
 }

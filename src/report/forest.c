@@ -87,6 +87,91 @@ static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool
     fputs("</div>", out);
 }
 
+static bool is_to_come(const weft_report_run *run) {
+    return run && (strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0);
+}
+
+/* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
+static void write_left_out(FILE *out, const weft_report_variant *v, bool brief) {
+    bool any = false;
+    if (*v->error || *v->baseline->error) return;
+    if (v->compared.pairs == 0 && v->compared.verdict == WEFT_NOT_YET) return;
+    EACH_PAIR(pair, v, v->baseline) {
+        if (pair.counts || (!pair.variant && !pair.baseline)) continue;
+        fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)pair.seed);
+        any = true;
+        if (is_to_come(pair.variant) && is_to_come(pair.baseline)) {
+            fputs("not finished)", out);
+            continue;
+        }
+        bool variant_bad = !pair.variant || !pair.variant->finished;
+        bool base_bad = !pair.baseline || !pair.baseline->finished;
+        if (variant_bad)
+            fprintf(out, "%s %s", brief ? "it" : weft_say_variant(v),
+                    weft_report_ended(pair.variant));
+        if (base_bad)
+            fprintf(out, "%s%s %s", variant_bad ? "; " : "",
+                    brief ? "the baseline" : weft_say_variant(v->baseline),
+                    weft_report_ended(pair.baseline));
+        fputs(")", out);
+    }
+    if (any) fputs(".", out);
+}
+
+static void write_numbers(FILE *out, const weft_report_data *d, const weft_comparison *c) {
+    if (c->pairs < 1) return;
+    fprintf(out, " The %s is %s %s, ", d->score_name, weft_say_score(c->variant),
+            c->minima ? "at its minimum" : "on average");
+    if (c->mean == 0)
+        fputs("the same as the baseline's", out);
+    else
+        fprintf(out, "%s %s than the baseline's", weft_say_change(c, fabs(c->mean)) + 1,
+                c->mean < 0 ? "lower" : "higher");
+    if (isfinite(c->percent)) fprintf(out, " (%+.2f%%)", c->percent);
+    if (c->pairs >= 2)
+        fprintf(out, "; %.0f%% interval %s to %s", 100 * WEFT_CONFIDENCE,
+                weft_say_change(c, c->low), weft_say_change(c, c->high));
+    fprintf(out, "; %s.", weft_say_pairs(d, c->pairs));
+}
+
+/* What a comparison that shows nothing still says: how large the difference can be at most, and how
+ * many seeds would tell. */
+static bool write_bound(FILE *out, const weft_comparison *c, bool brief) {
+    int seeds = weft_seeds_needed(c);
+    if (c->pairs < 2 || c->verdict != WEFT_NO_DIFFERENCE || !isfinite(c->low)) return false;
+    const char *most = weft_say_change(c, fmax(fabs(c->low), fabs(c->high))) + 1;
+    if (brief)
+        fprintf(out, " Any difference is smaller than %s.", most);
+    else
+        fprintf(out, " With %.0f%% confidence, any difference is smaller than %s.",
+                100 * WEFT_CONFIDENCE, most);
+    if (seeds > c->pairs)
+        fprintf(out,
+                brief ? " %d seeds would show one as large as measured."
+                      : " At this spread, %d seeds would show one of the size measured.",
+                seeds);
+    return true;
+}
+
+/* What is to be said of a comparison beside its numbers, in few words or in more, and whether it says how large a
+ * difference that is not shown can be. */
+static bool write_note(FILE *out, const weft_report_variant *v, bool brief) {
+    bool bounded = !v->study->nothing_learned && v->leaks == v->baseline->leaks &&
+                   write_bound(out, &v->compared, brief);
+    write_left_out(out, v, brief);
+    if (v->leaks && v->baseline->leaks) fputs(" Both leak: a token sees later ones.", out);
+    return bounded;
+}
+
+/* Markdown has no rows with bars in them: it gets sentences. */
+static void put_verdict_md(weft_page *p, const weft_report_variant *v) {
+    fprintf(p->words, "%s against %s", weft_say_variant(v), weft_say_variant(v->baseline));
+    fprintf(p->words, *v->why ? ": %s." : ".%s", v->why);
+    write_numbers(p->words, v->study, &v->compared);
+    write_note(p->words, v, false);
+    weft_page_item_md(p, weft_say_verdict(v), weft_page_words(p));
+}
+
 static void put_row(weft_page *p, const weft_report_variant *v, const extent *e) {
     FILE *out = p->html;
     const weft_comparison *c = &v->compared;
@@ -114,7 +199,7 @@ static void put_row(weft_page *p, const weft_report_variant *v, const extent *e)
                                           : weft_say_verdict(v));
     fputs("</b><small>", out);
     const char *why = doubted ? "in doubt: see the warnings above" : v->why;
-    bool bounded = weft_report_write_note(p->words, v, true);
+    bool bounded = write_note(p->words, v, true);
     if (*why && !bounded) fprintf(p->words, " %c%s.", toupper((unsigned char)*why), why + 1);
     weft_page_escape_html(out, weft_page_words(p));
     fputs("</small></span></div>\n", out);
@@ -297,7 +382,7 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     weft_page_picture_md(p, weft_page_words(p), "Differences from the baseline");
     fputs("\n", p->md);
     EACH_VARIANT(v, d)
-        if (weft_report_is_compared(v)) weft_report_verdict_md(p, v);
+        if (weft_report_is_compared(v)) put_verdict_md(p, v);
     say_what_it_is(p, d);
     if (e.cut) weft_page_line(p, "about", "What reaches the edge goes on beyond it.");
     say_more_seeds(p, d);

@@ -58,53 +58,39 @@ int weft_inside_direction(int width, int i, int n) {
 enum { SIDE = 26, LEFT = 62, TOP = 44, RIGHT = 12, BOTTOM = 10, FONT = 13, LABELS_MOST = 24 };
 enum { SHADES = 6, SIGMA_HEIGHT = 14 };
 
-/* A table of numbers as a picture: a square for each, darker where it is larger. */
-typedef struct {
-    const char *title;        /* for readers who do not see it */
-    const char *column_label; /* rows are layers */
-    int rows, columns;
-    int column_first;     /* the number that the columns begin with; rows begin with 1 */
-    double high;          /* the value of the darkest square; the lightest is 0 */
-    const double *values; /* [rows, columns]; NaN: left empty */
-    int style;            /* as in weft_plot_series */
-} heat_grid;
-
 /* Numbers stand beside every square, or where they are many beside each second, third, ... */
 static int label_step(int count) {
     return 1 + (count - 1) / LABELS_MOST;
 }
 
-static void put_square(FILE *out, const heat_grid *h, int row, int column) {
-    double value = h->values[row * h->columns + column];
-    if (!isfinite(value)) return;
-    double shade = h->high > 0 ? value / h->high : 0;
-    fprintf(out,
-            "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" "
-            "fill-opacity=\"%.3f\" stroke=\"faint\" stroke-width=\"0.5\"><title>%d, %d: %.4g"
-            "</title></rect>\n",
-            LEFT + SIDE * column, TOP + SIDE * row, SIDE - 1, SIDE - 1, weft_plot_colour(h->style),
-            fmin(fmax(shade, 0.02), 1), 1 + row, h->column_first + column, value);
-}
-
-/* Each square tells its value on hover. */
-static void draw_grid(FILE *out, const heat_grid *h) {
-    int width = LEFT + SIDE * h->columns + RIGHT;
+/* A table of numbers [rows, columns] as a picture: a square for each, darker where it is larger up to `high`, which
+ * tells its value on hover; NaN: none. Rows are layers, columns have numbers from `first` on. */
+static void draw_grid(FILE *out, const double *values, int rows, int columns, const char *title,
+                      const char *head, int first, double high, int style) {
+    int width = LEFT + SIDE * columns + RIGHT;
     fprintf(out,
             "<svg viewBox=\"0 0 %d %d\" style=\"max-width:%dpx\" font-size=\"%d\" role=\"img\" "
             "aria-label=\"",
-            width, TOP + SIDE * h->rows + BOTTOM, width, FONT);
-    weft_page_escape_html(out, h->title);
+            width, TOP + SIDE * rows + BOTTOM, width, FONT);
+    weft_page_escape_html(out, title);
     fputs("\">\n", out);
-    weft_svg_text(out, LEFT, 16, "start", h->column_label);
+    weft_svg_text(out, LEFT, 16, "start", head);
     weft_svg_text(out, LEFT - 8, TOP - 8, "end", "layer");
-    for (int i = 0; i < h->columns; i += label_step(h->columns))
-        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle",
-                      weft_say("%d", h->column_first + i));
-    for (int i = 0; i < h->rows; i += label_step(h->rows))
+    for (int i = 0; i < columns; i += label_step(columns))
+        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle", weft_say("%d", first + i));
+    for (int i = 0; i < rows; i += label_step(rows))
         weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", weft_say("%d", 1 + i));
-    for (int row = 0; row < h->rows; row++)
-        for (int column = 0; column < h->columns; column++)
-            put_square(out, h, row, column);
+    for (int i = 0; i < rows * columns; i++) {
+        int row = i / columns, column = i % columns;
+        if (!isfinite(values[i])) continue;
+        fprintf(out,
+                "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" "
+                "fill-opacity=\"%.3f\" stroke=\"faint\" stroke-width=\"0.5\"><title>%d, %d: %.4g"
+                "</title></rect>\n",
+                LEFT + SIDE * column, TOP + SIDE * row, SIDE - 1, SIDE - 1, weft_plot_colour(style),
+                fmin(fmax(high > 0 ? values[i] / high : 0, 0.02), 1), 1 + row, first + column,
+                values[i]);
+    }
     fputs("</svg>\n", out);
 }
 
@@ -185,34 +171,26 @@ static double *table_of(weft_page *p, const json_t *table, int *rows, int *colum
     return values;
 }
 
-static void put_grid(weft_page *p, const json_t *table, heat_grid heat, const char *name) {
-    double most = NAN;
-    heat.values = table_of(p, table, &heat.rows, &heat.columns, &most);
-    if (!heat.values || !isfinite(most)) return;
-    if (isnan(heat.high)) heat.high = most;
-    draw_grid(p->words, &heat);
-    weft_page_thumbnail(p, weft_page_words(p),
-                        weft_say("%s%s%s; strongest colour = %.3g", name, *name ? ": " : "",
-                                 heat.title, heat.high));
+/* The darkest square is `high`, or where that is NaN the largest number. */
+static void put_grid(weft_page *p, const json_t *table, const char *name, const char *title,
+                     const char *head, int first, double high, int style) {
+    int rows, columns;
+    double most = NAN, *values = table_of(p, table, &rows, &columns, &most);
+    if (!values || !isfinite(most)) return;
+    if (isnan(high)) high = most;
+    draw_grid(p->words, values, rows, columns, title, head, first, high, style);
+    weft_page_thumbnail(
+        p, weft_page_words(p),
+        weft_say("%s%s%s; strongest colour = %.3g", name, *name ? ": " : "", title, high));
 }
 
 void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
     const json_t *heads = json_object_get(inside, "heads");
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
-        put_grid(p, json_object_get(heads, n->name),
-                 (heat_grid){.title = n->title,
-                             .column_label = "head",
-                             .column_first = 1,
-                             .high = n->high,
-                             .style = style},
-                 n->name);
-    put_grid(
-        p, json_object_get(inside, "gates"),
-        (heat_grid){.title = "histogram of the gates: each layer's share in each tenth of 0 to 1",
-                    .column_label = "gate, in tenths from",
-                    .high = NAN,
-                    .style = style + 2},
-        "");
+        put_grid(p, json_object_get(heads, n->name), n->name, n->title, "head", 1, n->high, style);
+    put_grid(p, json_object_get(inside, "gates"), "",
+             "histogram of the gates: each layer's share in each tenth of 0 to 1",
+             "gate, in tenths from", 0, NAN, style + 2);
 }
 
 bool weft_inside_has_latent(const json_t *inside, const char *name) {
@@ -261,25 +239,6 @@ void weft_inside_put_latents(weft_page *p, const json_t *inside) {
                "values' latent: share of the variance in the first directions");
 }
 
-/* What at most `most` heads of a layer look at; returns how many it has drawn. `name` begins what is read aloud;
- * layers and heads are numbered from 1. */
-static int put_maps(weft_page *p, const json_t *layer, size_t time, const char *name, int style,
-                    int most) {
-    const json_t *heads = json_object_get(layer, "heads");
-    int n = json_array_size(heads) < (size_t)most ? (int)json_array_size(heads) : most;
-    for (int h = 0; h < n; h++) {
-        const json_t *sigma = json_array_get(json_object_get(layer, "sigma"), (size_t)h);
-        const char *place =
-            weft_say("layer %lld, head %d%s",
-                     (long long)json_integer_value(json_object_get(layer, "layer")) + 1, h + 1,
-                     sigma ? "; below: each token's \xcf\x83" : "");
-        draw_head(p->words, json_array_get(heads, (size_t)h), sigma, time, style,
-                  weft_say("%.200s%s%s", name, *name ? ", " : "", place));
-        weft_page_thumbnail(p, weft_page_words(p), place);
-    }
-    return n;
-}
-
 /* The study's folder, in which the runs' are. */
 static void find_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
     struct stat info;
@@ -325,11 +284,8 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
 
 /* A variant's first seed that finished; NULL: none, or the variant is a repeat. */
 static const weft_report_run *first_run(const weft_report_variant *v) {
-    if (v->repeats) return NULL;
-    for (int i = 0; i < v->study->n_seeds; i++) {
-        const weft_report_run *run = weft_report_find(v, v->rate, v->study->seeds[i]);
-        if (run && run->finished) return run;
-    }
+    EACH_RUN_OF(run, v)
+        if (!v->repeats && weft_report_run_counts(run)) return run;
     return NULL;
 }
 
@@ -373,15 +329,26 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
+/* The first heads of a variant's layers; layers and heads are numbered from 1. */
 static void put_variant(weft_page *p, const weft_report_variant *v, const json_t *map) {
-    size_t time = json_array_size(json_object_get(map, "tokens")), l;
-    json_t *layer;
-    int left = MAPS_MOST;
+    size_t time = json_array_size(json_object_get(map, "tokens"));
+    int drawn = 0;
     if (time < 2 || time > TOKENS_MOST) return;
     weft_page_subtitle(p, v->label);
     weft_page_pictures_open(p, NULL);
-    json_array_foreach(json_object_get(map, "layers"), l, layer) {
-        left -= put_maps(p, layer, time, v->label, v->place, left);
+    EACH_ITEM(layer, json_object_get(map, "layers")) {
+        EACH_ITEM(head, json_object_get(layer.value, "heads")) {
+            const json_t *sigma = json_object_get(layer.value, "sigma");
+            if (drawn++ >= MAPS_MOST) return;
+            sigma = json_array_get(sigma, head.n - 1);
+            const char *place =
+                weft_say("layer %lld, head %zu%s",
+                         (long long)json_integer_value(json_object_get(layer.value, "layer")) + 1,
+                         head.n, sigma ? "; below: each token's \xcf\x83" : "");
+            draw_head(p->words, head.value, sigma, time, v->place,
+                      weft_say("%.200s%s%s", v->label, *v->label ? ", " : "", place));
+            weft_page_thumbnail(p, weft_page_words(p), place);
+        }
     }
 }
 
@@ -431,11 +398,9 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
 
 static void put_gradients(weft_page *p, const weft_report_data *d) {
     static const char begin[] = "inside_gradient ";
-    const char *gradient;
-    json_t *unused;
     int n = 0;
-    json_object_foreach(d->facts, gradient, unused) {
-        const char *part = gradient + sizeof begin - 1;
+    EACH_MEMBER(fact, d->facts) {
+        const char *gradient = fact.key, *part = gradient + sizeof begin - 1;
         char weight[NAME_ROOM];
         if (strncmp(gradient, begin, sizeof begin - 1) != 0 || strlen(gradient) >= NAME_ROOM ||
             n == PARTS_MOST || !any_has(d, gradient))

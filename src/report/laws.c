@@ -249,20 +249,18 @@ static weft_status fit_rows(const json_t *rows, weft_line *out) {
     WEFT_AUTO_FREE double *x = malloc((2 * (size_t)n + 1) * sizeof *x);
     if (!x) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     double *y = x + n;
-    for (int i = 0; i < n; i++) {
-        const json_t *row = json_array_get(rows, (size_t)i);
-        x[i] = log(weft_json_number_of(row, "x"));
-        y[i] = log(weft_json_number_of(row, "score"));
+    EACH_ITEM(row, rows) {
+        x[row.n - 1] = log(weft_json_number_of(row.value, "x"));
+        y[row.n - 1] = log(weft_json_number_of(row.value, "score"));
     }
     *out = weft_line_fit(x, y, n);
     return WEFT_OK;
 }
 
 static void print_fit(FILE *out, const json_t *rows, const char *x, const weft_line *line) {
-    const json_t *row;
-    size_t i;
     fprintf(out, "%-24s %6s %14s %12s %12s\n", "variant", "seed", x, "score", "by the law");
-    json_array_foreach(rows, i, row) {
+    EACH_ITEM(one, rows) {
+        const json_t *row = one.value;
         double at = weft_json_number_of(row, "x");
         fprintf(out, "%-24s %6lld %14.6g %12.6g %12.6g\n",
                 weft_shown(json_string_value(json_object_get(row, "step"))),

@@ -225,14 +225,13 @@ static json_t *config_of(const weft_report_variant *v) {
 /* {"n_ffn": [a, b], ...}: keys that differ, but for rate and seed, which runs vary. */
 static json_t *config_differences(const weft_report_variant *a, const weft_report_variant *b) {
     WEFT_AUTO_DECREF json_t *one = config_of(a), *two = config_of(b);
-    json_t *all = json_object(), *value;
-    const char *key;
-    json_object_foreach(one, key, value) {
-        json_t *other = json_object_get(two, key);
-        if (!other || json_equal(value, other) || strcmp(key, "seed") == 0 ||
-            strcmp(key, "learning_rate") == 0)
+    json_t *all = json_object();
+    EACH_MEMBER(own, one) {
+        json_t *other = json_object_get(two, own.key);
+        if (!other || json_equal(own.value, other) || strcmp(own.key, "seed") == 0 ||
+            strcmp(own.key, "learning_rate") == 0)
             continue;
-        json_object_set_new(all, key, json_pack("[O, O]", value, other));
+        json_object_set_new(all, own.key, json_pack("[O, O]", own.value, other));
     }
     return all;
 }
@@ -267,15 +266,11 @@ static void print_interval(FILE *out, const json_t *object) {
 }
 
 static void print_comparison(FILE *out, const json_t *object) {
-    const json_t *row;
-    const char *key;
-    json_t *value;
-    size_t i;
     fprintf(out, "config\n");
-    json_object_foreach(json_object_get(object, "config"), key, value) {
-        WEFT_AUTO_FREE char *a = json_dumps(json_array_get(value, 0), JSON_ENCODE_ANY);
-        WEFT_AUTO_FREE char *b = json_dumps(json_array_get(value, 1), JSON_ENCODE_ANY);
-        fprintf(out, "  %-28s %14s %14s\n", weft_shown(key), weft_shown(a ? a : ""),
+    EACH_MEMBER(option, json_object_get(object, "config")) {
+        WEFT_AUTO_FREE char *a = json_dumps(json_array_get(option.value, 0), JSON_ENCODE_ANY);
+        WEFT_AUTO_FREE char *b = json_dumps(json_array_get(option.value, 1), JSON_ENCODE_ANY);
+        fprintf(out, "  %-28s %14s %14s\n", weft_shown(option.key), weft_shown(a ? a : ""),
                 weft_shown(b ? b : ""));
     }
     fprintf(out, "%-30s %14s %14s %14s\n", text_of(object, "score"), text_of(object, "a"),
@@ -283,9 +278,9 @@ static void print_comparison(FILE *out, const json_t *object) {
     fprintf(out, "  %-28s %14g %14g\n", "learning rate",
             json_number_value(json_object_get(object, "rate_a")),
             json_number_value(json_object_get(object, "rate_b")));
-    json_array_foreach(json_object_get(object, "pairs"), i, row) {
-        long long seed = json_integer_value(json_object_get(row, "seed"));
-        print_pair(out, weft_say("seed %lld", seed), row);
+    EACH_ITEM(pair, json_object_get(object, "pairs")) {
+        long long seed = json_integer_value(json_object_get(pair.value, "seed"));
+        print_pair(out, weft_say("seed %lld", seed), pair.value);
         fprintf(out, "\n");
     }
     if (json_is_number(json_object_get(object, "mean_difference"))) {
@@ -296,7 +291,8 @@ static void print_comparison(FILE *out, const json_t *object) {
     const char *why = text_of(object, "why");
     fprintf(out, "%s against %s: %s%s%s\n", text_of(object, "b"), text_of(object, "a"),
             text_of(object, "verdict"), *why ? "; " : "", why);
-    json_array_foreach(json_object_get(object, "loss_by_position"), i, row) {
+    EACH_ITEM(range, json_object_get(object, "loss_by_position")) {
+        const json_t *row = range.value;
         long long first = json_integer_value(json_object_get(row, "first"));
         long long last = json_integer_value(json_object_get(row, "last"));
         print_pair(

@@ -32,18 +32,13 @@ static void read_settings(json_t *config, const char *text, char end) {
 
 static void read_json(json_t *config, const char *text) {
     WEFT_AUTO_DECREF json_t *object = weft_config_kept(text);
-    json_t *value;
-    const char *name;
-    json_object_foreach(object, name, value) {
-        char number[64];
-        if (json_is_boolean(value))
-            set_value(config, name, json_is_true(value) ? "y" : "n");
-        else if (json_is_string(value))
-            set_value(config, name, json_string_value(value));
-        else if (json_is_number(value)) {
-            snprintf(number, sizeof number, "%.17g", json_number_value(value));
-            set_value(config, name, number);
-        }
+    EACH_MEMBER(o, object) {
+        if (json_is_boolean(o.value))
+            set_value(config, o.key, json_is_true(o.value) ? "y" : "n");
+        else if (json_is_string(o.value))
+            set_value(config, o.key, json_string_value(o.value));
+        else if (json_is_number(o.value))
+            set_value(config, o.key, weft_say("%.17g", json_number_value(o.value)));
     }
 }
 
@@ -80,8 +75,6 @@ static bool differs(const json_t *configs, const char *key) {
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     WEFT_AUTO_DECREF json_t *configs = json_array(), *keys = json_object();
-    json_t *unused;
-    const char *key;
     bool open = false;
     EACH_VARIANT(v, d) {
         json_t *config = variant_config(v);
@@ -91,7 +84,8 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     if (d->n_variants > 1)
         weft_page_fold(p, "What differs between the configs",
                        "Every key whose value is not the same in all variants; the rest is alike.");
-    json_object_foreach(keys, key, unused) {
+    EACH_MEMBER(option, keys) {
+        const char *key = option.key;
         if (is_left_out(key) || !differs(configs, key)) continue;
         if (!open) weft_report_open_table(p, d, "key", NULL);
         open = true;

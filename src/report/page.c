@@ -472,12 +472,10 @@ static weft_status put_svg(weft_new_file *file, const char *svg) {
 static weft_status write_pictures(const weft_page *p, const char *folder) {
     char path[WEFT_PATH_MAX];
     weft_new_file file;
-    const json_t *svg;
-    size_t i;
-    json_array_foreach(p->svgs, i, svg) {
-        WEFT_TRY(weft_path(path, "%s/report-%zu.svg", folder, i + 1));
+    EACH_ITEM(svg, p->svgs) {
+        WEFT_TRY(weft_path(path, "%s/report-%zu.svg", folder, svg.n));
         WEFT_TRY(weft_new_file_begin(&file, path));
-        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, json_string_value(svg))));
+        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, json_string_value(svg.value))));
     }
     return WEFT_OK;
 }

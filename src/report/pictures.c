@@ -56,9 +56,21 @@ bool weft_report_is_finished(const weft_report_variant *v) {
     return v->done > 0;
 }
 
-/* The unit of the score; NULL: it has none. */
-static const char *score_unit(const weft_report_data *d) {
-    return d->higher_is_better ? NULL : "nats per token";
+/* A series of scores for each variant, on a logarithmic axis. */
+static weft_plot plot_scores(const weft_report_data *d, weft_plot_kind kind, const char *title,
+                             const char *x_label, const weft_plot_series *series,
+                             const char *caption) {
+    return (weft_plot){.kind = kind,
+                       .title = title,
+                       .x_label = x_label,
+                       .y_label = d->score_name,
+                       .y_unit = d->higher_is_better ? NULL : "nats per token",
+                       .log_x = true,
+                       .series = series,
+                       .n_series = d->n_variants,
+                       .top = NAN,
+                       .note = caption,
+                       .caption = caption};
 }
 
 static const struct {
@@ -145,20 +157,13 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, int cos
     qsort(front, (size_t)n, sizeof *front, by_x);
     *title = (char)toupper((unsigned char)*title);
     caption = weft_page_keep(p, "%s. %s", title, note);
-    *plot = (weft_plot){.kind = WEFT_PLOT_POINTS,
-                        .title = title,
-                        .x_label = *speeds ? "cache bytes per token" : costs[cost].name,
-                        .log_x = *speeds,
-                        .x_unit = costs[cost].unit,
-                        .y_label = d->score_name,
-                        .y_unit = score_unit(d),
-                        .series = series,
-                        .n_series = d->n_variants,
-                        .front = front,
-                        .n_front = n,
-                        .top = NAN,
-                        .note = note,
-                        .caption = caption};
+    *plot = plot_scores(d, WEFT_PLOT_POINTS, title,
+                        *speeds ? "cache bytes per token" : costs[cost].name, series, caption);
+    plot->log_x = *speeds;
+    plot->x_unit = costs[cost].unit;
+    plot->front = front;
+    plot->n_front = n;
+    plot->note = note;
     return caption ? WEFT_OK : no_memory();
 }
 
@@ -229,23 +234,6 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
     }
 }
 
-/* A series of scores by learning rate for each variant. */
-static void put_rates(weft_page *p, const weft_report_data *d, weft_plot_kind kind,
-                      const char *title, weft_plot_series *series, const char *caption) {
-    weft_plot plot = {.kind = kind,
-                      .title = title,
-                      .x_label = "learning rate",
-                      .y_label = d->score_name,
-                      .y_unit = score_unit(d),
-                      .log_x = true,
-                      .series = series,
-                      .n_series = d->n_variants,
-                      .top = NAN,
-                      .note = caption,
-                      .caption = caption};
-    weft_report_put_plots(p, d, json_array(), &plot, 1);
-}
-
 weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     if (d->n_rates < 2) return WEFT_OK;
     weft_page_heading(p, "Learning rates",
@@ -259,7 +247,9 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
         if (!v->repeats) place_rates(v, &series[v->place]);
     static const char caption[] = "Score by learning rate: the mean over seeds, with a bar from "
                                   "the lowest to the highest of them.";
-    put_rates(p, d, WEFT_PLOT_MEASURED, "Score by learning rate", series, caption);
+    weft_plot plot = plot_scores(d, WEFT_PLOT_MEASURED, "Score by learning rate", "learning rate",
+                                 series, caption);
+    weft_report_put_plots(p, d, json_array(), &plot, 1);
     return WEFT_OK;
 }
 
@@ -276,12 +266,11 @@ static int by_first(const void *a, const void *b) {
 }
 
 int weft_report_ranges(const weft_report_data *d, weft_report_range out[RANGES_MOST]) {
-    const char *name;
-    json_t *fact;
     int n = 0;
-    json_object_foreach(d->facts, name, fact) {
-        if (n == RANGES_MOST || !json_is_number(fact) || !read_range(name, &out[n])) continue;
-        snprintf(out[n].name, sizeof out[n].name, "%s", name);
+    EACH_MEMBER(fact, d->facts) {
+        if (n == RANGES_MOST || !json_is_number(fact.value) || !read_range(fact.key, &out[n]))
+            continue;
+        snprintf(out[n].name, sizeof out[n].name, "%s", fact.key);
         n++;
     }
     qsort(out, (size_t)n, sizeof *out, by_first);
@@ -342,16 +331,11 @@ static weft_status put_picture(weft_page *p, const weft_report_data *d, const we
             if (isfinite(loss)) s->points[s->n++] = (weft_plot_point){middle, loss, NAN, NAN};
         }
     }
-    weft_plot plot = {.kind = WEFT_PLOT_MEASURED,
-                      .title = "held-out loss by position",
-                      .x_label = "position in the sequence",
-                      .y_label = "held-out loss",
-                      .y_unit = "nats per token",
-                      .log_x = true,
-                      .series = series,
-                      .n_series = d->n_variants,
-                      .top = NAN,
-                      .caption = "Held-out loss by position in the sequence, the mean over seeds."};
+    weft_plot plot =
+        plot_scores(d, WEFT_PLOT_MEASURED, "held-out loss by position", "position in the sequence",
+                    series, "Held-out loss by position in the sequence, the mean over seeds.");
+    plot.y_label = "held-out loss";
+    plot.y_unit = "nats per token";
     weft_report_put_plots(p, d, NULL, &plot, 1);
     return WEFT_OK;
 }
@@ -408,7 +392,9 @@ weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
         "Score by learning rate: the mean over seeds, with a bar from the lowest to the highest of "
         "them. The curve is the parabola in the logarithm of the rate through the runs within a "
         "factor of two of the best rate; the ring is its minimum, at which variants are compared.";
-    put_rates(p, d, WEFT_PLOT_POINTS, "Minima over the learning rates", series, caption);
+    weft_plot plot = plot_scores(d, WEFT_PLOT_POINTS, "Minima over the learning rates",
+                                 "learning rate", series, caption);
+    weft_report_put_plots(p, d, json_array(), &plot, 1);
     static const char *const edges[] = {"at the lowest rate", "between the rates",
                                         "at the highest rate"};
     weft_page_table_open(p, "variant|>minimum|>at learning rate|>fitted from|>to|where it is");

@@ -75,12 +75,10 @@ static json_t *positions_json(const weft_report_variant *v) {
 static json_t *facts_json(const weft_report_variant *v, const char *begin) {
     WEFT_AUTO_DECREF json_t *object = json_object();
     size_t n = strlen(begin);
-    const char *name;
-    json_t *unused;
-    json_object_foreach(v->study->facts, name, unused) {
-        if (strncmp(name, begin, n) != 0) continue;
-        double mean = weft_report_fact_mean(v, name);
-        if (isfinite(mean)) json_object_set_new(object, name + n, json_real(mean));
+    EACH_MEMBER(fact, v->study->facts) {
+        if (strncmp(fact.key, begin, n) != 0) continue;
+        double mean = weft_report_fact_mean(v, fact.key);
+        if (isfinite(mean)) json_object_set_new(object, fact.key + n, json_real(mean));
     }
     return json_object_size(object) > 0 ? json_incref(object) : json_null();
 }

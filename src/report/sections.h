@@ -151,10 +151,7 @@ typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d)
 
 /* report/answer.c, report/forest.c */
 weft_report_section weft_report_answer, weft_report_forest;
-/* report/results.c; what is to be said of a comparison beside its numbers, in few words or in more, and whether it
- * says how large a difference that is not shown can be; and all of it as an item of Markdown. */
-bool weft_report_write_note(FILE *out, const weft_report_variant *v, bool brief);
-void weft_report_verdict_md(weft_page *p, const weft_report_variant *v);
+/* report/results.c */
 weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats;
 /* report/curves.c */
 weft_report_section weft_report_curves;
