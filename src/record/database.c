@@ -99,9 +99,9 @@ static sqlite3_stmt *prepare(weft_database *d, const char *sql, const char *type
 
 weft_status weft_database_run(weft_database *d, const char *sql, const char *types, ...) {
     ASK(rows);
-    while (weft_database_next(d, rows))
+    while (weft_database_next(d, &rows))
         ;
-    return weft_database_end(d, rows);
+    return weft_database_end(d);
 }
 
 sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *types, ...) {
@@ -109,22 +109,25 @@ sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *t
     return rows;
 }
 
-bool weft_database_next(weft_database *d, sqlite3_stmt *rows) {
-    if (!rows || d->asked != WEFT_OK) return false;
-    start_time(d);
-    int code = sqlite3_step(rows);
-    if (code != SQLITE_ROW && code != SQLITE_DONE) d->asked = failed(d);
-    return code == SQLITE_ROW;
+bool weft_database_next(weft_database *d, sqlite3_stmt **rows) {
+    if (*rows && d->asked == WEFT_OK) {
+        start_time(d);
+        int code = sqlite3_step(*rows);
+        if (code == SQLITE_ROW) return true;
+        if (code != SQLITE_DONE) d->asked = failed(d);
+    }
+    sqlite3_finalize(*rows);
+    *rows = NULL;
+    return false;
 }
 
 void weft_database_break(weft_database *d, weft_status status) {
     if (status != WEFT_OK) d->asked = status;
 }
 
-weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows) {
+weft_status weft_database_end(weft_database *d) {
     weft_status status = d->asked;
     d->asked = WEFT_OK;
-    sqlite3_finalize(rows);
     return status;
 }
 
@@ -132,9 +135,10 @@ weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *o
                                  const char *types, ...) {
     ASK(rows);
     *out = otherwise;
-    if (weft_database_next(d, rows) && sqlite3_column_type(rows, 0) != SQLITE_NULL)
+    if (weft_database_next(d, &rows) && sqlite3_column_type(rows, 0) != SQLITE_NULL)
         *out = sqlite3_column_int64(rows, 0);
-    return weft_database_end(d, rows);
+    sqlite3_finalize(rows);
+    return weft_database_end(d);
 }
 
 weft_status weft_database_begin(weft_database *d) {
@@ -338,12 +342,13 @@ static weft_status check_all(weft_database *d, bool *fresh) {
     sqlite3_close(ours);
     WEFT_TRY(status);
     if (*what) return refuse(d, what);
-    sqlite3_stmt *rows = weft_database_ask(d, "PRAGMA integrity_check(1)", "");
-    if (weft_database_next(d, rows) && strcmp(weft_column_text(rows, 0), "ok") != 0)
-        weft_database_break(d, WEFT_BAD_INPUT("%s: damaged (%.200s); move it away, or take another "
-                                              "folder",
-                                              d->path, weft_column_text(rows, 0)));
-    WEFT_TRY(weft_database_end(d, rows));
+    EACH_ROW(rows, d, "PRAGMA integrity_check(1)")
+        if (strcmp(weft_column_text(rows, 0), "ok") != 0)
+            weft_database_break(
+                d, WEFT_BAD_INPUT("%s: damaged (%.200s); move it away, or take another "
+                                  "folder",
+                                  d->path, weft_column_text(rows, 0)));
+    WEFT_TRY(weft_database_end(d));
     if (version < s->newest) {
         d->older = &s->versions[version - s->oldest];
         WEFT_TRY(weft_database_script(d, d->older->read));

@@ -90,18 +90,21 @@ weft_status weft_database_run(weft_database *d, const char *sql, const char *typ
 /* Runs several statements without parameters. */
 weft_status weft_database_script(weft_database *d, const char *sql);
 
-/* A question's rows, one by one:
+/* A question's rows, one by one, to the last:
  *
- *     sqlite3_stmt *rows = weft_database_ask(d, "SELECT ...", "i", number);
- *     while (weft_database_next(d, rows)) ...
- *     return weft_database_end(d, rows);
+ *     EACH_ROW(rows, d, "SELECT ...", "i", number)
+ *         ...
+ *     return weft_database_end(d);
  *
- * What failed on the way, asking included, is the status at the end, which may come before the last row;
- * weft_database_break ends them with a failure of whoever reads them. */
+ * Without types there is no `?`. What failed on the way, asking included, is the status at the end; weft_database_break ends them with a failure
+ * of whoever reads them. */
+#define EACH_ROW(rows, d, sql, ...)                                                                \
+    for (sqlite3_stmt *rows = weft_database_ask(d, sql, "" __VA_ARGS__);                           \
+         weft_database_next(d, &(rows));)
 sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *types, ...);
-bool weft_database_next(weft_database *d, sqlite3_stmt *rows);
+bool weft_database_next(weft_database *d, sqlite3_stmt **rows);
 void weft_database_break(weft_database *d, weft_status status);
-weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows);
+weft_status weft_database_end(weft_database *d);
 /* The first column of the first row as a number, or `otherwise`. */
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...);

@@ -302,13 +302,11 @@ static weft_status compare_configs(const char *ours, const char *theirs, const c
 
 /* The runs to take: what ended there and not here, and what is not here at all. */
 static weft_status take_part(weft_database *d, const char *path) {
-    sqlite3_stmt *studies = weft_database_ask(
-        d,
+    EACH_ROW(
+        studies, d,
         "SELECT a.config, b.config, a.seeds <> b.seeds OR a.learning_rates <> b.learning_rates OR"
         " a.equal <> b.equal OR a.score <> b.score OR a.tail <> b.tail"
-        " FROM main.study a, part.study b",
-        "");
-    if (weft_database_next(d, studies)) {
+        " FROM main.study a, part.study b") {
         weft_status status =
             compare_configs(weft_column_text(studies, 0), weft_column_text(studies, 1), path);
         if (status == WEFT_OK && sqlite3_column_int(studies, 2))
@@ -317,27 +315,21 @@ static weft_status take_part(weft_database *d, const char *path) {
                                     path);
         weft_database_break(d, status);
     }
-    WEFT_TRY(weft_database_end(d, studies));
-    sqlite3_stmt *rows =
-        weft_database_ask(d,
-                          "SELECT a.name FROM main.variants a JOIN part.variants b USING (variant)"
-                          " WHERE a.name IS NOT b.name OR (a.error IS NULL AND b.error IS NULL AND"
-                          " (a.overrides IS NOT b.overrides OR a.iters IS NOT b.iters OR"
-                          " a.parameters IS NOT b.parameters))",
-                          "");
-    if (weft_database_next(d, rows))
+    WEFT_TRY(weft_database_end(d));
+    EACH_ROW(rows, d,
+             "SELECT a.name FROM main.variants a JOIN part.variants b USING (variant)"
+             " WHERE a.name IS NOT b.name OR (a.error IS NULL AND b.error IS NULL AND"
+             " (a.overrides IS NOT b.overrides OR a.iters IS NOT b.iters OR"
+             " a.parameters IS NOT b.parameters))")
         weft_database_break(d,
                             WEFT_BAD_INPUT("%s: variant '%s' has other settings than in the first",
                                            path, weft_column_text(rows, 0)));
-    WEFT_TRY(weft_database_end(d, rows));
+    WEFT_TRY(weft_database_end(d));
     /* A run of one number must be the same run, and one that ended twice must have ended alike. */
-    sqlite3_stmt *twice = weft_database_ask(
-        d,
-        "SELECT a.folder, " OTHER " FROM main.runs a JOIN part.runs b ON a.run = b.run"
-        " WHERE " OTHER " OR (a.status" ENDED " AND b.status" ENDED " AND (a.score IS NOT b.score"
-        " OR a.weights IS NOT b.weights OR a.status <> b.status))",
-        "");
-    if (weft_database_next(d, twice))
+    EACH_ROW(twice, d,
+             "SELECT a.folder, " OTHER " FROM main.runs a JOIN part.runs b ON a.run = b.run"
+             " WHERE " OTHER " OR (a.status" ENDED " AND b.status" ENDED " AND"
+             " (a.score IS NOT b.score OR a.weights IS NOT b.weights OR a.status <> b.status))")
         weft_database_break(
             d,
             WEFT_BAD_INPUT(sqlite3_column_int(twice, 1)
@@ -346,7 +338,7 @@ static weft_status take_part(weft_database *d, const char *path) {
                                : "%s: %s ended with another result than in an earlier one; merge "
                                  "only one of the two",
                            path, weft_column_text(twice, 0)));
-    WEFT_TRY(weft_database_end(d, twice));
+    WEFT_TRY(weft_database_end(d));
     return weft_database_script(
         d, "INSERT INTO main.variants SELECT * FROM part.variants WHERE variant NOT IN"
            " (SELECT variant FROM main.variants);"
@@ -368,19 +360,16 @@ static weft_status take_part(weft_database *d, const char *path) {
 }
 
 static weft_status tell_runs(weft_database *d, FILE *say) {
-    sqlite3_stmt *rows =
-        weft_database_ask(d,
-                          "SELECT folder, status, score,"
-                          " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'commit'),"
-                          " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'device'),"
-                          " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'machine')"
-                          " FROM runs r WHERE status" ENDED " ORDER BY run",
-                          "");
-    while (weft_database_next(d, rows))
+    EACH_ROW(rows, d,
+             "SELECT folder, status, score,"
+             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'commit'),"
+             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'device'),"
+             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'machine')"
+             " FROM runs r WHERE status" ENDED " ORDER BY run")
         fprintf(say, "%-32s %-8s %9.4f  %.12s  %s, %s\n", weft_column_shown(rows, 0),
                 weft_column_shown(rows, 1), weft_column_number(rows, 2), weft_column_shown(rows, 3),
                 weft_column_shown(rows, 4), weft_column_shown(rows, 5));
-    return weft_database_end(d, rows);
+    return weft_database_end(d);
 }
 
 static weft_status build(const char *const *paths, int n, const char *file, FILE *say,

@@ -79,13 +79,11 @@ static const char *name_of(const weft_notes *n, const char *run) {
 void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags) {
     *note = *tags = NULL;
     if (!n || !n->file) return;
-    sqlite3_stmt *rows = weft_database_ask(n->file, "SELECT note, tags FROM notes WHERE run = ?",
-                                           "s", name_of(n, run));
-    if (weft_database_next(n->file, rows)) {
+    EACH_ROW(rows, n->file, "SELECT note, tags FROM notes WHERE run = ?", "s", name_of(n, run)) {
         *note = strdup(weft_column_text(rows, 0));
         *tags = strdup(weft_column_text(rows, 1));
     }
-    weft_database_end(n->file, rows);
+    weft_database_end(n->file);
 }
 
 weft_status weft_notes_set(weft_notes *n, const char *run, const char *note, const char *tags) {

@@ -124,12 +124,11 @@ static weft_status find_best_rate(weft_database *d, const weft_study *s, int var
     bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC;
     double best = NAN, best_rate = NAN;
     int ended = 0;
-    sqlite3_stmt *rows =
-        weft_database_ask(d,
-                          "SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
-                          " AND status IN ('done', 'diverged') ORDER BY learning_rate",
-                          "ii", (int64_t)variant, s->base.study_rate_seed);
-    for (; weft_database_next(d, rows); ended++) {
+    EACH_ROW(rows, d,
+             "SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
+             " AND status IN ('done', 'diverged') ORDER BY learning_rate",
+             "ii", (int64_t)variant, s->base.study_rate_seed) {
+        ended++;
         double score = weft_column_number(rows, 1);
         if (!isfinite(score) || !(isnan(best) || (higher ? score > best : score < best))) continue;
         best = score;
@@ -138,7 +137,7 @@ static weft_status find_best_rate(weft_database *d, const weft_study *s, int var
     *place = -1;
     for (int i = 0; ended == s->n_rates && i < s->n_rates; i++)
         if (s->rates[i] == best_rate) *place = i;
-    return weft_database_end(d, rows);
+    return weft_database_end(d);
 }
 
 static weft_status choose_rate(weft_database *d, const weft_study *s, int variant, int *added) {
@@ -162,11 +161,10 @@ static weft_status add_rate(weft_database *d, const weft_study *s, int variant, 
     const weft_option *o = WEFT_OPTION(learning_rate);
     WEFT_AUTO_FREE weft_rate_run *runs = NULL;
     int n = 0, ended = 0;
-    sqlite3_stmt *rows = weft_database_ask(d,
-                                           "SELECT learning_rate, score, seed, status IN ('done',"
-                                           " 'diverged') FROM runs WHERE variant = ?",
-                                           "i", (int64_t)variant);
-    while (weft_database_next(d, rows)) {
+    EACH_ROW(rows, d,
+             "SELECT learning_rate, score, seed, status IN ('done',"
+             " 'diverged') FROM runs WHERE variant = ?",
+             "i", (int64_t)variant) {
         weft_rate_run *one = WEFT_ADD(runs, n);
         weft_database_break(d, one ? WEFT_OK : no_memory());
         if (!one) continue;
@@ -174,7 +172,7 @@ static weft_status add_rate(weft_database *d, const weft_study *s, int variant, 
                                sqlite3_column_int64(rows, 2)};
         ended += sqlite3_column_int(rows, 3);
     }
-    weft_status status = weft_database_end(d, rows);
+    weft_status status = weft_database_end(d);
     bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC;
     double rate = status == WEFT_OK && ended == n ? weft_minimum_fit(runs, n, higher).beyond : NAN;
     int place = n / runs_of_rate(s);
@@ -342,12 +340,10 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
             /* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
             for (int rate = 0; rate < rate_places(s); rate++) {
                 double there = NAN; /* the rate, by the run of its first seed */
-                sqlite3_stmt *first =
-                    weft_database_ask(d, "SELECT learning_rate FROM runs WHERE run = ?", "i",
-                                      make_job(s, i, rate, 0, NAN).run);
-                while (weft_database_next(d, first))
+                EACH_ROW(first, d, "SELECT learning_rate FROM runs WHERE run = ?", "i",
+                         make_job(s, i, rate, 0, NAN).run)
                     there = sqlite3_column_double(first, 0);
-                WEFT_TRY(weft_database_end(d, first));
+                WEFT_TRY(weft_database_end(d));
                 for (int64_t k = before; isfinite(there) && k < s->base.study_seeds; k++)
                     WEFT_TRY(insert_run(d, s, i, rate, (int)k, there));
             }
@@ -361,18 +357,16 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
 
 weft_status weft_record_match(weft_database *d, weft_study *s) {
     int64_t seeds = s->base.study_seeds;
-    sqlite3_stmt *rows = weft_database_ask(d, "SELECT config FROM study", "");
-    if (weft_database_next(d, rows))
+    EACH_ROW(rows, d, "SELECT config FROM study")
         weft_database_break(d, match_config(d, s, weft_column_text(rows, 0), &seeds));
-    WEFT_TRY(weft_database_end(d, rows));
+    WEFT_TRY(weft_database_end(d));
     if (s->base.study_equal == WEFT_EQUAL_TIME) {
-        rows = weft_database_ask(d, "SELECT variant, seconds_per_iter FROM variants", "");
-        while (weft_database_next(d, rows)) {
+        EACH_ROW(rows, d, "SELECT variant, seconds_per_iter FROM variants") {
             int64_t variant = sqlite3_column_int64(rows, 0);
             if (variant < s->variants.n)
                 s->built[variant].seconds_per_iter = weft_column_number(rows, 1);
         }
-        WEFT_TRY(weft_database_end(d, rows));
+        WEFT_TRY(weft_database_end(d));
         /* Equal time: a variant that could not be built when the others were measured has no seconds. */
         for (int i = 0; i < s->variants.n; i++)
             if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
@@ -383,13 +377,12 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
                     s->variants.list[i].name);
         WEFT_TRY(weft_equal_time(s));
     }
-    sqlite3_stmt *named = weft_database_ask(
-        d, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant", "");
-    while (weft_database_next(d, named))
+    EACH_ROW(named, d,
+             "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant")
         weft_database_break(d, match_variant(d, s, sqlite3_column_int64(named, 0),
                                              weft_column_text(named, 1), weft_column_text(named, 2),
                                              sqlite3_column_int(named, 3)));
-    WEFT_TRY(weft_database_end(d, named));
+    WEFT_TRY(weft_database_end(d));
     WEFT_TRY(weft_database_update(d)); /* not before: what is refused stays as it was */
     if (seeds < 1) return WEFT_BAD_INPUT("%s: its study has no seeds", weft_database_path(d));
     if (seeds != s->base.study_seeds) {
@@ -465,11 +458,9 @@ static weft_status check_job(const weft_database *d, const weft_study *s, sqlite
 
 weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_record_runs *out) {
     *out = (weft_record_runs){0};
-    sqlite3_stmt *rows = weft_database_ask(d,
-                                           "SELECT run, variant, learning_rate, seed, folder,"
-                                           " status, started IS NOT NULL FROM runs ORDER BY run",
-                                           "");
-    while (weft_database_next(d, rows)) {
+    EACH_ROW(rows, d,
+             "SELECT run, variant, learning_rate, seed, folder,"
+             " status, started IS NOT NULL FROM runs ORDER BY run") {
         weft_record_run *job = WEFT_ADD(out->list, out->n);
         weft_database_break(d, job ? check_job(d, s, rows, job) : no_memory());
         for (int i = 0; job && i < STATUSES; i++)
@@ -477,7 +468,7 @@ weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_re
                 job->status = (weft_run_status)i;
         if (job) job->begun = sqlite3_column_int(rows, 6);
     }
-    weft_status status = weft_database_end(d, rows);
+    weft_status status = weft_database_end(d);
     if (status != WEFT_OK) weft_record_runs_free(out);
     return status;
 }

@@ -199,15 +199,14 @@ static weft_status check_column(weft_database *d, const rule *r, const char *col
              "SELECT quote(%s), substr(quote(v), 1, 60) FROM (SELECT *, %s AS v FROM %s)"
              " WHERE (%s) IS NOT TRUE LIMIT 1",
              r->key, column, r->table, r->good);
-    sqlite3_stmt *rows = weft_database_ask(d, sql, "");
-    if (weft_database_next(d, rows))
+    EACH_ROW(rows, d, sql)
         weft_database_break(
             d,
             WEFT_BAD_INPUT("%s: in %s with %s %.*s, %.40s is %s and must be %s; it was not written "
                            "by weft. Move it away, or take another folder",
                            weft_database_path(d), r->table, r->key, SHOWN,
                            weft_column_text(rows, 0), column, weft_column_text(rows, 1), r->must));
-    return weft_database_end(d, rows);
+    return weft_database_end(d);
 }
 
 static weft_status check_values(weft_database *d) {

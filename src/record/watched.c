@@ -288,20 +288,17 @@ static void read_study(weft_watched *w, study *s) {
         weft_database_enter(&weft_runs_schema, w->roots[s->at.root], path, WEFT_DATABASE_READ,
                             database_seconds, &d, &fresh) != WEFT_OK)
         return;
-    sqlite3_stmt *rows = weft_database_ask(
-        d,
-        "SELECT total(status = 'waiting'), total(status = 'running'), total(status = 'done'),"
-        " total(status IN ('failed', 'diverged')) FROM runs",
-        "");
-    for (int i = 0, there = weft_database_next(d, rows); there && i < 4; i++)
-        s->count[i] = sqlite3_column_int64(rows, i);
-    weft_database_end(d, rows);
+    EACH_ROW(rows, d,
+             "SELECT total(status = 'waiting'), total(status = 'running'), total(status = 'done'),"
+             " total(status IN ('failed', 'diverged')) FROM runs")
+        for (int i = 0; i < 4; i++)
+            s->count[i] = sqlite3_column_int64(rows, i);
+    weft_database_end(d);
     /* What the study's runs are called: a variant's title says more than a folder. */
-    rows = weft_database_ask(d, "SELECT folder, title FROM runs JOIN variants USING (variant)", "");
-    while (weft_database_next(d, rows))
+    EACH_ROW(rows, d, "SELECT folder, title FROM runs JOIN variants USING (variant)")
         if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
             set_title(w, path, weft_column_text(rows, 1));
-    weft_database_end(d, rows);
+    weft_database_end(d);
 }
 
 bool weft_watched_look(weft_watched *w) {

@@ -51,8 +51,7 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
     const char *sql =
         weft_say("SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
     double before = 0, seconds = 0, tokens = tokens_an_iteration(run->variant);
-    sqlite3_stmt *s = weft_database_ask(d->database, sql, "i", run->id);
-    while (weft_database_next(d->database, s)) {
+    EACH_ROW(s, d->database, sql, "i", run->id) {
         double step = sqlite3_column_double(s, 0), value = weft_column_number(s, 1);
         double took = (step - before) * tokens / weft_column_number(s, 2);
         before = step;
@@ -65,7 +64,7 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
             b->n++;
         }
     }
-    weft_status status = weft_database_end(d->database, s);
+    weft_status status = weft_database_end(d->database);
     for (int i = 0; i < BUCKETS; i++) {
         bucket *b = &out->at[i];
         if (!b->n) continue;

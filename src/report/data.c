@@ -430,10 +430,9 @@ weft_status weft_report_read(const char *path, weft_report_data *d) {
     WEFT_TRY(weft_listing_open(d->path, &d->database));
     WEFT_TRY(weft_database_script(d->database, "BEGIN"));
     for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
-        sqlite3_stmt *s = weft_database_ask(d->database, reads[i].sql, "");
-        while (weft_database_next(d->database, s))
+        EACH_ROW(s, d->database, reads[i].sql)
             weft_database_break(d->database, reads[i].take(d, s));
-        WEFT_TRY(weft_database_end(d->database, s));
+        WEFT_TRY(weft_database_end(d->database));
     }
     return draw_conclusions(d);
 }
@@ -482,17 +481,15 @@ weft_status weft_report_repeat_of(const weft_report_run *run, weft_report_repeat
     *out = (weft_report_repeat){.run = run, .rows = -1, .detail = ""};
     out->first = weft_report_find(run->variant->repeats, run->rate, run->seed);
     bool said_unequal = false;
-    sqlite3_stmt *word =
-        weft_database_ask(d->database,
-                          "SELECT kind = 'equal', detail FROM events WHERE run = ? AND"
-                          " kind IN ('equal', 'unequal') ORDER BY id DESC LIMIT 1",
-                          "i", run->id);
-    if (weft_database_next(d->database, word)) { /* the last one counts */
+    EACH_ROW(word, d->database,
+             "SELECT kind = 'equal', detail FROM events WHERE run = ? AND"
+             " kind IN ('equal', 'unequal') ORDER BY id DESC LIMIT 1",
+             "i", run->id) { /* the last one counts */
         out->files = sqlite3_column_int(word, 0);
         said_unequal = !out->files;
         out->detail = keep_text(d, weft_column_text(word, 1));
     }
-    WEFT_TRY(weft_database_end(d->database, word));
+    WEFT_TRY(weft_database_end(d->database));
     if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;
         /* Rows of one that the other does not have, or the other way where these are more. */
 #define MORE(a, b) "(SELECT count(*) FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) "))"

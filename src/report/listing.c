@@ -55,33 +55,26 @@ static weft_status print_variants(const char *path, FILE *out) {
 weft_status weft_listing_table(const char *path, FILE *out) {
     WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     WEFT_TRY(weft_listing_open(path, &d));
-    sqlite3_stmt *rows =
-        weft_database_ask(d,
-                          "SELECT name, (SELECT count(*) FROM runs WHERE status = 'done'),"
-                          " (SELECT count(*) FROM runs), equal, score, created FROM study",
-                          "");
-    while (weft_database_next(d, rows))
+    EACH_ROW(rows, d,
+             "SELECT name, (SELECT count(*) FROM runs WHERE status = 'done'),"
+             " (SELECT count(*) FROM runs), equal, score, created FROM study")
         fprintf(out, "%s: %d of %d runs done, equal %s, scored by %s, made %s\n",
                 weft_column_shown(rows, 0), sqlite3_column_int(rows, 1),
                 sqlite3_column_int(rows, 2), weft_column_shown(rows, 3), weft_column_shown(rows, 4),
                 weft_column_shown(rows, 5));
-    WEFT_TRY(weft_database_end(d, rows));
+    WEFT_TRY(weft_database_end(d));
     /* "variant 1: Gate": what the numbers of an ablation mean. */
-    rows = weft_database_ask(d,
-                             "SELECT name, title FROM variants WHERE title <> '' AND"
-                             " title <> name ORDER BY variant",
-                             "");
-    while (weft_database_next(d, rows))
+    EACH_ROW(rows, d,
+             "SELECT name, title FROM variants WHERE title <> '' AND"
+             " title <> name ORDER BY variant")
         fprintf(out, "variant %s: %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
-    WEFT_TRY(weft_database_end(d, rows));
+    WEFT_TRY(weft_database_end(d));
     fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr", "seed",
             "status", "iters", "val_loss", "score", "seconds", "tokens/s", "MiB");
-    rows = weft_database_ask(d,
-                             "SELECT run, name, learning_rate, seed, status, runs.iters,"
-                             " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
-                             " FROM runs JOIN variants USING (variant) ORDER BY run",
-                             "");
-    while (weft_database_next(d, rows)) {
+    EACH_ROW(rows, d,
+             "SELECT run, name, learning_rate, seed, status, runs.iters,"
+             " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
+             " FROM runs JOIN variants USING (variant) ORDER BY run") {
         char rate[32];
         weft_study_number(sqlite3_column_double(rows, 2), rate, sizeof rate);
         fprintf(out, "%4lld %-16s %9s %6lld %-8s %8lld", (long long)sqlite3_column_int64(rows, 0),
@@ -95,7 +88,7 @@ weft_status weft_listing_table(const char *path, FILE *out) {
         fprintf(out, "%s%s\n", *weft_column_text(rows, 11) ? "  " : "",
                 weft_column_shown(rows, 11));
     }
-    WEFT_TRY(weft_database_end(d, rows));
+    WEFT_TRY(weft_database_end(d));
     return print_variants(path, out);
 }
 
@@ -131,10 +124,9 @@ weft_status weft_listing_json(const char *path, json_t **object) {
     WEFT_TRY(weft_listing_open(path, &d));
     for (int i = 0; i < 3; i++) {
         WEFT_AUTO_DECREF json_t *list = json_array();
-        sqlite3_stmt *rows = weft_database_ask(d, parts[i][1], "");
-        while (weft_database_next(d, rows))
+        EACH_ROW(rows, d, parts[i][1])
             json_array_append_new(list, row_object(rows));
-        WEFT_TRY(weft_database_end(d, rows));
+        WEFT_TRY(weft_database_end(d));
         json_object_set(all, parts[i][0], i == 0 ? json_array_get(list, 0) : list);
     }
     *object = weft_steal(&all);
@@ -180,8 +172,7 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
     for (int i = 0; i < n; i++) {
         WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
         WEFT_TRY(weft_listing_open(paths[i], &d));
-        sqlite3_stmt *rows = weft_database_ask(d, metrics ? metrics_sql : runs_sql, "");
-        while (weft_database_next(d, rows)) {
+        EACH_ROW(rows, d, metrics ? metrics_sql : runs_sql) {
             int columns = sqlite3_column_count(rows);
             for (int k = 0; !headed && k < columns; k++)
                 fprintf(out, "%s%s", k ? "," : "", sqlite3_column_name(rows, k));
@@ -199,7 +190,7 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
             }
             fputs("\r\n", out);
         }
-        WEFT_TRY(weft_database_end(d, rows));
+        WEFT_TRY(weft_database_end(d));
     }
     return WEFT_OK;
 }
@@ -375,42 +366,33 @@ static weft_status copy_contents(weft_database *from, weft_database *d, const ch
     WEFT_TRY(weft_database_script(d, weft_say("CREATE TEMP TABLE %s(part, key, value);"
                                               "CREATE INDEX temp.%s_key ON %s(part, key)",
                                               table, table, table)));
-    sqlite3_stmt *insert =
-        weft_database_ask(d, weft_say("INSERT INTO %s VALUES (?, ?, ?)", table), "");
-    sqlite3_stmt *rows = insert ? weft_database_ask(from, "SELECT * FROM contents", "") : NULL;
-    while (weft_database_next(from, rows)) {
-        for (int i = 0; i < 3; i++)
-            sqlite3_bind_value(insert, i + 1, sqlite3_column_value(rows, i));
-        weft_database_next(d, insert);
-        sqlite3_reset(insert);
-    }
-    weft_status status = weft_database_end(from, rows), inserted = weft_database_end(d, insert);
-    return status == WEFT_OK ? inserted : status;
+    weft_status status = WEFT_OK;
+    EACH_ROW(rows, from, "SELECT * FROM contents")
+        if (status == WEFT_OK)
+            status = weft_database_run(d, weft_say("INSERT INTO %s VALUES (?, ?, ?)", table), "sss",
+                                       weft_column_text(rows, 0), weft_column_text(rows, 1),
+                                       sqlite3_column_text(rows, 2));
+    WEFT_TRY(weft_database_end(from));
+    return status;
 }
 
 /* Of the tables `here` and `there`. A commit is mentioned and not counted. */
 static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
     int shown = 0;
-    sqlite3_stmt *rows =
-        weft_database_ask(d,
-                          "SELECT a.value, b.value FROM here a JOIN there b USING (part)"
-                          " WHERE part = 'program' AND a.value <> b.value",
-                          "");
-    while (weft_database_next(d, rows))
+    EACH_ROW(rows, d,
+             "SELECT a.value, b.value FROM here a JOIN there b USING (part)"
+             " WHERE part = 'program' AND a.value <> b.value")
         fprintf(out, "note: written by %s here and by %s there\n", weft_column_shown(rows, 0),
                 weft_column_shown(rows, 1));
-    WEFT_TRY(weft_database_end(d, rows));
+    WEFT_TRY(weft_database_end(d));
     WEFT_TRY(weft_database_script(d, "DELETE FROM here WHERE part = 'program';"
                                      "DELETE FROM there WHERE part = 'program'"));
-    rows = weft_database_ask(
-        d,
-        "SELECT h.part, h.key, h.value, t.value FROM here h LEFT JOIN there t"
-        " ON t.part = h.part AND t.key = h.key WHERE NOT EXISTS (SELECT 1 FROM there s"
-        " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)"
-        " UNION ALL SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
-        " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)",
-        "");
-    while (weft_database_next(d, rows)) {
+    EACH_ROW(rows, d,
+             "SELECT h.part, h.key, h.value, t.value FROM here h LEFT JOIN there t"
+             " ON t.part = h.part AND t.key = h.key WHERE NOT EXISTS (SELECT 1 FROM there s"
+             " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)"
+             " UNION ALL SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
+             " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)") {
         if (shown++ >= ROWS_SHOWN) continue;
         fprintf(out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
         print_parting(
@@ -418,7 +400,7 @@ static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
             sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
             sqlite3_column_type(rows, 3) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 3));
     }
-    WEFT_TRY(weft_database_end(d, rows));
+    WEFT_TRY(weft_database_end(d));
     int64_t here, there;
     WEFT_TRY(weft_database_number(d, 0, &here, "SELECT count(*) FROM here", ""));
     WEFT_TRY(weft_database_number(d, 0, &there, "SELECT count(*) FROM there", ""));

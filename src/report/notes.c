@@ -142,8 +142,7 @@ weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
     int n = 0;
     weft_page_heading(p, "What leaked, was skipped, failed or diverged",
                       "What went wrong, so that no number is trusted more than it deserves.");
-    sqlite3_stmt *rows = weft_database_ask(d->database, troubles, "");
-    while (weft_database_next(d->database, rows)) {
+    EACH_ROW(rows, d->database, troubles) {
         double variant = weft_column_number(rows, 0), rate = sqlite3_column_double(rows, 2);
         bool known = variant >= 0 && variant < d->n_variants;
         if (n++ == 0) weft_page_table_open(p, "variant|where|what|why");
@@ -155,7 +154,7 @@ weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
                            (long long)sqlite3_column_int64(rows, 1), rate);
         weft_page_cells(p, weft_column_text(rows, 4), weft_column_text(rows, 5));
     }
-    WEFT_TRY(weft_database_end(d->database, rows));
+    WEFT_TRY(weft_database_end(d->database));
     if (!n && d->n_runs)
         weft_page_say(
             p, "Nothing: every variant could be built, none leaks, every run finished and no "
@@ -235,8 +234,8 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
 /* Which program made how many of the runs where and of which text, as the runs' own records say. */
 static weft_status put_origins(weft_page *p, const weft_report_data *d) {
     bool open = false;
-    sqlite3_stmt *rows = weft_database_ask(
-        d->database,
+    EACH_ROW(
+        rows, d->database,
         "WITH finished AS (SELECT run, row_number() OVER (ORDER BY variant, learning_rate, seed)"
         " AS place FROM runs WHERE status = 'done' AND abs(score) < 9e999)"
         " SELECT count(*), a.value, b.value, c.value, d.value FROM finished"
@@ -244,9 +243,7 @@ static weft_status put_origins(weft_page *p, const weft_report_data *d) {
         " LEFT JOIN facts b ON b.run = finished.run AND b.name = 'device'"
         " LEFT JOIN facts c ON c.run = finished.run AND c.name = 'machine'"
         " LEFT JOIN facts d ON d.run = finished.run AND d.name = 'dataset_hash'"
-        " GROUP BY a.value, b.value, c.value, d.value ORDER BY min(place)",
-        "");
-    while (weft_database_next(d->database, rows)) {
+        " GROUP BY a.value, b.value, c.value, d.value ORDER BY min(place)") {
         const char *hash = weft_column_text(rows, 4);
         if (!open) weft_page_table_open(p, ">runs|commit|device|machine|text");
         open = true;
@@ -255,7 +252,7 @@ static weft_status put_origins(weft_page *p, const weft_report_data *d) {
         weft_page_cells(p, weft_column_text(rows, 2), weft_column_text(rows, 3));
         weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
     }
-    return weft_database_end(d->database, rows);
+    return weft_database_end(d->database);
 }
 
 weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
@@ -263,18 +260,15 @@ weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
         p, "Where and with what it was run",
         "The program, the machine and the config that the variants' overrides start from.");
     weft_page_table_open(p, "what|which");
-    sqlite3_stmt *row = weft_database_ask(
-        d->database,
-        "SELECT weft_version AS \"weft's version\", git_commit AS \"git commit\", created AS"
-        " \"study begun\", host, machine, device, threads, seeds, learning_rates AS"
-        " \"learning rates\" FROM study",
-        "");
-    bool there = weft_database_next(d->database, row);
-    for (int i = 0; there && i < sqlite3_column_count(row); i++) {
-        const char *value = weft_column_text(row, i);
-        weft_page_cells(p, sqlite3_column_name(row, i), *value ? value : "–");
-    }
-    WEFT_TRY(weft_database_end(d->database, row));
+    EACH_ROW(row, d->database,
+             "SELECT weft_version AS \"weft's version\", git_commit AS \"git commit\", created AS"
+             " \"study begun\", host, machine, device, threads, seeds, learning_rates AS"
+             " \"learning rates\" FROM study")
+        for (int i = 0; i < sqlite3_column_count(row); i++) {
+            const char *value = weft_column_text(row, i);
+            weft_page_cells(p, sqlite3_column_name(row, i), *value ? value : "–");
+        }
+    WEFT_TRY(weft_database_end(d->database));
     weft_page_cells(p, "database", d->path);
     WEFT_TRY(put_origins(p, d));
     weft_page_folded(p, "The whole base config", d->config);

@@ -54,11 +54,9 @@ static void need(bool ok, const char *what) {
 
 static void list_columns(weft_database *d) {
     for (int t = 0; t < TABLES; t++) {
-        sqlite3_stmt *rows =
-            weft_database_ask(d, "SELECT name FROM pragma_table_info(?)", "s", tables[t].name);
-        while (weft_database_next(d, rows))
+        EACH_ROW(rows, d, "SELECT name FROM pragma_table_info(?)", "s", tables[t].name)
             snprintf(columns[t][n_columns[t]++], 32, "%s", weft_column_text(rows, 0));
-        need(weft_database_end(d, rows) == WEFT_OK, "columns");
+        need(weft_database_end(d) == WEFT_OK, "columns");
     }
 }
 
