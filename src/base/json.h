@@ -36,6 +36,8 @@ json_t *weft_json_text(const char *text);
  * shared. NULL is null; with a * behind its letter a field that would be null is left out. The caller owns it; NULL: no
  * memory. */
 json_t *weft_json_make(const char *fields, ...);
+/* Puts such an object at the end of a list. */
+#define weft_json_append(list, ...) json_array_append_new(list, weft_json_make(__VA_ARGS__))
 /* Adds such fields to an object. */
 void weft_json_add(json_t *object, const char *fields, ...);
 /* `list`, made here: so many values, each by an expression of its number i. */

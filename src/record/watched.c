@@ -386,9 +386,8 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
     for (int i = 0; i < w->n_studies; i++) {
         const study *s = &w->studies[i];
         if (s->version <= after) continue;
-        json_array_append_new(
-            studies, weft_json_make("id:i name:s waiting:I running:I done:I failed:I", i, s->name,
-                                    s->count[0], s->count[1], s->count[2], s->count[3]));
+        weft_json_append(studies, "id:i name:s waiting:I running:I done:I failed:I", i, s->name,
+                         s->count[0], s->count[1], s->count[2], s->count[3]);
     }
     for (int i = 0; i < w->n_runs; i++)
         if (w->runs[i].version > after) json_array_append_new(runs, run_json(w, i, after));

@@ -26,7 +26,7 @@ int64_t weft_watched_version(const weft_watched *w);
 /* What changed after the change of that number; 0: everything. NULL: nothing, or no memory.
  *
  *   {"version": N,
- *    "studies": [{"id", "name", "folder", "waiting", "running", "done", "failed"}],
+ *    "studies": [{"id", "name", "waiting", "running", "done", "failed"}],
  *    "runs": [{"id", "name", "title", "study", "status", "step", "steps", "tokens_per_step", "loss",
  *              "val_loss", "best_val_loss", "tokens_per_s", "mfu", "seconds_left",
  *              "bytes_per_token" of the held-out text, once the run has ended, "note", "tags", "reset", "options": {"KEY": value that is not the default}, "rows": [[..]]}]}

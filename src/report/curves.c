@@ -151,7 +151,7 @@ static json_t *lines_json(const weft_report_data *d, const curve *curves) {
         json_t *runs = json_array();
         for (int k = 0; k < curves[i].n; k++)
             json_array_append_new(runs, run_json(&d->variants[i], &curves[i].runs[k]));
-        json_array_append_new(lines, weft_json_make("series:i runs:o", i, runs));
+        weft_json_append(lines, "series:i runs:o", i, runs);
     }
     return lines;
 }

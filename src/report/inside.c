@@ -102,20 +102,19 @@ static int percent_of(const json_t *row, size_t j) {
 /* Weights of one shade as one path of unit squares, row by row. */
 static void put_shade(FILE *out, const json_t *rows, size_t time, int shade, const char *colour) {
     int low = 100 * shade / SHADES, high = 100 * (shade + 1) / SHADES;
-    bool open = false;
+    int told = 0;
     for (size_t i = 0; i < time; i++) {
         const json_t *row = json_array_get(rows, i);
         for (size_t j = 0; j < time; j++) {
             int percent = (int)(100 * sqrt(percent_of(row, j) / 100.0)); /* faint ones show, too */
             if (percent <= low || percent > high) continue;
-            if (!open)
+            if (told++ == 0)
                 fprintf(out, "<path fill=\"%s\" fill-opacity=\"%.2f\" d=\"", colour,
                         (shade + 1) / (double)SHADES);
-            open = true;
             fprintf(out, "M%zu %zuh1v1h-1z", j, i);
         }
     }
-    if (open) fputs("\"/>\n", out);
+    if (told) fputs("\"/>\n", out);
 }
 
 /* A bar for each token under the map, from 0 to the largest. */
@@ -302,7 +301,7 @@ static const char *shown_text(weft_page *p, const json_t *value) {
 
 weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
-    bool open = false;
+    int told = 0;
     find_folder(d, folder);
     EACH_VARIANT(v, d) {
         const weft_report_run *run = first_run(v);
@@ -311,13 +310,12 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
                      *cache = json_object_get(sample, "cache_bytes_per_token");
         const char *prompt = json_string_value(json_object_get(sample, "prompt"));
         if (!json_is_string(text) || !prompt) continue;
-        if (!open)
+        if (told++ == 0)
             weft_page_heading(
                 p, "What the models write",
                 "The last sample of each variant's first random seed; the same prompt "
                 "and the same random numbers for all. The cache is the memory that it took "
                 "in generating, divided by the tokens that it has room for.");
-        open = true;
         const char *title =
             weft_say("%.200s, after %lld training steps", v->label,
                      (long long)json_integer_value(json_object_get(sample, "step")));

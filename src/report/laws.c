@@ -132,19 +132,18 @@ static const char *next_list(const char *at) {
 }
 
 weft_status weft_report_yardstick(weft_page *p, const weft_report_data *d) {
-    bool open = false;
+    int told = 0;
     for (const char *at = d->yardstick; *at; at = next_list(at)) {
         size_t n = strcspn(at, ";");
         law laws[YARDSTICKS];
         WEFT_TRY(fit_laws(d, at, n, laws));
         if (!isfinite(laws[0].line.spread)) continue;
-        if (!open)
+        if (told++ == 0)
             weft_page_heading(
                 p, "Against plain models of equal size",
                 "What a plain model with as many parameters, or trained with as many "
                 "operations, would score, by a power law through several of them; and how "
                 "far each variant is from that.");
-        open = true;
         weft_page_say(p, "Plain models: %.*s.", (int)n, at);
         for (int m = 0; m < YARDSTICKS; m++) {
             const weft_line *l = &laws[m].line;
@@ -188,9 +187,8 @@ weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists)
         json_t *rows = json_array();
         EACH_VARIANT(v, d)
             if (is_held(v, at, n)) json_array_append_new(rows, stand_json(v, laws));
-        json_array_append_new(lists, weft_json_make("steps:o parameters:o flops:o variants:o",
-                                                    json_stringn(at, n), law_json(&laws[0]),
-                                                    law_json(&laws[1]), rows));
+        weft_json_append(lists, "steps:o parameters:o flops:o variants:o", json_stringn(at, n),
+                         law_json(&laws[0]), law_json(&laws[1]), rows);
     }
     return WEFT_OK;
 }
@@ -238,8 +236,7 @@ static weft_status add_study(json_t *rows, const weft_report_data *d, const char
                 "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
                 "above 0",
                 d->path, weft_shown(v->name), x, at, run->score);
-        json_array_append_new(
-            rows, weft_json_make("step:s seed:I x:f score:f", v->name, run->seed, at, run->score));
+        weft_json_append(rows, "step:s seed:I x:f score:f", v->name, run->seed, at, run->score);
     }
     return WEFT_OK;
 }

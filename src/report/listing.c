@@ -233,8 +233,7 @@ static json_t *pair_up(const weft_report_variant *a, const weft_report_variant *
     EACH_PAIR(pair, b, a) {
         if (!pair.counts) continue;
         double one = pair.baseline->score, two = pair.variant->score;
-        json_array_append_new(
-            pairs, weft_json_make("seed:I a:f b:f difference:f", pair.seed, one, two, two - one));
+        weft_json_append(pairs, "seed:I a:f b:f difference:f", pair.seed, one, two, two - one);
     }
     return pairs;
 }
@@ -303,10 +302,8 @@ static weft_status compare_positions(const weft_report_variant *one, const weft_
         weft_comparison c;
         WEFT_TRY(weft_report_compare_seeds(two, one, ranges[i].name, false, &c));
         if (c.pairs == 0) continue;
-        json_array_append_new(list,
-                              weft_json_make("first:I last:I a:f b:f difference:f low:f high:f",
-                                             ranges[i].first, ranges[i].last, c.baseline, c.variant,
-                                             c.mean, c.low, c.high));
+        weft_json_append(list, "first:I last:I a:f b:f difference:f low:f high:f", ranges[i].first,
+                         ranges[i].last, c.baseline, c.variant, c.mean, c.low, c.high);
     }
     return WEFT_OK;
 }

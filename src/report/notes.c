@@ -75,7 +75,7 @@ static bool differs(const json_t *configs, const char *key) {
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     WEFT_AUTO_DECREF json_t *configs = json_array(), *keys = json_object();
-    bool open = false;
+    int told = 0;
     EACH_VARIANT(v, d) {
         json_t *config = variant_config(v);
         json_object_update_missing(keys, config);
@@ -87,8 +87,7 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     EACH_MEMBER(option, keys) {
         const char *key = option.key;
         if (is_left_out(key) || !differs(configs, key)) continue;
-        if (!open) weft_report_open_table(p, d, "key", NULL);
-        open = true;
+        if (told++ == 0) weft_report_open_table(p, d, "key", NULL);
         char name[WEFT_SETTING_KEY];
         size_t n = 0;
         for (; key[n]; n++)
@@ -98,7 +97,7 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
         for (int i = 0; i < d->n_variants; i++)
             weft_page_cell(p, "%s", value_of(configs, (size_t)i, key));
     }
-    if (d->n_variants > 1 && !open)
+    if (d->n_variants > 1 && told == 0)
         weft_page_say(p, "The variants' configs are the same in every key.");
     bool memory = keys && json_array_size(configs) == (size_t)d->n_variants;
     return memory ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for the configs");
@@ -233,7 +232,7 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
 
 /* Which program made how many of the runs where and of which text, as the runs' own records say. */
 static weft_status put_origins(weft_page *p, const weft_report_data *d) {
-    bool open = false;
+    int told = 0;
     EACH_ROW(
         rows, d->database,
         "WITH finished AS (SELECT run, row_number() OVER (ORDER BY variant, learning_rate, seed)"
@@ -245,8 +244,7 @@ static weft_status put_origins(weft_page *p, const weft_report_data *d) {
         " LEFT JOIN facts d ON d.run = finished.run AND d.name = 'dataset_hash'"
         " GROUP BY a.value, b.value, c.value, d.value ORDER BY min(place)") {
         const char *hash = weft_column_text(rows, 4);
-        if (!open) weft_page_table_open(p, ">runs|commit|device|machine|text");
-        open = true;
+        if (told++ == 0) weft_page_table_open(p, ">runs|commit|device|machine|text");
         weft_page_cell(p, "%d", sqlite3_column_int(rows, 0));
         weft_page_cell(p, "%.12s", weft_column_text(rows, 1));
         weft_page_cells(p, weft_column_text(rows, 2), weft_column_text(rows, 3));

@@ -29,9 +29,8 @@ static json_t *series_json(const weft_report_data *d) {
     json_t *list = json_array();
     EACH_VARIANT(v, d) {
         json_t *baseline = v->baseline ? weft_page_json(v->baseline->name) : NULL;
-        json_array_append_new(list, weft_json_make("key:o name:o style:i baseline:o",
-                                                   weft_page_json(v->name),
-                                                   weft_page_json(v->label), v->place, baseline));
+        weft_json_append(list, "key:o name:o style:i baseline:o", weft_page_json(v->name),
+                         weft_page_json(v->label), v->place, baseline);
     }
     return list;
 }
@@ -297,18 +296,17 @@ static void open_table(weft_page *p, const weft_report_range *r, int n) {
 /* Differences with their intervals; nothing where no variant has a baseline that has them too. */
 static weft_status put_differences(weft_page *p, const weft_report_data *d,
                                    const weft_report_range *r, int n) {
-    bool open = false;
+    int told = 0;
     EACH_VARIANT(v, d) {
         if (!weft_report_counts(v) || !has_positions(v, r, n) || !has_positions(v->baseline, r, n))
             continue;
-        if (!open) {
+        if (told++ == 0) {
             weft_page_say(p,
                           "The differences from the baseline, seed by seed, with their %.0f%% "
                           "intervals:",
                           100 * WEFT_CONFIDENCE);
             open_table(p, r, n);
         }
-        open = true;
         weft_page_cell(p, "%s against %s", v->label, v->baseline->label);
         for (int k = 0; k < n; k++) {
             weft_comparison c;

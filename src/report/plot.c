@@ -231,7 +231,6 @@ static int letters(const char *text) {
 static void find_ticks(canvas *c) {
     const weft_plot *p = c->plot;
     int longest = 3, label = 1;
-    double by = 1;
     for (int s = 0; s < p->n_series; s++)
         if (p->series[s].n) label = (int)fmax(label, letters(p->series[s].label));
     weft_axis_ticks(c->y.low, c->y.high, TICKS, &c->y_ticks);
@@ -240,16 +239,12 @@ static void find_ticks(canvas *c) {
     c->left = 16 + LETTER * longest;
     c->right = WIDTH - 34 - LETTER * (label < LABEL_LETTERS ? label : LABEL_LETTERS);
     int most = (int)((c->right - c->left) / 70);
-    if (p->log_x) {
+    c->x_scale = weft_axis_scale(p->log_x ? WEFT_UNIT_COUNT : p->x_unit, c->x.high);
+    double by = c->x_scale.by;
+    if (p->log_x)
         weft_axis_log_ticks(pow(10, c->x.low), pow(10, c->x.high), most, &c->x_ticks);
-        c->x_scale = (weft_scale){1, ""};
-        for (int i = 0; i < c->x_ticks.n; i++)
-            c->x_ticks.at[i] = log10(c->x_ticks.at[i]);
-        return;
-    }
-    c->x_scale = weft_axis_scale(p->x_unit, c->x.high);
-    by = c->x_scale.by;
-    weft_axis_ticks(c->x.low / by, c->x.high / by, most, &c->x_ticks);
+    else
+        weft_axis_ticks(c->x.low / by, c->x.high / by, most, &c->x_ticks);
     for (int i = 0; i < c->x_ticks.n; i++)
         c->x_ticks.at[i] *= by;
 }
@@ -314,7 +309,7 @@ static void put_frame(const canvas *c) {
         weft_svg_text(c->out, c->left - 7, y + 5, "end", c->y_ticks.text[i]);
     }
     for (int i = 0; i < c->x_ticks.n; i++) {
-        double at = c->x_ticks.at[i], x = x_of(c, p->log_x ? pow(10, at) : at);
+        double x = x_of(c, c->x_ticks.at[i]);
         weft_svg_line(c->out, x, floor_y, x, floor_y + 5, "ink", 1);
         weft_svg_text(c->out, x, floor_y + 20, "middle", c->x_ticks.text[i]);
     }
@@ -497,12 +492,11 @@ static void add_points(const weft_plot *p, json_t *chart) {
     for (int s = 0; s < p->n_series; s++) {
         const weft_plot_series *one = &p->series[s];
         if (!one->n) continue;
-        json_array_append_new(
-            sets, weft_json_make("series:i at:o join:b fit:o* least:o* size:f*", s,
-                                 points_json(one->points, one->n), p->kind == WEFT_PLOT_MEASURED,
-                                 one->n_fit ? points_json(one->fit, one->n_fit) : NULL,
-                                 one->n_fit ? point_json(one->least) : NULL,
-                                 one->size > 0 ? one->size : NAN));
+        weft_json_append(sets, "series:i at:o join:b fit:o* least:o* size:f*", s,
+                         points_json(one->points, one->n), p->kind == WEFT_PLOT_MEASURED,
+                         one->n_fit ? points_json(one->fit, one->n_fit) : NULL,
+                         one->n_fit ? point_json(one->least) : NULL,
+                         one->size > 0 ? one->size : NAN);
     }
     for (int i = 0; i < p->n_front; i++)
         json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));

@@ -41,9 +41,8 @@ static json_t *left_out(const weft_report_variant *v) {
     json_t *list = json_array();
     EACH_PAIR(pair, v, v->baseline) {
         if (pair.counts || (!pair.variant && !pair.baseline)) continue;
-        json_array_append_new(list, weft_json_make("seed:I step:s baseline:s", pair.seed,
-                                                   weft_report_ended(pair.variant),
-                                                   weft_report_ended(pair.baseline)));
+        weft_json_append(list, "seed:I step:s baseline:s", pair.seed,
+                         weft_report_ended(pair.variant), weft_report_ended(pair.baseline));
     }
     return list;
 }
@@ -65,8 +64,7 @@ static json_t *positions_json(const weft_report_variant *v) {
     for (int i = 0; i < n; i++) {
         double loss = weft_report_fact_mean(v, ranges[i].name);
         if (isfinite(loss))
-            json_array_append_new(list, weft_json_make("first:I last:I loss:f", ranges[i].first,
-                                                       ranges[i].last, loss));
+            weft_json_append(list, "first:I last:I loss:f", ranges[i].first, ranges[i].last, loss);
     }
     return list;
 }

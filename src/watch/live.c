@@ -113,11 +113,10 @@ static json_t *gpus_json(const gpus *g) {
         if (g->f.name(d, name, sizeof name) != 0) snprintf(name, sizeof name, "GPU");
         bool power = g->f.power(d, &milliwatts) == 0, clock = g->f.clock(d, CLOCK_SM, &mhz) == 0;
         bool room = g->f.memory(d, &memory) == 0, used = g->f.utilization(d, &use) == 0;
-        json_array_append_new(
-            list, weft_json_make("name:s watts:f mhz:f used_bytes:f bytes:f percent:f", name,
-                                 power ? milliwatts / 1000.0 : NAN, clock ? (double)mhz : NAN,
-                                 room ? (double)memory.used : NAN,
-                                 room ? (double)memory.total : NAN, used ? (double)use.gpu : NAN));
+        weft_json_append(list, "name:s watts:f mhz:f used_bytes:f bytes:f percent:f", name,
+                         power ? milliwatts / 1000.0 : NAN, clock ? (double)mhz : NAN,
+                         room ? (double)memory.used : NAN, room ? (double)memory.total : NAN,
+                         used ? (double)use.gpu : NAN);
     }
     return weft_json_make("gpus:o", list);
 }
