@@ -149,23 +149,11 @@ weft_status weft_report_repeat_of(const weft_report_run *run, weft_report_repeat
 
 typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d);
 
-/* report/answer.c, report/forest.c */
-weft_report_section weft_report_answer, weft_report_forest;
-/* report/results.c */
-weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats;
-/* report/curves.c */
-weft_report_section weft_report_curves;
-/* report/pictures.c */
-weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions,
-    weft_report_minima;
-/* report/laws.c */
-weft_report_section weft_report_yardstick;
-/* report/inside.c */
-weft_report_section weft_report_samples, weft_report_attention, weft_report_inside,
-    weft_report_decode;
-/* report/notes.c */
-weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
-    weft_report_environment;
+weft_report_section weft_report_answer, weft_report_forest, weft_report_verdicts, weft_report_table,
+    weft_report_repeats, weft_report_curves, weft_report_fronts, weft_report_sweep,
+    weft_report_positions, weft_report_minima, weft_report_yardstick, weft_report_samples,
+    weft_report_attention, weft_report_inside, weft_report_decode, weft_report_differences,
+    weft_report_trouble, weft_report_equality, weft_report_environment;
 
 /* Words and numbers for people; a result is a text that lasts, or one of the calling thread's own, of which sixteen may
  * be in use at a time. report/words.c */
