@@ -104,9 +104,8 @@ json_t *bench_grid_summary(const json_t *rows, FILE *to) {
     int below_1 = 0, below_9 = 0;
     double worst = INFINITY;
     const char *worst_name = "";
-    size_t i;
-    json_t *row;
-    json_array_foreach(rows, i, row) {
+    EACH_ITEM(each, rows) {
+        const json_t *row = each.value;
         double ratio = json_number_value(json_object_get(row, "ratio"));
         json_int_t batch = json_integer_value(json_object_get(row, "batch"));
         if (ratio <= 0) continue;

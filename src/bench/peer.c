@@ -99,11 +99,8 @@ void bench_sides_free(bench_sides *s) {
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to) {
     json_t *reply = bench_peer_ask(p, weft_json_make("do:s repeats:i", "run", repeats));
     if (!reply) return false;
-    size_t i;
-    json_t *value;
-    json_array_foreach(json_object_get(reply, "seconds"), i, value) {
-        bench_samples_add(to, json_number_value(value));
-    }
+    EACH_ITEM(seconds, json_object_get(reply, "seconds"))
+        bench_samples_add(to, json_number_value(seconds.value));
     json_decref(reply);
     return true;
 }

@@ -274,12 +274,10 @@ static const char *text_of(const json_t *object, const char *key) {
 
 /* What the report calls a variant, and whether it is the one that others are compared with. */
 static const char *title_of(const json_t *variants, const char *name, bool *first) {
-    size_t i;
-    json_t *variant;
-    json_array_foreach(variants, i, variant) {
-        if (strcmp(text_of(variant, "step"), name) != 0) continue;
-        *first = i == 0;
-        return text_of(variant, "title");
+    EACH_ITEM(variant, variants) {
+        if (strcmp(text_of(variant.value, "step"), name) != 0) continue;
+        *first = variant.n == 1;
+        return text_of(variant.value, "title");
     }
     return name;
 }
@@ -287,11 +285,10 @@ static const char *title_of(const json_t *variants, const char *name, bool *firs
 /* What the study says, as its report does: a line for each comparison, and the answer. */
 static void tell_verdicts(const char *database, const weft_study_result *r) {
     WEFT_AUTO_DECREF json_t *report = NULL;
-    json_t *verdict;
-    size_t i;
     if (weft_report_json(&database, 1, &report) != WEFT_OK) return;
     const json_t *one = json_array_get(json_object_get(report, "studies"), 0);
-    json_array_foreach(json_object_get(one, "verdicts"), i, verdict) {
+    EACH_ITEM(each, json_object_get(one, "verdicts")) {
+        const json_t *verdict = each.value;
         /* A repeat says what its original said, unless that is the baseline. */
         const char *original = text_of(verdict, "repeat_of");
         if (!*original || strcmp(original, text_of(verdict, "baseline")) == 0) {

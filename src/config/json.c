@@ -13,16 +13,14 @@ void weft_option_json_key(const weft_option *o, char *key, size_t room) {
 }
 
 json_t *weft_config_kept(const char *text) {
-    json_t *kept = weft_json_read(text, strlen(text), 0, NULL), *value;
+    WEFT_AUTO_DECREF json_t *kept = weft_json_read(text, strlen(text), 0, NULL);
     json_t *object = json_is_object(kept) ? json_object() : NULL;
-    const char *name;
-    json_object_foreach(kept, name, value) {
+    EACH_MEMBER(m, kept) {
         char key[64];
-        const weft_option *o = weft_option_find(name);
+        const weft_option *o = weft_option_find(m.key);
         if (o) weft_option_json_key(o, key, sizeof key);
-        json_object_set(object, o ? key : name, value);
+        json_object_set(object, o ? key : m.key, m.value);
     }
-    json_decref(kept);
     return object;
 }
 
@@ -47,9 +45,9 @@ json_t *weft_config_to_json(const weft_config *c) {
 
 weft_status weft_config_from_json(weft_config *c, const json_t *object, const char *where) {
     if (!json_is_object(object)) return WEFT_BAD_INPUT("%s: a config is a JSON object", where);
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, key, value) {
+    EACH_MEMBER(m, object) {
+        const char *key = m.key;
+        const json_t *value = m.value;
         char text[WEFT_TEXT_MAX + 2];
         if (json_is_boolean(value))
             snprintf(text, sizeof text, "%s", json_is_true(value) ? "y" : "n");

@@ -174,10 +174,10 @@ static weft_status refuse(const source *s, const char *key, const json_t *value,
  * `lists` that has a key says what it may be. */
 static weft_status check_keys(const source *s, const json_t *object, const char *const lists[3],
                               const char *inside, char unknown[256]) {
-    const char *key;
     char must[32];
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, key, value) {
+    EACH_MEMBER(m, object) {
+        const char *key = m.key;
+        const json_t *value = m.value;
         char full[128];
         snprintf(full, sizeof full, "%s%.60s", inside, key);
         if (json_is_null(value)) continue;
@@ -269,12 +269,10 @@ static void read_local(source *s, const json_t *rope, weft_config *c) {
 static void read_factors(source *s, const json_t *rope, const char *key, weft_config *c,
                          const char *ours) {
     char text[WEFT_TEXT_MAX] = "";
-    size_t i;
-    const json_t *factor;
-    json_array_foreach(json_object_get(rope, key), i, factor) {
+    EACH_ITEM(factor, json_object_get(rope, key)) {
         size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, "%s%.9g", i ? "," : "",
-                 json_number_value(factor));
+        snprintf(text + used, sizeof text - used, "%s%.9g", used ? "," : "",
+                 json_number_value(factor.value));
     }
     set_word(s, c, ours, text);
 }

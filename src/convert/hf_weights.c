@@ -48,16 +48,15 @@ static weft_status open_file(weight_files *f, const char *name) {
 static weft_status open_index(weight_files *f) {
     static const char NAME[] = "model.safetensors.index.json";
     WEFT_AUTO_DECREF json_t *root = NULL, *seen = json_object();
-    json_t *file;
-    const char *tensor;
     WEFT_TRY(read_json(f->folder, NAME, &root));
-    json_t *map = json_object_get(root, "weight_map");
+    const json_t *map = json_object_get(root, "weight_map");
     if (!json_is_object(map) || !seen)
         return WEFT_BAD_INPUT("%s/%s: \"weight_map\" is missing", f->folder, NAME);
-    json_object_foreach(map, tensor, file) {
-        const char *name = json_string_value(file);
+    EACH_MEMBER(tensor, map) {
+        const char *name = json_string_value(tensor.value);
         if (!name)
-            return WEFT_BAD_INPUT("%s/%s: the file of '%.80s' is no text", f->folder, NAME, tensor);
+            return WEFT_BAD_INPUT("%s/%s: the file of '%.80s' is no text", f->folder, NAME,
+                                  tensor.key);
         if (json_object_get(seen, name)) continue;
         WEFT_TRY(open_file(f, name));
         json_object_set_new(seen, name, json_true());

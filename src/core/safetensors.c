@@ -174,11 +174,8 @@ static weft_status read_entry(const weft_safetensors *f, const char *name, const
 
 static weft_status read_metadata(weft_safetensors *f, json_t *value) {
     if (!json_is_object(value)) return bad_file(f, "'__metadata__' is no object");
-    const char *key;
-    json_t *text;
-    json_object_foreach(value, key, text) {
-        if (!json_is_string(text)) return bad_file(f, "a value of '__metadata__' is no string");
-    }
+    EACH_MEMBER(m, value)
+        if (!json_is_string(m.value)) return bad_file(f, "a value of '__metadata__' is no string");
     f->metadata = value;
     return WEFT_OK;
 }
@@ -215,15 +212,13 @@ static weft_status check_cover(const weft_safetensors *f, entry *entries, int64_
 
 static weft_status read_entries(weft_safetensors *f, const unsigned char *data, int64_t data_bytes,
                                 entry *entries) {
-    const char *name;
-    json_t *value;
     int64_t n = 0;
-    json_object_foreach(f->header, name, value) {
-        if (strcmp(name, "__metadata__") == 0) {
-            WEFT_TRY(read_metadata(f, value));
+    EACH_MEMBER(m, f->header) {
+        if (strcmp(m.key, "__metadata__") == 0) {
+            WEFT_TRY(read_metadata(f, m.value));
             continue;
         }
-        WEFT_TRY(read_entry(f, name, value, data_bytes, &entries[n]));
+        WEFT_TRY(read_entry(f, m.key, m.value, data_bytes, &entries[n]));
         entries[n].tensor.data = data + entries[n].begin;
         n++;
     }

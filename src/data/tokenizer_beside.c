@@ -123,14 +123,12 @@ weft_status weft_tokenizer_chat(const weft_tokenizer *t, char **out) {
 /* {"151643": {"content": "<|endoftext|>", "special": true, ...}, ...} */
 static weft_status add_decoder(weft_tokenizer *t) {
     WEFT_AUTO_DECREF json_t *root = parse_config(t);
-    const char *key;
-    json_t *token;
-    json_object_foreach(json_object_get(root, "added_tokens_decoder"), key, token) {
-        const char *content = json_string_value(json_object_get(token, "content"));
+    EACH_MEMBER(token, json_object_get(root, "added_tokens_decoder")) {
+        const char *content = json_string_value(json_object_get(token.value, "content"));
         if (content && weft_tokenizer_special(t, content) >= 0) continue;
         char *rest;
-        long id = strtol(key, &rest, 10);
-        WEFT_TRY(weft_tokenizer_read_added(t, token, *rest ? -1 : id));
+        long id = strtol(token.key, &rest, 10);
+        WEFT_TRY(weft_tokenizer_read_added(t, token.value, *rest ? -1 : id));
     }
     return WEFT_OK;
 }

@@ -40,9 +40,9 @@ static int byte_of(const weft_tokenizer *t, const char *text) {
 
 /* Adds the tokens of {"symbols": number, ...}. */
 static weft_status add_vocab(weft_tokenizer *t, const json_t *vocab) {
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)vocab, key, value) {
+    EACH_MEMBER(token, vocab) {
+        const char *key = token.key;
+        const json_t *value = token.value;
         size_t length = strlen(key);
         if (!json_is_integer(value))
             return tokenizer_refuse(t, "the number of token \"%.40s\" is no number", key);

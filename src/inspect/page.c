@@ -202,12 +202,10 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
                       : "");
     fputs(style, p->html);
     /* The text, a button a token, for the script to tint. */
-    const json_t *word;
-    size_t k;
     fputs("<div id=\"looks\" class=\"card\">", p->html);
-    json_array_foreach(words, k, word) {
+    EACH_ITEM(word, words) {
         fputs("<button type=\"button\" class=\"tk\">", p->html);
-        weft_page_escape_html(p->html, json_string_value(word));
+        weft_page_escape_html(p->html, json_string_value(word.value));
         fputs("</button>", p->html);
     }
     fputs(

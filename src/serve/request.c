@@ -165,9 +165,9 @@ static bool is_neutral(const reading *in, const char *key, const json_t *value) 
 
 static bool check_members(const reading *in) {
     unsigned where = in->r->endpoint == WEFT_CHAT ? CHAT : TEXT;
-    const char *key;
-    json_t *value;
-    json_object_foreach(in->r->root, key, value) {
+    EACH_MEMBER(m, in->r->root) {
+        const char *key = m.key;
+        const json_t *value = m.value;
         size_t i = 0;
         while (i < MEMBERS && (strcmp(members[i].name, key) != 0 || !(members[i].where & where)))
             i++;
@@ -254,21 +254,20 @@ static bool join_parts(const reading *in, const json_t *parts, weft_message *out
 
 static bool read_message(const reading *in, const json_t *value, weft_message *out) {
     static const char *const roles[] = {"system", "developer", "user", "assistant"};
-    const char *role = json_string_value(json_object_get(value, "role")), *key;
+    const char *role = json_string_value(json_object_get(value, "role"));
     const json_t *content = json_object_get(value, "content");
-    json_t *member;
     for (size_t i = 0; role && i < sizeof roles / sizeof roles[0]; i++)
         if (strcmp(role, roles[i]) == 0) out->role = roles[i];
     if (!out->role)
         return refuse_type(in, "messages",
                            "a list of objects with \"role\" (system, developer, user or "
                            "assistant) and \"content\"");
-    json_object_foreach((json_t *)(uintptr_t)value, key, member) {
-        if (strcmp(key, "role") == 0 || strcmp(key, "content") == 0 || strcmp(key, "name") == 0 ||
-            is_neutral(in, key, member))
+    EACH_MEMBER(m, value) {
+        if (strcmp(m.key, "role") == 0 || strcmp(m.key, "content") == 0 ||
+            strcmp(m.key, "name") == 0 || is_neutral(in, m.key, m.value))
             continue;
         return weft_refuse(in->why, 400, "unknown_parameter", "messages",
-                           "unknown member '%.64s' of a message; leave it out", key);
+                           "unknown member '%.64s' of a message; leave it out", m.key);
     }
     if (json_is_array(content)) return join_parts(in, content, out);
     if (!json_is_string(content) && !(json_is_null(content) && strcmp(role, "assistant") == 0))
