@@ -38,10 +38,8 @@ static char *key_of(const json_t *options) {
 static char *overrides_of(const gathering *g) {
     char *text = NULL, own[WEFT_TEXT_MAX], first[WEFT_TEXT_MAX];
     size_t bytes = 0;
-    int count;
-    const weft_option *o = weft_options(&count), *end = o + count;
     FILE *out = open_memstream(&text, &bytes);
-    for (; out && o < end; o++) {
+    for (const weft_option *o = weft_options(NULL); out && o->key; o++) {
         if (o->owner == WEFT_OWNER_STUDY || o == WEFT_OPTION(learning_rate)) continue;
         weft_config_format(g->config, o, own, sizeof own);
         weft_config_format(g->first, o, first, sizeof first);

@@ -27,12 +27,10 @@ static void host_name(char text[HOST_ROOM]) {
 char *weft_record_config(const weft_config *c) {
     char *text = NULL, value[WEFT_TEXT_MAX];
     size_t room = 0;
-    int n;
     FILE *out = open_memstream(&text, &room);
-    const weft_option *options = weft_options(&n);
-    for (int i = 0; out && i < n; i++) {
-        weft_config_format(c, &options[i], value, sizeof value);
-        fprintf(out, "%s=%s\n", options[i].key, value);
+    for (const weft_option *o = weft_options(NULL); out && o->key; o++) {
+        weft_config_format(c, o, value, sizeof value);
+        fprintf(out, "%s=%s\n", o->key, value);
     }
     return out ? weft_memory_end(out, &text) : NULL;
 }
@@ -273,20 +271,18 @@ static bool may_change(const weft_option *o) {
 
 const weft_option *weft_record_difference(const char *a, const char *b, bool grown,
                                           char of_a[WEFT_TEXT_MAX], char of_b[WEFT_TEXT_MAX]) {
-    int n;
-    const weft_option *options = weft_options(&n);
-    for (int i = 0; i < n; i++) {
-        weft_record_value(a, &options[i], of_a, WEFT_TEXT_MAX);
-        weft_record_value(b, &options[i], of_b, WEFT_TEXT_MAX);
-        bool more = may_change(&options[i]);
-        if (grown && &options[i] == WEFT_OPTION(study_seeds))
+    for (const weft_option *o = weft_options(NULL); o->key; o++) {
+        weft_record_value(a, o, of_a, WEFT_TEXT_MAX);
+        weft_record_value(b, o, of_b, WEFT_TEXT_MAX);
+        bool more = may_change(o);
+        if (grown && o == WEFT_OPTION(study_seeds))
             more = strtol(of_a, NULL, 10) < strtol(of_b, NULL, 10);
-        if (grown && &options[i] == WEFT_OPTION(study_variants) && *of_a)
+        if (grown && o == WEFT_OPTION(study_variants) && *of_a)
             more = strncmp(of_a, of_b, strlen(of_a)) == 0 && of_b[strlen(of_a)] == ';';
         if (strcmp(of_a, of_b) != 0 && !more) {
             if (!*of_a) snprintf(of_a, WEFT_TEXT_MAX, "empty");
             if (!*of_b) snprintf(of_b, WEFT_TEXT_MAX, "empty");
-            return &options[i];
+            return o;
         }
     }
     return NULL;

@@ -194,10 +194,8 @@ static void walk(weft_watched *w, int root, int folder, const char *path, int de
 /* The options of a config but for a study's own; with `plain` those that are not as there, and the seed. */
 static json_t *options_json(const weft_config *c, const weft_config *plain) {
     char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
-    int count;
-    const weft_option *o = weft_options(&count), *end = o + count;
     json_t *object = json_object();
-    for (; object && o < end; o++) {
+    for (const weft_option *o = weft_options(NULL); object && o->key; o++) {
         bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
         weft_config_format(c, o, value, sizeof value);
         if (plain) weft_config_format(plain, o, usual, sizeof usual);
