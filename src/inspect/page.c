@@ -203,11 +203,9 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
     fputs(style, p->html);
     /* The text, a button a token, for the script to tint. */
     fputs("<div id=\"looks\" class=\"card\">", p->html);
-    EACH_ITEM(word, words) {
-        fputs("<button type=\"button\" class=\"tk\">", p->html);
-        weft_page_escape_html(p->html, json_string_value(word.value));
-        fputs("</button>", p->html);
-    }
+    EACH_ITEM(word, words)
+        weft_html(p->html, "<button type=\"button\" class=\"tk\">", json_string_value(word.value),
+                  "</button>");
     fputs(
         "</div>\n<p id=\"look\" class=\"facts\" role=\"status\"></p>\n<div id=\"routes\"></div>\n",
         p->html);

@@ -176,33 +176,26 @@ static void put_row(weft_page *p, const weft_report_variant *v, const extent *e)
     FILE *out = p->html;
     const weft_comparison *c = &v->compared;
     bool counted = weft_report_counts(v), doubted = weft_report_is_in_doubt(v);
-    fprintf(out, "<div role=\"row\"%s data-key=\"",
-            v == weft_report_headline(v->study) ? " class=\"lit\"" : "");
-    weft_page_escape_html(out, v->name);
-    fputs("\"><span class=\"step\" role=\"rowheader\">", out);
-    weft_page_escape_html(out, v->label);
-    const char *baseline = v->baseline->label;
-    if (!weft_report_baseline(v->study) || strlen(baseline) <= SHORT_LABEL) {
-        fputs(" <small>against ", out);
-        weft_page_escape_html(out, baseline);
-        fputs("</small>", out);
-    }
+    const char *why = doubted ? "in doubt: see the warnings above" : v->why;
+    weft_html(out,
+              v == weft_report_headline(v->study) ? "<div role=\"row\" class=\"lit\""
+                                                  : "<div role=\"row\"",
+              "", " data-key=\"", v->name, "\"><span class=\"step\" role=\"rowheader\">", v->label);
+    if (!weft_report_baseline(v->study) || strlen(v->baseline->label) <= SHORT_LABEL)
+        weft_html(out, " <small>against ", v->baseline->label, "</small>");
     fputs("</span>", out);
     put_track(out, c, e, counted && !doubted);
-    fputs("<span class=\"value\" role=\"cell\">", out);
-    weft_page_escape_html(out, weft_say_interval(c));
-    fprintf(out, "<small>%s</small>", weft_say_share_interval(c));
-    fprintf(out, "</span><span class=\"verdict\" role=\"cell\"><b class=\"word %s\">",
-            doubted ? "plain" : weft_say_kind(c->verdict));
-    weft_page_escape_html(out, *v->error  ? "cannot be built"
-                               : !counted ? "leaks: not compared"
-                                          : weft_say_verdict(v));
-    fputs("</b><small>", out);
-    const char *why = doubted ? "in doubt: see the warnings above" : v->why;
-    bool bounded = write_note(p->words, v, true);
-    if (*why && !bounded) fprintf(p->words, " %c%s.", toupper((unsigned char)*why), why + 1);
-    weft_page_escape_html(out, weft_page_words(p));
-    fputs("</small></span></div>\n", out);
+    weft_html(out, "<span class=\"value\" role=\"cell\">", weft_say_interval(c), "<small>",
+              weft_say_share_interval(c),
+              "</small></span><span class=\"verdict\" role=\"cell\"><b class=\"word ",
+              doubted ? "plain" : weft_say_kind(c->verdict), "\">",
+              *v->error  ? "cannot be built"
+              : !counted ? "leaks: not compared"
+                         : weft_say_verdict(v),
+              "</b><small>");
+    if (!write_note(p->words, v, true) && *why)
+        fprintf(p->words, " %c%s.", toupper((unsigned char)*why), why + 1);
+    weft_html(out, "", weft_page_words(p), "</small></span></div>\n");
 }
 
 static void put_forest(weft_page *p, const weft_report_data *d, const extent *e) {
@@ -215,8 +208,7 @@ static void put_forest(weft_page *p, const weft_report_data *d, const extent *e)
     for (int i = 0; i < e->ticks.n; i++) {
         fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, e->ticks.at[i]),
                 e->ticks.at[i] > 0 ? "+" : "");
-        weft_page_escape_html(out, e->ticks.text[i]);
-        fputs("</span>", out);
+        weft_html(out, "", e->ticks.text[i], "</span>");
     }
     fputs("</div><span class=\"none\"></span><span class=\"none\"></span></div>\n"
           "<div aria-hidden=\"true\"><span></span><div class=\"side\">",
@@ -249,8 +241,7 @@ static void put_svg_label(FILE *out, double y, const char *label) {
             "<text x=\"0\" y=\"%.1f\" textLength=\"%.0f\" lengthAdjust=\"spacingAndGlyphs\" "
             "fill=\"ink\">",
             y, room);
-    weft_page_escape_html(out, label);
-    fputs("</text>\n", out);
+    weft_html(out, "", label, "</text>\n");
 }
 
 /* The same as a picture by itself. */

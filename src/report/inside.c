@@ -72,8 +72,7 @@ static void draw_grid(FILE *out, const double *values, int rows, int columns, co
             "<svg viewBox=\"0 0 %d %d\" style=\"max-width:%dpx\" font-size=\"%d\" role=\"img\" "
             "aria-label=\"",
             width, TOP + SIDE * rows + BOTTOM, width, FONT);
-    weft_page_escape_html(out, title);
-    fputs("\">\n", out);
+    weft_html(out, "", title, "\">\n");
     weft_svg_text(out, LEFT, 16, "start", head);
     weft_svg_text(out, LEFT - 8, TOP - 8, "end", "layer");
     for (int i = 0; i < columns; i += label_step(columns))
@@ -140,7 +139,7 @@ static void draw_head(FILE *out, const json_t *rows, const json_t *sigma, size_t
     const char *colour = weft_plot_colour(style);
     fprintf(out, "<svg viewBox=\"-1 -1 %zu %zu\" role=\"img\" aria-label=\"", time + 2,
             time + 2 + (sigma ? SIGMA_HEIGHT : 0));
-    weft_page_escape_html(out, title);
+    weft_html(out, "", title);
     fprintf(
         out,
         "\">\n<rect x=\"0\" y=\"0\" width=\"%zu\" height=\"%zu\" fill=\"none\" stroke=\"faint\" "

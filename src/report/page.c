@@ -57,8 +57,13 @@ static void escape_html(FILE *out, const char *text, bool lines) {
     }
 }
 
-void weft_page_escape_html(FILE *out, const char *text) {
-    escape_html(out, text, false);
+void weft_html_parts(FILE *out, const char *const *parts) {
+    for (int i = 0; parts[i]; i++) {
+        if (i % 2)
+            escape_html(out, parts[i], false);
+        else
+            fputs(parts[i], out);
+    }
 }
 
 json_t *weft_page_json(const char *text) {
@@ -109,9 +114,7 @@ static void put_md_code(weft_page *p, const char *text) {
     va_end(args)
 
 static void put_html(weft_page *p, const char *before, const char *text, const char *after) {
-    fputs(before, p->html);
-    weft_page_escape_html(p->html, text);
-    fputs(after, p->html);
+    weft_html(p->html, before, text ? text : "", after);
 }
 
 static void put_md(weft_page *p, const char *before, const char *text, const char *after) {
@@ -229,9 +232,7 @@ static void put_id(weft_page *p, const char *text) {
         if (known) snprintf(id + n, sizeof id - n, "-%d", k);
     }
     fprintf(p->html, " id=\"%s\"", id);
-    fprintf(p->names, "<li><a href=\"#%s\">", id);
-    weft_page_escape_html(p->names, p->section);
-    fputs("</a></li>\n", p->names);
+    weft_html(p->names, "<li><a href=\"#", id, "\">", p->section, "</a></li>\n");
 }
 
 void weft_page_title(weft_page *p, int level, const char *text) {

@@ -104,7 +104,8 @@ void weft_page_folded(weft_page *p, const char *summary, const char *text);
 /* Data for a script, which finds it by this id: seven digits of a number. */
 weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data);
 
-/* The text as HTML shows it. */
-void weft_page_escape_html(FILE *out, const char *text);
+/* Markup and text in turn; the text comes out as HTML shows it. */
+#define weft_html(out, ...) weft_html_parts(out, (const char *const[]){__VA_ARGS__, NULL})
+void weft_html_parts(FILE *out, const char *const *parts);
 /* The text in JSON, without what HTML would show as a blank or U+FFFD. */
 json_t *weft_page_json(const char *text);

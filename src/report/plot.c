@@ -266,8 +266,7 @@ static double y_of(const canvas *c, double y) {
 
 void weft_svg_text(FILE *out, double x, double y, const char *anchor, const char *text) {
     fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
-    weft_page_escape_html(out, text);
-    fputs("</text>\n", out);
+    weft_html(out, "", text, "</text>\n");
 }
 
 void weft_svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *stroke,
@@ -457,7 +456,7 @@ weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
             "<svg viewBox=\"0 0 %d %.0f\" font-family=\"system-ui,sans-serif\" font-size=\"%d\" "
             "role=\"img\" aria-label=\"",
             WIDTH, c->height, FONT);
-    weft_page_escape_html(c->out, p->title);
+    weft_html(c->out, "", p->title);
     fprintf(c->out,
             "\">\n<clipPath id=\"area%d\"><rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" "
             "height=\"%.1f\"/></clipPath>\n",
