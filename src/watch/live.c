@@ -121,11 +121,12 @@ static json_t *gpus_json(const gpus *g) {
     return weft_json_make("gpus:o", list);
 }
 
-/* What is new after one change up to another, as JSON. Kept as long as somebody has it. */
+/* What is new after one change up to another, as an event of a stream: a JSON string, whose count keeps it as long as
+ * somebody has it. */
+#define NEWS "event: news\ndata: "
 typedef struct {
-    char *text;
+    json_t *event;
     int64_t after, version;
-    int users;
 } news;
 
 typedef struct {
@@ -140,7 +141,7 @@ typedef struct {
     pthread_mutex_t lock; /* of all below, and of the runs */
     pthread_cond_t news;  /* a look was taken, or the end */
     int64_t looks, version;
-    news *all, *changes; /* those last composed: everything, and after a change */
+    news all, changes; /* those last composed: everything, and after a change */
     bool closing, started, full;
 } live;
 
@@ -153,9 +154,8 @@ typedef struct {
 typedef struct {
     live *watch;
     int64_t version, looks, quiet;
-    news *news; /* to be sent between `head` and `tail`; NULL: nothing */
-    char *tail; /* and this after it; NULL: nothing */
-    size_t at;  /* so many bytes of all of it are sent */
+    json_t *parts[2]; /* texts to be sent: news, and what comes after them; NULL: nothing */
+    size_t at;        /* so many bytes of all of it are sent */
 } stream;
 
 /* The page from its files, which stay HTML, JavaScript and CSS: whole, and it asks nobody but its own
@@ -180,30 +180,16 @@ static void *look(void *context) {
     return NULL;
 }
 
-/* The lock is held, here and in the three that follow. */
-static void let_go(news *n) {
-    if (!n || --n->users > 0) return;
-    free(n->text);
-    free(n);
-}
-
-static news *compose_news(live *w, int64_t after) {
-    WEFT_AUTO_FREE news *n = calloc(1, sizeof *n);
-    char *text = n ? weft_json_line(weft_watched_news(w->runs, after)) : NULL;
-    if (!text) return NULL;
-    *n = (news){text, after, weft_watched_version(w->runs), 1};
-    return weft_steal(&n);
-}
-
-/* What is new after a change, for one more user. NULL: nothing, or no memory. */
-static news *take_news(live *w, int64_t after) {
-    news **kept = after ? &w->changes : &w->all;
-    if (!*kept || (*kept)->after != after || (*kept)->version != weft_watched_version(w->runs)) {
-        let_go(*kept);
-        *kept = compose_news(w, after);
+/* What is new after a change, for one more user. NULL: nothing, or no memory. The lock is held. */
+static json_t *take_news(live *w, int64_t after) {
+    news *kept = after ? &w->changes : &w->all;
+    int64_t version = weft_watched_version(w->runs);
+    if (!kept->event || kept->after != after || kept->version != version) {
+        WEFT_AUTO_FREE char *text = weft_json_line(weft_watched_news(w->runs, after));
+        json_decref(kept->event);
+        *kept = (news){text ? json_sprintf(NEWS "%s\n\n", text) : NULL, after, version};
     }
-    if (*kept) (*kept)->users++;
-    return *kept;
+    return json_incref(kept->event);
 }
 
 static enum MHD_Result queue(struct MHD_Connection *c, unsigned status, struct MHD_Response *r,
@@ -241,46 +227,39 @@ static void compose(stream *s) {
     live *w = s->watch;
     s->at = 0;
     if (s->version == 0 || w->version > s->version) {
-        s->news = take_news(w, s->version);
+        s->parts[0] = take_news(w, s->version);
         s->version = w->version > 0 ? w->version : 1;
         s->quiet = 0;
     }
     WEFT_AUTO_FREE char *machine = w->gpus ? weft_json_line(gpus_json(w->gpus)) : NULL;
-    if (machine && asprintf(&s->tail, "event: machine\ndata: %s\n\n", machine) < 0) s->tail = NULL;
-    if (!s->news && !s->tail && s->quiet++ % BEATS == BEATS - 1) s->tail = strdup(": alive\n\n");
+    if (machine)
+        s->parts[1] = json_sprintf("event: machine\ndata: %s\n\n", machine);
+    else if (!s->parts[0] && s->quiet++ % BEATS == BEATS - 1)
+        s->parts[1] = json_string(": alive\n\n");
     s->looks = w->looks;
 }
 
-/* Copies what of a part lies from `at` on; both are counted down. */
-static size_t copy_part(const char *part, size_t bytes, size_t *at, char *out, size_t room) {
-    if (*at >= bytes) {
-        *at -= bytes;
-        return 0;
-    }
-    size_t n = bytes - *at < room ? bytes - *at : room;
-    memcpy(out, part + *at, n);
-    *at = 0;
-    return n;
-}
-
-/* The next bytes of "event: news", its data, an empty line, and the tail; 0: it is all sent. */
+/* The next bytes of the parts; 0: they are all sent. */
 static size_t copy_next(stream *s, char *out, size_t room) {
-    static const char head[] = "event: news\ndata: ", end[] = "\n\n";
-    const char *parts[] = {s->news ? head : "", s->news ? s->news->text : "", s->news ? end : "",
-                           s->tail ? s->tail : ""};
-    size_t n = 0, at = s->at;
-    for (int i = 0; i < 4 && n < room; i++)
-        n += copy_part(parts[i], strlen(parts[i]), &at, out + n, room - n);
+    size_t at = s->at, n = 0;
+    for (int i = 0; i < 2 && n == 0; i++) {
+        size_t bytes = json_string_length(s->parts[i]);
+        if (at < bytes) {
+            n = bytes - at < room ? bytes - at : room;
+            memcpy(out, json_string_value(s->parts[i]) + at, n);
+        }
+        at -= n ? 0 : bytes;
+    }
     s->at += n;
     return n;
 }
 
 /* The lock is held. */
 static void forget_sent(stream *s) {
-    let_go(s->news);
-    free(s->tail);
-    s->news = NULL;
-    s->tail = NULL;
+    for (int i = 0; i < 2; i++) {
+        json_decref(s->parts[i]);
+        s->parts[i] = NULL;
+    }
 }
 
 static ssize_t read_stream(void *context, uint64_t at, char *out, size_t room) {
@@ -320,9 +299,10 @@ static enum MHD_Result send_stream(live *w, struct MHD_Connection *c) {
 
 static enum MHD_Result send_runs(live *w, struct MHD_Connection *c) {
     pthread_mutex_lock(&w->lock);
-    news *n = take_news(w, 0);
-    char *text = n ? strdup(n->text) : NULL;
-    let_go(n);
+    json_t *all = take_news(w, 0);
+    size_t head = strlen(NEWS), end = strlen("\n\n"), bytes = json_string_length(all);
+    char *text = all ? strndup(json_string_value(all) + head, bytes - head - end) : NULL;
+    json_decref(all);
     pthread_mutex_unlock(&w->lock);
     return send_text(c, 200, "application/json", text);
 }
@@ -503,8 +483,8 @@ void weft_live_close(weft_live *page) {
     if (w->daemon) MHD_stop_daemon(w->daemon);
     weft_connections_close(w->connections);
     if (w->started) pthread_join(w->thread, NULL);
-    let_go(w->all);
-    let_go(w->changes);
+    json_decref(w->all.event);
+    json_decref(w->changes.event);
     pthread_cond_destroy(&w->news);
     pthread_mutex_destroy(&w->lock);
     close_gpus(w->gpus);
