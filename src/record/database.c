@@ -279,33 +279,25 @@ static void arm(weft_database *d) {
     sqlite3_progress_handler(d->handle, TICK_STEPS, is_time_up, d);
 }
 
-/* The first object that `a` has and `b` has not, by its type, name, table and statement. */
-static int find_missing(sqlite3 *a, sqlite3 *b, char *type, char *name, size_t room) {
-    sqlite3_stmt *all = NULL, *same = NULL;
-    int code = sqlite3_prepare_v2(a, "SELECT type, name, tbl_name, sql FROM sqlite_schema", -1,
-                                  &all, NULL);
-    *name = '\0';
-    if (code == SQLITE_OK)
-        code = sqlite3_prepare_v2(b,
-                                  "SELECT 1 FROM sqlite_schema WHERE type IS ? AND name IS ? AND"
-                                  " tbl_name IS ? AND sql IS ?",
-                                  -1, &same, NULL);
-    while (code == SQLITE_OK && !*name && (code = sqlite3_step(all)) == SQLITE_ROW) {
-        code = SQLITE_OK;
-        sqlite3_reset(same);
+/* Refuses `d`, one of the two, where `a` has an object that `b` has not, by its type, name, table and statement. */
+static weft_status refuse_missing(const weft_database *d, weft_database *a, weft_database *b,
+                                  const char *form) {
+    EACH_ROW(all, a, "SELECT type, name, tbl_name, sql FROM sqlite_schema") {
+        sqlite3_stmt *same = weft_database_ask(b,
+                                               "SELECT 1 FROM sqlite_schema WHERE type IS ? AND "
+                                               "name IS ? AND tbl_name IS ? AND sql IS ?",
+                                               "");
         for (int i = 0; i < 4; i++)
-            if (code == SQLITE_OK)
-                code = sqlite3_bind_value(same, i + 1, sqlite3_column_value(all, i));
-        int found = code == SQLITE_OK ? sqlite3_step(same) : code;
-        code = found == SQLITE_ROW || found == SQLITE_DONE ? SQLITE_OK : found;
-        if (found != SQLITE_DONE) continue;
-        snprintf(type, room, "%s", weft_column_text(all, 0));
-        snprintf(name, room, "%s", weft_column_text(all, 1));
-        if (!*name) snprintf(name, room, "?");
+            if (same) sqlite3_bind_value(same, i + 1, sqlite3_column_value(all, i));
+        bool there = weft_database_next(b, &same);
+        sqlite3_finalize(same);
+        weft_status status = weft_database_end(b);
+        char what[256];
+        const char *name = weft_column_text(all, 1);
+        snprintf(what, sizeof what, form, weft_column_text(all, 0), *name ? name : "?");
+        weft_database_break(a, status != WEFT_OK || there ? status : refuse(d, what));
     }
-    sqlite3_finalize(all);
-    sqlite3_finalize(same);
-    return code == SQLITE_DONE ? SQLITE_OK : code;
+    return weft_database_end(a);
 }
 
 /* All that is there is looked at before any of it is read. */
@@ -323,25 +315,11 @@ static weft_status check_all(weft_database *d, bool *fresh) {
             "use the weft that made it, or take another folder",
             d->path, (long long)version, s->oldest, s->newest);
     /* Word for word, and nothing else. */
-    enum { ROOM = 61 };
-    char type[ROOM], name[ROOM], what[4 * ROOM] = "";
-    sqlite3 *ours = NULL;
-    const char *tables = d->schema->versions[version - d->schema->oldest].tables;
-    weft_status status = WEFT_OK;
-    if (sqlite3_open(":memory:", &ours) != SQLITE_OK ||
-        sqlite3_exec(ours, tables, NULL, NULL, NULL) != SQLITE_OK)
-        status = weft_fail(WEFT_ENOMEM, "%s: no memory", d->path);
-    if (status == WEFT_OK && find_missing(ours, d->handle, type, name, ROOM) != SQLITE_OK)
-        status = failed(d);
-    if (status == WEFT_OK && *name)
-        snprintf(what, sizeof what, "its %s '%s' is missing, or another", type, name);
-    if (status == WEFT_OK && !*what && find_missing(d->handle, ours, type, name, ROOM) != SQLITE_OK)
-        status = failed(d);
-    if (status == WEFT_OK && !*what && *name)
-        snprintf(what, sizeof what, "it has the %s '%s'", type, name);
-    sqlite3_close(ours);
-    WEFT_TRY(status);
-    if (*what) return refuse(d, what);
+    WEFT_AUTO(weft_database_close_at) weft_database *ours = NULL;
+    WEFT_TRY(weft_database_scratch(d->path, &ours));
+    WEFT_TRY(weft_database_script(ours, s->versions[version - s->oldest].tables));
+    WEFT_TRY(refuse_missing(d, ours, d, "its %.60s '%.60s' is missing, or another"));
+    WEFT_TRY(refuse_missing(d, d, ours, "it has the %.60s '%.60s'"));
     EACH_ROW(rows, d, "PRAGMA integrity_check(1)")
         if (strcmp(weft_column_text(rows, 0), "ok") != 0)
             weft_database_break(
