@@ -80,9 +80,9 @@ struct weft_report_data {
 };
 
 #define EACH_VARIANT(v, d)                                                                         \
-    for (weft_report_variant *v = (d)->variants; v < (d)->variants + (d)->n_variants; v++)
+    for (weft_report_variant *v = (d)->variants; v - (d)->variants < (d)->n_variants; v++)
 #define EACH_RUN(run, d)                                                                           \
-    for (weft_report_run *run = (d)->runs; run < (d)->runs + (d)->n_runs; run++)
+    for (weft_report_run *run = (d)->runs; run - (d)->runs < (d)->n_runs; run++)
 #define EACH_RUN_OF(run, v)                                                                        \
     EACH_RUN(run, (v)->study)                                                                      \
         if (run->variant == (v))
