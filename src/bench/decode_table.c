@@ -304,7 +304,7 @@ static void add_json(bench *b, const bench_decode_row *of, const result *r) {
 static void leave_out(bench *b, const bench_decode_row *row, const char *why) {
     char name[BENCH_ROW_NAME];
     fprintf(stderr, "%s: left out, %s\n", bench_row_name(row, name), why);
-    json_array_append_new(b->left_out, weft_json_make("name:s why:s", name, why));
+    weft_json_append(b->left_out, "name:s why:s", name, why);
 }
 
 static weft_status measure_next(bench *b, const bench_decode_row *row) {

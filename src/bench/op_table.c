@@ -201,8 +201,8 @@ static weft_status report_memory(bench *b) {
             WEFT_TRY(plan_memory(b, row, tokens[k], &bytes[k]));
             bench_cells(&b->table, "%s|%lld|%.1f|%.0f", row->op, (long long)tokens[k],
                         1e-6 * (double)bytes[k], (double)bytes[k] / (double)tokens[k]);
-            json_array_append_new(b->memory, weft_json_make("op:s tokens:I arena_bytes:I", row->op,
-                                                            tokens[k], bytes[k]));
+            weft_json_append(b->memory, "op:s tokens:I arena_bytes:I", row->op, tokens[k],
+                             bytes[k]);
         }
     }
     return WEFT_OK;

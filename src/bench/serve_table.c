@@ -261,12 +261,11 @@ static weft_status measure_rate(bench *b, bench_table *t, int row) {
     print_quantiles(t, &first);
     print_quantiles(t, &between);
     bench_cells(t, "%.0f%%", 100 * goodput);
-    json_array_append_new(
-        b->rows,
-        weft_json_make("rate:f requests:I done:I refused:I tokens:I seconds:f tokens_per_s:f "
-                       "requests_per_s:f first_token_seconds:o between_tokens_seconds:o goodput:f",
-                       rate, o->requests, done, refused, tokens, seconds, (double)tokens / seconds,
-                       (double)done / seconds, quantiles(&first), quantiles(&between), goodput));
+    weft_json_append(b->rows,
+                     "rate:f requests:I done:I refused:I tokens:I seconds:f tokens_per_s:f "
+                     "requests_per_s:f first_token_seconds:o between_tokens_seconds:o goodput:f",
+                     rate, o->requests, done, refused, tokens, seconds, (double)tokens / seconds,
+                     (double)done / seconds, quantiles(&first), quantiles(&between), goodput);
     return WEFT_OK;
 }
 

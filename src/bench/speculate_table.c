@@ -120,11 +120,11 @@ static weft_status measure_text(bench_run *b, const char *name, const int32_t *p
         bench_cells(&b->table, "%s|%d|%lld|%.0f%%|%.2f|%.1f|%.1f|%.2f", name, hot,
                     (long long)r.drafted, 100 * share, made / steps, made / r.plain,
                     made / r.seconds, r.plain / r.seconds);
-        json_array_append_new(
-            b->rows, weft_json_make("text:s temperature:i drafted_tokens:I accepted_tokens:I "
-                                    "tokens_per_step:f plain_tokens_per_s:f tokens_per_s:f gain:f",
-                                    name, hot, r.drafted, r.accepted, made / steps, made / r.plain,
-                                    made / r.seconds, r.plain / r.seconds));
+        weft_json_append(b->rows,
+                         "text:s temperature:i drafted_tokens:I accepted_tokens:I "
+                         "tokens_per_step:f plain_tokens_per_s:f tokens_per_s:f gain:f",
+                         name, hot, r.drafted, r.accepted, made / steps, made / r.plain,
+                         made / r.seconds, r.plain / r.seconds);
     }
     return WEFT_OK;
 }

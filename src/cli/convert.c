@@ -226,11 +226,10 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
     if (did->errors || did->apart) {
         json_t *list = json_array();
         for (int64_t l = 0; did->errors && l < layers; l++)
-            json_array_append_new(list,
-                                  weft_json_make("keys:f values:f positions:f", did->errors[l].keys,
-                                                 did->errors[l].values, did->errors[l].positions));
+            weft_json_append(list, "keys:f values:f positions:f", did->errors[l].keys,
+                             did->errors[l].values, did->errors[l].positions);
         for (int64_t l = 0; did->apart && l < layers; l++)
-            json_array_append_new(list, weft_json_make("moved:f", did->apart[l]));
+            weft_json_append(list, "moved:f", did->apart[l]);
         weft_json_add(object, "layers:o loss_before:f loss_after:f", list, did->before, did->after);
     }
     weft_args_print(object, 0);

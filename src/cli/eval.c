@@ -92,11 +92,9 @@ static void print_needles(const weft_args *a, const weft_needle_options *o,
     json_t *cells = json_array(), *caches = json_array();
     for (int i = 0; i < o->n_lengths; i++) {
         for (int d = 0; d < o->n_depths; d++)
-            json_array_append_new(
-                cells, weft_json_make("length:I depth:f accuracy:f token_accuracy:f", o->lengths[i],
-                                      o->depths[d], s->cells[i][d].right, s->cells[i][d].tokens));
-        json_array_append_new(caches,
-                              weft_json_make("length:I bytes:I", o->lengths[i], s->cache_bytes[i]));
+            weft_json_append(cells, "length:I depth:f accuracy:f token_accuracy:f", o->lengths[i],
+                             o->depths[d], s->cells[i][d].right, s->cells[i][d].tokens);
+        weft_json_append(caches, "length:I bytes:I", o->lengths[i], s->cache_bytes[i]);
     }
     weft_args_print(weft_json_make("trials:I needle:o cache:o", o->trials, cells, caches), 0);
 }
