@@ -6,6 +6,7 @@
 #include "base/text.h"
 
 #include <ctype.h>
+#include <limits.h>
 #include <math.h>
 
 enum { NAMES_MOST = 3 };
@@ -233,14 +234,6 @@ static void write_those(FILE *out, const weft_report_data *d, weft_verdict verdi
     }
 }
 
-/* "A and B are equivalent to the baseline, within 0.01; " */
-static void write_equivalent(FILE *out, const weft_report_data *d, int n, bool more) {
-    if (n == 0) return;
-    write_those(out, d, WEFT_EQUIVALENT, n);
-    fprintf(out, " %s equivalent to the baseline, within %g%s", n == 1 ? "is" : "are", d->effect,
-            more ? "; " : "");
-}
-
 static void write_outcome(FILE *out, const weft_report_data *d) {
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
@@ -254,7 +247,11 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
         return;
     }
     bool none = better == 0 && all > 1 && !doubts && !same;
-    write_equivalent(out, d, same, better || worse || open);
+    if (same) { /* "A and B are equivalent to the baseline, within 0.01; " */
+        write_those(out, d, WEFT_EQUIVALENT, same);
+        fprintf(out, " %s equivalent to the baseline, within %g%s", same == 1 ? "is" : "are",
+                d->effect, better || worse || open ? "; " : "");
+    }
     write_sides(out, d, none, all);
     if (open && (better || worse)) {
         fputs("; for ", out);
@@ -440,17 +437,6 @@ static const char *say_variants(const weft_report_data *d) {
     return weft_say("%s (and %s as a check)", variants, weft_say_plural(repeats, "repeat"));
 }
 
-/* What the sentence says first is the headline; the rest follows in plain size. */
-static void put_answer(weft_page *p, const char *sentence) {
-    const char *rest = strstr(sentence, "; ");
-    if (!rest) {
-        weft_page_line(p, "answer", "%s", sentence);
-        return;
-    }
-    weft_page_line(p, "answer", "%.*s.", (int)(rest - sentence), sentence);
-    weft_page_line(p, "rest", "%c%s", toupper((unsigned char)rest[2]), rest + 3);
-}
-
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     WEFT_AUTO_FREE char *sentence = weft_report_sentence(d);
     WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
@@ -472,7 +458,11 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
                        d->higher_is_better ? "higher" : "lower", d->score_name, base->label);
     else if (d->n_variants > 1)
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
-    put_answer(p, sentence ? sentence : "");
+    /* What the sentence says first is the headline; the rest follows in plain size. */
+    const char *rest = sentence ? strstr(sentence, "; ") : NULL;
+    weft_page_line(p, "answer", rest ? "%.*s." : "%.*s", rest ? (int)(rest - sentence) : INT_MAX,
+                   sentence ? sentence : "");
+    if (rest) weft_page_line(p, "rest", "%c%s", toupper((unsigned char)rest[2]), rest + 3);
     EACH_ITEM(caveat, caveats)
         weft_page_line(p, "caveat", "%s", json_string_value(caveat.value));
     return weft_report_forest(p, d);

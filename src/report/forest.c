@@ -278,16 +278,6 @@ static void draw_forest(FILE *out, const weft_report_data *d, const extent *e, i
     fputs("</svg>\n", out);
 }
 
-/* "Still to come: A, B and C." */
-static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
-    int said = 0;
-    if (n == 0) return;
-    EACH_VARIANT(v, d)
-        if (weft_report_is_compared(v) && !has_row(v))
-            fprintf(p->words, "%s%s", weft_say_between(said++, n), v->label);
-    weft_page_line(p, "about", "Still to come: %s.", weft_page_words(p));
-}
-
 /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
 static void say_what_it_is(weft_page *p, const weft_report_data *d) {
     const weft_report_variant *base = weft_report_baseline(d);
@@ -363,9 +353,13 @@ static void say_to_continue(weft_page *p, const weft_report_data *d) {
 }
 
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
-    int n = weft_report_count(d, has_row);
+    int n = weft_report_count(d, has_row), said = 0;
+    int to_come = weft_report_count(d, weft_report_is_compared) - n;
     say_to_continue(p, d);
-    say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
+    EACH_VARIANT(v, d)
+        if (weft_report_is_compared(v) && !has_row(v))
+            fprintf(p->words, "%s%s", weft_say_between(said++, to_come), v->label);
+    if (said) weft_page_line(p, "about", "Still to come: %s.", weft_page_words(p));
     if (n == 0) return WEFT_OK;
     extent e = find_extent(d);
     put_forest(p, d, &e);

@@ -195,17 +195,6 @@ bool weft_inside_has_latent(const json_t *inside, const char *name) {
     return json_array_size(json_object_get(json_object_get(inside, name), "held")) > 0;
 }
 
-/* The curve of one layer, with room for its points. */
-static void set_curve(weft_plot_series *out, const json_t *held, int width,
-                      weft_plot_point points[WEFT_INSIDE_POINTS]) {
-    int n = (int)json_array_size(held);
-    out->points = points;
-    out->n = n <= WEFT_INSIDE_POINTS ? n : 0;
-    for (int i = 0; i < out->n; i++)
-        points[i] = (weft_plot_point){weft_inside_direction(width, i, n),
-                                      json_number_value(json_array_get(held, (size_t)i)), NAN, NAN};
-}
-
 static void put_latent(weft_page *p, const json_t *latent, const char *caption) {
     weft_plot_series series[CURVES_MOST];
     weft_plot_point points[CURVES_MOST][WEFT_INSIDE_POINTS];
@@ -216,8 +205,16 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
     if (n < 1 || layers > SIDE_MOST || width < 1 || width > WIDTH_MOST) return;
     for (int k = 0; k < n; k++) {
         size_t layer = n > 1 ? (size_t)k * (layers - 1) / (size_t)(n - 1) : 0;
-        series[k] = (weft_plot_series){.label = weft_say("layer %zu", layer + 1), .style = k};
-        set_curve(&series[k], json_array_get(held, layer), (int)width, points[k]);
+        const json_t *curve = json_array_get(held, layer);
+        int all = (int)json_array_size(curve);
+        series[k] = (weft_plot_series){.label = weft_say("layer %zu", layer + 1),
+                                       .style = k,
+                                       .points = points[k],
+                                       .n = all <= WEFT_INSIDE_POINTS ? all : 0};
+        for (int i = 0; i < series[k].n; i++)
+            points[k][i] =
+                (weft_plot_point){weft_inside_direction((int)width, i, all),
+                                  json_number_value(json_array_get(curve, (size_t)i)), NAN, NAN};
     }
     weft_plot plot = {.kind = WEFT_PLOT_CURVES,
                       .title = caption,

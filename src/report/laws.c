@@ -49,12 +49,6 @@ typedef struct {
     double least, most;   /* sizes that it is known at, as logarithms */
 } law;
 
-static bool adds_to(const weft_report_run *run, const char *list, size_t length, int measure) {
-    const weft_report_variant *s = run->variant;
-    return weft_report_run_counts(run) && !s->repeats && is_in(list, length, s->name) &&
-           run->score > 0 && weft_variant_number(s, measures[measure].at) > 0;
-}
-
 static weft_status fit_law(const weft_report_data *d, const char *list, size_t length, int measure,
                            law *out) {
     WEFT_AUTO_FREE double *x = malloc((2 * (size_t)d->n_runs + 1) * sizeof *x);
@@ -62,8 +56,11 @@ static weft_status fit_law(const weft_report_data *d, const char *list, size_t l
     if (!x) return weft_fail(WEFT_ENOMEM, "report: no memory for a law");
     double *y = x + d->n_runs;
     EACH_RUN(run, d) {
-        if (!adds_to(run, list, length, measure)) continue;
-        x[out->n] = log(weft_variant_number(run->variant, measures[measure].at));
+        double size = weft_variant_number(run->variant, measures[measure].at);
+        if (!weft_report_run_counts(run) || run->variant->repeats || !(run->score > 0) ||
+            !(size > 0) || !is_in(list, length, run->variant->name))
+            continue;
+        x[out->n] = log(size);
         y[out->n++] = log(run->score);
     }
     out->line = weft_line_fit(x, y, out->n);

@@ -232,22 +232,16 @@ static int write_sets(FILE *out, const weft_report_variant *v, const weft_report
     return n;
 }
 
-/* False: there is nothing to call it by but its name. */
-static bool write_label(FILE *out, const weft_report_variant *v) {
-    const weft_report_variant *other = counterpart_of(v);
-    int n = write_sets(out, v, other, v, 0);
-    if (other) n = write_sets(out, v, other, other, n);
-    if (n > KEYS_TOLD) fprintf(out, " and %d more", n - KEYS_TOLD);
-    return n > 0;
-}
-
 void weft_report_label(const weft_report_variant *v, char *label, size_t room) {
     bool given = weft_variant_labelled(v->title, v->name, v->overrides);
+    const weft_report_variant *other = counterpart_of(v);
     FILE *out = given ? NULL : fmemopen(label, room, "w");
-    bool made = out && write_label(out, v);
+    int n = out ? write_sets(out, v, other, v, 0) : 0;
+    if (out && other) n = write_sets(out, v, other, other, n);
+    if (n > KEYS_TOLD) fprintf(out, " and %d more", n - KEYS_TOLD);
     if (out) fclose(out);
     label[room - 1] = '\0';
-    if (made)
+    if (n > 0)
         *label = (char)toupper((unsigned char)*label);
     else
         snprintf(label, room, "%s", given ? v->title : v->name);
