@@ -81,12 +81,6 @@ struct weft_watched {
     weft_config *config, *plain; /* room for one, and the defaults */
 };
 
-static bool is_locked(const locks *l, uint64_t number) {
-    for (int64_t i = 0; i < l->n; i++)
-        if (l->list[i] == number) return true;
-    return false;
-}
-
 static bool look_at(int folder, const char *name, stamp *s, bool *changed) {
     struct stat is;
     stamp now = {0};
@@ -237,7 +231,8 @@ static void read_result(run *r, int folder) {
 
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
 static const char *status_of(const weft_watched *w, const run *r) {
-    if (r->lines.there && is_locked(&w->held, r->lines.number)) return "running";
+    for (int64_t i = 0; r->lines.there && i < w->held.n; i++)
+        if (w->held.list[i] == r->lines.number) return "running";
     if (r->end) return r->end;
     if (r->rows.n > 0 && r->rows.last.value[WEFT_ROW_STEP] >= (double)r->steps && r->steps > 0)
         return "done";

@@ -113,6 +113,7 @@ typedef struct {
     int64_t n, room, n_read, every; /* one in so many lines is kept */
     bool sparse;                    /* that holds of evaluations too: they are many */
     double val_loss, best_val_loss; /* the last and the lowest of all; NaN: none */
+    int64_t version;                /* of the change that lines come with */
     double timed, times; /* steps whose speed is known, and each over its speed, summed */
 } weft_watched_lines;
 

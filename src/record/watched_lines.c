@@ -41,10 +41,11 @@ static void keep_row(weft_watched_lines *l, const weft_watched_row *row) {
     if (weft_grow_list(&l->rows, &l->room, l->n + 1, sizeof *l->rows)) l->rows[l->n++] = *row;
 }
 
-static void add_line(weft_watched_lines *l, const json_t *line, int64_t version) {
+static void add_line(void *context, const json_t *line) {
+    weft_watched_lines *l = context;
     static const char *const keys[WEFT_ROW_VALUES] = {"step",      "loss",         "val_loss", "lr",
                                                       "grad_norm", "tokens_per_s", "mfu"};
-    weft_watched_row row = {.version = version};
+    weft_watched_row row = {.version = l->version};
     for (int i = 0; i < WEFT_ROW_VALUES; i++)
         row.value[i] = weft_json_number_of(line, keys[i]);
     if (!isfinite(row.value[WEFT_ROW_STEP])) return;
@@ -101,20 +102,9 @@ static bool is_other(weft_lines_place *p, int file) {
     return p->file != before || n != (ssize_t)p->n_tail || memcmp(tail, p->tail, p->n_tail) != 0;
 }
 
-typedef struct {
-    weft_watched_lines *lines;
-    int64_t version;
-} taking;
-
-static void take_line(void *context, const json_t *line) {
-    const taking *t = context;
-    add_line(t->lines, line, t->version);
-}
-
 bool weft_watched_lines_read(weft_watched_lines *l, int folder, int64_t bytes, int64_t version,
                              int64_t *budget) {
     WEFT_AUTO_CLOSE int file = -1;
-    taking to = {l, version};
     bool there = weft_below_file(folder, "metrics.jsonl", &file) == WEFT_OK;
     bool anew = there ? is_other(&l->place, file) : l->place.read > 0;
     if (anew) {
@@ -124,7 +114,8 @@ bool weft_watched_lines_read(weft_watched_lines *l, int folder, int64_t bytes, i
     }
     l->more = false;
     if (!there) return anew;
-    weft_lines_follow(file, &l->place, budget, take_line, &to);
+    l->version = version;
+    weft_lines_follow(file, &l->place, budget, add_line, l);
     l->more = *budget <= 0 && l->place.read < bytes;
     return anew;
 }

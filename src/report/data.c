@@ -328,21 +328,18 @@ static int list_rates(const weft_report_variant *v, weft_rate_run *out) {
     return n;
 }
 
-static weft_status compare_minima(const weft_report_variant *v, const weft_report_variant *baseline,
-                                  weft_comparison *out) {
-    WEFT_AUTO_FREE weft_rate_run *runs = malloc(sizeof *runs * ((size_t)v->study->n_runs + 1));
-    if (!runs) return no_memory(v->study);
-    int n = list_rates(v, runs), m = list_rates(baseline, runs + n);
-    return weft_compare_minima(runs, n, runs + n, m, v->study->effect, v->study->higher_is_better,
-                               out);
-}
-
 weft_status weft_report_compare(const weft_report_variant *v, const weft_report_variant *baseline,
                                 weft_comparison *out, const char **why) {
-    WEFT_TRY(v->study->minima
-                 ? compare_minima(v, baseline, out)
-                 : weft_report_compare_seeds(v, baseline, NULL, v->study->higher_is_better, out));
-    if (v->study->nothing_learned || v->leaks != baseline->leaks) out->verdict = WEFT_NO_DIFFERENCE;
+    const weft_report_data *d = v->study;
+    if (d->minima) {
+        WEFT_AUTO_FREE weft_rate_run *runs = malloc(sizeof *runs * ((size_t)d->n_runs + 1));
+        if (!runs) return no_memory(d);
+        int n = list_rates(v, runs), m = list_rates(baseline, runs + n);
+        WEFT_TRY(weft_compare_minima(runs, n, runs + n, m, d->effect, d->higher_is_better, out));
+    } else {
+        WEFT_TRY(weft_report_compare_seeds(v, baseline, NULL, d->higher_is_better, out));
+    }
+    if (d->nothing_learned || v->leaks != baseline->leaks) out->verdict = WEFT_NO_DIFFERENCE;
     bool built = !*v->error && !*baseline->error && v->leaks == baseline->leaks;
     if (out->verdict == WEFT_NO_DIFFERENCE && built && v->waiting + baseline->waiting > 0)
         out->verdict = WEFT_NOT_YET;

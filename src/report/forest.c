@@ -163,15 +163,6 @@ static bool write_note(FILE *out, const weft_report_variant *v, bool brief) {
     return bounded;
 }
 
-/* Markdown has no rows with bars in them: it gets sentences. */
-static void put_verdict_md(weft_page *p, const weft_report_variant *v) {
-    fprintf(p->words, "%s against %s", weft_say_variant(v), weft_say_variant(v->baseline));
-    fprintf(p->words, *v->why ? ": %s." : ".%s", v->why);
-    write_numbers(p->words, v->study, &v->compared);
-    write_note(p->words, v, false);
-    weft_page_item_md(p, weft_say_verdict(v), weft_page_words(p));
-}
-
 static void put_row(weft_page *p, const weft_report_variant *v, const extent *e) {
     FILE *out = p->html;
     const weft_comparison *c = &v->compared;
@@ -366,8 +357,15 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     draw_forest(p->words, d, &e, n);
     weft_page_picture_md(p, weft_page_words(p), "Differences from the baseline");
     fputs("\n", p->md);
-    EACH_VARIANT(v, d)
-        if (weft_report_is_compared(v)) put_verdict_md(p, v);
+    /* Markdown has no rows with bars in them: it gets sentences. */
+    EACH_VARIANT(v, d) {
+        if (!weft_report_is_compared(v)) continue;
+        fprintf(p->words, "%s against %s", weft_say_variant(v), weft_say_variant(v->baseline));
+        fprintf(p->words, *v->why ? ": %s." : ".%s", v->why);
+        write_numbers(p->words, d, &v->compared);
+        write_note(p->words, v, false);
+        weft_page_item_md(p, weft_say_verdict(v), weft_page_words(p));
+    }
     say_what_it_is(p, d);
     if (e.cut) weft_page_line(p, "about", "What reaches the edge goes on beyond it.");
     say_more_seeds(p, d);

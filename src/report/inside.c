@@ -93,19 +93,15 @@ static void draw_grid(FILE *out, const double *values, int rows, int columns, co
     fputs("</svg>\n", out);
 }
 
-static int percent_of(const json_t *row, size_t j) {
-    double value = json_number_value(json_array_get(row, j));
-    return value >= 0 && value <= 100 ? (int)value : 0;
-}
-
 /* Weights of one shade as one path of unit squares, row by row. */
 static void put_shade(FILE *out, const json_t *rows, size_t time, int shade, const char *colour) {
-    int low = 100 * shade / SHADES, high = 100 * (shade + 1) / SHADES;
-    int told = 0;
+    int low = 100 * shade / SHADES, high = 100 * (shade + 1) / SHADES, told = 0;
     for (size_t i = 0; i < time; i++) {
         const json_t *row = json_array_get(rows, i);
         for (size_t j = 0; j < time; j++) {
-            int percent = (int)(100 * sqrt(percent_of(row, j) / 100.0)); /* faint ones show, too */
+            double value = json_number_value(json_array_get(row, j));
+            if (!(value >= 0 && value <= 100)) continue;
+            int percent = (int)(100 * sqrt((int)value / 100.0)); /* faint ones show, too */
             if (percent <= low || percent > high) continue;
             if (told++ == 0)
                 fprintf(out, "<path fill=\"%s\" fill-opacity=\"%.2f\" d=\"", colour,

@@ -49,19 +49,15 @@ typedef struct {
     double least, most;   /* sizes that it is known at, as logarithms */
 } law;
 
-static weft_status fit_law(const weft_report_data *d, const char *list, size_t length, int measure,
-                           law *out) {
-    WEFT_AUTO_FREE double *x = malloc((2 * (size_t)d->n_runs + 1) * sizeof *x);
-    *out = (law){.least = NAN, .most = NAN};
+/* By rows of x and score. */
+static weft_status fit_law(const json_t *rows, law *out) {
+    *out = (law){.n = (int)json_array_size(rows), .least = NAN, .most = NAN};
+    WEFT_AUTO_FREE double *x = malloc((2 * (size_t)out->n + 1) * sizeof *x);
     if (!x) return weft_fail(WEFT_ENOMEM, "report: no memory for a law");
-    double *y = x + d->n_runs;
-    EACH_RUN(run, d) {
-        double size = weft_variant_number(run->variant, measures[measure].at);
-        if (!weft_report_run_counts(run) || run->variant->repeats || !(run->score > 0) ||
-            !(size > 0) || !is_in(list, length, run->variant->name))
-            continue;
-        x[out->n] = log(size);
-        y[out->n++] = log(run->score);
+    double *y = x + out->n;
+    EACH_ITEM(row, rows) {
+        x[row.n - 1] = log(weft_json_number_of(row.value, "x"));
+        y[row.n - 1] = log(weft_json_number_of(row.value, "score"));
     }
     out->line = weft_line_fit(x, y, out->n);
     out->mean = weft_mean(x, out->n);
@@ -117,8 +113,16 @@ static void put_row(weft_page *p, const weft_report_variant *v, const law laws[Y
 
 static weft_status fit_laws(const weft_report_data *d, const char *list, size_t length,
                             law laws[YARDSTICKS]) {
-    for (int m = 0; m < YARDSTICKS; m++)
-        WEFT_TRY(fit_law(d, list, length, m, &laws[m]));
+    for (int m = 0; m < YARDSTICKS; m++) {
+        WEFT_AUTO_DECREF json_t *rows = json_array();
+        EACH_RUN(run, d) {
+            double size = weft_variant_number(run->variant, measures[m].at);
+            if (weft_report_run_counts(run) && !run->variant->repeats && run->score > 0 &&
+                size > 0 && is_in(list, length, run->variant->name))
+                weft_json_append(rows, "x:f score:f", size, run->score);
+        }
+        WEFT_TRY(fit_law(rows, &laws[m]));
+    }
     return WEFT_OK;
 }
 
@@ -238,19 +242,6 @@ static weft_status add_study(json_t *rows, const weft_report_data *d, const char
     return WEFT_OK;
 }
 
-static weft_status fit_rows(const json_t *rows, weft_line *out) {
-    int n = (int)json_array_size(rows);
-    WEFT_AUTO_FREE double *x = malloc((2 * (size_t)n + 1) * sizeof *x);
-    if (!x) return weft_fail(WEFT_ENOMEM, "runs: no memory");
-    double *y = x + n;
-    EACH_ITEM(row, rows) {
-        x[row.n - 1] = log(weft_json_number_of(row.value, "x"));
-        y[row.n - 1] = log(weft_json_number_of(row.value, "score"));
-    }
-    *out = weft_line_fit(x, y, n);
-    return WEFT_OK;
-}
-
 static void print_fit(FILE *out, const json_t *rows, const char *x, const weft_line *line) {
     fprintf(out, "%-24s %6s %14s %12s %12s\n", "variant", "seed", x, "score", "by the law");
     EACH_ITEM(one, rows) {
@@ -271,14 +262,15 @@ static void print_fit(FILE *out, const json_t *rows, const char *x, const weft_l
 weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *variants,
                              FILE *out, json_t **object) {
     WEFT_AUTO_DECREF json_t *rows = json_array();
-    weft_line line = {0};
+    law fitted;
     WEFT_TRY(check_x(x));
     for (int i = 0; i < n; i++) {
         WEFT_AUTO(weft_report_free) weft_report_data d = {0};
         WEFT_TRY(weft_report_read(paths[i], &d));
         WEFT_TRY(add_study(rows, &d, x, variants));
     }
-    WEFT_TRY(fit_rows(rows, &line));
+    WEFT_TRY(fit_law(rows, &fitted));
+    const weft_line line = fitted.line;
     if (!isfinite(line.slope))
         return WEFT_BAD_INPUT("--fit %s: finished runs with at least two values of it are needed",
                               x);

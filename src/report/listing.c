@@ -308,32 +308,26 @@ static weft_status compare_positions(const weft_report_variant *one, const weft_
     return WEFT_OK;
 }
 
-static weft_status compare_variants(const weft_report_data *d, const char *a, const char *b,
-                                    json_t **object) {
-    const weft_report_variant *one, *two;
-    weft_comparison c;
-    const char *why;
-    WEFT_TRY(find_variant(d, a, &one));
-    WEFT_TRY(find_variant(d, b, &two));
-    WEFT_TRY(weft_report_compare(two, one, &c, &why));
-    json_t *positions = json_array();
-    *object = weft_json_make(
-        "a:s b:s score:s rate_a:f rate_b:f config:o pairs:o mean_difference:f low:f high:f p:f "
-        "counted:i verdict:s why:s loss_by_position:o",
-        a, b, d->score, one->rate, two->rate, config_differences(one, two), pair_up(one, two),
-        c.mean, c.low, c.high, weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why,
-        positions);
-    if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
-    return compare_positions(one, two, positions);
-}
-
 weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
                                  json_t **object) {
     WEFT_AUTO(weft_report_free) weft_report_data d = {0};
-    WEFT_AUTO_DECREF json_t *made = NULL;
+    const weft_report_variant *one, *two;
+    weft_comparison c;
+    const char *why;
     if (object) *object = NULL;
     WEFT_TRY(weft_report_read(path, &d));
-    WEFT_TRY(compare_variants(&d, a, b, &made));
+    WEFT_TRY(find_variant(&d, a, &one));
+    WEFT_TRY(find_variant(&d, b, &two));
+    WEFT_TRY(weft_report_compare(two, one, &c, &why));
+    json_t *positions = json_array();
+    WEFT_AUTO_DECREF json_t *made = weft_json_make(
+        "a:s b:s score:s rate_a:f rate_b:f config:o pairs:o mean_difference:f low:f high:f p:f "
+        "counted:i verdict:s why:s loss_by_position:o",
+        a, b, d.score, one->rate, two->rate, config_differences(one, two), pair_up(one, two),
+        c.mean, c.low, c.high, weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why,
+        positions);
+    if (!made) return weft_fail(WEFT_ENOMEM, "runs: no memory");
+    WEFT_TRY(compare_positions(one, two, positions));
     if (out) print_comparison(out, made);
     if (object) *object = weft_steal(&made);
     return WEFT_OK;

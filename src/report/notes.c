@@ -56,12 +56,6 @@ static json_t *variant_config(const weft_report_variant *v) {
     return config;
 }
 
-/* What is the whole study's is no difference between variants; seeds belong to runs. */
-static bool is_left_out(const char *key) {
-    const weft_option *option = weft_option_find(key);
-    return option && option->owner == WEFT_OWNER_STUDY;
-}
-
 static const char *value_of(const json_t *configs, size_t i, const char *key) {
     const char *value = json_string_value(json_object_get(json_array_get(configs, i), key));
     return value ? value : "";
@@ -86,7 +80,9 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
                        "Every key whose value is not the same in all variants; the rest is alike.");
     EACH_MEMBER(option, keys) {
         const char *key = option.key;
-        if (is_left_out(key) || !differs(configs, key)) continue;
+        const weft_option *o = weft_option_find(key);
+        /* What is the whole study's is no difference between variants; seeds belong to runs. */
+        if ((o && o->owner == WEFT_OWNER_STUDY) || !differs(configs, key)) continue;
         if (told++ == 0) weft_report_open_table(p, d, "key", NULL);
         char name[WEFT_SETTING_KEY];
         size_t n = 0;
@@ -198,19 +194,6 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
     if (any) fputs(".", out);
 }
 
-static void equality_row(weft_page *p, const weft_report_variant *v) {
-    weft_page_cell(p, "%s", v->label);
-    for (int q = 0; q < QUANTITIES; q++) {
-        double value = weft_variant_number(v, quantities[q].at);
-        double base = v->baseline ? weft_variant_number(v->baseline, quantities[q].at) : NAN;
-        const char *text = weft_say_count(value);
-        if (isfinite(value) && base > 0 && value != base)
-            weft_page_cell(p, "%s (%.3g ×)", text, value / base);
-        else
-            weft_page_cell(p, "%s", text);
-    }
-}
-
 weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     if (d->n_variants < 2) return WEFT_OK;
     weft_page_fold(
@@ -225,8 +208,16 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     weft_page_table_open(p, "variant");
     for (int q = 0; q < QUANTITIES; q++)
         weft_page_head(p, ">%s", quantities[q].head);
-    EACH_VARIANT(v, d)
-        equality_row(p, v);
+    EACH_VARIANT(v, d) {
+        weft_page_cell(p, "%s", v->label);
+        for (int q = 0; q < QUANTITIES; q++) {
+            double value = weft_variant_number(v, quantities[q].at);
+            double base = v->baseline ? weft_variant_number(v->baseline, quantities[q].at) : NAN;
+            bool other = isfinite(value) && base > 0 && value != base;
+            weft_page_cell(p, "%s%s", weft_say_count(value),
+                           other ? weft_say(" (%.3g ×)", value / base) : "");
+        }
+    }
     return WEFT_OK;
 }
 

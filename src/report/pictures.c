@@ -24,27 +24,21 @@ weft_status weft_report_plot_series(weft_page *p, const weft_report_data *d, int
     return WEFT_OK;
 }
 
-/* What charts.js is told of the variants: [{key, name, style, baseline}], all of them in their order. */
-static json_t *series_json(const weft_report_data *d) {
-    json_t *list = json_array();
-    EACH_VARIANT(v, d) {
-        json_t *baseline = v->baseline ? weft_page_json(v->baseline->name) : NULL;
-        weft_json_append(list, "key:o name:o style:i baseline:o", weft_page_json(v->name),
-                         weft_page_json(v->label), v->place, baseline);
-    }
-    return list;
-}
-
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n) {
     const weft_report_variant *lit = weft_report_headline(d);
-    json_t *charts = axes ? json_array() : NULL;
-    for (int i = 0; charts && i < n; i++)
+    WEFT_AUTO_DECREF json_t *charts = json_array(), *series = json_array();
+    json_t *spec = NULL;
+    for (int i = 0; axes && i < n; i++)
         json_array_append_new(charts, weft_plot_json(&plots[i]));
-    weft_page_pictures_open(p, !charts ? NULL
-                                       : weft_json_make("x:o series:o charts:o lit:o*", axes,
-                                                        series_json(d), charts,
-                                                        lit ? weft_page_json(lit->name) : NULL));
+    EACH_VARIANT(v, d)
+        weft_json_append(series, "key:o name:o style:i baseline:o", weft_page_json(v->name),
+                         weft_page_json(v->label), v->place,
+                         v->baseline ? weft_page_json(v->baseline->name) : NULL);
+    if (axes)
+        spec = weft_json_make("x:o series:O charts:O lit:o*", axes, series, charts,
+                              lit ? weft_page_json(lit->name) : NULL);
+    weft_page_pictures_open(p, spec);
     for (int i = 0; i < n; i++) {
         bool drawn = weft_plot_svg(&plots[i], ++p->pictures, p->words) == WEFT_OK;
         weft_page_picture(p, drawn ? weft_page_words(p) : NULL, plots[i].caption);

@@ -97,15 +97,6 @@ static json_t *variant_json(const weft_report_variant *v) {
         positions_json(v), facts_json(v, "inside_"), facts_json(v, "decode_"));
 }
 
-static json_t *repeat_json(const weft_report_repeat *r) {
-    static const char *const words[] = {"not compared", "equal", "unequal"};
-    const weft_report_run *run = r->run;
-    const weft_report_variant *s = run->variant;
-    return weft_json_make(
-        "step:s repeats:s seed:I learning_rate:f result:s files_compared:b detail:s", s->name,
-        s->repeats->name, run->seed, run->rate, words[r->result], r->files, r->detail);
-}
-
 static weft_status study_json(const char *database, json_t **object) {
     WEFT_AUTO(weft_report_free) weft_report_data d = {0};
     WEFT_AUTO_DECREF json_t *verdicts = json_array(), *variants = json_array(),
@@ -117,10 +108,14 @@ static weft_status study_json(const char *database, json_t **object) {
         if (v->baseline) json_array_append_new(verdicts, verdict_json(v));
     }
     EACH_RUN(run, &d) {
+        static const char *const words[] = {"not compared", "equal", "unequal"};
+        const weft_report_variant *v = run->variant;
         weft_report_repeat r;
-        if (!run->variant->repeats) continue;
+        if (!v->repeats) continue;
         WEFT_TRY(weft_report_repeat_of(run, &r));
-        json_array_append_new(repeats, repeat_json(&r));
+        weft_json_append(
+            repeats, "step:s repeats:s seed:I learning_rate:f result:s files_compared:b detail:s",
+            v->name, v->repeats->name, run->seed, run->rate, words[r.result], r.files, r.detail);
     }
     WEFT_TRY(weft_report_yardstick_json(&d, yardsticks));
     WEFT_AUTO_FREE char *answer = weft_report_sentence(&d);

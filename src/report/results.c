@@ -330,14 +330,10 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static const char *say_result(const weft_report_repeat *r) {
-    if (r->result == WEFT_REPEAT_EQUAL)
-        return r->files ? "equal, bit for bit" : "equal by checksum";
-    if (r->result == WEFT_REPEAT_UNEQUAL) return "NOT EQUAL";
-    return "not compared: both must finish";
-}
-
 weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
+    static const char *const results[] = {[WEFT_REPEAT_UNKNOWN] = "not compared: both must finish",
+                                          [WEFT_REPEAT_EQUAL] = "equal by checksum",
+                                          [WEFT_REPEAT_UNEQUAL] = "NOT EQUAL"};
     int counts[3] = {0}, n = 0, anew = 0;
     EACH_RUN(run, d)
         n += run->variant->repeats != NULL;
@@ -357,7 +353,8 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
         weft_page_cells(p, run->variant->name, run->variant->repeats->name);
         weft_page_cell(p, "%lld", (long long)run->seed);
         weft_page_cell(p, "%g", run->rate);
-        weft_page_cell(p, "%s", say_result(&r));
+        bool bits = r.result == WEFT_REPEAT_EQUAL && r.files;
+        weft_page_cell(p, "%s", bits ? "equal, bit for bit" : results[r.result]);
         weft_page_cell(p, "%.12s / %.12s", *run->weights ? run->weights : "–",
                        first && *first->weights ? first->weights : "–");
         weft_page_cells(p, r.rows >= 0 ? weft_say("%lld", (long long)r.rows) : "–",

@@ -361,14 +361,6 @@ static enum MHD_Result answer(live *w, struct MHD_Connection *c, const char *url
     return send_error(c, 404, "there are /, /api/runs, /api/events, /api/log and /api/note");
 }
 
-static void add_body(request *r, const char *data, size_t bytes) {
-    r->large = r->large || r->bytes + bytes > BODY_MOST ||
-               !weft_grow(&r->body, &r->room, r->bytes + bytes);
-    if (r->large) return;
-    memcpy(r->body + r->bytes, data, bytes);
-    r->bytes += bytes;
-}
-
 static enum MHD_Result receive(void *context, struct MHD_Connection *c, const char *url,
                                const char *method, const char *version, const char *data,
                                size_t *bytes, void **own) {
@@ -379,7 +371,10 @@ static enum MHD_Result receive(void *context, struct MHD_Connection *c, const ch
     }
     request *r = *own;
     if (*bytes) {
-        add_body(r, data, *bytes);
+        r->large = r->large || r->bytes + *bytes > BODY_MOST ||
+                   !weft_grow(&r->body, &r->room, r->bytes + *bytes);
+        if (!r->large) memcpy(r->body + r->bytes, data, *bytes);
+        r->bytes += r->large ? 0 : *bytes;
         *bytes = 0;
         return MHD_YES;
     }
