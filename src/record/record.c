@@ -196,10 +196,6 @@ weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added
     return weft_database_finish(d, status);
 }
 
-static const char *or_null(const char *text) {
-    return *text ? text : NULL;
-}
-
 /* A variant with its costs, or with its error alone; and its runs where it can be built. */
 static weft_status insert_variant(weft_database *d, const weft_study *s, int variant) {
     const weft_study_variant *p = &s->built[variant];
@@ -213,7 +209,7 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
         " VALUES (?, ?, nullif(?, -1), ?, ?, nullif(?, -1), ?, ?)",
         "isissiis", (int64_t)variant, p->variant->name, (int64_t)p->variant->baseline,
         p->variant->title, sets, (int64_t)p->variant->repeats,
-        (int64_t)(built && weft_config_leaks(&p->config)), or_null(p->error));
+        (int64_t)(built && weft_config_leaks(&p->config)), built ? NULL : p->error);
     if (status != WEFT_OK || !built) return status;
     WEFT_TRY(weft_database_run(
         d,
@@ -407,8 +403,8 @@ static weft_status renew_variant(weft_database *d, const weft_study *s, int vari
             weft_database_run(d, "DELETE FROM variants WHERE variant = ?", "i", (int64_t)variant));
         return insert_variant(d, s, variant);
     }
-    return weft_database_run(d, "UPDATE variants SET error = ? WHERE variant = ?", "si",
-                             or_null(s->built[variant].error), (int64_t)variant);
+    return weft_database_run(d, "UPDATE variants SET error = nullif(?, '') WHERE variant = ?", "si",
+                             s->built[variant].error, (int64_t)variant);
 }
 
 static weft_status renew_all(weft_database *d, const weft_study *s) {

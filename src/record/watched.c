@@ -388,12 +388,8 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
                           after == 0 ? options_json(w->plain, NULL) : NULL);
 }
 
-static bool is_run(const weft_watched *w, int64_t id) {
-    return id >= 0 && id < w->n_runs;
-}
-
 int weft_watched_folder(const weft_watched *w, int64_t id) {
-    return is_run(w, id) ? open_place(w, &w->runs[id].at) : -1;
+    return id >= 0 && id < w->n_runs ? open_place(w, &w->runs[id].at) : -1;
 }
 
 static char *read_end(int folder, const char *name, size_t most) {
@@ -418,7 +414,7 @@ char *weft_watched_tail(const weft_watched *w, int64_t id, bool samples, size_t 
 }
 
 weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags) {
-    if (!is_run(w, id)) return WEFT_BAD_INPUT("there is no run %lld", (long long)id);
+    if (id < 0 || id >= w->n_runs) return WEFT_BAD_INPUT("there is no run %lld", (long long)id);
     WEFT_TRY(weft_notes_set(w->notes, w->runs[id].at.path, note, tags));
     w->runs[id].version = ++w->version;
     return WEFT_OK;

@@ -429,23 +429,19 @@ bool weft_report_is_repeat(const weft_report_variant *v) {
     return v->repeats;
 }
 
-/* "4 variants (and 2 repeats as a check)" */
-static const char *say_variants(const weft_report_data *d) {
-    int repeats = weft_report_count(d, weft_report_is_repeat);
-    const char *variants = weft_say_plural(d->n_variants - repeats, "variant");
-    if (!repeats) return variants;
-    return weft_say("%s (and %s as a check)", variants, weft_say_plural(repeats, "repeat"));
-}
-
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     WEFT_AUTO_FREE char *sentence = weft_report_sentence(d);
     WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
     const char *day = weft_say("%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
-    const char *counts = d->n_runs == 1 ? "1 run"
-                                        : weft_say("%s, %s, %s; %d of %d runs", say_variants(d),
-                                                   weft_say_plural(d->n_seeds, "seed"),
-                                                   weft_say_plural(d->n_rates, "learning rate"),
-                                                   count_finished(d), d->n_runs);
+    int repeats = weft_report_count(d, weft_report_is_repeat);
+    const char *counts = weft_say_plural(d->n_variants - repeats, "variant");
+    if (repeats)
+        counts = weft_say("%s (and %s as a check)", counts, weft_say_plural(repeats, "repeat"));
+    counts =
+        d->n_runs == 1
+            ? "1 run"
+            : weft_say("%s, %s, %s; %d of %d runs", counts, weft_say_plural(d->n_seeds, "seed"),
+                       weft_say_plural(d->n_rates, "learning rate"), count_finished(d), d->n_runs);
     weft_page_line(p, "facts", "%s%s%s%s%s%.12s%s%s%s%s finished.", day,
                    *day && *d->version ? ", " : "", *d->version ? "weft " : "", d->version,
                    *d->commit ? ", commit " : "", d->commit, *d->machine ? ", " : "", d->machine,

@@ -41,16 +41,12 @@ static double most_iters(const weft_report_data *d) {
     return most;
 }
 
-static double tokens_an_iteration(const weft_report_variant *s) {
-    return s->tokens / s->iters;
-}
-
 /* Time is what the tokens took at the speed logged; a row without one takes none. */
 static weft_status read_run(const weft_report_data *d, const weft_report_run *run,
                             const char *column, double iters, curve_run *out) {
     const char *sql =
         weft_say("SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
-    double before = 0, seconds = 0, tokens = tokens_an_iteration(run->variant);
+    double before = 0, seconds = 0, tokens = run->variant->tokens / run->variant->iters;
     EACH_ROW(s, d->database, sql, "i", run->id) {
         double step = sqlite3_column_double(s, 0), value = weft_column_number(s, 1);
         double took = (step - before) * tokens / weft_column_number(s, 2);
@@ -129,29 +125,28 @@ static double find_top(const weft_plot_series *series, int n, double iters) {
     return late > least && most - least > 1.5 * (late - least) ? late : NAN;
 }
 
-static json_t *run_json(const weft_report_variant *s, const curve_run *run) {
-    json_t *step = json_array(), *seconds = json_array(), *y = json_array();
-    for (int i = 0; i < BUCKETS; i++) {
-        const bucket *b = &run->at[i];
-        if (!b->n) continue;
-        json_array_append_new(step, json_real(b->step));
-        json_array_append_new(seconds, json_real(b->seconds));
-        json_array_append_new(y, json_real(b->value));
-    }
-    double tokens = tokens_an_iteration(s), flops = tokens * s->flops;
-    json_t *x = weft_json_make("step:o seconds:o tokens:f flops:f", step, seconds,
-                               isfinite(tokens) ? tokens : 0, isfinite(flops) ? flops : 0);
-    return weft_json_make("name:s x:o y:o", weft_say("seed %lld", (long long)run->seed), x, y);
-}
-
+/* Every run, as charts.js takes it. */
 static json_t *lines_json(const weft_report_data *d, const curve *curves) {
     json_t *lines = json_array();
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!curves[i].n) continue;
+    EACH_VARIANT(v, d) {
+        const curve *c = &curves[v->place];
+        double tokens = v->tokens / v->iters, flops = tokens * v->flops;
         json_t *runs = json_array();
-        for (int k = 0; k < curves[i].n; k++)
-            json_array_append_new(runs, run_json(&d->variants[i], &curves[i].runs[k]));
-        weft_json_append(lines, "series:i runs:o", i, runs);
+        for (const curve_run *run = c->runs; run - c->runs < c->n; run++) {
+            json_t *step = json_array(), *seconds = json_array(), *y = json_array();
+            for (const bucket *b = run->at; b < run->at + BUCKETS; b++) {
+                if (!b->n) continue;
+                json_array_append_new(step, json_real(b->step));
+                json_array_append_new(seconds, json_real(b->seconds));
+                json_array_append_new(y, json_real(b->value));
+            }
+            json_t *x = weft_json_make("step:o seconds:o tokens:f flops:f", step, seconds,
+                                       isfinite(tokens) ? tokens : 0, isfinite(flops) ? flops : 0);
+            weft_json_append(runs, "name:s x:o y:o", weft_say("seed %lld", (long long)run->seed), x,
+                             y);
+        }
+        if (c->n) weft_json_append(lines, "series:i runs:O", v->place, runs);
+        json_decref(runs);
     }
     return lines;
 }

@@ -179,7 +179,11 @@ static void put_row(weft_page *p, const weft_report_variant *v, const extent *e)
     weft_html(out, "<span class=\"value\" role=\"cell\">", weft_say_interval(c), "<small>",
               weft_say_share_interval(c),
               "</small></span><span class=\"verdict\" role=\"cell\"><b class=\"word ",
-              doubted ? "plain" : weft_say_kind(c->verdict), "\">",
+              doubted                     ? "plain"
+              : c->verdict == WEFT_BETTER ? "good"
+              : c->verdict == WEFT_WORSE  ? "bad"
+                                          : "plain",
+              "\">",
               *v->error  ? "cannot be built"
               : !counted ? "leaks: not compared"
                          : weft_say_verdict(v),

@@ -30,18 +30,6 @@ static void read_settings(json_t *config, const char *text, char end) {
     }
 }
 
-static void read_json(json_t *config, const char *text) {
-    WEFT_AUTO_DECREF json_t *object = weft_config_kept(text);
-    EACH_MEMBER(o, object) {
-        if (json_is_boolean(o.value))
-            set_value(config, o.key, json_is_true(o.value) ? "y" : "n");
-        else if (json_is_string(o.value))
-            set_value(config, o.key, json_string_value(o.value));
-        else if (json_is_number(o.value))
-            set_value(config, o.key, weft_say("%.17g", json_number_value(o.value)));
-    }
-}
-
 /* A variant's whole config: its run's at the rate chosen, or the base with the variant's overrides. */
 static json_t *variant_config(const weft_report_variant *v) {
     json_t *config = json_object();
@@ -50,7 +38,15 @@ static json_t *variant_config(const weft_report_variant *v) {
     read_settings(config, v->overrides, ' ');
     EACH_RUN_OF(run, v) {
         if (run->rate != v->rate && v->done) continue;
-        read_json(config, run->config);
+        WEFT_AUTO_DECREF json_t *object = weft_config_kept(run->config);
+        EACH_MEMBER(o, object) {
+            if (json_is_boolean(o.value))
+                set_value(config, o.key, json_is_true(o.value) ? "y" : "n");
+            else if (json_is_string(o.value))
+                set_value(config, o.key, json_string_value(o.value));
+            else if (json_is_number(o.value))
+                set_value(config, o.key, weft_say("%.17g", json_number_value(o.value)));
+        }
         break;
     }
     return config;

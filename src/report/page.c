@@ -245,13 +245,9 @@ void weft_page_title(weft_page *p, int level, const char *text) {
     put_md(p, " ", text, "\n");
 }
 
-static void say_about(weft_page *p, const char *about) {
-    if (about) weft_page_line(p, "about", "%s", about);
-}
-
 void weft_page_heading(weft_page *p, const char *text, const char *about) {
     weft_page_title(p, p->level, text);
-    say_about(p, about);
+    if (about) weft_page_line(p, "about", "%s", about);
 }
 
 void weft_page_fold(weft_page *p, const char *text, const char *about) {
@@ -262,7 +258,7 @@ void weft_page_fold(weft_page *p, const char *text, const char *about) {
     put_html(p, "><summary>", text, "</summary>\n");
     fprintf(p->md, "\n%.*s", p->level, "######");
     put_md(p, " ", text, "\n");
-    say_about(p, about);
+    if (about) weft_page_line(p, "about", "%s", about);
 }
 
 void weft_page_subtitle(weft_page *p, const char *text) {

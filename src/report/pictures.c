@@ -85,15 +85,11 @@ static weft_plot_point point_of(const weft_report_variant *v, int cost) {
     return (weft_plot_point){x, v->mean, v->least, v->most};
 }
 
-static bool is_there(weft_plot_point at) {
-    return isfinite(at.x) && isfinite(at.y);
-}
-
 /* Whether no other variant costs no more and scores no less, one of them truly. A variant that leaks has
  * no score worth the name; no comparison with a NaN holds. */
 static bool is_in_front(const weft_report_variant *v, int cost) {
     weft_plot_point own = point_of(v, cost);
-    if (!is_there(own) || v->leaks) return false;
+    if (!isfinite(own.x) || !isfinite(own.y) || v->leaks) return false;
     EACH_VARIANT(o, v->study) {
         weft_plot_point other = point_of(o, cost);
         double lower = (v->study->higher_is_better ? -1 : 1) * (own.y - other.y);
@@ -135,7 +131,7 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, int cos
     int n = 0;
     EACH_VARIANT(v, d) {
         weft_plot_point at = *series[v->place].points = point_of(v, cost);
-        series[v->place].n = is_there(at);
+        series[v->place].n = isfinite(at.x) && isfinite(at.y);
         if (!front || !is_in_front(v, cost)) continue;
         front[n++] = at;
         if (used < NAMES_ROOM)

@@ -175,7 +175,6 @@ const char *weft_say_times(const weft_report_run *run);
 const char *weft_say_share(const weft_comparison *c, double difference);
 /* A comparison's word; "better so far" where runs of it are still to come. */
 const char *weft_say_verdict(const weft_report_variant *v);
-const char *weft_say_kind(weft_verdict verdict); /* of an item on a page: "good", "bad", "plain" */
 /* What stands before the next of n things in a sentence: "A, B and C". */
 const char *weft_say_between(int said, int n);
 const char *weft_say_plural(int n, const char *thing); /* "1 seed", "3 seeds" */

@@ -111,10 +111,6 @@ const char *weft_say_verdict(const weft_report_variant *v) {
     return final || v->compared.verdict == WEFT_NOT_YET ? word : weft_say("%s so far", word);
 }
 
-const char *weft_say_kind(weft_verdict verdict) {
-    return verdict == WEFT_BETTER ? "good" : verdict == WEFT_WORSE ? "bad" : "plain";
-}
-
 const char *weft_say_between(int said, int n) {
     return said == 0 ? "" : said == n - 1 ? " and " : ", ";
 }
