@@ -104,8 +104,7 @@ static void destroy_block(weft_block *b) {
     weft_function_destroy(b->function);
     weft_api_lists_free(b->lists);
     weft_graph_destroy(b->graph);
-    free(b->key);
-    free(b);
+    WEFT_FREE(b->key, b);
 }
 
 void weft_api_close_blocks(weft_engine *engine) {
@@ -188,8 +187,7 @@ static weft_status new_block(weft_engine *engine, const char *key, weft_describe
     WEFT_TRY(weft_function_create(b->graph, b->engine->backend, b->engine->pool, bound, b->n_bound,
                                   &b->function));
     WEFT_TRY(weft_function_prepare(b->function));
-    *out = weft_steal(&b);
-    return WEFT_OK;
+    return weft_hand(&b, out);
 }
 
 weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe describe,

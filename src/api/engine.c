@@ -35,8 +35,7 @@ weft_status weft_engine_open(int threads, const char *device, weft_engine **out)
     pthread_mutex_init(&engine->running, NULL);
     pthread_mutex_init(&engine->building, NULL);
     pthread_mutex_init(&engine->lock, NULL);
-    *out = weft_steal(&engine);
-    return WEFT_OK;
+    return weft_hand(&engine, out);
 }
 
 void weft_engine_close(weft_engine *engine) {

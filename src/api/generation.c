@@ -21,8 +21,7 @@ weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t
     if (!g) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     weft_generator_limits limits = {.sequences = sequences, .context = context};
     WEFT_TRY(weft_generator_open(model, engine->backend, engine->pool, &limits, &g->generator));
-    *out = weft_steal(&g);
-    return WEFT_OK;
+    return weft_hand(&g, out);
 }
 
 void weft_generation_close(weft_generation *generation) {
@@ -124,8 +123,7 @@ weft_status weft_text_open(const char *name, weft_text **out) {
     if (!t) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     WEFT_TRY(weft_tokenizer_open(name, &t->tokenizer));
     WEFT_TRY(weft_encoder_open(t->tokenizer, &t->encoder));
-    *out = weft_steal(&t);
-    return WEFT_OK;
+    return weft_hand(&t, out);
 }
 
 void weft_text_close(weft_text *text) {

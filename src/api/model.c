@@ -85,8 +85,7 @@ weft_status weft_model_open(const char *path, const char *const *overrides, weft
         WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
         WEFT_TRY(weft_model_start(m, (uint64_t)c.seed));
     }
-    *out = weft_steal(&m);
-    return WEFT_OK;
+    return weft_hand(&m, out);
 }
 
 void weft_model_close(weft_model *model) {

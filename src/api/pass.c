@@ -43,15 +43,13 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
         p->no_targets[i] = -1;
     WEFT_TRY(weft_session_open(model, engine->backend, engine->pool, &build, build.train, false,
                                &p->session));
-    *out = weft_steal(&p);
-    return WEFT_OK;
+    return weft_hand(&p, out);
 }
 
 void weft_pass_close(weft_pass *pass) {
     if (!pass) return;
     weft_session_close(&pass->session);
-    free(pass->no_targets);
-    free(pass);
+    WEFT_FREE(pass->no_targets, pass);
 }
 
 int64_t weft_pass_bytes(const weft_pass *pass) {
@@ -190,8 +188,7 @@ weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const ch
     WEFT_AUTO(weft_optimizer_close_at) weft_optimizer *o = NULL;
     WEFT_TRY(weft_optimizer_create(model, engine->backend, engine->pool, NULL, &o));
     if (folder) WEFT_TRY(weft_optimizer_read(o, path));
-    *out = weft_steal(&o);
-    return WEFT_OK;
+    return weft_hand(&o, out);
 }
 
 void weft_optimizer_close(weft_optimizer *optimizer) {

@@ -195,8 +195,7 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
     WEFT_TRY(weft_graph_create(&s->graph));
     WEFT_TRY(build(&w));
     WEFT_TRY(make_function(s));
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, out);
 }
 
 void weft_step_close(weft_step *step) {
@@ -204,9 +203,7 @@ void weft_step_close(weft_step *step) {
     weft_function_destroy(step->function);
     weft_graph_destroy(step->graph);
     pthread_mutex_destroy(&step->lock);
-    free(step->addresses);
-    free((void *)step->bound);
-    free(step);
+    WEFT_FREE(step->addresses, (void *)step->bound, step);
 }
 
 int64_t weft_step_bytes(const weft_step *step) {

@@ -18,6 +18,13 @@ weft_status weft_fail(weft_status status, const char *format, ...)
 /* What the user said, or a file holds, cannot be used. */
 #define WEFT_BAD_INPUT(...) weft_fail(WEFT_EINPUT, __VA_ARGS__)
 
+/* The end of a function that made something: hands over the pointer at `at`, which is then NULL. */
+static inline weft_status weft_hand(void *at, void *out) {
+    void *made = weft_steal(at);
+    memcpy(out, &made, sizeof made);
+    return WEFT_OK;
+}
+
 /* Leaves the current function with the status of a failed call. */
 #define WEFT_TRY(call)                                                                             \
     do {                                                                                           \

@@ -145,8 +145,7 @@ weft_status weft_file_read_open(int descriptor, const char *path, size_t most, c
         text[*bytes] = '\0';
         if (*bytes == room) room *= 2;
         if (n > 0) continue;
-        *out = weft_steal(&text);
-        return WEFT_OK;
+        return weft_hand(&text, out);
     }
 }
 

@@ -65,3 +65,9 @@ static inline pthread_mutex_t *weft_lock(pthread_mutex_t *mutex) {
 static inline void weft_end_lock(pthread_mutex_t **mutex) {
     pthread_mutex_unlock(*mutex);
 }
+
+/* Defines result name(const type *of), which tells one field of a type whose fields are its own file's. */
+#define WEFT_GETTER(result, name, type, field)                                                     \
+    result name(const type *of) {                                                                  \
+        return of->field;                                                                          \
+    }

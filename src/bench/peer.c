@@ -1,7 +1,6 @@
 /* The peer's process. It ends by itself when its standard input does, so nothing is left behind when
  * the benchmark is interrupted. */
 #include "bench/peer.h"
-#include "base/getter.h"
 #include "base/json.h"
 
 #include <errno.h>

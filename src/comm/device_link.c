@@ -1,6 +1,5 @@
 /* Messages from GPU to GPU, by NCCL. All of them are put into one queue of the device and waited for at the
  * end: the device exchanges one bucket while it still makes others. */
-#include "base/getter.h"
 #include "base/log.h"
 #include "comm/reduce.h"
 #include "comm/watch.h"

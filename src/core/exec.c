@@ -1,7 +1,6 @@
 /* Walking a planned graph. Everything is looked up when the executor is made (addresses, kernels,
  * workspaces), so that a run allocates nothing and only calls kernels. */
 #include "core/exec.h"
-#include "base/getter.h"
 
 #include "base/clock.h"
 #include "core/exec_internal.h"
@@ -103,8 +102,7 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
     WEFT_TRY(place_data(x, options));
     x->profile = weft_profile_create(g);
     if (backend->open) WEFT_TRY(backend->open(x, &x->state));
-    *out = weft_steal(&x);
-    return WEFT_OK;
+    return weft_hand(&x, out);
 }
 
 void weft_exec_watch(weft_exec *x, void (*after)(void *context, const weft_node *n),
@@ -138,10 +136,7 @@ void weft_exec_destroy(weft_exec *x) {
     weft_profile_destroy(x->profile);
     if (x->arena) x->backend->release(x->arena, x->plan->arena_bytes);
     weft_plan_destroy(x->plan);
-    free(x->data);
-    free(x->kernels);
-    free(x->parts);
-    free(x);
+    WEFT_FREE(x->data, x->kernels, x->parts, x);
 }
 
 static weft_status fill_memory(const weft_exec *x, void *to, int byte, int64_t bytes) {

@@ -64,9 +64,7 @@ static frame *frame_new(weft_function *f) {
         ok = ok && new->addresses && f->backend->calls->open(&x->state) == WEFT_OK;
     }
     if (ok) return new;
-    free(new->addresses);
-    free(x->data);
-    free(new);
+    WEFT_FREE(new->addresses, x->data, new);
     return NULL;
 }
 
@@ -158,8 +156,7 @@ weft_status weft_function_create(weft_graph *g, const weft_backend *backend, wef
     f->n_bound = n_bound;
     pthread_mutex_init(&f->lock, NULL);
     WEFT_TRY(fill_function(f, g, bound));
-    *out = weft_steal(&f);
-    return WEFT_OK;
+    return weft_hand(&f, out);
 }
 
 void weft_function_destroy(weft_function *f) {
@@ -167,21 +164,15 @@ void weft_function_destroy(weft_function *f) {
     for (frame *x = f->frames; x;) {
         frame *next = x->next;
         if (x->exec.state) f->backend->calls->close(x->exec.state);
-        free(x->addresses);
-        free(x->exec.data);
-        free(x);
+        WEFT_FREE(x->addresses, x->exec.data, x);
         x = next;
     }
-    for (int i = 0; i < 2; i++) {
-        free(f->passes[i].placings);
-        free(f->passes[i].uses);
-    }
+    for (int i = 0; i < 2; i++)
+        WEFT_FREE(f->passes[i].placings, f->passes[i].uses);
     weft_profile_destroy(f->profile);
     weft_plan_destroy(f->plan);
-    free(f->kernels);
-    free(f->bound);
     pthread_mutex_destroy(&f->lock);
-    free(f);
+    WEFT_FREE(f->kernels, f->bound, f);
 }
 
 int64_t weft_function_saved_bytes(const weft_function *f) {

@@ -1,6 +1,5 @@
 /* Building a graph: memory, tensors, nodes, views. Backward is in autodiff.c. */
 #include "core/graph.h"
-#include "base/getter.h"
 #include "base/text.h"
 
 #include "core/graph_internal.h"
@@ -34,11 +33,7 @@ void weft_graph_destroy(weft_graph *g) {
         free(b);
         b = next;
     }
-    free(g->nodes);
-    free(g->tensors);
-    free(g->named);
-    free(g->message);
-    free(g);
+    WEFT_FREE(g->nodes, g->tensors, g->named, g->message, g);
 }
 
 weft_status weft_graph_status(const weft_graph *g) {
@@ -68,16 +63,18 @@ weft_status weft_graph_fail(weft_graph *g, const char *format, ...) {
     return graph_record(g, WEFT_EINPUT, line);
 }
 
+void *weft_graph_no_memory(weft_graph *g, const char *message) {
+    graph_record(g, WEFT_ENOMEM, message);
+    return NULL;
+}
+
 void *weft_graph_alloc(weft_graph *g, size_t bytes) {
     bytes = (bytes + 15) & ~(size_t)15;
     graph_block *b = g->blocks;
     if (!b || b->size - b->used < bytes) {
         size_t size = bytes > GRAPH_BLOCK_BYTES ? bytes : GRAPH_BLOCK_BYTES;
         b = calloc(1, sizeof *b + size);
-        if (!b) {
-            graph_record(g, WEFT_ENOMEM, "graph: no memory for its nodes");
-            return NULL;
-        }
+        if (!b) return weft_graph_no_memory(g, "graph: no memory for its nodes");
         b->size = size;
         b->next = g->blocks;
         g->blocks = b;
@@ -97,8 +94,7 @@ static const char *graph_copy_name(weft_graph *g, const char *name) {
 /* Whether a list of pointers has room for one more. */
 static bool has_room(weft_graph *g, void *list, int64_t count, int64_t *capacity) {
     if (weft_grow_list(list, capacity, count + 1, sizeof(void *))) return true;
-    graph_record(g, WEFT_ENOMEM, "graph: no memory for its lists");
-    return false;
+    return weft_graph_no_memory(g, "graph: no memory for its lists");
 }
 
 static weft_status check_shape(weft_graph *g, const char *what, weft_dtype dtype, int ndim,
@@ -152,10 +148,7 @@ static bool graph_grow_named(weft_graph *g) {
     if (2 * (g->n_named + 1) <= g->named_slots) return true;
     weft_graph larger = {.named_slots = g->named_slots ? 2 * g->named_slots : 256};
     larger.named = calloc((size_t)larger.named_slots, sizeof(weft_tensor *));
-    if (!larger.named) {
-        graph_record(g, WEFT_ENOMEM, "graph: no memory for its lists");
-        return false;
-    }
+    if (!larger.named) return weft_graph_no_memory(g, "graph: no memory for its lists");
     for (int64_t i = 0; i < g->named_slots; i++)
         if (g->named[i]) larger.named[named_slot(&larger, g->named[i]->name)] = g->named[i];
     free(g->named);
@@ -167,15 +160,11 @@ static bool graph_grow_named(weft_graph *g) {
 weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, weft_dtype dtype,
                                int ndim, const int64_t *shape) {
     if (g->status != WEFT_OK) return NULL;
-    if (!name || !*name) {
-        weft_graph_fail(g, "tensor: an input, parameter or state needs a name");
-        return NULL;
-    }
+    if (!name || !*name)
+        return weft_graph_refuse(g, "tensor: an input, parameter or state needs a name");
     if (check_shape(g, name, dtype, ndim, shape) != WEFT_OK) return NULL;
-    if (weft_graph_find(g, name)) {
-        weft_graph_fail(g, "tensor '%s' is already in the graph; names must differ", name);
-        return NULL;
-    }
+    if (weft_graph_find(g, name))
+        return weft_graph_refuse(g, "tensor '%s' is already in the graph; names must differ", name);
     weft_tensor *t = weft_graph_tensor_new(g, role, dtype, ndim, shape);
     if (!t) return NULL;
     t->name = graph_copy_name(g, name);
@@ -270,8 +259,7 @@ weft_node *weft_graph_append(weft_graph *g, const weft_op *op, weft_tensor *cons
     if (g->status != WEFT_OK) return NULL;
     for (int i = 0; i < required; i++) {
         if (in[i]) continue;
-        weft_graph_fail(g, "%s: input %d is missing", op->name, i);
-        return NULL;
+        return weft_graph_refuse(g, "%s: input %d is missing", op->name, i);
     }
     void *attr_copy = NULL;
     if (attr_size) {
@@ -311,19 +299,14 @@ weft_tensor *weft_node_output_like(weft_graph *g, weft_node *n, int index, weft_
 
 weft_tensor *weft_reshape(weft_graph *g, weft_tensor *t, int ndim, const int64_t *shape) {
     if (g->status != WEFT_OK) return NULL;
-    if (!t) {
-        weft_graph_fail(g, "reshape: its input is missing");
-        return NULL;
-    }
+    if (!t) return weft_graph_refuse(g, "reshape: its input is missing");
     if (check_shape(g, "reshape", t->dtype, ndim, shape) != WEFT_OK) return NULL;
     weft_tensor want = {.dtype = t->dtype, .ndim = ndim};
     for (int d = 0; d < ndim; d++)
         want.shape[d] = shape[d];
-    if (weft_tensor_count(t) != weft_tensor_count(&want)) {
-        weft_graph_fail(g, "reshape: %s has another number of elements than %s",
-                        weft_tensor_describe(t), weft_tensor_describe(&want));
-        return NULL;
-    }
+    if (weft_tensor_count(t) != weft_tensor_count(&want))
+        return weft_graph_refuse(g, "reshape: %s has another number of elements than %s",
+                                 weft_tensor_describe(t), weft_tensor_describe(&want));
     if (weft_tensor_same_shape(t, &want)) return t;
     weft_tensor *root = weft_tensor_root(t);
     weft_tensor *view = weft_graph_tensor_new(g, root->role, t->dtype, ndim, shape);

@@ -104,9 +104,10 @@ weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, 
                                int ndim, const int64_t *shape);
 /* The same with the shape written out: weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_F32, 3, 4). */
 #define weft_new_tensor(g, role, name, dtype, ...)                                                 \
-    weft_graph_tensor((g), (role), (name), (dtype),                                                \
-                      (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),                   \
-                      (int64_t[]){__VA_ARGS__})
+    weft_graph_tensor((g), (role), (name), (dtype), WEFT_DIMS(__VA_ARGS__))
+/* The last two arguments of a function that wants ndim and shape. */
+#define WEFT_DIMS(...)                                                                             \
+    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), ((int64_t[]){__VA_ARGS__})
 
 /* The tensor of that name; NULL if there is none. */
 weft_tensor *weft_graph_find(const weft_graph *g, const char *name);
@@ -137,9 +138,7 @@ weft_tensor *weft_node_output_like(weft_graph *g, weft_node *n, int index, weft_
 
 /* The same values under another shape of as many elements; no work, no memory. */
 weft_tensor *weft_reshape(weft_graph *g, weft_tensor *t, int ndim, const int64_t *shape);
-#define weft_view(g, t, ...)                                                                       \
-    weft_reshape((g), (t), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),              \
-                 (int64_t[]){__VA_ARGS__})
+#define weft_view(g, t, ...) weft_reshape((g), (t), WEFT_DIMS(__VA_ARGS__))
 
 /* The two operations that autodiff needs for itself: a + b, and a tensor of ones shaped like
  * another. The core knows no operation, so src/ops/arith.c defines this. */
@@ -175,6 +174,10 @@ int64_t weft_graph_forward_count(const weft_graph *g);
 /* For operations: records an error in the graph as weft_fail does, with the scope's name. */
 weft_status weft_graph_fail(weft_graph *g, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* The same for functions that return a pointer or a truth: NULL. And that there is no memory, as it says. */
+#define weft_graph_refuse(...) ((void)weft_graph_fail(__VA_ARGS__), NULL)
+void *weft_graph_no_memory(weft_graph *g, const char *message);
 
 /* For operations: memory that lives as long as the graph; zeroed. NULL (and the graph's error
  * set) when there is none. */

@@ -262,17 +262,12 @@ weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, i
                                   .last_read = last_read,
                                   .work_buffer = work_buffer,
                                   .plan = plan}));
-    *out = weft_steal(&plan);
-    return WEFT_OK;
+    return weft_hand(&plan, out);
 }
 
 void weft_plan_destroy(weft_plan *plan) {
     if (!plan) return;
-    free(plan->offset);
-    free(plan->region);
-    free(plan->work_offset);
-    free(plan->work_bytes);
-    free(plan);
+    WEFT_FREE(plan->offset, plan->region, plan->work_offset, plan->work_bytes, plan);
 }
 
 /* A tree over time: each half of a part of it is a node. What is taken from `first` to `last` is
@@ -325,18 +320,14 @@ weft_status weft_space_open(int64_t moments, weft_space **out) {
         s->n_parts *= 2;
     s->parts = calloc((size_t)s->n_parts, sizeof *s->parts);
     if (!s->parts) return weft_fail(WEFT_ENOMEM, "plan: no memory");
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, out);
 }
 
 void weft_space_close(weft_space *s) {
     if (!s) return;
-    for (int64_t i = 0; i < s->n_parts; i++) {
-        free(s->parts[i].whole.list);
-        free(s->parts[i].any.list);
-    }
-    free(s->parts);
-    free(s);
+    for (int64_t i = 0; i < s->n_parts; i++)
+        WEFT_FREE(s->parts[i].whole.list, s->parts[i].any.list);
+    WEFT_FREE(s->parts, s);
 }
 
 /* The first span from `low` on that ends behind `at`. */

@@ -8,7 +8,6 @@
  * between seeing the ticket and taking from it, and a run cannot change while it has tasks left. With
  * several nodes there is a ticket for each: threads take from their own first. */
 #include "core/pool.h"
-#include "base/getter.h"
 
 #include "base/clock.h"
 
@@ -208,9 +207,7 @@ void weft_pool_destroy(weft_pool *pool) {
         pthread_join(pool->threads[i], NULL);
     pthread_cond_destroy(&pool->wake);
     pthread_mutex_destroy(&pool->lock);
-    free(pool->threads);
-    free(pool->node);
-    free(pool);
+    WEFT_FREE(pool->threads, pool->node, pool);
 }
 
 WEFT_GETTER(int, weft_pool_size, weft_pool, size)

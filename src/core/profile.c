@@ -94,7 +94,5 @@ void weft_profile_destroy(weft_profile *p) {
     int64_t nodes = weft_graph_node_count(p->g);
     share *shares = p->runs ? calloc((size_t)nodes + 1, sizeof *shares) : NULL;
     if (shares) print_shares(p, shares, sum_shares(p, shares));
-    free(shares);
-    free(p->seconds);
-    free(p);
+    WEFT_FREE(shares, p->seconds, p);
 }

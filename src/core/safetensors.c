@@ -6,7 +6,6 @@
  * and the last at the end of the file. So there are no overlaps and no holes in which something
  * could hide, and every byte of the file is accounted for. */
 #include "core/safetensors.h"
-#include "base/getter.h"
 
 #include "base/clock.h"
 #include "base/json.h"
@@ -277,16 +276,14 @@ weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
     WEFT_TRY(map_file(f));
     WEFT_TRY(read_header(f));
     f->path = NULL;
-    *out = weft_steal(&f);
-    return WEFT_OK;
+    return weft_hand(&f, out);
 }
 
 void weft_safetensors_close(weft_safetensors *file) {
     if (!file) return;
     if (file->map) munmap(file->map, (size_t)file->map_bytes);
     json_decref(file->header);
-    free(file->tensors);
-    free(file);
+    WEFT_FREE(file->tensors, file);
 }
 
 WEFT_GETTER(int64_t, weft_safetensors_count, weft_safetensors, count)
@@ -457,10 +454,7 @@ static weft_status write_file(const layout *l, weft_sum *sum) {
 }
 
 static void end_layout(layout *l) {
-    free(l->header);
-    free(l->begin);
-    free(l->order);
-    free(l->tensors);
+    WEFT_FREE(l->header, l->begin, l->order, l->tensors);
 }
 
 weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,

@@ -5,7 +5,6 @@
  * the top.
  *
  * Words are put in order before training, so the order of the texts does not matter. */
-#include "base/getter.h"
 #include "data/texts.h"
 
 #include "base/text.h"

@@ -1,6 +1,5 @@
 /* The datasets behind one name: each kind is a file of its own, and this one tells them apart. */
 #include "data/dataset.h"
-#include "base/getter.h"
 
 #include "data/corpus.h"
 #include "data/shards.h"

@@ -5,7 +5,6 @@
 
 #include "base/crc32c.h"
 #include "base/folders.h"
-#include "base/getter.h"
 #include "base/text.h"
 #include "data/tokens.h"
 

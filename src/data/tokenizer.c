@@ -1,7 +1,6 @@
 /* A tokenizer's tables: the vocabulary with its index, the merges, the tokens found in a text as
  * they stand; how they are filled, looked up, decoded and saved. All are arrays and open-addressed
  * hash tables that the tokenizer owns; after opening nothing changes them. */
-#include "base/getter.h"
 #include "base/json.h"
 #include "data/tokenizer_internal.h"
 

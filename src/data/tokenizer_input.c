@@ -2,7 +2,6 @@
  * the last file, which moves to the front for the next batch. Nothing is mapped, so a file that
  * shrinks meanwhile is a short text and not a crash. */
 #include "data/tokenizer_input.h"
-#include "base/getter.h"
 
 #include "base/json.h"
 #include "base/text.h"

@@ -4,7 +4,6 @@
  * Where it can let graphs follow each other without the host, they do. */
 #include "generate/decoder.h"
 #include "base/clock.h"
-#include "base/getter.h"
 
 #include "generate/weights.h"
 #include "model/step.h"
@@ -56,10 +55,8 @@ static weft_status no_memory(void) {
 static void close_graph(row_graph *g) {
     if (!g) return;
     weft_exec_destroy(g->exec);
-    free(g->taken);
-    free(g->bindings);
     weft_cached_destroy(&g->graph);
-    free(g);
+    WEFT_FREE(g->taken, g->bindings, g);
 }
 
 WEFT_ENDED_BY(close_graph, row_graph)
@@ -78,11 +75,7 @@ void weft_decoder_close(weft_decoder *d) {
         if (d->states[i].data) d->backend->release(d->states[i].data, d->states[i].bytes);
     if (d->there) d->backend->release(d->there, table_bytes(d));
     weft_generation_weights_destroy(d->weights);
-    free(d->states);
-    free(d->table);
-    free(d->ints);
-    free(d->changed);
-    free(d);
+    WEFT_FREE(d->states, d->table, d->ints, d->changed, d);
 }
 
 static shared_state *find_state(const weft_decoder *d, const char *name) {
@@ -283,8 +276,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
         WEFT_TRY(
             backend->samplers->open(first->exec, d->there, d->limits.table_pages, &d->sampler));
     if (d->sampler) d->samplers = backend->samplers;
-    *out = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, out);
 }
 
 int32_t *weft_decoder_table(weft_decoder *d, int32_t slot) {

@@ -77,32 +77,22 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
         (!g->states && (l.ngram || l.draft)))
         return no_memory();
     if (g->states) WEFT_TRY(generator_open_drafts(g, backend, pool));
-    *out = weft_steal(&g);
-    return WEFT_OK;
+    return weft_hand(&g, out);
 }
 
 static void free_sequence(sequence *s) {
     if (!s) return;
-    free(s->tokens);
-    free(s->pages);
-    free(s->made);
-    free(s);
+    WEFT_FREE(s->tokens, s->pages, s->made, s);
 }
 
 void weft_generator_close(weft_generator *g) {
     if (!g) return;
     for (int64_t i = 0; i < g->n_list; i++)
         free_sequence(g->list[i]);
-    free(g->list);
-    free(g->slot_used);
-    free(g->logits);
-    free(g->scratch);
-    free(g->state);
-    free(g->states);
     draft_model_close(g->drafts);
     weft_pages_destroy(g->pages);
     weft_decoder_close(g->decoder);
-    free(g);
+    WEFT_FREE(g->list, g->slot_used, g->logits, g->scratch, g->state, g->states, g);
 }
 
 sequence *generator_find(const weft_generator *g, int64_t id) {

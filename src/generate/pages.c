@@ -39,18 +39,14 @@ weft_status weft_pages_create(int64_t count, weft_pages **out) {
         p->free_pages[i] = (int32_t)(count - 1 - i);
         p->chains[i] = -1;
     }
-    *out = weft_steal(&p);
-    return WEFT_OK;
+    return weft_hand(&p, out);
 }
 
 void weft_pages_destroy(weft_pages *p) {
     if (!p) return;
     for (int64_t i = 0; p->entries && i < p->count; i++)
         free(p->entries[i].state);
-    free(p->entries);
-    free(p->free_pages);
-    free(p->chains);
-    free(p);
+    WEFT_FREE(p->entries, p->free_pages, p->chains, p);
 }
 
 static int32_t *chain_of(const weft_pages *p, int32_t before, const int32_t *tokens, int kind) {

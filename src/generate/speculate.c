@@ -42,8 +42,7 @@ static int64_t least(int64_t a, int64_t b) {
 void draft_model_close(draft_model *d) {
     if (!d) return;
     weft_decoder_close(d->decoder);
-    free(d->states);
-    free(d);
+    WEFT_FREE(d->states, d);
 }
 
 WEFT_ENDED_BY(draft_model_close, draft_model)

@@ -61,18 +61,14 @@ weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, 
         s->stops[s->n_stops] = strdup(stops[i]);
         if (!s->stops[s->n_stops++]) return weft_fail(WEFT_ENOMEM, "stream: no memory");
     }
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, out);
 }
 
 void weft_stream_close(weft_stream *s) {
     if (!s) return;
     for (int i = 0; s->stops && i < s->n_stops; i++)
         free(s->stops[i]);
-    free(s->stops);
-    free(s->held.data);
-    free(s->text.data);
-    free(s);
+    WEFT_FREE(s->stops, s->held.data, s->text.data, s);
 }
 
 /* Moves whole characters from held to text; at the end what is left becomes one U+FFFD. */

@@ -76,8 +76,7 @@ weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend,
     WEFT_TRY(allocate(c));
     WEFT_TRY(build_loss(&m->config, c->means.graph.contexts, parts, &c->whole_loss));
     WEFT_TRY(weft_exec_create(c->whole_loss.graph, backend, pool, NULL, &c->exec));
-    *out = weft_steal(&c);
-    return WEFT_OK;
+    return weft_hand(&c, out);
 }
 
 void weft_contrast_close(weft_contrast *c) {

@@ -10,8 +10,7 @@ typedef struct {
 } token_batch;
 
 static void batch_free(token_batch *b) {
-    free(b->tokens);
-    free(b->targets);
+    WEFT_FREE(b->tokens, b->targets);
 }
 
 static weft_status batch_allocate(token_batch *b, int64_t batch, int64_t time) {
@@ -51,8 +50,7 @@ typedef struct {
 static void end_file(tensor_file *f) {
     for (int64_t i = 0; f->list && i < f->n; i++)
         free((void *)(uintptr_t)f->list[i].data);
-    free(f->list);
-    free(f->names);
+    WEFT_FREE(f->list, f->names);
 }
 
 /* f64, or f32 whatever the model computes in. */

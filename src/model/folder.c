@@ -320,8 +320,7 @@ weft_status weft_state_read(const char *folder, json_t **out) {
             "that wrote it, or a newer one",
             path, (long long)format, WEFT_STATE_FORMAT);
     if (format == WEFT_STATE_FORMAT) WEFT_TRY(check_own(path, text, bytes));
-    *out = weft_steal(&state);
-    return WEFT_OK;
+    return weft_hand(&state, out);
 }
 
 /* A file against its entry; no entry is an error. */

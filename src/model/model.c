@@ -62,8 +62,7 @@ weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_mod
     m->config = *c;
     m->dtype = dtype;
     WEFT_TRY(list_weights(m, &graph));
-    *out = weft_steal(&m);
-    return WEFT_OK;
+    return weft_hand(&m, out);
 }
 
 weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,

@@ -205,8 +205,7 @@ weft_status weft_weigh(const weft_weight *w, const weft_weighing *how, double **
     for (int64_t i = 0; i < w->count; i++)
         values[i] =
             left && !left[i] ? -INFINITY : importance(how->by, values[i], others ? others[i] : 0);
-    *out = weft_steal(&values);
-    return WEFT_OK;
+    return weft_hand(&values, out);
 }
 
 /* The unit that a piece gives an index to; -1: none. */

@@ -1,6 +1,5 @@
 /* Opening, with all that is looked at before a row is read, and SQLite behind statuses. */
 #include "record/database.h"
-#include "base/getter.h"
 
 #include "base/clock.h"
 #include "base/folders.h"

@@ -1,7 +1,6 @@
 /* The tree of runs. Everything in it is read by base/folders.h: a tree may be anybody's, and what lies
  * in it leads nowhere else. */
 #include "record/watched.h"
-#include "base/getter.h"
 
 #include "base/clock.h"
 #include "base/folders.h"

@@ -2,7 +2,6 @@
  * encoded in one go from one special token to the next, so that it becomes the tokens it would have
  * anywhere else. */
 #include "serve/template.h"
-#include "base/getter.h"
 
 #include "base/text.h"
 

@@ -3,7 +3,6 @@
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 
-#include "base/getter.h"
 #include "model/units.h"
 #include "train/optimizer_internal.h"
 
