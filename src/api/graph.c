@@ -21,16 +21,13 @@ bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const c
                    bool wants_grad) {
     weft_api_lists *lists = g->owner;
     weft_api_list *list = &lists->list[which];
-    if (list->n == WEFT_API_TENSORS_MAX) {
-        weft_graph_fail(g, "'%s': a block has up to %d inputs, weights and outputs each", name,
-                        WEFT_API_TENSORS_MAX);
-        return false;
-    }
+    if (list->n == WEFT_API_TENSORS_MAX)
+        return weft_graph_refuse(g, "'%s': a block has up to %d inputs, weights and outputs each",
+                                 name, WEFT_API_TENSORS_MAX);
     char *copy = strdup(name);
     if (!copy || !weft_grow_list(&list->entries, &list->room, list->n + 1, sizeof *list->entries)) {
         free(copy);
-        weft_graph_fail(g, "'%s': no memory", name);
-        return false;
+        return weft_graph_no_memory(g, "block: no memory for its tensors");
     }
     list->entries[list->n++] =
         (weft_api_entry){.tensor = t, .name = copy, .wants_grad = wants_grad};
@@ -57,9 +54,8 @@ static bool is_open(const weft_graph *g, const char *caller) {
 
 static bool has_type(weft_graph *g, const char *caller, const char *type, weft_dtype *out) {
     if (type && weft_dtype_parse(type, out) == WEFT_OK && *out <= WEFT_I32) return true;
-    weft_graph_fail(g, "%s: type '%s' is none of f32, bf16, f64, i32", caller,
-                    type ? type : "NULL");
-    return false;
+    return weft_graph_refuse(g, "%s: type '%s' is none of f32, bf16, f64, i32", caller,
+                             type ? type : "NULL");
 }
 
 /* The number of a word in a list that ends on NULL; -1, and the error: it is not there. */
@@ -80,8 +76,7 @@ static bool owns(weft_graph *g, const char *caller, const weft_tensor *t) {
     if (!t) return true;
     for (int64_t i = 0; i < g->n_tensors; i++)
         if (g->tensors[i] == t) return true;
-    weft_graph_fail(g, "%s: a tensor is not of this graph", caller);
-    return false;
+    return weft_graph_refuse(g, "%s: a tensor is not of this graph", caller);
 }
 
 static bool owns_all(weft_graph *g, const char *caller, weft_tensor *const *list, int n) {
@@ -114,14 +109,10 @@ static weft_tensor *new_tensor(weft_graph *g, weft_block_list which, const char 
     weft_dtype dtype;
     const char *caller = which == WEFT_BLOCK_INPUTS ? "weft_graph_input" : "weft_graph_weight";
     if (!is_open(g, caller) || !has_type(g, caller, type, &dtype)) return NULL;
-    if (!shape && ndim > 0) {
-        weft_graph_fail(g, "%s: shape is NULL", caller);
-        return NULL;
-    }
-    if (wants_grad && dtype == WEFT_I32) {
-        weft_graph_fail(g, "%s: '%s' is i32, which has no gradient", caller, name ? name : "NULL");
-        return NULL;
-    }
+    if (!shape && ndim > 0) return weft_graph_refuse(g, "%s: shape is NULL", caller);
+    if (wants_grad && dtype == WEFT_I32)
+        return weft_graph_refuse(g, "%s: '%s' is i32, which has no gradient", caller,
+                                 name ? name : "NULL");
     weft_role role = which == WEFT_BLOCK_INPUTS ? WEFT_ROLE_INPUT : WEFT_ROLE_PARAM;
     weft_tensor *t = weft_graph_tensor(g, role, name, dtype, ndim, shape);
     if (!t) return NULL;
@@ -146,8 +137,7 @@ weft_tensor *weft_graph_output(weft_graph *g, const char *name, weft_tensor *t) 
     const weft_api_list *list = &((const weft_api_lists *)g->owner)->list[WEFT_BLOCK_OUTPUTS];
     for (int i = 0; i < list->n; i++) {
         if (strcmp(list->entries[i].name, name) != 0) continue;
-        weft_graph_fail(g, "%s: '%s' is an output already", __func__, name);
-        return NULL;
+        return weft_graph_refuse(g, "%s: '%s' is an output already", __func__, name);
     }
     return weft_api_note(g, WEFT_BLOCK_OUTPUTS, t, name, false) ? t : NULL;
 }
@@ -276,8 +266,7 @@ weft_tensor *weft_graph_norm_eps(weft_graph *g, const char *kind, weft_tensor *x
                                  weft_tensor *w, weft_tensor *bias, double eps, weft_tensor **sum) {
     OPEN(x, r, w, bias);
     if (eps > 0 && isfinite(eps)) return add_norm(g, __func__, kind, x, r, w, bias, eps, sum);
-    weft_graph_fail(g, "%s: eps is %g; it must be above 0", __func__, eps);
-    return NULL;
+    return weft_graph_refuse(g, "%s: eps is %g; it must be above 0", __func__, eps);
 }
 
 weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const char *site) {
@@ -300,11 +289,9 @@ static const char *wrong_angles(const weft_rope_law *law) {
 static bool read_rotation(weft_graph *g, const char *caller, const weft_rotation *r,
                           weft_rope_law *out) {
     static const char *const words[] = {"none", "linear", "llama3", "yarn", NULL};
-    if (!r || r->size != sizeof *r) {
-        weft_graph_fail(g, "%s: the rotation is %s", caller,
-                        r ? "of another size; set size to sizeof(weft_rotation)" : "NULL");
-        return false;
-    }
+    if (!r || r->size != sizeof *r)
+        return weft_graph_refuse(g, "%s: the rotation is %s", caller,
+                                 r ? "of another size; set size to sizeof(weft_rotation)" : "NULL");
     int scaling = find_word(g, caller, r->scaling ? r->scaling : words[0], words);
     if (scaling < 0) return false;
     *out = (weft_rope_law){.base = r->base,
@@ -344,18 +331,14 @@ weft_tensor *weft_graph_overlap(weft_graph *g, weft_tensor *x, weft_tensor **log
 /* The engine's own form of the scores; false: the graph has the error. */
 static bool read_scores(weft_graph *g, const char *caller, const weft_scores *s, weft_score *out) {
     static const char *const words[] = {"none", "alibi", "relative", NULL};
-    if (!s || s->size != sizeof *s) {
-        weft_graph_fail(g, "%s: the scores are %s", caller,
-                        s ? "of another size; set size to sizeof(weft_scores)" : "NULL");
-        return false;
-    }
+    if (!s || s->size != sizeof *s)
+        return weft_graph_refuse(g, "%s: the scores are %s", caller,
+                                 s ? "of another size; set size to sizeof(weft_scores)" : "NULL");
     weft_tensor *const given[] = {s->q,     s->k,    s->packed,  s->n,
                                   s->scale, s->beta, s->log_tau, s->rel};
     if (!owns_all(g, caller, given, (int)(sizeof given / sizeof *given))) return false;
-    if (!s->packed == !(s->q && s->k)) {
-        weft_graph_fail(g, "%s: the scores need q and k, or packed", caller);
-        return false;
-    }
+    if (!s->packed == !(s->q && s->k))
+        return weft_graph_refuse(g, "%s: the scores need q and k, or packed", caller);
     int position = find_word(g, caller, s->position ? s->position : "none", words);
     if (position < 0) return false;
     *out = (weft_score){.q = s->q,

@@ -175,7 +175,7 @@ static weft_status fold_norm(folding *f, const weft_node *norm) {
     return weft_graph_status(f->graph);
 }
 
-/* Whether a matrix a head of bf16 is all that a product does. */
+/* Whether one bf16 matrix per head is all that a product does. */
 static bool is_map(const weft_node *n) {
     const weft_matmul_attr *attr = n->attr;
     if (n->op->id != WEFT_OP_matmul || attr->form != WEFT_MATMUL_GROUPED || attr->more ||
@@ -299,6 +299,5 @@ weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft
     }
     if (f.count > 0) WEFT_TRY(weft_graph_drop_unused(g));
     *n = f.count;
-    *folds = weft_steal(&list);
-    return WEFT_OK;
+    return weft_hand(&list, folds);
 }

@@ -12,9 +12,9 @@
  * products with bf16 weights that nothing but a bias, an addend or gelu follows, or SwiGLU's behind RMSNorm.
  * All else keeps its norm.
  *
- * Maps of heads, of the products around them: where a linear layer's results only go through a matrix a head
- * (MLA's way into the latent), or a matrix a head makes what a linear layer reads (the way out of it), both are
- * one matrix. A gate of heads between the two is a factor a head: it goes before both.
+ * Maps of heads, of the products around them: where a linear layer's results only go through one matrix per
+ * head (MLA's way into the latent), or one matrix per head makes what a linear layer reads (the way out of it),
+ * both are one matrix. A gate of heads between the two is one factor per head: it goes before both.
  *
  * And gelu, of the product before it. Rows do not decide any of it, so graphs for all numbers of them read the
  * same weights. */

@@ -32,8 +32,7 @@ void weft_generation_weights_destroy(weft_generation_weights *w) {
     if (!w) return;
     for (int64_t i = 0; i < w->count; i++)
         if (w->list[i].owned) w->backend->release(w->list[i].data, w->list[i].bytes);
-    free(w->list);
-    free(w);
+    WEFT_FREE(w->list, w);
 }
 
 static generation_weight *find_weight(const weft_generation_weights *w, const char *name) {
@@ -153,10 +152,7 @@ static weft_status keep_values(weft_generation_weights *w, generation_weight *to
 static weft_tensor *new_factor(weft_graph *g, const weft_model *m, const char *name,
                                const char *as) {
     const weft_weight *weight = weft_model_find(m, name);
-    if (!weight) {
-        weft_graph_fail(g, "generate: no weight '%s'", name);
-        return NULL;
-    }
+    if (!weight) return weft_graph_refuse(g, "generate: no weight '%s'", name);
     return weft_graph_tensor(g, WEFT_ROLE_INPUT, as, weight->dtype, weight->ndim, weight->shape);
 }
 
@@ -390,6 +386,5 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
     fold_sources s = {m, backend, pool, graph, folds, n_folds};
     for (int64_t i = 0; i < n_folds; i++)
         if (find_readers(g, folds[i].matrix).product) WEFT_TRY(make_folded(w, &s, folds + i));
-    *out = weft_steal(&w);
-    return WEFT_OK;
+    return weft_hand(&w, out);
 }

@@ -308,10 +308,8 @@ static weft_tensor *running_mean(builder *b, weft_tensor *x) {
 
 static weft_derived *new_derived(builder *b) {
     weft_cached_graph *d = data_of(b);
-    if (!weft_grow_list(&d->derived, &d->cap_derived, d->n_derived + 1, sizeof *d->derived)) {
-        weft_graph_fail(b->g, "model: no memory for its matrices");
-        return NULL;
-    }
+    if (!weft_grow_list(&d->derived, &d->cap_derived, d->n_derived + 1, sizeof *d->derived))
+        return weft_graph_no_memory(b->g, "model: no memory for its matrices");
     d->derived[d->n_derived] = (weft_derived){.factor = 1};
     return d->derived + d->n_derived++;
 }

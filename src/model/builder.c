@@ -37,10 +37,8 @@ static weft_tensor *add_parameter(builder *b, const char *name, weft_dtype dtype
     if (!t) return NULL;
     weft_model_graph *m = b->out;
     if (!weft_grow_list(&m->parameters, &m->cap_parameters, m->n_parameters + 1,
-                        sizeof *m->parameters)) {
-        weft_graph_fail(b->g, "model: no memory for its parameters");
-        return NULL;
-    }
+                        sizeof *m->parameters))
+        return weft_graph_no_memory(b->g, "model: no memory for its parameters");
     m->parameters[m->n_parameters++] = (weft_parameter){t, init, b->part};
     return t;
 }

@@ -147,9 +147,7 @@ weft_tensor *builder_matrix(builder *b, const char *name, weft_init init, int nd
 weft_tensor *builder_vector(builder *b, const char *name, weft_init init, int64_t size);
 /* Operations of the nodes from `first` on, of all or of those that read a tensor. */
 double flops_of(const weft_graph *g, int64_t first, const weft_tensor *read);
-#define matrix(b, name, init, ...)                                                                 \
-    builder_matrix((b), (name), (init), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), \
-                   (int64_t[]){__VA_ARGS__})
+#define matrix(b, name, init, ...) builder_matrix((b), (name), (init), WEFT_DIMS(__VA_ARGS__))
 
 /* Starts: see weft_init. */
 weft_init init_normal(double std);

@@ -93,13 +93,11 @@ static bool repeats_means(const builder *b) {
 /* x [B, T, *] with those parts as sequences. */
 static weft_tensor *view_spans(builder *b, weft_tensor *x) {
     int64_t spans = count_spans(b);
-    if (b->time % spans) {
-        weft_graph_fail(b->g,
-                        "wsffn: %lld tokens have no halves; take an even number, or "
-                        "CONFIG_WSFFN_POSITIVE=\"self\"",
-                        (long long)b->time);
-        return NULL;
-    }
+    if (b->time % spans)
+        return weft_graph_refuse(b->g,
+                                 "wsffn: %lld tokens have no halves; take an even number, or "
+                                 "CONFIG_WSFFN_POSITIVE=\"self\"",
+                                 (long long)b->time);
     return x ? weft_view(b->g, x, b->batch * spans, b->time / spans, weft_tensor_width(x)) : NULL;
 }
 

@@ -391,9 +391,7 @@ static weft_tensor *add_input(part_builder *p, const char *name, weft_dtype dtyp
     p->out->inputs[p->out->n_inputs++] = (weft_part_tensor){name, t};
     return t;
 }
-#define input(p, name, dtype, ...)                                                                 \
-    add_input((p), (name), (dtype), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),     \
-              (int64_t[]){__VA_ARGS__})
+#define input(p, name, dtype, ...) add_input((p), (name), (dtype), WEFT_DIMS(__VA_ARGS__))
 
 static void add_output(part_builder *p, const char *name, weft_tensor *t) {
     if (t) p->out->outputs[p->out->n_outputs++] = (weft_part_tensor){name, t};

@@ -1,14 +1,10 @@
-/* Activations: what they compute and their gradients. σ is the sigmoid.
+/* Activations: what they compute and their gradients, but for those that ops/list.h has whole. σ is the
+ * sigmoid.
  *
  * gelu          y = x σ(2u), u = √(2/π)(x + 0.044715 x³), which is x/2 (1 + tanh u)
  *               dx = dy (σ + x σ(1 − σ) 2u')
- * silu_mul      y = a · b σ(b)           da = dy · b σ(b)     db = dy · a · σ(b)(1 + b(1 − σ(b)))
- * gelu_mul      y = a · gelu(b)          da = dy · gelu(b)    db = dy · a · gelu'(b)
- * sigmoid_mul   y = a σ(b)               da = dy σ(b)         db = dy · a · σ(b)(1 − σ(b))
- * softplus      y = log(1 + e^x) + c     dx = dy · σ(x)       columns before `start`: y = x
- * exp           y = e^x                  dx = dy · y
  * gelu_erf      y = x Φ(x), Φ the normal distribution's      dx = dy (Φ + x φ)
- * relu2         y = max(x, 0)²           dx = dy · 2 max(x, 0)
+ * softplus      y = log(1 + e^x) + c     dx = dy · σ(x)       columns before `start`: y = x
  * gate_mix      y = o (1 − α + α σ(g))   do = dy (1 − α + α σ(g))
  *               dg = α σ(g)(1 − σ(g)) Σ_d dy · o, over the sequence too where it has one gate
  */
@@ -36,12 +32,11 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x) {
     if (strcmp(name, #op) == 0) return weft_##op(g, x);
 #define NAME(X, op, value, reads, gradient) " " #op
     WEFT_UNARY_OPS(IS_NAMED, )
-    weft_graph_fail(g, "'%s' is none of the operations of one element:" WEFT_UNARY_OPS(NAME, ),
-                    name);
-    return NULL;
+    return weft_graph_refuse(
+        g, "'%s' is none of the operations of one element:" WEFT_UNARY_OPS(NAME, ), name);
 }
 
-static weft_status product_infer(weft_graph *g, weft_node *n) {
+INFER(product) {
     WEFT_TRY(weft_check_pair(g, n));
     return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
@@ -55,11 +50,11 @@ WEFT_GATE_OPS(GATE, )
 
 /* softplus */
 
-static weft_status softplus_infer(weft_graph *g, weft_node *n) {
+INFER(softplus) {
     int64_t start = ((const weft_softplus_attr *)n->attr)->start;
     if (start < 0 || start > weft_tensor_width(n->in[0]))
-        return weft_graph_fail(g, "softplus: start %lld is outside x's last dimension, %s",
-                               (long long)start, weft_tensor_describe(n->in[0]));
+        return REFUSE("start %lld is outside x's last dimension, %s", (long long)start,
+                      weft_tensor_describe(n->in[0]));
     return weft_infer_like_first(g, n);
 }
 
@@ -73,7 +68,7 @@ DEFINE_APPEND_WITH(softplus, (weft_tensor * x, int64_t start, double floor),
 
 /* gate_mix */
 
-static weft_status gate_mix_infer(weft_graph *g, weft_node *n) {
+INFER(gate_mix) {
     const weft_tensor *o = n->in[0], *gate = n->in[1];
     WEFT_TRY(weft_check_float(g, n, "o", o));
     WEFT_TRY(weft_check_float(g, n, "gate", gate));
@@ -82,9 +77,8 @@ static weft_status gate_mix_infer(weft_graph *g, weft_node *n) {
                 (gate->shape[1] == o->shape[1] || gate->shape[1] == 1) &&
                 gate->shape[2] == o->shape[2];
     if (!fits)
-        return weft_graph_fail(
-            g, "gate_mix: o is %s [B, T, H, D], but gate is %s; it must be [B, T, H] or [B, 1, H]",
-            weft_tensor_describe(o), weft_tensor_describe(gate));
+        return REFUSE("o is %s [B, T, H, D], but gate is %s; it must be [B, T, H] or [B, 1, H]",
+                      weft_tensor_describe(o), weft_tensor_describe(gate));
     return weft_output_like(g, n, 0, o->dtype, o);
 }
 
@@ -103,32 +97,26 @@ DEFINE_APPEND_WITH(gate_mix, (weft_tensor * o, weft_tensor *gate, double alpha),
  * The gradient is the same operation on dy; the attributes carry the site, so it draws the same
  * numbers. */
 
-static weft_status dropout_infer(weft_graph *g, weft_node *n) {
+INFER(dropout) {
     const weft_tensor *x = n->in[0];
     double p = ((const weft_dropout_attr *)n->attr)->p;
     WEFT_TRY(weft_check_float(g, n, "x", x));
     if (!(p >= 0 && p < 1))
-        return weft_graph_fail(g, "dropout: p is %g on %s, but it must be at least 0 and below 1",
-                               p, weft_tensor_describe(x));
+        return REFUSE("p is %g on %s, but it must be at least 0 and below 1", p,
+                      weft_tensor_describe(x));
     if (x->ndim < 1)
-        return weft_graph_fail(g, "dropout: x is %s, but its first dimension must be the batch",
-                               weft_tensor_describe(x));
+        return REFUSE("x is %s, but its first dimension must be the batch",
+                      weft_tensor_describe(x));
     return weft_output_like(g, n, 0, x->dtype, x);
 }
 
-GRAD(dropout) {
-    return weft_append_back(g, &weft_op_dropout, n->attr, sizeof(weft_dropout_attr), d_in, 1,
-                            d_out[0]);
-}
-
+DEFINE_GRAD_AS(dropout,
+               weft_append(g, &weft_op_dropout, n->attr, sizeof(weft_dropout_attr), d_out[0]))
 DEFINE_OP(dropout, .infer = dropout_infer, .grad = dropout_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_dropout(weft_graph *g, weft_tensor *x, double p, const char *site) {
     if (p == 0) return x;
-    if (!site) {
-        weft_graph_fail(g, "dropout: it needs the name of its place in the model");
-        return NULL;
-    }
+    if (!site) return weft_graph_refuse(g, "dropout: it needs the name of its place in the model");
     weft_dropout_attr attr = {p, weft_random_site(site)};
     return weft_append(g, &weft_op_dropout, &attr, sizeof attr, x);
 }

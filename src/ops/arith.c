@@ -15,9 +15,9 @@
 
 /* fill */
 
-static weft_status fill_infer(weft_graph *g, weft_node *n) {
+INFER(fill) {
     const weft_fill_attr *a = n->attr;
-    if (a->dtype == WEFT_I32) return weft_graph_fail(g, "fill: makes f32, f64 or bf16, not i32");
+    if (a->dtype == WEFT_I32) return REFUSE("makes f32, f64 or bf16, not i32");
     return weft_output(g, n, 0, a->dtype, a->ndim, a->shape);
 }
 
@@ -39,7 +39,7 @@ const weft_autodiff weft_autodiff_ops = {.add = weft_add, .ones = ones_like};
 
 /* add */
 
-static weft_status add_infer(weft_graph *g, weft_node *n) {
+INFER(add) {
     const weft_tensor *a = n->in[0], *b = n->in[1];
     WEFT_TRY(weft_check_float(g, n, "a", a));
     WEFT_TRY(weft_check_float(g, n, "b", b));
@@ -47,9 +47,8 @@ static weft_status add_infer(weft_graph *g, weft_node *n) {
     for (int d = 1; fits && d <= b->ndim; d++)
         fits = a->shape[a->ndim - d] == b->shape[b->ndim - d];
     if (!fits)
-        return weft_graph_fail(
-            g, "add: a is %s, but b is %s; b must have a's shape or its last dimensions",
-            weft_tensor_describe(a), weft_tensor_describe(b));
+        return REFUSE("a is %s, but b is %s; b must have a's shape or its last dimensions",
+                      weft_tensor_describe(a), weft_tensor_describe(b));
     return weft_output_like(g, n, 0, a->dtype, a);
 }
 
@@ -88,13 +87,13 @@ DEFINE_APPEND_WITH(scale, (weft_tensor * a, double alpha), (weft_alpha_attr){alp
 
 /* cast */
 
-static weft_status cast_infer(weft_graph *g, weft_node *n) {
+INFER(cast) {
     const weft_tensor *a = n->in[0];
     weft_dtype to = ((const weft_cast_attr *)n->attr)->to;
     WEFT_TRY(weft_check_float(g, n, "a", a));
     if (a->dtype == WEFT_F64 || (to != WEFT_F32 && to != WEFT_BF16))
-        return weft_graph_fail(g, "cast: %s to %s; only f32 and bf16 are converted",
-                               weft_tensor_describe(a), weft_dtype_name(to));
+        return REFUSE("%s to %s; only f32 and bf16 are converted", weft_tensor_describe(a),
+                      weft_dtype_name(to));
     return weft_output_like(g, n, 0, to, a);
 }
 
@@ -109,7 +108,7 @@ weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {
 
 /* dot */
 
-static weft_status dot_infer(weft_graph *g, weft_node *n) {
+INFER(dot) {
     WEFT_TRY(weft_check_pair(g, n));
     return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
 }
@@ -121,7 +120,7 @@ DEFINE_APPEND(dot, (weft_tensor * a, weft_tensor *b), a, b)
 
 /* sum_squares */
 
-static weft_status sum_squares_infer(weft_graph *g, weft_node *n) {
+INFER(sum_squares) {
     WEFT_TRY(weft_check_float(g, n, "x", n->in[0]));
     return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
 }
@@ -133,15 +132,14 @@ DEFINE_APPEND_WITH(sum_squares, (weft_tensor * x, double factor), (weft_alpha_at
 
 /* row_squares */
 
-static weft_status row_squares_infer(weft_graph *g, weft_node *n) {
+INFER(row_squares) {
     const weft_tensor *x = n->in[0];
     int64_t start = ((const weft_row_squares_attr *)n->attr)->start;
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (start < 0 || start > x->shape[3])
-        return weft_graph_fail(g, "row_squares: start %lld is outside x's last dimension, %s",
-                               (long long)start, weft_tensor_describe(x));
-    return weft_output(g, n, 0, weft_stat_dtype(x), 3,
-                       (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
+        return REFUSE("start %lld is outside x's last dimension, %s", (long long)start,
+                      weft_tensor_describe(x));
+    return weft_output_of(g, n, 0, weft_stat_dtype(x), x->shape[0], x->shape[2], x->shape[1]);
 }
 
 DEFINE_GRAD(row_squares, sizeof(weft_row_squares_attr), n->in[0])

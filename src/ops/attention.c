@@ -58,29 +58,25 @@ int64_t weft_score_flops(const weft_attention_attr *a) {
 
 static weft_status check_options(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
     weft_tensor *const *in = n->in;
-    const char *op = n->op->name;
     if ((in[WEFT_ATTN_BETA] != NULL || in[WEFT_ATTN_LOG_TAU] != NULL) != (in[WEFT_ATTN_N] != NULL))
-        return weft_graph_fail(g, "%s: n and one of beta and log_tau go together", op);
+        return REFUSE("n and one of beta and log_tau go together");
     if (in[WEFT_ATTN_LOG_TAU] && (in[WEFT_ATTN_SCALE] || in[WEFT_ATTN_BETA]))
-        return weft_graph_fail(g, "%s: log_tau makes scale and beta, so neither can be given", op);
+        return REFUSE("log_tau makes scale and beta, so neither can be given");
     if ((a->pos == WEFT_POS_RELATIVE) != (in[WEFT_ATTN_REL] != NULL))
-        return weft_graph_fail(g, "%s: rel and the relative position go together", op);
+        return REFUSE("rel and the relative position go together");
     if (!a->causal && (a->band || in[WEFT_ATTN_REL]))
-        return weft_graph_fail(g, "%s: rel and the band need causal attention", op);
-    if (a->band && a->window < 0)
-        return weft_graph_fail(g, "%s: the band needs a window of 0 or more", op);
+        return REFUSE("rel and the band need causal attention");
+    if (a->band && a->window < 0) return REFUSE("the band needs a window of 0 or more");
     if (a->causal && a->queries != a->keys)
-        return weft_graph_fail(g, "%s: %lld queries and %lld keys; causal attention needs as many",
-                               op, (long long)a->queries, (long long)a->keys);
+        return REFUSE("%lld queries and %lld keys; causal attention needs as many",
+                      (long long)a->queries, (long long)a->keys);
     if (!a->causal && (a->reach || in[WEFT_ATTN_FIRST]))
-        return weft_graph_fail(g, "%s: reach and first need causal attention", op);
+        return REFUSE("reach and first need causal attention");
     if (a->reach < 0 || !(a->softcap >= 0))
-        return weft_graph_fail(g,
-                               "%s: a reach of %lld and a soft-cap of %g; neither may be negative",
-                               op, (long long)a->reach, a->softcap);
+        return REFUSE("a reach of %lld and a soft-cap of %g; neither may be negative",
+                      (long long)a->reach, a->softcap);
     if (a->softcap > 0 && in[WEFT_ATTN_N])
-        return weft_graph_fail(g, "%s: a soft-cap and n, of which a number per query is left out",
-                               op);
+        return REFUSE("a soft-cap and n, of which a number per query is left out");
     return WEFT_OK;
 }
 
@@ -95,28 +91,23 @@ static weft_status check_extras(weft_graph *g, const weft_node *n, const weft_at
     for (int i = WEFT_ATTN_N; i <= WEFT_ATTN_REL; i++)
         if (in[i]) WEFT_TRY(weft_check_stat(g, n, names[i], in[i], in[WEFT_ATTN_Q]));
     if (in[WEFT_ATTN_N])
-        WEFT_TRY(weft_check_shape(g, n, "n", in[WEFT_ATTN_N], 3,
-                                  (int64_t[]){a->batch, a->kv_heads, a->keys}));
+        WEFT_TRY(weft_check_dims(g, n, "n", in[WEFT_ATTN_N], a->batch, a->kv_heads, a->keys));
     for (int i = WEFT_ATTN_SCALE; i <= WEFT_ATTN_LOG_TAU; i++)
         if (in[i]) WEFT_TRY(weft_check_shape(g, n, names[i], in[i], 1, (int64_t[]){a->heads}));
     weft_tensor *rel = in[WEFT_ATTN_REL];
     if (rel) WEFT_TRY(weft_check_ndim(g, n, "rel", rel, 1));
     if (rel && rel->shape[0] < a->keys)
-        return weft_graph_fail(g, "%s: rel is %s, but %lld keys have as many distances",
-                               n->op->name, weft_tensor_describe(rel), (long long)a->keys);
-    weft_tensor *first = in[WEFT_ATTN_FIRST];
-    if (!first) return WEFT_OK;
-    WEFT_TRY(weft_check_int(g, n, "first", first));
-    return weft_check_shape(g, n, "first", first, 2, (int64_t[]){a->batch, a->queries});
+        return REFUSE("rel is %s, but %lld keys have as many distances", weft_tensor_describe(rel),
+                      (long long)a->keys);
+    return weft_check_places(g, n, "first", in[WEFT_ATTN_FIRST], WEFT_DIMS(a->batch, a->queries));
 }
 
 weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
     if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
-        return weft_graph_fail(
-            g,
-            "%s: %lld query heads and %lld key heads, but there must be 1 or more key heads and no "
+        return REFUSE(
+            "%lld query heads and %lld key heads, but there must be 1 or more key heads and no "
             "more than query heads",
-            n->op->name, (long long)a->heads, (long long)a->kv_heads);
+            (long long)a->heads, (long long)a->kv_heads);
     WEFT_TRY(check_options(g, n, a));
     return check_extras(g, n, a);
 }
@@ -126,38 +117,31 @@ static weft_status check_projections(weft_graph *g, const weft_node *n) {
     weft_tensor *q = n->in[WEFT_ATTN_Q], *k = n->in[WEFT_ATTN_K], *v = n->in[WEFT_ATTN_V];
     WEFT_TRY(weft_check_float(g, n, a->packed ? "qkv" : "q", q));
     if (a->packed) return WEFT_OK;
-    if (!k || !v) return weft_graph_fail(g, "%s: k and v must be given", n->op->name);
+    if (!k || !v) return REFUSE("k and v must be given");
     if (k->dtype != q->dtype || v->dtype != q->dtype)
-        return weft_graph_fail(g, "%s: q is %s, k %s and v %s, but they must have one type",
-                               n->op->name, weft_tensor_describe(q), weft_tensor_describe(k),
-                               weft_tensor_describe(v));
-    WEFT_TRY(
-        weft_check_shape(g, n, "k", k, 4, (int64_t[]){a->batch, a->keys, a->kv_heads, a->dqk}));
-    return weft_check_shape(g, n, "v", v, 4, (int64_t[]){a->batch, a->keys, a->kv_heads, a->dv});
+        return REFUSE("q is %s, k %s and v %s, but they must have one type",
+                      weft_tensor_describe(q), weft_tensor_describe(k), weft_tensor_describe(v));
+    WEFT_TRY(weft_check_dims(g, n, "k", k, a->batch, a->keys, a->kv_heads, a->dqk));
+    return weft_check_dims(g, n, "v", v, a->batch, a->keys, a->kv_heads, a->dv);
 }
 
-static weft_status attention_infer(weft_graph *g, weft_node *n) {
+INFER(attention) {
     const weft_attention_attr *a = n->attr;
     WEFT_TRY(check_projections(g, n));
     WEFT_TRY(weft_score_check(g, n, a));
     weft_tensor *q = n->in[WEFT_ATTN_Q];
-    weft_node_output(g, n, 0, q->dtype, 4, (int64_t[]){a->batch, a->queries, a->heads, a->dv});
-    weft_node_output(g, n, 1, weft_stat_dtype(q), 3, (int64_t[]){a->batch, a->heads, a->queries});
+    weft_node_output(g, n, 0, q->dtype, WEFT_DIMS(a->batch, a->queries, a->heads, a->dv));
+    weft_node_output(g, n, 1, weft_stat_dtype(q), WEFT_DIMS(a->batch, a->heads, a->queries));
     return weft_graph_status(g);
 }
 
 GRAD(attention) {
-    if (d_out[1]) return weft_graph_fail(g, "attention: lse has no gradient");
+    if (d_out[1]) return REFUSE("lse has no gradient");
     weft_tensor *in[WEFT_ATTN_BACK_INPUTS] = {d_out[0], n->out[0], n->out[1]};
     for (int i = 0; i < WEFT_ATTN_INPUTS; i++)
         in[WEFT_ATTN_BACK_FIRST + i] = n->in[i];
-    weft_node *back =
-        weft_graph_append(g, &weft_op_attention_back, in, WEFT_ATTN_BACK_INPUTS, 4,
-                          WEFT_ATTN_BACK_OUTPUTS, n->attr, sizeof(weft_attention_attr));
-    if (!back) return weft_graph_status(g);
-    for (int i = 0; i < WEFT_ATTN_BACK_OUTPUTS; i++)
-        d_in[i] = back->out[i];
-    return WEFT_OK;
+    return weft_append_back_list(g, &weft_op_attention_back, n->attr, sizeof(weft_attention_attr),
+                                 d_in, WEFT_ATTN_BACK_OUTPUTS, 4, WEFT_ATTN_BACK_INPUTS, in);
 }
 
 static int64_t attention_flops(const weft_node *n) {
@@ -167,7 +151,7 @@ static int64_t attention_flops(const weft_node *n) {
 
 DEFINE_OP(attention, .infer = attention_infer, .grad = attention_grad, .flops = attention_flops);
 
-static weft_status attention_back_infer(weft_graph *g, weft_node *n) {
+INFER(attention_back) {
     weft_tensor *const *forward = n->in + WEFT_ATTN_BACK_FIRST;
     WEFT_TRY(weft_check_same(g, n, "d_o", n->in[0], "o", n->in[1]));
     for (int i = 0; i < WEFT_ATTN_BACK_OUTPUTS; i++)

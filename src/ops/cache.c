@@ -19,38 +19,32 @@ int64_t weft_cache_page_bytes(const weft_cache_part *part) {
 }
 
 static weft_status check_rows(weft_graph *g, const weft_node *n, int64_t rows) {
-    const weft_tensor *position = n->in[WEFT_CACHE_POSITION], *slot = n->in[WEFT_CACHE_SLOT];
     const weft_tensor *table = n->in[WEFT_CACHE_TABLE];
-    WEFT_TRY(weft_check_int(g, n, "position", position));
-    WEFT_TRY(weft_check_int(g, n, "slot", slot));
+    WEFT_TRY(weft_check_places(g, n, "position", n->in[WEFT_CACHE_POSITION], 1, &rows));
+    WEFT_TRY(weft_check_places(g, n, "slot", n->in[WEFT_CACHE_SLOT], 1, &rows));
     WEFT_TRY(weft_check_int(g, n, "table", table));
-    WEFT_TRY(weft_check_shape(g, n, "position", position, 1, &rows));
-    WEFT_TRY(weft_check_shape(g, n, "slot", slot, 1, &rows));
     return weft_check_ndim(g, n, "table", table, 2);
 }
 
 static weft_status check_documents(weft_graph *g, const weft_node *n, const weft_tensor *first) {
-    if (!first) return WEFT_OK;
-    WEFT_TRY(weft_check_int(g, n, "first", first));
-    return weft_check_shape(g, n, "first", first, 1, n->in[WEFT_CACHE_POSITION]->shape);
+    return weft_check_places(g, n, "first", first, 1, n->in[WEFT_CACHE_POSITION]->shape);
 }
 
 static weft_status check_state(weft_graph *g, const weft_node *n, const char *what,
                                const weft_tensor *t) {
     if (t->role == WEFT_ROLE_STATE && !t->view_of) return WEFT_OK;
-    return weft_graph_fail(g, "%s: %s must be a state: it outlives a run", n->op->name, what);
+    return REFUSE("%s must be a state: it outlives a run", what);
 }
 
 static weft_status check_pages(weft_graph *g, const weft_node *n, const weft_tensor *pages,
                                const weft_cache_part *part) {
     if (part->heads < 1 || part->width < 1 || part->dtype == WEFT_I32)
-        return weft_graph_fail(g, "%s: a cache of %lld heads of %lld numbers of %s", n->op->name,
-                               (long long)part->heads, (long long)part->width,
-                               weft_dtype_name(part->dtype));
+        return REFUSE("a cache of %lld heads of %lld numbers of %s", (long long)part->heads,
+                      (long long)part->width, weft_dtype_name(part->dtype));
     if (pages->dtype != WEFT_I8 || pages->ndim != 2 ||
         pages->shape[1] != weft_cache_page_bytes(part))
-        return weft_graph_fail(g, "%s: the pages are %s, but must be i8 [pages, %lld]", n->op->name,
-                               weft_tensor_describe(pages), (long long)weft_cache_page_bytes(part));
+        return REFUSE("the pages are %s, but must be i8 [pages, %lld]", weft_tensor_describe(pages),
+                      (long long)weft_cache_page_bytes(part));
     return check_state(g, n, "the cache", pages);
 }
 
@@ -60,12 +54,11 @@ static weft_status check_columns(weft_graph *g, const weft_node *n, const weft_t
     WEFT_TRY(weft_check_float(g, n, "x", x));
     int64_t columns = x->ndim ? weft_tensor_count(x) / x->shape[0] : 0;
     if (offset >= 0 && offset + width <= columns) return WEFT_OK;
-    return weft_graph_fail(g, "%s: columns %lld to %lld of %s, which has rows of %lld", n->op->name,
-                           (long long)offset, (long long)(offset + width - 1),
-                           weft_tensor_describe(x), (long long)columns);
+    return REFUSE("columns %lld to %lld of %s, which has rows of %lld", (long long)offset,
+                  (long long)(offset + width - 1), weft_tensor_describe(x), (long long)columns);
 }
 
-static weft_status cache_write_infer(weft_graph *g, weft_node *n) {
+INFER(cache_write) {
     const weft_cache_write_attr *attr = n->attr;
     const weft_tensor *x = n->in[WEFT_CACHE_X], *extra = n->in[WEFT_CACHE_EXTRA];
     const weft_cache_part *part = &attr->part;
@@ -75,8 +68,8 @@ static weft_status cache_write_infer(weft_graph *g, weft_node *n) {
     if (extra) {
         WEFT_TRY(weft_check_float(g, n, "extra", extra));
         if (!part->number || weft_tensor_count(extra) != x->shape[0] * part->heads)
-            return weft_graph_fail(g, "cache_write: extra is %s, one number for each of %lld heads",
-                                   weft_tensor_describe(extra), (long long)part->heads);
+            return REFUSE("extra is %s, one number for each of %lld heads",
+                          weft_tensor_describe(extra), (long long)part->heads);
     }
     return weft_output(g, n, 0, WEFT_I32, 0, NULL);
 }
@@ -98,14 +91,13 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
             WEFT_TRY(weft_check_shape(g, n, "a number for each head", n->in[per_head[i]], 1,
                                       &attr->heads));
     if (attr->heads < 1 || attr->heads % attr->key.heads != 0)
-        return weft_graph_fail(g, "cache_attention: %lld heads do not share %lld key heads",
-                               (long long)attr->heads, (long long)attr->key.heads);
+        return REFUSE("%lld heads do not share %lld key heads", (long long)attr->heads,
+                      (long long)attr->key.heads);
     bool number = attr->key.number || attr->squares;
     if ((n->in[WEFT_CACHE_BETA] || n->in[WEFT_CACHE_LOG_TAU]) && !number)
-        return weft_graph_fail(g, "cache_attention: beta needs a number for each key");
+        return REFUSE("beta needs a number for each key");
     if ((attr->pos == WEFT_POS_RELATIVE) != (n->in[WEFT_CACHE_REL] != NULL))
-        return weft_graph_fail(g,
-                               "cache_attention: relative positions and their table go together");
+        return REFUSE("relative positions and their table go together");
     return WEFT_OK;
 }
 
@@ -115,24 +107,23 @@ static weft_status check_reading(weft_graph *g, const weft_node *n) {
                       *query_cache = n->in[WEFT_CACHE_QUERIES];
     const weft_tensor *table = n->in[WEFT_CACHE_TABLE];
     if (rotations)
-        WEFT_TRY(weft_check_shape(g, n, "rotations", rotations, 3,
-                                  (int64_t[]){WEFT_KEY_BLOCK, 2, attr->rotated / 2}));
+        WEFT_TRY(
+            weft_check_dims(g, n, "rotations", rotations, WEFT_KEY_BLOCK, 2, attr->rotated / 2));
     WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_FIRST]));
     if (n->in[WEFT_CACHE_SHARES])
-        WEFT_TRY(weft_check_shape(g, n, "shares", n->in[WEFT_CACHE_SHARES], 2,
-                                  (int64_t[]){n->in[WEFT_CACHE_X]->shape[0], attr->heads}));
+        WEFT_TRY(weft_check_dims(g, n, "shares", n->in[WEFT_CACHE_SHARES],
+                                 n->in[WEFT_CACHE_X]->shape[0], attr->heads));
     if (attr->context < 1 || attr->context > (table->shape[1] - 1) * WEFT_PAGE_TOKENS + 1)
-        return weft_graph_fail(g, "cache_attention: a context of %lld, but the table is %s",
-                               (long long)attr->context, weft_tensor_describe(table));
+        return REFUSE("a context of %lld, but the table is %s", (long long)attr->context,
+                      weft_tensor_describe(table));
     if (!attr->band || attr->window == 0) return WEFT_OK;
-    if (!query_cache) return weft_graph_fail(g, "cache_attention: a band needs the last queries");
+    if (!query_cache) return REFUSE("a band needs the last queries");
     WEFT_TRY(check_state(g, n, "the last queries", query_cache));
-    return weft_check_shape(
-        g, n, "the last queries", query_cache, 4,
-        (int64_t[]){table->shape[0], attr->window, attr->heads, attr->key.width});
+    return weft_check_dims(g, n, "the last queries", query_cache, table->shape[0], attr->window,
+                           attr->heads, attr->key.width);
 }
 
-static weft_status cache_attention_infer(weft_graph *g, weft_node *n) {
+INFER(cache_attention) {
     const weft_cache_attention_attr *attr = n->attr;
     const weft_tensor *q = n->in[WEFT_CACHE_X], *values = n->in[WEFT_CACHE_VALUES];
     WEFT_TRY(check_columns(g, n, q, 0, attr->heads * attr->key.width));
@@ -142,10 +133,9 @@ static weft_status cache_attention_infer(weft_graph *g, weft_node *n) {
                          values ? &attr->value : &attr->key));
     WEFT_TRY(check_heads(g, n));
     WEFT_TRY(check_reading(g, n));
-    weft_node_output(g, n, 0, q->dtype, 4,
-                     (int64_t[]){q->shape[0], 1, attr->heads, attr->value.width});
+    weft_node_output(g, n, 0, q->dtype, WEFT_DIMS(q->shape[0], 1, attr->heads, attr->value.width));
     if (!attr->weights) return weft_graph_status(g);
-    return weft_output(g, n, 1, weft_stat_dtype(q), 2, (int64_t[]){q->shape[0], attr->context});
+    return weft_output_of(g, n, 1, weft_stat_dtype(q), q->shape[0], attr->context);
 }
 
 DEFINE_OP(cache_attention, .infer = cache_attention_infer, .side_effect = true);
@@ -180,7 +170,7 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
     return (weft_cache_attended){n->out[0], n->out[1]};
 }
 
-static weft_status cache_gather_infer(weft_graph *g, weft_node *n) {
+INFER(cache_gather) {
     const weft_cache_gather_attr *attr = n->attr;
     const weft_tensor *weights = n->in[WEFT_CACHE_X];
     WEFT_TRY(weft_check_float(g, n, "weights", weights));
@@ -189,9 +179,9 @@ static weft_status cache_gather_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_DOCUMENTS]));
     WEFT_TRY(check_pages(g, n, n->in[WEFT_CACHE_PAGES], &attr->part));
     if (attr->keep == WEFT_KEEP_TOPK && attr->k < 1)
-        return weft_graph_fail(g, "cache_gather: the %lld largest weights", (long long)attr->k);
-    return weft_output(g, n, 0, stat_of(attr->part.dtype), 3,
-                       (int64_t[]){weights->shape[0], 1, attr->part.heads * attr->part.width});
+        return REFUSE("the %lld largest weights", (long long)attr->k);
+    return weft_output_of(g, n, 0, stat_of(attr->part.dtype), weights->shape[0], 1,
+                          attr->part.heads * attr->part.width);
 }
 
 /* It reads what a run has written, so it may not move before that. */
@@ -205,16 +195,15 @@ weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_
                             rows->position, rows->slot, rows->table, weights, cache, rows->first);
 }
 
-static weft_status cache_mean_infer(weft_graph *g, weft_node *n) {
+INFER(cache_mean) {
     const weft_tensor *x = n->in[WEFT_CACHE_X], *sum = n->in[WEFT_CACHE_PAGES];
     WEFT_TRY(check_columns(g, n, x, 0, 1));
     WEFT_TRY(check_rows(g, n, x->shape[0]));
     WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_DOCUMENTS]));
     WEFT_TRY(check_state(g, n, "the sums", sum));
     WEFT_TRY(weft_check_float(g, n, "the sums", sum));
-    WEFT_TRY(weft_check_shape(
-        g, n, "the sums", sum, 2,
-        (int64_t[]){n->in[WEFT_CACHE_TABLE]->shape[0], weft_tensor_count(x) / x->shape[0]}));
+    WEFT_TRY(weft_check_dims(g, n, "the sums", sum, n->in[WEFT_CACHE_TABLE]->shape[0],
+                             weft_tensor_count(x) / x->shape[0]));
     return weft_output_like(g, n, 0, x->dtype, x);
 }
 

@@ -14,9 +14,10 @@
     weft_append_some((g), (op), (attr), (size), INT32_MAX, __VA_ARGS__)
 /* The same where those behind the first `required` may be NULL. */
 #define weft_append_some(g, op, attr, size, required, ...)                                         \
-    weft_append_list((g), (op), (attr), (size), (required),                                        \
-                     (int)(sizeof((weft_tensor *[]){__VA_ARGS__}) / sizeof(weft_tensor *)),        \
-                     (weft_tensor *[]){__VA_ARGS__})
+    weft_append_list((g), (op), (attr), (size), (required), WEFT_TENSORS(__VA_ARGS__))
+#define WEFT_TENSORS(...)                                                                          \
+    (int)(sizeof((weft_tensor *[]){__VA_ARGS__}) / sizeof(weft_tensor *)),                         \
+        ((weft_tensor *[]){__VA_ARGS__})
 weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
                               int required, int n_in, weft_tensor *const *in);
 
@@ -32,15 +33,17 @@ weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr
     }
 #define WEFT_UNPACKED(...) __VA_ARGS__
 
-/* For grad: appends a node of `n` outputs, the first inputs' gradients. */
+/* For grad: appends a node of `n` outputs, the first inputs' gradients; of a list of inputs, the first of
+ * which are required. */
 #define weft_append_back(g, op, attr, size, d_in, n, ...)                                          \
-    weft_append_back_list((g), (op), (attr), (size), (d_in), (n),                                  \
-                          (int)(sizeof((weft_tensor *[]){__VA_ARGS__}) / sizeof(weft_tensor *)),   \
-                          (weft_tensor *[]){__VA_ARGS__})
+    weft_append_back_list((g), (op), (attr), (size), (d_in), (n), INT32_MAX,                       \
+                          WEFT_TENSORS(__VA_ARGS__))
 weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
-                                  weft_tensor **d_in, int n_out, int n_in, weft_tensor *const *in);
+                                  weft_tensor **d_in, int n_out, int required, int n_in,
+                                  weft_tensor *const *in);
 
-/* The head of OP_grad: GRAD(op) { ... }. */
+/* The heads of OP_infer and OP_grad: GRAD(op) { ... }. */
+#define INFER(op) static weft_status op##_infer(weft_graph *g, weft_node *n)
 #define GRAD(op)                                                                                   \
     static weft_status op##_grad(weft_graph *g, __attribute__((unused)) const weft_node *n,        \
                                  weft_tensor *const *d_out, weft_tensor **d_in)
@@ -68,7 +71,24 @@ weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *
         return weft_graph_status(g);                                                               \
     }
 
-/* For infer, at its end: an output, as weft_node_output and weft_node_output_like make it. */
+/* NAME, for inplace: the number of an input, an expression in n and out; and OP_flops. */
+#define DEFINE_IN_PLACE(name, input)                                                               \
+    static inline int name(__attribute__((unused)) const weft_node *n,                             \
+                           __attribute__((unused)) int out) {                                      \
+        return input;                                                                              \
+    }
+#define DEFINE_FLOPS(op, flops)                                                                    \
+    static int64_t op##_flops(const weft_node *n) {                                                \
+        return flops;                                                                              \
+    }
+
+/* For infer: an error of node n of graph g, which begins with the operation's name. */
+#define REFUSE(format, ...) weft_graph_fail(g, "%s: " format, n->op->name, ##__VA_ARGS__)
+
+/* For infer, at its end: an output, as weft_node_output and weft_node_output_like make it; with its shape
+ * written out. */
+#define weft_output_of(g, n, out, dtype, ...)                                                      \
+    weft_output((g), (n), (out), (dtype), WEFT_DIMS(__VA_ARGS__))
 static inline weft_status weft_output(weft_graph *g, weft_node *n, int out, weft_dtype dtype,
                                       int ndim, const int64_t *shape) {
     weft_node_output(g, n, out, dtype, ndim, shape);
@@ -95,10 +115,10 @@ weft_status weft_infer_wanted(weft_graph *g, weft_node *n);
 
 /* For inplace. The first output over input 0; over input 1; over dy, or x where that has another type;
  * and each over the input that it is the gradient of, behind dy. */
-int weft_over_first(const weft_node *n, int out);
-int weft_over_second(const weft_node *n, int out);
-int weft_over_back(const weft_node *n, int out);
-int weft_over_own(const weft_node *n, int out);
+DEFINE_IN_PLACE(weft_over_first, out == 0 ? 0 : -1)
+DEFINE_IN_PLACE(weft_over_second, out == 0 ? 1 : -1)
+DEFINE_IN_PLACE(weft_over_back, n->in[0]->dtype == n->in[1]->dtype ? 0 : 1)
+DEFINE_IN_PLACE(weft_over_own, out + 1)
 
 /* Checks. Each returns WEFT_OK or records an error in the graph that names the operation and both
  * shapes. */
@@ -115,9 +135,14 @@ weft_status weft_check_int(weft_graph *g, const weft_node *n, const char *what,
 /* `a` and `b` have one shape; names as the message should have them. */
 weft_status weft_check_same(weft_graph *g, const weft_node *n, const char *a_name,
                             const weft_tensor *a, const char *b_name, const weft_tensor *b);
-/* `t` has exactly this shape: weft_check_shape(g, n, "bias", b, 1, (int64_t[]){N}). */
+/* `t` has exactly this shape; written out: weft_check_dims(g, n, "bias", b, N). */
 weft_status weft_check_shape(weft_graph *g, const weft_node *n, const char *what,
                              const weft_tensor *t, int ndim, const int64_t *shape);
+#define weft_check_dims(g, n, what, t, ...)                                                        \
+    weft_check_shape((g), (n), (what), (t), WEFT_DIMS(__VA_ARGS__))
+/* `t`, where there is one, is i32 and has this shape. */
+weft_status weft_check_places(weft_graph *g, const weft_node *n, const char *what,
+                              const weft_tensor *t, int ndim, const int64_t *shape);
 weft_status weft_check_ndim(weft_graph *g, const weft_node *n, const char *what,
                             const weft_tensor *t, int ndim);
 

@@ -3,7 +3,7 @@
 
 #include "ops/define.h"
 
-static weft_status documents_infer(weft_graph *g, weft_node *n) {
+INFER(documents) {
     const weft_tensor *tokens = n->in[0];
     WEFT_TRY(weft_check_int(g, n, "tokens", tokens));
     WEFT_TRY(weft_check_ndim(g, n, "tokens", tokens, 2));
@@ -20,15 +20,13 @@ weft_documents weft_find_documents(weft_graph *g, weft_tensor *tokens, int32_t e
     return n ? (weft_documents){n->out[0], n->out[1]} : (weft_documents){0};
 }
 
-static weft_status cache_documents_infer(weft_graph *g, weft_node *n) {
+INFER(cache_documents) {
     const weft_tensor *tokens = n->in[WEFT_CACHE_X], *begun = n->in[WEFT_CACHE_PAGES];
     WEFT_TRY(weft_check_int(g, n, "tokens", tokens));
-    WEFT_TRY(weft_check_shape(g, n, "tokens", tokens, 2,
-                              (int64_t[]){n->in[WEFT_CACHE_SLOT]->shape[0], 1}));
+    WEFT_TRY(weft_check_dims(g, n, "tokens", tokens, n->in[WEFT_CACHE_SLOT]->shape[0], 1));
     WEFT_TRY(weft_check_int(g, n, "begun", begun));
     WEFT_TRY(weft_check_shape(g, n, "begun", begun, 1, n->in[WEFT_CACHE_TABLE]->shape));
-    if (begun->role != WEFT_ROLE_STATE)
-        return weft_graph_fail(g, "cache_documents: begun must be a state: it outlives a run");
+    if (begun->role != WEFT_ROLE_STATE) return REFUSE("begun must be a state: it outlives a run");
     weft_node_output(g, n, 0, WEFT_I32, 1, tokens->shape);
     weft_node_output_like(g, n, 1, WEFT_I32, tokens);
     return weft_graph_status(g);

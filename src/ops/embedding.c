@@ -13,32 +13,27 @@ static weft_status check_positions(weft_graph *g, const weft_node *n) {
     const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
     if (!wpe) {
         if (!start && attr->offset == 0) return WEFT_OK;
-        return weft_graph_fail(g, "embed: positions start at an offset, but there is no table");
+        return REFUSE("positions start at an offset, but there is no table");
     }
     WEFT_TRY(weft_check_float_of(g, n, "wpe", wpe, 2));
     if (wpe->shape[1] != wte->shape[1])
-        return weft_graph_fail(g, "embed: wte is %s, but wpe is %s; their widths must agree",
-                               weft_tensor_describe(wte), weft_tensor_describe(wpe));
+        return REFUSE("wte is %s, but wpe is %s; their widths must agree",
+                      weft_tensor_describe(wte), weft_tensor_describe(wpe));
     if (attr->offset < 0 || attr->offset > wpe->shape[0] - ids->shape[1])
-        return weft_graph_fail(g, "embed: ids is %s from position %lld on, but wpe is %s",
-                               weft_tensor_describe(ids), (long long)attr->offset,
-                               weft_tensor_describe(wpe));
-    if (!start) return WEFT_OK;
-    WEFT_TRY(weft_check_int(g, n, "start", start));
-    return weft_check_shape(g, n, "start", start, 1, ids->shape);
+        return REFUSE("ids is %s from position %lld on, but wpe is %s", weft_tensor_describe(ids),
+                      (long long)attr->offset, weft_tensor_describe(wpe));
+    return weft_check_places(g, n, "start", start, 1, ids->shape);
 }
 
-static weft_status embed_infer(weft_graph *g, weft_node *n) {
+INFER(embed) {
     const weft_tensor *wte = n->in[0], *ids = n->in[1];
     WEFT_TRY(weft_check_float_of(g, n, "wte", wte, 2));
     WEFT_TRY(weft_check_int(g, n, "ids", ids));
     WEFT_TRY(weft_check_ndim(g, n, "ids", ids, 2));
     if (weft_tensor_count(ids) > INT32_MAX)
-        return weft_graph_fail(g, "embed: ids is %s, more than 2^31 - 1 tokens",
-                               weft_tensor_describe(ids));
+        return REFUSE("ids is %s, more than 2^31 - 1 tokens", weft_tensor_describe(ids));
     WEFT_TRY(check_positions(g, n));
-    return weft_output(g, n, 0, wte->dtype, 3,
-                       (int64_t[]){ids->shape[0], ids->shape[1], wte->shape[1]});
+    return weft_output_of(g, n, 0, wte->dtype, ids->shape[0], ids->shape[1], wte->shape[1]);
 }
 
 GRAD(embed) {
@@ -61,18 +56,13 @@ GRAD(embed) {
 DEFINE_OP(embed, .infer = embed_infer, .grad = embed_grad);
 
 /* Both gradients: a table of attr->rows rows as wide as dy's. */
-static weft_status table_infer(weft_graph *g, weft_node *n) {
+INFER(table) {
     const weft_embed_back_attr *attr = n->attr;
-    return weft_output(g, n, 0, attr->dtype, 2,
-                       (int64_t[]){attr->rows, weft_tensor_width(n->in[0])});
+    return weft_output_of(g, n, 0, attr->dtype, attr->rows, weft_tensor_width(n->in[0]));
 }
 
-static int embed_back_in_place(const weft_node *n, int out) {
-    (void)out;
-    return n->in[WEFT_EMBED_BACK_ADDEND] ? WEFT_EMBED_BACK_ADDEND : -1;
-}
-
-DEFINE_OP(embed_back, .infer = table_infer, .inplace = embed_back_in_place);
+DEFINE_IN_PLACE(over_addend, n->in[WEFT_EMBED_BACK_ADDEND] ? WEFT_EMBED_BACK_ADDEND : -1)
+DEFINE_OP(embed_back, .infer = table_infer, .inplace = over_addend);
 
 DEFINE_OP(position_back, .infer = table_infer);
 

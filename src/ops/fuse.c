@@ -29,18 +29,20 @@ static bool fuse_is_free_product(const weft_match *m) {
  * sums of rows for a bias behind that. Where no product makes what gelu's gradient reads, that and the
  * bias's are one pass. */
 
+/* Bytes of temporaries that pair i of a product reads. */
+static int64_t temporary_bytes(const weft_node *product, int i) {
+    weft_matmul_pair p = weft_matmul_pair_of(product, i);
+    return (p.a->role == WEFT_ROLE_TEMP ? weft_tensor_bytes(p.a) : 0) +
+           (p.b->role == WEFT_ROLE_TEMP ? weft_tensor_bytes(p.b) : 0);
+}
+
 /* Whether a product may wait for its addend: what may have to live longer then, for each pair that it
  * sums, is no larger than the result that need not live until then. An addend that it has waits
  * itself. Shapes alone decide, so that a graph with recomputation, where lives differ, has the same
  * products and the same bits. */
 static bool fuse_may_wait(const weft_node *product) {
-    for (int i = 0; i <= fuse_attr(product)->more; i++) {
-        weft_matmul_pair p = weft_matmul_pair_of(product, i);
-        int64_t longer = 0;
-        if (p.a->role == WEFT_ROLE_TEMP) longer += weft_tensor_bytes(p.a);
-        if (p.b->role == WEFT_ROLE_TEMP) longer += weft_tensor_bytes(p.b);
-        if (longer > weft_tensor_bytes(product->out[0])) return false;
-    }
+    for (int i = 0; i <= fuse_attr(product)->more; i++)
+        if (temporary_bytes(product, i) > weft_tensor_bytes(product->out[0])) return false;
     return true;
 }
 
@@ -177,16 +179,6 @@ static bool fuse_slope_sums(weft_rewrite *r, const weft_match *m) {
  * before the first one's place, and that is the node's. Shapes and the list's order decide, without
  * the nodes that make values again: a graph with recomputation has the same sums. */
 
-static int64_t temporary_bytes(const weft_node *product) {
-    int64_t bytes = 0;
-    for (int i = 0; i <= fuse_attr(product)->more; i++) {
-        weft_matmul_pair p = weft_matmul_pair_of(product, i);
-        if (p.a->role == WEFT_ROLE_TEMP) bytes += weft_tensor_bytes(p.a);
-        if (p.b->role == WEFT_ROLE_TEMP) bytes += weft_tensor_bytes(p.b);
-    }
-    return bytes;
-}
-
 /* Whether all that q reads beside its addend is made before p; `again`: what makes the forward pass's
  * values again counts as made there. */
 static bool reads_what_is_before(const weft_rewrite *r, const weft_node *q, const weft_node *p,
@@ -209,8 +201,10 @@ static bool may_sum(const weft_rewrite *r, const weft_node *p, const weft_node *
     if (a.m != b.m || a.n != b.n) return false;
     if (p->in[WEFT_MATMUL_BIAS] && q->in[WEFT_MATMUL_BIAS]) return false;
     if (fuse_attr(p)->more + fuse_attr(q)->more + 2 > WEFT_MATMUL_PAIRS) return false;
-    return temporary_bytes(p) <= weft_tensor_bytes(q->out[0]) ||
-           reads_what_is_before(r, q, p, true);
+    int64_t bytes = 0;
+    for (int i = 0; i <= fuse_attr(p)->more; i++)
+        bytes += temporary_bytes(p, i);
+    return bytes <= weft_tensor_bytes(q->out[0]) || reads_what_is_before(r, q, p, true);
 }
 
 /* The pairs of q behind those of p. */

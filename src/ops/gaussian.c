@@ -21,19 +21,17 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
     const weft_tensor *x = n->in[0];
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (x->shape[3] % 2 == 0) return WEFT_OK;
-    return weft_graph_fail(
-        g, "%s: x is %s, but it must be [B, T, H, 2D]: a head has as many deviations as means",
-        n->op->name, weft_tensor_describe(x));
+    return REFUSE("x is %s, but it must be [B, T, H, 2D]: a head has as many deviations as means",
+                  weft_tensor_describe(x));
 }
 
 /* One number a head and token. */
 static void output_numbers(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
-    weft_node_output(g, n, 1, weft_stat_dtype(x), 3,
-                     (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
+    weft_node_output(g, n, 1, weft_stat_dtype(x), WEFT_DIMS(x->shape[0], x->shape[2], x->shape[1]));
 }
 
-static weft_status gaussian_infer(weft_graph *g, weft_node *n) {
+INFER(gaussian) {
     WEFT_TRY(check_heads(g, n));
     weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
     if (n->n_out > 1) output_numbers(g, n);
@@ -45,12 +43,8 @@ DEFINE_GRAD_AS(gaussian, weft_append_some(g, &weft_op_gaussian_back, NULL, 0, 1,
 DEFINE_OP(gaussian, .infer = gaussian_infer, .grad = gaussian_grad, .inplace = weft_over_first);
 
 /* Over dy; where only n has a gradient, over y. */
-static int gaussian_back_in_place(const weft_node *n, int out) {
-    (void)out;
-    return n->in[1] ? 1 : 0;
-}
-
-DEFINE_OP(gaussian_back, .infer = weft_infer_like_first, .inplace = gaussian_back_in_place);
+DEFINE_IN_PLACE(over_gradient, n->in[1] ? 1 : 0)
+DEFINE_OP(gaussian_back, .infer = weft_infer_like_first, .inplace = over_gradient);
 
 weft_tensor *weft_gaussian_query(weft_graph *g, weft_tensor *x) {
     return weft_append(g, &weft_op_gaussian, NULL, 0, x);
@@ -61,11 +55,11 @@ weft_gaussian weft_gaussian_key(weft_graph *g, weft_tensor *x) {
     return n ? (weft_gaussian){n->out[0], n->out[1]} : (weft_gaussian){NULL, NULL};
 }
 
-static weft_status overlap_infer(weft_graph *g, weft_node *n) {
+INFER(overlap) {
     const weft_tensor *x = n->in[0];
     WEFT_TRY(check_heads(g, n));
-    weft_node_output(g, n, 0, x->dtype, 4,
-                     (int64_t[]){x->shape[0], x->shape[1], x->shape[2], x->shape[3] / 2});
+    weft_node_output(g, n, 0, x->dtype,
+                     WEFT_DIMS(x->shape[0], x->shape[1], x->shape[2], x->shape[3] / 2));
     output_numbers(g, n);
     return weft_graph_status(g);
 }

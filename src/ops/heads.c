@@ -23,26 +23,24 @@ static weft_status check_part(weft_graph *g, const weft_node *n, int i) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (x->dtype != n->in[0]->dtype || x->shape[0] != n->in[0]->shape[0] ||
         x->shape[1] != n->in[0]->shape[1] || a->heads % x->shape[2])
-        return weft_graph_fail(g, "head_columns: %s does not go with %s and %lld heads",
-                               weft_tensor_describe(x), weft_tensor_describe(n->in[0]),
-                               (long long)a->heads);
+        return REFUSE("%s does not go with %s and %lld heads", weft_tensor_describe(x),
+                      weft_tensor_describe(n->in[0]), (long long)a->heads);
     for (int64_t h = 0; h < a->heads; h++) {
         weft_columns_place p = weft_columns_of(a, i, x->shape[2], h);
         if (a->part[i].count < 1 || p.from < 0 || p.from + a->part[i].count > x->shape[3] ||
             p.to < 0 || p.to + a->part[i].count > a->width)
-            return weft_graph_fail(
-                g, "head_columns: %lld columns of %s from %lld on do not go to column %lld of %lld",
-                (long long)a->part[i].count, weft_tensor_describe(x), (long long)p.from,
-                (long long)p.to, (long long)a->width);
+            return REFUSE("%lld columns of %s from %lld on do not go to column %lld of %lld",
+                          (long long)a->part[i].count, weft_tensor_describe(x), (long long)p.from,
+                          (long long)p.to, (long long)a->width);
     }
     return WEFT_OK;
 }
 
-static weft_status head_columns_infer(weft_graph *g, weft_node *n) {
+INFER(head_columns) {
     const weft_head_columns_attr *a = n->attr;
     if (a->heads < 1 || a->slots < 1 || a->heads % a->slots)
-        return weft_graph_fail(g, "head_columns: %lld heads do not share %lld slots",
-                               (long long)a->heads, (long long)a->slots);
+        return REFUSE("%lld heads do not share %lld slots", (long long)a->heads,
+                      (long long)a->slots);
     for (int i = 0; i < n->n_in; i++)
         WEFT_TRY(check_part(g, n, i));
     const weft_tensor *x = n->in[0], *z = n->n_in > 1 ? n->in[1] : NULL;
@@ -50,10 +48,9 @@ static weft_status head_columns_infer(weft_graph *g, weft_node *n) {
         int64_t one = weft_columns_of(a, 0, x->shape[2], h).to;
         int64_t other = weft_columns_of(a, 1, z->shape[2], h).to;
         if (one < other + a->part[1].count && other < one + a->part[0].count)
-            return weft_graph_fail(g, "head_columns: both parts go to the same columns");
+            return REFUSE("both parts go to the same columns");
     }
-    return weft_output(g, n, 0, x->dtype, 4,
-                       (int64_t[]){x->shape[0], x->shape[1], a->heads, a->width});
+    return weft_output_of(g, n, 0, x->dtype, x->shape[0], x->shape[1], a->heads, a->width);
 }
 
 GRAD(head_columns) {
@@ -70,11 +67,11 @@ GRAD(head_columns) {
 
 DEFINE_OP(head_columns, .infer = head_columns_infer, .grad = head_columns_grad);
 
-static weft_status head_columns_back_infer(weft_graph *g, weft_node *n) {
+INFER(head_columns_back) {
     const weft_head_columns_attr *a = n->attr;
     const weft_tensor *dy = n->in[0];
-    return weft_output(g, n, 0, dy->dtype, 4,
-                       (int64_t[]){dy->shape[0], dy->shape[1], a->from_heads, a->from_width});
+    return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], dy->shape[1], a->from_heads,
+                          a->from_width);
 }
 
 DEFINE_OP(head_columns_back, .infer = head_columns_back_infer);
@@ -104,27 +101,23 @@ static weft_status check_rows(weft_graph *g, const weft_node *n, const char *wha
     WEFT_TRY(weft_check_ndim(g, n, "scale", scale, 1));
     WEFT_TRY(weft_check_stat(g, n, "scale", scale, rows));
     if (rows->ndim < 1)
-        return weft_graph_fail(g,
-                               "%s: %s is %s, but it must have a last dimension to cut into heads",
-                               n->op->name, what, weft_tensor_describe(rows));
+        return REFUSE("%s is %s, but it must have a last dimension to cut into heads", what,
+                      weft_tensor_describe(rows));
     if (width < 1)
-        return weft_graph_fail(g, "%s: %s is %s, for a width of %lld: it must be 1 at least",
-                               n->op->name, what, weft_tensor_describe(rows), width);
+        return REFUSE("%s is %s, for a width of %lld: it must be 1 at least", what,
+                      weft_tensor_describe(rows), width);
     if (wide % narrow)
-        return weft_graph_fail(
-            g, "%s: %s is %s, for a width of %lld: %lld must be a multiple of %lld", n->op->name,
-            what, weft_tensor_describe(rows), width, (long long)wide, (long long)narrow);
+        return REFUSE("%s is %s, for a width of %lld: %lld must be a multiple of %lld", what,
+                      weft_tensor_describe(rows), width, (long long)wide, (long long)narrow);
     if (narrow % heads)
-        return weft_graph_fail(g,
-                               "%s: %s is %s, for a width of %lld, but scale is %s: %lld and %lld "
-                               "must be multiples of the heads, %lld",
-                               n->op->name, what, weft_tensor_describe(rows), width,
-                               weft_tensor_describe(scale), (long long)wide, (long long)narrow,
-                               heads);
+        return REFUSE("%s is %s, for a width of %lld, but scale is %s: %lld and %lld "
+                      "must be multiples of the heads, %lld",
+                      what, weft_tensor_describe(rows), width, weft_tensor_describe(scale),
+                      (long long)wide, (long long)narrow, heads);
     return WEFT_OK;
 }
 
-static weft_status rows_infer(weft_graph *g, weft_node *n) {
+INFER(rows) {
     const weft_tensor *row = n->in[0];
     int64_t width = ((const weft_head_attr *)n->attr)->width, own = weft_tensor_width(row);
     if (n->op == &weft_op_head_pool)
@@ -160,7 +153,7 @@ GRAD(rows) {
 DEFINE_OP(head_pool, .infer = rows_infer, .grad = rows_grad, .inplace = weft_over_first);
 DEFINE_OP(head_spread, .infer = rows_infer, .grad = rows_grad, .inplace = weft_over_first);
 
-static weft_status head_scale_back_infer(weft_graph *g, weft_node *n) {
+INFER(head_scale_back) {
     int64_t heads = ((const weft_head_attr *)n->attr)->width;
     return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 1, &heads);
 }
@@ -177,10 +170,10 @@ weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale,
 
 /* head_transpose */
 
-static weft_status head_transpose_infer(weft_graph *g, weft_node *n) {
+INFER(head_transpose) {
     const weft_tensor *x = n->in[0];
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
-    return weft_output(g, n, 0, x->dtype, 3, (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
+    return weft_output_of(g, n, 0, x->dtype, x->shape[0], x->shape[2], x->shape[1]);
 }
 
 DEFINE_GRAD_AS(head_transpose, weft_head_transpose(g, d_out[0]))
@@ -190,16 +183,16 @@ DEFINE_APPEND(head_transpose, (weft_tensor * x), x)
 /* Stacks: y_i = x_i, and back dx_i = dy_i. unstack, the gradient, makes the parts that are wanted in
  * one node. Both copy: the parts are parameters, or are made at other times, and lie anywhere. */
 
-static weft_status stack_infer(weft_graph *g, weft_node *n) {
+INFER(stack) {
     const weft_tensor *first = n->in[0];
     if (first->ndim == WEFT_MAX_DIMS)
-        return weft_graph_fail(g, "stack: %s has as many dimensions as a tensor can have",
-                               weft_tensor_describe(first));
+        return REFUSE("%s has as many dimensions as a tensor can have",
+                      weft_tensor_describe(first));
     for (int i = 0; i < n->n_in; i++) {
         WEFT_TRY(weft_check_float(g, n, "a part", n->in[i]));
         if (!weft_tensor_same_shape(n->in[i], first) || n->in[i]->dtype != first->dtype)
-            return weft_graph_fail(g, "stack: %s does not go with %s",
-                                   weft_tensor_describe(n->in[i]), weft_tensor_describe(first));
+            return REFUSE("%s does not go with %s", weft_tensor_describe(n->in[i]),
+                          weft_tensor_describe(first));
     }
     int64_t shape[WEFT_MAX_DIMS] = {n->n_in};
     for (int d = 0; d < first->ndim; d++)
@@ -218,7 +211,7 @@ GRAD(stack) {
 
 DEFINE_OP(stack, .infer = stack_infer, .grad = stack_grad);
 
-static weft_status unstack_infer(weft_graph *g, weft_node *n) {
+INFER(unstack) {
     const weft_tensor *dy = n->in[0];
     const weft_unstack_attr *attr = n->attr;
     for (int i = 0; i < n->n_out; i++)
@@ -229,9 +222,8 @@ static weft_status unstack_infer(weft_graph *g, weft_node *n) {
 DEFINE_OP(unstack, .infer = unstack_infer);
 
 weft_tensor *weft_stack(weft_graph *g, weft_tensor *const *parts, int64_t n) {
-    if (n < 1 || n > INT32_MAX) {
-        weft_graph_fail(g, "stack: %lld parts, but there must be 1 at least", (long long)n);
-        return NULL;
-    }
+    if (n < 1 || n > INT32_MAX)
+        return weft_graph_refuse(g, "stack: %lld parts, but there must be 1 at least",
+                                 (long long)n);
     return weft_append_list(g, &weft_op_stack, NULL, 0, INT32_MAX, (int)n, parts);
 }

@@ -153,7 +153,7 @@ static weft_status check_factors(weft_graph *g, const weft_node *n, const weft_m
 }
 
 /* What fusing gives a node is not looked at here: it takes over the results that were made. */
-static weft_status matmul_infer(weft_graph *g, weft_node *n) {
+INFER(matmul) {
     const weft_matmul_attr *attr = n->attr;
     weft_matmul_pair first = weft_matmul_pair_of(n, 0);
     const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS], *addend = n->in[WEFT_MATMUL_ADDEND];
@@ -161,14 +161,13 @@ static weft_status matmul_infer(weft_graph *g, weft_node *n) {
     weft_matmul_sizes size = weft_matmul_measure(attr, first.a, first.b);
     if (bias) {
         WEFT_TRY(weft_check_float(g, n, "bias", bias));
-        WEFT_TRY(weft_check_shape(g, n, "bias", bias, 1, (int64_t[]){size.n}));
+        WEFT_TRY(weft_check_dims(g, n, "bias", bias, size.n));
     }
     if (addend && (addend->dtype != attr->dtype ||
                    weft_tensor_count(addend) != size.groups * size.m * size.n))
-        return weft_graph_fail(
-            g, "matmul: the addend is %s, but the result is %lld × %lld × %lld of %s",
-            weft_tensor_describe(addend), (long long)size.groups, (long long)size.m,
-            (long long)size.n, weft_dtype_name(attr->dtype));
+        return REFUSE("the addend is %s, but the result is %lld × %lld × %lld of %s",
+                      weft_tensor_describe(addend), (long long)size.groups, (long long)size.m,
+                      (long long)size.n, weft_dtype_name(attr->dtype));
     return make_result(g, n);
 }
 
@@ -256,8 +255,7 @@ GRAD(matmul) {
     const weft_tensor *addend = n->in[WEFT_MATMUL_ADDEND];
     weft_matmul_pair first = weft_matmul_pair_of(n, 0);
     int64_t shape[WEFT_MAX_DIMS] = {0};
-    if (attr->act == WEFT_ACT_GELU_BACK)
-        return weft_graph_fail(g, "matmul: gelu's slope is a gradient and has none");
+    if (attr->act == WEFT_ACT_GELU_BACK) return REFUSE("gelu's slope is a gradient and has none");
     if (!dy) return WEFT_OK;
     if (addend) d_in[WEFT_MATMUL_ADDEND] = weft_reshape(g, dy, addend->ndim, addend->shape);
     dy = weft_reshape(g, dy, find_shape(&first, shape), shape);
@@ -272,9 +270,7 @@ GRAD(matmul) {
 }
 
 /* The sum may be written over what is added to it. */
-static int matmul_in_place(const weft_node *n, int out) {
-    return out == 0 && n->in[WEFT_MATMUL_ADDEND] ? WEFT_MATMUL_ADDEND : -1;
-}
+DEFINE_IN_PLACE(over_addend, out == 0 && n->in[WEFT_MATMUL_ADDEND] ? WEFT_MATMUL_ADDEND : -1)
 
 static int64_t matmul_flops(const weft_node *n) {
     int64_t flops = 0;
@@ -286,13 +282,13 @@ static int64_t matmul_flops(const weft_node *n) {
     return flops;
 }
 
-DEFINE_OP(matmul, .infer = matmul_infer, .grad = matmul_grad, .inplace = matmul_in_place,
+DEFINE_OP(matmul, .infer = matmul_infer, .grad = matmul_grad, .inplace = over_addend,
           .flops = matmul_flops);
 
-static weft_status bias_back_infer(weft_graph *g, weft_node *n) {
+INFER(bias_back) {
     const weft_bias_back_attr *attr = n->attr;
     WEFT_TRY(weft_check_float(g, n, "dy", n->in[0]));
-    return weft_output(g, n, 0, attr->dtype, 1, (int64_t[]){weft_tensor_width(n->in[0])});
+    return weft_output_of(g, n, 0, attr->dtype, weft_tensor_width(n->in[0]));
 }
 
 DEFINE_OP(bias_back, .infer = bias_back_infer);
@@ -303,11 +299,10 @@ DEFINE_OP(gelu_bias_back, .inplace = weft_over_first);
 /* A product of the first factor's type; `ndim` not 0: the first factor must have so many dimensions. */
 static weft_tensor *append_typed(weft_graph *g, int ndim, weft_tensor *a, weft_tensor *b,
                                  weft_tensor *bias, weft_matmul_attr attr) {
-    if (a && ndim && a->ndim != ndim) {
-        weft_graph_fail(g, "%s: %s does not have %d dimensions",
-                        ndim == 3 ? "batched matmul" : "matmul", weft_tensor_describe(a), ndim);
-        return NULL;
-    }
+    if (a && ndim && a->ndim != ndim)
+        return weft_graph_refuse(g, "%s: %s does not have %d dimensions",
+                                 ndim == 3 ? "batched matmul" : "matmul", weft_tensor_describe(a),
+                                 ndim);
     attr.alpha = attr.alpha == 0 ? 1 : attr.alpha;
     if (a) attr.dtype = a->dtype;
     return append_matmul(g, a, b, bias, attr);
@@ -335,10 +330,9 @@ weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, 
 }
 
 weft_tensor *weft_gram(weft_graph *g, weft_tensor *a) {
-    if (a && a->ndim != 2 && a->ndim != 3) {
-        weft_graph_fail(g, "gram: %s has neither 2 nor 3 dimensions", weft_tensor_describe(a));
-        return NULL;
-    }
+    if (a && a->ndim != 2 && a->ndim != 3)
+        return weft_graph_refuse(g, "gram: %s has neither 2 nor 3 dimensions",
+                                 weft_tensor_describe(a));
     return append_typed(
         g, 0, a, a, NULL,
         (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .ta = true, .symmetric = true});

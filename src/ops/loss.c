@@ -25,24 +25,22 @@
 
 #include "ops/define.h"
 
-static weft_status cross_entropy_infer(weft_graph *g, weft_node *n) {
+INFER(cross_entropy) {
     const weft_tensor *x = n->in[0], *w = n->in[1], *targets = n->in[2];
     WEFT_TRY(weft_check_float(g, n, "x", x));
     WEFT_TRY(weft_check_float(g, n, "w", w));
     WEFT_TRY(weft_check_int(g, n, "targets", targets));
     if (w->ndim != 2 || x->ndim < 1 || w->shape[1] != weft_tensor_width(x))
-        return weft_graph_fail(g, "cross_entropy: x is %s, but w is %s; w must be [V, %lld]",
-                               weft_tensor_describe(x), weft_tensor_describe(w),
-                               (long long)weft_tensor_width(x));
+        return REFUSE("x is %s, but w is %s; w must be [V, %lld]", weft_tensor_describe(x),
+                      weft_tensor_describe(w), (long long)weft_tensor_width(x));
     WEFT_TRY(weft_check_shape(g, n, "targets", targets, x->ndim - 1, x->shape));
     const weft_tensor *count = n->in[WEFT_CE_COUNT];
     if (count && (weft_tensor_count(count) != 1 || count->dtype != weft_stat_dtype(x)))
-        return weft_graph_fail(g,
-                               "cross_entropy: count is %s, but it must be one number of type %s",
-                               weft_tensor_describe(count), weft_dtype_name(weft_stat_dtype(x)));
+        return REFUSE("count is %s, but it must be one number of type %s",
+                      weft_tensor_describe(count), weft_dtype_name(weft_stat_dtype(x)));
     if (weft_tensor_rows(x) > INT32_MAX || w->shape[0] > INT32_MAX || w->shape[1] > INT32_MAX)
-        return weft_graph_fail(g, "cross_entropy: a side of %s or %s is past 2^31 - 1",
-                               weft_tensor_describe(x), weft_tensor_describe(w));
+        return REFUSE("a side of %s or %s is past 2^31 - 1", weft_tensor_describe(x),
+                      weft_tensor_describe(w));
     weft_dtype stat = weft_stat_dtype(x);
     weft_node_output(g, n, 0, stat, 0, NULL);
     weft_node_output(g, n, 1, stat, 0, NULL);
@@ -57,15 +55,16 @@ static weft_node *maker(const weft_node *n) {
     return loss->producer;
 }
 
-/* Asks the node that made the losses for their gradients; false: they would be of no use. */
-static bool ask_for_gradients(weft_graph *g, const weft_node *n, weft_tensor *const *d_out) {
+/* Asks the node that made the losses for their gradients; NULL: they would be of no use. */
+static const weft_node *ask_for_gradients(weft_graph *g, const weft_node *n,
+                                          weft_tensor *const *d_out) {
     bool both = d_out[WEFT_CE_LOSS] && (!weft_z_trains(n->attr) || d_out[WEFT_CE_Z]);
     weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
-    if (!both || d_out[WEFT_CE_LSE]) return false;
+    if (!both || d_out[WEFT_CE_LSE]) return NULL;
     weft_node *made = maker(n);
     if (x->needs_grad) weft_node_output_like(g, made, WEFT_CE_DX, x->dtype, x);
     if (w->needs_grad) weft_node_output_like(g, made, WEFT_CE_DW, weft_stat_dtype(w), w);
-    return true;
+    return made;
 }
 
 GRAD(cross_entropy) {
@@ -82,32 +81,22 @@ GRAD(cross_entropy) {
         [WEFT_CE_BACK_D_LSE] = d_out[WEFT_CE_LSE],
         [WEFT_CE_BACK_COUNT] = n->in[WEFT_CE_COUNT],
     };
-    if (ask_for_gradients(g, n, d_out)) {
-        const weft_node *made = maker(n);
-        in[WEFT_CE_BACK_DX] = made->out[WEFT_CE_DX];
-        in[WEFT_CE_BACK_DW] = made->out[WEFT_CE_DW];
-    }
-    weft_node *back = weft_graph_append(g, &weft_op_cross_entropy_back, in, WEFT_CE_BACK_INPUTS,
-                                        WEFT_CE_BACK_LSE + 1, 2, attr, sizeof *attr);
-    if (!back) return weft_graph_status(g);
-    d_in[WEFT_CE_X] = back->out[0];
-    d_in[WEFT_CE_W] = back->out[1];
-    return WEFT_OK;
+    const weft_node *made = ask_for_gradients(g, n, d_out);
+    if (made) in[WEFT_CE_BACK_DX] = made->out[WEFT_CE_DX];
+    if (made) in[WEFT_CE_BACK_DW] = made->out[WEFT_CE_DW];
+    return weft_append_back_list(g, &weft_op_cross_entropy_back, attr, sizeof *attr, d_in, 2,
+                                 WEFT_CE_BACK_LSE + 1, WEFT_CE_BACK_INPUTS, in);
 }
 
 /* One product of all logits, or of all their gradients. */
-static int64_t product_flops(const weft_node *n) {
-    return 2 * weft_tensor_count(n->in[WEFT_CE_X]) * n->in[WEFT_CE_W]->shape[0];
-}
+DEFINE_FLOPS(product, 2 * weft_tensor_count(n->in[WEFT_CE_X]) * n->in[WEFT_CE_W]->shape[0])
 
-static int64_t cross_entropy_flops(const weft_node *n) {
-    return product_flops(n) * (1 + (n->out[WEFT_CE_DX] != NULL) + (n->out[WEFT_CE_DW] != NULL));
-}
-
+DEFINE_FLOPS(cross_entropy,
+             product_flops(n) * (1 + (n->out[WEFT_CE_DX] != NULL) + (n->out[WEFT_CE_DW] != NULL)))
 DEFINE_OP(cross_entropy, .infer = cross_entropy_infer, .grad = cross_entropy_grad,
           .flops = cross_entropy_flops);
 
-static weft_status cross_entropy_back_infer(weft_graph *g, weft_node *n) {
+INFER(cross_entropy_back) {
     for (int i = 0; i < 2; i++)
         if (n->in[i]->needs_grad) weft_node_output_like(g, n, i, n->in[i]->dtype, n->in[i]);
     return weft_graph_status(g);
@@ -119,12 +108,8 @@ static int64_t cross_entropy_back_flops(const weft_node *n) {
     return product_flops(n) * (1 + (n->out[0] != NULL) + (n->out[1] != NULL));
 }
 
-static int scale_in_place(const weft_node *n, int out) {
-    int made = out == 0 ? WEFT_CE_BACK_DX : WEFT_CE_BACK_DW;
-    return n->in[made] ? made : -1;
-}
-
-DEFINE_OP(cross_entropy_back, .infer = cross_entropy_back_infer, .inplace = scale_in_place,
+DEFINE_IN_PLACE(over_made, n->in[WEFT_CE_BACK_DX + out] ? WEFT_CE_BACK_DX + out : -1)
+DEFINE_OP(cross_entropy_back, .infer = cross_entropy_back_infer, .inplace = over_made,
           .flops = cross_entropy_back_flops);
 
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
@@ -148,20 +133,19 @@ weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, we
  * other rows' logsumexp. With anchors and positives apart p_ij is 0 where i is a positive, N the number
  * of anchors, and 2[i = j] becomes [i and j are a pair]. */
 
-static weft_status infonce_infer(weft_graph *g, weft_node *n) {
+INFER(infonce) {
     const weft_tensor *x = n->in[0];
     const weft_infonce_attr *attr = n->attr;
     WEFT_TRY(weft_check_float(g, n, "x", x));
     if (x->ndim != 2 && x->ndim != 3)
-        return weft_graph_fail(g, "infonce: x is %s, but it must have 2 or 3 dimensions",
-                               weft_tensor_describe(x));
+        return REFUSE("x is %s, but it must have 2 or 3 dimensions", weft_tensor_describe(x));
     if (!(attr->tau > 0))
-        return weft_graph_fail(g, "infonce: tau is %g on %s, but it must be above 0", attr->tau,
-                               weft_tensor_describe(x));
+        return REFUSE("tau is %g on %s, but it must be above 0", attr->tau,
+                      weft_tensor_describe(x));
     int64_t rows = weft_infonce_measure(x).rows, group = attr->group;
     if (group < 0 || (group > 0 && rows % (2 * group) != 0))
-        return weft_graph_fail(g, "infonce: x is %s, but its rows must be pairs of groups of %lld",
-                               weft_tensor_describe(x), (long long)group);
+        return REFUSE("x is %s, but its rows must be pairs of groups of %lld",
+                      weft_tensor_describe(x), (long long)group);
     weft_dtype stat = weft_stat_dtype(x);
     weft_node_output(g, n, WEFT_INFONCE_Y, stat, 0, NULL);
     if (rows < (group ? 4 : 2)) return weft_graph_status(g);
@@ -173,17 +157,9 @@ static weft_status infonce_infer(weft_graph *g, weft_node *n) {
 
 GRAD(infonce) {
     if (!n->out[WEFT_INFONCE_LSE]) return WEFT_OK;
-    weft_tensor *in[WEFT_INFONCE_BACK_INPUTS] = {
-        [WEFT_INFONCE_BACK_DY] = d_out[WEFT_INFONCE_Y],
-        [WEFT_INFONCE_BACK_X] = n->in[0],
-        [WEFT_INFONCE_BACK_LSE] = n->out[WEFT_INFONCE_LSE],
-        [WEFT_INFONCE_BACK_NORM] = n->out[WEFT_INFONCE_NORM],
-    };
-    weft_node *back =
-        weft_graph_append(g, &weft_op_infonce_back, in, WEFT_INFONCE_BACK_INPUTS,
-                          WEFT_INFONCE_BACK_INPUTS, 1, n->attr, sizeof(weft_infonce_attr));
-    if (back) d_in[0] = back->out[0];
-    return weft_graph_status(g);
+    return weft_append_back(g, &weft_op_infonce_back, n->attr, sizeof(weft_infonce_attr), d_in, 1,
+                            d_out[WEFT_INFONCE_Y], n->in[0], n->out[WEFT_INFONCE_LSE],
+                            n->out[WEFT_INFONCE_NORM]);
 }
 
 /* The scores: N² D multiply-adds; the gradient makes them again and multiplies them with u. */

@@ -26,27 +26,25 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
     int64_t there = x->ndim < 2 ? 0 : x->shape[x->ndim - 2];
     if (attr->heads < 1 || attr->next < 0 || attr->heads > there ||
         attr->next > there - attr->heads)
-        return weft_graph_fail(g, "norm: %lld and %lld heads to norm, but x is %s [.., H, D]",
-                               (long long)attr->heads, (long long)attr->next,
-                               weft_tensor_describe(x));
+        return REFUSE("%lld and %lld heads to norm, but x is %s [.., H, D]", (long long)attr->heads,
+                      (long long)attr->next, weft_tensor_describe(x));
     if (!next != !attr->next)
-        return weft_graph_fail(g, "norm: %lld heads are to have a second gain, which is %s",
-                               (long long)attr->next,
-                               next ? weft_tensor_describe(next) : "missing");
+        return REFUSE("%lld heads are to have a second gain, which is %s", (long long)attr->next,
+                      next ? weft_tensor_describe(next) : "missing");
     if (!next) return WEFT_OK;
     WEFT_TRY(weft_check_same(g, n, "w", n->in[WEFT_NORM_W], "w_next", next));
     return check_one_type(g, "w", n->in[WEFT_NORM_W], "w_next", next);
 }
 
-static weft_status norm_infer(weft_graph *g, weft_node *n) {
+INFER(norm) {
     const weft_norm_attr *attr = n->attr;
     const weft_tensor *x = n->in[WEFT_NORM_X], *r = n->in[WEFT_NORM_R];
     const weft_tensor *w = n->in[WEFT_NORM_W], *b = n->in[WEFT_NORM_B];
     WEFT_TRY(weft_check_float(g, n, "x", x));
     WEFT_TRY(weft_check_float(g, n, "w", w));
-    WEFT_TRY(weft_check_shape(g, n, "w", w, 1, (int64_t[]){weft_tensor_width(x)}));
+    WEFT_TRY(weft_check_dims(g, n, "w", w, weft_tensor_width(x)));
     if (b) {
-        if (attr->kind == WEFT_RMSNORM) return weft_graph_fail(g, "norm: RMSNorm has no bias");
+        if (attr->kind == WEFT_RMSNORM) return REFUSE("RMSNorm has no bias");
         WEFT_TRY(weft_check_same(g, n, "w", w, "b", b));
         WEFT_TRY(check_one_type(g, "w", w, "b", b));
     }
@@ -58,10 +56,10 @@ static weft_status norm_infer(weft_graph *g, weft_node *n) {
     weft_dtype stat = weft_stat_dtype(x);
     weft_tensor *rstd = NULL, *mean = NULL;
     weft_node_output_like(g, n, WEFT_NORM_Y, x->dtype, x);
-    rstd = weft_node_output(g, n, WEFT_NORM_RSTD, stat, 1, (int64_t[]){weft_tensor_rows(x)});
+    rstd = weft_node_output(g, n, WEFT_NORM_RSTD, stat, WEFT_DIMS(weft_tensor_rows(x)));
     if (rstd) rstd->needs_grad = false;
     if (attr->kind == WEFT_LAYERNORM)
-        mean = weft_node_output(g, n, WEFT_NORM_MEAN, stat, 1, (int64_t[]){weft_tensor_rows(x)});
+        mean = weft_node_output(g, n, WEFT_NORM_MEAN, stat, WEFT_DIMS(weft_tensor_rows(x)));
     if (mean) mean->needs_grad = false;
     if (r) weft_node_output_like(g, n, WEFT_NORM_S, x->dtype, x);
     return weft_graph_status(g);
@@ -107,7 +105,7 @@ static int norm_in_place(const weft_node *n, int out) {
 
 DEFINE_OP(norm, .infer = norm_infer, .grad = norm_grad, .inplace = norm_in_place);
 
-static weft_status norm_back_infer(weft_graph *g, weft_node *n) {
+INFER(norm_back) {
     const weft_norm_attr *want = n->attr;
     const weft_tensor *s = n->in[WEFT_NORM_BACK_S], *w = n->in[WEFT_NORM_BACK_W];
     if (want->dx) weft_node_output_like(g, n, WEFT_NORM_BACK_DX, s->dtype, s);
@@ -117,12 +115,8 @@ static weft_status norm_back_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-static int norm_back_in_place(const weft_node *n, int out) {
-    (void)n;
-    return out == WEFT_NORM_BACK_DX ? WEFT_NORM_BACK_DY : -1;
-}
-
-DEFINE_OP(norm_back, .infer = norm_back_infer, .inplace = norm_back_in_place);
+DEFINE_IN_PLACE(over_dy, out == WEFT_NORM_BACK_DX ? WEFT_NORM_BACK_DY : -1)
+DEFINE_OP(norm_back, .infer = norm_back_infer, .inplace = over_dy);
 
 weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
                       weft_norm_kind kind, double eps) {
@@ -153,13 +147,13 @@ weft_tensor *weft_norm_heads(weft_graph *g, weft_tensor *x, weft_tensor *w, int6
  * What of dy points along x is gone: a longer x makes the same y. Below the least length r is a
  * constant, and dx = r dy. */
 
-static weft_status unit_infer(weft_graph *g, weft_node *n) {
+INFER(unit) {
     const weft_tensor *x = n->in[0];
     int64_t heads = ((const weft_unit_attr *)n->attr)->heads;
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (heads < 1 || heads > x->shape[2])
-        return weft_graph_fail(g, "unit: %lld heads to scale, but x is %s [B, T, H, D]",
-                               (long long)heads, weft_tensor_describe(x));
+        return REFUSE("%lld heads to scale, but x is %s [B, T, H, D]", (long long)heads,
+                      weft_tensor_describe(x));
     return weft_output_like(g, n, 0, x->dtype, x);
 }
 

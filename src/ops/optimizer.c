@@ -45,26 +45,25 @@ static weft_tensor **tensor_list(weft_graph *g, int64_t n) {
 static weft_status check_real(weft_graph *g, const weft_node *n, const char *what,
                               const weft_tensor *t, const weft_tensor *like) {
     if (t->dtype == like->dtype && (t->dtype == WEFT_F32 || t->dtype == WEFT_F64)) return WEFT_OK;
-    return weft_graph_fail(g, "%s: %s is %s beside %s; both must be f32, or both f64", n->op->name,
-                           what, weft_tensor_describe(t), weft_tensor_describe(like));
+    return REFUSE("%s is %s beside %s; both must be f32, or both f64", what,
+                  weft_tensor_describe(t), weft_tensor_describe(like));
 }
 
 static weft_status check_number(weft_graph *g, const weft_node *n, const char *what,
                                 const weft_tensor *t) {
     if (weft_tensor_count(t) == 1) return WEFT_OK;
-    return weft_graph_fail(g, "%s: %s is %s, but it must be one number", n->op->name, what,
-                           weft_tensor_describe(t));
+    return REFUSE("%s is %s, but it must be one number", what, weft_tensor_describe(t));
 }
 
 /* What an operation writes must outlive the run: not a temporary. */
 static weft_status check_written(weft_graph *g, const weft_node *n, const char *what,
                                  const weft_tensor *t) {
     if (t->role != WEFT_ROLE_TEMP) return WEFT_OK;
-    return weft_graph_fail(g, "%s: %s, %s, is made by an operation, so it cannot be updated",
-                           n->op->name, what, weft_tensor_describe(t));
+    return REFUSE("%s, %s, is made by an operation, so it cannot be updated", what,
+                  weft_tensor_describe(t));
 }
 
-static weft_status global_norm_infer(weft_graph *g, weft_node *n) {
+INFER(global_norm) {
     for (int i = 0; i < n->n_in; i++)
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
     return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
@@ -78,10 +77,8 @@ static weft_tensor *append_norm(weft_graph *g, const weft_op *op, weft_tensor *c
     int count = 0;
     for (int i = 0; in && i < n; i++)
         if (grads[i]) in[count++] = grads[i];
-    if (count == 0) {
-        weft_graph_fail(g, "%s: there is no gradient to take the norm of", op->name);
-        return NULL;
-    }
+    if (count == 0)
+        return weft_graph_refuse(g, "%s: there is no gradient to take the norm of", op->name);
     return weft_append_list(g, op, NULL, 0, count, count, in);
 }
 
@@ -89,13 +86,13 @@ weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
     return append_norm(g, &weft_op_global_norm, grads, n);
 }
 
-static weft_status norm_parts_infer(weft_graph *g, weft_node *n) {
+INFER(norm_parts) {
     int64_t chunks = 0;
     for (int i = 0; i < n->n_in; i++) {
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
         chunks += (weft_tensor_count(n->in[i]) + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
     }
-    return weft_output(g, n, 0, WEFT_I32, 2, (int64_t[]){chunks, 2});
+    return weft_output_of(g, n, 0, WEFT_I32, chunks, 2);
 }
 
 DEFINE_OP(norm_parts, .infer = norm_parts_infer);
@@ -105,12 +102,12 @@ weft_tensor *weft_norm_parts(weft_graph *g, weft_tensor *const *grads, int n) {
     return parts ? weft_keep(parts) : NULL;
 }
 
-static weft_status norm_join_infer(weft_graph *g, weft_node *n) {
+INFER(norm_join) {
     const weft_tensor *parts = n->in[0];
     weft_dtype dtype = *(const weft_dtype *)n->attr;
     if (parts->dtype != WEFT_I32 || parts->ndim != 2 || parts->shape[1] != 2)
-        return weft_graph_fail(g, "norm_join: the sums are %s, but they must be i32 [chunks, 2]",
-                               weft_tensor_describe(parts));
+        return REFUSE("the sums are %s, but they must be i32 [chunks, 2]",
+                      weft_tensor_describe(parts));
     weft_node_output(g, n, 0, dtype, 0, NULL);
     return check_real(g, n, "norm", n->out[0], n->out[0]);
 }
@@ -137,7 +134,7 @@ static weft_status check_options(weft_graph *g, const weft_adam_options *o) {
     return check_range(g, "warm-up", (double)o->warmup_steps, 0x1p24);
 }
 
-static weft_status adam_control_infer(weft_graph *g, weft_node *n) {
+INFER(adam_control) {
     const weft_tensor *norm = n->in[0], *lr = n->in[1], *state = n->in[2];
     WEFT_TRY(check_options(g, n->attr));
     WEFT_TRY(check_real(g, n, "norm", norm, norm));
@@ -145,9 +142,9 @@ static weft_status adam_control_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(check_real(g, n, "state", state, norm));
     WEFT_TRY(check_number(g, n, "norm", norm));
     WEFT_TRY(check_number(g, n, "lr", lr));
-    WEFT_TRY(weft_check_shape(g, n, "state", state, 1, (int64_t[]){WEFT_ADAM_STATE}));
+    WEFT_TRY(weft_check_dims(g, n, "state", state, WEFT_ADAM_STATE));
     WEFT_TRY(check_written(g, n, "state", state));
-    return weft_output(g, n, 0, norm->dtype, 1, (int64_t[]){WEFT_ADAM_CONTROL});
+    return weft_output_of(g, n, 0, norm->dtype, WEFT_ADAM_CONTROL);
 }
 
 DEFINE_OP(adam_control, .infer = adam_control_infer, .side_effect = true);
@@ -161,9 +158,7 @@ weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr
 
 static weft_status check_moment(weft_graph *g, const weft_node *n, const char *what,
                                 const weft_tensor *t, const weft_tensor *param) {
-    if (!t)
-        return weft_graph_fail(g, "%s: a parameter, %s, has no %s", n->op->name,
-                               weft_tensor_describe(param), what);
+    if (!t) return REFUSE("a parameter, %s, has no %s", weft_tensor_describe(param), what);
     WEFT_TRY(check_real(g, n, what, t, param));
     WEFT_TRY(weft_check_same(g, n, what, t, "its parameter", param));
     return check_written(g, n, what, t);
@@ -174,14 +169,13 @@ static weft_status check_half(weft_graph *g, const weft_node *n, const char *wha
                               const weft_tensor *t, const weft_tensor *param) {
     if (!t) return WEFT_OK;
     if (t->dtype != WEFT_BF16)
-        return weft_graph_fail(g, "%s: %s is %s, but it must be bf16", n->op->name, what,
-                               weft_tensor_describe(t));
+        return REFUSE("%s is %s, but it must be bf16", what, weft_tensor_describe(t));
     return weft_check_same(g, n, what, t, "its parameter", param);
 }
 
 static weft_status check_slot(weft_graph *g, const weft_node *n, weft_tensor *const *slot) {
     const weft_tensor *param = slot[WEFT_SLOT_PARAM], *grad = slot[WEFT_SLOT_GRAD];
-    if (!param) return weft_graph_fail(g, "adamw: a slot has no parameter");
+    if (!param) return REFUSE("a slot has no parameter");
     WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
     WEFT_TRY(check_written(g, n, "a parameter", param));
     if (grad) {
@@ -196,9 +190,9 @@ static weft_status check_slot(weft_graph *g, const weft_node *n, weft_tensor *co
     return check_half(g, n, "a given parameter", slot[WEFT_SLOT_GIVEN], param);
 }
 
-static weft_status adamw_infer(weft_graph *g, weft_node *n) {
+INFER(adamw) {
     WEFT_TRY(check_real(g, n, "control", n->in[0], n->in[0]));
-    WEFT_TRY(weft_check_shape(g, n, "control", n->in[0], 1, (int64_t[]){WEFT_ADAM_CONTROL}));
+    WEFT_TRY(weft_check_dims(g, n, "control", n->in[0], WEFT_ADAM_CONTROL));
     for (int i = 1; i < n->n_in; i += WEFT_SLOT_SIZE)
         WEFT_TRY(check_slot(g, n, n->in + i));
     return weft_output(g, n, 0, WEFT_I32, 0, NULL);
@@ -210,10 +204,7 @@ _Static_assert(offsetof(weft_adam_slot, given) == WEFT_SLOT_GIVEN * sizeof(weft_
                "a slot begins with what the node reads of it");
 
 weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n) {
-    if (n < 1) {
-        weft_graph_fail(g, "adamw: there is no parameter to update");
-        return NULL;
-    }
+    if (n < 1) return weft_graph_refuse(g, "adamw: there is no parameter to update");
     int64_t most = 1 + (int64_t)n * WEFT_SLOT_SIZE;
     weft_tensor **in = most <= INT32_MAX ? tensor_list(g, most) : NULL;
     double *rates = weft_graph_alloc(g, (size_t)n * sizeof *rates);
@@ -240,10 +231,10 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
 static const double NEWTON_A = 3.4445, NEWTON_B = -4.7750, NEWTON_C = 2.0315;
 enum { NEWTON_ROUNDS = 5 };
 
-static weft_status muon_direction_infer(weft_graph *g, weft_node *n) {
+INFER(muon_direction) {
     const weft_muon_attr *attr = n->attr;
     const weft_tensor *control = n->in[0];
-    WEFT_TRY(weft_check_shape(g, n, "control", control, 1, (int64_t[]){WEFT_ADAM_CONTROL}));
+    WEFT_TRY(weft_check_dims(g, n, "control", control, WEFT_ADAM_CONTROL));
     for (int i = 0; i < n->n_in - 1; i += WEFT_MUON_DIRECTION_SIZE) {
         const weft_tensor *grad = n->in[WEFT_MUON_GRAD + i], *m = n->in[WEFT_MUON_M + i];
         WEFT_TRY(check_moment(g, n, "m", m, m));
@@ -255,13 +246,12 @@ static weft_status muon_direction_infer(weft_graph *g, weft_node *n) {
         return weft_graph_fail(g, "muon: the momentum is %g, but it must be at least 0 and below 1",
                                attr->momentum);
     const weft_muon_piece *last = &attr->piece[attr->n - 1];
-    return weft_output(g, n, 0, attr->dtype, 3,
-                       (int64_t[]){last->at + last->count, attr->rows, attr->columns});
+    return weft_output_of(g, n, 0, attr->dtype, last->at + last->count, attr->rows, attr->columns);
 }
 
 DEFINE_OP(muon_direction, .infer = muon_direction_infer, .side_effect = true);
 
-static weft_status muon_step_infer(weft_graph *g, weft_node *n) {
+INFER(muon_step) {
     for (int i = 0; i < n->n_in - WEFT_MUON_PARAM; i += WEFT_MUON_STEP_SIZE) {
         const weft_tensor *param = n->in[WEFT_MUON_PARAM + i];
         WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
@@ -395,7 +385,7 @@ void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots,
     }
 }
 
-static weft_status zero_masked_infer(weft_graph *g, weft_node *n) {
+INFER(zero_masked) {
     for (int i = 0; i < n->n_in; i += WEFT_MASKED_SIZE) {
         const weft_tensor *param = n->in[i + WEFT_MASKED_PARAM],
                           *mask = n->in[i + WEFT_MASKED_MASK];
@@ -404,8 +394,7 @@ static weft_status zero_masked_infer(weft_graph *g, weft_node *n) {
         WEFT_TRY(check_half(g, n, "a copy", n->in[i + WEFT_MASKED_COPY], param));
         WEFT_TRY(weft_check_same(g, n, "a mask", mask, "its parameter", param));
         if (mask->dtype != WEFT_I8)
-            return weft_graph_fail(g, "zero_masked: a mask is %s, but it must be i8",
-                                   weft_tensor_describe(mask));
+            return REFUSE("a mask is %s, but it must be i8", weft_tensor_describe(mask));
     }
     return WEFT_OK;
 }

@@ -4,26 +4,22 @@
 
 #include "ops/define.h"
 
-static weft_status rope_infer(weft_graph *g, weft_node *n) {
+INFER(rope) {
     const weft_rope_attr *attr = n->attr;
-    const weft_tensor *x = n->in[0], *start = n->in[1];
+    const weft_tensor *x = n->in[0];
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (attr->width < 2 || attr->width % 2 != 0 || attr->width > x->shape[3])
-        return weft_graph_fail(
-            g, "rope: a width of %lld, but x is %s; it must be even and at most the last dimension",
+        return REFUSE(
+            "a width of %lld, but x is %s; it must be even and at most the last dimension",
             (long long)attr->width, weft_tensor_describe(x));
     if (!(attr->law.base >= 1) || !(attr->law.factor >= 1) || !(attr->law.amplitude > 0))
-        return weft_graph_fail(g,
-                               "rope: a base of %g, a factor of %g and an amplitude of %g; base "
-                               "and factor must be at least 1, the amplitude above 0",
-                               attr->law.base, attr->law.factor, attr->law.amplitude);
+        return REFUSE("a base of %g, a factor of %g and an amplitude of %g; base "
+                      "and factor must be at least 1, the amplitude above 0",
+                      attr->law.base, attr->law.factor, attr->law.amplitude);
     if (attr->heads < 1 || attr->heads > x->shape[2])
-        return weft_graph_fail(g, "rope: %lld heads to rotate, but x is %s [B, T, H, D]",
-                               (long long)attr->heads, weft_tensor_describe(x));
-    if (start) {
-        WEFT_TRY(weft_check_int(g, n, "start", start));
-        WEFT_TRY(weft_check_shape(g, n, "start", start, 1, (int64_t[]){x->shape[0]}));
-    }
+        return REFUSE("%lld heads to rotate, but x is %s [B, T, H, D]", (long long)attr->heads,
+                      weft_tensor_describe(x));
+    WEFT_TRY(weft_check_places(g, n, "start", n->in[1], 1, x->shape));
     return weft_output_like(g, n, 0, x->dtype, x);
 }
 

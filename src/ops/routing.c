@@ -19,17 +19,16 @@ static weft_status check_queries_and_keys(weft_graph *g, const weft_node *n,
     if (a->packed) {
         WEFT_TRY(weft_check_ndim(g, n, "qkv", q, 3));
         if (q->shape[2] == (a->heads + 2 * a->kv_heads) * a->dqk) return WEFT_OK;
-        return weft_graph_fail(g,
-                               "%s: qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
-                               "%lld query and %lld key heads",
-                               n->op->name, weft_tensor_describe(q), (long long)a->heads,
-                               (long long)a->kv_heads, (long long)a->heads, (long long)a->kv_heads);
+        return REFUSE("qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
+                      "%lld query and %lld key heads",
+                      weft_tensor_describe(q), (long long)a->heads, (long long)a->kv_heads,
+                      (long long)a->heads, (long long)a->kv_heads);
     }
     WEFT_TRY(weft_check_ndim(g, n, "q", q, 4));
     WEFT_TRY(weft_check_ndim(g, n, "k", k, 4));
     if (k->dtype != q->dtype || k->shape[0] != q->shape[0] || k->shape[3] != q->shape[3])
-        return weft_graph_fail(g, "%s: q is %s, but k is %s; batch, width and type must agree",
-                               n->op->name, weft_tensor_describe(q), weft_tensor_describe(k));
+        return REFUSE("q is %s, but k is %s; batch, width and type must agree",
+                      weft_tensor_describe(q), weft_tensor_describe(k));
     return WEFT_OK;
 }
 
@@ -37,31 +36,25 @@ static weft_status check_queries_and_keys(weft_graph *g, const weft_node *n,
 static weft_status check_score(weft_graph *g, const weft_node *n) {
     const weft_attention_attr *a = &((const weft_route_attr *)n->attr)->score;
     const weft_tensor *q = n->in[WEFT_ATTN_Q], *lse = n->in[WEFT_ROUTE_LSE];
-    if (!lse) return weft_graph_fail(g, "%s: lse is missing", n->op->name);
+    if (!lse) return REFUSE("lse is missing");
     WEFT_TRY(check_queries_and_keys(g, n, a));
     WEFT_TRY(weft_score_check(g, n, a));
-    if (!a->causal && a->pos != WEFT_POS_NONE)
-        return weft_graph_fail(g, "%s: positions need a causal attention", n->op->name);
+    if (!a->causal && a->pos != WEFT_POS_NONE) return REFUSE("positions need a causal attention");
     if (a->keys != a->queries)
-        return weft_graph_fail(g, "%s: q is %s, but k is %s; there must be as many keys as queries",
-                               n->op->name, weft_tensor_describe(q),
-                               weft_tensor_describe(n->in[WEFT_ATTN_K]));
+        return REFUSE("q is %s, but k is %s; there must be as many keys as queries",
+                      weft_tensor_describe(q), weft_tensor_describe(n->in[WEFT_ATTN_K]));
     WEFT_TRY(weft_check_stat(g, n, "lse", lse, q));
-    return weft_check_shape(g, n, "lse", lse, 3, (int64_t[]){a->batch, a->heads, a->queries});
+    return weft_check_dims(g, n, "lse", lse, a->batch, a->heads, a->queries);
 }
 
-static int64_t score_flops(const weft_node *n) {
-    return weft_score_flops(&((const weft_route_attr *)n->attr)->score);
-}
+DEFINE_FLOPS(score, weft_score_flops(&((const weft_route_attr *)n->attr)->score))
 
 /* route_topk */
 
-static weft_status route_topk_infer(weft_graph *g, weft_node *n) {
+INFER(route_topk) {
     const weft_route_attr *a = n->attr;
     WEFT_TRY(check_score(g, n));
-    if (a->k < 1)
-        return weft_graph_fail(g, "%s: k is %lld, but it must be at least 1", n->op->name,
-                               (long long)a->k);
+    if (a->k < 1) return REFUSE("k is %lld, but it must be at least 1", (long long)a->k);
     int64_t shape[] = {a->score.batch, a->score.queries, a->k};
     weft_node_output(g, n, 0, WEFT_I32, 3, shape);
     return weft_output(g, n, 1, weft_stat_dtype(n->in[WEFT_ATTN_Q]), 3, shape);
@@ -90,16 +83,15 @@ static weft_status check_gathered(weft_graph *g, const weft_node *n, const char 
     WEFT_TRY(weft_check_float_of(g, n, name, h, 3));
     WEFT_TRY(weft_check_stat(g, n, "weight", n->in[WEFT_GATHER_WEIGHT], h));
     if (index->shape[0] != h->shape[0])
-        return weft_graph_fail(g, "%s: %s is %s, but index is %s; the batch must agree",
-                               n->op->name, name, weft_tensor_describe(h),
-                               weft_tensor_describe(index));
+        return REFUSE("%s is %s, but index is %s; the batch must agree", name,
+                      weft_tensor_describe(h), weft_tensor_describe(index));
     if (h->shape[1] >= INT32_MAX)
-        return weft_graph_fail(g, "%s: %s is %s; a sequence may have %d positions at most",
-                               n->op->name, name, weft_tensor_describe(h), INT32_MAX - 1);
+        return REFUSE("%s is %s; a sequence may have %d positions at most", name,
+                      weft_tensor_describe(h), INT32_MAX - 1);
     return WEFT_OK;
 }
 
-static weft_status route_gather_infer(weft_graph *g, weft_node *n) {
+INFER(route_gather) {
     const weft_tensor *h = n->in[WEFT_GATHER_H], *second = n->in[WEFT_GATHER_SECOND];
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     WEFT_TRY(weft_check_int(g, n, "index", index));
@@ -109,17 +101,16 @@ static weft_status route_gather_infer(weft_graph *g, weft_node *n) {
     if (second) {
         WEFT_TRY(check_gathered(g, n, "second", second));
         if (second->dtype != h->dtype || second->shape[1] != h->shape[1])
-            return weft_graph_fail(g, "%s: h is %s, but second is %s; all but the width must agree",
-                                   n->op->name, weft_tensor_describe(h),
-                                   weft_tensor_describe(second));
+            return REFUSE("h is %s, but second is %s; all but the width must agree",
+                          weft_tensor_describe(h), weft_tensor_describe(second));
     }
     if (index->shape[1] * index->shape[2] > INT32_MAX)
-        return weft_graph_fail(g, "%s: index is %s; a sequence may have %d entries at most",
-                               n->op->name, weft_tensor_describe(index), INT32_MAX);
+        return REFUSE("index is %s; a sequence may have %d entries at most",
+                      weft_tensor_describe(index), INT32_MAX);
     for (int i = 0; i < (second ? 2 : 1); i++)
         weft_node_output(
-            g, n, i, h->dtype, 3,
-            (int64_t[]){h->shape[0], index->shape[1], weft_gather_input(n, i)->shape[2]});
+            g, n, i, h->dtype,
+            WEFT_DIMS(h->shape[0], index->shape[1], weft_gather_input(n, i)->shape[2]));
     return weft_graph_status(g);
 }
 
@@ -154,13 +145,12 @@ static int64_t route_gather_flops(const weft_node *n) {
 DEFINE_OP(route_gather, .infer = route_gather_infer, .grad = route_gather_grad,
           .flops = route_gather_flops);
 
-static weft_status route_gather_back_infer(weft_graph *g, weft_node *n) {
+INFER(route_gather_back) {
     const weft_route_gather_attr *a = n->attr;
     for (int i = 0; i < 2; i++) {
         const weft_tensor *dc = weft_gather_input(n, i);
         if (dc)
-            weft_node_output(g, n, i, dc->dtype, 3,
-                             (int64_t[]){dc->shape[0], a->keys, dc->shape[2]});
+            weft_node_output(g, n, i, dc->dtype, WEFT_DIMS(dc->shape[0], a->keys, dc->shape[2]));
     }
     return weft_graph_status(g);
 }
@@ -169,10 +159,8 @@ DEFINE_OP(route_gather_back, .infer = route_gather_back_infer, .flops = route_ga
 
 weft_tensor *weft_route_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
                                weft_tensor *weight) {
-    weft_tensor *in[] = {h, index, weight, NULL};
-    weft_node *n = weft_graph_append(g, &weft_op_route_gather, in, WEFT_GATHER_INPUTS,
-                                     WEFT_GATHER_SECOND, 1, NULL, 0);
-    return n ? n->out[0] : NULL;
+    return weft_append_some(g, &weft_op_route_gather, NULL, 0, WEFT_GATHER_SECOND, h, index, weight,
+                            NULL);
 }
 
 weft_route_pair weft_route_gather_pair(weft_graph *g, weft_tensor *first, weft_tensor *second,
@@ -185,17 +173,15 @@ weft_route_pair weft_route_gather_pair(weft_graph *g, weft_tensor *first, weft_t
 
 /* route_dense */
 
-static weft_status route_dense_infer(weft_graph *g, weft_node *n) {
+INFER(route_dense) {
     const weft_route_attr *a = n->attr;
     const weft_tensor *h = n->in[WEFT_ROUTE_H];
     WEFT_TRY(check_score(g, n));
-    if (!h) return weft_graph_fail(g, "%s: h is missing", n->op->name);
+    if (!h) return REFUSE("h is missing");
     WEFT_TRY(weft_check_float_of(g, n, "h", h, 3));
-    WEFT_TRY(
-        weft_check_shape(g, n, "h", h, 3, (int64_t[]){a->score.batch, a->score.keys, a->width}));
+    WEFT_TRY(weft_check_dims(g, n, "h", h, a->score.batch, a->score.keys, a->width));
     if (a->mode == WEFT_ROUTE_RMS && !(a->threshold >= 0))
-        return weft_graph_fail(g, "%s: the threshold is %g, but it must not be negative",
-                               n->op->name, a->threshold);
+        return REFUSE("the threshold is %g, but it must not be negative", a->threshold);
     int64_t rows[] = {a->score.batch, a->score.queries, a->width};
     weft_dtype stat = weft_stat_dtype(n->in[WEFT_ATTN_Q]);
     weft_node_output(g, n, 0, h->dtype, 3, rows);
@@ -211,10 +197,9 @@ GRAD(route_dense) {
     in[WEFT_ROUTE_H] = d_out[0];
     in[WEFT_ROUTE_FLOOR] = n->out[1];
     in[WEFT_ROUTE_FACTOR] = n->out[2];
-    weft_node *back =
-        weft_graph_append(g, &weft_op_route_dense_back, in, WEFT_ROUTE_DENSE_BACK_INPUTS, 1, 1,
-                          n->attr, sizeof(weft_route_attr));
-    if (back) d_in[WEFT_ROUTE_H] = back->out[0];
+    d_in[WEFT_ROUTE_H] =
+        weft_append_list(g, &weft_op_route_dense_back, n->attr, sizeof(weft_route_attr), 1,
+                         WEFT_ROUTE_DENSE_BACK_INPUTS, in);
     return weft_graph_status(g);
 }
 
@@ -226,10 +211,10 @@ static int64_t route_dense_flops(const weft_node *n) {
 DEFINE_OP(route_dense, .infer = route_dense_infer, .grad = route_dense_grad,
           .flops = route_dense_flops);
 
-static weft_status route_dense_back_infer(weft_graph *g, weft_node *n) {
+INFER(route_dense_back) {
     const weft_route_attr *a = n->attr;
-    return weft_output(g, n, 0, n->in[WEFT_ROUTE_H]->dtype, 3,
-                       (int64_t[]){a->score.batch, a->score.keys, a->width});
+    return weft_output_of(g, n, 0, n->in[WEFT_ROUTE_H]->dtype, a->score.batch, a->score.keys,
+                          a->width);
 }
 
 DEFINE_OP(route_dense_back, .infer = route_dense_back_infer, .flops = route_dense_flops);
