@@ -1,9 +1,7 @@
 /* What becomes part of a product: where, and what becomes of the graph. */
 #include "generate/fold.h"
 
-#include "ops/activation.h"
-#include "ops/gated.h"
-#include "ops/norm.h"
+#include "ops/all.h"
 
 typedef struct {
     weft_graph *graph;

@@ -1,6 +1,5 @@
 /* A generator: what it is opened with and refuses, and the lives of its sequences. What a step does with
  * them is in token.c. */
-#include "base/scope.h"
 #include "base/text.h"
 #include "data/tokenizer.h"
 #include "generate/generator_internal.h"

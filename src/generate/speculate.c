@@ -16,7 +16,6 @@
  * are run in powers of two) what promises most for its time is drafted. p is 0.5 at first and moves by an
  * eighth with each token that is seen to be right or wrong; where nothing pays, one is tried in each sixteenth
  * step. */
-#include "base/scope.h"
 #include "generate/generator_internal.h"
 #include "model/kinds.h"
 

@@ -41,6 +41,12 @@ static generation_weight *find_weight(const weft_generation_weights *w, const ch
     return NULL;
 }
 
+static generation_weight *new_weight(weft_generation_weights *w, const weft_tensor *t) {
+    generation_weight *new = w->list + w->count++;
+    snprintf(new->name, sizeof new->name, "%s", t->name);
+    return new;
+}
+
 void *weft_generation_weights_at(const weft_generation_weights *w, const char *name) {
     const generation_weight *found = name ? find_weight(w, name) : NULL;
     return found ? found->data : NULL;
@@ -203,8 +209,7 @@ static weft_status make_parameter(weft_generation_weights *w, const weft_model *
     if (!weight || weight->dtype != t->dtype || weight->count != weft_tensor_count(t))
         return weft_fail(WEFT_EBUG, "generate: the graph's parameter '%s' is not the model's",
                          t->name);
-    generation_weight *to = w->list + w->count++;
-    snprintf(to->name, sizeof to->name, "%s", t->name);
+    generation_weight *to = new_weight(w, t);
     reading r;
     weft_dtype dtype = choose_dtype(&m->config, g, t, &r);
     to->table = (r.table || !r.other) && !r.product;
@@ -223,8 +228,7 @@ static weft_status make_derived(weft_generation_weights *w, const weft_model *m,
     WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(d->tensor));
     if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", d->tensor->name);
     WEFT_TRY(form_derived(m, w->backend, pool, d, values));
-    generation_weight *to = w->list + w->count++;
-    snprintf(to->name, sizeof to->name, "%s", d->tensor->name);
+    generation_weight *to = new_weight(w, d->tensor);
     reading r;
     return keep_values(w, to, d->tensor, values, choose_dtype(&m->config, g, d->tensor, &r));
 }
@@ -332,8 +336,7 @@ static weft_status read_floats(const fold_sources *s, const weft_tensor *t, floa
 /* Keeps floats as what a tensor of the graph is. */
 static weft_status keep_floats(weft_generation_weights *w, const weft_tensor *t, float *values) {
     if (!t || find_weight(w, t->name)) return WEFT_OK;
-    generation_weight *to = w->list + w->count++;
-    snprintf(to->name, sizeof to->name, "%s", t->name);
+    generation_weight *to = new_weight(w, t);
     weft_tensor wide = *t;
     wide.dtype = WEFT_F32;
     return keep_values(w, to, &wide, values, t->dtype);

@@ -8,12 +8,6 @@
 #include "base/text.h"
 #include "model/builder.h"
 #include "model/cached.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/embedding.h"
-#include "ops/gaussian.h"
-#include "ops/heads.h"
-#include "ops/linear.h"
 
 weft_status weft_cached_check(const weft_config *c) {
     const weft_mix mixes[] = {

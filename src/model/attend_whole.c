@@ -1,11 +1,6 @@
 /* Attention over whole sequences, and all else by which rows depend on other tokens there: row t of
  * a sequence is its token t, and what it sees are rows of the same tensors. */
 #include "model/builder.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/gaussian.h"
-#include "ops/heads.h"
-#include "ops/time.h"
 
 static weft_tensor *attend(builder *b, const builder_keys *keys) {
     weft_score *score = &b->score;

@@ -7,9 +7,6 @@
  * it goes with this as it does with that. Each head learns log τ from -½ log D on: cosines of random
  * vectors are about 1/√D, and their scores start at about 1, as those of dot do. */
 #include "model/builder.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/norm.h"
 
 static weft_tensor *build_cosine(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;

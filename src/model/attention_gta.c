@@ -7,7 +7,6 @@
  * Queries are rotated in their second half. The cache holds KV D + D/2 numbers a token and layer. */
 #include "model/builder.h"
 #include "model/units.h"
-#include "ops/heads.h"
 
 /* q with the second half of each head first, where rotations begin; so are the keys here. */
 static weft_tensor *swap_halves(builder *b, weft_tensor *q) {

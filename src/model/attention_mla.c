@@ -17,10 +17,6 @@
 #include "model/builder.h"
 #include "model/step.h"
 #include "model/units.h"
-#include "ops/gaussian.h"
-#include "ops/heads.h"
-#include "ops/linear.h"
-#include "ops/norm.h"
 
 static weft_tensor *query_map(builder *b) {
     int64_t latent = b->c->ra_mla_latent_dim;

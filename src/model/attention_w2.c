@@ -13,9 +13,6 @@
 #include "model/builder.h"
 #include "model/step.h"
 #include "model/units.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/gaussian.h"
 
 static const double TAU_EPS = 1e-6;
 

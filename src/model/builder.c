@@ -2,11 +2,6 @@
 #include "model/builder.h"
 
 #include "base/text.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/heads.h"
-#include "ops/linear.h"
-#include "ops/norm.h"
 
 static const double NORMAL_STD = 0.02;
 

@@ -17,8 +17,7 @@
 
 #include "model/kinds.h"
 #include "model/transformer.h"
-#include "ops/documents.h"
-#include "ops/routing.h"
+#include "ops/all.h"
 
 /* What a token leaves for later ones, and what is done to it when it is read. The rest of the score
  * (q, scale, positions) is in builder.score. */

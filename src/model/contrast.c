@@ -3,8 +3,6 @@
 
 #include "core/program.h"
 #include "model/builder.h"
-#include "ops/arith.h"
-#include "ops/loss.h"
 
 /* The loss of all contexts and its gradient. */
 typedef struct {

@@ -1,8 +1,6 @@
 /* Two matrices around a function of one element: GELU as in GPT-2; GELU computed by the error function and
  * not by tanh, as in GPT-NeoX; a squared ReLU (Primer, So et al. 2021). */
 #include "model/builder.h"
-#include "ops/activation.h"
-#include "ops/linear.h"
 
 static weft_tensor *build_map(builder *b, weft_tensor *x, weft_act act) {
     weft_tensor *w = matrix(b, "ffn.fc.weight", init_normal(0.02), b->ffn, b->width);
@@ -16,13 +14,12 @@ static weft_tensor *build_gelu(builder *b, weft_tensor *x) {
     return weft_gelu(b->g, build_map(b, x, WEFT_ACT_NONE));
 }
 
-static weft_tensor *build_gelu_erf(builder *b, weft_tensor *x) {
-    return weft_gelu_erf(b->g, build_map(b, x, WEFT_ACT_NONE));
-}
-
-static weft_tensor *build_relu2(builder *b, weft_tensor *x) {
-    return weft_relu2(b->g, build_map(b, x, WEFT_ACT_NONE));
-}
+#define OF_ONE_ELEMENT(name)                                                                       \
+    static weft_tensor *build_##name(builder *b, weft_tensor *x) {                                 \
+        return weft_##name(b->g, build_map(b, x, WEFT_ACT_NONE));                                  \
+    }
+OF_ONE_ELEMENT(gelu_erf)
+OF_ONE_ELEMENT(relu2)
 
 #define FFN(name, ...)                                                                             \
     const weft_ffn_kind weft_ffn_##name = {                                                        \

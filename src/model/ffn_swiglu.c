@@ -1,7 +1,5 @@
 /* SwiGLU: one map's output is multiplied by the SiLU of another's. GeGLU: by the GELU. */
 #include "model/builder.h"
-#include "ops/activation.h"
-#include "ops/linear.h"
 
 gated_maps build_gated_maps(builder *b, weft_tensor *x) {
     weft_tensor *w1 = matrix(b, "ffn.w1.weight", init_normal(0.02), b->ffn, b->width);

@@ -9,12 +9,6 @@
  * in place of a short one a layer. */
 #include "model/builder.h"
 #include "model/contrast.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/heads.h"
-#include "ops/linear.h"
-#include "ops/loss.h"
-#include "ops/time.h"
 
 static const double VIEW_DROPOUT = 0.1;
 

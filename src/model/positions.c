@@ -1,6 +1,5 @@
 /* The kinds of positions. */
 #include "model/builder.h"
-#include "ops/rope.h"
 
 /* None: a causal model still sees how many tokens came before. */
 

@@ -13,11 +13,6 @@
  * Of low rank, W_c = up · down, and down is applied before the gathering: r numbers a token travel.
  * The dense modes rebuild the weights with each gathering, so they gather once, h' itself. */
 #include "model/builder.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/heads.h"
-#include "ops/linear.h"
-#include "ops/time.h"
 
 static weft_tensor *weight(builder *b, const char *name, int64_t out, int64_t in) {
     return matrix(b, name, init_normal(0.02), out, in);
@@ -168,18 +163,15 @@ static weft_tensor *gather(builder *b, weft_tensor *x) {
     return x;
 }
 
-/* Whether tokens are gathered behind the maps M that read h, as M W_c h'. Where products of weights
- * are formed once, what travels between tokens decides, since it is what a cache holds. */
-static bool gathers_behind(const builder *b, int64_t rank, bool cheap) {
-    if (b->attend->joined) return rank >= map_rows(b);
-    return cheap && !b->c->cross_rank && !gathers_once(b);
-}
-
 /* Adds what comes from the tokens before. */
 static void cross_tokens(builder *b, hidden_sum *sum) {
     const weft_config *c = b->c;
     int64_t rank = c->cross_rank ? c->cross_rank : b->ffn;
-    bool cheap = cheap_form_pays(b, map_rows(b), rank), behind = gathers_behind(b, rank, cheap);
+    bool cheap = cheap_form_pays(b, map_rows(b), rank);
+    /* Whether tokens are gathered behind the maps M that read h, as M W_c h'. Where products of weights are
+     * formed once, what travels between tokens decides, since it is what a cache holds. */
+    bool behind =
+        b->attend->joined ? rank >= map_rows(b) : cheap && !c->cross_rank && !gathers_once(b);
     weft_tensor *down = NULL;
     if (c->cross_rank) {
         down = weight(b, "ffn.cross_down.weight", rank, b->ffn);
@@ -223,12 +215,6 @@ static weft_tensor *apply_map(builder *b, const hidden_sum *sum, weft_tensor *ma
     return added ? weft_add(b->g, y, added) : y;
 }
 
-/* In generation with bf16 what is gathered has another type, and no product adds it: then all products
- * that read h' stand beside each other, and a backend can make them at once. */
-static bool reads_at_once(const builder *b) {
-    return b->attend->joined && b->dtype == WEFT_BF16;
-}
-
 /* Gathers what the two maps made, in place. Nobody reads the last layer's gates, and nothing should
  * be gathered for them. */
 static void gather_behind(builder *b, weft_tensor **to_gate, weft_tensor **to_out) {
@@ -270,7 +256,9 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     if (sum.cross) {
         if (w_gate) to_gate = read_crossed(b, &sum, w_gate);
         to_out = read_crossed(b, &sum, w_out);
-        if (reads_at_once(b)) {
+        /* In generation with bf16 what is gathered has another type, and no product adds it: then all products
+         * that read h' stand beside each other, and a backend can make them at once. */
+        if (b->attend->joined && b->dtype == WEFT_BF16) {
             if (w_gate) gate = read_hidden(b, &sum, w_gate, NULL);
             out = read_hidden(b, &sum, w_out, bias);
         }

@@ -87,9 +87,7 @@ typedef struct {
 } score_values;
 
 static void end_values(score_values *v) {
-    void *const all[] = {v->q, v->k, v->n, v->scale, v->beta, v->log_tau, v->rel, v->first};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        free(all[i]);
+    WEFT_FREE(v->q, v->k, v->n, v->scale, v->beta, v->log_tau, v->rel, v->first);
 }
 
 static weft_status read_values(const weft_session *s, const weft_tensor *t, double **out) {

@@ -5,12 +5,6 @@
 
 #include "core/program.h"
 #include "model/builder.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/embedding.h"
-#include "ops/linear.h"
-#include "ops/loss.h"
-#include "ops/norm.h"
 
 static const double NORMAL_STD = 0.02;
 
@@ -75,23 +69,21 @@ static void note_inside(builder *b) {
     };
 }
 
-weft_tensor *attention_bias(builder *b, const char *name, int64_t size) {
+/* Whether attention's projections have a bias: that of the output, or the others. */
+static bool has_bias(const builder *b, bool output) {
     int asked = b->c->attention_bias;
-    bool there = asked == WEFT_ATTENTION_BIAS_QKV || asked == WEFT_ATTENTION_BIAS_ALL;
-    if (asked == WEFT_ATTENTION_BIAS_AUTO) there = b->attention->biased && b->c->bias;
-    return there ? builder_vector(b, name, init_constant(0), size) : NULL;
+    if (asked == WEFT_ATTENTION_BIAS_AUTO) return b->attention->biased && b->c->bias;
+    return asked == WEFT_ATTENTION_BIAS_ALL || (asked == WEFT_ATTENTION_BIAS_QKV && !output);
+}
+
+weft_tensor *attention_bias(builder *b, const char *name, int64_t size) {
+    return has_bias(b, false) ? builder_vector(b, name, init_constant(0), size) : NULL;
 }
 
 weft_tensor *ffn_bias(builder *b, const char *name, int64_t size) {
     const weft_ffn_kind *kind = b->ffn_kind;
     bool there = kind->biased ? b->c->bias : kind->may_be_biased && b->c->ffn_bias;
     return there ? builder_vector(b, name, init_constant(0), size) : NULL;
-}
-
-static bool has_output_bias(const builder *b) {
-    if (b->c->attention_bias != WEFT_ATTENTION_BIAS_AUTO)
-        return b->c->attention_bias == WEFT_ATTENTION_BIAS_ALL;
-    return b->attention->biased && b->c->bias;
 }
 
 /* ATTENTION_GATE's logits [B, T, H] or [B, T, H D] from what attention reads; NULL: there is no gate. */
@@ -145,7 +137,7 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     if (own && !by_head) o = weft_sigmoid_mul(b->g, o, own);
     weft_tensor *w = matrix(b, "attn.out.weight", init_residual(b), b->width, b->inner);
     weft_tensor *bias = NULL;
-    if (has_output_bias(b)) bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
+    if (has_bias(b, true)) bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
     o = weft_linear(b->g, o, w, bias, WEFT_ACT_NONE);
     if (again) weft_graph_recompute_end(b->g);
     b->out->attention_flops += flops_of(b->g, first, NULL);

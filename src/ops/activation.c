@@ -36,9 +36,9 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x) {
         g, "'%s' is none of the operations of one element:" WEFT_UNARY_OPS(NAME, ), name);
 }
 
-INFER(product) {
+INFER(product, void, a) {
     WEFT_TRY(weft_check_pair(g, n));
-    return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
+    return weft_output_like(g, n, 0, a->dtype, a);
 }
 
 #define GATE(X, op, ...)                                                                           \
@@ -50,11 +50,10 @@ WEFT_GATE_OPS(GATE, )
 
 /* softplus */
 
-INFER(softplus) {
-    int64_t start = ((const weft_softplus_attr *)n->attr)->start;
-    if (start < 0 || start > weft_tensor_width(n->in[0]))
-        return REFUSE("start %lld is outside x's last dimension, %s", (long long)start,
-                      weft_tensor_describe(n->in[0]));
+INFER(softplus, weft_softplus_attr, x) {
+    if (attr->start < 0 || attr->start > weft_tensor_width(x))
+        return REFUSE("start %lld is outside x's last dimension, %s", (long long)attr->start,
+                      weft_tensor_describe(x));
     return weft_infer_like_first(g, n);
 }
 
@@ -68,8 +67,8 @@ DEFINE_APPEND_WITH(softplus, (weft_tensor * x, int64_t start, double floor),
 
 /* gate_mix */
 
-INFER(gate_mix) {
-    const weft_tensor *o = n->in[0], *gate = n->in[1];
+INFER(gate_mix, void, o) {
+    const weft_tensor *gate = n->in[1];
     WEFT_TRY(weft_check_float(g, n, "o", o));
     WEFT_TRY(weft_check_float(g, n, "gate", gate));
     WEFT_TRY(weft_check_ndim(g, n, "o", o, 4));
@@ -97,12 +96,10 @@ DEFINE_APPEND_WITH(gate_mix, (weft_tensor * o, weft_tensor *gate, double alpha),
  * The gradient is the same operation on dy; the attributes carry the site, so it draws the same
  * numbers. */
 
-INFER(dropout) {
-    const weft_tensor *x = n->in[0];
-    double p = ((const weft_dropout_attr *)n->attr)->p;
+INFER(dropout, weft_dropout_attr, x) {
     WEFT_TRY(weft_check_float(g, n, "x", x));
-    if (!(p >= 0 && p < 1))
-        return REFUSE("p is %g on %s, but it must be at least 0 and below 1", p,
+    if (!(attr->p >= 0 && attr->p < 1))
+        return REFUSE("p is %g on %s, but it must be at least 0 and below 1", attr->p,
                       weft_tensor_describe(x));
     if (x->ndim < 1)
         return REFUSE("x is %s, but its first dimension must be the batch",

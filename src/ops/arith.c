@@ -15,10 +15,9 @@
 
 /* fill */
 
-INFER(fill) {
-    const weft_fill_attr *a = n->attr;
-    if (a->dtype == WEFT_I32) return REFUSE("makes f32, f64 or bf16, not i32");
-    return weft_output(g, n, 0, a->dtype, a->ndim, a->shape);
+INFER(fill, weft_fill_attr, none) {
+    if (attr->dtype == WEFT_I32) return REFUSE("makes f32, f64 or bf16, not i32");
+    return weft_output(g, n, 0, attr->dtype, attr->ndim, attr->shape);
 }
 
 DEFINE_OP(fill, .infer = fill_infer);
@@ -39,8 +38,8 @@ const weft_autodiff weft_autodiff_ops = {.add = weft_add, .ones = ones_like};
 
 /* add */
 
-INFER(add) {
-    const weft_tensor *a = n->in[0], *b = n->in[1];
+INFER(add, void, a) {
+    const weft_tensor *b = n->in[1];
     WEFT_TRY(weft_check_float(g, n, "a", a));
     WEFT_TRY(weft_check_float(g, n, "b", b));
     bool fits = b->ndim <= a->ndim;
@@ -87,9 +86,8 @@ DEFINE_APPEND_WITH(scale, (weft_tensor * a, double alpha), (weft_alpha_attr){alp
 
 /* cast */
 
-INFER(cast) {
-    const weft_tensor *a = n->in[0];
-    weft_dtype to = ((const weft_cast_attr *)n->attr)->to;
+INFER(cast, weft_cast_attr, a) {
+    weft_dtype to = attr->to;
     WEFT_TRY(weft_check_float(g, n, "a", a));
     if (a->dtype == WEFT_F64 || (to != WEFT_F32 && to != WEFT_BF16))
         return REFUSE("%s to %s; only f32 and bf16 are converted", weft_tensor_describe(a),
@@ -108,9 +106,9 @@ weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {
 
 /* dot */
 
-INFER(dot) {
+INFER(dot, void, a) {
     WEFT_TRY(weft_check_pair(g, n));
-    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
+    return weft_output(g, n, 0, weft_stat_dtype(a), 0, NULL);
 }
 
 DEFINE_GRAD_OF_TWO(dot)
@@ -120,9 +118,9 @@ DEFINE_APPEND(dot, (weft_tensor * a, weft_tensor *b), a, b)
 
 /* sum_squares */
 
-INFER(sum_squares) {
-    WEFT_TRY(weft_check_float(g, n, "x", n->in[0]));
-    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
+INFER(sum_squares, void, x) {
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    return weft_output(g, n, 0, weft_stat_dtype(x), 0, NULL);
 }
 
 DEFINE_GRAD(sum_squares, sizeof(weft_alpha_attr), n->in[0])
@@ -132,12 +130,10 @@ DEFINE_APPEND_WITH(sum_squares, (weft_tensor * x, double factor), (weft_alpha_at
 
 /* row_squares */
 
-INFER(row_squares) {
-    const weft_tensor *x = n->in[0];
-    int64_t start = ((const weft_row_squares_attr *)n->attr)->start;
+INFER(row_squares, weft_row_squares_attr, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
-    if (start < 0 || start > x->shape[3])
-        return REFUSE("start %lld is outside x's last dimension, %s", (long long)start,
+    if (attr->start < 0 || attr->start > x->shape[3])
+        return REFUSE("start %lld is outside x's last dimension, %s", (long long)attr->start,
                       weft_tensor_describe(x));
     return weft_output_of(g, n, 0, weft_stat_dtype(x), x->shape[0], x->shape[2], x->shape[1]);
 }

@@ -125,13 +125,13 @@ static weft_status check_projections(weft_graph *g, const weft_node *n) {
     return weft_check_dims(g, n, "v", v, a->batch, a->keys, a->kv_heads, a->dv);
 }
 
-INFER(attention) {
-    const weft_attention_attr *a = n->attr;
+INFER(attention, weft_attention_attr, q) {
     WEFT_TRY(check_projections(g, n));
-    WEFT_TRY(weft_score_check(g, n, a));
-    weft_tensor *q = n->in[WEFT_ATTN_Q];
-    weft_node_output(g, n, 0, q->dtype, WEFT_DIMS(a->batch, a->queries, a->heads, a->dv));
-    weft_node_output(g, n, 1, weft_stat_dtype(q), WEFT_DIMS(a->batch, a->heads, a->queries));
+    WEFT_TRY(weft_score_check(g, n, attr));
+    weft_node_output(g, n, 0, q->dtype,
+                     WEFT_DIMS(attr->batch, attr->queries, attr->heads, attr->dv));
+    weft_node_output(g, n, 1, weft_stat_dtype(q),
+                     WEFT_DIMS(attr->batch, attr->heads, attr->queries));
     return weft_graph_status(g);
 }
 
@@ -151,9 +151,9 @@ static int64_t attention_flops(const weft_node *n) {
 
 DEFINE_OP(attention, .infer = attention_infer, .grad = attention_grad, .flops = attention_flops);
 
-INFER(attention_back) {
+INFER(attention_back, void, d_o) {
     weft_tensor *const *forward = n->in + WEFT_ATTN_BACK_FIRST;
-    WEFT_TRY(weft_check_same(g, n, "d_o", n->in[0], "o", n->in[1]));
+    WEFT_TRY(weft_check_same(g, n, "d_o", d_o, "o", n->in[1]));
     for (int i = 0; i < WEFT_ATTN_BACK_OUTPUTS; i++)
         if (forward[i] && forward[i]->needs_grad)
             weft_node_output_like(g, n, i, forward[i]->dtype, forward[i]);

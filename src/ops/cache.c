@@ -58,8 +58,7 @@ static weft_status check_columns(weft_graph *g, const weft_node *n, const weft_t
                   (long long)(offset + width - 1), weft_tensor_describe(x), (long long)columns);
 }
 
-INFER(cache_write) {
-    const weft_cache_write_attr *attr = n->attr;
+INFER(cache_write, weft_cache_write_attr, position) {
     const weft_tensor *x = n->in[WEFT_CACHE_X], *extra = n->in[WEFT_CACHE_EXTRA];
     const weft_cache_part *part = &attr->part;
     WEFT_TRY(check_columns(g, n, x, attr->offset, part->heads * part->width));
@@ -123,8 +122,7 @@ static weft_status check_reading(weft_graph *g, const weft_node *n) {
                            attr->heads, attr->key.width);
 }
 
-INFER(cache_attention) {
-    const weft_cache_attention_attr *attr = n->attr;
+INFER(cache_attention, weft_cache_attention_attr, position) {
     const weft_tensor *q = n->in[WEFT_CACHE_X], *values = n->in[WEFT_CACHE_VALUES];
     WEFT_TRY(check_columns(g, n, q, 0, attr->heads * attr->key.width));
     WEFT_TRY(check_rows(g, n, q->shape[0]));
@@ -170,8 +168,7 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
     return (weft_cache_attended){n->out[0], n->out[1]};
 }
 
-INFER(cache_gather) {
-    const weft_cache_gather_attr *attr = n->attr;
+INFER(cache_gather, weft_cache_gather_attr, position) {
     const weft_tensor *weights = n->in[WEFT_CACHE_X];
     WEFT_TRY(weft_check_float(g, n, "weights", weights));
     WEFT_TRY(weft_check_ndim(g, n, "weights", weights, 2));
@@ -195,7 +192,7 @@ weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_
                             rows->position, rows->slot, rows->table, weights, cache, rows->first);
 }
 
-INFER(cache_mean) {
+INFER(cache_mean, void, position) {
     const weft_tensor *x = n->in[WEFT_CACHE_X], *sum = n->in[WEFT_CACHE_PAGES];
     WEFT_TRY(check_columns(g, n, x, 0, 1));
     WEFT_TRY(check_rows(g, n, x->shape[0]));

@@ -42,8 +42,17 @@ weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *
                                   weft_tensor **d_in, int n_out, int required, int n_in,
                                   weft_tensor *const *in);
 
-/* The heads of OP_infer and OP_grad: GRAD(op) { ... }. */
-#define INFER(op) static weft_status op##_infer(weft_graph *g, weft_node *n)
+/* The heads of OP_infer, which has its attributes of that type as `attr` and its first input under a name,
+ * INFER(op, type, x) { ... }, and of OP_grad: GRAD(op) { ... }. */
+#define INFER(op, type, first)                                                                     \
+    static weft_status op##_rule(weft_graph *g, weft_node *n, const type *attr,                    \
+                                 const weft_tensor *first);                                        \
+    static weft_status op##_infer(weft_graph *g, weft_node *n) {                                   \
+        return op##_rule(g, n, n->attr, n->in[0]);                                                 \
+    }                                                                                              \
+    static weft_status op##_rule(weft_graph *g, weft_node *n,                                      \
+                                 __attribute__((unused)) const type *attr,                         \
+                                 __attribute__((unused)) const weft_tensor *first)
 #define GRAD(op)                                                                                   \
     static weft_status op##_grad(weft_graph *g, __attribute__((unused)) const weft_node *n,        \
                                  weft_tensor *const *d_out, weft_tensor **d_in)

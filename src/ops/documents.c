@@ -3,8 +3,7 @@
 
 #include "ops/define.h"
 
-INFER(documents) {
-    const weft_tensor *tokens = n->in[0];
+INFER(documents, void, tokens) {
     WEFT_TRY(weft_check_int(g, n, "tokens", tokens));
     WEFT_TRY(weft_check_ndim(g, n, "tokens", tokens, 2));
     for (int i = 0; i < 2; i++)
@@ -20,7 +19,7 @@ weft_documents weft_find_documents(weft_graph *g, weft_tensor *tokens, int32_t e
     return n ? (weft_documents){n->out[0], n->out[1]} : (weft_documents){0};
 }
 
-INFER(cache_documents) {
+INFER(cache_documents, void, position) {
     const weft_tensor *tokens = n->in[WEFT_CACHE_X], *begun = n->in[WEFT_CACHE_PAGES];
     WEFT_TRY(weft_check_int(g, n, "tokens", tokens));
     WEFT_TRY(weft_check_dims(g, n, "tokens", tokens, n->in[WEFT_CACHE_SLOT]->shape[0], 1));

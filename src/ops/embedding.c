@@ -25,8 +25,8 @@ static weft_status check_positions(weft_graph *g, const weft_node *n) {
     return weft_check_places(g, n, "start", start, 1, ids->shape);
 }
 
-INFER(embed) {
-    const weft_tensor *wte = n->in[0], *ids = n->in[1];
+INFER(embed, void, wte) {
+    const weft_tensor *ids = n->in[1];
     WEFT_TRY(weft_check_float_of(g, n, "wte", wte, 2));
     WEFT_TRY(weft_check_int(g, n, "ids", ids));
     WEFT_TRY(weft_check_ndim(g, n, "ids", ids, 2));
@@ -56,9 +56,8 @@ GRAD(embed) {
 DEFINE_OP(embed, .infer = embed_infer, .grad = embed_grad);
 
 /* Both gradients: a table of attr->rows rows as wide as dy's. */
-INFER(table) {
-    const weft_embed_back_attr *attr = n->attr;
-    return weft_output_of(g, n, 0, attr->dtype, attr->rows, weft_tensor_width(n->in[0]));
+INFER(table, weft_embed_back_attr, dy) {
+    return weft_output_of(g, n, 0, attr->dtype, attr->rows, weft_tensor_width(dy));
 }
 
 DEFINE_IN_PLACE(over_addend, n->in[WEFT_EMBED_BACK_ADDEND] ? WEFT_EMBED_BACK_ADDEND : -1)

@@ -2,12 +2,7 @@
 #include "ops/fuse.h"
 
 #include "core/program.h"
-#include "ops/arith.h"
-#include "ops/attention.h"
-#include "ops/embedding.h"
-#include "ops/gated.h"
-#include "ops/list.h"
-#include "ops/norm.h"
+#include "ops/all.h"
 
 static const weft_matmul_attr *fuse_attr(const weft_node *product) {
     return product->attr;

@@ -31,9 +31,9 @@ static void output_numbers(weft_graph *g, weft_node *n) {
     weft_node_output(g, n, 1, weft_stat_dtype(x), WEFT_DIMS(x->shape[0], x->shape[2], x->shape[1]));
 }
 
-INFER(gaussian) {
+INFER(gaussian, void, x) {
     WEFT_TRY(check_heads(g, n));
-    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
+    weft_node_output_like(g, n, 0, x->dtype, x);
     if (n->n_out > 1) output_numbers(g, n);
     return weft_graph_status(g);
 }
@@ -55,8 +55,7 @@ weft_gaussian weft_gaussian_key(weft_graph *g, weft_tensor *x) {
     return n ? (weft_gaussian){n->out[0], n->out[1]} : (weft_gaussian){NULL, NULL};
 }
 
-INFER(overlap) {
-    const weft_tensor *x = n->in[0];
+INFER(overlap, void, x) {
     WEFT_TRY(check_heads(g, n));
     weft_node_output(g, n, 0, x->dtype,
                      WEFT_DIMS(x->shape[0], x->shape[1], x->shape[2], x->shape[3] / 2));

@@ -36,21 +36,20 @@ static weft_status check_part(weft_graph *g, const weft_node *n, int i) {
     return WEFT_OK;
 }
 
-INFER(head_columns) {
-    const weft_head_columns_attr *a = n->attr;
-    if (a->heads < 1 || a->slots < 1 || a->heads % a->slots)
-        return REFUSE("%lld heads do not share %lld slots", (long long)a->heads,
-                      (long long)a->slots);
+INFER(head_columns, weft_head_columns_attr, x) {
+    if (attr->heads < 1 || attr->slots < 1 || attr->heads % attr->slots)
+        return REFUSE("%lld heads do not share %lld slots", (long long)attr->heads,
+                      (long long)attr->slots);
     for (int i = 0; i < n->n_in; i++)
         WEFT_TRY(check_part(g, n, i));
-    const weft_tensor *x = n->in[0], *z = n->n_in > 1 ? n->in[1] : NULL;
-    for (int64_t h = 0; z && h < a->heads; h++) {
-        int64_t one = weft_columns_of(a, 0, x->shape[2], h).to;
-        int64_t other = weft_columns_of(a, 1, z->shape[2], h).to;
-        if (one < other + a->part[1].count && other < one + a->part[0].count)
+    const weft_tensor *z = n->n_in > 1 ? n->in[1] : NULL;
+    for (int64_t h = 0; z && h < attr->heads; h++) {
+        int64_t one = weft_columns_of(attr, 0, x->shape[2], h).to;
+        int64_t other = weft_columns_of(attr, 1, z->shape[2], h).to;
+        if (one < other + attr->part[1].count && other < one + attr->part[0].count)
             return REFUSE("both parts go to the same columns");
     }
-    return weft_output_of(g, n, 0, x->dtype, x->shape[0], x->shape[1], a->heads, a->width);
+    return weft_output_of(g, n, 0, x->dtype, x->shape[0], x->shape[1], attr->heads, attr->width);
 }
 
 GRAD(head_columns) {
@@ -67,11 +66,9 @@ GRAD(head_columns) {
 
 DEFINE_OP(head_columns, .infer = head_columns_infer, .grad = head_columns_grad);
 
-INFER(head_columns_back) {
-    const weft_head_columns_attr *a = n->attr;
-    const weft_tensor *dy = n->in[0];
-    return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], dy->shape[1], a->from_heads,
-                          a->from_width);
+INFER(head_columns_back, weft_head_columns_attr, dy) {
+    return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], dy->shape[1], attr->from_heads,
+                          attr->from_width);
 }
 
 DEFINE_OP(head_columns_back, .infer = head_columns_back_infer);
@@ -117,9 +114,8 @@ static weft_status check_rows(weft_graph *g, const weft_node *n, const char *wha
     return WEFT_OK;
 }
 
-INFER(rows) {
-    const weft_tensor *row = n->in[0];
-    int64_t width = ((const weft_head_attr *)n->attr)->width, own = weft_tensor_width(row);
+INFER(rows, weft_head_attr, row) {
+    int64_t width = attr->width, own = weft_tensor_width(row);
     if (n->op == &weft_op_head_pool)
         WEFT_TRY(check_rows(g, n, "x", own, width));
     else
@@ -153,9 +149,8 @@ GRAD(rows) {
 DEFINE_OP(head_pool, .infer = rows_infer, .grad = rows_grad, .inplace = weft_over_first);
 DEFINE_OP(head_spread, .infer = rows_infer, .grad = rows_grad, .inplace = weft_over_first);
 
-INFER(head_scale_back) {
-    int64_t heads = ((const weft_head_attr *)n->attr)->width;
-    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 1, &heads);
+INFER(head_scale_back, weft_head_attr, wide) {
+    return weft_output(g, n, 0, weft_stat_dtype(wide), 1, &attr->width);
 }
 
 DEFINE_OP(head_scale_back, .infer = head_scale_back_infer);
@@ -170,8 +165,7 @@ weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale,
 
 /* head_transpose */
 
-INFER(head_transpose) {
-    const weft_tensor *x = n->in[0];
+INFER(head_transpose, void, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     return weft_output_of(g, n, 0, x->dtype, x->shape[0], x->shape[2], x->shape[1]);
 }
@@ -183,8 +177,7 @@ DEFINE_APPEND(head_transpose, (weft_tensor * x), x)
 /* Stacks: y_i = x_i, and back dx_i = dy_i. unstack, the gradient, makes the parts that are wanted in
  * one node. Both copy: the parts are parameters, or are made at other times, and lie anywhere. */
 
-INFER(stack) {
-    const weft_tensor *first = n->in[0];
+INFER(stack, void, first) {
     if (first->ndim == WEFT_MAX_DIMS)
         return REFUSE("%s has as many dimensions as a tensor can have",
                       weft_tensor_describe(first));
@@ -211,9 +204,7 @@ GRAD(stack) {
 
 DEFINE_OP(stack, .infer = stack_infer, .grad = stack_grad);
 
-INFER(unstack) {
-    const weft_tensor *dy = n->in[0];
-    const weft_unstack_attr *attr = n->attr;
+INFER(unstack, weft_unstack_attr, dy) {
     for (int i = 0; i < n->n_out; i++)
         if (attr->wanted[i]) weft_node_output(g, n, i, dy->dtype, dy->ndim - 1, dy->shape + 1);
     return weft_graph_status(g);

@@ -153,8 +153,7 @@ static weft_status check_factors(weft_graph *g, const weft_node *n, const weft_m
 }
 
 /* What fusing gives a node is not looked at here: it takes over the results that were made. */
-INFER(matmul) {
-    const weft_matmul_attr *attr = n->attr;
+INFER(matmul, weft_matmul_attr, a) {
     weft_matmul_pair first = weft_matmul_pair_of(n, 0);
     const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS], *addend = n->in[WEFT_MATMUL_ADDEND];
     WEFT_TRY(check_factors(g, n, &first));
@@ -285,10 +284,9 @@ static int64_t matmul_flops(const weft_node *n) {
 DEFINE_OP(matmul, .infer = matmul_infer, .grad = matmul_grad, .inplace = over_addend,
           .flops = matmul_flops);
 
-INFER(bias_back) {
-    const weft_bias_back_attr *attr = n->attr;
-    WEFT_TRY(weft_check_float(g, n, "dy", n->in[0]));
-    return weft_output_of(g, n, 0, attr->dtype, weft_tensor_width(n->in[0]));
+INFER(bias_back, weft_bias_back_attr, dy) {
+    WEFT_TRY(weft_check_float(g, n, "dy", dy));
+    return weft_output_of(g, n, 0, attr->dtype, weft_tensor_width(dy));
 }
 
 DEFINE_OP(bias_back, .infer = bias_back_infer);

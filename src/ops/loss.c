@@ -25,8 +25,8 @@
 
 #include "ops/define.h"
 
-INFER(cross_entropy) {
-    const weft_tensor *x = n->in[0], *w = n->in[1], *targets = n->in[2];
+INFER(cross_entropy, void, x) {
+    const weft_tensor *w = n->in[1], *targets = n->in[2];
     WEFT_TRY(weft_check_float(g, n, "x", x));
     WEFT_TRY(weft_check_float(g, n, "w", w));
     WEFT_TRY(weft_check_int(g, n, "targets", targets));
@@ -96,7 +96,7 @@ DEFINE_FLOPS(cross_entropy,
 DEFINE_OP(cross_entropy, .infer = cross_entropy_infer, .grad = cross_entropy_grad,
           .flops = cross_entropy_flops);
 
-INFER(cross_entropy_back) {
+INFER(cross_entropy_back, void, x) {
     for (int i = 0; i < 2; i++)
         if (n->in[i]->needs_grad) weft_node_output_like(g, n, i, n->in[i]->dtype, n->in[i]);
     return weft_graph_status(g);
@@ -133,9 +133,7 @@ weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, we
  * other rows' logsumexp. With anchors and positives apart p_ij is 0 where i is a positive, N the number
  * of anchors, and 2[i = j] becomes [i and j are a pair]. */
 
-INFER(infonce) {
-    const weft_tensor *x = n->in[0];
-    const weft_infonce_attr *attr = n->attr;
+INFER(infonce, weft_infonce_attr, x) {
     WEFT_TRY(weft_check_float(g, n, "x", x));
     if (x->ndim != 2 && x->ndim != 3)
         return REFUSE("x is %s, but it must have 2 or 3 dimensions", weft_tensor_describe(x));

@@ -104,10 +104,4 @@ static inline weft_infonce_sizes weft_infonce_measure(const weft_tensor *x) {
 
 /* LSE [N] or [L, N]: logsumexp of a row; NORM, the same: its clamped norm, of the statistics' type. */
 enum { WEFT_INFONCE_Y, WEFT_INFONCE_LSE, WEFT_INFONCE_NORM, WEFT_INFONCE_OUTPUTS };
-enum {
-    WEFT_INFONCE_BACK_DY,
-    WEFT_INFONCE_BACK_X,
-    WEFT_INFONCE_BACK_LSE,
-    WEFT_INFONCE_BACK_NORM,
-    WEFT_INFONCE_BACK_INPUTS
-};
+enum { WEFT_INFONCE_BACK_DY, WEFT_INFONCE_BACK_X, WEFT_INFONCE_BACK_LSE, WEFT_INFONCE_BACK_NORM };

@@ -36,9 +36,8 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
     return check_one_type(g, "w", n->in[WEFT_NORM_W], "w_next", next);
 }
 
-INFER(norm) {
-    const weft_norm_attr *attr = n->attr;
-    const weft_tensor *x = n->in[WEFT_NORM_X], *r = n->in[WEFT_NORM_R];
+INFER(norm, weft_norm_attr, x) {
+    const weft_tensor *r = n->in[WEFT_NORM_R];
     const weft_tensor *w = n->in[WEFT_NORM_W], *b = n->in[WEFT_NORM_B];
     WEFT_TRY(weft_check_float(g, n, "x", x));
     WEFT_TRY(weft_check_float(g, n, "w", w));
@@ -105,13 +104,12 @@ static int norm_in_place(const weft_node *n, int out) {
 
 DEFINE_OP(norm, .infer = norm_infer, .grad = norm_grad, .inplace = norm_in_place);
 
-INFER(norm_back) {
-    const weft_norm_attr *want = n->attr;
+INFER(norm_back, weft_norm_attr, dy) {
     const weft_tensor *s = n->in[WEFT_NORM_BACK_S], *w = n->in[WEFT_NORM_BACK_W];
-    if (want->dx) weft_node_output_like(g, n, WEFT_NORM_BACK_DX, s->dtype, s);
-    if (want->dw) weft_node_output_like(g, n, WEFT_NORM_BACK_DW, w->dtype, w);
-    if (want->db) weft_node_output_like(g, n, WEFT_NORM_BACK_DB, w->dtype, w);
-    if (want->dw_next) weft_node_output_like(g, n, WEFT_NORM_BACK_DW_NEXT, w->dtype, w);
+    if (attr->dx) weft_node_output_like(g, n, WEFT_NORM_BACK_DX, s->dtype, s);
+    if (attr->dw) weft_node_output_like(g, n, WEFT_NORM_BACK_DW, w->dtype, w);
+    if (attr->db) weft_node_output_like(g, n, WEFT_NORM_BACK_DB, w->dtype, w);
+    if (attr->dw_next) weft_node_output_like(g, n, WEFT_NORM_BACK_DW_NEXT, w->dtype, w);
     return weft_graph_status(g);
 }
 
@@ -147,12 +145,10 @@ weft_tensor *weft_norm_heads(weft_graph *g, weft_tensor *x, weft_tensor *w, int6
  * What of dy points along x is gone: a longer x makes the same y. Below the least length r is a
  * constant, and dx = r dy. */
 
-INFER(unit) {
-    const weft_tensor *x = n->in[0];
-    int64_t heads = ((const weft_unit_attr *)n->attr)->heads;
+INFER(unit, weft_unit_attr, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
-    if (heads < 1 || heads > x->shape[2])
-        return REFUSE("%lld heads to scale, but x is %s [B, T, H, D]", (long long)heads,
+    if (attr->heads < 1 || attr->heads > x->shape[2])
+        return REFUSE("%lld heads to scale, but x is %s [B, T, H, D]", (long long)attr->heads,
                       weft_tensor_describe(x));
     return weft_output_like(g, n, 0, x->dtype, x);
 }

@@ -63,10 +63,10 @@ static weft_status check_written(weft_graph *g, const weft_node *n, const char *
                   weft_tensor_describe(t));
 }
 
-INFER(global_norm) {
+INFER(global_norm, void, first) {
     for (int i = 0; i < n->n_in; i++)
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
-    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
+    return weft_output(g, n, 0, weft_stat_dtype(first), 0, NULL);
 }
 
 DEFINE_OP(global_norm, .infer = global_norm_infer);
@@ -86,7 +86,7 @@ weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
     return append_norm(g, &weft_op_global_norm, grads, n);
 }
 
-INFER(norm_parts) {
+INFER(norm_parts, void, first) {
     int64_t chunks = 0;
     for (int i = 0; i < n->n_in; i++) {
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
@@ -102,13 +102,11 @@ weft_tensor *weft_norm_parts(weft_graph *g, weft_tensor *const *grads, int n) {
     return parts ? weft_keep(parts) : NULL;
 }
 
-INFER(norm_join) {
-    const weft_tensor *parts = n->in[0];
-    weft_dtype dtype = *(const weft_dtype *)n->attr;
+INFER(norm_join, weft_dtype, parts) {
     if (parts->dtype != WEFT_I32 || parts->ndim != 2 || parts->shape[1] != 2)
         return REFUSE("the sums are %s, but they must be i32 [chunks, 2]",
                       weft_tensor_describe(parts));
-    weft_node_output(g, n, 0, dtype, 0, NULL);
+    weft_node_output(g, n, 0, *attr, 0, NULL);
     return check_real(g, n, "norm", n->out[0], n->out[0]);
 }
 
@@ -134,9 +132,9 @@ static weft_status check_options(weft_graph *g, const weft_adam_options *o) {
     return check_range(g, "warm-up", (double)o->warmup_steps, 0x1p24);
 }
 
-INFER(adam_control) {
-    const weft_tensor *norm = n->in[0], *lr = n->in[1], *state = n->in[2];
-    WEFT_TRY(check_options(g, n->attr));
+INFER(adam_control, weft_adam_options, norm) {
+    const weft_tensor *lr = n->in[1], *state = n->in[2];
+    WEFT_TRY(check_options(g, attr));
     WEFT_TRY(check_real(g, n, "norm", norm, norm));
     WEFT_TRY(check_real(g, n, "lr", lr, norm));
     WEFT_TRY(check_real(g, n, "state", state, norm));
@@ -190,9 +188,9 @@ static weft_status check_slot(weft_graph *g, const weft_node *n, weft_tensor *co
     return check_half(g, n, "a given parameter", slot[WEFT_SLOT_GIVEN], param);
 }
 
-INFER(adamw) {
-    WEFT_TRY(check_real(g, n, "control", n->in[0], n->in[0]));
-    WEFT_TRY(weft_check_dims(g, n, "control", n->in[0], WEFT_ADAM_CONTROL));
+INFER(adamw, void, control) {
+    WEFT_TRY(check_real(g, n, "control", control, control));
+    WEFT_TRY(weft_check_dims(g, n, "control", control, WEFT_ADAM_CONTROL));
     for (int i = 1; i < n->n_in; i += WEFT_SLOT_SIZE)
         WEFT_TRY(check_slot(g, n, n->in + i));
     return weft_output(g, n, 0, WEFT_I32, 0, NULL);
@@ -231,9 +229,7 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
 static const double NEWTON_A = 3.4445, NEWTON_B = -4.7750, NEWTON_C = 2.0315;
 enum { NEWTON_ROUNDS = 5 };
 
-INFER(muon_direction) {
-    const weft_muon_attr *attr = n->attr;
-    const weft_tensor *control = n->in[0];
+INFER(muon_direction, weft_muon_attr, control) {
     WEFT_TRY(weft_check_dims(g, n, "control", control, WEFT_ADAM_CONTROL));
     for (int i = 0; i < n->n_in - 1; i += WEFT_MUON_DIRECTION_SIZE) {
         const weft_tensor *grad = n->in[WEFT_MUON_GRAD + i], *m = n->in[WEFT_MUON_M + i];
@@ -251,10 +247,10 @@ INFER(muon_direction) {
 
 DEFINE_OP(muon_direction, .infer = muon_direction_infer, .side_effect = true);
 
-INFER(muon_step) {
+INFER(muon_step, void, control) {
     for (int i = 0; i < n->n_in - WEFT_MUON_PARAM; i += WEFT_MUON_STEP_SIZE) {
         const weft_tensor *param = n->in[WEFT_MUON_PARAM + i];
-        WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
+        WEFT_TRY(check_real(g, n, "a parameter", param, control));
         WEFT_TRY(check_written(g, n, "a parameter", param));
         WEFT_TRY(check_half(g, n, "a copy", n->in[WEFT_MUON_COPY + i], param));
         WEFT_TRY(check_half(g, n, "a given parameter", n->in[WEFT_MUON_GIVEN + i], param));
@@ -385,7 +381,7 @@ void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots,
     }
 }
 
-INFER(zero_masked) {
+INFER(zero_masked, void, first) {
     for (int i = 0; i < n->n_in; i += WEFT_MASKED_SIZE) {
         const weft_tensor *param = n->in[i + WEFT_MASKED_PARAM],
                           *mask = n->in[i + WEFT_MASKED_MASK];

@@ -4,9 +4,7 @@
 
 #include "ops/define.h"
 
-INFER(rope) {
-    const weft_rope_attr *attr = n->attr;
-    const weft_tensor *x = n->in[0];
+INFER(rope, weft_rope_attr, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (attr->width < 2 || attr->width % 2 != 0 || attr->width > x->shape[3])
         return REFUSE(

@@ -51,13 +51,12 @@ DEFINE_FLOPS(score, weft_score_flops(&((const weft_route_attr *)n->attr)->score)
 
 /* route_topk */
 
-INFER(route_topk) {
-    const weft_route_attr *a = n->attr;
+INFER(route_topk, weft_route_attr, q) {
     WEFT_TRY(check_score(g, n));
-    if (a->k < 1) return REFUSE("k is %lld, but it must be at least 1", (long long)a->k);
-    int64_t shape[] = {a->score.batch, a->score.queries, a->k};
+    if (attr->k < 1) return REFUSE("k is %lld, but it must be at least 1", (long long)attr->k);
+    int64_t shape[] = {attr->score.batch, attr->score.queries, attr->k};
     weft_node_output(g, n, 0, WEFT_I32, 3, shape);
-    return weft_output(g, n, 1, weft_stat_dtype(n->in[WEFT_ATTN_Q]), 3, shape);
+    return weft_output(g, n, 1, weft_stat_dtype(q), 3, shape);
 }
 
 DEFINE_OP(route_topk, .infer = route_topk_infer, .flops = score_flops);
@@ -91,8 +90,8 @@ static weft_status check_gathered(weft_graph *g, const weft_node *n, const char 
     return WEFT_OK;
 }
 
-INFER(route_gather) {
-    const weft_tensor *h = n->in[WEFT_GATHER_H], *second = n->in[WEFT_GATHER_SECOND];
+INFER(route_gather, void, h) {
+    const weft_tensor *second = n->in[WEFT_GATHER_SECOND];
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     WEFT_TRY(weft_check_int(g, n, "index", index));
     WEFT_TRY(weft_check_ndim(g, n, "index", index, 3));
@@ -145,12 +144,11 @@ static int64_t route_gather_flops(const weft_node *n) {
 DEFINE_OP(route_gather, .infer = route_gather_infer, .grad = route_gather_grad,
           .flops = route_gather_flops);
 
-INFER(route_gather_back) {
-    const weft_route_gather_attr *a = n->attr;
+INFER(route_gather_back, weft_route_gather_attr, first) {
     for (int i = 0; i < 2; i++) {
         const weft_tensor *dc = weft_gather_input(n, i);
         if (dc)
-            weft_node_output(g, n, i, dc->dtype, WEFT_DIMS(dc->shape[0], a->keys, dc->shape[2]));
+            weft_node_output(g, n, i, dc->dtype, WEFT_DIMS(dc->shape[0], attr->keys, dc->shape[2]));
     }
     return weft_graph_status(g);
 }
@@ -173,17 +171,16 @@ weft_route_pair weft_route_gather_pair(weft_graph *g, weft_tensor *first, weft_t
 
 /* route_dense */
 
-INFER(route_dense) {
-    const weft_route_attr *a = n->attr;
+INFER(route_dense, weft_route_attr, q) {
     const weft_tensor *h = n->in[WEFT_ROUTE_H];
     WEFT_TRY(check_score(g, n));
     if (!h) return REFUSE("h is missing");
     WEFT_TRY(weft_check_float_of(g, n, "h", h, 3));
-    WEFT_TRY(weft_check_dims(g, n, "h", h, a->score.batch, a->score.keys, a->width));
-    if (a->mode == WEFT_ROUTE_RMS && !(a->threshold >= 0))
-        return REFUSE("the threshold is %g, but it must not be negative", a->threshold);
-    int64_t rows[] = {a->score.batch, a->score.queries, a->width};
-    weft_dtype stat = weft_stat_dtype(n->in[WEFT_ATTN_Q]);
+    WEFT_TRY(weft_check_dims(g, n, "h", h, attr->score.batch, attr->score.keys, attr->width));
+    if (attr->mode == WEFT_ROUTE_RMS && !(attr->threshold >= 0))
+        return REFUSE("the threshold is %g, but it must not be negative", attr->threshold);
+    int64_t rows[] = {attr->score.batch, attr->score.queries, attr->width};
+    weft_dtype stat = weft_stat_dtype(q);
     weft_node_output(g, n, 0, h->dtype, 3, rows);
     weft_node_output(g, n, 1, stat, 2, rows);
     return weft_output(g, n, 2, stat, 2, rows);
@@ -211,10 +208,9 @@ static int64_t route_dense_flops(const weft_node *n) {
 DEFINE_OP(route_dense, .infer = route_dense_infer, .grad = route_dense_grad,
           .flops = route_dense_flops);
 
-INFER(route_dense_back) {
-    const weft_route_attr *a = n->attr;
-    return weft_output_of(g, n, 0, n->in[WEFT_ROUTE_H]->dtype, a->score.batch, a->score.keys,
-                          a->width);
+INFER(route_dense_back, weft_route_attr, q) {
+    return weft_output_of(g, n, 0, n->in[WEFT_ROUTE_H]->dtype, attr->score.batch, attr->score.keys,
+                          attr->width);
 }
 
 DEFINE_OP(route_dense_back, .infer = route_dense_back_infer, .flops = route_dense_flops);

@@ -12,10 +12,10 @@
 #include "ops/define.h"
 #include "ops/linear.h"
 
-INFER(running_mean) {
-    WEFT_TRY(weft_check_float_of(g, n, "x", n->in[0], 3));
-    WEFT_TRY(weft_check_places(g, n, "first", n->in[1], 2, n->in[0]->shape));
-    return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
+INFER(running_mean, void, x) {
+    WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
+    WEFT_TRY(weft_check_places(g, n, "first", n->in[1], 2, x->shape));
+    return weft_output_like(g, n, 0, x->dtype, x);
 }
 
 DEFINE_GRAD_AS(running_mean,
@@ -28,8 +28,7 @@ weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x, weft_tensor *first
     return weft_append_some(g, &weft_op_running_mean, NULL, 0, 1, x, first);
 }
 
-INFER(time_mean) {
-    const weft_tensor *x = n->in[0];
+INFER(time_mean, void, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     return weft_output_of(g, n, 0, x->dtype, x->shape[0], 1, x->shape[2]);
 }
@@ -42,17 +41,14 @@ static weft_tensor *spread_mean(weft_graph *g, weft_tensor *dy, int64_t time) {
 DEFINE_GRAD_AS(time_mean, spread_mean(g, d_out[0], n->in[0]->shape[1]))
 DEFINE_OP(time_mean, .infer = time_mean_infer, .grad = time_mean_grad);
 
-INFER(time_mean_back) {
-    const weft_tensor *dy = n->in[0];
-    int64_t time = ((const weft_time_attr *)n->attr)->time;
-    return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], time, dy->shape[2]);
+INFER(time_mean_back, weft_time_attr, dy) {
+    return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], attr->time, dy->shape[2]);
 }
 
 DEFINE_OP(time_mean_back, .infer = time_mean_back_infer);
 DEFINE_APPEND(time_mean, (weft_tensor * x), x)
 
-INFER(moments) {
-    const weft_tensor *x = n->in[0];
+INFER(moments, void, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     int64_t batch = x->shape[0], width = x->shape[2];
     weft_node_output(g, n, WEFT_MOMENTS_GRAM, x->dtype, WEFT_DIMS(width, width));
