@@ -44,9 +44,6 @@ weft_status weft_api_config(const char *path, const char *const *overrides, weft
  * message. */
 weft_status weft_api_find(const weft_model *m, const char *caller, const char *name, int64_t count,
                           weft_weight **out);
-/* The same without a count. */
-weft_status weft_api_find_any(const weft_model *m, const char *caller, const char *name,
-                              weft_weight **out);
 
 /* What checksums said of a model's folder, with what to do. */
 weft_status weft_api_vouched(weft_status status, const char *folder);

@@ -5,17 +5,7 @@
 #include "base/text.h"
 
 #include "core/graph_internal.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
-#include "ops/embedding.h"
-#include "ops/gaussian.h"
-#include "ops/heads.h"
-#include "ops/linear.h"
-#include "ops/loss.h"
-#include "ops/norm.h"
-#include "ops/rope.h"
-#include "ops/routing.h"
-#include "ops/time.h"
+#include "ops/all.h"
 
 bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const char *name,
                    bool wants_grad) {
@@ -171,6 +161,14 @@ weft_tensor *weft_graph_view(weft_graph *g, weft_tensor *t, int ndim, const int6
         OPEN tensors;                                                                              \
         return call;                                                                               \
     }
+/* One that makes two tensors, fields of what the call returns: the second goes where *more says. */
+#define OPERATION_OF_TWO_RESULTS(name, tensors, call, type, first, second, ...)                    \
+    weft_tensor *weft_graph_##name(weft_graph *g, __VA_ARGS__, weft_tensor **more) {               \
+        OPEN tensors;                                                                              \
+        type made = call;                                                                          \
+        if (more) *more = made.second;                                                             \
+        return made.first;                                                                         \
+    }
 #define OF_ONE(name) OPERATION(name, (a), weft_##name(g, a), weft_tensor *a)
 #define OF_TWO(name) OPERATION(name, (a, b), weft_##name(g, a, b), weft_tensor *a, weft_tensor *b)
 
@@ -206,6 +204,15 @@ OPERATION(embed, (table, ids, positions), weft_embed(g, table, ids, positions, N
           weft_tensor *table, weft_tensor *ids, weft_tensor *positions)
 OPERATION(contrastive, (x), weft_infonce(g, x, 0, tau, factor), weft_tensor *x, double tau,
           double factor)
+OPERATION_OF_TWO_RESULTS(gaussian_key, (x), weft_gaussian_key(g, x), weft_gaussian, y, n,
+                         weft_tensor *x)
+OPERATION_OF_TWO_RESULTS(overlap, (x), weft_overlap_scale(g, x), weft_overlap, y, log_sigma,
+                         weft_tensor *x)
+OPERATION_OF_TWO_RESULTS(moments, (x), weft_moments(g, x), weft_moments_of, gram, sum,
+                         weft_tensor *x)
+OPERATION_OF_TWO_RESULTS(cross_entropy, (x, w, targets),
+                         weft_cross_entropy(g, x, w, targets, NULL, z, false, 0), weft_losses, ce,
+                         z, weft_tensor *x, weft_tensor *w, weft_tensor *targets, double z)
 
 weft_tensor *weft_graph_unary(weft_graph *g, const char *name, weft_tensor *x) {
     OPEN(x);
@@ -314,20 +321,6 @@ weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int
     return weft_rope(g, x, width, heads, NULL, 0, &law);
 }
 
-weft_tensor *weft_graph_gaussian_key(weft_graph *g, weft_tensor *x, weft_tensor **n) {
-    OPEN(x);
-    weft_gaussian key = weft_gaussian_key(g, x);
-    if (n) *n = key.n;
-    return key.y;
-}
-
-weft_tensor *weft_graph_overlap(weft_graph *g, weft_tensor *x, weft_tensor **log_sigma) {
-    OPEN(x);
-    weft_overlap o = weft_overlap_scale(g, x);
-    if (log_sigma) *log_sigma = o.log_sigma;
-    return o.y;
-}
-
 /* The engine's own form of the scores; false: the graph has the error. */
 static bool read_scores(weft_graph *g, const char *caller, const weft_scores *s, weft_score *out) {
     static const char *const words[] = {"none", "alibi", "relative", NULL};
@@ -392,19 +385,4 @@ weft_tensor *weft_graph_gather_all(weft_graph *g, const weft_scores *scores, wef
     OPEN(lse, h);
     if (!read_scores(g, __func__, scores, &score)) return NULL;
     return weft_route_dense(g, &score, lse, h, mode, threshold, normalize, use_max);
-}
-
-weft_tensor *weft_graph_moments(weft_graph *g, weft_tensor *x, weft_tensor **sum) {
-    OPEN(x);
-    weft_moments_of m = weft_moments(g, x);
-    if (sum) *sum = m.sum;
-    return m.gram;
-}
-
-weft_tensor *weft_graph_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w,
-                                      weft_tensor *targets, double z, weft_tensor **z_loss) {
-    OPEN(x, w, targets);
-    weft_losses parts = weft_cross_entropy(g, x, w, targets, NULL, z, false, 0);
-    if (z_loss) *z_loss = parts.z;
-    return parts.ce;
 }

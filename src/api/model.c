@@ -151,10 +151,7 @@ const char *weft_model_tensor_name(const weft_model *model, int64_t i) {
     return model && i >= 0 && i < model->n_weights ? model->weights[i].name : NULL;
 }
 
-weft_status weft_api_find_any(const weft_model *m, const char *caller, const char *name,
-                              weft_weight **out) {
-    *out = weft_model_find(m, name);
-    if (*out) return WEFT_OK;
+static weft_status refuse_name(const weft_model *m, const char *caller, const char *name) {
     weft_nearest nearest = weft_nearest_slip(name);
     for (int64_t i = 0; i < m->n_weights; i++)
         weft_nearest_offer(&nearest, m->weights[i].name);
@@ -166,8 +163,8 @@ weft_status weft_api_find_any(const weft_model *m, const char *caller, const cha
 
 weft_status weft_api_find(const weft_model *m, const char *caller, const char *name, int64_t count,
                           weft_weight **out) {
-    WEFT_TRY(weft_api_find_any(m, caller, name, out));
-    const weft_weight *w = *out;
+    const weft_weight *w = *out = weft_model_find(m, name);
+    if (!w) return refuse_name(m, caller, name);
     if (w->count == count) return WEFT_OK;
     weft_tensor like = {.dtype = w->dtype, .ndim = w->ndim};
     memcpy(like.shape, w->shape, sizeof like.shape);
@@ -178,8 +175,8 @@ weft_status weft_api_find(const weft_model *m, const char *caller, const char *n
 weft_status weft_model_shape(const weft_model *model, const char *name, int64_t shape[4], int *ndim,
                              int64_t *count) {
     API_NEED(model, name, shape);
-    weft_weight *w;
-    WEFT_TRY(weft_api_find_any(model, __func__, name, &w));
+    weft_weight *w = weft_model_find(model, name);
+    WEFT_TRY(weft_api_find(model, __func__, name, w ? w->count : 0, &w));
     for (int d = 0; d < WEFT_MAX_DIMS; d++)
         shape[d] = d < w->ndim ? w->shape[d] : 1;
     if (ndim) *ndim = w->ndim;

@@ -10,8 +10,6 @@
  * that enter the segment. The forward tensors are then read by nobody in the backward pass, and
  * the planner lets go of them early. What was cloned in vain is dropped at the end with everything
  * else that nothing kept depends on. */
-#include "base/scope.h"
-
 #include "core/graph_internal.h"
 
 typedef struct {

@@ -30,16 +30,11 @@ typedef struct frame {
 } frame;
 
 struct weft_function {
-    const weft_graph *g;
-    const weft_backend *backend;
-    weft_pool *pool;
-    weft_plan *plan;
-    const weft_kernel **kernels;
+    weft_exec all; /* what all calls have in common; no profile where the kernels run on a device */
     const weft_tensor **bound;
     int n_bound;
     pass passes[2];
-    pthread_mutex_t lock;  /* of what follows */
-    weft_profile *profile; /* NULL: not asked for, or the kernels run on a device */
+    pthread_mutex_t lock; /* of what follows, and of the profile */
     frame *frames, *free_frames;
     weft_status bad; /* the first since the last check */
     char message[1024];
@@ -49,19 +44,12 @@ static frame *frame_new(weft_function *f) {
     frame *new = calloc(1, sizeof *new);
     if (!new) return NULL;
     weft_exec *x = &new->exec;
-    x->g = f->g;
-    x->backend = f->backend;
-    x->pool = f->pool;
-    x->plan = f->plan;
-    x->kernels = f->kernels;
-    x->profile = f->profile;
-    x->n_nodes = weft_graph_node_count(f->g);
-    x->n_tensors = weft_graph_tensor_count(f->g);
+    *x = f->all;
     x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
     bool ok = x->data != NULL;
-    if (f->backend->calls) {
+    if (f->all.backend->calls) {
         new->addresses = calloc((size_t)f->n_bound + 2, sizeof *new->addresses);
-        ok = ok && new->addresses && f->backend->calls->open(&x->state) == WEFT_OK;
+        ok = ok && new->addresses && f->all.backend->calls->open(&x->state) == WEFT_OK;
     }
     if (ok) return new;
     WEFT_FREE(new->addresses, x->data, new);
@@ -95,12 +83,12 @@ static void place_tensor(weft_function *f, pass *p, bool *seen, weft_tensor *t) 
     if (bound == f->n_bound) bound = -1;
     seen[t->id] = true;
     if (bound >= 0) p->uses[bound] = true;
-    p->placings[p->n_placings++] =
-        (placing){t->id, bound, bound < 0 ? f->plan->offset[t->id] : 0, f->plan->region[t->id]};
+    p->placings[p->n_placings++] = (placing){
+        t->id, bound, bound < 0 ? f->all.plan->offset[t->id] : 0, f->all.plan->region[t->id]};
 }
 
 static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t last) {
-    size_t tensors = (size_t)weft_graph_tensor_count(f->g) + 1;
+    size_t tensors = (size_t)f->all.n_tensors + 1;
     WEFT_AUTO_FREE bool *seen = calloc(tensors, sizeof *seen);
     p->first = first;
     p->last = last;
@@ -108,7 +96,7 @@ static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t l
     p->uses = calloc((size_t)f->n_bound + 1, sizeof *p->uses);
     bool ok = seen && p->placings && p->uses;
     for (int64_t i = first; ok && i < last; i++) {
-        const weft_node *n = weft_graph_node(f->g, i);
+        const weft_node *n = weft_graph_node(f->all.g, i);
         for (int k = 0; k < n->n_in; k++)
             place_tensor(f, p, seen, n->in[k]);
         for (int k = 0; k < n->n_out; k++)
@@ -118,23 +106,26 @@ static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t l
 }
 
 static weft_status fill_function(weft_function *f, weft_graph *g, const weft_tensor *const *bound) {
-    int64_t nodes = weft_graph_node_count(f->g), forward = weft_graph_forward_count(f->g);
-    f->kernels = calloc((size_t)nodes + 1, sizeof *f->kernels);
+    int64_t nodes = weft_graph_node_count(g), forward = weft_graph_forward_count(g);
+    f->all.n_nodes = nodes;
+    f->all.n_tensors = weft_graph_tensor_count(g);
+    f->all.kernels = calloc((size_t)nodes + 1, sizeof *f->all.kernels);
     f->bound = calloc((size_t)f->n_bound + 1, sizeof *f->bound);
-    if (!f->kernels || !f->bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    if (!f->all.kernels || !f->bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
     for (int i = 0; i < f->n_bound; i++)
         f->bound[i] = bound[i];
-    WEFT_TRY(weft_exec_find_kernels(f->g, f->backend, f->kernels));
-    WEFT_AUTO_FREE bool *outside = calloc((size_t)weft_graph_tensor_count(g) + 1, sizeof *outside);
+    WEFT_TRY(weft_exec_find_kernels(f->all.g, f->all.backend, f->all.kernels));
+    WEFT_AUTO_FREE bool *outside = calloc((size_t)f->all.n_tensors + 1, sizeof *outside);
     if (!outside) return weft_fail(WEFT_ENOMEM, "function: no memory");
     for (int i = 0; i < f->n_bound; i++)
         outside[bound[i]->id] = true;
     weft_program_options options = {
         .complete = true, .bound = outside, .plan = {.cut = true, .memory_limit = INT64_MAX}};
-    WEFT_TRY(weft_program_make(g, f->backend, weft_pool_size(f->pool), &options, &f->plan));
+    WEFT_TRY(
+        weft_program_make(g, f->all.backend, weft_pool_size(f->all.pool), &options, &f->all.plan));
     WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_FORWARD], 0, forward));
     WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_BACKWARD], forward, nodes));
-    if (!f->backend->calls) f->profile = weft_profile_create(f->g);
+    if (!f->all.backend->calls) f->all.profile = weft_profile_create(f->all.g);
     frame *first = frame_take(f);
     if (!first) return weft_fail(WEFT_ENOMEM, "function: no memory for a call");
     frame_give_back(f, first);
@@ -150,9 +141,7 @@ weft_status weft_function_create(weft_graph *g, const weft_backend *backend, wef
     WEFT_TRY(weft_graph_status(g));
     WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
     if (!f) return weft_fail(WEFT_ENOMEM, "function: no memory");
-    f->g = g;
-    f->backend = backend;
-    f->pool = pool;
+    f->all = (weft_exec){.g = g, .backend = backend, .pool = pool};
     f->n_bound = n_bound;
     pthread_mutex_init(&f->lock, NULL);
     WEFT_TRY(fill_function(f, g, bound));
@@ -163,24 +152,24 @@ void weft_function_destroy(weft_function *f) {
     if (!f) return;
     for (frame *x = f->frames; x;) {
         frame *next = x->next;
-        if (x->exec.state) f->backend->calls->close(x->exec.state);
+        if (x->exec.state) f->all.backend->calls->close(x->exec.state);
         WEFT_FREE(x->addresses, x->exec.data, x);
         x = next;
     }
     for (int i = 0; i < 2; i++)
         WEFT_FREE(f->passes[i].placings, f->passes[i].uses);
-    weft_profile_destroy(f->profile);
-    weft_plan_destroy(f->plan);
+    weft_profile_destroy(f->all.profile);
+    weft_plan_destroy(f->all.plan);
     pthread_mutex_destroy(&f->lock);
-    WEFT_FREE(f->kernels, f->bound, f);
+    WEFT_FREE(f->all.kernels, f->bound, f);
 }
 
 int64_t weft_function_saved_bytes(const weft_function *f) {
-    return f->plan->region_bytes[WEFT_REGION_SAVED];
+    return f->all.plan->region_bytes[WEFT_REGION_SAVED];
 }
 
 static int64_t own_bytes(const weft_function *f) {
-    return f->backend->calls ? f->backend->calls->bytes : 0;
+    return f->all.backend->calls ? f->all.backend->calls->bytes : 0;
 }
 
 static int workspace_region(weft_half half) {
@@ -189,7 +178,7 @@ static int workspace_region(weft_half half) {
 
 int64_t weft_function_workspace_bytes(const weft_function *f, weft_half half) {
     if (f->passes[half].first == f->passes[half].last) return 0;
-    return own_bytes(f) + f->plan->region_bytes[workspace_region(half)];
+    return own_bytes(f) + f->all.plan->region_bytes[workspace_region(half)];
 }
 
 bool weft_function_uses(const weft_function *f, weft_half half, int bound) {
@@ -243,11 +232,11 @@ static weft_status start_on_device(const weft_function *f, weft_half half,
                             .stream = m->stream,
                             .addresses = x->addresses,
                             .n_addresses = f->n_bound + 2};
-    return f->backend->calls->start(&x->exec, &call);
+    return f->all.backend->calls->start(&x->exec, &call);
 }
 
 static weft_status run_here(weft_function *f, const pass *p, weft_exec *x) {
-    if (!f->profile) return weft_exec_walk_part(x, p->first, p->last);
+    if (!f->all.profile) return weft_exec_walk_part(x, p->first, p->last);
     WEFT_LOCK(&f->lock); /* one call at a time, so that each node's time is its own */
     return weft_exec_walk_timed(x, p->first, p->last);
 }
@@ -269,7 +258,7 @@ weft_status weft_function_call(weft_function *f, weft_half half, const weft_call
     set_addresses(f, half, m, &x->exec);
     x->exec.run = m->run;
     weft_status status =
-        f->backend->calls ? start_on_device(f, half, m, x) : run_here(f, p, &x->exec);
+        f->all.backend->calls ? start_on_device(f, half, m, x) : run_here(f, p, &x->exec);
     frame_give_back(f, x);
     if (status == WEFT_EINPUT) note_bad(f, status, weft_error_message());
     return status;
@@ -280,13 +269,13 @@ weft_status weft_function_check(weft_function *f) {
     pthread_mutex_lock(&f->lock);
     frame *frames = f->frames; /* the list grows at its head */
     pthread_mutex_unlock(&f->lock);
-    for (frame *x = f->backend->calls ? frames : NULL; x; x = x->next) {
+    for (frame *x = f->all.backend->calls ? frames : NULL; x; x = x->next) {
         /* The message cannot name the value: the memory it was read from is the caller's again. */
         char text[256];
-        if (!f->backend->calls->fault(x->exec.state, &node, &place)) continue;
-        bool known = node < weft_graph_node_count(f->g);
+        if (!f->all.backend->calls->fault(x->exec.state, &node, &place)) continue;
+        bool known = node < f->all.n_nodes;
         snprintf(text, sizeof text, "%s: a value at place %lld of its input cannot be used",
-                 known ? weft_graph_node(f->g, node)->op->name : "?", (long long)place);
+                 known ? weft_graph_node(f->all.g, node)->op->name : "?", (long long)place);
         note_bad(f, WEFT_EINPUT, text);
     }
     pthread_mutex_lock(&f->lock);
@@ -301,17 +290,18 @@ weft_status weft_function_check(weft_function *f) {
 static weft_status run_once(weft_function *f, void *const *at, const int64_t *bytes) {
     for (int i = 0; i < f->n_bound + 2; i++)
         if (bytes[i] && !at[i])
-            return weft_fail(WEFT_ENOMEM, "%s: no memory to try a block once", f->backend->name);
+            return weft_fail(WEFT_ENOMEM, "%s: no memory to try a block once",
+                             f->all.backend->name);
     weft_call_memory m = {.bound = at, .saved = at[f->n_bound], .workspace = at[f->n_bound + 1]};
     WEFT_TRY(weft_function_call(f, WEFT_HALF_FORWARD, &m));
     WEFT_TRY(weft_function_call(f, WEFT_HALF_BACKWARD, &m));
-    WEFT_TRY(f->backend->calls->settle());
+    WEFT_TRY(f->all.backend->calls->settle());
     (void)weft_function_check(f);
     return WEFT_OK;
 }
 
 weft_status weft_function_prepare(weft_function *f) {
-    if (!f->backend->calls) return WEFT_OK;
+    if (!f->all.backend->calls) return WEFT_OK;
     int n = f->n_bound + 2;
     WEFT_AUTO_FREE int64_t *bytes = calloc((size_t)n, sizeof *bytes);
     WEFT_AUTO_FREE void **at = calloc((size_t)n, sizeof *at);
@@ -323,9 +313,9 @@ weft_status weft_function_prepare(weft_function *f) {
     bytes[n - 2] = weft_function_saved_bytes(f);
     bytes[n - 1] = forward > backward ? forward : backward;
     for (int i = 0; i < n; i++)
-        if (bytes[i]) at[i] = f->backend->alloc(bytes[i]);
+        if (bytes[i]) at[i] = f->all.backend->alloc(bytes[i]);
     weft_status status = run_once(f, at, bytes);
     for (int i = 0; i < n; i++)
-        if (at[i]) f->backend->release(at[i], bytes[i]);
+        if (at[i]) f->all.backend->release(at[i], bytes[i]);
     return status;
 }

@@ -1,5 +1,4 @@
 /* Times are kept a node and summed by the operation's name only when they are printed. */
-#include "base/scope.h"
 #include "core/exec_internal.h"
 
 #include "base/order.h"
