@@ -5,6 +5,7 @@
 #include "convert/hf.h"
 #include "convert/hf_likes.h"
 
+#include "base/json.h"
 #include "base/log.h"
 
 #include <math.h>
