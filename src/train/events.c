@@ -18,11 +18,6 @@
 enum { EVENT_ROOM = 4096, VARINT_BYTES = 10 };
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
-struct weft_events {
-    FILE *file;
-    char path[WEFT_PATH_MAX];
-};
-
 static weft_status failed(const weft_events *e) {
     return weft_fail(WEFT_EIO, "%s: %s", e->path, strerror(errno));
 }
@@ -103,17 +98,12 @@ static weft_status write_head(weft_events *e, int64_t step) {
     return write_event(e, &m);
 }
 
-WEFT_ENDED_BY(weft_events_close, weft_events)
-weft_status weft_events_open(const char *folder, int64_t step, weft_events **out) {
-    *out = NULL;
-    WEFT_AUTO(weft_events_close_at) weft_events *e = calloc(1, sizeof *e);
-    if (!e) return weft_fail(WEFT_ENOMEM, "events: no memory");
+weft_status weft_events_open(const char *folder, int64_t step, weft_events *e) {
+    e->file = NULL;
     WEFT_TRY(weft_path(e->path, "%s/events.out.tfevents.%010lld.weft", folder, (long long)step));
     WEFT_TRY(weft_lines_open(e->path, &e->file));
     if (ftruncate(fileno(e->file), 0) != 0) return failed(e);
-    WEFT_TRY(write_head(e, step));
-    *out = weft_steal(&e);
-    return WEFT_OK;
+    return write_head(e, step);
 }
 
 weft_status weft_events_add(weft_events *e, int64_t step, double when, const weft_scalar *scalars,
@@ -133,14 +123,4 @@ weft_status weft_events_add(weft_events *e, int64_t step, double when, const wef
     put_bytes(&event, 5, summary.bytes, summary.n);
     if (summary.full) event.full = true;
     return write_event(e, &event);
-}
-
-weft_status weft_events_sync(weft_events *e) {
-    return fflush(e->file) == 0 && fsync(fileno(e->file)) == 0 ? WEFT_OK : failed(e);
-}
-
-void weft_events_close(weft_events *e) {
-    if (!e) return;
-    if (e->file) fclose(e->file);
-    free(e);
 }

@@ -156,7 +156,7 @@ weft_status weft_lines_add(FILE *file, const char *path, json_t *row) {
 
 struct weft_metrics {
     FILE *file;
-    weft_events *events;
+    weft_events events;
     char run[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
 };
 
@@ -203,13 +203,16 @@ weft_status weft_metrics_start(weft_metrics *m, int64_t step, int64_t every) {
 }
 
 weft_status weft_metrics_sync(weft_metrics *m) {
-    if (fflush(m->file) != 0 || fsync(fileno(m->file)) != 0) return failed(m->path);
-    return weft_events_sync(m->events);
+    FILE *files[] = {m->file, m->events.file};
+    for (int i = 0; i < 2; i++)
+        if (fflush(files[i]) != 0 || fsync(fileno(files[i])) != 0)
+            return failed(i ? m->events.path : m->path);
+    return WEFT_OK;
 }
 
 void weft_metrics_close(weft_metrics *m) {
     if (!m) return;
-    weft_events_close(m->events);
+    if (m->events.file) fclose(m->events.file);
     if (m->file) fclose(m->file);
     free(m);
 }
@@ -262,7 +265,7 @@ static weft_status add_events(weft_metrics *m, const weft_metrics_row *r) {
         if (isfinite(all[i].value)) finite[n++] = all[i];
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return weft_events_add(m->events, r->step, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
+    return weft_events_add(&m->events, r->step, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
                            finite, n);
 }
 

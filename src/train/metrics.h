@@ -61,7 +61,10 @@ weft_status weft_lines_start(FILE **file, const char *path, int64_t step, int64_
 weft_status weft_lines_add(FILE *file, const char *path, json_t *row);
 
 /* TensorBoard event files: curves that `tensorboard --logdir DIR` shows. */
-typedef struct weft_events weft_events;
+typedef struct {
+    FILE *file; /* NULL: not open; for whoever opened it to close */
+    char path[WEFT_PATH_MAX];
+} weft_events;
 
 typedef struct {
     const char *tag; /* "loss/train" */
@@ -71,9 +74,7 @@ typedef struct {
 /* A new file in a folder, for the steps after `step`; its name is made from that step, so that the
  * files of a run and its resumptions are read in their order. Where step is not 0 a mark tells the
  * reader to forget what earlier files say of later steps. */
-weft_status weft_events_open(const char *folder, int64_t step, weft_events **out);
+weft_status weft_events_open(const char *folder, int64_t step, weft_events *out);
 /* Writes n values of one step. `time` is in seconds since 1970. */
 weft_status weft_events_add(weft_events *e, int64_t step, double time, const weft_scalar *scalars,
                             int n);
-weft_status weft_events_sync(weft_events *e);
-void weft_events_close(weft_events *e);

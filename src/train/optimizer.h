@@ -39,6 +39,7 @@ typedef struct {
     weft_stretch *chunks; /* the blocks of `cut` */
     int64_t *first;       /* [weights + 1]: the chunks of a weight */
     int64_t *borders;     /* [chunks + 1]: where they begin in the row, in numbers */
+    int64_t n_norms;      /* parts that the norm is added up in */
     weft_cut cut;
 } weft_partition;
 

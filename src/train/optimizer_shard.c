@@ -43,6 +43,7 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
     for (int64_t w = 0; w < m->n_weights; w++)
         n += norm_chunks(m->weights[w].count);
     *out = (weft_partition){.model = m,
+                            .n_norms = n,
                             .rank = weft_comm_rank(comm),
                             .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
     out->chunks = calloc((size_t)n + 1, sizeof *out->chunks);
@@ -106,12 +107,10 @@ static void *weights_of(const weft_partition *s, weft_span blocks, int64_t *byte
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o) {
     WEFT_TRY(weft_partition_make(o->model, o->comm, &o->shards));
-    size_t chunks = 0, ranks = (size_t)o->shards.cut.size;
-    for (int64_t w = 0; w < o->model->n_weights; w++)
-        chunks += (size_t)norm_chunks(o->model->weights[w].count);
-    o->parts = calloc(chunks + 1, sizeof *o->parts);
-    o->ordered = calloc(chunks + 1, sizeof *o->ordered);
-    o->order = calloc(chunks + 1, sizeof *o->order);
+    size_t most = (size_t)o->shards.n_norms + 1, ranks = (size_t)o->shards.cut.size;
+    o->parts = calloc(most, sizeof *o->parts);
+    o->ordered = calloc(most, sizeof *o->ordered);
+    o->order = calloc(most, sizeof *o->order);
     o->counts = calloc(ranks, sizeof *o->counts);
     o->begins = calloc(ranks, sizeof *o->begins);
     if (o->parts && o->ordered && o->order && o->counts && o->begins) return WEFT_OK;

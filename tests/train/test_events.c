@@ -23,15 +23,15 @@ TEST(test_crc32c_is_castagnolis) {
 }
 
 static void write_files(void) {
-    weft_events *e;
+    weft_events e;
     expect_ok(weft_events_open(scratch_path("."), 0, &e));
     for (int step = 10; step <= 40; step += 10)
-        expect_ok(weft_events_add(e, step, 1000.0 + step,
+        expect_ok(weft_events_add(&e, step, 1000.0 + step,
                                   (weft_scalar[]){{"loss/train", step / 8.0}, {"lr", 0.5}}, 2));
-    weft_events_close(e);
+    fclose(e.file);
     expect_ok(weft_events_open(scratch_path("."), 20, &e)); /* resumed: 30 and 40 are done again */
-    expect_ok(weft_events_add(e, 30, 1050.0, (weft_scalar[]){{"loss/train", 99.0}}, 1));
-    weft_events_close(e);
+    expect_ok(weft_events_add(&e, 30, 1050.0, (weft_scalar[]){{"loss/train", 99.0}}, 1));
+    fclose(e.file);
 }
 
 TEST(test_records_are_framed) {
@@ -85,9 +85,9 @@ TEST(test_tensorboard_reads_them) {
 }
 
 TEST(test_folder_that_is_not_there_is_an_error) {
-    weft_events *e;
+    weft_events e;
     assert_int_equal(weft_events_open("/nowhere", 0, &e), WEFT_EIO);
-    assert_null(e);
+    assert_null(e.file);
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)
