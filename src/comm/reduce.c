@@ -155,22 +155,24 @@ static weft_status begin_exchange(weft_reduce *r, weft_reduce_bucket *s, int64_t
     return weft_comm_begin(r->o.comm, &s->job);
 }
 
+/* So many numbers to or from another rank. */
+static void put_transfer(const weft_reduce *r, const weft_reduce_bucket *s, int64_t *n, int rank,
+                         bool send, void *data, int64_t count) {
+    if (rank != r->rank && count)
+        s->transfers[(*n)++] = (weft_transfer){rank, send, data, count * (int64_t)r->width};
+}
+
 /* Own nodes' values to the ranks whose pieces they are, others' values of the own piece to here. */
 static weft_status begin_scatter(weft_reduce *r, weft_reduce_bucket *s) {
     int64_t n = 0;
     weft_span own = piece_of(r, s->bucket, r->rank);
     for (int q = 0; q < r->o.cut->size; q++) {
         weft_span p = piece_of(r, s->bucket, q);
-        for (int k = 0; q != r->rank && p.count && k < r->own_nodes; k++)
-            s->transfers[n++] =
-                (weft_transfer){q, true, at_row(r, s, k, p.first), p.count * (int64_t)r->width};
+        for (int k = 0; k < r->own_nodes; k++)
+            put_transfer(r, s, &n, q, true, at_row(r, s, k, p.first), p.count);
     }
-    for (int i = 0; own.count && i < r->o.tree->n_nodes; i++) {
-        int from = r->o.tree->nodes[i].rank;
-        if (from == r->rank) continue;
-        s->transfers[n++] =
-            (weft_transfer){from, false, at_node(r, s, i, own), own.count * (int64_t)r->width};
-    }
+    for (int i = 0; i < r->o.tree->n_nodes; i++)
+        put_transfer(r, s, &n, r->o.tree->nodes[i].rank, false, at_node(r, s, i, own), own.count);
     return begin_exchange(r, s, n, COMING);
 }
 
@@ -180,13 +182,8 @@ static weft_status begin_gather(weft_reduce *r, weft_reduce_bucket *s) {
     weft_span own = piece_of(r, s->bucket, r->rank);
     for (int q = 0; q < r->o.cut->size; q++) {
         weft_span p = piece_of(r, s->bucket, q);
-        if (q == r->rank) continue;
-        if (own.count)
-            s->transfers[n++] =
-                (weft_transfer){q, true, at_row(r, s, 0, own.first), own.count * (int64_t)r->width};
-        if (p.count)
-            s->transfers[n++] =
-                (weft_transfer){q, false, at_row(r, s, 0, p.first), p.count * (int64_t)r->width};
+        put_transfer(r, s, &n, q, true, at_row(r, s, 0, own.first), own.count);
+        put_transfer(r, s, &n, q, false, at_row(r, s, 0, p.first), p.count);
     }
     return begin_exchange(r, s, n, GOING);
 }

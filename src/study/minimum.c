@@ -29,28 +29,23 @@ typedef struct {
 
 static levels list_levels(const weft_rate_run *runs, int n, double sign) {
     levels l = {.above = INFINITY};
-    double rates[RATES_MOST];
-    int all = 0;
-    for (int i = 0; i < n && all < RATES_MOST; i++) {
-        int k = 0;
-        while (k < all && rates[k] != runs[i].rate)
-            k++;
-        if (k == all && runs[i].rate > 0) rates[all++] = runs[i].rate;
-    }
-    qsort(rates, (size_t)all, sizeof *rates, weft_order_doubles);
-    for (int k = 0; k < all; k++) {
-        double sum = 0;
+    for (double rate = 0; l.n < RATES_MOST;) {
+        double last = rate, sum = 0;
         int count = 0;
+        rate = INFINITY; /* the next one */
+        for (int i = 0; i < n; i++)
+            if (runs[i].rate > last) rate = fmin(rate, runs[i].rate);
+        if (isinf(rate)) break;
         for (int i = 0; i < n; i++) {
-            if (runs[i].rate != rates[k]) continue;
+            if (runs[i].rate != rate) continue;
             sum += runs[i].score;
             count++;
         }
         if (!isfinite(sum)) {
-            l.above = fmin(l.above, rates[k]);
+            l.above = fmin(l.above, rate);
             continue;
         }
-        l.x[l.n] = log(rates[k]);
+        l.x[l.n] = log(rate);
         l.mean[l.n] = sign * sum / count;
         l.runs[l.n++] = count;
     }
@@ -183,25 +178,20 @@ static int add_residuals(const side *s, const weft_rate_run *runs, int n, double
  * this took. */
 static int center_seeds(weft_rate_run *list, int n, int rates) {
     int seeds = 0;
-    for (int i = 0; i < n; i++) {
-        int k = 0;
-        while (k < i && list[k].seed != list[i].seed)
-            k++;
-        seeds += k == i;
-    }
-    if (n != seeds * rates) return 0;
-    for (int i = 0; i < n; i++) {
-        double sum = 0;
-        bool first = true;
-        for (int k = 0; k < n; k++) {
-            if (list[k].seed != list[i].seed) continue;
-            first = first && k >= i;
-            sum += list[k].score;
+    for (int pass = 0; pass < 2 && (pass == 0 || n == seeds * rates); pass++)
+        for (int i = 0; i < n; i++) {
+            double sum = 0;
+            int first = 0;
+            while (list[first].seed != list[i].seed)
+                first++;
+            if (first < i) continue;
+            seeds += pass == 0;
+            for (int k = i; k < n; k++)
+                if (list[k].seed == list[i].seed) sum += list[k].score;
+            for (int k = i; pass == 1 && k < n; k++)
+                if (list[k].seed == list[i].seed) list[k].score -= sum / rates;
         }
-        for (int k = i; first && k < n; k++)
-            if (list[k].seed == list[i].seed) list[k].score -= sum / rates;
-    }
-    return seeds - 1;
+    return n == seeds * rates ? seeds - 1 : 0;
 }
 
 typedef struct {
