@@ -378,9 +378,7 @@ void weft_comm_away(weft_comm *c, bool away) {
 void weft_comm_fail(weft_comm *c, const char *message) {
     char why[WHY_ROOM];
     if (!c || c->agreed) return;
-    weft_watch_describe(c->watch, c->rank, why, sizeof why);
-    size_t at = strlen(why);
-    snprintf(why + at, sizeof why - at, ": %s", message);
+    weft_watch_describe(c->watch, c->rank, ": ", message, why, sizeof why);
     if (weft_comm_is_over(c)) return;
     weft_watch_resign(c->watch, why);
     double start = weft_clock();
@@ -440,10 +438,10 @@ weft_status weft_comm_agree(weft_comm *c, weft_status own) {
     if (!all) return weft_fail(WEFT_ENOMEM, "no memory for a message");
     weft_status gathered = weft_comm_gather(c, &mine, sizeof mine, all), status = gathered;
     for (int i = 0; status == WEFT_OK && i < c->size; i++) {
-        char who[128];
+        char why[WHY_ROOM + 128];
         if (all[i].status == WEFT_OK) continue;
-        weft_watch_describe(c->watch, i, who, sizeof who);
-        status = weft_fail((weft_status)all[i].status, "%s: %s", who, all[i].message);
+        weft_watch_describe(c->watch, i, ": ", all[i].message, why, sizeof why);
+        status = weft_fail((weft_status)all[i].status, "%s", why);
         c->agreed = true;
     }
     weft_message_done(all, gathered);

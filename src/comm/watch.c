@@ -73,16 +73,11 @@ void weft_watch_close(weft_watch *w) {
     WEFT_FREE(w->places, w->heard, w->silent, w->told, w);
 }
 
-void weft_watch_describe(const weft_watch *w, int rank, char *text, size_t room) {
+void weft_watch_describe(const weft_watch *w, int rank, const char *separator, const char *words,
+                         char *text, size_t room) {
     const weft_rank_place *p = &w->places[rank];
-    snprintf(text, room, "rank %d (%s, pid %lld)", rank, p->host, (long long)p->pid);
-}
-
-static void describe_fault(const weft_watch *w, int rank, const char *what, char *why,
-                           size_t room) {
-    weft_watch_describe(w, rank, why, room);
-    size_t at = strlen(why);
-    snprintf(why + at, room - at, " %s", what);
+    snprintf(text, room, "rank %d (%s, pid %lld)%s%s", rank, p->host, (long long)p->pid, separator,
+             words);
 }
 
 /* To those whom no note is on its way to: a heartbeat may be. A rank that no note can be sent to is
@@ -199,11 +194,11 @@ weft_watch_state weft_watch_look(weft_watch *w, double now, bool waiting, char *
             if (read_notes(w, now, why, room)) return WEFT_WATCH_TOLD;
             usleep(LAST_LOOK_US);
         }
-        describe_fault(w, rank, "is gone: killed, or it crashed", why, room);
-        return WEFT_WATCH_FOUND;
+        snprintf(what, sizeof what, "is gone: killed, or it crashed");
+    } else {
+        rank = find_silent(w, now, what, sizeof what);
     }
-    rank = find_silent(w, now, what, sizeof what);
     if (rank < 0) return WEFT_WATCH_WELL;
-    describe_fault(w, rank, what, why, room);
+    weft_watch_describe(w, rank, " ", what, why, room);
     return WEFT_WATCH_FOUND;
 }

@@ -37,5 +37,6 @@ void weft_watch_tell(weft_watch *w, const char *why);
 void weft_watch_resign(weft_watch *w, const char *why);
 /* By any thread: ranks of this machine may end from now on. */
 void weft_watch_leave(weft_watch *w);
-/* "rank 2 (host, pid 4242)". */
-void weft_watch_describe(const weft_watch *w, int rank, char *text, size_t room);
+/* "rank 2 (host, pid 4242)" with a separator and words behind it. */
+void weft_watch_describe(const weft_watch *w, int rank, const char *separator, const char *words,
+                         char *text, size_t room);

@@ -134,10 +134,6 @@ static weft_status take_name(weft_shards *s, const char *name) {
     return WEFT_OK;
 }
 
-static int compare_paths(const void *a, const void *b) {
-    return strcmp(((const shard *)a)->path, ((const shard *)b)->path);
-}
-
 static weft_status open_split(weft_shards *s, int split) {
     shard_list *list = &s->splits[split];
     if (!list->count)
@@ -145,7 +141,6 @@ static weft_status open_split(weft_shards *s, int split) {
             "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
             "shards, which weft tokenize makes",
             s->folder, SPLIT_NAMES[split]);
-    qsort(list->all, (size_t)list->count, sizeof *list->all, compare_paths);
     for (int64_t i = 0; i < list->count; i++) {
         shard *one = &list->all[i];
         WEFT_TRY(map_shard(one));

@@ -102,9 +102,8 @@ static void put_gather_call(FILE *out, const job *j) {
 }
 
 static weft_status write_text(const char *folder, const char *name, maker *make, const job *j) {
-    char path[WEFT_PATH_MAX];
     WEFT_AUTO_FREE char *text = NULL;
-    WEFT_TRY(weft_path(path, "%s/slurm/%s", folder, name));
+    WEFT_PATH(path, "%s/slurm/%s", folder, name);
     WEFT_TRY(make_text(make, j, &text));
     return weft_file_write(path, text, strlen(text), NULL);
 }

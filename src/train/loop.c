@@ -149,12 +149,7 @@ static void keep_log(trainer *t) {
     }
     bool same = fstat(t->log, &file) == 0 && fstat(STDERR_FILENO, &error) == 0 &&
                 file.st_dev == error.st_dev && file.st_ino == error.st_ino;
-    if (same || lseek(t->log, 0, SEEK_END) < 0) {
-        close(t->log);
-        t->log = -1;
-        return;
-    }
-    weft_log_copy(t->log);
+    if (!same && lseek(t->log, 0, SEEK_END) >= 0) weft_log_copy(t->log);
 }
 
 /* How much there is, and the checksum of some sequences of either split. */

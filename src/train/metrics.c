@@ -175,7 +175,7 @@ weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
 }
 
 void weft_metrics_last(const char *run, int64_t *step, weft_loss_parts *out) {
-    char path[WEFT_PATH_MAX], tail[TAIL + 1];
+    char path[WEFT_PATH_MAX], tail[TAIL];
     WEFT_AUTO_FCLOSE FILE *file = NULL;
     *step = 0;
     *out = (weft_loss_parts){NAN, NAN, NAN, NAN, NAN};
@@ -183,13 +183,11 @@ void weft_metrics_last(const char *run, int64_t *step, weft_loss_parts *out) {
     if (weft_file_open_stream(path, &file) != WEFT_OK) return;
     if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
     size_t n = fread(tail, 1, TAIL, file);
-    while (n > 0 && tail[n - 1] != '\n')
-        n--; /* half a line */
-    if (n == 0) return;
-    size_t from = n - 1;
-    while (from > 0 && tail[from - 1] != '\n')
-        from--;
-    WEFT_AUTO_DECREF json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
+    const char *end = memrchr(tail, '\n', n); /* behind it is half a line */
+    if (!end) return;
+    const char *before = memrchr(tail, '\n', (size_t)(end - tail));
+    const char *from = before ? before + 1 : tail;
+    WEFT_AUTO_DECREF json_t *line = weft_json_read(from, (size_t)(end - from), 0, NULL);
     *step = (int64_t)json_integer_value(json_object_get(line, "step"));
     *out = (weft_loss_parts){
         weft_json_number_of(line, "loss"), weft_json_number_of(line, "cross_entropy"),
