@@ -103,13 +103,11 @@ weft_status weft_comm_any(weft_comm *c, bool own, bool *any) {
 
 /* The first line that differs, of both. */
 static weft_status report_difference(const char *name, const char *own, const char *first) {
-    while (*own && *own == *first) {
-        const char *own_end = strchr(own, '\n'), *first_end = strchr(first, '\n');
-        if (!own_end || !first_end || own_end - own != first_end - first ||
-            memcmp(own, first, (size_t)(own_end - own)) != 0)
-            break;
-        own = own_end + 1;
-        first = first_end + 1;
+    for (size_t at = 0; own[at] && own[at] == first[at]; at++) {
+        if (own[at] != '\n') continue;
+        own += at + 1;
+        first += at + 1;
+        at = (size_t)-1;
     }
     return WEFT_BAD_INPUT("its %s is not rank 0's: %.*s in place of %.*s", name,
                           (int)strcspn(own, "\n"), own, (int)strcspn(first, "\n"), first);

@@ -142,19 +142,14 @@ static int start_job(weft_comm *c, weft_comm_job *job) {
     return error;
 }
 
-static weft_comm_job *take_queue(weft_comm *c) {
-    weft_comm_job *last = atomic_exchange(&c->queue, NULL), *first = NULL;
-    while (last) {
+static bool start_jobs(weft_comm *c) {
+    weft_comm_job *last = atomic_exchange(&c->queue, NULL), *job = NULL;
+    while (last) { /* the first one first */
         weft_comm_job *before = last->next;
-        last->next = first;
-        first = last;
+        last->next = job;
+        job = last;
         last = before;
     }
-    return first;
-}
-
-static bool start_jobs(weft_comm *c) {
-    weft_comm_job *job = take_queue(c);
     bool any = job != NULL;
     while (job) {
         weft_comm_job *next = job->next;
@@ -163,11 +158,8 @@ static bool start_jobs(weft_comm *c) {
             fail_mpi(c, error);
             return true;
         }
-        job->next = NULL;
-        weft_comm_job **end = &c->active;
-        while (*end)
-            end = &(*end)->next;
-        *end = job;
+        job->next = c->active;
+        c->active = job;
         job = next;
     }
     return any;

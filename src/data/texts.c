@@ -14,14 +14,6 @@
 
 enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20, COPY_TOKENS = 1 << 18 };
 
-static weft_status count_text(weft_bpe_trainer *b, weft_input *in, const weft_input_unit *unit) {
-    WEFT_AUTO_FREE char *keep = NULL;
-    const char *text;
-    size_t bytes;
-    WEFT_TRY(weft_input_text(in, unit, &keep, &text, &bytes));
-    return weft_bpe_trainer_add(b, text, bytes);
-}
-
 static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
     const weft_input_unit *units;
     int64_t count = 0, read = 0;
@@ -30,7 +22,11 @@ static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
         .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
     while ((status = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
         for (int64_t i = 0; i < count && status == WEFT_OK; i++) {
-            status = count_text(b, in, &units[i]);
+            WEFT_AUTO_FREE char *keep = NULL;
+            const char *text;
+            size_t bytes;
+            status = weft_input_text(in, &units[i], &keep, &text, &bytes);
+            if (status == WEFT_OK) status = weft_bpe_trainer_add(b, text, bytes);
             read += (int64_t)units[i].bytes;
         }
         if (status != WEFT_OK) break;

@@ -170,15 +170,6 @@ static weft_status score_length(suite *s, int64_t time, int32_t *tokens, int32_t
     return WEFT_OK;
 }
 
-static weft_status score_requests(suite *s) {
-    int64_t most = s->model->config.context;
-    WEFT_AUTO_FREE int32_t *tokens = malloc((size_t)most * 2 * sizeof *tokens);
-    if (!tokens) return no_memory(s);
-    for (int64_t time = LEAST_TIME; time < most; time *= 2)
-        WEFT_TRY(score_length(s, time, tokens, tokens + most));
-    return score_length(s, most, tokens, tokens + most);
-}
-
 /* The likeliest choice; bit-equal ones: the first. */
 static int64_t choose(const suite *s, const question *q, bool normalised) {
     int64_t best = 0;
@@ -243,7 +234,12 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                               path);
     WEFT_TRY(weft_encoder_open(tokenizer, &s.encoder));
     WEFT_TRY(read_questions(&s));
-    WEFT_TRY(score_requests(&s));
+    int64_t most = m->config.context;
+    WEFT_AUTO_FREE int32_t *tokens = malloc((size_t)most * 2 * sizeof *tokens);
+    if (!tokens) return no_memory(&s);
+    for (int64_t time = LEAST_TIME; time < most; time *= 2)
+        WEFT_TRY(score_length(&s, time, tokens, tokens + most));
+    WEFT_TRY(score_length(&s, most, tokens, tokens + most));
     sum_up(&s, out);
     return details ? write_details(&s, details) : WEFT_OK;
 }

@@ -148,12 +148,11 @@ weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
     for (int i = 0; i < s->variants.n; i++) {
         weft_rank_bytes bytes;
         if (!is_chosen(s, o, i)) continue;
+        j.jobs++;
         WEFT_TRY(weft_account_rank(&s->built[i].config, o->host, o->cpus, 1, &bytes));
         if (bytes.all > most) most = bytes.all;
     }
     j.mib = most / (1024 * 1024) * 5 / 4 + SPARE_MIB;
-    for (int i = 0; i < s->variants.n; i++)
-        j.jobs += is_chosen(s, o, i);
     if (j.jobs == 0) return WEFT_BAD_INPUT("study: no variant to submit");
     WEFT_TRY(weft_folder_make(o->out));
     WEFT_TRY(weft_path(path, "%s/slurm", o->out));

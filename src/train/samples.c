@@ -4,7 +4,6 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "base/text.h"
 #include "generate/generator.h"
 #include "generate/text.h"
 #include "ops/cache.h"
@@ -22,7 +21,7 @@ struct weft_samples {
     char path[WEFT_PATH_MAX], run[WEFT_PATH_MAX];
     FILE *file;
     char *text;
-    size_t bytes, room;
+    size_t bytes;
     bool off; /* the model cannot generate: said once */
 };
 
@@ -65,15 +64,6 @@ void weft_samples_close(weft_samples *s) {
     WEFT_FREE(s->prompt, s->text, s);
 }
 
-static weft_status add_text(weft_samples *s, const char *text, size_t bytes) {
-    if (!weft_grow(&s->text, &s->room, s->bytes + bytes + 1))
-        return weft_fail(WEFT_ENOMEM, "samples: no memory");
-    if (bytes) memcpy(s->text + s->bytes, text, bytes);
-    s->bytes += bytes;
-    s->text[s->bytes] = '\0';
-    return WEFT_OK;
-}
-
 static void map_token(weft_samples *s, int32_t token) {
     if (s->mapped < WEFT_MAP_TOKENS) s->map[s->mapped++] = token;
 }
@@ -92,7 +82,9 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     size_t bytes;
     bool stopped;
     weft_sampled token;
-    s->bytes = 0;
+    free(weft_steal(&s->text));
+    WEFT_AUTO_FCLOSE FILE *out = open_memstream(&s->text, &s->bytes);
+    if (!out) return weft_fail(WEFT_ENOMEM, "samples: no memory");
     s->mapped = 0;
     for (int64_t i = 0; i < s->count; i++)
         map_token(s, s->prompt[i]);
@@ -104,11 +96,12 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     while ((take = weft_generator_take(g, id, &token)) == WEFT_TAKE_TOKEN) {
         map_token(s, token.token);
         WEFT_TRY(weft_stream_put(stream, token.token, &text, &bytes, &stopped));
-        WEFT_TRY(add_text(s, text, bytes));
+        if (bytes) fwrite(text, 1, bytes, out);
     }
     if (take == WEFT_TAKE_BROKEN) return weft_generator_broken();
     WEFT_TRY(weft_stream_end(stream, &text, &bytes));
-    return add_text(s, text, bytes);
+    if (bytes) fwrite(text, 1, bytes, out);
+    return fflush(out) == 0 ? WEFT_OK : weft_fail(WEFT_ENOMEM, "samples: no memory");
 }
 
 static void tell(const weft_samples *s, int64_t step) {
