@@ -45,6 +45,8 @@ struct weft_bpe_trainer {
     int64_t n_heap, heap_room;
     int32_t *touched; /* pairs that became more frequent */
     int64_t n_touched, touched_room;
+    uint64_t *merges; /* the pairs that were joined; some make the same token */
+    int64_t n_merges, merges_room;
 };
 
 static weft_status no_memory(void) {
@@ -68,7 +70,7 @@ void weft_bpe_trainer_close(weft_bpe_trainer *b) {
     for (int64_t i = 0; i < b->n_pairs; i++)
         free(b->pairs[i].words);
     weft_tokenizer_close(b->texts);
-    WEFT_FREE(b->words, b->symbols, b->pairs, b->pair_slots, b->heap, b->touched, b);
+    WEFT_FREE(b->words, b->symbols, b->pairs, b->pair_slots, b->heap, b->touched, b->merges, b);
 }
 
 WEFT_GETTER(int64_t, weft_bpe_trainer_words, weft_bpe_trainer, texts->vocab)
@@ -280,14 +282,19 @@ static weft_status make_token(weft_tokenizer *t, uint64_t key, int32_t *made) {
     return weft_tokenizer_add_token(t, *made, bytes, l + r, true);
 }
 
-static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
-                         void (*watch)(void *, int64_t), void *context) {
+weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t least,
+                                 void (*watch)(void *context, int64_t tokens), void *context,
+                                 weft_tokenizer **out) {
     static const char end[] = "<|endoftext|>";
+    *out = NULL;
+    if (vocab < WEFT_BPE_VOCAB_MIN || vocab > TOKENIZER_VOCAB_MAX)
+        return WEFT_BAD_INPUT("a vocabulary has from %d to %d tokens, not %lld", WEFT_BPE_VOCAB_MIN,
+                              TOKENIZER_VOCAB_MAX, (long long)vocab);
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    int32_t made = -1;
+    WEFT_TRY(weft_tokenizer_new("trained", &t));
     WEFT_TRY(weft_tokenizer_number_bytes(t));
     if (!spell_words(b, t) || !count_pairs(b)) return no_memory();
-    /* Every merge shortens a word. */
-    int64_t most = (int64_t)b->texts->pool_used;
-    WEFT_TRY(weft_tokenizer_reserve_merges(t, most < vocab ? most : vocab));
     while (t->vocab < vocab - 1 && b->n_heap > 0) {
         candidate top = heap_pop(b);
         int64_t count = b->pairs[top.pair].count;
@@ -296,30 +303,25 @@ static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, 
             continue;
         }
         if (count < least) break;
-        int32_t made = -1;
         uint64_t key = b->pairs[top.pair].key;
         WEFT_TRY(make_token(t, key, &made));
-        weft_tokenizer_add_merge(t, (int32_t)(key >> 32), (int32_t)(key & 0xFFFFFFFF), made);
+        if (!weft_grow_list(&b->merges, &b->merges_room, b->n_merges + 1, sizeof *b->merges))
+            return no_memory();
+        b->merges[b->n_merges++] = key;
         if (!join_pair(b, top.pair, made)) return no_memory();
         if (watch) watch(context, t->vocab);
+    }
+    WEFT_TRY(weft_tokenizer_reserve_merges(t, b->n_merges));
+    for (int64_t i = 0; i < b->n_merges; i++) {
+        uint64_t key = b->merges[i];
+        WEFT_TRY(make_token(t, key, &made)); /* there already */
+        weft_tokenizer_add_merge(t, (int32_t)(key >> 32), (int32_t)(key & 0xFFFFFFFF), made);
     }
     int32_t id = (int32_t)t->vocab;
     WEFT_TRY(weft_tokenizer_add_token(t, id, end, sizeof end - 1, false));
     WEFT_TRY(weft_tokenizer_add_special(t, end, id, true));
     t->n_steps = 1;
-    return weft_tokenizer_finish(t);
-}
-
-weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t least,
-                                 void (*watch)(void *context, int64_t tokens), void *context,
-                                 weft_tokenizer **out) {
-    *out = NULL;
-    if (vocab < WEFT_BPE_VOCAB_MIN || vocab > TOKENIZER_VOCAB_MAX)
-        return WEFT_BAD_INPUT("a vocabulary has from %d to %d tokens, not %lld", WEFT_BPE_VOCAB_MIN,
-                              TOKENIZER_VOCAB_MAX, (long long)vocab);
-    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
-    WEFT_TRY(weft_tokenizer_new("trained", &t));
-    WEFT_TRY(train(b, t, vocab, least, watch, context));
+    WEFT_TRY(weft_tokenizer_finish(t));
     *out = weft_steal(&t);
     return WEFT_OK;
 }

@@ -257,16 +257,6 @@ static void after_node(void *context, const weft_node *n) {
     if (g->status == WEFT_OK) g->status = weft_reduce_look(g->reduce);
 }
 
-static void watch_run(weft_gradients *g) {
-    g->watched = true;
-    g->status = WEFT_OK;
-    memset(g->finished, 0, (size_t)g->n * sizeof *g->finished);
-    for (int64_t b = 0; b < weft_cut_buckets(&g->shards.cut); b++)
-        g->due[b] = weft_cut_bucket(&g->shards.cut, b).count;
-    begin_ranks(g);
-    weft_exec_watch(g->session->exec, after_node, g);
-}
-
 static void unwatch_run(weft_gradients *g) {
     if (g->watched) weft_exec_watch(g->session->exec, NULL, NULL);
     g->watched = false;
@@ -291,7 +281,14 @@ void weft_gradients_expect(weft_gradients *g) {
         if (last) g->taken = 0;
         g->node += last;
     }
-    if (g->made_by && (g->own_at || g->node == g->nodes)) watch_run(g);
+    if (!g->made_by || (!g->own_at && g->node < g->nodes)) return;
+    g->watched = true;
+    g->status = WEFT_OK;
+    memset(g->finished, 0, (size_t)g->n * sizeof *g->finished);
+    for (int64_t b = 0; b < weft_cut_buckets(&g->shards.cut); b++)
+        g->due[b] = weft_cut_bucket(&g->shards.cut, b).count;
+    begin_ranks(g);
+    weft_exec_watch(g->session->exec, after_node, g);
 }
 
 weft_status weft_gradients_add(weft_gradients *g) {

@@ -363,14 +363,6 @@ static double use_of_peak(const trainer *t, double tokens_per_s) {
     return peak > 0 ? tokens_per_s * t->flops_per_token / peak : 0;
 }
 
-static weft_status report(trainer *t, weft_metrics_row *row) {
-    row->tokens_per_s = tokens_rate(t, t->unlogged, t->pending);
-    row->mfu = use_of_peak(t, row->tokens_per_s);
-    t->unlogged = 0;
-    t->pending = 0;
-    return t->leads ? weft_metrics_add(t->metrics, row) : WEFT_OK;
-}
-
 /* Short enough for a bar of 80 columns beside the step and the time that is left. */
 static void show_progress(const trainer *t, const weft_metrics_row *row) {
     char note[NOTE_ROOM], val[32] = "";
@@ -465,8 +457,13 @@ static weft_status run_steps(trainer *t) {
             row.events.spike || row.events.reset || row.events.pruned || t->state.skipped_row > 0;
         if (!diverged && (last || row.step % c->eval_interval == 0)) WEFT_TRY(evaluate(t, &row));
         show_progress(t, &row);
-        if (last || told || row.evaluated || row.step % c->log_interval == 0)
-            WEFT_TRY(report(t, &row));
+        if (last || told || row.evaluated || row.step % c->log_interval == 0) {
+            row.tokens_per_s = tokens_rate(t, t->unlogged, t->pending);
+            row.mfu = use_of_peak(t, row.tokens_per_s);
+            t->unlogged = 0;
+            t->pending = 0;
+            if (t->leads) WEFT_TRY(weft_metrics_add(t->metrics, &row));
+        }
         if (diverged) return WEFT_OK;
         /* Before any checkpoint: whoever goes on from one finds what was made up to it. */
         WEFT_TRY(weft_samples_make(t->samples, t->model, t->backend, t->pool, row.step, last));

@@ -48,18 +48,6 @@ static weft_status read_mask(void *context, const weft_weight *w, bool *out) {
     return WEFT_OK;
 }
 
-static weft_status choose_units(const weft_optimizer *o, const weft_weighing *how, weft_units *u,
-                                double sparsity) {
-    int64_t left = u->block - weft_masked_of(sparsity, u->block);
-    WEFT_AUTO_FREE double *sums = malloc((size_t)u->units * sizeof *sums);
-    if (!sums) return no_memory();
-    for (int64_t l = 0; l < u->n_layers; l++) {
-        WEFT_TRY(weft_units_weigh(u, o->model, l, how, sums));
-        weft_units_choose(u, l, sums, left);
-    }
-    return WEFT_OK;
-}
-
 /* The new mask of a weight: by its units, or by its own scores. */
 static weft_status mask_weight(const weft_optimizer *o, const weft_weighing *how,
                                const weft_units *u, const weft_weight *w, double sparsity) {
@@ -104,7 +92,13 @@ static weft_status make_masks(weft_optimizer *o, weft_units *u, double sparsity,
     weft_weighing how = {by[o->model->config.prune], read_other, read_mask, o};
     WEFT_TRY(weft_mirror_use(o->model->mirror, NULL));
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
-    if (u->units) WEFT_TRY(choose_units(o, &how, u, sparsity));
+    int64_t left = u->block - weft_masked_of(sparsity, u->block);
+    WEFT_AUTO_FREE double *sums = malloc((size_t)u->units * sizeof *sums + 1);
+    if (!sums) return no_memory();
+    for (int64_t l = 0; u->units && l < u->n_layers; l++) {
+        WEFT_TRY(weft_units_weigh(u, o->model, l, &how, sums));
+        weft_units_choose(u, l, sums, left);
+    }
     for (int64_t i = 0; i < o->model->n_weights; i++)
         if (is_masked(o, &o->model->weights[i]))
             WEFT_TRY(mask_weight(o, &how, u, &o->model->weights[i], sparsity));
