@@ -44,7 +44,7 @@ void weft_json_add(json_t *object, const char *fields, ...);
 #define WEFT_JSON_LIST(list, i, n, value)                                                          \
     json_t *list = json_array();                                                                   \
     for (int64_t i = 0; i < (int64_t)(n); i++)                                                     \
-        json_array_append_new(list, value)
+    json_array_append_new(list, value)
 /* The number under a key; NaN: there is none, or it is no number. */
 double weft_json_number_of(const json_t *object, const char *key);
 

@@ -196,13 +196,12 @@ static weft_status report_memory(bench *b) {
             continue;
         if (i > 0 && memcmp(&row->sizes, &row[-1].sizes, sizeof row->sizes) == 0)
             continue; /* the same graph again, for another peer */
-        int64_t bytes[3];
         for (int k = 0; k < 3; k++) {
-            WEFT_TRY(plan_memory(b, row, tokens[k], &bytes[k]));
+            int64_t bytes;
+            WEFT_TRY(plan_memory(b, row, tokens[k], &bytes));
             bench_cells(&b->table, "%s|%lld|%.1f|%.0f", row->op, (long long)tokens[k],
-                        1e-6 * (double)bytes[k], (double)bytes[k] / (double)tokens[k]);
-            weft_json_append(b->memory, "op:s tokens:I arena_bytes:I", row->op, tokens[k],
-                             bytes[k]);
+                        1e-6 * (double)bytes, (double)bytes / (double)tokens[k]);
+            weft_json_append(b->memory, "op:s tokens:I arena_bytes:I", row->op, tokens[k], bytes);
         }
     }
     return WEFT_OK;

@@ -27,6 +27,7 @@ const char weft_help_tokenize[] =
     "them, a .npy, or nanoGPT's train.bin and val.bin. --tokenizer then names the one they were "
     "made with; without it DIR has none, and CONFIG_VOCAB_SIZE must be above the largest token.\n";
 
+#define NO_FILES "no files are named; - is standard input"
 static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
 
 static void report(const weft_args *args, const char *out, const weft_texts_sum *sum) {
@@ -43,10 +44,6 @@ static void report(const weft_args *args, const char *out, const weft_texts_sum 
                out, weft_count_text(sum->documents), weft_count_text(sum->bytes),
                weft_count_text(sum->tokens[0]), weft_count_text(sum->tokens[1]),
                (long long)sum->shards, weft_count_text(sum->vocab), rate);
-}
-
-static weft_status refuse_no_files(void) {
-    return WEFT_BAD_INPUT("no files are named; - is standard input");
 }
 
 static weft_status tokenize(const weft_args *args, const char *tokenizer, const char *out,
@@ -79,7 +76,7 @@ weft_status weft_cmd_tokenize(weft_args *args, int argc, char **argv) {
     WEFT_AUTO_FREE const char **files = calloc((size_t)argc + 1, sizeof *files);
     if (!files) return weft_fail(WEFT_ENOMEM, "no memory");
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_THREADS, own, files, argc));
-    if (!args->n_words) return refuse_no_files();
+    if (!args->n_words) return WEFT_BAD_INPUT(NO_FILES);
     if (input.val_share == 1) return WEFT_BAD_INPUT("--val-share '%s' must be below 1", share);
     if (!share) input.val_share = input.val_path ? 0 : VAL_SHARE;
     input.paths = files;
@@ -132,7 +129,7 @@ weft_status weft_cmd_tokenizer(weft_args *args, int argc, char **argv) {
     if (!args->n_words) return WEFT_BAD_INPUT("an action is needed: 'weft tokenizer train'");
     if (strcmp(words[0], "train") != 0)
         return WEFT_BAD_INPUT("unknown action '%s'; there is only 'train'", words[0]);
-    if (args->n_words < 2) return refuse_no_files();
+    if (args->n_words < 2) return WEFT_BAD_INPUT(NO_FILES);
     WEFT_TRY(weft_file_vacant(out, force));
     input.paths = words + 1;
     input.n_paths = args->n_words - 1;
