@@ -289,15 +289,6 @@ static weft_status open_copy(const char *path, const char *copy, weft_database *
     return WEFT_OK;
 }
 
-static weft_status compare_configs(const char *ours, const char *theirs, const char *path) {
-    char a[WEFT_TEXT_MAX], b[WEFT_TEXT_MAX];
-    const weft_option *o = weft_record_difference(ours, theirs, false, a, b);
-    if (!o) return WEFT_OK;
-    return WEFT_BAD_INPUT("%s: a study of another config: CONFIG_%s is %.300s there and %.300s "
-                          "in the first; studies of one config are merged",
-                          path, o->key, b, a);
-}
-
 /* The runs to take: what ended there and not here, and what is not here at all. */
 static weft_status take_part(weft_database *d, const char *path) {
     EACH_ROW(
@@ -305,9 +296,15 @@ static weft_status take_part(weft_database *d, const char *path) {
         "SELECT a.config, b.config, a.seeds <> b.seeds OR a.learning_rates <> b.learning_rates OR"
         " a.equal <> b.equal OR a.score <> b.score OR a.tail <> b.tail"
         " FROM main.study a, part.study b") {
-        weft_status status =
-            compare_configs(weft_column_text(studies, 0), weft_column_text(studies, 1), path);
-        if (status == WEFT_OK && sqlite3_column_int(studies, 2))
+        char a[WEFT_TEXT_MAX], b[WEFT_TEXT_MAX];
+        const weft_option *o = weft_record_difference(weft_column_text(studies, 0),
+                                                      weft_column_text(studies, 1), false, a, b);
+        weft_status status = WEFT_OK;
+        if (o)
+            status = WEFT_BAD_INPUT("%s: a study of another config: CONFIG_%s is %.300s there and "
+                                    "%.300s in the first; studies of one config are merged",
+                                    path, o->key, b, a);
+        else if (sqlite3_column_int(studies, 2))
             status = WEFT_BAD_INPUT("%s: its seeds, learning rates or score are others than in the "
                                     "first",
                                     path);

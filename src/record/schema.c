@@ -193,33 +193,29 @@ static const rule rules[] = {
      "a number, or " SOME_TEXT},
 };
 
-static weft_status check_column(weft_database *d, const rule *r, const char *column) {
-    char sql[SQL_ROOM];
-    snprintf(sql, sizeof sql,
-             "SELECT quote(%s), substr(quote(v), 1, 60) FROM (SELECT *, %s AS v FROM %s)"
-             " WHERE (%s) IS NOT TRUE LIMIT 1",
-             r->key, column, r->table, r->good);
-    EACH_ROW(rows, d, sql)
-        weft_database_break(
-            d,
-            WEFT_BAD_INPUT("%s: in %s with %s %.*s, %.40s is %s and must be %s; it was not written "
-                           "by weft. Move it away, or take another folder",
-                           weft_database_path(d), r->table, r->key, SHOWN,
-                           weft_column_text(rows, 0), column, weft_column_text(rows, 1), r->must));
-    return weft_database_end(d);
-}
-
 static weft_status check_values(weft_database *d) {
     int64_t studies;
     WEFT_TRY(weft_database_number(d, 0, &studies, "SELECT count(*) FROM study", ""));
     if (studies != 1)
         return WEFT_BAD_INPUT("%s: holds no study yet; 'weft study' puts it there",
                               weft_database_path(d));
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
-        char columns[128], *rest = columns, *column;
-        snprintf(columns, sizeof columns, "%s", rules[i].columns);
-        while ((column = strsep(&rest, " ")))
-            WEFT_TRY(check_column(d, &rules[i], column));
+    for (const rule *r = rules; r < rules + sizeof rules / sizeof rules[0]; r++) {
+        char columns[128], *rest = columns, *column, sql[SQL_ROOM];
+        snprintf(columns, sizeof columns, "%s", r->columns);
+        while ((column = strsep(&rest, " "))) {
+            snprintf(sql, sizeof sql,
+                     "SELECT quote(%s), substr(quote(v), 1, 60) FROM (SELECT *, %s AS v FROM %s)"
+                     " WHERE (%s) IS NOT TRUE LIMIT 1",
+                     r->key, column, r->table, r->good);
+            EACH_ROW(rows, d, sql)
+                weft_database_break(
+                    d, WEFT_BAD_INPUT("%s: in %s with %s %.*s, %.40s is %s and must be %s; it was "
+                                      "not written by weft. Move it away, or take another folder",
+                                      weft_database_path(d), r->table, r->key, SHOWN,
+                                      weft_column_text(rows, 0), column, weft_column_text(rows, 1),
+                                      r->must));
+            WEFT_TRY(weft_database_end(d));
+        }
     }
     return WEFT_OK;
 }

@@ -261,16 +261,6 @@ static void look_at_run(weft_watched *w, run *r) {
     r->status = status;
 }
 
-static void set_title(weft_watched *w, const char *folder, const char *title) {
-    for (int i = 0; i < w->n_runs; i++) {
-        run *r = &w->runs[i];
-        if (strcmp(r->at.path, folder) != 0 || (r->title && strcmp(r->title, title) == 0)) continue;
-        free(r->title);
-        r->title = weft_text_repair(title);
-        r->version = ++w->version;
-    }
-}
-
 static void read_study(weft_watched *w, study *s) {
     char path[WEFT_PATH_MAX];
     WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
@@ -287,9 +277,17 @@ static void read_study(weft_watched *w, study *s) {
             s->count[i] = sqlite3_column_int64(rows, i);
     weft_database_end(d);
     /* What the study's runs are called: a variant's title says more than a folder. */
-    EACH_ROW(rows, d, "SELECT folder, title FROM runs JOIN variants USING (variant)")
-        if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
-            set_title(w, path, weft_column_text(rows, 1));
+    EACH_ROW(rows, d, "SELECT folder, title FROM runs JOIN variants USING (variant)") {
+        const char *title = weft_column_text(rows, 1);
+        if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) != WEFT_OK) continue;
+        for (run *r = w->runs; r - w->runs < w->n_runs; r++) {
+            if (strcmp(r->at.path, path) != 0 || (r->title && strcmp(r->title, title) == 0))
+                continue;
+            free(r->title);
+            r->title = weft_text_repair(title);
+            r->version = ++w->version;
+        }
+    }
     weft_database_end(d);
 }
 

@@ -133,24 +133,19 @@ weft_status weft_listing_json(const char *path, json_t **object) {
     return WEFT_OK;
 }
 
-/* One letter, escaped where a terminal would obey it; lines' ends and tabs are a table's own. Returns
- * its bytes. */
-static int write_letter(FILE *out, const char *text) {
-    int n = weft_utf8_length(text), bytes = n ? n : 1;
-    bool plain = strchr("\r\n\t", *text) || (n && !weft_utf8_is_control(text, n));
-    if (plain) fwrite(text, 1, (size_t)bytes, out);
-    for (int i = 0; !plain && i < bytes; i++)
-        fprintf(out, "\\x%02x", (unsigned)(unsigned char)text[i]);
-    return bytes;
-}
-
-/* Quoted where it must be; a quote inside is doubled. */
+/* Quoted where it must be; a quote inside is doubled. A letter that a terminal would obey is escaped; lines' ends and
+ * tabs are a table's own. */
 static void write_field(FILE *out, const char *text) {
     bool quoted = strpbrk(text, ",\"\r\n");
     if (quoted) fputc('"', out);
-    while (*text) {
+    for (int bytes; *text; text += bytes) {
+        int n = weft_utf8_length(text);
+        bool plain = strchr("\r\n\t", *text) || (n && !weft_utf8_is_control(text, n));
+        bytes = n ? n : 1;
         if (*text == '"') fputc('"', out);
-        text += write_letter(out, text);
+        if (plain) fwrite(text, 1, (size_t)bytes, out);
+        for (int i = 0; !plain && i < bytes; i++)
+            fprintf(out, "\\x%02x", (unsigned)(unsigned char)text[i]);
     }
     if (quoted) fputc('"', out);
 }
@@ -293,21 +288,6 @@ static void print_comparison(FILE *out, const json_t *object) {
     }
 }
 
-/* The loss by position, where the runs' records have it. */
-static weft_status compare_positions(const weft_report_variant *one, const weft_report_variant *two,
-                                     json_t *list) {
-    weft_report_range ranges[WEFT_REPORT_RANGES];
-    int n = weft_report_ranges(one->study, ranges);
-    for (int i = 0; i < n; i++) {
-        weft_comparison c;
-        WEFT_TRY(weft_report_compare_seeds(two, one, ranges[i].name, false, &c));
-        if (c.pairs == 0) continue;
-        weft_json_append(list, "first:I last:I a:f b:f difference:f low:f high:f", ranges[i].first,
-                         ranges[i].last, c.baseline, c.variant, c.mean, c.low, c.high);
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
                                  json_t **object) {
     WEFT_AUTO(weft_report_free) weft_report_data d = {0};
@@ -327,7 +307,15 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
         c.mean, c.low, c.high, weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why,
         positions);
     if (!made) return weft_fail(WEFT_ENOMEM, "runs: no memory");
-    WEFT_TRY(compare_positions(one, two, positions));
+    /* The loss by position, where the runs' records have it. */
+    weft_report_range ranges[WEFT_REPORT_RANGES];
+    int n = weft_report_ranges(&d, ranges);
+    for (const weft_report_range *r = ranges; r < ranges + n; r++) {
+        WEFT_TRY(weft_report_compare_seeds(two, one, r->name, false, &c));
+        if (c.pairs > 0)
+            weft_json_append(positions, "first:I last:I a:f b:f difference:f low:f high:f",
+                             r->first, r->last, c.baseline, c.variant, c.mean, c.low, c.high);
+    }
     if (out) print_comparison(out, made);
     if (object) *object = weft_steal(&made);
     return WEFT_OK;

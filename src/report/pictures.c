@@ -242,12 +242,6 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static bool read_range(const char *name, weft_report_range *r) {
-    int end = 0;
-    bool is = sscanf(name, "loss_at_%lld_%lld%n", &r->first, &r->last, &end) == 2 && !name[end];
-    return is && r->first >= 0 && r->last >= r->first && strlen(name) < sizeof r->name;
-}
-
 static int by_first(const void *a, const void *b) {
     const weft_report_range *x = a, *y = b;
     if (x->first != y->first) return x->first < y->first ? -1 : 1;
@@ -257,10 +251,14 @@ static int by_first(const void *a, const void *b) {
 int weft_report_ranges(const weft_report_data *d, weft_report_range out[RANGES_MOST]) {
     int n = 0;
     EACH_MEMBER(fact, d->facts) {
-        if (n == RANGES_MOST || !json_is_number(fact.value) || !read_range(fact.key, &out[n]))
+        weft_report_range r;
+        int end = 0;
+        if (n == RANGES_MOST || !json_is_number(fact.value) || strlen(fact.key) >= sizeof r.name ||
+            sscanf(fact.key, "loss_at_%lld_%lld%n", &r.first, &r.last, &end) != 2 ||
+            fact.key[end] || r.first < 0 || r.last < r.first)
             continue;
-        snprintf(out[n].name, sizeof out[n].name, "%s", fact.key);
-        n++;
+        snprintf(r.name, sizeof r.name, "%s", fact.key);
+        out[n++] = r;
     }
     qsort(out, (size_t)n, sizeof *out, by_first);
     return n;
