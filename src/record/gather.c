@@ -155,6 +155,9 @@ static weft_status fill(gathering *g) {
     WEFT_AUTO_DECREF json_t *news = weft_watched_news(g->watched, 0);
     int64_t count = 0;
     if (!news) return no_memory();
+    WEFT_TRY(weft_database_make_tables(g->d));
+    /* Variants by what their runs have in common, and by the options that say what text they are of. */
+    WEFT_TRY(weft_database_script(g->d, "CREATE TEMP TABLE sorted(variant, key, text)"));
     EACH_ITEM(one, json_object_get(news, "runs")) {
         const json_t *run = one.value;
         const char *name = json_string_value(json_object_get(run, "name"));
@@ -179,12 +182,12 @@ static weft_status fill(gathering *g) {
     WEFT_AUTO_FREE char *lines = weft_record_config(g->first);
     if (!lines) return no_memory();
     const char *slash = strrchr(g->folder, '/');
-    return weft_database_run(
+    WEFT_TRY(weft_database_run(
         g->d,
-        "INSERT INTO study(id, schema, name, config, seeds, learning_rates, "
-        "equal, score, tail, created)"
-        " VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, " WEFT_SQL_NOW ")",
-        "iss", (int64_t)WEFT_SCHEMA_VERSION, slash && slash[1] ? slash + 1 : g->folder, lines);
+        "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
+        " created) VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, " WEFT_SQL_NOW ")",
+        "iss", (int64_t)WEFT_SCHEMA_VERSION, slash && slash[1] ? slash + 1 : g->folder, lines));
+    return weft_database_check(g->d);
 }
 
 static void end_gathering(gathering *g) {
@@ -214,13 +217,7 @@ static weft_status gather(const char *folder, weft_database **out) {
                               folder, weft_watched_count(g.watched));
     WEFT_TRY(weft_database_scratch(g.folder, &g.d));
     WEFT_TRY(weft_database_begin(g.d));
-    weft_status status = weft_database_make_tables(g.d);
-    /* Variants by what their runs have in common, and by the options that say what text they are of. */
-    if (status == WEFT_OK)
-        status = weft_database_script(g.d, "CREATE TEMP TABLE sorted(variant, key, text)");
-    if (status == WEFT_OK) status = fill(&g);
-    if (status == WEFT_OK) status = weft_database_check(g.d);
-    WEFT_TRY(weft_database_finish(g.d, status));
+    WEFT_TRY(weft_database_finish(g.d, fill(&g)));
     *out = g.d;
     g.d = NULL;
     return WEFT_OK;

@@ -485,43 +485,34 @@ weft_status weft_record_line(weft_database *d, int64_t run, const json_t *line, 
         weft_json_number_of(line, "tokens_per_s"));
 }
 
-/* A change of a run and what is told of it, together: `status` is that of the change, in a transaction. */
-static weft_status finish_change(weft_database *d, weft_status status, int64_t run,
-                                 const char *kind, const char *detail) {
-    if (status == WEFT_OK) status = weft_record_event(d, run, -1, kind, detail);
-    return weft_database_finish(d, status);
-}
+/* A change of a run by a statement, and what is told of it, in one transaction; the last of a function. */
+#define CHANGE_RUN(d, job, kind, detail, ...)                                                      \
+    WEFT_TRY(weft_database_begin(d));                                                              \
+    weft_status status = weft_database_run(d, __VA_ARGS__);                                        \
+    if (status == WEFT_OK) status = weft_record_event(d, (job)->run, -1, kind, detail);            \
+    return weft_database_finish(d, status)
 
 weft_status weft_record_start(weft_database *d, const weft_record_run *job) {
     char host[HOST_ROOM];
     host_name(host);
-    WEFT_TRY(weft_database_begin(d));
-    weft_status status =
-        weft_database_run(d,
-                          "UPDATE runs SET status = 'running', why = NULL, host = ?,"
-                          " resumes = resumes + (started IS NOT NULL),"
-                          " started = ifnull(started, " WEFT_SQL_NOW "), ended = NULL"
-                          " WHERE run = ?",
-                          "si", host, job->run);
-    return finish_change(d, status, job->run, job->begun ? "resumed" : "started", NULL);
+    CHANGE_RUN(d, job, job->begun ? "resumed" : "started", NULL,
+               "UPDATE runs SET status = 'running', why = NULL, host = ?,"
+               " resumes = resumes + (started IS NOT NULL),"
+               " started = ifnull(started, " WEFT_SQL_NOW "), ended = NULL WHERE run = ?",
+               "si", host, job->run);
 }
 
 weft_status weft_record_stop(weft_database *d, const weft_record_run *job, double seconds) {
-    WEFT_TRY(weft_database_begin(d));
-    weft_status status = weft_database_run(
-        d, "UPDATE runs SET status = 'waiting', seconds = ifnull(seconds, 0) + ? WHERE run = ?",
-        "di", seconds, job->run);
-    return finish_change(d, status, job->run, "stopped", NULL);
+    CHANGE_RUN(d, job, "stopped", NULL,
+               "UPDATE runs SET status = 'waiting', seconds = ifnull(seconds, 0) + ? WHERE run = ?",
+               "di", seconds, job->run);
 }
 
 weft_status weft_record_failure(weft_database *d, const weft_record_run *job, const char *kind,
                                 const char *why, double seconds, int64_t memory) {
-    WEFT_TRY(weft_database_begin(d));
-    weft_status status =
-        weft_database_run(d,
-                          "UPDATE runs SET status = 'failed', why = ?, ended = " WEFT_SQL_NOW ","
-                          " seconds = ifnull(seconds, 0) + ?,"
-                          " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-                          "sdii", why, seconds, memory, job->run);
-    return finish_change(d, status, job->run, kind, why);
+    CHANGE_RUN(d, job, kind, why,
+               "UPDATE runs SET status = 'failed', why = ?, ended = " WEFT_SQL_NOW ","
+               " seconds = ifnull(seconds, 0) + ?,"
+               " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
+               "sdii", why, seconds, memory, job->run);
 }

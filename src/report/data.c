@@ -369,15 +369,11 @@ static bool learned_nothing(const weft_report_data *d) {
     return finished > 0;
 }
 
-static bool has_runs(const weft_report_variant *v) {
-    EACH_RUN_OF(run, v)
-        return true;
-    return false;
-}
-
-/* Whether a variant waits for the learning rate of another: "NAME=OTHER" is in the list. */
-static bool takes_over(const weft_report_variant *v) {
+/* Whether a variant waits for the learning rate of another: "NAME=OTHER" is in the list, and it has no run yet. */
+static bool waits_for_rate(const weft_report_variant *v) {
     size_t n = strlen(v->name);
+    EACH_RUN_OF(run, v)
+        return false;
     for (const char *at = v->study->rate_as; *at; at += strcspn(at, ","), at += *at == ',') {
         at += strspn(at, " \t");
         if (strncmp(at, v->name, n) == 0 && strchr("= \t", at[n])) return true;
@@ -411,7 +407,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
     WEFT_AUTO_FREE weft_rate_run *tried = calloc((size_t)d->n_runs + 1, sizeof *tried);
     if (!scores || !tried) return no_memory(d);
     EACH_VARIANT(v, d) {
-        if (takes_over(v) && !has_runs(v)) v->waiting++;
+        if (waits_for_rate(v)) v->waiting++;
         v->minimum = weft_minimum_fit(tried, list_rates(v, tried), d->higher_is_better);
         choose_rate(v, scores);
         sum_up_variant(v, scores);

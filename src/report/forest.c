@@ -217,18 +217,13 @@ static double pixel_of(const extent *e, double value) {
     return TRACK_LEFT + place_of(e, value) / 100 * TRACK_WIDTH;
 }
 
-/* About how wide a text is: capitals, as options have, are wider. */
-static double svg_width(const char *text) {
-    double width = 0;
-    for (; *text; text++)
-        width += isupper((unsigned char)*text) || *text == '_' ? 10 : 7.5;
-    return width;
-}
-
 /* A label that would begin left of the picture is drawn narrower. */
 static void put_svg_label(FILE *out, double y, const char *label) {
     const double room = TRACK_LEFT - 14;
-    if (svg_width(label) <= room) {
+    double width = 0; /* about: capitals, as options have, are wider */
+    for (const char *at = label; *at; at++)
+        width += isupper((unsigned char)*at) || *at == '_' ? 10 : 7.5;
+    if (width <= room) {
         weft_svg_text(out, room, y, "end", label);
         return;
     }
@@ -292,19 +287,6 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d) {
                        d->score_name, unit, seeds, 100 * WEFT_CONFIDENCE);
 }
 
-/* The open comparison that the fewest seeds would decide; NULL: none. */
-static const weft_report_variant *nearest_to_decided(const weft_report_data *d) {
-    const weft_report_variant *nearest = NULL;
-    EACH_VARIANT(v, d) {
-        const weft_comparison *c = &v->compared;
-        bool open = weft_report_counts(v) && c->verdict == WEFT_NO_DIFFERENCE;
-        if (v->waiting) return NULL; /* what was planned comes first */
-        if (!open || weft_seeds_needed(c) <= c->pairs) continue;
-        if (!nearest || weft_seeds_needed(c) < weft_seeds_needed(&nearest->compared)) nearest = v;
-    }
-    return nearest;
-}
-
 /* The study's folder and the config in it, as words of a shell; false: none is there, or a path has a sign that a
  * shell takes for another. */
 static bool find_config(const weft_report_data *d, char *folder, char *config) {
@@ -325,8 +307,15 @@ static bool find_config(const weft_report_data *d, char *folder, char *config) {
 /* What to run where nothing was shown. */
 static void say_more_seeds(weft_page *p, const weft_report_data *d) {
     char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
-    const weft_report_variant *open = d->nothing_learned ? NULL : nearest_to_decided(d);
-    if (!open) return;
+    const weft_report_variant *open = NULL; /* the comparison that the fewest would decide */
+    EACH_VARIANT(v, d) {
+        const weft_comparison *c = &v->compared;
+        if (v->waiting) return; /* what was planned comes first */
+        if (!weft_report_counts(v) || c->verdict != WEFT_NO_DIFFERENCE) continue;
+        int needed = weft_seeds_needed(c);
+        if (needed > c->pairs && (!open || needed < weft_seeds_needed(&open->compared))) open = v;
+    }
+    if (!open || d->nothing_learned) return;
     int more = weft_seeds_needed(&open->compared) - open->compared.pairs;
     bool there = more <= SEEDS_MOST && find_config(d, folder, config);
     weft_page_say(p,

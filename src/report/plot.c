@@ -43,15 +43,6 @@ const char *weft_plot_colour(int style) {
 
 static const char *const units[] = {"", "k", "M", "G", "T", "P", "E", "Z", "Y"};
 
-/* The smallest of 1, 2, 5 and 10 times a power of ten that fits at most `most` times. */
-static double round_step(double range, int most) {
-    static const int times[] = {1, 2, 5, 10};
-    double power = pow(10, floor(log10(range / most)));
-    for (int i = 0; i < COUNT(times); i++)
-        if (range / (power * times[i]) <= most) return power * times[i];
-    return power * 10;
-}
-
 static void put_number(char *text, const char *form, int decimals, double value, const char *unit) {
     char plain[WEFT_TICK_ROOM];
     snprintf(plain, sizeof plain, form, decimals, value);
@@ -84,7 +75,13 @@ void weft_axis_ticks(double low, double high, int most, weft_ticks *out) {
     out->n = 0;
     if (!(high > low) || !isfinite(high - low) || most < 1) return;
     if (most > WEFT_TICKS_MOST - 1) most = WEFT_TICKS_MOST - 1;
-    double step = round_step(high - low, most), first = ceil(low / step - 1e-9);
+    /* The smallest of 1, 2, 5 and 10 times a power of ten that fits at most `most` times. */
+    static const int times[] = {1, 2, 5, 10};
+    double power = pow(10, floor(log10((high - low) / most)));
+    int k = 0;
+    while (k < 3 && (high - low) / (power * times[k]) > most)
+        k++;
+    double step = power * times[k], first = ceil(low / step - 1e-9);
     if (!(step > 0) || !isfinite(step) || fabs(first) > 1e12) return;
     for (int i = 0; i <= most && out->n < WEFT_TICKS_MOST; i++) {
         double at = (first + i) * step;

@@ -58,16 +58,11 @@ const char *weft_say_number(double value) {
 }
 
 /* Two digits of half the interval's width; one that only rounding made is none. */
-static int decimals_for(const weft_comparison *c) {
-    double scale = (c->high - c->low) / 2;
-    if (!(scale > 1e-9 * fabs(c->mean))) scale = fabs(c->mean);
-    if (!(scale > 0)) return DECIMALS_LEAST;
-    double decimals = 1 - floor(log10(scale));
-    return (int)fmin(fmax(decimals, DECIMALS_LEAST), DECIMALS_MOST);
-}
-
 const char *weft_say_change(const weft_comparison *c, double value) {
-    return isfinite(value) ? weft_say("%+.*f", decimals_for(c), value) : DASH;
+    double scale = (c->high - c->low) / 2, decimals = DECIMALS_LEAST;
+    if (!(scale > 1e-9 * fabs(c->mean))) scale = fabs(c->mean);
+    if (scale > 0) decimals = fmin(fmax(1 - floor(log10(scale)), DECIMALS_LEAST), DECIMALS_MOST);
+    return isfinite(value) ? weft_say("%+.*f", (int)decimals, value) : DASH;
 }
 
 const char *weft_say_interval(const weft_comparison *c) {
