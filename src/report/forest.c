@@ -328,18 +328,14 @@ static void say_more_seeds(weft_page *p, const weft_report_data *d) {
                           d->planned_seeds + more);
 }
 
-/* What to run where runs are missing. */
-static void say_to_continue(weft_page *p, const weft_report_data *d) {
-    char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
-    if (weft_report_waiting(d) == 0 || !find_config(d, folder, config)) return;
-    weft_page_say(p, "This command continues the study:");
-    weft_page_command(p, "weft study --config %s --out %s", config, folder);
-}
-
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
+    char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
     int n = weft_report_count(d, has_row), said = 0;
     int to_come = weft_report_count(d, weft_report_is_compared) - n;
-    say_to_continue(p, d);
+    if (weft_report_waiting(d) > 0 && find_config(d, folder, config)) {
+        weft_page_say(p, "This command continues the study:");
+        weft_page_command(p, "weft study --config %s --out %s", config, folder);
+    }
     EACH_VARIANT(v, d)
         if (weft_report_is_compared(v) && !has_row(v))
             fprintf(p->words, "%s%s", weft_say_between(said++, to_come), v->label);

@@ -211,18 +211,6 @@ static double x_of(const weft_report_variant *v, const weft_report_run *run, con
     return weft_json_number_of(config, key);
 }
 
-static weft_status check_x(const char *x) {
-    const weft_option *option = weft_option_find(x);
-    if (find_measure(x) >= 0) return WEFT_OK;
-    if (!option)
-        return WEFT_BAD_INPUT("--fit '%s' is not an option, nor parameters, flops, tokens "
-                              "or cache_bytes",
-                              x);
-    if (option->type != WEFT_OPT_INT && option->type != WEFT_OPT_NUMBER)
-        return WEFT_BAD_INPUT("--fit: CONFIG_%s is not a number", option->key);
-    return WEFT_OK;
-}
-
 /* Adds the runs that count to `rows`. One whose x or score is not above 0 has no place in a power law. */
 static weft_status add_study(json_t *rows, const weft_report_data *d, const char *x,
                              const char *variants) {
@@ -263,7 +251,13 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
                              FILE *out, json_t **object) {
     WEFT_AUTO_DECREF json_t *rows = json_array();
     law fitted;
-    WEFT_TRY(check_x(x));
+    const weft_option *option = weft_option_find(x);
+    if (find_measure(x) < 0 && !option)
+        return WEFT_BAD_INPUT("--fit '%s' is not an option, nor parameters, flops, tokens "
+                              "or cache_bytes",
+                              x);
+    if (find_measure(x) < 0 && option->type != WEFT_OPT_INT && option->type != WEFT_OPT_NUMBER)
+        return WEFT_BAD_INPUT("--fit: CONFIG_%s is not a number", option->key);
     for (int i = 0; i < n; i++) {
         WEFT_AUTO(weft_report_free) weft_report_data d = {0};
         WEFT_TRY(weft_report_read(paths[i], &d));

@@ -76,24 +76,6 @@ json_t *weft_page_json(const char *text) {
     return weft_json_text(clean ? clean : "");
 }
 
-/* Markdown's own signs get a backslash; those that only mean something at a line's start never
- * stand there. An underscore within a word means nothing. */
-static void escape_md(FILE *out, const char *text) {
-    const char *start = text;
-    while (*text) {
-        bool within = *text == '_' && text > start && isalnum((unsigned char)text[-1]) &&
-                      isalnum((unsigned char)text[1]);
-        if (strchr("<>&", *text)) {
-            fputs(html_sign(*text++), out);
-        } else if (strchr("\\`*_[]|~", *text) && !within) {
-            fputc('\\', out);
-            fputc(*text++, out);
-        } else {
-            text += put_letter(out, text);
-        }
-    }
-}
-
 /* Four blanks before a line make it code in Markdown, whatever is in it. */
 static void put_md_code(weft_page *p, const char *text) {
     fputs("\n    ", p->md);
@@ -117,9 +99,22 @@ static void put_html(weft_page *p, const char *before, const char *text, const c
     weft_html(p->html, before, text ? text : "", after);
 }
 
+/* Markdown's own signs get a backslash; those that only mean something at a line's start never
+ * stand there. An underscore within a word means nothing. */
 static void put_md(weft_page *p, const char *before, const char *text, const char *after) {
     fputs(before, p->md);
-    escape_md(p->md, text ? text : "");
+    for (const char *at = text; at && *at;) {
+        bool within = *at == '_' && at > text && isalnum((unsigned char)at[-1]) &&
+                      isalnum((unsigned char)at[1]);
+        if (strchr("<>&", *at)) {
+            fputs(html_sign(*at++), p->md);
+        } else if (strchr("\\`*_[]|~", *at) && !within) {
+            fputc('\\', p->md);
+            fputc(*at++, p->md);
+        } else {
+            at += put_letter(p->md, at);
+        }
+    }
     fputs(after, p->md);
 }
 

@@ -482,33 +482,29 @@ static json_t *points_json(const weft_plot_point *points, int n) {
     return list;
 }
 
-static void add_points(const weft_plot *p, json_t *chart) {
-    static const char *const kinds[] = {"count", "seconds", "bytes"};
-    json_t *sets = json_array(), *front = json_array();
-    for (int s = 0; s < p->n_series; s++) {
-        const weft_plot_series *one = &p->series[s];
-        if (!one->n) continue;
-        weft_json_append(sets, "series:i at:o join:b fit:o* least:o* size:f*", s,
-                         points_json(one->points, one->n), p->kind == WEFT_PLOT_MEASURED,
-                         one->n_fit ? points_json(one->fit, one->n_fit) : NULL,
-                         one->n_fit ? point_json(one->least) : NULL,
-                         one->size > 0 ? one->size : NAN);
-    }
-    for (int i = 0; i < p->n_front; i++)
-        json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));
-    weft_json_add(chart, "x:o points:o front:o log:b",
-                  weft_json_make("label:s unit:s", p->x_label, kinds[p->x_unit]), sets, front,
-                  p->log_x);
-}
-
 json_t *weft_plot_json(const weft_plot *p) {
+    static const char *const kinds[] = {"count", "seconds", "bytes"};
+    WEFT_AUTO_DECREF json_t *sets = json_array(), *front = json_array();
     json_t *chart =
         weft_json_make("title:o label:o difference:b higher:b", weft_page_json(p->title),
                        weft_page_json(p->y_label), p->zero, p->rises);
+    for (int s = 0; s < p->n_series; s++) {
+        const weft_plot_series *one = &p->series[s];
+        if (one->n && !p->lines)
+            weft_json_append(sets, "series:i at:o join:b fit:o* least:o* size:f*", s,
+                             points_json(one->points, one->n), p->kind == WEFT_PLOT_MEASURED,
+                             one->n_fit ? points_json(one->fit, one->n_fit) : NULL,
+                             one->n_fit ? point_json(one->least) : NULL,
+                             one->size > 0 ? one->size : NAN);
+    }
+    for (int i = 0; i < p->n_front; i++)
+        json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));
     if (p->lines)
         json_object_set(chart, "lines", p->lines);
     else
-        add_points(p, chart);
+        weft_json_add(chart, "x:o points:O front:O log:b",
+                      weft_json_make("label:s unit:s", p->x_label, kinds[p->x_unit]), sets, front,
+                      p->log_x);
     weft_json_add(chart, "unit:s* note:o*", p->y_unit, p->note ? weft_page_json(p->note) : NULL);
     return chart;
 }

@@ -24,8 +24,7 @@ weft_status weft_report_write_several(const char *const *databases, int n, const
 /* Verdicts and tables as {"studies": [...]}; the caller owns the object. */
 weft_status weft_report_json(const char *const *databases, int n, json_t **object);
 
-/* Listings: tables, JSON, CSV, two variants compared, two databases compared. */
-/* `path` is a database, a study's folder, or a folder with runs that no study made (record/database.h)
+/* Listings. `path` is a database, a study's folder, or a folder with runs that no study made (record/database.h)
  * everywhere. */
 
 /* Its runs as a table for people, a line each. */
