@@ -355,9 +355,15 @@ static weft_status copy_contents(weft_database *from, weft_database *d, const ch
     return status;
 }
 
-/* Of the tables `here` and `there`. A commit is mentioned and not counted. */
-static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
+weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same) {
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL, *other = NULL;
     int shown = 0;
+    *same = false;
+    WEFT_TRY(weft_listing_open(a, &d));
+    WEFT_TRY(weft_listing_open(b, &other));
+    WEFT_TRY(copy_contents(d, d, "here"));
+    WEFT_TRY(copy_contents(other, d, "there"));
+    /* A commit is mentioned and not counted. */
     EACH_ROW(rows, d,
              "SELECT a.value, b.value FROM here a JOIN there b USING (part)"
              " WHERE part = 'program' AND a.value <> b.value")
@@ -367,17 +373,15 @@ static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
     WEFT_TRY(weft_database_script(d, "DELETE FROM here WHERE part = 'program';"
                                      "DELETE FROM there WHERE part = 'program'"));
     EACH_ROW(rows, d,
-             "SELECT h.part, h.key, h.value, t.value FROM here h LEFT JOIN there t"
+             "SELECT h.part, h.key, ifnull(h.value, '(nothing)'), ifnull(t.value, '(nothing)')"
+             " FROM here h LEFT JOIN there t"
              " ON t.part = h.part AND t.key = h.key WHERE NOT EXISTS (SELECT 1 FROM there s"
              " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)"
-             " UNION ALL SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
+             " UNION ALL SELECT t.part, t.key, '(nothing)', t.value FROM there t WHERE NOT EXISTS"
              " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)") {
         if (shown++ >= ROWS_SHOWN) continue;
         fprintf(out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
-        print_parting(
-            out,
-            sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
-            sqlite3_column_type(rows, 3) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 3));
+        print_parting(out, weft_column_text(rows, 2), weft_column_text(rows, 3));
     }
     WEFT_TRY(weft_database_end(d));
     int64_t here, there;
@@ -388,14 +392,4 @@ static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
     if (here != there)
         fprintf(out, "%lld rows here and %lld there\n", (long long)here, (long long)there);
     return WEFT_OK;
-}
-
-weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same) {
-    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL, *other = NULL;
-    *same = false;
-    WEFT_TRY(weft_listing_open(a, &d));
-    WEFT_TRY(weft_listing_open(b, &other));
-    WEFT_TRY(copy_contents(d, d, "here"));
-    WEFT_TRY(copy_contents(other, d, "there"));
-    return compare_contents(d, out, same);
 }

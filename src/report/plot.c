@@ -91,54 +91,36 @@ void weft_axis_ticks(double low, double high, int most, weft_ticks *out) {
     write_texts(out, step);
 }
 
-/* 3k, 0.002: a number by itself. */
-static void write_alone(weft_ticks *t) {
-    for (int i = 0; i < t->n; i++) {
-        double value = t->at[i];
-        int unit = 0;
-        for (; t->at[i] >= 1e4 && value >= 999.5 && unit < COUNT(units) - 1; unit++)
-            value /= 1000;
-        put_number(t->text[i], value < 1e-4 ? "%.*e" : "%.*g", value < 1e-4 ? 0 : 4, value,
-                   units[unit]);
-    }
-}
-
-/* Powers of ten times each of `times`, every `every`-th power. */
-static void take_powers(double low, double high, const int *times, int n_times, int every,
-                        weft_ticks *out) {
+/* Powers of ten times some numbers, the most of them that fit; where powers alone are too many, every second, third, ... */
+void weft_axis_log_ticks(double low, double high, int most, weft_ticks *out) {
+    static const int times[][3] = {{1, 2, 5}, {1, 3, 0}, {1, 0, 0}, {1, 0, 0}};
     out->n = 0;
-    for (int p = (int)floor(log10(low)); p <= (int)ceil(log10(high)); p += every) {
-        for (int i = 0; i < n_times; i++) {
-            double at = times[i] * pow(10, p);
+    if (!(low > 0) || !(high > low) || !isfinite(high) || most < 2) return;
+    if (most > WEFT_TICKS_MOST) most = WEFT_TICKS_MOST;
+    int from = (int)floor(log10(low)), to = (int)ceil(log10(high));
+    for (int way = 0; way < 4 && (out->n < 2 || out->n > most); way++) {
+        int every = way < 3 ? 1 : (int)ceil((double)(to - from) / most);
+        if (way == 3 && to - from < 2) {
+            weft_axis_ticks(low, high, most, out);
+            return;
+        }
+        out->n = 0;
+        for (int i = 0; from + i / 3 * every <= to; i++) {
+            double at = times[way][i % 3] * pow(10, from + i / 3 * every);
             if (at < low * (1 - 1e-9) || at > high * (1 + 1e-9)) continue;
             if (out->n < WEFT_TICKS_MOST) out->at[out->n] = at;
             out->n++;
         }
     }
-}
-
-void weft_axis_log_ticks(double low, double high, int most, weft_ticks *out) {
-    static const struct {
-        int n, times[3];
-    } ways[] = {{3, {1, 2, 5}}, {2, {1, 3, 0}}, {1, {1, 0, 0}}};
-    out->n = 0;
-    if (!(low > 0) || !(high > low) || !isfinite(high) || most < 2) return;
-    if (most > WEFT_TICKS_MOST) most = WEFT_TICKS_MOST;
-    for (int i = 0; i < COUNT(ways); i++) {
-        take_powers(low, high, ways[i].times, ways[i].n, 1, out);
-        if (out->n > 1 && out->n <= most) {
-            write_alone(out);
-            return;
-        }
-    }
-    double powers = ceil(log10(high)) - floor(log10(low));
-    if (powers < 2) {
-        weft_axis_ticks(low, high, most, out);
-        return;
-    }
-    take_powers(low, high, ways[2].times, 1, (int)ceil(powers / most), out);
     if (out->n > WEFT_TICKS_MOST) out->n = WEFT_TICKS_MOST;
-    write_alone(out);
+    for (int i = 0; i < out->n; i++) { /* 3k, 0.002: each number by itself */
+        double value = out->at[i];
+        int unit = 0;
+        for (; out->at[i] >= 1e4 && value >= 999.5 && unit < COUNT(units) - 1; unit++)
+            value /= 1000;
+        put_number(out->text[i], value < 1e-4 ? "%.*e" : "%.*g", value < 1e-4 ? 0 : 4, value,
+                   units[unit]);
+    }
 }
 
 weft_scale weft_axis_scale(weft_unit unit, double most) {
