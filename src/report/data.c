@@ -78,9 +78,9 @@ static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
     if (!v) return no_memory(d);
     v->study = d;
     v->place = d->n_variants - 1;
-    take_columns(d, s, "ttttnnnnnnni", &v->name, &v->title, &v->overrides, &v->error, &v->iters,
+    take_columns(d, s, "ttttnnnnnni", &v->name, &v->title, &v->overrides, &v->error, &v->iters,
                  &v->tokens, &v->parameters, &v->flops, &v->training_bytes, &v->cache_bytes,
-                 &v->seconds_per_iter, &leaks);
+                 &leaks);
     v->leaks = leaks;
     v->work = v->flops * v->tokens;
     v->rate = v->mean = v->sd = v->least = v->most = v->memory = v->speed = v->seconds = NAN;
@@ -102,15 +102,14 @@ static weft_status take_links(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_variant *v = variant_in(d, s, 18);
+    weft_report_variant *v = variant_in(d, s, 15);
     if (!v) return WEFT_OK;
     weft_report_run *run = WEFT_ADD(d->runs, d->n_runs);
     if (!run) return no_memory(d);
     run->variant = v;
-    take_columns(d, s, "InIttttttttnnnnnnn", &run->id, &run->rate, &run->seed, &run->folder,
-                 &run->status, &run->why, &run->config, &run->metric, &run->weights, &run->started,
-                 &run->ended, &run->score, &run->iters, &run->skipped, &run->seconds, &run->speed,
-                 &run->memory, &run->resumes);
+    take_columns(d, s, "InItttttttnnnnn", &run->id, &run->rate, &run->seed, &run->folder,
+                 &run->status, &run->config, &run->metric, &run->weights, &run->started,
+                 &run->ended, &run->score, &run->iters, &run->seconds, &run->speed, &run->memory);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
     v->waiting += strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
     run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
@@ -155,14 +154,13 @@ static const struct {
      " FROM study",
      take_study},
     {"SELECT name, title, overrides, error, iters, tokens, parameters, flops_per_token,"
-     " training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM variants"
-     " ORDER BY variant",
+     " training_bytes, cache_bytes_per_token, leaks FROM variants ORDER BY variant",
      take_variant},
     {"SELECT variant, nullif(baseline, variant), nullif(repeats, variant) FROM variants",
      take_links},
-    {"SELECT run, learning_rate, seed, folder, status, why, config, metric, weights,"
-     " started, ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes,"
-     " variant FROM runs ORDER BY variant, learning_rate, seed",
+    {"SELECT run, learning_rate, seed, folder, status, config, metric, weights, started, ended,"
+     " score, iters, seconds, tokens_per_s, memory_bytes, variant FROM runs"
+     " ORDER BY variant, learning_rate, seed",
      take_run},
     {"SELECT run, name, value FROM facts ORDER BY run, name", take_fact},
     {"SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},

@@ -18,7 +18,7 @@ struct weft_report_variant {
     const char *name, *title, *overrides, *error;
     const char *label; /* what pages call it: its title, or what differs in words */
     const weft_report_variant *baseline, *repeats; /* NULL: none */
-    double iters, tokens, parameters, flops, training_bytes, cache_bytes, seconds_per_iter;
+    double iters, tokens, parameters, flops, training_bytes, cache_bytes;
     double work; /* FLOPs of the whole training */
     bool leaks;
 
@@ -43,8 +43,8 @@ typedef struct {
     int64_t id, seed;
     const weft_report_variant *variant;
     double rate;
-    const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
-    double score, iters, skipped, seconds, speed, memory, resumes;
+    const char *folder, *status, *config, *metric, *weights, *started, *ended;
+    double score, iters, seconds, speed, memory;
     bool finished; /* done, with a score that is a number */
     bool chooses;  /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
     json_t *facts; /* what its record says beside its results (record/record.h), by name */
