@@ -178,7 +178,7 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
         write_names(out, d, verdict, n, verb, object);
         return;
     }
-    const weft_report_variant *most = largest(d, verdict);
+    const weft_report_variant *most = largest(d, (int)verdict);
     if (n == all)
         fprintf(out, "All %d variants", n);
     else
@@ -258,12 +258,11 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
         write_those(out, d, WEFT_NO_DIFFERENCE, open);
         fputs(" no difference was shown", out);
     } else if (open) {
-        if (!none) {
-            /* Of the one comparison that there is. */
-            const weft_report_variant *most = largest(d, WEFT_NO_DIFFERENCE);
+        /* Of the one comparison that there is. */
+        const weft_report_variant *most = none ? NULL : largest(d, WEFT_NO_DIFFERENCE);
+        if (most)
             fprintf(out, "No difference in %.100s was shown between %s and %s", d->score_name,
                     most->label, most->baseline->label);
-        }
         fputs("; ", out);
         write_power(out, d);
     }
