@@ -235,29 +235,29 @@ DEFINE_PACK(pack_columns, COLUMNS, GROUP, GROUP)
 /* Registers of 2 × 2 results: the instruction multiplies two rows of four terms by two columns. In
  * assembly, for the order: a compiler reads more ahead than there are registers, or too late. The sums of
  * row pair i and column pair j are in v(8 + 4j + i), rows in v0 to v3, columns in v4 to v7. */
+/* clang-format off */
 #define ADD_PAIR(sum, row, column) "bfmmla v" #sum ".4s, v" #row ".8h, v" #column ".8h\n"
 #define ADD_COLUMNS(s0, s1, s2, s3, row)                                                           \
     ADD_PAIR(s0, row, 4) ADD_PAIR(s1, row, 5) ADD_PAIR(s2, row, 6) ADD_PAIR(s3, row, 7)
+#define ADD_LAST(s0, s1, row) ADD_PAIR(s0, row, 4) ADD_PAIR(s1, row, 5)
 #define ADD_GROUP(n)                                                                               \
     "ldp q4, q5, [%[b], #96*" #n "]\n"                                                             \
     "ldp q0, q1, [%[a], #64*" #n "]\n"                                                             \
-    "ldp q6, q7, [%[b], #96*" #n "+32]\n" ADD_COLUMNS(8, 12, 16, 20, 0) ADD_COLUMNS(               \
-        9, 13, 17, 21, 1) "ldp q2, q3, [%[a], #64*" #n "+32]\n" ADD_COLUMNS(10, 14, 18, 22, 2)     \
-        ADD_COLUMNS(11, 15, 19, 23, 3) "ldp q4, q5, [%[b], #96*" #n "+64]\n" ADD_PAIR(24, 0, 4)    \
-            ADD_PAIR(28, 0, 5) ADD_PAIR(25, 1, 4) ADD_PAIR(29, 1, 5) ADD_PAIR(26, 2, 4)            \
-                ADD_PAIR(30, 2, 5) ADD_PAIR(27, 3, 4) ADD_PAIR(31, 3, 5)
+    "ldp q6, q7, [%[b], #96*" #n "+32]\n" ADD_COLUMNS(8, 12, 16, 20, 0) ADD_COLUMNS(9, 13, 17, 21, 1) \
+    "ldp q2, q3, [%[a], #64*" #n "+32]\n" ADD_COLUMNS(10, 14, 18, 22, 2) ADD_COLUMNS(11, 15, 19, 23, 3) \
+    "ldp q4, q5, [%[b], #96*" #n "+64]\n"                                                          \
+    ADD_LAST(24, 28, 0) ADD_LAST(25, 29, 1) ADD_LAST(26, 30, 2) ADD_LAST(27, 31, 3)
 
 /* Four columns of two rows: their halves put together, scaled by v7, and set or added. */
-#define SET_FOUR(s0, s1, at)                                                                       \
+#define JOIN_FOUR(s0, s1)                                                                          \
     "zip1 v0.2d, v" #s0 ".2d, v" #s1 ".2d\n"                                                       \
-    "zip2 v1.2d, v" #s0 ".2d, v" #s1 ".2d\n"                                                       \
+    "zip2 v1.2d, v" #s0 ".2d, v" #s1 ".2d\n"
+#define SET_FOUR(s0, s1, at) JOIN_FOUR(s0, s1)                                                     \
     "fmul v0.4s, v0.4s, v7.4s\n"                                                                   \
     "fmul v1.4s, v1.4s, v7.4s\n"                                                                   \
     "str q0, [%[c], #" #at "]\n"                                                                   \
     "str q1, [%[next], #" #at "]\n"
-#define SUM_FOUR(s0, s1, at)                                                                       \
-    "zip1 v0.2d, v" #s0 ".2d, v" #s1 ".2d\n"                                                       \
-    "zip2 v1.2d, v" #s0 ".2d, v" #s1 ".2d\n"                                                       \
+#define SUM_FOUR(s0, s1, at) JOIN_FOUR(s0, s1)                                                     \
     "ldr q2, [%[c], #" #at "]\n"                                                                   \
     "ldr q3, [%[next], #" #at "]\n"                                                                \
     "fmla v2.4s, v0.4s, v7.4s\n"                                                                   \
@@ -268,42 +268,39 @@ DEFINE_PACK(pack_columns, COLUMNS, GROUP, GROUP)
     "add %[c], %[c], %[stride], lsl #1\n"                                                          \
     "add %[next], %[next], %[stride], lsl #1\n"
 #define EACH_ROW_PAIR(four)                                                                        \
-    four(8, 12, 0) four(16, 20, 16) four(24, 28, 32) NEXT_ROWS four(9, 13, 0) four(17, 21, 16)     \
-        four(25, 29, 32) NEXT_ROWS four(10, 14, 0) four(18, 22, 16) four(26, 30, 32)               \
-            NEXT_ROWS four(11, 15, 0) four(19, 23, 16) four(27, 31, 32)
-#define ZERO(i) "movi v" #i ".4s, #0\n"
+    four(8, 12, 0) four(16, 20, 16) four(24, 28, 32) NEXT_ROWS                                     \
+    four(9, 13, 0) four(17, 21, 16) four(25, 29, 32) NEXT_ROWS                                     \
+    four(10, 14, 0) four(18, 22, 16) four(26, 30, 32) NEXT_ROWS                                    \
+    four(11, 15, 0) four(19, 23, 16) four(27, 31, 32)
 
 BF16_ARM static void multiply_bfmmla(int64_t k, const void *a, const void *b, real alpha, bool add,
                                      real *c, int64_t ldc) {
     int64_t rounds = k / (4 * GROUP), rest = k / GROUP % 4, sums = add;
     real *next = c + ldc;
     __asm__ volatile(
-        ZERO(8) ZERO(9) ZERO(10) ZERO(11) ZERO(12) ZERO(13) ZERO(14) ZERO(15) ZERO(16) ZERO(17)
-            ZERO(18) ZERO(19) ZERO(20) ZERO(21) ZERO(22) ZERO(23) ZERO(24) ZERO(25) ZERO(26)
-                ZERO(27) ZERO(28) ZERO(29) ZERO(30)
-                    ZERO(31) "cbz %[rounds], 2f\n"
-                             "1:\n" ADD_GROUP(0) ADD_GROUP(1)
-                                 ADD_GROUP(2) "subs %[rounds], %[rounds], #1\n" ADD_GROUP(
-                                     3) "add %[a], %[a], #256\n"
-                                        "add %[b], %[b], #384\n"
-                                        "b.ne 1b\n"
-                                        "2:\n"
-                                        "cbz %[rest], 4f\n"
-                                        "3:\n" ADD_GROUP(0) "subs %[rest], %[rest], #1\n"
-                                                            "add %[a], %[a], #64\n"
-                                                            "add %[b], %[b], #96\n"
-                                                            "b.ne 3b\n"
-                                                            "4:\n"
-                                                            "ld1r {v7.4s}, [%[alpha]]\n"
-                                                            "cbnz %[sums], 5f\n" EACH_ROW_PAIR(
-                                                                SET_FOUR) "b 6f\n"
-                                                                          "5:\n" EACH_ROW_PAIR(
-                                                                              SUM_FOUR) "6:\n"
+        NEON_SUMS(NEON_ZERO)
+        "cbz %[rounds], 2f\n"
+        "1:\n" ADD_GROUP(0) ADD_GROUP(1) ADD_GROUP(2)
+        "subs %[rounds], %[rounds], #1\n" ADD_GROUP(3)
+        "add %[a], %[a], #256\n"
+        "add %[b], %[b], #384\n"
+        "b.ne 1b\n"
+        "2:\n"
+        "cbz %[rest], 4f\n"
+        "3:\n" ADD_GROUP(0) "subs %[rest], %[rest], #1\n"
+        "add %[a], %[a], #64\n"
+        "add %[b], %[b], #96\n"
+        "b.ne 3b\n"
+        "4:\n"
+        "ld1r {v7.4s}, [%[alpha]]\n"
+        "cbnz %[sums], 5f\n" EACH_ROW_PAIR(SET_FOUR) "b 6f\n"
+        "5:\n" EACH_ROW_PAIR(SUM_FOUR) "6:\n"
         : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [next] "+r"(next), [rounds] "+r"(rounds),
           [rest] "+r"(rest)
         : [sums] "r"(sums), [alpha] "r"(&alpha), [stride] "r"(ldc * (int64_t)sizeof(real))
         : NEON_REGISTERS);
 }
+/* clang-format on */
 
 static const panel_form bfmmla = {
     .rows = ROWS,

@@ -151,39 +151,25 @@ static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, v
  * twentieths. The operands of a term are read while the term before is multiplied, which takes all
  * registers: sums in v8 to v31, two for a row; a's numbers in v0 or v7, v1 and v2; b's in v3 and v4 or
  * v5 and v6, alternating. */
+/* clang-format off */
 #define ADD_ROW(low, high, b0, b1, a, lane)                                                        \
-    "fmla v" #low ".4s, " b0 ".4s, " a ".s[" #lane "]\n"                                           \
-    "fmla v" #high ".4s, " b1 ".4s, " a ".s[" #lane "]\n"
-#define ADD_FIRST(b0, b1, a)                                                                       \
-    ADD_ROW(8, 9, b0, b1, a, 0)                                                                    \
-    ADD_ROW(10, 11, b0, b1, a, 1) ADD_ROW(12, 13, b0, b1, a, 2) ADD_ROW(14, 15, b0, b1, a, 3)
-#define ADD_SECOND(b0, b1)                                                                         \
-    ADD_ROW(16, 17, b0, b1, "v1", 0)                                                               \
-    ADD_ROW(18, 19, b0, b1, "v1", 1)                                                               \
-    ADD_ROW(20, 21, b0, b1, "v1", 2) ADD_ROW(22, 23, b0, b1, "v1", 3)
-#define ADD_THIRD(b0, b1)                                                                          \
-    ADD_ROW(24, 25, b0, b1, "v2", 0)                                                               \
-    ADD_ROW(26, 27, b0, b1, "v2", 1)                                                               \
-    ADD_ROW(28, 29, b0, b1, "v2", 2) ADD_ROW(30, 31, b0, b1, "v2", 3)
+    "fmla v" #low ".4s, v" #b0 ".4s, v" #a ".s[" #lane "]\n"                                       \
+    "fmla v" #high ".4s, v" #b1 ".4s, v" #a ".s[" #lane "]\n"
+#define ADD_FOUR(b0, b1, a, r0, r1, r2, r3, r4, r5, r6, r7)                                        \
+    ADD_ROW(r0, r1, b0, b1, a, 0) ADD_ROW(r2, r3, b0, b1, a, 1)                                    \
+    ADD_ROW(r4, r5, b0, b1, a, 2) ADD_ROW(r6, r7, b0, b1, a, 3)
 
-/* An even term, from b in v3 and v4; the next term's operands; an odd term, from b in v5 and v6. The
- * numbers are bytes from this pair of terms on. */
-#define EVEN_TERM                                                                                  \
-    "ldr q2, [%[a], #32]\n" ADD_FIRST("v3", "v4", "v0") "ldp q5, q6, [%[b], #32]\n" ADD_SECOND(    \
-        "v3", "v4") "ldp q7, q1, [%[a], #48]\n" ADD_THIRD("v3", "v4")
-#define ODD_TERM                                                                                   \
-    "ldr q2, [%[a], #80]\n" ADD_FIRST("v5", "v6", "v7") "ldp q3, q4, [%[b], #64]\n" ADD_SECOND(    \
-        "v5", "v6") "ldp q0, q1, [%[a], #96]\n" ADD_THIRD("v5", "v6")
-#define LAST_EVEN_TERM                                                                             \
-    "ldr q2, [%[a], #32]\n" ADD_FIRST("v3", "v4", "v0") ADD_SECOND("v3", "v4")                     \
-        ADD_THIRD("v3", "v"                                                                        \
-                        "4")
-#define LAST_ODD_TERM                                                                              \
-    "ldr q2, [%[a], #80]\n" ADD_FIRST("v5", "v6", "v7") ADD_SECOND("v5", "v6")                     \
-        ADD_THIRD("v5", "v"                                                                        \
-                        "6")
+/* A term, whose last four rows' numbers are `at` bytes from this pair of terms on; and how the next term's
+ * operands are read meanwhile. */
+#define TERM(b0, b1, a, at, next_b, next_a)                                                        \
+    "ldr q2, [%[a], #" #at "]\n" ADD_FOUR(b0, b1, a, 8, 9, 10, 11, 12, 13, 14, 15)                 \
+    next_b ADD_FOUR(b0, b1, 1, 16, 17, 18, 19, 20, 21, 22, 23)                                     \
+    next_a ADD_FOUR(b0, b1, 2, 24, 25, 26, 27, 28, 29, 30, 31)
+#define EVEN_TERM TERM(3, 4, 0, 32, "ldp q5, q6, [%[b], #32]\n", "ldp q7, q1, [%[a], #48]\n")
+#define ODD_TERM TERM(5, 6, 7, 80, "ldp q3, q4, [%[b], #64]\n", "ldp q0, q1, [%[a], #96]\n")
+#define LAST_EVEN_TERM TERM(3, 4, 0, 32, "", "")
+#define LAST_ODD_TERM TERM(5, 6, 7, 80, "", "")
 
-#define ZERO_ROW(low, high) "movi v" #low ".4s, #0\nmovi v" #high ".4s, #0\n"
 #define SET_ROW(low, high)                                                                         \
     "fmul v" #low ".4s, v" #low ".4s, v0.4s\n"                                                     \
     "fmul v" #high ".4s, v" #high ".4s, v0.4s\n"                                                   \
@@ -195,9 +181,6 @@ static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, v
     "fmla v2.4s, v" #high ".4s, v0.4s\n"                                                           \
     "stp q1, q2, [%[c]]\n"                                                                         \
     "add %[c], %[c], %[stride]\n"
-#define EACH_ROW(do_row)                                                                           \
-    do_row(8, 9) do_row(10, 11) do_row(12, 13) do_row(14, 15) do_row(16, 17) do_row(18, 19)        \
-        do_row(20, 21) do_row(22, 23) do_row(24, 25) do_row(26, 27) do_row(28, 29) do_row(30, 31)
 
 /* c [ROWS, COLUMNS] = alpha · a b, or += where `add`, for a panel of each and k ≥ 1 terms. */
 static void multiply_panels(int64_t k, const void *a_panel, const void *b_panel, real alpha,
@@ -207,24 +190,26 @@ static void multiply_panels(int64_t k, const void *a_panel, const void *b_panel,
     for (int64_t i = 0; i < ROWS; i++)
         __builtin_prefetch(c + i * ldc, 1);
     __asm__ volatile(
-        EACH_ROW(ZERO_ROW) "ldp q3, q4, [%[b]]\n"
-                           "ldp q0, q1, [%[a]]\n"
-                           "cbz %[pairs], 2f\n"
-                           "1:\n" EVEN_TERM "subs %[pairs], %[pairs], #1\n" ODD_TERM
-                           "add %[a], %[a], #96\n"
-                           "add %[b], %[b], #64\n"
-                           "b.ne 1b\n"
-                           "2:\n"
-                           "cbz %[odd], 3f\n" EVEN_TERM LAST_ODD_TERM "b 4f\n"
-                           "3:\n" LAST_EVEN_TERM "4:\n"
-                           "ld1r {v0.4s}, [%[alpha]]\n"
-                           "cbnz %[sums], 5f\n" EACH_ROW(SET_ROW) "b 6f\n"
-                                                                  "5:\n" EACH_ROW(SUM_ROW) "6:\n"
+        NEON_SUMS(NEON_ZERO)
+        "ldp q3, q4, [%[b]]\n"
+        "ldp q0, q1, [%[a]]\n"
+        "cbz %[pairs], 2f\n"
+        "1:\n" EVEN_TERM "subs %[pairs], %[pairs], #1\n" ODD_TERM
+        "add %[a], %[a], #96\n"
+        "add %[b], %[b], #64\n"
+        "b.ne 1b\n"
+        "2:\n"
+        "cbz %[odd], 3f\n" EVEN_TERM LAST_ODD_TERM "b 4f\n"
+        "3:\n" LAST_EVEN_TERM "4:\n"
+        "ld1r {v0.4s}, [%[alpha]]\n"
+        "cbnz %[sums], 5f\n" NEON_SUMS(SET_ROW) "b 6f\n"
+        "5:\n" NEON_SUMS(SUM_ROW) "6:\n"
         : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [pairs] "+r"(pairs)
         : [odd] "r"(odd), [sums] "r"(sums), [alpha] "r"(&alpha),
           [stride] "r"(ldc * (int64_t)sizeof(real))
         : NEON_REGISTERS);
 }
+/* clang-format on */
 
 #else
 

@@ -14,6 +14,11 @@
     "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
         "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", \
         "v28", "v29", "v30", "v31", "cc", "memory"
+/* What is done to v8 to v31, two at a time; and zeros in two. */
+#define NEON_SUMS(of)                                                                              \
+    of(8, 9) of(10, 11) of(12, 13) of(14, 15) of(16, 17) of(18, 19) of(20, 21) of(22, 23)          \
+        of(24, 25) of(26, 27) of(28, 29) of(30, 31)
+#define NEON_ZERO(a, b) "movi v" #a ".4s, #0\nmovi v" #b ".4s, #0\n"
 
 /* What is compiled for the instructions of bf16. */
 #define BF16_ARM __attribute__((target("arch=armv8.2-a+bf16")))
