@@ -8,9 +8,9 @@
  * packed in panels as wide as the block, k outermost, so that one step reads
  * consecutive memory. A matrix of rows is packed in one of two ways:
  *
- *     across  panels of W rows;    to[r / W][c][r % W]     the product then
- * runs over its columns along   panels of W columns; to[c / W][r][c % W] the
- * product then runs over its rows, of which only `room` are packed together
+ *     across  panels of W rows;    to[r / W][c][r % W]: the product then runs over its columns
+ *     along   panels of W columns; to[c / W][r][c % W]: the product then runs over its rows, of which
+ *             only `room` are packed together
  *
  * Packing widens bf16 and fills up the last panel with zeros, so the products
  * need no edges. */

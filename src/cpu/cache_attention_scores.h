@@ -171,11 +171,8 @@ static void plain_add(const plain_shape *p, const real *weights, const char *fro
 
 /* A stored vector as reals. */
 static void widen_stored(const cached_pages *c, const char *from, float scale, real *to) {
-    int64_t width = c->part.width;
-    for (int64_t i = 0; i < width; i++)
-        to[i] = c->kind == CACHED_REAL   ? ((const real *)from)[i]
-                : c->kind == CACHED_BF16 ? (real)weft_bf16_to_float(((const uint16_t *)from)[i])
-                                         : (real)scale * (real)((const int8_t *)from)[i];
+    for (int64_t i = 0, n; (n = min_i64(VLEN, c->part.width - i)) > 0; i += VLEN)
+        vstore_n(to + i, (real)scale * BY_KIND(c->kind, load_cached, from, i, n), n);
 }
 
 static void rotate_key(const attend_run *a, const real *coarse, int64_t distance, real *k) {

@@ -158,21 +158,15 @@ static inline int64_t line_of(const block_task *b, int64_t g) {
     return (g - b->from) * b->all + b->line;
 }
 
-static inline real *queries_of(const block_task *b, int64_t g) {
-    return b->s->q + line_of(b, g) * b->a->dqk;
-}
-
-static inline real *scores_of(const block_task *b, int64_t g) {
-    return b->s->scores + line_of(b, g) * BLOCK;
-}
-
-static inline char *weights_of(const block_task *b, int64_t g) {
-    return b->s->weights + 2 * line_of(b, g) * BLOCK;
-}
-
-static inline char *rounded_queries_of(const block_task *b, int64_t g) {
-    return b->s->queries + 2 * line_of(b, g) * b->a->dqk;
-}
+/* What the scratch has of them, `each` of a line. */
+#define OF_LINES(name, type, field, each)                                                          \
+    static inline type *name(const block_task *b, int64_t g) {                                     \
+        return b->s->field + line_of(b, g) * (each);                                               \
+    }
+OF_LINES(queries_of, real, q, b->a->dqk)
+OF_LINES(scores_of, real, scores, BLOCK)
+OF_LINES(weights_of, char, weights, 2 * BLOCK)
+OF_LINES(rounded_queries_of, char, queries, 2 * b->a->dqk)
 
 static inline void *sums_of(const block_task *b, int64_t g) {
     return b->s->sums + 2 * line_of(b, g) * b->a->dv;

@@ -87,18 +87,6 @@ DEFINE_KERNEL(embed) {
     return run_tasks(x, ceil_div(e.batch * e.length, TASK_TOKENS), embed_tokens, &e);
 }
 
-/* Lists the tokens of each row: counts, then places, each in one pass over the tokens. */
-static void sort_tokens(const int32_t *ids, int64_t count, int64_t rows, int32_t *first,
-                        int32_t *tokens) {
-    memset(first, 0, (size_t)(rows + 2) * sizeof *first);
-    for (int64_t i = 0; i < count; i++)
-        first[ids[i] + 2]++;
-    for (int64_t v = 2; v < rows + 2; v++)
-        first[v] += first[v - 1];
-    for (int64_t i = 0; i < count; i++)
-        tokens[first[ids[i] + 1]++] = (int32_t)i;
-}
-
 /* Rows of the table that tokens point to, or positions. */
 WEFT_TASK(sum_rows) {
     const embed_work *e = context;
@@ -128,7 +116,7 @@ static weft_status run_bands(const weft_exec *x, embed_work *e) {
 
 WORKSPACE(embed_back_workspace) {
     int64_t rows = ATTR(n, weft_embed_back_attr)->rows;
-    return (weft_tensor_count(n->in[1]) + rows + 2) * (int64_t)sizeof(int32_t);
+    return (weft_tensor_count(n->in[1]) + rows + 1) * (int64_t)sizeof(int32_t);
 }
 
 DEFINE_KERNEL(embed_back, .workspace = embed_back_workspace) {
@@ -139,7 +127,7 @@ DEFINE_KERNEL(embed_back, .workspace = embed_back_workspace) {
     e.width = weft_tensor_width(n->in[0]);
     WEFT_TRY(check_tokens(e.ids, count, ids->shape[1], e.rows));
     int32_t *tokens = weft_workspace(x, n), *first = tokens + count;
-    sort_tokens(e.ids, count, e.rows, first, tokens);
+    list_places(e.ids, count, e.rows, first, tokens);
     e.first = first;
     e.tokens = tokens;
     return run_bands(x, &e);

@@ -155,6 +155,24 @@ static inline int64_t find_last(const int64_t *list, int64_t n, int64_t at) {
     return low;
 }
 
+/* Lists, for each number below n, where `index` has it, in ascending order: those of j are from at[first[j]] on,
+ * up to at[first[j + 1]]. Negative ones are in no list. first [n + 1]: first[j + 1] counts j, then becomes the
+ * place of its next one, and so ends as the beginning of j + 1. */
+static inline void list_places(const int32_t *index, int64_t count, int64_t n, int32_t *first,
+                               int32_t *at) {
+    int32_t before = 0;
+    memset(first, 0, (size_t)(n + 1) * sizeof *first);
+    for (int64_t e = 0; e < count; e++)
+        if (index[e] >= 0) first[index[e] + 1]++;
+    for (int64_t j = 1; j <= n; j++) {
+        int32_t those = first[j];
+        first[j] = before;
+        before += those;
+    }
+    for (int64_t e = 0; e < count; e++)
+        if (index[e] >= 0) at[first[index[e] + 1]++] = (int32_t)e;
+}
+
 /* Bytes of `n` reals rounded up so that the next block is aligned too. */
 static inline int64_t real_bytes(int64_t n) {
     return weft_arena_bytes(n * (int64_t)sizeof(real));

@@ -26,13 +26,19 @@ typedef struct {
     int64_t per_thread;
 } rotation;
 
-/* Doubles of the tables, for `sequences` that differ in their start. */
-static int64_t table_doubles(int64_t sequences, int64_t time, int64_t half) {
-    return half * (1 + 2 * SPAN + 2 * sequences * ceil_div(time, SPAN));
+/* Sequences that differ in their start. */
+static int64_t count_sequences(const weft_node *n) {
+    return n->in[1] ? n->in[0]->shape[0] : 1;
 }
 
-static int64_t thread_reals(int64_t half, int64_t width) {
-    return real_bytes(2 * half + width) / (int64_t)sizeof(real);
+/* The workspace from `at` on; returns its bytes. */
+static int64_t cut_workspace(const weft_node *n, int threads, char *at, rotation *k) {
+    const int64_t *shape = n->in[0]->shape, half = ATTR(n, weft_rope_attr)->width / 2;
+    int64_t row = 2 * half * (int64_t)sizeof(double), thread = real_bytes(2 * half + shape[3]);
+    k->per_thread = thread / (int64_t)sizeof(real);
+    return CUT_MEMORY(at, {&k->frequency, row / 2}, {&k->fine, SPAN * row},
+                      {&k->coarse, count_sequences(n) * ceil_div(shape[1], SPAN) * row},
+                      {&k->scratch, threads * thread});
 }
 
 WEFT_TASK(fill_table_row) {
@@ -100,13 +106,7 @@ WEFT_TASK(rotate_block) {
     }
 }
 
-static int64_t rope_workspace(const weft_node *n, int threads) {
-    const weft_tensor *x = n->in[0];
-    int64_t half = ATTR(n, weft_rope_attr)->width / 2, sequences = n->in[1] ? x->shape[0] : 1;
-    return table_doubles(sequences, x->shape[1], half) * (int64_t)sizeof(double) +
-           threads * thread_reals(half, x->shape[3]) * (int64_t)sizeof(real);
-}
-
+DEFINE_WORKSPACE(rope, cut_workspace(n, threads, NULL, &(rotation){0}))
 DEFINE_KERNEL(rope, .workspace = rope_workspace) {
     const weft_rope_attr *o = n->attr;
     const weft_tensor *in = n->in[0];
@@ -121,20 +121,13 @@ DEFINE_KERNEL(rope, .workspace = rope_workspace) {
                   .offset = o->offset,
                   .start = weft_data(x, n->in[1]),
                   .inverse = o->inverse,
-                  .amplitude = o->law.amplitude,
-                  .frequency = weft_workspace(x, n)};
-    int64_t sequences = k.start ? k.batch : 1;
+                  .amplitude = o->law.amplitude};
+    cut_workspace(n, weft_pool_size(weft_exec_pool(x)), weft_workspace(x, n), &k);
     k.near = min_i64(k.time, SPAN);
     k.spans = ceil_div(k.time, SPAN);
     k.block = chunk_rows(k.batch * k.time, k.heads * k.width);
-    k.fine = k.frequency + k.half;
-    k.coarse = k.fine + 2 * SPAN * k.half;
-    k.scratch = (real *)(k.frequency + table_doubles(sequences, k.time, k.half));
-    k.per_thread = thread_reals(k.half, k.width);
     for (int64_t i = 0; i < k.half; i++)
         k.frequency[i] = weft_rope_rate(&o->law, i, o->width);
-    weft_pool *pool = weft_exec_pool(x);
-    weft_pool_run(pool, k.near + sequences * k.spans, fill_table_row, &k);
-    weft_pool_run(pool, ceil_div(k.batch * k.time, k.block), rotate_block, &k);
-    return WEFT_OK;
+    run_tasks(x, k.near + count_sequences(n) * k.spans, fill_table_row, &k);
+    return run_tasks(x, ceil_div(k.batch * k.time, k.block), rotate_block, &k);
 }

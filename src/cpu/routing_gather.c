@@ -34,6 +34,17 @@ static weft_status check_index(const weft_exec *x, const weft_node *n, const wef
     return WEFT_OK;
 }
 
+/* Of `out_rows` rows in a sequence of the result. */
+static gather gather_of(weft_exec *x, const weft_node *n, int64_t keys, int64_t out_rows) {
+    const int64_t *shape = n->in[WEFT_GATHER_INDEX]->shape;
+    return (gather){.x = x,
+                    .n = n,
+                    .rows = shape[1],
+                    .k = shape[2],
+                    .keys = keys,
+                    .row_tasks = ceil_div(out_rows, GATHER_ROWS)};
+}
+
 /* Goes on to tensor `which`; false: there is none. */
 static bool take_tensor(gather *c, int which) {
     c->in = weft_gather_input(c->n, which);
@@ -78,36 +89,18 @@ DEFINE_KERNEL(route_gather) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     int64_t keys = n->in[WEFT_GATHER_H]->shape[1];
     WEFT_TRY(check_index(x, n, index, keys));
-    gather c = {.x = x,
-                .n = n,
-                .rows = index->shape[1],
-                .k = index->shape[2],
-                .keys = keys,
-                .row_tasks = ceil_div(index->shape[1], GATHER_ROWS)};
+    gather c = gather_of(x, n, keys, index->shape[1]);
     for (int i = 0; i < 2 && take_tensor(&c, i); i++)
         run_tasks(x, index->shape[0] * c.row_tasks, route_gather_task, &c);
     return WEFT_OK;
 }
 
-/* Sorts the entries of a sequence by column. first[j + 1] counts column j, then becomes the place
- * of its next entry, and so ends as the beginning of column j + 1. */
 WEFT_TASK(sort_entries_task) {
     const gather *c = context;
-    int64_t count = c->rows * c->k, b = task;
-    const int32_t *index =
-        (const int32_t *)weft_data(c->x, c->n->in[WEFT_GATHER_INDEX]) + b * count;
-    int32_t *first = c->first + b * (c->keys + 1), *entry = c->entry + b * count;
-    memset(first, 0, (size_t)(c->keys + 1) * sizeof *first);
-    for (int64_t e = 0; e < count; e++)
-        if (index[e] >= 0) first[index[e] + 1]++;
-    int32_t before = 0;
-    for (int64_t j = 1; j <= c->keys; j++) {
-        int32_t in_column = first[j];
-        first[j] = before;
-        before += in_column;
-    }
-    for (int64_t e = 0; e < count; e++)
-        if (index[e] >= 0) entry[first[index[e] + 1]++] = (int32_t)e;
+    const int32_t *index = weft_data(c->x, c->n->in[WEFT_GATHER_INDEX]);
+    int64_t count = c->rows * c->k;
+    list_places(index + task * count, count, c->keys, c->first + task * (c->keys + 1),
+                c->entry + task * count);
 }
 
 WEFT_TASK(route_gather_back_task) {
@@ -137,13 +130,8 @@ DEFINE_KERNEL(route_gather_back, .workspace = route_gather_back_workspace) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
     WEFT_TRY(check_index(x, n, index, dh->shape[1]));
     int64_t batch = dh->shape[0];
-    gather c = {.x = x,
-                .n = n,
-                .rows = index->shape[1],
-                .k = index->shape[2],
-                .keys = dh->shape[1],
-                .row_tasks = ceil_div(dh->shape[1], GATHER_ROWS),
-                .first = weft_workspace(x, n)};
+    gather c = gather_of(x, n, dh->shape[1], dh->shape[1]);
+    c.first = weft_workspace(x, n);
     c.entry = c.first + batch * (c.keys + 1);
     weft_pool *pool = weft_exec_pool(x);
     weft_pool_run(pool, batch, sort_entries_task, &c);
