@@ -108,28 +108,28 @@ static real sum_reals(const real *a, int64_t n) {
     return n < VLEN ? rest : vsum(s0 + s1) + rest;
 }
 
-/* Σ of each of `count` runs from element `at` on, one that exceeds a tile in parts. */
+/* Σ of each of `count` runs from element `at` on; one that exceeds a tile is alone, and taken in parts. */
 static void sum_runs(const grouped *k, int64_t at, int64_t count, real *sums) {
     real scratch[TILE_SCRATCH];
-    if (k->run <= TILE) {
-        const real *wide = tile_in(k->x, k->wide, at, count * k->run, scratch);
-        for (int64_t i = 0; i < count; i++)
-            sums[i] = sum_reals(wide + i * k->run, k->run);
-        return;
-    }
     double sum = 0;
     for (int64_t m = 0; m < k->run; m += TILE) {
         int64_t len = min_i64(TILE, k->run - m);
-        sum += (double)sum_reals(tile_in(k->x, k->wide, at + m, len, scratch), len);
+        const real *wide = tile_in(k->x, k->wide, at + m, count * len, scratch);
+        for (int64_t i = 0; i < count; i++) {
+            sum = (m ? sum : 0) + (double)sum_reals(wide + i * len, len);
+            sums[i] = (real)sum;
+        }
     }
-    sums[0] = (real)sum;
 }
+
+/* Pieces of head h of a row: `count` narrow numbers from `at` on. */
+#define EACH_PIECE(k, row, h, at, count)                                                           \
+    for (int64_t at = ((row) * (k)->heads + (h)) * (k)->group, end_ = at + (k)->group, count;      \
+         count = min_i64((k)->piece, end_ - at), at < end_; at += count)
 
 static void pool_group(const grouped *k, int64_t row, int64_t h) {
     real sums[TILE], scratch[TILE_SCRATCH], factor = k->factor * k->scale[h];
-    int64_t start = (row * k->heads + h) * k->group;
-    for (int64_t j = 0; j < k->group; j += k->piece) {
-        int64_t count = min_i64(k->piece, k->group - j), at = start + j;
+    EACH_PIECE(k, row, h, at, count) {
         sum_runs(k, at * k->run, count, sums);
         real *out = tile_out(k->x, k->narrow, at, scratch);
         for (int64_t i = 0; i < count; i++)
@@ -138,44 +138,32 @@ static void pool_group(const grouped *k, int64_t row, int64_t h) {
     }
 }
 
-static void fill_reals(real *to, real value, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = value;
-}
-
-/* `count` runs from element `at` on, of the values in[i]·factor. */
+/* `count` runs from element `at` on, of the values in[i]·factor; as sum_runs takes them. */
 static void fill_runs(const grouped *k, int64_t at, int64_t count, const real *in, real factor) {
     real scratch[TILE_SCRATCH];
-    if (k->run <= TILE) {
-        real *out = tile_out(k->x, k->wide, at, scratch);
-        for (int64_t i = 0; i < count; i++)
-            fill_reals(out + i * k->run, factor * in[i], k->run);
-        tile_done(k->x, k->wide, at, count * k->run, out);
-        return;
-    }
     for (int64_t m = 0; m < k->run; m += TILE) {
         int64_t len = min_i64(TILE, k->run - m);
         real *out = tile_out(k->x, k->wide, at + m, scratch);
-        fill_reals(out, factor * in[0], len);
-        tile_done(k->x, k->wide, at + m, len, out);
+        for (int64_t i = 0; i < count; i++) {
+            real value = factor * in[i];
+            for (int64_t j = 0; j < len; j++)
+                out[i * len + j] = value;
+        }
+        tile_done(k->x, k->wide, at + m, count * len, out);
     }
 }
 
 static void spread_group(const grouped *k, int64_t row, int64_t h) {
     real scratch[TILE_SCRATCH], factor = k->factor * k->scale[h];
-    int64_t start = (row * k->heads + h) * k->group;
-    for (int64_t j = 0; j < k->group; j += k->piece) {
-        int64_t count = min_i64(k->piece, k->group - j), at = start + j;
+    EACH_PIECE(k, row, h, at, count) {
         fill_runs(k, at * k->run, count, tile_in(k->x, k->narrow, at, count, scratch), factor);
     }
 }
 
 static double dot_group(const grouped *k, int64_t row, int64_t h) {
     real sums[TILE], scratch[TILE_SCRATCH];
-    int64_t start = (row * k->heads + h) * k->group;
     double sum = 0;
-    for (int64_t j = 0; j < k->group; j += k->piece) {
-        int64_t count = min_i64(k->piece, k->group - j), at = start + j;
+    EACH_PIECE(k, row, h, at, count) {
         sum_runs(k, at * k->run, count, sums);
         sum += (double)dot_reals(sums, tile_in(k->x, k->narrow, at, count, scratch), count);
     }
