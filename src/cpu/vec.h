@@ -306,8 +306,12 @@ static ALWAYS_INLINE void store_lane_sums(real *to, int64_t apart, const vreal *
                    __builtin_shufflevector(sum[0], sum[1], 2, 3, 6, 7);
         vreal cd = __builtin_shufflevector(sum[2], sum[3], 0, 1, 4, 5) +
                    __builtin_shufflevector(sum[2], sum[3], 2, 3, 6, 7);
+#if defined(__aarch64__)
+        vreal four = (vreal)vpaddq_f32((float32x4_t)ab, (float32x4_t)cd);
+#else
         vreal four = __builtin_shufflevector(ab, cd, 0, 2, 4, 6) +
                      __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+#endif
         for (int c = 0; c < 4; c++)
             to[(j + c) * apart] = four[c];
     }
