@@ -51,28 +51,28 @@ DECLARE_TABLES(neon)
 DECLARE_TABLES(plain)
 
 #if defined(__x86_64__)
-static inline bool runs_avx2(void) {
+static __attribute__((unused)) bool runs_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-static inline bool runs_avx512(void) {
+static __attribute__((unused)) bool runs_avx512(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-static inline bool runs_avx512_bf16(void) {
+static __attribute__((unused)) bool runs_avx512_bf16(void) {
     return runs_avx512() && __builtin_cpu_supports("avx512bf16");
 }
 
 /* The tiles' state is large, so the kernel wants to be asked before a process uses them. */
-static inline bool runs_amx(void) {
+static __attribute__((unused)) bool runs_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     unsigned eax, ebx, ecx, edx, amx = 7u << 22; /* AMX-BF16, -TILE and -INT8 */
     if (!runs_avx512_bf16() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
     return (edx & amx) == amx && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 #elif defined(__aarch64__)
-static inline bool runs_bfmmla(void) {
+static __attribute__((unused)) bool runs_bfmmla(void) {
     return WEFT_ARM_TARGETS && (getauxval(AT_HWCAP2) & HWCAP2_BF16);
 }
 #endif
