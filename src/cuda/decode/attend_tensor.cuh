@@ -420,6 +420,12 @@ __device__ static inline void load_queries(const attend_problem &a, const tensor
     }
 }
 
+__device__ static inline void find_factors(const attend_problem &a, const tensor_memory &m,
+                                           const row_view &v) {
+    for (int h = (int)threadIdx.x; h < tensor_heads(a); h += 32 * TENSOR_WARPS)
+        m.factors[h] = factors_of(a, v.g * a.group + min(h, a.group - 1));
+}
+
 /* The leaves of a warp. */
 template <int UNITS, int HALVES, bool PLAIN>
 __device__ static inline void go_through_leaves(const attend_problem &a, const tensor_memory &m,
@@ -483,12 +489,13 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         tile_walk use = {warp * a.splits + (int)blockIdx.z};
         if (warp < a.warps) use.enter(a, v);
         tile_walk ask = use;
-        for (int h = (int)threadIdx.x; h < tensor_heads(a); h += 32 * TENSOR_WARPS)
-            m.factors[h] = factors_of(a, v.g * a.group + min(h, a.group - 1));
+        bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
+        if (!made) find_factors(a, m, v);
         if (warp < a.warps)
             begin_tiles(a, m, ask, v);
         else
             wait_for_primary();
+        if (made) find_factors(a, m, v);
         load_queries(a, m, v);
         __syncthreads();
         go_through_leaves<UNITS, HALVES, PLAIN>(a, m, v, use, ask);
