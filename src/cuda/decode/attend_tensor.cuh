@@ -1,20 +1,28 @@
-/* Leaves of keys on the tensor cores: bf16 queries over a cache of bf16 (cache_attention.cu).
+/* Attention over a cache of bf16 on the tensor cores (cache_attention.cu).
  *
- * A warp has a leaf to itself, so that no warp waits for another: tiles of 32 keys and their values come
- * by bulk copies, a page each (cp.async before 9.0a), the next one while one is multiplied; softmax is
- * online, in registers. What no row of this run writes is asked for before the kernel ahead has ended.
- * Values that are the keys are copied once. Each leaf's result goes to memory by itself, so that it
- * changes nothing which warp has which.
+ * Keys are cut at absolute positions into links of 64 or more, by the row's own position at most MOST_LINKS of
+ * them. A warp goes through a link by itself, tile after tile of 32 keys with an online softmax in registers,
+ * and the links' results are added in one binary tree over their absolute indices. Scores are taken to the
+ * largest one rounded up to a whole power of two, so what is scaled loses no bit, and only the order of
+ * additions decides about a result: the tree's, however links are shared out. A row's bits therefore follow
+ * from its own sequence.
  *
- * The query heads that share a key head are the rows of a tile of 16, so that MLA's twelve or more heads
- * read their one latent once; of a key head with one query head 15 rows are empty, which costs nothing
- * where memory decides. More than 16 heads, or values wider than a warp has registers for, are units of
- * their own over the same keys.
+ * A cluster of blocks has a row and key head, or several rows of one sequence, which then read its keys once.
+ * Each warp has a chunk of the tree, or some; it keeps left siblings in shared memory until their right ones are
+ * there, and sends each chunk's sum to the block that joins the chunks of that row of the tile.
  *
- * Which of a step's numbers meet in an instruction is free as long as both factors agree: a lane
- * multiplies the eight that lie beside each other (few_rows.cuh). Column c of the n-th eight scores is key
- * 8 ⌊c/2⌋ + 2 n + c mod 2 of its tile, so that a lane's scores are those of eight keys beside each other,
- * and as weights are where the product with the values wants them. */
+ * Tiles come by bulk copies, a page each (cp.async before 9.0a), the next ones while one is multiplied. What no
+ * row of the run writes is asked for before the kernel ahead has ended. Where the writes of the run's keys and
+ * values come right before attention, it does them: its own rows' keys it reads from where they were made.
+ *
+ * The query heads that share a key head are the rows of a tile of 16, so that MLA's twelve or more heads read
+ * their one latent once. More than 16 heads, or values wider than a warp has registers for, are units of their
+ * own over the same keys.
+ *
+ * Which of a step's numbers meet in an instruction is free as long as both factors agree: a lane multiplies the
+ * eight that lie beside each other (few_rows.cuh). Column c of the n-th eight scores is key
+ * 8 ⌊c/2⌋ + 2 n + c mod 2 of its tile, so that a lane's scores are those of eight keys beside each other, and as
+ * weights are where the product with the values wants them. */
 #pragma once
 
 #include "cuda/decode/attend.cuh"
@@ -23,26 +31,21 @@
 #include "cuda/tensor/pipeline.cuh"
 
 enum {
-    TENSOR_ROWS = 16,        /* heads of a tile */
+    TENSOR_ROWS = 16,        /* of a tile */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
     TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
-    TENSOR_WARPS = 6,        /* of a block */
-    TENSOR_ROOM = 100 << 10  /* bytes of a block's stages, so that two are there, or a product's */
+    TENSOR_WARPS = 4,        /* of a block */
+    TENSOR_SHARED = 8,       /* rows of a tile that rows of one sequence make up, at most */
+    TENSOR_ROOM = 112 << 10, /* bytes of a block, so that two are there, or a product's */
+    MOST_BLOCKS = 8,         /* of a cluster */
+    MOST_LINKS = 32,         /* of a row, and one or two more where the first is cut */
+    MOST_LEVELS = 5          /* of a chunk: MOST_LINKS in one */
 };
-
-__host__ __device__ static inline int tensor_heads(const attend_problem &a) {
-    return (a.group + TENSOR_ROWS - 1) / TENSOR_ROWS * TENSOR_ROWS;
-}
 
 /* Of 16 numbers each, of a product with queries: an even number of them. */
 __host__ __device__ static inline int tensor_steps(const attend_problem &a) {
     return (a.dqk + 31) / 32 * 2;
-}
-
-/* Units of a leaf: tiles of heads, and parts of the values' columns. */
-static inline int tensor_units(const attend_problem &a) {
-    return tensor_heads(a) / TENSOR_ROWS * (int)ceil_div(a.dv, TENSOR_COLUMNS);
 }
 
 /* Of a tile, keys [32, dqk] and values [32, dv] in bf16, and n [32]. */
@@ -54,27 +57,60 @@ __host__ __device__ static inline int stage_bytes(const attend_problem &a) {
     return pair_bytes(a) + (a.keys.number ? TENSOR_KEYS * (int)sizeof(float) : 0);
 }
 
-/* Shared memory: the warps' stages; a barrier for each; q, a number of 16 bytes for each step and lane of each
- * tile of heads; heads' factors. */
-static inline int64_t tensor_bytes(const attend_problem &a) {
-    int64_t head = tensor_steps(a) * 2 * (int64_t)sizeof(uint4) + (int64_t)sizeof(head_factors);
-    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head;
+/* Columns that a unit sums, and 32 of them at a time. */
+__host__ __device__ static inline int unit_columns(const attend_problem &a) {
+    return a.dv < TENSOR_COLUMNS ? a.dv : (int)TENSOR_COLUMNS;
 }
 
+static inline int unit_parts(const attend_problem &a) {
+    return unit_columns(a) <= 64 ? 2 : unit_columns(a) <= 128 ? 4 : 8;
+}
+
+/* Rows of a tile at most. */
+__host__ __device__ static inline int tile_rows(const attend_problem &a) {
+    return a.shared > 1 ? a.shared * a.group : a.group < TENSOR_ROWS ? a.group : (int)TENSOR_ROWS;
+}
+
+/* A chunk's sum in shared memory: columns, largest score, sum of the weights. */
+__host__ __device__ static inline int slot_floats(const attend_problem &a) {
+    return unit_columns(a) + 2;
+}
+
+/* Shared memory: the warps' stages; a barrier for each; q, a number of 16 bytes for each step and lane; the
+ * rows' factors; sums that wait for their right siblings, for each warp; slots of chunks. */
 struct tensor_memory {
     char *stages;     /* of the warp */
     uint32_t arrived; /* the warp's barriers */
     uint4 *q;
     head_factors *factors;
+    float *left; /* of the lane */
+    float *slots;
 };
 
+static inline int64_t left_floats(const attend_problem &a) {
+    return (tile_rows(a) > 8 ? 2 : 1) * (unit_parts(a) * 8 + 2) * 32;
+}
+
+static inline int64_t tensor_bytes(const attend_problem &a) {
+    int64_t floats = a.levels * TENSOR_WARPS * left_floats(a) + a.slots * slot_floats(a);
+    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) +
+           tensor_steps(a) * 32 * (int64_t)sizeof(uint4) +
+           TENSOR_ROWS * (int64_t)sizeof(head_factors) + floats * (int64_t)sizeof(float);
+}
+
+template <int LEFT>
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
     int warp = (int)threadIdx.x / 32, stages = a.warps * TENSOR_STAGES;
     char *barriers = memory + stages * stage_bytes(a);
     uint4 *q = (uint4 *)(barriers + stages * 8);
+    head_factors *factors = (head_factors *)(q + tensor_steps(a) * 32);
+    float *left = (float *)(factors + TENSOR_ROWS);
     return {memory + warp * TENSOR_STAGES * stage_bytes(a),
-            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8), q,
-            (head_factors *)(q + tensor_heads(a) * tensor_steps(a) * 2)};
+            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8),
+            q,
+            factors,
+            left + warp * a.levels * LEFT + threadIdx.x % 32,
+            left + TENSOR_WARPS * a.levels * LEFT};
 }
 
 __device__ static inline few_words read_words(const void *from) {
@@ -82,41 +118,117 @@ __device__ static inline few_words read_words(const void *from) {
     return few_words{{v.x, v.y, v.z, v.w}};
 }
 
-/* A block's row, key head, and keys [seen, own] of it. */
+/* What a cluster has: `rows` rows of one sequence from r on, a key head, a tile of its query heads, and columns
+ * of the values from `from` on. They see keys [seen, own + rows - 1] or fewer. */
 struct row_view {
-    int r, g, own, seen; /* own: its position */
+    int r, g, tile, from, rows;
+    int own;   /* the first row's position */
+    int seen;  /* the first key that the first row sees */
+    int clear; /* the first one that the last row does */
+    int fresh; /* the first key that this run writes */
     const int32_t *table;
+    int link_bits, chunk_bits;
+    int first, chunks; /* of the tree */
+
+    __device__ int end() const {
+        return own + rows;
+    }
 };
 
-/* A warp's way through its units, tile by tile: keys [low, high) of the tile at `key`, of a leaf up to `end`. */
+/* Whether row r is of the sequence of the row before it and has the next position. */
+__device__ static inline bool continues(const row_places &p, int r) {
+    return r > 0 && r < p.rows && p.slot[r] == p.slot[r - 1] &&
+           p.position[r] == p.position[r - 1] + 1;
+}
+
+/* How many of the conditions hold from lane 0 on. */
+__device__ static inline int count_lanes(bool holds) {
+    unsigned mask = __ballot_sync(0xffffffffu, holds);
+    return mask == 0xffffffffu ? 32 : __ffs((int)~mask) - 1;
+}
+
+/* The rows from r on, of those whose positions have the same multiple of `shared`; 0: r is not their first. */
+__device__ static inline int count_rows(const attend_problem &a, int r) {
+    int lane = (int)threadIdx.x % 32, own = a.places.position[r];
+    bool follows = continues(a.places, r);
+    if (a.shared == 1) return 1;
+    if (follows && own % a.shared != 0) return 0;
+    bool holds = lane == 0 || (own % a.shared + lane < a.shared && continues(a.places, r + lane));
+    return count_lanes(holds);
+}
+
+/* Rows of the run ahead of r that are of its sequence. */
+__device__ static inline int count_before(const attend_problem &a, int r) {
+    int lane = (int)threadIdx.x % 32, count = 0, more;
+    if (!continues(a.places, r)) return 0;
+    do {
+        more = count_lanes(continues(a.places, r - count - lane));
+        count += more;
+    } while (more == 32);
+    return count;
+}
+
+/* Links are longer the more keys a row sees. */
+__device__ static inline int count_link_bits(const attend_problem &a, int own) {
+    int bits = a.link_bits, keys = min(own, a.context - 1);
+    while (keys >> bits >= MOST_LINKS)
+        bits++;
+    return bits;
+}
+
+/* `rows`: count_rows', not 0. */
+__device__ static inline row_view view_rows(const attend_problem &a, int r, int rows) {
+    row_view v = {};
+    int unit = (int)blockIdx.x % a.units, tiles = (a.group + TENSOR_ROWS - 1) / TENSOR_ROWS;
+    v.r = r, v.rows = rows;
+    v.g = (int)blockIdx.x / a.units;
+    v.tile = unit % tiles, v.from = unit / tiles * TENSOR_COLUMNS;
+    v.own = a.places.position[r];
+    v.seen = first_seen(a, r, v.own);
+    v.clear = first_seen(a, r + rows - 1, v.own + rows - 1);
+    v.fresh = v.own - count_before(a, r);
+    v.table = a.places.table + (int64_t)a.places.slot[r] * a.places.pages;
+    v.link_bits = count_link_bits(a, v.own);
+    int first = v.seen >> v.link_bits, last = (v.end() - 1) >> v.link_bits;
+    int used = a.shared > 1 ? rows * a.group : tile_rows(a);
+    int room = a.slots / ((used + a.blocks - 1) / a.blocks);
+    while ((last >> v.chunk_bits) - (first >> v.chunk_bits) >= room)
+        v.chunk_bits++;
+    v.first = first >> v.chunk_bits;
+    v.chunks = (last >> v.chunk_bits) - v.first + 1;
+    return v;
+}
+
+/* A warp's tiles: those of its chunks, one behind the other, of keys [begin, end). */
 struct tile_walk {
-    int unit, key, low, high, end;
+    int begin, end, key;
 
     __device__ bool there() const {
-        return low < high;
+        return key < end;
     }
-    __device__ bool ends_leaf() const {
-        return key + TENSOR_KEYS >= end;
+    __device__ int low() const {
+        return max(key, begin);
     }
-    __device__ void enter(const attend_problem &a, const row_view &v) {
-        int leaf = a.units == 1 ? unit : unit / a.units;
-        int begin = ((v.seen >> a.leaf_bits) + leaf) << a.leaf_bits;
-        low = max(begin, v.seen), end = min(begin + a.leaf, v.own + 1);
-        key = low / TENSOR_KEYS * TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
-    }
-    __device__ void advance(const attend_problem &a, const row_view &v) {
-        if (ends_leaf()) {
-            unit += a.splits * a.warps;
-            enter(a, v);
-        } else {
-            low = key += TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
-        }
+    __device__ int high() const {
+        return min(key + TENSOR_KEYS, end);
     }
 };
 
-#ifndef USE_MMA_SYNC
+/* Neighbours among the warps that share out the chunks are in different blocks. */
+__device__ static inline tile_walk find_walk(const attend_problem &a, const row_view &v) {
+    int warps = a.warps * a.blocks, warp = (int)threadIdx.x / 32 * a.blocks + (int)blockIdx.z;
+    int bits = v.link_bits + v.chunk_bits;
+    int first = v.chunks * warp / warps, end = v.chunks * (warp + 1) / warps;
+    if ((int)threadIdx.x / 32 >= a.warps || first == end) return {0, 0, 0};
+    int begin = max((v.first + first) << bits, v.seen);
+    return {begin, min((v.first + end) << bits, v.end()), begin / TENSOR_KEYS * TENSOR_KEYS};
+}
 
-enum copied_pages { STEADY_PAGES = 1, FRESH_PAGES = 2, ALL_PAGES = 3 };
+__device__ static inline int count_pages(int begin, int end) {
+    return begin < end ? (end - 1) / WEFT_PAGE_TOKENS - begin / WEFT_PAGE_TOKENS + 1 : 0;
+}
+
+#ifndef USE_MMA_SYNC
 
 __device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes,
                                         uint32_t barrier) {
@@ -127,27 +239,38 @@ __device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes
 }
 
 __device__ static inline void expect_tile(const attend_problem &a, uint32_t barrier,
-                                          const tile_walk &w) {
-    int pages = (w.high - 1) / WEFT_PAGE_TOKENS - w.low / WEFT_PAGE_TOKENS + 1;
-    int bytes = (w.high - w.low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
-    if (a.keys.number) bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
+                                          const tile_walk &w, const row_view &v) {
+    int low = w.low(), high = w.high();
+    int bytes = (high - low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
+    if (a.keys.number) {
+        int pages = count_pages(low, min(high, v.fresh));
+        if (!a.key_write.x.data) pages += count_pages(max(low, v.fresh), high);
+        bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
+    }
     if (threadIdx.x % 32 == 0) arrive_expect_tx(barrier, bytes);
     __syncwarp();
 }
 
-/* Two lanes ask for the pages of keys, two for those of values, two for their numbers: for those that no
- * row of this run writes, for the others, or for all. */
-__device__ static inline void copy_tile(const attend_problem &a, const tensor_memory &m, int slot,
-                                        const tile_walk &w, const row_view &v, int which) {
+/* The page that a lane asks for of a tile at `key`: two lanes keys, two values, two numbers. */
+__device__ static inline int find_page(const attend_problem &a, const row_view &v,
+                                       const tile_walk &w) {
+    int lane = (int)threadIdx.x % 32, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
+    if (lane >= 6 || page * WEFT_PAGE_TOKENS >= w.end) return 0;
+    return v.table[page % a.places.pages];
+}
+
+/* Keys [low, high) of the tile from the pages that its lanes have found. `which`: of keys (and numbers), of
+ * values, a bit each. */
+__device__ static inline void copy_pages(const attend_problem &a, const tensor_memory &m, int slot,
+                                         const tile_walk &w, const row_view &v, int found, int low,
+                                         int high, int which) {
     int lane = (int)threadIdx.x % 32, part = lane / 2, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
-    int begin = max(w.low, page * WEFT_PAGE_TOKENS);
-    int end = min(w.high, (page + 1) * WEFT_PAGE_TOKENS);
-    /* Before the first row of the sequence that this run may have. */
-    int is = end + a.places.rows <= v.own + 1 ? STEADY_PAGES : FRESH_PAGES;
-    bool asked = part == 0 || (part == 1 && !a.joint) || (part == 2 && a.keys.number);
-    if (!asked || begin >= end || !(is & which)) return;
+    int begin = max(low, page * WEFT_PAGE_TOKENS);
+    int end = min(high, (page + 1) * WEFT_PAGE_TOKENS);
+    bool asked = part == 1 ? which >> 1 && !a.joint : (which & 1) && (part == 0 || a.keys.number);
+    if (part > 2 || !asked || begin >= end) return;
     const cached_pages &c = part == 1 ? a.values : a.keys;
-    char *from = c.data + v.table[page % a.places.pages] * c.page_bytes;
+    char *from = c.data + found * c.page_bytes;
     uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
     int bytes = (end - begin) * (int)c.token_bytes;
     if (part < 2) {
@@ -162,61 +285,130 @@ __device__ static inline void copy_tile(const attend_problem &a, const tensor_me
     bulk_copy(to, from, bytes, m.arrived + 8 * (uint32_t)slot);
 }
 
-/* The warp's first tiles, at which `w` stands; afterwards it stands behind them. The kernel ahead has
- * ended then. */
+/* The vector that a row of the run leaves of its key head. */
+__device__ static inline const bf16 *written_row(const cached_write &w, const row_view &v, int j) {
+    int64_t row = v.r + (j - v.own);
+    return (const bf16 *)w.x.data + row * w.columns + w.offset + (int64_t)v.g * w.c.width;
+}
+
+/* A tile's keys that the run itself writes: from the rows, a key a lane, or from their pages. */
+__device__ static inline void copy_fresh(const attend_problem &a, const tensor_memory &m, int slot,
+                                         const tile_walk &w, const row_view &v, int found) {
+    int low = max(w.low(), v.fresh), high = w.high(), j = w.key + (int)threadIdx.x % 32;
+    if (low >= high) return;
+    int written = (a.key_write.x.data ? 1 : 0) | (a.value_write.x.data ? 2 : 0);
+    if (written != 3) copy_pages(a, m, slot, w, v, found, low, high, 3 & ~written);
+    if (j < low || j >= high) return;
+    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
+    uint32_t barrier = m.arrived + 8 * (uint32_t)slot;
+    if (written & 1)
+        bulk_copy(to + (uint32_t)((j - w.key) * a.dqk) * 2, written_row(a.key_write, v, j),
+                  a.dqk * 2, barrier);
+    if (written & 2)
+        bulk_copy(to + (uint32_t)(TENSOR_KEYS * a.dqk + (j - w.key) * a.dv) * 2,
+                  written_row(a.value_write, v, j), a.dv * 2, barrier);
+}
+
+/* When all lanes are done with the tile that is in the slot. */
+__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
+                                           int slot, const tile_walk &w, const row_view &v,
+                                           int found) {
+    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w, v);
+    copy_pages(a, m, slot, w, v, found, w.low(), min(w.high(), v.fresh), 3);
+    copy_fresh(a, m, slot, w, v, found);
+}
+
+/* The warp's first tiles; afterwards `w` stands behind them, and the kernel ahead has ended. */
 __device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
                                           tile_walk &w, const row_view &v) {
-    tile_walk first = w;
+    static_assert(TENSOR_STAGES == 2, "a walk for each");
+    tile_walk first = w, second = w;
+    second.key += TENSOR_KEYS;
+    int page = find_page(a, v, first), next = find_page(a, v, second);
     if (threadIdx.x % 32 == 0) {
         for (int i = 0; i < TENSOR_STAGES; i++)
             init_barrier(m.arrived + 8 * (uint32_t)i, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
-#pragma unroll 1
-    for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v)) {
-        expect_tile(a, m.arrived + 8 * (uint32_t)i, w);
-        copy_tile(a, m, i, w, v, STEADY_PAGES);
-    }
+    auto ask = [&](int slot, const tile_walk &t, int found) {
+        if (!t.there()) return;
+        expect_tile(a, m.arrived + 8 * (uint32_t)slot, t, v);
+        copy_pages(a, m, slot, t, v, found, t.low(), min(t.high(), v.fresh), 3);
+    };
+    ask(0, first, page);
+    ask(1, second, next);
     wait_for_primary();
-#pragma unroll 1
-    for (int i = 0; i < TENSOR_STAGES && first.there(); i++, first.advance(a, v))
-        copy_tile(a, m, i, first, v, FRESH_PAGES);
-}
-
-/* When all lanes are done with the tile that is in the slot. */
-__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const tile_walk &w, const row_view &v) {
-    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w);
-    copy_tile(a, m, slot, w, v, ALL_PAGES);
+    if (first.there()) copy_fresh(a, m, 0, first, v, page);
+    if (second.there()) copy_fresh(a, m, 1, second, v, next);
+    w.key += TENSOR_STAGES * TENSOR_KEYS;
 }
 
 __device__ static inline void wait_tile(const tensor_memory &m, int slot, int phase) {
     wait_phase(m.arrived + 8 * (uint32_t)slot, (uint32_t)phase);
 }
 
+/* What was written to a stage by itself comes before what is copied there next. */
+__device__ static inline void fence_stage() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ static inline void arrive_at_blocks(int blocks) {
+    if (blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ static inline void wait_for_blocks(int blocks) {
+    if (blocks > 1)
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    else
+        __syncthreads();
+}
+
+/* Where `at` of this block's shared memory is in that of block `rank`. */
+__device__ static inline uint32_t address_in(uint32_t at, int rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+
+__device__ static inline void send_pair(uint32_t to, float x, float y) {
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+
 #else
 
+__device__ static inline int find_page(const attend_problem &, const row_view &,
+                                       const tile_walk &) {
+    return 0;
+}
+
+/* A part of the tile, a key after the other; `written`: of the run's own rows, or NULL. */
 __device__ static inline void copy_part(const attend_problem &a, const cached_pages &c,
-                                        const tile_walk &w, const row_view &v, uint32_t to,
-                                        int width) {
-    int pieces = width / VECTOR;
-    for (int e = threadIdx.x % 32; e < (w.high - w.low) * pieces; e += 32) {
-        int j = w.low + e / pieces, piece = e % pieces * VECTOR;
-        const bf16 *from =
-            (const bf16 *)token_at(c, page_at(c, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
+                                        const cached_write &written, const tile_walk &w,
+                                        const row_view &v, uint32_t to, int width) {
+    int pieces = width / VECTOR, low = w.low();
+    for (int e = threadIdx.x % 32; e < (w.high() - low) * pieces; e += 32) {
+        int j = low + e / pieces, piece = e % pieces * VECTOR;
+        const bf16 *from;
+        if (written.x.data && j >= v.fresh)
+            from = (const bf16 *)written.x.data + (int64_t)(v.r + j - v.own) * written.columns +
+                   written.offset + (int64_t)v.g * width;
+        else
+            from =
+                (const bf16 *)token_at(c, page_at(c, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
         copy_piece(to + (uint32_t)((j - w.key) * width + piece) * 2, from + piece, true);
     }
 }
 
 __device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const tile_walk &w, const row_view &v) {
+                                           int slot, const tile_walk &w, const row_view &v, int) {
     char *stage = m.stages + slot * stage_bytes(a);
     uint32_t to = shared_address(stage);
-    copy_part(a, a.keys, w, v, to, a.dqk);
-    if (!a.joint) copy_part(a, a.values, w, v, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2, a.dv);
+    copy_part(a, a.keys, a.key_write, w, v, to, a.dqk);
+    if (!a.joint)
+        copy_part(a, a.values, a.value_write, w, v, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2, a.dv);
     int j = w.key + (int)threadIdx.x % 32;
-    if (a.keys.number && j >= w.low && j < w.high)
+    if (a.keys.number && j >= w.low() && j < w.high())
         ((float *)(stage + pair_bytes(a)))[j - w.key] =
             *number_at(a.keys, page_at(a.keys, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
     end_copies();
@@ -225,8 +417,8 @@ __device__ static inline void ask_for_tile(const attend_problem &a, const tensor
 __device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
                                           tile_walk &w, const row_view &v) {
     wait_for_primary();
-    for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v))
-        ask_for_tile(a, m, i, w, v);
+    for (int i = 0; i < TENSOR_STAGES; i++, w.key += TENSOR_KEYS)
+        if (w.there()) ask_for_tile(a, m, i, w, v, 0);
 }
 
 __device__ static inline void wait_tile(const tensor_memory &, int, int) {
@@ -234,15 +426,33 @@ __device__ static inline void wait_tile(const tensor_memory &, int, int) {
     __syncwarp();
 }
 
+__device__ static inline void fence_stage() {
+}
+
+__device__ static inline void arrive_at_blocks(int) {
+}
+
+__device__ static inline void wait_for_blocks(int) {
+    __syncthreads();
+}
+
+__device__ static inline uint32_t address_in(uint32_t at, int) {
+    return at;
+}
+
+__device__ static inline void send_pair(uint32_t to, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+
 #endif
 
-/* c += a b for 16 heads and eight columns, over 16 numbers: a as the instruction has it. */
-__device__ static inline void multiply_heads(float (&c)[4], uint4 a, unsigned b0, unsigned b1) {
+/* c += a b for 16 rows and eight columns, over 16 numbers: a as the instruction has it. */
+__device__ static inline void multiply_rows(float (&c)[4], uint4 a, unsigned b0, unsigned b1) {
     few_words high = {{a.x, a.z}}, low = {{a.y, a.w}};
     few_multiply(c, high, low, 0, b0, b1);
 }
 
-/* S = Q Kᵀ for 16 heads and 32 keys. EVEN: widths are multiples of 32, and all keys are there. */
+/* S = Q Kᵀ for 16 rows and 32 keys. EVEN: widths are multiples of 32, and all keys are there. */
 template <bool EVEN>
 __device__ static inline void score_tile(const attend_problem &a, const uint4 *queries,
                                          const bf16 *keys, float (&c)[4][4]) {
@@ -261,16 +471,42 @@ __device__ static inline void score_tile(const attend_problem &a, const uint4 *q
             uint4 high_low = q[32 * step];
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                multiply_heads(c[n], high_low, b[n].word[2 * step], b[n].word[2 * step + 1]);
+                multiply_rows(c[n], high_low, b[n].word[2 * step], b[n].word[2 * step + 1]);
         }
     }
 }
 
-/* What a warp has of its unit: a lane those of two heads, row and row + 8 of the tile. */
-template <int UNITS> struct unit_sums {
-    float o[UNITS][4][4]; /* Σ p v of 32 columns: [eight of them][head and column] */
-    float top[2], sum[2];
+/* What a lane knows of its two rows of the tile, `row` and `row` + 8. */
+struct lane_rows {
+    int own[2], seen[2]; /* own -1: there is no such row */
+    int64_t head[2];     /* of all rows' heads */
+
+    __device__ lane_rows(const attend_problem &a, const row_view &v) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int t = (int)threadIdx.x % 32 / 4 + 8 * half, i = 0, h = v.tile * TENSOR_ROWS + t;
+            if (a.shared > 1) i = t / a.group, h = t % a.group;
+            bool there = i < v.rows && h < a.group;
+            own[half] = there ? v.own + i : -1;
+            seen[half] = there ? first_seen(a, v.r + i, v.own + i) : 0;
+            head[half] = (int64_t)(v.r + i) * a.heads + v.g * a.group + h;
+        }
+    }
 };
+
+/* What a warp has of a link, or of a part of the tree: a lane those of two rows. */
+template <int UNITS> struct unit_sums {
+    float o[UNITS][4][4]; /* Σ p v of 32 columns: [eight of them][row and column] */
+    float top[2], sum[2]; /* top: a whole number */
+};
+
+/* Below every score's. */
+constexpr float NO_TOP = -1e30f;
+
+/* 2^n of a whole number n <= 0, exactly. */
+__device__ static inline float exact_power(float n) {
+    return n < -126.0f ? 0.0f : __int_as_float(((int)n + 127) << 23);
+}
 
 /* What few models have: relative positions, a soft cap. */
 __device__ static inline float adjust_score(const attend_problem &a, float score, int distance) {
@@ -279,47 +515,47 @@ __device__ static inline float adjust_score(const attend_problem &a, float score
 }
 
 /* From raw products to exponentials under the largest score so far; what was summed before follows it.
- * HALVES 1: only the first eight heads of a tile are there. */
+ * HALVES 1: only the first eight rows of a tile are there. */
 template <int UNITS, int HALVES, bool PLAIN>
-__device__ static inline void weigh_tile(const attend_problem &a, const tile_walk &w,
-                                         const row_view &v, const head_factors *factors,
-                                         const float *numbers, int tile, float (&c)[4][4],
+__device__ static inline void weigh_tile(const attend_problem &a, const row_view &v,
+                                         const lane_rows &rows, const head_factors *factors,
+                                         const float *numbers, int key, float (&c)[4][4],
                                          unit_sums<UNITS> &s) {
-    int lane = threadIdx.x % 32, at = lane % 4 * 8;
+    int lane = threadIdx.x % 32, first = key + lane % 4 * 8;
+    bool whole = key >= v.clear && key + TENSOR_KEYS <= v.own + 1;
     float shrink[2] = {1, 1};
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
-        int h = tile * TENSOR_ROWS + lane / 4 + 8 * half;
-        head_factors f = factors[h];
+        int own = rows.own[half], seen = rows.seen[half];
+        head_factors f = factors[lane / 4 + 8 * half];
         auto each = [&](auto change) {
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                c[e / 2][2 * half + e % 2] = change(at + e, c[e / 2][2 * half + e % 2]);
+                c[e / 2][2 * half + e % 2] = change(e, c[e / 2][2 * half + e % 2]);
         };
         each([&](int, float score) { return score * f.scale; });
         if (a.keys.number)
-            each([&](int e, float score) { return fmaf(numbers[e], f.beta, score); });
+            each([&](int e, float score) { return fmaf(numbers[first - key + e], f.beta, score); });
         if (a.pos == WEFT_POS_ALIBI)
-            each([&](int e, float score) { return score - f.slope * (float)(v.own - w.key - e); });
+            each([&](int e, float score) { return score - f.slope * (float)(own - first - e); });
         if (!PLAIN)
-            each([&](int e, float score) { return adjust_score(a, score, v.own - w.key - e); });
-        if (a.scores && h < a.group) {
-            int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
-            float *to = a.scores + head * a.context + w.key - v.seen;
+            each([&](int e, float score) { return adjust_score(a, score, own - first - e); });
+        if (a.scores && own >= 0) {
+            float *to = a.scores + rows.head[half] * a.context + first - seen;
             each([&](int e, float score) {
-                if (w.key + e >= w.low && w.key + e < w.high) to[e] = score;
+                if (first + e >= seen && first + e <= own) to[e] = score;
                 return score;
             });
         }
-        if (w.high - w.low < TENSOR_KEYS)
+        if (!whole)
             each([&](int e, float score) {
-                return w.key + e >= w.low && w.key + e < w.high ? score : -INFINITY;
+                return first + e >= seen && first + e <= own ? score : -INFINITY;
             });
         float top = s.top[half];
         each([&](int, float score) { return top = fmaxf(top, score), score; });
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        shrink[half] = power_of_two(s.top[half] - top);
+        top = ceilf(fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)));
+        shrink[half] = exact_power(s.top[half] - top);
         s.top[half] = top;
         float sum = 0;
         each([&](int, float score) {
@@ -337,7 +573,7 @@ __device__ static inline void weigh_tile(const attend_problem &a, const tile_wal
                 s.o[u][t][e] *= shrink[e / 2];
 }
 
-/* O += P V for 16 heads, from column `from` on. */
+/* O += P V for 16 rows, from column `from` on. */
 template <int UNITS, int HALVES, bool EVEN>
 __device__ static inline void sum_tile(const attend_problem &a, const tile_walk &w,
                                        const bf16 *values, int from, const float (&p)[4][4],
@@ -359,7 +595,7 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int at = row / 2 * 8 + 2 * i + row % 2, j = w.key + at;
-            bool there = EVEN || (j >= w.low && j < w.high && column < a.dv);
+            bool there = EVEN || (j >= w.low() && j < w.high() && column < a.dv);
             few_words v = there ? read_words(values + at * pitch + column) : few_words{};
 #pragma unroll
             for (int t = 0; t < 4; t++)
@@ -372,167 +608,372 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
                 b[t][i] = few_transpose(b[t][i]);
 #pragma unroll
             for (int step = 0; step < 2; step++)
-                multiply_heads(s.o[u][t], weights[step], b[t][2 * step], b[t][2 * step + 1]);
+                multiply_rows(s.o[u][t], weights[step], b[t][2 * step], b[t][2 * step + 1]);
         }
     }
 }
 
-/* A unit's result to the workspace. */
+/* Two parts of the tree as one, number by number: left · 2^l + right · 2^r, of which nothing but the sum is
+ * rounded. Where there is no part, top is NO_TOP and all else 0. */
+struct joint_scale {
+    float top, left, right;
+
+    __device__ joint_scale(float left_top, float right_top)
+        : top(fmaxf(left_top, right_top)), left(exact_power(left_top - top)),
+          right(exact_power(right_top - top)) {
+    }
+    __device__ float join(float l, float r) const {
+        return fmaf(l, left, r * right);
+    }
+};
+
+/* A lane's own part of the sums in shared memory, [number][lane]. */
+template <int UNITS, int HALVES> struct left_sums {
+    static constexpr int HALF = UNITS * 8 + 2, FLOATS = HALVES * HALF * 32;
+    float *at;
+
+    __device__ float &number(int half, int i) const {
+        return at[(half * HALF + i) * 32];
+    }
+    __device__ void keep(const unit_sums<UNITS> &s) const {
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            number(half, UNITS * 8) = s.top[half];
+            number(half, UNITS * 8 + 1) = s.sum[half];
+#pragma unroll
+            for (int i = 0; i < UNITS * 8; i++)
+                number(half, i) = s.o[i / 8][i / 2 % 4][2 * half + i % 2];
+        }
+    }
+    /* s becomes what is here, with s to its right. */
+    __device__ void join(unit_sums<UNITS> &s) const {
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            joint_scale scale(number(half, UNITS * 8), s.top[half]);
+            s.top[half] = scale.top;
+            s.sum[half] = scale.join(number(half, UNITS * 8 + 1), s.sum[half]);
+#pragma unroll
+            for (int i = 0; i < UNITS * 8; i++) {
+                float &o = s.o[i / 8][i / 2 % 4][2 * half + i % 2];
+                o = scale.join(number(half, i), o);
+            }
+        }
+    }
+};
+
+/* The rows of the tile go to the blocks of the cluster by turns; a block has `room` slots for each of its own. */
+__device__ static inline int slots_of_row(const attend_problem &a, const row_view &v) {
+    int used = a.shared > 1 ? v.rows * a.group : tile_rows(a);
+    return a.slots / ((used + a.blocks - 1) / a.blocks);
+}
+
+/* A chunk's sum to those that join it. */
 template <int UNITS, int HALVES>
-__device__ static inline void keep_leaf(const attend_problem &a, const row_view &v, int leaf,
-                                        int tile, int from, unit_sums<UNITS> &s) {
-    int lane = threadIdx.x % 32, quarter = lane % 4;
+__device__ static inline void send_chunk(const attend_problem &a, const tensor_memory &m,
+                                         const row_view &v, const lane_rows &rows, int chunk,
+                                         const unit_sums<UNITS> &s) {
+    int lane = threadIdx.x % 32, quarter = lane % 4, columns = unit_columns(a);
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
-        float sum = s.sum[half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        int h = tile * TENSOR_ROWS + lane / 4 + 8 * half;
-        if (h >= a.group) continue;
-        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
-        float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
-        if (quarter == 0 && from == 0) *(float2 *)(to + a.dv) = make_float2(s.top[half], sum);
-        to += from + 8 * quarter;
+        int t = lane / 4 + 8 * half, at = t / a.blocks * slots_of_row(a, v) + chunk - v.first;
+        if (rows.own[half] < 0) continue;
+        uint32_t to = address_in(shared_address(m.slots + at * slot_floats(a)), t % a.blocks);
+        if (quarter == 0) send_pair(to + (uint32_t)columns * 4, s.top[half], s.sum[half]);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-            if (from + 32 * u + 8 * quarter < a.dv)
+            if (32 * u + 8 * quarter < columns)
 #pragma unroll
-                for (int t = 0; t < 4; t++)
-                    *(float2 *)(to + 32 * u + 2 * t) =
-                        make_float2(s.o[u][t][2 * half], s.o[u][t][2 * half + 1]);
+                for (int i = 0; i < 4; i++)
+                    send_pair(to + (uint32_t)(32 * u + 8 * quarter + 2 * i) * 4,
+                              s.o[u][i][2 * half], s.o[u][i][2 * half + 1]);
     }
 }
 
-/* Queries, as the instruction has them; zeros behind them. */
+/* A warp's way up from link `link`: with the left siblings that wait, then to wait itself, or, where the chunk
+ * ends, to those that join it. `waiting`: the levels that have one, a bit each. */
+template <int UNITS, int HALVES>
+__device__ static inline void end_link(const attend_problem &a, const tensor_memory &m,
+                                       const row_view &v, const lane_rows &rows, int link,
+                                       bool ends_chunk, unsigned &waiting, unit_sums<UNITS> &s) {
+    using left = left_sums<UNITS, HALVES>;
+    int level = 0;
+    for (; level < v.chunk_bits && (ends_chunk || link >> level & 1); level++)
+        if (waiting >> level & 1) {
+            left{m.left + level * left::FLOATS}.join(s);
+            waiting &= ~(1u << level);
+        }
+    if (ends_chunk) {
+        send_chunk<UNITS, HALVES>(a, m, v, rows, link >> v.chunk_bits, s);
+    } else {
+        left{m.left + level * left::FLOATS}.keep(s);
+        waiting |= 1u << level;
+    }
+}
+
+/* Queries, as the instruction has them; zeros where there are none. */
 __device__ static inline void load_queries(const attend_problem &a, const tensor_memory &m,
                                            const row_view &v) {
-    const bf16 *q = (const bf16 *)a.q.data + v.r * a.q_columns + (int64_t)v.g * a.group * a.dqk;
-    int heads = tensor_heads(a), steps = tensor_steps(a);
-    auto load = [&](int h, int column) {
-        bool there = h < a.group && column < a.dqk;
-        return there ? *(const uint2 *)(q + h * a.dqk + column) : make_uint2(0, 0);
+    int steps = tensor_steps(a);
+    auto load = [&](int t, int column) {
+        int i = 0, h = v.tile * TENSOR_ROWS + t;
+        if (a.shared > 1) i = t / a.group, h = t % a.group;
+        if (i >= v.rows || h >= a.group || column >= a.dqk) return make_uint2(0, 0);
+        const bf16 *q = (const bf16 *)a.q.data + (v.r + i) * a.q_columns;
+        return *(const uint2 *)(q + ((int64_t)v.g * a.group + h) * a.dqk + column);
     };
-    for (int e = (int)threadIdx.x; e < heads * steps * 2; e += 32 * TENSOR_WARPS) {
-        int lane = e % 32, step = e / 32 % steps, h = e / 32 / steps * TENSOR_ROWS + lane / 4;
+    for (int e = (int)threadIdx.x; e < steps * 32; e += 32 * TENSOR_WARPS) {
+        int lane = e % 32, step = e / 32;
         int column = step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
-        uint2 high = load(h, column), low = load(h + 8, column);
+        uint2 high = load(lane / 4, column), low = load(lane / 4 + 8, column);
         m.q[e] = make_uint4(high.x, low.x, high.y, low.y);
     }
 }
 
-/* The leaves of a warp. */
+/* The numbers of a tile's keys that the run writes, in the order of what goes to the pages. */
+__device__ static inline void number_fresh(const attend_problem &a, const row_view &v,
+                                           const tile_walk &w, const bf16 *keys, float *numbers) {
+    for (int j = max(w.low(), v.fresh); j < w.high(); j++) {
+        const bf16 *key = keys + (j - w.key) * a.dqk;
+        float n = sum_squares(a.dqk, [&](int i) { return to_float(key[i]); });
+        n = add_extra(a.key_write, v.r + (j - v.own), v.g, n);
+        if (threadIdx.x % 32 == 0) numbers[j - w.key] = n;
+    }
+    __syncwarp();
+    fence_stage();
+}
+
+/* The links of a warp. `ask` stands behind the tiles that were asked for. */
 template <int UNITS, int HALVES, bool PLAIN>
-__device__ static inline void go_through_leaves(const attend_problem &a, const tensor_memory &m,
-                                                const row_view &v, tile_walk use, tile_walk ask) {
-    int tiles = tensor_heads(a) / TENSOR_ROWS;
+__device__ static inline void go_through_tiles(const attend_problem &a, const tensor_memory &m,
+                                               const row_view &v, tile_walk use, tile_walk ask) {
+    lane_rows rows(a, v);
     unit_sums<UNITS> s;
+    unsigned waiting = 0;
     bool fresh = true;
+    int found = find_page(a, v, ask);
 #pragma unroll 1
-    for (int i = 0; use.there(); i++) {
-        int slot = i % TENSOR_STAGES, leaf = use.unit, within = 0;
-        if (a.units > 1) leaf = use.unit / a.units, within = use.unit % a.units;
-        int tile = within % tiles, from = within / tiles * TENSOR_COLUMNS;
-        const char *stage = m.stages + slot * stage_bytes(a);
+    for (int i = 0; use.there(); i++, use.key += TENSOR_KEYS) {
+        int slot = i % TENSOR_STAGES, next = use.key + TENSOR_KEYS;
+        char *stage = m.stages + slot * stage_bytes(a);
         const bf16 *keys = (const bf16 *)stage;
+        float *numbers = (float *)(stage + pair_bytes(a));
         if (fresh) {
             s = {};
-            s.top[0] = s.top[1] = -INFINITY;
+            s.top[0] = s.top[1] = NO_TOP;
         }
-        fresh = use.ends_leaf();
-        const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
         const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
-        bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
+        bool even = (a.dqk | a.dv) % 32 == 0 && use.high() - use.low() == TENSOR_KEYS;
         float c[4][4] = {};
         wait_tile(m, slot, i / TENSOR_STAGES);
+        if (a.keys.number && a.key_write.x.data && use.high() > v.fresh)
+            number_fresh(a, v, use, keys, numbers);
         if (even)
-            score_tile<true>(a, queries, keys, c);
+            score_tile<true>(a, m.q, keys, c);
         else
-            score_tile<false>(a, queries, keys, c);
-        weigh_tile<UNITS, HALVES, PLAIN>(a, use, v, m.factors,
-                                         (const float *)(stage + pair_bytes(a)), tile, c, s);
+            score_tile<false>(a, m.q, keys, c);
+        weigh_tile<UNITS, HALVES, PLAIN>(a, v, rows, m.factors, numbers, use.key, c, s);
         if (even)
-            sum_tile<UNITS, HALVES, true>(a, use, values, from, c, s);
+            sum_tile<UNITS, HALVES, true>(a, use, values, v.from, c, s);
         else
-            sum_tile<UNITS, HALVES, false>(a, use, values, from, c, s);
+            sum_tile<UNITS, HALVES, false>(a, use, values, v.from, c, s);
         __syncwarp();
         if (ask.there()) {
-            ask_for_tile(a, m, slot, ask, v);
-            ask.advance(a, v);
+            ask_for_tile(a, m, slot, ask, v, found);
+            ask.key += TENSOR_KEYS;
+            found = find_page(a, v, ask);
         }
-        if (fresh) keep_leaf<UNITS, HALVES>(a, v, leaf, tile, from, s);
-        use.advance(a, v);
+        fresh = next >= use.end || next >> v.link_bits != use.key >> v.link_bits;
+        if (!fresh) continue;
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            s.sum[half] += __shfl_xor_sync(0xffffffffu, s.sum[half], 1);
+            s.sum[half] += __shfl_xor_sync(0xffffffffu, s.sum[half], 2);
+        }
+        int bits = v.link_bits + v.chunk_bits;
+        bool ends_chunk = next >= use.end || next >> bits != use.key >> bits;
+        end_link<UNITS, HALVES>(a, m, v, rows, use.key >> v.link_bits, ends_chunk, waiting, s);
     }
 }
 
-/* Warps from a.warps on only help with queries and joining. PLAIN: adjust_score would do nothing. */
+/* What two slots have, to the left one: by a warp. */
+__device__ static inline void join_slots(float *left, const float *right, int columns) {
+    int lane = threadIdx.x % 32;
+    joint_scale scale(left[columns], right[columns]);
+    float sum = scale.join(left[columns + 1], right[columns + 1]);
+    for (int d = 2 * lane; d < columns; d += 64) {
+        float2 l = *(float2 *)(left + d), r = *(const float2 *)(right + d);
+        *(float2 *)(left + d) = make_float2(scale.join(l.x, r.x), scale.join(l.y, r.y));
+    }
+    __syncwarp();
+    if (lane == 0) *(float2 *)(left + columns) = make_float2(scale.top, sum);
+    __syncwarp();
+}
+
+/* The chunks of a row, in the tree's order; a part of it is where its first chunk was. The result is the first. */
+__device__ static inline void join_chunks(const row_view &v, float *slots, int floats) {
+    int first = v.first, last = v.first + v.chunks - 1;
+    for (int level = 0; first >> level != last >> level; level++)
+        for (int k = first >> (level + 1); k <= last >> (level + 1); k++) {
+            int left = max(2 * k << level, first), right = (2 * k + 1) << level;
+            if (right <= first || right > last) continue;
+            join_slots(slots + (left - first) * floats, slots + (right - first) * floats,
+                       floats - 2);
+        }
+}
+
+__device__ static inline void store_two(any_tensor t, int64_t i, float x, float y) {
+    if (t.is_bf16)
+        *(unsigned *)((bf16 *)(void *)t.data + i) = join_halves(x, y);
+    else
+        *(float2 *)((float *)(void *)t.data + i) = make_float2(x, y);
+}
+
+/* Row t of the tile, from its slots to o: by a warp. */
+__device__ static inline void join_row(const attend_problem &a, const row_view &v, float *slots,
+                                       int t) {
+    int i = 0, h = v.tile * TENSOR_ROWS + t, lane = threadIdx.x % 32, columns = unit_columns(a);
+    if (a.shared > 1) i = t / a.group, h = t % a.group;
+    if (i >= v.rows || h >= a.group) return;
+    int64_t head = (int64_t)(v.r + i) * a.heads + v.g * a.group + h;
+    join_chunks(v, slots, slot_floats(a));
+    float total = slots[columns + 1];
+    for (int d = 2 * lane; d < columns && v.from + d < a.dv; d += 64)
+        store_two(a.o, head * a.dv + v.from + d, slots[d] / total, slots[d + 1] / total);
+    if (lane > 0 || v.from > 0) return;
+    a.rows[2 * head] = slots[columns];
+    a.rows[2 * head + 1] = total;
+}
+
+/* An empty row's numbers are zeros. */
+__device__ static inline void clear_row(const attend_problem &a, int r) {
+    int width = a.group * a.dv, g = (int)blockIdx.x / a.units;
+    if ((int)blockIdx.x % a.units > 0 || blockIdx.z > 0) return;
+    for (int d = threadIdx.x; d < width; d += 32 * TENSOR_WARPS)
+        store_any(a.o, ((int64_t)r * a.heads + g * a.group) * a.dv + d, 0.0f);
+}
+
+/* The run's keys and values of these rows to their pages: a warp a vector. */
+__device__ static inline void write_rows(const attend_problem &a, const row_view &v) {
+    int lane = threadIdx.x % 32;
+    if (v.tile > 0 || v.from > 0 || (int)blockIdx.z != a.blocks - 1) return;
+    for (int e = (int)threadIdx.x / 32; e < 2 * v.rows; e += TENSOR_WARPS) {
+        const cached_write &w = e % 2 ? a.value_write : a.key_write;
+        int r = v.r + e / 2, j = v.own + e / 2;
+        if (w.x.data)
+            write_vector<CACHED_BF16>(w, r * w.c.heads + v.g, page_at(w.c, a.places, r, j),
+                                      j % WEFT_PAGE_TOKENS, lane);
+    }
+}
+
+__device__ static inline void note_writes(const attend_problem &a) {
+    if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x > 0) return;
+    if (a.key_write.done) *a.key_write.done = 0;
+    if (a.value_write.done) *a.value_write.done = 0;
+}
+
+/* Warps from a.warps on only help with queries, writes and joining. PLAIN: adjust_score would do nothing. */
 template <int UNITS, int HALVES, bool PLAIN>
 static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     attend_tiles(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(128) char tensor_shared[];
     trigger_dependents();
-    if (a.documents) wait_for_primary();
-    int warp = (int)threadIdx.x / 32, r = (int)blockIdx.y, slot = a.places.slot[r];
-    row_view v = {r, (int)blockIdx.x, slot < 0 ? -1 : a.places.position[r], 0,
-                  a.places.table + (int64_t)slot * a.places.pages};
-    if (slot >= 0) v.seen = first_seen(a, r, v.own);
-    int leaves = slot < 0 ? 0 : (v.own >> a.leaf_bits) - (v.seen >> a.leaf_bits) + 1;
-    int sharing = min(a.splits, leaves * a.units);
-    bool joins = slot < 0 && blockIdx.z == 0;
-    if ((int)blockIdx.z < sharing) {
-        tensor_memory m = cut_tensor_memory(a, tensor_shared);
-        tile_walk use = {warp * a.splits + (int)blockIdx.z};
-        if (warp < a.warps) use.enter(a, v);
-        tile_walk ask = use;
-        for (int h = (int)threadIdx.x; h < tensor_heads(a); h += 32 * TENSOR_WARPS)
-            m.factors[h] = factors_of(a, v.g * a.group + min(h, a.group - 1));
-        if (warp < a.warps)
-            begin_tiles(a, m, ask, v);
-        else
-            wait_for_primary();
-        load_queries(a, m, v);
-        __syncthreads();
-        go_through_leaves<UNITS, HALVES, PLAIN>(a, m, v, use, ask);
-        joins = a.joins && ends_last(a, r, v.g, sharing);
-    } else {
+    int warp = (int)threadIdx.x / 32, r = (int)blockIdx.y, rows = 0;
+    bool empty = a.places.slot[r] < 0;
+    if (!empty) rows = count_rows(a, r);
+    if (empty || rows == 0) {
         wait_for_primary();
+        note_writes(a);
+        if (empty) clear_row(a, r);
+        return;
     }
-    if (a.joins && joins) join_group(a, r, v.g);
+    if (a.documents) wait_for_primary();
+    arrive_at_blocks(a.blocks);
+    row_view v = view_rows(a, r, rows);
+    tensor_memory m = cut_tensor_memory<left_sums<UNITS, HALVES>::FLOATS>(a, tensor_shared);
+    tile_walk use = find_walk(a, v), ask = use;
+    if (threadIdx.x < TENSOR_ROWS) {
+        int t = (int)threadIdx.x, h = a.shared > 1 ? t % a.group : v.tile * TENSOR_ROWS + t;
+        m.factors[t] = factors_of(a, v.g * a.group + min(h, a.group - 1));
+    }
+    if (warp < a.warps)
+        begin_tiles(a, m, ask, v);
+    else
+        wait_for_primary();
+    load_queries(a, m, v);
+    write_rows(a, v);
+    note_writes(a);
+    __syncthreads();
+    if (a.blocks > 1) wait_for_blocks(a.blocks); /* all are there */
+    go_through_tiles<UNITS, HALVES, PLAIN>(a, m, v, use, ask);
+    __syncwarp();
+    arrive_at_blocks(a.blocks);
+    wait_for_blocks(a.blocks);
+    int used = a.shared > 1 ? v.rows * a.group : tile_rows(a), each = slots_of_row(a, v);
+    for (int i = warp; i * a.blocks + (int)blockIdx.z < used; i += TENSOR_WARPS)
+        join_row(a, v, m.slots + (int64_t)i * each * slot_floats(a),
+                 i * a.blocks + (int)blockIdx.z);
 }
 
-/* Blocks for each row and key head, and warps of each: all that fit at a time, or several times as many, so
- * that it matters little when the last ones end. */
-static inline void share_out_leaves(attend_problem *a, int64_t pairs) {
-    int64_t room = 2 * multiprocessors(), units = (int64_t)a->blocks * a->units;
-    int64_t splits = pairs <= room ? room / pairs : ceil_div(3 * room, pairs);
-    a->splits = (int)min_i64(units, splits);
-    int64_t each = ceil_div(units, a->splits), rounds = ceil_div(each, a->warps);
-    a->warps = (int)ceil_div(each, rounds);
+/* Bits of the least link, by the heads alone: of many heads each leaves many sums. */
+static inline int least_link_bits(const attend_problem &a) {
+    return a.group <= 4 ? 6 : 7;
 }
 
-/* Keys of a leaf, by the heads alone: of many heads each leaf leaves many sums. */
-static inline void choose_leaf(attend_problem *a) {
-    a->leaf_bits = a->group <= 4 ? 6 : 7;
-    a->leaf = 1 << a->leaf_bits;
+static inline int count_links(const attend_problem &a) {
+    return (int)min_i64(MOST_LINKS, ((a.context - 1) >> a.link_bits) + 1);
 }
 
-/* Warps that have leaves, at most. */
-static inline int most_warps(const attend_problem &a) {
-    int64_t warps = TENSOR_ROOM / (TENSOR_STAGES * (int64_t)stage_bytes(a));
-    return (int)max_i64(1, min_i64(TENSOR_WARPS, warps));
+/* Levels of a chunk, and slots, for clusters of a.blocks: what needs the least memory. Rows that share keys, or
+ * see a window, may touch two links more, and so two chunks. */
+static inline void choose_levels(attend_problem *a) {
+    int each = (int)ceil_div(tile_rows(*a), a->blocks);
+    int64_t least = INT64_MAX;
+    attend_problem best = *a;
+    for (a->levels = 0; a->levels <= MOST_LEVELS; a->levels++) {
+        a->slots = each * (int)(ceil_div(count_links(*a), 1 << a->levels) + 2);
+        if (tensor_bytes(*a) >= least) continue;
+        least = tensor_bytes(*a);
+        best = *a;
+    }
+    *a = best;
 }
 
-template <int UNITS> static void (*choose_heads(const attend_problem &a))(const attend_problem) {
-    if (a.rel || a.softcap > 0) return attend_tiles<UNITS, 2, false>;
-    return a.group <= TENSOR_ROWS / 2 ? attend_tiles<UNITS, 1, true> : attend_tiles<UNITS, 2, true>;
+/* Blocks of a cluster: as many as fill the GPU, or more, where the sums of fewer had no room. */
+static inline void choose_blocks(attend_problem *a, int64_t pairs) {
+    int most = weft_cuda_device()->wgmma ? (int)MOST_BLOCKS : 1;
+    a->blocks = 1;
+    while (2 * a->blocks <= most && 2 * a->blocks * pairs <= 3 * multiprocessors() &&
+           a->blocks * a->warps < count_links(*a))
+        a->blocks *= 2;
+    choose_levels(a);
+    while (2 * a->blocks <= most && tensor_bytes(*a) > TENSOR_ROOM) {
+        a->blocks *= 2;
+        choose_levels(a);
+    }
+}
+
+/* What follows from types, sizes and options alone. Returns whether this kernel takes the problem. */
+static inline bool describe_tensor(attend_problem *a) {
+    if (!a->q.is_bf16 || a->keys.kind != CACHED_BF16 || a->values.kind != CACHED_BF16 ||
+        copies_keys(*a) || a->squares || a->band || a->dqk % VECTOR != 0 || a->dv % VECTOR != 0 ||
+        a->q_columns % VECTOR != 0)
+        return false;
+    a->shared = a->group <= TENSOR_SHARED ? TENSOR_SHARED / a->group : 1;
+    a->units = (int)(ceil_div(a->group, TENSOR_ROWS) * ceil_div(a->dv, TENSOR_COLUMNS));
+    a->link_bits = least_link_bits(*a);
+    int64_t warps = (TENSOR_ROOM - (32 << 10)) / (TENSOR_STAGES * (int64_t)stage_bytes(*a));
+    a->warps = warps >= TENSOR_WARPS ? (int)TENSOR_WARPS : warps > 1 ? 2 : 1;
+    choose_blocks(a, INT32_MAX);
+    return tensor_bytes(*a) <= weft_cuda_device()->shared_memory;
+}
+
+template <int UNITS> static void (*choose_rows(const attend_problem &a))(const attend_problem) {
+    if (a.rel || a.softcap > 0)
+        return tile_rows(a) <= 8 ? attend_tiles<UNITS, 1, false> : attend_tiles<UNITS, 2, false>;
+    return tile_rows(a) <= 8 ? attend_tiles<UNITS, 1, true> : attend_tiles<UNITS, 2, true>;
 }
 
 static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {
-    return a.dv <= 64 ? choose_heads<2>(a) : a.dv <= 128 ? choose_heads<4>(a) : choose_heads<8>(a);
-}
-
-/* Whether it takes the problem: follows from types, sizes and options alone. */
-static inline bool suits_tensor(const attend_problem &a, bool q_is_bf16) {
-    return q_is_bf16 && a.keys.kind == CACHED_BF16 && a.values.kind == CACHED_BF16 &&
-           !copies_keys(a) && !a.squares && !a.band && a.dqk % VECTOR == 0 && a.dv % VECTOR == 0 &&
-           a.q_columns % VECTOR == 0 && tensor_bytes(a) <= weft_cuda_device()->shared_memory;
+    int parts = unit_parts(a);
+    return parts == 2 ? choose_rows<2>(a) : parts == 4 ? choose_rows<4>(a) : choose_rows<8>(a);
 }

@@ -113,3 +113,85 @@ template <typename F> static inline void with_kind(cached_kind k, F f) {
     else
         f(kind<CACHED_F32>());
 }
+
+/* What is written, and where to. */
+struct cached_write {
+    cached_pages c;
+    any_tensor x, extra;     /* x.data NULL: nothing */
+    int64_t columns, offset; /* of x */
+    int32_t *done;           /* set to 0 */
+};
+
+static inline cached_write describe_write(const weft_exec *x, const weft_node *n) {
+    const weft_cache_write_attr *attr = ATTR(n, weft_cache_write_attr);
+    const weft_tensor *from = n->in[WEFT_CACHE_X];
+    cached_write w = {};
+    w.c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
+    w.x = any_of(x, from);
+    w.extra = any_of(x, n->in[WEFT_CACHE_EXTRA]);
+    w.columns = weft_tensor_count(from) / weft_tensor_count(n->in[WEFT_CACHE_SLOT]);
+    w.offset = attr->offset;
+    w.done = data_of<int32_t>(x, n->out[0]);
+    return w;
+}
+
+/* Whether the attention behind a write does it (cache_attention.cu). */
+bool is_written_later(const weft_exec *x, const weft_node *write);
+
+/* The squares of a vector, by a warp. */
+template <typename F> __device__ static inline float sum_squares(int width, F number) {
+    float squares = 0;
+    for (int i = threadIdx.x % 32; i < width; i += 32) {
+        float v = number(i);
+        squares = fmaf(v, v, squares);
+    }
+    return warp_sum(squares);
+}
+
+/* The number of a vector, from its squares. */
+__device__ static inline float add_extra(const cached_write &w, int r, int head, float squares) {
+    return w.extra.data ? squares + load_any(w.extra, (int64_t)r * w.c.heads + head) : squares;
+}
+
+/* A warp stores one head of one row; with `number` the squares of what is stored. No byte holds NaN: the
+ * scale does. */
+template <int KIND>
+__device__ static inline void write_vector(const cached_write &w, int at, char *page, int token,
+                                           int lane) {
+    const cached_pages &c = w.c;
+    int r = at / c.heads, h = at % c.heads;
+    char *to = token_at(c, page, h, token);
+    int64_t from = r * w.columns + w.offset + (int64_t)h * c.width;
+    float scale = 1, inverse = 0;
+    if (KIND == CACHED_I8) {
+        float most = 0;
+        bool numbers = true;
+        for (int i = lane; i < c.width; i += 32) {
+            float v = load_any(w.x, from + i);
+            most = fmaxf(most, fabsf(v));
+            numbers &= v == v;
+        }
+        most = warp_max(most);
+        scale = __all_sync(0xffffffffu, numbers) ? most / 127 : NAN;
+        inverse = most > 0 ? 127 / most : 0;
+        if (lane == 0) *scale_at(c, page, h, token) = scale;
+    }
+    float squares = sum_squares(c.width, [&](int i) {
+        float v = load_any(w.x, from + i);
+        if (KIND == CACHED_I8) {
+            int stored = __float2int_rn(v * inverse);
+            ((int8_t *)to)[i] = (int8_t)stored;
+            return (float)stored;
+        }
+        if (KIND == CACHED_BF16) {
+            bf16 stored = from_float<bf16>(v);
+            ((bf16 *)to)[i] = stored;
+            return to_float(stored);
+        }
+        ((float *)to)[i] = v;
+        return v;
+    });
+    if (!c.number) return;
+    squares = add_extra(w, r, h, squares * scale * scale);
+    if (lane == 0) *number_at(c, page, h, token) = squares;
+}
