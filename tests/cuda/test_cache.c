@@ -16,7 +16,15 @@
 
 #include <cmocka.h>
 
-enum { SLOTS = 3, ROWS = 24, MOST = 700, TABLE = 46, PAGES = SLOTS * TABLE, MOST_WIDTH = 1024 };
+enum {
+    SLOTS = 3,
+    ROWS = 24,
+    MOST = 700,
+    TABLE = 46,
+    LONG_TABLE = 320,
+    LONG = 4500,
+    MOST_WIDTH = 1024
+};
 
 /* A kind of attention over a cache. */
 typedef struct {
@@ -62,7 +70,7 @@ typedef struct {
     weft_tensor *position, *slot, *table, *q, *k, *v, *log_tau, *rel, *rotations, *o, *c, *mean;
     weft_tensor *tokens; /* of documents, each so long */
     int64_t document;
-    int64_t rows;
+    int64_t rows, pages; /* pages: of a sequence */
 } decoder;
 
 static weft_tensor *input(decoder *d, const char *name, weft_dtype dtype, int64_t a, int64_t b) {
@@ -70,7 +78,7 @@ static weft_tensor *input(decoder *d, const char *name, weft_dtype dtype, int64_
 }
 
 static weft_tensor *pages_of(decoder *d, const char *name, const weft_cache_part *part) {
-    return weft_new_tensor(d->g, WEFT_ROLE_STATE, name, WEFT_I8, PAGES,
+    return weft_new_tensor(d->g, WEFT_ROLE_STATE, name, WEFT_I8, SLOTS * d->pages,
                            weft_cache_page_bytes(part));
 }
 
@@ -79,7 +87,7 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
     weft_cache_part value = {f->key_heads, f->dv, cached, false}, hidden = {1, 40, cached, false};
     d->position = weft_new_tensor(d->g, WEFT_ROLE_INPUT, "position", WEFT_I32, d->rows);
     d->slot = weft_new_tensor(d->g, WEFT_ROLE_INPUT, "slot", WEFT_I32, d->rows);
-    d->table = input(d, "table", WEFT_I32, SLOTS, TABLE);
+    d->table = input(d, "table", WEFT_I32, SLOTS, d->pages);
     d->q = input(d, "q", dtype, d->rows, f->heads * f->dqk);
     d->k = input(d, "k", dtype, d->rows, f->key_heads * f->dqk);
     d->v = input(d, "v", dtype, d->rows, 40 + f->key_heads * f->dv);
@@ -144,7 +152,7 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
 
 static void open_decoder(decoder *d, const weft_backend *backend, const form *f, weft_dtype dtype,
                          weft_dtype cached, int64_t rows) {
-    *d = (decoder){.rows = rows};
+    *d = (decoder){.rows = rows, .pages = f->context > MOST ? LONG_TABLE : TABLE};
     assert_int_equal(weft_graph_create(&d->g), WEFT_OK);
     assert_int_equal(weft_pool_create(1, &d->pool), WEFT_OK);
     build(d, f, dtype, cached);
@@ -167,10 +175,11 @@ static void write_rows(decoder *d, weft_tensor *t, const char *name, const int32
     assert_true(d->rows * width <= ROWS * MOST_WIDTH * 2);
     for (int64_t r = 0; r < d->rows; r++)
         for (int64_t i = 0; i < width; i++) {
-            int64_t token = slot[r] * MOST + position[r];
+            int64_t token = slot[r] * LONG + position[r];
+            float value = slot[r] < 0 ? 0 : (float)(2 * case_unit(1, name, token * width + i) - 1);
+            rounded[r * width + i] = weft_float_to_bf16(value);
             values[r * width + i] =
-                slot[r] < 0 ? 0 : (float)(2 * case_unit(1, name, token * width + i) - 1);
-            rounded[r * width + i] = weft_float_to_bf16(values[r * width + i]);
+                d->pages > TABLE ? weft_bf16_to_float(rounded[r * width + i]) : value;
         }
     const void *from = t->dtype == WEFT_BF16 ? (const void *)rounded : (const void *)values;
     assert_int_equal(weft_exec_write(d->exec, t, from), WEFT_OK);
@@ -178,9 +187,9 @@ static void write_rows(decoder *d, weft_tensor *t, const char *name, const int32
 
 static void write_constants(decoder *d, const form *f) {
     static float rotations[WEFT_KEY_BLOCK * 2 * 64], numbers[MOST];
-    int32_t table[SLOTS * TABLE];
-    for (int i = 0; i < SLOTS * TABLE; i++)
-        table[i] = (i * 37 + 5) % PAGES; /* 37 and PAGES have no common divisor */
+    int32_t table[SLOTS * LONG_TABLE], pages = (int32_t)(SLOTS * d->pages);
+    for (int32_t i = 0; i < pages; i++)
+        table[i] = (i * 37 + 5) % pages; /* 37 and it have no common divisor */
     assert_int_equal(weft_exec_write(d->exec, d->table, table), WEFT_OK);
     for (int i = 0; i < MOST; i++)
         numbers[i] = (float)(0.5 * case_unit(1, "numbers", i));
@@ -328,6 +337,61 @@ static void test_a_row_has_the_bits_it_has_alone(void **state) {
     }
 }
 
+/* Rows of one sequence, ROWS at a time, and each in a run of its own: they share keys there, and other blocks
+ * have them. With `wide`, also against the same in f32. */
+static void check_rows(const form *f, int32_t tokens, bool wide) {
+    static float some[ROWS * MOST_WIDTH * 2], one[MOST_WIDTH * 2];
+    decoder together, alone, exact;
+    open_decoder(&together, weft_cuda_backend(), f, WEFT_BF16, WEFT_BF16, ROWS);
+    open_decoder(&alone, weft_cuda_backend(), f, WEFT_BF16, WEFT_BF16, 1);
+    write_constants(&together, f);
+    write_constants(&alone, f);
+    if (wide) open_decoder(&exact, weft_cuda_backend(), f, WEFT_F32, WEFT_F32, ROWS);
+    if (wide) write_constants(&exact, f);
+    for (int32_t at = 0; at < tokens; at += ROWS) {
+        step s;
+        for (int32_t r = 0; r < ROWS; r++) {
+            s.slot[r] = at + r < tokens ? 1 : -1;
+            s.position[r] = at + r < tokens ? at + r : 0;
+        }
+        run_rows(&together, s.slot, s.position);
+        if (wide) run_rows(&exact, s.slot, s.position);
+        if (wide) compare(&together, together.o, &exact, exact.o, 5e-3, f->name);
+        int64_t width = read_numbers(&together, together.o, some) / ROWS;
+        for (int32_t r = 0; r < ROWS && at + r < tokens; r++) {
+            run_rows(&alone, &s.slot[r], &s.position[r]);
+            read_numbers(&alone, alone.o, one);
+            for (int64_t i = 0; i < width; i++)
+                if (memcmp(&one[i], &some[r * width + i], sizeof one[i]) != 0)
+                    fail_msg("%s: token %d, number %d: %g among others, %g alone", f->name,
+                             (int)(at + r), (int)i, (double)some[r * width + i], (double)one[i]);
+        }
+    }
+    close_decoder(&together);
+    close_decoder(&alone);
+    if (wide) close_decoder(&exact);
+}
+
+static void test_rows_of_a_sequence_have_the_bits_they_have_alone(void **state) {
+    (void)state;
+    need_gpu();
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
+        check_rows(&forms[i], MOST - 1, false);
+}
+
+static void test_long_sequences(void **state) {
+    (void)state;
+    static const form longer[] = {
+        {"dot", 4, 4, 64, 64, .context = LONG},
+        {"dot, grouped heads, sliding", 8, 2, 32, 32, .context = 3000},
+        {"w2", 4, 4, 128, 64, .number = true, .log_tau = true, .context = LONG},
+        {"mla", 12, 1, 128, 128, .own_values = true, .context = LONG},
+    };
+    need_gpu();
+    for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++)
+        check_rows(&longer[i], LONG, true);
+}
+
 /* The CPU's side is the instruction set that runs everywhere: it widens int8 numbers and rounds no query. */
 static void hold_cpu_to_plain_sums(void) {
     const char *isa, *last = "";
@@ -342,6 +406,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_caches_agree_with_the_cpu),
         cmocka_unit_test(test_a_row_has_the_bits_it_has_alone),
+        cmocka_unit_test(test_rows_of_a_sequence_have_the_bits_they_have_alone),
+        cmocka_unit_test(test_long_sequences),
     };
     return cmocka_run_group_tests_name("caches on the GPU", tests, NULL, NULL);
 }

@@ -127,6 +127,8 @@ struct row_view {
     int clear; /* the first one that the last row does */
     int fresh; /* the first key that this run writes */
     const int32_t *table;
+    int used; /* rows of the tile */
+    int room; /* slots for each of those that a block joins */
     int link_bits, chunk_bits;
     int first, chunks; /* of the tree */
 
@@ -190,14 +192,28 @@ __device__ static inline row_view view_rows(const attend_problem &a, int r, int 
     v.table = a.places.table + (int64_t)a.places.slot[r] * a.places.pages;
     v.link_bits = count_link_bits(a, v.own);
     int first = v.seen >> v.link_bits, last = (v.end() - 1) >> v.link_bits;
-    int used = a.shared > 1 ? rows * a.group : tile_rows(a);
-    int room = a.slots / ((used + a.blocks - 1) / a.blocks);
-    while ((last >> v.chunk_bits) - (first >> v.chunk_bits) >= room)
+    v.used = a.shared > 1 ? rows * a.group : min(a.group - v.tile * TENSOR_ROWS, TENSOR_ROWS);
+    v.room = a.slots / ((v.used + a.blocks - 1) / a.blocks);
+    while ((last >> v.chunk_bits) - (first >> v.chunk_bits) >= v.room)
         v.chunk_bits++;
     v.first = first >> v.chunk_bits;
     v.chunks = (last >> v.chunk_bits) - v.first + 1;
     return v;
 }
+
+/* Row t of the tile: which of the rows and which of the group's heads it is; none from v.used on. */
+struct tile_row {
+    int i, h;
+
+    __device__ tile_row(const attend_problem &a, const row_view &v, int t) {
+        i = a.shared > 1 ? t / a.group : 0;
+        h = a.shared > 1 ? t % a.group : v.tile * TENSOR_ROWS + t;
+    }
+    /* Among the heads of all rows. */
+    __device__ int64_t head(const attend_problem &a, const row_view &v) const {
+        return (int64_t)(v.r + i) * a.heads + v.g * a.group + h;
+    }
+};
 
 /* A warp's tiles: those of its chunks, one behind the other, of keys [begin, end). */
 struct tile_walk {
@@ -484,12 +500,12 @@ struct lane_rows {
     __device__ lane_rows(const attend_problem &a, const row_view &v) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            int t = (int)threadIdx.x % 32 / 4 + 8 * half, i = 0, h = v.tile * TENSOR_ROWS + t;
-            if (a.shared > 1) i = t / a.group, h = t % a.group;
-            bool there = i < v.rows && h < a.group;
-            own[half] = there ? v.own + i : -1;
-            seen[half] = there ? first_seen(a, v.r + i, v.own + i) : 0;
-            head[half] = (int64_t)(v.r + i) * a.heads + v.g * a.group + h;
+            int t = (int)threadIdx.x % 32 / 4 + 8 * half;
+            tile_row row(a, v, t);
+            bool there = t < v.used;
+            own[half] = there ? v.own + row.i : -1;
+            seen[half] = there ? first_seen(a, v.r + row.i, v.own + row.i) : 0;
+            head[half] = row.head(a, v);
         }
     }
 };
@@ -661,13 +677,7 @@ template <int UNITS, int HALVES> struct left_sums {
     }
 };
 
-/* The rows of the tile go to the blocks of the cluster by turns; a block has `room` slots for each of its own. */
-__device__ static inline int slots_of_row(const attend_problem &a, const row_view &v) {
-    int used = a.shared > 1 ? v.rows * a.group : tile_rows(a);
-    return a.slots / ((used + a.blocks - 1) / a.blocks);
-}
-
-/* A chunk's sum to those that join it. */
+/* A chunk's sum to those that join it: the rows of the tile go to the blocks of the cluster by turns. */
 template <int UNITS, int HALVES>
 __device__ static inline void send_chunk(const attend_problem &a, const tensor_memory &m,
                                          const row_view &v, const lane_rows &rows, int chunk,
@@ -675,7 +685,7 @@ __device__ static inline void send_chunk(const attend_problem &a, const tensor_m
     int lane = threadIdx.x % 32, quarter = lane % 4, columns = unit_columns(a);
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
-        int t = lane / 4 + 8 * half, at = t / a.blocks * slots_of_row(a, v) + chunk - v.first;
+        int t = lane / 4 + 8 * half, at = t / a.blocks * v.room + chunk - v.first;
         if (rows.own[half] < 0) continue;
         uint32_t to = address_in(shared_address(m.slots + at * slot_floats(a)), t % a.blocks);
         if (quarter == 0) send_pair(to + (uint32_t)columns * 4, s.top[half], s.sum[half]);
@@ -715,11 +725,10 @@ __device__ static inline void load_queries(const attend_problem &a, const tensor
                                            const row_view &v) {
     int steps = tensor_steps(a);
     auto load = [&](int t, int column) {
-        int i = 0, h = v.tile * TENSOR_ROWS + t;
-        if (a.shared > 1) i = t / a.group, h = t % a.group;
-        if (i >= v.rows || h >= a.group || column >= a.dqk) return make_uint2(0, 0);
-        const bf16 *q = (const bf16 *)a.q.data + (v.r + i) * a.q_columns;
-        return *(const uint2 *)(q + ((int64_t)v.g * a.group + h) * a.dqk + column);
+        if (t >= v.used || column >= a.dqk) return make_uint2(0, 0);
+        tile_row row(a, v, t);
+        const bf16 *q = (const bf16 *)a.q.data + (v.r + row.i) * a.q_columns;
+        return *(const uint2 *)(q + ((int64_t)v.g * a.group + row.h) * a.dqk + column);
     };
     for (int e = (int)threadIdx.x; e < steps * 32; e += 32 * TENSOR_WARPS) {
         int lane = e % 32, step = e / 32;
@@ -831,10 +840,8 @@ __device__ static inline void store_two(any_tensor t, int64_t i, float x, float 
 /* Row t of the tile, from its slots to o: by a warp. */
 __device__ static inline void join_row(const attend_problem &a, const row_view &v, float *slots,
                                        int t) {
-    int i = 0, h = v.tile * TENSOR_ROWS + t, lane = threadIdx.x % 32, columns = unit_columns(a);
-    if (a.shared > 1) i = t / a.group, h = t % a.group;
-    if (i >= v.rows || h >= a.group) return;
-    int64_t head = (int64_t)(v.r + i) * a.heads + v.g * a.group + h;
+    int lane = threadIdx.x % 32, columns = unit_columns(a);
+    int64_t head = tile_row(a, v, t).head(a, v);
     join_chunks(v, slots, slot_floats(a));
     float total = slots[columns + 1];
     for (int d = 2 * lane; d < columns && v.from + d < a.dv; d += 64)
@@ -892,8 +899,8 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     tensor_memory m = cut_tensor_memory<left_sums<UNITS, HALVES>::FLOATS>(a, tensor_shared);
     tile_walk use = find_walk(a, v), ask = use;
     if (threadIdx.x < TENSOR_ROWS) {
-        int t = (int)threadIdx.x, h = a.shared > 1 ? t % a.group : v.tile * TENSOR_ROWS + t;
-        m.factors[t] = factors_of(a, v.g * a.group + min(h, a.group - 1));
+        tile_row row(a, v, (int)threadIdx.x);
+        m.factors[threadIdx.x] = factors_of(a, v.g * a.group + min(row.h, a.group - 1));
     }
     if (warp < a.warps)
         begin_tiles(a, m, ask, v);
@@ -908,10 +915,8 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     __syncwarp();
     arrive_at_blocks(a.blocks);
     wait_for_blocks(a.blocks);
-    int used = a.shared > 1 ? v.rows * a.group : tile_rows(a), each = slots_of_row(a, v);
-    for (int i = warp; i * a.blocks + (int)blockIdx.z < used; i += TENSOR_WARPS)
-        join_row(a, v, m.slots + (int64_t)i * each * slot_floats(a),
-                 i * a.blocks + (int)blockIdx.z);
+    for (int t = warp * a.blocks + (int)blockIdx.z; t < v.used; t += TENSOR_WARPS * a.blocks)
+        join_row(a, v, m.slots + t / a.blocks * v.room * slot_floats(a), t);
 }
 
 /* Bits of the least link, by the heads alone: of many heads each leaves many sums. */
