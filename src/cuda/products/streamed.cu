@@ -6,7 +6,7 @@
  * up to 113 KB a block two are on a multiprocessor, one of them perhaps of the next product. b does
  * not change in generation, so that it is asked for before the kernel ahead has ended.
  *
- * Where n is small, k is cut into up to eight parts, so that all multiprocessors have work. The blocks of
+ * k is cut into up to eight parts, so that all multiprocessors have work, and alike much. The blocks of
  * the parts are a cluster: each leaves its sums in shared memory, and each adds a share of all, part after
  * part, reading from the others. How k is cut follows from n and k alone, and within a part the sum goes
  * from k to k: hence a row's bits.
@@ -31,6 +31,8 @@ enum {
     PART_STAGES = 2,  /* of a part, at least */
     ENOUGH = 180,     /* blocks of 64 rows that k is cut for */
     ENOUGH_WIDE = 96, /* blocks of 128 rows, if they are to be that wide */
+    LONG_STAGES = 8,  /* of 64 rows, of each multiprocessor */
+    JOIN_COST = 64,   /* of a block's sums, in rows of a stage */
     MOST_ROWS = 256,  /* of a in a block */
     ROW_LANES = 16,   /* that finish 64 columns of a row */
     DESCRIBED = 0x3ffff
@@ -403,13 +405,54 @@ static int count_stages(const cuda_gemm *p) {
     return (int)ceil_div(p->k, DEPTH);
 }
 
-/* By n and k alone. */
-static int count_parts(const cuda_gemm *p) {
+static int rows_of(int64_t m) {
+    int rows = 16;
+    while (rows < m && rows < MOST_ROWS)
+        rows *= 2;
+    return rows;
+}
+
+/* What the busiest multiprocessor reads, in rows of a stage: blocks of so many rows of b, and of a. */
+static int64_t busiest(const cuda_gemm *p, int parts, int width, int64_t rows) {
+    int64_t blocks = ceil_div(p->n, width) * parts;
+    int64_t join = parts > 1 ? (int64_t)JOIN_COST : 0;
+    return ceil_div(blocks, multiprocessors()) *
+           (ceil_div(count_stages(p), parts) * (width + rows) + join);
+}
+
+static int64_t least_busy(const cuda_gemm *p, int parts, int64_t rows) {
+    return min_i64(busiest(p, parts, GROUP_ROWS, rows), busiest(p, parts, 2 * GROUP_ROWS, rows));
+}
+
+/* Whether the time of a product is that of its bytes, and not a launch's. */
+static bool is_long(const cuda_gemm *p) {
+    return ceil_div(p->n, GROUP_ROWS) * count_stages(p) > LONG_STAGES * multiprocessors();
+}
+
+/* By n and k alone: of long products as few rows and many have the least to read; of others such that most
+ * multiprocessors have a block. */
+static int count_parts(const cuda_gemm *p, bool gated) {
     int parts = 1;
     while (parts < MOST_PARTS && ceil_div(p->n, GROUP_ROWS) * parts < ENOUGH &&
            count_stages(p) >= 2 * parts * PART_STAGES)
         parts *= 2;
+    if (gated || !is_long(p)) return parts;
+    int64_t least = INT64_MAX;
+    for (int i = 1; i <= MOST_PARTS && i * PART_STAGES <= count_stages(p); i++) {
+        int64_t cost = least_busy(p, i, 16) + least_busy(p, i, 64);
+        if (cost >= least) continue;
+        least = cost;
+        parts = i;
+    }
     return parts;
+}
+
+/* Whether blocks have 128 rows of b. */
+static bool is_wide(const cuda_gemm *p, int n, int64_t blocks) {
+    if (p->m > MOST_ROWS / 2) return true;
+    if (n > 1 || !is_long(p)) return blocks >= ENOUGH_WIDE;
+    int parts = count_parts(p, false), rows = rows_of(p->m);
+    return busiest(p, parts, 2 * GROUP_ROWS, rows) <= busiest(p, parts, GROUP_ROWS, rows);
 }
 
 template <int N, int G, int STAGES, bool GATED>
@@ -458,13 +501,6 @@ static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) 
         launch_shape<MOST_ROWS, G, 4, GATED>(stream, p, follows);
 }
 
-static int rows_of(int64_t m) {
-    int rows = 16;
-    while (rows < m && rows < MOST_ROWS)
-        rows *= 2;
-    return rows;
-}
-
 /* The products' blocks: whole clusters. */
 static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_problem &k,
                        bool gated) {
@@ -479,11 +515,11 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
         k.of[i].n = (int)p[i].n;
         k.of[i].norm = p[i].norm;
         k.of[i].moments = p[i].moments;
-        k.of[i].parts = count_parts(&p[i]);
+        k.of[i].parts = count_parts(&p[i], gated);
         k.cluster = k.of[i].parts > k.cluster ? k.of[i].parts : k.cluster;
         wide += ceil_div(p[i].n, 2 * GROUP_ROWS) * k.of[i].parts;
     }
-    int groups = gated || wide >= ENOUGH_WIDE || p->m > MOST_ROWS / 2 ? 2 : 1;
+    int groups = gated || is_wide(p, n, wide) ? 2 : 1;
     int width = gated ? GROUP_ROWS : groups * GROUP_ROWS;
     for (int i = 0; i < n; i++) {
         int64_t blocks = ceil_div(p[i].n, width) * k.of[i].parts;
@@ -507,8 +543,23 @@ static void describe_a(const cuda_gemm *p, CUtensorMap *map) {
     make_matrix_map(map, (const bf16 *)p->a.data, p->m, p->k, p->a.ld, rows_of(p->m), DEPTH);
 }
 
+/* A cluster has the blocks of one part of columns, or of several whole ones. */
+static bool fit_together(const cuda_gemm *p, int n) {
+    int most = 1;
+    for (int i = 0; i < n; i++)
+        most = (int)max_i64(most, count_parts(&p[i], false));
+    for (int i = 0; i < n; i++)
+        if (most % count_parts(&p[i], false) != 0) return false;
+    return true;
+}
+
 void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n) {
     streamed_problem k = {};
+    if (!fit_together(p, n)) {
+        for (int i = 0; i < n; i++)
+            streamed_launch(stream, &p[i], 1);
+        return;
+    }
     describe_a(p, &k.a);
     for (int i = 0; i < n; i++) {
         describe_b(&p[i], &k.of[i].b);
