@@ -1,12 +1,10 @@
 /* Rows over caches. Graphs for different numbers of rows are built when they are first needed; all
- * of them are bound to the same weights and the same states. Where the backend can run the model's
- * step in one launch, that reads and writes the same pages, and graphs are for whole blocks only.
- * Where it can let graphs follow each other without the host, they do. */
+ * of them are bound to the same weights and the same states. Where the backend can let graphs follow each
+ * other without the host, they do. */
 #include "generate/decoder.h"
 #include "base/clock.h"
 
 #include "generate/weights.h"
-#include "model/step.h"
 #include "ops/fuse.h"
 
 enum { GRAPHS_MAX = 32 };
@@ -38,14 +36,12 @@ struct weft_decoder {
     int n_graphs;
     row_graph *begun; /* in pieces, up to operation begun_at; NULL: none */
     int64_t begun_at, begun_wanted;
-    int32_t *table;                 /* [slots, table_pages] */
-    int32_t *ints;                  /* tokens, positions, slots, wanted: of a run */
-    const weft_step_backend *steps; /* NULL: operation by operation */
-    void *step;
-    const weft_sampler_backend *samplers; /* NULL: runs of graphs are waited for */
+    int32_t *table;                       /* [slots, table_pages] */
+    int32_t *ints;                        /* tokens, positions, slots, wanted: of a run */
+    const weft_sampler_backend *samplers; /* NULL: runs are waited for */
     void *sampler;
     int32_t *there; /* the table in the backend's memory; NULL: every graph has its own */
-    bool *changed;  /* [slots]: rows of the table that the step, or `there`, has not seen */
+    bool *changed;  /* [slots]: rows of the table that `there` has not seen */
 };
 
 static weft_status no_memory(void) {
@@ -67,7 +63,6 @@ static int64_t table_bytes(const weft_decoder *d) {
 
 void weft_decoder_close(weft_decoder *d) {
     if (!d) return;
-    if (d->step) d->steps->close(d->step);
     if (d->sampler) d->samplers->close(d->sampler);
     for (int i = 0; i < d->n_graphs; i++)
         close_graph(d->graphs[i]);
@@ -219,37 +214,6 @@ static weft_status find_graph(weft_decoder *d, int64_t rows, int64_t wanted, boo
     return open_graph(d, rows, wanted, apart, out);
 }
 
-/* Weights for a step are bf16 unless others are wanted. */
-static bool wants_step(const weft_decoder *d, weft_step_form *form) {
-    const weft_config *c = &d->model->config;
-    const weft_step_backend *steps = d->backend->steps;
-    bool narrow = c->weight_dtype == WEFT_WEIGHT_AUTO || c->weight_dtype == WEFT_WEIGHT_BF16;
-    if (!steps || !narrow || !weft_step_form_of(c, weft_cached_dtype(c, d->model->dtype), form))
-        return false;
-    form->slots = d->limits.slots;
-    form->context = d->limits.context;
-    form->table_pages = d->limits.table_pages;
-    return steps->suits(form);
-}
-
-static weft_status open_step(weft_decoder *d) {
-    weft_step_form form;
-    if (!wants_step(d, &form)) return WEFT_OK;
-    weft_step_model m;
-    WEFT_TRY(weft_step_make(d->model, d->backend, d->pool, &form, &m));
-    for (int64_t i = 0; i < form.layers; i++) {
-        char name[96];
-        snprintf(name, sizeof name, "h.%lld.cache.key", (long long)i);
-        m.layer[i].keys = find_state(d, name)->data;
-        snprintf(name, sizeof name, "h.%lld.cache.value", (long long)i);
-        if (!form.joint) m.layer[i].values = find_state(d, name)->data;
-    }
-    weft_status status = d->backend->steps->open(&m, &d->step);
-    weft_step_model_free(&m);
-    if (status == WEFT_OK) d->steps = d->backend->steps;
-    return status;
-}
-
 WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
@@ -270,9 +234,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     if (!d->table || !d->ints || !d->changed || (!d->there && backend->samplers))
         return refuse_cache(d);
     WEFT_TRY(open_graph(d, 1, 1, false, &first));
-    WEFT_TRY(open_step(d));
-    /* Graphs follow each other where there is no step of one launch. */
-    if (!d->step && d->there)
+    if (d->there)
         WEFT_TRY(
             backend->samplers->open(first->exec, d->there, d->limits.table_pages, &d->sampler));
     if (d->sampler) d->samplers = backend->samplers;
@@ -296,26 +258,18 @@ static weft_status read_logits(const row_graph *g, int64_t count, float *logits)
 }
 
 int64_t weft_decoder_rows(const weft_decoder *d) {
-    return d->step ? WEFT_STEP_ROWS : d->sampler ? d->samplers->rows : WEFT_DECODER_ROWS;
+    return d->sampler ? d->samplers->rows : WEFT_DECODER_ROWS;
 }
 
 bool weft_decoder_samples(const weft_decoder *d) {
-    return d->step || d->sampler;
+    return d->sampler != NULL;
 }
 
 bool weft_decoder_draws(const weft_decoder *d) {
-    return d->step ? d->steps->draws() : d->sampler && d->samplers->draws();
+    return d->sampler && d->samplers->draws();
 }
 
-int64_t weft_decoder_phases(const weft_decoder *d) {
-    return d->step ? d->steps->phases(d->step) : 0;
-}
-
-double weft_decoder_phase_seconds(const weft_decoder *d) {
-    return d->step && d->steps->phase_seconds ? d->steps->phase_seconds(d->step) : 0;
-}
-
-static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
+static weft_status start_graph(weft_decoder *d, const weft_run_rows *rows) {
     row_graph *g;
     int64_t room = round_rows(rows->count);
     WEFT_TRY(find_graph(d, room, room, false, &g));
@@ -330,33 +284,31 @@ static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
 }
 
 static weft_status tell_pages(weft_decoder *d, int32_t slot) {
-    const int32_t *pages = d->table + slot * d->limits.table_pages;
     if (!d->changed[slot]) return WEFT_OK;
-    WEFT_TRY(d->step ? d->steps->set_pages(d->step, slot, pages)
-                     : d->samplers->set_pages(d->sampler, slot, pages));
+    WEFT_TRY(d->samplers->set_pages(d->sampler, slot, d->table + slot * d->limits.table_pages));
     d->changed[slot] = false;
     return WEFT_OK;
 }
 
 weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                                const weft_draw *draws) {
-    weft_step_rows step = {.count = n};
+    weft_run_rows run = {.count = n};
     for (int64_t r = 0; r < n; r++) {
         int32_t slot = rows[r].slot, token = rows[r].token;
         if (token < -WEFT_RUN_ROWS || token >= d->model->config.vocab_size)
             return WEFT_BAD_INPUT("generate: token %d, but the model knows 0 to %lld", (int)token,
                                   (long long)d->model->config.vocab_size - 1);
-        step.token[r] = token;
-        step.position[r] = rows[r].position;
-        step.slot[r] = slot;
-        if (draws && !weft_draw_is_plain(draws + r)) step.draws = draws;
+        run.token[r] = token;
+        run.position[r] = rows[r].position;
+        run.slot[r] = slot;
+        if (draws && !weft_draw_is_plain(draws + r)) run.draws = draws;
         WEFT_TRY(tell_pages(d, slot));
     }
-    return d->step ? d->steps->start(d->step, &step) : start_graph(d, &step);
+    return start_graph(d, &run);
 }
 
 weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens) {
-    return d->step ? d->steps->finish(d->step, tokens) : d->samplers->finish(d->sampler, tokens);
+    return d->samplers->finish(d->sampler, tokens);
 }
 
 /* Rows that are wanted beside each other are copied at once. */
@@ -368,9 +320,7 @@ weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *r
         int64_t first = r;
         while (r < n && rows[r].wanted)
             r++;
-        if (r > first)
-            WEFT_TRY(d->step ? d->steps->logits(d->step, first, r - first, logits)
-                             : d->samplers->logits(d->sampler, first, r - first, logits));
+        if (r > first) WEFT_TRY(d->samplers->logits(d->sampler, first, r - first, logits));
         logits += (r - first) * d->model->config.vocab_size;
         r += r == first;
     }
@@ -484,6 +434,5 @@ weft_status weft_decoder_fill(weft_decoder *d) {
 }
 
 int64_t weft_decoder_weight_bytes(const weft_decoder *d) {
-    if (d->step) return d->steps->weight_bytes(d->step);
     return weft_generation_weights_bytes(d->weights);
 }

@@ -3,7 +3,7 @@
  * page holds what is the caller's business (generator.h). */
 #pragma once
 
-#include "core/draw.h"
+#include "core/decoding.h"
 #include "model/cached.h"
 #include "model/model.h"
 
@@ -45,9 +45,8 @@ void weft_decoder_drop(weft_decoder *d);
 
 int64_t weft_decoder_rows(const weft_decoder *d);
 
-/* A token of each row, -1 where its logits are not numbers: where the backend runs a step in one launch
- * (core/decoding.h) or its graphs one behind the other (core/decoding.h) nothing else needs to come back to the
- * host. `draws` [n] says how they are drawn; NULL: they are the likeliest, of equal ones the lowest. What a
+/* A token of each row, -1 where its logits are not numbers: where the backend runs its graphs one behind the
+ * other (core/decoding.h) nothing else needs to come back to the host. `draws` [n] says how they are drawn; NULL: they are the likeliest, of equal ones the lowest. What a
  * row's sequence has seen need not list the tokens of its rows here. As a row's token, -1 - i is the one that
  * the run before sampled in its row i. Up to two runs may be under way: what was begun is ended in order,
  * before anything else is asked of the decoder. */
@@ -59,10 +58,6 @@ weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens);
 /* weft_decoder_run, and what was sampled. */
 weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                                       const weft_draw *draws, float *logits, int32_t *sampled);
-/* Phases of the step that was begun last, and the seconds of one in which nothing is done but that the
- * whole device meets, measured now; 0: it goes operation by operation. */
-int64_t weft_decoder_phases(const weft_decoder *d);
-double weft_decoder_phase_seconds(const weft_decoder *d);
 
 /* What a sequence keeps beside its pages: its bytes, and copies out of and into a slot. */
 int64_t weft_decoder_state_bytes(const weft_decoder *d);

@@ -9,9 +9,8 @@
  *   rows        of this step: the last token of each such sequence and its draft, then  here
  *               rows of prompts, a whole block or as many as fit a run, as far as their
  *               share of the step's time goes: the next step goes on there
- *   model       rows through all layers, over the pages: by a step of one launch where  decoder.c
- *               the backend has one for the model (core/decoding.h), or by the graph
- *               for so many rows (model/cached.h; its attention: ops/cache.h)
+ *   model       rows through all layers, over the pages: by the graph for so many rows  decoder.c
+ *               (model/cached.h; its attention: ops/cache.h)
  *   logits      of the last row of each sequence and of drafted ones, where more is     decoder.c
  *               asked than a token or the device does not sample
  *   sampling    from the logits, or what the device drew, by one arithmetic             sample.c,

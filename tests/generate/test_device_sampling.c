@@ -268,7 +268,7 @@ static void test_sampled_tokens_go_on_where_they_were_sampled(void **state) {
 }
 
 #ifdef ON_GPU
-/* More rows than a step of one launch has: the first, the middle one and the last against runs of one. */
+/* The first of many rows, the middle one and the last against runs of one. */
 static void test_many_rows_have_the_bits_they_have_alone(void **state) {
     enum { MANY = 100, LENGTH = 20, CHECKED = 3 };
     const form *f = *state;

@@ -45,7 +45,7 @@ static float logit(const weft_sampler_graph *g, int64_t i) {
                                          : ((const float *)data)[i];
 }
 
-int32_t sampling_draw(const float *logits, int64_t vocab, const weft_step_rows *rows, int64_t r,
+int32_t sampling_draw(const float *logits, int64_t vocab, const weft_run_rows *rows, int64_t r,
                       const int32_t *tokens) {
     bool numbers = true;
     float most = -INFINITY;
@@ -73,7 +73,7 @@ void sampling_leave_draws(bool off) {
     draws_off = off;
 }
 
-static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_step_rows *rows) {
+static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_run_rows *rows) {
     assert_false(draws_off && rows->draws);
     fake_sampler *s = sampler;
     unsigned buffer = s->started % 2;

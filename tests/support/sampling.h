@@ -9,7 +9,7 @@
 const weft_backend *sampling_backend(void);
 
 /* The token of row r of a run whose rows are for `tokens`; -1: its logits are not numbers. */
-int32_t sampling_draw(const float *logits, int64_t vocab, const weft_step_rows *rows, int64_t r,
+int32_t sampling_draw(const float *logits, int64_t vocab, const weft_run_rows *rows, int64_t r,
                       const int32_t *tokens);
 
 /* Runs of two rows for each of SAMPLING_RULES slots, each by rules of its own: the tokens are those that the
