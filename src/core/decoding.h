@@ -10,7 +10,7 @@
 #include "core/draw.h"
 #include "core/exec.h"
 
-enum { WEFT_RUN_ROWS = 128 }; /* of a run, at most */
+enum { WEFT_RUN_ROWS = 256 }; /* of a run, at most */
 
 /* Rows of a run, in the order that ops/cache.h asks for. */
 typedef struct {

@@ -9,11 +9,18 @@
 
 enum { GRAPHS_MAX = 32 };
 
+/* What a graph is for. */
 typedef struct {
+    int64_t rows, wanted;
+    bool block; /* of a prompt */
+    bool apart; /* for runs in pieces, between which others run */
+} graph_use;
+
+typedef struct {
+    graph_use use;
     weft_cached_graph graph;
     weft_exec *exec;
     weft_binding *bindings;
-    bool apart;    /* for runs in pieces, between which others run */
     double *taken; /* seconds of each operation in its last run, of one that is apart */
 } row_graph;
 
@@ -152,15 +159,15 @@ static weft_status fill_rotations(const row_graph *g) {
                            rotations->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
 }
 
-static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, bool apart,
-                              row_graph **out) {
+static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph **out) {
     *out = NULL;
     WEFT_AUTO(close_graph_at) row_graph *g = calloc(1, sizeof *g);
     if (!g) return no_memory();
     const weft_config *c = &d->model->config;
     weft_cached_shape shape = {
-        .rows = rows,
-        .wanted = wanted,
+        .rows = use->rows,
+        .wanted = use->wanted,
+        .block = use->block,
         .slots = d->limits.slots,
         .pages = d->limits.pages,
         .context = d->limits.context,
@@ -186,32 +193,31 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, boo
     weft_exec_options options = {.bindings = g->bindings};
     WEFT_TRY(weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec));
     WEFT_TRY(fill_rotations(g));
-    g->apart = apart;
-    if (apart)
+    g->use = *use;
+    if (use->apart)
         g->taken = calloc((size_t)weft_graph_node_count(g->graph.model.graph), sizeof(double));
-    if (apart && !g->taken) return no_memory();
+    if (use->apart && !g->taken) return no_memory();
     *out = d->graphs[d->n_graphs++] = weft_steal(&g);
     return WEFT_OK;
 }
 
-/* Numbers of rows for which there are graphs: powers of two, and the block. */
+/* Numbers of rows for which there are graphs: powers of two. */
 static int64_t round_rows(int64_t rows) {
-    if (rows == WEFT_DECODER_BLOCK) return rows;
     int64_t n = 1;
     while (n < rows)
         n *= 2;
     return n;
 }
 
-static weft_status find_graph(weft_decoder *d, int64_t rows, int64_t wanted, bool apart,
-                              row_graph **out) {
+static weft_status find_graph(weft_decoder *d, const graph_use *use, row_graph **out) {
     for (int i = 0; i < d->n_graphs; i++) {
+        const graph_use *has = &d->graphs[i]->use;
         *out = d->graphs[i];
-        if ((*out)->graph.shape.rows == rows && (*out)->graph.shape.wanted == wanted &&
-            (*out)->apart == apart)
+        if (has->rows == use->rows && has->wanted == use->wanted && has->block == use->block &&
+            has->apart == use->apart)
             return WEFT_OK;
     }
-    return open_graph(d, rows, wanted, apart, out);
+    return open_graph(d, use, out);
 }
 
 WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
@@ -233,7 +239,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     if (d->backend->samplers) d->there = backend->alloc(table_bytes(d));
     if (!d->table || !d->ints || !d->changed || (!d->there && backend->samplers))
         return refuse_cache(d);
-    WEFT_TRY(open_graph(d, 1, 1, false, &first));
+    WEFT_TRY(open_graph(d, &(graph_use){.rows = 1, .wanted = 1}, &first));
     if (d->there)
         WEFT_TRY(
             backend->samplers->open(first->exec, d->there, d->limits.table_pages, &d->sampler));
@@ -272,7 +278,7 @@ bool weft_decoder_draws(const weft_decoder *d) {
 static weft_status start_graph(weft_decoder *d, const weft_run_rows *rows) {
     row_graph *g;
     int64_t room = round_rows(rows->count);
-    WEFT_TRY(find_graph(d, room, room, false, &g));
+    WEFT_TRY(find_graph(d, &(graph_use){.rows = room, .wanted = room}, &g));
     weft_sampler_graph graph = {.exec = g->exec,
                                 .tokens = g->graph.model.tokens,
                                 .position = g->graph.rows.position,
@@ -327,10 +333,10 @@ weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *r
     return WEFT_OK;
 }
 
-/* Puts rows into a graph for as many; *wanted: how many of them are. */
-static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int64_t n, bool apart,
-                              row_graph **out, int64_t *n_wanted) {
-    if (n < 1 || (n > weft_decoder_rows(d) && n != WEFT_DECODER_BLOCK))
+/* Puts rows into a graph for as many, for blocks and apart as `use` says; *wanted: how many of them are. */
+static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                              graph_use use, row_graph **out, int64_t *n_wanted) {
+    if (use.block ? n != WEFT_DECODER_BLOCK : n < 1 || n > weft_decoder_rows(d))
         return weft_fail(WEFT_EBUG, "generate: a run of %lld rows", (long long)n);
     int64_t room = round_rows(n), count = 0;
     int32_t *tokens = d->ints, *position = tokens + room, *slot = position + room;
@@ -344,7 +350,9 @@ static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int
         slot[r] = rows[r].slot;
         if (rows[r].wanted) wanted[count++] = (int32_t)r;
     }
-    WEFT_TRY(find_graph(d, room, count <= 1 ? 1 : room, apart, out));
+    use.rows = room;
+    use.wanted = count <= 1 ? 1 : room;
+    WEFT_TRY(find_graph(d, &use, out));
     row_graph *g = *out;
     *n_wanted = count;
     WEFT_TRY(weft_exec_write(g->exec, g->graph.model.tokens, tokens));
@@ -355,16 +363,25 @@ static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int
     return weft_mirror_use(d->model->mirror, d->backend);
 }
 
+static weft_status run_and_wait(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                                bool block, float *logits) {
+    row_graph *g;
+    int64_t wanted;
+    WEFT_TRY(place_rows(d, rows, n, (graph_use){.block = block}, &g, &wanted));
+    WEFT_TRY(weft_exec_run(g->exec, &(weft_run){0}));
+    return wanted ? read_logits(g, wanted, logits) : WEFT_OK;
+}
+
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                              float *logits) {
     int32_t sampled[WEFT_DECODER_ROWS_MAX];
     if (weft_decoder_samples(d) && n >= 1 && n <= weft_decoder_rows(d))
         return weft_decoder_run_sampling(d, rows, n, NULL, logits, sampled);
-    row_graph *g;
-    int64_t wanted;
-    WEFT_TRY(place_rows(d, rows, n, false, &g, &wanted));
-    WEFT_TRY(weft_exec_run(g->exec, &(weft_run){0}));
-    return wanted ? read_logits(g, wanted, logits) : WEFT_OK;
+    return run_and_wait(d, rows, n, false, logits);
+}
+
+weft_status weft_decoder_run_block(weft_decoder *d, const weft_decoder_row *rows, float *logits) {
+    return run_and_wait(d, rows, WEFT_DECODER_BLOCK, true, logits);
 }
 
 /* Operations from *at on, for so long. */
@@ -381,11 +398,14 @@ static weft_status run_operations(const row_graph *g, double seconds, int64_t *a
 }
 
 weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                                   double seconds, float *logits, bool *done) {
+                                   bool block, double seconds, float *logits, bool *done) {
     *done = true;
-    if (d->backend->run || weft_decoder_samples(d)) return weft_decoder_run(d, rows, n, logits);
+    if (d->backend->run || weft_decoder_samples(d))
+        return block ? weft_decoder_run_block(d, rows, logits)
+                     : weft_decoder_run(d, rows, n, logits);
     row_graph *g = d->begun;
-    if (!g) WEFT_TRY(place_rows(d, rows, n, true, &g, &d->begun_wanted));
+    graph_use use = {.block = block, .apart = true};
+    if (!g) WEFT_TRY(place_rows(d, rows, n, use, &g, &d->begun_wanted));
     if (!d->begun) d->begun_at = 0;
     d->begun = NULL;
     WEFT_TRY(run_operations(g, seconds, &d->begun_at));

@@ -18,10 +18,10 @@ typedef struct {
     bool wanted; /* its logits are */
 } weft_decoder_row;
 
-/* Rows of a run. Up to weft_decoder_rows, which is WEFT_DECODER_ROWS or more and at most
- * WEFT_DECODER_ROWS_MAX, a row's bits do not depend on how many there are; one run of exactly
- * WEFT_DECODER_BLOCK rows goes through the products of training, and has bits of its own. */
-enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = 128, WEFT_DECODER_BLOCK = 256 };
+/* Rows of a run: up to weft_decoder_rows, which is WEFT_DECODER_ROWS or more and at most
+ * WEFT_DECODER_ROWS_MAX. A row's bits do not depend on how many there are. A block of a prompt,
+ * WEFT_DECODER_BLOCK rows of it, goes through the products of training, and has bits of its own. */
+enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = WEFT_RUN_ROWS, WEFT_DECODER_BLOCK = 256 };
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out);
@@ -33,13 +33,15 @@ int32_t *weft_decoder_table(weft_decoder *d, int32_t slot);
 /* Runs n rows (ops/cache.h says in which order). logits [wanted rows, V], in their order. */
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                              float *logits);
+/* The same with the rows of a block. */
+weft_status weft_decoder_run_block(weft_decoder *d, const weft_decoder_row *rows, float *logits);
 
-/* The same in pieces: runs operations of the rows that were begun last, or begins these, as long as that
+/* Either of them in pieces: runs operations of the rows that were begun last, or begins these, as long as that
  * takes no longer than `seconds` by what it took before, but one at least. *done: the logits are there. Other
  * runs may come between, on other slots; the pages of these stay theirs. Where a backend runs graphs as a
  * whole, and for the runs below, there is one piece. */
 weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                                   double seconds, float *logits, bool *done);
+                                   bool block, double seconds, float *logits, bool *done);
 /* Gives up what was begun in pieces. */
 void weft_decoder_drop(weft_decoder *d);
 

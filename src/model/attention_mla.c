@@ -46,9 +46,7 @@ static weft_tensor *latent_values_up(builder *b, weft_tensor *o, weft_tensor *ma
     int64_t latent = b->c->ra_mla_latent_dim, rows = b->batch * b->time * b->heads;
     if (b->c->ra_mla_per_head_v_up) return weft_grouped_linear(b->g, o, map, false);
     o = weft_view(b->g, o, rows, latent);
-    o = b->attend->rows_alone && b->batch * b->time <= 128
-            ? weft_matmul_alone(b->g, o, map)
-            : weft_matmul(b->g, o, map, false, false);
+    o = b->rows_alone ? weft_matmul_alone(b->g, o, map) : weft_matmul(b->g, o, map, false, false);
     return as_heads(b, o, b->heads, b->head_dim);
 }
 

@@ -16,6 +16,8 @@
 extern "C" const struct weft_sampler_backend weft_cuda_samplers;
 
 enum { ROWS = WEFT_RUN_ROWS, THREADS = 512 };
+static_assert(sizeof(weft_run_rows) <= 4000,
+              "they are a parameter of a kernel, with 96 bytes more");
 
 /* In pinned memory: what a run tells the host. */
 struct told_run {
