@@ -3,6 +3,7 @@
 #include "convert/attention.h"
 
 #include "base/progress.h"
+#include "base/random.h"
 #include "convert/rotated.h"
 #include "convert/spectrum.h"
 #include "model/builder.h"

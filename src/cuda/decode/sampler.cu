@@ -16,6 +16,8 @@
 extern "C" const struct weft_sampler_backend weft_cuda_samplers;
 
 enum { ROWS = WEFT_RUN_ROWS, THREADS = 512 };
+static_assert(sizeof(weft_run_rows) <= 4000,
+              "they are a parameter of a kernel, with 96 bytes more");
 
 /* In pinned memory: what a run tells the host. */
 struct told_run {
@@ -103,7 +105,7 @@ struct row_inputs {
 
 /* A thread a row of the graph. Those behind the run's are no sequence's. `sampled`: by the run before; a
  * row that goes on from none has a token all the same, and nobody wants what it makes. */
-static __global__ void place_rows(weft_step_rows rows, row_inputs to, const int32_t *sampled,
+static __global__ void place_rows(weft_run_rows rows, row_inputs to, const int32_t *sampled,
                                   weft_cuda_run *run) {
     int r = (int)threadIdx.x;
     bool there = r < rows.count;
@@ -174,7 +176,7 @@ static __global__ void tell_tokens(const int32_t *sampled, const weft_cuda_run *
 }
 
 static weft_status launch_drawing(cuda_sampler *s, const weft_sampler_graph *g,
-                                  const weft_step_rows *rows, unsigned buffer) {
+                                  const weft_run_rows *rows, unsigned buffer) {
     draw_source from = {data_of<void>(g->exec, g->logits), g->logits->dtype,
                         (int)weft_tensor_width(g->logits),
                         weft_cuda_penalises(rows) ? data_of<int32_t>(g->exec, g->tokens) : NULL};
@@ -196,7 +198,7 @@ static void launch_sampling(cuda_sampler *s, const weft_sampler_graph *g, int64_
     });
 }
 
-static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_step_rows *rows) {
+static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_run_rows *rows) {
     cuda_sampler *s = (cuda_sampler *)sampler;
     unsigned buffer = s->started % 2;
     int64_t room = weft_tensor_count(g->slot);

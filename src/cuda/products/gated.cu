@@ -111,7 +111,7 @@ static bool run_streamed(const weft_exec *x, const weft_node *n) {
 
 static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_forward(x, n);
-    if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     if (run_streamed(x, n)) return launched(n);
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {

@@ -290,11 +290,6 @@ static bool has_pass(const weft_node *n) {
            (attr->sums || attr->more || n->in[WEFT_MATMUL_ADDEND]);
 }
 
-/* Whether rows are to have the bits that they have alone. */
-static bool are_alone(const weft_exec *x) {
-    return ((const weft_cuda_state *)weft_exec_state(x))->alone;
-}
-
 /* Where a tensor lies; `x` NULL: an address that says no more than that there is something. */
 static void *place_of(const weft_exec *x, const weft_tensor *t) {
     static char something;
