@@ -9,6 +9,7 @@
  * for the same, with the passes over memory that go with it there; some of those are simpler here than
  * the kernels that training uses. */
 #include "check_cuda.cuh"
+#include "cuda/functions.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
 
@@ -63,8 +64,7 @@ struct problem {
     fused_product p = {};
     std::vector<void *> held, results;
     std::vector<int64_t> bytes;
-    bf16 *scratch = NULL, *scratch2 = NULL; /* for the library: results before a pass */
-    void *workspace = NULL;
+    bf16 *scratch[2], *workspace; /* for the library: results before a pass */
 
     template <typename T> T *result(int64_t count) {
         void *data;
@@ -115,9 +115,6 @@ static void tear_down(problem &x) {
         CUDA(cudaFree(data));
     for (void *data : x.results)
         CUDA(cudaFree(data));
-    if (x.scratch) CUDA(cudaFree(x.scratch));
-    if (x.scratch2) CUDA(cudaFree(x.scratch2));
-    if (x.workspace) CUDA(cudaFree(x.workspace));
 }
 
 /* How far results are from what they should be, in units of what is allowed. */
@@ -183,8 +180,8 @@ static __global__ void check_rows(fused_product p, int64_t rows, int64_t step, v
     }
 }
 
-static __global__ void check_sums(fused_product p, int64_t band_rows, verdict *v) {
-    int64_t bands = ceil_div(p.m, band_rows);
+static __global__ void check_sums(fused_product p, verdict *v) {
+    const int64_t band_rows = 256, bands = ceil_div(p.m, band_rows);
     for (int64_t i = thread_index(); i < bands * p.n; i += thread_count()) {
         int64_t column = i % p.n, first = i / p.n * band_rows;
         double sum = 0;
@@ -248,8 +245,7 @@ static int check(const form &f, bool quiet) {
     if (step > 1) step |= 1; /* every place in a tile */
     rows = ceil_div(f.m, step) + 1;
     check_rows<<<2048, 256>>>(x.p, rows, step, &device->values);
-    int64_t band_rows = ceil_div(f.m, fused_bands(f.m)) > 128 ? 256 : 128;
-    if (has(f, SUMS)) check_sums<<<1024, 256>>>(x.p, band_rows, &device->sums);
+    if (has(f, SUMS)) check_sums<<<1024, 256>>>(x.p, &device->sums);
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemcpy(&host, device, sizeof host, cudaMemcpyDeviceToHost));
     unsigned long long differing = check_bits(x, &device->differing);
@@ -267,45 +263,22 @@ static int check(const form &f, bool quiet) {
     return bad;
 }
 
-/* The passes that the library needs: dx = dy · gelu'(x) with bands' column sums, and SwiGLU's. */
-static __global__ void pass_gelu_back(int64_t rows, int64_t n, int64_t band, const bf16 *dy,
-                                      const bf16 *at, bf16 *dx, float *sums) {
-    int64_t column = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * VECTOR;
-    if (column >= n) return;
-    float sum[VECTOR] = {};
-    for (int64_t r = blockIdx.y * band; r < min_i64((blockIdx.y + 1) * band, rows); r++) {
-        float v[VECTOR], x[VECTOR];
-        load_vector(dy + r * n + column, v);
-        load_vector(at + r * n + column, x);
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) {
-            float e = __expf(-x[i] * (1.5957691f + 0.0713548f * x[i] * x[i]));
-            float s = __fdividef(1.0f, 1.0f + e);
-            v[i] *= s + x[i] * (s * e * s) * (1.5957691f + 3 * 0.0713548f * x[i] * x[i]);
-            sum[i] += v[i];
-        }
-        store_vector(dx + r * n + column, v);
-    }
-    for (int i = 0; i < VECTOR; i++)
-        sums[blockIdx.y * n + column + i] = sum[i];
-}
-
-static __global__ void pass_silu(int64_t count, const bf16 *gate, const bf16 *up, const bf16 *dy,
-                                 bf16 *y, bf16 *y2) {
+/* The pass that the library's products need behind them, over c, or gate and up; without column sums. */
+static __global__ void finish_library(fused_product p, const bf16 *c, const bf16 *up) {
     int64_t at = thread_index() * VECTOR;
-    if (at >= count) return;
-    float g[VECTOR], u[VECTOR], d[VECTOR], a[VECTOR], b[VECTOR];
-    load_vector(gate + at, g);
-    load_vector(up + at, u);
-    if (dy) load_vector(dy + at, d);
+    if (at >= p.m * p.n) return;
+    float v[VECTOR], x[VECTOR] = {}, y[VECTOR] = {}, z[VECTOR];
+    load_vector(c + at, v);
+    load_vector((up ? up : p.in[0]) + at, x);
+    if (p.in[1]) load_vector(p.in[1] + at, y);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        float s = __fdividef(1.0f, 1.0f + __expf(-g[i]));
-        a[i] = dy ? d[i] * u[i] * (s * (1 + g[i] * (1 - s))) : g[i] * s * u[i];
-        b[i] = dy ? d[i] * g[i] * s : 0;
+        float s = sigmoid(up ? v[i] : x[i]);
+        z[i] = v[i] * x[i] * s;
+        v[i] *= up ? s * x[i] : p.in[1] ? y[i] * (s * (1 + x[i] * (1 - s))) : gelu_slope(x[i]);
     }
-    store_vector(y + at, a);
-    if (dy) store_vector(y2 + at, b);
+    store_vector(p.out[0] + at, v);
+    if (p.in[1]) store_vector(p.out[1] + at, z);
 }
 
 /* The same by the library. */
@@ -324,25 +297,20 @@ static void run_product(problem &x, int s, bf16 *c) {
 
 static void run_library(problem &x) {
     const fused_product &p = x.p;
-    int64_t values = p.m * p.n;
-    bool two = p.epilogue == FUSED_SILU_MUL;
-    if (!x.workspace) CUDA(cudaMalloc(&x.workspace, (size_t)64 << 20));
-    if (!x.scratch) CUDA(cudaMalloc(&x.scratch, (size_t)values * 2));
-    if (!x.scratch2) CUDA(cudaMalloc(&x.scratch2, (size_t)values * 2));
+    bool plain = p.epilogue == FUSED_PLAIN, two = p.epilogue == FUSED_SILU_MUL;
     for (int s = 0; s < p.segments; s++)
-        run_product(x, s, p.epilogue == FUSED_PLAIN ? p.out[0] : two && s ? x.scratch2 : x.scratch);
-    unsigned blocks = (unsigned)ceil_div(values / VECTOR, 256);
-    if (p.epilogue == FUSED_GELU_BACK)
-        pass_gelu_back<<<dim3((unsigned)ceil_div(p.n, 256 * VECTOR), 512), 256>>>(
-            p.m, p.n, ceil_div(p.m, 512), x.scratch, p.in[0], p.out[0], (float *)x.workspace);
-    if (two) pass_silu<<<blocks, 256>>>(values, x.scratch, x.scratch2, NULL, p.out[0], NULL);
-    if (p.epilogue == FUSED_SILU_MUL_BACK)
-        pass_silu<<<blocks, 256>>>(values, p.in[0], p.in[1], x.scratch, p.out[0], p.out[1]);
+        run_product(x, s, plain ? p.out[0] : x.scratch[two && s]);
+    if (!plain)
+        finish_library<<<(unsigned)ceil_div(p.m * p.n / VECTOR, 256), 256>>>(
+            p, x.scratch[0], two ? x.scratch[1] : NULL);
 }
 
 static void print_times(const form &f) {
     problem x;
     set_up(x, f);
+    for (bf16 *&scratch : x.scratch)
+        scratch = x.input(x.p.m * x.p.n, 0, 0);
+    x.workspace = x.input(32 << 20, 0, 0);
     if (fused_can(&x.p)) {
         double flops = 2.0 * f.m * f.n * (f.k[0] + f.k[1] + f.k[2]);
         double library = measure(1, 7, 10, [&] { run_library(x); });
