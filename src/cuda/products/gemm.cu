@@ -202,7 +202,7 @@ static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, i
 }
 
 /* A small result of long sums (the gradient of a gate's weights: sums over all tokens), whose rows
- * start anywhere: a block sums a band of k, the bands' sums are added by a warp each. */
+ * start anywhere: a block sums a band of k, the bands' sums are added as slim ones are. */
 static __global__ void multiply_bands(few_rows f, int64_t band, float *sums) {
     __shared__ float a[THIN_ROWS][THIN_SIDE], b[THIN_ROWS][THIN_SIDE];
     int m = (int)f.m, n = (int)f.n, values = m * n;
@@ -230,21 +230,13 @@ static __global__ void multiply_bands(few_rows f, int64_t band, float *sums) {
             sums[(int64_t)blockIdx.x * values + threadIdx.x + t * THREADS] = sum[t];
 }
 
-static __global__ void add_bands(finishing end, int bands, int n, int values, const float *sums) {
-    int at = (int)blockIdx.x * (THREADS / 32) + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (at >= values) return;
-    float sum = 0;
-    for (int i = lane; i < bands; i += 32)
-        sum += sums[(int64_t)i * values + at];
-    sum = warp_sum(sum);
-    if (lane == 0) finish_value(end, 0, at / n, at % n, end.alpha * sum);
-}
-
 static void run_thin(cudaStream_t stream, const cuda_gemm *p, float *sums) {
     int64_t band = thin_band(p), bands = ceil_div(p->k, band), values = p->m * p->n;
+    slim_product result = {};
+    result.m = (int)p->m, result.n = (int)p->n;
     multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(few_describe(p), band, sums);
-    add_bands<<<(unsigned)ceil_div(values, THREADS / 32), THREADS, 0, stream>>>(
-        describe_finish(p), (int)bands, (int)p->n, (int)values, sums);
+    slim_add<<<(unsigned)ceil_div(values, 32), SLIM_ADD_WARPS * 32, 0, stream>>>(
+        result, (int)bands, p->alpha, sums, finish_one{describe_finish(p)});
 }
 
 /* Any product, slowly. */
