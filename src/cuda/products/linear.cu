@@ -252,10 +252,10 @@ static int64_t bias_back_workspace(const weft_node *n, int) {
 CUDA_KERNEL(bias_back, bias_back_run, bias_back_workspace)
 CUDA_KERNEL(gelu_bias_back, bias_back_run, bias_back_workspace)
 
-/* Our own kernel saves passes over the result and multiplies more slowly than the library, so it wins up
- * to a depth of all sums together: so much for each product behind the first, and so much for gelu's
- * slope. Results of few columns, which the library is slow at, at any depth. Measured with the
- * products of GPT-2's 124M on an H200; for larger ones these are estimates. */
+/* Our own kernel saves passes over the result and multiplies more slowly than the library, so it wins
+ * up to a depth of all sums together: so much for each product behind the first, and so much for
+ * gelu's slope; results of few columns at any depth. Measured with sums and slopes of GPT-2's 124M on
+ * an H200; for larger sizes and few columns these are estimates. */
 enum { DEPTH_OF_PRODUCT = 1024, DEPTH_OF_SLOPE = 2048, NARROW = 128 };
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
