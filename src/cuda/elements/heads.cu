@@ -91,8 +91,7 @@ static weft_status head_columns_run(weft_exec *x, const weft_node *n) {
     joining k = columns_of(x, n, n->in[0], n->n_in > 1 ? n->in[1] : NULL, n->out[0]);
     int together = columns_together(k);
     int64_t items = k.positions * k.attr.heads * (k.attr.width / together);
-    put_columns<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k, together);
-    return launched(n);
+    return run_items(x, n, items, put_columns, k, together);
 }
 
 CUDA_KERNEL(head_columns, head_columns_run)
@@ -101,8 +100,7 @@ static weft_status head_columns_back_run(weft_exec *x, const weft_node *n) {
     joining k = columns_of(x, n, n->out[0], NULL, n->in[0]);
     int together = columns_together(k);
     int64_t items = k.positions * k.x_heads * (k.x_width / together);
-    sum_columns<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k, together);
-    return launched(n);
+    return run_items(x, n, items, sum_columns, k, together);
 }
 
 CUDA_KERNEL(head_columns_back, head_columns_back_run)
@@ -156,11 +154,8 @@ template <bool WHOLE> static __global__ void pool_runs(grouped k) {
 static weft_status head_pool_run(weft_exec *x, const weft_node *n) {
     grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]->shape[0]);
     k.scale = data_of<float>(x, n->in[1]);
-    with_flag(are_whole(k.run, k.w, k.w), [&](auto whole) {
-        pool_runs<decltype(whole)::value>
-            <<<pack_grid(k.rows * k.narrow), PACK_THREADS, 0, stream_of(x)>>>(k);
-    });
-    return launched(n);
+    return run_items(x, n, k.rows * k.narrow,
+                     are_whole(k.run, k.w, k.w) ? pool_runs<true> : pool_runs<false>, k);
 }
 
 CUDA_KERNEL(head_pool, head_pool_run)
@@ -189,11 +184,8 @@ template <bool WHOLE> static __global__ void spread_runs(grouped k) {
 static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
     grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]->shape[0]);
     k.scale = data_of<float>(x, n->in[1]);
-    unsigned blocks = pack_grid(ceil_div(k.rows * k.wide, VECTOR));
-    with_flag(are_whole(k.run, k.w, k.w), [&](auto whole) {
-        spread_runs<decltype(whole)::value><<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k);
-    });
-    return launched(n);
+    return run_items(x, n, ceil_div(k.rows * k.wide, VECTOR),
+                     are_whole(k.run, k.w, k.w) ? spread_runs<true> : spread_runs<false>, k);
 }
 
 CUDA_KERNEL(head_spread, head_spread_run)
@@ -235,9 +227,8 @@ static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
     double *partial = workspace_of<double>(x, n);
     dim3 grid((unsigned)ranges, (unsigned)heads);
     dot_runs<<<grid, PACK_THREADS, 0, stream_of(x)>>>(k, range, partial);
-    join_dots<<<pack_grid(heads), PACK_THREADS, 0, stream_of(x)>>>(ranges, heads, partial, k.factor,
-                                                                   data_of<float>(x, n->out[0]));
-    return launched(n);
+    return run_items(x, n, heads, join_dots, ranges, heads, partial, k.factor,
+                     data_of<float>(x, n->out[0]));
 }
 
 static int64_t head_scale_back_workspace(const weft_node *n, int) {
@@ -261,9 +252,8 @@ static __global__ void transpose_heads(int64_t count, int64_t rows, int64_t colu
 static weft_status head_transpose_run(weft_exec *x, const weft_node *n) {
     const weft_tensor *from = n->in[0];
     int64_t count = weft_tensor_count(from);
-    transpose_heads<<<pack_grid(count), PACK_THREADS, 0, stream_of(x)>>>(
-        count, from->shape[1], from->shape[2], any_of(x, from), any_of(x, n->out[0]));
-    return launched(n);
+    return run_items(x, n, count, transpose_heads, count, from->shape[1], from->shape[2],
+                     any_of(x, from), any_of(x, n->out[0]));
 }
 
 CUDA_KERNEL(head_transpose, head_transpose_run)
