@@ -165,6 +165,15 @@ template <typename F> static inline void with_flag(bool b, F f) {
         f(flag<false>());
 }
 
+/* Calls f with the first of the constants that is not below n, else with the last: f(constant<3>()). */
+template <int N> struct constant { static constexpr int value = N; };
+
+template <int FIRST, int... REST, typename F> static inline void with_constant(int64_t n, F f) {
+    if constexpr (sizeof...(REST) > 0)
+        if (n > FIRST) return with_constant<REST...>(n, f);
+    f(constant<FIRST>());
+}
+
 __host__ __device__ static inline int64_t min_i64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }

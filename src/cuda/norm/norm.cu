@@ -217,7 +217,7 @@ static void launch_group(weft_exec *x, const weft_node *n, norm_args a, int grou
     int packs = lane_packs(a.width, {n->in[WEFT_NORM_X], n->in[WEFT_NORM_R], n->out[WEFT_NORM_Y],
                                      n->out[WEFT_NORM_S]});
     if (packs)
-        with_packs(packs, [&](auto tag) {
+        with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
             constexpr int value = decltype(tag)::value;
             int64_t blocks =
                 min_i64(row_blocks(value) * multiprocessors(), ceil_div(a.rows, WARP_ROWS));

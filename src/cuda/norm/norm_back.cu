@@ -286,7 +286,7 @@ static void launch_back(weft_exec *x, const weft_node *n, const norm_args &a, in
     unsigned blocks = (unsigned)back_blocks(n, a.rows);
     int packs = back_packs(n);
     if (packs)
-        with_packs(packs, [&](auto tag) {
+        with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
             constexpr int P = decltype(tag)::value;
             if (sums == NORM_SUMS)
                 norm_warp_rows_back<P, NORM_SUMS><<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);

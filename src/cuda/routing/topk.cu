@@ -476,32 +476,14 @@ template <int D, int K, bool ALL> static void launch_tiles(const weft_exec *x, c
         data_of<float>(x, n->out[1]));
 }
 
-template <int D> static void launch_width(const weft_exec *x, const weft_node *n) {
+weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     bool plain = a->score.pos == WEFT_POS_NONE && !n->in[WEFT_ATTN_N] && !a->use_max;
-    if (a->k > 32)
-        launch_tiles<D, WEFT_CUDA_TOPK_MAX, true>(x, n);
-    else if (a->k > 8)
-        launch_tiles<D, 32, true>(x, n);
-    else if (plain)
-        launch_tiles<D, 8, false>(x, n);
-    else
-        launch_tiles<D, 8, true>(x, n);
-}
-
-weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n) {
-    int64_t width = ATTR(n, weft_route_attr)->score.dqk;
-    if (width <= 32)
-        launch_width<32>(x, n);
-    else if (width <= 64)
-        launch_width<64>(x, n);
-    else if (width <= 96)
-        launch_width<96>(x, n);
-    else if (width <= 128)
-        launch_width<128>(x, n);
-    else if (width <= 192)
-        launch_width<192>(x, n);
-    else
-        launch_width<WEFT_CUDA_TOPK_WIDTH>(x, n);
+    with_constant<32, 64, 96, 128, 192, WEFT_CUDA_TOPK_WIDTH>(a->score.dqk, [&](auto width) {
+        constexpr int D = decltype(width)::value;
+        if (plain && a->k <= 8) return launch_tiles<D, 8, false>(x, n);
+        with_constant<8, 32, WEFT_CUDA_TOPK_MAX>(
+            a->k, [&](auto kept) { launch_tiles<D, decltype(kept)::value, true>(x, n); });
+    });
     return launched(n);
 }

@@ -123,10 +123,8 @@ static void launch_sums(const weft_exec *x, const weft_tensor *in, const weft_te
                         int64_t terms) {
     time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, out)};
     dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, PACKS * VECTOR));
-    with_flag(are_whole(k.width, k.x, k.x), [&](auto whole) {
-        sum_over_time<decltype(whole)::value>
-            <<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
-    });
+    auto kernel = are_whole(k.width, k.x, k.x) ? sum_over_time<true> : sum_over_time<false>;
+    kernel<<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
 }
 
 static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
@@ -139,10 +137,8 @@ CUDA_KERNEL(time_mean, time_mean_run)
 /* dx [B, T, N] from dy [B, 1, N]: a thread per pack of dx. */
 template <bool WHOLE>
 static __global__ void spread_over_time(time_args k, int64_t rows, float share) {
-    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    auto [row, column, n] = place_pack(k.width);
     if (row >= rows) return;
-    int64_t column = (thread_index() - row * packs) * VECTOR;
-    int n = pack_length(k.width, column);
     float v[VECTOR];
     int64_t from = quotient(row, k.time) * k.width + column;
     widen_of<WHOLE>(fetch_of<WHOLE>(k.x, from, n), k.x, v);
@@ -156,13 +152,10 @@ static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
     const weft_tensor *out = n->out[0];
     time_args k = {out->shape[1], out->shape[2], any_of(x, n->in[0]), any_of(x, out)};
     int64_t rows = out->shape[0] * out->shape[1];
-    unsigned blocks = pack_grid(rows * ceil_div(k.width, VECTOR));
-    float share = (float)(1.0 / (double)k.time);
-    with_flag(are_whole(k.width, k.x, k.y), [&](auto whole) {
-        spread_over_time<decltype(whole)::value>
-            <<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, rows, share);
-    });
-    return launched(n);
+    bool whole = are_whole(k.width, k.x, k.y);
+    return run_items(x, n, count_packs(rows, k.width),
+                     whole ? spread_over_time<true> : spread_over_time<false>, k, rows,
+                     (float)(1.0 / (double)k.time));
 }
 
 CUDA_KERNEL(time_mean_back, time_mean_back_run)
