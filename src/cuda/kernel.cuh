@@ -314,8 +314,8 @@ __device__ static inline void store_vector(bf16 *p, const float (&v)[VECTOR]) {
 }
 
 /* Sums and maxima over a warp and over a block of whole warps: always the same tree. Every thread
- * gets the result. `shared` has room for 32 floats, and may be used again after the call. */
-__device__ static inline float warp_sum(float v) {
+ * gets the result. */
+template <typename T> __device__ static inline T warp_sum(T v) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2)
         v += __shfl_xor_sync(0xffffffffu, v, step);
@@ -329,7 +329,8 @@ __device__ static inline float warp_max(float v) {
     return v;
 }
 
-__device__ static inline float block_sum(float v, float *shared) {
+__device__ static inline float block_sum(float v) {
+    __shared__ float shared[32];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
     v = warp_sum(v);
     if (lane == 0) shared[warp] = v;

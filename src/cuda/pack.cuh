@@ -262,13 +262,11 @@ __device__ static inline float lanes_sum(float v, int lanes) {
     return v;
 }
 
-/* Σ over a block of whole warps, in double: always the same tree. `shared` has room for 32. Every
- * thread gets the result. */
-__device__ static inline double block_sum_double(double v, double *shared) {
+/* Σ over a block of whole warps, in double: always the same tree. Every thread gets the result. */
+__device__ static inline double block_sum_double(double v) {
+    __shared__ double shared[32];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, step);
+    v = warp_sum(v);
     if (lane == 0) shared[warp] = v;
     __syncthreads();
     v = 0;
@@ -276,4 +274,14 @@ __device__ static inline double block_sum_double(double v, double *shared) {
         v += shared[w];
     __syncthreads();
     return v;
+}
+
+/* The same of n numbers in memory, by a block of THREADS. */
+template <int THREADS, typename T>
+__device__ static inline double sum_by_block(const T *values, int64_t n) {
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < n; i += THREADS)
+        sum += values[i];
+    return block_sum_double(sum);
 }

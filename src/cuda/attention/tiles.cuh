@@ -188,13 +188,6 @@ struct flash_workspace {
     int padded, parts;
 };
 
-__device__ static inline double sum_warp(double v) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, step);
-    return v;
-}
-
 /* A warpgroup's gradients c · factor of rows of y, to those of the Gaussians that y was made of: c is
  * what it becomes. The rows of y are `width` wide, the second half σ, and those from row0 on of a tile
  * in shared memory; c has N of its D columns from column0 on. SQUARES: `twice` has two times the gradients

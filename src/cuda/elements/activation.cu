@@ -178,12 +178,11 @@ template <bool WHOLE> static __global__ void mix_gate_back(gating k, int lanes) 
 
 /* A block for each gate of a sequence: the sum over its T dots. */
 static __global__ void join_gate_dots(gating k) {
-    __shared__ double shared[32];
     int64_t gate = blockIdx.x, b = gate / k.heads, h = gate % k.heads;
     double sum = 0;
     for (int64_t t = threadIdx.x; t < k.time; t += PACK_THREADS)
         sum += k.dots[(b * k.time + t) * k.heads + h];
-    sum = block_sum_double(sum, shared);
+    sum = block_sum_double(sum);
     float s = sigmoid(load_any(k.gate, gate));
     if (threadIdx.x == 0) store_any(k.d_gate, gate, k.alpha * s * (1 - s) * (float)sum);
 }

@@ -88,7 +88,6 @@ enum { CHUNK = 8 * VECTOR * PACK_THREADS, JOIN_THREADS = 1024 };
 
 /* partial[block] = Σ a·b over the block's chunk. Floor: the bytes of a, and of b where it differs. */
 static __global__ void sum_chunk(int64_t count, any_tensor a, any_tensor b, double *partial) {
-    __shared__ double shared[32];
     bool squares = a.data == b.data;
     int64_t at = (int64_t)blockIdx.x * CHUNK + threadIdx.x * VECTOR;
     float sum = 0;
@@ -105,17 +104,13 @@ static __global__ void sum_chunk(int64_t count, any_tensor a, any_tensor b, doub
             sum += v[i] * w[i];
         at += VECTOR * PACK_THREADS;
     }
-    double total = block_sum_double((double)sum, shared);
+    double total = block_sum_double((double)sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
 /* y = factor · Σ of the chunks' sums: one block. */
 static __global__ void join_chunks(int64_t chunks, const double *partial, double factor, float *y) {
-    __shared__ double shared[32];
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
-        sum += partial[i];
-    sum = block_sum_double(sum, shared);
+    double sum = sum_by_block<JOIN_THREADS>(partial, chunks);
     if (threadIdx.x == 0) *y = (float)(factor * sum);
 }
 

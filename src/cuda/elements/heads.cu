@@ -194,7 +194,6 @@ enum { DOT_BLOCKS = 2 }; /* for each multiprocessor: ranges of rows of a head */
 
 /* partial[range, head]: a block's rows and one head. */
 static __global__ void dot_runs(grouped k, int64_t range, double *partial) {
-    __shared__ double shared[32];
     int64_t first = (int64_t)blockIdx.x * range, end = min_i64(first + range, k.rows);
     int64_t items = (end - first) * k.group;
     double total = 0;
@@ -203,7 +202,7 @@ static __global__ void dot_runs(grouped k, int64_t range, double *partial) {
         int64_t item = (first + row) * k.narrow + blockIdx.y * k.group + i - row * k.group;
         total += (double)(load_any(k.n, item) * sum_run<false>(k, item));
     }
-    total = block_sum_double(total, shared);
+    total = block_sum_double(total);
     if (threadIdx.x == 0) partial[(int64_t)blockIdx.x * gridDim.y + blockIdx.y] = total;
 }
 

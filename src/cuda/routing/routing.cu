@@ -189,7 +189,6 @@ CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace)
 static __global__ void weigh_rows(route_problem p, strips s, int64_t first_tile, bool rms,
                                   float threshold, bool normalize, float *weights, float *floors,
                                   float *factors) {
-    __shared__ float shared[32];
     int64_t tile = first_tile + blockIdx.x, b = tile / s.tiles;
     int64_t t = tile % s.tiles * LANES + blockIdx.y;
     if (t >= s.lanes) return;
@@ -199,12 +198,12 @@ static __global__ void weigh_rows(route_problem p, strips s, int64_t first_tile,
     if (rms) {
         for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
             sum += row[j] * row[j];
-        floor = threshold * sqrtf(block_sum(sum, shared) / (float)(seen - route_first(p, b, t)));
+        floor = threshold * sqrtf(block_sum(sum) / (float)(seen - route_first(p, b, t)));
     }
     sum = 0;
     for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
         sum += row[j] >= floor ? row[j] : 0;
-    sum = block_sum(sum, shared);
+    sum = block_sum(sum);
     float factor = normalize && sum > 0 ? 1 / sum : 1;
     for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
         row[j] = row[j] >= floor ? row[j] * factor : 0;
