@@ -120,6 +120,10 @@ __device__ static inline int64_t row_at(const head_rows &r, int b, int position,
     return b * r.batch + position * r.row + head * r.head;
 }
 
+/* The problem of the scores `a` and of a node's inputs from WEFT_ATTN_Q on, but for o and lse. */
+attention_problem attention_problem_of(const weft_exec *x, const weft_attention_attr *a,
+                                       weft_tensor *const *in);
+
 /* Every problem, on the ordinary units. */
 int64_t attention_plain_back_workspace(const attention_problem &p, bool numbers, bool relative);
 void attention_plain(const attention_problem &p, cudaStream_t stream);

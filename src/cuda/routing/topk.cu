@@ -438,26 +438,19 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* Rows of q or k, of each head `depth` columns from `first` on; those behind its last are 0. */
-static bool make_map(const route_problem &p, const route_rows &rows, int64_t positions, int heads,
-                     int first, int depth, int box_rows, row_map *map) {
-    cuuint64_t size[4] = {(cuuint64_t)min_i64(depth, p.dqk - first), (cuuint64_t)heads,
-                          (cuuint64_t)positions, (cuuint64_t)p.batch};
-    cuuint64_t stride[3] = {(cuuint64_t)rows.width * 2, (cuuint64_t)rows.row * 2,
-                            (cuuint64_t)rows.batch * 2};
-    cuuint32_t box[4] = {depth % 64 == 0 ? 64u : 32u, 1, (cuuint32_t)box_rows, 1};
-    return make_tensor_map(&map->map, (const bf16 *)rows.data + first, 4, size, stride, box);
-}
-
 /* False: the driver has none of it. */
 template <typename M> static bool make_maps(const route_problem &p, topk_maps *maps) {
-    bool made = true;
-    for (int part = 0; part < M::PARTS; part++) {
+    auto make = [&](head_rows rows, int64_t positions, int heads, int part, int box_rows,
+                    row_map *map) {
         int first = part * M::DEPTH;
-        made = made &&
-               make_map(p, p.q, p.queries, p.heads, first, M::DEPTH, TILE, &maps->q[part]) &&
-               make_map(p, p.k, p.keys, p.kv_heads, first, M::DEPTH, M::KEY_TILE, &maps->k[part]);
-    }
+        rows.data = (bf16 *)rows.data + first;
+        return make_row_map(rows, (int)p.batch, (int)positions, heads,
+                            (int)min_i64(M::DEPTH, p.dqk - first), M::DEPTH, box_rows, map);
+    };
+    bool made = true;
+    for (int part = 0; part < M::PARTS; part++)
+        made = made && make(p.q, p.queries, p.heads, part, TILE, &maps->q[part]) &&
+               make(p.k, p.keys, p.kv_heads, part, M::KEY_TILE, &maps->k[part]);
     return made;
 }
 
