@@ -284,6 +284,24 @@ __device__ static inline void load_vector(const bf16 *p, float (&v)[VECTOR]) {
     widen_words(*(const uint4 *)p, v);
 }
 
+/* Four at once. */
+enum { QUAD = 4 };
+
+__device__ static inline void widen_words(uint4 a, float (&v)[QUAD]) {
+    v[0] = __uint_as_float(a.x), v[1] = __uint_as_float(a.y);
+    v[2] = __uint_as_float(a.z), v[3] = __uint_as_float(a.w);
+}
+
+__device__ static inline void load_vector(const float *p, float (&v)[QUAD]) {
+    widen_words(*(const uint4 *)p, v);
+}
+
+__device__ static inline void load_vector(const bf16 *p, float (&v)[QUAD]) {
+    uint2 a = *(const uint2 *)p;
+    v[0] = __uint_as_float(a.x << 16), v[1] = __uint_as_float(a.x & 0xffff0000u);
+    v[2] = __uint_as_float(a.y << 16), v[3] = __uint_as_float(a.y & 0xffff0000u);
+}
+
 /* Four words to global memory in one store: of an assignment the compiler makes four where it does
  * not see the values side by side. The same of two. */
 __device__ static inline void store_words(void *p, unsigned a, unsigned b, unsigned c, unsigned d) {
@@ -299,6 +317,15 @@ __device__ static inline void store_words(void *p, unsigned a, unsigned b) {
 __device__ static inline unsigned join_halves(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *(unsigned *)&pair;
+}
+
+__device__ static inline void store_vector(float *p, const float (&v)[QUAD]) {
+    store_words(p, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                __float_as_uint(v[3]));
+}
+
+__device__ static inline void store_vector(bf16 *p, const float (&v)[QUAD]) {
+    store_words(p, join_halves(v[0], v[1]), join_halves(v[2], v[3]));
 }
 
 __device__ static inline void store_vector(float *p, const float (&v)[VECTOR]) {

@@ -23,7 +23,6 @@ extern "C" {
 enum {
     NORM_AHEAD = 8, /* words of 16 bytes that a thread reads ahead */
     NORM_CHUNK = NORM_AHEAD * VECTOR * PACK_THREADS,
-    QUAD = 4,  /* elements of a word of f32 */
     AHEAD = 2, /* quads that a thread reads ahead: a round of its block */
     ROUND = AHEAD * QUAD * PACK_THREADS,
     ADAM_CHUNK = 4 * ROUND,
@@ -280,26 +279,6 @@ struct adam_quad {
     float p[QUAD], m[QUAD], v[QUAD], most[QUAD], g[QUAD];
 };
 
-__device__ static inline void load_quad(const float *from, float (&v)[QUAD]) {
-    float4 a = *(const float4 *)from;
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-}
-
-__device__ static inline void load_quad(const bf16 *from, float (&v)[QUAD]) {
-    uint2 a = *(const uint2 *)from;
-    v[0] = __uint_as_float(a.x << 16), v[1] = __uint_as_float(a.x & 0xffff0000u);
-    v[2] = __uint_as_float(a.y << 16), v[3] = __uint_as_float(a.y & 0xffff0000u);
-}
-
-__device__ static inline void store_quad(float *to, const float (&v)[QUAD]) {
-    store_words(to, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-                __float_as_uint(v[3]));
-}
-
-__device__ static inline void store_quad(bf16 *to, const float (&v)[QUAD]) {
-    store_words(to, join_halves(v[0], v[1]), join_halves(v[2], v[3]));
-}
-
 template <bool WITH_MAX>
 __device__ static inline int update_quad(const adam_factors &f, adam_quad &q) {
     int cuts = 0;
@@ -322,14 +301,14 @@ __device__ static inline int update_rounds(const adam_slot &s, const adam_factor
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int64_t from = at + i * QUAD * PACK_THREADS;
-            load_quad(g + from, q[i].g);
-            load_quad(s.p + from, q[i].p);
-            load_quad(s.m + from, q[i].m);
-            load_quad(s.v + from, q[i].v);
-            if (WITH_MAX) load_quad(s.v_max + from, q[i].most);
+            load_vector(g + from, q[i].g);
+            load_vector(s.p + from, q[i].p);
+            load_vector(s.m + from, q[i].m);
+            load_vector(s.v + from, q[i].v);
+            if (WITH_MAX) load_vector(s.v_max + from, q[i].most);
             if (GIVEN) {
                 float given[QUAD];
-                load_quad(s.given + from, given);
+                load_vector(s.given + from, given);
 #pragma unroll
                 for (int k = 0; k < QUAD; k++)
                     take_given(given[k], q[i].p[k]);
@@ -339,11 +318,11 @@ __device__ static inline int update_rounds(const adam_slot &s, const adam_factor
         for (int i = 0; i < AHEAD; i++) {
             int64_t to = at + i * QUAD * PACK_THREADS;
             cuts += update_quad<WITH_MAX>(f, q[i]);
-            store_quad(s.p + to, q[i].p);
-            store_quad(s.m + to, q[i].m);
-            store_quad(s.v + to, q[i].v);
-            if (WITH_MAX) store_quad(s.v_max + to, q[i].most);
-            if (s.copy) store_quad(s.copy + to, q[i].p);
+            store_vector(s.p + to, q[i].p);
+            store_vector(s.m + to, q[i].m);
+            store_vector(s.v + to, q[i].v);
+            if (WITH_MAX) store_vector(s.v_max + to, q[i].most);
+            if (s.copy) store_vector(s.copy + to, q[i].p);
         }
     }
     return cuts;

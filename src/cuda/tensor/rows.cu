@@ -9,7 +9,7 @@ extern "C" {
 #include "core/rows.h"
 }
 
-enum { THREADS = 256, QUAD = 4 };
+enum { THREADS = 256 };
 
 static __global__ void add_rows(float *to, const float *from, int64_t n) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
