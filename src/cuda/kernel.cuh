@@ -12,7 +12,7 @@
  *             y[i] = from_float<T>(2 * to_float(x[i]));
  *     }
  *
- *     static weft_status double_run(weft_exec *x, const weft_node *n) {
+ *     CUDA_RUN(double) {
  *         int64_t count = weft_tensor_count(n->out[0]);
  *         with_type(n->out[0], [&](auto tag) {
  *             using T = decltype(tag);
@@ -21,8 +21,6 @@
  *         });
  *         return launched(n);
  *     }
- *
- *     CUDA_KERNEL(double, double_run, NULL)
  *
  * Values are stored as f32 or bf16 and computed in float. Sums run in an order that the shape
  * alone fixes: no atomics on floating-point numbers. A node with a f64 tensor never gets here.
@@ -80,6 +78,9 @@ typedef struct {
 /* Gives a run's kernels, or the graph of them, to another stream than the executor's own, and does not
  * wait. The run's numbers (state.run) are the caller's to set, on that stream. */
 weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream);
+/* Records the kernels of nodes first .. last − 1 as a graph, instead of running them. */
+weft_status weft_cuda_capture(weft_exec *x, cudaStreamCaptureMode mode, int64_t first, int64_t last,
+                              cudaGraphExec_t *out);
 /* The error for what a kernel noted in weft_cuda_run.fault. */
 weft_status weft_cuda_explain(weft_exec *x, unsigned long long fault);
 
@@ -94,12 +95,16 @@ typedef __nv_bfloat16 bf16;
     const weft_kernel weft_cuda_##name = {__VA_ARGS__};                                            \
     }
 
-/* The same for an operation whose run is one call, of x and n. */
+/* The same ahead of what runs it, a function of x and n; and of one call. */
+#define CUDA_RUN(name, ...)                                                                        \
+    static weft_status name##_run(weft_exec *x, const weft_node *n);                               \
+    CUDA_KERNEL(name, name##_run, __VA_ARGS__)                                                     \
+    static weft_status name##_run(weft_exec *x, const weft_node *n)
+
 #define CUDA_KERNEL_CALLS(name, call, ...)                                                         \
-    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+    CUDA_RUN(name, __VA_ARGS__) {                                                                  \
         return call;                                                                               \
-    }                                                                                              \
-    CUDA_KERNEL(name, name##_run, __VA_ARGS__)
+    }
 
 static inline cudaStream_t stream_of(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->stream;

@@ -201,7 +201,7 @@ static int64_t attention_workspace(const weft_node *n, int) {
     return is_padded(p) ? padded_bytes(p, false) : 0;
 }
 
-static weft_status attention_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(attention, attention_workspace) {
     attention_problem p = make_problem(x, n, n->in, n->out[0], n->out[1]);
     if (is_padded(p))
         forward_padded(p, weft_workspace(x, n), stream_of(x));
@@ -238,7 +238,7 @@ static int64_t attention_back_workspace(const weft_node *n, int) {
     return bytes;
 }
 
-static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(attention_back, attention_back_workspace) {
     attention_problem p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST, n->in[1], n->in[2]);
     attention_gradients g = {};
     make_projections(x, ATTR(n, weft_attention_attr), n->out, &g.dq, &g.dk, &g.dv);
@@ -270,6 +270,3 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
                                  a->gaussian_n ? g.dn : NULL);
     return launched(n);
 }
-
-CUDA_KERNEL(attention, attention_run, attention_workspace)
-CUDA_KERNEL(attention_back, attention_back_run, attention_back_workspace)

@@ -138,14 +138,12 @@ template <bool WHOLE> static __global__ void mix_gate(gating k) {
     store_of<WHOLE>(k.out, at, n, v);
 }
 
-static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(gate_mix) {
     gating k = gating_of(x, n, 0);
     bool whole = are_whole(k.width, k.o, k.out);
     return run_following(x, n, count_packs(k.rows, k.width),
                          whole ? mix_gate<true> : mix_gate<false>, k);
 }
-
-CUDA_KERNEL(gate_mix, gate_mix_run)
 
 /* `lanes` threads a row. d_o may lie over dy: a pack is read before it is written. */
 template <bool WHOLE> static __global__ void mix_gate_back(gating k, int lanes) {
@@ -191,7 +189,11 @@ static bool joins_dots(const weft_node *n) {
     return n->out[1] && n->in[2]->shape[1] != n->in[1]->shape[1];
 }
 
-static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
+static int64_t gate_mix_back_workspace(const weft_node *n, int) {
+    return joins_dots(n) ? weft_tensor_rows(n->in[1]) * (int64_t)sizeof(float) : 0;
+}
+
+CUDA_RUN(gate_mix_back, gate_mix_back_workspace) {
     gating k = gating_of(x, n, 1);
     int lanes = lanes_of_row(k.width);
     k.dy = any_of(x, n->in[0]);
@@ -203,9 +205,3 @@ static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
     if (k.dots) join_gate_dots<<<(unsigned)(k.rows / k.time), PACK_THREADS, 0, stream_of(x)>>>(k);
     return launched(n);
 }
-
-static int64_t gate_mix_back_workspace(const weft_node *n, int) {
-    return joins_dots(n) ? weft_tensor_rows(n->in[1]) * (int64_t)sizeof(float) : 0;
-}
-
-CUDA_KERNEL(gate_mix_back, gate_mix_back_run, gate_mix_back_workspace)

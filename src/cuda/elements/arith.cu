@@ -22,13 +22,11 @@ static __global__ void fill_packs(int64_t count, any_tensor y, float value) {
     if (n > 0) store_pack(y, at, n, v);
 }
 
-static weft_status fill_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(fill) {
     const weft_tensor *y = n->out[0];
     return run_items(x, n, packs_of(y), fill_packs, weft_tensor_count(y), any_of(x, y),
                      (float)ATTR(n, weft_fill_attr)->value);
 }
-
-CUDA_KERNEL(fill, fill_run)
 
 struct add_element {
     float alpha;
@@ -61,15 +59,13 @@ static __global__ void add_to_rows(int64_t count, int64_t width, any_tensor a, a
     store_pack(y, at, n, v);
 }
 
-static weft_status add_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(add) {
     float alpha = (float)ATTR(n, weft_alpha_attr)->alpha;
     int64_t count = weft_tensor_count(n->in[0]), width = weft_tensor_count(n->in[1]);
     if (count == width) return run_elements<2, 1>(x, n, 0, add_element{alpha});
     return run_items(x, n, packs_of(n->out[0]), add_to_rows, count, width, any_of(x, n->in[0]),
                      any_of(x, n->in[1]), any_of(x, n->out[0]), alpha);
 }
-
-CUDA_KERNEL(add, add_run)
 
 struct scale_element {
     float alpha;
@@ -154,12 +150,10 @@ struct squares_back_element {
     }
 };
 
-static weft_status sum_squares_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(sum_squares_back) {
     float twice = (float)(2 * ATTR(n, weft_alpha_attr)->alpha);
     return run_elements<1, 1>(x, n, 1, squares_back_element{data_of<float>(x, n->in[0]), twice});
 }
-
-CUDA_KERNEL(sum_squares_back, sum_squares_back_run)
 
 /* `lanes` threads a row, a power of two: no division. Floor: the bytes of x. */
 template <bool WHOLE>
@@ -181,7 +175,7 @@ static __global__ void sum_row_squares(head_shape k, int64_t start, any_tensor x
     if (lane == 0 && row < k.rows) y[number_at(k, row)] = sum;
 }
 
-static weft_status row_squares_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(row_squares) {
     head_shape k = head_shape_of(n->in[0]);
     int lanes = lanes_of_row(k.width);
     any_tensor from = any_of(x, n->in[0]);
@@ -190,8 +184,6 @@ static weft_status row_squares_run(weft_exec *x, const weft_node *n) {
                      k, ATTR(n, weft_row_squares_attr)->start, from, data_of<float>(x, n->out[0]),
                      lanes);
 }
-
-CUDA_KERNEL(row_squares, row_squares_run)
 
 /* A thread a pack of a row. Floor: the bytes of x and dx. */
 template <bool WHOLE>
@@ -208,7 +200,7 @@ static __global__ void scale_row_squares(head_shape k, int64_t start, any_tensor
     store_of<WHOLE>(dx, at, n, v);
 }
 
-static weft_status row_squares_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(row_squares_back) {
     head_shape k = head_shape_of(n->in[1]);
     any_tensor from = any_of(x, n->in[1]), to = any_of(x, n->out[0]);
     bool whole = are_whole(k.width, from, to);
@@ -216,5 +208,3 @@ static weft_status row_squares_back_run(weft_exec *x, const weft_node *n) {
                      whole ? scale_row_squares<true> : scale_row_squares<false>, k,
                      ATTR(n, weft_row_squares_attr)->start, from, data_of<float>(x, n->in[0]), to);
 }
-
-CUDA_KERNEL(row_squares_back, row_squares_back_run)

@@ -32,7 +32,7 @@ template <bool WHOLE> static __global__ void drop_packs(dropping k) {
     store_of<WHOLE>(k.y, b * k.length + at, n, v);
 }
 
-static weft_status dropout_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(dropout) {
     const weft_dropout_attr *attr = ATTR(n, weft_dropout_attr);
     dropping k = {};
     k.batch = n->in[0]->shape[0];
@@ -47,5 +47,3 @@ static weft_status dropout_run(weft_exec *x, const weft_node *n) {
     return run_items(x, n, count_packs(k.batch, k.length),
                      whole ? drop_packs<true> : drop_packs<false>, k);
 }
-
-CUDA_KERNEL(dropout, dropout_run)

@@ -105,7 +105,7 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
     }
 }
 
-static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(gaussian) {
     gaussians k = gaussians_of(n->in[0]);
     int lanes = lanes_of_row(k.width);
     k.x = any_of(x, n->in[0]);
@@ -116,8 +116,6 @@ static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
     return run_items(x, n, head_items(k, lanes, AHEAD),
                      whole ? make_gaussians<true> : make_gaussians<false>, k, lanes);
 }
-
-CUDA_KERNEL(gaussian, gaussian_run)
 
 /* What becomes of a pack of y and one of dy: dy + 2 dn y, for deviations times the slope. */
 __device__ static inline void join_gradients(float twice, bool deviations, const float (&y)[VECTOR],
@@ -185,12 +183,10 @@ void gaussian_finish_gradient(weft_exec *x, const weft_tensor *y, const weft_ten
     launch_back(x, y, dx, dn, dx);
 }
 
-static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(gaussian_back) {
     launch_back(x, n->in[0], n->in[1], data_of<float>(x, n->in[2]), n->out[0]);
     return launched(n);
 }
-
-CUDA_KERNEL(gaussian_back, gaussian_back_run)
 
 static __global__ void scale_overlap(gaussians k, int lanes) {
     int lane = (int)threadIdx.x & (lanes - 1);
@@ -216,7 +212,7 @@ static __global__ void scale_overlap(gaussians k, int lanes) {
     if (lane == 0 && row < k.rows) k.numbers[number_at(k, row)] = sum;
 }
 
-static weft_status overlap_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(overlap) {
     gaussians k = gaussians_of(n->in[0]);
     k.x = any_of(x, n->in[0]);
     int lanes = lanes_of_row(k.width);
@@ -224,8 +220,6 @@ static weft_status overlap_run(weft_exec *x, const weft_node *n) {
     k.numbers = data_of<float>(x, n->out[1]);
     return run_items(x, n, k.rows * lanes, scale_overlap, k, lanes);
 }
-
-CUDA_KERNEL(overlap, overlap_run)
 
 /* A thread a pack of means and its deviations. dx may lie over x: both are read first. */
 static __global__ void scale_overlap_back(gaussians k) {
@@ -250,7 +244,7 @@ static __global__ void scale_overlap_back(gaussians k) {
     store_pack(k.dx, at + k.width, n, rho);
 }
 
-static weft_status overlap_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(overlap_back) {
     gaussians k = gaussians_of(n->in[0]);
     k.x = any_of(x, n->in[0]);
     k.dy = any_of(x, n->in[1]);
@@ -258,5 +252,3 @@ static weft_status overlap_back_run(weft_exec *x, const weft_node *n) {
     k.dx = any_of(x, n->out[0]);
     return run_items(x, n, count_packs(k.rows, k.width), scale_overlap_back, k);
 }
-
-CUDA_KERNEL(overlap_back, overlap_back_run)

@@ -87,23 +87,19 @@ static joining columns_of(weft_exec *x, const weft_node *n, const weft_tensor *o
     return k;
 }
 
-static weft_status head_columns_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(head_columns) {
     joining k = columns_of(x, n, n->in[0], n->n_in > 1 ? n->in[1] : NULL, n->out[0]);
     int together = columns_together(k);
     int64_t items = k.positions * k.attr.heads * (k.attr.width / together);
     return run_items(x, n, items, put_columns, k, together);
 }
 
-CUDA_KERNEL(head_columns, head_columns_run)
-
-static weft_status head_columns_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(head_columns_back) {
     joining k = columns_of(x, n, n->out[0], NULL, n->in[0]);
     int together = columns_together(k);
     int64_t items = k.positions * k.x_heads * (k.x_width / together);
     return run_items(x, n, items, sum_columns, k, together);
 }
-
-CUDA_KERNEL(head_columns_back, head_columns_back_run)
 
 struct grouped {
     int64_t rows, wide, narrow, run, group; /* F, L, r, narrow numbers of a head */
@@ -151,14 +147,12 @@ template <bool WHOLE> static __global__ void pool_runs(grouped k) {
     store_any(k.n, item, k.factor * k.scale[head_of(k, item)] * sum_run<WHOLE>(k, item));
 }
 
-static weft_status head_pool_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(head_pool) {
     grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]->shape[0]);
     k.scale = data_of<float>(x, n->in[1]);
     return run_items(x, n, k.rows * k.narrow,
                      are_whole(k.run, k.w, k.w) ? pool_runs<true> : pool_runs<false>, k);
 }
-
-CUDA_KERNEL(head_pool, head_pool_run)
 
 /* A thread a pack of the wide tensor, which is one line of rows · F numbers. WHOLE: a pack lies in
  * one run. */
@@ -181,14 +175,12 @@ template <bool WHOLE> static __global__ void spread_runs(grouped k) {
     store_of<WHOLE>(k.w, at, n, v);
 }
 
-static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(head_spread) {
     grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]->shape[0]);
     k.scale = data_of<float>(x, n->in[1]);
     return run_items(x, n, ceil_div(k.rows * k.wide, VECTOR),
                      are_whole(k.run, k.w, k.w) ? spread_runs<true> : spread_runs<false>, k);
 }
-
-CUDA_KERNEL(head_spread, head_spread_run)
 
 enum { DOT_BLOCKS = 2 }; /* for each multiprocessor: ranges of rows of a head */
 
@@ -218,7 +210,13 @@ static __global__ void join_dots(int64_t ranges, int64_t heads, const double *pa
     ds[h] = (float)(factor * sum);
 }
 
-static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
+static int64_t head_scale_back_workspace(const weft_node *n, int) {
+    int64_t heads = ATTR(n, weft_head_attr)->width;
+    int64_t ranges = min_i64(DOT_BLOCKS * multiprocessors(), weft_tensor_rows(n->in[0]));
+    return ranges * heads * (int64_t)sizeof(double);
+}
+
+CUDA_RUN(head_scale_back, head_scale_back_workspace) {
     int64_t heads = ATTR(n, weft_head_attr)->width;
     grouped k = grouped_of(x, n, n->in[0], n->in[1], heads);
     int64_t range = ceil_div(k.rows, DOT_BLOCKS * multiprocessors()),
@@ -230,14 +228,6 @@ static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
                      data_of<float>(x, n->out[0]));
 }
 
-static int64_t head_scale_back_workspace(const weft_node *n, int) {
-    int64_t heads = ATTR(n, weft_head_attr)->width;
-    int64_t ranges = min_i64(DOT_BLOCKS * multiprocessors(), weft_tensor_rows(n->in[0]));
-    return ranges * heads * (int64_t)sizeof(double);
-}
-
-CUDA_KERNEL(head_scale_back, head_scale_back_run, head_scale_back_workspace)
-
 /* A thread for each number, in the order of the result. */
 static __global__ void transpose_heads(int64_t count, int64_t rows, int64_t columns, any_tensor x,
                                        any_tensor y) {
@@ -248,11 +238,9 @@ static __global__ void transpose_heads(int64_t count, int64_t rows, int64_t colu
     store_any(y, at, load_any(x, (head * rows + i) * columns + j));
 }
 
-static weft_status head_transpose_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(head_transpose) {
     const weft_tensor *from = n->in[0];
     int64_t count = weft_tensor_count(from);
     return run_items(x, n, count, transpose_heads, count, from->shape[1], from->shape[2],
                      any_of(x, from), any_of(x, n->out[0]));
 }
-
-CUDA_KERNEL(head_transpose, head_transpose_run)

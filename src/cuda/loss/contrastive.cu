@@ -263,7 +263,7 @@ static int64_t infonce_workspace(const weft_node *n, int) {
     return place_pieces(&k, false, NULL);
 }
 
-static weft_status infonce_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(infonce, infonce_workspace) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[0]);
     float *y = data_of<float>(x, n->out[WEFT_INFONCE_Y]);
@@ -285,8 +285,6 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
     return launched(n);
 }
-
-CUDA_KERNEL(infonce, infonce_run, infonce_workspace)
 
 /* The weights of the band's rows, `begin` the first of them, and their parts of u·du. */
 static __global__ void __launch_bounds__(BLOCK)
@@ -352,7 +350,7 @@ static int64_t infonce_back_workspace(const weft_node *n, int) {
     return place_pieces(&k, true, NULL);
 }
 
-static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(infonce_back, infonce_back_workspace) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
     place_pieces(&k, true, workspace_of<char>(x, n));
@@ -374,5 +372,3 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     }
     return launched(n);
 }
-
-CUDA_KERNEL(infonce_back, infonce_back_run, infonce_back_workspace)

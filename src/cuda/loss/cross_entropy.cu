@@ -528,7 +528,11 @@ static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_l
     return rows;
 }
 
-static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
+static int64_t cross_entropy_workspace(const weft_node *n, int) {
+    return lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW], NULL).bytes;
+}
+
+CUDA_RUN(cross_entropy, cross_entropy_workspace, explain_target) {
     const weft_cross_entropy_attr *attr = ATTR(n, weft_cross_entropy_attr);
     const weft_tensor *dx = n->out[WEFT_CE_DX], *dw = n->out[WEFT_CE_DW];
     entropy_layout k = lay_out_entropy(n, dx, dw, workspace_of<char>(x, n));
@@ -541,12 +545,6 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
                                                       data_of<float>(x, n->out[WEFT_CE_Z]));
     return launched(n);
 }
-
-static int64_t cross_entropy_workspace(const weft_node *n, int) {
-    return lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW], NULL).bytes;
-}
-
-CUDA_KERNEL(cross_entropy, cross_entropy_run, cross_entropy_workspace, explain_target)
 
 static const weft_tensor *root_of(const weft_tensor *t) {
     while (t && t->view_of)
@@ -605,7 +603,11 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
+static int64_t cross_entropy_back_workspace(const weft_node *n, int) {
+    return only_scales(n) ? 0 : lay_out_entropy(n, n->out[0], n->out[1], NULL).bytes;
+}
+
+CUDA_RUN(cross_entropy_back, cross_entropy_back_workspace, explain_target) {
     if (!only_scales(n)) return differentiate_anew(x, n);
     const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
     const float *d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
@@ -621,10 +623,3 @@ static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
     }
     return launched(n);
 }
-
-static int64_t cross_entropy_back_workspace(const weft_node *n, int) {
-    return only_scales(n) ? 0 : lay_out_entropy(n, n->out[0], n->out[1], NULL).bytes;
-}
-
-CUDA_KERNEL(cross_entropy_back, cross_entropy_back_run, cross_entropy_back_workspace,
-            explain_target)

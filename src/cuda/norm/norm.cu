@@ -232,7 +232,7 @@ static void launch_group(weft_exec *x, const weft_node *n, norm_args a, int grou
                          norm_wide_row, a);
 }
 
-static weft_status norm_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm) {
     const weft_norm_attr *attr = ATTR(n, weft_norm_attr);
     norm_args a = {};
     a.width = weft_tensor_width(n->in[WEFT_NORM_X]);
@@ -251,5 +251,3 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
     launch_rest(x, n, n->in[WEFT_NORM_X], n->in[WEFT_NORM_X], n->out[WEFT_NORM_Y]);
     return launched(n);
 }
-
-CUDA_KERNEL(norm, norm_run)

@@ -317,7 +317,7 @@ static void launch_group_back(weft_exec *x, const weft_node *n, norm_args a, int
                                                              a.partial, to);
 }
 
-static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm_back, norm_back_workspace) {
     norm_args a = {};
     a.width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
     a.share = (float)(1.0 / (double)a.width);
@@ -333,5 +333,3 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     launch_rest(x, n, n->in[WEFT_NORM_BACK_S], n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
     return launched(n);
 }
-
-CUDA_KERNEL(norm_back, norm_back_run, norm_back_workspace)

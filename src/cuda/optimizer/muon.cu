@@ -161,7 +161,12 @@ static muon_list list_of(const weft_node *n) {
     return l;
 }
 
-static weft_status muon_direction_run(weft_exec *x, const weft_node *n) {
+static int64_t muon_direction_workspace(const weft_node *n, int) {
+    muon_list l = list_of(n);
+    return l.first[l.pieces] * (int64_t)sizeof(double);
+}
+
+CUDA_RUN(muon_direction, muon_direction_workspace) {
     muon_list l = list_of(n);
     l.x = any_of(x, n->out[0]);
     for (int i = 0; i < l.pieces; i++) {
@@ -177,14 +182,7 @@ static weft_status muon_direction_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t muon_direction_workspace(const weft_node *n, int) {
-    muon_list l = list_of(n);
-    return l.first[l.pieces] * (int64_t)sizeof(double);
-}
-
-CUDA_KERNEL(muon_direction, muon_direction_run, muon_direction_workspace)
-
-static weft_status muon_step_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(muon_step) {
     muon_list l = list_of(n);
     l.x = any_of(x, n->in[WEFT_MUON_X]);
     for (int i = 0; i < l.pieces; i++) {
@@ -197,5 +195,3 @@ static weft_status muon_step_run(weft_exec *x, const weft_node *n) {
         l, data_of<float>(x, n->in[0]));
     return launched(n);
 }
-
-CUDA_KERNEL(muon_step, muon_step_run)

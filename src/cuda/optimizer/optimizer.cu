@@ -170,34 +170,28 @@ static int64_t sum_norm_chunks(weft_exec *x, const weft_node *n, double *partial
         });
 }
 
-static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
+static int64_t global_norm_workspace(const weft_node *n, int) {
+    return count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double);
+}
+
+CUDA_RUN(global_norm, global_norm_workspace) {
     double *partial = workspace_of<double>(x, n);
     int64_t chunks = sum_norm_chunks(x, n, partial);
     join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(chunks, partial, data_of<float>(x, n->out[0]));
     return launched(n);
 }
 
-static int64_t global_norm_workspace(const weft_node *n, int) {
-    return count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double);
-}
-
-CUDA_KERNEL(global_norm, global_norm_run, global_norm_workspace)
-
-static weft_status norm_parts_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm_parts) {
     sum_norm_chunks(x, n, (double *)data_of<int32_t>(x, n->out[0]));
     return launched(n);
 }
 
-CUDA_KERNEL(norm_parts, norm_parts_run)
-
-static weft_status norm_join_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm_join) {
     join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(n->in[0]->shape[0],
                                                     (const double *)data_of<int32_t>(x, n->in[0]),
                                                     data_of<float>(x, n->out[0]));
     return launched(n);
 }
-
-CUDA_KERNEL(norm_join, norm_join_run)
 
 /* One thread. The history is read one by one: a hundred numbers, once a step. */
 static __global__ void control_step(const __grid_constant__ weft_adam_options o, const float *norm,
@@ -205,14 +199,12 @@ static __global__ void control_step(const __grid_constant__ weft_adam_options o,
     adam_control_step(&o, *norm, *lr, state, control);
 }
 
-static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(adam_control) {
     control_step<<<1, 1, 0, stream_of(x)>>>(
         *ATTR(n, weft_adam_options), data_of<float>(x, n->in[0]), data_of<float>(x, n->in[1]),
         data_of<float>(x, n->in[2]), data_of<float>(x, n->out[0]));
     return launched(n);
 }
-
-CUDA_KERNEL(adam_control, adam_control_run)
 
 struct adam_slot {
     float *p, *m, *v, *v_max; /* v_max may be NULL */
@@ -402,7 +394,11 @@ static adam_slot slot_of(weft_exec *x, weft_tensor *const *in, float rate) {
     return s;
 }
 
-static weft_status adamw_run(weft_exec *x, const weft_node *n) {
+static int64_t adamw_workspace(const weft_node *n, int) {
+    return count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t);
+}
+
+CUDA_RUN(adamw, adamw_workspace) {
     const float *control = data_of<float>(x, n->in[0]);
     const double *rates = (const double *)n->attr;
     int32_t *cuts = workspace_of<int32_t>(x, n);
@@ -418,12 +414,6 @@ static weft_status adamw_run(weft_exec *x, const weft_node *n) {
     join_cuts<<<1, JOIN_THREADS, 0, stream_of(x)>>>(done, cuts, data_of<int32_t>(x, n->out[0]));
     return launched(n);
 }
-
-static int64_t adamw_workspace(const weft_node *n, int) {
-    return count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t);
-}
-
-CUDA_KERNEL(adamw, adamw_run, adamw_workspace)
 
 struct masked_slot {
     float *p;
@@ -446,7 +436,7 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     }
 }
 
-static weft_status zero_masked_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(zero_masked) {
     launch_slots(
         n, 0, WEFT_MASKED_SIZE, ADAM_CHUNK,
         [&](int i) {
@@ -460,5 +450,3 @@ static weft_status zero_masked_run(weft_exec *x, const weft_node *n) {
         });
     return launched(n);
 }
-
-CUDA_KERNEL(zero_masked, zero_masked_run)

@@ -145,7 +145,11 @@ static __global__ void select_rows(route_problem p, strips s, int64_t first_tile
     }
 }
 
-static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
+static int64_t route_topk_workspace(const weft_node *n, int) {
+    return weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false));
+}
+
+CUDA_RUN(route_topk, route_topk_workspace) {
     if (weft_cuda_topk_is_fast(n)) return weft_cuda_topk_tiles(x, n);
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     return walk_strips(
@@ -155,12 +159,6 @@ static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
                                                              data_of<float>(x, n->out[1]));
         });
 }
-
-static int64_t route_topk_workspace(const weft_node *n, int) {
-    return weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false));
-}
-
-CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace)
 
 /* route_dense: a block per row finds its floor and factor, and leaves the kept weights times the
  * factor in the strip, which the product then reads. */
@@ -248,7 +246,11 @@ static void launch_product(const weft_exec *x, const weft_node *n, const route_p
     });
 }
 
-static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
+static int64_t route_dense_workspace(const weft_node *n, int) {
+    return strip_bytes(measure_strips(n, false));
+}
+
+CUDA_RUN(route_dense, route_dense_workspace) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     return walk_strips(
         x, n, false, [&](auto &p, auto &s, int64_t first, unsigned tiles, float *out) {
@@ -259,13 +261,11 @@ static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
         });
 }
 
-static int64_t route_dense_workspace(const weft_node *n, int) {
-    return strip_bytes(measure_strips(n, false));
+static int64_t route_dense_back_workspace(const weft_node *n, int) {
+    return strip_bytes(measure_strips(n, true));
 }
 
-CUDA_KERNEL(route_dense, route_dense_run, route_dense_workspace)
-
-static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(route_dense_back, route_dense_back_workspace) {
     return walk_strips(x, n, true,
                        [&](auto &p, auto &s, int64_t first, unsigned tiles, float *out) {
                            weigh_columns<<<dim3(tiles, strip_parts(s)), THREADS, 0, stream_of(x)>>>(
@@ -274,9 +274,3 @@ static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
                            launch_product(x, n, p, s, first, tiles, out);
                        });
 }
-
-static int64_t route_dense_back_workspace(const weft_node *n, int) {
-    return strip_bytes(measure_strips(n, true));
-}
-
-CUDA_KERNEL(route_dense_back, route_dense_back_run, route_dense_back_workspace)

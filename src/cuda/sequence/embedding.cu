@@ -56,7 +56,23 @@ template <bool WHOLE> static __global__ void embed_tokens(lookup k) {
     store_of<WHOLE>(k.y, i * k.width + column, n, v);
 }
 
-static weft_status embed_run(weft_exec *x, const weft_node *n) {
+static weft_status embed_explain(weft_exec *x, const weft_node *n, int64_t place) {
+    const weft_tensor *ids = n->in[1];
+    int64_t count = weft_tensor_count(ids), b = place - count;
+    if (place < count)
+        return WEFT_BAD_INPUT("embed: token %d at sequence %lld, position %lld is outside the "
+                              "vocabulary of %lld",
+                              read_i32(x, ids, place), (long long)(place / ids->shape[1]),
+                              (long long)(place % ids->shape[1]), (long long)n->in[0]->shape[0]);
+    long long first = ATTR(n, weft_embed_attr)->offset;
+    if (n->in[3]) first += read_i32(x, n->in[3], b);
+    return WEFT_BAD_INPUT(
+        "embed: sequence %lld has positions %lld to %lld, but the table has %lld of "
+        "them",
+        (long long)b, first, first + (long long)ids->shape[1] - 1, (long long)n->in[2]->shape[0]);
+}
+
+CUDA_RUN(embed, NULL, embed_explain) {
     const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2];
     lookup k = {};
     k.count = weft_tensor_count(ids);
@@ -76,24 +92,6 @@ static weft_status embed_run(weft_exec *x, const weft_node *n) {
     return run_following(x, n, count_packs(k.count, k.width),
                          whole ? embed_tokens<true> : embed_tokens<false>, k);
 }
-
-static weft_status embed_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    const weft_tensor *ids = n->in[1];
-    int64_t count = weft_tensor_count(ids), b = place - count;
-    if (place < count)
-        return WEFT_BAD_INPUT("embed: token %d at sequence %lld, position %lld is outside the "
-                              "vocabulary of %lld",
-                              read_i32(x, ids, place), (long long)(place / ids->shape[1]),
-                              (long long)(place % ids->shape[1]), (long long)n->in[0]->shape[0]);
-    long long first = ATTR(n, weft_embed_attr)->offset;
-    if (n->in[3]) first += read_i32(x, n->in[3], b);
-    return WEFT_BAD_INPUT(
-        "embed: sequence %lld has positions %lld to %lld, but the table has %lld of "
-        "them",
-        (long long)b, first, first + (long long)ids->shape[1] - 1, (long long)n->in[2]->shape[0]);
-}
-
-CUDA_KERNEL(embed, embed_run, NULL, embed_explain)
 
 /* Tokens in the order so far: in the first pass as they stand, ids outside the table last. */
 struct token_order {
@@ -294,7 +292,7 @@ static token_order sort_tokens(weft_exec *x, const weft_node *n, const token_sor
     return o;
 }
 
-static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(embed_back, embed_back_workspace) {
     token_sort s;
     place_sort(n, workspace_of<char>(x, n), &s);
     token_order o = sort_tokens(x, n, s);
@@ -307,8 +305,6 @@ static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
     kernel<<<grid, WARPS * 32, 0, stream_of(x)>>>(dy, s.first, o.tokens, o.rows, width, addend, dw);
     return launched(n);
 }
-
-CUDA_KERNEL(embed_back, embed_back_run, embed_back_workspace)
 
 /* A thread a pack of the table's rows, over the sequences in order. Floor: dy's bytes, the table's. */
 template <bool WHOLE> static __global__ void sum_positions(lookup k, any_tensor dy, int64_t batch) {
@@ -328,7 +324,7 @@ template <bool WHOLE> static __global__ void sum_positions(lookup k, any_tensor 
     store_of<WHOLE>(k.y, row * k.width + column, n, sum);
 }
 
-static weft_status position_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(position_back) {
     const weft_embed_back_attr *attr = ATTR(n, weft_embed_back_attr);
     const weft_tensor *dy = n->in[0];
     lookup k = {};
@@ -343,5 +339,3 @@ static weft_status position_back_run(weft_exec *x, const weft_node *n) {
                      whole ? sum_positions<true> : sum_positions<false>, k, any_of(x, dy),
                      dy->shape[0]);
 }
-
-CUDA_KERNEL(position_back, position_back_run)

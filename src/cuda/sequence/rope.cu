@@ -90,7 +90,7 @@ static int64_t rope_workspace(const weft_node *n, int) {
     return table_length(n) * (int64_t)sizeof(float);
 }
 
-static weft_status rope_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(rope, rope_workspace) {
     const weft_rope_attr *attr = ATTR(n, weft_rope_attr);
     const weft_tensor *in = n->in[0];
     rotation k = {head_shape_of(in)};
@@ -113,5 +113,3 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
                                : rotate_rows<false, false>;
     return run_following(x, n, k.rows * items, kernel, k, pair_packs, items);
 }
-
-CUDA_KERNEL(rope, rope_run, rope_workspace)

@@ -127,12 +127,10 @@ static void launch_sums(const weft_exec *x, const weft_tensor *in, const weft_te
     kernel<<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
 }
 
-static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(time_mean) {
     launch_sums(x, n->in[0], n->out[0], n->in[0]->shape[1]);
     return launched(n);
 }
-
-CUDA_KERNEL(time_mean, time_mean_run)
 
 /* dx [B, T, N] from dy [B, 1, N]: a thread per pack of dx. */
 template <bool WHOLE>
@@ -148,7 +146,7 @@ static __global__ void spread_over_time(time_args k, int64_t rows, float share) 
     store_of<WHOLE>(k.y, row * k.width + column, n, v);
 }
 
-static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(time_mean_back) {
     const weft_tensor *out = n->out[0];
     time_args k = {out->shape[1], out->shape[2], any_of(x, n->in[0]), any_of(x, out)};
     int64_t rows = out->shape[0] * out->shape[1];
@@ -157,8 +155,6 @@ static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
                      whole ? spread_over_time<true> : spread_over_time<false>, k, rows,
                      (float)(1.0 / (double)k.time));
 }
-
-CUDA_KERNEL(time_mean_back, time_mean_back_run)
 
 static cuda_gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
     return cuda_gemm_matrix{x ? weft_data(x, t) : NULL, weft_tensor_width(t), 0,
@@ -176,19 +172,17 @@ static cuda_gemm describe_gram(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static weft_status moments_run(weft_exec *x, const weft_node *n) {
-    cuda_gemm p = describe_gram(x, n);
-    WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
-    launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
-    return launched(n);
-}
-
 static int64_t moments_workspace(const weft_node *n, int) {
     cuda_gemm p = describe_gram(NULL, n);
     return gemm_workspace(&p);
 }
 
-CUDA_KERNEL(moments, moments_run, moments_workspace)
+CUDA_RUN(moments, moments_workspace) {
+    cuda_gemm p = describe_gram(x, n);
+    WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
+    launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
+    return launched(n);
+}
 
 /* 2 x d_gram + d_sum, a product per sequence. */
 static cuda_gemm describe_back(const weft_exec *x, const weft_node *n) {
@@ -208,14 +202,12 @@ static cuda_gemm describe_back(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static weft_status moments_back_run(weft_exec *x, const weft_node *n) {
-    cuda_gemm p = describe_back(x, n);
-    return gemm_launch(stream_of(x), &p, weft_workspace(x, n));
-}
-
 static int64_t moments_back_workspace(const weft_node *n, int) {
     cuda_gemm p = describe_back(NULL, n);
     return gemm_workspace(&p);
 }
 
-CUDA_KERNEL(moments_back, moments_back_run, moments_back_workspace)
+CUDA_RUN(moments_back, moments_back_workspace) {
+    cuda_gemm p = describe_back(x, n);
+    return gemm_launch(stream_of(x), &p, weft_workspace(x, n));
+}
