@@ -345,6 +345,26 @@ __device__ static inline void store_vector(bf16 *p, const float (&v)[VECTOR]) {
                 join_halves(v[6], v[7]));
 }
 
+__device__ static inline void add_vector(float (&sum)[VECTOR], const float (&v)[VECTOR]) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        sum[i] += v[i];
+}
+
+__device__ static inline void scale_vector(float (&v)[VECTOR], float factor) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] *= factor;
+}
+
+/* sum + Σ v, one after the other. */
+__device__ static inline float add_elements(float sum, const float (&v)[VECTOR]) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        sum += v[i];
+    return sum;
+}
+
 /* Sums and maxima over a warp and over a block of whole warps: always the same tree. Every thread
  * gets the result. */
 template <typename T> __device__ static inline T warp_sum(T v) {

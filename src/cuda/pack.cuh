@@ -210,6 +210,15 @@ static __global__ void map_elements(int64_t count, tensor_list<IN> in, tensor_li
         if (out.t[k].data) store_of<WHOLE>(out.t[k], at, n, y[k]);
 }
 
+/* y = alpha · by · x, `by` a number on the device; NULL: 1. */
+struct scale_by_element {
+    float alpha;
+    const float *by;
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = (by ? alpha * *by : alpha) * x[0];
+    }
+};
+
 /* Over a node's inputs first, first + 1, ... and outputs 0, 1, ... */
 template <int IN, int OUT, class F>
 static inline weft_status run_elements(weft_exec *x, const weft_node *n, int first, F f) {

@@ -132,9 +132,7 @@ template <bool WHOLE> static __global__ void mix_gate(gating k) {
     float factor = 1 - k.alpha + k.alpha * sigmoid(load_any(k.gate, gate_at(k, row)));
     float v[VECTOR];
     widen_of<WHOLE>(p, k.o, v);
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++)
-        v[i] *= factor;
+    scale_vector(v, factor);
     store_of<WHOLE>(k.out, at, n, v);
 }
 

@@ -142,17 +142,9 @@ struct dot_back_element {
 CUDA_KERNEL_CALLS(dot_back,
                   (run_elements<2, 2>(x, n, 1, dot_back_element{data_of<float>(x, n->in[0])})))
 
-struct squares_back_element {
-    const float *dy;
-    float twice;
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = twice * *dy * x[0];
-    }
-};
-
 CUDA_RUN(sum_squares_back) {
     float twice = (float)(2 * ATTR(n, weft_alpha_attr)->alpha);
-    return run_elements<1, 1>(x, n, 1, squares_back_element{data_of<float>(x, n->in[0]), twice});
+    return run_elements<1, 1>(x, n, 1, scale_by_element{twice, data_of<float>(x, n->in[0])});
 }
 
 /* `lanes` threads a row, a power of two: no division. Floor: the bytes of x. */

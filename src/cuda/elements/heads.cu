@@ -63,9 +63,7 @@ static __global__ void sum_columns(joining k, int n) {
         if (column < at.from || column >= at.from + k.attr.part[0].count) continue;
         float v[VECTOR];
         load_pack(k.y, (p * k.attr.heads + h) * k.attr.width + at.to + column - at.from, n, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[j] += v[j];
+        add_vector(sum, v);
     }
     store_pack(k.x, row * k.x_width + column, n, sum);
 }
@@ -129,9 +127,7 @@ template <bool WHOLE> __device__ static inline float sum_run(const grouped &k, i
     for (int64_t m = 0; m < k.run; m += VECTOR) {
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(k.w, item * k.run + m, pack_length(k.run, m)), k.w, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum += v[j];
+        sum = add_elements(sum, v);
     }
     return sum;
 }

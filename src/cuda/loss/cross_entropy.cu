@@ -558,19 +558,12 @@ static bool only_scales(const weft_node *n) {
     return made && (!d_z || root_of(d_z) == root_of(n->in[WEFT_CE_BACK_D_CE]));
 }
 
-/* The factor is a number on the device; NULL: 1. */
-struct entropy_scale {
-    const float *factor;
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = factor ? *factor * x[0] : x[0];
-    }
-};
-
 static void scale_values(weft_exec *x, any_tensor from, const weft_tensor *to,
                          const float *factor) {
     int64_t count = weft_tensor_count(to);
     map_elements<1, 1><<<pack_grid(ceil_div(count, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(
-        count, tensor_list<1>{{from}}, tensor_list<1>{{any_of(x, to)}}, entropy_scale{factor});
+        count, tensor_list<1>{{from}}, tensor_list<1>{{any_of(x, to)}},
+        scale_by_element{1, factor});
 }
 
 /* The same in place. In training the factor is 1, and nothing is left to do. */
@@ -581,9 +574,7 @@ static __global__ void scale_over(int64_t count, any_tensor v, const float *fact
         float x[VECTOR];
         int n = pack_length(count, at);
         load_pack(v, at, n, x);
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            x[i] *= by;
+        scale_vector(x, by);
         store_pack(v, at, n, x);
     }
 }

@@ -175,17 +175,7 @@ __device__ static inline void multiply_step(float (&score)[N][4], uint32_t base,
     uint32_t q = base + M::Q_AT + (uint32_t)s.slot * M::QUERY_BYTES;
     uint32_t k = base + M::K_AT + (uint32_t)s.key_slot * M::KEY_BYTES +
                  (uint32_t)column * tile_panel<D>::bytes;
-    if constexpr (ADD) {
-        uint64_t left = describe_tile<TILE, D>(q + (uint32_t)(row * tile_panel<D>::bytes));
-        uint64_t right = describe_tile<M::KEY_TILE, D>(k);
-#pragma unroll
-        for (int i = 0; i < D / 16; i++)
-            wgmma<8 * N>::template tiles<true, false>(
-                score, move_on(left, column_step<TILE, D>(i)),
-                move_on(right, column_step<M::KEY_TILE, D>(i)));
-    } else {
-        multiply_tiles<8 * N, D, TILE, M::KEY_TILE>(score, q, row, k);
-    }
+    multiply_tiles<8 * N, D, TILE, M::KEY_TILE, ADD>(score, q, row, k);
 }
 
 /* The logsumexp of a thread's two rows. */
@@ -430,9 +420,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         add_weights<ALL>(p, score, head, shift, t.row, key, n, total);
         if (!last) continue;
         offer_tile<K>(p, total, t.row, key, k, aside, lists);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-            total[c][0] = total[c][1] = total[c][2] = total[c][3] = 0;
+        clear_sums(total);
     }
     store_rows<K>(p, lists, t, k, normalize, (float2 *)memory, index, weight);
 #endif

@@ -50,9 +50,7 @@ template <bool WHOLE> static __global__ void embed_tokens(lookup k) {
     float v[VECTOR], w[VECTOR];
     widen_of<WHOLE>(p, k.wte, v);
     widen_of<WHOLE>(q, k.wpe, w);
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++)
-        v[j] += w[j];
+    add_vector(v, w);
     store_of<WHOLE>(k.y, i * k.width + column, n, v);
 }
 
@@ -207,9 +205,7 @@ __device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, i
     for (int32_t i = from; i < end; i += step) {
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(dy, tokens[i] * width + column, n), dy, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[j] += v[j];
+        add_vector(sum, v);
     }
 }
 
@@ -317,9 +313,7 @@ template <bool WHOLE> static __global__ void sum_positions(lookup k, any_tensor 
         if (t < 0 || t >= k.length) continue;
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(dy, (b * k.length + t) * k.width + column, n), dy, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[j] += v[j];
+        add_vector(sum, v);
     }
     store_of<WHOLE>(k.y, row * k.width + column, n, sum);
 }

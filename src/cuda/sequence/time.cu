@@ -101,9 +101,7 @@ static __global__ void __launch_bounds__(PACKS *SLICES) sum_over_time(time_args 
     for (int64_t t = threadIdx.y; n > 0 && t < k.time; t += SLICES) {
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(k.x, base + t * k.width, n), k.x, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[j] += v[j];
+        add_vector(sum, v);
     }
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
@@ -140,9 +138,7 @@ static __global__ void spread_over_time(time_args k, int64_t rows, float share) 
     float v[VECTOR];
     int64_t from = quotient(row, k.time) * k.width + column;
     widen_of<WHOLE>(fetch_of<WHOLE>(k.x, from, n), k.x, v);
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++)
-        v[j] *= share;
+    scale_vector(v, share);
     store_of<WHOLE>(k.y, row * k.width + column, n, v);
 }
 
