@@ -19,9 +19,6 @@
 
 extern "C" {
 #include "core/function.h"
-#include "cuda/choice.h"
-#include "ops/attention.h"
-#include "ops/list.h"
 
 extern const struct weft_call_backend weft_cuda_calls;
 }
@@ -132,41 +129,25 @@ static call_entry *find_entry(call_state *s, const weft_call_start *call) {
     return entry;
 }
 
-/* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is none
- * of theirs. */
-static cudaError_t capture_kernels(weft_exec *x, call_state *s, const weft_call_start *call,
-                                   cudaGraphExec_t *out) {
-    cudaGraph_t graph = NULL;
-    if (!s->recording) {
-        cudaError_t made = cudaStreamCreateWithFlags(&s->recording, cudaStreamNonBlocking);
-        if (made != cudaSuccess) return made;
-    }
-    cudaError_t error = cudaStreamBeginCapture(s->recording, cudaStreamCaptureModeRelaxed);
-    if (error != cudaSuccess) return error;
-    s->state.stream = s->recording;
-    weft_status status = weft_exec_walk_part(x, call->first, call->last);
-    error = cudaStreamEndCapture(s->recording, &graph);
-    if (error == cudaSuccess && status != WEFT_OK) error = cudaErrorStreamCaptureInvalidated;
-    if (error == cudaSuccess) error = cudaGraphInstantiate(out, graph, 0);
-    if (graph) cudaGraphDestroy(graph);
-    return error;
-}
-
-/* Where it cannot be done, calls go on kernel by kernel. */
+/* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is none of
+ * theirs. Where it cannot be done, calls go on kernel by kernel. */
 static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
                        call_entry *entry) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaGraphExec_t graph = NULL;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t error = capture_kernels(x, s, call, &graph);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error != cudaSuccess) {
-        cudaGetLastError();
+    if (s->recording ||
+        cudaStreamCreateWithFlags(&s->recording, cudaStreamNonBlocking) == cudaSuccess) {
+        s->state.stream = s->recording;
+        s->replays = weft_cuda_capture(x, cudaStreamCaptureModeRelaxed, call->first, call->last,
+                                       &entry->graph) == WEFT_OK;
+    } else {
         s->replays = false;
-        return;
     }
-    entry->graph = graph;
-    s->captures++;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (s->replays)
+        s->captures++;
+    else
+        cudaGetLastError();
 }
 
 /* Addresses that hardly ever come again are not worth their graphs. */

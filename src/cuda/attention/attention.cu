@@ -8,10 +8,8 @@
 
 enum { COPY_THREADS = 256 };
 
-/* Rows as TMA sees them. What it finds outside of a head's columns is 0, so a box may be wider than
- * they are. */
-static bool make_map(const head_rows &rows, int batch, int positions, int heads, int width,
-                     int tile_width, int box_rows, row_map *map) {
+bool make_row_map(const head_rows &rows, int batch, int positions, int heads, int width,
+                  int tile_width, int box_rows, row_map *map) {
     bool wide = tile_width % 64 == 0 && tile_width != 192; /* tile_panel's width */
     cuuint64_t size[4] = {(cuuint64_t)width, (cuuint64_t)heads, (cuuint64_t)positions,
                           (cuuint64_t)batch};
@@ -24,21 +22,18 @@ static bool make_map(const head_rows &rows, int batch, int positions, int heads,
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
                    int key_rows, row_maps *maps, int dqk, int dv) {
     if (!weft_cuda_device()->wgmma) return true; /* the threads copy, by cp.async */
-    if (dqk == 0) dqk = p.dqk;
-    if (dv == 0) dv = p.dv;
-    auto by_query = [&](const head_rows &rows, bool scores, int box_rows, row_map *map) {
-        return !rows.data || make_map(rows, p.batch, p.queries, p.heads, scores ? p.dqk : p.dv,
-                                      scores ? dqk : dv, box_rows, map);
+    auto make = [&](const head_rows &rows, bool by_query, bool scores, int box_rows, row_map *map) {
+        return !rows.data || make_row_map(rows, p.batch, by_query ? p.queries : p.keys,
+                                          by_query ? p.heads : p.kv_heads, scores ? p.dqk : p.dv,
+                                          scores ? dqk : dv, box_rows, map);
     };
-    auto by_key = [&](const head_rows &rows, bool scores, int box_rows, row_map *map) {
-        return !rows.data || make_map(rows, p.batch, p.keys, p.kv_heads, scores ? p.dqk : p.dv,
-                                      scores ? dqk : dv, box_rows, map);
-    };
-    return by_query(p.q, true, query_rows, &maps->q) && by_key(p.k, true, key_rows, &maps->k) &&
-           by_key(p.v, false, key_rows, &maps->v) && by_query(p.o, false, 64, &maps->o) &&
-           (!g || (by_query(g->d_o, false, query_rows, &maps->d_o) &&
-                   by_query(g->dq, true, 64, &maps->dq) && by_key(g->dk, true, 64, &maps->dk) &&
-                   by_key(g->dv, false, 64, &maps->dv)));
+    return make(p.q, true, true, query_rows, &maps->q) &&
+           make(p.k, false, true, key_rows, &maps->k) &&
+           make(p.v, false, false, key_rows, &maps->v) && make(p.o, true, false, 64, &maps->o) &&
+           (!g ||
+            (make(g->d_o, true, false, query_rows, &maps->d_o) &&
+             make(g->dq, true, true, 64, &maps->dq) && make(g->dk, false, true, 64, &maps->dk) &&
+             make(g->dv, false, false, 64, &maps->dv)));
 }
 
 /* Rows of a tensor [B, positions, heads, width]. */
@@ -65,8 +60,7 @@ static void make_projections(const weft_exec *x, const weft_attention_attr *a,
 }
 
 /* What is known without an executor. */
-static attention_problem make_shape(const weft_node *n, weft_tensor *const *in) {
-    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+static attention_problem make_shape(const weft_attention_attr *a, weft_tensor *const *in) {
     attention_problem p = {};
     p.batch = (int)a->batch;
     p.queries = (int)a->queries;
@@ -88,19 +82,25 @@ static attention_problem make_shape(const weft_node *n, weft_tensor *const *in) 
     return p;
 }
 
-static attention_problem make_problem(const weft_exec *x, const weft_node *n,
-                                      weft_tensor *const *in, const weft_tensor *o,
-                                      const weft_tensor *lse) {
-    attention_problem p = make_shape(n, in);
-    make_projections(x, ATTR(n, weft_attention_attr), in, &p.q, &p.k, &p.v);
-    p.o = make_rows(data_of<void>(x, o), p.queries, p.heads, p.dv);
-    p.lse = data_of<float>(x, lse);
+attention_problem attention_problem_of(const weft_exec *x, const weft_attention_attr *a,
+                                       weft_tensor *const *in) {
+    attention_problem p = make_shape(a, in);
+    make_projections(x, a, in, &p.q, &p.k, &p.v);
     p.n = data_of<float>(x, in[WEFT_ATTN_N]);
     p.scale = data_of<float>(x, in[WEFT_ATTN_SCALE]);
     p.beta = data_of<float>(x, in[WEFT_ATTN_BETA]);
     p.log_tau = data_of<float>(x, in[WEFT_ATTN_LOG_TAU]);
     p.rel = data_of<float>(x, in[WEFT_ATTN_REL]);
     p.first = data_of<int32_t>(x, in[WEFT_ATTN_FIRST]);
+    return p;
+}
+
+static attention_problem make_problem(const weft_exec *x, const weft_node *n,
+                                      weft_tensor *const *in, const weft_tensor *o,
+                                      const weft_tensor *lse) {
+    attention_problem p = attention_problem_of(x, ATTR(n, weft_attention_attr), in);
+    p.o = make_rows(data_of<void>(x, o), p.queries, p.heads, p.dv);
+    p.lse = data_of<float>(x, lse);
     return p;
 }
 
@@ -197,11 +197,11 @@ static void backward_padded(const attention_problem &p, const attention_gradient
 }
 
 static int64_t attention_workspace(const weft_node *n, int) {
-    attention_problem p = make_shape(n, n->in);
+    attention_problem p = make_shape(ATTR(n, weft_attention_attr), n->in);
     return is_padded(p) ? padded_bytes(p, false) : 0;
 }
 
-static weft_status attention_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(attention, attention_workspace) {
     attention_problem p = make_problem(x, n, n->in, n->out[0], n->out[1]);
     if (is_padded(p))
         forward_padded(p, weft_workspace(x, n), stream_of(x));
@@ -230,14 +230,15 @@ static int64_t workspace_of_kernels(const attention_problem &p, const weft_node 
 }
 
 static int64_t attention_back_workspace(const weft_node *n, int) {
-    attention_problem p = make_shape(n, n->in + WEFT_ATTN_BACK_FIRST);
+    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+    attention_problem p = make_shape(a, n->in + WEFT_ATTN_BACK_FIRST);
     int64_t bytes = workspace_of_kernels(p, n), keys = (int64_t)p.batch * p.kv_heads * p.keys;
-    if (ATTR(n, weft_attention_attr)->gaussian_n && !can_finish(p).n)
+    if (a->gaussian_n && !can_finish(p).n)
         bytes = align_bytes(bytes) + keys * (int64_t)sizeof(float);
     return bytes;
 }
 
-static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(attention_back, attention_back_workspace) {
     attention_problem p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST, n->in[1], n->in[2]);
     attention_gradients g = {};
     make_projections(x, ATTR(n, weft_attention_attr), n->out, &g.dq, &g.dk, &g.dv);
@@ -269,6 +270,3 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
                                  a->gaussian_n ? g.dn : NULL);
     return launched(n);
 }
-
-CUDA_KERNEL(attention, attention_run, attention_workspace)
-CUDA_KERNEL(attention_back, attention_back_run, attention_back_workspace)

@@ -10,10 +10,6 @@
  * each, go through the kernels together, blockIdx.z the loss. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/loss.h"
-}
-
 enum {
     BLOCK = 256,
     TILE = 32,         /* rows and columns of a block's result: a warp has four rows of it */
@@ -63,7 +59,6 @@ __device__ static inline contrast take_loss(contrast k, int64_t band) {
 
 /* A block a row: u = x / n; `measure`: makes the norm. */
 static __global__ void normalise_rows(contrast k, bool measure) {
-    __shared__ double shared[32];
     int64_t start = blockIdx.x * k.width;
     double squares = 0;
     for (int64_t d = threadIdx.x; measure && d < k.width; d += BLOCK) {
@@ -72,7 +67,7 @@ static __global__ void normalise_rows(contrast k, bool measure) {
     }
     float norm;
     if (measure) {
-        squares = block_sum_double(squares, shared);
+        squares = block_sum_double(squares);
         norm = (float)fmax(sqrt(squares), WEFT_INFONCE_NORM_MIN);
         if (threadIdx.x == 0) k.norm[blockIdx.x] = norm;
     } else {
@@ -90,25 +85,18 @@ union alignas(16) tile_memory {
     float sums[GROUPS][TILE][TILE];
 };
 
-/* CHUNK columns from `column` on of TILE rows from `row` on; zeros behind the ends. */
-__device__ static inline void fill_rows(float (&to)[TILE][PITCH], const float *from, int64_t row,
-                                        int64_t rows, int64_t column, int64_t width) {
+/* CHUNK columns from `column` on of TILE rows from `row` on, or, TRANSPOSED, TILE columns of CHUNK rows;
+ * zeros behind the ends. */
+template <bool TRANSPOSED>
+__device__ static inline void fill_factor(float (&to)[TILE][PITCH], const float *from, int64_t row,
+                                          int64_t rows, int64_t column, int64_t width) {
+    constexpr int ACROSS = TRANSPOSED ? TILE : CHUNK;
 #pragma unroll
     for (int i = 0; i < TILE * CHUNK / BLOCK; i++) {
-        int r = (i * BLOCK + (int)threadIdx.x) / CHUNK, c = (int)threadIdx.x % CHUNK;
+        int r = (i * BLOCK + (int)threadIdx.x) / ACROSS, c = (int)threadIdx.x % ACROSS;
         bool there = row + r < rows && column + c < width;
-        to[r][c] = there ? from[(row + r) * width + column + c] : 0.0f;
-    }
-}
-
-/* The same transposed: TILE columns of CHUNK rows. */
-__device__ static inline void fill_columns(float (&to)[TILE][PITCH], const float *from, int64_t row,
-                                           int64_t rows, int64_t column, int64_t width) {
-#pragma unroll
-    for (int i = 0; i < TILE * CHUNK / BLOCK; i++) {
-        int r = (i * BLOCK + (int)threadIdx.x) / TILE, c = (int)threadIdx.x % TILE;
-        bool there = row + r < rows && column + c < width;
-        to[c][r] = there ? from[(row + r) * width + column + c] : 0.0f;
+        to[TRANSPOSED ? c : r][TRANSPOSED ? r : c] =
+            there ? from[(row + r) * width + column + c] : 0.0f;
     }
 }
 
@@ -162,8 +150,8 @@ __device__ static inline void make_cosines(const contrast &k, int64_t i, int64_t
     float sums[EACH][EACH] = {};
     for (int64_t column = 0; column < k.width; column += CHUNK) {
         if (column > 0) __syncthreads();
-        fill_rows(m.factors.a, k.u, i, k.rows, column, k.width);
-        fill_rows(m.factors.b, k.u, j, k.rows, column, k.width);
+        fill_factor<false>(m.factors.a, k.u, i, k.rows, column, k.width);
+        fill_factor<false>(m.factors.b, k.u, j, k.rows, column, k.width);
         __syncthreads();
         add_products(m, sums);
     }
@@ -226,22 +214,8 @@ static __global__ void join_tiles(contrast k) {
 }
 
 static __global__ void sum_losses(contrast k, float *y) {
-    __shared__ double shared[32];
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < k.losses * k.rows; i += BLOCK)
-        sum += k.loss[i];
-    sum = block_sum_double(sum, shared);
+    double sum = sum_by_block<BLOCK>(k.loss, k.losses * k.rows);
     if (threadIdx.x == 0) *y = (float)(k.factor * sum);
-}
-
-static int64_t place_forward(contrast *k, char *workspace) {
-    workspace_pieces pieces = {workspace, 0};
-    int64_t all = k->losses * k->rows;
-    pieces.take(&k->u, all * k->width);
-    pieces.take(&k->parts, ceil_div(k->rows, TILE) * all);
-    pieces.take(&k->own, all);
-    pieces.take(&k->loss, all);
-    return pieces.bytes;
 }
 
 /* Rows of each loss whose weights are made at a time. */
@@ -250,12 +224,19 @@ static int64_t band_of(const contrast *k) {
     return min_i64(ceil_div(k->rows, TILE), max_i64(1, fit)) * TILE;
 }
 
-static int64_t place_backward(contrast *k, char *workspace) {
+/* Divides the workspace of a pass; without one (NULL) only measures it. Returns its bytes. */
+static int64_t place_pieces(contrast *k, bool back, char *workspace) {
     workspace_pieces pieces = {workspace, 0};
-    int64_t all = k->losses * k->rows;
+    int64_t all = k->losses * k->rows, tiles = ceil_div(k->rows, TILE);
     pieces.take(&k->u, all * k->width);
-    pieces.take(&k->weights, band_of(k) * all);
-    pieces.take(&k->along, ceil_div(k->rows, TILE) * all);
+    if (back) {
+        pieces.take(&k->weights, band_of(k) * all);
+        pieces.take(&k->along, tiles * all);
+    } else {
+        pieces.take(&k->parts, tiles * all);
+        pieces.take(&k->own, all);
+        pieces.take(&k->loss, all);
+    }
     return pieces.bytes;
 }
 
@@ -264,6 +245,7 @@ static contrast sizes_of(const weft_node *n, const weft_tensor *x) {
     contrast k = {};
     k.losses = s.losses, k.rows = s.rows, k.width = s.width;
     k.group = ATTR(n, weft_infonce_attr)->group;
+    k.inverse_tau = (float)(1 / ATTR(n, weft_infonce_attr)->tau);
     return k;
 }
 
@@ -274,10 +256,10 @@ static double anchors(const contrast *k) {
 
 static int64_t infonce_workspace(const weft_node *n, int) {
     contrast k = sizes_of(n, n->in[0]);
-    return place_forward(&k, NULL);
+    return place_pieces(&k, false, NULL);
 }
 
-static weft_status infonce_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(infonce, infonce_workspace) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[0]);
     float *y = data_of<float>(x, n->out[WEFT_INFONCE_Y]);
@@ -286,9 +268,8 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
         sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
         return launched(n);
     }
-    place_forward(&k, workspace_of<char>(x, n));
+    place_pieces(&k, false, workspace_of<char>(x, n));
     k.x = any_of(x, n->in[0]);
-    k.inverse_tau = (float)(1 / attr->tau);
     k.norm = data_of<float>(x, n->out[WEFT_INFONCE_NORM]);
     k.lse = data_of<float>(x, n->out[WEFT_INFONCE_LSE]);
     k.factor = attr->factor / anchors(&k);
@@ -300,8 +281,6 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
     return launched(n);
 }
-
-CUDA_KERNEL(infonce, infonce_run, infonce_workspace)
 
 /* The weights of the band's rows, `begin` the first of them, and their parts of u·du. */
 static __global__ void __launch_bounds__(BLOCK)
@@ -340,8 +319,8 @@ static __global__ void __launch_bounds__(BLOCK)
     float sums[EACH][EACH] = {};
     for (int64_t j = 0; j < k.rows; j += CHUNK) {
         if (j > 0) __syncthreads();
-        fill_rows(m.factors.a, k.weights, first, rows, j, k.rows);
-        fill_columns(m.factors.b, k.u, j, k.rows, column, k.width);
+        fill_factor<false>(m.factors.a, k.weights, first, rows, j, k.rows);
+        fill_factor<true>(m.factors.b, k.u, j, k.rows, column, k.width);
         __syncthreads();
         add_products(m, sums);
     }
@@ -364,15 +343,14 @@ static __global__ void __launch_bounds__(BLOCK)
 
 static int64_t infonce_back_workspace(const weft_node *n, int) {
     contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
-    return place_backward(&k, NULL);
+    return place_pieces(&k, true, NULL);
 }
 
-static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(infonce_back, infonce_back_workspace) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
-    place_backward(&k, workspace_of<char>(x, n));
+    place_pieces(&k, true, workspace_of<char>(x, n));
     k.x = any_of(x, n->in[WEFT_INFONCE_BACK_X]);
-    k.inverse_tau = (float)(1 / attr->tau);
     k.norm = data_of<float>(x, n->in[WEFT_INFONCE_BACK_NORM]);
     k.lse = data_of<float>(x, n->in[WEFT_INFONCE_BACK_LSE]);
     k.dy = data_of<float>(x, n->in[WEFT_INFONCE_BACK_DY]);
@@ -390,5 +368,3 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     }
     return launched(n);
 }
-
-CUDA_KERNEL(infonce_back, infonce_back_run, infonce_back_workspace)

@@ -286,7 +286,7 @@ static void launch_back(weft_exec *x, const weft_node *n, const norm_args &a, in
     unsigned blocks = (unsigned)back_blocks(n, a.rows);
     int packs = back_packs(n);
     if (packs)
-        with_packs(packs, [&](auto tag) {
+        with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
             constexpr int P = decltype(tag)::value;
             if (sums == NORM_SUMS)
                 norm_warp_rows_back<P, NORM_SUMS><<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
@@ -317,7 +317,7 @@ static void launch_group_back(weft_exec *x, const weft_node *n, norm_args a, int
                                                              a.partial, to);
 }
 
-static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm_back, norm_back_workspace) {
     norm_args a = {};
     a.width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
     a.share = (float)(1.0 / (double)a.width);
@@ -333,5 +333,3 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     launch_rest(x, n, n->in[WEFT_NORM_BACK_S], n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
     return launched(n);
 }
-
-CUDA_KERNEL(norm_back, norm_back_run, norm_back_workspace)

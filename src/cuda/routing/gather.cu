@@ -93,7 +93,7 @@ static int64_t route_gather_workspace(const weft_node *n, int) {
     return weft_cuda_fits_shared(n, &l) ? place_entries(&l, n->out[0]->shape[0], NULL) : 0;
 }
 
-static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(route_gather, route_gather_workspace, weft_cuda_explain_index) {
     const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
     entry_lists l = measure_rows(n);
     if (weft_cuda_fits_shared(n, &l)) {
@@ -112,5 +112,3 @@ static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
     });
     return launched(n);
 }
-
-CUDA_KERNEL(route_gather, route_gather_run, route_gather_workspace, weft_cuda_explain_index)

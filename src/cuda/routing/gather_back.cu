@@ -490,7 +490,14 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
+static int64_t route_gather_back_workspace(const weft_node *n, int) {
+    entry_lists l = measure_columns(n);
+    if (fits_shared(n, &l)) return place_entries(&l, n->out[0]->shape[0], NULL);
+    column_lists c = measure_lists(n);
+    return place_lists(&c, NULL);
+}
+
+CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index) {
     const weft_tensor *dc = n->in[WEFT_GATHER_H];
     entry_lists l = measure_columns(n);
     if (fits_shared(n, &l)) {
@@ -518,13 +525,3 @@ static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
     });
     return launched(n);
 }
-
-static int64_t route_gather_back_workspace(const weft_node *n, int) {
-    entry_lists l = measure_columns(n);
-    if (fits_shared(n, &l)) return place_entries(&l, n->out[0]->shape[0], NULL);
-    column_lists c = measure_lists(n);
-    return place_lists(&c, NULL);
-}
-
-CUDA_KERNEL(route_gather_back, route_gather_back_run, route_gather_back_workspace,
-            weft_cuda_explain_index)
