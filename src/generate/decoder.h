@@ -48,10 +48,10 @@ void weft_decoder_drop(weft_decoder *d);
 int64_t weft_decoder_rows(const weft_decoder *d);
 
 /* A token of each row, -1 where its logits are not numbers: where the backend runs its graphs one behind the
- * other (core/decoding.h) nothing else needs to come back to the host. `draws` [n] says how they are drawn; NULL: they are the likeliest, of equal ones the lowest. What a
- * row's sequence has seen need not list the tokens of its rows here. As a row's token, -1 - i is the one that
- * the run before sampled in its row i. Up to two runs may be under way: what was begun is ended in order,
- * before anything else is asked of the decoder. */
+ * other (core/decoding.h) nothing else needs to come back to the host. `draws` [n] says how they are drawn;
+ * NULL: they are the likeliest, of equal ones the lowest. What a row's sequence has seen need not list the
+ * tokens of its rows here. As a row's token, -1 - i is the one that the run before sampled in its row i. Up to
+ * two runs may be under way: what was begun is ended in order, before anything else is asked of the decoder. */
 bool weft_decoder_samples(const weft_decoder *d); /* false: these are not there */
 bool weft_decoder_draws(const weft_decoder *d);   /* false: it samples the likeliest token alone */
 weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
