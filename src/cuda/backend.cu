@@ -10,8 +10,6 @@
  * and downloads need no order of their own. */
 extern "C" {
 #include "cuda/backend.h"
-#include "cuda/choice.h"
-#include "cuda/device.h"
 }
 #include "cuda/products/library.cuh"
 

@@ -19,9 +19,6 @@
 
 extern "C" {
 #include "core/function.h"
-#include "cuda/choice.h"
-#include "ops/attention.h"
-#include "ops/list.h"
 
 extern const struct weft_call_backend weft_cuda_calls;
 }

@@ -24,7 +24,7 @@
  *
  * Values are stored as f32 or bf16 and computed in float. Sums run in an order that the shape
  * alone fixes: no atomics on floating-point numbers. A node with a f64 tensor never gets here.
- * The operations' own headers are C: include them inside extern "C". */
+ * The operations' own headers, which are C, come with this one. */
 #pragma once
 
 #include <cuda_bf16.h>
@@ -38,7 +38,10 @@
 extern "C" {
 #include "base/random.h"
 #include "core/exec.h"
+#include "cuda/choice.h"
 #include "cuda/device.h"
+#include "ops/all.h"
+#include "ops/list.h"
 }
 
 /* What an executor on the GPU has beside its arena: a stream, the captured run, the parts of a watched

@@ -7,10 +7,6 @@
 
 #include "cuda/kernel.cuh"
 
-extern "C" {
-#include "ops/attention.h"
-}
-
 /* q, k, v, o or a gradient as rows for a sequence, a position and a head: a tensor of its own or
  * a part of a packed one. Strides in elements. */
 struct head_rows {

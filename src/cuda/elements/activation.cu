@@ -3,11 +3,6 @@
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/activation.h"
-#include "ops/list.h"
-}
-
 /* What the expressions of ops/list.h may use, beside + − · and /. */
 #define vabs fabsf
 #define vmax fmaxf

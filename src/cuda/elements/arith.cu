@@ -3,10 +3,6 @@
  * chunks' sums; within a thread in float, from there on in double. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/arith.h"
-}
-
 static int64_t packs_of(const weft_tensor *t) {
     return ceil_div(weft_tensor_count(t), VECTOR);
 }

@@ -3,10 +3,6 @@
  * the bytes of x and y; twenty rounds of Philox a pack cost a little less than that takes. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/activation.h"
-}
-
 struct dropping {
     int64_t batch, length; /* elements of a sequence */
     uint32_t threshold, site;

@@ -13,10 +13,6 @@
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/gaussian.h"
-}
-
 #define SIGMA_FLOOR 1e-4f
 
 enum {

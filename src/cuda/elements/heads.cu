@@ -4,10 +4,6 @@
  * narrow numbers. The floor of each is the bytes of the wide and the narrow tensor, once. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/heads.h"
-}
-
 /* head_columns and its gradient: between [B·T, Hx, Wx] and [B·T, H, W]. */
 struct joining {
     int64_t positions;

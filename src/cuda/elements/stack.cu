@@ -2,10 +2,6 @@
  * whole words of that. Floor: the parts' bytes, read and written. */
 #include "cuda/kernel.cuh"
 
-extern "C" {
-#include "ops/heads.h"
-}
-
 enum {
     PARTS = 64, /* addresses that a launch is given */
     THREADS = 256,

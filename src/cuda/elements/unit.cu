@@ -2,10 +2,6 @@
  * the cache, once more to be scaled. Floor: the bytes of x and y; backward, of dy, x and dx. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/norm.h"
-}
-
 struct unit_rows : head_shape {
     int64_t scaled;      /* heads that are */
     any_tensor dy, x, y; /* dy: not there in the forward pass */

@@ -10,10 +10,6 @@
  * each, go through the kernels together, blockIdx.z the loss. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/loss.h"
-}
-
 enum {
     BLOCK = 256,
     TILE = 32,         /* rows and columns of a block's result: a warp has four rows of it */

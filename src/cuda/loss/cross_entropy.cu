@@ -19,10 +19,6 @@
 #include "cuda/pack.cuh"
 #include "cuda/products/gemm.cuh"
 
-extern "C" {
-#include "ops/loss.h"
-}
-
 /* What a row's gradient is made of: dl = p · weight − [v = target] · penalty. */
 struct entropy_upstream {
     const int32_t *count;    /* targets that count */

@@ -5,10 +5,6 @@
 
 #include <initializer_list>
 
-extern "C" {
-#include "ops/norm.h"
-}
-
 enum {
     LANE_PACKS = 4,           /* of a row that a lane holds */
     THREADS = 256,            /* of a block, at most */

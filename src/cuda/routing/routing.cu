@@ -7,10 +7,6 @@
  * the kernel on the tensor cores, for the nodes that choice.h names. */
 #include "cuda/routing/routing.cuh"
 
-extern "C" {
-#include "ops/list.h"
-}
-
 enum { LANES = 32, THREADS = 256, PRODUCT_COLUMNS = 128, STRIP_BYTES = 32 << 20 };
 
 /* Neighbouring threads read rows that lie far apart, so a thread should take much of a row at once. */

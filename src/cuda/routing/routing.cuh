@@ -6,11 +6,6 @@
 
 #include "cuda/attention/attention.cuh"
 
-extern "C" {
-#include "cuda/choice.h"
-#include "ops/routing.h"
-}
-
 typedef struct {
     head_rows q, k;
     const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */

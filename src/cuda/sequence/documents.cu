@@ -3,10 +3,6 @@
  * has a row, and looks back over the run's earlier rows for those of its sequence. */
 #include "cuda/decode/cached.cuh"
 
-extern "C" {
-#include "ops/documents.h"
-}
-
 enum { THREADS = 256 };
 
 static __global__ void find_documents(const int32_t *tokens, int32_t end, int time, int32_t *first,

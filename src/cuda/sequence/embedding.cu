@@ -12,10 +12,6 @@
  * before. Integer counts come out the same in any order, so all of it is exact. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/embedding.h"
-}
-
 enum {
     DIGITS = 256,
     TILE = 1024, /* tokens of a block of the sort, a thread each */

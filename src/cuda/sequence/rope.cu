@@ -5,10 +5,6 @@
  * every thread makes its own angles while the kernel ahead still runs. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/rope.h"
-}
-
 struct rotation : head_shape {
     int64_t rotated, half, offset; /* heads rotated, pairs of a head */
     int64_t sequences;             /* that have a table of their own */

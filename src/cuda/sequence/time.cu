@@ -10,10 +10,6 @@
 #include "cuda/pack.cuh"
 #include "cuda/products/gemm.cuh"
 
-extern "C" {
-#include "ops/time.h"
-}
-
 enum {
     COLUMNS = 32, /* of a block of the running mean */
     SEGMENTS = 32,
