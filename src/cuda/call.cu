@@ -13,8 +13,6 @@
 #include <cuda_runtime.h>
 
 #include <map>
-#include <stdlib.h>
-#include <string.h>
 #include <vector>
 
 extern "C" {

@@ -30,11 +30,6 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 extern "C" {
 #include "base/random.h"
 #include "core/exec.h"
