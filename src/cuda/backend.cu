@@ -74,11 +74,6 @@ static const weft_kernel *cuda_kernel(const weft_node *n) {
     return weft_cuda_kernel(n->op->id);
 }
 
-static bool wants_graph(const weft_exec *x) {
-    const char *asked = getenv("WEFT_CUDA_GRAPH");
-    return !weft_exec_profiled(x) && !(asked && strcmp(asked, "0") == 0);
-}
-
 static void cuda_close(void *state) {
     weft_cuda_state *s = (weft_cuda_state *)state;
     cudaSetDevice(weft_cuda_device_number());
@@ -111,7 +106,8 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     weft_cuda_state *s = (weft_cuda_state *)calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     *state = s;
-    s->capture = wants_graph(x);
+    const char *asked = getenv("WEFT_CUDA_GRAPH");
+    s->capture = !weft_exec_profiled(x) && !(asked && strcmp(asked, "0") == 0);
     weft_cuda_warn_slow(weft_exec_graph(x));
     WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));

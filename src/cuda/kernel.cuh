@@ -30,11 +30,6 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 extern "C" {
 #include "base/random.h"
 #include "core/exec.h"
@@ -98,11 +93,18 @@ typedef __nv_bfloat16 bf16;
     const weft_kernel weft_cuda_##name = {__VA_ARGS__};                                            \
     }
 
-/* The same ahead of what runs it, a function of x and n; and of one call. */
+/* The same ahead of what runs it, a function of x and n; below, where that is one call. */
 #define CUDA_RUN(name, ...)                                                                        \
     static weft_status name##_run(weft_exec *x, const weft_node *n);                               \
     CUDA_KERNEL(name, name##_run, __VA_ARGS__)                                                     \
     static weft_status name##_run(weft_exec *x, const weft_node *n)
+
+/* With a workspace of so many bytes, an expression of n. */
+#define CUDA_RUN_WITH(name, bytes, ...)                                                            \
+    static int64_t name##_workspace(const weft_node *n, int) {                                     \
+        return bytes;                                                                              \
+    }                                                                                              \
+    CUDA_RUN(name, name##_workspace, __VA_ARGS__)
 
 #define CUDA_KERNEL_CALLS(name, call, ...)                                                         \
     CUDA_RUN(name, __VA_ARGS__) {                                                                  \

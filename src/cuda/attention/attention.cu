@@ -165,35 +165,29 @@ static int64_t padded_bytes(const attention_problem &p, bool back) {
     return (int64_t)(intptr_t)rows.next;
 }
 
-static void forward_padded(const attention_problem &p, void *workspace, cudaStream_t stream) {
+/* g NULL: the forward pass; else `workspace` is behind that of flash_backward. */
+static void run_padded(const attention_problem &p, const attention_gradients *g, void *workspace,
+                       cudaStream_t stream) {
     attention_problem wide = pad_widths(p);
     padded_rows rows = {p, wide, (char *)workspace, stream};
     wide.q = rows.take_copy(p.q, true, true);
     wide.k = rows.take_copy(p.k, false, true);
     wide.v = rows.take_copy(p.v, false, false);
     wide.o = rows.take(true, false);
-    flash_forward(wide, stream);
-    rows.copy(wide.o, p.o, true, false, true);
-}
-
-/* `workspace` behind that of flash_backward. */
-static void backward_padded(const attention_problem &p, const attention_gradients &g,
-                            void *workspace, cudaStream_t stream) {
-    attention_problem wide = pad_widths(p);
-    attention_gradients to = g;
-    padded_rows rows = {p, wide, (char *)workspace, stream};
-    wide.q = rows.take_copy(p.q, true, true);
-    wide.k = rows.take_copy(p.k, false, true);
-    wide.v = rows.take_copy(p.v, false, false);
-    wide.o = rows.take_copy(p.o, true, false);
-    to.d_o = rows.take_copy(g.d_o, true, false);
-    if (g.dq.data) to.dq = rows.take(true, true);
-    if (g.dk.data) to.dk = rows.take(false, true);
-    if (g.dv.data) to.dv = rows.take(false, false);
+    if (!g) {
+        flash_forward(wide, stream);
+        return rows.copy(wide.o, p.o, true, false, true);
+    }
+    rows.copy(p.o, wide.o, true, false, false);
+    attention_gradients to = *g;
+    to.d_o = rows.take_copy(g->d_o, true, false);
+    if (g->dq.data) to.dq = rows.take(true, true);
+    if (g->dk.data) to.dk = rows.take(false, true);
+    if (g->dv.data) to.dv = rows.take(false, false);
     flash_backward(wide, to, stream);
-    if (g.dq.data) rows.copy(to.dq, g.dq, true, true, true);
-    if (g.dk.data) rows.copy(to.dk, g.dk, false, true, true);
-    if (g.dv.data) rows.copy(to.dv, g.dv, false, false, true);
+    if (g->dq.data) rows.copy(to.dq, g->dq, true, true, true);
+    if (g->dk.data) rows.copy(to.dk, g->dk, false, true, true);
+    if (g->dv.data) rows.copy(to.dv, g->dv, false, false, true);
 }
 
 static int64_t attention_workspace(const weft_node *n, int) {
@@ -204,16 +198,12 @@ static int64_t attention_workspace(const weft_node *n, int) {
 CUDA_RUN(attention, attention_workspace) {
     attention_problem p = make_problem(x, n, n->in, n->out[0], n->out[1]);
     if (is_padded(p))
-        forward_padded(p, weft_workspace(x, n), stream_of(x));
+        run_padded(p, NULL, weft_workspace(x, n), stream_of(x));
     else if (attention_fits_flash(p))
         flash_forward(p, stream_of(x));
     else
         attention_plain(p, stream_of(x));
     return launched(n);
-}
-
-static bool wants_numbers(const weft_node *n) {
-    return n->out[WEFT_ATTN_SCALE] || n->out[WEFT_ATTN_BETA] || n->out[WEFT_ATTN_LOG_TAU];
 }
 
 /* What of Gaussians' gradients the kernels finish themselves; the rest is a pass behind them. */
@@ -226,7 +216,8 @@ static int64_t workspace_of_kernels(const attention_problem &p, const weft_node 
     if (is_padded(p))
         return align_bytes(flash_backward_workspace(pad_widths(p))) + padded_bytes(p, true);
     if (attention_fits_flash(p)) return flash_backward_workspace(p);
-    return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
+    bool numbers = n->out[WEFT_ATTN_SCALE] || n->out[WEFT_ATTN_BETA] || n->out[WEFT_ATTN_LOG_TAU];
+    return attention_plain_back_workspace(p, numbers, n->out[WEFT_ATTN_REL] != NULL);
 }
 
 static int64_t attention_back_workspace(const weft_node *n, int) {
@@ -255,9 +246,9 @@ CUDA_RUN(attention_back, attention_back_workspace) {
     if (a->gaussian_n && !can.n)
         g.dn = (float *)((char *)g.workspace + align_bytes(workspace_of_kernels(p, n)));
     if (is_padded(p))
-        backward_padded(p, g,
-                        (char *)g.workspace + align_bytes(flash_backward_workspace(pad_widths(p))),
-                        stream_of(x));
+        run_padded(p, &g,
+                   (char *)g.workspace + align_bytes(flash_backward_workspace(pad_widths(p))),
+                   stream_of(x));
     else if (attention_fits_flash(p))
         flash_backward(p, g, stream_of(x));
     else

@@ -182,11 +182,8 @@ static bool joins_dots(const weft_node *n) {
     return n->out[1] && n->in[2]->shape[1] != n->in[1]->shape[1];
 }
 
-static int64_t gate_mix_back_workspace(const weft_node *n, int) {
-    return joins_dots(n) ? weft_tensor_rows(n->in[1]) * (int64_t)sizeof(float) : 0;
-}
-
-CUDA_RUN(gate_mix_back, gate_mix_back_workspace) {
+CUDA_RUN_WITH(gate_mix_back,
+              joins_dots(n) ? weft_tensor_rows(n->in[1]) * (int64_t)sizeof(float) : 0) {
     gating k = gating_of(x, n, 1);
     int lanes = lanes_of_row(k.width);
     k.dy = any_of(x, n->in[0]);

@@ -113,19 +113,10 @@ CUDA_RUN(gaussian) {
                      whole ? make_gaussians<true> : make_gaussians<false>, k, lanes);
 }
 
-/* What becomes of a pack of y and one of dy: dy + 2 dn y, for deviations times the slope. */
-__device__ static inline void join_gradients(float twice, bool deviations, const float (&y)[VECTOR],
-                                             float (&dy)[VECTOR]) {
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++) {
-        dy[j] = fmaf(twice, y[j], dy[j]);
-        if (deviations) dy[j] *= slope_at(y[j]);
-    }
-}
-
 static_assert(AHEAD == 2, "a head has two halves");
 
-/* A thread takes both halves of a head, or, where means are not looked at, the deviations of AHEAD.
+/* dx = dy + 2 dn y, of deviations times the slope. A thread takes both halves of a head, or, where means are
+ * not looked at, the deviations of AHEAD.
  * dx may lie over dy or y: a thread reads before it writes. */
 template <bool WHOLE>
 static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
@@ -153,7 +144,11 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
             float y[VECTOR], dy[VECTOR];
             widen_pack(p[i], k.y.is_bf16, y);
             widen_pack(q[i], k.dy.is_bf16, dy);
-            join_gradients(twice, half, y, dy);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++) {
+                dy[j] = fmaf(twice, y[j], dy[j]);
+                if (half) dy[j] *= slope_at(y[j]);
+            }
             store_of<WHOLE>(k.dx, (2 * row + half) * k.width + column, n, dy);
         }
     }

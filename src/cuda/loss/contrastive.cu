@@ -144,14 +144,20 @@ __device__ static inline float result(const tile_memory &m, int row, int column)
     return sum;
 }
 
-/* The cosines of the rows from i on with those from j on. */
-__device__ static inline void make_cosines(const contrast &k, int64_t i, int64_t j,
-                                           tile_memory &m) {
+/* TILE rows from i on of a [a_rows, terms] times TILE rows from j on of b [b_rows, terms], or, TRANSPOSED,
+ * TILE columns from j on of b [terms, b_rows]. */
+template <bool TRANSPOSED>
+__device__ static inline void multiply_tiles(tile_memory &m, const float *a, int64_t i,
+                                             int64_t a_rows, const float *b, int64_t j,
+                                             int64_t b_rows, int64_t terms) {
     float sums[EACH][EACH] = {};
-    for (int64_t column = 0; column < k.width; column += CHUNK) {
-        if (column > 0) __syncthreads();
-        fill_factor<false>(m.factors.a, k.u, i, k.rows, column, k.width);
-        fill_factor<false>(m.factors.b, k.u, j, k.rows, column, k.width);
+    for (int64_t at = 0; at < terms; at += CHUNK) {
+        if (at > 0) __syncthreads();
+        fill_factor<false>(m.factors.a, a, i, a_rows, at, terms);
+        if (TRANSPOSED)
+            fill_factor<true>(m.factors.b, b, at, terms, j, b_rows);
+        else
+            fill_factor<false>(m.factors.b, b, j, b_rows, at, terms);
         __syncthreads();
         add_products(m, sums);
     }
@@ -184,7 +190,7 @@ static __global__ void __launch_bounds__(BLOCK) score_tiles(contrast all_losses)
     contrast k = take_loss(all_losses, 0);
     int64_t first = (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
     int lane = threadIdx.x % 32;
-    make_cosines(k, first, j, m);
+    multiply_tiles<false>(m, k.u, first, k.rows, k.u, j, k.rows, k.width);
     j += lane;
     for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
         int64_t i = first + row;
@@ -254,12 +260,12 @@ static double anchors(const contrast *k) {
     return (double)(k->group ? k->rows / 2 : k->rows);
 }
 
-static int64_t infonce_workspace(const weft_node *n, int) {
-    contrast k = sizes_of(n, n->in[0]);
-    return place_pieces(&k, false, NULL);
+static int64_t pass_bytes(const weft_node *n, const weft_tensor *x, bool back) {
+    contrast k = sizes_of(n, x);
+    return place_pieces(&k, back, NULL);
 }
 
-CUDA_RUN(infonce, infonce_workspace) {
+CUDA_RUN_WITH(infonce, pass_bytes(n, n->in[0], false)) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[0]);
     float *y = data_of<float>(x, n->out[WEFT_INFONCE_Y]);
@@ -289,7 +295,7 @@ static __global__ void __launch_bounds__(BLOCK)
     contrast k = take_loss(all_losses, band);
     int64_t first = begin + (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
     int lane = threadIdx.x % 32;
-    make_cosines(k, first, j, m);
+    multiply_tiles<false>(m, k.u, first, k.rows, k.u, j, k.rows, k.width);
     j += lane;
     float slope = (float)((double)*k.dy * k.factor), lse = j < k.rows ? k.lse[j] : 0.0f;
     for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
@@ -316,15 +322,7 @@ static __global__ void __launch_bounds__(BLOCK)
     int64_t first = (int64_t)blockIdx.x * TILE, column = (int64_t)blockIdx.y * TILE;
     int64_t tiles = ceil_div(k.rows, TILE);
     int lane = threadIdx.x % 32;
-    float sums[EACH][EACH] = {};
-    for (int64_t j = 0; j < k.rows; j += CHUNK) {
-        if (j > 0) __syncthreads();
-        fill_factor<false>(m.factors.a, k.weights, first, rows, j, k.rows);
-        fill_factor<true>(m.factors.b, k.u, j, k.rows, column, k.width);
-        __syncthreads();
-        add_products(m, sums);
-    }
-    share_sums(m, sums);
+    multiply_tiles<true>(m, k.weights, first, rows, k.u, column, k.width, k.rows);
     column += lane;
     for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
         int64_t i = begin + first + row;
@@ -341,12 +339,7 @@ static __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-static int64_t infonce_back_workspace(const weft_node *n, int) {
-    contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
-    return place_pieces(&k, true, NULL);
-}
-
-CUDA_RUN(infonce_back, infonce_back_workspace) {
+CUDA_RUN_WITH(infonce_back, pass_bytes(n, n->in[WEFT_INFONCE_BACK_X], true)) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
     place_pieces(&k, true, workspace_of<char>(x, n));

@@ -46,13 +46,9 @@ enum {
     SHARED_SPARE = 2 << 10 /* bytes of shared memory that a row of packs leaves */
 };
 
-static __device__ inline float sum_divisor(const entropy_upstream &s) {
-    return s.given ? *s.given : (float)*s.count;
-}
-
 static __device__ inline float row_penalty(const entropy_upstream &s, bool counts) {
     if (!counts || s.ce_scale == 0) return 0;
-    return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / sum_divisor(s);
+    return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / (s.given ? *s.given : (float)*s.count);
 }
 
 static __device__ inline float row_weight(const entropy_upstream &s, float penalty, int64_t row,
@@ -524,11 +520,8 @@ static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_l
     return rows;
 }
 
-static int64_t cross_entropy_workspace(const weft_node *n, int) {
-    return lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW], NULL).bytes;
-}
-
-CUDA_RUN(cross_entropy, cross_entropy_workspace, explain_target) {
+CUDA_RUN_WITH(cross_entropy, lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW], NULL).bytes,
+              explain_target) {
     const weft_cross_entropy_attr *attr = ATTR(n, weft_cross_entropy_attr);
     const weft_tensor *dx = n->out[WEFT_CE_DX], *dw = n->out[WEFT_CE_DW];
     entropy_layout k = lay_out_entropy(n, dx, dw, workspace_of<char>(x, n));
@@ -542,16 +535,12 @@ CUDA_RUN(cross_entropy, cross_entropy_workspace, explain_target) {
     return launched(n);
 }
 
-static const weft_tensor *root_of(const weft_tensor *t) {
-    while (t && t->view_of)
-        t = t->view_of;
-    return t;
-}
-
 static bool only_scales(const weft_node *n) {
     const weft_tensor *d_z = n->in[WEFT_CE_BACK_D_Z];
+    const weft_tensor *d_ce = n->in[WEFT_CE_BACK_D_CE];
     bool made = n->in[WEFT_CE_BACK_DX] || n->in[WEFT_CE_BACK_DW];
-    return made && (!d_z || root_of(d_z) == root_of(n->in[WEFT_CE_BACK_D_CE]));
+    auto root = [](const weft_tensor *t) { return t && t->view_of ? t->view_of : t; };
+    return made && (!d_z || root(d_z) == root(d_ce));
 }
 
 static void scale_values(weft_exec *x, any_tensor from, const weft_tensor *to,
@@ -590,11 +579,9 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t cross_entropy_back_workspace(const weft_node *n, int) {
-    return only_scales(n) ? 0 : lay_out_entropy(n, n->out[0], n->out[1], NULL).bytes;
-}
-
-CUDA_RUN(cross_entropy_back, cross_entropy_back_workspace, explain_target) {
+CUDA_RUN_WITH(cross_entropy_back,
+              only_scales(n) ? 0 : lay_out_entropy(n, n->out[0], n->out[1], NULL).bytes,
+              explain_target) {
     if (!only_scales(n)) return differentiate_anew(x, n);
     const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
     const float *d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);

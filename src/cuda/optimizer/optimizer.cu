@@ -170,11 +170,7 @@ static int64_t sum_norm_chunks(weft_exec *x, const weft_node *n, double *partial
         });
 }
 
-static int64_t global_norm_workspace(const weft_node *n, int) {
-    return count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double);
-}
-
-CUDA_RUN(global_norm, global_norm_workspace) {
+CUDA_RUN_WITH(global_norm, count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double)) {
     double *partial = workspace_of<double>(x, n);
     int64_t chunks = sum_norm_chunks(x, n, partial);
     join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(chunks, partial, data_of<float>(x, n->out[0]));
@@ -271,15 +267,6 @@ struct adam_quad {
     float p[QUAD], m[QUAD], v[QUAD], most[QUAD], g[QUAD];
 };
 
-template <bool WITH_MAX>
-__device__ static inline int update_quad(const adam_factors &f, adam_quad &q) {
-    int cuts = 0;
-#pragma unroll
-    for (int i = 0; i < QUAD; i++)
-        cuts += update_element<WITH_MAX>(f, q.g[i], q.p[i], q.m[i], q.v[i], q.most[i]);
-    return cuts;
-}
-
 /* `rounds` · ROUND elements of a slot from `at` on; G: the gradient's type. */
 template <typename G, bool WITH_MAX, bool GIVEN>
 __device__ static inline int update_rounds(const adam_slot &s, const adam_factors &f, int64_t at,
@@ -309,7 +296,10 @@ __device__ static inline int update_rounds(const adam_slot &s, const adam_factor
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int64_t to = at + i * QUAD * PACK_THREADS;
-            cuts += update_quad<WITH_MAX>(f, q[i]);
+#pragma unroll
+            for (int e = 0; e < QUAD; e++)
+                cuts += update_element<WITH_MAX>(f, q[i].g[e], q[i].p[e], q[i].m[e], q[i].v[e],
+                                                 q[i].most[e]);
             store_vector(s.p + to, q[i].p);
             store_vector(s.m + to, q[i].m);
             store_vector(s.v + to, q[i].v);
@@ -394,11 +384,7 @@ static adam_slot slot_of(weft_exec *x, weft_tensor *const *in, float rate) {
     return s;
 }
 
-static int64_t adamw_workspace(const weft_node *n, int) {
-    return count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t);
-}
-
-CUDA_RUN(adamw, adamw_workspace) {
+CUDA_RUN_WITH(adamw, count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t)) {
     const float *control = data_of<float>(x, n->in[0]);
     const double *rates = (const double *)n->attr;
     int32_t *cuts = workspace_of<int32_t>(x, n);

@@ -141,11 +141,7 @@ static __global__ void select_rows(route_problem p, strips s, int64_t first_tile
     }
 }
 
-static int64_t route_topk_workspace(const weft_node *n, int) {
-    return weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false));
-}
-
-CUDA_RUN(route_topk, route_topk_workspace) {
+CUDA_RUN_WITH(route_topk, weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false))) {
     if (weft_cuda_topk_is_fast(n)) return weft_cuda_topk_tiles(x, n);
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     return walk_strips(
@@ -242,11 +238,7 @@ static void launch_product(const weft_exec *x, const weft_node *n, const route_p
     });
 }
 
-static int64_t route_dense_workspace(const weft_node *n, int) {
-    return strip_bytes(measure_strips(n, false));
-}
-
-CUDA_RUN(route_dense, route_dense_workspace) {
+CUDA_RUN_WITH(route_dense, strip_bytes(measure_strips(n, false))) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     return walk_strips(
         x, n, false, [&](auto &p, auto &s, int64_t first, unsigned tiles, float *out) {
@@ -257,11 +249,7 @@ CUDA_RUN(route_dense, route_dense_workspace) {
         });
 }
 
-static int64_t route_dense_back_workspace(const weft_node *n, int) {
-    return strip_bytes(measure_strips(n, true));
-}
-
-CUDA_RUN(route_dense_back, route_dense_back_workspace) {
+CUDA_RUN_WITH(route_dense_back, strip_bytes(measure_strips(n, true))) {
     return walk_strips(x, n, true,
                        [&](auto &p, auto &s, int64_t first, unsigned tiles, float *out) {
                            weigh_columns<<<dim3(tiles, strip_parts(s)), THREADS, 0, stream_of(x)>>>(

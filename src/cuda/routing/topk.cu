@@ -339,12 +339,6 @@ __device__ static inline void store_rows(const route_problem &p, const best_list
     }
 }
 
-/* Says that a warp has read a step's slots. */
-__device__ static inline void release_step(uint32_t read) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(read);
-}
-
 #endif
 
 /* Empty where the code is not for 9.0a: weft_cuda_topk_is_fast takes no node there. */
@@ -412,7 +406,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (part == 0) read_sums(p, t, last ? 0 : now.head + 1, lse);
             wait_products<0>();
             settle(score);
-            release_step(base + M::EMPTY + (uint32_t)now.slot * 8);
+            __syncwarp(); /* the warp has read the step's slots */
+            if (threadIdx.x % 32 == 0) arrive(base + M::EMPTY + (uint32_t)now.slot * 8);
             next_step<M>(now, heads, p.heads);
         }
         if (p.causal && key > t.first + HALF - 1) continue; /* no query sees any of the keys */

@@ -82,11 +82,7 @@ static int64_t table_length(const weft_node *n) {
     return (n->in[1] ? x->shape[0] : 1) * x->shape[1] * ATTR(n, weft_rope_attr)->width;
 }
 
-static int64_t rope_workspace(const weft_node *n, int) {
-    return table_length(n) * (int64_t)sizeof(float);
-}
-
-CUDA_RUN(rope, rope_workspace) {
+CUDA_RUN_WITH(rope, table_length(n) * (int64_t)sizeof(float)) {
     const weft_rope_attr *attr = ATTR(n, weft_rope_attr);
     const weft_tensor *in = n->in[0];
     rotation k = {head_shape_of(in)};

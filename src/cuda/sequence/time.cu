@@ -164,12 +164,11 @@ static cuda_gemm describe_gram(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static int64_t moments_workspace(const weft_node *n, int) {
-    cuda_gemm p = describe_gram(NULL, n);
+static int64_t product_bytes(cuda_gemm p) {
     return gemm_workspace(&p);
 }
 
-CUDA_RUN(moments, moments_workspace) {
+CUDA_RUN_WITH(moments, product_bytes(describe_gram(NULL, n))) {
     cuda_gemm p = describe_gram(x, n);
     WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
     launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
@@ -194,12 +193,7 @@ static cuda_gemm describe_back(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static int64_t moments_back_workspace(const weft_node *n, int) {
-    cuda_gemm p = describe_back(NULL, n);
-    return gemm_workspace(&p);
-}
-
-CUDA_RUN(moments_back, moments_back_workspace) {
+CUDA_RUN_WITH(moments_back, product_bytes(describe_back(NULL, n))) {
     cuda_gemm p = describe_back(x, n);
     return gemm_launch(stream_of(x), &p, weft_workspace(x, n));
 }

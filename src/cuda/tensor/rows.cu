@@ -3,8 +3,6 @@
  * they are few, and other ranks wait for them. */
 #include "cuda/kernel.cuh"
 
-#include <stdio.h>
-
 extern "C" {
 #include "core/rows.h"
 }
