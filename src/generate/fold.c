@@ -271,22 +271,32 @@ static void join_maps(folding *f) {
     }
 }
 
-/* gelu of a product's result; and what a gradient would read of that is not made. */
-static weft_status fold_gelu(const folding *f) {
+/* Whether a node makes one result alone. A second that nobody reads (what a gradient would, or the number of a
+ * key, which the cache makes) is left out. */
+static bool makes_one(const folding *f, const weft_node *n) {
+    if (n->n_out > 1 && n->out[1] && count_readers(f, n->out[1]) == 0) n->out[1] = NULL;
+    return n->n_out < 2 || !n->out[1];
+}
+
+/* gelu of a product's result, or softplus of the deviations in it. */
+static weft_status fold_maps(const folding *f) {
     for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
         const weft_node *n = weft_graph_node(f->graph, i);
+        bool gaussian = n->op->id == WEFT_OP_gaussian, gelu = n->op->id == WEFT_OP_gelu;
         if (n->op->id == WEFT_OP_matmul &&
-            ((const weft_matmul_attr *)n->attr)->act == WEFT_ACT_GELU && n->out[1] &&
-            count_readers(f, n->out[1]) == 0)
-            n->out[1] = NULL;
-        if (n->op->id != WEFT_OP_gelu) continue;
+            ((const weft_matmul_attr *)n->attr)->act == WEFT_ACT_GELU)
+            makes_one(f, n);
+        if (!(gelu || gaussian) || !makes_one(f, n)) continue;
+        int64_t group = weft_tensor_width(n->out[0]);
+        if (gaussian && group % 8) continue;
         weft_node *product = find_maker(f, n->in[0], WEFT_OP_matmul);
         if (!product || !can_join(product) || product->out[1] ||
             n->out[0]->dtype != product->out[0]->dtype)
             continue;
         weft_matmul_attr *attr = own_attr(f, product, sizeof *attr);
         if (!attr) break;
-        attr->act = WEFT_ACT_GELU;
+        attr->act = gaussian ? WEFT_ACT_DEVIATIONS : WEFT_ACT_GELU;
+        attr->group = gaussian ? group : 0;
         take_result(product, n->out);
     }
     return weft_graph_status(f->graph);
@@ -339,7 +349,7 @@ weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft
     if (!list) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     if (bytes > 0) {
         join_maps(&f);
-        WEFT_TRY(fold_gelu(&f));
+        WEFT_TRY(fold_maps(&f));
         fold_gathers(&f);
         WEFT_TRY(weft_graph_drop_unused(g));
     }

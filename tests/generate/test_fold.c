@@ -220,6 +220,7 @@ static const struct {
     step_form form;
 } whole[] = {
     {0, 2, {"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}},
+    {0, 2, {"w2", {"ATTENTION=w2", "KV_HEADS=1"}}},
     {1, 2, {"gate", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}},
     {2, 2, {"cross", {"ATTENTION=dot"}}},
     {3, 5, {"all three", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}},

@@ -43,9 +43,11 @@ typedef struct {
                         the operands allow: f32, or bf16 with a and b bf16 */
     bool gelu;       /* the tanh form */
     bool gelu_back;  /* c = (...) times gelu's slope at pre, in place of gelu; no bias then */
-    bool alone;      /* rows go by themselves, however many there are */
-    bool follows;    /* it is launched early (dependent_launch.cuh), where few rows are */
-    bool steady;     /* b does not change while this is launched early */
+    int group; /* not 0: softplus of the second half of each so many columns, in place of gelu; only
+                        streamed.cuh has it */
+    bool alone;   /* rows go by themselves, however many there are */
+    bool follows; /* it is launched early (dependent_launch.cuh), where few rows are */
+    bool steady;  /* b does not change while this is launched early */
     float alpha;
     cuda_gemm_matrix a, b; /* read only */
     cuda_gemm_matrix c;

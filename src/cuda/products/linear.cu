@@ -325,6 +325,7 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i,
     p.steady = p.follows && is_steady(b);
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
+    p.group = last && attr->act == WEFT_ACT_DEVIATIONS ? (int)attr->group : 0;
     p.a = as_matrix(place_of(x, a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,
                     grouped || grouped_outer);
     p.b = as_matrix(place_of(x, b), b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups, grouped_outer);
@@ -350,7 +351,8 @@ static column_pass pass_behind(const weft_node *n) {
 /* Of what our own kernel takes: by rows, and all in bf16 but the bias; no norm behind it. */
 static bool suits_fused(const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    if (attr->moments || n->in[WEFT_MATMUL_MOMENTS]) return false;
+    if (attr->moments || n->in[WEFT_MATMUL_MOMENTS] || attr->act == WEFT_ACT_DEVIATIONS)
+        return false;
     bool suits = weft_matmul_is_by_rows(attr, n->in[0]) && attr->dtype == WEFT_BF16 &&
                  (attr->more || attr->act != WEFT_ACT_NONE);
     for (int i = 0; suits && i <= attr->more; i++) {
