@@ -2,6 +2,7 @@
  * each is the bytes of its inputs and outputs, once: functions.cuh keeps arithmetic below that. */
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
+#include "cuda/products/gemm.cuh"
 
 extern "C" {
 #include "ops/activation.h"
@@ -148,6 +149,7 @@ template <bool WHOLE> static __global__ void mix_gate(gating k) {
 }
 
 static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
+    if (gemm_has_gate(x, n)) return WEFT_OK;
     gating k = gating_of(x, n, 0);
     unsigned blocks = pack_grid(k.rows * ceil_div(k.width, VECTOR));
     with_flag(are_whole(k.width, k.o, k.out), [&](auto whole) {

@@ -9,7 +9,7 @@ typedef struct {
     int64_t ld, stride;              /* of c, addend and pre */
     int64_t bias_stride;
     bool gelu, gelu_back, accumulate;
-    int group;     /* not 0: as of gemm.cuh */
+    int group;     /* not 0: as of gemm.cuh; by fours only */
     bool by_fours; /* four columns from a multiple of four on can be read and written at once */
     float alpha;
 } finishing;
@@ -47,7 +47,6 @@ __device__ static inline void finish_value(const finishing &f, int64_t g, int64_
         sum *= gelu_slope(load_any(f.pre, at));
     else if (f.pre.data)
         store_any(f.pre, at, sum);
-    if (f.group && (int)column % f.group >= f.group / 2) sum = softplus(sum);
     store_any(f.c, at, f.gelu ? gelu_value(sum) : sum);
 }
 

@@ -34,6 +34,14 @@ typedef struct {
     float eps;
 } gemm_norm;
 
+/* Gates of heads, a's columns being heads side by side: those of head h are multiplied by 1 − alpha + alpha
+ * σ(of[row, h]) and rounded to bf16 again, as gate_mix does. */
+typedef struct {
+    any_tensor of; /* [m, heads]; data NULL: none */
+    int heads, width;
+    float alpha;
+} gemm_gate;
+
 /* c = gelu(alpha · op(a) op(b) + bias + addend), for each of a batch; gelu, bias and addend as
  * asked. */
 typedef struct {
@@ -58,7 +66,8 @@ typedef struct {
         pre;         /* like c: gets the values before gelu (data NULL: not wanted), or has them
                            with gelu_back */
     gemm_norm norm;  /* only streamed.cuh has it, */
-    float2 *moments; /* and gives those of c; NULL: not wanted */
+    float2 *moments; /* and gives those of c; NULL: not wanted; */
+    gemm_gate gate;  /* and this */
 } cuda_gemm;
 
 /* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and
@@ -73,4 +82,8 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace
  * gemm_joins takes, of the same a, none needing what another makes. An error is cudaGetLastError's. */
 enum { GEMM_TOGETHER = 4 };
 bool gemm_joins(const cuda_gemm *p);
+
+/* Whether the product behind a node gate_mix, which alone reads what that makes, puts the gates to its rows
+ * itself: then gate_mix is nothing to launch. */
+bool gemm_has_gate(const weft_exec *x, const weft_node *gate);
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n);

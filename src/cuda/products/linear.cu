@@ -15,9 +15,12 @@
 #include "cuda/functions.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
+#include "cuda/products/streamed.cuh"
 
 extern "C" {
+#include "ops/activation.h"
 #include "ops/linear.h"
+#include "ops/list.h"
 }
 
 /* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
@@ -342,6 +345,44 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i,
     return p;
 }
 
+static const weft_node *node_at(const weft_exec *x, int64_t index) {
+    const weft_graph *g = weft_exec_graph(x);
+    return index >= 0 && index < weft_graph_node_count(g) ? weft_graph_node(g, index) : NULL;
+}
+
+static int count_readers(const weft_exec *x, const weft_tensor *y) {
+    int count = y->keep ? 2 : 0;
+    const weft_node *n;
+    for (int64_t i = y->producer->index + 1; (n = node_at(x, i)) != NULL; i++)
+        for (int k = 0; k < n->n_in; k++)
+            count += n->in[k] && (n->in[k] == y || n->in[k]->view_of == y);
+    return count;
+}
+
+/* The product n with the gates that a node gate_mix would put to its rows. */
+static cuda_gemm describe_gated(const weft_exec *x, const weft_node *n, const weft_node *gate) {
+    const weft_tensor *o = gate->in[0];
+    cuda_gemm p = describe_product(x, n, 0, true, true);
+    p.a.data = weft_data(x, o);
+    p.gate = gemm_gate{any_of(x, gate->in[1]), (int)o->shape[2], (int)o->shape[3],
+                       (float)ATTR(gate, weft_gate_mix_attr)->alpha};
+    return p;
+}
+
+bool gemm_has_gate(const weft_exec *x, const weft_node *gate) {
+    if (!follows(x) || gate->op->id != WEFT_OP_gate_mix) return false;
+    const weft_node *n = node_at(x, gate->index + 1);
+    if (!n || n->op->id != WEFT_OP_matmul) return false;
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    const weft_tensor *y = gate->out[0], *a = n->in[WEFT_MATMUL_A];
+    if (attr->more || attr->sums || (a != y && a->view_of != y) || count_readers(x, y) != 1 ||
+        y->dtype != WEFT_BF16 || gate->in[0]->dtype != WEFT_BF16 ||
+        gate->in[1]->shape[1] != y->shape[1])
+        return false;
+    cuda_gemm p = describe_gated(x, n, gate);
+    return p.steady && p.m <= GEMM_STREAMED_ROWS && streamed_can(&p) && spares(x, n, gate);
+}
+
 /* Over the result itself. */
 static column_pass pass_behind(const weft_node *n) {
     int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
@@ -567,6 +608,12 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
 
 static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     if (is_launched(x, n)) return WEFT_OK;
+    const weft_node *before = node_at(x, n->index - 1);
+    if (before && gemm_has_gate(x, before)) {
+        cuda_gemm p = describe_gated(x, n, before);
+        streamed_launch(stream_of(x), &p, 1);
+        return launched(n);
+    }
     if (follows(x) && run_together(x, n)) return launched(n);
     int more = ATTR(n, weft_matmul_attr)->more;
     unsigned set = are_alone(x) ? 0 : choose_fused(n);

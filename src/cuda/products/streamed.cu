@@ -36,6 +36,9 @@ enum {
     DESCRIBED = 0x3ffff
 };
 
+/* What a kernel does beside its sums: silu_mul of two products; or the gates of heads, before them. */
+enum { PLAIN, SILU, HEADS };
+
 /* One of the products of a launch. */
 struct streamed_matrix {
     CUtensorMap b, up; /* up: of a gated product */
@@ -53,9 +56,12 @@ struct streamed_problem {
     streamed_matrix of[GEMM_TOGETHER];
     int m, k, stages; /* rows; columns; of DEPTH of them */
     float share;      /* 1 / k */
+    gemm_gate gate;   /* on a */
     int cluster;
     bool steady;
 };
+
+static_assert(sizeof(streamed_problem) <= 4096 - 64, "a kernel's parameters");
 
 /* N rows of a, G warpgroups, that is 64 G rows of b. */
 template <int N, int G, int STAGES> struct streamed_shape {
@@ -88,7 +94,7 @@ template <int WIDTH> __device__ static inline streamed_place find_place(const st
     return t;
 }
 
-template <int N, int G, int STAGES, bool GATED>
+template <int N, int G, int STAGES, int MODE>
 __device__ static inline void produce_stages(const streamed_problem &p, const streamed_place &t,
                                              uint32_t memory) {
     using shape = streamed_shape<N, G, STAGES>;
@@ -101,8 +107,9 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
         arrive_expect_tx(full, shape::STAGE);
 #pragma unroll
         for (int g = 0; g < G; g++)
-            tma_load_2d(to + (uint32_t)(g * GROUP_ROWS * DEPTH * 2), GATED && g ? &w.up : &w.b, k,
-                        t.column + (GATED ? 0 : g * GROUP_ROWS), full);
+            tma_load_2d(to + (uint32_t)(g * GROUP_ROWS * DEPTH * 2),
+                        MODE == SILU && g ? &w.up : &w.b, k,
+                        t.column + (MODE == SILU ? 0 : g * GROUP_ROWS), full);
     };
     auto load_a = [&](int i) {
         tma_load_2d(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES), &p.a,
@@ -123,15 +130,63 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
     }
 }
 
+__device__ static inline void scale_chunk(uint32_t at, float factor) {
+    uint32_t w[4];
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(at)
+                 : "memory");
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        w[i] = join_halves(factor * __uint_as_float(w[i] << 16),
+                           factor * __uint_as_float(w[i] & 0xffff0000u));
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+/* The gates of a stage of a, whose columns are of one head: each thread has some chunks of 16 bytes, eight of
+ * which are a row's, wherever the swizzle put them. With the bits of gate_mix. */
+template <int N, int G> struct stage_gates {
+    static constexpr int THREADS = G * 128, CHUNKS = (N * 8 + THREADS - 1) / THREADS;
+    float factor[CHUNKS];
+
+    /* Before the stage is there. */
+    __device__ void load(const streamed_problem &p, int stage) {
+        int head = stage * DEPTH / p.gate.width;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            int row = (int)blockIdx.y * N + ((int)threadIdx.x + i * THREADS) / 8;
+            float gate = row < p.m ? load_any(p.gate.of, (int64_t)row * p.gate.heads + head) : 0.0f;
+            factor[i] = 1 - p.gate.alpha + p.gate.alpha * sigmoid(gate);
+        }
+    }
+
+    /* All of the block's that multiply meet here: what they wrote is then there for wgmma. */
+    __device__ void apply(uint32_t a) const {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            int chunk = (int)threadIdx.x + i * THREADS;
+            if (chunk < N * 8) scale_chunk(a + (uint32_t)chunk * 16, factor[i]);
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+    }
+};
+
 /* Starts the products of stage i: the warpgroup's 64 rows of b by all of a. SET: c begins with them. */
-template <int N, int G, int STAGES, bool SET>
-__device__ static inline void multiply_stage(uint32_t memory, int i, float (&c)[N / 8][4]) {
+template <int N, int G, int STAGES, int MODE, bool SET>
+__device__ static inline void multiply_stage(const streamed_problem &p, const streamed_place &t,
+                                             uint32_t memory, int i, float (&c)[N / 8][4]) {
     using shape = streamed_shape<N, G, STAGES>;
+    stage_gates<N, G> gates;
+    if (MODE == HEADS) gates.load(p, t.first + i);
     uint32_t stage = (memory + (uint32_t)(i % STAGES * shape::STAGE)) & DESCRIBED;
     uint64_t left =
         describe_tile<GROUP_ROWS, DEPTH>(stage + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2));
     uint64_t right = describe_tile<N, DEPTH>(stage + shape::B_BYTES);
     wait_phase(memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES), (uint32_t)(i / STAGES));
+    if (MODE == HEADS) gates.apply(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES));
     begin_products();
     wgmma<N>::template tiles<!SET, false>(c, left, right);
 #pragma unroll
@@ -142,13 +197,14 @@ __device__ static inline void multiply_stage(uint32_t memory, int i, float (&c)[
 }
 
 /* All of them, one or more. A stage is given back when its products are done, one stage later. */
-template <int N, int G, int STAGES>
-__device__ static inline void multiply_stages(const streamed_place &t, uint32_t memory,
-                                              float (&c)[N / 8][4]) {
+template <int N, int G, int STAGES, int MODE>
+__device__ static inline void multiply_stages(const streamed_problem &p, const streamed_place &t,
+                                              uint32_t memory, float (&c)[N / 8][4]) {
     uint32_t empty = memory + streamed_shape<N, G, STAGES>::AT_BARRIERS + 8 * STAGES;
-    multiply_stage<N, G, STAGES, true>(memory, 0, c);
+    if (MODE == HEADS) wait_for_primary();
+    multiply_stage<N, G, STAGES, MODE, true>(p, t, memory, 0, c);
     for (int i = 1; i < t.stages; i++) {
-        multiply_stage<N, G, STAGES, false>(memory, i, c);
+        multiply_stage<N, G, STAGES, MODE, false>(p, t, memory, i, c);
         wait_products<1>();
         if (threadIdx.x % 32 == 0) arrive(empty + 8 * (uint32_t)((i - 1) % STAGES));
     }
@@ -255,9 +311,9 @@ __device__ static inline float silu_mul(float gate, float up) {
 }
 
 /* The block's share of the rows of a and the columns of its tile: four columns of a row at a time. */
-template <int N, int G, int STAGES, bool GATED> struct streamed_share {
+template <int N, int G, int STAGES, int MODE> struct streamed_share {
     using shape = streamed_shape<N, G, STAGES>;
-    static constexpr int FOURS = shape::WIDTH / (GATED ? 8 : 4);
+    static constexpr int FOURS = shape::WIDTH / (MODE == SILU ? 8 : 4);
     const streamed_problem &p;
     const streamed_place &t;
     const streamed_matrix &w;
@@ -277,9 +333,10 @@ template <int N, int G, int STAGES, bool GATED> struct streamed_share {
         if (e >= end) return a;
         int64_t r = row + e / FOURS;
         int column = t.column + e % FOURS * 4;
-        if (!GATED) a.added = load_addends(w.end, r, column, w.n);
+        if (MODE != SILU) a.added = load_addends(w.end, r, column, w.n);
         if (!w.norm.moments) return a;
-        if (!GATED && w.norm.sums && column < w.n) a.sums = *(const float4 *)(w.norm.sums + column);
+        if (MODE != SILU && w.norm.sums && column < w.n)
+            a.sums = *(const float4 *)(w.norm.sums + column);
 #pragma unroll
         for (int i = 0; i < STREAMED_MOMENTS; i++) {
             int tile = (int)threadIdx.x % ROW_LANES + i * ROW_LANES;
@@ -299,7 +356,7 @@ template <int N, int G, int STAGES, bool GATED> struct streamed_share {
             float4 v = add_parts(at, rank, w.parts, w.end.alpha);
             float rstd = w.norm.moments ? put_norm(p, w.norm, a, v) : 1.0f;
             column += t.column;
-            if (GATED) {
+            if (MODE == SILU) {
                 finish_gated(r, column, v,
                              add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha * rstd));
             } else {
@@ -342,7 +399,7 @@ __device__ static inline void wait_for_cluster(int blocks) {
 #define BLOCKS(n) 1
 #endif
 
-template <int N, int G, int STAGES, bool GATED>
+template <int N, int G, int STAGES, int MODE>
 static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N))
     multiply_streamed(const __grid_constant__ streamed_problem p) {
 #ifndef USE_MMA_SYNC
@@ -350,7 +407,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
     trigger_dependents(); /* the next product may ask for its own */
-    streamed_place t = find_place < GATED ? shape::WIDTH / 2 : shape::WIDTH > (p);
+    streamed_place t = find_place < MODE == SILU ? shape::WIDTH / 2 : shape::WIDTH > (p);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
             init_barrier(memory + shape::AT_BARRIERS + 8 * i, 1);
@@ -360,11 +417,11 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     }
     __syncthreads();
     if (threadIdx.x >= G * 128) {
-        if (threadIdx.x == G * 128) produce_stages<N, G, STAGES, GATED>(p, t, memory);
+        if (threadIdx.x == G * 128) produce_stages<N, G, STAGES, MODE>(p, t, memory);
         __syncwarp();
     } else if (t.stages > 0) {
         float c[N / 8][4];
-        multiply_stages<N, G, STAGES>(t, memory, c);
+        multiply_stages<N, G, STAGES, MODE>(p, t, memory, c);
         /* The other warpgroup may still read what the sums are written over. */
         asm volatile("bar.sync 1, %0;" ::"n"(G * 128) : "memory");
         leave_sums<N, shape::PITCH>(c, (float *)(raw + (memory - raw_at)));
@@ -373,7 +430,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     wait_for_primary();
     __syncwarp();
     arrive_at_cluster(p.cluster);
-    streamed_share<N, G, STAGES, GATED> share(p, t);
+    streamed_share<N, G, STAGES, MODE> share(p, t);
     bool finishes = threadIdx.x < G * 128;
     streamed_addends added = {};
     if (finishes) added = share.addends(share.first());
@@ -394,8 +451,9 @@ bool streamed_fits(const cuda_gemm *p) {
 
 bool streamed_can(const cuda_gemm *p) {
     bool normed = p->norm.moments != NULL;
-    if ((normed || p->moments) && p->n % 4 != 0) return false;
+    if ((normed || p->moments || p->group) && p->n % 4 != 0) return false;
     if (normed && p->k > STREAMED_NORM_WIDTH) return false;
+    if (p->gate.of.data && p->gate.width % DEPTH != 0) return false;
     return streamed_fits(p) && (uintptr_t)p->a.data % 16 == 0 && (uintptr_t)p->b.data % 16 == 0;
 }
 
@@ -412,11 +470,11 @@ static int count_parts(const cuda_gemm *p) {
     return parts;
 }
 
-template <int N, int G, int STAGES, bool GATED>
+template <int N, int G, int STAGES, int MODE>
 static void launch_shape(cudaStream_t stream, const streamed_problem &p, bool follows) {
     using shape = streamed_shape<N, G, STAGES>;
     static cudaError_t allowed =
-        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, GATED>,
+        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, MODE>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
     cudaLaunchAttribute how[2] = {};
     int hows = 0;
@@ -441,21 +499,21 @@ static void launch_shape(cudaStream_t stream, const streamed_problem &p, bool fo
     config.attrs = how;
     config.numAttrs = (unsigned)hows;
     if (allowed == cudaSuccess)
-        cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES, GATED>, p);
+        cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES, MODE>, p);
 }
 
-template <int G, bool GATED>
+template <int G, int MODE>
 static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) {
     if (p.m <= 16)
-        launch_shape<16, G, G == 1 ? 11 : 6, GATED>(stream, p, follows);
+        launch_shape<16, G, G == 1 ? 11 : 6, MODE>(stream, p, follows);
     else if (p.m <= 32)
-        launch_shape<32, G, G == 1 ? 9 : 5, GATED>(stream, p, follows);
+        launch_shape<32, G, G == 1 ? 9 : 5, MODE>(stream, p, follows);
     else if (p.m <= 64)
-        launch_shape<64, G, G == 1 ? 6 : 4, GATED>(stream, p, follows);
+        launch_shape<64, G, G == 1 ? 6 : 4, MODE>(stream, p, follows);
     else if (p.m <= 128)
-        launch_shape<128, G, G == 1 ? 4 : 3, GATED>(stream, p, follows);
+        launch_shape<128, G, G == 1 ? 4 : 3, MODE>(stream, p, follows);
     else
-        launch_shape<MOST_ROWS, G, 4, GATED>(stream, p, follows);
+        launch_shape<MOST_ROWS, G, 4, MODE>(stream, p, follows);
 }
 
 static int rows_of(int64_t m) {
@@ -469,6 +527,8 @@ static int rows_of(int64_t m) {
 static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_problem &k,
                        bool gated) {
     int64_t wide = 0;
+    bool heads = p->gate.of.data != NULL;
+    k.gate = p->gate;
     k.m = (int)p->m;
     k.k = (int)p->k;
     k.share = 1.0f / (float)p->k;
@@ -491,11 +551,13 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
             (unsigned)(ceil_div(blocks, k.cluster) * k.cluster) + (i ? k.of[i - 1].after : 0);
     }
     if (gated)
-        launch_wide<2, true>(stream, k, p->follows);
+        launch_wide<2, SILU>(stream, k, p->follows);
     else if (groups == 2)
-        launch_wide<2, false>(stream, k, p->follows);
+        heads ? launch_wide<2, HEADS>(stream, k, p->follows)
+              : launch_wide<2, PLAIN>(stream, k, p->follows);
     else
-        launch_wide<1, false>(stream, k, p->follows);
+        heads ? launch_wide<1, HEADS>(stream, k, p->follows)
+              : launch_wide<1, PLAIN>(stream, k, p->follows);
 }
 
 /* The driver makes maps of all that streamed_can takes. */
