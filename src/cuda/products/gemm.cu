@@ -386,11 +386,11 @@ static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
 
 /* Whether only streamed.cuh can. */
 static bool is_folded(const cuda_gemm *p) {
-    return p->norm.moments || p->moments || p->group || p->gate.of.data;
+    return p->norm.moments || p->moments || p->group || p->gate.of.data || p->rope;
 }
 
 bool gemm_joins(const cuda_gemm *p) {
-    return p->follows && !p->gate.of.data &&
+    return p->follows && !p->gate.of.data && !p->rope &&
            ((few_can_join(p) && !is_folded(p)) ||
             (p->steady && streamed_can(p) && !p->accumulate && p->m <= GEMM_STREAMED_ROWS));
 }

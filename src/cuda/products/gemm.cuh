@@ -12,7 +12,7 @@
  * WEFT_CUDA_TF32=1. */
 #pragma once
 
-#include "cuda/kernel.cuh"
+#include "cuda/sequence/rope.cuh"
 
 /* A product without ta of at most so many rows, or with `alone` of any number, is done row by row in
  * the same way for every number of rows: a row's bits are those it has alone. */
@@ -42,6 +42,15 @@ typedef struct {
     float alpha;
 } gemm_gate;
 
+/* RoPE behind a product whose columns are heads side by side: the first `half` pairs of each of the first
+ * `heads`, of what c would be. */
+typedef struct {
+    const int32_t *start; /* [m]: the rows' positions */
+    int64_t offset;       /* added to them */
+    int heads, width, half;
+    weft_rope_law law;
+} gemm_rope;
+
 /* c = gelu(alpha · op(a) op(b) + bias + addend), for each of a batch; gelu, bias and addend as
  * asked. */
 typedef struct {
@@ -67,7 +76,8 @@ typedef struct {
                            with gelu_back */
     gemm_norm norm;  /* only streamed.cuh has it, */
     float2 *moments; /* and gives those of c; NULL: not wanted; */
-    gemm_gate gate;  /* and this */
+    gemm_gate gate;  /* and this, */
+    const gemm_rope *rope; /* and this, by itself: neither addend, gelu nor moments; NULL: none */
 } cuda_gemm;
 
 /* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and

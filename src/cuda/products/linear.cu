@@ -21,6 +21,7 @@ extern "C" {
 #include "ops/activation.h"
 #include "ops/linear.h"
 #include "ops/list.h"
+#include "ops/rope.h"
 }
 
 /* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
@@ -383,6 +384,32 @@ bool gemm_has_gate(const weft_exec *x, const weft_node *gate) {
     return p.steady && p.m <= GEMM_STREAMED_ROWS && streamed_can(&p) && spares(x, n, gate);
 }
 
+/* Whether RoPE behind a product, which alone reads what that makes, is done by the product; p is both then. */
+static bool describe_rotated(const weft_exec *x, const weft_node *n, gemm_rope *k, cuda_gemm *p) {
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    const weft_node *rope = node_at(x, n->index + 1);
+    if (!follows(x) || !rope || rope->op->id != WEFT_OP_rope || attr->act != WEFT_ACT_NONE ||
+        attr->more || n->in[WEFT_MATMUL_ADDEND] || n->out[1])
+        return false;
+    const weft_rope_attr *r = ATTR(rope, weft_rope_attr);
+    const weft_tensor *y = rope->out[0], *from = rope->in[0], *made = n->out[0];
+    if ((from != made && from->view_of != made) || count_readers(x, made) != 1 || !rope->in[1] ||
+        y->shape[1] != 1 || r->inverse || y->dtype != WEFT_BF16 || made->dtype != WEFT_BF16)
+        return false;
+    for (int i = 0; i < n->n_in; i++)
+        if (overlap(x, y, n->in[i])) return false;
+    *k = gemm_rope{data_of<int32_t>(x, rope->in[1]),
+                   r->offset,
+                   (int)r->heads,
+                   (int)y->shape[3],
+                   (int)(r->width / 2),
+                   r->law};
+    *p = describe_product(x, n, 0, true, true);
+    p->c.data = weft_data(x, y);
+    p->rope = k;
+    return p->steady && streamed_can(p);
+}
+
 /* Over the result itself. */
 static column_pass pass_behind(const weft_node *n) {
     int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
@@ -612,6 +639,13 @@ static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     if (before && gemm_has_gate(x, before)) {
         cuda_gemm p = describe_gated(x, n, before);
         streamed_launch(stream_of(x), &p, 1);
+        return launched(n);
+    }
+    gemm_rope rope;
+    cuda_gemm rotated;
+    if (describe_rotated(x, n, &rope, &rotated)) {
+        streamed_launch(stream_of(x), &rotated, 1);
+        launched_until(x, node_at(x, n->index + 1));
         return launched(n);
     }
     if (follows(x) && run_together(x, n)) return launched(n);

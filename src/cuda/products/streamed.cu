@@ -36,8 +36,8 @@ enum {
     DESCRIBED = 0x3ffff
 };
 
-/* What a kernel does beside its sums: silu_mul of two products; or the gates of heads, before them. */
-enum { PLAIN, SILU, HEADS };
+/* What a kernel does beside its sums: silu_mul of two products; the gates of heads, before them; RoPE. */
+enum { PLAIN, SILU, HEADS, ROPE };
 
 /* One of the products of a launch. */
 struct streamed_matrix {
@@ -57,6 +57,7 @@ struct streamed_problem {
     int m, k, stages; /* rows; columns; of DEPTH of them */
     float share;      /* 1 / k */
     gemm_gate gate;   /* on a */
+    gemm_rope rope;   /* behind the sums */
     int cluster;
     bool steady;
 };
@@ -310,6 +311,39 @@ __device__ static inline float silu_mul(float gate, float up) {
     return gate * sigmoid(gate) * round_bf16(up);
 }
 
+/* Of four columns of a row: not of a head that is rotated, nothing. */
+struct four_angles {
+    float cosine[4], sine[4];
+};
+
+/* Not inline: it is long, and done before the sums are there. */
+__device__ static __noinline__ void find_angles(const gemm_rope &k, int row, int column,
+                                                four_angles &of) {
+    int i = column % k.width;
+    if (column >= k.heads * k.width || i >= 2 * k.half) return;
+    for (int j = 0; j < 4; j++)
+        find_angle(k.law, k.offset + k.start[row], i % k.half + j, k.half, of.cosine[j],
+                   of.sine[j]);
+}
+
+/* Four numbers of a row, rounded as they are without RoPE behind them. The other half of the pairs has a lane of
+ * the row too, half / 4 lanes away. */
+__device__ static inline float4 rotate_four(const gemm_rope &k, int column, const four_angles &of,
+                                            float4 v) {
+    unsigned lanes = k.half == DEPTH ? 0xffffffffu : 0xffffu << (threadIdx.x & ROW_LANES);
+    int i = column % k.width;
+    bool rotates = column < k.heads * k.width && i < 2 * k.half;
+    float a[4] = {round_bf16(v.x), round_bf16(v.y), round_bf16(v.z), round_bf16(v.w)};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float b = __shfl_xor_sync(lanes, a[j], k.half / 4);
+        if (rotates)
+            a[j] = i < k.half ? rotate_first(a[j], b, of.cosine[j], of.sine[j])
+                              : rotate_second(b, a[j], of.cosine[j], of.sine[j]);
+    }
+    return make_float4(a[0], a[1], a[2], a[3]);
+}
+
 /* The block's share of the rows of a and the columns of its tile: four columns of a row at a time. */
 template <int N, int G, int STAGES, int MODE> struct streamed_share {
     using shape = streamed_shape<N, G, STAGES>;
@@ -345,8 +379,20 @@ template <int N, int G, int STAGES, int MODE> struct streamed_share {
         return a;
     }
 
-    /* `a`: those of the first. */
-    __device__ void finish(uint32_t sums, streamed_addends a) const {
+    __device__ void angles(int e, four_angles &of) const {
+        if (MODE == ROPE && e < end)
+            find_angles(p.rope, row + e / FOURS, t.column + e % FOURS * 4, of);
+    }
+
+    __device__ void finish_rotated(int r, int column, float4 v, const four_addends &a,
+                                   const four_angles &of) const {
+        if (w.end.bias.data) v = add_four(v, a.bias);
+        v = rotate_four(p.rope, column, of, v);
+        if (column < w.n) store_four(w.end.c, (int64_t)(row + r) * w.end.ld + column, v);
+    }
+
+    /* `a`, `of`: those of the first. */
+    __device__ void finish(uint32_t sums, streamed_addends a, four_angles &of) const {
         uint32_t rank;
         asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
         rank -= (uint32_t)t.part;
@@ -359,6 +405,9 @@ template <int N, int G, int STAGES, int MODE> struct streamed_share {
             if (MODE == SILU) {
                 finish_gated(r, column, v,
                              add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha * rstd));
+            } else if (MODE == ROPE) {
+                finish_rotated(r, column, v, a.added, of);
+                angles(e + step, of);
             } else {
                 v = finish_four(w.end, row + r, column, w.n, v, a.added);
                 if (w.moments) leave_moments(w.moments, row + r, column, w.n, v);
@@ -416,6 +465,11 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    streamed_share<N, G, STAGES, MODE> share(p, t);
+    bool finishes = threadIdx.x < G * 128;
+    four_angles rotated;
+    if (finishes) share.angles(share.first(), rotated);
+    __syncwarp();
     if (threadIdx.x >= G * 128) {
         if (threadIdx.x == G * 128) produce_stages<N, G, STAGES, MODE>(p, t, memory);
         __syncwarp();
@@ -430,13 +484,11 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     wait_for_primary();
     __syncwarp();
     arrive_at_cluster(p.cluster);
-    streamed_share<N, G, STAGES, MODE> share(p, t);
-    bool finishes = threadIdx.x < G * 128;
     streamed_addends added = {};
     if (finishes) added = share.addends(share.first());
     __syncwarp();
     wait_for_cluster(p.cluster);
-    if (finishes) share.finish(memory, added);
+    if (finishes) share.finish(memory, added, rotated);
     __syncwarp();
     arrive_at_cluster(p.cluster);
     wait_for_cluster(p.cluster); /* nobody reads here any more */
@@ -449,11 +501,20 @@ bool streamed_fits(const cuda_gemm *p) {
            suits(p->a) && suits(p->b) && p->n < INT32_MAX / 2;
 }
 
+/* Pairs lie in 64 columns that a row's lanes have, or in 128 that a warp has. The angles of more rows than these
+ * would be waited for. */
+static bool can_rotate(const cuda_gemm *p) {
+    int width = p->rope->width, half = p->rope->half;
+    return p->m <= 32 && p->n % 4 == 0 && half >= 4 && half <= DEPTH && (half & (half - 1)) == 0 &&
+           (width % max_i64(DEPTH, 2 * half) == 0 || (half < DEPTH && DEPTH % width == 0));
+}
+
 bool streamed_can(const cuda_gemm *p) {
     bool normed = p->norm.moments != NULL;
     if ((normed || p->moments || p->group) && p->n % 4 != 0) return false;
     if (normed && p->k > STREAMED_NORM_WIDTH) return false;
     if (p->gate.of.data && p->gate.width % DEPTH != 0) return false;
+    if (p->rope && !can_rotate(p)) return false;
     return streamed_fits(p) && (uintptr_t)p->a.data % 16 == 0 && (uintptr_t)p->b.data % 16 == 0;
 }
 
@@ -516,6 +577,14 @@ static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) 
         launch_shape<MOST_ROWS, G, 4, MODE>(stream, p, follows);
 }
 
+/* With RoPE. */
+template <int G> static void launch_few(cudaStream_t stream, streamed_problem &p, bool follows) {
+    if (p.m <= 16)
+        launch_shape<16, G, G == 1 ? 11 : 6, ROPE>(stream, p, follows);
+    else
+        launch_shape<32, G, G == 1 ? 9 : 5, ROPE>(stream, p, follows);
+}
+
 static int rows_of(int64_t m) {
     int rows = 16;
     while (rows < m && rows < MOST_ROWS)
@@ -529,6 +598,7 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
     int64_t wide = 0;
     bool heads = p->gate.of.data != NULL;
     k.gate = p->gate;
+    if (p->rope) k.rope = *p->rope;
     k.m = (int)p->m;
     k.k = (int)p->k;
     k.share = 1.0f / (float)p->k;
@@ -543,7 +613,9 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
         k.cluster = k.of[i].parts > k.cluster ? k.of[i].parts : k.cluster;
         wide += ceil_div(p[i].n, 2 * GROUP_ROWS) * k.of[i].parts;
     }
-    int groups = gated || wide >= ENOUGH_WIDE || p->m > MOST_ROWS / 2 ? 2 : 1;
+    bool rotates = p->rope != NULL;
+    int groups =
+        gated || wide >= ENOUGH_WIDE || p->m > MOST_ROWS / 2 || k.rope.half == DEPTH ? 2 : 1;
     int width = gated ? GROUP_ROWS : groups * GROUP_ROWS;
     for (int i = 0; i < n; i++) {
         int64_t blocks = ceil_div(p[i].n, width) * k.of[i].parts;
@@ -552,6 +624,8 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
     }
     if (gated)
         launch_wide<2, SILU>(stream, k, p->follows);
+    else if (rotates)
+        groups == 2 ? launch_few<2>(stream, k, p->follows) : launch_few<1>(stream, k, p->follows);
     else if (groups == 2)
         heads ? launch_wide<2, HEADS>(stream, k, p->follows)
               : launch_wide<2, PLAIN>(stream, k, p->follows);
