@@ -81,7 +81,6 @@ static bool takes_norm(const weft_node *n, int k, const weft_node *norm) {
     const weft_tensor *x = root_of(norm->in[WEFT_NORM_X]);
     if (n->op->id == WEFT_OP_gated_linear)
         return (k == WEFT_GATED_X || k == WEFT_GATED_X_AGAIN) && !n->in[WEFT_GATED_MOMENTS] &&
-               ((const weft_norm_attr *)norm->attr)->kind == WEFT_RMSNORM &&
                is_plain_product(attr, n->in[k], n->in[k + 1]);
     return n->op->id == WEFT_OP_matmul && k == WEFT_MATMUL_A && attr->more == 0 &&
            attr->alpha == 1 && attr->act != WEFT_ACT_GELU_BACK && !n->in[WEFT_MATMUL_MOMENTS] &&
@@ -156,11 +155,10 @@ static weft_status fold_product(folding *f, const weft_node *norm, weft_node *n,
         n->in[k + 1] = made.matrix;
         /* What only this one read needs no memory. */
         if (was->role == WEFT_ROLE_INPUT && count_readers(f, was) == 0) was->role = WEFT_ROLE_TEMP;
+        n->in[gated ? WEFT_GATED_SUMS + k / 2 : WEFT_MATMUL_SUMS] = made.sums;
+        if (made.bias) n->in[gated ? WEFT_GATED_BIAS + k / 2 : WEFT_MATMUL_BIAS] = made.bias;
     }
     n->in[gated ? WEFT_GATED_MOMENTS : WEFT_MATMUL_MOMENTS] = moments;
-    if (gated) return weft_graph_status(f->graph);
-    n->in[WEFT_MATMUL_SUMS] = made.sums;
-    if (made.bias) n->in[WEFT_MATMUL_BIAS] = made.bias;
     return weft_graph_status(f->graph);
 }
 

@@ -9,7 +9,7 @@
  * bf16 where the normed rows were; `sums` are of what was rounded, so that a large mean cancels up to f32.
  *
  * A norm is folded where a product with bf16 weights, or such a sum, makes what it reads, and where all that read it are
- * products with bf16 weights that nothing but a bias, an addend or gelu follows, or SwiGLU's behind RMSNorm.
+ * products with bf16 weights that nothing but a bias, an addend, gelu or softplus follows, or SwiGLU's.
  * All else keeps its norm.
  *
  * Maps of heads, of the products around them: where a linear layer's results only go through one matrix per

@@ -35,7 +35,7 @@ static const fold_form forms[] = {
      "h.1.ffn.w1",
      "h.1.ln_2",
      false},
-    {{"swiglu-layernorm", {"ATTENTION=dot", "FFN=swiglu"}}, 4, "h.1.attn.qkv", "h.1.ln_1", false},
+    {{"swiglu-layernorm", {"ATTENTION=dot", "FFN=swiglu"}}, 2, "h.1.ffn.w1", "h.1.ln_2", false},
     {{"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=64"}}, 2, "h.1.ffn.fc", "h.1.ln_2", false},
     {{"mla-joined", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}, 2, "h.1.ffn.fc", "h.1.ln_2", true},
     {{"both-sides", {"ATTENTION=dot", "NORM_PLACEMENT=both"}}, 9, NULL, NULL, false},

@@ -43,7 +43,8 @@ enum { PLAIN, SILU, HEADS, ROPE };
 struct streamed_matrix {
     CUtensorMap b, up; /* up: of a gated product */
     finishing end, up_end;
-    any_tensor y;   /* of a gated product */
+    any_tensor y; /* of a gated product */
+    const float *up_sums;
     gemm_norm norm; /* before it */
     float2 *moments;
     int n;          /* rows of b */
@@ -267,9 +268,13 @@ struct streamed_addends {
     float2 moments[STREAMED_MOMENTS];
 };
 
-/* v = rstd (v − mean · sums); the row's rstd. */
-__device__ static inline float put_norm(const streamed_problem &p, const gemm_norm &norm,
-                                        const streamed_addends &a, float4 &v) {
+/* Of a row. */
+struct row_norm {
+    float mean, rstd;
+};
+
+__device__ static inline row_norm find_norm(const streamed_problem &p, const gemm_norm &norm,
+                                            const streamed_addends &a) {
     float count[STREAMED_MOMENTS], mean = 0, square = 0;
 #pragma unroll
     for (int i = 0; i < STREAMED_MOMENTS; i++) {
@@ -283,10 +288,21 @@ __device__ static inline float put_norm(const streamed_problem &p, const gemm_no
         float d = a.moments[i].x - mean;
         square += a.moments[i].y + count[i] * d * d;
     }
-    float rstd = rsqrtf(sum_row(square) * p.share + norm.eps);
-    v = make_float4(rstd * (v.x - mean * a.sums.x), rstd * (v.y - mean * a.sums.y),
-                    rstd * (v.z - mean * a.sums.z), rstd * (v.w - mean * a.sums.w));
-    return rstd;
+    return row_norm{mean, rsqrtf(sum_row(square) * p.share + norm.eps)};
+}
+
+/* rstd (v − mean · sums). */
+__device__ static inline float4 norm_four(row_norm norm, float4 sums, float4 v) {
+    return make_float4(
+        norm.rstd * (v.x - norm.mean * sums.x), norm.rstd * (v.y - norm.mean * sums.y),
+        norm.rstd * (v.z - norm.mean * sums.z), norm.rstd * (v.w - norm.mean * sums.w));
+}
+
+/* That and a bias, of SwiGLU behind LayerNorm. */
+__device__ static inline float4 norm_apart(const float *sums, any_tensor bias, int column,
+                                           row_norm norm, float4 v) {
+    v = norm_four(norm, *(const float4 *)(sums + column), v);
+    return bias.data ? add_four(v, load_four(bias, column)) : v;
 }
 
 __device__ static inline float round_bf16(float v) {
@@ -400,11 +416,20 @@ template <int N, int G, int STAGES, int MODE> struct streamed_share {
             int r = e / FOURS, column = e % FOURS * 4;
             uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
             float4 v = add_parts(at, rank, w.parts, w.end.alpha);
-            float rstd = w.norm.moments ? put_norm(p, w.norm, a, v) : 1.0f;
+            row_norm norm = {0, 1};
+            if (w.norm.moments) norm = find_norm(p, w.norm, a);
+            if (w.norm.moments && MODE != SILU) v = norm_four(norm, a.sums, v);
             column += t.column;
             if (MODE == SILU) {
-                finish_gated(r, column, v,
-                             add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha * rstd));
+                bool shifted = w.norm.sums && column < w.n;
+                float factor = shifted ? 1.0f : norm.rstd;
+                float4 u = add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha * factor);
+                v = make_float4(factor * v.x, factor * v.y, factor * v.z, factor * v.w);
+                if (shifted) {
+                    v = norm_apart(w.norm.sums, w.end.bias, column, norm, v);
+                    u = norm_apart(w.up_sums, w.up_end.bias, column, norm, u);
+                }
+                finish_gated(r, column, v, u);
             } else if (MODE == ROPE) {
                 finish_rotated(r, column, v, a.added, of);
                 angles(e + step, of);
@@ -661,6 +686,7 @@ void streamed_launch_gated(cudaStream_t stream, const cuda_gemm *gate, const cud
     describe_b(up, &k.of[0].up);
     k.of[0].end = describe_finish(gate);
     k.of[0].up_end = describe_finish(up);
+    k.of[0].up_sums = up->norm.sums;
     k.of[0].y = y;
     launch_all(stream, gate, 1, k, true);
 }

@@ -18,6 +18,7 @@ bool streamed_can(const cuda_gemm *p);
 void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n);
 
 /* c = silu(gate) · up, of the products of one a with two matrices of the same size. Both are rounded to
- * bf16 first; `gate` and `up` have c where that is to be written, or NULL. */
+ * bf16 first; `gate` and `up` have c where that is to be written, or NULL. A bias is of LayerNorm's, in f32, and
+ * goes with no c. */
 void streamed_launch_gated(cudaStream_t stream, const cuda_gemm *gate, const cuda_gemm *up,
                            any_tensor y);
