@@ -89,7 +89,7 @@ int64_t gemm_workspace(const cuda_gemm *p);
 weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace);
 
 /* Several products in one launch, with the bits that each has by itself: up to GEMM_TOGETHER that
- * gemm_joins takes, of the same a, none needing what another makes. An error is cudaGetLastError's. */
+ * gemm_joins takes, of the same a or all streamed.cuh's and of as many rows, none needing what another makes. An error is cudaGetLastError's. */
 enum { GEMM_TOGETHER = 4 };
 bool gemm_joins(const cuda_gemm *p);
 

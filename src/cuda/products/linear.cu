@@ -615,16 +615,19 @@ static bool describe_joining(const weft_exec *x, const weft_node *n, cuda_gemm *
     return gemm_joins(p);
 }
 
-/* Launches a node and those behind it that read the same. False: it is alone. */
+/* Launches a node and those behind it that need nothing of it, or of each other. False: it is alone. */
 static bool run_together(const weft_exec *x, const weft_node *n) {
     cuda_gemm p[GEMM_TOGETHER];
     const weft_node *nodes[GEMM_TOGETHER];
     int count = 0;
+    bool same = true, streamed = true;
     for (const weft_node *m = n; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
-        bool apart = m->in[0] == n->in[0] && describe_joining(x, m, &p[count]);
+        bool apart = describe_joining(x, m, &p[count]) && p[count].m == p[0].m;
         for (int i = 0; apart && i < count; i++)
             apart = are_apart(x, m, nodes[i]);
-        if (!apart) break;
+        same = same && m->in[0] == n->in[0];
+        streamed = streamed && apart && streamed_can(&p[count]);
+        if (!apart || (!same && !streamed)) break;
         nodes[count++] = m;
     }
     if (count < 2) return false;

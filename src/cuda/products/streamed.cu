@@ -41,24 +41,24 @@ enum { PLAIN, SILU, HEADS, ROPE };
 
 /* One of the products of a launch. */
 struct streamed_matrix {
-    CUtensorMap b, up; /* up: of a gated product */
+    CUtensorMap a, b, up; /* up: of a gated product */
     finishing end, up_end;
     any_tensor y; /* of a gated product */
     const float *up_sums;
     gemm_norm norm; /* before it */
     float2 *moments;
     int n;          /* rows of b */
+    int k, stages;  /* columns; of DEPTH of them */
+    float share;    /* 1 / k */
     int parts;      /* of k */
     unsigned after; /* the launch's block behind its last */
 };
 
 struct streamed_problem {
-    CUtensorMap a;
     streamed_matrix of[GEMM_TOGETHER];
-    int m, k, stages; /* rows; columns; of DEPTH of them */
-    float share;      /* 1 / k */
-    gemm_gate gate;   /* on a */
-    gemm_rope rope;   /* behind the sums */
+    int m;          /* rows of each a */
+    gemm_gate gate; /* on a */
+    gemm_rope rope; /* behind the sums */
     int cluster;
     bool steady;
 };
@@ -91,8 +91,8 @@ template <int WIDTH> __device__ static inline streamed_place find_place(const st
     int block = (int)(blockIdx.x - (t.of ? p.of[t.of - 1].after : 0));
     t.part = block % w.parts;
     t.column = block / w.parts * WIDTH;
-    t.first = p.stages * t.part / w.parts;
-    t.stages = t.column < w.n ? p.stages * (t.part + 1) / w.parts - t.first : 0;
+    t.first = w.stages * t.part / w.parts;
+    t.stages = t.column < w.n ? w.stages * (t.part + 1) / w.parts - t.first : 0;
     return t;
 }
 
@@ -114,7 +114,7 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
                         t.column + (MODE == SILU ? 0 : g * GROUP_ROWS), full);
     };
     auto load_a = [&](int i) {
-        tma_load_2d(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES), &p.a,
+        tma_load_2d(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES), &w.a,
                     (t.first + i) * DEPTH, row,
                     memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES));
     };
@@ -273,22 +273,21 @@ struct row_norm {
     float mean, rstd;
 };
 
-__device__ static inline row_norm find_norm(const streamed_problem &p, const gemm_norm &norm,
-                                            const streamed_addends &a) {
+__device__ static inline row_norm find_norm(const streamed_matrix &w, const streamed_addends &a) {
     float count[STREAMED_MOMENTS], mean = 0, square = 0;
 #pragma unroll
     for (int i = 0; i < STREAMED_MOMENTS; i++) {
-        int left = p.k - ((int)threadIdx.x % ROW_LANES + i * ROW_LANES) * DEPTH;
+        int left = w.k - ((int)threadIdx.x % ROW_LANES + i * ROW_LANES) * DEPTH;
         count[i] = (float)max(0, min(left, (int)DEPTH));
         mean += count[i] * a.moments[i].x;
     }
-    mean = norm.sums ? sum_row(mean) * p.share : 0.0f;
+    mean = w.norm.sums ? sum_row(mean) * w.share : 0.0f;
 #pragma unroll
     for (int i = 0; i < STREAMED_MOMENTS; i++) {
         float d = a.moments[i].x - mean;
         square += a.moments[i].y + count[i] * d * d;
     }
-    return row_norm{mean, rsqrtf(sum_row(square) * p.share + norm.eps)};
+    return row_norm{mean, rsqrtf(sum_row(square) * w.share + w.norm.eps)};
 }
 
 /* rstd (v − mean · sums). */
@@ -390,7 +389,7 @@ template <int N, int G, int STAGES, int MODE> struct streamed_share {
 #pragma unroll
         for (int i = 0; i < STREAMED_MOMENTS; i++) {
             int tile = (int)threadIdx.x % ROW_LANES + i * ROW_LANES;
-            if (tile < p.stages) a.moments[i] = w.norm.moments[r * p.stages + tile];
+            if (tile < w.stages) a.moments[i] = w.norm.moments[r * w.stages + tile];
         }
         return a;
     }
@@ -417,7 +416,7 @@ template <int N, int G, int STAGES, int MODE> struct streamed_share {
             uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
             float4 v = add_parts(at, rank, w.parts, w.end.alpha);
             row_norm norm = {0, 1};
-            if (w.norm.moments) norm = find_norm(p, w.norm, a);
+            if (w.norm.moments) norm = find_norm(w, a);
             if (w.norm.moments && MODE != SILU) v = norm_four(norm, a.sums, v);
             column += t.column;
             if (MODE == SILU) {
@@ -625,13 +624,13 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
     k.gate = p->gate;
     if (p->rope) k.rope = *p->rope;
     k.m = (int)p->m;
-    k.k = (int)p->k;
-    k.share = 1.0f / (float)p->k;
-    k.stages = count_stages(p);
     k.steady = p->steady;
     k.cluster = 1;
     for (int i = 0; i < n; i++) {
         k.of[i].n = (int)p[i].n;
+        k.of[i].k = (int)p[i].k;
+        k.of[i].share = 1.0f / (float)p[i].k;
+        k.of[i].stages = count_stages(&p[i]);
         k.of[i].norm = p[i].norm;
         k.of[i].moments = p[i].moments;
         k.of[i].parts = count_parts(&p[i]);
@@ -670,8 +669,8 @@ static void describe_a(const cuda_gemm *p, CUtensorMap *map) {
 
 void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n) {
     streamed_problem k = {};
-    describe_a(p, &k.a);
     for (int i = 0; i < n; i++) {
+        describe_a(&p[i], &k.of[i].a);
         describe_b(&p[i], &k.of[i].b);
         k.of[i].end = describe_finish(&p[i]);
     }
@@ -681,7 +680,7 @@ void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n) {
 void streamed_launch_gated(cudaStream_t stream, const cuda_gemm *gate, const cuda_gemm *up,
                            any_tensor y) {
     streamed_problem k = {};
-    describe_a(gate, &k.a);
+    describe_a(gate, &k.of[0].a);
     describe_b(gate, &k.of[0].b);
     describe_b(up, &k.of[0].up);
     k.of[0].end = describe_finish(gate);
