@@ -85,6 +85,8 @@ static cuda_gemm describe_streamed(const weft_exec *x, const weft_node *n, int o
     p.b = cuda_gemm_matrix{(void *)s->b, s->tb ? s->k : f.n, 0, b->dtype == WEFT_BF16};
     p.c = cuda_gemm_matrix{NULL, f.n, 0, true};
     p.norm.moments = data_of<float2>(x, part.in[WEFT_MATMUL_MOMENTS]);
+    p.norm.sums = data_of<float>(x, part.in[WEFT_MATMUL_SUMS]);
+    p.bias.data = weft_data(x, part.in[WEFT_MATMUL_BIAS]);
     p.norm.eps = (float)ATTR(n, weft_matmul_attr)->eps;
     return p;
 }
