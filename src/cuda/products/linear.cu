@@ -340,7 +340,7 @@ static int count_readers(const weft_exec *x, const weft_tensor *y) {
 /* The product n with the gates that a node gate_mix would put to its rows. */
 static cuda_gemm describe_gated(const weft_exec *x, const weft_node *n, const weft_node *gate) {
     const weft_tensor *o = gate->in[0];
-    cuda_gemm p = describe_product(x, n, 0, true, true);
+    cuda_gemm p = describe_product(x, n, 0);
     p.a.data = weft_data(x, o);
     p.gate = gemm_gate{any_of(x, gate->in[1]), (int)o->shape[2], (int)o->shape[3],
                        (float)ATTR(gate, weft_gate_mix_attr)->alpha};
@@ -381,7 +381,7 @@ static bool describe_rotated(const weft_exec *x, const weft_node *n, gemm_rope *
                    (int)y->shape[3],
                    (int)(r->width / 2),
                    r->law};
-    *p = describe_product(x, n, 0, true, true);
+    *p = describe_product(x, n, 0);
     p->c.data = weft_data(x, y);
     p->rope = k;
     return p->steady && streamed_can(p);
