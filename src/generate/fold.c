@@ -209,6 +209,29 @@ static bool can_join(const weft_node *n) {
            attr->alpha == 1 && attr->act == WEFT_ACT_NONE;
 }
 
+/* x w with w [K, N] reads the transpose, whose rows are the results'. */
+static void transpose_weights(folding *f) {
+    for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
+        const weft_node *n = weft_graph_node(f->graph, i);
+        const weft_matmul_attr *attr = n->attr;
+        if (n->op->id != WEFT_OP_matmul || attr->tb || attr->alone || attr->more ||
+            !weft_matmul_is_by_rows(attr, n->in[WEFT_MATMUL_A]) ||
+            n->in[WEFT_MATMUL_A]->dtype != WEFT_BF16 || attr->dtype != WEFT_BF16 ||
+            !is_bf16_weight(n->in[WEFT_MATMUL_B], 2))
+            continue;
+        const weft_tensor *from = n->in[WEFT_MATMUL_B];
+        char name[112];
+        snprintf(name, sizeof name, "%s.transposed", from->name);
+        weft_tensor *matrix = weft_new_tensor(f->graph, WEFT_ROLE_INPUT, name, WEFT_BF16,
+                                              from->shape[1], from->shape[0]);
+        weft_matmul_attr *own = own_attr(f, n->out[0]->producer, sizeof *own);
+        if (!matrix || !own) return;
+        own->tb = true;
+        n->in[WEFT_MATMUL_B] = matrix;
+        f->list[f->count++] = (weft_fold){.matrix = matrix, .from = from};
+    }
+}
+
 static bool make_join(folding *f, const weft_tensor *from, const weft_node *map, bool before,
                       weft_fold *made) {
     const weft_matmul_attr *attr = map->attr;
@@ -338,7 +361,7 @@ static void fold_gathers(const folding *f) {
 
 weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft_fold **folds,
                                int64_t *n) {
-    /* A product has at most two matrices, and each at most a map and a norm. */
+    /* A product has at most two matrices, and each at most a map and a norm; one that is alone a transpose too. */
     size_t most = 4 * (size_t)weft_graph_node_count(g) + 1;
     WEFT_AUTO_FREE weft_fold *list = calloc(most, sizeof *list);
     folding f = {.graph = g, .width = width, .bytes = bytes, .list = list};
@@ -346,6 +369,7 @@ weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft
     *n = 0;
     if (!list) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     if (bytes > 0) {
+        transpose_weights(&f);
         join_maps(&f);
         WEFT_TRY(fold_maps(&f));
         fold_gathers(&f);

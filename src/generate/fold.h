@@ -16,7 +16,9 @@
  * head (MLA's way into the latent), or one matrix per head makes what a linear layer reads (the way out of it),
  * both are one matrix. A gate of heads between the two is one factor per head: it goes before both.
  *
- * Gelu, of the product before it. And sums, of what makes their last term: cross-token's gathering adds what
+ * Matrices that lie as [K, N] are transposed: products of few rows stream rows of weights.
+ *
+ * Gelu, of the product before it, and softplus of W2's deviations. And sums, of what makes their last term: cross-token's gathering adds what
  * else a layer adds to the residual stream, so that it makes the stream, and moments for the norm behind it.
  * Rows do not decide any of it, so graphs for all numbers of them read the same weights. */
 #pragma once
@@ -24,8 +26,8 @@
 #include "core/graph.h"
 
 /* A matrix that is made once of one that the graph read before. With `map`, of heads: [G, K, N], or [G, N, K]
- * with tb; it is behind the product, or before it. Else with a norm: of the three that are made, sums and bias
- * may be NULL; so may offset and the bias before. */
+ * with tb; it is behind the product, or before it. With `gain`, of a norm: of the three that are made, sums and
+ * bias may be NULL; so may offset and the bias before. With neither the transpose. */
 typedef struct {
     weft_tensor *matrix, *sums, *bias;
     const weft_tensor *from, *gain, *offset, *was_bias, *map;

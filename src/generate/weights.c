@@ -300,6 +300,10 @@ static weft_status join_floats(const fold_sources *s, const weft_fold *fold, flo
     WEFT_AUTO_FREE float *from = NULL, *map = NULL;
     WEFT_TRY(read_floats(s, fold->from, &from));
     WEFT_TRY(read_floats(s, fold->map, &map));
+    int64_t rows = fold->from->shape[0], columns = fold->from->shape[1];
+    for (int64_t i = 0; !map && i < rows * columns; i++)
+        out[i % columns * rows + i / columns] = from[i];
+    if (!map) return WEFT_OK;
     const int64_t *shape = fold->map->shape;
     joined_matrix j = {
         fold, from, map, out, shape[0], shape[fold->tb ? 2 : 1], shape[fold->tb ? 1 : 2]};
@@ -346,7 +350,7 @@ static weft_status make_folded(weft_generation_weights *w, const fold_sources *s
     WEFT_AUTO_FREE float *values = NULL, *gain = NULL, *offset = NULL, *bias = NULL;
     WEFT_AUTO_FREE float *made = malloc(2 * (size_t)rows * sizeof *made);
     if (!made) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", fold->matrix->name);
-    if (fold->map) {
+    if (!fold->gain) {
         WEFT_TRY(read_floats(s, fold->matrix, &values));
         return keep_floats(w, fold->matrix, values);
     }

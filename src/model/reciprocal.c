@@ -129,36 +129,58 @@ static weft_tensor *read_hidden(builder *b, const hidden_sum *sum, weft_tensor *
     return add_weighed(b, y, added, sum->latent_weight);
 }
 
-/* Sends α_l u to the next layer, and adds e. */
-static void exchange_latent(builder *b, hidden_sum *sum) {
+/* What the layer's tying makes: the maps between h and the latent. */
+typedef struct {
+    weft_tensor *down, *to_mlp, *to_attn; /* NULL: not there */
+} latent_maps;
+
+static latent_maps make_latent_maps(builder *b) {
     const weft_config *c = b->c;
     int64_t latent = c->ra_mla_latent_dim, between = c->mlp_latent_dim;
-    int64_t tokens = b->batch * b->time;
-    weft_tensor *to_mlp = NULL, *h = sum->h, *u;
-    sum->latent_weight = make_weight(b, "ffn.recip_alpha", c->recip_alpha);
-    sum->latent = export_latent(b);
+    latent_maps m = {0};
     if (c->tying_mode == WEFT_TYING_UNTIED) {
-        weft_tensor *down = weight(b, "ffn.mlp_down.weight", between, b->ffn);
-        to_mlp = weight(b, "ffn.attn_to_mlp.weight", b->ffn, latent);
-        weft_tensor *to_attn = weight(b, "ffn.mlp_to_attn.weight", latent, between);
-        u = weft_linear(b->g, h, down, NULL, WEFT_ACT_NONE);
-        u = weft_linear(b->g, u, to_attn, NULL, WEFT_ACT_NONE);
+        m.down = weight(b, "ffn.mlp_down.weight", between, b->ffn);
+        m.to_mlp = weight(b, "ffn.attn_to_mlp.weight", b->ffn, latent);
+        m.to_attn = weight(b, "ffn.mlp_to_attn.weight", latent, between);
     } else if (c->tying_mode == WEFT_TYING_TRANSPOSE) {
-        to_mlp = weight(b, "ffn.couple.weight", b->ffn, latent);
-        u = weft_matmul(b->g, weft_view(b->g, h, tokens, b->ffn), to_mlp, false, false);
+        m.to_mlp = weight(b, "ffn.couple.weight", b->ffn, latent);
+    }
+    return m;
+}
+
+/* α_l u, to the next layer. */
+static void send_latent(builder *b, weft_tensor *h, const latent_maps *m, mixing w) {
+    int64_t latent = b->c->ra_mla_latent_dim, tokens = b->batch * b->time;
+    weft_tensor *u;
+    if (m->down) {
+        u = weft_linear(b->g, h, m->down, NULL, WEFT_ACT_NONE);
+        u = weft_linear(b->g, u, m->to_attn, NULL, WEFT_ACT_NONE);
+    } else if (m->to_mlp) {
+        u = weft_matmul(b->g, weft_view(b->g, h, tokens, b->ffn), m->to_mlp, false, false);
     } else {
         u = weft_head_pool(b->g, h, b->couple_b, latent);
     }
-    u = weigh(b, u, sum->latent_weight);
+    u = weigh(b, u, w);
     if (makes_hidden_again(b)) weft_graph_recompute_end(b->g);
     b->received = weft_view(b->g, u, b->batch, b->time, latent);
-    if (!forms_latent_sum(b)) {
-        sum->to_mlp = to_mlp;
-        return;
+}
+
+/* Sends α_l u to the next layer, and adds e. In generation u comes second: then h' does not lie over h, and a
+ * backend can make both at once. */
+static void exchange_latent(builder *b, hidden_sum *sum) {
+    weft_tensor *h = sum->h;
+    sum->latent_weight = make_weight(b, "ffn.recip_alpha", b->c->recip_alpha);
+    sum->latent = export_latent(b);
+    latent_maps m = make_latent_maps(b);
+    if (!b->attend->joined) send_latent(b, h, &m, sum->latent_weight);
+    if (forms_latent_sum(b)) {
+        weft_tensor *e = m.to_mlp ? weft_linear(b->g, sum->latent, m.to_mlp, NULL, WEFT_ACT_NONE)
+                                  : weft_head_spread(b->g, sum->latent, b->couple_a, b->ffn);
+        sum->h = add_weighed(b, h, e, sum->latent_weight);
+    } else {
+        sum->to_mlp = m.to_mlp;
     }
-    weft_tensor *e = to_mlp ? weft_linear(b->g, sum->latent, to_mlp, NULL, WEFT_ACT_NONE)
-                            : weft_head_spread(b->g, sum->latent, b->couple_a, b->ffn);
-    sum->h = add_weighed(b, h, e, sum->latent_weight);
+    if (b->attend->joined) send_latent(b, h, &m, sum->latent_weight);
 }
 
 static weft_tensor *gather(builder *b, weft_tensor *x) {
