@@ -129,20 +129,20 @@ static call_entry *find_entry(call_state *s, const weft_call_start *call) {
 static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
                        call_entry *entry) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaGraphExec_t graph = NULL;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    if (s->recording ||
-        cudaStreamCreateWithFlags(&s->recording, cudaStreamNonBlocking) == cudaSuccess) {
-        s->state.stream = s->recording;
-        s->replays = weft_cuda_capture(x, cudaStreamCaptureModeRelaxed, call->first, call->last,
-                                       &entry->graph) == WEFT_OK;
-    } else {
-        s->replays = false;
-    }
+    bool ready = s->recording ||
+                 cudaStreamCreateWithFlags(&s->recording, cudaStreamNonBlocking) == cudaSuccess;
+    s->state.stream = s->recording;
+    s->replays = ready && weft_cuda_capture(x, cudaStreamCaptureModeRelaxed, call->first,
+                                            call->last, &graph) == WEFT_OK;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    if (s->replays)
-        s->captures++;
-    else
+    if (!s->replays) {
         cudaGetLastError();
+        return;
+    }
+    entry->graph = graph;
+    s->captures++;
 }
 
 static cudaGraphExec_t find_graph(weft_exec *x, call_state *s, const weft_call_start *call) {

@@ -6,8 +6,6 @@
 #include "cuda/tensor/tma.cuh"
 #include "cuda/tensor/tma_map.cuh"
 
-enum { COPY_THREADS = 256 };
-
 bool make_row_map(const head_rows &rows, int batch, int positions, int heads, int width,
                   int tile_width, int box_rows, row_map *map) {
     bool wide = tile_width % 64 == 0 && tile_width != 192; /* tile_panel's width */
@@ -145,7 +143,7 @@ struct padded_rows {
         int own = score ? p.dqk : p.dv, padded = score ? wide.dqk : wide.dv;
         int positions = query ? p.queries : p.keys, heads = query ? p.heads : p.kv_heads;
         int64_t count = (int64_t)p.batch * positions * heads * (back ? own : padded);
-        copy_heads<<<grid_for(count, COPY_THREADS), COPY_THREADS, 0, stream>>>(
+        copy_heads<<<grid_for(count, PACK_THREADS), PACK_THREADS, 0, stream>>>(
             from, own, to, back ? own : padded, positions, heads, count);
     }
     head_rows take_copy(const head_rows &from, bool query, bool score) {

@@ -103,7 +103,8 @@ struct grouped {
 };
 
 static grouped grouped_of(weft_exec *x, const weft_node *n, const weft_tensor *wide,
-                          const weft_tensor *narrow, int64_t heads) {
+                          const weft_tensor *narrow, const weft_tensor *scale) {
+    int64_t heads = scale ? scale->shape[0] : ATTR(n, weft_head_attr)->width;
     grouped k = {};
     k.rows = weft_tensor_rows(wide);
     k.wide = weft_tensor_width(wide);
@@ -112,6 +113,7 @@ static grouped grouped_of(weft_exec *x, const weft_node *n, const weft_tensor *w
     k.group = k.narrow / heads;
     k.w = any_of(x, wide);
     k.n = any_of(x, narrow);
+    k.scale = data_of<float>(x, scale);
     k.factor = ATTR(n, weft_head_attr)->mean ? (float)(1.0 / (double)k.run) : 1.0f;
     return k;
 }
@@ -140,8 +142,7 @@ template <bool WHOLE> static __global__ void pool_runs(grouped k) {
 }
 
 CUDA_RUN(head_pool) {
-    grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]->shape[0]);
-    k.scale = data_of<float>(x, n->in[1]);
+    grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]);
     return run_items(x, n, k.rows * k.narrow,
                      are_whole(k.run, k.w, k.w) ? pool_runs<true> : pool_runs<false>, k);
 }
@@ -168,8 +169,7 @@ template <bool WHOLE> static __global__ void spread_runs(grouped k) {
 }
 
 CUDA_RUN(head_spread) {
-    grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]->shape[0]);
-    k.scale = data_of<float>(x, n->in[1]);
+    grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]);
     return run_items(x, n, ceil_div(k.rows * k.wide, VECTOR),
                      are_whole(k.run, k.w, k.w) ? spread_runs<true> : spread_runs<false>, k);
 }
@@ -202,15 +202,10 @@ static __global__ void join_dots(int64_t ranges, int64_t heads, const double *pa
     ds[h] = (float)(factor * sum);
 }
 
-static int64_t head_scale_back_workspace(const weft_node *n, int) {
+CUDA_RUN_WITH(head_scale_back, min_i64(DOT_BLOCKS *multiprocessors(), weft_tensor_rows(n->in[0])) *
+                                   ATTR(n, weft_head_attr)->width * (int64_t)sizeof(double)) {
     int64_t heads = ATTR(n, weft_head_attr)->width;
-    int64_t ranges = min_i64(DOT_BLOCKS * multiprocessors(), weft_tensor_rows(n->in[0]));
-    return ranges * heads * (int64_t)sizeof(double);
-}
-
-CUDA_RUN(head_scale_back, head_scale_back_workspace) {
-    int64_t heads = ATTR(n, weft_head_attr)->width;
-    grouped k = grouped_of(x, n, n->in[0], n->in[1], heads);
+    grouped k = grouped_of(x, n, n->in[0], n->in[1], NULL);
     int64_t range = ceil_div(k.rows, DOT_BLOCKS * multiprocessors()),
             ranges = ceil_div(k.rows, range);
     double *partial = workspace_of<double>(x, n);

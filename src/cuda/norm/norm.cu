@@ -19,6 +19,12 @@ enum {
     ROWS = 4       /* rows at a time */
 };
 
+__device__ static inline void store_statistics(const norm_args &a, int64_t place, float mean,
+                                               float rstd) {
+    a.rstd[place] = rstd;
+    if (a.mean) a.mean[place] = mean;
+}
+
 /* s = x + r, which is stored. */
 __device__ static inline void sum_residual(const norm_args &a, const pack &x, const pack &r,
                                            int64_t at, int n, float (&s)[VECTOR]) {
@@ -93,10 +99,7 @@ static __global__ void __launch_bounds__(WARP_ROWS * 32, row_blocks(PACKS))
         }
         mean = a.centered ? warp_sum(mean) * a.share : 0.0f;
         float rstd = rsqrtf(warp_sum(sum_deviations(a, s, mean)) * a.share + a.eps);
-        if (threadIdx.x % 32 == 0) {
-            a.rstd[place] = rstd;
-            if (a.mean) a.mean[place] = mean;
-        }
+        if (threadIdx.x % 32 == 0) store_statistics(a, place, mean, rstd);
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
 #pragma unroll
@@ -146,10 +149,7 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
         if (first + i >= a.rows) break;
         float rstd = rsqrtf(square[i] * a.share + a.eps), y[VECTOR];
         int64_t place = place_of(a, first + i);
-        if (threadIdx.x == 0) {
-            a.rstd[place] = rstd;
-            if (a.mean) a.mean[place] = mean[i];
-        }
+        if (threadIdx.x == 0) store_statistics(a, place, mean[i], rstd);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
             y[j] = (s[i][j] - mean[i]) * rstd * w[j] + b[j];
@@ -182,10 +182,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
     }
     sum_over_block(square, shared[1]);
     float rstd = rsqrtf(square[0] * a.share + a.eps);
-    if (threadIdx.x == 0) {
-        a.rstd[row] = rstd;
-        if (a.mean) a.mean[row] = mean[0];
-    }
+    if (threadIdx.x == 0) store_statistics(a, row, mean[0], rstd);
     for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
         int n = pack_length(a.width, column);
         load_pack(from, start + column, n, v);

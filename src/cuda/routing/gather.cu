@@ -102,13 +102,12 @@ CUDA_RUN(route_gather, route_gather_workspace, weft_cuda_explain_index) {
     }
     panel_shape s = make_panels(n);
     with_type(h, [&](auto tag) {
-        with_flag(weft_cuda_gather_is_aligned(n), [&](auto aligned) {
-            using T = decltype(tag);
-            gather_rows<T, decltype(aligned)::value><<<panel_grid(s), THREADS, 0, stream_of(x)>>>(
-                s, (int)index->shape[2], data_of<int32_t>(x, index),
-                data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), find_panels<T>(x, n), device_run(x),
-                n->index);
-        });
+        using T = decltype(tag);
+        auto kernel = weft_cuda_gather_is_aligned(n) ? gather_rows<T, true> : gather_rows<T, false>;
+        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(
+            s, (int)index->shape[2], data_of<int32_t>(x, index),
+            data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), find_panels<T>(x, n), device_run(x),
+            n->index);
     });
     return launched(n);
 }

@@ -517,11 +517,9 @@ CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index
         data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), device_run(x), n->index);
     sort_buckets<<<(unsigned)(c.batch * c.buckets), SORT_THREADS, bucket_bytes, stream_of(x)>>>(c);
     with_type(dc, [&](auto tag) {
-        with_flag(weft_cuda_gather_is_aligned(n), [&](auto aligned) {
-            using T = decltype(tag);
-            sum_columns<T, decltype(aligned)::value>
-                <<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, c, find_panels<T>(x, n));
-        });
+        using T = decltype(tag);
+        auto kernel = weft_cuda_gather_is_aligned(n) ? sum_columns<T, true> : sum_columns<T, false>;
+        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, c, find_panels<T>(x, n));
     });
     return launched(n);
 }

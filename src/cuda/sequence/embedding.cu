@@ -249,24 +249,21 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
 struct token_sort {
     int64_t tiles;
     int32_t *keys[2], *tokens[2], *counts, *first;
+    int64_t bytes;
 };
 
-static int64_t place_sort(const weft_node *n, char *workspace, token_sort *s) {
+static token_sort place_sort(const weft_node *n, char *workspace) {
     int64_t count = weft_tensor_count(n->in[1]);
     workspace_pieces pieces = {workspace, 0};
-    s->tiles = ceil_div(count, TILE);
+    token_sort s = {ceil_div(count, TILE)};
     for (int i = 0; i < 2; i++) {
-        pieces.take(&s->keys[i], count);
-        pieces.take(&s->tokens[i], count);
+        pieces.take(&s.keys[i], count);
+        pieces.take(&s.tokens[i], count);
     }
-    pieces.take(&s->counts, DIGITS * s->tiles);
-    pieces.take(&s->first, ATTR(n, weft_embed_back_attr)->rows + 1);
-    return pieces.bytes;
-}
-
-static int64_t embed_back_workspace(const weft_node *n, int) {
-    token_sort s;
-    return place_sort(n, NULL, &s);
+    pieces.take(&s.counts, DIGITS * s.tiles);
+    pieces.take(&s.first, ATTR(n, weft_embed_back_attr)->rows + 1);
+    s.bytes = pieces.bytes;
+    return s;
 }
 
 /* Sorts the tokens by id; returns the lists' place in the workspace. */
@@ -284,9 +281,8 @@ static token_order sort_tokens(weft_exec *x, const weft_node *n, const token_sor
     return o;
 }
 
-CUDA_RUN(embed_back, embed_back_workspace) {
-    token_sort s;
-    place_sort(n, workspace_of<char>(x, n), &s);
+CUDA_RUN_WITH(embed_back, place_sort(n, NULL).bytes) {
+    token_sort s = place_sort(n, workspace_of<char>(x, n));
     token_order o = sort_tokens(x, n, s);
     int64_t width = weft_tensor_width(n->in[0]);
     WEFT_TRY(run_items(x, n, o.rows + 1, find_rows, o.count, o.rows, o.keys, s.first));
