@@ -1,6 +1,7 @@
-/* Rotary positions (RoPE) on the GPU. A first kernel makes the table of cosines and sines, the second rotates x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
- * all sequences unless they start apart, stays in the caches. In generation there are few rows, and
- * every thread makes its own angles while the kernel ahead still runs. */
+/* Rotary positions (RoPE) on the GPU. A first kernel makes the table of cosines and sines, the second rotates
+ * x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for all sequences unless they
+ * start apart, stays in the caches. In generation there are few rows, and every thread makes its own angles
+ * while the kernel ahead still runs; where it can, the product ahead rotates (products/streamed.cu). */
 #include "cuda/pack.cuh"
 #include "cuda/sequence/rope.cuh"
 
