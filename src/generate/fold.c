@@ -65,7 +65,8 @@ static weft_node *find_source(const folding *f, weft_tensor *x) {
     weft_node *n = x->producer;
     int64_t width = weft_tensor_width(x);
     if (!n || n->out[0] != x || width > f->width) return NULL;
-    if (n->op->id == WEFT_OP_cache_gather) return n->in[WEFT_CACHE_ADDEND] ? n : NULL;
+    if (n->op->id == WEFT_OP_cache_gather)
+        return n->in[WEFT_CACHE_ADDEND] && x->dtype == WEFT_BF16 ? n : NULL;
     if (n->op->id != WEFT_OP_matmul) return NULL;
     const weft_matmul_attr *attr = n->attr;
     weft_matmul_pair last = weft_matmul_pair_of(n, attr->more);
