@@ -124,8 +124,8 @@ static call_entry *find_entry(call_state *s, const weft_call_start *call) {
     return entry;
 }
 
-/* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is none of
- * theirs. Where it cannot be done, calls go on kernel by kernel. */
+/* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is
+ * none of theirs. Where it cannot be done, calls go on kernel by kernel. */
 static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
                        call_entry *entry) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;

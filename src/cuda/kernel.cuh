@@ -180,7 +180,7 @@ template <typename F> static inline void with_flag(bool b, F f) {
         f(flag<false>());
 }
 
-/* Calls f with the first of the constants that is not below n, else with the last: f(constant<3>()). */
+/* Calls f with the first of the constants that is not below n, or the last: f(constant<3>()). */
 template <int N> struct constant { static constexpr int value = N; };
 
 template <int FIRST, int... REST, typename F> static inline void with_constant(int64_t n, F f) {

@@ -107,8 +107,8 @@ __device__ static inline int64_t quotient(int64_t a, int64_t b) {
     return a / b;
 }
 
-/* The pack of a thread, where each has one of rows of `width`: elements `column` to column + n − 1 of the
- * row. */
+/* The pack of a thread, where each has one of rows of `width`: n elements of the row from `column`
+ * on. */
 struct pack_place {
     int64_t row, column;
     int n;

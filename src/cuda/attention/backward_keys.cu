@@ -403,16 +403,9 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     int first_key = warpgroup / S::SPLIT * 64, half = warpgroup % S::SPLIT;
     int row = first_key + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     int steps = t.per_head * t.heads, tiles = (int)gridDim.y;
-    key_loads<S> loads = {{&maps.q, &p.q, p.queries, p.dqk},
-                          {&maps.d_o, &g.d_o, p.queries, p.dv},
-                          {&maps.k, &p.k, p.keys, p.dqk},
-                          {&maps.v, &p.v, p.keys, p.dv},
-                          base,
-                          p.heads,
-                          steps,
-                          t.first_head,
-                          0,
-                          0};
+    row_source q = {&maps.q, &p.q, p.queries, p.dqk}, k = {&maps.k, &p.k, p.keys, p.dqk};
+    row_source d_o = {&maps.d_o, &g.d_o, p.queries, p.dv}, v = {&maps.v, &p.v, p.keys, p.dv};
+    key_loads<S> loads = {q, d_o, k, v, base, p.heads, steps, t.first_head, 0, 0};
     loads.begin(t, w);
     float dk[DQK / 8][4], dv[DV / 8][4], scale = p.scale_value;
     float s[N / 8][4], dp[N / 8][4], weight[N / 8][4];

@@ -95,8 +95,8 @@ __device__ static inline int steps_of(const attention_problem &p, const query_bl
     return (end - t.key0 + S::KEYS - 1) / S::KEYS;
 }
 
-/* Sets what a thread has of keys that its two rows do not see, since they come before the first that those
- * do: its columns are those from `column` on of a tile of keys from j0 on. */
+/* Sets what a thread has of keys before the first that its two rows see: its columns are those from
+ * `column` on of a tile of keys from j0 on. */
 template <int N>
 __device__ static inline void hide_keys(float (&s)[N][4], const attention_problem &p,
                                         const query_block &t, int row, int column, int j0,

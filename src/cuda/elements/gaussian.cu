@@ -115,8 +115,8 @@ CUDA_RUN(gaussian) {
 
 static_assert(AHEAD == 2, "a head has two halves");
 
-/* dx = dy + 2 dn y, of deviations times the slope. A thread takes both halves of a head, or, where means are
- * not looked at, the deviations of AHEAD.
+/* dx = dy + 2 dn y, of deviations times the slope. A thread takes both halves of a head, or, where
+ * means are not looked at, the deviations of AHEAD.
  * dx may lie over dy or y: a thread reads before it writes. */
 template <bool WHOLE>
 static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)

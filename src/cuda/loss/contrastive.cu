@@ -85,8 +85,8 @@ union alignas(16) tile_memory {
     float sums[GROUPS][TILE][TILE];
 };
 
-/* CHUNK columns from `column` on of TILE rows from `row` on, or, TRANSPOSED, TILE columns of CHUNK rows;
- * zeros behind the ends. */
+/* CHUNK columns from `column` on of TILE rows from `row` on, or, TRANSPOSED, TILE columns of CHUNK
+ * rows; zeros behind the ends. */
 template <bool TRANSPOSED>
 __device__ static inline void fill_factor(float (&to)[TILE][PITCH], const float *from, int64_t row,
                                           int64_t rows, int64_t column, int64_t width) {
@@ -144,8 +144,8 @@ __device__ static inline float result(const tile_memory &m, int row, int column)
     return sum;
 }
 
-/* TILE rows from i on of a [a_rows, terms] times TILE rows from j on of b [b_rows, terms], or, TRANSPOSED,
- * TILE columns from j on of b [terms, b_rows]. */
+/* TILE rows from i on of a [a_rows, terms] times TILE rows from j on of b [b_rows, terms], or,
+ * TRANSPOSED, TILE columns from j on of b [terms, b_rows]. */
 template <bool TRANSPOSED>
 __device__ static inline void multiply_tiles(tile_memory &m, const float *a, int64_t i,
                                              int64_t a_rows, const float *b, int64_t j,

@@ -54,8 +54,8 @@ __device__ static inline muon_place place_of_block(const muon_list &l) {
     return p;
 }
 
-/* f(a, b, i, n) on a thread's packs of a chunk of `count` elements: n numbers of two tensors, of which the
- * first is f32, from element a_at + i and b_at + i on. MUON_AHEAD packs of each are on their way together. */
+/* f(a, b, i, n) on a thread's packs of a chunk: n numbers of two tensors, the first one f32,
+ * from a_at + i and b_at + i on. MUON_AHEAD packs of each are on their way together. */
 template <class F>
 __device__ static inline void walk_chunk(any_tensor a, int64_t a_at, any_tensor b, int64_t b_at,
                                          int64_t count, F f) {

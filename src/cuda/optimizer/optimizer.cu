@@ -31,15 +31,15 @@ enum {
     JOIN_THREADS = 1024
 };
 
-/* What a launch is given: slot i, of `count` elements, has the chunks first[i] .. first[i+1] − 1. */
+/* What a launch gets: slot i, of `count` elements, has the chunks first[i] .. first[i+1] − 1. */
 template <class S> struct slot_list {
     int slots;
     int32_t first[SLOTS + 1];
     S slot[SLOTS];
 };
 
-/* Calls launch(list, blocks, chunks before) until all slots of a node's inputs have been in a list: they
- * begin at `start`, `stride` inputs each, of which make(i) makes one. Returns how many chunks there are. */
+/* Calls launch(list, blocks, chunks before) until all slots have been in a list: of a node's inputs
+ * from `start` on, `stride` each, of which make(i) makes one. Returns how many chunks there are. */
 template <class MAKE, class LAUNCH>
 static int64_t launch_slots(const weft_node *n, int start, int stride, int64_t chunk, MAKE make,
                             LAUNCH launch) {

@@ -116,8 +116,8 @@ struct tile_walk {
     }
 };
 
-/* A sequence's rows, from the thread's first column of a panel on; in shared memory's panels, where it has
- * none there, from the first of all on. */
+/* A sequence's rows, from the thread's first column of a panel on; in shared memory's panels, where
+ * it has none there, from the first of all on. */
 template <typename T> struct panel_place {
     const T *in;
     T *out;

@@ -71,8 +71,8 @@ static __global__ void make_strips(route_problem p, strips s, int64_t first_tile
     }
 }
 
-/* Makes a node's strips, so many at a time as the workspace holds, and calls f(p, s, first, tiles, strips) for
- * those of tiles first .. first + tiles − 1. */
+/* Makes a node's strips, as many at a time as the workspace holds, and calls f(p, s, first, tiles,
+ * strips) for those of tiles first .. first + tiles − 1. */
 template <typename F>
 static weft_status walk_strips(weft_exec *x, const weft_node *n, bool keys, F f) {
     route_problem p = weft_cuda_route_problem(x, n);

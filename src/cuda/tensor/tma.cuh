@@ -36,9 +36,9 @@ struct row_maps {
     row_map o, dq, dk, dv; /* written in boxes of 64 */
 };
 
-/* g is NULL in the forward pass. The tiles are dqk and dv wide; columns that the rows do not have are 0
- * where they are read, and are not written. Without code for 9.0a there is nothing to make. False: the
- * driver has none of it. */
+/* g is NULL in the forward pass. The tiles are dqk and dv wide; columns that the rows do not have
+ * are 0 where they are read, and are not written. Without code for 9.0a there is nothing to make.
+ * False: the driver has none of it. */
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
                    int key_rows, row_maps *maps, int dqk, int dv);
 
