@@ -140,6 +140,11 @@ double weft_json_number_of(const json_t *object, const char *key) {
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
+const char *weft_json_text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
 bool weft_json_next(const json_t *of, bool list, weft_json_member *m) {
     json_t *object = list ? NULL : (json_t *)(uintptr_t)of;
     m->at = m->n ? json_object_iter_next(object, m->at) : json_object_iter(object);

@@ -47,6 +47,8 @@ void weft_json_add(json_t *object, const char *fields, ...);
     json_array_append_new(list, value)
 /* The number under a key; NaN: there is none, or it is no number. */
 double weft_json_number_of(const json_t *object, const char *key);
+/* The text under a key; "": there is none, or it is no text. */
+const char *weft_json_text_of(const json_t *object, const char *key);
 
 /* Each member of an object, or each item of a list, whose key is NULL; nothing of a value of another kind:
  *

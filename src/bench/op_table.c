@@ -62,8 +62,7 @@ static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, w
         fprintf(stderr, "%s: no peer: %s\n", row->label, bench_peer_error(b->peer));
         return false;
     }
-    const char *form = json_string_value(json_object_get(reply, "form"));
-    snprintf(m->form, sizeof m->form, "%s", form ? form : "");
+    snprintf(m->form, sizeof m->form, "%s", weft_json_text_of(reply, "form"));
     double rms[MAX_RMS];
     int count = bench_graph_rms(g, x, rms);
     const json_t *theirs = json_object_get(reply, "rms");

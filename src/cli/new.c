@@ -45,21 +45,6 @@ static const double SHARE_OF_TIME = 0.75;
 /* Models whose parameters differ by less count as equally large. */
 static const double SIZES_ALIKE = 1.05;
 
-#define ATTENTION_ROW(NUMBER, name, title, help) {"ATTENTION", #name, title},
-#define FFN_ROW(NUMBER, name, title, help) {"FFN", #name, title},
-#define POSITION_ROW(NUMBER, name, title, help) {"POSITION", #name, title},
-
-typedef struct {
-    const char *key, *word, *title;
-} part;
-
-static const part parts[] = {
-    WEFT_ATTENTIONS(ATTENTION_ROW) WEFT_FFNS(FFN_ROW)
-        WEFT_POSITIONS(POSITION_ROW){"NORM", "layernorm", "LayerNorm"},
-    {"NORM", "rmsnorm", "RMSNorm"},
-};
-enum { N_PARTS = sizeof parts / sizeof parts[0] };
-
 typedef struct {
     const char *compare, *minutes_text, *seeds_text, *equal, *out;
     double minutes;
@@ -73,16 +58,17 @@ typedef struct {
 
 /* One part, as what it sets and as a variant: "w2 'W2 attention': ATTENTION=w2". */
 static weft_status add_part(wishes *w, const char *word) {
-    const part *p = NULL;
-    for (int i = 0; i < N_PARTS; i++)
-        if (strcasecmp(parts[i].word, word) == 0) p = &parts[i];
+    const weft_named_kind *p = weft_named_kinds;
+    while (p->key && strcasecmp(p->word, word) != 0)
+        p++;
+    if (!p->key) p = NULL;
     const char *equals = strchr(word, '=');
     char name[WEFT_VARIANT_NAME], label[VARIANT_ROOM] = "";
     weft_config scratch;
     if (!p && !equals) {
         weft_nearest nearest = weft_nearest_slip(word);
-        for (int i = 0; i < N_PARTS; i++)
-            weft_nearest_offer(&nearest, parts[i].word);
+        for (const weft_named_kind *known = weft_named_kinds; known->key; known++)
+            weft_nearest_offer(&nearest, known->word);
         if (*nearest.name)
             return WEFT_BAD_INPUT("--compare: '%s' is not known; did you mean '%s'?", word,
                                   nearest.name);
@@ -156,12 +142,9 @@ static bool ask_text(weft_args *a, wishes *w) {
 
 static bool ask_parts(const weft_args *a, wishes *w) {
     fputs("What can be compared, the others with the first:\n", stderr);
-    for (int i = 0; i < N_PARTS; i++)
-        fprintf(stderr, "%s%s",
-                i && parts[i].key == parts[i - 1].key ? ", "
-                : i                                   ? "\n  "
-                                                      : "  ",
-                parts[i].word);
+    const char *key = "";
+    for (const weft_named_kind *p = weft_named_kinds; p->key; key = p++->key)
+        fprintf(stderr, "%s%s", strcmp(p->key, key) == 0 ? ", " : *key ? "\n  " : "  ", p->word);
     fputs("\n", stderr);
     do {
         if (!ask("Compare", "dot,w2", w->compared)) return false;

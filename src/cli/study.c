@@ -267,17 +267,12 @@ static double peak_flops(const weft_study *s, const weft_backend *backend, weft_
     return backend->remote ? 0 : bench_peak_flops(pool, weft_config_dtype(&s->base) == WEFT_BF16);
 }
 
-static const char *text_of(const json_t *object, const char *key) {
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
-}
-
 /* What the report calls a variant, and whether it is the one that others are compared with. */
 static const char *title_of(const json_t *variants, const char *name, bool *first) {
     EACH_ITEM(variant, variants) {
-        if (strcmp(text_of(variant.value, "step"), name) != 0) continue;
+        if (strcmp(weft_json_text_of(variant.value, "step"), name) != 0) continue;
         *first = variant.n == 1;
-        return text_of(variant.value, "title");
+        return weft_json_text_of(variant.value, "title");
     }
     return name;
 }
@@ -290,8 +285,8 @@ static void tell_verdicts(const char *database, const weft_study_result *r) {
     EACH_ITEM(each, json_object_get(one, "verdicts")) {
         const json_t *verdict = each.value;
         /* A repeat says what its original said, unless that is the baseline. */
-        const char *original = text_of(verdict, "repeat_of");
-        if (!*original || strcmp(original, text_of(verdict, "baseline")) == 0) {
+        const char *original = weft_json_text_of(verdict, "repeat_of");
+        if (!*original || strcmp(original, weft_json_text_of(verdict, "baseline")) == 0) {
             /* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
             const json_t *variants = json_object_get(one, "steps");
             bool first = false, any;
@@ -299,20 +294,21 @@ static void tell_verdicts(const char *database, const weft_study_result *r) {
             double mean = weft_json_number_of(verdict, "difference");
             double low = weft_json_number_of(verdict, "low"),
                    high = weft_json_number_of(verdict, "high");
-            const char *baseline = title_of(variants, text_of(verdict, "baseline"), &first);
+            const char *baseline =
+                title_of(variants, weft_json_text_of(verdict, "baseline"), &first);
             if (!first) snprintf(against, sizeof against, " against %s", weft_shown(baseline));
             if (isfinite(mean) && isfinite(low) && isfinite(high))
                 snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
             else if (isfinite(mean))
                 snprintf(number, sizeof number, ", %+.4f", mean);
-            const char *word = text_of(verdict, "verdict");
+            const char *word = weft_json_text_of(verdict, "verdict");
             bool final = r->waiting == 0 || strcmp(word, "not yet") == 0;
             weft_log(WEFT_LOG_INFO, "%s%s: %s%s%s",
-                     weft_shown(title_of(variants, text_of(verdict, "step"), &any)), against, word,
-                     final ? "" : " so far", number);
+                     weft_shown(title_of(variants, weft_json_text_of(verdict, "step"), &any)),
+                     against, word, final ? "" : " so far", number);
         }
     }
-    const char *answer = text_of(one, "answer");
+    const char *answer = weft_json_text_of(one, "answer");
     if (*answer) weft_log(WEFT_LOG_INFO, "%s", answer);
 }
 

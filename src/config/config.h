@@ -66,6 +66,11 @@ typedef struct {
     const char *old, *key;
 } weft_alias;
 extern const weft_alias weft_aliases[];
+/* The kinds of attention, feed-forward, position and norm: option, word and title (kinds.h); the last has no key. */
+typedef struct {
+    const char *key, *word, *title;
+} weft_named_kind;
+extern const weft_named_kind weft_named_kinds[];
 /* By key with or without CONFIG_, in either case; NULL: unknown. */
 const weft_option *weft_option_find(const char *key);
 /* What to use in place of an option that other trainers have and weft does not; NULL: it is not known. */

@@ -65,6 +65,16 @@ const weft_alias weft_aliases[] = {
     {NULL, NULL},
 };
 
+const weft_named_kind weft_named_kinds[] = {
+#define ATTENTION(NUMBER, name, title, help) {"ATTENTION", #name, title},
+#define FFN(NUMBER, name, title, help) {"FFN", #name, title},
+#define POSITION(NUMBER, name, title, help) {"POSITION", #name, title},
+    WEFT_ATTENTIONS(ATTENTION) WEFT_FFNS(FFN)
+        WEFT_POSITIONS(POSITION){"NORM", "layernorm", "LayerNorm"},
+    {"NORM", "rmsnorm", "RMSNorm"},
+    {NULL, NULL, NULL},
+};
+
 const weft_option *weft_option_find(const char *key) {
     if (strncasecmp(key, "CONFIG_", 7) == 0) key += 7;
     for (const weft_alias *a = weft_aliases; a->old; a++)

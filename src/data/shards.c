@@ -311,10 +311,7 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
         return WEFT_BAD_INPUT("a shard holds from 1 to %d tokens, not %lld", INT32_MAX,
                               (long long)shard_tokens);
     /* Refuses a folder that has such shards; removes what an interrupted run left. */
-    struct stat there;
     WEFT_AUTO(weft_names_free) weft_names list = {0};
-    if (stat(dir, &there) == 0 && !S_ISDIR(there.st_mode))
-        return WEFT_BAD_INPUT("%s: Not a directory", dir);
     WEFT_TRY(weft_folder_make(dir));
     WEFT_TRY(weft_folder_list(dir, &list));
     size_t n = strlen(name);

@@ -111,8 +111,7 @@ weft_status weft_tokenizer_chat(const weft_tokenizer *t, char **out) {
     if (!text) text = json_string_value(chat);
     for (size_t i = 0; i < json_array_size(chat) && !text; i++) {
         const json_t *one = json_array_get(chat, i);
-        const char *name = json_string_value(json_object_get(one, "name"));
-        if (name && strcmp(name, "default") == 0)
+        if (strcmp(weft_json_text_of(one, "name"), "default") == 0)
             text = json_string_value(json_object_get(one, "template"));
     }
     if (!text) return WEFT_OK;

@@ -82,11 +82,6 @@ static weft_status add_merge(weft_tokenizer *t, const char *left, size_t left_le
     return WEFT_OK;
 }
 
-static const char *text_of(const json_t *object, const char *key) {
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
-}
-
 static weft_status refuse(const weft_tokenizer *t, const char *what, const char *value) {
     return tokenizer_refuse(t,
                             "%s \"%.40s\" is not supported; byte-level BPE is, and SentencePiece's "
@@ -124,20 +119,20 @@ static weft_status add_literal(weft_tokenizer *t, const char *text) {
 /* Matches and what is between them must all be kept. With "Removed" and "invert" only what the
  * pattern does not match would go; such patterns match everything, and what they miss is kept. */
 static weft_status read_split(weft_tokenizer *t, const json_t *step) {
-    const char *behavior = text_of(step, "behavior");
+    const char *behavior = weft_json_text_of(step, "behavior");
     bool invert = json_is_true(json_object_get(step, "invert"));
     if (strcmp(behavior, "Isolated") != 0 && !(invert && strcmp(behavior, "Removed") == 0))
         return refuse(t, "a Split with behavior", behavior);
     const json_t *pattern = json_object_get(step, "pattern");
-    const char *regex = json_string_value(json_object_get(pattern, "Regex"));
-    const char *literal = json_string_value(json_object_get(pattern, "String"));
-    if (regex && *regex) return weft_tokenizer_add_pattern(t, regex);
-    if (literal && *literal) return add_literal(t, literal);
+    const char *regex = weft_json_text_of(pattern, "Regex");
+    const char *literal = weft_json_text_of(pattern, "String");
+    if (*regex) return weft_tokenizer_add_pattern(t, regex);
+    if (*literal) return add_literal(t, literal);
     return tokenizer_refuse(t, "a Split has no pattern");
 }
 
 static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
-    const char *type = text_of(step, "type");
+    const char *type = weft_json_text_of(step, "type");
     if (*byte_level) return tokenizer_refuse(t, "a splitting step \"%.40s\" after ByteLevel", type);
     if (strcmp(type, "ByteLevel") == 0) {
         if (json_is_true(json_object_get(step, "add_prefix_space")))
@@ -156,7 +151,7 @@ static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_l
 static weft_status read_steps(weft_tokenizer *t, const json_t *root) {
     const json_t *pre = json_object_get(root, "pre_tokenizer");
     bool byte_level = false;
-    if (strcmp(text_of(pre, "type"), "Sequence") == 0) {
+    if (strcmp(weft_json_text_of(pre, "type"), "Sequence") == 0) {
         const json_t *list = json_object_get(pre, "pretokenizers");
         for (size_t i = 0; i < json_array_size(list); i++)
             WEFT_TRY(read_step(t, json_array_get(list, i), &byte_level));
@@ -221,7 +216,7 @@ static weft_status read_unigram(weft_tokenizer *t, const json_t *model) {
 static weft_status read_model(weft_tokenizer *t, const json_t *model) {
     static const char *const others[] = {"dropout", "continuing_subword_prefix",
                                          "end_of_word_suffix"};
-    const char *type = text_of(model, "type");
+    const char *type = weft_json_text_of(model, "type");
     const json_t *vocab = json_object_get(model, "vocab"),
                  *merges = json_object_get(model, "merges");
     if (strcmp(type, "Unigram") == 0) return read_unigram(t, model);
@@ -240,7 +235,7 @@ static weft_status read_model(weft_tokenizer *t, const json_t *model) {
 
 weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, int64_t id) {
     static const char *const others[] = {"single_word", "lstrip", "rstrip"};
-    const char *text = text_of(token, "content");
+    const char *text = weft_json_text_of(token, "content");
     if (!*text || id < 0) return tokenizer_refuse(t, "an added token has no content or no id");
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (is_set(token, others[i])) return refuse(t, "an added token with", others[i]);
@@ -271,16 +266,18 @@ static bool is_mark(const char *text) {
 
 /* NFC; and for SentencePiece's BPE, a space before the text, and spaces as U+2581. */
 static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) {
-    const char *type = text_of(normalizer, "type");
+    const char *type = weft_json_text_of(normalizer, "type");
     const json_t *list = json_object_get(normalizer, "normalizers");
     if (!json_is_object(normalizer)) return WEFT_OK;
     if (strcmp(type, "NFC") == 0) return weft_tokenizer_set_nfc(t);
-    if (t->characters && strcmp(type, "Prepend") == 0 && is_mark(text_of(normalizer, "prepend"))) {
+    if (t->characters && strcmp(type, "Prepend") == 0 &&
+        is_mark(weft_json_text_of(normalizer, "prepend"))) {
         t->space = SPACE_ALWAYS;
         return WEFT_OK;
     }
-    if (t->characters && strcmp(type, "Replace") == 0 && is_mark(text_of(normalizer, "content")) &&
-        strcmp(text_of(json_object_get(normalizer, "pattern"), "String"), " ") == 0)
+    if (t->characters && strcmp(type, "Replace") == 0 &&
+        is_mark(weft_json_text_of(normalizer, "content")) &&
+        strcmp(weft_json_text_of(json_object_get(normalizer, "pattern"), "String"), " ") == 0)
         return WEFT_OK;
     if (strcmp(type, "Sequence") != 0) return refuse(t, "the normalizer", type);
     for (size_t i = 0; i < json_array_size(list); i++)
@@ -292,17 +289,19 @@ static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) 
 static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
     const json_t *pre = json_object_get(root, "pre_tokenizer");
     const json_t *normalizer = json_object_get(root, "normalizer");
-    const char *type = text_of(pre, "type"), *scheme = text_of(pre, "prepend_scheme");
+    const char *type = weft_json_text_of(pre, "type"),
+               *scheme = weft_json_text_of(pre, "prepend_scheme");
     if (!json_is_object(pre)) {
         if (json_is_object(normalizer)) return WEFT_OK;
         return refuse(t, "a model with", "byte_fallback");
     }
     /* Gemma's splits at spaces behind a normalizer that has left none: Replace alone. */
-    if (strcmp(text_of(normalizer, "type"), "Replace") == 0 && strcmp(type, "Split") == 0 &&
-        strcmp(text_of(json_object_get(pre, "pattern"), "String"), " ") == 0)
+    if (strcmp(weft_json_text_of(normalizer, "type"), "Replace") == 0 &&
+        strcmp(type, "Split") == 0 &&
+        strcmp(weft_json_text_of(json_object_get(pre, "pattern"), "String"), " ") == 0)
         return WEFT_OK;
     bool split = !json_is_false(json_object_get(pre, "split"));
-    if (strcmp(type, "Metaspace") != 0 || !is_mark(text_of(pre, "replacement")) ||
+    if (strcmp(type, "Metaspace") != 0 || !is_mark(weft_json_text_of(pre, "replacement")) ||
         (split && !t->score))
         return refuse(t, "with byte_fallback the pre_tokenizer", type);
     if (split) WEFT_TRY(weft_tokenizer_add_pattern(t, " [^ ]*|[^ ]+"));
@@ -314,13 +313,14 @@ static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
 
 /* A template's text may have one special token before it and none behind. */
 static weft_status read_processor(weft_tokenizer *t, const json_t *processor) {
-    const char *type = text_of(processor, "type");
+    const char *type = weft_json_text_of(processor, "type");
     const json_t *list = json_object_get(processor, "processors");
     for (size_t i = 0; strcmp(type, "Sequence") == 0 && i < json_array_size(list); i++)
         WEFT_TRY(read_processor(t, json_array_get(list, i)));
     list = json_object_get(processor, "single");
     for (size_t i = 0; strcmp(type, "TemplateProcessing") == 0 && i < json_array_size(list); i++) {
-        const char *name = text_of(json_object_get(json_array_get(list, i), "SpecialToken"), "id");
+        const char *name =
+            weft_json_text_of(json_object_get(json_array_get(list, i), "SpecialToken"), "id");
         int32_t id = weft_tokenizer_special(t, name);
         if (!*name) continue;
         if (i > 0 || id < 0) return refuse(t, "a post_processor that adds", name);
@@ -356,11 +356,11 @@ static weft_status sort_pieces(weft_tokenizer *t) {
 static weft_status read_json(weft_tokenizer *t, const json_t *root) {
     const json_t *added = json_object_get(root, "added_tokens"),
                  *model = json_object_get(root, "model");
-    const char *version = text_of(root, "version");
+    const char *version = weft_json_text_of(root, "version");
     if (*version && strcmp(version, "1.0") != 0)
         return tokenizer_refuse(t, "of version %.40s, and this weft knows 1.0", version);
     t->characters =
-        is_set(model, "byte_fallback") || strcmp(text_of(model, "type"), "Unigram") == 0;
+        is_set(model, "byte_fallback") || strcmp(weft_json_text_of(model, "type"), "Unigram") == 0;
     WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
     WEFT_TRY(read_model(t, model));
     WEFT_TRY(t->characters ? read_metaspace(t, root) : read_steps(t, root));

@@ -10,15 +10,6 @@
 
 enum { CONTEXT = 256, WINDOWS = 4, WINDOWS_MOST = 4 }; /* of held-out sequences, and of gradients */
 
-weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double **out) {
-    *out = NULL;
-    if (!t) return WEFT_OK;
-    int64_t count = weft_tensor_count(t);
-    *out = malloc((size_t)count * sizeof **out);
-    if (!*out) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    return weft_session_values(s, t, count, *out);
-}
-
 /* Gates, and the directions that tokens take in MLA's latents.
  *
  * The mean of the latents is left out: in keys it adds the same to all scores of a query, and in values
@@ -27,7 +18,7 @@ static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_l
                               weft_layer_sums *sums) {
     const weft_tensor *gate = s->graph.inside[layer].gate;
     WEFT_AUTO_FREE double *values = NULL;
-    WEFT_TRY(weft_look_values(s, gate, &values));
+    WEFT_TRY(weft_session_take(s, gate, &values));
     if (!values) return WEFT_OK;
     int64_t heads = gate->shape[2], rows = weft_tensor_count(gate) / heads;
     for (int64_t i = 0; i < rows * heads; i++) {
@@ -45,7 +36,7 @@ static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_l
 static weft_status look_latent(const weft_session *s, const weft_tensor *latent, int which,
                                weft_spectrum_look *out, weft_layer_sums *sums) {
     WEFT_AUTO_FREE double *rows = NULL;
-    WEFT_TRY(weft_look_values(s, latent, &rows));
+    WEFT_TRY(weft_session_take(s, latent, &rows));
     if (!rows) return WEFT_OK;
     int64_t width = latent->shape[2], n = weft_tensor_count(latent) / width;
     out->width = width;
@@ -128,7 +119,7 @@ static void multiply(const double *w, const double *x, int64_t out, int64_t in, 
 static weft_status mean_input(const weft_session *s, int64_t layer, double **out) {
     const weft_tensor *x = s->graph.inside[layer].normed;
     int64_t time = x->shape[1], width = x->shape[2];
-    WEFT_TRY(weft_look_values(s, x, out));
+    WEFT_TRY(weft_session_take(s, x, out));
     for (int64_t e = 0; e < width; e++) {
         double sum = 0;
         for (int64_t t = 0; t < time; t++)

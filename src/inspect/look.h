@@ -4,9 +4,6 @@
 
 #include "inspect/inspect.h"
 
-/* A kept tensor as doubles; malloc'd. NULL with WEFT_OK where the tensor is NULL. */
-weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double **out);
-
 /* Sums over tokens so far, of one head or of one layer; see the files. */
 typedef struct {
     double number

@@ -19,7 +19,7 @@ static const double MOST = 0.25, ALIKE = 0.9; /* weight, and share of the entrop
 static weft_status add_gates(const weft_session *s, int64_t layer, int64_t time, json_t *to) {
     const weft_tensor *gate = s->graph.inside[layer].gate;
     WEFT_AUTO_FREE double *values = NULL;
-    WEFT_TRY(weft_look_values(s, gate, &values));
+    WEFT_TRY(weft_session_take(s, gate, &values));
     if (!values) return WEFT_OK;
     json_t *all = json_array();
     int64_t heads = gate->shape[2], step = gate->shape[1] > 1 ? heads : 0;

@@ -94,7 +94,7 @@ static weft_status weigh_by_gate(const weft_session *s, int64_t layer, double *w
     const weft_config *c = &s->model->config;
     WEFT_AUTO_FREE double *gate = NULL;
     if (!c->route_after_gate || !c->cross_token) return WEFT_OK;
-    WEFT_TRY(weft_look_values(s, s->graph.inside[layer].gate, &gate));
+    WEFT_TRY(weft_session_take(s, s->graph.inside[layer].gate, &gate));
     for (int64_t i = 0; gate && i < time * c->n_head; i++) {
         double left = 1 - c->gate_alpha + c->gate_alpha / (1 + exp(-gate[i]));
         double *row = weights + (i % c->n_head * time + i / c->n_head) * time;
@@ -175,8 +175,8 @@ static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussian
     g->width = q->shape[3] - g->means;
     g->heads[0] = q->shape[2];
     g->heads[1] = k->shape[2];
-    WEFT_TRY(weft_look_values(s, q, &g->rows[0]));
-    WEFT_TRY(weft_look_values(s, k, &g->rows[1]));
+    WEFT_TRY(weft_session_take(s, q, &g->rows[0]));
+    WEFT_TRY(weft_session_take(s, k, &g->rows[1]));
     for (int i = 0; i < 2 && !l->means; i++)
         make_overlap_sigma(g->rows[i], g->time * g->heads[i], g->width);
     return WEFT_OK;
@@ -224,7 +224,7 @@ static double row_moved(const gaussians *g, const double *scores, int64_t seen, 
 
 /* The temperature of each head, learned or fixed. */
 static weft_status read_tau(const weft_session *s, const weft_score *l, double **out) {
-    WEFT_TRY(weft_look_values(s, l->log_tau, out));
+    WEFT_TRY(weft_session_take(s, l->log_tau, out));
     bool learned = *out != NULL;
     if (!learned) *out = malloc((size_t)l->heads * sizeof **out);
     if (!*out) return weft_fail(WEFT_ENOMEM, "inspect: no memory");

@@ -53,6 +53,13 @@ weft_status weft_session_values(const weft_session *s, const weft_tensor *t, int
     return WEFT_OK;
 }
 
+weft_status weft_session_take(const weft_session *s, const weft_tensor *t, double **out) {
+    int64_t count = t ? weft_tensor_count(t) : 0;
+    *out = t ? malloc((size_t)count * sizeof **out) : NULL;
+    if (t && !*out) return weft_fail(WEFT_ENOMEM, "session: no memory to read a tensor");
+    return t ? weft_session_values(s, t, count, *out) : WEFT_OK;
+}
+
 weft_status weft_session_losses(const weft_session *s, weft_loss_parts *out) {
     const weft_model_graph *m = &s->graph;
     WEFT_TRY(weft_session_values(s, m->loss, 1, &out->loss));
@@ -88,15 +95,6 @@ typedef struct {
 
 static void end_values(score_values *v) {
     WEFT_FREE(v->q, v->k, v->n, v->scale, v->beta, v->log_tau, v->rel, v->first);
-}
-
-static weft_status read_values(const weft_session *s, const weft_tensor *t, double **out) {
-    *out = NULL;
-    if (!t) return WEFT_OK;
-    int64_t count = weft_tensor_count(t);
-    *out = malloc((size_t)count * sizeof **out);
-    if (!*out) return weft_fail(WEFT_ENOMEM, "scores: no memory");
-    return weft_session_values(s, t, count, *out);
 }
 
 static const double *query(const score_values *v, int64_t b, int64_t t, int64_t h) {
@@ -203,7 +201,7 @@ weft_status weft_session_scores(const weft_session *session, int64_t layer, doub
         s->packed ? s->packed : s->q, s->k, s->n, s->scale, s->beta, s->log_tau, s->rel};
     double **const to[] = {&v.q, &v.k, &v.n, &v.scale, &v.beta, &v.log_tau, &v.rel};
     for (size_t i = 0; i < sizeof to / sizeof to[0]; i++)
-        WEFT_TRY(read_values(session, read[i], to[i]));
+        WEFT_TRY(weft_session_take(session, read[i], to[i]));
     if (s->first) v.first = malloc((size_t)weft_tensor_bytes(s->first));
     if (s->first && !v.first) return weft_fail(WEFT_ENOMEM, "scores: no memory");
     if (s->first) WEFT_TRY(weft_exec_read(session->exec, s->first, v.first));

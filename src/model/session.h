@@ -34,6 +34,8 @@ weft_status weft_session_losses(const weft_session *s, weft_loss_parts *out);
  * depends on). */
 weft_status weft_session_values(const weft_session *s, const weft_tensor *t, int64_t n,
                                 double *out);
+/* All of its values, malloc'd; NULL for a NULL tensor. */
+weft_status weft_session_take(const weft_session *s, const weft_tensor *t, double **out);
 
 /* The raw scores of a layer, [B, H, T, T] as doubles: what enters the softmax, with the query's own
  * norm where the score is a distance, so that W2's are minus the distances over the temperature.

@@ -181,10 +181,8 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_r
 
 void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
     WEFT_AUTO_DECREF json_t *object = weft_json_file(path, RESULT_MOST);
-    const char *word = json_string_value(json_object_get(object, "end"));
-    const char *line = json_string_value(json_object_get(object, "why"));
-    snprintf(end, 16, "%s", word ? word : "");
-    snprintf(why, room, "%s", line ? line : "");
+    snprintf(end, 16, "%s", weft_json_text_of(object, "end"));
+    snprintf(why, room, "%s", weft_json_text_of(object, "why"));
 }
 
 double weft_collect_rate(const char *folder) {
@@ -216,8 +214,9 @@ static char *list_packages(const json_t *manifest) {
     if (!out) return NULL;
     EACH_ITEM(one, packages) {
         const char *name = json_string_value(json_object_get(one.value, "package"));
-        const char *version = json_string_value(json_object_get(one.value, "version"));
-        if (name) fprintf(out, "%s%s %s", one.n > 1 ? ", " : "", name, version ? version : "");
+        if (name)
+            fprintf(out, "%s%s %s", one.n > 1 ? ", " : "", name,
+                    weft_json_text_of(one.value, "version"));
     }
     return weft_memory_end(out, &text);
 }

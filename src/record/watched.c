@@ -221,9 +221,8 @@ static void read_result(run *r, int folder) {
     r->bytes_per_token = NAN;
     if (weft_below_read(folder, "result.json", FILE_MOST, &text, &bytes) != WEFT_OK) return;
     WEFT_AUTO_DECREF json_t *object = weft_json_read(text, bytes, 0, NULL);
-    const char *end = json_string_value(json_object_get(object, "end"));
-    for (int i = 0; end && i < 3; i++)
-        if (strcmp(end, known[i]) == 0) r->end = known[i];
+    for (int i = 0; i < 3; i++)
+        if (strcmp(weft_json_text_of(object, "end"), known[i]) == 0) r->end = known[i];
     double bits = weft_json_number_of(object, "bits_per_byte");
     if (bits > 0) r->bytes_per_token = weft_json_number_of(object, "best_val_loss") / log(2) / bits;
 }

@@ -278,8 +278,7 @@ bool weft_report_run_counts(const weft_report_run *run) {
 }
 
 const char *weft_report_fact(const weft_report_run *run, const char *name) {
-    const char *text = json_string_value(json_object_get(run->facts, name));
-    return text ? text : "";
+    return weft_json_text_of(run->facts, name);
 }
 
 double weft_report_fact_mean(const weft_report_variant *v, const char *name) {

@@ -234,8 +234,7 @@ static json_t *pair_up(const weft_report_variant *a, const weft_report_variant *
 }
 
 static const char *text_of(const json_t *object, const char *key) {
-    const char *text = json_string_value(json_object_get(object, key));
-    return weft_shown(text ? text : "");
+    return weft_shown(weft_json_text_of(object, key));
 }
 
 /* Two scores and their difference, in columns. */

@@ -53,8 +53,7 @@ static json_t *variant_config(const weft_report_variant *v) {
 }
 
 static const char *value_of(const json_t *configs, size_t i, const char *key) {
-    const char *value = json_string_value(json_object_get(json_array_get(configs, i), key));
-    return value ? value : "";
+    return weft_json_text_of(json_array_get(configs, i), key);
 }
 
 static bool differs(const json_t *configs, const char *key) {

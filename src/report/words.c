@@ -1,5 +1,4 @@
 /* Words and numbers for people. What is not known is a dash, never a NaN. */
-#include "config/kinds.h"
 #include "record/record.h"
 #include "report/sections.h"
 
@@ -122,15 +121,6 @@ const char *weft_say_pairs(const weft_report_data *d, int n) {
  * compared with, in words. "SwiGLU, feed-forward width 253" for FFN=swiglu N_FFN=253. */
 enum { KEYS_TOLD = 3 };
 
-#define ATTENTION_WORD(NAME, name, title, help) {"ATTENTION", #name, title},
-#define FFN_WORD(NAME, name, title, help) {"FFN", #name, title},
-#define POSITION_WORD(NAME, name, title, help) {"POSITION", #name, title},
-static const struct {
-    const char *key, *value, *words;
-} kinds[] = {WEFT_ATTENTIONS(ATTENTION_WORD) WEFT_FFNS(FFN_WORD)
-                 WEFT_POSITIONS(POSITION_WORD){"NORM", "rmsnorm", "RMSNorm"},
-             {"NORM", "layernorm", "LayerNorm"}};
-
 static const struct {
     const char *key, *before, *after;
 } numbers[] = {
@@ -140,9 +130,9 @@ static const struct {
 };
 
 static void write_words(FILE *out, const char *key, const char *value) {
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-        if (strcmp(kinds[i].key, key) == 0 && strcmp(kinds[i].value, value) == 0) {
-            fputs(kinds[i].words, out);
+    for (const weft_named_kind *p = weft_named_kinds; p->key; p++)
+        if (strcmp(p->key, key) == 0 && strcmp(p->word, value) == 0) {
+            fputs(p->title, out);
             return;
         }
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)

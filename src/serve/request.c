@@ -147,7 +147,7 @@ static bool read_number(const reading *in, const char *key, double least, double
 
 /* Whether a value of a member that is refused asks for nothing. */
 static bool is_neutral(const reading *in, const char *key, const json_t *value) {
-    const char *text = json_string_value(value), *type;
+    const char *text = json_string_value(value);
     if (json_is_null(value) || json_is_false(value)) return true;
     if (json_is_number(value))
         return json_number_value(value) == 0 ||
@@ -158,9 +158,8 @@ static bool is_neutral(const reading *in, const char *key, const json_t *value) 
         return json_array_size(value) == 0 ||
                (json_array_size(value) == 1 && text && strcmp(text, "text") == 0);
     }
-    type = json_string_value(json_object_get(value, "type"));
     return json_is_object(value) &&
-           (json_object_size(value) == 0 || (type && strcmp(type, "text") == 0));
+           (json_object_size(value) == 0 || strcmp(weft_json_text_of(value, "type"), "text") == 0);
 }
 
 static bool check_members(const reading *in) {
@@ -237,8 +236,7 @@ static bool read_prompts(const reading *in) {
 static bool join_parts(const reading *in, const json_t *parts, weft_message *out) {
     for (size_t i = 0; i < json_array_size(parts); i++) {
         const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
-        const char *type = json_string_value(json_object_get(part, "type"));
-        if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
+        if (strcmp(weft_json_text_of(part, "type"), "text") != 0 || !json_is_string(text))
             return refuse_type(in, "messages",
                                "messages of text: content is a text, or a list of "
                                "{\"type\": \"text\", \"text\": ...}");

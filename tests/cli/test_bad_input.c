@@ -193,9 +193,9 @@ TEST_WITH(test_a_large_config_costs_no_memory, restore, NULL) {
     shell_succeeds("sed -i 's/\"n_embd\": 4/\"n_embd\": 16384/' '%s'", config);
     REFUSED("the config asks for", "16384");
     const char *theirs = scratch_path("theirs");
-    shell_succeeds("rm -rf '%s' && cp -r tests/vectors/hf/gpt2 '%s' && sed -i -E "
+    shell_succeeds("rm -rf '%s' && cp -r '%s' '%s' && sed -i -E "
                    "'s/\"n_embd\": [0-9]+/\"n_embd\": 16384/' '%s/config.json'",
-                   theirs, theirs, theirs);
+                   theirs, hf_path("gpt2"), theirs, theirs);
     FAILS(2, SAYS("16384"), "convert", "--model", theirs, "--out", scratch_path("never"));
     assert_int_equal(getrusage(RUSAGE_CHILDREN, &used), 0);
     if (used.ru_maxrss > LARGE_KB) fail_msg("%ld KB were taken", used.ru_maxrss);

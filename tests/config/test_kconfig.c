@@ -159,7 +159,7 @@ TEST(test_old_names_are_taken) {
                         "CONFIG_STUDY_VARIANTS=\"a; b: BIAS=y\"\n");
     free(text);
     refuse("CONFIG_GPT2_BLOCK_SIZE=48\nCONFIG_CONTEXT=48\n", SAYS("defconfigs/test:2:", "line 1"));
-    shell_succeeds("tar -xzf tests/older/made.tar.gz -C '%s' ./dotconfig", scratch_path("tree"));
+    shell_succeeds("tar -xJf tests/older/made.tar.xz -C '%s' ./dotconfig", scratch_path("tree"));
     expect_done(shell("mv dotconfig .config && make -s SETUP=no savedefconfig"));
     text = tree_file("defconfig");
     expect_words(text, SAYS("CONFIG_EVAL_SAMPLES=50\n", "CONFIG_GRADIENT_ACCUMULATION=4\n"));

@@ -12,7 +12,8 @@
 
 enum { VOCAB = 13, ROWS = 2, LENGTH = 8 };
 
-static const char GPT2[] = "tests/vectors/hf/gpt2", LLAMA[] = "tests/vectors/hf/llama";
+#define GPT2 hf_path("gpt2")
+#define LLAMA hf_path("llama")
 
 static const char *logits_of(const char *model, const char *name) {
     int32_t tokens[ROWS * (LENGTH + 1)];
@@ -33,7 +34,7 @@ static double moved_by_with(const char *model, const char *list, const char *fir
                          "WSFFN_N_HEAD=4", "-o", first, "-o", second, "--dtype", "f64", "--out",
                          added),
                      NULL);
-    if (strncmp(model, "tests/", 6) == 0)
+    if (strstr(model, "/hf/"))
         command_succeeds(
             RUN("convert", "--force", "--model", model, "--dtype", "f64", "--out", plain), NULL);
     else

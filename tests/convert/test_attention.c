@@ -28,9 +28,10 @@ static const char *logits_of(const char *model, const char *name) {
     return out;
 }
 
-static const char GPT2[] = "tests/vectors/hf/gpt2", LLAMA[] = "tests/vectors/hf/llama";
-static const char GPT2_LOGITS[] = "tests/vectors/hf/gpt2.logits.safetensors";
-static const char LLAMA_LOGITS[] = "tests/vectors/hf/llama.logits.safetensors";
+#define GPT2 hf_path("gpt2")
+#define LLAMA hf_path("llama")
+#define GPT2_LOGITS hf_path("gpt2.logits.safetensors")
+#define LLAMA_LOGITS hf_path("llama.logits.safetensors")
 
 /* With biases everywhere: the kept model's logits are those of transformers. */
 TEST(test_a_latent_of_full_width_is_exact) {
@@ -212,9 +213,9 @@ TEST(test_w2_starts_close_to_dot) {
     assert_true(moved(LLAMA, "100", out) < 0.002);
     assert_true(tensors_apart(logits_of(out, "w2"), LLAMA_LOGITS, "logits") < 0.02);
     /* And so do normed queries and keys, of heads that do not fill the width. */
-    assert_true(moved("tests/vectors/hf/qwen3", "100", out) < 0.002);
-    assert_true(tensors_apart(logits_of(out, "w2"), "tests/vectors/hf/qwen3.logits.safetensors",
-                              "logits") < 0.02);
+    assert_true(moved(hf_path("qwen3"), "100", out) < 0.002);
+    assert_true(tensors_apart(logits_of(out, "w2"), hf_path("qwen3.logits.safetensors"), "logits") <
+                0.02);
 }
 
 TEST(test_what_cannot_be_is_refused) {

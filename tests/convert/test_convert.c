@@ -29,6 +29,10 @@ static void write_tokens(const char *path) {
     npy_write(path, 4, ROWS, LENGTH + 1, tokens);
 }
 
+static const char *kept_logits(const char *name) {
+    return hf_path(format_text("%s.logits.safetensors", name));
+}
+
 static void expect_logits(const char *model, const char *kept, const char *dtype,
                           double tolerance) {
     const char *tokens = scratch_path("tokens.npy"), *logits = scratch_path("logits.safetensors");
@@ -64,11 +68,8 @@ TEST(test_kept_models_have_the_logits_of_transformers) {
                                         "olmo2",     "deepseek", "neox",  "phi3",
                                         "phi3-long", "gemma2",   "gemma3"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char from[64], kept[64];
-        const char *out = scratch_path("%s", names[i]);
-        snprintf(from, sizeof from, "tests/vectors/hf/%s", names[i]);
-        snprintf(kept, sizeof kept, "tests/vectors/hf/%s.logits.safetensors", names[i]);
-        command_succeeds(RUN("convert", "--model", from, "--out", out), NULL);
+        const char *out = scratch_path("%s", names[i]), *kept = kept_logits(names[i]);
+        command_succeeds(RUN("convert", "--model", hf_path(names[i]), "--out", out), NULL);
         expect_logits(out, kept, "f32", 2e-5);
         expect_logits(out, kept, "f64", i == 0 ? 1e-12 : 5e-6);
         goes_around(out);
@@ -182,13 +183,11 @@ static void copy_file(const char *from, const char *to) {
 /* A kept config with other values of some keys, beside the weights of `weights`; `keys` is given away. */
 static const char *with_keys(const char *kept, const char *weights, json_t *keys) {
     const char *folder = scratch_path("changed");
-    char path[600], from[300];
+    char path[600];
     mkdir(folder, 0777);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    snprintf(from, sizeof from, "tests/vectors/hf/%s/model.safetensors", weights);
-    copy_file(from, path);
-    snprintf(from, sizeof from, "tests/vectors/hf/%s/config.json", kept);
-    json_t *root = json_load_file(from, 0, NULL);
+    copy_file(hf_path(format_text("%s/model.safetensors", weights)), path);
+    json_t *root = json_load_file(hf_path(format_text("%s/config.json", kept)), 0, NULL);
     assert_non_null(root);
     assert_int_equal(json_object_update(root, keys), 0);
     snprintf(path, sizeof path, "%s/config.json", folder);
@@ -213,12 +212,10 @@ TEST(test_gemmas_older_keys_say_the_same) {
                    "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 4}}"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char kept[64];
         const char *out = scratch_path("older"), *name = cases[i][0];
         const char *theirs = with_keys(name, name, json_loads(cases[i][1], 0, NULL));
-        snprintf(kept, sizeof kept, "tests/vectors/hf/%s.logits.safetensors", name);
         command_succeeds(RUN("convert", "--force", "--model", theirs, "--out", out), NULL);
-        expect_logits(out, kept, "f64", 5e-6);
+        expect_logits(out, kept_logits(name), "f64", 5e-6);
     }
 }
 
@@ -413,8 +410,8 @@ TEST(test_the_class_knows_every_option) {
 
 TEST(test_nothing_is_overwritten_unasked) {
     const char *out = scratch_path("gpt2-again");
-    command_succeeds(RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", out), NULL);
-    command_fails(2, RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", out),
+    command_succeeds(RUN("convert", "--model", hf_path("gpt2"), "--out", out), NULL);
+    command_fails(2, RUN("convert", "--model", hf_path("gpt2"), "--out", out),
                   SAYS("config.json", "--force"));
     command_fails(2, RUN("convert", "--model", out, "--out", scratch_path("x")),
                   SAYS("already", "--to-hf"));

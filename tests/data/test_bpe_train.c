@@ -30,9 +30,7 @@ static json_t *saved(const weft_tokenizer *t, const char *name) {
 }
 
 TEST(test_merges_equal_kept_reference) {
-    json_error_t error;
-    json_t *kept = json_load_file("tests/vectors/tokenizer.train.json", 0, &error);
-    assert_non_null(kept);
+    json_t *kept = file_json("tests/vectors/tokenizer.train.json.gz");
     int64_t vocab = json_integer_value(json_object_get(kept, "vocab"));
     const char *text = json_string_value(json_object_get(kept, "text"));
     weft_tokenizer *t = train(SAYS(text), vocab, 2);

@@ -1,6 +1,7 @@
 /* The synthetic tasks, their sequences read back by other means than made them. */
 #include "data/tasks.h"
 #include "support/bigram.h"
+#include "support/command.h"
 #include "support/test.h"
 
 #include <jansson.h>
@@ -232,11 +233,10 @@ TEST(test_needle_asks_for_the_key_in_the_text) {
     assert_non_null(strstr(weft_error_message(), "at least 128 bytes"));
 }
 
-/* tests/vectors/tasks.json has sequences of tests/reference/make_task_vectors.py, which draws them by code of its own and
- * checks that what is asked for can be told from the tokens. */
+/* tests/vectors/tasks.json.gz has sequences of tests/reference/make_task_vectors.py, which draws them by code of its own
+ * and checks that what is asked for can be told from the tokens. */
 TEST(test_sequences_are_the_references) {
-    json_error_t error;
-    json_t *vectors = json_load_file("tests/vectors/tasks.json", 0, &error), *row;
+    json_t *vectors = file_json("tests/vectors/tasks.json.gz"), *row;
     static weft_config c;
     size_t i;
     int seen = 0;

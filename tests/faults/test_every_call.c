@@ -272,8 +272,8 @@ static bool model_is_whole(char *why) {
 static const char *const *convert_arguments(bool again) {
     static const char *words[16];
     const char *const *from =
-        again ? RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", work, "--force")
-              : RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", work);
+        again ? RUN("convert", "--model", hf_path("gpt2"), "--out", work, "--force")
+              : RUN("convert", "--model", hf_path("gpt2"), "--out", work);
     memcpy(words, from, (again ? 7 : 6) * sizeof *words);
     return words;
 }
@@ -643,8 +643,7 @@ static int open_scratch(void **state) {
           file);
     fclose(file);
     command_succeeds(RUN(TRAIN, "--out", source, "-o", "STEPS=2"), NULL);
-    command_succeeds(RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", at("converted")),
-                     NULL);
+    command_succeeds(RUN("convert", "--model", hf_path("gpt2"), "--out", at("converted")), NULL);
     study_config(at("study-config"));
     file = fopen(at("study-config"), "a");
     assert_non_null(file);

@@ -25,6 +25,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 
@@ -246,8 +247,10 @@ class Attack(session.Session):
         if not (g / "run/notes.db").is_file():
             sys.exit("attack.py: weft watch has kept no note")
         (g / "run/notes.db").rename(g / "notes.db")
+        with tarfile.open("tests/vectors/hf.tar.xz") as models:
+            models.extractall(self.top)
         for kind in ("gpt2", "llama"):
-            shutil.copytree(pathlib.Path("tests/vectors/hf") / kind, g / f"hf-{kind}")
+            (self.top / "hf" / kind).rename(g / f"hf-{kind}")
 
     # One attack.
 

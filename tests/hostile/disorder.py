@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 import session
@@ -47,6 +48,8 @@ class Disorder(session.Session):
         self.mounted = False
         config, study, text, ref = (str(self.top / n) for n in ("config", "study", "text", "ref"))
         pathlib.Path(config).write_text(CONFIG)
+        with tarfile.open("tests/vectors/hf.tar.xz") as models:
+            models.extractall(self.top)
         pathlib.Path(study).write_text(CONFIG.replace("ITERS=6", "ITERS=2") + 'CONFIG_STUDY_VARIANTS="a; b: ATTENTION=w2"\n')
         pathlib.Path(text).write_text("".join(chr(97 + i * i * 7 % 26) + ("\n" if i % 50 == 0 else " " if i % 5 == 0 else "") for i in range(20000)))
         out = str(self.work / "out")
@@ -58,7 +61,7 @@ class Disorder(session.Session):
             "tokenize": (["tokenize", *one, "--shard-tokens", "3000", "--out", out, text], []),
             "tokenizer": (["tokenizer", "train", "--vocab", "300", "--out", out, text], ["--force"]),
             "init": (["init", "--config", config, "--out", out], ["--force"]),
-            "convert": (["convert", "--model", "tests/vectors/hf/gpt2", "--out", out], ["--force"]),
+            "convert": (["convert", "--model", str(self.top / "hf/gpt2"), "--out", out], ["--force"]),
             "convert-back": (["convert", "--model", ref + "/last", "--to-hf", "--out", out], ["--force"]),
             "prune": (["prune", "--model", ref + "/last", *one, "--what", "heads", "--keep", "0.5", "--out", out], ["--force"]),
         }

@@ -142,7 +142,7 @@ static void load_table(void) {
             table.n_lines[f] = 0;
             continue;
         }
-        table.kept[f] = vectors_open(case_families[f].name);
+        table.kept[f] = vectors_open(case_families[f].name, NULL);
         most += table.n_lines[f];
     }
     table.refs = calloc((size_t)most, sizeof *table.refs);

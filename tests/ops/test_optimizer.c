@@ -322,7 +322,7 @@ static bool is_trajectory(const case_line *line) {
 }
 
 static void follow_all(weft_dtype dtype) {
-    vectors *kept = vectors_open("optimizer");
+    vectors *kept = vectors_open("optimizer", NULL);
     assert_non_null(kept);
     case_line *lines;
     int n = case_lines_read("optimizer", &lines), followed = 0, failed = 0;

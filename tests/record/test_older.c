@@ -18,8 +18,9 @@ static const char config[] = "tests/record/version-2/config";
 /* A study's folder with a database of a version, and a copy of it beside. */
 static const char *make_older(int version) {
     const char *folder = scratch_path("version-%d", version);
-    shell_succeeds("rm -rf '%s' && mkdir '%s' && cp tests/record/version-2/runs.db '%s'", folder,
-                   folder, folder);
+    shell_succeeds(
+        "rm -rf '%s' && mkdir '%s' && gzip -dc tests/record/version-2/runs.db.gz >'%s/runs.db'",
+        folder, folder, folder);
     if (version == 1) {
         sqlite3 *first;
         char *sql = NULL;

@@ -1,10 +1,14 @@
-"""Small models in Hugging Face's layout, and the logits that transformers gives for them: tests/vectors/hf/.
+"""Small models in Hugging Face's layout, and the logits that transformers gives for them: tests/vectors/hf.tar.xz.
 
 Needs transformers. `tokens[i] = (7 i + 3) mod V` on both sides, 2 rows of 9; the logits are those of the first 8 of each row."""
 
+import lzma
+import os
 import pathlib
 import shutil
 import sys
+import tarfile
+import tempfile
 
 import torch
 from safetensors.torch import save_file
@@ -13,7 +17,7 @@ from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config,
                           Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config,
                           SmolLM3ForCausalLM)
 
-OUT = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf"
+KEPT = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf.tar.xz"
 VOCAB, ROWS, LENGTH = 13, 2, 8
 
 MODELS = {
@@ -72,7 +76,7 @@ MODELS = {
 }
 
 
-def make(name):
+def make(name, out):
     torch.manual_seed(1)
     kind, config = MODELS[name]
     model = kind(config).double().eval()
@@ -83,13 +87,33 @@ def make(name):
             parameter.copy_((around + 0.3 * torch.randn_like(parameter)).float())
         tokens = (7 * torch.arange(ROWS * (LENGTH + 1)) + 3).remainder(VOCAB).reshape(ROWS, LENGTH + 1)
         logits = model(tokens[:, :LENGTH]).logits
-    folder = OUT / name
+    folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     model.float().save_pretrained(folder, max_shard_size="8KB" if name == "llama" else "1GB")
     (folder / "generation_config.json").unlink(missing_ok=True)
-    save_file({"logits": logits.contiguous()}, OUT / f"{name}.logits.safetensors")
+    save_file({"logits": logits.contiguous()}, out / f"{name}.logits.safetensors")
+
+
+def pack(folder):
+    """In words of four bytes, as the weights are; nothing of the machine."""
+    def nameless(entry):
+        entry.uid = entry.gid = entry.mtime = 0
+        entry.uname = entry.gname = ""
+        entry.mode = 0o755 if entry.isdir() else 0o644
+        return entry
+
+    words = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20, "lc": 0, "lp": 2}
+    with lzma.open(KEPT, "wb", filters=[words]) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(folder, "hf", filter=nameless)
 
 
 if __name__ == "__main__":
-    for one in sys.argv[1:] or MODELS:
-        make(one)
+    with tempfile.TemporaryDirectory() as work:
+        models = pathlib.Path(work) / "hf"
+        if sys.argv[1:]:
+            with tarfile.open(KEPT) as archive:
+                archive.extractall(work)
+        os.makedirs(models, exist_ok=True)
+        for one in sys.argv[1:] or MODELS:
+            make(one, models)
+        pack(models)

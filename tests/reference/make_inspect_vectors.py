@@ -7,8 +7,6 @@ autograd.
     python make_inspect_vectors.py [--check]
 """
 
-import gzip
-import json
 import math
 import sys
 from pathlib import Path
@@ -20,11 +18,11 @@ sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import kept  # noqa: E402
 import model  # noqa: E402
 from make_model_vectors import CONFIGS, Case  # noqa: E402
 from model_config import uses_rope  # noqa: E402
 
-FILE = HERE.parent / "vectors" / "inspect.json.gz"
 NAMES = ["step-3", "mix-w2-wsffn-gate-zloss", "mix-mla-w2-wsffn-three-layers", "mix-overlap-wsffn-cummean-cross",
          "cross-rms-normalized-max-full", "mla-joint", "ffn-wsffn-grouped", "cross-noncausal", "gate-sequence-leak",
          "w2-rope", "w2-tau-fixed", "mix-w2-swiglu-gate-cross-max", "dot-gqa-2-of-4-rope", "cosine-rope-kv-gate-cross",
@@ -259,12 +257,11 @@ def main():
     torch.set_default_dtype(torch.float64)
     made = {name: plain(look(name)) for name in NAMES}
     if sys.argv[1:] == ["--check"]:
-        kept = json.loads(gzip.decompress(FILE.read_bytes()))
-        if not close(made, kept):
+        if not close(made, kept.read_json("inspect")):
             sys.exit("inspect.json.gz is not what the reference computes")
         print(f"{len(made)} cases agree")
         return
-    FILE.write_bytes(gzip.compress((json.dumps(made, separators=(",", ":")) + "\n").encode(), 9, mtime=0))
+    kept.write_json("inspect", made)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Vectors for src/study/minimum.c: tests/vectors/minimum.json. Needs NumPy.
+"""Vectors for src/study/minimum.c: tests/vectors/minimum.json.gz. Needs NumPy.
 
 The minima are those of numpy.polyfit. The interval of their difference is by the delta method: the gradient of a
 parabola's minimum by its coefficients is (u², u, 1) at the minimum's place u, their covariance is that of least squares,
@@ -6,14 +6,8 @@ and the quantile is Student's t. The program draws its runs anew and fits again 
 
     python make_minimum_vectors.py [--check]
 """
-import json
-import os
-import sys
-
 import numpy as np
-
-HERE = os.path.dirname(os.path.abspath(__file__))
-FILE = os.path.join(HERE, "..", "vectors", "minimum.json")
+from kept import keep
 
 
 def t_quantile(p, freedom):
@@ -98,14 +92,4 @@ def make():
     ]}
 
 
-def main():
-    text = json.dumps(make(), indent=1) + "\n"
-    if sys.argv[1:] == ["--check"]:
-        if open(FILE, encoding="utf-8").read() != text:
-            sys.exit("tests/vectors/minimum.json is not what this script makes")
-        return
-    with open(FILE, "w", encoding="utf-8") as out:
-        out.write(text)
-
-
-main()
+keep("minimum", make())

@@ -1,4 +1,4 @@
-"""Vectors for scripts/questions: tests/vectors/questions.json. Needs NumPy.
+"""Vectors for scripts/questions: tests/vectors/questions.json.gz. Needs NumPy.
 
 Runs of two rungs and of the study of caches, and the answers by the rule of docs/results/questions.md. A rung's words are
 by numpy.polyfit and the delta method with Student's t, not by drawing runs anew; Holm's method is by its adjusted p: the
@@ -7,14 +7,9 @@ has the p that is wanted of it, and none is near a limit.
 
     python make_question_vectors.py [--check]
 """
-import json
-import os
-import sys
-
 import numpy as np
+from kept import keep
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-FILE = os.path.join(HERE, "..", "vectors", "questions.json")
 EFFECT = 0.01
 T = np.linspace(0, 400, 4_000_001)
 
@@ -121,14 +116,4 @@ def make():
             "chosen": ["mla-recip", "gqa"]}
 
 
-def main():
-    text = json.dumps(make(), indent=1) + "\n"
-    if sys.argv[1:] == ["--check"]:
-        if open(FILE, encoding="utf-8").read() != text:
-            sys.exit("tests/vectors/questions.json is not what this script makes")
-        return
-    with open(FILE, "w", encoding="utf-8") as out:
-        out.write(text)
-
-
-main()
+keep("questions", make())

@@ -1,4 +1,4 @@
-"""Vectors for src/study/statistics.c: tests/vectors/statistics.json. Needs nothing but Python.
+"""Vectors for src/study/statistics.c: tests/vectors/statistics.json.gz. Needs nothing but Python.
 
 Student's t with a whole number n of degrees of freedom has a distribution in closed form, a finite
 sum in theta = atan(t / sqrt(n)); here it is summed in 50 digits and inverted by halving. The program uses the
@@ -6,17 +6,14 @@ incomplete beta function instead. Means and deviations are exact fractions until
 
     python make_statistics_vectors.py [--check]
 """
-import json
 import math
-import os
 import random
-import sys
 from decimal import Decimal, getcontext
 from fractions import Fraction
 
+from kept import keep
+
 getcontext().prec = 50
-HERE = os.path.dirname(os.path.abspath(__file__))
-FILE = os.path.join(HERE, "..", "vectors", "statistics.json")
 
 
 def arctangent(x):
@@ -109,14 +106,4 @@ def make():
     return {"t_quantile": table, "paired": pairs}
 
 
-def main():
-    text = json.dumps(make(), indent=1) + "\n"
-    if sys.argv[1:] == ["--check"]:
-        if open(FILE, encoding="utf-8").read() != text:
-            sys.exit("tests/vectors/statistics.json is not what this script makes")
-        return
-    with open(FILE, "w", encoding="utf-8") as out:
-        out.write(text)
-
-
-main()
+keep("statistics", make())

@@ -1,16 +1,12 @@
-"""Sequences of the tasks, for src/data/tasks.c: tests/vectors/tasks.json. Needs nothing but Python.
+"""Sequences of the tasks, for src/data/tasks.c: tests/vectors/tasks.json.gz. Needs nothing but Python.
 
 Random numbers are Philox 4x32-10's, written from its paper, as src/data/random_stream.h numbers them. Each sequence is also
 read back, by a plain rule that knows nothing of how it was drawn, and what is asked for must be what the rule says.
 
     python make_task_vectors.py [--check]
 """
-import json
-import os
-import sys
+from kept import keep
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-FILE = os.path.join(HERE, "..", "vectors", "tasks.json")
 WORD = 0xFFFFFFFF
 
 
@@ -152,14 +148,4 @@ def make():
     return {"cases": cases}
 
 
-def main():
-    text = json.dumps(make()).replace('{"task"', '\n{"task"') + "\n"
-    if sys.argv[1:] == ["--check"]:
-        if open(FILE, encoding="utf-8").read() != text:
-            sys.exit("tests/vectors/tasks.json is not what this script makes")
-        return
-    with open(FILE, "w", encoding="utf-8") as out:
-        out.write(text)
-
-
-main()
+keep("tasks", make())

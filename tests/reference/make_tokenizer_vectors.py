@@ -1,11 +1,11 @@
 """Reference tokens for the tests of the tokenizers, by tiktoken and Hugging Face's tokenizers.
 
     make_tokenizer_vectors.py GPT2_FOLDER
-        writes tests/vectors/tokenizer.{gpt2,own,split,qwen2}.cases.json.gz: {"cases": [{"text", "tokens"}]}.
-        GPT-2 by tiktoken from the folder's vocab.bpe and encoder.json; own and split by tokenizers
+        writes tests/vectors/tokenizer.cases.json.gz: [{"text", "tokens": {TOKENIZER: its tokens}}].
+        gpt2 by tiktoken from the folder's vocab.bpe and encoder.json; own and split by tokenizers
         from tests/vectors/tokenizer.{own,split}.json; pieces-* by tokenizers from tokenizer.pieces.json, a
         small BPE of SentencePiece's kind that is made here, and unigram-* from its pieces as Unigram; qwen2 by tokenizers from own's vocabulary with
-        Qwen2's normalizer and pattern. Also tokenizer.train.json: a text and the
+        Qwen2's normalizer and pattern. Also tokenizer.train.json.gz: a text and the
         merges that the trainer of tokenizers learns from it.
     make_tokenizer_vectors.py --stream SEED COUNT ASSIGNED GPT2_FOLDER|TOKENIZER_JSON
         writes COUNT random and adversarial strings and their tokens to standard output: for each,
@@ -15,15 +15,14 @@ ASSIGNED is a file of "first last" lines: the code points that may appear, becau
 differ in the rest. Exit status 3: the package that is needed cannot be imported.
 """
 
-import gzip
 import json
 import os
 import random
 import struct
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-VECTORS = os.path.join(HERE, "..", "vectors")
+from kept import VECTORS, write_json
+
 PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 SPACES = (
@@ -147,18 +146,12 @@ def kept_texts():
     return texts + [maker.text() for _ in range(250)]
 
 
-def keep(name, source):
-    write_cases(name, kept_texts(), load(source))
+def add_cases(cases, name, texts, encode):
+    for text in texts:
+        cases.setdefault(text, {})[name] = encode(text)
 
 
-def write_cases(name, texts, encode):
-    cases = [{"text": text, "tokens": encode(text)} for text in texts]
-    text = '{"cases": [\n' + ",\n".join(json.dumps(case) for case in cases) + "\n]}\n"
-    with open(os.path.join(VECTORS, f"tokenizer.{name}.cases.json.gz"), "wb") as file:
-        file.write(gzip.compress(text.encode(), 9, mtime=0))
-
-
-def keep_qwen2():
+def add_qwen2(cases):
     """What Qwen2's vocab.json and merges.txt leave unsaid, as its tokenizer.json says it."""
     import tokenizers
 
@@ -173,7 +166,7 @@ def keep_qwen2():
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]}
     reference = tokenizers.Tokenizer.from_str(json.dumps(description))
     texts = ["Hello 123456", "e\u0301te\u0301", "A\u030a \u212b", "\u1100\u1161\u11a8", "\u0958 q\u0307\u0323", "\u0344x"]
-    write_cases("qwen2", texts + kept_texts(), lambda text: reference.encode(text, add_special_tokens=False).ids)
+    add_cases(cases, "qwen2", kept_texts() + texts, lambda text: reference.encode(text, add_special_tokens=False).ids)
 
 
 def pieces_description(form):
@@ -228,7 +221,7 @@ def make_pieces():
         file.write("\n")
 
 
-def keep_pieces():
+def add_pieces(cases):
     import tokenizers
 
     texts = ["", " ", "  a", "a", "\u2581a", "a\u2581 b", "the attention", " the attention", "世界 ж e\u0301", "\n\n x", "\U0001f600"]
@@ -237,7 +230,7 @@ def keep_pieces():
     forms |= {f"unigram-{form}": unigram_description(form) for form in ("normalizer", "split", "unknown")}
     for name, description in forms.items():
         reference = tokenizers.Tokenizer.from_str(json.dumps(description | {"added_tokens": [], "post_processor": None}))
-        write_cases(name, texts, lambda text: reference.encode(text, add_special_tokens=False).ids)
+        add_cases(cases, name, texts, lambda text: reference.encode(text, add_special_tokens=False).ids)
 
 
 def keep_training():
@@ -258,21 +251,21 @@ def keep_training():
     merges = json.loads(trained.to_str())["model"]["merges"]
     kept = {"vocab": 600, "text": text,
             "merges": [" ".join(merge) if isinstance(merge, list) else merge for merge in merges]}
-    with open(os.path.join(VECTORS, "tokenizer.train.json"), "w", encoding="ascii") as file:
-        json.dump(kept, file, indent=0)
-        file.write("\n")
+    write_json("tokenizer.train", kept)
 
 
 def main():
     if len(sys.argv) == 6 and sys.argv[1] == "--stream":
         stream(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
     elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
-        keep("gpt2", sys.argv[1])
+        cases = {}
+        add_cases(cases, "gpt2", kept_texts(), load(sys.argv[1]))
         for name in "own", "split":
-            keep(name, os.path.join(VECTORS, f"tokenizer.{name}.json"))
-        keep_qwen2()
+            add_cases(cases, name, kept_texts(), load(os.path.join(VECTORS, f"tokenizer.{name}.json")))
+        add_qwen2(cases)
         make_pieces()
-        keep_pieces()
+        add_pieces(cases)
+        write_json("tokenizer.cases", [{"text": text, "tokens": tokens} for text, tokens in cases.items()])
         keep_training()
     else:
         sys.exit(__doc__)

@@ -70,28 +70,44 @@ def sums(name, value):
     return [math.fsum(np.where(x < 0, x - 1.0, x + 1.0) / 2.0 * flat) for x in drawn]
 
 
-def write_kept(path, tensors):
-    lines = (" ".join([name, "x".join(map(str, value.shape)) or "-", *(x.hex() for x in sums(name, value))]) for name, value in sorted(tensors.items()))
+def shape_of(value):
+    return "x".join(map(str, value.shape)) or "-"
+
+
+def rows_of(tensors):
+    """What is kept of tensors: by name the shape and the numbers."""
+    return {name: (shape_of(value), sums(name, value)) for name, value in tensors.items()}
+
+
+def lines_of(rows):
+    return [" ".join([name, shape, *map(float.hex, numbers)]) for name, (shape, numbers) in sorted(rows.items())]
+
+
+def pack(path, lines):
     path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode(), 9, mtime=0))
 
 
-def read_kept(path):
+def unpack(path):
+    """The lines of a kept file; none where there is none."""
+    return gzip.decompress(path.read_bytes()).decode().splitlines() if path.exists() else []
+
+
+def rows_in(lines):
     """By name the shape, as the file has it, and the numbers."""
-    rows = (line.split() for line in gzip.decompress(path.read_bytes()).decode().splitlines())
-    return {name: (shape, [float.fromhex(x) for x in numbers]) for name, shape, *numbers in rows}
+    return {name: (shape, [float.fromhex(x) for x in numbers]) for name, shape, *numbers in map(str.split, lines)}
 
 
 def keep(path, tensors):
     """Writes a file of vectors, unless the one that is there says the same: the last bits of a sum differ between processors."""
-    if not path.exists() or compare(read_kept(path), tensors):
-        write_kept(path, tensors)
+    if compare(rows_in(unpack(path)), tensors):
+        pack(path, lines_of(rows_of(tensors)))
 
 
 def compare(kept, tensors):
     """What differs by more than rounding."""
     errors = [f"{name}: kept, but no case makes it" for name in sorted(set(kept) - set(tensors))]
     for name, value in sorted(tensors.items()):
-        shape = "x".join(map(str, value.shape)) or "-"
+        shape = shape_of(value)
         if name not in kept:
             errors.append(f"{name}: not kept")
         elif kept[name][0] != shape:
@@ -123,7 +139,7 @@ def main():
                     print(f"{name} {value.tolist()}")
             continue
         if args.check:
-            errors += [f"{kept.name}: {e}" for e in compare(read_kept(kept) if kept.exists() else {}, tensors)]
+            errors += [f"{kept.name}: {e}" for e in compare(rows_in(unpack(kept)), tensors)]
         else:
             VECTORS.mkdir(exist_ok=True)
             keep(kept, tensors)

@@ -1,5 +1,5 @@
-/* Fitted minima and their differences, against tests/vectors/minimum.json, which tests/reference/make_minimum_vectors.py
- * makes by other means; and how often the intervals hold what they promise. */
+/* Fitted minima and their differences, against tests/vectors/minimum.json.gz, which
+ * tests/reference/make_minimum_vectors.py makes by other means; and how often the intervals hold what they promise. */
 #include "study/statistics.h"
 
 #include "base/random.h"
@@ -30,8 +30,7 @@ static void expect_near(const char *name, double is, double expected, double roo
 }
 
 TEST(test_minima_and_intervals_are_the_references) {
-    json_error_t error;
-    json_t *vectors = json_load_file("tests/vectors/minimum.json", 0, &error), *row;
+    json_t *vectors = file_json("tests/vectors/minimum.json.gz"), *row;
     size_t i;
     int seen = 0;
     json_array_foreach(json_object_get(vectors, "cases"), i, row) {

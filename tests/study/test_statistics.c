@@ -1,4 +1,4 @@
-/* Student's t and verdicts, against tests/vectors/statistics.json, which
+/* Student's t and verdicts, against tests/vectors/statistics.json.gz, which
  * tests/reference/make_statistics_vectors.py makes by another way. */
 #include "study/statistics.h"
 #include "support/command.h"
@@ -15,10 +15,8 @@ static json_t *vectors;
 
 static int read_vectors(void **state) {
     (void)state;
-    json_error_t error;
-    vectors = json_load_file("tests/vectors/statistics.json", 0, &error);
-    if (!vectors) print_error("tests/vectors/statistics.json: %s\n", error.text);
-    return vectors ? 0 : -1;
+    vectors = file_json("tests/vectors/statistics.json.gz");
+    return 0;
 }
 
 static int free_vectors(void **state) {

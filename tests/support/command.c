@@ -65,6 +65,12 @@ json_t *file_json(const char *path) {
     return root;
 }
 
+const char *hf_path(const char *name) {
+    if (access(scratch_path("hf"), F_OK) != 0)
+        shell_succeeds("tar -xJf tests/vectors/hf.tar.xz -C '%s'", scratch_path("."));
+    return scratch_path("hf/%s", name);
+}
+
 void file_expect_equal(const char *a, const char *b) {
     size_t n, m;
     char *x = file_read(a, &n), *y = file_read(b, &m);

@@ -74,6 +74,8 @@ char *file_read(const char *path, size_t *count);
 void config_write(const char *path, const char *options);
 /* A file of JSON that gzip packed; the caller owns it. */
 json_t *file_json(const char *path);
+/* A model of tests/vectors/hf.tar.xz, or its logits (NAME.logits.safetensors); unpacked into the scratch folder. */
+const char *hf_path(const char *name);
 /* Fails unless two files hold the same bytes. */
 void file_expect_equal(const char *a, const char *b);
 

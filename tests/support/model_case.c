@@ -207,11 +207,9 @@ static const weft_tensor *tensor_of(const weft_session *s, const char *name) {
 }
 
 vectors *model_case_kept(const char *name) {
-    char family[128];
     model_case c;
     model_run r;
-    snprintf(family, sizeof family, "model/%s", name);
-    vectors *kept = vectors_open(family);
+    vectors *kept = vectors_open("model", name);
     if (!kept) fail_msg("%s: nothing is kept", name);
     model_case_open(&c, name);
     model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F64, .train = true, .grads = true});

@@ -15,6 +15,6 @@ bool older_bits(void) {
 int older_setup(void **state) {
     if (older_bits()) setenv("WEFT_CPU", "neon", 1);
     scratch_setup(state);
-    shell_succeeds("tar -xzf tests/older/made.tar.gz -C '%s'", scratch_path("."));
+    shell_succeeds("tar -xJf tests/older/made.tar.xz -C '%s'", scratch_path("."));
     return 0;
 }

@@ -34,24 +34,32 @@ static bool parse_line(const char *line, vector *e) {
     return n >= 3 && parse_shape(shape, e) && n == 2 + (e->count < 2 ? 1 : VECTOR_SUMS);
 }
 
-static bool read_lines(vectors *v, FILE *from) {
+/* Of a config: its lines are between the one that is its name and the next name, which has no blank. */
+static bool read_lines(vectors *v, FILE *from, const char *config) {
     char line[256];
-    for (int room = 0; fgets(line, sizeof line, from); v->n++) {
+    bool its = !config;
+    for (int room = 0; fgets(line, sizeof line, from);) {
+        if (config && !strchr(line, ' ')) {
+            line[strcspn(line, "\n")] = '\0';
+            its = !strcmp(line, config);
+            continue;
+        }
+        if (!its) continue;
         if (v->n == room) {
             room = room ? 2 * room : 64;
             v->entry = realloc(v->entry, (size_t)room * sizeof *v->entry);
         }
-        if (!parse_line(line, &v->entry[v->n])) return false;
+        if (!parse_line(line, &v->entry[v->n++])) return false;
     }
     return v->n > 0;
 }
 
-vectors *vectors_open(const char *family) {
+vectors *vectors_open(const char *family, const char *config) {
     char command[256];
     snprintf(command, sizeof command, "gzip -dc 'tests/vectors/%s.gz'", family);
     vectors *v = calloc(1, sizeof *v);
     FILE *from = popen(command, "r");
-    bool good = from && read_lines(v, from);
+    bool good = from && read_lines(v, from, config);
     if (from && pclose(from) == 0 && good) return v;
     fprintf(stderr, "tests/vectors/%s.gz: not a file of kept vectors; `make vectors` makes it\n",
             family);

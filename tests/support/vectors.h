@@ -17,8 +17,9 @@ typedef struct {
     double *data;             /* whole, where the test has made it: freed with the rest */
 } vector;
 
-/* NULL with a message on standard error when the file cannot be used. */
-vectors *vectors_open(const char *family);
+/* NULL with a message on standard error when the file cannot be used. `config`: only what it has of that config, in
+ * the file of models; otherwise NULL. */
+vectors *vectors_open(const char *family, const char *config);
 void vectors_close(vectors *v);
 
 /* The kept tensor of that name; NULL if there is none. */
