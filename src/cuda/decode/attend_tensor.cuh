@@ -259,8 +259,7 @@ __device__ static inline void expect_tile(const attend_problem &a, uint32_t barr
     int low = w.low(), high = w.high();
     int bytes = (high - low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
     if (a.keys.number) {
-        int pages = count_pages(low, min(high, v.fresh));
-        if (!a.key_write.x.data) pages += count_pages(max(low, v.fresh), high);
+        int pages = count_pages(low, a.key_write.x.data ? min(high, v.fresh) : high);
         bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
     }
     if (threadIdx.x % 32 == 0) arrive_expect_tx(barrier, bytes);
@@ -284,6 +283,9 @@ __device__ static inline void copy_pages(const attend_problem &a, const tensor_m
     int begin = max(low, page * WEFT_PAGE_TOKENS);
     int end = min(high, (page + 1) * WEFT_PAGE_TOKENS);
     bool asked = part == 1 ? which >> 1 && !a.joint : (which & 1) && (part == 0 || a.keys.number);
+    /* Numbers of a page that the run writes to come once, when they are there. */
+    if (part == 2 && !a.key_write.x.data && end < min(w.high(), (page + 1) * WEFT_PAGE_TOKENS))
+        return;
     if (part > 2 || !asked || begin >= end) return;
     const cached_pages &c = part == 1 ? a.values : a.keys;
     char *from = c.data + found * c.page_bytes;
@@ -872,6 +874,14 @@ __device__ static inline void write_rows(const attend_problem &a, const row_view
     }
 }
 
+/* Of the tile's rows. */
+__device__ static inline void find_factors(const attend_problem &a, const tensor_memory &m,
+                                           const row_view &v) {
+    if (threadIdx.x >= TENSOR_ROWS) return;
+    tile_row row(a, v, (int)threadIdx.x);
+    m.factors[threadIdx.x] = factors_of(a, v.g * a.group + min(row.h, a.group - 1));
+}
+
 __device__ static inline void note_writes(const attend_problem &a) {
     if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x > 0) return;
     if (a.key_write.done) *a.key_write.done = 0;
@@ -898,14 +908,13 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     row_view v = view_rows(a, r, rows);
     tensor_memory m = cut_tensor_memory<left_sums<UNITS, HALVES>::FLOATS>(a, tensor_shared);
     tile_walk use = find_walk(a, v), ask = use;
-    if (threadIdx.x < TENSOR_ROWS) {
-        tile_row row(a, v, (int)threadIdx.x);
-        m.factors[threadIdx.x] = factors_of(a, v.g * a.group + min(row.h, a.group - 1));
-    }
+    bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
+    if (!made) find_factors(a, m, v);
     if (warp < a.warps)
         begin_tiles(a, m, ask, v);
     else
         wait_for_primary();
+    if (made) find_factors(a, m, v);
     load_queries(a, m, v);
     write_rows(a, v);
     note_writes(a);
@@ -963,6 +972,8 @@ static inline bool describe_tensor(attend_problem *a) {
         copies_keys(*a) || a->squares || a->band || a->dqk % VECTOR != 0 || a->dv % VECTOR != 0 ||
         a->q_columns % VECTOR != 0)
         return false;
+    /* A power of two, so that rows which share keys have the same links. */
+    static_assert(TENSOR_SHARED == 8, "8, 4, 2, 2 or 1");
     a->shared = a->group <= TENSOR_SHARED ? TENSOR_SHARED / a->group : 1;
     a->units = (int)(ceil_div(a->group, TENSOR_ROWS) * ceil_div(a->dv, TENSOR_COLUMNS));
     a->link_bits = least_link_bits(*a);
