@@ -54,11 +54,6 @@ static bool refuse(finding *f, weft_status status, const char *text) {
     return false;
 }
 
-static double attribute(cudaDeviceAttr what, int number) {
-    int value = 0;
-    return cudaDeviceGetAttribute(&value, what, number) == cudaSuccess ? (double)value : 0;
-}
-
 /* Tries one device: it answers, and there is code for it. */
 static bool find_facts(int number, finding *f) {
     struct cudaDeviceProp is;
@@ -80,9 +75,6 @@ static bool find_facts(int number, finding *f) {
                  is.major == 9 && is.minor == 0 ? "a" : "");
         return refuse(f, WEFT_EMISSING, text);
     }
-    double clock = 1e3 * attribute(cudaDevAttrClockRate, number);
-    double memory_clock = 1e3 * attribute(cudaDevAttrMemoryClockRate, number);
-    double bits = attribute(cudaDevAttrGlobalMemoryBusWidth, number);
     f->number = number;
     f->facts.major = is.major;
     f->facts.minor = is.minor;
@@ -90,9 +82,6 @@ static bool find_facts(int number, finding *f) {
     f->facts.wgmma = code.maxThreadsPerBlock == 64;
     f->facts.multiprocessors = is.multiProcessorCount;
     f->facts.shared_memory = (int64_t)is.sharedMemPerBlockOptin;
-    f->facts.clock = clock > 0 ? clock : facts.clock;
-    f->facts.memory_rate =
-        memory_clock * bits > 0 ? 2 * memory_clock * bits / 8 : facts.memory_rate;
     snprintf(f->facts.name, sizeof f->facts.name, "%s", is.name);
     f->status = WEFT_OK;
     return true;
