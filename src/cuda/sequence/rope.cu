@@ -3,17 +3,11 @@
  * the second rotates x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
  * all sequences unless they start apart, stays in the caches. In generation there are few rows, and
  * every thread makes its own angles while the kernel ahead still runs. */
-#include "cuda/dependent_launch.cuh"
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/rope.h"
-}
-
-struct rotation {
-    int64_t rows, time, heads, width; /* of x: B·T·H rows of D */
-    int64_t rotated, half, offset;    /* heads rotated, pairs of a head */
-    int64_t sequences;                /* that have a table of their own */
+struct rotation : head_shape {
+    int64_t rotated, half, offset; /* heads rotated, pairs of a head */
+    int64_t sequences;             /* that have a table of their own */
     const int32_t *start;
     bool inverse;
     weft_rope_law law;
@@ -88,18 +82,10 @@ static int64_t table_length(const weft_node *n) {
     return (n->in[1] ? x->shape[0] : 1) * x->shape[1] * ATTR(n, weft_rope_attr)->width;
 }
 
-static int64_t rope_workspace(const weft_node *n, int) {
-    return table_length(n) * (int64_t)sizeof(float);
-}
-
-static weft_status rope_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(rope, table_length(n) * (int64_t)sizeof(float)) {
     const weft_rope_attr *attr = ATTR(n, weft_rope_attr);
     const weft_tensor *in = n->in[0];
-    rotation k = {};
-    k.rows = weft_tensor_rows(in);
-    k.time = in->shape[1];
-    k.heads = in->shape[2];
-    k.width = in->shape[3];
+    rotation k = {head_shape_of(in)};
     k.rotated = attr->heads;
     k.half = attr->width / 2;
     k.offset = attr->offset;
@@ -112,15 +98,10 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
     if (!follows(x)) k.table = any_tensor{workspace_of<float>(x, n), false};
     int64_t pair_packs = ceil_div(k.half, VECTOR);
     int64_t items = pair_packs + ceil_div(k.width - 2 * k.half, VECTOR);
-    if (k.table.data)
-        make_angles<<<pack_grid(table_length(n) / 2), PACK_THREADS, 0, stream_of(x)>>>(k);
-    with_flag(are_whole(k.width, k.x, k.y) && k.half % VECTOR == 0, [&](auto whole) {
-        launch_following(follows(x), stream_of(x), dim3(pack_grid(k.rows * items)), PACK_THREADS, 0,
-                         k.table.data ? rotate_rows<decltype(whole)::value, true>
-                                      : rotate_rows<decltype(whole)::value, false>,
-                         k, pair_packs, items);
-    });
-    return launched(n);
+    if (k.table.data) WEFT_TRY(run_items(x, n, table_length(n) / 2, make_angles, k));
+    bool whole = are_whole(k.width, k.x, k.y) && k.half % VECTOR == 0;
+    auto kernel = k.table.data ? whole ? rotate_rows<true, true> : rotate_rows<false, true>
+                  : whole ? rotate_rows<true, false>
+                               : rotate_rows<false, false>;
+    return run_following(x, n, k.rows * items, kernel, k, pair_packs, items);
 }
-
-CUDA_KERNEL(rope, rope_run, rope_workspace)
