@@ -80,6 +80,8 @@ static weft_status place_outputs(planner *p, const weft_node *n) {
         const weft_tensor *t = n->out[o];
         if (!t || (p->bound && p->bound[t->id])) continue;
         int64_t last = p->last_read[t->id] > n->index ? p->last_read[t->id] : n->index;
+        last += p->options->linger;
+        if (last >= p->n_nodes) last = p->n_nodes - 1;
         if (t->keep || p->options->no_reuse) last = p->n_nodes;
         int64_t buffer = take_over(p, n, o, taken);
         if (buffer < 0)

@@ -115,6 +115,11 @@ static inline cudaStream_t stream_of(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->stream;
 }
 
+/* Whether rows are to have the bits that they have alone. */
+static inline bool are_alone(const weft_exec *x) {
+    return ((const weft_cuda_state *)weft_exec_state(x))->alone;
+}
+
 /* The run's numbers, in device memory; pass it to a kernel. */
 static inline weft_cuda_run *device_run(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->run;

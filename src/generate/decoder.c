@@ -188,7 +188,7 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, boo
     if (!d->states) WEFT_TRY(make_states(d, g->graph.model.graph));
     weft_generation_weights_apply(d->weights, g->graph.model.graph);
     WEFT_TRY(bind_graph(d, g));
-    weft_exec_options options = {.bindings = g->bindings};
+    weft_exec_options options = {.bindings = g->bindings, .plan = {.linger = samplers ? 3 : 0}};
     WEFT_TRY(weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec));
     WEFT_TRY(fill_rotations(g));
     g->apart = apart;

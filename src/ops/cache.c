@@ -187,9 +187,12 @@ DEFINE_OP(cache_gather, .infer = cache_gather_infer, .side_effect = true);
 weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_tensor *cache,
                                weft_tensor *weights, weft_cache_keep keep, int64_t k,
                                double threshold, bool normalize, const weft_rows *rows) {
-    weft_cache_gather_attr attr = {*part, keep, k, threshold, normalize};
-    return weft_append_some(g, &weft_op_cache_gather, &attr, sizeof attr, WEFT_CACHE_SHORT_INPUTS,
-                            rows->position, rows->slot, rows->table, weights, cache, rows->first);
+    weft_cache_gather_attr attr = {*part, keep, k, threshold, normalize, false};
+    weft_tensor *in[] = {rows->position, rows->slot,  rows->table, weights,
+                         cache,          rows->first, NULL};
+    weft_node *n = weft_graph_append(g, &weft_op_cache_gather, in, WEFT_CACHE_ADDEND + 1,
+                                     WEFT_CACHE_SHORT_INPUTS, 2, &attr, sizeof attr);
+    return n ? n->out[0] : NULL;
 }
 
 INFER(cache_mean, void, position) {

@@ -2,6 +2,7 @@
  * each is the bytes of its inputs and outputs, once: functions.cuh keeps arithmetic below that. */
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
+#include "cuda/products/gemm.cuh"
 
 /* What the expressions of ops/list.h may use, beside + − · and /. */
 #define vabs fabsf
@@ -132,6 +133,7 @@ template <bool WHOLE> static __global__ void mix_gate(gating k) {
 }
 
 CUDA_RUN(gate_mix) {
+    if (gemm_has_gate(x, n)) return WEFT_OK;
     gating k = gating_of(x, n, 0);
     bool whole = are_whole(k.width, k.o, k.out);
     return run_following(x, n, count_packs(k.rows, k.width),

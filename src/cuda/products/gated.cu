@@ -85,6 +85,8 @@ static cuda_gemm describe_streamed(const weft_exec *x, const weft_node *n, int o
     p.b = cuda_gemm_matrix{(void *)s->b, s->tb ? s->k : f.n, 0, b->dtype == WEFT_BF16};
     p.c = cuda_gemm_matrix{NULL, f.n, 0, true};
     p.norm.moments = data_of<float2>(x, part.in[WEFT_MATMUL_MOMENTS]);
+    p.norm.sums = data_of<float>(x, part.in[WEFT_MATMUL_SUMS]);
+    p.bias.data = weft_data(x, part.in[WEFT_MATMUL_BIAS]);
     p.norm.eps = (float)ATTR(n, weft_matmul_attr)->eps;
     return p;
 }
@@ -104,7 +106,7 @@ static bool run_streamed(const weft_exec *x, const weft_node *n) {
 
 static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_forward(x, n);
-    if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     if (run_streamed(x, n)) return launched(n);
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
@@ -131,7 +133,7 @@ CUDA_KERNEL(gated_linear, gated_linear_run, gated_linear_workspace)
 
 static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_backward(x, n);
-    if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     weft_gated_part part;
     weft_gated_back_product(n, &part);
     WEFT_TRY(weft_cuda_matmul.run(x, &part.node));

@@ -348,13 +348,13 @@ static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
 }
 
 /* Whether only streamed.cuh can. */
-static bool is_normed(const cuda_gemm *p) {
-    return p->norm.moments || p->moments;
+static bool is_folded(const cuda_gemm *p) {
+    return p->norm.moments || p->moments || p->group || p->gate.of.data || p->rope;
 }
 
 bool gemm_joins(const cuda_gemm *p) {
-    return p->follows &&
-           ((few_can_join(p) && !is_normed(p)) ||
+    return p->follows && !p->gate.of.data && !p->rope &&
+           ((few_can_join(p) && !is_folded(p)) ||
             (p->steady && streamed_can(p) && !p->accumulate && p->m <= GEMM_STREAMED_ROWS));
 }
 
@@ -373,8 +373,8 @@ void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
 
 weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace) {
     gemm_recipe recipe = make_recipe(p);
-    if (is_normed(p) && !(recipe.few_rows && streamed_can(p)))
-        return weft_fail(WEFT_EBUG, "cuda: a product of %lld × %lld cannot have a norm behind it",
+    if (is_folded(p) && !(recipe.few_rows && streamed_can(p)))
+        return weft_fail(WEFT_EBUG, "cuda: a product of %lld × %lld has no norm or map behind it",
                          (long long)p->n, (long long)p->k);
     if (recipe.i8)
         run_i8_rows(stream, p, (char *)workspace, finish_one{describe_finish(p)});

@@ -14,9 +14,13 @@
 #include "cuda/functions.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
+#include "cuda/products/streamed.cuh"
 
 extern "C" {
+#include "ops/activation.h"
 #include "ops/linear.h"
+#include "ops/list.h"
+#include "ops/rope.h"
 }
 
 /* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
@@ -273,11 +277,6 @@ static bool has_pass(const weft_node *n) {
            (attr->sums || attr->more || n->in[WEFT_MATMUL_ADDEND]);
 }
 
-/* Whether rows are to have the bits that they have alone. */
-static bool are_alone(const weft_exec *x) {
-    return ((const weft_cuda_state *)weft_exec_state(x))->alone;
-}
-
 /* Where a tensor lies; `x` NULL: an address that says no more than that there is something. */
 static void *place_of(const weft_exec *x, const weft_tensor *t) {
     static char something;
@@ -307,6 +306,7 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i)
     p.steady = p.follows && is_steady(b);
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
+    p.group = last && attr->act == WEFT_ACT_DEVIATIONS ? (int)attr->group : 0;
     p.a = as_matrix(place_of(x, a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,
                     grouped || grouped_outer);
     p.b = as_matrix(place_of(x, b), b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups, grouped_outer);
@@ -321,6 +321,70 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i)
     p.norm.eps = (float)attr->eps;
     if (last && attr->moments) p.moments = (float2 *)place_of(x, n->out[1]);
     return p;
+}
+
+static const weft_node *node_at(const weft_exec *x, int64_t index) {
+    const weft_graph *g = weft_exec_graph(x);
+    return index >= 0 && index < weft_graph_node_count(g) ? weft_graph_node(g, index) : NULL;
+}
+
+static int count_readers(const weft_exec *x, const weft_tensor *y) {
+    int count = y->keep ? 2 : 0;
+    const weft_node *n;
+    for (int64_t i = y->producer->index + 1; (n = node_at(x, i)) != NULL; i++)
+        for (int k = 0; k < n->n_in; k++)
+            count += n->in[k] && (n->in[k] == y || n->in[k]->view_of == y);
+    return count;
+}
+
+/* The product n with the gates that a node gate_mix would put to its rows. */
+static cuda_gemm describe_gated(const weft_exec *x, const weft_node *n, const weft_node *gate) {
+    const weft_tensor *o = gate->in[0];
+    cuda_gemm p = describe_product(x, n, 0);
+    p.a.data = weft_data(x, o);
+    p.gate = gemm_gate{any_of(x, gate->in[1]), (int)o->shape[2], (int)o->shape[3],
+                       (float)ATTR(gate, weft_gate_mix_attr)->alpha};
+    return p;
+}
+
+bool gemm_has_gate(const weft_exec *x, const weft_node *gate) {
+    if (!follows(x) || gate->op->id != WEFT_OP_gate_mix) return false;
+    const weft_node *n = node_at(x, gate->index + 1);
+    if (!n || n->op->id != WEFT_OP_matmul) return false;
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    const weft_tensor *y = gate->out[0], *a = n->in[WEFT_MATMUL_A];
+    if (attr->more || attr->sums || (a != y && a->view_of != y) || count_readers(x, y) != 1 ||
+        y->dtype != WEFT_BF16 || gate->in[0]->dtype != WEFT_BF16 ||
+        gate->in[1]->shape[1] != y->shape[1])
+        return false;
+    cuda_gemm p = describe_gated(x, n, gate);
+    return p.steady && p.m <= GEMM_STREAMED_ROWS && streamed_can(&p) && spares(x, n, gate);
+}
+
+/* Whether RoPE behind a product, which alone reads what that makes, is done by the product; p is both then. */
+static bool describe_rotated(const weft_exec *x, const weft_node *n, gemm_rope *k, cuda_gemm *p) {
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    const weft_node *rope = node_at(x, n->index + 1);
+    if (!follows(x) || !rope || rope->op->id != WEFT_OP_rope || attr->act != WEFT_ACT_NONE ||
+        attr->more || n->in[WEFT_MATMUL_ADDEND] || n->out[1])
+        return false;
+    const weft_rope_attr *r = ATTR(rope, weft_rope_attr);
+    const weft_tensor *y = rope->out[0], *from = rope->in[0], *made = n->out[0];
+    if ((from != made && from->view_of != made) || count_readers(x, made) != 1 || !rope->in[1] ||
+        y->shape[1] != 1 || r->inverse || y->dtype != WEFT_BF16 || made->dtype != WEFT_BF16)
+        return false;
+    for (int i = 0; i < n->n_in; i++)
+        if (overlap(x, y, n->in[i])) return false;
+    *k = gemm_rope{data_of<int32_t>(x, rope->in[1]),
+                   r->offset,
+                   (int)r->heads,
+                   (int)y->shape[3],
+                   (int)(r->width / 2),
+                   r->law};
+    *p = describe_product(x, n, 0);
+    p->c.data = weft_data(x, y);
+    p->rope = k;
+    return p->steady && streamed_can(p);
 }
 
 /* Over the result itself. */
@@ -352,7 +416,8 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
 static bool is_fused(const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     int64_t depth = attr->more * DEPTH_OF_PRODUCT + (has_pass(n) ? DEPTH_OF_SLOPE : 0);
-    if (depth == 0 || attr->moments || attr->act == WEFT_ACT_GELU || n->in[WEFT_MATMUL_BIAS] ||
+    if (depth == 0 || attr->moments || attr->act == WEFT_ACT_GELU ||
+        attr->act == WEFT_ACT_DEVIATIONS || n->in[WEFT_MATMUL_BIAS] ||
         (n->in[WEFT_MATMUL_ADDEND] && attr->act != WEFT_ACT_NONE) || attr->dtype != WEFT_BF16 ||
         !weft_matmul_is_by_rows(attr, n->in[0]))
         return false;
@@ -380,16 +445,19 @@ static bool describe_joining(const weft_exec *x, const weft_node *n, cuda_gemm *
     return gemm_joins(p);
 }
 
-/* Launches a node and those behind it that read the same. False: it is alone. */
+/* Launches a node and those behind it that need nothing of it, or of each other. False: it is alone. */
 static bool run_together(const weft_exec *x, const weft_node *n) {
     cuda_gemm p[GEMM_TOGETHER];
     const weft_node *nodes[GEMM_TOGETHER];
     int count = 0;
+    bool same = true, streamed = true;
     for (const weft_node *m = n; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
-        bool apart = m->in[0] == n->in[0] && describe_joining(x, m, &p[count]);
+        bool apart = describe_joining(x, m, &p[count]) && p[count].m == p[0].m;
         for (int i = 0; apart && i < count; i++)
             apart = are_apart(x, m, nodes[i]);
-        if (!apart) break;
+        same = same && m->in[0] == n->in[0];
+        streamed = streamed && apart && streamed_can(&p[count]);
+        if (!apart || (!same && !streamed)) break;
         nodes[count++] = m;
     }
     if (count < 2) return false;
@@ -400,6 +468,19 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
 
 static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     if (is_launched(x, n)) return WEFT_OK;
+    const weft_node *before = node_at(x, n->index - 1);
+    if (before && gemm_has_gate(x, before)) {
+        cuda_gemm p = describe_gated(x, n, before);
+        streamed_launch(stream_of(x), &p, 1);
+        return launched(n);
+    }
+    gemm_rope rope;
+    cuda_gemm rotated;
+    if (describe_rotated(x, n, &rope, &rotated)) {
+        streamed_launch(stream_of(x), &rotated, 1);
+        launched_until(x, node_at(x, n->index + 1));
+        return launched(n);
+    }
     if (follows(x) && run_together(x, n)) return launched(n);
     if (!are_alone(x) && is_fused(n)) return run_fused(x, n);
     for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {

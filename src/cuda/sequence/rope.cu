@@ -1,9 +1,9 @@
-/* Rotary positions (RoPE) on the GPU. A first kernel makes the table of cosines and sines in double, since
- * an angle is a position times a frequency and a float would lose its last digits at long positions;
- * the second rotates x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
- * all sequences unless they start apart, stays in the caches. In generation there are few rows, and
- * every thread makes its own angles while the kernel ahead still runs. */
+/* Rotary positions (RoPE) on the GPU. A first kernel makes the table of cosines and sines, the second rotates
+ * x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for all sequences unless they
+ * start apart, stays in the caches. In generation there are few rows, and every thread makes its own angles
+ * while the kernel ahead still runs; where it can, the product ahead rotates (products/streamed.cu). */
 #include "cuda/pack.cuh"
+#include "cuda/sequence/rope.cuh"
 
 struct rotation : head_shape {
     int64_t rotated, half, offset; /* heads rotated, pairs of a head */
@@ -19,11 +19,8 @@ __device__ static inline void find_angle(const rotation &k, int64_t place, int64
                                          float &sine) {
     int64_t b = quotient(place, k.time), position = place - b * k.time + k.offset;
     if (k.start) position += k.start[b];
-    double c, s;
-    sincos((double)position * weft_rope_rate(&k.law, i, 2 * k.half), &s, &c);
-    s *= k.law.amplitude;
-    cosine = (float)(k.law.amplitude * c);
-    sine = (float)(k.inverse ? -s : s);
+    find_angle(k.law, position, i, k.half, cosine, sine);
+    if (k.inverse) sine = -sine;
 }
 
 static __global__ void make_angles(rotation k) {
@@ -69,11 +66,11 @@ static __global__ void rotate_rows(rotation k, int64_t pair_packs, int64_t items
     widen_of<WHOLE>(second, k.x, b);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
-        y[j] = rotates ? a[j] * c[j] - b[j] * s[j] : a[j];
+        y[j] = rotates ? rotate_first(a[j], b[j], c[j], s[j]) : a[j];
     store_of<WHOLE>(k.y, at + i, n, y);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
-        y[j] = rotates ? b[j] * c[j] + a[j] * s[j] : b[j];
+        y[j] = rotates ? rotate_second(a[j], b[j], c[j], s[j]) : b[j];
     store_of<WHOLE>(k.y, at + k.half + i, n, y);
 }
 
@@ -85,6 +82,7 @@ static int64_t table_length(const weft_node *n) {
 CUDA_RUN_WITH(rope, table_length(n) * (int64_t)sizeof(float)) {
     const weft_rope_attr *attr = ATTR(n, weft_rope_attr);
     const weft_tensor *in = n->in[0];
+    if (is_launched(x, n)) return WEFT_OK;
     rotation k = {head_shape_of(in)};
     k.rotated = attr->heads;
     k.half = attr->width / 2;
