@@ -70,9 +70,11 @@ static void need_backend(void) {
 #endif
 }
 
-/* `waits`: for each run, and on a GPU each is launched kernel by kernel. */
+/* `waits`: for each run, and on a GPU each is launched kernel by kernel. Never a step of one launch, which has its
+ * own test. */
 static const weft_backend *choose_backend(bool waits) {
 #ifdef ON_GPU
+    setenv("WEFT_CUDA_STEP", "0", 1);
     if (waits) {
         setenv("WEFT_CUDA_SAMPLER", "0", 1);
         setenv("WEFT_CUDA_GRAPH", "0", 1);
