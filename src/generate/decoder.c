@@ -5,7 +5,6 @@
 #include "generate/decoder.h"
 #include "base/clock.h"
 
-#include "generate/weights.h"
 #include "model/step.h"
 #include "ops/fuse.h"
 
