@@ -249,8 +249,6 @@ static weft_status open_step(weft_decoder *d) {
     return status;
 }
 
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
-
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out) {
     *out = NULL;
