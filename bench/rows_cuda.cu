@@ -56,11 +56,13 @@ static const float EPS = 1e-5f;
 struct problem {
     int m, n, k;
     bool gelu, gated;
+    int head;  /* not 0: a's heads of so many columns have gates */
+    int group; /* not 0: softplus of the second half of so many columns */
     norm_form norm;
-    bf16 *a, *b, *up, *addend, *c;
-    float *bias, *sums;     /* of b's rows */
-    float2 *moments, *made; /* of a; of c, by the product */
-    double2 *stats;         /* mean and rstd of a's rows */
+    bf16 *a, *b, *up, *addend, *c, *gates;
+    float *bias, *sums, *up_sums; /* of b's rows, of up's */
+    float2 *moments, *made;       /* of a; of c, by the product */
+    double2 *stats;               /* mean and rstd of a's rows */
 };
 
 __host__ __device__ static inline int tiles_of(int columns) {
@@ -118,6 +120,19 @@ static __global__ void check_moments(problem p, found *f) {
     }
 }
 
+static const float GATE_ALPHA = 0.3f;
+
+static __device__ double dot_gated(const problem &p, int64_t row, const bf16 *b) {
+    double sum = 0;
+    for (int i = 0; i < p.k; i++) {
+        double gate = (double)to_float(p.gates[row * (p.k / p.head) + i / p.head]);
+        double factor = 1 - (double)GATE_ALPHA + (double)GATE_ALPHA / (1 + exp(-gate));
+        float a = (float)(factor * (double)to_float(p.a[row * p.k + i]));
+        sum += (double)to_float(from_float<bf16>(a)) * (double)to_float(b[i]);
+    }
+    return sum;
+}
+
 static __device__ double dot(const bf16 *a, const bf16 *b, int k, double2 norm) {
     double sum = 0;
     for (int i = 0; i < k; i++)
@@ -130,11 +145,13 @@ static __global__ void check_values(problem p, found *f) {
         int64_t row = i / p.n, column = i % p.n;
         const bf16 *a = p.a + row * p.k;
         double2 norm = p.norm ? p.stats[row] : make_double2(0, 1);
-        double want = dot(a, p.b + column * p.k, p.k, norm);
+        const bf16 *b = p.b + column * p.k;
+        double want = p.head ? dot_gated(p, row, b) : dot(a, b, p.k, norm);
         if (p.gated) {
             want = want / (1 + exp(-want)) * dot(a, p.up + column * p.k, p.k, norm);
         } else {
             want += (double)p.bias[column] + (double)to_float(p.addend[i]);
+            if (p.group && column % p.group >= p.group / 2) want = log(1 + exp(want));
             if (p.gelu)
                 want =
                     want / (1 + exp(-1.5957691216057308 * (want + 0.044715 * want * want * want)));
@@ -160,6 +177,8 @@ static cuda_gemm describe(const problem &p, bf16 *a, bf16 *b, int m) {
     g.bias = cuda_gemm_matrix{p.bias, p.n, 0, false};
     if (p.norm) g.norm = gemm_norm{p.moments, p.norm == LAYER_NORM ? p.sums : NULL, EPS};
     if (p.norm && !p.gated) g.moments = p.made;
+    if (p.head) g.gate = gemm_gate{any_tensor{p.gates, true}, p.k / p.head, p.head, GATE_ALPHA};
+    g.group = p.group;
     return g;
 }
 
@@ -170,6 +189,7 @@ static void run(cudaStream_t stream, const problem &p, bf16 *b, int m, bool foll
         g.bias.data = g.addend.data = g.c.data = NULL;
         cuda_gemm up = g;
         up.b.data = p.up;
+        if (p.norm == LAYER_NORM) up.norm.sums = p.up_sums;
         streamed_launch_gated(stream, &g, &up, any_tensor{p.c, true});
     } else if (gemm_launch(stream, &g, NULL) != WEFT_OK) {
         fprintf(stderr, "rows_cuda: %s\n", weft_error_message());
@@ -198,8 +218,11 @@ static problem set_up(int n, int k, bool gelu, bool gated, norm_form norm) {
         bias[(size_t)i] = (float)(i % 7) / 7 - 0.5f;
     CUDA(cudaMalloc(&p.bias, (size_t)n * sizeof *p.bias));
     CUDA(cudaMemcpy(p.bias, bias.data(), (size_t)n * sizeof *p.bias, cudaMemcpyHostToDevice));
+    p.gates = make((int64_t)MOST_ROWS * k, 3, 8);
     if (!norm) return p;
     p.sums = room<float>(n);
+    p.up_sums = room<float>(n);
+    sum_rows<<<64, 256>>>(p.up, n, k, p.up_sums);
     p.moments = room<float2>(MOST_ROWS * tiles_of(k));
     p.made = room<float2>(MOST_ROWS * tiles_of(n));
     p.stats = room<double2>(MOST_ROWS);
@@ -210,9 +233,9 @@ static problem set_up(int n, int k, bool gelu, bool gated, norm_form norm) {
 }
 
 static void tear_down(problem &p) {
-    for (void *data :
-         {(void *)p.a, (void *)p.b, (void *)p.up, (void *)p.addend, (void *)p.c, (void *)p.bias,
-          (void *)p.sums, (void *)p.moments, (void *)p.made, (void *)p.stats})
+    for (void *data : {(void *)p.a, (void *)p.b, (void *)p.up, (void *)p.addend, (void *)p.c,
+                       (void *)p.bias, (void *)p.sums, (void *)p.up_sums, (void *)p.gates,
+                       (void *)p.moments, (void *)p.made, (void *)p.stats})
         CUDA(cudaFree(data));
 }
 
@@ -224,8 +247,10 @@ static found take(found *device) {
     return host;
 }
 
-static int check_form(int n, int k, bool gelu, bool gated, norm_form norm = NO_NORM) {
+static int check_form(int n, int k, bool gelu, bool gated, norm_form norm = NO_NORM, int head = 0,
+                      int group = 0) {
     problem p = set_up(n, k, gelu, gated, norm);
+    p.head = head, p.group = group;
     found *device;
     bf16 *all = make((int64_t)MOST_ROWS * n, 1, 6);
     int wrong = 0;
@@ -249,9 +274,11 @@ static int check_form(int n, int k, bool gelu, bool gated, norm_form norm = NO_N
                "%lld; %llu "
                "differ in bits from those of 256 rows\n",
                n, k, m,
-               gated  ? ", gated"
-               : gelu ? ", gelu"
-                      : "",
+               gated   ? ", gated"
+               : gelu  ? ", gelu"
+               : head  ? ", gates of heads"
+               : group ? ", softplus"
+                       : "",
                norm == LAYER_NORM ? ", LayerNorm"
                : norm             ? ", RMSNorm"
                                   : "",
@@ -280,6 +307,13 @@ static int check_all() {
             for (int k : {8, 64, 200, 768, 1600, 2048}) {
                 wrong += check_form(n, k, forms++ % 2, false, LAYER_NORM);
                 wrong += check_form(n, k, forms++ % 2, n % 3 == 0, RMS_NORM);
+            }
+    if (weft_cuda_device()->wgmma)
+        for (int n : {16, 64, 768, 1600})
+            for (int k : {128, 768, 1536}) {
+                wrong += check_form(n, k, false, false, NO_NORM, k % 3 ? 128 : 64), forms++;
+                wrong += check_form(n, k, false, false, LAYER_NORM, 0, 16), forms++;
+                wrong += check_form(n, k, false, true, LAYER_NORM), forms++;
             }
     printf("products of few rows: %d forms, %d wrong\n", forms, wrong);
     return wrong;

@@ -8,13 +8,11 @@
  * training forward pass over as many tokens. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "bench/decode_grid.h"
-#include "bench/peer.h"
+#include "bench/tables.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
-#include "generate/weights.h"
 #include "model/session.h"
 
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };
@@ -170,8 +168,6 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_generator_close, weft_generator)
-
 /* Seconds to the first token of a prompt, the better of two. */
 static weft_status measure_first(const bench *b, const weft_model *m, int64_t prompt,
                                  double *seconds) {
@@ -228,8 +224,6 @@ static void ask_peer(bench *b, const bench_decode_row *row, result *r) {
     r->peer = json_number_value(json_object_get(reply, "seconds"));
     if (form) snprintf(r->form, sizeof r->form, "%s", form);
 }
-
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
 
 /* A row without the floor. */
 static weft_status measure_decoder(bench *b, const weft_model *m, int64_t context, int64_t batch,

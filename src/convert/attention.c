@@ -3,8 +3,8 @@
 #include "convert/attention.h"
 
 #include "base/progress.h"
-#include "convert/rotated.h"
-#include "convert/spectrum.h"
+#include "base/random.h"
+#include "convert/measure.h"
 #include "model/builder.h"
 #include "model/units.h"
 

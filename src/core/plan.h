@@ -18,8 +18,11 @@ static inline int64_t weft_arena_bytes(int64_t bytes) {
 }
 
 typedef struct {
-    bool no_reuse;        /* every tensor its own bytes: the reference the tests compare with */
-    bool no_inplace;      /* no output over an input */
+    bool no_reuse;   /* every tensor its own bytes: the reference the tests compare with */
+    bool no_inplace; /* no output over an input */
+    /* Nodes for which a temporary keeps its bytes behind the last that reads it: so many, and one more, a
+     * backend can then run beside each other. */
+    int64_t linger;
     int64_t memory_limit; /* refuse a larger arena, in bytes; 0: what the machine has */
     bool cut;             /* between forward and backward: see below */
 } weft_plan_options;

@@ -104,7 +104,6 @@ typedef struct {
     const real *weights;      /* [R, context] */
     const int32_t *documents; /* [R] or NULL */
     int64_t context, width, strips, k;
-    real *y;
     kept *rows;     /* [R] */
     int32_t *index; /* [R, k]: of the largest, descending */
 } gather_run;
@@ -183,7 +182,12 @@ static ALWAYS_INLINE void gather_strip_of(const gather_run *g, int64_t task,
                     add_token(g, r, first + j, w[j] * row->factor, column, n, sum, kind);
         }
     }
-    memcpy(g->y + r * g->width + column, sum, (size_t)n * sizeof(real));
+    const weft_tensor *addend = g->n->in[WEFT_CACHE_ADDEND];
+    real widened[STRIP];
+    const real *added = addend ? tile_in(g->x, addend, r * g->width + column, n, widened) : NULL;
+    for (int64_t i = 0; added && i < n; i++)
+        sum[i] += added[i];
+    write_reals(g->x, g->n->out[0], r * g->width + column, n, sum);
 }
 
 WEFT_TASK(gather_strip) {
@@ -210,7 +214,6 @@ DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
     g.documents = weft_data(x, n->in[WEFT_CACHE_DOCUMENTS]);
     g.width = g.attr->part.heads * g.attr->part.width;
     g.strips = ceil_div(g.width, STRIP);
-    g.y = weft_data(x, n->out[0]);
     g.k = chosen_room(n);
     g.rows = weft_workspace(x, n);
     g.index = (int32_t *)(g.rows + g.places.rows);

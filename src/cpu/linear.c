@@ -8,6 +8,7 @@
  * columns into strips; a task sums one strip of one band, four rows at a time, and the bands' sums
  * are added in order. Behind gelu it makes the rows first. */
 #include "ops/linear.h"
+#include "cpu/chunks.h"
 #include "cpu/gemm.h"
 #include "cpu/vec.h"
 #include "ops/gated.h"
@@ -144,6 +145,23 @@ static int64_t matmul_workspace(const weft_node *n, int threads) {
     return bytes;
 }
 
+typedef struct {
+    const weft_exec *x;
+    const weft_tensor *y;
+    int64_t group;
+} deviations_run;
+
+VECTOR_FN(deviation_vector) {
+    out[0] = vsoftplus(in[0]);
+}
+
+/* Of one group of columns of a row, in place. */
+WEFT_TASK(make_deviations) {
+    const deviations_run *d = context;
+    int64_t half = d->group / 2;
+    apply_tensors(d->x, deviation_vector, 1, &d->y, d->y, task * d->group + half, half, NULL);
+}
+
 DEFINE_KERNEL(matmul, .workspace = matmul_workspace) {
     const weft_matmul_attr *attr = n->attr;
     for (int i = 0; i <= attr->more; i++) {
@@ -152,6 +170,10 @@ DEFINE_KERNEL(matmul, .workspace = matmul_workspace) {
             KERNEL(i8_rows)(weft_exec_pool(x), &p, weft_workspace(x, n));
         else
             KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
+    }
+    if (attr->act == WEFT_ACT_DEVIATIONS) {
+        deviations_run d = {x, n->out[0], attr->group};
+        return run_tasks(x, weft_tensor_count(d.y) / d.group, make_deviations, &d);
     }
     return attr->sums ? sum_columns(x, n, n->out[0], n->out[1], false) : WEFT_OK;
 }

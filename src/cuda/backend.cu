@@ -8,16 +8,8 @@
  * copied to the device before, and the first bad value that a kernel met is copied back after, when
  * the host waits for the run to end. So whoever returns from here finds the device idle: uploads
  * and downloads need no order of their own. */
-#include <cuda_runtime.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 extern "C" {
 #include "cuda/backend.h"
-#include "cuda/choice.h"
-#include "cuda/device.h"
 }
 #include "cuda/products/library.cuh"
 
@@ -83,11 +75,6 @@ static const weft_kernel *cuda_kernel(const weft_node *n) {
     return weft_cuda_kernel(n->op->id);
 }
 
-static bool wants_graph(const weft_exec *x) {
-    const char *asked = getenv("WEFT_CUDA_GRAPH");
-    return !weft_exec_profiled(x) && !(asked && strcmp(asked, "0") == 0);
-}
-
 static void cuda_close(void *state) {
     weft_cuda_state *s = (weft_cuda_state *)state;
     cudaSetDevice(weft_cuda_device_number());
@@ -120,7 +107,8 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     weft_cuda_state *s = (weft_cuda_state *)calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     *state = s;
-    s->capture = wants_graph(x);
+    const char *asked = getenv("WEFT_CUDA_GRAPH");
+    s->capture = !weft_exec_profiled(x) && !(asked && strcmp(asked, "0") == 0);
     weft_cuda_warn_slow(weft_exec_graph(x));
     WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
@@ -150,14 +138,13 @@ static void report_times(weft_exec *x, const weft_cuda_state *s) {
     free(seconds);
 }
 
-/* Records the kernels of nodes first .. last - 1 instead of running them. */
-static weft_status capture(weft_exec *x, const weft_cuda_state *s, int64_t first, int64_t last,
-                           cudaGraphExec_t *out) {
+weft_status weft_cuda_capture(weft_exec *x, cudaStreamCaptureMode mode, int64_t first, int64_t last,
+                              cudaGraphExec_t *out) {
     cudaGraph_t graph = NULL;
-    WEFT_TRY(check_cuda(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal),
-                        "the run could not be captured"));
+    WEFT_TRY(
+        check_cuda(cudaStreamBeginCapture(stream_of(x), mode), "the run could not be captured"));
     weft_status status = weft_exec_walk_part(x, first, last);
-    cudaError_t error = cudaStreamEndCapture(s->stream, &graph);
+    cudaError_t error = cudaStreamEndCapture(stream_of(x), &graph);
     if (status == WEFT_OK)
         status =
             check_cuda(error, "the run could not be captured (WEFT_CUDA_GRAPH=0 does without)");
@@ -167,11 +154,18 @@ static weft_status capture(weft_exec *x, const weft_cuda_state *s, int64_t first
     return status;
 }
 
+/* Nodes first .. last − 1: kernel by kernel the first time, then as a graph. */
+static weft_status start_nodes(weft_exec *x, const weft_cuda_state *s, int64_t first, int64_t last,
+                               cudaGraphExec_t *graph) {
+    if (!s->capture || s->runs == 0) return weft_exec_walk_part(x, first, last);
+    if (!*graph)
+        WEFT_TRY(weft_cuda_capture(x, cudaStreamCaptureModeThreadLocal, first, last, graph));
+    return check_cuda(cudaGraphLaunch(*graph, s->stream), "the run did not start");
+}
+
 static weft_status start_run(weft_exec *x, weft_cuda_state *s) {
-    int64_t nodes = weft_graph_node_count(weft_exec_graph(x));
-    if (!s->capture || s->runs == 0) return weft_exec_walk(x, mark_node);
-    if (!s->graph) WEFT_TRY(capture(x, s, 0, nodes, &s->graph));
-    return check_cuda(cudaGraphLaunch(s->graph, s->stream), "the run did not start");
+    if (s->marks) return weft_exec_walk(x, mark_node);
+    return start_nodes(x, s, 0, weft_graph_node_count(weft_exec_graph(x)), &s->graph);
 }
 
 static weft_status make_parts(const weft_exec *x, weft_cuda_state *s) {
@@ -185,23 +179,14 @@ static weft_status make_parts(const weft_exec *x, weft_cuda_state *s) {
     return WEFT_OK;
 }
 
-static weft_status start_part(weft_exec *x, weft_cuda_state *s, weft_cuda_part *p, int64_t first,
-                              int64_t last) {
-    if (!s->capture || s->runs == 0) {
-        WEFT_TRY(weft_exec_walk_part(x, first, last));
-    } else {
-        if (!p->graph) WEFT_TRY(capture(x, s, first, last, &p->graph));
-        WEFT_TRY(check_cuda(cudaGraphLaunch(p->graph, s->stream), "the run did not start"));
-    }
-    return check_cuda(cudaEventRecord(p->done, s->stream), "no event");
-}
-
 static weft_status start_parts(weft_exec *x, weft_cuda_state *s) {
     const int64_t *ends;
     if (!s->parts) WEFT_TRY(make_parts(x, s));
     weft_exec_parts(x, &ends);
-    for (int i = 0; i < s->n_parts; i++)
-        WEFT_TRY(start_part(x, s, &s->parts[i], i ? ends[i - 1] : 0, ends[i]));
+    for (int i = 0; i < s->n_parts; i++) {
+        WEFT_TRY(start_nodes(x, s, i ? ends[i - 1] : 0, ends[i], &s->parts[i].graph));
+        WEFT_TRY(check_cuda(cudaEventRecord(s->parts[i].done, s->stream), "no event"));
+    }
     return WEFT_OK;
 }
 

@@ -13,15 +13,10 @@
 #include <cuda_runtime.h>
 
 #include <map>
-#include <stdlib.h>
-#include <string.h>
 #include <vector>
 
 extern "C" {
 #include "core/function.h"
-#include "cuda/choice.h"
-#include "ops/attention.h"
-#include "ops/list.h"
 
 extern const struct weft_call_backend weft_cuda_calls;
 }
@@ -92,15 +87,12 @@ static void close_call(void *state) {
     delete s;
 }
 
-/* Whether a node draws random numbers or may meet a value that it cannot use. */
-static bool node_reads_run(const weft_exec *x, int64_t i) {
-    const weft_node *n = weft_graph_node(weft_exec_graph(x), i);
-    return n->op->id == WEFT_OP_dropout || weft_exec_kernel(x, i)->explain != NULL;
-}
-
+/* Whether one of the nodes draws random numbers or may meet a value that it cannot use. */
 static bool reads_run(const weft_exec *x, int64_t first, int64_t last) {
     for (int64_t i = first; i < last; i++)
-        if (node_reads_run(x, i)) return true;
+        if (weft_graph_node(weft_exec_graph(x), i)->op->id == WEFT_OP_dropout ||
+            weft_exec_kernel(x, i)->explain)
+            return true;
     return false;
 }
 
@@ -132,61 +124,35 @@ static call_entry *find_entry(call_state *s, const weft_call_start *call) {
     return entry;
 }
 
-/* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is none
- * of theirs. */
-static cudaError_t capture_kernels(weft_exec *x, call_state *s, const weft_call_start *call,
-                                   cudaGraphExec_t *out) {
-    cudaGraph_t graph = NULL;
-    if (!s->recording) {
-        cudaError_t made = cudaStreamCreateWithFlags(&s->recording, cudaStreamNonBlocking);
-        if (made != cudaSuccess) return made;
-    }
-    cudaError_t error = cudaStreamBeginCapture(s->recording, cudaStreamCaptureModeRelaxed);
-    if (error != cudaSuccess) return error;
-    s->state.stream = s->recording;
-    weft_status status = weft_exec_walk_part(x, call->first, call->last);
-    error = cudaStreamEndCapture(s->recording, &graph);
-    if (error == cudaSuccess && status != WEFT_OK) error = cudaErrorStreamCaptureInvalidated;
-    if (error == cudaSuccess) error = cudaGraphInstantiate(out, graph, 0);
-    if (graph) cudaGraphDestroy(graph);
-    return error;
-}
-
-/* Where it cannot be done, calls go on kernel by kernel. */
+/* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is
+ * none of theirs. Where it cannot be done, calls go on kernel by kernel. */
 static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
                        call_entry *entry) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaGraphExec_t graph = NULL;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t error = capture_kernels(x, s, call, &graph);
+    bool ready = s->recording ||
+                 cudaStreamCreateWithFlags(&s->recording, cudaStreamNonBlocking) == cudaSuccess;
+    s->state.stream = s->recording;
+    s->replays = ready && weft_cuda_capture(x, cudaStreamCaptureModeRelaxed, call->first,
+                                            call->last, &graph) == WEFT_OK;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error != cudaSuccess) {
+    if (!s->replays) {
         cudaGetLastError();
-        s->replays = false;
         return;
     }
     entry->graph = graph;
     s->captures++;
 }
 
-/* Addresses that hardly ever come again are not worth their graphs. */
-static bool graphs_pay(const call_state *s) {
-    return s->captures < GRAPHS_KEPT || s->launches >= LEAST_LAUNCHES * s->captures;
-}
-
 static cudaGraphExec_t find_graph(weft_exec *x, call_state *s, const weft_call_start *call) {
     call_entry *entry = find_entry(s, call);
     if (!entry) return NULL;
-    if (!entry->graph && entry->seen >= SEEN_BEFORE && graphs_pay(s)) make_graph(x, s, call, entry);
+    /* Addresses that hardly ever come again are not worth their graphs. */
+    bool pays = s->captures < GRAPHS_KEPT || s->launches >= LEAST_LAUNCHES * s->captures;
+    if (!entry->graph && entry->seen >= SEEN_BEFORE && pays) make_graph(x, s, call, entry);
     if (entry->graph) s->launches++;
     return entry->graph;
-}
-
-static weft_status start_kernels(weft_exec *x, call_state *s, const weft_call_start *call,
-                                 cudaGraphExec_t graph) {
-    s->state.stream = (cudaStream_t)call->stream;
-    if (graph) return check_cuda(cudaGraphLaunch(graph, s->state.stream), "the call did not start");
-    return weft_exec_walk_part(x, call->first, call->last);
 }
 
 static weft_status start_call(weft_exec *x, const weft_call_start *call) {
@@ -201,7 +167,11 @@ static weft_status start_call(weft_exec *x, const weft_call_start *call) {
     if (noted)
         begin_call<<<1, 1, 0, stream>>>(
             s->state.run, weft_cuda_run{run->seed, run->iteration, run->sequence, NO_FAULT});
-    WEFT_TRY(start_kernels(x, s, call, graph));
+    s->state.stream = stream;
+    if (graph)
+        WEFT_TRY(check_cuda(cudaGraphLaunch(graph, stream), "the call did not start"));
+    else
+        WEFT_TRY(weft_exec_walk_part(x, call->first, call->last));
     if (noted) end_call<<<1, 1, 0, stream>>>(s->state.run, s->fault);
     return check_cuda(cudaGetLastError(), "the call did not start");
 }

@@ -30,10 +30,6 @@ const weft_kernel *weft_cuda_kernel(int op) {
 /* What a launch of attention can count, and the tiles of route_topk that one can. */
 static const int64_t MOST_HEADS = 1 << 30, MOST_ROWS = 65535 * 64, MOST_ROUTED = 65535 * 128;
 
-static int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
 /* Whether the tensor cores' attention is compiled for the widths, and its tiles fit the GPU. Widths that
  * are no multiples of 8 take the next ones that are, over copies of their rows. */
 static bool has_widths(int64_t dqk, int64_t dv) {
@@ -67,8 +63,8 @@ static obstacle attention_obstacle(const weft_attention_attr *a, weft_dtype dtyp
     if (a->pos != WEFT_POS_NONE && !a->causal) return BY_POSITION;
     if (a->softcap > 0 && (a->pos != WEFT_POS_NONE || a->dqk != a->dv)) return BY_SOFTCAP;
     if (!has_widths(a->dqk, a->dv)) return BY_WIDTH;
-    if (larger(a->queries, a->keys) > MOST_ROWS || a->batch * a->heads > MOST_HEADS)
-        return BY_LENGTH;
+    bool long_rows = a->queries > MOST_ROWS || a->keys > MOST_ROWS;
+    if (long_rows || a->batch * a->heads > MOST_HEADS) return BY_LENGTH;
     return FAST;
 }
 
@@ -176,7 +172,7 @@ static void name_obstacle(weft_cuda_choice *c, obstacle o, const weft_attention_
         name_option(c, "SOFTCAP_ATTENTION beside biases of distances", "rope and learned are fast");
     if (o == BY_SIGHT)
         name_option(c, "WINDOW, DOCUMENT_MASK or SOFTCAP_ATTENTION", "none of them is fast");
-    if (o == BY_LENGTH) name_value(c, "CONTEXT", larger(a->queries, a->keys), NULL);
+    if (o == BY_LENGTH) name_value(c, "CONTEXT", a->queries > a->keys ? a->queries : a->keys, NULL);
     if (o == BY_HEADS) name_value(c, "N_HEAD", a->heads, NULL);
     if (o == BY_CODE) name_option(c, "code for another GPU than 9.0a", "");
 }

@@ -34,9 +34,8 @@ enum { WEFT_CUDA_TOPK_WIDTH = 256, WEFT_CUDA_TOPK_MAX = 64, WEFT_CUDA_TOPK_HEADS
 
 bool weft_cuda_attention_is_fast(const weft_attention_attr *a, weft_dtype dtype);
 bool weft_cuda_topk_is_fast(const weft_node *n); /* route_topk */
-bool weft_cuda_gather_is_aligned(
-    const weft_node *n); /* route_gather, route_gather_back: rows are read
-                                                         16 bytes at a time */
+/* route_gather and its gradient: rows are read 16 bytes at a time. */
+bool weft_cuda_gather_is_aligned(const weft_node *n);
 
 typedef struct {
     const char *what, *how; /* "attention", "runs on the tensor cores" */

@@ -8,9 +8,7 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <stdarg.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,41 +46,33 @@ enum { PROBE_THREADS = 32 };
 static __global__ void __launch_bounds__(PROBE_THREADS) probe() {
 }
 
-static bool refuse(finding *f, weft_status status, const char *text) {
+__attribute__((format(printf, 3, 4))) static bool refuse(finding *f, weft_status status,
+                                                         const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(f->problem, sizeof f->problem, format, args);
+    va_end(args);
     f->status = status;
-    snprintf(f->problem, sizeof f->problem, "%s", text);
     return false;
-}
-
-static double attribute(cudaDeviceAttr what, int number) {
-    int value = 0;
-    return cudaDeviceGetAttribute(&value, what, number) == cudaSuccess ? (double)value : 0;
 }
 
 /* Tries one device: it answers, and there is code for it. */
 static bool find_facts(int number, finding *f) {
     struct cudaDeviceProp is;
     cudaFuncAttributes code = {};
-    char text[512];
     if (cudaGetDeviceProperties(&is, number) != cudaSuccess)
         return refuse(f, WEFT_EIO, "cuda: the GPU does not answer");
-    if (cudaSetDevice(number) != cudaSuccess || cudaFree(NULL) != cudaSuccess) {
-        snprintf(text, sizeof text, "cuda: %s does not answer: %s", is.name,
-                 cudaGetErrorString(cudaGetLastError()));
-        return refuse(f, WEFT_EIO, text);
-    }
+    if (cudaSetDevice(number) != cudaSuccess || cudaFree(NULL) != cudaSuccess)
+        return refuse(f, WEFT_EIO, "cuda: %s does not answer: %s", is.name,
+                      cudaGetErrorString(cudaGetLastError()));
     if (cudaFuncGetAttributes(&code, probe) != cudaSuccess) {
         cudaGetLastError();
-        snprintf(text, sizeof text,
-                 "cuda: %s has compute capability %d.%d, for which this weft has no code; build "
-                 "with CUDA_ARCH='-arch=sm_%d%d%s'",
-                 is.name, is.major, is.minor, is.major, is.minor,
-                 is.major == 9 && is.minor == 0 ? "a" : "");
-        return refuse(f, WEFT_EMISSING, text);
+        return refuse(f, WEFT_EMISSING,
+                      "cuda: %s has compute capability %d.%d, for which this weft has no code; "
+                      "build with CUDA_ARCH='-arch=sm_%d%d%s'",
+                      is.name, is.major, is.minor, is.major, is.minor,
+                      is.major == 9 && is.minor == 0 ? "a" : "");
     }
-    double clock = 1e3 * attribute(cudaDevAttrClockRate, number);
-    double memory_clock = 1e3 * attribute(cudaDevAttrMemoryClockRate, number);
-    double bits = attribute(cudaDevAttrGlobalMemoryBusWidth, number);
     f->number = number;
     f->facts.major = is.major;
     f->facts.minor = is.minor;
@@ -90,9 +80,6 @@ static bool find_facts(int number, finding *f) {
     f->facts.wgmma = code.maxThreadsPerBlock == 64;
     f->facts.multiprocessors = is.multiProcessorCount;
     f->facts.shared_memory = (int64_t)is.sharedMemPerBlockOptin;
-    f->facts.clock = clock > 0 ? clock : facts.clock;
-    f->facts.memory_rate =
-        memory_clock * bits > 0 ? 2 * memory_clock * bits / 8 : facts.memory_rate;
     snprintf(f->facts.name, sizeof f->facts.name, "%s", is.name);
     f->status = WEFT_OK;
     return true;
@@ -106,44 +93,32 @@ static bool wants_none(void) {
 static int local_rank =
     -1; /* of this process among those that share the machine's GPUs; -1: it has none */
 
-static void find_device(finding *f) {
+static bool find_device(finding *f) {
     const char *asked = getenv("WEFT_CUDA_DEVICE");
     int count = 0;
-    char text[512];
     memset(f, 0, sizeof *f);
     f->status = WEFT_EMISSING;
-    if (wants_none()) {
-        refuse(f, WEFT_EMISSING, "cuda: WEFT_CUDA_DEVICE=none asks for no GPU");
-        return;
-    }
+    if (wants_none())
+        return refuse(f, WEFT_EMISSING, "cuda: WEFT_CUDA_DEVICE=none asks for no GPU");
     cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess || count == 0) {
-        snprintf(text, sizeof text, "cuda: no GPU can be used: %s; --device cpu works without",
-                 error == cudaErrorInsufficientDriver
-                     ? "there is no driver, or one older than this CUDA"
-                 : error != cudaSuccess ? cudaGetErrorString(error)
-                                        : "there is none");
-        refuse(f, WEFT_EMISSING, text);
-        return;
-    }
+    if (error != cudaSuccess || count == 0)
+        return refuse(f, WEFT_EMISSING, "cuda: no GPU can be used: %s; --device cpu works without",
+                      error == cudaErrorInsufficientDriver
+                          ? "there is no driver, or one older than this CUDA"
+                      : error != cudaSuccess ? cudaGetErrorString(error)
+                                             : "there is none");
     if (asked && *asked) {
         char *end;
         long number = strtol(asked, &end, 10);
-        if (*end || number < 0 || number >= count) {
-            snprintf(text, sizeof text, "WEFT_CUDA_DEVICE=%.40s: this machine has GPUs 0 to %d",
-                     asked, count - 1);
-            refuse(f, WEFT_EINPUT, text);
-            return;
-        }
-        find_facts((int)number, f);
-        return;
+        if (*end || number < 0 || number >= count)
+            return refuse(f, WEFT_EINPUT, "WEFT_CUDA_DEVICE=%.40s: this machine has GPUs 0 to %d",
+                          asked, count - 1);
+        return find_facts((int)number, f);
     }
-    if (local_rank >= 0) {
-        find_facts(local_rank % count, f);
-        return;
-    }
-    for (int i = 0; i < count && !find_facts(i, f); i++)
-        continue;
+    if (local_rank >= 0) return find_facts(local_rank % count, f);
+    for (int i = 0; i < count; i++)
+        if (find_facts(i, f)) return true;
+    return false;
 }
 
 extern "C" int weft_cuda_set_rank(int rank) {

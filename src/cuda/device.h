@@ -10,19 +10,17 @@
 
 typedef struct {
     char name[256];
-    int major, minor;    /* compute capability */
-    int code;            /* of the architecture that its code was compiled for, 10 · major + minor:
+    int major, minor; /* compute capability */
+    int code;         /* of the architecture that its code was compiled for, 10 · major + minor:
                               80 where an H200 runs PTX for compute_80 */
-    bool wgmma;          /* that code is for 9.0a: wgmma, TMA, clusters */
-    int multiprocessors; /* */
+    bool wgmma;       /* that code is for 9.0a: wgmma, TMA, clusters */
+    int multiprocessors;
     int64_t shared_memory; /* bytes that a block may have */
-    double clock;          /* of a multiprocessor, a second */
-    double memory_rate;    /* bytes per second that its memory could move at most */
 } weft_cuda_facts;
 
 /* What is assumed where there is no GPU, given what the code is compiled for. */
 #define WEFT_CUDA_H200(code, wgmma)                                                                \
-    { "NVIDIA H200", 9, 0, code, wgmma, 132, 227 << 10, 1.98e9, 4.917e12 }
+    { "NVIDIA H200", 9, 0, code, wgmma, 132, 227 << 10 }
 
 /* Never NULL. */
 const weft_cuda_facts *weft_cuda_device(void);

@@ -12,7 +12,7 @@
  *             y[i] = from_float<T>(2 * to_float(x[i]));
  *     }
  *
- *     static weft_status double_run(weft_exec *x, const weft_node *n) {
+ *     CUDA_RUN(double) {
  *         int64_t count = weft_tensor_count(n->out[0]);
  *         with_type(n->out[0], [&](auto tag) {
  *             using T = decltype(tag);
@@ -22,25 +22,21 @@
  *         return launched(n);
  *     }
  *
- *     CUDA_KERNEL(double, double_run, NULL)
- *
  * Values are stored as f32 or bf16 and computed in float. Sums run in an order that the shape
  * alone fixes: no atomics on floating-point numbers. A node with a f64 tensor never gets here.
- * The operations' own headers are C: include them inside extern "C". */
+ * The operations' own headers, which are C, come with this one. */
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 extern "C" {
 #include "base/random.h"
 #include "core/exec.h"
+#include "cuda/choice.h"
 #include "cuda/device.h"
+#include "ops/all.h"
+#include "ops/list.h"
 }
 
 /* What an executor on the GPU has beside its arena: a stream, the captured run, the parts of a watched
@@ -80,6 +76,9 @@ typedef struct {
 /* Gives a run's kernels, or the graph of them, to another stream than the executor's own, and does not
  * wait. The run's numbers (state.run) are the caller's to set, on that stream. */
 weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream);
+/* Records the kernels of nodes first .. last − 1 as a graph, instead of running them. */
+weft_status weft_cuda_capture(weft_exec *x, cudaStreamCaptureMode mode, int64_t first, int64_t last,
+                              cudaGraphExec_t *out);
 /* The error for what a kernel noted in weft_cuda_run.fault. */
 weft_status weft_cuda_explain(weft_exec *x, unsigned long long fault);
 
@@ -94,15 +93,31 @@ typedef __nv_bfloat16 bf16;
     const weft_kernel weft_cuda_##name = {__VA_ARGS__};                                            \
     }
 
-/* The same for an operation whose run is one call, of x and n. */
-#define CUDA_KERNEL_CALLS(name, call, ...)                                                         \
-    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
-        return call;                                                                               \
+/* The same ahead of what runs it, a function of x and n; below, where that is one call. */
+#define CUDA_RUN(name, ...)                                                                        \
+    static weft_status name##_run(weft_exec *x, const weft_node *n);                               \
+    CUDA_KERNEL(name, name##_run, __VA_ARGS__)                                                     \
+    static weft_status name##_run(weft_exec *x, const weft_node *n)
+
+/* With a workspace of so many bytes, an expression of n. */
+#define CUDA_RUN_WITH(name, bytes, ...)                                                            \
+    static int64_t name##_workspace(const weft_node *n, int) {                                     \
+        return bytes;                                                                              \
     }                                                                                              \
-    CUDA_KERNEL(name, name##_run, __VA_ARGS__)
+    CUDA_RUN(name, name##_workspace, __VA_ARGS__)
+
+#define CUDA_KERNEL_CALLS(name, call, ...)                                                         \
+    CUDA_RUN(name, __VA_ARGS__) {                                                                  \
+        return call;                                                                               \
+    }
 
 static inline cudaStream_t stream_of(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->stream;
+}
+
+/* Whether rows are to have the bits that they have alone. */
+static inline bool are_alone(const weft_exec *x) {
+    return ((const weft_cuda_state *)weft_exec_state(x))->alone;
 }
 
 /* The run's numbers, in device memory; pass it to a kernel. */
@@ -163,6 +178,15 @@ template <typename F> static inline void with_flag(bool b, F f) {
         f(flag<true>());
     else
         f(flag<false>());
+}
+
+/* Calls f with the first of the constants that is not below n, or the last: f(constant<3>()). */
+template <int N> struct constant { static constexpr int value = N; };
+
+template <int FIRST, int... REST, typename F> static inline void with_constant(int64_t n, F f) {
+    if constexpr (sizeof...(REST) > 0)
+        if (n > FIRST) return with_constant<REST...>(n, f);
+    f(constant<FIRST>());
 }
 
 __host__ __device__ static inline int64_t min_i64(int64_t a, int64_t b) {
@@ -275,6 +299,24 @@ __device__ static inline void load_vector(const bf16 *p, float (&v)[VECTOR]) {
     widen_words(*(const uint4 *)p, v);
 }
 
+/* Four at once. */
+enum { QUAD = 4 };
+
+__device__ static inline void widen_words(uint4 a, float (&v)[QUAD]) {
+    v[0] = __uint_as_float(a.x), v[1] = __uint_as_float(a.y);
+    v[2] = __uint_as_float(a.z), v[3] = __uint_as_float(a.w);
+}
+
+__device__ static inline void load_vector(const float *p, float (&v)[QUAD]) {
+    widen_words(*(const uint4 *)p, v);
+}
+
+__device__ static inline void load_vector(const bf16 *p, float (&v)[QUAD]) {
+    uint2 a = *(const uint2 *)p;
+    v[0] = __uint_as_float(a.x << 16), v[1] = __uint_as_float(a.x & 0xffff0000u);
+    v[2] = __uint_as_float(a.y << 16), v[3] = __uint_as_float(a.y & 0xffff0000u);
+}
+
 /* Four words to global memory in one store: of an assignment the compiler makes four where it does
  * not see the values side by side. The same of two. */
 __device__ static inline void store_words(void *p, unsigned a, unsigned b, unsigned c, unsigned d) {
@@ -292,6 +334,15 @@ __device__ static inline unsigned join_halves(float low, float high) {
     return *(unsigned *)&pair;
 }
 
+__device__ static inline void store_vector(float *p, const float (&v)[QUAD]) {
+    store_words(p, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                __float_as_uint(v[3]));
+}
+
+__device__ static inline void store_vector(bf16 *p, const float (&v)[QUAD]) {
+    store_words(p, join_halves(v[0], v[1]), join_halves(v[2], v[3]));
+}
+
 __device__ static inline void store_vector(float *p, const float (&v)[VECTOR]) {
     store_words(p, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
                 __float_as_uint(v[3]));
@@ -304,9 +355,29 @@ __device__ static inline void store_vector(bf16 *p, const float (&v)[VECTOR]) {
                 join_halves(v[6], v[7]));
 }
 
+__device__ static inline void add_vector(float (&sum)[VECTOR], const float (&v)[VECTOR]) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        sum[i] += v[i];
+}
+
+__device__ static inline void scale_vector(float (&v)[VECTOR], float factor) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] *= factor;
+}
+
+/* sum + Σ v, one after the other. */
+__device__ static inline float add_elements(float sum, const float (&v)[VECTOR]) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        sum += v[i];
+    return sum;
+}
+
 /* Sums and maxima over a warp and over a block of whole warps: always the same tree. Every thread
- * gets the result. `shared` has room for 32 floats, and may be used again after the call. */
-__device__ static inline float warp_sum(float v) {
+ * gets the result. */
+template <typename T> __device__ static inline T warp_sum(T v) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2)
         v += __shfl_xor_sync(0xffffffffu, v, step);
@@ -320,7 +391,8 @@ __device__ static inline float warp_max(float v) {
     return v;
 }
 
-__device__ static inline float block_sum(float v, float *shared) {
+__device__ static inline float block_sum(float v) {
+    __shared__ float shared[32];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
     v = warp_sum(v);
     if (lane == 0) shared[warp] = v;

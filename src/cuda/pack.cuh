@@ -107,8 +107,34 @@ __device__ static inline int64_t quotient(int64_t a, int64_t b) {
     return a / b;
 }
 
-/* Where the number of row (b, t, h) of [B, T, H, D] stands in [B, H, T]; k has `time` and `heads`. */
-template <typename K> __device__ static inline int64_t number_at(const K &k, int64_t row) {
+/* The pack of a thread, where each has one of rows of `width`: n elements of the row from `column`
+ * on. */
+struct pack_place {
+    int64_t row, column;
+    int n;
+};
+
+__device__ static inline pack_place place_pack(int64_t width) {
+    int64_t packs = ceil_div(width, VECTOR), row = quotient(thread_index(), packs);
+    int64_t column = (thread_index() - row * packs) * VECTOR;
+    return pack_place{row, column, pack_length(width, column)};
+}
+
+static inline int64_t count_packs(int64_t rows, int64_t width) {
+    return rows * ceil_div(width, VECTOR);
+}
+
+/* [B, T, H, D] as B·T·H rows. */
+struct head_shape {
+    int64_t rows, time, heads, width;
+};
+
+static inline head_shape head_shape_of(const weft_tensor *x) {
+    return head_shape{weft_tensor_rows(x), x->shape[1], x->shape[2], x->shape[3]};
+}
+
+/* Where the number of row (b, t, h) stands in [B, H, T]. */
+__device__ static inline int64_t number_at(const head_shape &k, int64_t row) {
     int64_t p = quotient(row, k.heads), h = row - p * k.heads;
     int64_t b = quotient(p, k.time), t = p - b * k.time;
     return (b * k.heads + h) * k.time + t;
@@ -117,6 +143,23 @@ template <typename K> __device__ static inline int64_t number_at(const K &k, int
 /* Blocks of PACK_THREADS for one thread an item. */
 static inline unsigned pack_grid(int64_t items) {
     return (unsigned)ceil_div(items, PACK_THREADS);
+}
+
+/* A node that is one kernel of a thread an item, and the same for a kernel that begins by
+ * follow_primary. */
+template <class... P>
+static inline weft_status run_items(const weft_exec *x, const weft_node *n, int64_t items,
+                                    void (*kernel)(P...), std::common_type_t<P>... arguments) {
+    kernel<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(arguments...);
+    return launched(n);
+}
+
+template <class... P>
+static inline weft_status run_following(const weft_exec *x, const weft_node *n, int64_t items,
+                                        void (*kernel)(P...), std::common_type_t<P>... arguments) {
+    launch_following(follows(x), stream_of(x), dim3(pack_grid(items)), PACK_THREADS, 0, kernel,
+                     arguments...);
+    return launched(n);
 }
 
 /* The tensor of a chunk by halving: those of tensor i are first[i] .. first[i+1] − 1. */
@@ -167,6 +210,15 @@ static __global__ void map_elements(int64_t count, tensor_list<IN> in, tensor_li
         if (out.t[k].data) store_of<WHOLE>(out.t[k], at, n, y[k]);
 }
 
+/* y = alpha · by · x, `by` a number on the device; NULL: 1. */
+struct scale_by_element {
+    float alpha;
+    const float *by;
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = (by ? alpha * *by : alpha) * x[0];
+    }
+};
+
 /* Over a node's inputs first, first + 1, ... and outputs 0, 1, ... */
 template <int IN, int OUT, class F>
 static inline weft_status run_elements(weft_exec *x, const weft_node *n, int first, F f) {
@@ -184,12 +236,10 @@ static inline weft_status run_elements(weft_exec *x, const weft_node *n, int fir
         count = weft_tensor_count(n->out[k]);
         whole = whole && out.t[k].is_bf16;
     }
-    with_flag(whole && count % VECTOR == 0, [&](auto flag) {
-        launch_following(follows(x), stream_of(x), dim3(pack_grid(ceil_div(count, VECTOR))),
-                         PACK_THREADS, 0, map_elements<IN, OUT, F, decltype(flag)::value>, count,
-                         in, out, f);
-    });
-    return launched(n);
+    whole = whole && count % VECTOR == 0;
+    return run_following(x, n, ceil_div(count, VECTOR),
+                         whole ? map_elements<IN, OUT, F, true> : map_elements<IN, OUT, F, false>,
+                         count, in, out, f);
 }
 
 /* An elementwise operation: CUDA_ELEMENTS(gelu, 1, 1, out[0] = gelu_value(in[0])). */
@@ -221,13 +271,11 @@ __device__ static inline float lanes_sum(float v, int lanes) {
     return v;
 }
 
-/* Σ over a block of whole warps, in double: always the same tree. `shared` has room for 32. Every
- * thread gets the result. */
-__device__ static inline double block_sum_double(double v, double *shared) {
+/* Σ over a block of whole warps, in double: always the same tree. Every thread gets the result. */
+__device__ static inline double block_sum_double(double v) {
+    __shared__ double shared[32];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, step);
+    v = warp_sum(v);
     if (lane == 0) shared[warp] = v;
     __syncthreads();
     v = 0;
@@ -235,4 +283,14 @@ __device__ static inline double block_sum_double(double v, double *shared) {
         v += shared[w];
     __syncthreads();
     return v;
+}
+
+/* The same of n numbers in memory, by a block of THREADS. */
+template <int THREADS, typename T>
+__device__ static inline double sum_by_block(const T *values, int64_t n) {
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < n; i += THREADS)
+        sum += values[i];
+    return block_sum_double(sum);
 }

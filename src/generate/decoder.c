@@ -5,7 +5,6 @@
 #include "generate/decoder.h"
 #include "base/clock.h"
 
-#include "generate/weights.h"
 #include "model/step.h"
 #include "ops/fuse.h"
 
@@ -188,7 +187,7 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, boo
     if (!d->states) WEFT_TRY(make_states(d, g->graph.model.graph));
     weft_generation_weights_apply(d->weights, g->graph.model.graph);
     WEFT_TRY(bind_graph(d, g));
-    weft_exec_options options = {.bindings = g->bindings};
+    weft_exec_options options = {.bindings = g->bindings, .plan = {.linger = samplers ? 3 : 0}};
     WEFT_TRY(weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec));
     WEFT_TRY(fill_rotations(g));
     g->apart = apart;
@@ -249,8 +248,6 @@ static weft_status open_step(weft_decoder *d) {
     if (status == WEFT_OK) d->steps = d->backend->steps;
     return status;
 }
-
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out) {

@@ -38,6 +38,20 @@ static weft_node *find_maker(const folding *f, weft_tensor *t, int op) {
     return n && n->op->id == op && n->out[0] == root && count_readers(f, root) == 1 ? n : NULL;
 }
 
+/* The node's attributes, to be changed: others may have them too. NULL: no memory. */
+static void *own_attr(const folding *f, weft_node *n, size_t size) {
+    void *attr = weft_graph_alloc(f->graph, size);
+    if (attr) n->attr = memcpy(attr, n->attr, size);
+    return attr;
+}
+
+/* `n` makes what another node made, an output of that. */
+static void take_result(weft_node *n, weft_tensor **result) {
+    n->out[0] = *result;
+    n->out[0]->producer = n;
+    *result = NULL;
+}
+
 /* A product of bf16 rows with a bf16 matrix [N, K], of sizes that go by fours and eights. */
 static bool is_plain_product(const weft_matmul_attr *attr, const weft_tensor *a,
                              const weft_tensor *b) {
@@ -46,15 +60,18 @@ static bool is_plain_product(const weft_matmul_attr *attr, const weft_tensor *a,
            b->shape[1] % 8 == 0;
 }
 
-/* The product that makes x and can tell its moments; NULL: none does. */
+/* The product, or the gathering with an addend, that makes x and can tell its moments; NULL: none does. */
 static weft_node *find_source(const folding *f, weft_tensor *x) {
     weft_node *n = x->producer;
-    if (!n || n->op->id != WEFT_OP_matmul || n->out[0] != x) return NULL;
+    int64_t width = weft_tensor_width(x);
+    if (!n || n->out[0] != x || width > f->width) return NULL;
+    if (n->op->id == WEFT_OP_cache_gather)
+        return n->in[WEFT_CACHE_ADDEND] && x->dtype == WEFT_BF16 ? n : NULL;
+    if (n->op->id != WEFT_OP_matmul) return NULL;
     const weft_matmul_attr *attr = n->attr;
     weft_matmul_pair last = weft_matmul_pair_of(n, attr->more);
-    int64_t width = weft_tensor_width(x);
     bool suits = is_plain_product(&last.attr, last.a, last.b) && last.b->shape[0] == width &&
-                 width <= f->width && attr->act == WEFT_ACT_NONE && !attr->sums;
+                 attr->act == WEFT_ACT_NONE && !attr->sums;
     return suits && (attr->moments || !n->out[1]) ? n : NULL;
 }
 
@@ -65,7 +82,6 @@ static bool takes_norm(const weft_node *n, int k, const weft_node *norm) {
     const weft_tensor *x = root_of(norm->in[WEFT_NORM_X]);
     if (n->op->id == WEFT_OP_gated_linear)
         return (k == WEFT_GATED_X || k == WEFT_GATED_X_AGAIN) && !n->in[WEFT_GATED_MOMENTS] &&
-               ((const weft_norm_attr *)norm->attr)->kind == WEFT_RMSNORM &&
                is_plain_product(attr, n->in[k], n->in[k + 1]);
     return n->op->id == WEFT_OP_matmul && k == WEFT_MATMUL_A && attr->more == 0 &&
            attr->alpha == 1 && attr->act != WEFT_ACT_GELU_BACK && !n->in[WEFT_MATMUL_MOMENTS] &&
@@ -127,11 +143,9 @@ static weft_tensor *find_stream(const folding *f, const weft_node *norm, const w
 
 static weft_status fold_product(folding *f, const weft_node *norm, weft_node *n,
                                 weft_tensor *moments) {
-    weft_matmul_attr *attr = weft_graph_alloc(f->graph, sizeof *attr);
+    weft_matmul_attr *attr = own_attr(f, n, sizeof *attr);
     if (!attr) return weft_graph_status(f->graph);
-    *attr = *(const weft_matmul_attr *)n->attr;
     attr->eps = ((const weft_norm_attr *)norm->attr)->eps;
-    n->attr = attr;
     bool gated = n->op->id == WEFT_OP_gated_linear;
     weft_fold made;
     for (int k = 0; k <= (gated ? WEFT_GATED_X_AGAIN : 0); k += 2) {
@@ -142,21 +156,25 @@ static weft_status fold_product(folding *f, const weft_node *norm, weft_node *n,
         n->in[k + 1] = made.matrix;
         /* What only this one read needs no memory. */
         if (was->role == WEFT_ROLE_INPUT && count_readers(f, was) == 0) was->role = WEFT_ROLE_TEMP;
+        n->in[gated ? WEFT_GATED_SUMS + k / 2 : WEFT_MATMUL_SUMS] = made.sums;
+        if (made.bias) n->in[gated ? WEFT_GATED_BIAS + k / 2 : WEFT_MATMUL_BIAS] = made.bias;
     }
     n->in[gated ? WEFT_GATED_MOMENTS : WEFT_MATMUL_MOMENTS] = moments;
-    if (gated) return weft_graph_status(f->graph);
-    n->in[WEFT_MATMUL_SUMS] = made.sums;
-    if (made.bias) n->in[WEFT_MATMUL_BIAS] = made.bias;
     return weft_graph_status(f->graph);
 }
 
 static weft_tensor *make_moments(const folding *f, weft_tensor *x) {
     weft_node *source = find_source(f, x);
-    weft_matmul_attr *attr = weft_graph_alloc(f->graph, sizeof *attr);
-    if (source->out[1] || !attr) return source->out[1];
-    *attr = *(const weft_matmul_attr *)source->attr;
-    attr->moments = true;
-    source->attr = attr;
+    if (source->out[1]) return source->out[1];
+    if (source->op->id == WEFT_OP_cache_gather) {
+        weft_cache_gather_attr *attr = own_attr(f, source, sizeof *attr);
+        if (!attr) return NULL;
+        attr->moments = true;
+    } else {
+        weft_matmul_attr *attr = own_attr(f, source, sizeof *attr);
+        if (!attr) return NULL;
+        attr->moments = true;
+    }
     int64_t tiles = (weft_tensor_width(x) + WEFT_MOMENTS_COLUMNS - 1) / WEFT_MOMENTS_COLUMNS;
     return weft_node_output(f->graph, source, 1, WEFT_F32, 3,
                             (int64_t[]){weft_tensor_rows(x), tiles, 2});
@@ -190,6 +208,29 @@ static bool can_join(const weft_node *n) {
     const weft_matmul_attr *attr = n->attr;
     return is_plain_product(attr, n->in[WEFT_MATMUL_A], n->in[WEFT_MATMUL_B]) && attr->more == 0 &&
            attr->alpha == 1 && attr->act == WEFT_ACT_NONE;
+}
+
+/* x w with w [K, N] reads the transpose, whose rows are the results'. */
+static void transpose_weights(folding *f) {
+    for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
+        const weft_node *n = weft_graph_node(f->graph, i);
+        const weft_matmul_attr *attr = n->attr;
+        if (n->op->id != WEFT_OP_matmul || attr->tb || attr->alone || attr->more ||
+            !weft_matmul_is_by_rows(attr, n->in[WEFT_MATMUL_A]) ||
+            n->in[WEFT_MATMUL_A]->dtype != WEFT_BF16 || attr->dtype != WEFT_BF16 ||
+            !is_bf16_weight(n->in[WEFT_MATMUL_B], 2))
+            continue;
+        const weft_tensor *from = n->in[WEFT_MATMUL_B];
+        char name[112];
+        snprintf(name, sizeof name, "%s.transposed", from->name);
+        weft_tensor *matrix = weft_new_tensor(f->graph, WEFT_ROLE_INPUT, name, WEFT_BF16,
+                                              from->shape[1], from->shape[0]);
+        weft_matmul_attr *own = own_attr(f, n->out[0]->producer, sizeof *own);
+        if (!matrix || !own) return;
+        own->tb = true;
+        n->in[WEFT_MATMUL_B] = matrix;
+        f->list[f->count++] = (weft_fold){.matrix = matrix, .from = from};
+    }
 }
 
 static bool make_join(folding *f, const weft_tensor *from, const weft_node *map, bool before,
@@ -252,34 +293,76 @@ static void join_maps(folding *f) {
     }
 }
 
-/* gelu of a product's result; and what a gradient would read of that is not made. */
-static weft_status fold_gelu(const folding *f) {
+/* Whether a node makes one result alone. A second that nobody reads (what a gradient would, or the number of a
+ * key, which the cache makes) is left out. */
+static bool makes_one(const folding *f, const weft_node *n) {
+    if (n->n_out > 1 && n->out[1] && count_readers(f, n->out[1]) == 0) n->out[1] = NULL;
+    return n->n_out < 2 || !n->out[1];
+}
+
+/* gelu of a product's result, or softplus of the deviations in it. */
+static weft_status fold_maps(const folding *f) {
     for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
         const weft_node *n = weft_graph_node(f->graph, i);
+        bool gaussian = n->op->id == WEFT_OP_gaussian, gelu = n->op->id == WEFT_OP_gelu;
         if (n->op->id == WEFT_OP_matmul &&
-            ((const weft_matmul_attr *)n->attr)->act == WEFT_ACT_GELU && n->out[1] &&
-            count_readers(f, n->out[1]) == 0)
-            n->out[1] = NULL;
-        if (n->op->id != WEFT_OP_gelu) continue;
+            ((const weft_matmul_attr *)n->attr)->act == WEFT_ACT_GELU)
+            makes_one(f, n);
+        if (!(gelu || gaussian) || !makes_one(f, n)) continue;
+        int64_t group = weft_tensor_width(n->out[0]);
+        if (gaussian && group % 8) continue;
         weft_node *product = find_maker(f, n->in[0], WEFT_OP_matmul);
         if (!product || !can_join(product) || product->out[1] ||
             n->out[0]->dtype != product->out[0]->dtype)
             continue;
-        weft_matmul_attr *attr = weft_graph_alloc(f->graph, sizeof *attr);
+        weft_matmul_attr *attr = own_attr(f, product, sizeof *attr);
         if (!attr) break;
-        *attr = *(const weft_matmul_attr *)product->attr;
-        attr->act = WEFT_ACT_GELU;
-        product->attr = attr;
-        product->out[0] = n->out[0];
-        product->out[0]->producer = product;
-        n->out[0] = NULL;
+        attr->act = gaussian ? WEFT_ACT_DEVIATIONS : WEFT_ACT_GELU;
+        attr->group = gaussian ? group : 0;
+        take_result(product, n->out);
     }
     return weft_graph_status(f->graph);
 }
 
+static bool is_made_before(weft_tensor *t, const weft_node *n) {
+    const weft_node *made = root_of(t)->producer;
+    return !made || made->index < n->index;
+}
+
+/* y + gathered: the gathering adds. And x + (y + gathered), the sum of which a norm takes its rows: the product
+ * that makes y adds x, so that the gathering makes the residual stream. */
+static void fold_gathers(const folding *f) {
+    for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
+        const weft_node *n = weft_graph_node(f->graph, i);
+        bool adds = n->op->id == WEFT_OP_add,
+             sums = n->op->id == WEFT_OP_norm && n->in[WEFT_NORM_R];
+        if (!adds && !sums) continue;
+        weft_tensor *x = n->in[0];
+        weft_node *gather = find_maker(f, n->in[adds ? 1 : WEFT_NORM_R], WEFT_OP_cache_gather);
+        if (!gather || !is_made_before(x, gather) ||
+            weft_tensor_count(x) != weft_tensor_count(gather->out[0]))
+            continue;
+        weft_tensor **added = &gather->in[WEFT_CACHE_ADDEND];
+        if (adds && !*added && ((const weft_alpha_attr *)n->attr)->alpha == 1) {
+            *added = x;
+            take_result(gather, n->out);
+            n->in[0] = n->in[1] = NULL; /* it is dropped, and counts as no reader until then */
+        }
+        weft_node *product =
+            sums && *added && n->out[WEFT_NORM_S] ? find_maker(f, *added, WEFT_OP_matmul) : NULL;
+        if (!product || !can_join(product) || product->in[WEFT_MATMUL_ADDEND] ||
+            !is_made_before(x, product) || x->dtype != product->out[0]->dtype)
+            continue;
+        product->in[WEFT_MATMUL_ADDEND] = x;
+        take_result(gather, &n->out[WEFT_NORM_S]);
+        n->in[WEFT_NORM_X] = gather->out[0];
+        n->in[WEFT_NORM_R] = NULL;
+    }
+}
+
 weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft_fold **folds,
                                int64_t *n) {
-    /* A product has at most two matrices, and each at most a map and a norm. */
+    /* A product has at most two matrices, and each at most a map and a norm; one that is alone a transpose too. */
     size_t most = 4 * (size_t)weft_graph_node_count(g) + 1;
     WEFT_AUTO_FREE weft_fold *list = calloc(most, sizeof *list);
     folding f = {.graph = g, .width = width, .bytes = bytes, .list = list};
@@ -287,8 +370,10 @@ weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft
     *n = 0;
     if (!list) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     if (bytes > 0) {
+        transpose_weights(&f);
         join_maps(&f);
-        WEFT_TRY(fold_gelu(&f));
+        WEFT_TRY(fold_maps(&f));
+        fold_gathers(&f);
         WEFT_TRY(weft_graph_drop_unused(g));
     }
     for (int64_t i = 0; i < weft_graph_node_count(g); i++) {

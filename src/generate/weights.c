@@ -2,7 +2,7 @@
  * it on the right: to bf16 as it lies, to i8 where its rows are the results' (ops/linear.h), else to
  * bf16. Tables (embeddings), gains and biases stay as they are. Folded matrices (fold.h) are made on the
  * host, in double. */
-#include "generate/weights.h"
+#include "generate/decoder.h"
 
 #include "ops/gated.h"
 #include "ops/list.h"
@@ -167,21 +167,19 @@ WEFT_ENDED_BY(weft_graph_destroy, weft_graph)
 
 static weft_status run_product(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_derived *d, weft_graph *g, void *out) {
-    const char *names[] = {d->map, d->first, d->second};
-    weft_tensor *in[3] = {new_factor(g, m, d->map, "map"), NULL, NULL};
-    weft_tensor *y = in[0];
-    static const char *const as[] = {"map", "first", "second"};
-    for (int i = 1; i < 3 && names[i][0]; i++) {
-        in[i] = new_factor(g, m, names[i], as[i]);
-        y = weft_matmul(g, y, in[i], false, false);
+    static const char *const as[WEFT_DERIVED_OF] = {"first", "second", "third", "fourth"};
+    weft_tensor *in[WEFT_DERIVED_OF] = {0}, *y = NULL;
+    for (int i = 0; i < d->n_of; i++) {
+        in[i] = new_factor(g, m, d->of[i], as[i]);
+        y = i ? weft_matmul(g, y, in[i], false, false) : in[i];
     }
     if (y) weft_keep(y);
     WEFT_TRY(weft_graph_status(g));
     WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;
     WEFT_TRY(weft_exec_create(g, backend, pool, NULL, &x));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    for (int i = 0; i < 3; i++)
-        if (in[i]) WEFT_TRY(weft_exec_write(x, in[i], weft_model_find(m, names[i])->data));
+    for (int i = 0; i < d->n_of; i++)
+        WEFT_TRY(weft_exec_write(x, in[i], weft_model_find(m, d->of[i])->data));
     WEFT_TRY(weft_exec_run(x, &(weft_run){0}));
     return weft_exec_read(x, y, out);
 }
@@ -189,9 +187,9 @@ static weft_status run_product(const weft_model *m, const weft_backend *backend,
 /* The values of a matrix that is formed once, on the host. */
 static weft_status form_derived(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_derived *d, void *out) {
-    if (!d->first[0]) {
+    if (d->n_of == 1) {
         WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-        memcpy(out, weft_model_find(m, d->map)->data, (size_t)weft_tensor_bytes(d->tensor));
+        memcpy(out, weft_model_find(m, d->of[0])->data, (size_t)weft_tensor_bytes(d->tensor));
         return WEFT_OK;
     }
     WEFT_AUTO(weft_graph_destroy_at) weft_graph *g = NULL;
@@ -302,6 +300,10 @@ static weft_status join_floats(const fold_sources *s, const weft_fold *fold, flo
     WEFT_AUTO_FREE float *from = NULL, *map = NULL;
     WEFT_TRY(read_floats(s, fold->from, &from));
     WEFT_TRY(read_floats(s, fold->map, &map));
+    int64_t rows = fold->from->shape[0], columns = fold->from->shape[1];
+    for (int64_t i = 0; !map && i < rows * columns; i++)
+        out[i % columns * rows + i / columns] = from[i];
+    if (!map) return WEFT_OK;
     const int64_t *shape = fold->map->shape;
     joined_matrix j = {
         fold, from, map, out, shape[0], shape[fold->tb ? 2 : 1], shape[fold->tb ? 1 : 2]};
@@ -348,7 +350,7 @@ static weft_status make_folded(weft_generation_weights *w, const fold_sources *s
     WEFT_AUTO_FREE float *values = NULL, *gain = NULL, *offset = NULL, *bias = NULL;
     WEFT_AUTO_FREE float *made = malloc(2 * (size_t)rows * sizeof *made);
     if (!made) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", fold->matrix->name);
-    if (fold->map) {
+    if (!fold->gain) {
         WEFT_TRY(read_floats(s, fold->matrix, &values));
         return keep_floats(w, fold->matrix, values);
     }
@@ -362,8 +364,6 @@ static weft_status make_folded(weft_generation_weights *w, const fold_sources *s
     WEFT_TRY(keep_floats(w, fold->sums, f.sums));
     return keep_floats(w, fold->bias, f.out_bias);
 }
-
-WEFT_ENDED_BY(weft_generation_weights_destroy, weft_generation_weights)
 
 weft_status weft_generation_weights_make(const weft_model *m, const weft_backend *backend,
                                          weft_pool *pool, const weft_cached_graph *graph,

@@ -58,7 +58,7 @@ static int list_parts(const weft_config *c, int64_t layer, weft_dtype dtype,
     const weft_attention_kind *kind = weft_attention_of(c);
     int n = layer % c->kv_share ? 0 : (kind->cache ? kind->cache : list_heads)(c, parts);
     if (c->cross_token) {
-        int64_t gate = c->attn_gate ? c->gate_dim : 0, mapped = c->n_embd + gate;
+        int64_t gate = c->attn_gate ? gate_columns(c, true) : 0, mapped = c->n_embd + gate;
         int64_t gathered = c->cross_rank ? c->cross_rank : weft_config_ffn_dim(c);
         bool behind = gathered >= mapped;
         parts[n++] = (weft_cache_part){.heads = 1, .width = behind ? c->n_embd : gathered};
@@ -94,7 +94,7 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
     int64_t size = dtype == WEFT_F64 ? 8 : 4, numbers = 0;
     /* The last layer makes no gates. */
     if (c->attn_gate && c->gate_pool == WEFT_GATE_CUMMEAN)
-        numbers += (c->n_layer - 1) * c->gate_dim;
+        numbers += (c->n_layer - 1) * gate_columns(c, true);
     if (weft_attention_of(c)->latent && c->ra_mla_ra_alpha > 0) {
         weft_cache_part parts[PARTS_MAX];
         list_parts(c, 0, dtype, parts);
@@ -148,30 +148,6 @@ static weft_documents find_documents(builder *b, weft_tensor *tokens, int32_t en
     weft_documents found = weft_find_cached_documents(b->g, tokens, end, begun, &d->rows);
     d->rows.first = found.first;
     return found;
-}
-
-/* Where q, k and v lie in one tensor. */
-static void write_packed(builder *b, const builder_keys *keys, weft_cache_query *query,
-                         weft_score *score) {
-    int64_t queries = b->heads * b->head_dim, width = keys->kv_heads * b->head_dim;
-    score->q = keys->packed;
-    query->key = query->value = part_of(b, keys->kv_heads, b->head_dim);
-    write_pages(b, "cache.key", &query->key, score->q, queries, NULL, &query->keys);
-    write_pages(b, "cache.value", &query->value, score->q, queries + width, NULL, &query->values);
-}
-
-/* A latent that is key and value at once. */
-static void write_joint(builder *b, const builder_keys *keys, weft_cache_query *query) {
-    weft_cached_graph *d = data_of(b);
-    query->key = part_of(b, keys->k->shape[2], keys->k->shape[3]);
-    query->gaussian = query->squares = keys->gaussian;
-    query->rotated = keys->rotated;
-    if (keys->rotated && !d->rotations)
-        d->rotations = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "rotations", b->stat, WEFT_KEY_BLOCK,
-                                       2, keys->rotated / 2);
-    query->rotations = keys->rotated ? d->rotations : NULL;
-    query->law = d->law = b->law;
-    write_pages(b, "cache.key", &query->key, keys->k, 0, NULL, &query->keys);
 }
 
 static void write_apart(builder *b, const builder_keys *keys, weft_cache_query *query) {
@@ -240,11 +216,25 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
         query.context = context;
     } else if (keys->common) {
         write_common(b, keys, &query);
-    } else if (keys->packed)
-        write_packed(b, keys, &query, &score);
-    else if (keys->k && keys->v == keys->k)
-        write_joint(b, keys, &query);
-    else
+    } else if (keys->packed) {
+        /* Where q, k and v lie in one tensor. */
+        int64_t queries = b->heads * b->head_dim, width = keys->kv_heads * b->head_dim;
+        score.q = keys->packed;
+        query.key = query.value = part_of(b, keys->kv_heads, b->head_dim);
+        write_pages(b, "cache.key", &query.key, score.q, queries, NULL, &query.keys);
+        write_pages(b, "cache.value", &query.value, score.q, queries + width, NULL, &query.values);
+    } else if (keys->k && keys->v == keys->k) {
+        /* A latent that is key and value at once. */
+        query.key = part_of(b, keys->k->shape[2], keys->k->shape[3]);
+        query.gaussian = query.squares = keys->gaussian;
+        query.rotated = keys->rotated;
+        if (keys->rotated && !d->rotations)
+            d->rotations = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "rotations", b->stat,
+                                           WEFT_KEY_BLOCK, 2, keys->rotated / 2);
+        query.rotations = keys->rotated ? d->rotations : NULL;
+        query.law = d->law = b->law;
+        write_pages(b, "cache.key", &query.key, keys->k, 0, NULL, &query.keys);
+    } else
         write_apart(b, keys, &query);
     d->kept = query;
     if (keys->common) score.q = spread_queries(b, keys, score.q);
@@ -308,27 +298,29 @@ static weft_derived *new_derived(builder *b) {
     return d->derived + d->n_derived++;
 }
 
-/* factor × map · first (· second), formed when generation begins; map itself without first. */
-static weft_tensor *joined(builder *b, weft_tensor *map, weft_tensor *first, weft_tensor *second,
-                           double factor) {
-    weft_derived *derived = map ? new_derived(b) : NULL;
+static weft_tensor *joined(builder *b, weft_tensor *const *maps, int n, double factor) {
+    weft_derived *derived = new_derived(b);
+    const weft_tensor *first = NULL, *last = NULL;
     if (!derived) return NULL;
-    const weft_tensor *last = second ? second : first ? first : map;
-    char name[112];
-    snprintf(name, sizeof name, "%s.joined", map->name);
     derived->factor = factor;
-    snprintf(derived->map, sizeof derived->map, "%s", map->name);
-    if (first) snprintf(derived->first, sizeof derived->first, "%s", first->name);
-    if (second) snprintf(derived->second, sizeof derived->second, "%s", second->name);
+    for (int i = 0; i < n; i++) {
+        if (!maps[i]) continue;
+        first = first ? first : maps[i];
+        last = maps[i];
+        snprintf(derived->of[derived->n_of++], sizeof derived->of[0], "%s", last->name);
+    }
+    if (!first) return NULL;
+    char name[112];
+    snprintf(name, sizeof name, "%s.joined.%d", first->name, derived->n_of);
     derived->tensor =
-        weft_new_tensor(b->g, WEFT_ROLE_INPUT, name, b->dtype, map->shape[0], last->shape[1]);
+        weft_new_tensor(b->g, WEFT_ROLE_INPUT, name, b->dtype, first->shape[0], last->shape[1]);
     return derived->tensor;
 }
 
 /* The logits of the rows that are wanted: x [R, 1, E] is a table from which they are taken. */
 static void finish(builder *b, weft_tensor *x, weft_tensor *head) {
     weft_cached_graph *d = data_of(b);
-    if (d->shape.head_copy) head = joined(b, head, NULL, NULL, 1);
+    if (d->shape.head_copy) head = joined(b, &head, 1, 1);
     x = weft_view(b->g, x, b->batch, b->width);
     x = weft_embed(b->g, x, d->wanted, NULL, NULL, 0);
     x = weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE);

@@ -119,10 +119,10 @@ typedef struct weft_attend {
     void (*gather)(builder *b, weft_tensor **x, weft_tensor **second);
     /* y_t [B, T, N]: the mean of x over a sequence's tokens up to t. */
     weft_tensor *(*running_mean)(builder *b, weft_tensor *x);
-    /* Where weights do not change from run to run: factor × map · first (· second), a matrix that is
-     * formed once. NULL: products of weights are formed where the shape says that it pays. */
-    weft_tensor *(*joined)(builder *b, weft_tensor *map, weft_tensor *first, weft_tensor *second,
-                           double factor);
+    /* Where weights do not change from run to run: factor × maps[0] · maps[1] · ..., a matrix that is formed
+     * once, of up to WEFT_DERIVED_OF; those that are NULL are left out. NULL: products of weights are formed
+     * where the shape says that it pays. */
+    weft_tensor *(*joined)(builder *b, weft_tensor *const *maps, int n, double factor);
     /* In place of the loss: what is made of the last norm's output x and the head's matrix. NULL: the
      * loss. */
     void (*finish)(builder *b, weft_tensor *x, weft_tensor *head);
@@ -210,6 +210,8 @@ weft_tensor *scale_learned(builder *b, weft_tensor *x, weft_tensor *factor);
  * to make again from what the activation read, so it is not stored: the activation opens a segment to
  * recompute, which ends when u is made. */
 bool makes_hidden_again(const builder *b);
+/* Numbers of a token that its gates are made of; `joined`: where products of weights are formed once. */
+int64_t gate_columns(const weft_config *c, bool joined);
 
 /* What the mechanisms have once for the whole model: before the first layer. */
 void begin_reciprocal(builder *b);

@@ -20,11 +20,13 @@ typedef struct {
         head_copy; /* the head has a matrix of its own: it is kept in another type than the table */
 } weft_cached_shape;
 
-/* A matrix that is formed once when generation begins: factor × map · first (· second), the factors
- * being parameters of the model; without `first` a copy of map. An input of the graph. */
+/* A matrix that is formed once when generation begins: factor times the product of some parameters of the
+ * model, or a copy of one. An input of the graph. */
+enum { WEFT_DERIVED_OF = 4 };
 typedef struct {
     weft_tensor *tensor;
-    char map[96], first[96], second[96]; /* names; first and second may be empty */
+    char of[WEFT_DERIVED_OF][96]; /* names */
+    int n_of;
     double factor;
 } weft_derived;
 

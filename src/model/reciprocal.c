@@ -70,9 +70,13 @@ static weft_tensor *export_latent(builder *b) {
     return same;
 }
 
+int64_t gate_columns(const weft_config *c, bool joined) {
+    return joined && c->n_head < c->gate_dim ? c->n_head : c->gate_dim;
+}
+
 /* Rows of the maps that read h. */
 static int64_t map_rows(const builder *b) {
-    return b->width + (b->c->attn_gate ? b->c->gate_dim : 0);
+    return b->width + (b->c->attn_gate ? gate_columns(b->c, b->attend->joined) : 0);
 }
 
 /* Products of the two forms for a share W c, W [F, rank]: W on every token, against M W formed once
@@ -125,36 +129,53 @@ static weft_tensor *read_hidden(builder *b, const hidden_sum *sum, weft_tensor *
     return add_weighed(b, y, added, sum->latent_weight);
 }
 
-/* Sends α_l u to the next layer, and adds e. */
-static void exchange_latent(builder *b, hidden_sum *sum) {
-    const weft_config *c = b->c;
-    int64_t latent = c->ra_mla_latent_dim, between = c->mlp_latent_dim;
-    int64_t tokens = b->batch * b->time;
-    weft_tensor *to_mlp = NULL, *h = sum->h, *u;
-    sum->latent_weight = make_weight(b, "ffn.recip_alpha", c->recip_alpha);
-    sum->latent = export_latent(b);
-    if (c->tying_mode == WEFT_TYING_UNTIED) {
-        weft_tensor *down = weight(b, "ffn.mlp_down.weight", between, b->ffn);
-        to_mlp = weight(b, "ffn.attn_to_mlp.weight", b->ffn, latent);
-        weft_tensor *to_attn = weight(b, "ffn.mlp_to_attn.weight", latent, between);
-        u = weft_linear(b->g, h, down, NULL, WEFT_ACT_NONE);
-        u = weft_linear(b->g, u, to_attn, NULL, WEFT_ACT_NONE);
-    } else if (c->tying_mode == WEFT_TYING_TRANSPOSE) {
-        to_mlp = weight(b, "ffn.couple.weight", b->ffn, latent);
-        u = weft_matmul(b->g, weft_view(b->g, h, tokens, b->ffn), to_mlp, false, false);
+/* What the layer's tying makes: the maps between h and the latent. */
+typedef struct {
+    weft_tensor *down, *to_mlp, *to_attn; /* NULL: not there */
+} latent_maps;
+
+/* α_l u, to the next layer. */
+static void send_latent(builder *b, weft_tensor *h, const latent_maps *m, mixing w) {
+    int64_t latent = b->c->ra_mla_latent_dim, tokens = b->batch * b->time;
+    weft_tensor *u;
+    if (m->down) {
+        u = weft_linear(b->g, h, m->down, NULL, WEFT_ACT_NONE);
+        u = weft_linear(b->g, u, m->to_attn, NULL, WEFT_ACT_NONE);
+    } else if (m->to_mlp) {
+        u = weft_matmul(b->g, weft_view(b->g, h, tokens, b->ffn), m->to_mlp, false, false);
     } else {
         u = weft_head_pool(b->g, h, b->couple_b, latent);
     }
-    u = weigh(b, u, sum->latent_weight);
+    u = weigh(b, u, w);
     if (makes_hidden_again(b)) weft_graph_recompute_end(b->g);
     b->received = weft_view(b->g, u, b->batch, b->time, latent);
-    if (!forms_latent_sum(b)) {
-        sum->to_mlp = to_mlp;
-        return;
+}
+
+/* Sends α_l u to the next layer, and adds e. In generation u comes second: then h' does not lie over h, and a
+ * backend can make both at once. */
+static void exchange_latent(builder *b, hidden_sum *sum) {
+    weft_tensor *h = sum->h;
+    sum->latent_weight = make_weight(b, "ffn.recip_alpha", b->c->recip_alpha);
+    sum->latent = export_latent(b);
+    const weft_config *c = b->c;
+    int64_t latent = c->ra_mla_latent_dim, between = c->mlp_latent_dim;
+    latent_maps m = {0};
+    if (c->tying_mode == WEFT_TYING_UNTIED) {
+        m.down = weight(b, "ffn.mlp_down.weight", between, b->ffn);
+        m.to_mlp = weight(b, "ffn.attn_to_mlp.weight", b->ffn, latent);
+        m.to_attn = weight(b, "ffn.mlp_to_attn.weight", latent, between);
+    } else if (c->tying_mode == WEFT_TYING_TRANSPOSE) {
+        m.to_mlp = weight(b, "ffn.couple.weight", b->ffn, latent);
     }
-    weft_tensor *e = to_mlp ? weft_linear(b->g, sum->latent, to_mlp, NULL, WEFT_ACT_NONE)
-                            : weft_head_spread(b->g, sum->latent, b->couple_a, b->ffn);
-    sum->h = add_weighed(b, h, e, sum->latent_weight);
+    if (!b->attend->joined) send_latent(b, h, &m, sum->latent_weight);
+    if (forms_latent_sum(b)) {
+        weft_tensor *e = m.to_mlp ? weft_linear(b->g, sum->latent, m.to_mlp, NULL, WEFT_ACT_NONE)
+                                  : weft_head_spread(b->g, sum->latent, b->couple_a, b->ffn);
+        sum->h = add_weighed(b, h, e, sum->latent_weight);
+    } else {
+        sum->to_mlp = m.to_mlp;
+    }
+    if (b->attend->joined) send_latent(b, h, &m, sum->latent_weight);
 }
 
 static weft_tensor *gather(builder *b, weft_tensor *x) {
@@ -193,12 +214,13 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
 }
 
 /* α_c (M W_c) h' for a map M [out, F], or its like of what was gathered: α_c is put on M W_c, the
- * smallest; where that is formed beforehand a learned one is put on the result. */
-static weft_tensor *read_crossed(builder *b, const hidden_sum *sum, weft_tensor *map) {
+ * smallest; where that is formed beforehand a learned one is put on the result, and M may be behind · map. */
+static weft_tensor *read_crossed(builder *b, const hidden_sum *sum, weft_tensor *behind,
+                                 weft_tensor *map) {
     weft_tensor *joined, *learned = sum->cross_weight.learned;
     if (b->attend->joined) {
-        double factor = learned ? 1 : sum->cross_weight.value;
-        joined = b->attend->joined(b, map, sum->cross, sum->before, factor);
+        weft_tensor *maps[] = {behind, map, sum->cross, sum->before};
+        joined = b->attend->joined(b, maps, 4, learned ? 1 : sum->cross_weight.value);
     } else {
         joined = weigh(b, weft_matmul(b->g, map, sum->cross, false, false), sum->cross_weight);
     }
@@ -227,13 +249,13 @@ static void gather_behind(builder *b, weft_tensor **to_gate, weft_tensor **to_ou
     b->attend->gather(b, to_out, NULL);
 }
 
-/* The next layer's gates, before the sigmoid. */
+/* The next layer's gates, before the sigmoid; w_heads NULL: the context has them already. */
 static weft_tensor *make_gate(builder *b, weft_tensor *context, weft_tensor *w_heads,
                               weft_tensor *bias) {
     const weft_config *c = b->c;
     if (c->gate_pool == WEFT_GATE_CUMMEAN) context = b->attend->running_mean(b, context);
     if (c->gate_pool == WEFT_GATE_SEQUENCE) context = weft_time_mean(b->g, context);
-    return weft_linear(b->g, context, w_heads, bias, WEFT_ACT_NONE);
+    return w_heads ? weft_linear(b->g, context, w_heads, bias, WEFT_ACT_NONE) : context;
 }
 
 weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_out,
@@ -244,7 +266,7 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     if (c->latent_recip) exchange_latent(b, &sum);
     if (c->cross_token) cross_tokens(b, &sum);
     weft_tensor *w_gate = NULL, *w_heads = NULL, *open = NULL, *to_gate = NULL, *to_out = NULL;
-    weft_tensor *gate = NULL, *out = NULL;
+    weft_tensor *gate = NULL, *out = NULL, *open_now = NULL;
     /* Nobody reads the last layer's gates; in training their tensors are there all the same. */
     bool last = b->layer + 1 == c->n_layer;
     if (c->attn_gate && !(last && b->attend->finish)) {
@@ -253,18 +275,27 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
         if (c->gate_open != 0)
             open = builder_vector(b, "ffn.gate_heads.bias", init_constant(c->gate_open), b->heads);
     }
+    /* Means over tokens leave a map as it is, so both of the gate's maps are one where that is smaller. */
+    weft_tensor *both = b->attend->joined && gate_columns(c, true) < c->gate_dim ? w_heads : NULL;
     if (sum.cross) {
-        if (w_gate) to_gate = read_crossed(b, &sum, w_gate);
-        to_out = read_crossed(b, &sum, w_out);
+        if (w_gate) to_gate = read_crossed(b, &sum, both, w_gate);
+        to_out = read_crossed(b, &sum, NULL, w_out);
+    }
+    if (both) {
+        w_gate = b->attend->joined(b, (weft_tensor *[]){both, w_gate}, 2, 1);
+        w_heads = NULL;
+        open_now = open;
+    }
+    if (sum.cross) {
         /* In generation with bf16 what is gathered has another type, and no product adds it: then all products
          * that read h' stand beside each other, and a backend can make them at once. */
         if (b->attend->joined && b->dtype == WEFT_BF16) {
-            if (w_gate) gate = read_hidden(b, &sum, w_gate, NULL);
+            if (w_gate) gate = read_hidden(b, &sum, w_gate, open_now);
             out = read_hidden(b, &sum, w_out, bias);
         }
         if (!sum.gathered) gather_behind(b, &to_gate, &to_out);
     }
-    if (w_gate) gate = apply_map(b, &sum, w_gate, NULL, to_gate, gate);
+    if (w_gate) gate = apply_map(b, &sum, w_gate, open_now, to_gate, gate);
     b->gate = w_gate ? make_gate(b, gate, w_heads, open) : NULL;
     return apply_map(b, &sum, w_out, bias, to_out, out);
 }

@@ -86,7 +86,8 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
 /* Which weights a row keeps: see routing.h. */
 typedef enum { WEFT_KEEP_TOPK, WEFT_KEEP_RMS, WEFT_KEEP_ALL } weft_cache_keep;
 
-/* c [R, 1, width] = Σ_j R_j x_j over what is cached, with the weights of weft_cache_attention. */
+/* c [R, 1, width] = Σ_j R_j x_j over what is cached, with the weights of weft_cache_attention. generate/fold.h
+ * gives it an addend, whose type c then has, and may ask for the moments of c's rows (ops/linear.h). */
 weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_tensor *cache,
                                weft_tensor *weights, weft_cache_keep keep, int64_t k,
                                double threshold, bool normalize, const weft_rows *rows);
@@ -107,7 +108,7 @@ enum {
     WEFT_CACHE_WRITE_INPUTS,
     WEFT_CACHE_SHORT_INPUTS = WEFT_CACHE_EXTRA,
     WEFT_CACHE_DOCUMENTS = WEFT_CACHE_EXTRA, /* gather and mean: the rows' first, or NULL */
-    WEFT_CACHE_LONG_INPUTS,
+    WEFT_CACHE_ADDEND,                       /* gather: like its result, or NULL */
 
     WEFT_CACHE_VALUES = WEFT_CACHE_EXTRA,
     WEFT_CACHE_SCALE,
@@ -143,5 +144,5 @@ typedef struct {
     weft_cache_keep keep;
     int64_t k;
     double threshold;
-    bool normalize;
+    bool normalize, moments;
 } weft_cache_gather_attr;

@@ -32,6 +32,8 @@ void weft_gated_product(const weft_node *n, int out, weft_gated_part *part) {
     part->in[WEFT_MATMUL_A] = n->in[first];
     part->in[WEFT_MATMUL_B] = n->in[first + 1];
     part->in[WEFT_MATMUL_MOMENTS] = n->in[WEFT_GATED_MOMENTS];
+    part->in[WEFT_MATMUL_SUMS] = n->in[WEFT_GATED_SUMS + (first > 0)];
+    part->in[WEFT_MATMUL_BIAS] = n->in[WEFT_GATED_BIAS + (first > 0)];
     part->out[0] = find_output(n, out);
 }
 

@@ -13,8 +13,10 @@ enum {
     WEFT_GATED_W_GATE,
     WEFT_GATED_X_AGAIN,
     WEFT_GATED_W_UP,
-    WEFT_GATED_MOMENTS, /* NULL, or as of matmul: RMSNorm behind both products */
-    WEFT_GATED_INPUTS
+    WEFT_GATED_MOMENTS, /* NULL, or as of matmul, as are the next: a norm behind both products */
+    WEFT_GATED_SUMS,    /* of the gate, then of up */
+    WEFT_GATED_BIAS = WEFT_GATED_SUMS + 2, /* the same */
+    WEFT_GATED_INPUTS = WEFT_GATED_BIAS + 2
 };
 
 /* Its outputs: y, and both products. `up` is NULL until a gradient asks for it: the product then

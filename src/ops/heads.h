@@ -2,6 +2,7 @@
  * spread head by head. */
 #pragma once
 
+#include "base/random.h"
 #include "core/graph.h"
 
 /* Columns of one or two tensors put together: y [B, T, heads, width], zeros but where a part puts
@@ -27,11 +28,8 @@ weft_tensor *weft_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads);
 typedef struct {
     int64_t head, from, to;
 } weft_columns_place;
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-    static inline weft_columns_place
-    weft_columns_of(const weft_head_columns_attr *a, int part, int64_t heads, int64_t h) {
+WEFT_BOTH static inline weft_columns_place weft_columns_of(const weft_head_columns_attr *a,
+                                                           int part, int64_t heads, int64_t h) {
     const weft_columns *c = &a->part[part];
     int64_t slot = h * a->slots / a->heads;
     weft_columns_place place = {h * heads / a->heads, c->from + slot * c->from_step,

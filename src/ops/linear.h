@@ -8,7 +8,8 @@
 typedef enum {
     WEFT_ACT_NONE,
     WEFT_ACT_GELU,
-    WEFT_ACT_GELU_BACK /* times gelu's slope at `at`: only fuse.h makes it */
+    WEFT_ACT_GELU_BACK, /* times gelu's slope at `at`: only fuse.h makes it */
+    WEFT_ACT_DEVIATIONS /* softplus of the second half of each `group` columns: only generate/fold.h makes it */
 } weft_act;
 
 /* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] or NULL. At most WEFT_FEW_ROWS of x
@@ -85,6 +86,7 @@ typedef struct {
     bool symmetric; /* weft_gram: the gradient that reaches it is symmetric */
     bool alone;     /* weft_matmul_alone */
     weft_act act;
+    int64_t group; /* columns, of WEFT_ACT_DEVIATIONS */
     double alpha;
     weft_dtype dtype; /* of the result */
     int more;         /* pairs behind the first */

@@ -1,6 +1,7 @@
 /* Linear, softmax, cross-entropy and z-loss in one, without ever holding the logits. */
 #pragma once
 
+#include "base/random.h"
 #include "core/graph.h"
 
 typedef struct {
@@ -72,11 +73,6 @@ typedef struct {
 
 /* For kernels. The logsumexp of a positive is infinite, so that its share of the weights
  * exp(s_ij/τ − lse_i) + exp(s_ij/τ − lse_j) is none. */
-#ifdef __CUDACC__
-#define WEFT_BOTH __host__ __device__
-#else
-#define WEFT_BOTH
-#endif
 /* Whether row i is an anchor; group 0: every row is. */
 WEFT_BOTH static inline bool weft_infonce_is_anchor(int64_t group, int64_t i) {
     return group == 0 || i / group % 2 == 0;
@@ -89,7 +85,6 @@ WEFT_BOTH static inline bool weft_infonce_compares(int64_t group, int64_t i, int
 WEFT_BOTH static inline int64_t weft_infonce_other(int64_t group, int64_t i) {
     return weft_infonce_is_anchor(group, i) ? i + group : i - group;
 }
-#undef WEFT_BOTH
 
 /* The sizes of x: L matrices (1 where x is one) of N rows of D. */
 typedef struct {

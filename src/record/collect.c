@@ -124,8 +124,7 @@ static weft_status add_fact(weft_database *d, int64_t run, const char *name, con
 
 static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
                             const char *weights) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/metrics.jsonl", e->folder));
+    WEFT_PATH(path, "%s/metrics.jsonl", e->folder);
     WEFT_TRY(weft_database_run(d, "DELETE FROM metrics WHERE run = ?", "i", u->job->run));
     WEFT_TRY(weft_database_run(d,
                                "DELETE FROM events WHERE run = ? AND kind IN"
@@ -205,7 +204,8 @@ double weft_collect_rate(const char *folder) {
     return count % 2 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
 }
 
-/* "bash-doc 5.2.15-2, git-doc 1:2.39.5": NULL where there are none; the caller frees it. */
+/* "bash-doc 5.2.15-2, git-doc 1:2.39.5"; of more than a fact has room for, how many there are. NULL where there are
+ * none; the caller frees it. */
 static char *list_packages(const json_t *manifest) {
     const json_t *packages = json_object_get(manifest, "packages");
     char *text = NULL;
@@ -218,7 +218,9 @@ static char *list_packages(const json_t *manifest) {
             fprintf(out, "%s%s %s", one.n > 1 ? ", " : "", name,
                     weft_json_text_of(one.value, "version"));
     }
-    return weft_memory_end(out, &text);
+    if (!weft_memory_end(out, &text) || strlen(text) <= FACT_MOST) return text;
+    free(text);
+    return asprintf(&text, "%zu packages", json_array_size(packages)) < 0 ? NULL : text;
 }
 
 json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r) {
@@ -263,8 +265,7 @@ static weft_status compare_files(const char *a, const char *b, int64_t *bytes, c
     for (size_t n = 1; n > 0 && !*detail; *bytes += (int64_t)n) {
         n = fread(block, 1, BLOCK, one);
         size_t m = fread(block + BLOCK, 1, BLOCK, two), at = 0;
-        if (ferror(one) || ferror(two))
-            return weft_fail(WEFT_EIO, "%s: %s", ferror(one) ? a : b, strerror(errno));
+        if (ferror(one) || ferror(two)) return weft_path_failed(ferror(one) ? a : b);
         while (at < n && at < m && block[at] == block[BLOCK + at])
             at++;
         if (at < n || at < m)

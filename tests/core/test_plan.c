@@ -44,6 +44,9 @@ TEST(test_a_chain_in_place_needs_one_buffer) {
     plan = plan_of(g, (weft_plan_options){.no_inplace = true});
     assert_int_equal(plan->arena_bytes, 3 * bytes);
     weft_plan_destroy(plan);
+    plan = plan_of(g, (weft_plan_options){.no_inplace = true, .linger = 2});
+    assert_int_equal(plan->arena_bytes, 5 * bytes); /* two more that linger */
+    weft_plan_destroy(plan);
     plan = plan_of(g, (weft_plan_options){.no_reuse = true});
     assert_int_equal(plan->arena_bytes, 11 * bytes);
     weft_plan_destroy(plan);

@@ -45,7 +45,11 @@ static const form forms[] = {
      WEFT_BF16,
      {"RA_MLA_PER_HEAD_Q_LATENT=n", "RA_MLA_PER_HEAD_V_UP=n", NULL}},
     {"step2-int8", 2, WEFT_BF16, {"WEIGHT_DTYPE=int8", "CACHE_DTYPE=int8", NULL}},
+    {"step2-dot-heads-of-64", 2, WEFT_BF16, {"ATTENTION=dot", "N_HEAD=2", NULL}},
     {"mla-rope", 0, WEFT_BF16, {"POSITION=rope", NULL}},
+    {"dot-rope", 0, WEFT_BF16, {"ATTENTION=dot", "POSITION=rope", "N_HEAD=2", NULL}},
+    {"dot-rope-one-head", 0, WEFT_BF16, {"ATTENTION=dot", "POSITION=rope", "N_HEAD=1", NULL}},
+    {"w2", 0, WEFT_BF16, {"ATTENTION=w2", "N_HEAD=2", NULL}},
     {"cosine-odd-vocabulary", 0, WEFT_BF16, {"ATTENTION=cosine", "VOCAB_SIZE=97", NULL}},
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
@@ -66,9 +70,11 @@ static void need_backend(void) {
 #endif
 }
 
-/* `waits`: for each run, and on a GPU each is launched kernel by kernel. */
+/* `waits`: for each run, and on a GPU each is launched kernel by kernel. Never a step of one launch, which has its
+ * own test. */
 static const weft_backend *choose_backend(bool waits) {
 #ifdef ON_GPU
+    setenv("WEFT_CUDA_STEP", "0", 1);
     if (waits) {
         setenv("WEFT_CUDA_SAMPLER", "0", 1);
         setenv("WEFT_CUDA_GRAPH", "0", 1);

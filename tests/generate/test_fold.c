@@ -1,7 +1,7 @@
-/* Norms that become part of the products behind them (generate/fold.h): which norms are left, and what the
- * folded matrices hold, by arithmetic in double from the model's own numbers. */
+/* What becomes part of products (generate/fold.h): which norms are left, what the folded matrices hold, by
+ * arithmetic in double from the model's own numbers, and whole models on the CPU, which has all but norms. */
 #include "cpu/backend.h"
-#include "generate/weights.h"
+#include "generate/decoder.h"
 #include "ops/fuse.h"
 #include "ops/linear.h"
 #include "ops/list.h"
@@ -35,7 +35,7 @@ static const fold_form forms[] = {
      "h.1.ffn.w1",
      "h.1.ln_2",
      false},
-    {{"swiglu-layernorm", {"ATTENTION=dot", "FFN=swiglu"}}, 4, "h.1.attn.qkv", "h.1.ln_1", false},
+    {{"swiglu-layernorm", {"ATTENTION=dot", "FFN=swiglu"}}, 2, "h.1.ffn.w1", "h.1.ln_2", false},
     {{"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=64"}}, 2, "h.1.ffn.fc", "h.1.ln_2", false},
     {{"mla-joined", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}, 2, "h.1.ffn.fc", "h.1.ln_2", true},
     {{"both-sides", {"ATTENTION=dot", "NORM_PLACEMENT=both"}}, 9, NULL, NULL, false},
@@ -92,7 +92,9 @@ static void expect_sources(const weft_graph *g) {
         const weft_node *source = n->in[WEFT_MATMUL_MOMENTS]->producer;
         const weft_tensor *x = n->in[WEFT_MATMUL_A];
         assert_ptr_equal(x->view_of ? x->view_of : x, source->out[0]);
-        assert_true(((const weft_matmul_attr *)source->attr)->moments);
+        assert_true(source->op->id == WEFT_OP_matmul
+                        ? ((const weft_matmul_attr *)source->attr)->moments
+                        : ((const weft_cache_gather_attr *)source->attr)->moments);
         assert_true(source->index < n->index);
     }
 }
@@ -212,9 +214,113 @@ static void test_wide_norms_stay(void **state) {
     close_graph(&f);
 }
 
+/* Models in which something but a norm is folded, and how many nodes fewer a middle layer has. */
+static const struct {
+    int step, fewer;
+    step_form form;
+} whole[] = {
+    {0, 2, {"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}},
+    {0, 2, {"w2", {"ATTENTION=w2", "KV_HEADS=1"}}},
+    {1, 2, {"gate", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}},
+    {2, 2, {"cross", {"ATTENTION=dot"}}},
+    {3, 5, {"all three", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}},
+    {3, 5, {"rms", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32", "RA_MLA_MLP_SPARSE_MODE=rms"}}},
+};
+enum { WHOLE = sizeof whole / sizeof whole[0], TIME = 40 };
+
+static weft_foldable fold_maps(void) {
+    return (weft_foldable){0, 8 << 20};
+}
+
+static weft_status open_none(const weft_exec *x, int32_t *table, int64_t pages, void **sampler) {
+    (void)x, (void)table, (void)pages;
+    *sampler = NULL;
+    return WEFT_OK;
+}
+
+static weft_model *copy_weights(const model_case *c, const weft_model *from, weft_dtype dtype) {
+    weft_model *to = model_case_weights(c, dtype);
+    for (int64_t i = 0; from && i < from->n_weights; i++) {
+        const weft_weight *w = from->weights + i;
+        double *values = malloc((size_t)w->count * sizeof *values);
+        weft_weight_read(w, values);
+        weft_weight_write(weft_model_find(to, w->name), values);
+        free(values);
+    }
+    return to;
+}
+
+static double distance(const float *a, const float *b, int64_t n) {
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++)
+        squares += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+    return sqrt(squares / (double)n);
+}
+
+static int64_t count_nodes(const model_case *c, bool folds) {
+    weft_cached_shape shape = {.rows = 1,
+                               .wanted = 1,
+                               .slots = 1,
+                               .pages = 2,
+                               .context = 16,
+                               .table_pages = 2,
+                               .dtype = WEFT_BF16,
+                               .cache_dtype = WEFT_BF16};
+    weft_cached_graph graph;
+    weft_fold *list = NULL;
+    int64_t n_folds;
+    expect_ok(weft_cached_build(&c->config, &shape, &graph));
+    expect_ok(weft_fuse(graph.model.graph));
+    expect_ok(weft_fold_products(graph.model.graph, 0, folds ? 8 << 20 : 0, &list, &n_folds));
+    int64_t n = weft_graph_node_count(graph.model.graph);
+    free(list);
+    weft_cached_destroy(&graph);
+    return n;
+}
+
+/* Four layers less three: the nodes of a layer that has others around it. */
+static int64_t count_layer(model_case *c, bool folds) {
+    expect_ok(weft_config_override(&c->config, "N_LAYER=4", "test"));
+    int64_t n = count_nodes(c, folds);
+    expect_ok(weft_config_override(&c->config, "N_LAYER=3", "test"));
+    return n - count_nodes(c, folds);
+}
+
+static void test_logits_are_as_near_as_unfolded(void **state) {
+    size_t i = (size_t)(uintptr_t)*state;
+    static const weft_sampler_backend samplers = {.open = open_none, .folds = fold_maps};
+    weft_backend folding = *weft_cpu_backend();
+    folding.samplers = &samplers;
+    model_case c;
+    step_case_open(&c, &whole[i].form, TIME);
+    if (whole[i].step) expect_ok(weft_config_step(&c.config, whole[i].step));
+    for (int k = 0; whole[i].step && whole[i].form.settings[k]; k++)
+        expect_ok(weft_config_override(&c.config, whole[i].form.settings[k], "test"));
+    assert_int_equal(count_layer(&c, false) - count_layer(&c, true), whole[i].fewer);
+    weft_model *narrow = copy_weights(&c, NULL, WEFT_BF16);
+    const weft_backend *backends[] = {weft_cpu_backend(), weft_cpu_backend(), &folding};
+    float *logits[3];
+    int64_t count = 0;
+    for (int k = 2; k >= 0; k--) {
+        step_decoding d;
+        weft_model *m = copy_weights(&c, narrow, k ? WEFT_BF16 : WEFT_F32);
+        step_decoding_open_with(&d, m, backends[k], 1, TIME);
+        logits[k] = step_decode(&d, 0, c.tokens, TIME, 5);
+        count = TIME * d.vocab;
+        step_decoding_close(&d);
+    }
+    double was = distance(logits[1], logits[0], count), off = distance(logits[2], logits[0], count);
+    printf("%s: off by %.3g, unfolded by %.3g\n", whole[i].form.name, off, was);
+    assert_true(off > 0 && off <= 1.3 * was);
+    for (int k = 0; k < 3; k++)
+        free(logits[k]);
+    weft_model_destroy(narrow);
+    free(c.tokens);
+}
+
 int main(void) {
     enum { FORMS = sizeof forms / sizeof forms[0] };
-    struct CMUnitTest tests[2 * FORMS];
+    struct CMUnitTest tests[2 * FORMS + WHOLE];
     size_t n = 0;
     for (size_t i = 0; i < FORMS; i++) {
         void *form = (void *)(uintptr_t)(forms + i);
@@ -223,5 +329,9 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){"test_wide_norms_stay", test_wide_norms_stay, NULL, NULL, form};
     }
-    return _cmocka_run_group_tests("folded norms", tests, n, NULL, NULL);
+    for (size_t i = 0; i < WHOLE; i++)
+        tests[n++] =
+            (struct CMUnitTest){"test_logits_are_as_near_as_unfolded",
+                                test_logits_are_as_near_as_unfolded, NULL, NULL, (void *)i};
+    return _cmocka_run_group_tests("folded products", tests, n, NULL, NULL);
 }

@@ -124,6 +124,11 @@ TEST(test_nothing_is_answered_early_or_of_two_builds) {
     for (int i = 0; i < 5; i++)
         assert_string_equal(text_at(is, i, "answer"), "undecided");
     json_decref(is);
+    change("builds", "UPDATE facts SET value = 'abc-changed' WHERE name = 'commit'");
+    shell_succeeds(
+        "python3 scripts/questions '%s' '%s' 2>&1 >/dev/null | grep -c 'no commit has' | "
+        "grep -qx 1",
+        scratch_path("ten.db"), scratch_path("builds.db"));
 }
 
 static void expect_line(const char *words, const char *line) {
@@ -232,6 +237,12 @@ TEST(test_a_paper_of_what_is_there) {
     expect_said(page, "−0.0500 [−0.0");
     expect_said(page, "standard deviation between seeds 0.00250, at most 0.00338");
     expect_said(page, "The addition that was chosen here: mla-recip, against gqa.");
+    expect_said(page, "ADD=recip scripts/evidence ladder-25m\n");
+    /* The text is made as the guide makes it. */
+    expect_said(page, "--hold-out git-doc sqlite3-doc bash-doc vim-doc\n");
+    char *guide = file_read("docs/guide/studies.md", NULL);
+    expect_said(guide, "--hold-out git-doc sqlite3-doc bash-doc vim-doc\n");
+    free(guide);
     int pictures = 0;
     for (const char *at = page; (at = strstr(at, "data:image/svg+xml;base64,")); at++)
         pictures++;

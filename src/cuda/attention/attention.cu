@@ -6,12 +6,8 @@
 #include "cuda/tensor/tma.cuh"
 #include "cuda/tensor/tma_map.cuh"
 
-enum { COPY_THREADS = 256 };
-
-/* Rows as TMA sees them. What it finds outside of a head's columns is 0, so a box may be wider than
- * they are. */
-static bool make_map(const head_rows &rows, int batch, int positions, int heads, int width,
-                     int tile_width, int box_rows, row_map *map) {
+bool make_row_map(const head_rows &rows, int batch, int positions, int heads, int width,
+                  int tile_width, int box_rows, row_map *map) {
     bool wide = tile_width % 64 == 0 && tile_width != 192; /* tile_panel's width */
     cuuint64_t size[4] = {(cuuint64_t)width, (cuuint64_t)heads, (cuuint64_t)positions,
                           (cuuint64_t)batch};
@@ -24,21 +20,18 @@ static bool make_map(const head_rows &rows, int batch, int positions, int heads,
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
                    int key_rows, row_maps *maps, int dqk, int dv) {
     if (!weft_cuda_device()->wgmma) return true; /* the threads copy, by cp.async */
-    if (dqk == 0) dqk = p.dqk;
-    if (dv == 0) dv = p.dv;
-    auto by_query = [&](const head_rows &rows, bool scores, int box_rows, row_map *map) {
-        return !rows.data || make_map(rows, p.batch, p.queries, p.heads, scores ? p.dqk : p.dv,
-                                      scores ? dqk : dv, box_rows, map);
+    auto make = [&](const head_rows &rows, bool by_query, bool scores, int box_rows, row_map *map) {
+        return !rows.data || make_row_map(rows, p.batch, by_query ? p.queries : p.keys,
+                                          by_query ? p.heads : p.kv_heads, scores ? p.dqk : p.dv,
+                                          scores ? dqk : dv, box_rows, map);
     };
-    auto by_key = [&](const head_rows &rows, bool scores, int box_rows, row_map *map) {
-        return !rows.data || make_map(rows, p.batch, p.keys, p.kv_heads, scores ? p.dqk : p.dv,
-                                      scores ? dqk : dv, box_rows, map);
-    };
-    return by_query(p.q, true, query_rows, &maps->q) && by_key(p.k, true, key_rows, &maps->k) &&
-           by_key(p.v, false, key_rows, &maps->v) && by_query(p.o, false, 64, &maps->o) &&
-           (!g || (by_query(g->d_o, false, query_rows, &maps->d_o) &&
-                   by_query(g->dq, true, 64, &maps->dq) && by_key(g->dk, true, 64, &maps->dk) &&
-                   by_key(g->dv, false, 64, &maps->dv)));
+    return make(p.q, true, true, query_rows, &maps->q) &&
+           make(p.k, false, true, key_rows, &maps->k) &&
+           make(p.v, false, false, key_rows, &maps->v) && make(p.o, true, false, 64, &maps->o) &&
+           (!g ||
+            (make(g->d_o, true, false, query_rows, &maps->d_o) &&
+             make(g->dq, true, true, 64, &maps->dq) && make(g->dk, false, true, 64, &maps->dk) &&
+             make(g->dv, false, false, 64, &maps->dv)));
 }
 
 /* Rows of a tensor [B, positions, heads, width]. */
@@ -65,8 +58,7 @@ static void make_projections(const weft_exec *x, const weft_attention_attr *a,
 }
 
 /* What is known without an executor. */
-static attention_problem make_shape(const weft_node *n, weft_tensor *const *in) {
-    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+static attention_problem make_shape(const weft_attention_attr *a, weft_tensor *const *in) {
     attention_problem p = {};
     p.batch = (int)a->batch;
     p.queries = (int)a->queries;
@@ -88,19 +80,25 @@ static attention_problem make_shape(const weft_node *n, weft_tensor *const *in) 
     return p;
 }
 
-static attention_problem make_problem(const weft_exec *x, const weft_node *n,
-                                      weft_tensor *const *in, const weft_tensor *o,
-                                      const weft_tensor *lse) {
-    attention_problem p = make_shape(n, in);
-    make_projections(x, ATTR(n, weft_attention_attr), in, &p.q, &p.k, &p.v);
-    p.o = make_rows(data_of<void>(x, o), p.queries, p.heads, p.dv);
-    p.lse = data_of<float>(x, lse);
+attention_problem attention_problem_of(const weft_exec *x, const weft_attention_attr *a,
+                                       weft_tensor *const *in) {
+    attention_problem p = make_shape(a, in);
+    make_projections(x, a, in, &p.q, &p.k, &p.v);
     p.n = data_of<float>(x, in[WEFT_ATTN_N]);
     p.scale = data_of<float>(x, in[WEFT_ATTN_SCALE]);
     p.beta = data_of<float>(x, in[WEFT_ATTN_BETA]);
     p.log_tau = data_of<float>(x, in[WEFT_ATTN_LOG_TAU]);
     p.rel = data_of<float>(x, in[WEFT_ATTN_REL]);
     p.first = data_of<int32_t>(x, in[WEFT_ATTN_FIRST]);
+    return p;
+}
+
+static attention_problem make_problem(const weft_exec *x, const weft_node *n,
+                                      weft_tensor *const *in, const weft_tensor *o,
+                                      const weft_tensor *lse) {
+    attention_problem p = attention_problem_of(x, ATTR(n, weft_attention_attr), in);
+    p.o = make_rows(data_of<void>(x, o), p.queries, p.heads, p.dv);
+    p.lse = data_of<float>(x, lse);
     return p;
 }
 
@@ -145,7 +143,7 @@ struct padded_rows {
         int own = score ? p.dqk : p.dv, padded = score ? wide.dqk : wide.dv;
         int positions = query ? p.queries : p.keys, heads = query ? p.heads : p.kv_heads;
         int64_t count = (int64_t)p.batch * positions * heads * (back ? own : padded);
-        copy_heads<<<grid_for(count, COPY_THREADS), COPY_THREADS, 0, stream>>>(
+        copy_heads<<<grid_for(count, PACK_THREADS), PACK_THREADS, 0, stream>>>(
             from, own, to, back ? own : padded, positions, heads, count);
     }
     head_rows take_copy(const head_rows &from, bool query, bool score) {
@@ -165,55 +163,45 @@ static int64_t padded_bytes(const attention_problem &p, bool back) {
     return (int64_t)(intptr_t)rows.next;
 }
 
-static void forward_padded(const attention_problem &p, void *workspace, cudaStream_t stream) {
+/* g NULL: the forward pass; else `workspace` is behind that of flash_backward. */
+static void run_padded(const attention_problem &p, const attention_gradients *g, void *workspace,
+                       cudaStream_t stream) {
     attention_problem wide = pad_widths(p);
     padded_rows rows = {p, wide, (char *)workspace, stream};
     wide.q = rows.take_copy(p.q, true, true);
     wide.k = rows.take_copy(p.k, false, true);
     wide.v = rows.take_copy(p.v, false, false);
     wide.o = rows.take(true, false);
-    flash_forward(wide, stream);
-    rows.copy(wide.o, p.o, true, false, true);
-}
-
-/* `workspace` behind that of flash_backward. */
-static void backward_padded(const attention_problem &p, const attention_gradients &g,
-                            void *workspace, cudaStream_t stream) {
-    attention_problem wide = pad_widths(p);
-    attention_gradients to = g;
-    padded_rows rows = {p, wide, (char *)workspace, stream};
-    wide.q = rows.take_copy(p.q, true, true);
-    wide.k = rows.take_copy(p.k, false, true);
-    wide.v = rows.take_copy(p.v, false, false);
-    wide.o = rows.take_copy(p.o, true, false);
-    to.d_o = rows.take_copy(g.d_o, true, false);
-    if (g.dq.data) to.dq = rows.take(true, true);
-    if (g.dk.data) to.dk = rows.take(false, true);
-    if (g.dv.data) to.dv = rows.take(false, false);
+    if (!g) {
+        flash_forward(wide, stream);
+        return rows.copy(wide.o, p.o, true, false, true);
+    }
+    rows.copy(p.o, wide.o, true, false, false);
+    attention_gradients to = *g;
+    to.d_o = rows.take_copy(g->d_o, true, false);
+    if (g->dq.data) to.dq = rows.take(true, true);
+    if (g->dk.data) to.dk = rows.take(false, true);
+    if (g->dv.data) to.dv = rows.take(false, false);
     flash_backward(wide, to, stream);
-    if (g.dq.data) rows.copy(to.dq, g.dq, true, true, true);
-    if (g.dk.data) rows.copy(to.dk, g.dk, false, true, true);
-    if (g.dv.data) rows.copy(to.dv, g.dv, false, false, true);
+    if (g->dq.data) rows.copy(to.dq, g->dq, true, true, true);
+    if (g->dk.data) rows.copy(to.dk, g->dk, false, true, true);
+    if (g->dv.data) rows.copy(to.dv, g->dv, false, false, true);
 }
 
 static int64_t attention_workspace(const weft_node *n, int) {
-    attention_problem p = make_shape(n, n->in);
+    attention_problem p = make_shape(ATTR(n, weft_attention_attr), n->in);
     return is_padded(p) ? padded_bytes(p, false) : 0;
 }
 
-static weft_status attention_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(attention, attention_workspace) {
     attention_problem p = make_problem(x, n, n->in, n->out[0], n->out[1]);
     if (is_padded(p))
-        forward_padded(p, weft_workspace(x, n), stream_of(x));
+        run_padded(p, NULL, weft_workspace(x, n), stream_of(x));
     else if (attention_fits_flash(p))
         flash_forward(p, stream_of(x));
     else
         attention_plain(p, stream_of(x));
     return launched(n);
-}
-
-static bool wants_numbers(const weft_node *n) {
-    return n->out[WEFT_ATTN_SCALE] || n->out[WEFT_ATTN_BETA] || n->out[WEFT_ATTN_LOG_TAU];
 }
 
 /* What of Gaussians' gradients the kernels finish themselves; the rest is a pass behind them. */
@@ -226,18 +214,20 @@ static int64_t workspace_of_kernels(const attention_problem &p, const weft_node 
     if (is_padded(p))
         return align_bytes(flash_backward_workspace(pad_widths(p))) + padded_bytes(p, true);
     if (attention_fits_flash(p)) return flash_backward_workspace(p);
-    return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
+    bool numbers = n->out[WEFT_ATTN_SCALE] || n->out[WEFT_ATTN_BETA] || n->out[WEFT_ATTN_LOG_TAU];
+    return attention_plain_back_workspace(p, numbers, n->out[WEFT_ATTN_REL] != NULL);
 }
 
 static int64_t attention_back_workspace(const weft_node *n, int) {
-    attention_problem p = make_shape(n, n->in + WEFT_ATTN_BACK_FIRST);
+    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+    attention_problem p = make_shape(a, n->in + WEFT_ATTN_BACK_FIRST);
     int64_t bytes = workspace_of_kernels(p, n), keys = (int64_t)p.batch * p.kv_heads * p.keys;
-    if (ATTR(n, weft_attention_attr)->gaussian_n && !can_finish(p).n)
+    if (a->gaussian_n && !can_finish(p).n)
         bytes = align_bytes(bytes) + keys * (int64_t)sizeof(float);
     return bytes;
 }
 
-static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(attention_back, attention_back_workspace) {
     attention_problem p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST, n->in[1], n->in[2]);
     attention_gradients g = {};
     make_projections(x, ATTR(n, weft_attention_attr), n->out, &g.dq, &g.dk, &g.dv);
@@ -254,9 +244,9 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
     if (a->gaussian_n && !can.n)
         g.dn = (float *)((char *)g.workspace + align_bytes(workspace_of_kernels(p, n)));
     if (is_padded(p))
-        backward_padded(p, g,
-                        (char *)g.workspace + align_bytes(flash_backward_workspace(pad_widths(p))),
-                        stream_of(x));
+        run_padded(p, &g,
+                   (char *)g.workspace + align_bytes(flash_backward_workspace(pad_widths(p))),
+                   stream_of(x));
     else if (attention_fits_flash(p))
         flash_backward(p, g, stream_of(x));
     else
@@ -269,6 +259,3 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
                                  a->gaussian_n ? g.dn : NULL);
     return launched(n);
 }
-
-CUDA_KERNEL(attention, attention_run, attention_workspace)
-CUDA_KERNEL(attention_back, attention_back_run, attention_back_workspace)

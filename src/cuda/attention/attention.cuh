@@ -7,10 +7,6 @@
 
 #include "cuda/kernel.cuh"
 
-extern "C" {
-#include "ops/attention.h"
-}
-
 /* q, k, v, o or a gradient as rows for a sequence, a position and a head: a tensor of its own or
  * a part of a packed one. Strides in elements. */
 struct head_rows {
@@ -119,6 +115,10 @@ __device__ static inline int queries_before(const attention_problem &p, int b, i
 __device__ static inline int64_t row_at(const head_rows &r, int b, int position, int head) {
     return b * r.batch + position * r.row + head * r.head;
 }
+
+/* The problem of the scores `a` and of a node's inputs from WEFT_ATTN_Q on, but for o and lse. */
+attention_problem attention_problem_of(const weft_exec *x, const weft_attention_attr *a,
+                                       weft_tensor *const *in);
 
 /* Every problem, on the ordinary units. */
 int64_t attention_plain_back_workspace(const attention_problem &p, bool numbers, bool relative);

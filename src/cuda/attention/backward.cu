@@ -121,7 +121,7 @@ static __global__ void add_numbers_of_heads(const __grid_constant__ attention_pr
                 sum[n] += from[e * NUMBERS + n];
     }
     for (int n = 0; n < NUMBERS; n++) {
-        sum[n] = sum_warp(sum[n]);
+        sum[n] = warp_sum(sum[n]);
         of_warps[warp][n] = sum[n];
     }
     __syncthreads();

@@ -192,12 +192,8 @@ void flash_backward_distances(const attention_problem &p, const attention_gradie
                               const flash_workspace &w, cudaStream_t stream) {
     with_widths(p, [&](auto widths) {
         using S = typename decltype(widths)::BY_DISTANCES;
-        auto kernel = sum_distances_kernel<S>;
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-        row_maps maps = {};
-        bool made = make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
         dim3 blocks = group_blocks((int64_t)p.batch * p.heads, flash_distances(p) / S::DISTANCES);
-        kernel<<<made ? blocks : dim3(0), S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
+        launch_backward<S>(sum_distances_kernel<S>, p, g, w, blocks, stream);
     });
     attention_add_distances(p, g, w.rel, flash_distances(p), stream);
 }

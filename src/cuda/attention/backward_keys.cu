@@ -403,16 +403,9 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     int first_key = warpgroup / S::SPLIT * 64, half = warpgroup % S::SPLIT;
     int row = first_key + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     int steps = t.per_head * t.heads, tiles = (int)gridDim.y;
-    key_loads<S> loads = {{&maps.q, &p.q, p.queries, p.dqk},
-                          {&maps.d_o, &g.d_o, p.queries, p.dv},
-                          {&maps.k, &p.k, p.keys, p.dqk},
-                          {&maps.v, &p.v, p.keys, p.dv},
-                          base,
-                          p.heads,
-                          steps,
-                          t.first_head,
-                          0,
-                          0};
+    row_source q = {&maps.q, &p.q, p.queries, p.dqk}, k = {&maps.k, &p.k, p.keys, p.dqk};
+    row_source d_o = {&maps.d_o, &g.d_o, p.queries, p.dv}, v = {&maps.v, &p.v, p.keys, p.dv};
+    key_loads<S> loads = {q, d_o, k, v, base, p.heads, steps, t.first_head, 0, 0};
     loads.begin(t, w);
     float dk[DQK / 8][4], dv[DV / 8][4], scale = p.scale_value;
     float s[N / 8][4], dp[N / 8][4], weight[N / 8][4];
@@ -525,17 +518,6 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
                                dk, dv);
 }
 
-template <typename S, int EXTENT>
-static void launch(const attention_problem &p, const attention_gradients &g,
-                   const flash_workspace &w, cudaStream_t stream) {
-    auto kernel = flash_backward_dkdv_kernel<S, EXTENT>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-    row_maps maps = {};
-    bool made = make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
-    dim3 blocks = group_blocks((int64_t)p.batch * p.kv_heads * w.parts, ceil_div(p.keys, S::KEYS));
-    kernel<<<made ? blocks : dim3(0), S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
-}
-
 void flash_backward_dkdv(const attention_problem &p, const attention_gradients &g,
                          const flash_workspace &w, cudaStream_t stream) {
     /* Blocks of one query head, and no sums but dn, dbeta and dlog_tau. */
@@ -543,12 +525,18 @@ void flash_backward_dkdv(const attention_problem &p, const attention_gradients &
     with_widths(p, [&](auto widths) {
         using W = decltype(widths);
         using S = typename W::BY_KEYS;
-        if (p.pos == WEFT_POS_RELATIVE) return launch<S, RELATIVE>(p, g, w, stream);
-        if constexpr (W::HAS_BARE) {
-            if (p.softcap > 0) return launch<S, CAPPED>(p, g, w, stream);
-            if (!has_extras(p)) return launch<S, BARE>(p, g, w, stream);
+        auto kernel =
+            keyed ? flash_backward_dkdv_kernel<S, KEYED> : flash_backward_dkdv_kernel<S, GENERAL>;
+        if (p.pos == WEFT_POS_RELATIVE) {
+            kernel = flash_backward_dkdv_kernel<S, RELATIVE>;
+        } else if constexpr (W::HAS_BARE) {
+            if (p.softcap > 0)
+                kernel = flash_backward_dkdv_kernel<S, CAPPED>;
+            else if (!has_extras(p))
+                kernel = flash_backward_dkdv_kernel<S, BARE>;
         }
-        if (keyed) return launch<S, KEYED>(p, g, w, stream);
-        launch<S, GENERAL>(p, g, w, stream);
+        int64_t columns = (int64_t)p.batch * p.kv_heads * w.parts;
+        launch_backward<S>(kernel, p, g, w, group_blocks(columns, ceil_div(p.keys, S::KEYS)),
+                           stream);
     });
 }

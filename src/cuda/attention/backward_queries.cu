@@ -159,22 +159,6 @@ __device__ static inline void make_p(float (&s)[N / 8][4], const attention_probl
     }
 }
 
-/* Weights of keys that come before the first that a row sees, to 0. */
-template <typename S, int N>
-__device__ static inline void hide_keys(float (&s)[N / 8][4], const attention_problem &p,
-                                        const query_block &t, int row, int half, int j0) {
-    int column = half * N + (int)threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int first = first_key_of(p, t.b, t.i0 + row + 8 * r) - j0 - column;
-#pragma unroll
-        for (int m = 0; m < N / 8; m++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (8 * m + i < first) s[m][2 * r + i] = 0;
-    }
-}
-
 /* dP to dS = P ∘ (dP − D), in place. */
 template <int EXTENT, int N>
 __device__ static inline void make_ds(const float (&s)[N][4], float (&dp)[N][4],
@@ -244,8 +228,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     query_share share = {warpgroup / S::SPLIT * 64, warpgroup % S::SPLIT};
     int row = share.row0 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     int first_place = t.place0 + share.row0;
-    int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
-    int steps = (end - t.key0 + S::KEYS - 1) / S::KEYS;
+    int steps = steps_of<S>(p, t);
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     query_loads<S, EXTENT> loads = {{&maps.q, &p.q, p.queries, p.dqk},
                                     {&maps.d_o, &g.d_o, p.queries, p.dv},
@@ -277,7 +260,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         else
             make_p<S, N, EXTENT, false>(s, p, t, bias, ring, lse, row, share.half, step);
         if (hides_keys(p) && j0 < first_key_of(p, t.b, t.i0 + share.row0 + 63))
-            hide_keys<S, N>(s, p, t, row, share.half, j0);
+            hide_keys(s, p, t, row, share.half * N + (int)threadIdx.x % 4 * 2, j0, 0.0f);
     };
     int mine = p.causal ? min(steps, (first_place + 63 - t.key0) / S::KEYS + 1) : steps;
     if (t.i0 + share.row0 >= p.queries) mine = 0;
@@ -370,27 +353,20 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     wait_stores();
 }
 
-template <typename S, int EXTENT>
-static void launch(const attention_problem &p, const attention_gradients &g,
-                   const flash_workspace &w, cudaStream_t stream) {
-    auto kernel = flash_backward_dq_kernel<S, EXTENT>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-    row_maps maps = {};
-    bool made = make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
-    dim3 blocks = made ? query_blocks(p, S::QUERIES) : dim3(0);
-    kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
-}
-
 void flash_backward_dq(const attention_problem &p, const attention_gradients &g,
                        const flash_workspace &w, cudaStream_t stream) {
     with_widths(p, [&](auto widths) {
         using W = decltype(widths);
         using S = typename W::BY_QUERIES;
-        if (p.pos == WEFT_POS_RELATIVE) return launch<S, RELATIVE>(p, g, w, stream);
-        if constexpr (W::HAS_BARE) {
-            if (p.softcap > 0) return launch<S, CAPPED>(p, g, w, stream);
-            if (!has_extras(p)) return launch<S, BARE>(p, g, w, stream);
+        auto kernel = flash_backward_dq_kernel<S, KEYED>;
+        if (p.pos == WEFT_POS_RELATIVE) {
+            kernel = flash_backward_dq_kernel<S, RELATIVE>;
+        } else if constexpr (W::HAS_BARE) {
+            if (p.softcap > 0)
+                kernel = flash_backward_dq_kernel<S, CAPPED>;
+            else if (!has_extras(p))
+                kernel = flash_backward_dq_kernel<S, BARE>;
         }
-        launch<S, KEYED>(p, g, w, stream);
+        launch_backward<S>(kernel, p, g, w, query_blocks(p, S::QUERIES), stream);
     });
 }

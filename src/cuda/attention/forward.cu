@@ -61,16 +61,7 @@ __device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (j0 + 8 * n + column + i % 2 > rows.limit[i / 2]) s[n][i] = -INFINITY;
-    if (hidden)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int first = first_key_of(p, t.b, t.i0 + row + 8 * r) - j0 - column;
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
-        }
+    if (hidden) hide_keys(s, p, t, row, column, j0, -INFINITY);
     float factor = EXTRA ? 1.0f : scale;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -230,8 +221,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4; /* in the block */
     int first_place = t.place0 + warpgroup * 64;
-    int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
-    int steps = (end - t.key0 + S::KEYS - 1) / S::KEYS;
+    int steps = steps_of<S>(p, t);
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     forward_loads<S, EXTENT> loads = {
         {&maps.q, &p.q, p.queries, p.dqk}, {&maps.k, &p.k, p.keys, p.dqk},
@@ -359,12 +349,6 @@ struct query_works {
         return false;
     }
 };
-
-template <typename S>
-__device__ static inline int steps_of(const attention_problem &p, const query_block &t) {
-    int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
-    return (end - t.key0 + S::KEYS - 1) / S::KEYS;
-}
 
 /* The warp that copies. The biases of a tile come with its keys. */
 template <typename S, int EXTENT>
@@ -541,28 +525,32 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 #endif
 }
 
+/* The kernel's shared memory and maps; false: the driver has no maps. */
+template <typename S, typename K>
+static bool prepare_forward(K kernel, const attention_problem &p, row_maps *maps) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+    return make_row_maps(p, NULL, S::QUERIES, S::KEYS, maps, S::DQK, S::DV);
+}
+
 template <typename S, int EXTENT>
 static void launch_produced(const attention_problem &p, cudaStream_t stream) {
     auto kernel = produced_forward_kernel<S, EXTENT>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
     row_maps maps = {};
-    bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
+    bool made = prepare_forward<S>(kernel, p, &maps);
     dim3 blocks = query_blocks(p, S::QUERIES);
     int64_t works = (int64_t)blocks.x * blocks.y * blocks.z;
     /* Many tiles outweigh the beginning and the end, and are shared out better block by block. */
     if (p.keys <= 2048) works = min_i64(works, multiprocessors());
-    unsigned grid = made ? (unsigned)works : 0;
-    kernel<<<grid, S::THREADS, S::MEMORY, stream>>>(p, maps, blocks);
+    kernel<<<made ? (unsigned)works : 0, S::THREADS, S::MEMORY, stream>>>(p, maps, blocks);
 }
 
 template <typename S, int EXTENT>
 static void launch(const attention_problem &p, cudaStream_t stream) {
     auto kernel = flash_forward_kernel<S, EXTENT>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
     row_maps maps = {};
-    bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
-    dim3 blocks = made ? query_blocks(p, S::QUERIES) : dim3(0);
-    kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, maps);
+    bool made = prepare_forward<S>(kernel, p, &maps);
+    kernel<<<made ? query_blocks(p, S::QUERIES) : dim3(0), S::THREADS, S::MEMORY, stream>>>(p,
+                                                                                            maps);
 }
 
 bool attention_fits_flash(const attention_problem &p) {

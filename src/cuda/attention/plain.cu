@@ -187,21 +187,16 @@ template <typename T> static __global__ void attend_plain(attention_problem p) {
         p.lse[((int64_t)t.b * p.heads + t.h) * p.queries + i] = top + logf(total);
 }
 
-/* Of each row, in the workspace. */
-struct row_numbers {
-    float *total; /* [B, H, T] ⟨do_i, o_i⟩ */
-    float *shift; /* [B, H, T] ⟨q_i, k_0⟩ */
-};
-
 struct plain_workspace {
-    row_numbers rows;
+    float *total;    /* [B, H, T] ⟨do_i, o_i⟩ */
+    float *shift;    /* [B, H, T] ⟨q_i, k_0⟩ */
     double *numbers; /* [B, H, query tiles, NUMBERS] */
     float *rel;      /* [B, H, distances of S rounded up] */
 };
 
 /* A warp a row. */
 template <typename T>
-static __global__ void sum_rows(attention_problem p, attention_gradients g, row_numbers to) {
+static __global__ void sum_rows(attention_problem p, attention_gradients g, plain_workspace to) {
     int64_t rows = (int64_t)p.batch * p.heads * p.queries;
     int lane = threadIdx.x % 32;
     for (int64_t r = thread_index() / 32; r < rows; r += thread_count() / 32) {
@@ -229,7 +224,7 @@ static __global__ void sum_rows(attention_problem p, attention_gradients g, row_
  * where `numbers` is given. */
 template <typename T>
 __device__ static void make_pair(const attention_problem &p, const attention_gradients &g,
-                                 const row_numbers &rows, const head_task &t, tile_memory &m,
+                                 const plain_workspace &w, const head_task &t, tile_memory &m,
                                  int i0, int j0, double *numbers) {
     int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW, i = i0 + row;
     float raw[SCORES] = {}, dp[SCORES] = {};
@@ -237,8 +232,8 @@ __device__ static void make_pair(const attention_problem &p, const attention_gra
     multiply_rows<T>(dp, m, g.d_o, t.h, i0, p.queries, p.v, t.kv, j0, p.keys, t.b, p.dv);
     bool inside = i >= 0 && i < p.queries;
     int64_t at = ((int64_t)t.b * p.heads + t.h) * p.queries + i;
-    float lse = inside ? p.lse[at] : 0.0f, total = inside ? rows.total[at] : 0.0f;
-    float shift = inside && numbers ? rows.shift[at] : 0.0f;
+    float lse = inside ? p.lse[at] : 0.0f, total = inside ? w.total[at] : 0.0f;
+    float shift = inside && numbers ? w.shift[at] : 0.0f;
     float first = numbers ? key_number(p, t, 0) : 0.0f;
 #pragma unroll
     for (int c = 0; c < SCORES; c++) {
@@ -298,7 +293,7 @@ static __global__ void find_query_gradients(attention_problem p, attention_gradi
     double numbers[NUMBERS] = {};
     float sum[OUTPUTS] = {};
     for (int j0 = first_key_of(p, t.b, i0) / TILE * TILE; j0 < end; j0 += TILE) {
-        make_pair<T>(p, g, w.rows, t, m, i0, j0, count ? numbers : NULL);
+        make_pair<T>(p, g, w, t, m, i0, j0, count ? numbers : NULL);
         load_rows<T, WIDE>(m.wide, p.k, t.b, t.kv, j0, p.keys, c0, p.dqk);
         __syncthreads();
         add_product<false>(sum, m.ds, m.wide, 1.0f);
@@ -306,7 +301,7 @@ static __global__ void find_query_gradients(attention_problem p, attention_gradi
     /* The band: later queries read this tile's queries in the place of keys. */
     for (int later = i0; p.band && later < p.queries && later - i0 - TILE < p.window;
          later += TILE) {
-        make_pair<T>(p, g, w.rows, t, m, later, i0, NULL);
+        make_pair<T>(p, g, w, t, m, later, i0, NULL);
         keep_band(p, m, later, i0);
         load_rows<T, WIDE>(m.wide, p.k, t.b, t.kv, later, p.keys, c0, p.dqk);
         __syncthreads();
@@ -325,7 +320,7 @@ static __global__ void find_query_gradients(attention_problem p, attention_gradi
 
 template <typename T>
 static __global__ void find_key_gradients(attention_problem p, attention_gradients g,
-                                          row_numbers rows) {
+                                          plain_workspace w) {
     __shared__ tile_memory m;
     int tiles = (int)ceil_div(p.keys, TILE);
     block_place place = place_block(tiles, p.kv_heads);
@@ -338,7 +333,7 @@ static __global__ void find_key_gradients(attention_problem p, attention_gradien
         int first = p.causal ? j0 / TILE * TILE : 0;
         int last = queries_before(p, place.b, j0 + TILE);
         for (int i0 = first; i0 < last; i0 += TILE) {
-            make_pair<T>(p, g, rows, t, m, i0, j0, NULL);
+            make_pair<T>(p, g, w, t, m, i0, j0, NULL);
             load_rows<T, WIDE>(m.wide, g.d_o, t.b, h, i0, p.queries, c0, p.dv);
             __syncthreads();
             add_product<true>(dv, m.p, m.wide, 1.0f);
@@ -353,7 +348,7 @@ static __global__ void find_key_gradients(attention_problem p, attention_gradien
         }
         for (int before = j0; p.band && before >= 0 && j0 - before - TILE < p.window;
              before -= TILE) {
-            make_pair<T>(p, g, rows, t, m, j0, before, NULL);
+            make_pair<T>(p, g, w, t, m, j0, before, NULL);
             keep_band(p, m, j0, before);
             load_rows<T, WIDE>(m.wide, p.q, t.b, h, before, p.queries, c0, p.dqk);
             __syncthreads();
@@ -382,7 +377,7 @@ static __global__ void sum_distances(attention_problem p, attention_gradients g,
         for (int side = 0; side < 2; side++) {
             int j0 = i0 - d0 - side * TILE;
             if (j0 + TILE <= 0) continue;
-            make_pair<T>(p, g, w.rows, t, m, i0, j0, NULL);
+            make_pair<T>(p, g, w, t, m, i0, j0, NULL);
             for (int r = group; r < TILE; r += PER_ROW) {
                 int column = side * TILE + r - distance;
                 if (column >= 0 && column < TILE) sum += m.ds[r][column];
@@ -438,8 +433,8 @@ static int64_t lay_out_workspace(const attention_problem &p, bool numbers, bool 
     int64_t heads = (int64_t)p.batch * p.heads, rows = heads * p.queries;
     workspace_pieces pieces = {base, 0};
     *w = {};
-    pieces.take(&w->rows.total, rows);
-    pieces.take(&w->rows.shift, rows);
+    pieces.take(&w->total, rows);
+    pieces.take(&w->shift, rows);
     if (numbers) pieces.take(&w->numbers, heads * ceil_div(p.queries, TILE) * NUMBERS);
     if (relative) pieces.take(&w->rel, heads * ceil_div(p.keys, TILE) * TILE);
     return pieces.bytes;
@@ -471,13 +466,13 @@ void attention_plain_back(const attention_problem &p, const attention_gradients 
     with_type(p.is_bf16 ? WEFT_BF16 : WEFT_F32, [&](auto tag) {
         using T = decltype(tag);
         int64_t rows = (int64_t)p.batch * p.heads * p.queries;
-        sum_rows<T><<<grid_for(rows * 32, THREADS), THREADS, 0, stream>>>(p, g, w.rows);
+        sum_rows<T><<<grid_for(rows * 32, THREADS), THREADS, 0, stream>>>(p, g, w);
         if (g.dq.data || numbers)
             find_query_gradients<T>
                 <<<grid_of(p, p.queries, p.heads, p.dqk), THREADS, 0, stream>>>(p, g, w);
         if (g.dk.data || g.dv.data || g.dn)
             find_key_gradients<T><<<grid_of(p, p.keys, p.kv_heads, p.dqk > p.dv ? p.dqk : p.dv),
-                                    THREADS, 0, stream>>>(p, g, w.rows);
+                                    THREADS, 0, stream>>>(p, g, w);
         if (g.drel)
             sum_distances<T><<<grid_of(p, p.keys, p.heads, 1), THREADS, 0, stream>>>(p, g, w);
     });

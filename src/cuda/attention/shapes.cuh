@@ -15,10 +15,6 @@
 #include "cuda/attention/attention.cuh"
 #include "cuda/tensor/tile.cuh"
 
-extern "C" {
-#include "cuda/choice.h"
-}
-
 /* What a score has beside ⟨q, k⟩ times a positive constant: nothing; a number per key, and by keys only
  * where a block has one query head; anything but a relative position; that too; a scale per head and a
  * soft-cap, compiled where dqk is dv. Its exponentials would cost the others registers. */
@@ -47,8 +43,8 @@ struct forward_shape {
 
 /* As many keys as fit beside the queries. */
 template <int DQK, int DV>
-constexpr int produced_keys = DQK <= 192 && DV <= 128 ? 128
-                              : DQK <= 192            ? 96
+constexpr int produced_keys = DQK <= 192 && DV <= 128  ? 128
+                              : DQK <= 192             ? 96
                               : DQK == 256 && DV < 256 ? 96
                               : DQK == 256             ? 64
                               : DQK == 384             ? 48

@@ -21,12 +21,6 @@ __device__ static inline int warpgroup_index() {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
 }
 
-template <int N> __device__ static inline void clear_sums(float (&c)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-        c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
-}
-
 /* Whether a score has more than ⟨q, k⟩ times one positive constant. */
 static inline bool has_extras(const attention_problem &p) {
     return p.n || p.scale || p.log_tau || p.pos != WEFT_POS_NONE || !(p.scale_value > 0) ||
@@ -92,6 +86,30 @@ __device__ static inline query_block place_queries_of(const attention_problem &p
 __device__ static inline query_block place_queries(const attention_problem &p, int queries,
                                                    int keys) {
     return place_queries_of(p, column_index(), (int)blockIdx.y, (int)gridDim.y, queries, keys);
+}
+
+/* Tiles of keys that a block's queries see. */
+template <typename S>
+__device__ static inline int steps_of(const attention_problem &p, const query_block &t) {
+    int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
+    return (end - t.key0 + S::KEYS - 1) / S::KEYS;
+}
+
+/* Sets what a thread has of keys before the first that its two rows see: its columns are those from
+ * `column` on of a tile of keys from j0 on. */
+template <int N>
+__device__ static inline void hide_keys(float (&s)[N][4], const attention_problem &p,
+                                        const query_block &t, int row, int column, int j0,
+                                        float value) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int first = first_key_of(p, t.b, t.i0 + row + 8 * r) - j0 - column;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (8 * n + i < first) s[n][2 * r + i] = value;
+    }
 }
 
 /* Apart, because they take a while: the first tiles are copied meanwhile. */
@@ -188,13 +206,6 @@ struct flash_workspace {
     int padded, parts;
 };
 
-__device__ static inline double sum_warp(double v) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, step);
-    return v;
-}
-
 /* A warpgroup's gradients c · factor of rows of y, to those of the Gaussians that y was made of: c is
  * what it becomes. The rows of y are `width` wide, the second half σ, and those from row0 on of a tile
  * in shared memory; c has N of its D columns from column0 on. SQUARES: `twice` has two times the gradients
@@ -220,6 +231,18 @@ __device__ static inline void finish_gaussians(float (&c)[N / 8][4], float facto
             c[2 * k + e / 4][e % 4] = d;
         }
     }
+}
+
+/* Launches a kernel of the backward pass that is compiled for shape S. */
+template <typename S>
+static void launch_backward(void (*kernel)(attention_problem, attention_gradients, flash_workspace,
+                                           row_maps),
+                            const attention_problem &p, const attention_gradients &g,
+                            const flash_workspace &w, dim3 blocks, cudaStream_t stream) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+    row_maps maps = {};
+    bool made = make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
+    kernel<<<made ? blocks : dim3(0), S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
 }
 
 void flash_backward_dkdv(const attention_problem &p, const attention_gradients &g,

@@ -5,6 +5,10 @@
 #include "cuda/decode/cached.cuh"
 #include "cuda/dependent_launch.cuh"
 
+extern "C" {
+#include "ops/linear.h"
+}
+
 enum { WARPS = 4, THREADS = 256, GATHER_KEYS = WEFT_KEY_BLOCK };
 
 /* What is written, and where to. */
@@ -276,23 +280,67 @@ __device__ static inline float weighted_number(const row_places &p, const cached
     return weight * load_cached<KIND>(token_at(c, page, 0, token), column);
 }
 
+/* What is gathered with the weights of a launch. */
+struct gathered_part {
+    cached_pages pages;
+    int width;
+    unsigned blocks;
+    any_tensor addend, y;
+    float2 *moments; /* NULL: not wanted */
+};
+
+struct gathered_parts {
+    gathered_part of[2];
+};
+
+/* The moments of y in each 64 columns, of which two warps have one each: as it was written, in bf16. */
+__device__ static __noinline__ void leave_moments(const gathered_part &part, int r, int column,
+                                                  float v) {
+    __shared__ float halves[2][THREADS / 32];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int tile = column / WEFT_MOMENTS_COLUMNS, tiles = (part.width + 63) / WEFT_MOMENTS_COLUMNS;
+    int columns = min((int)WEFT_MOMENTS_COLUMNS, part.width - tile * WEFT_MOMENTS_COLUMNS);
+    bool there = column < part.width;
+    v = there ? to_float(from_float<bf16>(v)) : 0.0f;
+    float half = warp_sum(v);
+    if (lane == 0) halves[0][warp] = half;
+    __syncthreads();
+    float mean = (halves[0][warp & ~1] + halves[0][warp | 1]) / (float)max(columns, 1);
+    half = warp_sum(there ? (v - mean) * (v - mean) : 0.0f);
+    if (lane == 0) halves[1][warp] = half;
+    __syncthreads();
+    if (threadIdx.x % WEFT_MOMENTS_COLUMNS == 0 && there)
+        part.moments[(int64_t)r * tiles + tile] =
+            make_float2(mean, halves[1][warp] + halves[1][warp + 1]);
+}
+
+/* Ends a row's sum: all threads of a block come here, a column each. */
+__device__ static inline void leave_gathered(const gathered_part &part, int r, int column,
+                                             float sum) {
+    int64_t at = (int64_t)r * part.width + column;
+    if (column < part.width) {
+        if (part.addend.data) sum += load_any(part.addend, at);
+        store_any(part.y, at, sum);
+    }
+    if (part.moments) leave_moments(part, r, column, sum);
+}
+
 /* A thread a column: of the chosen few, in their order. */
 template <int KIND>
-static __global__ void gather_chosen(row_places p, cached_pages c, gather_work g, float *y) {
+static __global__ void gather_chosen(row_places p, gather_work g, gathered_part part) {
     int r = blockIdx.y, column = (int)thread_index();
     follow_primary();
-    if (column >= g.width) return;
     float sum = 0;
-    if (p.slot[r] >= 0) {
+    if (p.slot[r] >= 0 && column < g.width) {
         kept_row row = g.rows[r];
         int first = p.position[r] + 1 - keys_seen(p, r, g);
         const float *w = g.weights + (int64_t)r * g.context;
         for (int m = 0; m < row.count; m++) {
             int j = g.index[(int64_t)r * g.k + m];
-            sum += weighted_number<KIND>(p, c, r, first + j, w[j] * row.factor, column);
+            sum += weighted_number<KIND>(p, part.pages, r, first + j, w[j] * row.factor, column);
         }
     }
-    y[(int64_t)r * g.width + column] = sum;
+    leave_gathered(part, r, column, sum);
 }
 
 /* Up to LISTED of the largest are found by each block for itself: every warp lists those of its share in
@@ -352,18 +400,6 @@ __device__ static inline void list_largest(const float *w, int seen, int count,
     __syncthreads();
 }
 
-/* What is gathered with the weights of a launch. */
-struct gathered_part {
-    cached_pages pages;
-    int width;
-    unsigned blocks;
-    float *y;
-};
-
-struct gathered_parts {
-    gathered_part of[2];
-};
-
 /* A thread a column of one part or the other, of the chosen few in their order. */
 template <int KIND>
 static __global__ void __launch_bounds__(THREADS)
@@ -387,7 +423,7 @@ static __global__ void __launch_bounds__(THREADS)
             sum += weighted_number<KIND>(p, part.pages, r, first + chosen[m].column,
                                          chosen[m].weight * factor, column);
     }
-    if (column < part.width) part.y[(int64_t)r * part.width + column] = sum;
+    leave_gathered(part, r, column, sum);
 }
 
 /* A thread a column, and a block of keys: those between absolute positions. */
@@ -406,17 +442,16 @@ static __global__ void gather_block(row_places p, cached_pages c, gather_work g)
     if (begin < end) g.parts[((int64_t)r * g.blocks + part) * g.width + column] = sum;
 }
 
-static __global__ void join_gathered(row_places p, gather_work g, float *y) {
+static __global__ void join_gathered(row_places p, gather_work g, gathered_part part) {
     int r = blockIdx.y, column = (int)thread_index();
-    if (column >= g.width) return;
     float sum = 0;
-    if (p.slot[r] >= 0) {
+    if (p.slot[r] >= 0 && column < g.width) {
         int first = p.position[r] + 1 - keys_seen(p, r, g);
         int blocks = p.position[r] / GATHER_KEYS - first / GATHER_KEYS + 1;
         for (int b = 0; b < blocks; b++)
             sum += g.parts[((int64_t)r * g.blocks + b) * g.width + column];
     }
-    y[(int64_t)r * g.width + column] = sum;
+    leave_gathered(part, r, column, sum);
 }
 
 /* Divides the workspace; `base` NULL: only measures it. Returns its bytes. */
@@ -445,8 +480,12 @@ static int64_t cache_gather_workspace(const weft_node *n, int) {
 static gathered_part describe_gathered(const weft_exec *x, const weft_node *n) {
     const weft_cache_part *part = &ATTR(n, weft_cache_gather_attr)->part;
     int width = (int)(part->heads * part->width);
-    return gathered_part{pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), part), width,
-                         (unsigned)ceil_div(width, THREADS), data_of<float>(x, n->out[0])};
+    return gathered_part{pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), part),
+                         width,
+                         (unsigned)ceil_div(width, THREADS),
+                         any_of(x, n->in[WEFT_CACHE_ADDEND]),
+                         any_of(x, n->out[0]),
+                         data_of<float2>(x, n->out[1])};
 }
 
 /* Whether the second gathers the same keys as the first. */
@@ -481,12 +520,11 @@ static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
     const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
     if (is_launched(x, n)) return WEFT_OK;
     row_places p = places_of(x, n);
-    cached_pages c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
+    gathered_part part = describe_gathered(x, n);
     gather_work g;
     lay_out(n, workspace_of<char>(x, n), &g);
     g.weights = data_of<float>(x, n->in[WEFT_CACHE_X]);
     g.documents = data_of<int32_t>(x, n->in[WEFT_CACHE_DOCUMENTS]);
-    float *y = data_of<float>(x, n->out[0]);
     unsigned across = (unsigned)ceil_div(g.width, 128), rows = (unsigned)p.rows;
     if (g.k && g.k <= LISTED) {
         gather_few(x, n, p, g);
@@ -494,16 +532,16 @@ static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
     }
     launch_following(follows(x), stream_of(x), dim3(rows), THREADS, 0, choose_rows, p, g,
                      attr->keep, attr->threshold, attr->normalize);
-    with_kind(c.kind, [&](auto k) {
+    with_kind(part.pages.kind, [&](auto k) {
         constexpr int KIND = decltype(k)::value;
         if (g.k)
             launch_following(follows(x), stream_of(x), dim3(across, rows), 128, 0,
-                             gather_chosen<KIND>, p, c, g, y);
+                             gather_chosen<KIND>, p, g, part);
         else
-            gather_block<KIND>
-                <<<dim3(across, (unsigned)g.blocks, rows), 128, 0, stream_of(x)>>>(p, c, g);
+            gather_block<KIND><<<dim3(across, (unsigned)g.blocks, rows), 128, 0, stream_of(x)>>>(
+                p, part.pages, g);
     });
-    if (!g.k) join_gathered<<<dim3(across, rows), 128, 0, stream_of(x)>>>(p, g, y);
+    if (!g.k) join_gathered<<<dim3(across, rows), 128, 0, stream_of(x)>>>(p, g, part);
     return launched(n);
 }
 

@@ -278,13 +278,11 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
     return WEFT_OK;
 }
 
-/* WEFT_CUDA_FOLD=0: nothing is folded; 1, and by default: norms are; 2: maps of heads too, which may add what is
- * read while a kernel is launched, 8 MiB. */
+/* WEFT_CUDA_FOLD=0: nothing is folded. A launch less may add 8 MiB: so much is read while one starts. */
 static weft_foldable folds(void) {
     const char *asked = getenv("WEFT_CUDA_FOLD");
-    weft_foldable f = {STREAMED_NORM_WIDTH, asked && strcmp(asked, "2") == 0 ? 8 << 20 : 0};
-    if (!weft_cuda_device()->wgmma || (asked && strcmp(asked, "0") == 0)) f = weft_foldable{};
-    return f;
+    if (!weft_cuda_device()->wgmma || (asked && strcmp(asked, "0") == 0)) return weft_foldable{};
+    return weft_foldable{STREAMED_NORM_WIDTH, 8 << 20};
 }
 
 const struct weft_sampler_backend weft_cuda_samplers = {

@@ -2,11 +2,7 @@
  * each is the bytes of its inputs and outputs, once: functions.cuh keeps arithmetic below that. */
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
-
-extern "C" {
-#include "ops/activation.h"
-#include "ops/list.h"
-}
+#include "cuda/products/gemm.cuh"
 
 /* What the expressions of ops/list.h may use, beside + − · and /. */
 #define vabs fabsf
@@ -64,10 +60,9 @@ struct softplus_args {
 };
 
 static __global__ void softplus_packs(softplus_args k) {
-    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    auto [row, column, n] = place_pack(k.width);
     if (row >= k.rows) return;
-    int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
-    int n = pack_length(k.width, column);
+    int64_t at = row * k.width + column;
     float x[VECTOR], dy[VECTOR], y[VECTOR];
     bool back = k.dy.data != NULL;
     load_pack(k.x, at, n, x);
@@ -93,17 +88,14 @@ static weft_status run_softplus(weft_exec *x, const weft_node *n, const weft_ten
         k.width *= k.rows; /* one row: odd widths keep their alignment */
         k.rows = 1;
     }
-    softplus_packs<<<pack_grid(k.rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
-                     stream_of(x)>>>(k);
-    return launched(n);
+    return run_items(x, n, count_packs(k.rows, k.width), softplus_packs, k);
 }
 
 CUDA_KERNEL_CALLS(softplus, run_softplus(x, n, NULL, n->in[0]))
 CUDA_KERNEL_CALLS(softplus_back, run_softplus(x, n, n->in[0], n->in[1]))
 
 /* The gate: rows are the B·T·H heads of D numbers. */
-struct gating {
-    int64_t rows, time, heads, width;
+struct gating : head_shape {
     bool shared; /* one gate per sequence */
     float alpha;
     any_tensor dy, o, gate, out, d_gate;
@@ -112,11 +104,7 @@ struct gating {
 
 static gating gating_of(weft_exec *x, const weft_node *n, int first) {
     const weft_tensor *o = n->in[first], *gate = n->in[first + 1];
-    gating k = {};
-    k.rows = weft_tensor_rows(o);
-    k.time = o->shape[1];
-    k.heads = o->shape[2];
-    k.width = o->shape[3];
+    gating k = {head_shape_of(o)};
     k.shared = gate->shape[1] != o->shape[1];
     k.alpha = (float)ATTR(n, weft_gate_mix_attr)->alpha;
     k.o = any_of(x, o);
@@ -133,31 +121,24 @@ __device__ static inline int64_t gate_at(const gating &k, int64_t row) {
 
 template <bool WHOLE> static __global__ void mix_gate(gating k) {
     follow_primary();
-    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    auto [row, column, n] = place_pack(k.width);
     if (row >= k.rows) return;
-    int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
-    int n = pack_length(k.width, column);
+    int64_t at = row * k.width + column;
     pack p = fetch_of<WHOLE>(k.o, at, n);
     float factor = 1 - k.alpha + k.alpha * sigmoid(load_any(k.gate, gate_at(k, row)));
     float v[VECTOR];
     widen_of<WHOLE>(p, k.o, v);
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++)
-        v[i] *= factor;
+    scale_vector(v, factor);
     store_of<WHOLE>(k.out, at, n, v);
 }
 
-static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(gate_mix) {
+    if (gemm_has_gate(x, n)) return WEFT_OK;
     gating k = gating_of(x, n, 0);
-    unsigned blocks = pack_grid(k.rows * ceil_div(k.width, VECTOR));
-    with_flag(are_whole(k.width, k.o, k.out), [&](auto whole) {
-        launch_following(follows(x), stream_of(x), dim3(blocks), PACK_THREADS, 0,
-                         mix_gate<decltype(whole)::value>, k);
-    });
-    return launched(n);
+    bool whole = are_whole(k.width, k.o, k.out);
+    return run_following(x, n, count_packs(k.rows, k.width),
+                         whole ? mix_gate<true> : mix_gate<false>, k);
 }
-
-CUDA_KERNEL(gate_mix, gate_mix_run)
 
 /* `lanes` threads a row. d_o may lie over dy: a pack is read before it is written. */
 template <bool WHOLE> static __global__ void mix_gate_back(gating k, int lanes) {
@@ -190,12 +171,11 @@ template <bool WHOLE> static __global__ void mix_gate_back(gating k, int lanes) 
 
 /* A block for each gate of a sequence: the sum over its T dots. */
 static __global__ void join_gate_dots(gating k) {
-    __shared__ double shared[32];
     int64_t gate = blockIdx.x, b = gate / k.heads, h = gate % k.heads;
     double sum = 0;
     for (int64_t t = threadIdx.x; t < k.time; t += PACK_THREADS)
         sum += k.dots[(b * k.time + t) * k.heads + h];
-    sum = block_sum_double(sum, shared);
+    sum = block_sum_double(sum);
     float s = sigmoid(load_any(k.gate, gate));
     if (threadIdx.x == 0) store_any(k.d_gate, gate, k.alpha * s * (1 - s) * (float)sum);
 }
@@ -204,25 +184,16 @@ static bool joins_dots(const weft_node *n) {
     return n->out[1] && n->in[2]->shape[1] != n->in[1]->shape[1];
 }
 
-static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(gate_mix_back,
+              joins_dots(n) ? weft_tensor_rows(n->in[1]) * (int64_t)sizeof(float) : 0) {
     gating k = gating_of(x, n, 1);
     int lanes = lanes_of_row(k.width);
     k.dy = any_of(x, n->in[0]);
     k.d_gate = any_of(x, n->out[1]);
     k.dots = joins_dots(n) ? workspace_of<float>(x, n) : NULL;
-    with_flag(are_whole(k.width, k.dy, k.o, k.out), [&](auto whole) {
-        mix_gate_back<decltype(whole)::value>
-            <<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(k, lanes);
-    });
-    if (k.dots) {
-        int64_t gates = k.rows / k.time;
-        join_gate_dots<<<(unsigned)gates, PACK_THREADS, 0, stream_of(x)>>>(k);
-    }
+    bool whole = are_whole(k.width, k.dy, k.o, k.out);
+    WEFT_TRY(run_items(x, n, k.rows * lanes, whole ? mix_gate_back<true> : mix_gate_back<false>, k,
+                       lanes));
+    if (k.dots) join_gate_dots<<<(unsigned)(k.rows / k.time), PACK_THREADS, 0, stream_of(x)>>>(k);
     return launched(n);
 }
-
-static int64_t gate_mix_back_workspace(const weft_node *n, int) {
-    return joins_dots(n) ? weft_tensor_rows(n->in[1]) * (int64_t)sizeof(float) : 0;
-}
-
-CUDA_KERNEL(gate_mix_back, gate_mix_back_run, gate_mix_back_workspace)

@@ -3,10 +3,6 @@
  * chunks' sums; within a thread in float, from there on in double. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/arith.h"
-}
-
 static int64_t packs_of(const weft_tensor *t) {
     return ceil_div(weft_tensor_count(t), VECTOR);
 }
@@ -22,14 +18,11 @@ static __global__ void fill_packs(int64_t count, any_tensor y, float value) {
     if (n > 0) store_pack(y, at, n, v);
 }
 
-static weft_status fill_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(fill) {
     const weft_tensor *y = n->out[0];
-    fill_packs<<<pack_grid(packs_of(y)), PACK_THREADS, 0, stream_of(x)>>>(
-        weft_tensor_count(y), any_of(x, y), (float)ATTR(n, weft_fill_attr)->value);
-    return launched(n);
+    return run_items(x, n, packs_of(y), fill_packs, weft_tensor_count(y), any_of(x, y),
+                     (float)ATTR(n, weft_fill_attr)->value);
 }
-
-CUDA_KERNEL(fill, fill_run)
 
 struct add_element {
     float alpha;
@@ -62,16 +55,13 @@ static __global__ void add_to_rows(int64_t count, int64_t width, any_tensor a, a
     store_pack(y, at, n, v);
 }
 
-static weft_status add_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(add) {
     float alpha = (float)ATTR(n, weft_alpha_attr)->alpha;
     int64_t count = weft_tensor_count(n->in[0]), width = weft_tensor_count(n->in[1]);
     if (count == width) return run_elements<2, 1>(x, n, 0, add_element{alpha});
-    add_to_rows<<<pack_grid(packs_of(n->out[0])), PACK_THREADS, 0, stream_of(x)>>>(
-        count, width, any_of(x, n->in[0]), any_of(x, n->in[1]), any_of(x, n->out[0]), alpha);
-    return launched(n);
+    return run_items(x, n, packs_of(n->out[0]), add_to_rows, count, width, any_of(x, n->in[0]),
+                     any_of(x, n->in[1]), any_of(x, n->out[0]), alpha);
 }
-
-CUDA_KERNEL(add, add_run)
 
 struct scale_element {
     float alpha;
@@ -90,7 +80,6 @@ enum { CHUNK = 8 * VECTOR * PACK_THREADS, JOIN_THREADS = 1024 };
 
 /* partial[block] = Σ a·b over the block's chunk. Floor: the bytes of a, and of b where it differs. */
 static __global__ void sum_chunk(int64_t count, any_tensor a, any_tensor b, double *partial) {
-    __shared__ double shared[32];
     bool squares = a.data == b.data;
     int64_t at = (int64_t)blockIdx.x * CHUNK + threadIdx.x * VECTOR;
     float sum = 0;
@@ -107,17 +96,13 @@ static __global__ void sum_chunk(int64_t count, any_tensor a, any_tensor b, doub
             sum += v[i] * w[i];
         at += VECTOR * PACK_THREADS;
     }
-    double total = block_sum_double((double)sum, shared);
+    double total = block_sum_double((double)sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
 /* y = factor · Σ of the chunks' sums: one block. */
 static __global__ void join_chunks(int64_t chunks, const double *partial, double factor, float *y) {
-    __shared__ double shared[32];
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
-        sum += partial[i];
-    sum = block_sum_double(sum, shared);
+    double sum = sum_by_block<JOIN_THREADS>(partial, chunks);
     if (threadIdx.x == 0) *y = (float)(factor * sum);
 }
 
@@ -153,35 +138,16 @@ struct dot_back_element {
 CUDA_KERNEL_CALLS(dot_back,
                   (run_elements<2, 2>(x, n, 1, dot_back_element{data_of<float>(x, n->in[0])})))
 
-struct squares_back_element {
-    const float *dy;
-    float twice;
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = twice * *dy * x[0];
-    }
-};
-
-static weft_status sum_squares_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(sum_squares_back) {
     float twice = (float)(2 * ATTR(n, weft_alpha_attr)->alpha);
-    return run_elements<1, 1>(x, n, 1, squares_back_element{data_of<float>(x, n->in[0]), twice});
-}
-
-CUDA_KERNEL(sum_squares_back, sum_squares_back_run)
-
-/* Rows (b, t, h) of x [B, T, H, D], and their numbers in [B, H, T]. */
-struct head_rows {
-    int64_t rows, time, heads, width, start;
-};
-
-static head_rows rows_of(const weft_node *n, const weft_tensor *x) {
-    return head_rows{weft_tensor_rows(x), x->shape[1], x->shape[2], x->shape[3],
-                     ATTR(n, weft_row_squares_attr)->start};
+    return run_elements<1, 1>(x, n, 1, scale_by_element{twice, data_of<float>(x, n->in[0])});
 }
 
 /* `lanes` threads a row, a power of two: no division. Floor: the bytes of x. */
 template <bool WHOLE>
-static __global__ void sum_row_squares(head_rows k, any_tensor x, float *y, int lanes) {
-    int64_t row = thread_index() >> (__ffs(lanes) - 1);
+static __global__ void sum_row_squares(head_shape k, int64_t start, any_tensor x, float *y,
+                                       int lanes) {
+    int64_t row = row_of_lane(lanes);
     int lane = (int)threadIdx.x & (lanes - 1);
     float sum = 0;
     for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
@@ -191,52 +157,42 @@ static __global__ void sum_row_squares(head_rows k, any_tensor x, float *y, int 
         widen_of<WHOLE>(fetch_of<WHOLE>(x, row * k.width + column, n), x, v);
 #pragma unroll
         for (int i = 0; i < VECTOR; i++)
-            sum += column + i >= k.start ? v[i] * v[i] : 0.0f;
+            sum += column + i >= start ? v[i] * v[i] : 0.0f;
     }
     sum = lanes_sum(sum, lanes);
     if (lane == 0 && row < k.rows) y[number_at(k, row)] = sum;
 }
 
-static weft_status row_squares_run(weft_exec *x, const weft_node *n) {
-    head_rows k = rows_of(n, n->in[0]);
+CUDA_RUN(row_squares) {
+    head_shape k = head_shape_of(n->in[0]);
     int lanes = lanes_of_row(k.width);
     any_tensor from = any_of(x, n->in[0]);
-    with_flag(are_whole(k.width, from, from), [&](auto whole) {
-        sum_row_squares<decltype(whole)::value>
-            <<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(
-                k, from, data_of<float>(x, n->out[0]), lanes);
-    });
-    return launched(n);
+    bool whole = are_whole(k.width, from, from);
+    return run_items(x, n, k.rows * lanes, whole ? sum_row_squares<true> : sum_row_squares<false>,
+                     k, ATTR(n, weft_row_squares_attr)->start, from, data_of<float>(x, n->out[0]),
+                     lanes);
 }
-
-CUDA_KERNEL(row_squares, row_squares_run)
 
 /* A thread a pack of a row. Floor: the bytes of x and dx. */
 template <bool WHOLE>
-static __global__ void scale_row_squares(head_rows k, any_tensor x, const float *dn,
+static __global__ void scale_row_squares(head_shape k, int64_t start, any_tensor x, const float *dn,
                                          any_tensor dx) {
-    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    auto [row, column, n] = place_pack(k.width);
     if (row >= k.rows) return;
-    int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
-    int n = pack_length(k.width, column);
+    int64_t at = row * k.width + column;
     float v[VECTOR], factor = 2 * dn[number_at(k, row)];
     widen_of<WHOLE>(fetch_of<WHOLE>(x, at, n), x, v);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
-        v[i] = column + i >= k.start ? factor * v[i] : 0.0f;
+        v[i] = column + i >= start ? factor * v[i] : 0.0f;
     store_of<WHOLE>(dx, at, n, v);
 }
 
-static weft_status row_squares_back_run(weft_exec *x, const weft_node *n) {
-    head_rows k = rows_of(n, n->in[1]);
-    int64_t items = k.rows * ceil_div(k.width, VECTOR);
+CUDA_RUN(row_squares_back) {
+    head_shape k = head_shape_of(n->in[1]);
     any_tensor from = any_of(x, n->in[1]), to = any_of(x, n->out[0]);
-    with_flag(are_whole(k.width, from, to), [&](auto whole) {
-        scale_row_squares<decltype(whole)::value>
-            <<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k, from,
-                                                                  data_of<float>(x, n->in[0]), to);
-    });
-    return launched(n);
+    bool whole = are_whole(k.width, from, to);
+    return run_items(x, n, count_packs(k.rows, k.width),
+                     whole ? scale_row_squares<true> : scale_row_squares<false>, k,
+                     ATTR(n, weft_row_squares_attr)->start, from, data_of<float>(x, n->in[0]), to);
 }
-
-CUDA_KERNEL(row_squares_back, row_squares_back_run)

@@ -13,10 +13,6 @@
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/gaussian.h"
-}
-
 #define SIGMA_FLOOR 1e-4f
 
 enum {
@@ -25,19 +21,16 @@ enum {
     BLOCKS = 5  /* to an SM */
 };
 
-struct gaussians {
-    int64_t rows, time, heads, width; /* B·T·H heads of D means and D deviations */
+/* `width` means and as many deviations a head. */
+struct gaussians : head_shape {
     any_tensor x, y, dy, dx;
     float *numbers; /* [B, H, T]: one a head, or its gradient; NULL: none */
     bool means;     /* of the distance: they are looked at */
 };
 
 static gaussians gaussians_of(const weft_tensor *x) {
-    gaussians k = {};
-    k.rows = weft_tensor_rows(x);
-    k.time = x->shape[1];
-    k.heads = x->shape[2];
-    k.width = x->shape[3] / 2;
+    gaussians k = {head_shape_of(x)};
+    k.width /= 2;
     return k;
 }
 
@@ -48,15 +41,8 @@ __device__ static inline int64_t find_head(const gaussians &k, int64_t item, int
     return (tile * TOKENS * ahead + rest % TOKENS) * k.heads + rest / TOKENS;
 }
 
-static int log2_of(int n) {
-    int log = 0;
-    while (1 << log < n)
-        log++;
-    return log;
-}
-
-static unsigned head_grid(const gaussians &k, int lanes, int ahead) {
-    return pack_grid(ceil_div(k.rows, TOKENS * ahead * k.heads) * TOKENS * k.heads * lanes);
+static int64_t head_items(const gaussians &k, int lanes, int ahead) {
+    return ceil_div(k.rows, TOKENS * ahead * k.heads) * TOKENS * k.heads * lanes;
 }
 
 /* Σ of squares of a pack of means and of n deviations, these as they are stored. */
@@ -77,10 +63,10 @@ __device__ static inline float add_squares(bool is_bf16, int n, const float (&me
 
 template <bool WHOLE>
 static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
-    make_gaussians(gaussians k, int log_lanes) {
+    make_gaussians(gaussians k, int lanes) {
     if (WHOLE) k.x.is_bf16 = k.y.is_bf16 = true;
-    int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
-    int64_t row = find_head(k, thread_index() >> log_lanes, AHEAD), next = TOKENS * k.heads;
+    int lane = (int)threadIdx.x & (lanes - 1);
+    int64_t row = find_head(k, row_of_lane(lanes), AHEAD), next = TOKENS * k.heads;
     float sum[AHEAD] = {};
     for (int64_t column = lane * VECTOR; column < k.width; column += lanes * VECTOR) {
         int n = WHOLE ? VECTOR : pack_length(k.width, column);
@@ -115,42 +101,29 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
     }
 }
 
-static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(gaussian) {
     gaussians k = gaussians_of(n->in[0]);
     int lanes = lanes_of_row(k.width);
     k.x = any_of(x, n->in[0]);
     k.y = any_of(x, n->out[0]);
     k.numbers = n->n_out > 1 ? data_of<float>(x, n->out[1]) : NULL;
     k.means = k.numbers || k.y.data != k.x.data;
-    with_flag(k.x.is_bf16 && k.width % VECTOR == 0, [&](auto whole) {
-        make_gaussians<decltype(whole)::value>
-            <<<head_grid(k, lanes, AHEAD), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
-    });
-    return launched(n);
-}
-
-CUDA_KERNEL(gaussian, gaussian_run)
-
-/* What becomes of a pack of y and one of dy: dy + 2 dn y, for deviations times the slope. */
-__device__ static inline void join_gradients(float twice, bool deviations, const float (&y)[VECTOR],
-                                             float (&dy)[VECTOR]) {
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++) {
-        dy[j] = fmaf(twice, y[j], dy[j]);
-        if (deviations) dy[j] *= slope_at(y[j]);
-    }
+    bool whole = k.x.is_bf16 && k.width % VECTOR == 0;
+    return run_items(x, n, head_items(k, lanes, AHEAD),
+                     whole ? make_gaussians<true> : make_gaussians<false>, k, lanes);
 }
 
 static_assert(AHEAD == 2, "a head has two halves");
 
-/* A thread takes both halves of a head, or, where means are not looked at, the deviations of AHEAD.
+/* dx = dy + 2 dn y, of deviations times the slope. A thread takes both halves of a head, or, where
+ * means are not looked at, the deviations of AHEAD.
  * dx may lie over dy or y: a thread reads before it writes. */
 template <bool WHOLE>
 static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
-    make_gaussians_back(gaussians k, int log_lanes) {
+    make_gaussians_back(gaussians k, int lanes) {
     if (WHOLE) k.y.is_bf16 = k.dy.is_bf16 = k.dx.is_bf16 = true;
-    int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
-    int64_t first = find_head(k, thread_index() >> log_lanes, k.means ? 1 : AHEAD);
+    int lane = (int)threadIdx.x & (lanes - 1);
+    int64_t first = find_head(k, row_of_lane(lanes), k.means ? 1 : AHEAD);
     int64_t next = k.means ? 0 : TOKENS * k.heads;
     float twice = k.numbers && first < k.rows ? 2 * k.numbers[number_at(k, first)] : 0.0f;
     for (int64_t column = lane * VECTOR; column < k.width; column += lanes * VECTOR) {
@@ -171,7 +144,11 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
             float y[VECTOR], dy[VECTOR];
             widen_pack(p[i], k.y.is_bf16, y);
             widen_pack(q[i], k.dy.is_bf16, dy);
-            join_gradients(twice, half, y, dy);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++) {
+                dy[j] = fmaf(twice, y[j], dy[j]);
+                if (half) dy[j] *= slope_at(y[j]);
+            }
             store_of<WHOLE>(k.dx, (2 * row + half) * k.width + column, n, dy);
         }
     }
@@ -186,12 +163,10 @@ static void launch_back(weft_exec *x, const weft_tensor *y, const weft_tensor *d
     k.numbers = dn;
     k.dx = any_of(x, dx);
     k.means = k.numbers || k.dx.data != k.dy.data;
-    int ahead = k.means ? 1 : AHEAD;
-    bool is_bf16 = k.y.is_bf16 && k.dx.is_bf16 && (k.dy.is_bf16 || !k.dy.data);
-    with_flag(is_bf16 && k.width % VECTOR == 0, [&](auto whole) {
-        make_gaussians_back<decltype(whole)::value>
-            <<<head_grid(k, lanes, ahead), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
-    });
+    unsigned blocks = pack_grid(head_items(k, lanes, k.means ? 1 : AHEAD));
+    auto kernel = are_whole(k.width, k.y, k.dx, k.dy) ? make_gaussians_back<true>
+                                                      : make_gaussians_back<false>;
+    kernel<<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, lanes);
 }
 
 void gaussian_finish_gradient(weft_exec *x, const weft_tensor *y, const weft_tensor *dx,
@@ -199,16 +174,14 @@ void gaussian_finish_gradient(weft_exec *x, const weft_tensor *y, const weft_ten
     launch_back(x, y, dx, dn, dx);
 }
 
-static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(gaussian_back) {
     launch_back(x, n->in[0], n->in[1], data_of<float>(x, n->in[2]), n->out[0]);
     return launched(n);
 }
 
-CUDA_KERNEL(gaussian_back, gaussian_back_run)
-
-static __global__ void scale_overlap(gaussians k, int log_lanes) {
-    int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
-    int64_t row = thread_index() >> log_lanes;
+static __global__ void scale_overlap(gaussians k, int lanes) {
+    int lane = (int)threadIdx.x & (lanes - 1);
+    int64_t row = row_of_lane(lanes);
     float sum = 0;
     for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
          column += lanes * VECTOR) {
@@ -230,24 +203,20 @@ static __global__ void scale_overlap(gaussians k, int log_lanes) {
     if (lane == 0 && row < k.rows) k.numbers[number_at(k, row)] = sum;
 }
 
-static weft_status overlap_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(overlap) {
     gaussians k = gaussians_of(n->in[0]);
     k.x = any_of(x, n->in[0]);
     int lanes = lanes_of_row(k.width);
     k.y = any_of(x, n->out[0]);
     k.numbers = data_of<float>(x, n->out[1]);
-    scale_overlap<<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
-    return launched(n);
+    return run_items(x, n, k.rows * lanes, scale_overlap, k, lanes);
 }
-
-CUDA_KERNEL(overlap, overlap_run)
 
 /* A thread a pack of means and its deviations. dx may lie over x: both are read first. */
 static __global__ void scale_overlap_back(gaussians k) {
-    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    auto [row, column, n] = place_pack(k.width);
     if (row >= k.rows) return;
-    int64_t column = (thread_index() - row * packs) * VECTOR, at = 2 * row * k.width + column;
-    int n = pack_length(k.width, column);
+    int64_t at = 2 * row * k.width + column;
     pack p = fetch_pack(k.x, at, n), q = fetch_pack(k.x, at + k.width, n), r = {};
     if (k.dy.data) r = fetch_pack(k.dy, row * k.width + column, n);
     float mean[VECTOR], rho[VECTOR], dy[VECTOR];
@@ -266,15 +235,11 @@ static __global__ void scale_overlap_back(gaussians k) {
     store_pack(k.dx, at + k.width, n, rho);
 }
 
-static weft_status overlap_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(overlap_back) {
     gaussians k = gaussians_of(n->in[0]);
     k.x = any_of(x, n->in[0]);
     k.dy = any_of(x, n->in[1]);
     k.numbers = data_of<float>(x, n->in[2]);
     k.dx = any_of(x, n->out[0]);
-    scale_overlap_back<<<pack_grid(k.rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
-                         stream_of(x)>>>(k);
-    return launched(n);
+    return run_items(x, n, count_packs(k.rows, k.width), scale_overlap_back, k);
 }
-
-CUDA_KERNEL(overlap_back, overlap_back_run)

@@ -4,10 +4,6 @@
  * narrow numbers. The floor of each is the bytes of the wide and the narrow tensor, once. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/heads.h"
-}
-
 /* head_columns and its gradient: between [B·T, Hx, Wx] and [B·T, H, W]. */
 struct joining {
     int64_t positions;
@@ -63,9 +59,7 @@ static __global__ void sum_columns(joining k, int n) {
         if (column < at.from || column >= at.from + k.attr.part[0].count) continue;
         float v[VECTOR];
         load_pack(k.y, (p * k.attr.heads + h) * k.attr.width + at.to + column - at.from, n, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[j] += v[j];
+        add_vector(sum, v);
     }
     store_pack(k.x, row * k.x_width + column, n, sum);
 }
@@ -87,25 +81,19 @@ static joining columns_of(weft_exec *x, const weft_node *n, const weft_tensor *o
     return k;
 }
 
-static weft_status head_columns_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(head_columns) {
     joining k = columns_of(x, n, n->in[0], n->n_in > 1 ? n->in[1] : NULL, n->out[0]);
     int together = columns_together(k);
     int64_t items = k.positions * k.attr.heads * (k.attr.width / together);
-    put_columns<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k, together);
-    return launched(n);
+    return run_items(x, n, items, put_columns, k, together);
 }
 
-CUDA_KERNEL(head_columns, head_columns_run)
-
-static weft_status head_columns_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(head_columns_back) {
     joining k = columns_of(x, n, n->out[0], NULL, n->in[0]);
     int together = columns_together(k);
     int64_t items = k.positions * k.x_heads * (k.x_width / together);
-    sum_columns<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k, together);
-    return launched(n);
+    return run_items(x, n, items, sum_columns, k, together);
 }
-
-CUDA_KERNEL(head_columns_back, head_columns_back_run)
 
 struct grouped {
     int64_t rows, wide, narrow, run, group; /* F, L, r, narrow numbers of a head */
@@ -115,7 +103,8 @@ struct grouped {
 };
 
 static grouped grouped_of(weft_exec *x, const weft_node *n, const weft_tensor *wide,
-                          const weft_tensor *narrow, int64_t heads) {
+                          const weft_tensor *narrow, const weft_tensor *scale) {
+    int64_t heads = scale ? scale->shape[0] : ATTR(n, weft_head_attr)->width;
     grouped k = {};
     k.rows = weft_tensor_rows(wide);
     k.wide = weft_tensor_width(wide);
@@ -124,6 +113,7 @@ static grouped grouped_of(weft_exec *x, const weft_node *n, const weft_tensor *w
     k.group = k.narrow / heads;
     k.w = any_of(x, wide);
     k.n = any_of(x, narrow);
+    k.scale = data_of<float>(x, scale);
     k.factor = ATTR(n, weft_head_attr)->mean ? (float)(1.0 / (double)k.run) : 1.0f;
     return k;
 }
@@ -135,9 +125,7 @@ template <bool WHOLE> __device__ static inline float sum_run(const grouped &k, i
     for (int64_t m = 0; m < k.run; m += VECTOR) {
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(k.w, item * k.run + m, pack_length(k.run, m)), k.w, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum += v[j];
+        sum = add_elements(sum, v);
     }
     return sum;
 }
@@ -153,17 +141,11 @@ template <bool WHOLE> static __global__ void pool_runs(grouped k) {
     store_any(k.n, item, k.factor * k.scale[head_of(k, item)] * sum_run<WHOLE>(k, item));
 }
 
-static weft_status head_pool_run(weft_exec *x, const weft_node *n) {
-    grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]->shape[0]);
-    k.scale = data_of<float>(x, n->in[1]);
-    with_flag(are_whole(k.run, k.w, k.w), [&](auto whole) {
-        pool_runs<decltype(whole)::value>
-            <<<pack_grid(k.rows * k.narrow), PACK_THREADS, 0, stream_of(x)>>>(k);
-    });
-    return launched(n);
+CUDA_RUN(head_pool) {
+    grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]);
+    return run_items(x, n, k.rows * k.narrow,
+                     are_whole(k.run, k.w, k.w) ? pool_runs<true> : pool_runs<false>, k);
 }
-
-CUDA_KERNEL(head_pool, head_pool_run)
 
 /* A thread a pack of the wide tensor, which is one line of rows · F numbers. WHOLE: a pack lies in
  * one run. */
@@ -186,23 +168,16 @@ template <bool WHOLE> static __global__ void spread_runs(grouped k) {
     store_of<WHOLE>(k.w, at, n, v);
 }
 
-static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
-    grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]->shape[0]);
-    k.scale = data_of<float>(x, n->in[1]);
-    unsigned blocks = pack_grid(ceil_div(k.rows * k.wide, VECTOR));
-    with_flag(are_whole(k.run, k.w, k.w), [&](auto whole) {
-        spread_runs<decltype(whole)::value><<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k);
-    });
-    return launched(n);
+CUDA_RUN(head_spread) {
+    grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]);
+    return run_items(x, n, ceil_div(k.rows * k.wide, VECTOR),
+                     are_whole(k.run, k.w, k.w) ? spread_runs<true> : spread_runs<false>, k);
 }
-
-CUDA_KERNEL(head_spread, head_spread_run)
 
 enum { DOT_BLOCKS = 2 }; /* for each multiprocessor: ranges of rows of a head */
 
 /* partial[range, head]: a block's rows and one head. */
 static __global__ void dot_runs(grouped k, int64_t range, double *partial) {
-    __shared__ double shared[32];
     int64_t first = (int64_t)blockIdx.x * range, end = min_i64(first + range, k.rows);
     int64_t items = (end - first) * k.group;
     double total = 0;
@@ -211,7 +186,7 @@ static __global__ void dot_runs(grouped k, int64_t range, double *partial) {
         int64_t item = (first + row) * k.narrow + blockIdx.y * k.group + i - row * k.group;
         total += (double)(load_any(k.n, item) * sum_run<false>(k, item));
     }
-    total = block_sum_double(total, shared);
+    total = block_sum_double(total);
     if (threadIdx.x == 0) partial[(int64_t)blockIdx.x * gridDim.y + blockIdx.y] = total;
 }
 
@@ -227,26 +202,18 @@ static __global__ void join_dots(int64_t ranges, int64_t heads, const double *pa
     ds[h] = (float)(factor * sum);
 }
 
-static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(head_scale_back, min_i64(DOT_BLOCKS *multiprocessors(), weft_tensor_rows(n->in[0])) *
+                                   ATTR(n, weft_head_attr)->width * (int64_t)sizeof(double)) {
     int64_t heads = ATTR(n, weft_head_attr)->width;
-    grouped k = grouped_of(x, n, n->in[0], n->in[1], heads);
+    grouped k = grouped_of(x, n, n->in[0], n->in[1], NULL);
     int64_t range = ceil_div(k.rows, DOT_BLOCKS * multiprocessors()),
             ranges = ceil_div(k.rows, range);
     double *partial = workspace_of<double>(x, n);
     dim3 grid((unsigned)ranges, (unsigned)heads);
     dot_runs<<<grid, PACK_THREADS, 0, stream_of(x)>>>(k, range, partial);
-    join_dots<<<pack_grid(heads), PACK_THREADS, 0, stream_of(x)>>>(ranges, heads, partial, k.factor,
-                                                                   data_of<float>(x, n->out[0]));
-    return launched(n);
+    return run_items(x, n, heads, join_dots, ranges, heads, partial, k.factor,
+                     data_of<float>(x, n->out[0]));
 }
-
-static int64_t head_scale_back_workspace(const weft_node *n, int) {
-    int64_t heads = ATTR(n, weft_head_attr)->width;
-    int64_t ranges = min_i64(DOT_BLOCKS * multiprocessors(), weft_tensor_rows(n->in[0]));
-    return ranges * heads * (int64_t)sizeof(double);
-}
-
-CUDA_KERNEL(head_scale_back, head_scale_back_run, head_scale_back_workspace)
 
 /* A thread for each number, in the order of the result. */
 static __global__ void transpose_heads(int64_t count, int64_t rows, int64_t columns, any_tensor x,
@@ -258,12 +225,9 @@ static __global__ void transpose_heads(int64_t count, int64_t rows, int64_t colu
     store_any(y, at, load_any(x, (head * rows + i) * columns + j));
 }
 
-static weft_status head_transpose_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(head_transpose) {
     const weft_tensor *from = n->in[0];
     int64_t count = weft_tensor_count(from);
-    transpose_heads<<<pack_grid(count), PACK_THREADS, 0, stream_of(x)>>>(
-        count, from->shape[1], from->shape[2], any_of(x, from), any_of(x, n->out[0]));
-    return launched(n);
+    return run_items(x, n, count, transpose_heads, count, from->shape[1], from->shape[2],
+                     any_of(x, from), any_of(x, n->out[0]));
 }
-
-CUDA_KERNEL(head_transpose, head_transpose_run)

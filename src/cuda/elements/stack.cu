@@ -2,10 +2,6 @@
  * whole words of that. Floor: the parts' bytes, read and written. */
 #include "cuda/kernel.cuh"
 
-extern "C" {
-#include "ops/heads.h"
-}
-
 enum {
     PARTS = 64, /* addresses that a launch is given */
     THREADS = 256,
@@ -38,25 +34,20 @@ static __global__ void __launch_bounds__(THREADS) copy_parts(const __grid_consta
     copy_words<W>(BACK ? part : place, BACK ? place : part, k.bytes);
 }
 
-template <typename W, bool BACK>
-static void launch_copies(cudaStream_t stream, part_list k, int n) {
-    dim3 grid((unsigned)ceil_div(k.bytes / (int64_t)sizeof(W), THREADS * WORDS), (unsigned)n);
-    copy_parts<W, BACK><<<grid, THREADS, 0, stream>>>(k);
-}
-
 template <bool BACK>
 static weft_status run_copies(weft_exec *x, const weft_node *node, const weft_tensor *stacked,
                               weft_tensor *const *parts, int n) {
     int64_t bytes = weft_tensor_bytes(stacked) / n;
+    bool wide = bytes % (int64_t)sizeof(uint4) == 0;
+    int64_t words = bytes / (int64_t)(wide ? sizeof(uint4) : sizeof(uint16_t));
+    auto kernel = wide ? copy_parts<uint4, BACK> : copy_parts<uint16_t, BACK>;
     for (int first = 0; first < n; first += PARTS) {
         int count = (int)min_i64(PARTS, n - first);
         part_list k = {{}, data_of<char>(x, stacked) + first * bytes, bytes};
         for (int i = 0; i < count; i++)
             k.part[i] = data_of<char>(x, parts[first + i]);
-        if (bytes % (int64_t)sizeof(uint4) == 0)
-            launch_copies<uint4, BACK>(stream_of(x), k, count);
-        else
-            launch_copies<uint16_t, BACK>(stream_of(x), k, count);
+        dim3 grid((unsigned)ceil_div(words, THREADS * WORDS), (unsigned)count);
+        kernel<<<grid, THREADS, 0, stream_of(x)>>>(k);
     }
     return launched(node);
 }

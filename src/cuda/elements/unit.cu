@@ -2,12 +2,8 @@
  * the cache, once more to be scaled. Floor: the bytes of x and y; backward, of dy, x and dx. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/norm.h"
-}
-
-struct unit_rows {
-    int64_t rows, heads, scaled, width;
+struct unit_rows : head_shape {
+    int64_t scaled;      /* heads that are */
     any_tensor dy, x, y; /* dy: not there in the forward pass */
 };
 
@@ -15,14 +11,14 @@ template <bool WHOLE> static __global__ void scale_to_unit(unit_rows k, int lane
     int64_t row = row_of_lane(lanes);
     int lane = (int)(threadIdx.x % lanes);
     bool back = k.dy.data != NULL;
-    float squares = 0, dot = 0;
-    for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
-         column += lanes * VECTOR) {
-        int64_t at = row * k.width + column;
-        int n = pack_length(k.width, column);
-        float x[VECTOR], dy[VECTOR] = {};
+    float squares = 0, dot = 0, x[VECTOR], dy[VECTOR] = {};
+    auto load = [&](int64_t at, int n) {
         widen_of<WHOLE>(fetch_of<WHOLE>(k.x, at, n), k.x, x);
         if (back) widen_of<WHOLE>(fetch_of<WHOLE>(k.dy, at, n), k.dy, dy);
+    };
+    for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
+         column += lanes * VECTOR) {
+        load(row * k.width + column, pack_length(k.width, column));
 #pragma unroll
         for (int i = 0; i < VECTOR; i++) {
             squares += x[i] * x[i];
@@ -41,9 +37,7 @@ template <bool WHOLE> static __global__ void scale_to_unit(unit_rows k, int lane
     for (int64_t column = lane * VECTOR; column < k.width; column += lanes * VECTOR) {
         int64_t at = row * k.width + column;
         int n = pack_length(k.width, column);
-        float x[VECTOR], dy[VECTOR] = {};
-        widen_of<WHOLE>(fetch_of<WHOLE>(k.x, at, n), k.x, x);
-        if (back) widen_of<WHOLE>(fetch_of<WHOLE>(k.dy, at, n), k.dy, dy);
+        load(at, n);
 #pragma unroll
         for (int i = 0; i < VECTOR; i++)
             x[i] = back ? r * dy[i] + along * x[i] : r * x[i];
@@ -53,15 +47,12 @@ template <bool WHOLE> static __global__ void scale_to_unit(unit_rows k, int lane
 
 static weft_status run_units(weft_exec *x, const weft_node *n, const weft_tensor *dy,
                              const weft_tensor *from) {
-    unit_rows k = {weft_tensor_rows(from), from->shape[2], ATTR(n, weft_unit_attr)->heads,
-                   from->shape[3],         any_of(x, dy),  any_of(x, from),
-                   any_of(x, n->out[0])};
+    unit_rows k = {head_shape_of(from), ATTR(n, weft_unit_attr)->heads, any_of(x, dy),
+                   any_of(x, from), any_of(x, n->out[0])};
     int lanes = lanes_of_row(k.width);
-    with_flag(are_whole(k.width, k.x, k.y, k.dy), [&](auto whole) {
-        scale_to_unit<decltype(whole)::value>
-            <<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(k, lanes);
-    });
-    return launched(n);
+    bool whole = are_whole(k.width, k.x, k.y, k.dy);
+    return run_items(x, n, k.rows * lanes, whole ? scale_to_unit<true> : scale_to_unit<false>, k,
+                     lanes);
 }
 
 CUDA_KERNEL_CALLS(unit, run_units(x, n, NULL, n->in[0]))

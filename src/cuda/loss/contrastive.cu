@@ -10,10 +10,6 @@
  * each, go through the kernels together, blockIdx.z the loss. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/loss.h"
-}
-
 enum {
     BLOCK = 256,
     TILE = 32,         /* rows and columns of a block's result: a warp has four rows of it */
@@ -63,7 +59,6 @@ __device__ static inline contrast take_loss(contrast k, int64_t band) {
 
 /* A block a row: u = x / n; `measure`: makes the norm. */
 static __global__ void normalise_rows(contrast k, bool measure) {
-    __shared__ double shared[32];
     int64_t start = blockIdx.x * k.width;
     double squares = 0;
     for (int64_t d = threadIdx.x; measure && d < k.width; d += BLOCK) {
@@ -72,7 +67,7 @@ static __global__ void normalise_rows(contrast k, bool measure) {
     }
     float norm;
     if (measure) {
-        squares = block_sum_double(squares, shared);
+        squares = block_sum_double(squares);
         norm = (float)fmax(sqrt(squares), WEFT_INFONCE_NORM_MIN);
         if (threadIdx.x == 0) k.norm[blockIdx.x] = norm;
     } else {
@@ -90,25 +85,18 @@ union alignas(16) tile_memory {
     float sums[GROUPS][TILE][TILE];
 };
 
-/* CHUNK columns from `column` on of TILE rows from `row` on; zeros behind the ends. */
-__device__ static inline void fill_rows(float (&to)[TILE][PITCH], const float *from, int64_t row,
-                                        int64_t rows, int64_t column, int64_t width) {
+/* CHUNK columns from `column` on of TILE rows from `row` on, or, TRANSPOSED, TILE columns of CHUNK
+ * rows; zeros behind the ends. */
+template <bool TRANSPOSED>
+__device__ static inline void fill_factor(float (&to)[TILE][PITCH], const float *from, int64_t row,
+                                          int64_t rows, int64_t column, int64_t width) {
+    constexpr int ACROSS = TRANSPOSED ? TILE : CHUNK;
 #pragma unroll
     for (int i = 0; i < TILE * CHUNK / BLOCK; i++) {
-        int r = (i * BLOCK + (int)threadIdx.x) / CHUNK, c = (int)threadIdx.x % CHUNK;
+        int r = (i * BLOCK + (int)threadIdx.x) / ACROSS, c = (int)threadIdx.x % ACROSS;
         bool there = row + r < rows && column + c < width;
-        to[r][c] = there ? from[(row + r) * width + column + c] : 0.0f;
-    }
-}
-
-/* The same transposed: TILE columns of CHUNK rows. */
-__device__ static inline void fill_columns(float (&to)[TILE][PITCH], const float *from, int64_t row,
-                                           int64_t rows, int64_t column, int64_t width) {
-#pragma unroll
-    for (int i = 0; i < TILE * CHUNK / BLOCK; i++) {
-        int r = (i * BLOCK + (int)threadIdx.x) / TILE, c = (int)threadIdx.x % TILE;
-        bool there = row + r < rows && column + c < width;
-        to[c][r] = there ? from[(row + r) * width + column + c] : 0.0f;
+        to[TRANSPOSED ? c : r][TRANSPOSED ? r : c] =
+            there ? from[(row + r) * width + column + c] : 0.0f;
     }
 }
 
@@ -156,14 +144,20 @@ __device__ static inline float result(const tile_memory &m, int row, int column)
     return sum;
 }
 
-/* The cosines of the rows from i on with those from j on. */
-__device__ static inline void make_cosines(const contrast &k, int64_t i, int64_t j,
-                                           tile_memory &m) {
+/* TILE rows from i on of a [a_rows, terms] times TILE rows from j on of b [b_rows, terms], or,
+ * TRANSPOSED, TILE columns from j on of b [terms, b_rows]. */
+template <bool TRANSPOSED>
+__device__ static inline void multiply_tiles(tile_memory &m, const float *a, int64_t i,
+                                             int64_t a_rows, const float *b, int64_t j,
+                                             int64_t b_rows, int64_t terms) {
     float sums[EACH][EACH] = {};
-    for (int64_t column = 0; column < k.width; column += CHUNK) {
-        if (column > 0) __syncthreads();
-        fill_rows(m.factors.a, k.u, i, k.rows, column, k.width);
-        fill_rows(m.factors.b, k.u, j, k.rows, column, k.width);
+    for (int64_t at = 0; at < terms; at += CHUNK) {
+        if (at > 0) __syncthreads();
+        fill_factor<false>(m.factors.a, a, i, a_rows, at, terms);
+        if (TRANSPOSED)
+            fill_factor<true>(m.factors.b, b, at, terms, j, b_rows);
+        else
+            fill_factor<false>(m.factors.b, b, j, b_rows, at, terms);
         __syncthreads();
         add_products(m, sums);
     }
@@ -196,7 +190,7 @@ static __global__ void __launch_bounds__(BLOCK) score_tiles(contrast all_losses)
     contrast k = take_loss(all_losses, 0);
     int64_t first = (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
     int lane = threadIdx.x % 32;
-    make_cosines(k, first, j, m);
+    multiply_tiles<false>(m, k.u, first, k.rows, k.u, j, k.rows, k.width);
     j += lane;
     for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
         int64_t i = first + row;
@@ -226,22 +220,8 @@ static __global__ void join_tiles(contrast k) {
 }
 
 static __global__ void sum_losses(contrast k, float *y) {
-    __shared__ double shared[32];
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < k.losses * k.rows; i += BLOCK)
-        sum += k.loss[i];
-    sum = block_sum_double(sum, shared);
+    double sum = sum_by_block<BLOCK>(k.loss, k.losses * k.rows);
     if (threadIdx.x == 0) *y = (float)(k.factor * sum);
-}
-
-static int64_t place_forward(contrast *k, char *workspace) {
-    workspace_pieces pieces = {workspace, 0};
-    int64_t all = k->losses * k->rows;
-    pieces.take(&k->u, all * k->width);
-    pieces.take(&k->parts, ceil_div(k->rows, TILE) * all);
-    pieces.take(&k->own, all);
-    pieces.take(&k->loss, all);
-    return pieces.bytes;
 }
 
 /* Rows of each loss whose weights are made at a time. */
@@ -250,12 +230,19 @@ static int64_t band_of(const contrast *k) {
     return min_i64(ceil_div(k->rows, TILE), max_i64(1, fit)) * TILE;
 }
 
-static int64_t place_backward(contrast *k, char *workspace) {
+/* Divides the workspace of a pass; without one (NULL) only measures it. Returns its bytes. */
+static int64_t place_pieces(contrast *k, bool back, char *workspace) {
     workspace_pieces pieces = {workspace, 0};
-    int64_t all = k->losses * k->rows;
+    int64_t all = k->losses * k->rows, tiles = ceil_div(k->rows, TILE);
     pieces.take(&k->u, all * k->width);
-    pieces.take(&k->weights, band_of(k) * all);
-    pieces.take(&k->along, ceil_div(k->rows, TILE) * all);
+    if (back) {
+        pieces.take(&k->weights, band_of(k) * all);
+        pieces.take(&k->along, tiles * all);
+    } else {
+        pieces.take(&k->parts, tiles * all);
+        pieces.take(&k->own, all);
+        pieces.take(&k->loss, all);
+    }
     return pieces.bytes;
 }
 
@@ -264,6 +251,7 @@ static contrast sizes_of(const weft_node *n, const weft_tensor *x) {
     contrast k = {};
     k.losses = s.losses, k.rows = s.rows, k.width = s.width;
     k.group = ATTR(n, weft_infonce_attr)->group;
+    k.inverse_tau = (float)(1 / ATTR(n, weft_infonce_attr)->tau);
     return k;
 }
 
@@ -272,12 +260,12 @@ static double anchors(const contrast *k) {
     return (double)(k->group ? k->rows / 2 : k->rows);
 }
 
-static int64_t infonce_workspace(const weft_node *n, int) {
-    contrast k = sizes_of(n, n->in[0]);
-    return place_forward(&k, NULL);
+static int64_t pass_bytes(const weft_node *n, const weft_tensor *x, bool back) {
+    contrast k = sizes_of(n, x);
+    return place_pieces(&k, back, NULL);
 }
 
-static weft_status infonce_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(infonce, pass_bytes(n, n->in[0], false)) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[0]);
     float *y = data_of<float>(x, n->out[WEFT_INFONCE_Y]);
@@ -286,9 +274,8 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
         sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
         return launched(n);
     }
-    place_forward(&k, workspace_of<char>(x, n));
+    place_pieces(&k, false, workspace_of<char>(x, n));
     k.x = any_of(x, n->in[0]);
-    k.inverse_tau = (float)(1 / attr->tau);
     k.norm = data_of<float>(x, n->out[WEFT_INFONCE_NORM]);
     k.lse = data_of<float>(x, n->out[WEFT_INFONCE_LSE]);
     k.factor = attr->factor / anchors(&k);
@@ -301,8 +288,6 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-CUDA_KERNEL(infonce, infonce_run, infonce_workspace)
-
 /* The weights of the band's rows, `begin` the first of them, and their parts of u·du. */
 static __global__ void __launch_bounds__(BLOCK)
     weight_tiles(contrast all_losses, int64_t begin, int64_t band) {
@@ -310,7 +295,7 @@ static __global__ void __launch_bounds__(BLOCK)
     contrast k = take_loss(all_losses, band);
     int64_t first = begin + (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
     int lane = threadIdx.x % 32;
-    make_cosines(k, first, j, m);
+    multiply_tiles<false>(m, k.u, first, k.rows, k.u, j, k.rows, k.width);
     j += lane;
     float slope = (float)((double)*k.dy * k.factor), lse = j < k.rows ? k.lse[j] : 0.0f;
     for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
@@ -337,15 +322,7 @@ static __global__ void __launch_bounds__(BLOCK)
     int64_t first = (int64_t)blockIdx.x * TILE, column = (int64_t)blockIdx.y * TILE;
     int64_t tiles = ceil_div(k.rows, TILE);
     int lane = threadIdx.x % 32;
-    float sums[EACH][EACH] = {};
-    for (int64_t j = 0; j < k.rows; j += CHUNK) {
-        if (j > 0) __syncthreads();
-        fill_rows(m.factors.a, k.weights, first, rows, j, k.rows);
-        fill_columns(m.factors.b, k.u, j, k.rows, column, k.width);
-        __syncthreads();
-        add_products(m, sums);
-    }
-    share_sums(m, sums);
+    multiply_tiles<true>(m, k.weights, first, rows, k.u, column, k.width, k.rows);
     column += lane;
     for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
         int64_t i = begin + first + row;
@@ -362,17 +339,11 @@ static __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-static int64_t infonce_back_workspace(const weft_node *n, int) {
-    contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
-    return place_backward(&k, NULL);
-}
-
-static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(infonce_back, pass_bytes(n, n->in[WEFT_INFONCE_BACK_X], true)) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
-    place_backward(&k, workspace_of<char>(x, n));
+    place_pieces(&k, true, workspace_of<char>(x, n));
     k.x = any_of(x, n->in[WEFT_INFONCE_BACK_X]);
-    k.inverse_tau = (float)(1 / attr->tau);
     k.norm = data_of<float>(x, n->in[WEFT_INFONCE_BACK_NORM]);
     k.lse = data_of<float>(x, n->in[WEFT_INFONCE_BACK_LSE]);
     k.dy = data_of<float>(x, n->in[WEFT_INFONCE_BACK_DY]);
@@ -390,5 +361,3 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     }
     return launched(n);
 }
-
-CUDA_KERNEL(infonce_back, infonce_back_run, infonce_back_workspace)

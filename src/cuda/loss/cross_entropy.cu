@@ -19,10 +19,6 @@
 #include "cuda/pack.cuh"
 #include "cuda/products/gemm.cuh"
 
-extern "C" {
-#include "ops/loss.h"
-}
-
 /* What a row's gradient is made of: dl = p · weight − [v = target] · penalty. */
 struct entropy_upstream {
     const int32_t *count;    /* targets that count */
@@ -50,13 +46,9 @@ enum {
     SHARED_SPARE = 2 << 10 /* bytes of shared memory that a row of packs leaves */
 };
 
-static __device__ inline float sum_divisor(const entropy_upstream &s) {
-    return s.given ? *s.given : (float)*s.count;
-}
-
 static __device__ inline float row_penalty(const entropy_upstream &s, bool counts) {
     if (!counts || s.ce_scale == 0) return 0;
-    return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / sum_divisor(s);
+    return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / (s.given ? *s.given : (float)*s.count);
 }
 
 static __device__ inline float row_weight(const entropy_upstream &s, float penalty, int64_t row,
@@ -127,61 +119,50 @@ static __device__ inline top_sum add_pack(top_sum own, float (&v)[VECTOR], int n
     return top_sum{top, sum};
 }
 
-/* The thread's next AHEAD packs of a row, all on their way before the first is used. */
-static __device__ inline void fetch_ahead(const entropy_rows &k, int64_t at, int64_t column,
-                                          pack (&p)[AHEAD]) {
+/* f(column, n, logits) on the thread's packs of a row; AHEAD of them are on their way together. */
+template <class F> static __device__ inline void walk_row(const entropy_rows &k, int64_t at, F f) {
+    for (int64_t first = threadIdx.x * VECTOR; first < k.words;
+         first += AHEAD * ROW_THREADS * VECTOR) {
+        pack p[AHEAD];
+        float v[VECTOR];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        int64_t next = column + i * ROW_THREADS * VECTOR;
-        if (next < k.words) p[i] = fetch_pack(k.l, at + next, pack_length(k.words, next));
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t next = first + i * ROW_THREADS * VECTOR;
+            if (next < k.words) p[i] = fetch_pack(k.l, at + next, pack_length(k.words, next));
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t column = first + i * ROW_THREADS * VECTOR;
+            int n = pack_length(k.words, column);
+            if (n == 0) break;
+            widen_pack(p[i], k.l.is_bf16, v);
+            cap_pack(v, k.softcap);
+            f(column, n, v);
+        }
     }
 }
 
 /* The row's logsumexp. */
 static __device__ inline float measure_row(const entropy_rows &k, int64_t at, top_sum *shared) {
     top_sum own = {-INFINITY, 0};
-    for (int64_t column = threadIdx.x * VECTOR; column < k.words;
-         column += AHEAD * ROW_THREADS * VECTOR) {
-        pack p[AHEAD];
-        float v[VECTOR];
-        fetch_ahead(k, at, column, p);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int n = pack_length(k.words, column + i * ROW_THREADS * VECTOR);
-            if (n == 0) break;
-            widen_pack(p[i], k.l.is_bf16, v);
-            cap_pack(v, k.softcap);
-            own = add_pack(own, v, n);
-        }
-    }
+    walk_row(k, at, [&](int64_t, int n, float(&v)[VECTOR]) { own = add_pack(own, v, n); });
     own = join_block(own, shared);
     return own.top + logf(own.sum);
 }
 
 static __device__ inline void differentiate_row(const entropy_rows &k, int64_t at, int64_t target,
                                                 float lse, float weight, float penalty) {
-    for (int64_t first = threadIdx.x * VECTOR; first < k.words;
-         first += AHEAD * ROW_THREADS * VECTOR) {
-        pack p[AHEAD];
-        float v[VECTOR];
-        fetch_ahead(k, at, first, p);
+    walk_row(k, at, [&](int64_t column, int n, float(&v)[VECTOR]) {
+        int hit = (int)(target - column);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int64_t column = first + i * ROW_THREADS * VECTOR;
-            int n = pack_length(k.words, column), hit = (int)(target - column);
-            if (n == 0) break;
-            widen_pack(p[i], k.l.is_bf16, v);
-            cap_pack(v, k.softcap);
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++) {
-                float slope = k.softcap > 0 ? cap_slope(v[j], k.softcap) : 1.0f;
-                v[j] = __expf(v[j] - lse) * weight;
-                v[j] -= j == hit ? penalty : 0.0f;
-                v[j] *= slope;
-            }
-            store_pack(k.l, at + column, n, v);
+        for (int j = 0; j < VECTOR; j++) {
+            float slope = k.softcap > 0 ? cap_slope(v[j], k.softcap) : 1.0f;
+            v[j] = __expf(v[j] - lse) * weight;
+            v[j] -= j == hit ? penalty : 0.0f;
+            v[j] *= slope;
         }
-    }
+        store_pack(k.l, at + column, n, v);
+    });
 }
 
 /* The thread's packs `first`, first + ROW_THREADS, ... below `end` of a row of bf16, on their way
@@ -323,29 +304,27 @@ static const int64_t PART_BYTES = 576 << 20; /* of logits that are held at a tim
 /* How many targets count: one block. Faults: the row. */
 static __global__ void count_targets(int64_t rows, int64_t words, const int32_t *targets,
                                      int32_t *count, weft_cuda_run *run, int node) {
-    __shared__ double shared[32];
     double own = 0;
     for (int64_t i = threadIdx.x; i < rows; i += JOIN_THREADS) {
         int32_t target = targets[i];
         if (target < -1 || target >= words) note_fault(run, node, i);
         own += target >= 0 && target < words;
     }
-    own = block_sum_double(own, shared);
+    own = block_sum_double(own);
     if (threadIdx.x == 0) *count = (int32_t)own;
 }
 
 /* ce and z from the rows' numbers, in double: one block. */
 static __global__ void join_losses(int64_t rows, entropy_rows k, double z, float *ce_out,
                                    float *z_out) {
-    __shared__ double shared[32];
     double ce = 0, squares = 0;
     for (int64_t i = threadIdx.x; i < rows; i += JOIN_THREADS) {
         double lse = k.lse[i];
         if (k.targets[i] >= 0 && k.targets[i] < k.words) ce += lse - (double)k.target_logit[i];
         squares += lse * lse;
     }
-    ce = block_sum_double(ce, shared);
-    squares = block_sum_double(squares, shared);
+    ce = block_sum_double(ce);
+    squares = block_sum_double(squares);
     if (threadIdx.x > 0) return;
     double divisor = k.upstream.given ? (double)*k.upstream.given : (double)*k.upstream.count;
     *ce_out = (float)(divisor > 0 ? ce / divisor : 0);
@@ -360,15 +339,19 @@ static weft_status explain_target(weft_exec *x, const weft_node *n, int64_t plac
         (long long)n->in[WEFT_CE_W]->shape[0]);
 }
 
-/* The sizes of a node, and its workspace: the count, the targets' logits, the logits of a part, dw
- * where its sums need a place of their own, what the products need. */
+/* The sizes of a node, and its workspace. */
 struct entropy_layout {
     int64_t rows, words, width, ld, step;
     bool is_bf16;          /* the logits */
     bool dx, dw;           /* wanted */
     bool own_dw;           /* dw is bf16 and there are several parts: summed in f32 first */
     bool dw_bf16, dx_bf16; /* types of the products' results */
-    int64_t target_logit, logits, sums, products, bytes;
+    int32_t *count;
+    float *target_logit;
+    char *logits; /* of a part */
+    float *sums;  /* of dw, where they need a place of their own */
+    char *products;
+    int64_t bytes;
 };
 
 static cuda_gemm_matrix matrix_at(const void *data, int64_t at, int64_t ld, bool is_bf16) {
@@ -376,32 +359,33 @@ static cuda_gemm_matrix matrix_at(const void *data, int64_t at, int64_t ld, bool
     return cuda_gemm_matrix{first ? first + at * (is_bf16 ? 2 : 4) : NULL, ld, 0, is_bf16};
 }
 
-/* l [rows, V] = x wᵀ. */
-static cuda_gemm product_logits(const entropy_layout &k, cuda_gemm_matrix x, cuda_gemm_matrix w,
-                                cuda_gemm_matrix l, int64_t rows) {
-    cuda_gemm p = {};
-    p.batch = 1, p.m = rows, p.n = k.words, p.k = k.width, p.tb = true, p.alpha = 1;
-    p.a = x, p.b = w, p.c = l;
-    return p;
-}
+/* The products of a part of `rows` rows from `first` on; x NULL: their sizes alone. */
+struct entropy_products {
+    cuda_gemm logits, dx, dw;
+};
 
-/* dx [rows, E] = l w. */
-static cuda_gemm product_dx(const entropy_layout &k, cuda_gemm_matrix l, cuda_gemm_matrix w,
-                            cuda_gemm_matrix dx, int64_t rows) {
+static entropy_products describe_products(const weft_exec *x, const weft_node *n,
+                                          const entropy_layout &k, int64_t first, int64_t rows,
+                                          void *dx, void *dw) {
+    const weft_tensor *in = n->in[WEFT_CE_X], *weights = n->in[WEFT_CE_W];
+    int64_t at = first * k.width;
+    cuda_gemm_matrix from =
+        matrix_at(x ? weft_data(x, in) : NULL, at, k.width, in->dtype == WEFT_BF16);
+    cuda_gemm_matrix w =
+        matrix_at(x ? weft_data(x, weights) : NULL, 0, k.width, weights->dtype == WEFT_BF16);
+    cuda_gemm_matrix l = matrix_at(k.logits, 0, k.ld, k.is_bf16);
     cuda_gemm p = {};
-    p.batch = 1, p.m = rows, p.n = k.width, p.k = k.words, p.alpha = 1;
-    p.a = l, p.b = w, p.c = dx;
-    return p;
-}
-
-/* dw [V, E] = lᵀ x, or += */
-static cuda_gemm product_dw(const entropy_layout &k, cuda_gemm_matrix l, cuda_gemm_matrix x,
-                            cuda_gemm_matrix dw, int64_t rows, bool add) {
-    cuda_gemm p = {};
-    p.batch = 1, p.m = k.words, p.n = k.width, p.k = rows, p.ta = true, p.alpha = 1;
-    p.accumulate = add;
-    p.a = l, p.b = x, p.c = dw;
-    return p;
+    p.batch = 1, p.alpha = 1;
+    entropy_products all = {p, p, p};
+    /* l [rows, V] = x wᵀ; dx [rows, E] = l w; dw [V, E] = lᵀ x, or += behind the first part. */
+    all.logits.m = rows, all.logits.n = k.words, all.logits.k = k.width, all.logits.tb = true;
+    all.logits.a = from, all.logits.b = w, all.logits.c = l;
+    all.dx.m = rows, all.dx.n = k.width, all.dx.k = k.words;
+    all.dx.a = l, all.dx.b = w, all.dx.c = matrix_at(dx, at, k.width, k.dx_bf16);
+    all.dw.m = k.words, all.dw.n = k.width, all.dw.k = rows, all.dw.ta = true;
+    all.dw.a = l, all.dw.b = from, all.dw.c = matrix_at(dw, 0, k.width, k.dw_bf16);
+    all.dw.accumulate = first > 0;
+    return all;
 }
 
 /* A product with the vocabulary as its m, n or k, in two: of the words in eights, which the library is
@@ -430,12 +414,11 @@ static int split_words(const cuda_gemm &p, int64_t words, cuda_gemm part[2]) {
     return 2;
 }
 
-static weft_status launch_words(cudaStream_t stream, const entropy_layout &k, const cuda_gemm &p,
-                                void *workspace) {
+static weft_status launch_words(const weft_exec *x, const entropy_layout &k, const cuda_gemm &p) {
     cuda_gemm part[2];
     int parts = split_words(p, k.words, part);
     for (int i = 0; i < parts; i++)
-        WEFT_TRY(gemm_launch(stream, &part[i], workspace));
+        WEFT_TRY(gemm_launch(stream_of(x), &part[i], k.products));
     return WEFT_OK;
 }
 
@@ -447,15 +430,13 @@ static int64_t words_workspace(const entropy_layout &k, const cuda_gemm &p) {
 }
 
 static int64_t product_bytes(const entropy_layout &k, const weft_node *n, int64_t rows) {
-    cuda_gemm_matrix x = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_X]->dtype == WEFT_BF16);
-    cuda_gemm_matrix w = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_W]->dtype == WEFT_BF16);
-    cuda_gemm_matrix l = matrix_at(NULL, 0, k.ld, k.is_bf16);
-    cuda_gemm_matrix dx = matrix_at(NULL, 0, k.width, k.dx_bf16);
-    cuda_gemm_matrix dw = matrix_at(NULL, 0, k.width, k.dw_bf16);
-    int64_t most = words_workspace(k, product_logits(k, x, w, l, rows));
-    if (k.dx) most = max_i64(most, words_workspace(k, product_dx(k, l, w, dx, rows)));
-    for (int add = 0; k.dw && add < 2; add++)
-        most = max_i64(most, words_workspace(k, product_dw(k, l, x, dw, rows, add)));
+    entropy_products p = describe_products(NULL, n, k, 0, rows, NULL, NULL);
+    int64_t most = words_workspace(k, p.logits);
+    if (k.dx) most = max_i64(most, words_workspace(k, p.dx));
+    for (int add = 0; k.dw && add < 2; add++) {
+        p.dw.accumulate = add;
+        most = max_i64(most, words_workspace(k, p.dw));
+    }
     return most;
 }
 
@@ -477,8 +458,9 @@ static int64_t part_rows(const entropy_layout &k) {
     return best;
 }
 
+/* `workspace` NULL: only measures it. */
 static entropy_layout lay_out_entropy(const weft_node *n, const weft_tensor *dx,
-                                      const weft_tensor *dw) {
+                                      const weft_tensor *dw, char *workspace) {
     const weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
     entropy_layout k = {};
     k.rows = weft_tensor_rows(x);
@@ -492,40 +474,29 @@ static entropy_layout lay_out_entropy(const weft_node *n, const weft_tensor *dx,
     k.dx_bf16 = dx && dx->dtype == WEFT_BF16;
     k.own_dw = dw && dw->dtype == WEFT_BF16 && k.step < k.rows;
     k.dw_bf16 = dw && dw->dtype == WEFT_BF16 && !k.own_dw;
-    k.target_logit = align_bytes(sizeof(int32_t));
-    k.logits = k.target_logit + align_bytes(k.rows * (int64_t)sizeof(float));
-    k.sums = k.logits + align_bytes(k.step * k.ld * (k.is_bf16 ? 2 : 4));
-    k.products = k.sums;
-    if (k.own_dw) k.products += align_bytes(k.words * k.width * (int64_t)sizeof(float));
     int64_t last = k.rows - (ceil_div(k.rows, k.step) - 1) * k.step;
-    k.bytes = k.products + max_i64(product_bytes(k, n, k.step), product_bytes(k, n, last));
+    int64_t products = max_i64(product_bytes(k, n, k.step), product_bytes(k, n, last));
+    workspace_pieces pieces = {workspace, 0};
+    pieces.take(&k.count, 1);
+    pieces.take(&k.target_logit, k.rows);
+    pieces.take(&k.logits, k.step * k.ld * (k.is_bf16 ? 2 : 4));
+    if (k.own_dw) pieces.take(&k.sums, k.words * k.width);
+    pieces.take(&k.products, products);
+    k.bytes = pieces.bytes;
     return k;
 }
 
 /* All parts: logits, the kernel, dx and dw. `dx` and `dw` are where the results go. */
 static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_layout &k,
                              entropy_rows rows, bool known, void *dx, void *dw) {
-    char *work = workspace_of<char>(x, n);
-    const weft_tensor *in = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
-    bool x_bf16 = in->dtype == WEFT_BF16;
-    cuda_gemm_matrix w_at = matrix_at(weft_data(x, w), 0, k.width, w->dtype == WEFT_BF16);
-    cuda_gemm_matrix l_at = matrix_at(work + k.logits, 0, k.ld, k.is_bf16);
-    cuda_gemm_matrix dw_at = matrix_at(dw, 0, k.width, k.dw_bf16);
-    rows.l = any_tensor{work + k.logits, k.is_bf16};
+    rows.l = any_tensor{k.logits, k.is_bf16};
     for (rows.first = 0; rows.first < k.rows; rows.first += k.step) {
-        int64_t count = min_i64(k.step, k.rows - rows.first), at = rows.first * k.width;
-        cuda_gemm_matrix x_at = matrix_at(weft_data(x, in), at, k.width, x_bf16);
-        cuda_gemm_matrix dx_at = matrix_at(dx, at, k.width, k.dx_bf16);
-        WEFT_TRY(launch_words(stream_of(x), k, product_logits(k, x_at, w_at, l_at, count),
-                              work + k.products));
+        int64_t count = min_i64(k.step, k.rows - rows.first);
+        entropy_products p = describe_products(x, n, k, rows.first, count, dx, dw);
+        WEFT_TRY(launch_words(x, k, p.logits));
         run_entropy_rows(stream_of(x), rows, count, known);
-        if (k.dw)
-            WEFT_TRY(launch_words(stream_of(x), k,
-                                  product_dw(k, l_at, x_at, dw_at, count, rows.first > 0),
-                                  work + k.products));
-        if (k.dx)
-            WEFT_TRY(launch_words(stream_of(x), k, product_dx(k, l_at, w_at, dx_at, count),
-                                  work + k.products));
+        if (k.dw) WEFT_TRY(launch_words(x, k, p.dw));
+        if (k.dx) WEFT_TRY(launch_words(x, k, p.dx));
     }
     return WEFT_OK;
 }
@@ -533,27 +504,27 @@ static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_lay
 /* The rows' numbers that both nodes share; counts the targets. */
 static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_layout &k,
                                const weft_tensor *count) {
-    char *work = workspace_of<char>(x, n);
     entropy_rows rows = {};
     rows.words = k.words;
     rows.ld = k.ld;
     rows.targets = data_of<int32_t>(x, n->in[WEFT_CE_TARGETS]);
-    rows.target_logit = (float *)(work + k.target_logit);
+    rows.target_logit = k.target_logit;
     rows.gradients = k.dx || k.dw;
     rows.softcap = (float)ATTR(n, weft_cross_entropy_attr)->softcap;
-    rows.upstream.count = (int32_t *)work;
+    rows.upstream.count = k.count;
     rows.upstream.given = data_of<float>(x, count);
     rows.upstream.ce_scale = 1;
     rows.upstream.z_scale = (float)(2 * ATTR(n, weft_cross_entropy_attr)->z / (double)k.rows);
-    count_targets<<<1, JOIN_THREADS, 0, stream_of(x)>>>(k.rows, k.words, rows.targets,
-                                                        (int32_t *)work, device_run(x), n->index);
+    count_targets<<<1, JOIN_THREADS, 0, stream_of(x)>>>(k.rows, k.words, rows.targets, k.count,
+                                                        device_run(x), n->index);
     return rows;
 }
 
-static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(cross_entropy, lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW], NULL).bytes,
+              explain_target) {
     const weft_cross_entropy_attr *attr = ATTR(n, weft_cross_entropy_attr);
     const weft_tensor *dx = n->out[WEFT_CE_DX], *dw = n->out[WEFT_CE_DW];
-    entropy_layout k = lay_out_entropy(n, dx, dw);
+    entropy_layout k = lay_out_entropy(n, dx, dw, workspace_of<char>(x, n));
     entropy_rows rows = start_rows(x, n, k, n->in[WEFT_CE_COUNT]);
     rows.lse = data_of<float>(x, n->out[WEFT_CE_LSE]);
     if (!weft_z_trains(attr)) rows.upstream.z_scale = 0;
@@ -564,37 +535,20 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t cross_entropy_workspace(const weft_node *n, int) {
-    return lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW]).bytes;
-}
-
-CUDA_KERNEL(cross_entropy, cross_entropy_run, cross_entropy_workspace, explain_target)
-
-static const weft_tensor *root_of(const weft_tensor *t) {
-    while (t && t->view_of)
-        t = t->view_of;
-    return t;
-}
-
 static bool only_scales(const weft_node *n) {
     const weft_tensor *d_z = n->in[WEFT_CE_BACK_D_Z];
+    const weft_tensor *d_ce = n->in[WEFT_CE_BACK_D_CE];
     bool made = n->in[WEFT_CE_BACK_DX] || n->in[WEFT_CE_BACK_DW];
-    return made && (!d_z || root_of(d_z) == root_of(n->in[WEFT_CE_BACK_D_CE]));
+    auto root = [](const weft_tensor *t) { return t && t->view_of ? t->view_of : t; };
+    return made && (!d_z || root(d_z) == root(d_ce));
 }
-
-/* The factor is a number on the device; NULL: 1. */
-struct entropy_scale {
-    const float *factor;
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = factor ? *factor * x[0] : x[0];
-    }
-};
 
 static void scale_values(weft_exec *x, any_tensor from, const weft_tensor *to,
                          const float *factor) {
     int64_t count = weft_tensor_count(to);
     map_elements<1, 1><<<pack_grid(ceil_div(count, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(
-        count, tensor_list<1>{{from}}, tensor_list<1>{{any_of(x, to)}}, entropy_scale{factor});
+        count, tensor_list<1>{{from}}, tensor_list<1>{{any_of(x, to)}},
+        scale_by_element{1, factor});
 }
 
 /* The same in place. In training the factor is 1, and nothing is left to do. */
@@ -605,15 +559,13 @@ static __global__ void scale_over(int64_t count, any_tensor v, const float *fact
         float x[VECTOR];
         int n = pack_length(count, at);
         load_pack(v, at, n, x);
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            x[i] *= by;
+        scale_vector(x, by);
         store_pack(v, at, n, x);
     }
 }
 
 static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
-    entropy_layout k = lay_out_entropy(n, n->out[0], n->out[1]);
+    entropy_layout k = lay_out_entropy(n, n->out[0], n->out[1], workspace_of<char>(x, n));
     entropy_rows rows = start_rows(x, n, k, n->in[WEFT_CE_BACK_COUNT]);
     rows.lse = data_of<float>(x, n->in[WEFT_CE_BACK_LSE]);
     rows.upstream.d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
@@ -621,14 +573,15 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
     rows.upstream.d_lse = data_of<float>(x, n->in[WEFT_CE_BACK_D_LSE]);
     if (!rows.upstream.d_ce) rows.upstream.ce_scale = 0;
     if (!rows.upstream.d_z) rows.upstream.z_scale = 0;
-    float *sums = (float *)(workspace_of<char>(x, n) + k.sums);
     WEFT_TRY(run_parts(x, n, k, rows, true, weft_data(x, n->out[0]),
-                       k.own_dw ? sums : weft_data(x, n->out[1])));
-    if (k.own_dw) scale_values(x, any_tensor{sums, false}, n->out[1], NULL);
+                       k.own_dw ? k.sums : weft_data(x, n->out[1])));
+    if (k.own_dw) scale_values(x, any_tensor{k.sums, false}, n->out[1], NULL);
     return launched(n);
 }
 
-static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(cross_entropy_back,
+              only_scales(n) ? 0 : lay_out_entropy(n, n->out[0], n->out[1], NULL).bytes,
+              explain_target) {
     if (!only_scales(n)) return differentiate_anew(x, n);
     const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
     const float *d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
@@ -644,10 +597,3 @@ static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
     }
     return launched(n);
 }
-
-static int64_t cross_entropy_back_workspace(const weft_node *n, int) {
-    return only_scales(n) ? 0 : lay_out_entropy(n, n->out[0], n->out[1]).bytes;
-}
-
-CUDA_KERNEL(cross_entropy_back, cross_entropy_back_run, cross_entropy_back_workspace,
-            explain_target)

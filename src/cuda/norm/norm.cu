@@ -19,6 +19,12 @@ enum {
     ROWS = 4       /* rows at a time */
 };
 
+__device__ static inline void store_statistics(const norm_args &a, int64_t place, float mean,
+                                               float rstd) {
+    a.rstd[place] = rstd;
+    if (a.mean) a.mean[place] = mean;
+}
+
 /* s = x + r, which is stored. */
 __device__ static inline void sum_residual(const norm_args &a, const pack &x, const pack &r,
                                            int64_t at, int n, float (&s)[VECTOR]) {
@@ -26,9 +32,7 @@ __device__ static inline void sum_residual(const norm_args &a, const pack &x, co
     if (!a.r.data) return;
     float other[VECTOR];
     widen_pack(r, a.r.is_bf16, other);
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++)
-        s[i] += other[i];
+    add_vector(s, other);
     store_pack(a.s, at, n, s);
 }
 
@@ -44,14 +48,10 @@ __device__ static inline float add_residual(const norm_args &a, int64_t start,
         if (a.r.data) {
             float other[VECTOR];
             widen_words(r.pack[k], other);
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++)
-                s[k][j] += other[j];
+            add_vector(s[k], other);
             store_row(a, a.s, start, k, s[k]);
         }
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum += s[k][j];
+        sum = add_elements(sum, s[k]);
     }
     return sum;
 }
@@ -99,10 +99,7 @@ static __global__ void __launch_bounds__(WARP_ROWS * 32, row_blocks(PACKS))
         }
         mean = a.centered ? warp_sum(mean) * a.share : 0.0f;
         float rstd = rsqrtf(warp_sum(sum_deviations(a, s, mean)) * a.share + a.eps);
-        if (threadIdx.x % 32 == 0) {
-            a.rstd[place] = rstd;
-            if (a.mean) a.mean[place] = mean;
-        }
+        if (threadIdx.x % 32 == 0) store_statistics(a, place, mean, rstd);
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
 #pragma unroll
@@ -133,10 +130,7 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
     for (int i = 0; i < ROWS; i++) {
         bool there = n > 0 && first + i < a.rows;
         sum_residual(a, x[i], r[i], place_of(a, first + i) * a.width + column, there ? n : 0, s[i]);
-        mean[i] = 0;
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            mean[i] += s[i][j];
+        mean[i] = add_elements(0, s[i]);
     }
     if (a.centered) sum_over_block(mean, shared[0]);
 #pragma unroll
@@ -155,10 +149,7 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
         if (first + i >= a.rows) break;
         float rstd = rsqrtf(square[i] * a.share + a.eps), y[VECTOR];
         int64_t place = place_of(a, first + i);
-        if (threadIdx.x == 0) {
-            a.rstd[place] = rstd;
-            if (a.mean) a.mean[place] = mean[i];
-        }
+        if (threadIdx.x == 0) store_statistics(a, place, mean[i], rstd);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
             y[j] = (s[i][j] - mean[i]) * rstd * w[j] + b[j];
@@ -178,9 +169,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
         int64_t at = start + column;
         sum_residual(a, fetch_pack(a.x, at, n), a.r.data ? fetch_pack(a.r, at, n) : pack{}, at, n,
                      v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            mean[0] += v[j];
+        mean[0] = add_elements(mean[0], v);
     }
     sum_over_block(mean, shared[0]);
     mean[0] = a.centered ? mean[0] * a.share : 0.0f;
@@ -193,10 +182,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
     }
     sum_over_block(square, shared[1]);
     float rstd = rsqrtf(square[0] * a.share + a.eps);
-    if (threadIdx.x == 0) {
-        a.rstd[row] = rstd;
-        if (a.mean) a.mean[row] = mean[0];
-    }
+    if (threadIdx.x == 0) store_statistics(a, row, mean[0], rstd);
     for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
         int n = pack_length(a.width, column);
         load_pack(from, start + column, n, v);
@@ -217,7 +203,7 @@ static void launch_group(weft_exec *x, const weft_node *n, norm_args a, int grou
     int packs = lane_packs(a.width, {n->in[WEFT_NORM_X], n->in[WEFT_NORM_R], n->out[WEFT_NORM_Y],
                                      n->out[WEFT_NORM_S]});
     if (packs)
-        with_packs(packs, [&](auto tag) {
+        with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
             constexpr int value = decltype(tag)::value;
             int64_t blocks =
                 min_i64(row_blocks(value) * multiprocessors(), ceil_div(a.rows, WARP_ROWS));
@@ -232,7 +218,7 @@ static void launch_group(weft_exec *x, const weft_node *n, norm_args a, int grou
                          norm_wide_row, a);
 }
 
-static weft_status norm_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm) {
     const weft_norm_attr *attr = ATTR(n, weft_norm_attr);
     norm_args a = {};
     a.width = weft_tensor_width(n->in[WEFT_NORM_X]);
@@ -251,5 +237,3 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
     launch_rest(x, n, n->in[WEFT_NORM_X], n->in[WEFT_NORM_X], n->out[WEFT_NORM_Y]);
     return launched(n);
 }
-
-CUDA_KERNEL(norm, norm_run)

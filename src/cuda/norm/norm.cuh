@@ -5,10 +5,6 @@
 
 #include <initializer_list>
 
-extern "C" {
-#include "ops/norm.h"
-}
-
 enum {
     LANE_PACKS = 4,           /* of a row that a lane holds */
     THREADS = 256,            /* of a block, at most */
@@ -105,26 +101,11 @@ __device__ static inline void load_columns(const norm_args &a, any_tensor t,
 }
 
 /* Packs a lane holds of a row, where all these tensors are bf16; 0: not a warp's. */
-static int lane_packs(int64_t width, std::initializer_list<const weft_tensor *> tensors) {
+static inline int lane_packs(int64_t width, std::initializer_list<const weft_tensor *> tensors) {
     if (width % VECTOR != 0 || width > LANE_PACKS * 32 * VECTOR) return 0;
     for (const weft_tensor *t : tensors)
         if (t && t->dtype != WEFT_BF16) return 0;
     return (int)ceil_div(width, 32 * VECTOR);
-}
-
-/* Calls f with PACKS as a constant: f(packs<3>()). */
-template <int N> struct packs { static constexpr int value = N; };
-
-template <typename F> static void with_packs(int n, F f) {
-    static_assert(LANE_PACKS == 4, "a case for each");
-    if (n == 1)
-        f(packs<1>());
-    else if (n == 2)
-        f(packs<2>());
-    else if (n == 3)
-        f(packs<3>());
-    else
-        f(packs<4>());
 }
 
 /* Rows that no gain is for go from one tensor to the other as they are: a thread a pack. */
@@ -134,10 +115,8 @@ struct norm_rest {
 };
 
 static __global__ void copy_rest(norm_rest k) {
-    int64_t rest = k.period - k.normed, packs = ceil_div(rest, VECTOR);
-    int64_t p = quotient(thread_index(), packs), column = (thread_index() - p * packs) * VECTOR;
+    auto [p, column, n] = place_pack(k.period - k.normed);
     if (p >= k.periods) return;
-    int n = pack_length(rest, column);
     float v[VECTOR];
     load_pack(k.from, p * k.period + k.normed + column, n, v);
     store_pack(k.to, p * k.period + k.normed + column, n, v);
@@ -150,7 +129,7 @@ static void launch_rest(weft_exec *x, const weft_node *n, const weft_tensor *row
     norm_rest k = {weft_tensor_rows(rows) / last.period, last.period * width, normed * width,
                    any_of(x, from), any_of(x, to)};
     if (normed == last.period || !k.to.data || k.from.data == k.to.data) return;
-    int64_t packs = k.periods * ceil_div(k.period - k.normed, VECTOR);
+    int64_t packs = count_packs(k.periods, k.period - k.normed);
     copy_rest<<<pack_grid(packs), PACK_THREADS, 0, stream_of(x)>>>(k);
 }
 

@@ -282,23 +282,6 @@ static int64_t norm_back_workspace(const weft_node *n, int) {
     return NORM_SUMS * blocks * weft_tensor_width(s) * (int64_t)sizeof(float);
 }
 
-static void launch_back(weft_exec *x, const weft_node *n, const norm_args &a, int sums) {
-    unsigned blocks = (unsigned)back_blocks(n, a.rows);
-    int packs = back_packs(n);
-    if (packs)
-        with_packs(packs, [&](auto tag) {
-            constexpr int P = decltype(tag)::value;
-            if (sums == NORM_SUMS)
-                norm_warp_rows_back<P, NORM_SUMS><<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
-            else
-                norm_warp_rows_back<P, 2><<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
-        });
-    else if (a.width <= NARROW)
-        norm_rows_back<<<blocks, row_threads(a.width), 0, stream_of(x)>>>(a);
-    else
-        norm_wide_row_back<<<blocks, THREADS, 0, stream_of(x)>>>(a);
-}
-
 static void launch_group_back(weft_exec *x, const weft_node *n, norm_args a, int group) {
     int sums = count_sums(n, group);
     a.group = weft_norm_group_of(ATTR(n, weft_norm_attr), n->in[WEFT_NORM_BACK_S], group);
@@ -307,17 +290,28 @@ static void launch_group_back(weft_exec *x, const weft_node *n, norm_args a, int
     a.w = any_of(x, n->in[group ? WEFT_NORM_BACK_W_NEXT : WEFT_NORM_BACK_W]);
     a.range = back_range(a.rows);
     a.partial = sums ? workspace_of<float>(x, n) : NULL;
-    launch_back(x, n, a, sums);
+    unsigned blocks = (unsigned)back_blocks(n, a.rows);
+    int packs = back_packs(n);
+    if (packs)
+        with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
+            constexpr int P = decltype(tag)::value;
+            auto kernel =
+                sums == NORM_SUMS ? norm_warp_rows_back<P, NORM_SUMS> : norm_warp_rows_back<P, 2>;
+            kernel<<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
+        });
+    else if (a.width <= NARROW)
+        norm_rows_back<<<blocks, row_threads(a.width), 0, stream_of(x)>>>(a);
+    else
+        norm_wide_row_back<<<blocks, THREADS, 0, stream_of(x)>>>(a);
     if (!sums) return;
     tensor_list<NORM_SUMS> to;
     for (int i = 0; i < NORM_SUMS; i++)
         to.t[i] = any_of(x, n->out[sum_outputs[group][i]]);
     dim3 grid((unsigned)ceil_div(a.width, JOIN), (unsigned)sums);
-    join_ranges<<<grid, dim3(JOIN, JOIN), 0, stream_of(x)>>>(back_blocks(n, a.rows), a.width,
-                                                             a.partial, to);
+    join_ranges<<<grid, dim3(JOIN, JOIN), 0, stream_of(x)>>>(blocks, a.width, a.partial, to);
 }
 
-static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm_back, norm_back_workspace) {
     norm_args a = {};
     a.width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
     a.share = (float)(1.0 / (double)a.width);
@@ -333,5 +327,3 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     launch_rest(x, n, n->in[WEFT_NORM_BACK_S], n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
     return launched(n);
 }
-
-CUDA_KERNEL(norm_back, norm_back_run, norm_back_workspace)

@@ -54,51 +54,49 @@ __device__ static inline muon_place place_of_block(const muon_list &l) {
     return p;
 }
 
-/* Packs of two tensors, of a thread's next rounds; `left` elements are there from the first one's on. */
-struct muon_ahead {
-    pack a[MUON_AHEAD], b[MUON_AHEAD];
-};
-
-__device__ static inline muon_ahead fetch_ahead(any_tensor a, int64_t a_at, any_tensor b,
-                                                int64_t b_at, int64_t left) {
-    muon_ahead packs;
+/* f(a, b, i, n) on a thread's packs of a chunk: n numbers of two tensors, the first one f32,
+ * from a_at + i and b_at + i on. MUON_AHEAD packs of each are on their way together. */
+template <class F>
+__device__ static inline void walk_chunk(any_tensor a, int64_t a_at, any_tensor b, int64_t b_at,
+                                         int64_t count, F f) {
+    for (int64_t i = threadIdx.x * VECTOR; i < count; i += MUON_AHEAD * MUON_ROUND) {
+        pack p[MUON_AHEAD], q[MUON_AHEAD];
 #pragma unroll
-    for (int k = 0; k < MUON_AHEAD; k++) {
-        packs.a[k] = fetch_pack(a, a_at + k * MUON_ROUND, pack_length(left, k * MUON_ROUND));
-        packs.b[k] = fetch_pack(b, b_at + k * MUON_ROUND, pack_length(left, k * MUON_ROUND));
+        for (int k = 0; k < MUON_AHEAD; k++) {
+            p[k] = fetch_pack(a, a_at + i + k * MUON_ROUND, pack_length(count - i, k * MUON_ROUND));
+            q[k] = fetch_pack(b, b_at + i + k * MUON_ROUND, pack_length(count - i, k * MUON_ROUND));
+        }
+#pragma unroll
+        for (int k = 0; k < MUON_AHEAD; k++) {
+            float x[VECTOR], y[VECTOR];
+            widen_pack(p[k], false, x);
+            widen_pack(q[k], b.is_bf16, y);
+            f(x, y, i + k * MUON_ROUND, pack_length(count, i + k * MUON_ROUND));
+        }
     }
-    return packs;
 }
 
 /* m ← momentum · m + g, and the sum of Ĝ's squares. */
 static __global__ void __launch_bounds__(PACK_THREADS)
     gather_momentum(const __grid_constant__ muon_list l, float momentum, const float *control,
                     double *squares) {
-    __shared__ double shared[32];
     if (control[WEFT_CONTROL_APPLY] == 0) return;
     muon_place p = place_of_block(l);
     any_tensor g = l.piece[p.piece].g, m = l.piece[p.piece].m;
     float clip = control[WEFT_CONTROL_GRAD];
     double sum = 0;
-    for (int64_t i = threadIdx.x * VECTOR; i < p.count; i += MUON_AHEAD * MUON_ROUND) {
-        muon_ahead ahead = fetch_ahead(m, p.from + i, g, p.from + i, p.count - i);
+    walk_chunk(m, p.from, g, p.from, p.count,
+               [&](float(&kept)[VECTOR], float(&grad)[VECTOR], int64_t i, int n) {
 #pragma unroll
-        for (int k = 0; k < MUON_AHEAD; k++) {
-            float grad[VECTOR], kept[VECTOR];
-            widen_pack(ahead.b[k], g.is_bf16, grad);
-            widen_pack(ahead.a[k], false, kept);
-#pragma unroll
-            for (int e = 0; e < VECTOR; e++) {
-                float clipped = __fmul_rn(grad[e], clip);
-                kept[e] = __fmaf_rn(momentum, kept[e], clipped);
-                double direction = __fmaf_rn(momentum, kept[e], clipped);
-                sum += direction * direction;
-            }
-            store_pack(m, p.from + i + k * MUON_ROUND, pack_length(p.count, i + k * MUON_ROUND),
-                       kept);
-        }
-    }
-    sum = block_sum_double(sum, shared);
+                   for (int e = 0; e < VECTOR; e++) {
+                       float clipped = __fmul_rn(grad[e], clip);
+                       kept[e] = __fmaf_rn(momentum, kept[e], clipped);
+                       double direction = __fmaf_rn(momentum, kept[e], clipped);
+                       sum += direction * direction;
+                   }
+                   store_pack(m, p.from + i, n, kept);
+               });
+    sum = block_sum_double(sum);
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
 }
 
@@ -106,7 +104,6 @@ static __global__ void __launch_bounds__(PACK_THREADS)
 static __global__ void __launch_bounds__(PACK_THREADS)
     make_direction(const __grid_constant__ muon_list l, float momentum, const float *control,
                    const double *squares) {
-    __shared__ double shared[32];
     muon_place p = place_of_block(l);
     any_tensor g = l.piece[p.piece].g, m = l.piece[p.piece].m;
     bool apply = control[WEFT_CONTROL_APPLY] != 0;
@@ -114,23 +111,16 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     double sum = 0;
     for (int64_t i = threadIdx.x; apply && i < l.chunks; i += PACK_THREADS)
         sum += squares[p.matrix + i];
-    float scale = (float)(1 / (sqrt(block_sum_double(sum, shared)) + 1e-7));
-    for (int64_t i = threadIdx.x * VECTOR; i < p.count; i += MUON_AHEAD * MUON_ROUND) {
-        muon_ahead ahead = fetch_ahead(m, p.from + i, g, p.from + i, p.count - i);
+    float scale = (float)(1 / (sqrt(block_sum_double(sum)) + 1e-7));
+    walk_chunk(m, p.from, g, p.from, p.count,
+               [&](float(&way)[VECTOR], float(&grad)[VECTOR], int64_t i, int n) {
 #pragma unroll
-        for (int k = 0; k < MUON_AHEAD; k++) {
-            float grad[VECTOR], way[VECTOR];
-            widen_pack(ahead.b[k], g.is_bf16, grad);
-            widen_pack(ahead.a[k], false, way);
-#pragma unroll
-            for (int e = 0; e < VECTOR; e++) {
-                way[e] = __fmaf_rn(momentum, way[e], __fmul_rn(grad[e], clip));
-                way[e] = apply ? __fmul_rn(way[e], scale) : 0.0f;
-            }
-            store_pack(l.x, p.at + i + k * MUON_ROUND, pack_length(p.count, i + k * MUON_ROUND),
-                       way);
-        }
-    }
+                   for (int e = 0; e < VECTOR; e++) {
+                       way[e] = __fmaf_rn(momentum, way[e], __fmul_rn(grad[e], clip));
+                       way[e] = apply ? __fmul_rn(way[e], scale) : 0.0f;
+                   }
+                   store_pack(l.x, p.at + i, n, way);
+               });
 }
 
 static __global__ void __launch_bounds__(PACK_THREADS)
@@ -140,25 +130,20 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     const muon_piece &s = l.piece[p.piece];
     float step = __fmul_rn(control[WEFT_CONTROL_LR], s.factor);
     float decay = control[WEFT_CONTROL_DECAY];
-    for (int64_t i = threadIdx.x * VECTOR; i < p.count; i += MUON_AHEAD * MUON_ROUND) {
-        muon_ahead ahead = fetch_ahead(s.param, p.from + i, l.x, p.at + i, p.count - i);
+    walk_chunk(s.param, p.from, l.x, p.at, p.count,
+               [&](float(&param)[VECTOR], float(&by)[VECTOR], int64_t i, int n) {
+                   float given[VECTOR];
+                   if (s.given.data) load_pack(s.given, p.from + i, n, given);
 #pragma unroll
-        for (int k = 0; k < MUON_AHEAD; k++) {
-            int n = pack_length(p.count, i + k * MUON_ROUND);
-            float param[VECTOR], by[VECTOR], given[VECTOR];
-            widen_pack(ahead.a[k], false, param);
-            widen_pack(ahead.b[k], l.x.is_bf16, by);
-            if (s.given.data) load_pack(s.given, p.from + i + k * MUON_ROUND, n, given);
-#pragma unroll
-            for (int e = 0; e < VECTOR; e++) {
-                if (s.given.data && to_float(from_float<bf16>(param[e])) != given[e])
-                    param[e] = given[e];
-                param[e] = __fsub_rn(param[e], __fmaf_rn(param[e], decay, __fmul_rn(by[e], step)));
-            }
-            store_pack(s.param, p.from + i + k * MUON_ROUND, n, param);
-            if (s.copy.data) store_pack(s.copy, p.from + i + k * MUON_ROUND, n, param);
-        }
-    }
+                   for (int e = 0; e < VECTOR; e++) {
+                       if (s.given.data && to_float(from_float<bf16>(param[e])) != given[e])
+                           param[e] = given[e];
+                       param[e] =
+                           __fsub_rn(param[e], __fmaf_rn(param[e], decay, __fmul_rn(by[e], step)));
+                   }
+                   store_pack(s.param, p.from + i, n, param);
+                   if (s.copy.data) store_pack(s.copy, p.from + i, n, param);
+               });
 }
 
 /* The list of a node, but for its pieces' tensors. */
@@ -176,7 +161,12 @@ static muon_list list_of(const weft_node *n) {
     return l;
 }
 
-static weft_status muon_direction_run(weft_exec *x, const weft_node *n) {
+static int64_t muon_direction_workspace(const weft_node *n, int) {
+    muon_list l = list_of(n);
+    return l.first[l.pieces] * (int64_t)sizeof(double);
+}
+
+CUDA_RUN(muon_direction, muon_direction_workspace) {
     muon_list l = list_of(n);
     l.x = any_of(x, n->out[0]);
     for (int i = 0; i < l.pieces; i++) {
@@ -192,14 +182,7 @@ static weft_status muon_direction_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t muon_direction_workspace(const weft_node *n, int) {
-    muon_list l = list_of(n);
-    return l.first[l.pieces] * (int64_t)sizeof(double);
-}
-
-CUDA_KERNEL(muon_direction, muon_direction_run, muon_direction_workspace)
-
-static weft_status muon_step_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(muon_step) {
     muon_list l = list_of(n);
     l.x = any_of(x, n->in[WEFT_MUON_X]);
     for (int i = 0; i < l.pieces; i++) {
@@ -212,5 +195,3 @@ static weft_status muon_step_run(weft_exec *x, const weft_node *n) {
         l, data_of<float>(x, n->in[0]));
     return launched(n);
 }
-
-CUDA_KERNEL(muon_step, muon_step_run)

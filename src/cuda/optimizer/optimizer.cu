@@ -23,22 +23,52 @@ extern "C" {
 enum {
     NORM_AHEAD = 8, /* words of 16 bytes that a thread reads ahead */
     NORM_CHUNK = NORM_AHEAD * VECTOR * PACK_THREADS,
-    NORM_TENSORS = 160, /* of a launch */
-    QUAD = 4,           /* elements of a word of f32 */
-    AHEAD = 2,          /* quads that a thread reads ahead: a round of its block */
+    AHEAD = 2, /* quads that a thread reads ahead: a round of its block */
     ROUND = AHEAD * QUAD * PACK_THREADS,
     ADAM_CHUNK = 4 * ROUND,
     ADAM_BLOCKS = 4, /* of a multiprocessor at a time */
-    ADAM_SLOTS = 160,
+    SLOTS = 160,     /* of a launch */
     JOIN_THREADS = 1024
 };
 
-/* Tensors of a launch: those of tensor i have the chunks first[i] .. first[i+1] − 1. */
-struct norm_list {
-    int tensors;
-    int32_t first[NORM_TENSORS + 1];
-    any_tensor t[NORM_TENSORS];
-    int64_t count[NORM_TENSORS];
+/* What a launch gets: slot i, of `count` elements, has the chunks first[i] .. first[i+1] − 1. */
+template <class S> struct slot_list {
+    int slots;
+    int32_t first[SLOTS + 1];
+    S slot[SLOTS];
+};
+
+/* Calls launch(list, blocks, chunks before) until all slots have been in a list: of a node's inputs
+ * from `start` on, `stride` each, of which make(i) makes one. Returns how many chunks there are. */
+template <class MAKE, class LAUNCH>
+static int64_t launch_slots(const weft_node *n, int start, int stride, int64_t chunk, MAKE make,
+                            LAUNCH launch) {
+    int64_t done = 0;
+    for (int i = start; i < n->n_in;) {
+        slot_list<decltype(make(i))> list = {};
+        for (; i < n->n_in && list.slots < SLOTS; i += stride) {
+            int at = list.slots++;
+            list.slot[at] = make(i);
+            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(list.slot[at].count, chunk);
+        }
+        int32_t chunks = list.first[list.slots];
+        launch(list, (unsigned)chunks, done);
+        done += chunks;
+    }
+    return done;
+}
+
+/* A block's slot of a list, and the first element of its chunk. */
+template <class S>
+__device__ static inline const S &find_slot(const slot_list<S> &list, int64_t chunk, int64_t &at) {
+    int index = tensor_of_chunk(list.first, list.slots, (int)blockIdx.x);
+    at = (int64_t)(blockIdx.x - list.first[index]) * chunk;
+    return list.slot[index];
+}
+
+struct norm_slot {
+    any_tensor t;
+    int64_t count;
 };
 
 /* Σ x² in double, in which the square of a float is exact. The conversion's own instruction is slow:
@@ -99,30 +129,22 @@ __device__ static inline double sum_last_chunk(any_tensor t, int64_t at, int64_t
 }
 
 static __global__ void __launch_bounds__(PACK_THREADS)
-    sum_norm_chunk(const __grid_constant__ norm_list list, double *partial) {
-    __shared__ double shared[32];
-    int index = tensor_of_chunk(list.first, list.tensors, (int)blockIdx.x);
-    any_tensor t = list.t[index];
-    int64_t count = list.count[index];
-    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * NORM_CHUNK;
+    sum_norm_chunk(const __grid_constant__ slot_list<norm_slot> list, double *partial) {
+    int64_t at;
+    const norm_slot &s = find_slot(list, NORM_CHUNK, at);
     double sum;
-    if (at + NORM_CHUNK > count)
-        sum = sum_last_chunk(t, at, count);
-    else if (t.is_bf16)
-        sum = sum_whole_chunk((const bf16 *)t.data + at);
+    if (at + NORM_CHUNK > s.count)
+        sum = sum_last_chunk(s.t, at, s.count);
+    else if (s.t.is_bf16)
+        sum = sum_whole_chunk((const bf16 *)s.t.data + at);
     else
-        sum = sum_whole_chunk((const float *)t.data + at);
-    sum = block_sum_double(sum, shared);
+        sum = sum_whole_chunk((const float *)s.t.data + at);
+    sum = block_sum_double(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
 static __global__ void join_norm(int64_t chunks, const double *partial, float *norm) {
-    __shared__ double shared[32];
-    double sum = 0;
-#pragma unroll 8
-    for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
-        sum += partial[i];
-    sum = block_sum_double(sum, shared);
+    double sum = sum_by_block<JOIN_THREADS>(partial, chunks);
     if (threadIdx.x == 0) *norm = (float)sqrt(sum);
 }
 
@@ -138,50 +160,34 @@ static_assert((int)NORM_CHUNK == (int)WEFT_NORM_CHUNK, "the chunks that ranks sh
 
 /* Starts the sums of all chunks, and returns how many there are. */
 static int64_t sum_norm_chunks(weft_exec *x, const weft_node *n, double *partial) {
-    int64_t done = 0;
-    for (int i = 0; i < n->n_in;) {
-        norm_list list = {};
-        for (; i < n->n_in && list.tensors < NORM_TENSORS; i++) {
-            int at = list.tensors++;
-            list.t[at] = any_of(x, n->in[i]);
-            list.count[at] = weft_tensor_count(n->in[i]);
-            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(list.count[at], NORM_CHUNK);
-        }
-        int32_t chunks = list.first[list.tensors];
-        sum_norm_chunk<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(list, partial + done);
-        done += chunks;
-    }
-    return done;
+    return launch_slots(
+        n, 0, 1, NORM_CHUNK,
+        [&](int i) {
+            return norm_slot{any_of(x, n->in[i]), weft_tensor_count(n->in[i])};
+        },
+        [&](const slot_list<norm_slot> &list, unsigned chunks, int64_t done) {
+            sum_norm_chunk<<<chunks, PACK_THREADS, 0, stream_of(x)>>>(list, partial + done);
+        });
 }
 
-static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(global_norm, count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double)) {
     double *partial = workspace_of<double>(x, n);
     int64_t chunks = sum_norm_chunks(x, n, partial);
     join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(chunks, partial, data_of<float>(x, n->out[0]));
     return launched(n);
 }
 
-static int64_t global_norm_workspace(const weft_node *n, int) {
-    return count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double);
-}
-
-CUDA_KERNEL(global_norm, global_norm_run, global_norm_workspace)
-
-static weft_status norm_parts_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm_parts) {
     sum_norm_chunks(x, n, (double *)data_of<int32_t>(x, n->out[0]));
     return launched(n);
 }
 
-CUDA_KERNEL(norm_parts, norm_parts_run)
-
-static weft_status norm_join_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(norm_join) {
     join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(n->in[0]->shape[0],
                                                     (const double *)data_of<int32_t>(x, n->in[0]),
                                                     data_of<float>(x, n->out[0]));
     return launched(n);
 }
-
-CUDA_KERNEL(norm_join, norm_join_run)
 
 /* One thread. The history is read one by one: a hundred numbers, once a step. */
 static __global__ void control_step(const __grid_constant__ weft_adam_options o, const float *norm,
@@ -189,14 +195,12 @@ static __global__ void control_step(const __grid_constant__ weft_adam_options o,
     adam_control_step(&o, *norm, *lr, state, control);
 }
 
-static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(adam_control) {
     control_step<<<1, 1, 0, stream_of(x)>>>(
         *ATTR(n, weft_adam_options), data_of<float>(x, n->in[0]), data_of<float>(x, n->in[1]),
         data_of<float>(x, n->in[2]), data_of<float>(x, n->out[0]));
     return launched(n);
 }
-
-CUDA_KERNEL(adam_control, adam_control_run)
 
 struct adam_slot {
     float *p, *m, *v, *v_max; /* v_max may be NULL */
@@ -206,12 +210,6 @@ struct adam_slot {
     int64_t count;
     bool decays;
     float rate; /* factor of the learning rate */
-};
-
-struct adam_list {
-    int slots;
-    int32_t first[ADAM_SLOTS + 1];
-    adam_slot slot[ADAM_SLOTS];
 };
 
 struct adam_factors {
@@ -269,35 +267,6 @@ struct adam_quad {
     float p[QUAD], m[QUAD], v[QUAD], most[QUAD], g[QUAD];
 };
 
-__device__ static inline void load_quad(const float *from, float (&v)[QUAD]) {
-    float4 a = *(const float4 *)from;
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-}
-
-__device__ static inline void load_quad(const bf16 *from, float (&v)[QUAD]) {
-    uint2 a = *(const uint2 *)from;
-    v[0] = __uint_as_float(a.x << 16), v[1] = __uint_as_float(a.x & 0xffff0000u);
-    v[2] = __uint_as_float(a.y << 16), v[3] = __uint_as_float(a.y & 0xffff0000u);
-}
-
-__device__ static inline void store_quad(float *to, const float (&v)[QUAD]) {
-    store_words(to, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-                __float_as_uint(v[3]));
-}
-
-__device__ static inline void store_quad(bf16 *to, const float (&v)[QUAD]) {
-    store_words(to, join_halves(v[0], v[1]), join_halves(v[2], v[3]));
-}
-
-template <bool WITH_MAX>
-__device__ static inline int update_quad(const adam_factors &f, adam_quad &q) {
-    int cuts = 0;
-#pragma unroll
-    for (int i = 0; i < QUAD; i++)
-        cuts += update_element<WITH_MAX>(f, q.g[i], q.p[i], q.m[i], q.v[i], q.most[i]);
-    return cuts;
-}
-
 /* `rounds` · ROUND elements of a slot from `at` on; G: the gradient's type. */
 template <typename G, bool WITH_MAX, bool GIVEN>
 __device__ static inline int update_rounds(const adam_slot &s, const adam_factors &f, int64_t at,
@@ -311,14 +280,14 @@ __device__ static inline int update_rounds(const adam_slot &s, const adam_factor
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int64_t from = at + i * QUAD * PACK_THREADS;
-            load_quad(g + from, q[i].g);
-            load_quad(s.p + from, q[i].p);
-            load_quad(s.m + from, q[i].m);
-            load_quad(s.v + from, q[i].v);
-            if (WITH_MAX) load_quad(s.v_max + from, q[i].most);
+            load_vector(g + from, q[i].g);
+            load_vector(s.p + from, q[i].p);
+            load_vector(s.m + from, q[i].m);
+            load_vector(s.v + from, q[i].v);
+            if (WITH_MAX) load_vector(s.v_max + from, q[i].most);
             if (GIVEN) {
                 float given[QUAD];
-                load_quad(s.given + from, given);
+                load_vector(s.given + from, given);
 #pragma unroll
                 for (int k = 0; k < QUAD; k++)
                     take_given(given[k], q[i].p[k]);
@@ -327,12 +296,15 @@ __device__ static inline int update_rounds(const adam_slot &s, const adam_factor
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int64_t to = at + i * QUAD * PACK_THREADS;
-            cuts += update_quad<WITH_MAX>(f, q[i]);
-            store_quad(s.p + to, q[i].p);
-            store_quad(s.m + to, q[i].m);
-            store_quad(s.v + to, q[i].v);
-            if (WITH_MAX) store_quad(s.v_max + to, q[i].most);
-            if (s.copy) store_quad(s.copy + to, q[i].p);
+#pragma unroll
+            for (int e = 0; e < QUAD; e++)
+                cuts += update_element<WITH_MAX>(f, q[i].g[e], q[i].p[e], q[i].m[e], q[i].v[e],
+                                                 q[i].most[e]);
+            store_vector(s.p + to, q[i].p);
+            store_vector(s.m + to, q[i].m);
+            store_vector(s.v + to, q[i].v);
+            if (WITH_MAX) store_vector(s.v_max + to, q[i].most);
+            if (s.copy) store_vector(s.copy + to, q[i].p);
         }
     }
     return cuts;
@@ -380,26 +352,20 @@ __device__ static inline int update_slot_chunk(const adam_slot &s, const adam_fa
 
 /* cuts[block]: what spike clipping cut in its chunk. */
 static __global__ void __launch_bounds__(PACK_THREADS, ADAM_BLOCKS)
-    update_chunk(const __grid_constant__ adam_list list, const float *control, int32_t *cuts) {
-    __shared__ float shared[32];
-    int index = tensor_of_chunk(list.first, list.slots, (int)blockIdx.x);
-    const adam_slot &s = list.slot[index];
-    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * ADAM_CHUNK;
+    update_chunk(const __grid_constant__ slot_list<adam_slot> list, const float *control,
+                 int32_t *cuts) {
+    int64_t at;
+    const adam_slot &s = find_slot(list, ADAM_CHUNK, at);
     int cut = 0;
     if (control[WEFT_CONTROL_APPLY] != 0)
         cut = update_slot_chunk(s, read_factors(control, s.decays, s.rate), at);
     /* At most ADAM_CHUNK: exact in float. */
-    float total = block_sum((float)cut, shared);
+    float total = block_sum((float)cut);
     if (threadIdx.x == 0) cuts[blockIdx.x] = (int32_t)total;
 }
 
 static __global__ void join_cuts(int64_t chunks, const int32_t *cuts, int32_t *out) {
-    __shared__ double shared[32];
-    double sum = 0;
-#pragma unroll 8
-    for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
-        sum += cuts[i];
-    sum = block_sum_double(sum, shared);
+    double sum = sum_by_block<JOIN_THREADS>(cuts, chunks);
     if (threadIdx.x == 0) *out = (int32_t)fmin(sum, 2147483647.0);
 }
 
@@ -418,34 +384,22 @@ static adam_slot slot_of(weft_exec *x, weft_tensor *const *in, float rate) {
     return s;
 }
 
-static weft_status adamw_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(adamw, count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t)) {
     const float *control = data_of<float>(x, n->in[0]);
     const double *rates = (const double *)n->attr;
     int32_t *cuts = workspace_of<int32_t>(x, n);
-    int64_t done = 0;
-    for (int i = 1; i < n->n_in;) {
-        adam_list list = {};
-        for (; i < n->n_in && list.slots < ADAM_SLOTS; i += WEFT_SLOT_SIZE) {
-            int at = list.slots++;
+    int64_t done = launch_slots(
+        n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK,
+        [&](int i) {
             float rate = rates ? (float)rates[(i - 1) / WEFT_SLOT_SIZE] : 1.0f;
-            list.slot[at] = slot_of(x, n->in + i, rate);
-            list.first[at + 1] =
-                list.first[at] + (int32_t)ceil_div(list.slot[at].count, ADAM_CHUNK);
-        }
-        int32_t chunks = list.first[list.slots];
-        update_chunk<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(list, control,
-                                                                          cuts + done);
-        done += chunks;
-    }
+            return slot_of(x, n->in + i, rate);
+        },
+        [&](const slot_list<adam_slot> &list, unsigned chunks, int64_t before) {
+            update_chunk<<<chunks, PACK_THREADS, 0, stream_of(x)>>>(list, control, cuts + before);
+        });
     join_cuts<<<1, JOIN_THREADS, 0, stream_of(x)>>>(done, cuts, data_of<int32_t>(x, n->out[0]));
     return launched(n);
 }
-
-static int64_t adamw_workspace(const weft_node *n, int) {
-    return count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t);
-}
-
-CUDA_KERNEL(adamw, adamw_run, adamw_workspace)
 
 struct masked_slot {
     float *p;
@@ -454,18 +408,11 @@ struct masked_slot {
     int64_t count;
 };
 
-struct masked_list {
-    int slots;
-    int32_t first[ADAM_SLOTS + 1];
-    masked_slot slot[ADAM_SLOTS];
-};
-
 /* Floor: the masks' bytes, and what is zero written. */
 static __global__ void __launch_bounds__(PACK_THREADS)
-    zero_chunk(const __grid_constant__ masked_list list) {
-    int index = tensor_of_chunk(list.first, list.slots, (int)blockIdx.x);
-    const masked_slot &s = list.slot[index];
-    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * ADAM_CHUNK;
+    zero_chunk(const __grid_constant__ slot_list<masked_slot> list) {
+    int64_t at;
+    const masked_slot &s = find_slot(list, ADAM_CHUNK, at);
     int64_t end = min_i64(at + ADAM_CHUNK, s.count);
 #pragma unroll 4
     for (int64_t i = at + threadIdx.x; i < end; i += PACK_THREADS) {
@@ -475,21 +422,17 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     }
 }
 
-static weft_status zero_masked_run(weft_exec *x, const weft_node *n) {
-    for (int i = 0; i < n->n_in;) {
-        masked_list list = {};
-        for (; i < n->n_in && list.slots < ADAM_SLOTS; i += WEFT_MASKED_SIZE) {
-            int at = list.slots++;
-            masked_slot *s = &list.slot[at];
-            s->p = data_of<float>(x, n->in[i + WEFT_MASKED_PARAM]);
-            s->copy = data_of<bf16>(x, n->in[i + WEFT_MASKED_COPY]);
-            s->mask = data_of<int8_t>(x, n->in[i + WEFT_MASKED_MASK]);
-            s->count = weft_tensor_count(n->in[i + WEFT_MASKED_PARAM]);
-            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(s->count, ADAM_CHUNK);
-        }
-        zero_chunk<<<(unsigned)list.first[list.slots], PACK_THREADS, 0, stream_of(x)>>>(list);
-    }
+CUDA_RUN(zero_masked) {
+    launch_slots(
+        n, 0, WEFT_MASKED_SIZE, ADAM_CHUNK,
+        [&](int i) {
+            return masked_slot{data_of<float>(x, n->in[i + WEFT_MASKED_PARAM]),
+                               data_of<bf16>(x, n->in[i + WEFT_MASKED_COPY]),
+                               data_of<int8_t>(x, n->in[i + WEFT_MASKED_MASK]),
+                               weft_tensor_count(n->in[i + WEFT_MASKED_PARAM])};
+        },
+        [&](const slot_list<masked_slot> &list, unsigned chunks, int64_t) {
+            zero_chunk<<<chunks, PACK_THREADS, 0, stream_of(x)>>>(list);
+        });
     return launched(n);
 }
-
-CUDA_KERNEL(zero_masked, zero_masked_run)

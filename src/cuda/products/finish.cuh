@@ -9,6 +9,7 @@ typedef struct {
     int64_t ld, stride;              /* of c, addend and pre */
     int64_t bias_stride;
     bool gelu, gelu_back, accumulate;
+    int group;     /* not 0: as of gemm.cuh; by fours only */
     bool by_fours; /* four columns from a multiple of four on can be read and written at once */
     float alpha;
 } finishing;
@@ -28,6 +29,7 @@ static inline finishing describe_finish(const cuda_gemm *p) {
     f.bias_stride = p->bias.stride;
     f.gelu = p->gelu;
     f.gelu_back = p->gelu_back;
+    f.group = p->group;
     f.accumulate = p->accumulate;
     f.by_fours = p->n % 4 == 0 && p->c.ld % 4 == 0 && p->batch == 1 && has_fours(&p->c) &&
                  has_fours(&p->bias) && has_fours(&p->addend) && has_fours(&p->pre);
@@ -97,6 +99,10 @@ __device__ static __noinline__ void finish_apart(const finishing &f, int64_t row
                               : sum.w);
 }
 
+__device__ static __noinline__ float4 softplus_four(float4 v) {
+    return make_float4(softplus(v.x), softplus(v.y), softplus(v.z), softplus(v.w));
+}
+
 /* Four sums of a row, with the bits of finish_value. What became of them; zeros behind column n. */
 __device__ static inline float4 finish_four(const finishing &f, int64_t row, int64_t column,
                                             int64_t n, float4 sum, const four_addends &a) {
@@ -113,6 +119,7 @@ __device__ static inline float4 finish_four(const finishing &f, int64_t row, int
     if (f.gelu)
         sum =
             make_float4(gelu_value(sum.x), gelu_value(sum.y), gelu_value(sum.z), gelu_value(sum.w));
+    if (f.group && (int)column % f.group >= f.group / 2) sum = softplus_four(sum);
     store_four(f.c, at, sum);
     return sum;
 }

@@ -21,48 +21,40 @@ extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul, weft_cuda_silu_mu
  * multiprocessors. */
 enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024, MOST_DEPTH_BACK = 2048 };
 
-/* A product of rows as our kernel's; `x` NULL: without addresses. */
-static fused_product describe_product(const weft_exec *x, const weft_gated_part *part) {
+/* Adds a product of rows to our kernel's; `x` NULL: without addresses. */
+static void add_segment(const weft_exec *x, const weft_gated_part *part, fused_product *p) {
     const weft_matmul_attr *attr = ATTR(&part->node, weft_matmul_attr);
     const weft_tensor *a = part->in[WEFT_MATMUL_A], *b = part->in[WEFT_MATMUL_B];
     weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
-    fused_product p = {};
-    p.m = s.m, p.n = p.ld = s.n;
-    p.segments = 1;
-    p.segment[0] = fused_segment{x ? data_of<bf16>(x, a) : NULL,
-                                 x ? data_of<bf16>(x, b) : NULL,
-                                 s.k,
-                                 attr->tb ? s.k : s.n,
-                                 s.k,
-                                 attr->tb,
-                                 1.0f};
-    return p;
+    p->m = s.m, p->n = s.n;
+    p->segment[p->segments++] = fused_segment{x ? data_of<bf16>(x, a) : NULL,
+                                              x ? data_of<bf16>(x, b) : NULL, s.k, attr->tb, 1.0f};
 }
 
 static fused_product describe_forward(const weft_exec *x, const weft_node *n) {
-    weft_gated_part part;
-    weft_gated_product(n, WEFT_GATED_GATE, &part);
-    fused_product p = describe_product(x, &part);
+    fused_product p = {};
     p.epilogue = FUSED_SILU_MUL;
-    if (!x) return p;
-    p.b2 = data_of<bf16>(x, n->in[WEFT_GATED_W_UP]);
-    p.y = data_of<bf16>(x, n->out[WEFT_GATED_Y]);
-    if (!n->out[WEFT_GATED_UP]) return p;
-    p.gate = data_of<bf16>(x, n->out[WEFT_GATED_GATE]);
-    p.up = data_of<bf16>(x, n->out[WEFT_GATED_UP]);
+    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
+        weft_gated_part part;
+        weft_gated_product(n, out, &part);
+        add_segment(x, &part, &p);
+    }
+    bool kept = n->out[WEFT_GATED_UP] != NULL;
+    for (int out = 0; x && out < (kept ? WEFT_GATED_OUTPUTS : 1); out++)
+        p.out[out] = data_of<bf16>(x, n->out[out]);
     return p;
 }
 
 static fused_product describe_backward(const weft_exec *x, const weft_node *n) {
+    fused_product p = {};
     weft_gated_part part;
     weft_gated_back_product(n, &part);
-    fused_product p = describe_product(x, &part);
+    add_segment(x, &part, &p);
     p.epilogue = FUSED_SILU_MUL_BACK;
-    if (!x) return p;
-    p.gate_in = data_of<bf16>(x, n->in[WEFT_GATED_BACK_GATE]);
-    p.up_in = data_of<bf16>(x, n->in[WEFT_GATED_BACK_UP]);
-    p.y = data_of<bf16>(x, n->out[WEFT_GATED_BACK_DGATE]);
-    p.y2 = data_of<bf16>(x, n->out[WEFT_GATED_BACK_DUP]);
+    for (int i = 0; x && i < 2; i++) {
+        p.in[i] = data_of<bf16>(x, n->in[WEFT_GATED_BACK_GATE + i]);
+        p.out[i] = data_of<bf16>(x, n->out[i]);
+    }
     return p;
 }
 
@@ -82,16 +74,19 @@ static cuda_gemm describe_streamed(const weft_exec *x, const weft_node *n, int o
     weft_gated_part part;
     weft_gated_product(n, out, &part);
     const weft_tensor *b = part.in[WEFT_MATMUL_B];
-    fused_product f = describe_product(x, &part);
+    fused_product f = {};
+    add_segment(x, &part, &f);
     const fused_segment *s = &f.segment[0];
     cuda_gemm p = {};
     p.batch = 1, p.m = f.m, p.n = f.n, p.k = s->k, p.tb = s->tb, p.alpha = 1;
     p.follows = follows(x);
     p.steady = p.follows && is_steady(b);
-    p.a = cuda_gemm_matrix{(void *)s->a, s->lda, 0, part.in[WEFT_MATMUL_A]->dtype == WEFT_BF16};
-    p.b = cuda_gemm_matrix{(void *)s->b, s->ldb, 0, b->dtype == WEFT_BF16};
+    p.a = cuda_gemm_matrix{(void *)s->a, s->k, 0, part.in[WEFT_MATMUL_A]->dtype == WEFT_BF16};
+    p.b = cuda_gemm_matrix{(void *)s->b, s->tb ? s->k : f.n, 0, b->dtype == WEFT_BF16};
     p.c = cuda_gemm_matrix{NULL, f.n, 0, true};
     p.norm.moments = data_of<float2>(x, part.in[WEFT_MATMUL_MOMENTS]);
+    p.norm.sums = data_of<float>(x, part.in[WEFT_MATMUL_SUMS]);
+    p.bias.data = weft_data(x, part.in[WEFT_MATMUL_BIAS]);
     p.norm.eps = (float)ATTR(n, weft_matmul_attr)->eps;
     return p;
 }
@@ -111,7 +106,7 @@ static bool run_streamed(const weft_exec *x, const weft_node *n) {
 
 static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_forward(x, n);
-    if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     if (run_streamed(x, n)) return launched(n);
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
@@ -138,7 +133,7 @@ CUDA_KERNEL(gated_linear, gated_linear_run, gated_linear_workspace)
 
 static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_backward(x, n);
-    if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     weft_gated_part part;
     weft_gated_back_product(n, &part);
     WEFT_TRY(weft_cuda_matmul.run(x, &part.node));

@@ -166,9 +166,10 @@ int64_t gemm_workspace(const cuda_gemm *p) {
     return make_recipe(p).bytes;
 }
 
-static __global__ void widen_values(int64_t n, const bf16 *from, float *to) {
+/* From bf16 to f32 or back. */
+static __global__ void convert_values(int64_t n, any_tensor from, any_tensor to) {
     for (int64_t i = thread_index(); i < n; i += thread_count())
-        to[i] = to_float(from[i]);
+        store_any(to, i, load_any(from, i));
 }
 
 /* Rows of a batch's matrices into longer and more ones, which are 0 elsewhere. */
@@ -186,11 +187,6 @@ static __global__ void pad_rows(cuda_gemm_matrix from, int64_t rows, int64_t col
     }
 }
 
-static __global__ void round_values(int64_t n, const float *from, bf16 *to) {
-    for (int64_t i = thread_index(); i < n; i += thread_count())
-        to[i] = from_float<bf16>(from[i]);
-}
-
 /* `sums` may be c itself: each element is read and written by one thread. */
 static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, int64_t stride,
                                      int64_t batch, int64_t m, int64_t n) {
@@ -205,31 +201,9 @@ static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, i
     }
 }
 
-/* The factors of a product whose types are known at run time only. */
-typedef struct {
-    any_tensor a, b;
-    int64_t a_ld, a_stride, b_ld, b_stride;
-    int64_t m, n, k;
-    bool ta, tb;
-} factors;
-
-static factors describe_factors(const cuda_gemm *p) {
-    return factors{any_tensor{p->a.data, p->a.is_bf16},
-                   any_tensor{p->b.data, p->b.is_bf16},
-                   p->a.ld,
-                   p->a.stride,
-                   p->b.ld,
-                   p->b.stride,
-                   p->m,
-                   p->n,
-                   p->k,
-                   p->ta,
-                   p->tb};
-}
-
 /* A small result of long sums (the gradient of a gate's weights: sums over all tokens), whose rows
- * start anywhere: a block sums a band of k, the bands' sums are added by a warp each. */
-static __global__ void multiply_bands(factors f, int64_t band, float *sums) {
+ * start anywhere: a block sums a band of k, the bands' sums are added as slim ones are. */
+static __global__ void multiply_bands(few_rows f, int64_t band, float *sums) {
     __shared__ float a[THIN_ROWS][THIN_SIDE], b[THIN_ROWS][THIN_SIDE];
     int m = (int)f.m, n = (int)f.n, values = m * n;
     int64_t end = min_i64(((int64_t)blockIdx.x + 1) * band, f.k);
@@ -256,25 +230,17 @@ static __global__ void multiply_bands(factors f, int64_t band, float *sums) {
             sums[(int64_t)blockIdx.x * values + threadIdx.x + t * THREADS] = sum[t];
 }
 
-static __global__ void add_bands(finishing end, int bands, int n, int values, const float *sums) {
-    int at = (int)blockIdx.x * (THREADS / 32) + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (at >= values) return;
-    float sum = 0;
-    for (int i = lane; i < bands; i += 32)
-        sum += sums[(int64_t)i * values + at];
-    sum = warp_sum(sum);
-    if (lane == 0) finish_value(end, 0, at / n, at % n, end.alpha * sum);
-}
-
 static void run_thin(cudaStream_t stream, const cuda_gemm *p, float *sums) {
     int64_t band = thin_band(p), bands = ceil_div(p->k, band), values = p->m * p->n;
-    multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(describe_factors(p), band, sums);
-    add_bands<<<(unsigned)ceil_div(values, THREADS / 32), THREADS, 0, stream>>>(
-        describe_finish(p), (int)bands, (int)p->n, (int)values, sums);
+    slim_product result = {};
+    result.m = (int)p->m, result.n = (int)p->n;
+    multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(few_describe(p), band, sums);
+    slim_add<<<(unsigned)ceil_div(values, 32), SLIM_ADD_WARPS * 32, 0, stream>>>(
+        result, (int)bands, p->alpha, sums, finish_one{describe_finish(p)});
 }
 
 /* Any product, slowly. */
-static __global__ void multiply_tiles(factors f, finishing end) {
+static __global__ void multiply_tiles(few_rows f, bool ta, bool tb, finishing end) {
     __shared__ float a[TILE][TILE + 1], b[TILE][TILE + 1];
     int64_t column = (int64_t)blockIdx.x * TILE, row = (int64_t)blockIdx.y * TILE, g = blockIdx.z;
     int x = threadIdx.x, y = threadIdx.y;
@@ -282,13 +248,13 @@ static __global__ void multiply_tiles(factors f, finishing end) {
     for (int64_t depth = 0; depth < f.k; depth += TILE) {
         for (int i = y; i < TILE; i += TILE_ROWS) {
             /* x runs along what is contiguous: k, or a row of the transposed factor. */
-            int64_t a_row = row + (f.ta ? x : i), a_k = depth + (f.ta ? i : x);
-            int64_t b_column = column + (f.tb ? i : x), b_k = depth + (f.tb ? x : i);
+            int64_t a_row = row + (ta ? x : i), a_k = depth + (ta ? i : x);
+            int64_t b_column = column + (tb ? i : x), b_k = depth + (tb ? x : i);
             bool a_in = a_row < f.m && a_k < f.k, b_in = b_column < f.n && b_k < f.k;
-            int64_t a_at = f.ta ? a_k * f.a_ld + a_row : a_row * f.a_ld + a_k;
-            int64_t b_at = f.tb ? b_column * f.b_ld + b_k : b_k * f.b_ld + b_column;
-            a[f.ta ? x : i][f.ta ? i : x] = a_in ? load_any(f.a, g * f.a_stride + a_at) : 0;
-            b[f.tb ? x : i][f.tb ? i : x] = b_in ? load_any(f.b, g * f.b_stride + b_at) : 0;
+            int64_t a_at = ta ? a_k * f.a_ld + a_row : a_row * f.a_ld + a_k;
+            int64_t b_at = tb ? b_column * f.b_ld + b_k : b_k * f.b_ld + b_column;
+            a[ta ? x : i][ta ? i : x] = a_in ? load_any(f.a, g * f.a_stride + a_at) : 0;
+            b[tb ? x : i][tb ? i : x] = b_in ? load_any(f.b, g * f.b_stride + b_at) : 0;
         }
         __syncthreads();
         for (int k = 0; k < TILE; k++)
@@ -305,7 +271,7 @@ static __global__ void multiply_tiles(factors f, finishing end) {
 
 static void run_plain(cudaStream_t stream, const cuda_gemm *p) {
     dim3 grid((unsigned)ceil_div(p->n, TILE), (unsigned)ceil_div(p->m, TILE), (unsigned)p->batch);
-    multiply_tiles<<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(describe_factors(p),
+    multiply_tiles<<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(few_describe(p), p->ta, p->tb,
                                                                describe_finish(p));
 }
 
@@ -319,11 +285,12 @@ static void run_finish(cudaStream_t stream, const cuda_gemm *p, const cuda_gemm_
         f, any_tensor{sums->data, sums->is_bf16}, sums->ld, sums->stride, p->batch, p->m, p->n);
 }
 
-static void widen_factor(cudaStream_t stream, cuda_gemm_matrix *x, int64_t values, void *to) {
-    widen_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(values, (const bf16 *)x->data,
-                                                                    (float *)to);
+/* A matrix in its other type, at `to`. */
+static void convert_matrix(cudaStream_t stream, cuda_gemm_matrix *x, int64_t values, void *to) {
+    convert_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(
+        values, any_tensor{x->data, x->is_bf16}, any_tensor{to, !x->is_bf16});
     x->data = to;
-    x->is_bf16 = false;
+    x->is_bf16 = !x->is_bf16;
 }
 
 /* rows × columns of a factor into `to`, rows × columns there. */
@@ -345,14 +312,10 @@ static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
                                     const gemm_recipe *recipe, char *workspace) {
     cuda_gemm q = *p;
     bool found;
-    if (recipe->widen_a) widen_factor(stream, &q.a, a_values(p), workspace + recipe->a_at);
-    if (recipe->widen_b) widen_factor(stream, &q.b, b_values(p), workspace + recipe->b_at);
-    if (recipe->round_bias) {
-        int64_t values = bias_values(p);
-        q.bias = cuda_gemm_matrix{workspace + recipe->bias_at, p->n, p->bias.stride, true};
-        round_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(
-            values, (const float *)p->bias.data, (bf16 *)q.bias.data);
-    }
+    if (recipe->widen_a) convert_matrix(stream, &q.a, a_values(p), workspace + recipe->a_at);
+    if (recipe->widen_b) convert_matrix(stream, &q.b, b_values(p), workspace + recipe->b_at);
+    if (recipe->round_bias)
+        convert_matrix(stream, &q.bias, bias_values(p), workspace + recipe->bias_at);
     if (recipe->copy_a)
         pad_factor(stream, &q.a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k,
                    p->ta ? recipe->k : recipe->m, p->ta ? recipe->m : recipe->k,
@@ -385,13 +348,13 @@ static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
 }
 
 /* Whether only streamed.cuh can. */
-static bool is_normed(const cuda_gemm *p) {
-    return p->norm.moments || p->moments;
+static bool is_folded(const cuda_gemm *p) {
+    return p->norm.moments || p->moments || p->group || p->gate.of.data || p->rope;
 }
 
 bool gemm_joins(const cuda_gemm *p) {
-    return p->follows &&
-           ((few_can_join(p) && !is_normed(p)) ||
+    return p->follows && !p->gate.of.data && !p->rope &&
+           ((few_can_join(p) && !is_folded(p)) ||
             (p->steady && streamed_can(p) && !p->accumulate && p->m <= GEMM_STREAMED_ROWS));
 }
 
@@ -410,8 +373,8 @@ void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
 
 weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace) {
     gemm_recipe recipe = make_recipe(p);
-    if (is_normed(p) && !(recipe.few_rows && streamed_can(p)))
-        return weft_fail(WEFT_EBUG, "cuda: a product of %lld × %lld cannot have a norm behind it",
+    if (is_folded(p) && !(recipe.few_rows && streamed_can(p)))
+        return weft_fail(WEFT_EBUG, "cuda: a product of %lld × %lld has no norm or map behind it",
                          (long long)p->n, (long long)p->k);
     if (recipe.i8)
         run_i8_rows(stream, p, (char *)workspace, finish_one{describe_finish(p)});

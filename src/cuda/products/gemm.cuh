@@ -12,7 +12,7 @@
  * WEFT_CUDA_TF32=1. */
 #pragma once
 
-#include "cuda/kernel.cuh"
+#include "cuda/sequence/rope.cuh"
 
 /* A product without ta of at most so many rows, or with `alone` of any number, is done row by row in
  * the same way for every number of rows: a row's bits are those it has alone. */
@@ -34,6 +34,23 @@ typedef struct {
     float eps;
 } gemm_norm;
 
+/* Gates of heads, a's columns being heads side by side: those of head h are multiplied by 1 − alpha + alpha
+ * σ(of[row, h]) and rounded to bf16 again, as gate_mix does. */
+typedef struct {
+    any_tensor of; /* [m, heads]; data NULL: none */
+    int heads, width;
+    float alpha;
+} gemm_gate;
+
+/* RoPE behind a product whose columns are heads side by side: the first `half` pairs of each of the first
+ * `heads`, of what c would be. */
+typedef struct {
+    const int32_t *start; /* [m]: the rows' positions */
+    int64_t offset;       /* added to them */
+    int heads, width, half;
+    weft_rope_law law;
+} gemm_rope;
+
 /* c = gelu(alpha · op(a) op(b) + bias + addend), for each of a batch; gelu, bias and addend as
  * asked. */
 typedef struct {
@@ -43,9 +60,11 @@ typedef struct {
                         the operands allow: f32, or bf16 with a and b bf16 */
     bool gelu;       /* the tanh form */
     bool gelu_back;  /* c = (...) times gelu's slope at pre, in place of gelu; no bias then */
-    bool alone;      /* rows go by themselves, however many there are */
-    bool follows;    /* it is launched early (dependent_launch.cuh), where few rows are */
-    bool steady;     /* b does not change while this is launched early */
+    int group; /* not 0: softplus of the second half of each so many columns, in place of gelu; only
+                        streamed.cuh has it */
+    bool alone;   /* rows go by themselves, however many there are */
+    bool follows; /* it is launched early (dependent_launch.cuh), where few rows are */
+    bool steady;  /* b does not change while this is launched early */
     float alpha;
     cuda_gemm_matrix a, b; /* read only */
     cuda_gemm_matrix c;
@@ -56,7 +75,9 @@ typedef struct {
         pre;         /* like c: gets the values before gelu (data NULL: not wanted), or has them
                            with gelu_back */
     gemm_norm norm;  /* only streamed.cuh has it, */
-    float2 *moments; /* and gives those of c; NULL: not wanted */
+    float2 *moments; /* and gives those of c; NULL: not wanted; */
+    gemm_gate gate;  /* and this, */
+    const gemm_rope *rope; /* and this, by itself: neither addend, gelu nor moments; NULL: none */
 } cuda_gemm;
 
 /* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and
@@ -68,7 +89,11 @@ int64_t gemm_workspace(const cuda_gemm *p);
 weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace);
 
 /* Several products in one launch, with the bits that each has by itself: up to GEMM_TOGETHER that
- * gemm_joins takes, of the same a, none needing what another makes. An error is cudaGetLastError's. */
+ * gemm_joins takes, of the same a or all streamed.cuh's and of as many rows, none needing what another makes. An error is cudaGetLastError's. */
 enum { GEMM_TOGETHER = 4 };
 bool gemm_joins(const cuda_gemm *p);
+
+/* Whether the product behind a node gate_mix, which alone reads what that makes, puts the gates to its rows
+ * itself: then gate_mix is nothing to launch. */
+bool gemm_has_gate(const weft_exec *x, const weft_node *gate);
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n);

@@ -4,9 +4,10 @@
  * warp-specialized:
  *
  *   consumers   two warpgroups, 128 rows each, multiply by wgmma: sums in registers. When a tile is done
- *               they add the bias, round, and leave it in shared memory.
+ *               they round it and leave it in shared memory.
  *   finishers   two warpgroups take the tile from there, 16 bytes per thread, as an elementwise kernel
- *               would, and do the epilogue. They have as long as the next tile's products take.
+ *               would, and do the epilogue. They have as long as the next tile's products take. A
+ *               thread keeps its columns over a tile, so that column sums are registers until its end.
  *   producers   four threads ask TMA for 64 columns of a and of b at a time, into a ring of STAGES.
  *               They run ahead of the products, into the next tile too.
  *
@@ -19,37 +20,136 @@
  *
  * Tiles go by rows first, so that the blocks share what they read of a, and all of b, in the cache.
  * Nothing here depends on timing: every sum's order follows from the shape. */
-#include "cuda/products/gemm_fused_epilogue.cuh"
+#include "cuda/functions.cuh"
+#include "cuda/products/gemm_fused.cuh"
+#include "cuda/tensor/pipeline.cuh"
 #include "cuda/tensor/tma_map.cuh"
 
 #include <string.h>
 
+enum {
+    TILE_ROWS = 256,
+    TILE_COLUMNS = 128,
+    DEPTH = 64, /* columns of a, and rows of op(b), in a stage */
+    STAGES = 3,
+    HALF_ROWS = TILE_ROWS / 2, /* a multiplying warpgroup's, and what a block of a pair asks for */
+    HALF_COLUMNS = 64,         /* of b in a box */
+    A_BYTES = TILE_ROWS * DEPTH * 2,
+    B_BYTES = TILE_COLUMNS * DEPTH * 2,
+    STAGE_BYTES = A_BYTES + B_BYTES,
+    CONSUMERS = 256, /* threads, the first */
+    FINISHERS = 256, /* the next */
+    THREADS = CONSUMERS + FINISHERS + 128,
+    AHEAD = 2, /* pieces that a finishing thread has under way */
+    LEAST_ROWS = 256,
+    LEAST_COLUMNS = 64,
+    LEAST_DEPTH = 64,
+    DESCRIBED = 0x3ffff /* what a descriptor has of an address: above is the block of the cluster */
+};
+
+/* Where things are in shared memory. */
+enum {
+    AT_STAGES = 0,
+    AT_TILE = AT_STAGES + STAGES * STAGE_BYTES,
+    AT_PARTS = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2, /* [16][128] */
+    AT_FULL = AT_PARTS + FINISHERS * VECTOR * 4,
+    AT_EMPTY = AT_FULL + 8 * STAGES,
+    AT_MADE = AT_EMPTY + 8 * STAGES,
+    AT_TAKEN = AT_MADE + 8 * 2,
+    MEMORY = AT_TAKEN + 8 * 2 + 1024 /* the start is rounded up */
+};
+
+/* A product as the kernel gets it. */
+struct tile_problem {
+    CUtensorMap a[FUSED_SEGMENTS], b[FUSED_SEGMENTS]; /* SILU_MUL: b[1] is up's */
+    int blocks[FUSED_SEGMENTS];                       /* of DEPTH */
+    bool tb[FUSED_SEGMENTS];
+    float ratio[FUSED_SEGMENTS]; /* of a segment's factor to the next one's, or to 1 */
+    int segments, cluster;
+    int m, n, tiles, groups; /* tiles of a pair or block, and of those, in a row */
+    const bf16 *in[2];
+    bf16 *out[3];
+    float *sums;
+};
+
 #ifndef USE_MMA_SYNC
 #define LAUNCH_THREADS THREADS
 
+/* At the same barrier of another block of the cluster. Nothing was written that it would have to see,
+ * so that the arrival needs no wider order than its own block's, which would cost a fence. */
+__device__ static inline void arrive_at_block(uint32_t at, uint32_t block) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(at),
+                 "r"(block)
+                 : "memory");
+}
+
+__device__ static inline uint32_t block_in_cluster() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* All threads of all its blocks. */
+__device__ static inline void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* A box to both blocks of a pair, and to the same barrier of each. */
+__device__ static inline void tma_multicast_2d(uint32_t to, const CUtensorMap *from, int x, int y,
+                                               uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+                 "multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(from), "r"(x), "r"(y), "r"(barrier), "h"((uint16_t)3)
+                 : "memory");
+}
+
+/* Columns of a tile of results: with SILU_MUL half of it is gate, half up. */
+template <int EPILOGUE> __device__ constexpr int tile_width() {
+    return EPILOGUE == FUSED_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
+}
+
+/* A tile's first row and column. */
+struct tile_corner {
+    int row, column;
+};
+
+template <int EPILOGUE>
+__device__ static inline tile_corner find_tile(const tile_problem &p, int tile) {
+    int group = tile % p.groups * p.cluster + (int)block_in_cluster();
+    return {tile / p.groups * TILE_ROWS, group * tile_width<EPILOGUE>()};
+}
+
 /* One of the four producer threads: the first two for a's halves, the others for b's, which are the 64
- * columns after the first or those of b2. Of a pair's blocks each asks for one of a's halves, for
+ * columns after the first or those of up. Of a pair's blocks each asks for one of a's halves, for
  * both. Each thread has all it needs at hand, because whoever multiplies waits for the last of them. */
-template <bool TB>
+template <int EPILOGUE>
 __device__ static inline void produce_all(const tile_problem &p, uint32_t memory, int first,
                                           int step) {
+    constexpr bool TWO = EPILOGUE == FUSED_SILU_MUL;
     int part = (int)threadIdx.x / 32 % 4, half = part % 2;
-    bool of_b = part >= 2, pair = p.cluster == 2, two = p.epilogue == FUSED_SILU_MUL;
+    bool of_b = part >= 2, pair = p.cluster == 2;
     if (pair && part == 1) return;
     if (pair && !of_b) half = (int)block_in_cluster();
     uint32_t offset = of_b ? A_BYTES + half * (B_BYTES / 2) : half * (A_BYTES / 2);
     int bytes = of_b ? B_BYTES / 2 : pair ? A_BYTES : A_BYTES / 2;
     pipeline_state<STAGES> at = {0, 0};
     for (int t = first; t < p.tiles; t += step) {
-        tile_corner tile = find_tile(p, t);
-        int column = tile.column + (two ? 0 : half * HALF_COLUMNS);
+        tile_corner tile = find_tile<EPILOGUE>(p, t);
+        int column = tile.column + (TWO ? 0 : half * HALF_COLUMNS);
         for (int s = 0; s < p.segments; s++) {
-            const CUtensorMap *map = !of_b ? &p.a[s] : two && half ? &p.b2 : &p.b[s];
+            const CUtensorMap *map = !of_b ? &p.a[s] : &p.b[TWO ? half : s];
+            bool down = of_b && !p.tb[s];
             int blocks = p.blocks[s], across = of_b ? column : tile.row + half * HALF_ROWS;
             for (int k = 0; k < blocks; k++) {
                 uint32_t full = memory + AT_FULL + 8 * at.stage;
                 uint32_t to = memory + AT_STAGES + at.stage * STAGE_BYTES + offset;
-                int x = of_b && !TB ? across : k * DEPTH, y = of_b && !TB ? k * DEPTH : across;
+                int x = down ? across : k * DEPTH, y = down ? k * DEPTH : across;
                 wait_phase(memory + AT_EMPTY + 8 * at.stage, at.phase + 1);
                 arrive_expect_tx(full, bytes);
                 if (pair && !of_b)
@@ -89,8 +189,7 @@ __device__ static inline void multiply_stage(float (&c)[2][16][4], uint32_t a, u
     end_products();
 }
 
-/* A tile's sums. Returns with the last stage's products still running; `at` is one further. */
-template <bool TB>
+/* A tile's sums. Returns with the last stage's products perhaps still running; `at` is one further. */
 __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2][16][4],
                                             uint32_t memory, int half, pipeline_state<STAGES> &at) {
     int add = 0;
@@ -100,7 +199,11 @@ __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2]
             uint32_t stage = memory + AT_STAGES + at.stage * STAGE_BYTES;
             wait_phase(memory + AT_FULL + 8 * at.stage, at.phase);
             stage &= DESCRIBED;
-            multiply_stage<TB>(c, stage + (uint32_t)half * (A_BYTES / 2), stage + A_BYTES, add);
+            uint32_t a = stage + (uint32_t)half * (A_BYTES / 2), b = stage + A_BYTES;
+            if (p.tb[s])
+                multiply_stage<true>(c, a, b, add);
+            else
+                multiply_stage<false>(c, a, b, add);
             if (add) {
                 wait_products<1>();
                 release_stage(p, before);
@@ -109,7 +212,7 @@ __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2]
             before = memory + AT_EMPTY + 8 * at.stage;
             at.advance();
         }
-        if (s + 1 < p.segments && p.ratio[s] != 1.0f) {
+        if (p.ratio[s] != 1.0f) {
             wait_products<0>();
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -122,63 +225,185 @@ __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2]
     }
 }
 
-/* Rounds 128 rows, with factor and bias (EXTRA) or as they are, and leaves them in the tile. */
-template <bool EXTRA>
-__device__ static inline void leave_rows(const float (&c)[2][16][4], uint32_t tile, int half,
-                                         float factor, const float *bias) {
+/* Rounds 128 rows and leaves them in the tile. */
+__device__ static inline void leave_rows(const float (&c)[2][16][4], uint32_t tile, int half) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     tile += tile_place<TILE_ROWS, TILE_COLUMNS>(half * HALF_ROWS + warp * 16 + lane % 16, 0);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        float2 b[2] = {};
-        if (EXTRA) {
-            b[0] = *(const float2 *)(bias + 16 * k + lane % 4 * 2);
-            b[1] = *(const float2 *)(bias + 16 * k + 8 + lane % 4 * 2);
-        }
         uint32_t piece = (uint32_t)(k / 4 * (TILE_ROWS * 128)),
                  to = (tile + piece) ^ (uint32_t)((2 * k % 8 + lane / 16) * 16);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t w[4];
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float x = c[h][2 * k + e / 2][e % 2 * 2], y = c[h][2 * k + e / 2][e % 2 * 2 + 1];
-                if (EXTRA) x = fmaf(x, factor, b[e / 2].x), y = fmaf(y, factor, b[e / 2].y);
-                w[e] = pack_pair(x, y);
-            }
+            for (int e = 0; e < 4; e++)
+                w[e] =
+                    pack_pair(c[h][2 * k + e / 2][e % 2 * 2], c[h][2 * k + e / 2][e % 2 * 2 + 1]);
             store_matrices(to + (uint32_t)(h * 64 * 128), w);
         }
     }
 }
 
-template <bool TB>
-__device__ static inline void consume_all(const tile_problem &p, char *start, uint32_t memory,
-                                          int first, int step) {
-    int half = (int)threadIdx.x / 128, thread = (int)threadIdx.x % 128;
-    float *bias = (float *)(start + AT_BIAS) + half * 2 * TILE_COLUMNS;
+__device__ static inline void consume_all(const tile_problem &p, uint32_t memory, int first,
+                                          int step) {
+    int half = (int)threadIdx.x / 128;
     pipeline_state<STAGES> at = {0, 0};
     uint32_t phase = 0;
     for (int t = first; t < p.tiles; t += step, phase++) {
         float c[2][16][4];
-        int column = find_tile(p, t).column + thread;
-        float *added = bias + (phase & 1) * TILE_COLUMNS, value = 0;
-        if (p.bias.data && column < p.n) value = load_any(p.bias, column);
-        multiply_tile<TB>(p, c, memory, half, at);
-        if (p.bias.data || p.factor != 1.0f) {
-            added[thread] = value;
-            sync_threads(1 + half, 128);
-        }
+        multiply_tile(p, c, memory, half, at);
         wait_phase(memory + AT_TAKEN + 8 * (uint32_t)half, phase + 1);
         wait_products<0>();
         settle(c[0]);
         settle(c[1]);
         release_stage(p, memory + AT_EMPTY + 8 * (at.stage == 0 ? STAGES - 1 : at.stage - 1));
-        if (p.bias.data || p.factor != 1.0f)
-            leave_rows<true>(c, memory + AT_TILE, half, p.factor, added);
-        else
-            leave_rows<false>(c, memory + AT_TILE, half, 1, added);
+        leave_rows(c, memory + AT_TILE, half);
         __syncwarp();
-        if (thread % 32 == 0) arrive(memory + AT_MADE + 8 * (uint32_t)half);
+        if (threadIdx.x % 32 == 0) arrive(memory + AT_MADE + 8 * (uint32_t)half);
+    }
+}
+
+__device__ static inline uint4 load_shared(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+__device__ static inline void sync_finishers() {
+    asm volatile("bar.sync 1, %0;" ::"n"((int)FINISHERS) : "memory");
+}
+
+/* What a finishing thread reads beside the tile: AHEAD pieces, `step` apart, of which those of the first
+ * `count` rows are inside. */
+struct some_pieces {
+    uint4 words[AHEAD];
+
+    __device__ void load(const bf16 *from, int64_t step, int rows, int count) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            words[i] = make_uint4(0, 0, 0, 0);
+            if (i * rows < count) words[i] = *(const uint4 *)(from + i * step);
+        }
+    }
+};
+
+__device__ static inline void write_words(bf16 *to, uint4 w) {
+    store_words(to, w.x, w.y, w.z, w.w);
+}
+
+/* One piece: c, and what was read beside it, or up beside gate; `at` is its place in all outputs. What
+ * is not inside is worked on all the same, so that the pieces' arithmetic overlaps. */
+template <int EPILOGUE>
+__device__ static inline void finish_piece(const tile_problem &p, uint4 c, uint4 in0, uint4 in1,
+                                           int64_t at, bool inside, float (&sum)[VECTOR]) {
+    float v[VECTOR], x[VECTOR], y[VECTOR], z[VECTOR];
+    widen_words(c, v);
+    widen_words(in0, x);
+    widen_words(in1, y);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        if (EPILOGUE == FUSED_PLAIN) v[i] += x[i];
+        if (EPILOGUE == FUSED_GELU_BACK) v[i] *= gelu_slope(x[i]);
+        if (EPILOGUE == FUSED_SILU_MUL) v[i] *= x[i] * sigmoid(v[i]);
+        if (EPILOGUE == FUSED_SILU_MUL_BACK) {
+            float s = sigmoid(x[i]);
+            z[i] = v[i] * x[i] * s;
+            v[i] *= y[i] * (s * (1 + x[i] * (1 - s)));
+        }
+        if (inside && EPILOGUE == FUSED_GELU_BACK) sum[i] += v[i];
+    }
+    if (!inside) return;
+    if (EPILOGUE == FUSED_PLAIN && !p.in[0])
+        write_words(p.out[0] + at, c);
+    else
+        store_vector(p.out[0] + at, v);
+    if (EPILOGUE == FUSED_SILU_MUL && p.out[1]) {
+        write_words(p.out[1] + at, c);
+        write_words(p.out[2] + at, in0);
+    }
+    if (EPILOGUE == FUSED_SILU_MUL_BACK) store_vector(p.out[1] + at, z);
+}
+
+/* The sums of a thread's columns over its rows to those over the tile: the rows' parts in order. */
+__device__ static inline void add_parts(const tile_problem &p, tile_corner tile, float *parts,
+                                        const float (&sum)[VECTOR]) {
+    int thread = (int)threadIdx.x - CONSUMERS;
+    sync_finishers();
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        parts[thread * VECTOR + i] = sum[i];
+    sync_finishers();
+    if (thread >= TILE_COLUMNS || tile.column + thread >= p.n) return;
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < FINISHERS * VECTOR / TILE_COLUMNS; r++)
+        total += parts[r * TILE_COLUMNS + thread];
+    p.sums[(int64_t)(tile.row / TILE_ROWS) * p.n + tile.column + thread] = total;
+}
+
+/* A tile's work: a thread has the same eight columns of all its rows. WHOLE: all of it is inside. */
+template <int EPILOGUE, bool WHOLE>
+__device__ static inline void finish_tile(const tile_problem &p, tile_corner tile, uint32_t memory,
+                                          float *parts, uint32_t phase) {
+    constexpr bool PAIR = EPILOGUE == FUSED_SILU_MUL;
+    constexpr int PIECES = tile_width<EPILOGUE>() / VECTOR, ROWS = FINISHERS / PIECES;
+    constexpr int BATCH = AHEAD * ROWS;
+    constexpr int INPUTS = PAIR ? 0 : EPILOGUE == FUSED_SILU_MUL_BACK ? 2 : 1;
+    int thread = (int)threadIdx.x - CONSUMERS, piece = thread % PIECES, own = thread / PIECES;
+    int column = tile.column + piece * VECTOR;
+    int count = WHOLE ? TILE_ROWS : (column < p.n ? p.m - tile.row - own : 0);
+    int64_t step = (int64_t)ROWS * p.n, at = (int64_t)(tile.row + own) * p.n + column;
+    uint32_t from = memory + AT_TILE + tile_place<TILE_ROWS, TILE_COLUMNS>(own, piece);
+    some_pieces in0 = {}, in1 = {}, next0 = {}, next1 = {};
+    float sum[VECTOR] = {};
+    auto load = [&](int first) {
+        if (INPUTS > 0 && p.in[0]) next0.load(p.in[0] + at, step, ROWS, count - first);
+        if (INPUTS > 1) next1.load(p.in[1] + at, step, ROWS, count - first);
+    };
+    load(0);
+#pragma unroll 1
+    for (int first = 0; first < TILE_ROWS; first += BATCH) {
+        uint32_t half = (uint32_t)(first / HALF_ROWS);
+        int64_t to = at;
+        in0 = next0;
+        in1 = next1;
+        if (first % HALF_ROWS == 0) wait_phase(memory + AT_MADE + 8 * half, phase);
+        at += AHEAD * step;
+        if (first + BATCH < TILE_ROWS) load(first + BATCH);
+        uint4 c[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            c[i] = load_shared(from + (uint32_t)((first + i * ROWS) * 128));
+            if (PAIR)
+                in0.words[i] = load_shared(from + (uint32_t)((TILE_ROWS + first + i * ROWS) * 128));
+        }
+        if ((first + BATCH) % HALF_ROWS == 0) {
+            __syncwarp();
+            if (thread % 32 == 0) arrive(memory + AT_TAKEN + 8 * half);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            finish_piece<EPILOGUE>(p, c[i], in0.words[i], in1.words[i], to + i * step,
+                                   WHOLE || first + i * ROWS < count, sum);
+    }
+    if (EPILOGUE == FUSED_GELU_BACK && p.sums) add_parts(p, tile, parts, sum);
+}
+
+template <int EPILOGUE>
+__device__ static inline void finish_all(const tile_problem &p, char *start, uint32_t memory,
+                                         int first, int step) {
+    float *parts = (float *)(start + AT_PARTS);
+    uint32_t phase = 0;
+    for (int t = first; t < p.tiles; t += step, phase++) {
+        tile_corner tile = find_tile<EPILOGUE>(p, t);
+        if (tile.row + TILE_ROWS <= p.m && tile.column + tile_width<EPILOGUE>() <= p.n)
+            finish_tile<EPILOGUE, true>(p, tile, memory, parts, phase);
+        else
+            finish_tile<EPILOGUE, false>(p, tile, memory, parts, phase);
     }
 }
 
@@ -202,7 +427,7 @@ __device__ static inline void make_barriers(const tile_problem &p, uint32_t memo
 #endif
 
 /* Registers: 2 · 160 + 2 · 64 + 32 a thread of each warpgroup are the 480 it is launched with. */
-template <bool TB>
+template <int EPILOGUE>
 static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     fused_gemm(const __grid_constant__ tile_problem p) {
 #ifndef USE_MMA_SYNC
@@ -212,31 +437,27 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     int first = (int)blockIdx.x / p.cluster, step = (int)gridDim.x / p.cluster;
     make_barriers(p, memory);
     if (threadIdx.x < CONSUMERS) {
-        take_registers<160>();
-        consume_all<TB>(p, start, memory, first, step);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        consume_all(p, memory, first, step);
     } else if (threadIdx.x < CONSUMERS + FINISHERS) {
-        leave_registers<64>();
-        finish_all(p, start, memory, first, step);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+        finish_all<EPILOGUE>(p, start, memory, first, step);
     } else {
-        leave_registers<32>();
-        if (threadIdx.x % 32 == 0) produce_all<TB>(p, memory, first, step);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (threadIdx.x % 32 == 0) produce_all<EPILOGUE>(p, memory, first, step);
     }
     __syncwarp();
     sync_cluster();
 #endif
 }
 
-/* Allows both kernels their shared memory, once. */
-static cudaError_t allow_memory() {
-    static cudaError_t error = [] {
-        cudaError_t first = cudaFuncSetAttribute(
-            fused_gemm<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
-        cudaError_t second = cudaFuncSetAttribute(
-            fused_gemm<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
-        return first == cudaSuccess ? second : first;
-    }();
-    return error;
-}
+/* By epilogue. */
+static void (*const kernels[])(const tile_problem) = {
+    fused_gemm<FUSED_PLAIN>,
+    fused_gemm<FUSED_GELU_BACK>,
+    fused_gemm<FUSED_SILU_MUL>,
+    fused_gemm<FUSED_SILU_MUL_BACK>,
+};
 
 int64_t fused_bands(int64_t m) {
     return ceil_div(m, TILE_ROWS);
@@ -244,72 +465,27 @@ int64_t fused_bands(int64_t m) {
 
 bool fused_can(const fused_product *p) {
     bool fits = p->m >= LEAST_ROWS && p->m < INT32_MAX / 2 && p->n >= LEAST_COLUMNS &&
-                p->n < INT32_MAX / 2 && p->n % 8 == 0 && p->ld % 8 == 0 && p->segments >= 1 &&
-                p->segments <= FUSED_SEGMENTS;
+                p->n < INT32_MAX / 2 && p->n % 8 == 0;
     int64_t depth = 0;
-    for (int i = 0; fits && i < p->segments; i++) {
-        const fused_segment *s = &p->segment[i];
-        fits = s->k >= 8 && s->k < INT32_MAX / 2 && s->k % 8 == 0 && s->lda % 8 == 0 &&
-               s->ldb % 8 == 0 && s->tb == p->segment[0].tb;
-        depth += s->k;
+    for (int i = 0; i < p->segments; i++) {
+        int64_t k = p->segment[i].k;
+        fits = fits && k >= 8 && k < INT32_MAX / 2 && k % 8 == 0;
+        depth += k;
     }
-    if (p->epilogue == FUSED_SILU_MUL) fits = fits && p->segments == 1 && !p->bias.data;
-    if (p->epilogue >= FUSED_GELU_BACK) fits = fits && !p->addend;
-    if (p->sums) fits = fits && (p->epilogue == FUSED_PLAIN || p->epilogue == FUSED_GELU_BACK);
     return weft_cuda_device()->wgmma && fits && depth >= LEAST_DEPTH;
 }
 
-static bool make_b_map(const bf16 *data, const fused_segment *s, int64_t n, CUtensorMap *map) {
-    return s->tb ? make_matrix_map(map, data, n, s->k, s->ldb, HALF_COLUMNS, DEPTH)
-                 : make_matrix_map(map, data, s->k, n, s->ldb, DEPTH, HALF_COLUMNS);
+static bool describe_segment(const fused_product *p, int i, tile_problem *k) {
+    const fused_segment *s = &p->segment[i];
+    k->blocks[i] = (int)ceil_div(s->k, DEPTH);
+    k->tb[i] = s->tb;
+    k->ratio[i] = s->factor / (i + 1 < k->segments ? p->segment[i + 1].factor : 1);
+    return make_matrix_map(&k->a[i], s->a, p->m, s->k, s->k, HALF_ROWS, DEPTH) &&
+           (s->tb ? make_matrix_map(&k->b[i], s->b, p->n, s->k, s->k, HALF_COLUMNS, DEPTH)
+                  : make_matrix_map(&k->b[i], s->b, s->k, p->n, p->n, DEPTH, HALF_COLUMNS));
 }
 
-/* Segments whose factor is 0 are left out, but for the last one. */
-static bool describe_segments(const fused_product *p, tile_problem *k) {
-    bool made = true;
-    for (int i = 0; i < p->segments; i++) {
-        const fused_segment *s = &p->segment[i];
-        if (s->factor == 0 && (k->segments > 0 || i + 1 < p->segments)) continue;
-        int at = k->segments++;
-        made = made && make_matrix_map(&k->a[at], s->a, p->m, s->k, s->lda, HALF_ROWS, DEPTH) &&
-               make_b_map(s->b, s, p->n, &k->b[at]);
-        if (at > 0) k->ratio[at - 1] = k->factor / s->factor;
-        k->blocks[at] = (int)ceil_div(s->k, DEPTH);
-        k->factor = s->factor;
-    }
-    if (p->epilogue == FUSED_SILU_MUL)
-        made = made && make_b_map(p->b2, &p->segment[0], p->n, &k->b2);
-    return made;
-}
-
-static void describe_work(const fused_product *p, tile_problem *k) {
-    k->epilogue = p->epilogue;
-    k->bias = p->bias;
-    k->sums = p->sums;
-    k->in[0] = p->addend;
-    k->out[0] = p->y;
-    switch (p->epilogue) {
-    case FUSED_PLAIN:
-        break;
-    case FUSED_GELU:
-        k->out[1] = p->pre;
-        break;
-    case FUSED_GELU_BACK:
-        k->in[0] = p->at;
-        break;
-    case FUSED_SILU_MUL:
-        k->out[1] = p->gate;
-        k->out[2] = p->up;
-        break;
-    case FUSED_SILU_MUL_BACK:
-        k->in[0] = p->gate_in;
-        k->in[1] = p->up_in;
-        k->out[1] = p->y2;
-        break;
-    }
-}
-
-static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, bool tb) {
+static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, int epilogue) {
     int pairs = (int)min_i64(multiprocessors() / k.cluster, k.tiles);
     cudaLaunchConfig_t how = {};
     cudaLaunchAttribute cluster = {};
@@ -322,25 +498,27 @@ static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, boo
     how.stream = stream;
     how.attrs = &cluster;
     how.numAttrs = 1;
-    return tb ? cudaLaunchKernelEx(&how, fused_gemm<true>, k)
-              : cudaLaunchKernelEx(&how, fused_gemm<false>, k);
+    cudaError_t error = cudaFuncSetAttribute(kernels[epilogue],
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
+    return error == cudaSuccess ? cudaLaunchKernelEx(&how, kernels[epilogue], k) : error;
 }
 
 weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
-    tile_problem k;
-    memset((void *)&k, 0, sizeof k);
-    k.m = (int)p->m;
-    k.n = (int)p->n;
-    k.ld = p->ld ? p->ld : p->n;
-    int columns = (int)ceil_div(p->n, p->epilogue == FUSED_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS);
+    tile_problem k = {};
+    bool two = p->epilogue == FUSED_SILU_MUL, made = true;
+    int columns = (int)ceil_div(p->n, two ? HALF_COLUMNS : TILE_COLUMNS);
+    k.m = (int)p->m, k.n = (int)p->n;
     k.cluster = columns > 1 ? 2 : 1;
     k.groups = (int)ceil_div(columns, k.cluster);
     k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.groups;
-    describe_work(p, &k);
-    if (!describe_segments(p, &k))
-        return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
-    cudaError_t error = allow_memory();
-    if (error == cudaSuccess) error = launch_kernel(stream, k, p->segment[0].tb);
+    k.segments = two ? 1 : p->segments;
+    memcpy(k.in, p->in, sizeof k.in);
+    memcpy(k.out, p->out, sizeof k.out);
+    k.sums = p->sums;
+    for (int i = 0; i < p->segments; i++)
+        made = made && describe_segment(p, i, &k);
+    if (!made) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
+    cudaError_t error = launch_kernel(stream, k, p->epilogue);
     if (error == cudaSuccess) error = cudaGetLastError();
     if (error == cudaSuccess) return WEFT_OK;
     return weft_fail(WEFT_EIO, "cuda: a fused product did not start: %s",

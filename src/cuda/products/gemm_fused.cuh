@@ -1,57 +1,46 @@
-/* Products with a fused epilogue, on Hopper's tensor cores: several summed in one, with work behind the
- * sums that the library has no fast kernel for.
+/* Products with a fused epilogue, on Hopper's tensor cores: several summed in one, or SwiGLU's two side by
+ * side, with work behind the sums that the library has no fast kernel for.
  *
- *     c = Σ_s factor_s · a_s op(b_s) + bias, rounded to bf16, + addend
+ *     c = Σ_s factor_s · a_s op(b_s), rounded to bf16
  *
- * and behind it one of `fused_epilogue`. The kernel is persistent and warp-specialized: a block makes
- * tiles of 256 rows and 128 columns of c, one after another; producer warps load the factors by TMA, two
- * consumer warpgroups multiply by wgmma and leave each tile in shared memory, and two more do the
- * epilogue, and all that goes with it to and from memory, while the next tile is multiplied. */
+ * and behind it one of `fused_epilogue`, while the next tile of c is multiplied. */
 #pragma once
 
 #include "cuda/kernel.cuh"
 
-enum { FUSED_SEGMENTS = 5 };
+enum { FUSED_SEGMENTS = 6 };
 
+/* What becomes of c, with the tensors that `in` and `out` have, all [m, n]. */
 typedef enum {
-    FUSED_PLAIN,        /* y = c */
-    FUSED_GELU,         /* pre = c (NULL: not wanted), y = gelu(c) */
-    FUSED_GELU_BACK,    /* y = c · gelu'(at). No addend. */
-    FUSED_SILU_MUL,     /* two products of one a: gate = a op(b), up = a op(b2);
-                           y = silu(gate) · up; gate and up are kept where not NULL. No bias, no
-                           addend. */
-    FUSED_SILU_MUL_BACK /* c is dy of silu_mul: y = dgate, y2 = dup, from gate and up. No addend. */
+    FUSED_PLAIN,        /* in: addend, or NULL; it may be y. out: y = c + addend */
+    FUSED_GELU_BACK,    /* in: at, which may be y. out: y = c · gelu'(at) */
+    FUSED_SILU_MUL,     /* two segments of one a, not summed: gate and up.
+                           out: y = silu(gate) · up, and gate and up, or NULL twice */
+    FUSED_SILU_MUL_BACK /* in: gate, up; c is dy of silu_mul. out: dgate, dup */
 } fused_epilogue;
 
 typedef struct {
-    const bf16 *a, *b; /* a [m, k]; b [k, n], or [n, k] with tb, which all segments have alike */
-    int64_t lda, ldb, k;
+    const bf16 *a, *b; /* a [m, k]; b [k, n], or [n, k] with tb */
+    int64_t k;
     bool tb;
-    float factor;
+    float factor; /* not 0 */
 } fused_segment;
 
 typedef struct {
     int64_t m, n;
-    int64_t ld; /* elements between rows of all that is [m, n]; 0: n */
     int segments;
     fused_segment segment[FUSED_SEGMENTS];
-    const bf16 *b2; /* SILU_MUL: like segment[0].b; one segment then */
     fused_epilogue epilogue;
-    any_tensor bias;             /* [n]; data NULL: none */
-    const bf16 *addend;          /* [m, n], or NULL; may be y */
-    const bf16 *at;              /* GELU_BACK: [m, n]; may be y */
-    bf16 *pre;                   /* GELU: [m, n] or NULL */
-    const bf16 *gate_in, *up_in; /* SILU_MUL_BACK: [m, n] */
-    bf16 *gate, *up;             /* SILU_MUL: [m, n]; NULL: not kept */
-    bf16 *y, *y2;                /* [m, n] */
+    const bf16 *in[2];
+    bf16 *out[3];
     float *sums; /* [fused_bands(m), n]: column sums of y, as f32 has it, over each band of
-                    rows; NULL: not wanted. Only with PLAIN and GELU_BACK. */
+                    rows; NULL: not wanted. Only with GELU_BACK. */
 } fused_product;
 
-/* Whether this product can be done here: code for compute capability 9.0a, n and all k and ld
- * multiples of 8, tensors aligned to 16 bytes as the arena's are, and not too small to be worth it.
- * Follows from shapes and the device's facts: addresses are not looked at, so that workspace can be
- * planned by it. */
+/* Whether this product can be done here: code for compute capability 9.0a, n and all k multiples of 8,
+ * tensors aligned to 16 bytes as the arena's are, and not too small to be worth it. Follows from
+ * shapes and the device's facts: addresses are not looked at, so that workspace can be planned by
+ * it. */
 bool fused_can(const fused_product *p);
 
 /* Bands of rows that column sums come in. */

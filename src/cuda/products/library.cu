@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,18 +142,6 @@ static void describe_key(const cuda_gemm *p, algorithm_call *c) {
              (int)choose_epilogue(p), c->beta != 0 ? " add" : "", c->workspace_bytes);
 }
 
-/* A call ready to be made but for its addresses. */
-typedef struct prepared {
-    cuda_gemm shape; /* without addresses, all other bytes set */
-    uint32_t align_a, align_b, align_c;
-    int64_t workspace_bytes;
-    bool tf32, found;
-    cublasLtMatmulDesc_t what;
-    cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulAlgo_t algorithm;
-    struct prepared *next;
-} prepared;
-
 static weft_status describe_all(const weft_cuda_blas *blas, const cuda_gemm *p, algorithm_call *c) {
     describe_key(p, c);
     cublasStatus_t status = describe_call(blas, p, &c->what);
@@ -196,83 +183,39 @@ static algorithm_call describe_data(const cuda_gemm *p, void *workspace, int64_t
     return c;
 }
 
-/* A call described from scratch. */
-static weft_status run_once(const weft_cuda_blas *blas, cudaStream_t stream, const cuda_gemm *p,
-                            algorithm_call *c, bool *found) {
-    cublasLtMatmulAlgo_t algorithm;
-    weft_status status = describe_all(blas, p, c);
-    *found = status == WEFT_OK && find_algorithm(blas, c, stream, &algorithm);
-    if (*found) status = check_blas(blas, call_library(blas, c, &algorithm, stream), c->key);
-    drop_descriptions(blas, c);
-    return status;
-}
+/* Calls whose descriptions and algorithms are kept: to make one takes longer than to look it up. */
+enum { LISTS = 1024, PREPARED_MOST = 4096, KEY_WORDS = 12 };
 
-/* Calls whose descriptions are kept: to make one takes longer than to look it up. */
-enum { LISTS = 1024, PREPARED_MOST = 4096 };
+/* A call ready to be made but for its addresses. */
+typedef struct prepared {
+    int64_t key[KEY_WORDS]; /* what it follows from */
+    algorithm_call call;
+    cublasLtMatmulAlgo_t algorithm;
+    bool found;
+    struct prepared *next;
+} prepared;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static prepared *lists[LISTS];
 static int n_prepared;
 
-static void copy_matrix(const cuda_gemm_matrix *from, cuda_gemm_matrix *to) {
-    to->ld = from->ld;
-    to->stride = from->stride;
-    to->is_bf16 = from->is_bf16;
+static void fill_key(const cuda_gemm *p, const algorithm_call *c, int64_t (&key)[KEY_WORDS]) {
+    bool flags[] = {p->ta,        p->tb,        p->gelu,      c->beta != 0,
+                    p->a.is_bf16, p->b.is_bf16, p->c.is_bf16, !p->a.is_bf16 && wants_tf32()};
+    int64_t bits = (int64_t)c->align_a << 48 | (int64_t)c->align_b << 32 | c->align_c << 16;
+    for (int i = 0; i < 8; i++)
+        bits |= flags[i] << i;
+    const int64_t words[] = {
+        p->batch, p->m,        p->n,    p->k,        bits,    (int64_t)c->workspace_bytes,
+        p->a.ld,  p->a.stride, p->b.ld, p->b.stride, p->c.ld, p->c.stride};
+    memcpy(key, words, sizeof key);
 }
 
-/* What the descriptions follow from, so that equal ones have equal bytes. */
-static void fill_key(const cuda_gemm *p, const algorithm_call *c, prepared *key) {
-    memset((void *)key, 0, sizeof *key);
-    cuda_gemm *s = &key->shape;
-    s->batch = p->batch, s->m = p->m, s->n = p->n, s->k = p->k;
-    s->ta = p->ta, s->tb = p->tb;
-    s->accumulate = c->beta != 0;
-    copy_matrix(&p->a, &s->a);
-    copy_matrix(&p->b, &s->b);
-    copy_matrix(&p->c, &s->c);
-    s->gelu = p->gelu;
-    key->align_a = c->align_a, key->align_b = c->align_b, key->align_c = c->align_c;
-    key->workspace_bytes = (int64_t)c->workspace_bytes;
-    key->tf32 = !p->a.is_bf16 && wants_tf32();
-}
-
-enum { KEY_BYTES = offsetof(prepared, found) };
-
-static prepared **list_of(const prepared *key) {
-    uint64_t hash = 0xcbf29ce484222325u, word;
-    for (size_t i = 0; i + sizeof word <= KEY_BYTES; i += sizeof word) {
-        memcpy(&word, (const char *)key + i, sizeof word);
-        hash = (hash ^ word) * 0x100000001b3u;
-    }
+static prepared **find_list(const int64_t (&key)[KEY_WORDS]) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int64_t word : key)
+        hash = (hash ^ (uint64_t)word) * 0x100000001b3u;
     return &lists[(hash ^ hash >> 32) % LISTS];
-}
-
-static prepared *find_prepared(const prepared *key) {
-    prepared *at = *list_of(key);
-    while (at && memcmp((const void *)at, (const void *)key, KEY_BYTES) != 0)
-        at = at->next;
-    return at;
-}
-
-/* Describes a call and keeps it; NULL: an error, or there is no room. Under the lock. */
-static weft_status prepare(const weft_cuda_blas *blas, cudaStream_t stream, const cuda_gemm *p,
-                           algorithm_call *c, const prepared *key, prepared **out) {
-    *out = NULL;
-    prepared *made = n_prepared < PREPARED_MOST ? (prepared *)malloc(sizeof *made) : NULL;
-    if (!made) return WEFT_OK;
-    weft_status status = describe_all(blas, p, c);
-    if (status != WEFT_OK) {
-        drop_descriptions(blas, c);
-        free(made);
-        return status;
-    }
-    memcpy((void *)made, (const void *)key, sizeof *made);
-    made->what = c->what, made->a = c->a, made->b = c->b, made->c = c->c;
-    made->found = find_algorithm(blas, c, stream, &made->algorithm);
-    made->next = *list_of(key);
-    *list_of(key) = made;
-    n_prepared++;
-    *out = made;
-    return WEFT_OK;
 }
 
 /* The descriptions of bias and gelu hold addresses, so those calls are described each time. */
@@ -285,20 +228,30 @@ weft_status library_run(cudaStream_t stream, const cuda_gemm *p, void *workspace
     const weft_cuda_blas *blas = weft_cuda_blas_open();
     if (!blas) return WEFT_EMISSING;
     algorithm_call c = describe_data(p, workspace, workspace_bytes);
-    if (!can_be_kept(p)) return run_once(blas, stream, p, &c, found);
-    prepared key, *ready;
-    fill_key(p, &c, &key);
+    prepared once = {}, *ready = NULL;
+    fill_key(p, &c, once.key);
     pthread_mutex_lock(&lock);
+    prepared **list = find_list(once.key);
+    if (can_be_kept(p))
+        for (ready = *list; ready && memcmp(ready->key, once.key, sizeof once.key) != 0;)
+            ready = ready->next;
     weft_status status = WEFT_OK;
-    ready = find_prepared(&key);
-    if (!ready) status = prepare(blas, stream, p, &c, &key, &ready);
+    if (!ready) {
+        status = describe_all(blas, p, &c);
+        once.found = status == WEFT_OK && find_algorithm(blas, &c, stream, &once.algorithm);
+        once.call = c;
+        once.next = *list;
+        bool keep = can_be_kept(p) && status == WEFT_OK && n_prepared < PREPARED_MOST;
+        ready = keep ? (prepared *)malloc(sizeof *ready) : NULL;
+        if (ready) *ready = once, *list = ready, n_prepared++;
+    }
     pthread_mutex_unlock(&lock);
-    if (status != WEFT_OK) return status;
-    if (!ready) return run_once(blas, stream, p, &c, found);
-    *found = ready->found;
-    if (!*found) return WEFT_OK;
-    c.what = ready->what, c.a = ready->a, c.b = ready->b, c.c = ready->c;
-    cublasStatus_t done = call_library(blas, &c, &ready->algorithm, stream);
-    if (done != CUBLAS_STATUS_SUCCESS) describe_key(p, &c);
-    return check_blas(blas, done, c.key);
+    const prepared *is = ready ? ready : &once;
+    *found = is->found;
+    if (*found) {
+        c.what = is->call.what, c.a = is->call.a, c.b = is->call.b, c.c = is->call.c;
+        status = check_blas(blas, call_library(blas, &c, &is->algorithm, stream), is->call.key);
+    }
+    if (!ready) drop_descriptions(blas, &c);
+    return status;
 }

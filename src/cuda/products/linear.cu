@@ -1,11 +1,10 @@
 /* Linear layers and matrix products on the GPU: a node's tensors as the matrices of gemm.cuh.
  *
- * A node that sums several products, or does more behind its sums than the library is fast at, has two
- * ways, and an estimate of their times chooses. By pieces: one product after the other by the library,
- * each with the sum so far as its addend, and gelu's slope behind such a sum, behind an addend or
- * before a bias's gradient is the pass of those gradients, over the result. Fused: the
- * last of the pieces is a kernel of our own (gemm_fused.cuh) that sums some of the products at once and
- * does all that comes behind; products of long sums may still be the library's before it.
+ * A node that sums several products, or has gelu's slope and a bias's gradient behind its sums, has two
+ * ways, and its sizes choose. Fused: a kernel of our own (gemm_fused.cuh) sums all products at once and
+ * does what comes behind. By pieces: one product after the other by the library, each with the sum so
+ * far as its addend, and gelu's slope behind such a sum, behind an addend or before a bias's gradient
+ * is the pass of those gradients, over the result.
  *
  * Also the gradient of a bias, with gelu's gradient before it or alone: the rows of each column are
  * summed in two steps of a fixed order, bands of rows, then the bands' sums. How many bands there are
@@ -15,9 +14,13 @@
 #include "cuda/functions.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
+#include "cuda/products/streamed.cuh"
 
 extern "C" {
+#include "ops/activation.h"
 #include "ops/linear.h"
+#include "ops/list.h"
+#include "ops/rope.h"
 }
 
 /* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
@@ -253,27 +256,11 @@ static int64_t bias_back_workspace(const weft_node *n, int) {
 CUDA_KERNEL(bias_back, bias_back_run, bias_back_workspace)
 CUDA_KERNEL(gelu_bias_back, bias_back_run, bias_back_workspace)
 
-enum { TRANSPOSE_ROWS = 8 /* of a square that a block has threads for */ };
-
-/* For estimates: shares of what the tensor cores and the memory could do at most, as they were found
- * with the products of GPT-2's sizes. The library's products; bytes of its products of short sums, of
- * what it adds, and of a pass over the result; our own kernel's products. */
-static const double LIBRARY_SHARE = 0.668, SHORT_SHARE = 0.447, ADD_SHARE = 0.875,
-                    PASS_SHARE = 0.753, FUSED_SHARE = 0.523;
-/* Operations of a multiprocessor's tensor cores in bf16, a clock: Hopper's, for which our kernel is. */
-static const double TENSOR_OPERATIONS = 4096;
-/* Clocks of a multiprocessor for a result: of the library's gelu beside the sums; of ours by what is done
- * behind the sum, at least, and for an addend. */
-static const double LIBRARY_GELU = 0.209, FUSED_RESULT[] = {0.261, 0.810, 0.836},
-                    FUSED_ADDEND = 0.131;
-static const double LAUNCH = 2e-6; /* seconds */
-/* What our own kernel's share of the library's time must be below, as these are estimates. */
-static const double CLEARLY = 0.96;
-
-/* Clocks of all multiprocessors, a second. */
-static double clocks() {
-    return (double)multiprocessors() * weft_cuda_device()->clock;
-}
+/* Our own kernel saves passes over the result and multiplies more slowly than the library, so it wins
+ * up to a depth of all sums together: so much for each product behind the first, and so much for
+ * gelu's slope; results of few columns at any depth. Measured with sums and slopes of GPT-2's 124M on
+ * an H200; for larger sizes and few columns these are estimates. */
+enum { DEPTH_OF_PRODUCT = 1024, DEPTH_OF_SLOPE = 2048, NARROW = 128 };
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
 static cuda_gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
@@ -290,11 +277,6 @@ static bool has_pass(const weft_node *n) {
            (attr->sums || attr->more || n->in[WEFT_MATMUL_ADDEND]);
 }
 
-/* Whether rows are to have the bits that they have alone. */
-static bool are_alone(const weft_exec *x) {
-    return ((const weft_cuda_state *)weft_exec_state(x))->alone;
-}
-
 /* Where a tensor lies; `x` NULL: an address that says no more than that there is something. */
 static void *place_of(const weft_exec *x, const weft_tensor *t) {
     static char something;
@@ -302,11 +284,10 @@ static void *place_of(const weft_exec *x, const weft_tensor *t) {
     return x ? weft_data(x, t) : (void *)&something;
 }
 
-/* Product i of the node by the library. `first`: no other has written the sum. `last`: it does what is
- * behind the sum. */
-static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i, bool first,
-                                  bool last) {
+/* Product i of the node by the library, added to those before; the last does what is behind the sum. */
+static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    bool first = i == 0, last = i == attr->more;
     weft_matmul_pair pair = weft_matmul_pair_of(n, i);
     const weft_tensor *a = pair.a, *b = pair.b, *y = n->out[0];
     const weft_tensor *bias = first ? n->in[WEFT_MATMUL_BIAS] : NULL;
@@ -325,6 +306,7 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i,
     p.steady = p.follows && is_steady(b);
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
+    p.group = last && attr->act == WEFT_ACT_DEVIATIONS ? (int)attr->group : 0;
     p.a = as_matrix(place_of(x, a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,
                     grouped || grouped_outer);
     p.b = as_matrix(place_of(x, b), b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups, grouped_outer);
@@ -341,197 +323,115 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i,
     return p;
 }
 
+static const weft_node *node_at(const weft_exec *x, int64_t index) {
+    const weft_graph *g = weft_exec_graph(x);
+    return index >= 0 && index < weft_graph_node_count(g) ? weft_graph_node(g, index) : NULL;
+}
+
+static int count_readers(const weft_exec *x, const weft_tensor *y) {
+    int count = y->keep ? 2 : 0;
+    const weft_node *n;
+    for (int64_t i = y->producer->index + 1; (n = node_at(x, i)) != NULL; i++)
+        for (int k = 0; k < n->n_in; k++)
+            count += n->in[k] && (n->in[k] == y || n->in[k]->view_of == y);
+    return count;
+}
+
+/* The product n with the gates that a node gate_mix would put to its rows. */
+static cuda_gemm describe_gated(const weft_exec *x, const weft_node *n, const weft_node *gate) {
+    const weft_tensor *o = gate->in[0];
+    cuda_gemm p = describe_product(x, n, 0);
+    p.a.data = weft_data(x, o);
+    p.gate = gemm_gate{any_of(x, gate->in[1]), (int)o->shape[2], (int)o->shape[3],
+                       (float)ATTR(gate, weft_gate_mix_attr)->alpha};
+    return p;
+}
+
+bool gemm_has_gate(const weft_exec *x, const weft_node *gate) {
+    if (!follows(x) || gate->op->id != WEFT_OP_gate_mix) return false;
+    const weft_node *n = node_at(x, gate->index + 1);
+    if (!n || n->op->id != WEFT_OP_matmul) return false;
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    const weft_tensor *y = gate->out[0], *a = n->in[WEFT_MATMUL_A];
+    if (attr->more || attr->sums || (a != y && a->view_of != y) || count_readers(x, y) != 1 ||
+        y->dtype != WEFT_BF16 || gate->in[0]->dtype != WEFT_BF16 ||
+        gate->in[1]->shape[1] != y->shape[1])
+        return false;
+    cuda_gemm p = describe_gated(x, n, gate);
+    return p.steady && p.m <= GEMM_STREAMED_ROWS && streamed_can(&p) && spares(x, n, gate);
+}
+
+/* Whether RoPE behind a product, which alone reads what that makes, is done by the product; p is both then. */
+static bool describe_rotated(const weft_exec *x, const weft_node *n, gemm_rope *k, cuda_gemm *p) {
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    const weft_node *rope = node_at(x, n->index + 1);
+    if (!follows(x) || !rope || rope->op->id != WEFT_OP_rope || attr->act != WEFT_ACT_NONE ||
+        attr->more || n->in[WEFT_MATMUL_ADDEND] || n->out[1])
+        return false;
+    const weft_rope_attr *r = ATTR(rope, weft_rope_attr);
+    const weft_tensor *y = rope->out[0], *from = rope->in[0], *made = n->out[0];
+    if ((from != made && from->view_of != made) || count_readers(x, made) != 1 || !rope->in[1] ||
+        y->shape[1] != 1 || r->inverse || y->dtype != WEFT_BF16 || made->dtype != WEFT_BF16)
+        return false;
+    for (int i = 0; i < n->n_in; i++)
+        if (overlap(x, y, n->in[i])) return false;
+    *k = gemm_rope{data_of<int32_t>(x, rope->in[1]),
+                   r->offset,
+                   (int)r->heads,
+                   (int)y->shape[3],
+                   (int)(r->width / 2),
+                   r->law};
+    *p = describe_product(x, n, 0);
+    p->c.data = weft_data(x, y);
+    p->rope = k;
+    return p->steady && streamed_can(p);
+}
+
 /* Over the result itself. */
 static column_pass pass_behind(const weft_node *n) {
     int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
     return describe_pass(n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns);
 }
 
-/* Of what our own kernel takes: by rows, and all in bf16 but the bias; no norm behind it. */
-static bool suits_fused(const weft_node *n) {
+static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    if (attr->moments || n->in[WEFT_MATMUL_MOMENTS]) return false;
-    bool suits = weft_matmul_is_by_rows(attr, n->in[0]) && attr->dtype == WEFT_BF16 &&
-                 (attr->more || attr->act != WEFT_ACT_NONE);
-    for (int i = 0; suits && i <= attr->more; i++) {
-        weft_matmul_pair p = weft_matmul_pair_of(n, i);
-        suits = p.a->dtype == WEFT_BF16 && p.b->dtype == WEFT_BF16;
-    }
-    return suits;
-}
-
-static fused_epilogue epilogue_of(const weft_node *n) {
-    weft_act act = ATTR(n, weft_matmul_attr)->act;
-    return act == WEFT_ACT_GELU        ? FUSED_GELU
-           : act == WEFT_ACT_GELU_BACK ? FUSED_GELU_BACK
-                                       : FUSED_PLAIN;
-}
-
-static int count_bits(unsigned set) {
-    int bits = 0;
-    for (; set; set &= set - 1)
-        bits++;
-    return bits;
-}
-
-/* Our own kernel takes b of all products [k, n], or of all [n, k]: as that of the longest sums lies.
- * The others' are transposed into the workspace first, behind the columns' sums. */
-static bool layout_of(const weft_node *n, unsigned set) {
-    int64_t most = 0;
-    bool tb = false;
-    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        weft_matmul_pair p = weft_matmul_pair_of(n, i);
-        if (!(set >> i & 1) || weft_tensor_width(p.a) <= most) continue;
-        most = weft_tensor_width(p.a);
-        tb = p.attr.tb;
-    }
-    return tb;
-}
-
-/* Products of `set` whose b is transposed. */
-static unsigned transposed_of(const weft_node *n, unsigned set) {
-    unsigned transposed = 0;
-    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++)
-        if (set >> i & 1 && weft_matmul_pair_of(n, i).attr.tb != layout_of(n, set))
-            transposed |= 1u << i;
-    return transposed;
-}
-
-static int64_t sums_bytes(const weft_node *n) {
-    int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
-    int64_t rows = weft_tensor_count(n->out[0]) / columns;
-    if (!ATTR(n, weft_matmul_attr)->sums) return 0;
-    return align_bytes(fused_bands(rows) * columns * (int64_t)sizeof(float));
-}
-
-/* Bytes before the transposed b of product i; of all that our own kernel needs: i past the last. */
-static int64_t transposed_at(const weft_node *n, unsigned set, int i) {
-    int64_t bytes = sums_bytes(n);
-    unsigned transposed = transposed_of(n, set);
-    for (int k = 0; k < i; k++)
-        if (transposed >> k & 1)
-            bytes += align_bytes(weft_tensor_bytes(weft_matmul_pair_of(n, k).b));
-    return bytes;
-}
-
-/* The products of `set`, a bit each, at once, and what comes behind the sum. */
-static fused_product describe_fused(const weft_exec *x, const weft_node *n, unsigned set) {
-    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    bool first = set + 1 == 2u << attr->more;
+    bool slope = attr->act == WEFT_ACT_GELU_BACK;
     fused_product t = {};
     for (int i = 0; i <= attr->more; i++) {
         weft_matmul_pair p = weft_matmul_pair_of(n, i);
         weft_matmul_sizes s = weft_matmul_measure(&p.attr, p.a, p.b);
         t.m = s.m, t.n = s.n;
-        if (!(set >> i & 1)) continue;
-        bool tb = layout_of(n, set);
-        void *b = place_of(x, p.b);
-        if (x && tb != p.attr.tb) b = workspace_of<char>(x, n) + transposed_at(n, set, i);
-        t.segment[t.segments++] = fused_segment{(const bf16 *)place_of(x, p.a),
-                                                (const bf16 *)b,
-                                                s.k,
-                                                tb ? s.k : s.n,
-                                                s.k,
-                                                tb,
-                                                (float)p.attr.alpha};
+        t.segment[t.segments++] =
+            fused_segment{(const bf16 *)place_of(x, p.a), (const bf16 *)place_of(x, p.b), s.k,
+                          p.attr.tb, (float)p.attr.alpha};
     }
-    const weft_tensor *bias = first ? n->in[WEFT_MATMUL_BIAS] : NULL;
-    t.bias = any_tensor{place_of(x, bias), bias && bias->dtype == WEFT_BF16};
-    t.addend = (const bf16 *)place_of(x, first ? n->in[WEFT_MATMUL_ADDEND] : n->out[0]);
-    t.y = (bf16 *)place_of(x, n->out[0]);
-    t.epilogue = epilogue_of(n);
-    if (attr->act == WEFT_ACT_GELU) t.pre = (bf16 *)place_of(x, n->out[1]);
-    t.at = (const bf16 *)place_of(x, n->in[WEFT_MATMUL_AT]);
-    if (attr->sums) t.sums = x ? workspace_of<float>(x, n) : (float *)place_of(x, n->out[1]);
+    t.epilogue = slope ? FUSED_GELU_BACK : FUSED_PLAIN;
+    t.in[0] = (const bf16 *)place_of(x, n->in[slope ? WEFT_MATMUL_AT : WEFT_MATMUL_ADDEND]);
+    t.out[0] = (bf16 *)place_of(x, n->out[0]);
+    if (x && attr->sums) t.sums = workspace_of<float>(x, n);
     return t;
 }
 
-static double larger(double a, double b) {
-    return a > b ? a : b;
-}
-
-/* Seconds of a product by the library. */
-static double estimate_product(weft_matmul_sizes s, bool added) {
-    double m = (double)s.m, n = (double)s.n, k = (double)s.k;
-    double bytes = 2 * (m * n + m * k + n * k), memory = weft_cuda_device()->memory_rate;
-    double more = added ? 2 * m * n / (ADD_SHARE * memory) : 0;
-    return LAUNCH +
-           larger(2 * m * n * k / (LIBRARY_SHARE * TENSOR_OPERATIONS * clocks()),
-                  bytes / (SHORT_SHARE * memory)) +
-           more;
-}
-
-/* Seconds of a node whose products of `set` go by tiles at once, the others by the library before. */
-static double estimate_way(const weft_node *n, unsigned set, fused_epilogue epilogue) {
+/* Whether our own kernel does the node. Shapes and types decide: the workspace is planned by it. */
+static bool is_fused(const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    double seconds = 0, flops = 0, result = 0;
-    bool added = n->in[WEFT_MATMUL_ADDEND] != NULL;
+    int64_t depth = attr->more * DEPTH_OF_PRODUCT + (has_pass(n) ? DEPTH_OF_SLOPE : 0);
+    if (depth == 0 || attr->moments || attr->act == WEFT_ACT_GELU ||
+        attr->act == WEFT_ACT_DEVIATIONS || n->in[WEFT_MATMUL_BIAS] ||
+        (n->in[WEFT_MATMUL_ADDEND] && attr->act != WEFT_ACT_NONE) || attr->dtype != WEFT_BF16 ||
+        !weft_matmul_is_by_rows(attr, n->in[0]))
+        return false;
     for (int i = 0; i <= attr->more; i++) {
         weft_matmul_pair p = weft_matmul_pair_of(n, i);
-        weft_matmul_sizes s = weft_matmul_measure(&p.attr, p.a, p.b);
-        result = (double)s.m * (double)s.n;
-        if (set >> i & 1) {
-            flops += 2 * result * (double)s.k;
-        } else {
-            seconds += estimate_product(s, added);
-            added = true;
-        }
+        if (p.a->dtype != WEFT_BF16 || p.b->dtype != WEFT_BF16 || p.attr.alpha == 0) return false;
+        depth -= weft_tensor_width(p.a);
     }
-    double behind = result * (FUSED_RESULT[epilogue] + (added ? FUSED_ADDEND : 0)) / clocks();
-    double launches = 1 + 2 * count_bits(transposed_of(n, set));
-    if (set)
-        return seconds + launches * LAUNCH +
-               larger(flops / (FUSED_SHARE * TENSOR_OPERATIONS * clocks()), behind);
-    if (has_pass(n))
-        return seconds + LAUNCH + 6 * result / (PASS_SHARE * weft_cuda_device()->memory_rate);
-    return seconds + (epilogue == FUSED_PLAIN ? 0 : result * LIBRARY_GELU / clocks());
+    fused_product t = describe_fused(NULL, n);
+    return (depth > 0 || t.n <= NARROW) && fused_can(&t);
 }
 
-/* The products that go by tiles, a bit each; 0: none. Shapes and types decide. */
-static unsigned choose_fused(const weft_node *n) {
-    if (!suits_fused(n)) return 0;
-    unsigned sets = 2u << ATTR(n, weft_matmul_attr)->more, best = 0;
-    double least = CLEARLY * estimate_way(n, 0, epilogue_of(n));
-    for (unsigned set = 1; set < sets; set++) {
-        if (count_bits(set) > FUSED_SEGMENTS) continue;
-        fused_product t = describe_fused(NULL, n, set);
-        if (!fused_can(&t)) continue;
-        double seconds = estimate_way(n, set, t.epilogue);
-        if (seconds >= least) continue;
-        least = seconds;
-        best = set;
-    }
-    return best;
-}
-
-/* to [columns, rows] = from [rows, columns], by squares of 32. */
-static __global__ void transpose_matrix(int64_t rows, int64_t columns, const bf16 *from, bf16 *to) {
-    __shared__ bf16 square[32][33];
-    int64_t row = (int64_t)blockIdx.y * 32, column = (int64_t)blockIdx.x * 32;
-    for (int i = threadIdx.y; i < 32; i += TRANSPOSE_ROWS)
-        if (row + i < rows && column + threadIdx.x < columns)
-            square[i][threadIdx.x] = from[(row + i) * columns + column + threadIdx.x];
-    __syncthreads();
-    for (int i = threadIdx.y; i < 32; i += TRANSPOSE_ROWS)
-        if (column + i < columns && row + threadIdx.x < rows)
-            to[(column + i) * rows + row + threadIdx.x] = square[threadIdx.x][i];
-}
-
-static void transpose_factors(weft_exec *x, const weft_node *n, unsigned set) {
-    unsigned transposed = transposed_of(n, set);
-    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        if (!(transposed >> i & 1)) continue;
-        const weft_tensor *b = weft_matmul_pair_of(n, i).b;
-        dim3 grid((unsigned)ceil_div(b->shape[1], 32), (unsigned)ceil_div(b->shape[0], 32));
-        transpose_matrix<<<grid, dim3(32, TRANSPOSE_ROWS), 0, stream_of(x)>>>(
-            b->shape[0], b->shape[1], data_of<bf16>(x, b),
-            (bf16 *)(workspace_of<char>(x, n) + transposed_at(n, set, i)));
-    }
-}
-
-static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
-    fused_product t = describe_fused(x, n, set);
-    transpose_factors(x, n, set);
+static weft_status run_fused(weft_exec *x, const weft_node *n) {
+    fused_product t = describe_fused(x, n);
     WEFT_TRY(fused_launch(stream_of(x), &t));
     if (t.sums) add_column_bands(x, n->out[1], fused_bands(t.m), t.sums);
     return launched(n);
@@ -541,20 +441,23 @@ static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
 static bool describe_joining(const weft_exec *x, const weft_node *n, cuda_gemm *p) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK) return false;
-    *p = describe_product(x, n, 0, true, true);
+    *p = describe_product(x, n, 0);
     return gemm_joins(p);
 }
 
-/* Launches a node and those behind it that read the same. False: it is alone. */
+/* Launches a node and those behind it that need nothing of it, or of each other. False: it is alone. */
 static bool run_together(const weft_exec *x, const weft_node *n) {
     cuda_gemm p[GEMM_TOGETHER];
     const weft_node *nodes[GEMM_TOGETHER];
     int count = 0;
+    bool same = true, streamed = true;
     for (const weft_node *m = n; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
-        bool apart = m->in[0] == n->in[0] && describe_joining(x, m, &p[count]);
+        bool apart = describe_joining(x, m, &p[count]) && p[count].m == p[0].m;
         for (int i = 0; apart && i < count; i++)
             apart = are_apart(x, m, nodes[i]);
-        if (!apart) break;
+        same = same && m->in[0] == n->in[0];
+        streamed = streamed && apart && streamed_can(&p[count]);
+        if (!apart || (!same && !streamed)) break;
         nodes[count++] = m;
     }
     if (count < 2) return false;
@@ -565,34 +468,41 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
 
 static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     if (is_launched(x, n)) return WEFT_OK;
-    if (follows(x) && run_together(x, n)) return launched(n);
-    int more = ATTR(n, weft_matmul_attr)->more;
-    unsigned set = are_alone(x) ? 0 : choose_fused(n);
-    bool first = true;
-    for (int i = 0; i <= more; i++) {
-        if (set >> i & 1) continue;
-        cuda_gemm p = describe_product(x, n, i, first, !set && i == more);
-        WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
-        first = false;
+    const weft_node *before = node_at(x, n->index - 1);
+    if (before && gemm_has_gate(x, before)) {
+        cuda_gemm p = describe_gated(x, n, before);
+        streamed_launch(stream_of(x), &p, 1);
+        return launched(n);
     }
-    if (set) return run_fused(x, n, set);
+    gemm_rope rope;
+    cuda_gemm rotated;
+    if (describe_rotated(x, n, &rope, &rotated)) {
+        streamed_launch(stream_of(x), &rotated, 1);
+        launched_until(x, node_at(x, n->index + 1));
+        return launched(n);
+    }
+    if (follows(x) && run_together(x, n)) return launched(n);
+    if (!are_alone(x) && is_fused(n)) return run_fused(x, n);
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
+        cuda_gemm p = describe_product(x, n, i);
+        WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
+    }
     if (!has_pass(n)) return WEFT_OK;
     column_pass pass = pass_behind(n);
     return run_column_pass(x, n, &pass);
 }
 
 static int64_t matmul_workspace(const weft_node *n, int) {
-    int more = ATTR(n, weft_matmul_attr)->more;
-    unsigned set = choose_fused(n);
     int64_t bytes = 0;
-    bool first = true;
-    for (int i = 0; i <= more; i++) {
-        if (set >> i & 1) continue;
-        cuda_gemm p = describe_product(NULL, n, i, first, !set && i == more);
-        bytes = max_i64(bytes, gemm_workspace(&p));
-        first = false;
+    if (is_fused(n)) {
+        fused_product t = describe_fused(NULL, n);
+        return ATTR(n, weft_matmul_attr)->sums ? fused_bands(t.m) * t.n * (int64_t)sizeof(float)
+                                               : 0;
     }
-    if (set) return max_i64(bytes, transposed_at(n, set, more + 1));
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
+        cuda_gemm p = describe_product(NULL, n, i);
+        bytes = max_i64(bytes, gemm_workspace(&p));
+    }
     if (!has_pass(n)) return bytes;
     column_pass pass = pass_behind(n);
     return max_i64(bytes, column_pass_bytes(&pass));

@@ -1,6 +1,6 @@
 /* Split-K products with a slim result: sums over many rows, a result of at most 16 × 128,
- * c = alpha · aᵀ b of bf16: the gradient of the weights of a gate of heads or experts. The library is slow at it where rows do not start at
- * multiples of 16 bytes, and few of its tiles' places would be used.
+ * c = alpha · aᵀ b of bf16: the gradient of the weights of a gate of heads or experts. The library is slow
+ * at it where rows do not start at multiples of 16 bytes, and few of its tiles' places would be used.
  *
  * A band of rows a block, a row at a time a warp: its lanes have two or four columns of the wide
  * factor and all of the narrow one's numbers. The bands' sums are added by a second kernel, in order.
@@ -120,15 +120,10 @@ static inline bool slim_find(const cuda_gemm *p, slim_product *slim) {
         !wide->is_bf16 || m > SLIM_NARROW || n > SLIM_WIDE || m % 4 != 0 || n % 2 != 0 ||
         narrow->ld % 4 != 0 || wide->ld % 2 != 0)
         return false;
-    slim->narrow = (const bf16 *)narrow->data;
-    slim->wide = (const bf16 *)wide->data;
-    slim->narrow_ld = narrow->ld;
-    slim->wide_ld = wide->ld;
-    slim->rows = p->k;
-    slim->band = ceil_div(p->k, multiprocessors());
-    slim->m = (int)m;
-    slim->n = (int)n;
-    slim->transposed = transposed;
+    slim->narrow = (const bf16 *)narrow->data, slim->narrow_ld = narrow->ld;
+    slim->wide = (const bf16 *)wide->data, slim->wide_ld = wide->ld;
+    slim->rows = p->k, slim->band = ceil_div(p->k, multiprocessors());
+    slim->m = (int)m, slim->n = (int)n, slim->transposed = transposed;
     return true;
 }
 

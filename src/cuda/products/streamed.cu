@@ -36,26 +36,34 @@ enum {
     DESCRIBED = 0x3ffff
 };
 
+/* What a kernel does beside its sums: silu_mul of two products; the gates of heads, before them; RoPE. */
+enum { PLAIN, SILU, HEADS, ROPE };
+
 /* One of the products of a launch. */
 struct streamed_matrix {
-    CUtensorMap b, up; /* up: of a gated product */
+    CUtensorMap a, b, up; /* up: of a gated product */
     finishing end, up_end;
-    any_tensor y;   /* of a gated product */
+    any_tensor y; /* of a gated product */
+    const float *up_sums;
     gemm_norm norm; /* before it */
     float2 *moments;
     int n;          /* rows of b */
+    int k, stages;  /* columns; of DEPTH of them */
+    float share;    /* 1 / k */
     int parts;      /* of k */
     unsigned after; /* the launch's block behind its last */
 };
 
 struct streamed_problem {
-    CUtensorMap a;
     streamed_matrix of[GEMM_TOGETHER];
-    int m, k, stages; /* rows; columns; of DEPTH of them */
-    float share;      /* 1 / k */
+    int m;          /* rows of each a */
+    gemm_gate gate; /* on a */
+    gemm_rope rope; /* behind the sums */
     int cluster;
     bool steady;
 };
+
+static_assert(sizeof(streamed_problem) <= 4096 - 64, "a kernel's parameters");
 
 /* N rows of a, G warpgroups, that is 64 G rows of b. */
 template <int N, int G, int STAGES> struct streamed_shape {
@@ -83,12 +91,12 @@ template <int WIDTH> __device__ static inline streamed_place find_place(const st
     int block = (int)(blockIdx.x - (t.of ? p.of[t.of - 1].after : 0));
     t.part = block % w.parts;
     t.column = block / w.parts * WIDTH;
-    t.first = p.stages * t.part / w.parts;
-    t.stages = t.column < w.n ? p.stages * (t.part + 1) / w.parts - t.first : 0;
+    t.first = w.stages * t.part / w.parts;
+    t.stages = t.column < w.n ? w.stages * (t.part + 1) / w.parts - t.first : 0;
     return t;
 }
 
-template <int N, int G, int STAGES, bool GATED>
+template <int N, int G, int STAGES, int MODE>
 __device__ static inline void produce_stages(const streamed_problem &p, const streamed_place &t,
                                              uint32_t memory) {
     using shape = streamed_shape<N, G, STAGES>;
@@ -101,11 +109,12 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
         arrive_expect_tx(full, shape::STAGE);
 #pragma unroll
         for (int g = 0; g < G; g++)
-            tma_load_2d(to + (uint32_t)(g * GROUP_ROWS * DEPTH * 2), GATED && g ? &w.up : &w.b, k,
-                        t.column + (GATED ? 0 : g * GROUP_ROWS), full);
+            tma_load_2d(to + (uint32_t)(g * GROUP_ROWS * DEPTH * 2),
+                        MODE == SILU && g ? &w.up : &w.b, k,
+                        t.column + (MODE == SILU ? 0 : g * GROUP_ROWS), full);
     };
     auto load_a = [&](int i) {
-        tma_load_2d(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES), &p.a,
+        tma_load_2d(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES), &w.a,
                     (t.first + i) * DEPTH, row,
                     memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES));
     };
@@ -123,15 +132,63 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
     }
 }
 
+__device__ static inline void scale_chunk(uint32_t at, float factor) {
+    uint32_t w[4];
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(at)
+                 : "memory");
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        w[i] = join_halves(factor * __uint_as_float(w[i] << 16),
+                           factor * __uint_as_float(w[i] & 0xffff0000u));
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+/* The gates of a stage of a, whose columns are of one head: each thread has some chunks of 16 bytes, eight of
+ * which are a row's, wherever the swizzle put them. With the bits of gate_mix. */
+template <int N, int G> struct stage_gates {
+    static constexpr int THREADS = G * 128, CHUNKS = (N * 8 + THREADS - 1) / THREADS;
+    float factor[CHUNKS];
+
+    /* Before the stage is there. */
+    __device__ void load(const streamed_problem &p, int stage) {
+        int head = stage * DEPTH / p.gate.width;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            int row = (int)blockIdx.y * N + ((int)threadIdx.x + i * THREADS) / 8;
+            float gate = row < p.m ? load_any(p.gate.of, (int64_t)row * p.gate.heads + head) : 0.0f;
+            factor[i] = 1 - p.gate.alpha + p.gate.alpha * sigmoid(gate);
+        }
+    }
+
+    /* All of the block's that multiply meet here: what they wrote is then there for wgmma. */
+    __device__ void apply(uint32_t a) const {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            int chunk = (int)threadIdx.x + i * THREADS;
+            if (chunk < N * 8) scale_chunk(a + (uint32_t)chunk * 16, factor[i]);
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+    }
+};
+
 /* Starts the products of stage i: the warpgroup's 64 rows of b by all of a. SET: c begins with them. */
-template <int N, int G, int STAGES, bool SET>
-__device__ static inline void multiply_stage(uint32_t memory, int i, float (&c)[N / 8][4]) {
+template <int N, int G, int STAGES, int MODE, bool SET>
+__device__ static inline void multiply_stage(const streamed_problem &p, const streamed_place &t,
+                                             uint32_t memory, int i, float (&c)[N / 8][4]) {
     using shape = streamed_shape<N, G, STAGES>;
+    stage_gates<N, G> gates;
+    if (MODE == HEADS) gates.load(p, t.first + i);
     uint32_t stage = (memory + (uint32_t)(i % STAGES * shape::STAGE)) & DESCRIBED;
     uint64_t left =
         describe_tile<GROUP_ROWS, DEPTH>(stage + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2));
     uint64_t right = describe_tile<N, DEPTH>(stage + shape::B_BYTES);
     wait_phase(memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES), (uint32_t)(i / STAGES));
+    if (MODE == HEADS) gates.apply(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES));
     begin_products();
     wgmma<N>::template tiles<!SET, false>(c, left, right);
 #pragma unroll
@@ -142,13 +199,14 @@ __device__ static inline void multiply_stage(uint32_t memory, int i, float (&c)[
 }
 
 /* All of them, one or more. A stage is given back when its products are done, one stage later. */
-template <int N, int G, int STAGES>
-__device__ static inline void multiply_stages(const streamed_place &t, uint32_t memory,
-                                              float (&c)[N / 8][4]) {
+template <int N, int G, int STAGES, int MODE>
+__device__ static inline void multiply_stages(const streamed_problem &p, const streamed_place &t,
+                                              uint32_t memory, float (&c)[N / 8][4]) {
     uint32_t empty = memory + streamed_shape<N, G, STAGES>::AT_BARRIERS + 8 * STAGES;
-    multiply_stage<N, G, STAGES, true>(memory, 0, c);
+    if (MODE == HEADS) wait_for_primary();
+    multiply_stage<N, G, STAGES, MODE, true>(p, t, memory, 0, c);
     for (int i = 1; i < t.stages; i++) {
-        multiply_stage<N, G, STAGES, false>(memory, i, c);
+        multiply_stage<N, G, STAGES, MODE, false>(p, t, memory, i, c);
         wait_products<1>();
         if (threadIdx.x % 32 == 0) arrive(empty + 8 * (uint32_t)((i - 1) % STAGES));
     }
@@ -210,26 +268,40 @@ struct streamed_addends {
     float2 moments[STREAMED_MOMENTS];
 };
 
-/* v = rstd (v − mean · sums); the row's rstd. */
-__device__ static inline float put_norm(const streamed_problem &p, const gemm_norm &norm,
-                                        const streamed_addends &a, float4 &v) {
+/* Of a row. */
+struct row_norm {
+    float mean, rstd;
+};
+
+__device__ static inline row_norm find_norm(const streamed_matrix &w, const streamed_addends &a) {
     float count[STREAMED_MOMENTS], mean = 0, square = 0;
 #pragma unroll
     for (int i = 0; i < STREAMED_MOMENTS; i++) {
-        int left = p.k - ((int)threadIdx.x % ROW_LANES + i * ROW_LANES) * DEPTH;
+        int left = w.k - ((int)threadIdx.x % ROW_LANES + i * ROW_LANES) * DEPTH;
         count[i] = (float)max(0, min(left, (int)DEPTH));
         mean += count[i] * a.moments[i].x;
     }
-    mean = norm.sums ? sum_row(mean) * p.share : 0.0f;
+    mean = w.norm.sums ? sum_row(mean) * w.share : 0.0f;
 #pragma unroll
     for (int i = 0; i < STREAMED_MOMENTS; i++) {
         float d = a.moments[i].x - mean;
         square += a.moments[i].y + count[i] * d * d;
     }
-    float rstd = rsqrtf(sum_row(square) * p.share + norm.eps);
-    v = make_float4(rstd * (v.x - mean * a.sums.x), rstd * (v.y - mean * a.sums.y),
-                    rstd * (v.z - mean * a.sums.z), rstd * (v.w - mean * a.sums.w));
-    return rstd;
+    return row_norm{mean, rsqrtf(sum_row(square) * w.share + w.norm.eps)};
+}
+
+/* rstd (v − mean · sums). */
+__device__ static inline float4 norm_four(row_norm norm, float4 sums, float4 v) {
+    return make_float4(
+        norm.rstd * (v.x - norm.mean * sums.x), norm.rstd * (v.y - norm.mean * sums.y),
+        norm.rstd * (v.z - norm.mean * sums.z), norm.rstd * (v.w - norm.mean * sums.w));
+}
+
+/* That and a bias, of SwiGLU behind LayerNorm. */
+__device__ static inline float4 norm_apart(const float *sums, any_tensor bias, int column,
+                                           row_norm norm, float4 v) {
+    v = norm_four(norm, *(const float4 *)(sums + column), v);
+    return bias.data ? add_four(v, load_four(bias, column)) : v;
 }
 
 __device__ static inline float round_bf16(float v) {
@@ -254,10 +326,43 @@ __device__ static inline float silu_mul(float gate, float up) {
     return gate * sigmoid(gate) * round_bf16(up);
 }
 
+/* Of four columns of a row: not of a head that is rotated, nothing. */
+struct four_angles {
+    float cosine[4], sine[4];
+};
+
+/* Not inline: it is long, and done before the sums are there. */
+__device__ static __noinline__ void find_angles(const gemm_rope &k, int row, int column,
+                                                four_angles &of) {
+    int i = column % k.width;
+    if (column >= k.heads * k.width || i >= 2 * k.half) return;
+    for (int j = 0; j < 4; j++)
+        find_angle(k.law, k.offset + k.start[row], i % k.half + j, k.half, of.cosine[j],
+                   of.sine[j]);
+}
+
+/* Four numbers of a row, rounded as they are without RoPE behind them. The other half of the pairs has a lane of
+ * the row too, half / 4 lanes away. */
+__device__ static inline float4 rotate_four(const gemm_rope &k, int column, const four_angles &of,
+                                            float4 v) {
+    unsigned lanes = k.half == DEPTH ? 0xffffffffu : 0xffffu << (threadIdx.x & ROW_LANES);
+    int i = column % k.width;
+    bool rotates = column < k.heads * k.width && i < 2 * k.half;
+    float a[4] = {round_bf16(v.x), round_bf16(v.y), round_bf16(v.z), round_bf16(v.w)};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float b = __shfl_xor_sync(lanes, a[j], k.half / 4);
+        if (rotates)
+            a[j] = i < k.half ? rotate_first(a[j], b, of.cosine[j], of.sine[j])
+                              : rotate_second(b, a[j], of.cosine[j], of.sine[j]);
+    }
+    return make_float4(a[0], a[1], a[2], a[3]);
+}
+
 /* The block's share of the rows of a and the columns of its tile: four columns of a row at a time. */
-template <int N, int G, int STAGES, bool GATED> struct streamed_share {
+template <int N, int G, int STAGES, int MODE> struct streamed_share {
     using shape = streamed_shape<N, G, STAGES>;
-    static constexpr int FOURS = shape::WIDTH / (GATED ? 8 : 4);
+    static constexpr int FOURS = shape::WIDTH / (MODE == SILU ? 8 : 4);
     const streamed_problem &p;
     const streamed_place &t;
     const streamed_matrix &w;
@@ -277,19 +382,32 @@ template <int N, int G, int STAGES, bool GATED> struct streamed_share {
         if (e >= end) return a;
         int64_t r = row + e / FOURS;
         int column = t.column + e % FOURS * 4;
-        if (!GATED) a.added = load_addends(w.end, r, column, w.n);
+        if (MODE != SILU) a.added = load_addends(w.end, r, column, w.n);
         if (!w.norm.moments) return a;
-        if (!GATED && w.norm.sums && column < w.n) a.sums = *(const float4 *)(w.norm.sums + column);
+        if (MODE != SILU && w.norm.sums && column < w.n)
+            a.sums = *(const float4 *)(w.norm.sums + column);
 #pragma unroll
         for (int i = 0; i < STREAMED_MOMENTS; i++) {
             int tile = (int)threadIdx.x % ROW_LANES + i * ROW_LANES;
-            if (tile < p.stages) a.moments[i] = w.norm.moments[r * p.stages + tile];
+            if (tile < w.stages) a.moments[i] = w.norm.moments[r * w.stages + tile];
         }
         return a;
     }
 
-    /* `a`: those of the first. */
-    __device__ void finish(uint32_t sums, streamed_addends a) const {
+    __device__ void angles(int e, four_angles &of) const {
+        if (MODE == ROPE && e < end)
+            find_angles(p.rope, row + e / FOURS, t.column + e % FOURS * 4, of);
+    }
+
+    __device__ void finish_rotated(int r, int column, float4 v, const four_addends &a,
+                                   const four_angles &of) const {
+        if (w.end.bias.data) v = add_four(v, a.bias);
+        v = rotate_four(p.rope, column, of, v);
+        if (column < w.n) store_four(w.end.c, (int64_t)(row + r) * w.end.ld + column, v);
+    }
+
+    /* `a`, `of`: those of the first. */
+    __device__ void finish(uint32_t sums, streamed_addends a, four_angles &of) const {
         uint32_t rank;
         asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
         rank -= (uint32_t)t.part;
@@ -297,11 +415,23 @@ template <int N, int G, int STAGES, bool GATED> struct streamed_share {
             int r = e / FOURS, column = e % FOURS * 4;
             uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
             float4 v = add_parts(at, rank, w.parts, w.end.alpha);
-            float rstd = w.norm.moments ? put_norm(p, w.norm, a, v) : 1.0f;
+            row_norm norm = {0, 1};
+            if (w.norm.moments) norm = find_norm(w, a);
+            if (w.norm.moments && MODE != SILU) v = norm_four(norm, a.sums, v);
             column += t.column;
-            if (GATED) {
-                finish_gated(r, column, v,
-                             add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha * rstd));
+            if (MODE == SILU) {
+                bool shifted = w.norm.sums && column < w.n;
+                float factor = shifted ? 1.0f : norm.rstd;
+                float4 u = add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha * factor);
+                v = make_float4(factor * v.x, factor * v.y, factor * v.z, factor * v.w);
+                if (shifted) {
+                    v = norm_apart(w.norm.sums, w.end.bias, column, norm, v);
+                    u = norm_apart(w.up_sums, w.up_end.bias, column, norm, u);
+                }
+                finish_gated(r, column, v, u);
+            } else if (MODE == ROPE) {
+                finish_rotated(r, column, v, a.added, of);
+                angles(e + step, of);
             } else {
                 v = finish_four(w.end, row + r, column, w.n, v, a.added);
                 if (w.moments) leave_moments(w.moments, row + r, column, w.n, v);
@@ -342,7 +472,7 @@ __device__ static inline void wait_for_cluster(int blocks) {
 #define BLOCKS(n) 1
 #endif
 
-template <int N, int G, int STAGES, bool GATED>
+template <int N, int G, int STAGES, int MODE>
 static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N))
     multiply_streamed(const __grid_constant__ streamed_problem p) {
 #ifndef USE_MMA_SYNC
@@ -350,7 +480,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
     trigger_dependents(); /* the next product may ask for its own */
-    streamed_place t = find_place < GATED ? shape::WIDTH / 2 : shape::WIDTH > (p);
+    streamed_place t = find_place < MODE == SILU ? shape::WIDTH / 2 : shape::WIDTH > (p);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
             init_barrier(memory + shape::AT_BARRIERS + 8 * i, 1);
@@ -359,12 +489,17 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    streamed_share<N, G, STAGES, MODE> share(p, t);
+    bool finishes = threadIdx.x < G * 128;
+    four_angles rotated;
+    if (finishes) share.angles(share.first(), rotated);
+    __syncwarp();
     if (threadIdx.x >= G * 128) {
-        if (threadIdx.x == G * 128) produce_stages<N, G, STAGES, GATED>(p, t, memory);
+        if (threadIdx.x == G * 128) produce_stages<N, G, STAGES, MODE>(p, t, memory);
         __syncwarp();
     } else if (t.stages > 0) {
         float c[N / 8][4];
-        multiply_stages<N, G, STAGES>(t, memory, c);
+        multiply_stages<N, G, STAGES, MODE>(p, t, memory, c);
         /* The other warpgroup may still read what the sums are written over. */
         asm volatile("bar.sync 1, %0;" ::"n"(G * 128) : "memory");
         leave_sums<N, shape::PITCH>(c, (float *)(raw + (memory - raw_at)));
@@ -373,13 +508,11 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     wait_for_primary();
     __syncwarp();
     arrive_at_cluster(p.cluster);
-    streamed_share<N, G, STAGES, GATED> share(p, t);
-    bool finishes = threadIdx.x < G * 128;
     streamed_addends added = {};
     if (finishes) added = share.addends(share.first());
     __syncwarp();
     wait_for_cluster(p.cluster);
-    if (finishes) share.finish(memory, added);
+    if (finishes) share.finish(memory, added, rotated);
     __syncwarp();
     arrive_at_cluster(p.cluster);
     wait_for_cluster(p.cluster); /* nobody reads here any more */
@@ -392,10 +525,20 @@ bool streamed_fits(const cuda_gemm *p) {
            suits(p->a) && suits(p->b) && p->n < INT32_MAX / 2;
 }
 
+/* Pairs lie in 64 columns that a row's lanes have, or in 128 that a warp has. The angles of more rows than these
+ * would be waited for. */
+static bool can_rotate(const cuda_gemm *p) {
+    int width = p->rope->width, half = p->rope->half;
+    return p->m <= 32 && p->n % 4 == 0 && half >= 4 && half <= DEPTH && (half & (half - 1)) == 0 &&
+           (width % max_i64(DEPTH, 2 * half) == 0 || (half < DEPTH && DEPTH % width == 0));
+}
+
 bool streamed_can(const cuda_gemm *p) {
     bool normed = p->norm.moments != NULL;
-    if ((normed || p->moments) && p->n % 4 != 0) return false;
+    if ((normed || p->moments || p->group) && p->n % 4 != 0) return false;
     if (normed && p->k > STREAMED_NORM_WIDTH) return false;
+    if (p->gate.of.data && p->gate.width % DEPTH != 0) return false;
+    if (p->rope && !can_rotate(p)) return false;
     return streamed_fits(p) && (uintptr_t)p->a.data % 16 == 0 && (uintptr_t)p->b.data % 16 == 0;
 }
 
@@ -412,11 +555,11 @@ static int count_parts(const cuda_gemm *p) {
     return parts;
 }
 
-template <int N, int G, int STAGES, bool GATED>
+template <int N, int G, int STAGES, int MODE>
 static void launch_shape(cudaStream_t stream, const streamed_problem &p, bool follows) {
     using shape = streamed_shape<N, G, STAGES>;
     static cudaError_t allowed =
-        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, GATED>,
+        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, MODE>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
     cudaLaunchAttribute how[2] = {};
     int hows = 0;
@@ -441,21 +584,29 @@ static void launch_shape(cudaStream_t stream, const streamed_problem &p, bool fo
     config.attrs = how;
     config.numAttrs = (unsigned)hows;
     if (allowed == cudaSuccess)
-        cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES, GATED>, p);
+        cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES, MODE>, p);
 }
 
-template <int G, bool GATED>
+template <int G, int MODE>
 static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) {
     if (p.m <= 16)
-        launch_shape<16, G, G == 1 ? 11 : 6, GATED>(stream, p, follows);
+        launch_shape<16, G, G == 1 ? 11 : 6, MODE>(stream, p, follows);
     else if (p.m <= 32)
-        launch_shape<32, G, G == 1 ? 9 : 5, GATED>(stream, p, follows);
+        launch_shape<32, G, G == 1 ? 9 : 5, MODE>(stream, p, follows);
     else if (p.m <= 64)
-        launch_shape<64, G, G == 1 ? 6 : 4, GATED>(stream, p, follows);
+        launch_shape<64, G, G == 1 ? 6 : 4, MODE>(stream, p, follows);
     else if (p.m <= 128)
-        launch_shape<128, G, G == 1 ? 4 : 3, GATED>(stream, p, follows);
+        launch_shape<128, G, G == 1 ? 4 : 3, MODE>(stream, p, follows);
     else
-        launch_shape<MOST_ROWS, G, 4, GATED>(stream, p, follows);
+        launch_shape<MOST_ROWS, G, 4, MODE>(stream, p, follows);
+}
+
+/* With RoPE. */
+template <int G> static void launch_few(cudaStream_t stream, streamed_problem &p, bool follows) {
+    if (p.m <= 16)
+        launch_shape<16, G, G == 1 ? 11 : 6, ROPE>(stream, p, follows);
+    else
+        launch_shape<32, G, G == 1 ? 9 : 5, ROPE>(stream, p, follows);
 }
 
 static int rows_of(int64_t m) {
@@ -469,21 +620,26 @@ static int rows_of(int64_t m) {
 static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_problem &k,
                        bool gated) {
     int64_t wide = 0;
+    bool heads = p->gate.of.data != NULL;
+    k.gate = p->gate;
+    if (p->rope) k.rope = *p->rope;
     k.m = (int)p->m;
-    k.k = (int)p->k;
-    k.share = 1.0f / (float)p->k;
-    k.stages = count_stages(p);
     k.steady = p->steady;
     k.cluster = 1;
     for (int i = 0; i < n; i++) {
         k.of[i].n = (int)p[i].n;
+        k.of[i].k = (int)p[i].k;
+        k.of[i].share = 1.0f / (float)p[i].k;
+        k.of[i].stages = count_stages(&p[i]);
         k.of[i].norm = p[i].norm;
         k.of[i].moments = p[i].moments;
         k.of[i].parts = count_parts(&p[i]);
         k.cluster = k.of[i].parts > k.cluster ? k.of[i].parts : k.cluster;
         wide += ceil_div(p[i].n, 2 * GROUP_ROWS) * k.of[i].parts;
     }
-    int groups = gated || wide >= ENOUGH_WIDE || p->m > MOST_ROWS / 2 ? 2 : 1;
+    bool rotates = p->rope != NULL;
+    int groups =
+        gated || wide >= ENOUGH_WIDE || p->m > MOST_ROWS / 2 || k.rope.half == DEPTH ? 2 : 1;
     int width = gated ? GROUP_ROWS : groups * GROUP_ROWS;
     for (int i = 0; i < n; i++) {
         int64_t blocks = ceil_div(p[i].n, width) * k.of[i].parts;
@@ -491,11 +647,15 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
             (unsigned)(ceil_div(blocks, k.cluster) * k.cluster) + (i ? k.of[i - 1].after : 0);
     }
     if (gated)
-        launch_wide<2, true>(stream, k, p->follows);
+        launch_wide<2, SILU>(stream, k, p->follows);
+    else if (rotates)
+        groups == 2 ? launch_few<2>(stream, k, p->follows) : launch_few<1>(stream, k, p->follows);
     else if (groups == 2)
-        launch_wide<2, false>(stream, k, p->follows);
+        heads ? launch_wide<2, HEADS>(stream, k, p->follows)
+              : launch_wide<2, PLAIN>(stream, k, p->follows);
     else
-        launch_wide<1, false>(stream, k, p->follows);
+        heads ? launch_wide<1, HEADS>(stream, k, p->follows)
+              : launch_wide<1, PLAIN>(stream, k, p->follows);
 }
 
 /* The driver makes maps of all that streamed_can takes. */
@@ -509,8 +669,8 @@ static void describe_a(const cuda_gemm *p, CUtensorMap *map) {
 
 void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n) {
     streamed_problem k = {};
-    describe_a(p, &k.a);
     for (int i = 0; i < n; i++) {
+        describe_a(&p[i], &k.of[i].a);
         describe_b(&p[i], &k.of[i].b);
         k.of[i].end = describe_finish(&p[i]);
     }
@@ -520,11 +680,12 @@ void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n) {
 void streamed_launch_gated(cudaStream_t stream, const cuda_gemm *gate, const cuda_gemm *up,
                            any_tensor y) {
     streamed_problem k = {};
-    describe_a(gate, &k.a);
+    describe_a(gate, &k.of[0].a);
     describe_b(gate, &k.of[0].b);
     describe_b(up, &k.of[0].up);
     k.of[0].end = describe_finish(gate);
     k.of[0].up_end = describe_finish(up);
+    k.of[0].up_sums = up->norm.sums;
     k.of[0].y = y;
     launch_all(stream, gate, 1, k, true);
 }

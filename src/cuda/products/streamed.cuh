@@ -13,11 +13,12 @@ enum { STREAMED_MOMENTS = 2, STREAMED_NORM_WIDTH = STREAMED_MOMENTS * 16 * 64 };
 bool streamed_fits(const cuda_gemm *p);
 bool streamed_can(const cuda_gemm *p);
 
-/* Products of the same a in one launch, at most GEMM_TOGETHER, none needing what another makes. An error is
- * cudaGetLastError's. */
+/* Products of as many rows in one launch, at most GEMM_TOGETHER, none needing what another makes; one with gates
+ * or RoPE goes by itself. An error is cudaGetLastError's. */
 void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n);
 
 /* c = silu(gate) · up, of the products of one a with two matrices of the same size. Both are rounded to
- * bf16 first; `gate` and `up` have c where that is to be written, or NULL. */
+ * bf16 first; `gate` and `up` have c where that is to be written, or NULL. A bias is of LayerNorm's, in f32, and
+ * goes with no c. */
 void streamed_launch_gated(cudaStream_t stream, const cuda_gemm *gate, const cuda_gemm *up,
                            any_tensor y);

@@ -93,7 +93,7 @@ static int64_t route_gather_workspace(const weft_node *n, int) {
     return weft_cuda_fits_shared(n, &l) ? place_entries(&l, n->out[0]->shape[0], NULL) : 0;
 }
 
-static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(route_gather, route_gather_workspace, weft_cuda_explain_index) {
     const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
     entry_lists l = measure_rows(n);
     if (weft_cuda_fits_shared(n, &l)) {
@@ -102,15 +102,12 @@ static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
     }
     panel_shape s = make_panels(n);
     with_type(h, [&](auto tag) {
-        with_flag(weft_cuda_gather_is_aligned(n), [&](auto aligned) {
-            using T = decltype(tag);
-            gather_rows<T, decltype(aligned)::value><<<panel_grid(s), THREADS, 0, stream_of(x)>>>(
-                s, (int)index->shape[2], data_of<int32_t>(x, index),
-                data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), find_panels<T>(x, n), device_run(x),
-                n->index);
-        });
+        using T = decltype(tag);
+        auto kernel = weft_cuda_gather_is_aligned(n) ? gather_rows<T, true> : gather_rows<T, false>;
+        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(
+            s, (int)index->shape[2], data_of<int32_t>(x, index),
+            data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), find_panels<T>(x, n), device_run(x),
+            n->index);
     });
     return launched(n);
 }
-
-CUDA_KERNEL(route_gather, route_gather_run, route_gather_workspace, weft_cuda_explain_index)

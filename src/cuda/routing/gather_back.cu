@@ -490,7 +490,14 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
+static int64_t route_gather_back_workspace(const weft_node *n, int) {
+    entry_lists l = measure_columns(n);
+    if (fits_shared(n, &l)) return place_entries(&l, n->out[0]->shape[0], NULL);
+    column_lists c = measure_lists(n);
+    return place_lists(&c, NULL);
+}
+
+CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index) {
     const weft_tensor *dc = n->in[WEFT_GATHER_H];
     entry_lists l = measure_columns(n);
     if (fits_shared(n, &l)) {
@@ -510,21 +517,9 @@ static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
         data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), device_run(x), n->index);
     sort_buckets<<<(unsigned)(c.batch * c.buckets), SORT_THREADS, bucket_bytes, stream_of(x)>>>(c);
     with_type(dc, [&](auto tag) {
-        with_flag(weft_cuda_gather_is_aligned(n), [&](auto aligned) {
-            using T = decltype(tag);
-            sum_columns<T, decltype(aligned)::value>
-                <<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, c, find_panels<T>(x, n));
-        });
+        using T = decltype(tag);
+        auto kernel = weft_cuda_gather_is_aligned(n) ? sum_columns<T, true> : sum_columns<T, false>;
+        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, c, find_panels<T>(x, n));
     });
     return launched(n);
 }
-
-static int64_t route_gather_back_workspace(const weft_node *n, int) {
-    entry_lists l = measure_columns(n);
-    if (fits_shared(n, &l)) return place_entries(&l, n->out[0]->shape[0], NULL);
-    column_lists c = measure_lists(n);
-    return place_lists(&c, NULL);
-}
-
-CUDA_KERNEL(route_gather_back, route_gather_back_run, route_gather_back_workspace,
-            weft_cuda_explain_index)

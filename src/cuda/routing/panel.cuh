@@ -27,18 +27,17 @@ static const int64_t CACHED_BYTES = (int64_t)24 << 20; /* panels that are read a
 /* Columns of a thread. */
 template <typename T> static constexpr int PIECE = 16 / (int)sizeof(T);
 
-typedef struct {
+struct gather_shape {
     int64_t in_rows, out_rows, batch; /* rows that are read, and of the result */
     int64_t width[2];                 /* of the tensors; 0: not there */
     int panels[2];
-    int64_t tiles; /* of a panel: GROUPS rows of the result */
-    int processors, teams;
-} panel_shape;
+};
 
-static inline panel_shape make_panels(const weft_node *n) {
+/* In panels of `bytes` of a row. */
+static inline gather_shape measure_gather(const weft_node *n, int64_t bytes) {
     const weft_tensor *in = n->in[WEFT_GATHER_H];
-    int64_t columns = PANEL / (int64_t)weft_dtype_size(in->dtype);
-    panel_shape s = {};
+    int64_t columns = bytes / (int64_t)weft_dtype_size(in->dtype);
+    gather_shape s = {};
     s.in_rows = in->shape[1];
     s.out_rows = n->out[0]->shape[1];
     s.batch = in->shape[0];
@@ -46,6 +45,16 @@ static inline panel_shape make_panels(const weft_node *n) {
         s.width[i] = weft_gather_input(n, i)->shape[2];
         s.panels[i] = (int)ceil_div(s.width[i], columns);
     }
+    return s;
+}
+
+struct panel_shape : gather_shape {
+    int64_t tiles; /* of a panel: GROUPS rows of the result */
+    int processors, teams;
+};
+
+static inline panel_shape make_panels(const weft_node *n) {
+    panel_shape s = {measure_gather(n, PANEL)};
     s.tiles = ceil_div(s.out_rows, GROUPS);
     int64_t all = s.batch * (s.panels[0] + s.panels[1]) * s.tiles;
     s.processors = (int)min_i64(multiprocessors(), ceil_div(all, BLOCKS));
@@ -107,23 +116,25 @@ struct tile_walk {
     }
 };
 
-/* A sequence's rows, from the thread's first column of a panel on. */
+/* A sequence's rows, from the thread's first column of a panel on; in shared memory's panels, where
+ * it has none there, from the first of all on. */
 template <typename T> struct panel_place {
     const T *in;
     T *out;
-    int64_t width;
+    int64_t width, b;
     int count; /* columns that are there, PIECE at most */
 };
 
-template <typename T>
-__device__ static inline panel_place<T> find_place(const panel_shape &s, const panel_data<T> &d,
+template <int LANES_OF_PANEL = LANES, typename T>
+__device__ static inline panel_place<T> find_place(const gather_shape &s, const panel_data<T> &d,
                                                    int64_t b, int panel) {
     bool second = panel >= s.panels[0];
     if (second) panel -= s.panels[0];
-    int64_t column = (panel * LANES + threadIdx.x % LANES) * PIECE<T>;
+    int64_t column = (panel * LANES_OF_PANEL + threadIdx.x % LANES_OF_PANEL) * PIECE<T>;
     panel_place<T> p = {second ? d.in[1] : d.in[0], second ? d.out[1] : d.out[0],
-                        second ? s.width[1] : s.width[0], 0};
+                        second ? s.width[1] : s.width[0], b, 0};
     p.count = (int)max_i64(0, min_i64(PIECE<T>, p.width - column));
+    if (LANES_OF_PANEL < LANES && p.count == 0) column = 0;
     p.in += b * s.in_rows * p.width + column;
     p.out += b * s.out_rows * p.width + column;
     return p;
@@ -149,15 +160,6 @@ template <bool ALIGNED> __device__ static inline uint4 load_piece(const bf16 *at
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-__device__ static inline void widen_piece(const uint4 &a, float (&v)[8]) {
-    widen_words(a, v);
-}
-
-__device__ static inline void widen_piece(const uint4 &a, float (&v)[4]) {
-    v[0] = __uint_as_float(a.x), v[1] = __uint_as_float(a.y);
-    v[2] = __uint_as_float(a.z), v[3] = __uint_as_float(a.w);
-}
-
 /* Adds entries in their order: lane i of the group has the i-th, of weight 0 and row −1 where there
  * is none. The group's threads call it together. */
 template <bool ALIGNED, typename T, int N>
@@ -174,7 +176,7 @@ __device__ static inline void add_entries(const panel_place<T> &p, int row, floa
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
         float w = __shfl_sync(group, weight, i, LANES), v[N];
-        widen_piece(piece[i], v);
+        widen_words(piece[i], v);
 #pragma unroll
         for (int c = 0; c < N; c++)
             sum[c] = fmaf(w, v[c], sum[c]);
@@ -182,26 +184,14 @@ __device__ static inline void add_entries(const panel_place<T> &p, int row, floa
 }
 
 /* Stores a row of the result. */
-template <bool ALIGNED>
-__device__ static inline void store_piece(const panel_place<float> &p, int64_t row,
-                                          const float (&v)[4]) {
-    float *to = p.out + row * p.width;
-    if (ALIGNED && p.count > 0)
-        store_words(to, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-                    __float_as_uint(v[3]));
-#pragma unroll
-    for (int i = 0; i < 4 && !ALIGNED; i++)
-        if (i < p.count) to[i] = v[i];
-}
-
-template <bool ALIGNED>
-__device__ static inline void store_piece(const panel_place<bf16> &p, int64_t row,
-                                          const float (&v)[8]) {
-    bf16 *to = p.out + row * p.width;
+template <bool ALIGNED, typename T, int N>
+__device__ static inline void store_piece(const panel_place<T> &p, int64_t row,
+                                          const float (&v)[N]) {
+    T *to = p.out + row * p.width;
     if (ALIGNED && p.count > 0) store_vector(to, v);
 #pragma unroll
-    for (int i = 0; i < 8 && !ALIGNED; i++)
-        if (i < p.count) to[i] = from_float<bf16>(v[i]);
+    for (int i = 0; i < N && !ALIGNED; i++)
+        if (i < p.count) to[i] = from_float<T>(v[i]);
 }
 
 /* Panels in shared memory, for sequences that fit (shared_sums.cu). Here a panel is 64 bytes of each row,

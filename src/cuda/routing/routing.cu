@@ -5,64 +5,29 @@
  * gradient) over the whole other side are a strip; as many strips as fit into a fixed workspace are
  * made at a time, then read, so memory grows with T and not with its square. topk.cu is
  * the kernel on the tensor cores, for the nodes that choice.h names. */
-#include "cuda/attention/attention.cuh"
 #include "cuda/routing/routing.cuh"
-
-extern "C" {
-#include "ops/list.h"
-}
 
 enum { LANES = 32, THREADS = 256, PRODUCT_COLUMNS = 128, STRIP_BYTES = 32 << 20 };
 
-static route_rows make_rows(const weft_exec *x, const weft_tensor *t, int64_t heads, int64_t width,
-                            int64_t positions, int64_t base) {
-    size_t size = weft_dtype_size(t->dtype);
-    return route_rows{(const char *)weft_data(x, t) + (size_t)base * size,
-                      positions * heads * width, heads * width, width};
-}
-
 /* Neighbouring threads read rows that lie far apart, so a thread should take much of a row at once. */
-static bool reads_vectors(const route_rows &rows) {
-    return rows.width % VECTOR == 0 && (uintptr_t)rows.data % sizeof(uint4) == 0;
+static bool reads_vectors(const head_rows &rows) {
+    return rows.head % VECTOR == 0 && (uintptr_t)rows.data % sizeof(uint4) == 0;
 }
 
 route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
     const weft_route_attr *attr = ATTR(n, weft_route_attr);
-    const weft_attention_attr *a = &attr->score;
+    attention_problem a = attention_problem_of(x, &attr->score, n->in);
     route_problem p = {};
-    const weft_tensor *q = n->in[WEFT_ATTN_Q], *rel = n->in[WEFT_ATTN_REL];
-    if (a->packed) {
-        int64_t all = a->heads + 2 * a->kv_heads;
-        p.q = make_rows(x, q, all, a->dqk, a->queries, 0);
-        p.k = make_rows(x, q, all, a->dqk, a->queries, a->heads * a->dqk);
-    } else {
-        p.q = make_rows(x, q, a->heads, a->dqk, a->queries, 0);
-        p.k = make_rows(x, n->in[WEFT_ATTN_K], a->kv_heads, a->dqk, a->keys, 0);
-    }
-    p.n = data_of<float>(x, n->in[WEFT_ATTN_N]);
-    p.scale = data_of<float>(x, n->in[WEFT_ATTN_SCALE]);
-    p.beta = data_of<float>(x, n->in[WEFT_ATTN_BETA]);
-    p.log_tau = data_of<float>(x, n->in[WEFT_ATTN_LOG_TAU]);
-    p.rel = data_of<float>(x, rel);
-    p.first = data_of<int32_t>(x, n->in[WEFT_ATTN_FIRST]);
+    p.q = a.q, p.k = a.k, p.n = a.n, p.scale = a.scale, p.beta = a.beta, p.log_tau = a.log_tau;
+    p.rel = a.rel, p.distances = a.distances, p.alibi = a.pos == WEFT_POS_ALIBI;
     p.lse = data_of<float>(x, n->in[WEFT_ROUTE_LSE]);
-    p.batch = a->batch;
-    p.queries = a->queries;
-    p.keys = a->keys;
-    p.distances = rel ? weft_tensor_count(rel) : 0;
-    p.heads = (int)a->heads;
-    p.kv_heads = (int)a->kv_heads;
-    p.dqk = (int)a->dqk;
-    p.scale_value = (float)a->scale_value;
-    p.band_alpha = (float)a->band_alpha;
-    p.alibi = a->pos == WEFT_POS_ALIBI;
-    p.causal = a->causal;
-    p.band = a->band;
+    p.batch = a.batch, p.queries = a.queries, p.keys = a.keys;
+    p.heads = a.heads, p.kv_heads = a.kv_heads, p.dqk = a.dqk;
+    p.scale_value = a.scale_value, p.softcap = a.softcap;
+    p.band = a.band, p.band_alpha = a.band_alpha, p.window = attr->score.window;
+    p.causal = a.causal, p.first = a.first, p.reach = attr->score.reach;
     p.use_max = attr->use_max;
     p.vectors = reads_vectors(p.q) && reads_vectors(p.k);
-    p.window = a->window;
-    p.reach = a->reach;
-    p.softcap = (float)a->softcap;
     return p;
 }
 
@@ -88,6 +53,11 @@ static int64_t strip_bytes(const strips &s) {
     return align_bytes(s.chunk * LANES * s.passing * (int64_t)sizeof(float));
 }
 
+/* Blocks of a strip. */
+static unsigned strip_parts(const strips &s) {
+    return (unsigned)min_i64(64, ceil_div(LANES * s.passing, THREADS));
+}
+
 /* strip[lane][i]: the weight of lane first + lane and passing i; 0 where a pair is not seen. */
 template <typename T>
 static __global__ void make_strips(route_problem p, strips s, int64_t first_tile, float *out) {
@@ -101,13 +71,22 @@ static __global__ void make_strips(route_problem p, strips s, int64_t first_tile
     }
 }
 
-static void launch_strips(const weft_exec *x, const weft_node *n, const route_problem &p,
-                          const strips &s, int64_t first, int64_t tiles, float *out) {
-    unsigned parts = (unsigned)min_i64(64, ceil_div(LANES * s.passing, THREADS));
-    with_type(n->in[WEFT_ATTN_Q], [&](auto tag) {
-        make_strips<decltype(tag)>
-            <<<dim3((unsigned)tiles, parts), THREADS, 0, stream_of(x)>>>(p, s, first, out);
-    });
+/* Makes a node's strips, as many at a time as the workspace holds, and calls f(p, s, first, tiles,
+ * strips) for those of tiles first .. first + tiles − 1. */
+template <typename F>
+static weft_status walk_strips(weft_exec *x, const weft_node *n, bool keys, F f) {
+    route_problem p = weft_cuda_route_problem(x, n);
+    strips s = measure_strips(n, keys);
+    float *out = workspace_of<float>(x, n);
+    for (int64_t first = 0; first < s.total; first += s.chunk) {
+        unsigned tiles = (unsigned)min_i64(s.chunk, s.total - first);
+        with_type(n->in[WEFT_ATTN_Q], [&](auto tag) {
+            make_strips<decltype(tag)>
+                <<<dim3(tiles, strip_parts(s)), THREADS, 0, stream_of(x)>>>(p, s, first, out);
+        });
+        f(p, s, first, tiles, out);
+    }
+    return launched(n);
 }
 
 /* route_topk: a warp per row. The next of the list is the largest weight after the last one taken, in
@@ -162,34 +141,22 @@ static __global__ void select_rows(route_problem p, strips s, int64_t first_tile
     }
 }
 
-static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(route_topk, weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false))) {
     if (weft_cuda_topk_is_fast(n)) return weft_cuda_topk_tiles(x, n);
     const weft_route_attr *a = ATTR(n, weft_route_attr);
-    route_problem p = weft_cuda_route_problem(x, n);
-    strips s = measure_strips(n, false);
-    float *out = workspace_of<float>(x, n);
-    for (int64_t first = 0; first < s.total; first += s.chunk) {
-        int64_t tiles = min_i64(s.chunk, s.total - first);
-        launch_strips(x, n, p, s, first, tiles, out);
-        select_rows<<<(unsigned)tiles, THREADS, 0, stream_of(x)>>>(
-            p, s, first, out, a->k, a->normalize, data_of<int32_t>(x, n->out[0]),
-            data_of<float>(x, n->out[1]));
-    }
-    return launched(n);
+    return walk_strips(
+        x, n, false, [&](auto &p, auto &s, int64_t first, unsigned tiles, float *out) {
+            select_rows<<<tiles, THREADS, 0, stream_of(x)>>>(p, s, first, out, a->k, a->normalize,
+                                                             data_of<int32_t>(x, n->out[0]),
+                                                             data_of<float>(x, n->out[1]));
+        });
 }
-
-static int64_t route_topk_workspace(const weft_node *n, int) {
-    return weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false));
-}
-
-CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace)
 
 /* route_dense: a block per row finds its floor and factor, and leaves the kept weights times the
  * factor in the strip, which the product then reads. */
 static __global__ void weigh_rows(route_problem p, strips s, int64_t first_tile, bool rms,
                                   float threshold, bool normalize, float *weights, float *floors,
                                   float *factors) {
-    __shared__ float shared[32];
     int64_t tile = first_tile + blockIdx.x, b = tile / s.tiles;
     int64_t t = tile % s.tiles * LANES + blockIdx.y;
     if (t >= s.lanes) return;
@@ -199,12 +166,12 @@ static __global__ void weigh_rows(route_problem p, strips s, int64_t first_tile,
     if (rms) {
         for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
             sum += row[j] * row[j];
-        floor = threshold * sqrtf(block_sum(sum, shared) / (float)(seen - route_first(p, b, t)));
+        floor = threshold * sqrtf(block_sum(sum) / (float)(seen - route_first(p, b, t)));
     }
     sum = 0;
     for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
         sum += row[j] >= floor ? row[j] : 0;
-    sum = block_sum(sum, shared);
+    sum = block_sum(sum);
     float factor = normalize && sum > 0 ? 1 / sum : 1;
     for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
         row[j] = row[j] >= floor ? row[j] * factor : 0;
@@ -259,58 +226,35 @@ static __global__ void multiply_strips(route_problem p, strips s, int64_t first_
             out[(b * s.lanes + first + lane) * width + f] = from_float<T>(sum[lane]);
 }
 
-static void launch_product(const weft_exec *x, const route_problem &p, const strips &s,
-                           int64_t first, int64_t tiles, const float *weights,
-                           const weft_tensor *in, const weft_tensor *out) {
+static void launch_product(const weft_exec *x, const weft_node *n, const route_problem &p,
+                           const strips &s, int64_t first, unsigned tiles, const float *weights) {
+    const weft_tensor *in = n->in[WEFT_ROUTE_H];
     int64_t width = in->shape[2];
-    dim3 grid((unsigned)tiles, (unsigned)ceil_div(width, PRODUCT_COLUMNS));
+    dim3 grid(tiles, (unsigned)ceil_div(width, PRODUCT_COLUMNS));
     with_type(in, [&](auto tag) {
         using T = decltype(tag);
         multiply_strips<T><<<grid, PRODUCT_COLUMNS, 0, stream_of(x)>>>(
-            p, s, first, weights, data_of<T>(x, in), width, data_of<T>(x, out));
+            p, s, first, weights, data_of<T>(x, in), width, data_of<T>(x, n->out[0]));
     });
 }
 
-static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(route_dense, strip_bytes(measure_strips(n, false))) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
-    route_problem p = weft_cuda_route_problem(x, n);
-    strips s = measure_strips(n, false);
-    float *weights = workspace_of<float>(x, n);
-    for (int64_t first = 0; first < s.total; first += s.chunk) {
-        int64_t tiles = min_i64(s.chunk, s.total - first);
-        launch_strips(x, n, p, s, first, tiles, weights);
-        weigh_rows<<<dim3((unsigned)tiles, LANES), 128, 0, stream_of(x)>>>(
-            p, s, first, a->mode == WEFT_ROUTE_RMS, (float)a->threshold, a->normalize, weights,
-            data_of<float>(x, n->out[1]), data_of<float>(x, n->out[2]));
-        launch_product(x, p, s, first, tiles, weights, n->in[WEFT_ROUTE_H], n->out[0]);
-    }
-    return launched(n);
+    return walk_strips(
+        x, n, false, [&](auto &p, auto &s, int64_t first, unsigned tiles, float *out) {
+            weigh_rows<<<dim3(tiles, LANES), 128, 0, stream_of(x)>>>(
+                p, s, first, a->mode == WEFT_ROUTE_RMS, (float)a->threshold, a->normalize, out,
+                data_of<float>(x, n->out[1]), data_of<float>(x, n->out[2]));
+            launch_product(x, n, p, s, first, tiles, out);
+        });
 }
 
-static int64_t route_dense_workspace(const weft_node *n, int) {
-    return strip_bytes(measure_strips(n, false));
+CUDA_RUN_WITH(route_dense_back, strip_bytes(measure_strips(n, true))) {
+    return walk_strips(x, n, true,
+                       [&](auto &p, auto &s, int64_t first, unsigned tiles, float *out) {
+                           weigh_columns<<<dim3(tiles, strip_parts(s)), THREADS, 0, stream_of(x)>>>(
+                               s, first, data_of<float>(x, n->in[WEFT_ROUTE_FLOOR]),
+                               data_of<float>(x, n->in[WEFT_ROUTE_FACTOR]), out);
+                           launch_product(x, n, p, s, first, tiles, out);
+                       });
 }
-
-CUDA_KERNEL(route_dense, route_dense_run, route_dense_workspace)
-
-static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
-    route_problem p = weft_cuda_route_problem(x, n);
-    strips s = measure_strips(n, true);
-    float *weights = workspace_of<float>(x, n);
-    unsigned parts = (unsigned)min_i64(64, ceil_div(LANES * s.passing, THREADS));
-    for (int64_t first = 0; first < s.total; first += s.chunk) {
-        int64_t tiles = min_i64(s.chunk, s.total - first);
-        launch_strips(x, n, p, s, first, tiles, weights);
-        weigh_columns<<<dim3((unsigned)tiles, parts), THREADS, 0, stream_of(x)>>>(
-            s, first, data_of<float>(x, n->in[WEFT_ROUTE_FLOOR]),
-            data_of<float>(x, n->in[WEFT_ROUTE_FACTOR]), weights);
-        launch_product(x, p, s, first, tiles, weights, n->in[WEFT_ROUTE_H], n->out[0]);
-    }
-    return launched(n);
-}
-
-static int64_t route_dense_back_workspace(const weft_node *n, int) {
-    return strip_bytes(measure_strips(n, true));
-}
-
-CUDA_KERNEL(route_dense_back, route_dense_back_run, route_dense_back_workspace)

@@ -4,21 +4,10 @@
  * the forward and the backward pass find the same weights bit for bit and keep the same columns. */
 #pragma once
 
-#include "cuda/kernel.cuh"
-
-extern "C" {
-#include "cuda/choice.h"
-#include "ops/routing.h"
-}
-
-/* Rows of q or k for a sequence, a position and a head. */
-typedef struct {
-    const void *data;
-    int64_t batch, row, width; /* strides in elements; width of a head */
-} route_rows;
+#include "cuda/attention/attention.cuh"
 
 typedef struct {
-    route_rows q, k;
+    head_rows q, k;
     const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */
     const float *lse;                              /* [B, H, T] */
     const int32_t *first;                          /* [B, T]: the first key seen; NULL: 0 */
@@ -81,8 +70,8 @@ __device__ static inline int64_t route_first(const route_problem &p, int64_t b, 
 template <typename T>
 __device__ static inline float route_dot(const route_problem &p, int64_t b, int64_t query, int h,
                                          int64_t key, int key_head) {
-    const T *q = (const T *)p.q.data + b * p.q.batch + query * p.q.row + h * p.q.width;
-    const T *k = (const T *)p.k.data + b * p.k.batch + key * p.k.row + key_head * p.k.width;
+    const T *q = (const T *)p.q.data + b * p.q.batch + query * p.q.row + h * p.q.head;
+    const T *k = (const T *)p.k.data + b * p.k.batch + key * p.k.row + key_head * p.k.head;
     float sum = 0;
     if (p.vectors) {
         for (int d = 0; d < p.dqk; d += VECTOR) {

@@ -1,38 +1,23 @@
 /* Sums along the kept columns, and their gradient, from panels in shared memory (panel.cuh): a pipeline of
  * one to three panels, as they fit, filled by cp.async. While the sums of one are made, the next ones
- * are loaded, or, where there is room for one only, prefetched to the L2 cache. A block has a multiprocessor to itself and takes every so many of all panels, so that
- * blocks read and write side by side; its warps take the units of a panel as they come to it, the
- * longest first.
+ * are loaded, or, where there is room for one only, prefetched to the L2 cache. A block has a
+ * multiprocessor to itself and takes every so many of all panels, so that blocks read and write side by
+ * side; its warps take the units of a panel as they come to it, the longest first.
  *
  * Floor: rows are read and sums written once, at the memory's rate. */
 #include "cuda/routing/panel.cuh"
 #include "cuda/tensor/tile.cuh"
 
-enum {
-    SHARED_THREADS = 768,
-    SHARED_WARPS = SHARED_THREADS / 32,
-    MOST_STAGES = 3,
-    LEAST_ROWS = 256 /* of a panel: of smaller ones too little is on its way at one time */
+enum { SHARED_THREADS = 768, SHARED_WARPS = SHARED_THREADS / 32, MOST_STAGES = 3 };
+
+struct shared_shape : gather_shape {
+    int64_t items;                     /* panels of all sequences */
+    int stages, stage_bytes, units_at; /* a stage: the rows, one of zeros, the units */
 };
 
-typedef struct {
-    int64_t in_rows, out_rows, items; /* items: panels of all sequences */
-    int64_t width[2];
-    int panels[2];
-    int stages, stage_bytes, units_at; /* a stage: the rows, one of zeros, the units */
-} shared_shape;
-
 static shared_shape make_shared(const weft_node *n, const entry_lists *l) {
-    const weft_tensor *in = n->in[WEFT_GATHER_H];
-    int64_t columns = SHARED_PITCH / (int64_t)weft_dtype_size(in->dtype);
-    shared_shape s = {};
-    s.in_rows = in->shape[1];
-    s.out_rows = n->out[0]->shape[1];
-    for (int i = 0; i < 2 && weft_gather_input(n, i); i++) {
-        s.width[i] = weft_gather_input(n, i)->shape[2];
-        s.panels[i] = (int)ceil_div(s.width[i], columns);
-    }
-    s.items = in->shape[0] * (s.panels[0] + s.panels[1]);
+    shared_shape s = {measure_gather(n, SHARED_PITCH)};
+    s.items = s.batch * (s.panels[0] + s.panels[1]);
     int64_t rows = (s.in_rows + 1) * SHARED_PITCH, bytes = l->most * (int64_t)sizeof(sum_unit);
     int64_t room = weft_cuda_device()->shared_memory - 1024;
     s.stages = (int)min_i64(MOST_STAGES, room / (rows + bytes));
@@ -47,28 +32,11 @@ bool weft_cuda_fits_shared(const weft_node *n, const entry_lists *l) {
            l->lines < INT32_MAX / UNIT && weft_cuda_gather_is_aligned(n);
 }
 
-/* A sequence's rows of the tensor that a panel is of, from the thread's first column on. */
-template <typename T> struct shared_place {
-    const T *in;
-    T *out;
-    int64_t width, b;
-    bool there; /* the thread's columns are */
-};
-
 template <typename T>
-__device__ static inline shared_place<T> find_shared(const shared_shape &s, const panel_data<T> &d,
-                                                     int64_t item) {
-    int panels = s.panels[0] + s.panels[1], panel = (int)(item % panels);
-    int64_t b = item / panels;
-    bool second = panel >= s.panels[0];
-    if (second) panel -= s.panels[0];
-    int64_t column = (panel * SHARED_LANES + threadIdx.x % SHARED_LANES) * PIECE<T>;
-    int64_t width = second ? s.width[1] : s.width[0];
-    bool there = column < width;
-    if (!there) column = 0;
-    return shared_place<T>{(second ? d.in[1] : d.in[0]) + b * s.in_rows * width + column,
-                           (second ? d.out[1] : d.out[0]) + b * s.out_rows * width + column, width,
-                           b, there};
+__device__ static inline panel_place<T> find_shared(const shared_shape &s, const panel_data<T> &d,
+                                                    int64_t item) {
+    int panels = s.panels[0] + s.panels[1];
+    return find_place<SHARED_LANES>(s, d, item / panels, (int)(item % panels));
 }
 
 /* Starts copying a panel and its sequence's units, one group of copies; an empty one behind the last
@@ -77,14 +45,14 @@ template <typename T>
 __device__ static inline void start_stage(const shared_shape &s, const entry_lists &l,
                                           const panel_data<T> &d, int64_t item, unsigned stage) {
     if (item < s.items) {
-        shared_place<T> p = find_shared(s, d, item);
+        panel_place<T> p = find_shared(s, d, item);
         int row = (int)threadIdx.x / SHARED_LANES, rows = (int)s.in_rows;
         const T *from = p.in + row * p.width;
         int64_t step = SHARED_THREADS / SHARED_LANES * p.width;
         unsigned to = stage + threadIdx.x * 16;
 #pragma unroll 4
         for (; row < rows; row += SHARED_THREADS / SHARED_LANES) {
-            copy_piece(to, from, p.there);
+            copy_piece(to, from, p.count > 0);
             from += step;
             to += SHARED_THREADS * 16;
         }
@@ -101,7 +69,7 @@ template <typename T>
 __device__ static inline void fetch_panel(const shared_shape &s, const panel_data<T> &d,
                                           int64_t item) {
     if (item >= s.items || threadIdx.x % 2 > 0) return; /* 32 bytes at a time */
-    shared_place<T> p = find_shared(s, d, item);
+    panel_place<T> p = find_shared(s, d, item);
     for (int row = (int)threadIdx.x / SHARED_LANES; row < s.in_rows;
          row += SHARED_THREADS / SHARED_LANES)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p.in + row * p.width));
@@ -117,24 +85,15 @@ __device__ static inline void read_lines(const uint4 *lines, uint4 (&ahead)[UNIT
 template <int N>
 __device__ static inline void add_scaled(float (&sum)[N], unsigned weight, const uint4 &piece) {
     float v[N];
-    widen_piece(piece, v);
+    widen_words(piece, v);
 #pragma unroll
     for (int i = 0; i < N; i++)
         sum[i] = fmaf(__uint_as_float(weight), v[i], sum[i]);
 }
 
-__device__ static inline void store_row(float *to, const float (&v)[4]) {
-    store_words(to, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-                __float_as_uint(v[3]));
-}
-
-__device__ static inline void store_row(bf16 *to, const float (&v)[8]) {
-    store_vector(to, v);
-}
-
 /* A warp's units of the panel in `stage`; `taken`: those that warps have begun. */
 template <typename T>
-__device__ static inline void sum_units(const entry_lists &l, const shared_place<T> &p,
+__device__ static inline void sum_units(const entry_lists &l, const panel_place<T> &p,
                                         const unsigned char *stage, int units_at, int *taken) {
     int lane = (int)threadIdx.x % 32, group = lane / SHARED_LANES, at = (int)threadIdx.x / 32;
     const unsigned char *own = stage + lane % SHARED_LANES * 16;
@@ -175,7 +134,7 @@ __device__ static inline void sum_units(const entry_lists &l, const shared_place
 #pragma unroll
                 for (int step = SHARED_LANES; step < 32; step *= 2)
                     sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], step);
-        if (row != NOWHERE && p.there) store_row(p.out + row * p.width, sum);
+        if (row != NOWHERE) store_piece<true>(p, row, sum);
         at = next;
     }
 }

@@ -175,17 +175,7 @@ __device__ static inline void multiply_step(float (&score)[N][4], uint32_t base,
     uint32_t q = base + M::Q_AT + (uint32_t)s.slot * M::QUERY_BYTES;
     uint32_t k = base + M::K_AT + (uint32_t)s.key_slot * M::KEY_BYTES +
                  (uint32_t)column * tile_panel<D>::bytes;
-    if constexpr (ADD) {
-        uint64_t left = describe_tile<TILE, D>(q + (uint32_t)(row * tile_panel<D>::bytes));
-        uint64_t right = describe_tile<M::KEY_TILE, D>(k);
-#pragma unroll
-        for (int i = 0; i < D / 16; i++)
-            wgmma<8 * N>::template tiles<true, false>(
-                score, move_on(left, column_step<TILE, D>(i)),
-                move_on(right, column_step<M::KEY_TILE, D>(i)));
-    } else {
-        multiply_tiles<8 * N, D, TILE, M::KEY_TILE>(score, q, row, k);
-    }
+    multiply_tiles<8 * N, D, TILE, M::KEY_TILE, ADD>(score, q, row, k);
 }
 
 /* The logsumexp of a thread's two rows. */
@@ -349,12 +339,6 @@ __device__ static inline void store_rows(const route_problem &p, const best_list
     }
 }
 
-/* Says that a warp has read a step's slots. */
-__device__ static inline void release_step(uint32_t read) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(read);
-}
-
 #endif
 
 /* Empty where the code is not for 9.0a: weft_cuda_topk_is_fast takes no node there. */
@@ -422,7 +406,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (part == 0) read_sums(p, t, last ? 0 : now.head + 1, lse);
             wait_products<0>();
             settle(score);
-            release_step(base + M::EMPTY + (uint32_t)now.slot * 8);
+            __syncwarp(); /* the warp has read the step's slots */
+            if (threadIdx.x % 32 == 0) arrive(base + M::EMPTY + (uint32_t)now.slot * 8);
             next_step<M>(now, heads, p.heads);
         }
         if (p.causal && key > t.first + HALF - 1) continue; /* no query sees any of the keys */
@@ -430,34 +415,25 @@ static __global__ void __launch_bounds__(THREADS, 1)
         add_weights<ALL>(p, score, head, shift, t.row, key, n, total);
         if (!last) continue;
         offer_tile<K>(p, total, t.row, key, k, aside, lists);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-            total[c][0] = total[c][1] = total[c][2] = total[c][3] = 0;
+        clear_sums(total);
     }
     store_rows<K>(p, lists, t, k, normalize, (float2 *)memory, index, weight);
 #endif
 }
 
-/* Rows of q or k, of each head `depth` columns from `first` on; those behind its last are 0. */
-static bool make_map(const route_problem &p, const route_rows &rows, int64_t positions, int heads,
-                     int first, int depth, int box_rows, row_map *map) {
-    cuuint64_t size[4] = {(cuuint64_t)min_i64(depth, p.dqk - first), (cuuint64_t)heads,
-                          (cuuint64_t)positions, (cuuint64_t)p.batch};
-    cuuint64_t stride[3] = {(cuuint64_t)rows.width * 2, (cuuint64_t)rows.row * 2,
-                            (cuuint64_t)rows.batch * 2};
-    cuuint32_t box[4] = {depth % 64 == 0 ? 64u : 32u, 1, (cuuint32_t)box_rows, 1};
-    return make_tensor_map(&map->map, (const bf16 *)rows.data + first, 4, size, stride, box);
-}
-
 /* False: the driver has none of it. */
 template <typename M> static bool make_maps(const route_problem &p, topk_maps *maps) {
-    bool made = true;
-    for (int part = 0; part < M::PARTS; part++) {
+    auto make = [&](head_rows rows, int64_t positions, int heads, int part, int box_rows,
+                    row_map *map) {
         int first = part * M::DEPTH;
-        made = made &&
-               make_map(p, p.q, p.queries, p.heads, first, M::DEPTH, TILE, &maps->q[part]) &&
-               make_map(p, p.k, p.keys, p.kv_heads, first, M::DEPTH, M::KEY_TILE, &maps->k[part]);
-    }
+        rows.data = (bf16 *)rows.data + first;
+        return make_row_map(rows, (int)p.batch, (int)positions, heads,
+                            (int)min_i64(M::DEPTH, p.dqk - first), M::DEPTH, box_rows, map);
+    };
+    bool made = true;
+    for (int part = 0; part < M::PARTS; part++)
+        made = made && make(p.q, p.queries, p.heads, part, TILE, &maps->q[part]) &&
+               make(p.k, p.keys, p.kv_heads, part, M::KEY_TILE, &maps->k[part]);
     return made;
 }
 
@@ -476,32 +452,14 @@ template <int D, int K, bool ALL> static void launch_tiles(const weft_exec *x, c
         data_of<float>(x, n->out[1]));
 }
 
-template <int D> static void launch_width(const weft_exec *x, const weft_node *n) {
+weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     bool plain = a->score.pos == WEFT_POS_NONE && !n->in[WEFT_ATTN_N] && !a->use_max;
-    if (a->k > 32)
-        launch_tiles<D, WEFT_CUDA_TOPK_MAX, true>(x, n);
-    else if (a->k > 8)
-        launch_tiles<D, 32, true>(x, n);
-    else if (plain)
-        launch_tiles<D, 8, false>(x, n);
-    else
-        launch_tiles<D, 8, true>(x, n);
-}
-
-weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n) {
-    int64_t width = ATTR(n, weft_route_attr)->score.dqk;
-    if (width <= 32)
-        launch_width<32>(x, n);
-    else if (width <= 64)
-        launch_width<64>(x, n);
-    else if (width <= 96)
-        launch_width<96>(x, n);
-    else if (width <= 128)
-        launch_width<128>(x, n);
-    else if (width <= 192)
-        launch_width<192>(x, n);
-    else
-        launch_width<WEFT_CUDA_TOPK_WIDTH>(x, n);
+    with_constant<32, 64, 96, 128, 192, WEFT_CUDA_TOPK_WIDTH>(a->score.dqk, [&](auto width) {
+        constexpr int D = decltype(width)::value;
+        if (plain && a->k <= 8) return launch_tiles<D, 8, false>(x, n);
+        with_constant<8, 32, WEFT_CUDA_TOPK_MAX>(
+            a->k, [&](auto kept) { launch_tiles<D, decltype(kept)::value, true>(x, n); });
+    });
     return launched(n);
 }

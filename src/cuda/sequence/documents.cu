@@ -3,10 +3,6 @@
  * has a row, and looks back over the run's earlier rows for those of its sequence. */
 #include "cuda/decode/cached.cuh"
 
-extern "C" {
-#include "ops/documents.h"
-}
-
 enum { THREADS = 256 };
 
 static __global__ void find_documents(const int32_t *tokens, int32_t end, int time, int32_t *first,
@@ -29,15 +25,13 @@ static __global__ void find_documents(const int32_t *tokens, int32_t end, int ti
     }
 }
 
-static weft_status documents_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(documents) {
     int64_t batch = n->in[0]->shape[0], time = n->in[0]->shape[1];
     find_documents<<<(unsigned)batch, THREADS, 0, stream_of(x)>>>(
         data_of<int32_t>(x, n->in[0]), ATTR(n, weft_documents_attr)->end, (int)time,
         data_of<int32_t>(x, n->out[0]), data_of<int32_t>(x, n->out[1]));
     return launched(n);
 }
-
-CUDA_KERNEL(documents, documents_run)
 
 /* One block: what a sequence had is read by all of its rows before the last of them writes. Other sequences'
  * rows may stand between them. */
@@ -63,12 +57,10 @@ static __global__ void find_cached_documents(row_places p, const int32_t *tokens
     }
 }
 
-static weft_status cache_documents_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(cache_documents) {
     find_cached_documents<<<1, 1024, 0, stream_of(x)>>>(
         places_of(x, n), data_of<int32_t>(x, n->in[WEFT_CACHE_X]),
         ATTR(n, weft_documents_attr)->end, data_of<int32_t>(x, n->in[WEFT_CACHE_PAGES]),
         data_of<int32_t>(x, n->out[0]), data_of<int32_t>(x, n->out[1]));
     return launched(n);
 }
-
-CUDA_KERNEL(cache_documents, cache_documents_run)

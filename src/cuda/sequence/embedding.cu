@@ -12,10 +12,6 @@
  * before. Integer counts come out the same in any order, so all of it is exact. */
 #include "cuda/pack.cuh"
 
-extern "C" {
-#include "ops/embedding.h"
-}
-
 enum {
     DIGITS = 256,
     TILE = 1024, /* tokens of a block of the sort, a thread each */
@@ -37,12 +33,9 @@ struct lookup {
 template <bool WHOLE> static __global__ void embed_tokens(lookup k) {
     wait_for_primary(); /* behind this the run's inputs are there, for all kernels that follow */
     trigger_dependents();
-    int64_t packs = ceil_div(k.width, VECTOR), i = quotient(thread_index(), packs);
+    auto [i, column, n] = place_pack(k.width);
     if (i >= k.count) return;
-    int64_t column = (thread_index() - i * packs) * VECTOR;
-    int64_t b = quotient(i, k.length), position = i - b * k.length + k.offset;
-    int n = pack_length(k.width, column);
-    int64_t id = k.ids[i];
+    int64_t b = quotient(i, k.length), position = i - b * k.length + k.offset, id = k.ids[i];
     if (k.start) position += k.start[b];
     bool known = id >= 0 && id < k.rows;
     bool placed = !k.wpe.data || (position >= 0 && position < k.positions);
@@ -53,13 +46,27 @@ template <bool WHOLE> static __global__ void embed_tokens(lookup k) {
     float v[VECTOR], w[VECTOR];
     widen_of<WHOLE>(p, k.wte, v);
     widen_of<WHOLE>(q, k.wpe, w);
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++)
-        v[j] += w[j];
+    add_vector(v, w);
     store_of<WHOLE>(k.y, i * k.width + column, n, v);
 }
 
-static weft_status embed_run(weft_exec *x, const weft_node *n) {
+static weft_status embed_explain(weft_exec *x, const weft_node *n, int64_t place) {
+    const weft_tensor *ids = n->in[1];
+    int64_t count = weft_tensor_count(ids), b = place - count;
+    if (place < count)
+        return WEFT_BAD_INPUT("embed: token %d at sequence %lld, position %lld is outside the "
+                              "vocabulary of %lld",
+                              read_i32(x, ids, place), (long long)(place / ids->shape[1]),
+                              (long long)(place % ids->shape[1]), (long long)n->in[0]->shape[0]);
+    long long first = ATTR(n, weft_embed_attr)->offset;
+    if (n->in[3]) first += read_i32(x, n->in[3], b);
+    return WEFT_BAD_INPUT(
+        "embed: sequence %lld has positions %lld to %lld, but the table has %lld of "
+        "them",
+        (long long)b, first, first + (long long)ids->shape[1] - 1, (long long)n->in[2]->shape[0]);
+}
+
+CUDA_RUN(embed, NULL, embed_explain) {
     const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2];
     lookup k = {};
     k.count = weft_tensor_count(ids);
@@ -75,36 +82,10 @@ static weft_status embed_run(weft_exec *x, const weft_node *n) {
     k.y = any_of(x, n->out[0]);
     k.run = device_run(x);
     k.node = n->index;
-    int64_t items = k.count * ceil_div(k.width, VECTOR);
-    with_flag(are_whole(k.width, k.wte, k.wpe, k.y), [&](auto whole) {
-        launch_following(follows(x), stream_of(x), dim3(pack_grid(items)), PACK_THREADS, 0,
-                         embed_tokens<decltype(whole)::value>, k);
-    });
-    return launched(n);
+    bool whole = are_whole(k.width, k.wte, k.wpe, k.y);
+    return run_following(x, n, count_packs(k.count, k.width),
+                         whole ? embed_tokens<true> : embed_tokens<false>, k);
 }
-
-static weft_status fail_token(const weft_exec *x, const weft_tensor *ids, int64_t i,
-                              int64_t vocabulary) {
-    return WEFT_BAD_INPUT(
-        "embed: token %d at sequence %lld, position %lld is outside the vocabulary of "
-        "%lld",
-        read_i32(x, ids, i), (long long)(i / ids->shape[1]), (long long)(i % ids->shape[1]),
-        (long long)vocabulary);
-}
-
-static weft_status embed_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    const weft_tensor *ids = n->in[1];
-    int64_t count = weft_tensor_count(ids), b = place - count;
-    if (place < count) return fail_token(x, ids, place, n->in[0]->shape[0]);
-    long long first = ATTR(n, weft_embed_attr)->offset;
-    if (n->in[3]) first += read_i32(x, n->in[3], b);
-    return WEFT_BAD_INPUT(
-        "embed: sequence %lld has positions %lld to %lld, but the table has %lld of "
-        "them",
-        (long long)b, first, first + (long long)ids->shape[1] - 1, (long long)n->in[2]->shape[0]);
-}
-
-CUDA_KERNEL(embed, embed_run, NULL, embed_explain)
 
 /* Tokens in the order so far: in the first pass as they stand, ids outside the table last. */
 struct token_order {
@@ -220,9 +201,7 @@ __device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, i
     for (int32_t i = from; i < end; i += step) {
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(dy, tokens[i] * width + column, n), dy, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[j] += v[j];
+        add_vector(sum, v);
     }
 }
 
@@ -266,70 +245,59 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
     }
 }
 
-/* The workspace: keys and tokens twice, the counts, the rows' first tokens. */
-struct sort_layout {
-    int64_t tiles, list, counts, first, bytes; /* `list`: bytes of one list of keys or tokens */
+/* The workspace: tokens and their keys twice, the counts, the rows' first tokens. */
+struct token_sort {
+    int64_t tiles;
+    int32_t *keys[2], *tokens[2], *counts, *first;
+    int64_t bytes;
 };
 
-static sort_layout lay_out_sort(const weft_node *n) {
-    sort_layout at;
-    int64_t count = weft_tensor_count(n->in[1]), rows = ATTR(n, weft_embed_back_attr)->rows;
-    at.tiles = ceil_div(count, TILE);
-    at.list = align_bytes(count * (int64_t)sizeof(int32_t));
-    at.counts = 4 * at.list;
-    at.first = at.counts + align_bytes(DIGITS * at.tiles * (int64_t)sizeof(int32_t));
-    at.bytes = at.first + (rows + 1) * (int64_t)sizeof(int32_t);
-    return at;
-}
-
-static int64_t embed_back_workspace(const weft_node *n, int) {
-    return lay_out_sort(n).bytes;
+static token_sort place_sort(const weft_node *n, char *workspace) {
+    int64_t count = weft_tensor_count(n->in[1]);
+    workspace_pieces pieces = {workspace, 0};
+    token_sort s = {ceil_div(count, TILE)};
+    for (int i = 0; i < 2; i++) {
+        pieces.take(&s.keys[i], count);
+        pieces.take(&s.tokens[i], count);
+    }
+    pieces.take(&s.counts, DIGITS * s.tiles);
+    pieces.take(&s.first, ATTR(n, weft_embed_back_attr)->rows + 1);
+    s.bytes = pieces.bytes;
+    return s;
 }
 
 /* Sorts the tokens by id; returns the lists' place in the workspace. */
-static token_order sort_tokens(weft_exec *x, const weft_node *n, const sort_layout &at) {
-    char *work = workspace_of<char>(x, n);
-    int32_t *counts = (int32_t *)(work + at.counts);
-    unsigned tiles = (unsigned)at.tiles;
+static token_order sort_tokens(weft_exec *x, const weft_node *n, const token_sort &s) {
+    unsigned tiles = (unsigned)s.tiles;
     token_order o = {data_of<int32_t>(x, n->in[1]), NULL, NULL, weft_tensor_count(n->in[1]),
                      ATTR(n, weft_embed_back_attr)->rows};
-    for (int shift = 0, buffer = 0; shift == 0 || o.rows >> shift > 0; shift += 8, buffer ^= 1) {
-        int32_t *keys = (int32_t *)(work + 2 * buffer * at.list);
-        int32_t *tokens = (int32_t *)(work + (2 * buffer + 1) * at.list);
-        count_digits<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, counts);
-        place_digits<<<1, TILE, 0, stream_of(x)>>>(DIGITS * at.tiles, counts);
-        move_tokens<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, counts, keys, tokens);
-        o.keys = keys;
-        o.tokens = tokens;
+    for (int shift = 0, at = 0; shift == 0 || o.rows >> shift > 0; shift += 8, at ^= 1) {
+        count_digits<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, s.counts);
+        place_digits<<<1, TILE, 0, stream_of(x)>>>(DIGITS * s.tiles, s.counts);
+        move_tokens<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, s.counts, s.keys[at], s.tokens[at]);
+        o.keys = s.keys[at];
+        o.tokens = s.tokens[at];
     }
     return o;
 }
 
-static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
-    sort_layout at = lay_out_sort(n);
-    token_order o = sort_tokens(x, n, at);
-    int32_t *first = (int32_t *)(workspace_of<char>(x, n) + at.first);
+CUDA_RUN_WITH(embed_back, place_sort(n, NULL).bytes) {
+    token_sort s = place_sort(n, workspace_of<char>(x, n));
+    token_order o = sort_tokens(x, n, s);
     int64_t width = weft_tensor_width(n->in[0]);
-    const weft_tensor *addend = n->in[WEFT_EMBED_BACK_ADDEND];
-    find_rows<<<pack_grid(o.rows + 1), PACK_THREADS, 0, stream_of(x)>>>(o.count, o.rows, o.keys,
-                                                                        first);
+    WEFT_TRY(run_items(x, n, o.rows + 1, find_rows, o.count, o.rows, o.keys, s.first));
     dim3 grid((unsigned)ceil_div(o.rows, WARPS), (unsigned)ceil_div(width, STRIP));
-    any_tensor dy = any_of(x, n->in[0]), sum = any_of(x, addend), dw = any_of(x, n->out[0]);
-    with_flag(are_whole(width, dy, sum, dw), [&](auto whole) {
-        sum_token_rows<decltype(whole)::value>
-            <<<grid, WARPS * 32, 0, stream_of(x)>>>(dy, first, o.tokens, o.rows, width, sum, dw);
-    });
+    any_tensor dy = any_of(x, n->in[0]), addend = any_of(x, n->in[WEFT_EMBED_BACK_ADDEND]),
+               dw = any_of(x, n->out[0]);
+    auto kernel = are_whole(width, dy, addend, dw) ? sum_token_rows<true> : sum_token_rows<false>;
+    kernel<<<grid, WARPS * 32, 0, stream_of(x)>>>(dy, s.first, o.tokens, o.rows, width, addend, dw);
     return launched(n);
 }
 
-CUDA_KERNEL(embed_back, embed_back_run, embed_back_workspace)
-
 /* A thread a pack of the table's rows, over the sequences in order. Floor: dy's bytes, the table's. */
 template <bool WHOLE> static __global__ void sum_positions(lookup k, any_tensor dy, int64_t batch) {
-    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    auto [row, column, n] = place_pack(k.width);
     if (row >= k.rows) return;
-    int64_t column = (thread_index() - row * packs) * VECTOR;
-    int n = pack_length(k.width, column);
     float sum[VECTOR] = {0};
 #pragma unroll 4
     for (int64_t b = 0; b < batch; b++) {
@@ -337,14 +305,12 @@ template <bool WHOLE> static __global__ void sum_positions(lookup k, any_tensor 
         if (t < 0 || t >= k.length) continue;
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(dy, (b * k.length + t) * k.width + column, n), dy, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[j] += v[j];
+        add_vector(sum, v);
     }
     store_of<WHOLE>(k.y, row * k.width + column, n, sum);
 }
 
-static weft_status position_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(position_back) {
     const weft_embed_back_attr *attr = ATTR(n, weft_embed_back_attr);
     const weft_tensor *dy = n->in[0];
     lookup k = {};
@@ -354,12 +320,8 @@ static weft_status position_back_run(weft_exec *x, const weft_node *n) {
     k.offset = attr->offset;
     k.start = data_of<int32_t>(x, n->in[1]);
     k.y = any_of(x, n->out[0]);
-    unsigned blocks = pack_grid(k.rows * ceil_div(k.width, VECTOR));
-    with_flag(are_whole(k.width, any_of(x, dy), k.y), [&](auto whole) {
-        sum_positions<decltype(whole)::value>
-            <<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, any_of(x, dy), dy->shape[0]);
-    });
-    return launched(n);
+    bool whole = are_whole(k.width, any_of(x, dy), k.y);
+    return run_items(x, n, count_packs(k.rows, k.width),
+                     whole ? sum_positions<true> : sum_positions<false>, k, any_of(x, dy),
+                     dy->shape[0]);
 }
-
-CUDA_KERNEL(position_back, position_back_run)

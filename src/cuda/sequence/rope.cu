@@ -1,19 +1,13 @@
-/* Rotary positions (RoPE) on the GPU. A first kernel makes the table of cosines and sines in double, since
- * an angle is a position times a frequency and a float would lose its last digits at long positions;
- * the second rotates x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
- * all sequences unless they start apart, stays in the caches. In generation there are few rows, and
- * every thread makes its own angles while the kernel ahead still runs. */
-#include "cuda/dependent_launch.cuh"
+/* Rotary positions (RoPE) on the GPU. A first kernel makes the table of cosines and sines, the second rotates
+ * x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for all sequences unless they
+ * start apart, stays in the caches. In generation there are few rows, and every thread makes its own angles
+ * while the kernel ahead still runs; where it can, the product ahead rotates (products/streamed.cu). */
 #include "cuda/pack.cuh"
+#include "cuda/sequence/rope.cuh"
 
-extern "C" {
-#include "ops/rope.h"
-}
-
-struct rotation {
-    int64_t rows, time, heads, width; /* of x: B·T·H rows of D */
-    int64_t rotated, half, offset;    /* heads rotated, pairs of a head */
-    int64_t sequences;                /* that have a table of their own */
+struct rotation : head_shape {
+    int64_t rotated, half, offset; /* heads rotated, pairs of a head */
+    int64_t sequences;             /* that have a table of their own */
     const int32_t *start;
     bool inverse;
     weft_rope_law law;
@@ -25,11 +19,8 @@ __device__ static inline void find_angle(const rotation &k, int64_t place, int64
                                          float &sine) {
     int64_t b = quotient(place, k.time), position = place - b * k.time + k.offset;
     if (k.start) position += k.start[b];
-    double c, s;
-    sincos((double)position * weft_rope_rate(&k.law, i, 2 * k.half), &s, &c);
-    s *= k.law.amplitude;
-    cosine = (float)(k.law.amplitude * c);
-    sine = (float)(k.inverse ? -s : s);
+    find_angle(k.law, position, i, k.half, cosine, sine);
+    if (k.inverse) sine = -sine;
 }
 
 static __global__ void make_angles(rotation k) {
@@ -75,11 +66,11 @@ static __global__ void rotate_rows(rotation k, int64_t pair_packs, int64_t items
     widen_of<WHOLE>(second, k.x, b);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
-        y[j] = rotates ? a[j] * c[j] - b[j] * s[j] : a[j];
+        y[j] = rotates ? rotate_first(a[j], b[j], c[j], s[j]) : a[j];
     store_of<WHOLE>(k.y, at + i, n, y);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
-        y[j] = rotates ? b[j] * c[j] + a[j] * s[j] : b[j];
+        y[j] = rotates ? rotate_second(a[j], b[j], c[j], s[j]) : b[j];
     store_of<WHOLE>(k.y, at + k.half + i, n, y);
 }
 
@@ -88,18 +79,11 @@ static int64_t table_length(const weft_node *n) {
     return (n->in[1] ? x->shape[0] : 1) * x->shape[1] * ATTR(n, weft_rope_attr)->width;
 }
 
-static int64_t rope_workspace(const weft_node *n, int) {
-    return table_length(n) * (int64_t)sizeof(float);
-}
-
-static weft_status rope_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(rope, table_length(n) * (int64_t)sizeof(float)) {
     const weft_rope_attr *attr = ATTR(n, weft_rope_attr);
     const weft_tensor *in = n->in[0];
-    rotation k = {};
-    k.rows = weft_tensor_rows(in);
-    k.time = in->shape[1];
-    k.heads = in->shape[2];
-    k.width = in->shape[3];
+    if (is_launched(x, n)) return WEFT_OK;
+    rotation k = {head_shape_of(in)};
     k.rotated = attr->heads;
     k.half = attr->width / 2;
     k.offset = attr->offset;
@@ -112,15 +96,10 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
     if (!follows(x)) k.table = any_tensor{workspace_of<float>(x, n), false};
     int64_t pair_packs = ceil_div(k.half, VECTOR);
     int64_t items = pair_packs + ceil_div(k.width - 2 * k.half, VECTOR);
-    if (k.table.data)
-        make_angles<<<pack_grid(table_length(n) / 2), PACK_THREADS, 0, stream_of(x)>>>(k);
-    with_flag(are_whole(k.width, k.x, k.y) && k.half % VECTOR == 0, [&](auto whole) {
-        launch_following(follows(x), stream_of(x), dim3(pack_grid(k.rows * items)), PACK_THREADS, 0,
-                         k.table.data ? rotate_rows<decltype(whole)::value, true>
-                                      : rotate_rows<decltype(whole)::value, false>,
-                         k, pair_packs, items);
-    });
-    return launched(n);
+    if (k.table.data) WEFT_TRY(run_items(x, n, table_length(n) / 2, make_angles, k));
+    bool whole = are_whole(k.width, k.x, k.y) && k.half % VECTOR == 0;
+    auto kernel = k.table.data ? whole ? rotate_rows<true, true> : rotate_rows<false, true>
+                  : whole ? rotate_rows<true, false>
+                               : rotate_rows<false, false>;
+    return run_following(x, n, k.rows * items, kernel, k, pair_packs, items);
 }
-
-CUDA_KERNEL(rope, rope_run, rope_workspace)

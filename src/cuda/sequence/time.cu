@@ -10,10 +10,6 @@
 #include "cuda/pack.cuh"
 #include "cuda/products/gemm.cuh"
 
-extern "C" {
-#include "ops/time.h"
-}
-
 enum {
     COLUMNS = 32, /* of a block of the running mean */
     SEGMENTS = 32,
@@ -101,9 +97,7 @@ static __global__ void __launch_bounds__(PACKS *SLICES) sum_over_time(time_args 
     for (int64_t t = threadIdx.y; n > 0 && t < k.time; t += SLICES) {
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(k.x, base + t * k.width, n), k.x, v);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[j] += v[j];
+        add_vector(sum, v);
     }
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
@@ -123,49 +117,36 @@ static void launch_sums(const weft_exec *x, const weft_tensor *in, const weft_te
                         int64_t terms) {
     time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, out)};
     dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, PACKS * VECTOR));
-    with_flag(are_whole(k.width, k.x, k.x), [&](auto whole) {
-        sum_over_time<decltype(whole)::value>
-            <<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
-    });
+    auto kernel = are_whole(k.width, k.x, k.x) ? sum_over_time<true> : sum_over_time<false>;
+    kernel<<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
 }
 
-static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(time_mean) {
     launch_sums(x, n->in[0], n->out[0], n->in[0]->shape[1]);
     return launched(n);
 }
 
-CUDA_KERNEL(time_mean, time_mean_run)
-
 /* dx [B, T, N] from dy [B, 1, N]: a thread per pack of dx. */
 template <bool WHOLE>
 static __global__ void spread_over_time(time_args k, int64_t rows, float share) {
-    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    auto [row, column, n] = place_pack(k.width);
     if (row >= rows) return;
-    int64_t column = (thread_index() - row * packs) * VECTOR;
-    int n = pack_length(k.width, column);
     float v[VECTOR];
     int64_t from = quotient(row, k.time) * k.width + column;
     widen_of<WHOLE>(fetch_of<WHOLE>(k.x, from, n), k.x, v);
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++)
-        v[j] *= share;
+    scale_vector(v, share);
     store_of<WHOLE>(k.y, row * k.width + column, n, v);
 }
 
-static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(time_mean_back) {
     const weft_tensor *out = n->out[0];
     time_args k = {out->shape[1], out->shape[2], any_of(x, n->in[0]), any_of(x, out)};
     int64_t rows = out->shape[0] * out->shape[1];
-    unsigned blocks = pack_grid(rows * ceil_div(k.width, VECTOR));
-    float share = (float)(1.0 / (double)k.time);
-    with_flag(are_whole(k.width, k.x, k.y), [&](auto whole) {
-        spread_over_time<decltype(whole)::value>
-            <<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, rows, share);
-    });
-    return launched(n);
+    bool whole = are_whole(k.width, k.x, k.y);
+    return run_items(x, n, count_packs(rows, k.width),
+                     whole ? spread_over_time<true> : spread_over_time<false>, k, rows,
+                     (float)(1.0 / (double)k.time));
 }
-
-CUDA_KERNEL(time_mean_back, time_mean_back_run)
 
 static cuda_gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
     return cuda_gemm_matrix{x ? weft_data(x, t) : NULL, weft_tensor_width(t), 0,
@@ -183,19 +164,16 @@ static cuda_gemm describe_gram(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static weft_status moments_run(weft_exec *x, const weft_node *n) {
+static int64_t product_bytes(cuda_gemm p) {
+    return gemm_workspace(&p);
+}
+
+CUDA_RUN_WITH(moments, product_bytes(describe_gram(NULL, n))) {
     cuda_gemm p = describe_gram(x, n);
     WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
     launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
     return launched(n);
 }
-
-static int64_t moments_workspace(const weft_node *n, int) {
-    cuda_gemm p = describe_gram(NULL, n);
-    return gemm_workspace(&p);
-}
-
-CUDA_KERNEL(moments, moments_run, moments_workspace)
 
 /* 2 x d_gram + d_sum, a product per sequence. */
 static cuda_gemm describe_back(const weft_exec *x, const weft_node *n) {
@@ -215,14 +193,7 @@ static cuda_gemm describe_back(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static weft_status moments_back_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN_WITH(moments_back, product_bytes(describe_back(NULL, n))) {
     cuda_gemm p = describe_back(x, n);
     return gemm_launch(stream_of(x), &p, weft_workspace(x, n));
 }
-
-static int64_t moments_back_workspace(const weft_node *n, int) {
-    cuda_gemm p = describe_back(NULL, n);
-    return gemm_workspace(&p);
-}
-
-CUDA_KERNEL(moments_back, moments_back_run, moments_back_workspace)

@@ -15,12 +15,6 @@ template <int RUNNING> __device__ static inline void wait_products() {
 template <int N> __device__ static inline void settle(float (&)[N][4]) {
 }
 
-template <int N> __device__ static inline void clear(float (&c)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-        c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
-}
-
 /* C += A Bᵀ for the 16 columns of step k. */
 template <int N, int D, int B_ROWS>
 __device__ static inline void add_step(float (&c)[N / 8][4], const uint32_t (&a)[4], uint32_t b,
@@ -36,11 +30,11 @@ __device__ static inline void add_step(float (&c)[N / 8][4], const uint32_t (&a)
     }
 }
 
-template <int N, int D, int A_ROWS, int B_ROWS>
+template <int N, int D, int A_ROWS, int B_ROWS, bool ADD = false>
 __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, int row0,
                                              uint32_t b) {
     int lane = threadIdx.x % 32, row = row0 + threadIdx.x / 32 % 4 * 16 + lane % 16;
-    clear(c);
+    if (!ADD) clear_sums(c);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t fragment[4];
@@ -52,7 +46,7 @@ __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, i
 template <int N, int D, int B_ROWS>
 __device__ static inline void multiply_fragments(float (&c)[N / 8][4],
                                                  const uint32_t (&a)[D / 16][4], uint32_t b) {
-    clear(c);
+    clear_sums(c);
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
         add_step<N, D, B_ROWS>(c, a[k], b, k);

@@ -3,20 +3,11 @@
  * they are few, and other ranks wait for them. */
 #include "cuda/kernel.cuh"
 
-#include <stdio.h>
-
 extern "C" {
 #include "core/rows.h"
 }
 
-enum { THREADS = 256, QUAD = 4 };
-
-static __global__ void add_rows(float *to, const float *from, int64_t n) {
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
-#pragma unroll
-    for (int k = 0; k < QUAD; k++)
-        if (i + k < n) to[i + k] = __fadd_rn(to[i + k], from[i + k]);
-}
+enum { THREADS = 256 };
 
 template <class T> static __global__ void take_row(float *to, const T *from, bool add, int64_t n) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
@@ -53,7 +44,7 @@ static void rows_close(void *queue) {
 }
 
 static void rows_add(void *queue, float *to, const float *from, int64_t n) {
-    if (n > 0) add_rows<<<blocks_of(n), THREADS, 0, (cudaStream_t)queue>>>(to, from, n);
+    if (n > 0) take_row<<<blocks_of(n), THREADS, 0, (cudaStream_t)queue>>>(to, from, true, n);
 }
 
 static void rows_take(void *queue, float *to, const void *from, weft_dtype dtype, bool add,

@@ -7,7 +7,7 @@
  *
  * Products are made by a warpgroup of 128 threads and 64 rows:
  *
- *     multiply_tiles       C = A Bᵀ     A: 64 rows, B: N rows, both D columns wide
+ *     multiply_tiles       C = A Bᵀ     A: 64 rows, B: N rows, both D columns wide; ADD: C += A Bᵀ
  *     multiply_fragments   the same with A in registers
  *     add_weighted         C += W B     W in registers, B: K rows, N columns wide
  *     add_tiles            the same with W a tile of 64 rows, and N of B's D columns from column0 on
@@ -141,6 +141,12 @@ __device__ static inline void load_fragments(uint32_t (&w)[D / 16][4], uint32_t 
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
         load_matrices(w[k], tile + tile_place<ROWS, D>(row, 2 * k + lane / 16));
+}
+
+template <int N> __device__ static inline void clear_sums(float (&c)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
 }
 
 #ifdef USE_MMA_SYNC

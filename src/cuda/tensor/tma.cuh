@@ -27,16 +27,20 @@ struct row_map {
     CUtensorMap map;
 };
 
+/* What is outside of a head's columns is 0, so a tile may be wider than they are. */
+bool make_row_map(const head_rows &rows, int batch, int positions, int heads, int width,
+                  int tile_width, int box_rows, row_map *map);
+
 struct row_maps {
     row_map q, k, v, d_o;  /* read in boxes of so many queries or keys */
     row_map o, dq, dk, dv; /* written in boxes of 64 */
 };
 
-/* g is NULL in the forward pass. The tiles are dqk and dv wide, or as the rows are (0); columns that
- * the rows do not have are 0 where they are read, and are not written. Without code for 9.0a there is
- * nothing to make. False: the driver has none of it. */
+/* g is NULL in the forward pass. The tiles are dqk and dv wide; columns that the rows do not have
+ * are 0 where they are read, and are not written. Without code for 9.0a there is nothing to make.
+ * False: the driver has none of it. */
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
-                   int key_rows, row_maps *maps, int dqk = 0, int dv = 0);
+                   int key_rows, row_maps *maps, int dqk, int dv);
 
 /* What a tile is copied from or to: for TMA, and for threads. */
 struct row_source {

@@ -114,6 +114,19 @@ WGMMA(256, UP_TO_128, "%128, %129, %130, 1, 1, 0, %131",
       "{%128, %129, %130, %131}, %132, %133, 1, 1, %134", SIXTEEN(0), SIXTEEN(4), SIXTEEN(8),
       SIXTEEN(12), SIXTEEN(16), SIXTEEN(20), SIXTEEN(24), SIXTEEN(28))
 
+/* One step of a product of 64 × 128, each factor by rows or by columns; `add` 0: c is set. */
+template <bool A_BY_COLUMNS, bool B_BY_COLUMNS>
+__device__ static inline void add_product(float (&c)[16][4], uint64_t a, uint64_t b, int add) {
+    asm volatile("{\n"
+                 ".reg .pred add;\n"
+                 "setp.ne.b32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" UP_TO_64 "}, "
+                 "%64, %65, add, 1, 1, %67, %68;\n"
+                 "}\n"
+                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12)
+                 : "l"(a), "l"(b), "r"(add), "n"(A_BY_COLUMNS ? 1 : 0), "n"(B_BY_COLUMNS ? 1 : 0));
+}
+
 #undef UP_TO_128
 #undef UP_TO_96
 #undef UP_TO_64
@@ -127,7 +140,7 @@ WGMMA(256, UP_TO_128, "%128, %129, %130, 1, 1, 0, %131",
 #undef FOUR
 
 /* The first row of A is row0 of a tile of A_ROWS rows. */
-template <int N, int D, int A_ROWS, int B_ROWS>
+template <int N, int D, int A_ROWS, int B_ROWS, bool ADD = false>
 __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, int row0,
                                              uint32_t b) {
     uint64_t left = describe_tile<A_ROWS, D>(a + (uint32_t)(row0 * tile_panel<D>::bytes));
@@ -136,7 +149,7 @@ __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, i
     for (int k = 0; k < D / 16; k++) {
         uint64_t first = move_on(left, column_step<A_ROWS, D>(k));
         uint64_t second = move_on(right, column_step<B_ROWS, D>(k));
-        if (k == 0)
+        if (k == 0 && !ADD)
             wgmma<N>::template tiles<false, false>(c, first, second);
         else
             wgmma<N>::template tiles<true, false>(c, first, second);
