@@ -175,7 +175,7 @@ static void write_rows(decoder *d, weft_tensor *t, const char *name, const int32
     assert_true(d->rows * width <= ROWS * MOST_WIDTH * 2);
     for (int64_t r = 0; r < d->rows; r++)
         for (int64_t i = 0; i < width; i++) {
-            int64_t token = slot[r] * LONG + position[r];
+            int64_t token = slot[r] * (d->pages > TABLE ? LONG : MOST) + position[r];
             float value = slot[r] < 0 ? 0 : (float)(2 * case_unit(1, name, token * width + i) - 1);
             rounded[r * width + i] = weft_float_to_bf16(value);
             values[r * width + i] =
