@@ -86,7 +86,7 @@ Q :=
 say =
 else
 Q := @
-say = @$(if $(TO_BUILD),$(eval BUILT += x)$(say_left)) printf '%-5s %s\n' '$(1)' '$(2)'
+say = @$(if $(filter-out 0,$(TO_BUILD)),$(eval BUILT += x)$(say_left)) printf '%-5s %s\n' '$(1)' '$(2)'
 endif
 BEGAN := $(shell date +%s)
 say_left = n=$(words $(BUILT)) all=$(TO_BUILD) passed=$$(($$(date +%s) - $(BEGAN))); [ $$n -lt $$all ] || n=$$all; \

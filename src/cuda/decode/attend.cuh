@@ -51,6 +51,7 @@ struct attend_problem {
     int units;         /* of a row and key head: tiles of heads, parts of columns */
     int link_bits;     /* keys of the shortest link, as a power of two */
     int warps;         /* of a block that have keys */
+    int stages;        /* tiles of a warp in shared memory: 2 or 3 */
     int blocks;        /* of a cluster */
     int levels, slots; /* of chunks; for chunks, in a block */
 };

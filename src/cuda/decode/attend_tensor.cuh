@@ -11,30 +11,25 @@
  * Each warp has a chunk of the tree, or some; it keeps left siblings in shared memory until their right ones are
  * there, and sends each chunk's sum to the block that joins the chunks of that row of the tile.
  *
- * Tiles come by bulk copies, a page each (cp.async before 9.0a), the next ones while one is multiplied. What no
- * row of the run writes is asked for before the kernel ahead has ended. Where the writes of the run's keys and
- * values come right before attention, it does them: its own rows' keys it reads from where they were made.
+ * A warp copies its tiles by cp.async, the next ones while one is multiplied. What no row of the run writes is
+ * asked for before the kernel ahead has ended. Where the writes of the run's keys and values come right before
+ * attention, it does them: its own rows' keys it reads from where they were made. In shared memory a tile's rows
+ * are whole 128 bytes, in pieces of 16 that are exchanged within eight rows, so that neither reading keys by rows
+ * nor values by columns meets one bank twice.
  *
  * The query heads that share a key head are the rows of a tile of 16, so that MLA's twelve or more heads read
  * their one latent once. More than 16 heads, or values wider than a warp has registers for, are units of their
- * own over the same keys.
- *
- * Which of a step's numbers meet in an instruction is free as long as both factors agree: a lane multiplies the
- * eight that lie beside each other (few_rows.cuh). Column c of the n-th eight scores is key
- * 8 ⌊c/2⌋ + 2 n + c mod 2 of its tile, so that a lane's scores are those of eight keys beside each other, and as
- * weights are where the product with the values wants them. */
+ * own over the same keys. */
 #pragma once
 
 #include "cuda/decode/attend.cuh"
 #include "cuda/dependent_launch.cuh"
-#include "cuda/products/few_rows.cuh"
-#include "cuda/tensor/pipeline.cuh"
+#include "cuda/tensor/tile.cuh"
 
 enum {
     TENSOR_ROWS = 16,        /* of a tile */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
-    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
     TENSOR_WARPS = 4,        /* of a block */
     TENSOR_SHARED = 8,       /* rows of a tile that rows of one sequence make up, at most */
     TENSOR_ROOM = 112 << 10, /* bytes of a block, so that two are there, or a product's */
@@ -48,9 +43,14 @@ __host__ __device__ static inline int tensor_steps(const attend_problem &a) {
     return (a.dqk + 31) / 32 * 2;
 }
 
-/* Of a tile, keys [32, dqk] and values [32, dv] in bf16, and n [32]. */
+/* Bytes of a tile's row of so many numbers. */
+__host__ __device__ static inline int row_bytes(int width) {
+    return (width + 63) / 64 * 128;
+}
+
+/* Of a tile: keys [32, dqk] and values [32, dv] in bf16, and n [32]. */
 __host__ __device__ static inline int pair_bytes(const attend_problem &a) {
-    return TENSOR_KEYS * (a.dqk + (a.joint ? 0 : a.dv)) * (int)sizeof(bf16);
+    return TENSOR_KEYS * (row_bytes(a.dqk) + (a.joint ? 0 : row_bytes(a.dv)));
 }
 
 __host__ __device__ static inline int stage_bytes(const attend_problem &a) {
@@ -76,11 +76,10 @@ __host__ __device__ static inline int slot_floats(const attend_problem &a) {
     return unit_columns(a) + 2;
 }
 
-/* Shared memory: the warps' stages; a barrier for each; q, a number of 16 bytes for each step and lane; the
- * rows' factors; sums that wait for their right siblings, for each warp; slots of chunks. */
+/* Shared memory: the warps' stages; q, a number of 16 bytes for each step and lane; the rows' factors; sums that
+ * wait for their right siblings, for each warp; slots of chunks. */
 struct tensor_memory {
-    char *stages;     /* of the warp */
-    uint32_t arrived; /* the warp's barriers */
+    char *stages; /* of the warp */
     uint4 *q;
     head_factors *factors;
     float *left; /* of the lane */
@@ -93,29 +92,19 @@ static inline int64_t left_floats(const attend_problem &a) {
 
 static inline int64_t tensor_bytes(const attend_problem &a) {
     int64_t floats = a.levels * TENSOR_WARPS * left_floats(a) + a.slots * slot_floats(a);
-    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) +
+    return a.warps * a.stages * (int64_t)stage_bytes(a) +
            tensor_steps(a) * 32 * (int64_t)sizeof(uint4) +
            TENSOR_ROWS * (int64_t)sizeof(head_factors) + floats * (int64_t)sizeof(float);
 }
 
 template <int LEFT>
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
-    int warp = (int)threadIdx.x / 32, stages = a.warps * TENSOR_STAGES;
-    char *barriers = memory + stages * stage_bytes(a);
-    uint4 *q = (uint4 *)(barriers + stages * 8);
+    int warp = (int)threadIdx.x / 32, stage = a.stages * stage_bytes(a);
+    uint4 *q = (uint4 *)(memory + a.warps * stage);
     head_factors *factors = (head_factors *)(q + tensor_steps(a) * 32);
     float *left = (float *)(factors + TENSOR_ROWS);
-    return {memory + warp * TENSOR_STAGES * stage_bytes(a),
-            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8),
-            q,
-            factors,
-            left + warp * a.levels * LEFT + threadIdx.x % 32,
+    return {memory + warp * stage, q, factors, left + warp * a.levels * LEFT + threadIdx.x % 32,
             left + TENSOR_WARPS * a.levels * LEFT};
-}
-
-__device__ static inline few_words read_words(const void *from) {
-    uint4 v = *(const uint4 *)from;
-    return few_words{{v.x, v.y, v.z, v.w}};
 }
 
 /* What a cluster has: `rows` rows of one sequence from r on, a key head, a tile of its query heads, and columns
@@ -240,68 +229,21 @@ __device__ static inline tile_walk find_walk(const attend_problem &a, const row_
     return {begin, min((v.first + end) << bits, v.end()), begin / TENSOR_KEYS * TENSOR_KEYS};
 }
 
-__device__ static inline int count_pages(int begin, int end) {
-    return begin < end ? (end - 1) / WEFT_PAGE_TOKENS - begin / WEFT_PAGE_TOKENS + 1 : 0;
-}
+/* The two pages of a tile, where they are needed. */
+struct tile_pages {
+    int page[2];
 
-#ifndef USE_MMA_SYNC
-
-__device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes,
-                                        uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
-__device__ static inline void expect_tile(const attend_problem &a, uint32_t barrier,
-                                          const tile_walk &w, const row_view &v) {
-    int low = w.low(), high = w.high();
-    int bytes = (high - low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
-    if (a.keys.number) {
-        int pages = count_pages(low, a.key_write.x.data ? min(high, v.fresh) : high);
-        bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
+    __device__ tile_pages(const attend_problem &a, const row_view &v, const tile_walk &w) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int at = w.key / WEFT_PAGE_TOKENS + i;
+            page[i] = at * WEFT_PAGE_TOKENS < w.end ? v.table[at % a.places.pages] : 0;
+        }
     }
-    if (threadIdx.x % 32 == 0) arrive_expect_tx(barrier, bytes);
-    __syncwarp();
-}
+};
 
-/* The page that a lane asks for of a tile at `key`: two lanes keys, two values, two numbers. */
-__device__ static inline int find_page(const attend_problem &a, const row_view &v,
-                                       const tile_walk &w) {
-    int lane = (int)threadIdx.x % 32, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
-    if (lane >= 6 || page * WEFT_PAGE_TOKENS >= w.end) return 0;
-    return v.table[page % a.places.pages];
-}
-
-/* Keys [low, high) of the tile from the pages that its lanes have found. `which`: of keys (and numbers), of
- * values, a bit each. */
-__device__ static inline void copy_pages(const attend_problem &a, const tensor_memory &m, int slot,
-                                         const tile_walk &w, const row_view &v, int found, int low,
-                                         int high, int which) {
-    int lane = (int)threadIdx.x % 32, part = lane / 2, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
-    int begin = max(low, page * WEFT_PAGE_TOKENS);
-    int end = min(high, (page + 1) * WEFT_PAGE_TOKENS);
-    bool asked = part == 1 ? which >> 1 && !a.joint : (which & 1) && (part == 0 || a.keys.number);
-    /* Numbers of a page that the run writes to come once, when they are there. */
-    if (part == 2 && !a.key_write.x.data && end < min(w.high(), (page + 1) * WEFT_PAGE_TOKENS))
-        return;
-    if (part > 2 || !asked || begin >= end) return;
-    const cached_pages &c = part == 1 ? a.values : a.keys;
-    char *from = c.data + found * c.page_bytes;
-    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
-    int bytes = (end - begin) * (int)c.token_bytes;
-    if (part < 2) {
-        from = token_at(c, from, v.g, begin % WEFT_PAGE_TOKENS);
-        to +=
-            (uint32_t)((part ? TENSOR_KEYS * a.dqk * 2 : 0) + (begin - w.key) * (int)c.token_bytes);
-    } else {
-        bytes = WEFT_PAGE_TOKENS * (int)sizeof(float);
-        from = (char *)number_at(c, from, v.g, 0);
-        to += (uint32_t)(pair_bytes(a) + lane % 2 * bytes);
-    }
-    bulk_copy(to, from, bytes, m.arrived + 8 * (uint32_t)slot);
-}
+/* Which keys of a tile are copied: those that no row of this run writes, the others, or all. */
+enum copied_keys { OLD_KEYS = 1, NEW_KEYS = 2, ALL_KEYS = 3 };
 
 /* The vector that a row of the run leaves of its key head. */
 __device__ static inline const bf16 *written_row(const cached_write &w, const row_view &v, int j) {
@@ -309,67 +251,80 @@ __device__ static inline const bf16 *written_row(const cached_write &w, const ro
     return (const bf16 *)w.x.data + row * w.columns + w.offset + (int64_t)v.g * w.c.width;
 }
 
-/* A tile's keys that the run itself writes: from the rows, a key a lane, or from their pages. */
-__device__ static inline void copy_fresh(const attend_problem &a, const tensor_memory &m, int slot,
-                                         const tile_walk &w, const row_view &v, int found) {
-    int low = max(w.low(), v.fresh), high = w.high(), j = w.key + (int)threadIdx.x % 32;
-    if (low >= high) return;
-    int written = (a.key_write.x.data ? 1 : 0) | (a.value_write.x.data ? 2 : 0);
-    if (written != 3) copy_pages(a, m, slot, w, v, found, low, high, 3 & ~written);
-    if (j < low || j >= high) return;
-    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
-    uint32_t barrier = m.arrived + 8 * (uint32_t)slot;
-    if (written & 1)
-        bulk_copy(to + (uint32_t)((j - w.key) * a.dqk) * 2, written_row(a.key_write, v, j),
-                  a.dqk * 2, barrier);
-    if (written & 2)
-        bulk_copy(to + (uint32_t)(TENSOR_KEYS * a.dqk + (j - w.key) * a.dv) * 2,
-                  written_row(a.value_write, v, j), a.dv * 2, barrier);
+/* A tile's keys, or values; zeros where there are none, and behind `width` up to `padded`. What the run itself
+ * writes is read from its rows, if they are known. Eight lanes have a row. */
+__device__ static inline void copy_part(const cached_pages &c, const cached_write &written,
+                                        const tile_walk &w, const row_view &v,
+                                        const tile_pages &pages, uint32_t to, int width, int padded,
+                                        int which) {
+    int lane = (int)threadIdx.x % 32, row = lane / 8, low = w.low(), high = w.high();
+    int pitch = row_bytes(width);
+    const char *page[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        page[i] = token_at(c, c.data + pages.page[i] * c.page_bytes, v.g, row);
+    for (int piece = lane % 8; piece * VECTOR < padded; piece += 8)
+#pragma unroll
+        for (int i = 0; i < TENSOR_KEYS / 4; i++) {
+            int at = row + 4 * i, j = w.key + at;
+            const char *from = page[i / 4] + i % 4 * 4 * c.token_bytes;
+            if (!(which & (j < v.fresh ? OLD_KEYS : NEW_KEYS))) continue;
+            if (written.x.data && j >= v.fresh) from = (const char *)written_row(written, v, j);
+            copy_piece(to + (uint32_t)(at * pitch + (piece ^ (row + i % 2 * 4)) * 16),
+                       from + piece * 16, j >= low && j < high && piece * VECTOR < width);
+        }
 }
 
-/* When all lanes are done with the tile that is in the slot. */
-__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const tile_walk &w, const row_view &v,
-                                           int found) {
-    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w, v);
-    copy_pages(a, m, slot, w, v, found, w.low(), min(w.high(), v.fresh), 3);
-    copy_fresh(a, m, slot, w, v, found);
+/* When all lanes are done with the tile that is in the stage. */
+__device__ static inline void copy_tile(const attend_problem &a, char *stage, const tile_walk &w,
+                                        const row_view &v, const tile_pages &pages, int which) {
+    uint32_t to = shared_address(stage);
+    int lane = (int)threadIdx.x % 32, j = w.key + lane;
+    copy_part(a.keys, a.key_write, w, v, pages, to, a.dqk, tensor_steps(a) * 16, which);
+    if (!a.joint)
+        copy_part(a.values, a.value_write, w, v, pages, to + TENSOR_KEYS * row_bytes(a.dqk), a.dv,
+                  a.dv, which);
+    if (!a.keys.number || (j >= v.fresh && a.key_write.x.data) ||
+        !(which & (j < v.fresh ? OLD_KEYS : NEW_KEYS)))
+        return;
+    int which_page = lane < WEFT_PAGE_TOKENS ? pages.page[0] : pages.page[1];
+    char *page = a.keys.data + which_page * a.keys.page_bytes;
+    const float *from = number_at(a.keys, page, v.g, lane % WEFT_PAGE_TOKENS);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                     to + (uint32_t)(pair_bytes(a) + lane * (int)sizeof(float))),
+                 "l"(from), "r"(j >= w.low() && j < w.high() ? 4 : 0)
+                 : "memory");
 }
 
-/* The warp's first tiles; afterwards `w` stands behind them, and the kernel ahead has ended. */
+/* The warp's first tiles, all but one of its stages; afterwards `w` stands behind them, and the kernel ahead has
+ * ended. */
 __device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
                                           tile_walk &w, const row_view &v) {
-    static_assert(TENSOR_STAGES == 2, "a walk for each");
-    tile_walk first = w, second = w;
-    second.key += TENSOR_KEYS;
-    int page = find_page(a, v, first), next = find_page(a, v, second);
-    if (threadIdx.x % 32 == 0) {
-        for (int i = 0; i < TENSOR_STAGES; i++)
-            init_barrier(m.arrived + 8 * (uint32_t)i, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
-    auto ask = [&](int slot, const tile_walk &t, int found) {
-        if (!t.there()) return;
-        expect_tile(a, m.arrived + 8 * (uint32_t)slot, t, v);
-        copy_pages(a, m, slot, t, v, found, t.low(), min(t.high(), v.fresh), 3);
+    auto each = [&](int which) {
+        tile_walk t = w;
+#pragma unroll 1
+        for (int i = 0; i < a.stages - 1 && t.there(); i++, t.key += TENSOR_KEYS)
+            if (which == OLD_KEYS || t.high() > v.fresh)
+                copy_tile(a, m.stages + i * stage_bytes(a), t, v, tile_pages(a, v, t), which);
     };
-    ask(0, first, page);
-    ask(1, second, next);
+    each(OLD_KEYS);
     wait_for_primary();
-    if (first.there()) copy_fresh(a, m, 0, first, v, page);
-    if (second.there()) copy_fresh(a, m, 1, second, v, next);
-    w.key += TENSOR_STAGES * TENSOR_KEYS;
+    each(NEW_KEYS);
+    end_copies();
+    if (a.stages > 2) end_copies();
+    w.key += (a.stages - 1) * TENSOR_KEYS;
 }
 
-__device__ static inline void wait_tile(const tensor_memory &m, int slot, int phase) {
-    wait_phase(m.arrived + 8 * (uint32_t)slot, (uint32_t)phase);
+/* The oldest tile that was asked for, of one less than the stages. */
+__device__ static inline void wait_tile(const attend_problem &a) {
+    if (a.stages > 2)
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncwarp();
 }
 
-/* What was written to a stage by itself comes before what is copied there next. */
-__device__ static inline void fence_stage() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+#ifndef USE_MMA_SYNC
 
 __device__ static inline void arrive_at_blocks(int blocks) {
     if (blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -395,58 +350,6 @@ __device__ static inline void send_pair(uint32_t to, float x, float y) {
 
 #else
 
-__device__ static inline int find_page(const attend_problem &, const row_view &,
-                                       const tile_walk &) {
-    return 0;
-}
-
-/* A part of the tile, a key after the other; `written`: of the run's own rows, or NULL. */
-__device__ static inline void copy_part(const attend_problem &a, const cached_pages &c,
-                                        const cached_write &written, const tile_walk &w,
-                                        const row_view &v, uint32_t to, int width) {
-    int pieces = width / VECTOR, low = w.low();
-    for (int e = threadIdx.x % 32; e < (w.high() - low) * pieces; e += 32) {
-        int j = low + e / pieces, piece = e % pieces * VECTOR;
-        const bf16 *from;
-        if (written.x.data && j >= v.fresh)
-            from = (const bf16 *)written.x.data + (int64_t)(v.r + j - v.own) * written.columns +
-                   written.offset + (int64_t)v.g * width;
-        else
-            from =
-                (const bf16 *)token_at(c, page_at(c, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
-        copy_piece(to + (uint32_t)((j - w.key) * width + piece) * 2, from + piece, true);
-    }
-}
-
-__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const tile_walk &w, const row_view &v, int) {
-    char *stage = m.stages + slot * stage_bytes(a);
-    uint32_t to = shared_address(stage);
-    copy_part(a, a.keys, a.key_write, w, v, to, a.dqk);
-    if (!a.joint)
-        copy_part(a, a.values, a.value_write, w, v, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2, a.dv);
-    int j = w.key + (int)threadIdx.x % 32;
-    if (a.keys.number && j >= w.low() && j < w.high())
-        ((float *)(stage + pair_bytes(a)))[j - w.key] =
-            *number_at(a.keys, page_at(a.keys, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
-    end_copies();
-}
-
-__device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
-                                          tile_walk &w, const row_view &v) {
-    wait_for_primary();
-    for (int i = 0; i < TENSOR_STAGES; i++, w.key += TENSOR_KEYS)
-        if (w.there()) ask_for_tile(a, m, i, w, v, 0);
-}
-
-__device__ static inline void wait_tile(const tensor_memory &, int, int) {
-    wait_copies();
-    __syncwarp();
-}
-
-__device__ static inline void fence_stage() {
-}
-
 __device__ static inline void arrive_at_blocks(int) {
 }
 
@@ -464,32 +367,25 @@ __device__ static inline void send_pair(uint32_t to, float x, float y) {
 
 #endif
 
-/* c += a b for 16 rows and eight columns, over 16 numbers: a as the instruction has it. */
-__device__ static inline void multiply_rows(float (&c)[4], uint4 a, unsigned b0, unsigned b1) {
-    few_words high = {{a.x, a.z}}, low = {{a.y, a.w}};
-    few_multiply(c, high, low, 0, b0, b1);
-}
-
-/* S = Q Kᵀ for 16 rows and 32 keys. EVEN: widths are multiples of 32, and all keys are there. */
-template <bool EVEN>
+/* S = Q Kᵀ for 16 rows and 32 keys. */
 __device__ static inline void score_tile(const attend_problem &a, const uint4 *queries,
-                                         const bf16 *keys, float (&c)[4][4]) {
-    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
+                                         uint32_t keys, float (&c)[4][4]) {
+    int lane = threadIdx.x % 32, row = lane % 8, piece = lane / 8, pitch = row_bytes(a.dqk);
     const uint4 *q = queries + lane;
-    const bf16 *key = keys + (row / 2 * 8 + row % 2) * a.dqk + quarter * 8;
+    keys += (uint32_t)(row * pitch);
 #pragma unroll 2
-    for (int k = 0; k < a.dqk; k += 32, q += 64) {
-        few_words b[4];
+    for (int step = 0; step < tensor_steps(a); step += 2, q += 64, piece += 4) {
+        uint4 v[2] = {q[0], q[32]};
+        uint32_t b[4][4];
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            b[n] =
-                EVEN || k + quarter * 8 < a.dqk ? read_words(key + 2 * n * a.dqk + k) : few_words{};
+            load_matrices(b[n], keys + (uint32_t)(8 * n * pitch + (piece ^ row) * 16));
 #pragma unroll
-        for (int step = 0; step < 2; step++) {
-            uint4 high_low = q[32 * step];
+        for (int i = 0; i < 2; i++) {
+            uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                multiply_rows(c[n], high_low, b[n].word[2 * step], b[n].word[2 * step + 1]);
+                multiply_add(c[n], words, b[n][2 * i], b[n][2 * i + 1]);
         }
     }
 }
@@ -539,35 +435,36 @@ __device__ static inline void weigh_tile(const attend_problem &a, const row_view
                                          const lane_rows &rows, const head_factors *factors,
                                          const float *numbers, int key, float (&c)[4][4],
                                          unit_sums<UNITS> &s) {
-    int lane = threadIdx.x % 32, first = key + lane % 4 * 8;
+    int lane = threadIdx.x % 32;
     bool whole = key >= v.clear && key + TENSOR_KEYS <= v.own + 1;
     float shrink[2] = {1, 1};
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
         int own = rows.own[half], seen = rows.seen[half];
         head_factors f = factors[lane / 4 + 8 * half];
+        /* change(j, score): j of the tile's keys. */
         auto each = [&](auto change) {
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                c[e / 2][2 * half + e % 2] = change(e, c[e / 2][2 * half + e % 2]);
+                c[e / 2][2 * half + e % 2] =
+                    change(e / 2 * 8 + lane % 4 * 2 + e % 2, c[e / 2][2 * half + e % 2]);
         };
         each([&](int, float score) { return score * f.scale; });
         if (a.keys.number)
-            each([&](int e, float score) { return fmaf(numbers[first - key + e], f.beta, score); });
+            each([&](int j, float score) { return fmaf(numbers[j], f.beta, score); });
         if (a.pos == WEFT_POS_ALIBI)
-            each([&](int e, float score) { return score - f.slope * (float)(own - first - e); });
-        if (!PLAIN)
-            each([&](int e, float score) { return adjust_score(a, score, own - first - e); });
+            each([&](int j, float score) { return score - f.slope * (float)(own - key - j); });
+        if (!PLAIN) each([&](int j, float score) { return adjust_score(a, score, own - key - j); });
         if (a.scores && own >= 0) {
-            float *to = a.scores + rows.head[half] * a.context + first - seen;
-            each([&](int e, float score) {
-                if (first + e >= seen && first + e <= own) to[e] = score;
+            float *to = a.scores + rows.head[half] * a.context + key - seen;
+            each([&](int j, float score) {
+                if (key + j >= seen && key + j <= own) to[j] = score;
                 return score;
             });
         }
         if (!whole)
-            each([&](int e, float score) {
-                return first + e >= seen && first + e <= own ? score : -INFINITY;
+            each([&](int j, float score) {
+                return key + j >= seen && key + j <= own ? score : -INFINITY;
             });
         float top = s.top[half];
         each([&](int, float score) { return top = fmaxf(top, score), score; });
@@ -592,42 +489,30 @@ __device__ static inline void weigh_tile(const attend_problem &a, const row_view
 }
 
 /* O += P V for 16 rows, from column `from` on. */
-template <int UNITS, int HALVES, bool EVEN>
-__device__ static inline void sum_tile(const attend_problem &a, const tile_walk &w,
-                                       const bf16 *values, int from, const float (&p)[4][4],
-                                       unit_sums<UNITS> &s) {
-    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
-    int pitch = a.joint ? a.dqk : a.dv;
-    uint4 weights[2];
+template <int UNITS, int HALVES>
+__device__ static inline void sum_tile(const attend_problem &a, uint32_t values, int from,
+                                       const float (&p)[4][4], unit_sums<UNITS> &s) {
+    int lane = threadIdx.x % 32, row = lane % 16, piece = from / VECTOR + lane / 16;
+    int pitch = row_bytes(a.joint ? a.dqk : a.dv);
+    uint32_t weights[2][4];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        weights[i] = make_uint4(join_halves(p[2 * i][0], p[2 * i][1]),
-                                HALVES > 1 ? join_halves(p[2 * i][2], p[2 * i][3]) : 0,
-                                join_halves(p[2 * i + 1][0], p[2 * i + 1][1]),
-                                HALVES > 1 ? join_halves(p[2 * i + 1][2], p[2 * i + 1][3]) : 0);
+    for (int i = 0; i < 4; i++) {
+        weights[i / 2][i % 2 * 2] = join_halves(p[i][0], p[i][1]);
+        weights[i / 2][i % 2 * 2 + 1] = HALVES > 1 ? join_halves(p[i][2], p[i][3]) : 0;
+    }
+    values += (uint32_t)(row * pitch);
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        int column = from + 32 * u + 8 * quarter;
         if (from + 32 * u >= a.dv) break;
-        unsigned b[4][4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int at = row / 2 * 8 + 2 * i + row % 2, j = w.key + at;
-            bool there = EVEN || (j >= w.low() && j < w.high() && column < a.dv);
-            few_words v = there ? read_words(values + at * pitch + column) : few_words{};
+        for (int t = 0; t < 4; t += 2)
 #pragma unroll
-            for (int t = 0; t < 4; t++)
-                b[t][i] = v.word[t];
-        }
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                b[t][i] = few_transpose(b[t][i]);
-#pragma unroll
-            for (int step = 0; step < 2; step++)
-                multiply_rows(s.o[u][t], weights[step], b[t][2 * step], b[t][2 * step + 1]);
-        }
+            for (int step = 0; step < 2; step++) {
+                uint32_t b[4], at = (uint32_t)((piece + 4 * u + t) ^ row % 8) * 16;
+                load_transposed(b, values + (uint32_t)(16 * step * pitch) + at);
+                multiply_add(s.o[u][t], weights[step], b[0], b[1]);
+                multiply_add(s.o[u][t + 1], weights[step], b[2], b[3]);
+            }
     }
 }
 
@@ -692,12 +577,10 @@ __device__ static inline void send_chunk(const attend_problem &a, const tensor_m
         uint32_t to = address_in(shared_address(m.slots + at * slot_floats(a)), t % a.blocks);
         if (quarter == 0) send_pair(to + (uint32_t)columns * 4, s.top[half], s.sum[half]);
 #pragma unroll
-        for (int u = 0; u < UNITS; u++)
-            if (32 * u + 8 * quarter < columns)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    send_pair(to + (uint32_t)(32 * u + 8 * quarter + 2 * i) * 4,
-                              s.o[u][i][2 * half], s.o[u][i][2 * half + 1]);
+        for (int i = 0; i < 4 * UNITS; i++)
+            if (8 * i < columns)
+                send_pair(to + (uint32_t)(8 * i + 2 * quarter) * 4, s.o[i / 4][i % 4][2 * half],
+                          s.o[i / 4][i % 4][2 * half + 1]);
     }
 }
 
@@ -725,32 +608,32 @@ __device__ static inline void end_link(const attend_problem &a, const tensor_mem
 /* Queries, as the instruction has them; zeros where there are none. */
 __device__ static inline void load_queries(const attend_problem &a, const tensor_memory &m,
                                            const row_view &v) {
-    int steps = tensor_steps(a);
     auto load = [&](int t, int column) {
-        if (t >= v.used || column >= a.dqk) return make_uint2(0, 0);
+        if (t >= v.used || column >= a.dqk) return 0u;
         tile_row row(a, v, t);
         const bf16 *q = (const bf16 *)a.q.data + (v.r + row.i) * a.q_columns;
-        return *(const uint2 *)(q + ((int64_t)v.g * a.group + row.h) * a.dqk + column);
+        return *(const unsigned *)(q + ((int64_t)v.g * a.group + row.h) * a.dqk + column);
     };
-    for (int e = (int)threadIdx.x; e < steps * 32; e += 32 * TENSOR_WARPS) {
-        int lane = e % 32, step = e / 32;
-        int column = step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
-        uint2 high = load(lane / 4, column), low = load(lane / 4 + 8, column);
-        m.q[e] = make_uint4(high.x, low.x, high.y, low.y);
+    for (int e = (int)threadIdx.x; e < tensor_steps(a) * 32; e += 32 * TENSOR_WARPS) {
+        int row = e % 32 / 4, column = e / 32 * 16 + e % 4 * 2;
+        m.q[e] = make_uint4(load(row, column), load(row + 8, column), load(row, column + 8),
+                            load(row + 8, column + 8));
     }
 }
 
 /* The numbers of a tile's keys that the run writes, in the order of what goes to the pages. */
 __device__ static inline void number_fresh(const attend_problem &a, const row_view &v,
-                                           const tile_walk &w, const bf16 *keys, float *numbers) {
+                                           const tile_walk &w, const char *keys, float *numbers) {
     for (int j = max(w.low(), v.fresh); j < w.high(); j++) {
-        const bf16 *key = keys + (j - w.key) * a.dqk;
-        float n = sum_squares(a.dqk, [&](int i) { return to_float(key[i]); });
+        int row = j - w.key;
+        const char *key = keys + row * row_bytes(a.dqk);
+        float n = sum_squares(a.dqk, [&](int i) {
+            return to_float(((const bf16 *)(key + (i / VECTOR ^ row % 8) * 16))[i % VECTOR]);
+        });
         n = add_extra(a.key_write, v.r + (j - v.own), v.g, n);
-        if (threadIdx.x % 32 == 0) numbers[j - w.key] = n;
+        if (threadIdx.x % 32 == 0) numbers[row] = n;
     }
     __syncwarp();
-    fence_stage();
 }
 
 /* The links of a warp. `ask` stands behind the tiles that were asked for. */
@@ -761,38 +644,32 @@ __device__ static inline void go_through_tiles(const attend_problem &a, const te
     unit_sums<UNITS> s;
     unsigned waiting = 0;
     bool fresh = true;
-    int found = find_page(a, v, ask);
+    tile_pages pages(a, v, ask);
+    int now = 0, later = a.stages - 1;
 #pragma unroll 1
-    for (int i = 0; use.there(); i++, use.key += TENSOR_KEYS) {
-        int slot = i % TENSOR_STAGES, next = use.key + TENSOR_KEYS;
-        char *stage = m.stages + slot * stage_bytes(a);
-        const bf16 *keys = (const bf16 *)stage;
-        float *numbers = (float *)(stage + pair_bytes(a));
+    for (; use.there(); use.key += TENSOR_KEYS) {
+        char *stage = m.stages + now * stage_bytes(a);
+        int next = use.key + TENSOR_KEYS;
+        wait_tile(a);
+        if (ask.there()) {
+            copy_tile(a, m.stages + later * stage_bytes(a), ask, v, pages, ALL_KEYS);
+            ask.key += TENSOR_KEYS;
+            pages = tile_pages(a, v, ask);
+        }
+        end_copies();
+        now = now + 1 < a.stages ? now + 1 : 0, later = later + 1 < a.stages ? later + 1 : 0;
         if (fresh) {
             s = {};
             s.top[0] = s.top[1] = NO_TOP;
         }
-        const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
-        bool even = (a.dqk | a.dv) % 32 == 0 && use.high() - use.low() == TENSOR_KEYS;
-        float c[4][4] = {};
-        wait_tile(m, slot, i / TENSOR_STAGES);
+        uint32_t keys = shared_address(stage);
+        float c[4][4] = {}, *numbers = (float *)(stage + pair_bytes(a));
         if (a.keys.number && a.key_write.x.data && use.high() > v.fresh)
-            number_fresh(a, v, use, keys, numbers);
-        if (even)
-            score_tile<true>(a, m.q, keys, c);
-        else
-            score_tile<false>(a, m.q, keys, c);
+            number_fresh(a, v, use, stage, numbers);
+        score_tile(a, m.q, keys, c);
         weigh_tile<UNITS, HALVES, PLAIN>(a, v, rows, m.factors, numbers, use.key, c, s);
-        if (even)
-            sum_tile<UNITS, HALVES, true>(a, use, values, v.from, c, s);
-        else
-            sum_tile<UNITS, HALVES, false>(a, use, values, v.from, c, s);
-        __syncwarp();
-        if (ask.there()) {
-            ask_for_tile(a, m, slot, ask, v, found);
-            ask.key += TENSOR_KEYS;
-            found = find_page(a, v, ask);
-        }
+        sum_tile<UNITS, HALVES>(a, a.joint ? keys : keys + TENSOR_KEYS * row_bytes(a.dqk), v.from,
+                                c, s);
         fresh = next >= use.end || next >> v.link_bits != use.key >> v.link_bits;
         if (!fresh) continue;
 #pragma unroll
@@ -806,29 +683,43 @@ __device__ static inline void go_through_tiles(const attend_problem &a, const te
     }
 }
 
-/* What two slots have, to the left one: by a warp. */
-__device__ static inline void join_slots(float *left, const float *right, int columns) {
-    int lane = threadIdx.x % 32;
-    joint_scale scale(left[columns], right[columns]);
-    float sum = scale.join(left[columns + 1], right[columns + 1]);
-    for (int d = 2 * lane; d < columns; d += 64) {
-        float2 l = *(float2 *)(left + d), r = *(const float2 *)(right + d);
-        *(float2 *)(left + d) = make_float2(scale.join(l.x, r.x), scale.join(l.y, r.y));
-    }
-    __syncwarp();
-    if (lane == 0) *(float2 *)(left + columns) = make_float2(scale.top, sum);
-    __syncwarp();
-}
-
-/* The chunks of a row, in the tree's order; a part of it is where its first chunk was. The result is the first. */
+/* The chunks of a row, in the tree's order, some pairs of a level at a time: by a warp. A part of the tree is
+ * where its first chunk was, and so the result the first. */
 __device__ static inline void join_chunks(const row_view &v, float *slots, int floats) {
+    constexpr int PAIRS = 4;
+    int lane = threadIdx.x % 32, columns = floats - 2;
     int first = v.first, last = v.first + v.chunks - 1;
     for (int level = 0; first >> level != last >> level; level++)
-        for (int k = first >> (level + 1); k <= last >> (level + 1); k++) {
-            int left = max(2 * k << level, first), right = (2 * k + 1) << level;
-            if (right <= first || right > last) continue;
-            join_slots(slots + (left - first) * floats, slots + (right - first) * floats,
-                       floats - 2);
+        for (int k = first >> (level + 1); k <= last >> (level + 1); k += PAIRS) {
+            float *left[PAIRS], top[PAIRS], sum[PAIRS];
+            const float *right[PAIRS];
+            float2 by[PAIRS];
+            bool there[PAIRS];
+#pragma unroll
+            for (int i = 0; i < PAIRS; i++) {
+                int l = max(2 * (k + i) << level, first), r = (2 * (k + i) + 1) << level;
+                there[i] = r > first && r <= last;
+                left[i] = slots + (there[i] ? l - first : 0) * floats;
+                right[i] = slots + (there[i] ? r - first : 0) * floats;
+                joint_scale scale(left[i][columns], right[i][columns]);
+                top[i] = scale.top, by[i] = make_float2(scale.left, scale.right);
+                sum[i] = scale.join(left[i][columns + 1], right[i][columns + 1]);
+            }
+            __syncwarp();
+            for (int d = 2 * lane; d < floats; d += 64) {
+                float2 x[PAIRS];
+#pragma unroll
+                for (int i = 0; i < PAIRS; i++) {
+                    float2 l = *(float2 *)(left[i] + d), r = *(const float2 *)(right[i] + d);
+                    x[i] = d < columns ? make_float2(fmaf(l.x, by[i].x, r.x * by[i].y),
+                                                     fmaf(l.y, by[i].x, r.y * by[i].y))
+                                       : make_float2(top[i], sum[i]);
+                }
+#pragma unroll
+                for (int i = 0; i < PAIRS; i++)
+                    if (there[i]) *(float2 *)(left[i] + d) = x[i];
+            }
+            __syncwarp();
         }
 }
 
@@ -916,13 +807,13 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         wait_for_primary();
     if (made) find_factors(a, m, v);
     load_queries(a, m, v);
-    write_rows(a, v);
     note_writes(a);
     __syncthreads();
     if (a.blocks > 1) wait_for_blocks(a.blocks); /* all are there */
     go_through_tiles<UNITS, HALVES, PLAIN>(a, m, v, use, ask);
     __syncwarp();
     arrive_at_blocks(a.blocks);
+    write_rows(a, v);
     wait_for_blocks(a.blocks);
     for (int t = warp * a.blocks + (int)blockIdx.z; t < v.used; t += TENSOR_WARPS * a.blocks)
         join_row(a, v, m.slots + t / a.blocks * v.room * slot_floats(a), t);
@@ -955,7 +846,7 @@ static inline void choose_levels(attend_problem *a) {
 /* Blocks of a cluster: as many as fill the GPU, or more, where the sums of fewer had no room. */
 static inline void choose_blocks(attend_problem *a, int64_t pairs) {
     int most = weft_cuda_device()->wgmma ? (int)MOST_BLOCKS : 1;
-    a->blocks = 1;
+    a->blocks = 1, a->stages = 2;
     while (2 * a->blocks <= most && 2 * a->blocks * pairs <= 3 * multiprocessors() &&
            a->blocks * a->warps < count_links(*a))
         a->blocks *= 2;
@@ -964,6 +855,8 @@ static inline void choose_blocks(attend_problem *a, int64_t pairs) {
         a->blocks *= 2;
         choose_levels(a);
     }
+    a->stages = 3;
+    if (tensor_bytes(*a) > TENSOR_ROOM) a->stages = 2;
 }
 
 /* What follows from types, sizes and options alone. Returns whether this kernel takes the problem. */
@@ -977,7 +870,7 @@ static inline bool describe_tensor(attend_problem *a) {
     a->shared = a->group <= TENSOR_SHARED ? TENSOR_SHARED / a->group : 1;
     a->units = (int)(ceil_div(a->group, TENSOR_ROWS) * ceil_div(a->dv, TENSOR_COLUMNS));
     a->link_bits = least_link_bits(*a);
-    int64_t warps = (TENSOR_ROOM - (32 << 10)) / (TENSOR_STAGES * (int64_t)stage_bytes(*a));
+    int64_t warps = (TENSOR_ROOM - (32 << 10)) / (2 * (int64_t)stage_bytes(*a));
     a->warps = warps >= TENSOR_WARPS ? (int)TENSOR_WARPS : warps > 1 ? 2 : 1;
     choose_blocks(a, INT32_MAX);
     return tensor_bytes(*a) <= weft_cuda_device()->shared_memory;
