@@ -21,8 +21,8 @@ enum {
     ROWS = 24,
     MOST = 700,
     TABLE = 46,
-    LONG_TABLE = 320,
-    LONG = 4500,
+    LONG_TABLE = 368,
+    LONG = 5800,
     MOST_WIDTH = 1024
 };
 

@@ -41,19 +41,20 @@ struct attend_problem {
     float *weight; /* [R, context] or NULL */
     /* Of cache_attention.cu: */
     int leaves; /* of a row, at most */
-    /* [R, key heads]: leaves that are done, where the last one joins them; else NULL */
+    /* Leaves that are done, of a row and key head, where the last one joins them, else NULL; spans */
     unsigned *joins;
     float *partial; /* [R, H, leaves, dv + 2]: weighted values, largest score, sum */
     /* Of attend_tensor.cuh: */
     bool tensor;                         /* it takes the problem */
     cached_write key_write, value_write; /* what attention writes first; x.data NULL: nothing */
     int shared;                          /* rows of a sequence that read its keys together */
-    int units;         /* of a row and key head: tiles of heads, parts of columns */
-    int link_bits;     /* keys of the shortest link, as a power of two */
-    int warps;         /* of a block that have keys */
-    int stages;        /* tiles of a warp in shared memory: 2 or 3 */
-    int blocks;        /* of a cluster */
-    int levels, slots; /* of chunks; for chunks, in a block */
+    int units;            /* of a row and key head: tiles of heads, parts of columns */
+    int warps;            /* of a block that have keys */
+    int stages;           /* tiles of a warp in shared memory: 2 or 3 */
+    int blocks;           /* of a cluster */
+    int slots;            /* for links, in a block */
+    int span_bits, spans; /* links of a span; clusters of a row */
+    int parts;            /* spans of a row, at most; what they come to is in `partial` */
 };
 
 __device__ __host__ static inline bool copies_keys(const attend_problem &a) {

@@ -7,9 +7,10 @@
  * additions decides about a result: the tree's, however links are shared out. A row's bits therefore follow
  * from its own sequence.
  *
- * A cluster of blocks has a row and key head, or several rows of one sequence, which then read its keys once.
- * Each warp has a chunk of the tree, or some; it keeps left siblings in shared memory until their right ones are
- * there, and sends each chunk's sum to the block that joins the chunks of that row of the tile.
+ * A cluster of blocks has a row and key head, or several rows of one sequence, which then read its keys once. Its
+ * warps share out the links, and send each one's sums to the block that joins those of that row of the tile. Of
+ * more links than there is room for, clusters have aligned parts of the tree, its spans, one after another; what
+ * these come to is kept in memory, and joined by the warp that comes last.
  *
  * A warp copies its tiles by cp.async, the next ones while one is multiplied. What no row of the run writes is
  * asked for before the kernel ahead has ended. Where the writes of the run's keys and values come right before
@@ -34,8 +35,10 @@ enum {
     TENSOR_SHARED = 8,       /* rows of a tile that rows of one sequence make up, at most */
     TENSOR_ROOM = 112 << 10, /* bytes of a block, so that two are there, or a product's */
     MOST_BLOCKS = 8,         /* of a cluster */
-    MOST_LINKS = 32,         /* of a row, and one or two more where the first is cut */
-    MOST_LEVELS = 5          /* of a chunk: MOST_LINKS in one */
+    LINK_BITS = 6,           /* keys of the shortest link, as a power of two */
+    MOST_LINKS = 256,        /* of a row, and one or two more where the first is cut */
+    MOST_SPAN_BITS = 6,      /* links of a span, as a power of two */
+    LEAST_SPAN_BITS = 4
 };
 
 /* Of 16 numbers each, of a product with queries: an even number of them. */
@@ -71,40 +74,32 @@ __host__ __device__ static inline int tile_rows(const attend_problem &a) {
     return a.shared > 1 ? a.shared * a.group : a.group < TENSOR_ROWS ? a.group : (int)TENSOR_ROWS;
 }
 
-/* A chunk's sum in shared memory: columns, largest score, sum of the weights. */
+/* A link's sums in shared memory: columns, largest score, sum of the weights. */
 __host__ __device__ static inline int slot_floats(const attend_problem &a) {
     return unit_columns(a) + 2;
 }
 
-/* Shared memory: the warps' stages; q, a number of 16 bytes for each step and lane; the rows' factors; sums that
- * wait for their right siblings, for each warp; slots of chunks. */
+/* Shared memory: the warps' stages; q, a number of 16 bytes for each step and lane; the rows' factors; slots of
+ * links. */
 struct tensor_memory {
     char *stages; /* of the warp */
     uint4 *q;
     head_factors *factors;
-    float *left; /* of the lane */
     float *slots;
 };
 
-static inline int64_t left_floats(const attend_problem &a) {
-    return (tile_rows(a) > 8 ? 2 : 1) * (unit_parts(a) * 8 + 2) * 32;
-}
-
 static inline int64_t tensor_bytes(const attend_problem &a) {
-    int64_t floats = a.levels * TENSOR_WARPS * left_floats(a) + a.slots * slot_floats(a);
     return a.warps * a.stages * (int64_t)stage_bytes(a) +
            tensor_steps(a) * 32 * (int64_t)sizeof(uint4) +
-           TENSOR_ROWS * (int64_t)sizeof(head_factors) + floats * (int64_t)sizeof(float);
+           TENSOR_ROWS * (int64_t)sizeof(head_factors) +
+           a.slots * slot_floats(a) * (int64_t)sizeof(float);
 }
 
-template <int LEFT>
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
     int warp = (int)threadIdx.x / 32, stage = a.stages * stage_bytes(a);
     uint4 *q = (uint4 *)(memory + a.warps * stage);
     head_factors *factors = (head_factors *)(q + tensor_steps(a) * 32);
-    float *left = (float *)(factors + TENSOR_ROWS);
-    return {memory + warp * stage, q, factors, left + warp * a.levels * LEFT + threadIdx.x % 32,
-            left + TENSOR_WARPS * a.levels * LEFT};
+    return {memory + warp * stage, q, factors, (float *)(factors + TENSOR_ROWS)};
 }
 
 /* What a cluster has: `rows` rows of one sequence from r on, a key head, a tile of its query heads, and columns
@@ -118,8 +113,9 @@ struct row_view {
     const int32_t *table;
     int used; /* rows of the tile */
     int room; /* slots for each of those that a block joins */
-    int link_bits, chunk_bits;
-    int first, chunks; /* of the tree */
+    int link_bits, span_bits;
+    int first, last; /* links */
+    int spans;
 
     __device__ int end() const {
         return own + rows;
@@ -161,7 +157,7 @@ __device__ static inline int count_before(const attend_problem &a, int r) {
 
 /* Links are longer the more keys a row sees. */
 __device__ static inline int count_link_bits(const attend_problem &a, int own) {
-    int bits = a.link_bits, keys = min(own, a.context - 1);
+    int bits = LINK_BITS, keys = min(own, a.context - 1);
     while (keys >> bits >= MOST_LINKS)
         bits++;
     return bits;
@@ -180,14 +176,22 @@ __device__ static inline row_view view_rows(const attend_problem &a, int r, int 
     v.fresh = v.own - count_before(a, r);
     v.table = a.places.table + (int64_t)a.places.slot[r] * a.places.pages;
     v.link_bits = count_link_bits(a, v.own);
-    int first = v.seen >> v.link_bits, last = (v.end() - 1) >> v.link_bits;
+    v.first = v.seen >> v.link_bits, v.last = (v.end() - 1) >> v.link_bits;
     v.used = a.shared > 1 ? rows * a.group : min(a.group - v.tile * TENSOR_ROWS, TENSOR_ROWS);
     v.room = a.slots / ((v.used + a.blocks - 1) / a.blocks);
-    while ((last >> v.chunk_bits) - (first >> v.chunk_bits) >= v.room)
-        v.chunk_bits++;
-    v.first = first >> v.chunk_bits;
-    v.chunks = (last >> v.chunk_bits) - v.first + 1;
+    v.span_bits = v.last - v.first < v.room ? 30 : a.span_bits;
+    v.spans = (v.last >> v.span_bits) - (v.first >> v.span_bits) + 1;
     return v;
+}
+
+/* Nodes of a level of the tree that lie beside each other: links, or spans. */
+struct tree_part {
+    int first, count;
+};
+
+__device__ static inline tree_part find_span(const row_view &v, int i) {
+    int at = (v.first >> v.span_bits) + i, first = max(v.first, at << v.span_bits);
+    return {first, min(v.last, ((at + 1) << v.span_bits) - 1) - first + 1};
 }
 
 /* Row t of the tile: which of the rows and which of the group's heads it is; none from v.used on. */
@@ -204,7 +208,7 @@ struct tile_row {
     }
 };
 
-/* A warp's tiles: those of its chunks, one behind the other, of keys [begin, end). */
+/* A warp's tiles: those of its links, one behind the other, of keys [begin, end). */
 struct tile_walk {
     int begin, end, key;
 
@@ -219,14 +223,16 @@ struct tile_walk {
     }
 };
 
-/* Neighbours among the warps that share out the chunks are in different blocks. */
-__device__ static inline tile_walk find_walk(const attend_problem &a, const row_view &v) {
-    int warps = a.warps * a.blocks, warp = (int)threadIdx.x / 32 * a.blocks + (int)blockIdx.z;
-    int bits = v.link_bits + v.chunk_bits;
-    int first = v.chunks * warp / warps, end = v.chunks * (warp + 1) / warps;
+/* Neighbours among the warps that share out the links are in different blocks. */
+__device__ static inline tile_walk find_walk(const attend_problem &a, const row_view &v,
+                                             const tree_part &span) {
+    int rank = (int)blockIdx.z % a.blocks, warp = (int)threadIdx.x / 32 * a.blocks + rank;
+    int warps = a.warps * a.blocks;
+    int first = span.count * warp / warps, end = span.count * (warp + 1) / warps;
     if ((int)threadIdx.x / 32 >= a.warps || first == end) return {0, 0, 0};
-    int begin = max((v.first + first) << bits, v.seen);
-    return {begin, min((v.first + end) << bits, v.end()), begin / TENSOR_KEYS * TENSOR_KEYS};
+    int begin = max((span.first + first) << v.link_bits, v.seen);
+    return {begin, min((span.first + end) << v.link_bits, v.end()),
+            begin / TENSOR_KEYS * TENSOR_KEYS};
 }
 
 /* The two pages of a tile, where they are needed. */
@@ -237,7 +243,9 @@ struct tile_pages {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int at = w.key / WEFT_PAGE_TOKENS + i;
-            page[i] = at * WEFT_PAGE_TOKENS < w.end ? v.table[at % a.places.pages] : 0;
+            bool there = at * WEFT_PAGE_TOKENS < w.end;
+            if (at >= a.places.pages) at %= a.places.pages;
+            page[i] = there ? v.table[at] : 0;
         }
     }
 };
@@ -259,20 +267,32 @@ __device__ static inline void copy_part(const cached_pages &c, const cached_writ
                                         int which) {
     int lane = (int)threadIdx.x % 32, row = lane / 8, low = w.low(), high = w.high();
     int pitch = row_bytes(width);
+    bool whole = which == ALL_KEYS && high - low == TENSOR_KEYS && high <= v.fresh;
     const char *page[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        page[i] = token_at(c, c.data + pages.page[i] * c.page_bytes, v.g, row);
-    for (int piece = lane % 8; piece * VECTOR < padded; piece += 8)
+        page[i] = token_at(c, c.data + pages.page[i] * c.page_bytes, v.g, row) + lane % 8 * 16;
+    /* Rows that are four apart. */
+    uint32_t even = to + (uint32_t)(row * pitch + (lane % 8 ^ row) * 16);
+    uint32_t odd = to + (uint32_t)((row + 4) * pitch + (lane % 8 ^ (row + 4)) * 16);
+#pragma unroll 1
+    for (int piece = lane % 8; piece * VECTOR < padded; piece += 8) {
+        int64_t far = piece / 8 * 128, apart = 4 * c.token_bytes;
+        bool filled = piece * VECTOR < width;
 #pragma unroll
         for (int i = 0; i < TENSOR_KEYS / 4; i++) {
-            int at = row + 4 * i, j = w.key + at;
-            const char *from = page[i / 4] + i % 4 * 4 * c.token_bytes;
-            if (!(which & (j < v.fresh ? OLD_KEYS : NEW_KEYS))) continue;
-            if (written.x.data && j >= v.fresh) from = (const char *)written_row(written, v, j);
-            copy_piece(to + (uint32_t)(at * pitch + (piece ^ (row + i % 2 * 4)) * 16),
-                       from + piece * 16, j >= low && j < high && piece * VECTOR < width);
+            uint32_t at = (i % 2 ? odd : even) + (uint32_t)(i / 2 * 8 * pitch + far);
+            const char *from = page[i / 4] + i % 4 * apart + far;
+            int j = w.key + row + 4 * i;
+            if (whole) {
+                copy_piece(at, from, filled);
+            } else if (which & (j < v.fresh ? OLD_KEYS : NEW_KEYS)) {
+                if (written.x.data && j >= v.fresh)
+                    from = (const char *)written_row(written, v, j) + piece * 16;
+                copy_piece(at, from, filled && j >= low && j < high);
+            }
         }
+    }
 }
 
 /* When all lanes are done with the tile that is in the stage. */
@@ -326,6 +346,11 @@ __device__ static inline void wait_tile(const attend_problem &a) {
 
 #ifndef USE_MMA_SYNC
 
+/* This block has begun. */
+__device__ static inline void greet_blocks(int blocks) {
+    if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 __device__ static inline void arrive_at_blocks(int blocks) {
     if (blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -349,6 +374,9 @@ __device__ static inline void send_pair(uint32_t to, float x, float y) {
 }
 
 #else
+
+__device__ static inline void greet_blocks(int) {
+}
 
 __device__ static inline void arrive_at_blocks(int) {
 }
@@ -479,6 +507,7 @@ __device__ static inline void weigh_tile(const attend_problem &a, const row_view
         });
         s.sum[half] = fmaf(s.sum[half], shrink[half], sum);
     }
+    if (!__any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1)) return;
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
@@ -530,78 +559,24 @@ struct joint_scale {
     }
 };
 
-/* A lane's own part of the sums in shared memory, [number][lane]. */
-template <int UNITS, int HALVES> struct left_sums {
-    static constexpr int HALF = UNITS * 8 + 2, FLOATS = HALVES * HALF * 32;
-    float *at;
-
-    __device__ float &number(int half, int i) const {
-        return at[(half * HALF + i) * 32];
-    }
-    __device__ void keep(const unit_sums<UNITS> &s) const {
-#pragma unroll
-        for (int half = 0; half < HALVES; half++) {
-            number(half, UNITS * 8) = s.top[half];
-            number(half, UNITS * 8 + 1) = s.sum[half];
-#pragma unroll
-            for (int i = 0; i < UNITS * 8; i++)
-                number(half, i) = s.o[i / 8][i / 2 % 4][2 * half + i % 2];
-        }
-    }
-    /* s becomes what is here, with s to its right. */
-    __device__ void join(unit_sums<UNITS> &s) const {
-#pragma unroll
-        for (int half = 0; half < HALVES; half++) {
-            joint_scale scale(number(half, UNITS * 8), s.top[half]);
-            s.top[half] = scale.top;
-            s.sum[half] = scale.join(number(half, UNITS * 8 + 1), s.sum[half]);
-#pragma unroll
-            for (int i = 0; i < UNITS * 8; i++) {
-                float &o = s.o[i / 8][i / 2 % 4][2 * half + i % 2];
-                o = scale.join(number(half, i), o);
-            }
-        }
-    }
-};
-
-/* A chunk's sum to those that join it: the rows of the tile go to the blocks of the cluster by turns. */
+/* A link's sums to those that join it: the rows of the tile go to the blocks of the cluster by turns. `at`: among
+ * the links of the span. */
 template <int UNITS, int HALVES>
-__device__ static inline void send_chunk(const attend_problem &a, const tensor_memory &m,
-                                         const row_view &v, const lane_rows &rows, int chunk,
-                                         const unit_sums<UNITS> &s) {
+__device__ static inline void send_link(const attend_problem &a, const tensor_memory &m,
+                                        const row_view &v, const lane_rows &rows, int at,
+                                        const unit_sums<UNITS> &s) {
     int lane = threadIdx.x % 32, quarter = lane % 4, columns = unit_columns(a);
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
-        int t = lane / 4 + 8 * half, at = t / a.blocks * v.room + chunk - v.first;
+        int t = lane / 4 + 8 * half, slot = t / a.blocks * v.room + at;
         if (rows.own[half] < 0) continue;
-        uint32_t to = address_in(shared_address(m.slots + at * slot_floats(a)), t % a.blocks);
+        uint32_t to = address_in(shared_address(m.slots + slot * slot_floats(a)), t % a.blocks);
         if (quarter == 0) send_pair(to + (uint32_t)columns * 4, s.top[half], s.sum[half]);
 #pragma unroll
         for (int i = 0; i < 4 * UNITS; i++)
             if (8 * i < columns)
                 send_pair(to + (uint32_t)(8 * i + 2 * quarter) * 4, s.o[i / 4][i % 4][2 * half],
                           s.o[i / 4][i % 4][2 * half + 1]);
-    }
-}
-
-/* A warp's way up from link `link`: with the left siblings that wait, then to wait itself, or, where the chunk
- * ends, to those that join it. `waiting`: the levels that have one, a bit each. */
-template <int UNITS, int HALVES>
-__device__ static inline void end_link(const attend_problem &a, const tensor_memory &m,
-                                       const row_view &v, const lane_rows &rows, int link,
-                                       bool ends_chunk, unsigned &waiting, unit_sums<UNITS> &s) {
-    using left = left_sums<UNITS, HALVES>;
-    int level = 0;
-    for (; level < v.chunk_bits && (ends_chunk || link >> level & 1); level++)
-        if (waiting >> level & 1) {
-            left{m.left + level * left::FLOATS}.join(s);
-            waiting &= ~(1u << level);
-        }
-    if (ends_chunk) {
-        send_chunk<UNITS, HALVES>(a, m, v, rows, link >> v.chunk_bits, s);
-    } else {
-        left{m.left + level * left::FLOATS}.keep(s);
-        waiting |= 1u << level;
     }
 }
 
@@ -639,10 +614,10 @@ __device__ static inline void number_fresh(const attend_problem &a, const row_vi
 /* The links of a warp. `ask` stands behind the tiles that were asked for. */
 template <int UNITS, int HALVES, bool PLAIN>
 __device__ static inline void go_through_tiles(const attend_problem &a, const tensor_memory &m,
-                                               const row_view &v, tile_walk use, tile_walk ask) {
+                                               const row_view &v, const tree_part &span,
+                                               tile_walk use, tile_walk ask) {
     lane_rows rows(a, v);
     unit_sums<UNITS> s;
-    unsigned waiting = 0;
     bool fresh = true;
     tile_pages pages(a, v, ask);
     int now = 0, later = a.stages - 1;
@@ -677,18 +652,15 @@ __device__ static inline void go_through_tiles(const attend_problem &a, const te
             s.sum[half] += __shfl_xor_sync(0xffffffffu, s.sum[half], 1);
             s.sum[half] += __shfl_xor_sync(0xffffffffu, s.sum[half], 2);
         }
-        int bits = v.link_bits + v.chunk_bits;
-        bool ends_chunk = next >= use.end || next >> bits != use.key >> bits;
-        end_link<UNITS, HALVES>(a, m, v, rows, use.key >> v.link_bits, ends_chunk, waiting, s);
+        send_link<UNITS, HALVES>(a, m, v, rows, (use.key >> v.link_bits) - span.first, s);
     }
 }
 
-/* The chunks of a row, in the tree's order, some pairs of a level at a time: by a warp. A part of the tree is
- * where its first chunk was, and so the result the first. */
-__device__ static inline void join_chunks(const row_view &v, float *slots, int floats) {
+/* The links of a row, or its spans, in the tree's order, some pairs of a level at a time: by a warp. What two
+ * nodes come to is where the first was, and so the result is the first. */
+__device__ static inline void join_part(const tree_part &p, float *slots, int floats) {
     constexpr int PAIRS = 4;
-    int lane = threadIdx.x % 32, columns = floats - 2;
-    int first = v.first, last = v.first + v.chunks - 1;
+    int lane = threadIdx.x % 32, columns = floats - 2, first = p.first, last = first + p.count - 1;
     for (int level = 0; first >> level != last >> level; level++)
         for (int k = first >> (level + 1); k <= last >> (level + 1); k += PAIRS) {
             float *left[PAIRS], top[PAIRS], sum[PAIRS];
@@ -730,12 +702,42 @@ __device__ static inline void store_two(any_tensor t, int64_t i, float x, float 
         *(float2 *)((float *)(void *)t.data + i) = make_float2(x, y);
 }
 
+/* A span's sums of one row of the tile are kept, by a warp. Returns whether those of all spans are there now: then
+ * they are in `slots`, which had its tiles. */
+__device__ static inline bool keep_span(const attend_problem &a, const row_view &v, int64_t row,
+                                        int span, const float *sums, float *slots) {
+    int lane = threadIdx.x % 32, floats = slot_floats(a), last = 0;
+    float *parts = a.partial + row * a.parts * floats;
+    for (int d = 2 * lane; d < floats; d += 64)
+        *(float2 *)(parts + span * floats + d) = *(const float2 *)(sums + d);
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) {
+        last = atomicAdd(a.joins + row, 1u) + 1 == (unsigned)v.spans;
+        if (last) a.joins[row] = 0;
+        __threadfence();
+    }
+    if (!__shfl_sync(0xffffffffu, last, 0)) return false;
+    for (int d = 2 * lane; d < v.spans * floats; d += 64)
+        *(float2 *)(slots + d) = __ldcg((const float2 *)(parts + d));
+    __syncwarp();
+    return true;
+}
+
 /* Row t of the tile, from its slots to o: by a warp. */
-__device__ static inline void join_row(const attend_problem &a, const row_view &v, float *slots,
-                                       int t) {
-    int lane = threadIdx.x % 32, columns = unit_columns(a);
+__device__ static inline void join_row(const attend_problem &a, const tensor_memory &m,
+                                       const row_view &v, int i, const tree_part &span, int t) {
+    int lane = threadIdx.x % 32, columns = unit_columns(a), floats = slot_floats(a);
     int64_t head = tile_row(a, v, t).head(a, v);
-    join_chunks(v, slots, slot_floats(a));
+    float *slots = m.slots + t / a.blocks * v.room * floats;
+    join_part(span, slots, floats);
+    if (v.spans > 1) {
+        int64_t row = head * ((a.dv + TENSOR_COLUMNS - 1) / TENSOR_COLUMNS);
+        float *all = (float *)m.stages;
+        if (!keep_span(a, v, row + v.from / TENSOR_COLUMNS, i, slots, all)) return;
+        slots = all;
+        join_part({v.first >> v.span_bits, v.spans}, slots, floats);
+    }
     float total = slots[columns + 1];
     for (int d = 2 * lane; d < columns && v.from + d < a.dv; d += 64)
         store_two(a.o, head * a.dv + v.from + d, slots[d] / total, slots[d + 1] / total);
@@ -795,68 +797,80 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         return;
     }
     if (a.documents) wait_for_primary();
-    arrive_at_blocks(a.blocks);
     row_view v = view_rows(a, r, rows);
-    tensor_memory m = cut_tensor_memory<left_sums<UNITS, HALVES>::FLOATS>(a, tensor_shared);
-    tile_walk use = find_walk(a, v), ask = use;
+    int cluster = (int)blockIdx.z / a.blocks, rank = (int)blockIdx.z % a.blocks;
+    if (cluster >= v.spans) {
+        wait_for_primary();
+        return;
+    }
+    greet_blocks(a.blocks);
+    tensor_memory m = cut_tensor_memory(a, tensor_shared);
     bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
     if (!made) find_factors(a, m, v);
-    if (warp < a.warps)
-        begin_tiles(a, m, ask, v);
-    else
-        wait_for_primary();
-    if (made) find_factors(a, m, v);
-    load_queries(a, m, v);
-    note_writes(a);
-    __syncthreads();
-    if (a.blocks > 1) wait_for_blocks(a.blocks); /* all are there */
-    go_through_tiles<UNITS, HALVES, PLAIN>(a, m, v, use, ask);
-    __syncwarp();
-    arrive_at_blocks(a.blocks);
-    write_rows(a, v);
-    wait_for_blocks(a.blocks);
-    for (int t = warp * a.blocks + (int)blockIdx.z; t < v.used; t += TENSOR_WARPS * a.blocks)
-        join_row(a, v, m.slots + t / a.blocks * v.room * slot_floats(a), t);
-}
-
-/* Bits of the least link, by the heads alone: of many heads each leaves many sums. */
-static inline int least_link_bits(const attend_problem &a) {
-    return a.group <= 4 ? 6 : 7;
+#pragma unroll 1
+    for (int i = cluster; i < v.spans; i += a.spans) {
+        tree_part span = find_span(v, i);
+        tile_walk use = find_walk(a, v, span), ask = use;
+        if (warp < a.warps)
+            begin_tiles(a, m, ask, v);
+        else
+            wait_for_primary();
+        if (i == cluster) {
+            if (made) find_factors(a, m, v);
+            load_queries(a, m, v);
+            note_writes(a);
+            __syncthreads();
+            if (a.blocks > 1) wait_for_blocks(a.blocks); /* all have begun */
+        }
+        go_through_tiles<UNITS, HALVES, PLAIN>(a, m, v, span, use, ask);
+        __syncwarp();
+        arrive_at_blocks(a.blocks);
+        if (i == cluster) write_rows(a, v);
+        wait_for_blocks(a.blocks);
+        for (int t = warp * a.blocks + rank; t < v.used && warp < a.warps; t += a.warps * a.blocks)
+            join_row(a, m, v, i, span, t);
+        if (i + a.spans >= v.spans) break;
+        arrive_at_blocks(a.blocks); /* the slots are free */
+        wait_for_blocks(a.blocks);
+    }
 }
 
 static inline int count_links(const attend_problem &a) {
-    return (int)min_i64(MOST_LINKS, ((a.context - 1) >> a.link_bits) + 1);
+    return (int)min_i64(MOST_LINKS, ((a.context - 1) >> LINK_BITS) + 1) + 1;
 }
 
-/* Levels of a chunk, and slots, for clusters of a.blocks: what needs the least memory. Rows that share keys, or
- * see a window, may touch two links more, and so two chunks. */
-static inline void choose_levels(attend_problem *a) {
-    int each = (int)ceil_div(tile_rows(*a), a->blocks);
-    int64_t least = INT64_MAX;
-    attend_problem best = *a;
-    for (a->levels = 0; a->levels <= MOST_LEVELS; a->levels++) {
-        a->slots = each * (int)(ceil_div(count_links(*a), 1 << a->levels) + 2);
-        if (tensor_bytes(*a) >= least) continue;
-        least = tensor_bytes(*a);
-        best = *a;
-    }
-    *a = best;
-}
-
-/* Blocks of a cluster: as many as fill the GPU, or more, where the sums of fewer had no room. */
+/* Blocks of a cluster and slots in each, for spans of 1 << a->span_bits links or all links: as many blocks as fill
+ * the GPU, or more, where the sums of fewer had no room. Rows that share keys, or see a window, may touch two
+ * links more. */
 static inline void choose_blocks(attend_problem *a, int64_t pairs) {
-    int most = weft_cuda_device()->wgmma ? (int)MOST_BLOCKS : 1;
-    a->blocks = 1, a->stages = 2;
-    while (2 * a->blocks <= most && 2 * a->blocks * pairs <= 3 * multiprocessors() &&
-           a->blocks * a->warps < count_links(*a))
-        a->blocks *= 2;
-    choose_levels(a);
-    while (2 * a->blocks <= most && tensor_bytes(*a) > TENSOR_ROOM) {
-        a->blocks *= 2;
-        choose_levels(a);
-    }
-    a->stages = 3;
-    if (tensor_bytes(*a) > TENSOR_ROOM) a->stages = 2;
+    int most = weft_cuda_device()->wgmma ? (int)MOST_BLOCKS : 1, span = 1 << a->span_bits;
+    int links = count_links(*a), room = (int)min_i64(links + 1, span + span / 4);
+    int64_t all = pairs * ceil_div(links, span), wanted = 2 * multiprocessors();
+    auto take = [&](int blocks) {
+        a->blocks = blocks;
+        a->slots = (int)ceil_div(tile_rows(*a), blocks) * room;
+    };
+    take(1);
+    while (2 * a->blocks <= most && 2 * a->blocks * all <= wanted &&
+           a->blocks * a->warps < min_i64(links, span))
+        take(2 * a->blocks);
+    while (2 * a->blocks <= most && tensor_bytes(*a) > TENSOR_ROOM)
+        take(2 * a->blocks);
+    a->spans = (int)min_i64(a->parts, 1 + wanted / (pairs * a->blocks));
+}
+
+/* As many warps as there is room for, then the longest spans. */
+static inline void choose_shape(attend_problem *a, int64_t pairs) {
+    a->stages = 2;
+    for (a->warps = TENSOR_WARPS; a->warps > 0; a->warps--)
+        for (a->span_bits = MOST_SPAN_BITS; a->span_bits >= LEAST_SPAN_BITS; a->span_bits--) {
+            choose_blocks(a, pairs);
+            if (tensor_bytes(*a) > TENSOR_ROOM && (a->warps > 1 || a->span_bits > LEAST_SPAN_BITS))
+                continue;
+            a->stages = 3;
+            if (tensor_bytes(*a) > TENSOR_ROOM) a->stages = 2;
+            return;
+        }
 }
 
 /* What follows from types, sizes and options alone. Returns whether this kernel takes the problem. */
@@ -869,10 +883,10 @@ static inline bool describe_tensor(attend_problem *a) {
     static_assert(TENSOR_SHARED == 8, "8, 4, 2, 2 or 1");
     a->shared = a->group <= TENSOR_SHARED ? TENSOR_SHARED / a->group : 1;
     a->units = (int)(ceil_div(a->group, TENSOR_ROWS) * ceil_div(a->dv, TENSOR_COLUMNS));
-    a->link_bits = least_link_bits(*a);
-    int64_t warps = (TENSOR_ROOM - (32 << 10)) / (2 * (int64_t)stage_bytes(*a));
-    a->warps = warps >= TENSOR_WARPS ? (int)TENSOR_WARPS : warps > 1 ? 2 : 1;
-    choose_blocks(a, INT32_MAX);
+    a->parts = count_links(*a) <= 1 << LEAST_SPAN_BITS
+                   ? 1
+                   : (int)ceil_div(count_links(*a), 1 << LEAST_SPAN_BITS) + 1;
+    choose_shape(a, INT32_MAX);
     return tensor_bytes(*a) <= weft_cuda_device()->shared_memory;
 }
 

@@ -357,7 +357,8 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
     a.leaves = (int)(ceil_div(attr->context - 1, BLOCK) + 1);
-    a.tensor = describe_tensor(&a);
+    int64_t counted = n->in[WEFT_CACHE_SLOT]->shape[0] * a.heads * ceil_div(a.dv, TENSOR_COLUMNS);
+    a.tensor = counted <= DEVICE_COUNTERS && describe_tensor(&a);
     return a;
 }
 
@@ -370,6 +371,8 @@ static int64_t lay_out(const weft_node *n, char *base, attend_problem *a) {
         return (float *)at;
     };
     if (!a->tensor) a->partial = take(heads * a->leaves * (a->dv + 2));
+    if (a->tensor && a->parts > 1)
+        a->partial = take(heads * ceil_div(a->dv, TENSOR_COLUMNS) * a->parts * slot_floats(*a));
     a->rows = take(2 * heads);
     if (a->weights) a->scores = take(heads * a->context);
     return used;
@@ -391,11 +394,11 @@ template <int KIND> static void launch(const weft_exec *x, const attend_problem 
 
 static void launch_tensor(const weft_exec *x, attend_problem *a, unsigned rows) {
     unsigned across = (unsigned)(a->keys.heads * a->units);
-    choose_blocks(a, (int64_t)rows * across);
+    choose_shape(a, (int64_t)rows * across);
     auto kernel = choose_tiles(*a);
     int64_t bytes = tensor_bytes(*a);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch_clusters(follows(x), stream_of(x), dim3(across, rows, (unsigned)a->blocks),
+    launch_clusters(follows(x), stream_of(x), dim3(across, rows, (unsigned)(a->blocks * a->spans)),
                     dim3(1, 1, (unsigned)a->blocks), 32 * TENSOR_WARPS, bytes, kernel, *a);
 }
 
@@ -470,6 +473,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
             a.group, a.dqk);
     if (a.tensor) {
         find_writes(x, n, &a);
+        a.joins = device_counters(x);
         launch_tensor(x, &a, rows);
     } else {
         if (a.leaves <= FEW_LEAVES && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
