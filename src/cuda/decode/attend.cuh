@@ -50,7 +50,6 @@ struct attend_problem {
     int shared;                          /* rows of a sequence that read its keys together */
     int units;            /* of a row and key head: tiles of heads, parts of columns */
     int warps;            /* of a block that have keys */
-    int stages;           /* tiles of a warp in shared memory: 2 or 3 */
     int blocks;           /* of a cluster */
     int slots;            /* for links, in a block */
     int span_bits, spans; /* links of a span; clusters of a row */

@@ -12,25 +12,30 @@
  * more links than there is room for, clusters have aligned parts of the tree, its spans, one after another; what
  * these come to is kept in memory, and joined by the warp that comes last.
  *
- * A warp copies its tiles by cp.async, the next ones while one is multiplied. What no row of the run writes is
- * asked for before the kernel ahead has ended. Where the writes of the run's keys and values come right before
- * attention, it does them: its own rows' keys it reads from where they were made. In shared memory a tile's rows
- * are whole 128 bytes, in pieces of 16 that are exchanged within eight rows, so that neither reading keys by rows
- * nor values by columns meets one bank twice.
+ * Tiles come by bulk copies, a page each (cp.async before 9.0a), the next ones while one is multiplied. What no
+ * row of the run writes is asked for before the kernel ahead has ended. Where the writes of the run's keys and
+ * values come right before attention, it does them: its own rows' keys it reads from where they were made.
  *
  * The query heads that share a key head are the rows of a tile of 16, so that MLA's twelve or more heads read
  * their one latent once. More than 16 heads, or values wider than a warp has registers for, are units of their
- * own over the same keys. */
+ *own over the same keys.
+ *
+ * Which of a step's numbers meet in an instruction is free as long as both factors agree: a lane multiplies the
+ * eight that lie beside each other (few_rows.cuh). Column c of the n-th eight scores is key
+ * 8 ⌊c/2⌋ + 2 n + c mod 2 of its tile, so that a lane's scores are those of eight keys beside each other, and as
+ * weights are where the product with the values wants them. */
 #pragma once
 
 #include "cuda/decode/attend.cuh"
 #include "cuda/dependent_launch.cuh"
-#include "cuda/tensor/tile.cuh"
+#include "cuda/products/few_rows.cuh"
+#include "cuda/tensor/pipeline.cuh"
 
 enum {
     TENSOR_ROWS = 16,        /* of a tile */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
+    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
     TENSOR_WARPS = 4,        /* of a block */
     TENSOR_SHARED = 8,       /* rows of a tile that rows of one sequence make up, at most */
     TENSOR_ROOM = 112 << 10, /* bytes of a block, so that two are there, or a product's */
@@ -46,14 +51,9 @@ __host__ __device__ static inline int tensor_steps(const attend_problem &a) {
     return (a.dqk + 31) / 32 * 2;
 }
 
-/* Bytes of a tile's row of so many numbers. */
-__host__ __device__ static inline int row_bytes(int width) {
-    return (width + 63) / 64 * 128;
-}
-
-/* Of a tile: keys [32, dqk] and values [32, dv] in bf16, and n [32]. */
+/* Of a tile, keys [32, dqk] and values [32, dv] in bf16, and n [32]. */
 __host__ __device__ static inline int pair_bytes(const attend_problem &a) {
-    return TENSOR_KEYS * (row_bytes(a.dqk) + (a.joint ? 0 : row_bytes(a.dv)));
+    return TENSOR_KEYS * (a.dqk + (a.joint ? 0 : a.dv)) * (int)sizeof(bf16);
 }
 
 __host__ __device__ static inline int stage_bytes(const attend_problem &a) {
@@ -74,32 +74,45 @@ __host__ __device__ static inline int tile_rows(const attend_problem &a) {
     return a.shared > 1 ? a.shared * a.group : a.group < TENSOR_ROWS ? a.group : (int)TENSOR_ROWS;
 }
 
-/* A link's sums in shared memory: columns, largest score, sum of the weights. */
+/* A link's sums in shared memory: columns, largest score, sum of the weights; in fours. */
 __host__ __device__ static inline int slot_floats(const attend_problem &a) {
-    return unit_columns(a) + 2;
+    return unit_columns(a) + 4;
 }
 
-/* Shared memory: the warps' stages; q, a number of 16 bytes for each step and lane; the rows' factors; slots of
+/* Shared memory: the warps' stages; a barrier for each, and one for the slots; q, a number of 16 bytes for each step and lane; the rows' factors; slots of
  * links. */
 struct tensor_memory {
-    char *stages; /* of the warp */
+    char *stages;     /* of the warp */
+    uint32_t arrived; /* the warp's barriers */
+    uint32_t summed;  /* the block's */
     uint4 *q;
     head_factors *factors;
     float *slots;
 };
 
 static inline int64_t tensor_bytes(const attend_problem &a) {
-    return a.warps * a.stages * (int64_t)stage_bytes(a) +
+    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) + 16 +
            tensor_steps(a) * 32 * (int64_t)sizeof(uint4) +
            TENSOR_ROWS * (int64_t)sizeof(head_factors) +
            a.slots * slot_floats(a) * (int64_t)sizeof(float);
 }
 
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
-    int warp = (int)threadIdx.x / 32, stage = a.stages * stage_bytes(a);
-    uint4 *q = (uint4 *)(memory + a.warps * stage);
+    int warp = (int)threadIdx.x / 32, stages = a.warps * TENSOR_STAGES;
+    char *barriers = memory + stages * stage_bytes(a);
+    uint4 *q = (uint4 *)(barriers + stages * 8 + 16);
     head_factors *factors = (head_factors *)(q + tensor_steps(a) * 32);
-    return {memory + warp * stage, q, factors, (float *)(factors + TENSOR_ROWS)};
+    return {memory + warp * TENSOR_STAGES * stage_bytes(a),
+            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8),
+            shared_address(barriers) + (uint32_t)(stages * 8),
+            q,
+            factors,
+            (float *)(factors + TENSOR_ROWS)};
+}
+
+__device__ static inline few_words read_words(const void *from) {
+    uint4 v = *(const uint4 *)from;
+    return few_words{{v.x, v.y, v.z, v.w}};
 }
 
 /* What a cluster has: `rows` rows of one sequence from r on, a key head, a tile of its query heads, and columns
@@ -235,23 +248,68 @@ __device__ static inline tile_walk find_walk(const attend_problem &a, const row_
             begin / TENSOR_KEYS * TENSOR_KEYS};
 }
 
-/* The two pages of a tile, where they are needed. */
-struct tile_pages {
-    int page[2];
+__device__ static inline int count_pages(int begin, int end) {
+    return begin < end ? (end - 1) / WEFT_PAGE_TOKENS - begin / WEFT_PAGE_TOKENS + 1 : 0;
+}
 
-    __device__ tile_pages(const attend_problem &a, const row_view &v, const tile_walk &w) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int at = w.key / WEFT_PAGE_TOKENS + i;
-            bool there = at * WEFT_PAGE_TOKENS < w.end;
-            if (at >= a.places.pages) at %= a.places.pages;
-            page[i] = there ? v.table[at] : 0;
-        }
+#ifndef USE_MMA_SYNC
+
+__device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes,
+                                        uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+__device__ static inline void expect_tile(const attend_problem &a, uint32_t barrier,
+                                          const tile_walk &w, const row_view &v) {
+    int low = w.low(), high = w.high();
+    int bytes = (high - low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
+    if (a.keys.number) {
+        int pages = count_pages(low, a.key_write.x.data ? min(high, v.fresh) : high);
+        bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
     }
-};
+    if (threadIdx.x % 32 == 0) arrive_expect_tx(barrier, bytes);
+    __syncwarp();
+}
 
-/* Which keys of a tile are copied: those that no row of this run writes, the others, or all. */
-enum copied_keys { OLD_KEYS = 1, NEW_KEYS = 2, ALL_KEYS = 3 };
+/* The page that a lane asks for of a tile at `key`: two lanes keys, two values, two numbers. */
+__device__ static inline int find_page(const attend_problem &a, const row_view &v,
+                                       const tile_walk &w) {
+    int lane = (int)threadIdx.x % 32, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
+    if (lane >= 6 || page * WEFT_PAGE_TOKENS >= w.end) return 0;
+    return v.table[page % a.places.pages];
+}
+
+/* Keys [low, high) of the tile from the pages that its lanes have found. `which`: of keys (and numbers), of
+ * values, a bit each. */
+__device__ static inline void copy_pages(const attend_problem &a, const tensor_memory &m, int slot,
+                                         const tile_walk &w, const row_view &v, int found, int low,
+                                         int high, int which) {
+    int lane = (int)threadIdx.x % 32, part = lane / 2, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
+    int begin = max(low, page * WEFT_PAGE_TOKENS);
+    int end = min(high, (page + 1) * WEFT_PAGE_TOKENS);
+    bool asked = part == 1 ? which >> 1 && !a.joint : (which & 1) && (part == 0 || a.keys.number);
+    /* Numbers of a page that the run writes to come once, when they are there. */
+    if (part == 2 && !a.key_write.x.data && end < min(w.high(), (page + 1) * WEFT_PAGE_TOKENS))
+        return;
+    if (part > 2 || !asked || begin >= end) return;
+    const cached_pages &c = part == 1 ? a.values : a.keys;
+    char *from = c.data + found * c.page_bytes;
+    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
+    int bytes = (end - begin) * (int)c.token_bytes;
+    if (part < 2) {
+        from = token_at(c, from, v.g, begin % WEFT_PAGE_TOKENS);
+        to +=
+            (uint32_t)((part ? TENSOR_KEYS * a.dqk * 2 : 0) + (begin - w.key) * (int)c.token_bytes);
+    } else {
+        bytes = WEFT_PAGE_TOKENS * (int)sizeof(float);
+        from = (char *)number_at(c, from, v.g, 0);
+        to += (uint32_t)(pair_bytes(a) + lane % 2 * bytes);
+    }
+    bulk_copy(to, from, bytes, m.arrived + 8 * (uint32_t)slot);
+}
 
 /* The vector that a row of the run leaves of its key head. */
 __device__ static inline const bf16 *written_row(const cached_write &w, const row_view &v, int j) {
@@ -259,92 +317,80 @@ __device__ static inline const bf16 *written_row(const cached_write &w, const ro
     return (const bf16 *)w.x.data + row * w.columns + w.offset + (int64_t)v.g * w.c.width;
 }
 
-/* A tile's keys, or values; zeros where there are none, and behind `width` up to `padded`. What the run itself
- * writes is read from its rows, if they are known. Eight lanes have a row. */
-__device__ static inline void copy_part(const cached_pages &c, const cached_write &written,
-                                        const tile_walk &w, const row_view &v,
-                                        const tile_pages &pages, uint32_t to, int width, int padded,
-                                        int which) {
-    int lane = (int)threadIdx.x % 32, row = lane / 8, low = w.low(), high = w.high();
-    int pitch = row_bytes(width);
-    bool whole = which == ALL_KEYS && high - low == TENSOR_KEYS && high <= v.fresh;
-    const char *page[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        page[i] = token_at(c, c.data + pages.page[i] * c.page_bytes, v.g, row) + lane % 8 * 16;
-    /* Rows that are four apart. */
-    uint32_t even = to + (uint32_t)(row * pitch + (lane % 8 ^ row) * 16);
-    uint32_t odd = to + (uint32_t)((row + 4) * pitch + (lane % 8 ^ (row + 4)) * 16);
-#pragma unroll 1
-    for (int piece = lane % 8; piece * VECTOR < padded; piece += 8) {
-        int64_t far = piece / 8 * 128, apart = 4 * c.token_bytes;
-        bool filled = piece * VECTOR < width;
-#pragma unroll
-        for (int i = 0; i < TENSOR_KEYS / 4; i++) {
-            uint32_t at = (i % 2 ? odd : even) + (uint32_t)(i / 2 * 8 * pitch + far);
-            const char *from = page[i / 4] + i % 4 * apart + far;
-            int j = w.key + row + 4 * i;
-            if (whole) {
-                copy_piece(at, from, filled);
-            } else if (which & (j < v.fresh ? OLD_KEYS : NEW_KEYS)) {
-                if (written.x.data && j >= v.fresh)
-                    from = (const char *)written_row(written, v, j) + piece * 16;
-                copy_piece(at, from, filled && j >= low && j < high);
-            }
-        }
+/* A tile's keys that the run itself writes: from the rows, a key a lane, or from their pages. */
+__device__ static inline void copy_fresh(const attend_problem &a, const tensor_memory &m, int slot,
+                                         const tile_walk &w, const row_view &v, int found) {
+    int low = max(w.low(), v.fresh), high = w.high(), j = w.key + (int)threadIdx.x % 32;
+    if (low >= high) return;
+    int written = (a.key_write.x.data ? 1 : 0) | (a.value_write.x.data ? 2 : 0);
+    if (written != 3) copy_pages(a, m, slot, w, v, found, low, high, 3 & ~written);
+    if (j < low || j >= high) return;
+    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
+    uint32_t barrier = m.arrived + 8 * (uint32_t)slot;
+    if (written & 1)
+        bulk_copy(to + (uint32_t)((j - w.key) * a.dqk) * 2, written_row(a.key_write, v, j),
+                  a.dqk * 2, barrier);
+    if (written & 2)
+        bulk_copy(to + (uint32_t)(TENSOR_KEYS * a.dqk + (j - w.key) * a.dv) * 2,
+                  written_row(a.value_write, v, j), a.dv * 2, barrier);
+}
+
+/* When all lanes are done with the tile that is in the slot. */
+__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
+                                           int slot, const tile_walk &w, const row_view &v,
+                                           int found) {
+    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w, v);
+    copy_pages(a, m, slot, w, v, found, w.low(), min(w.high(), v.fresh), 3);
+    copy_fresh(a, m, slot, w, v, found);
+}
+
+/* What was written to a stage by itself comes before what is copied there next. */
+__device__ static inline void fence_stage() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ static inline void begin_stages(const tensor_memory &m) {
+    if (threadIdx.x % 32 == 0) {
+        for (int i = 0; i < TENSOR_STAGES; i++)
+            init_barrier(m.arrived + 8 * (uint32_t)i, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-}
-
-/* When all lanes are done with the tile that is in the stage. */
-__device__ static inline void copy_tile(const attend_problem &a, char *stage, const tile_walk &w,
-                                        const row_view &v, const tile_pages &pages, int which) {
-    uint32_t to = shared_address(stage);
-    int lane = (int)threadIdx.x % 32, j = w.key + lane;
-    copy_part(a.keys, a.key_write, w, v, pages, to, a.dqk, tensor_steps(a) * 16, which);
-    if (!a.joint)
-        copy_part(a.values, a.value_write, w, v, pages, to + TENSOR_KEYS * row_bytes(a.dqk), a.dv,
-                  a.dv, which);
-    if (!a.keys.number || (j >= v.fresh && a.key_write.x.data) ||
-        !(which & (j < v.fresh ? OLD_KEYS : NEW_KEYS)))
-        return;
-    int which_page = lane < WEFT_PAGE_TOKENS ? pages.page[0] : pages.page[1];
-    char *page = a.keys.data + which_page * a.keys.page_bytes;
-    const float *from = number_at(a.keys, page, v.g, lane % WEFT_PAGE_TOKENS);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                     to + (uint32_t)(pair_bytes(a) + lane * (int)sizeof(float))),
-                 "l"(from), "r"(j >= w.low() && j < w.high() ? 4 : 0)
-                 : "memory");
-}
-
-/* The warp's first tiles, all but one of its stages; afterwards `w` stands behind them, and the kernel ahead has
- * ended. */
-__device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
-                                          tile_walk &w, const row_view &v) {
-    auto each = [&](int which) {
-        tile_walk t = w;
-#pragma unroll 1
-        for (int i = 0; i < a.stages - 1 && t.there(); i++, t.key += TENSOR_KEYS)
-            if (which == OLD_KEYS || t.high() > v.fresh)
-                copy_tile(a, m.stages + i * stage_bytes(a), t, v, tile_pages(a, v, t), which);
-    };
-    each(OLD_KEYS);
-    wait_for_primary();
-    each(NEW_KEYS);
-    end_copies();
-    if (a.stages > 2) end_copies();
-    w.key += (a.stages - 1) * TENSOR_KEYS;
-}
-
-/* The oldest tile that was asked for, of one less than the stages. */
-__device__ static inline void wait_tile(const attend_problem &a) {
-    if (a.stages > 2)
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncwarp();
 }
 
-#ifndef USE_MMA_SYNC
+/* The warp's first tiles of a span, behind `tiles` of those before; afterwards `w` stands behind them, and the
+ * kernel ahead has ended. */
+__device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
+                                          tile_walk &w, const row_view &v, int tiles) {
+    static_assert(TENSOR_STAGES == 2, "a walk for each");
+    tile_walk first = w, second = w;
+    second.key += TENSOR_KEYS;
+    int page = find_page(a, v, first), next = find_page(a, v, second);
+    int slot = tiles % TENSOR_STAGES, other = 1 - slot;
+    auto ask = [&](int slot, const tile_walk &t, int found) {
+        if (!t.there()) return;
+        expect_tile(a, m.arrived + 8 * (uint32_t)slot, t, v);
+        copy_pages(a, m, slot, t, v, found, t.low(), min(t.high(), v.fresh), 3);
+    };
+    ask(slot, first, page);
+    ask(other, second, next);
+    wait_for_primary();
+    if (first.there()) copy_fresh(a, m, slot, first, v, page);
+    if (second.there()) copy_fresh(a, m, other, second, v, next);
+    w.key += TENSOR_STAGES * TENSOR_KEYS;
+}
+
+__device__ static inline void wait_tile(const tensor_memory &m, int slot, int phase) {
+    wait_phase(m.arrived + 8 * (uint32_t)slot, (uint32_t)phase);
+}
+
+__device__ static inline void begin_slots(const tensor_memory &m) {
+    if (threadIdx.x == 0) {
+        init_barrier(m.summed, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+}
 
 /* This block has begun. */
 __device__ static inline void greet_blocks(int blocks) {
@@ -362,18 +408,107 @@ __device__ static inline void wait_for_blocks(int blocks) {
         __syncthreads();
 }
 
-/* Where `at` of this block's shared memory is in that of block `rank`. */
-__device__ static inline uint32_t address_in(uint32_t at, int rank) {
-    uint32_t there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    return there;
+/* So many bytes come to the block's slots. */
+__device__ static inline void expect_sums(const tensor_memory &m, int bytes) {
+    if (threadIdx.x == 0) arrive_expect_tx(m.summed, bytes);
 }
 
-__device__ static inline void send_pair(uint32_t to, float x, float y) {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+__device__ static inline void wait_for_sums(const tensor_memory &m, int phase) {
+    asm volatile("{\n"
+                 ".reg .pred there;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 there, [%0], %1;\n"
+                 "@!there bra again;\n"
+                 "}\n" ::"r"(m.summed),
+                 "r"(phase & 1)
+                 : "memory");
 }
+
+/* Where numbers go to: in shared memory of block `rank`, with its barrier. */
+struct remote_slot {
+    uint32_t at, summed;
+
+    __device__ remote_slot(const tensor_memory &m, const float *slot, int rank) {
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                     : "=r"(at)
+                     : "r"(shared_address(slot)), "r"(rank));
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                     : "=r"(summed)
+                     : "r"(m.summed), "r"(rank));
+    }
+    __device__ void send(int column, float a, float b) const {
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], "
+                     "{%1, %2}, [%3];" ::"r"(at + (uint32_t)column * 4),
+                     "f"(a), "f"(b), "r"(summed)
+                     : "memory");
+    }
+    __device__ void send(int column, float a, float b, float c, float d) const {
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], "
+                     "{%1, %2, %3, %4}, [%5];" ::"r"(at + (uint32_t)column * 4),
+                     "f"(a), "f"(b), "f"(c), "f"(d), "r"(summed)
+                     : "memory");
+    }
+};
 
 #else
+
+__device__ static inline int find_page(const attend_problem &, const row_view &,
+                                       const tile_walk &) {
+    return 0;
+}
+
+/* A part of the tile, a key after the other; `written`: of the run's own rows, or NULL. */
+__device__ static inline void copy_part(const attend_problem &a, const cached_pages &c,
+                                        const cached_write &written, const tile_walk &w,
+                                        const row_view &v, uint32_t to, int width) {
+    int pieces = width / VECTOR, low = w.low();
+    for (int e = threadIdx.x % 32; e < (w.high() - low) * pieces; e += 32) {
+        int j = low + e / pieces, piece = e % pieces * VECTOR;
+        const bf16 *from;
+        if (written.x.data && j >= v.fresh)
+            from = (const bf16 *)written.x.data + (int64_t)(v.r + j - v.own) * written.columns +
+                   written.offset + (int64_t)v.g * width;
+        else
+            from =
+                (const bf16 *)token_at(c, page_at(c, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
+        copy_piece(to + (uint32_t)((j - w.key) * width + piece) * 2, from + piece, true);
+    }
+}
+
+__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
+                                           int slot, const tile_walk &w, const row_view &v, int) {
+    char *stage = m.stages + slot * stage_bytes(a);
+    uint32_t to = shared_address(stage);
+    copy_part(a, a.keys, a.key_write, w, v, to, a.dqk);
+    if (!a.joint)
+        copy_part(a, a.values, a.value_write, w, v, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2, a.dv);
+    int j = w.key + (int)threadIdx.x % 32;
+    if (a.keys.number && j >= w.low() && j < w.high())
+        ((float *)(stage + pair_bytes(a)))[j - w.key] =
+            *number_at(a.keys, page_at(a.keys, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
+    end_copies();
+}
+
+__device__ static inline void begin_stages(const tensor_memory &) {
+}
+
+__device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
+                                          tile_walk &w, const row_view &v, int tiles) {
+    wait_for_primary();
+    for (int i = 0; i < TENSOR_STAGES; i++, w.key += TENSOR_KEYS)
+        if (w.there()) ask_for_tile(a, m, (tiles + i) % TENSOR_STAGES, w, v, 0);
+}
+
+__device__ static inline void wait_tile(const tensor_memory &, int, int) {
+    wait_copies();
+    __syncwarp();
+}
+
+__device__ static inline void fence_stage() {
+}
+
+__device__ static inline void begin_slots(const tensor_memory &) {
+}
 
 __device__ static inline void greet_blocks(int) {
 }
@@ -385,35 +520,54 @@ __device__ static inline void wait_for_blocks(int) {
     __syncthreads();
 }
 
-__device__ static inline uint32_t address_in(uint32_t at, int) {
-    return at;
+__device__ static inline void expect_sums(const tensor_memory &, int) {
 }
 
-__device__ static inline void send_pair(uint32_t to, float x, float y) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+__device__ static inline void wait_for_sums(const tensor_memory &, int) {
+    __syncthreads();
 }
+
+struct remote_slot {
+    float *at;
+
+    __device__ remote_slot(const tensor_memory &, float *slot, int) : at(slot) {
+    }
+    __device__ void send(int column, float a, float b) const {
+        *(float2 *)(at + column) = make_float2(a, b);
+    }
+    __device__ void send(int column, float a, float b, float c, float d) const {
+        *(float4 *)(at + column) = make_float4(a, b, c, d);
+    }
+};
 
 #endif
 
-/* S = Q Kᵀ for 16 rows and 32 keys. */
+/* c += a b for 16 rows and eight columns, over 16 numbers: a as the instruction has it. */
+__device__ static inline void multiply_rows(float (&c)[4], uint4 a, unsigned b0, unsigned b1) {
+    few_words high = {{a.x, a.z}}, low = {{a.y, a.w}};
+    few_multiply(c, high, low, 0, b0, b1);
+}
+
+/* S = Q Kᵀ for 16 rows and 32 keys. EVEN: widths are multiples of 32, and all keys are there. */
+template <bool EVEN>
 __device__ static inline void score_tile(const attend_problem &a, const uint4 *queries,
-                                         uint32_t keys, float (&c)[4][4]) {
-    int lane = threadIdx.x % 32, row = lane % 8, piece = lane / 8, pitch = row_bytes(a.dqk);
+                                         const bf16 *keys, float (&c)[4][4]) {
+    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
     const uint4 *q = queries + lane;
-    keys += (uint32_t)(row * pitch);
+    const bf16 *key = keys + (row / 2 * 8 + row % 2) * a.dqk + quarter * 8;
 #pragma unroll 2
-    for (int step = 0; step < tensor_steps(a); step += 2, q += 64, piece += 4) {
-        uint4 v[2] = {q[0], q[32]};
-        uint32_t b[4][4];
+    for (int k = 0; k < a.dqk; k += 32, q += 64) {
+        few_words b[4];
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            load_matrices(b[n], keys + (uint32_t)(8 * n * pitch + (piece ^ row) * 16));
+            b[n] =
+                EVEN || k + quarter * 8 < a.dqk ? read_words(key + 2 * n * a.dqk + k) : few_words{};
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+        for (int step = 0; step < 2; step++) {
+            uint4 high_low = q[32 * step];
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                multiply_add(c[n], words, b[n][2 * i], b[n][2 * i + 1]);
+                multiply_rows(c[n], high_low, b[n].word[2 * step], b[n].word[2 * step + 1]);
         }
     }
 }
@@ -463,36 +617,35 @@ __device__ static inline void weigh_tile(const attend_problem &a, const row_view
                                          const lane_rows &rows, const head_factors *factors,
                                          const float *numbers, int key, float (&c)[4][4],
                                          unit_sums<UNITS> &s) {
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, first = key + lane % 4 * 8;
     bool whole = key >= v.clear && key + TENSOR_KEYS <= v.own + 1;
     float shrink[2] = {1, 1};
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
         int own = rows.own[half], seen = rows.seen[half];
         head_factors f = factors[lane / 4 + 8 * half];
-        /* change(j, score): j of the tile's keys. */
         auto each = [&](auto change) {
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                c[e / 2][2 * half + e % 2] =
-                    change(e / 2 * 8 + lane % 4 * 2 + e % 2, c[e / 2][2 * half + e % 2]);
+                c[e / 2][2 * half + e % 2] = change(e, c[e / 2][2 * half + e % 2]);
         };
         each([&](int, float score) { return score * f.scale; });
         if (a.keys.number)
-            each([&](int j, float score) { return fmaf(numbers[j], f.beta, score); });
+            each([&](int e, float score) { return fmaf(numbers[first - key + e], f.beta, score); });
         if (a.pos == WEFT_POS_ALIBI)
-            each([&](int j, float score) { return score - f.slope * (float)(own - key - j); });
-        if (!PLAIN) each([&](int j, float score) { return adjust_score(a, score, own - key - j); });
+            each([&](int e, float score) { return score - f.slope * (float)(own - first - e); });
+        if (!PLAIN)
+            each([&](int e, float score) { return adjust_score(a, score, own - first - e); });
         if (a.scores && own >= 0) {
-            float *to = a.scores + rows.head[half] * a.context + key - seen;
-            each([&](int j, float score) {
-                if (key + j >= seen && key + j <= own) to[j] = score;
+            float *to = a.scores + rows.head[half] * a.context + first - seen;
+            each([&](int e, float score) {
+                if (first + e >= seen && first + e <= own) to[e] = score;
                 return score;
             });
         }
         if (!whole)
-            each([&](int j, float score) {
-                return key + j >= seen && key + j <= own ? score : -INFINITY;
+            each([&](int e, float score) {
+                return first + e >= seen && first + e <= own ? score : -INFINITY;
             });
         float top = s.top[half];
         each([&](int, float score) { return top = fmaxf(top, score), score; });
@@ -518,30 +671,42 @@ __device__ static inline void weigh_tile(const attend_problem &a, const row_view
 }
 
 /* O += P V for 16 rows, from column `from` on. */
-template <int UNITS, int HALVES>
-__device__ static inline void sum_tile(const attend_problem &a, uint32_t values, int from,
-                                       const float (&p)[4][4], unit_sums<UNITS> &s) {
-    int lane = threadIdx.x % 32, row = lane % 16, piece = from / VECTOR + lane / 16;
-    int pitch = row_bytes(a.joint ? a.dqk : a.dv);
-    uint32_t weights[2][4];
+template <int UNITS, int HALVES, bool EVEN>
+__device__ static inline void sum_tile(const attend_problem &a, const tile_walk &w,
+                                       const bf16 *values, int from, const float (&p)[4][4],
+                                       unit_sums<UNITS> &s) {
+    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
+    int pitch = a.joint ? a.dqk : a.dv;
+    uint4 weights[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        weights[i / 2][i % 2 * 2] = join_halves(p[i][0], p[i][1]);
-        weights[i / 2][i % 2 * 2 + 1] = HALVES > 1 ? join_halves(p[i][2], p[i][3]) : 0;
-    }
-    values += (uint32_t)(row * pitch);
+    for (int i = 0; i < 2; i++)
+        weights[i] = make_uint4(join_halves(p[2 * i][0], p[2 * i][1]),
+                                HALVES > 1 ? join_halves(p[2 * i][2], p[2 * i][3]) : 0,
+                                join_halves(p[2 * i + 1][0], p[2 * i + 1][1]),
+                                HALVES > 1 ? join_halves(p[2 * i + 1][2], p[2 * i + 1][3]) : 0);
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
+        int column = from + 32 * u + 8 * quarter;
         if (from + 32 * u >= a.dv) break;
+        unsigned b[4][4];
 #pragma unroll
-        for (int t = 0; t < 4; t += 2)
+        for (int i = 0; i < 4; i++) {
+            int at = row / 2 * 8 + 2 * i + row % 2, j = w.key + at;
+            bool there = EVEN || (j >= w.low() && j < w.high() && column < a.dv);
+            few_words v = there ? read_words(values + at * pitch + column) : few_words{};
 #pragma unroll
-            for (int step = 0; step < 2; step++) {
-                uint32_t b[4], at = (uint32_t)((piece + 4 * u + t) ^ row % 8) * 16;
-                load_transposed(b, values + (uint32_t)(16 * step * pitch) + at);
-                multiply_add(s.o[u][t], weights[step], b[0], b[1]);
-                multiply_add(s.o[u][t + 1], weights[step], b[2], b[3]);
-            }
+            for (int t = 0; t < 4; t++)
+                b[t][i] = v.word[t];
+        }
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                b[t][i] = few_transpose(b[t][i]);
+#pragma unroll
+            for (int step = 0; step < 2; step++)
+                multiply_rows(s.o[u][t], weights[step], b[t][2 * step], b[t][2 * step + 1]);
+        }
     }
 }
 
@@ -570,81 +735,90 @@ __device__ static inline void send_link(const attend_problem &a, const tensor_me
     for (int half = 0; half < HALVES; half++) {
         int t = lane / 4 + 8 * half, slot = t / a.blocks * v.room + at;
         if (rows.own[half] < 0) continue;
-        uint32_t to = address_in(shared_address(m.slots + slot * slot_floats(a)), t % a.blocks);
-        if (quarter == 0) send_pair(to + (uint32_t)columns * 4, s.top[half], s.sum[half]);
+        remote_slot to(m, m.slots + slot * slot_floats(a), t % a.blocks);
+        if (quarter == 0) to.send(columns, s.top[half], s.sum[half]);
 #pragma unroll
-        for (int i = 0; i < 4 * UNITS; i++)
-            if (8 * i < columns)
-                send_pair(to + (uint32_t)(8 * i + 2 * quarter) * 4, s.o[i / 4][i % 4][2 * half],
-                          s.o[i / 4][i % 4][2 * half + 1]);
+        for (int u = 0; u < UNITS; u++)
+            if (32 * u + 8 * quarter < columns)
+#pragma unroll
+                for (int i = 0; i < 4; i += 2)
+                    to.send(32 * u + 8 * quarter + 2 * i, s.o[u][i][2 * half],
+                            s.o[u][i][2 * half + 1], s.o[u][i + 1][2 * half],
+                            s.o[u][i + 1][2 * half + 1]);
     }
 }
 
 /* Queries, as the instruction has them; zeros where there are none. */
 __device__ static inline void load_queries(const attend_problem &a, const tensor_memory &m,
                                            const row_view &v) {
+    int steps = tensor_steps(a);
     auto load = [&](int t, int column) {
-        if (t >= v.used || column >= a.dqk) return 0u;
+        if (t >= v.used || column >= a.dqk) return make_uint2(0, 0);
         tile_row row(a, v, t);
         const bf16 *q = (const bf16 *)a.q.data + (v.r + row.i) * a.q_columns;
-        return *(const unsigned *)(q + ((int64_t)v.g * a.group + row.h) * a.dqk + column);
+        return *(const uint2 *)(q + ((int64_t)v.g * a.group + row.h) * a.dqk + column);
     };
-    for (int e = (int)threadIdx.x; e < tensor_steps(a) * 32; e += 32 * TENSOR_WARPS) {
-        int row = e % 32 / 4, column = e / 32 * 16 + e % 4 * 2;
-        m.q[e] = make_uint4(load(row, column), load(row + 8, column), load(row, column + 8),
-                            load(row + 8, column + 8));
+    for (int e = (int)threadIdx.x; e < steps * 32; e += 32 * TENSOR_WARPS) {
+        int lane = e % 32, step = e / 32;
+        int column = step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
+        uint2 high = load(lane / 4, column), low = load(lane / 4 + 8, column);
+        m.q[e] = make_uint4(high.x, low.x, high.y, low.y);
     }
 }
 
 /* The numbers of a tile's keys that the run writes, in the order of what goes to the pages. */
 __device__ static inline void number_fresh(const attend_problem &a, const row_view &v,
-                                           const tile_walk &w, const char *keys, float *numbers) {
+                                           const tile_walk &w, const bf16 *keys, float *numbers) {
     for (int j = max(w.low(), v.fresh); j < w.high(); j++) {
-        int row = j - w.key;
-        const char *key = keys + row * row_bytes(a.dqk);
-        float n = sum_squares(a.dqk, [&](int i) {
-            return to_float(((const bf16 *)(key + (i / VECTOR ^ row % 8) * 16))[i % VECTOR]);
-        });
+        const bf16 *key = keys + (j - w.key) * a.dqk;
+        float n = sum_squares(a.dqk, [&](int i) { return to_float(key[i]); });
         n = add_extra(a.key_write, v.r + (j - v.own), v.g, n);
-        if (threadIdx.x % 32 == 0) numbers[row] = n;
+        if (threadIdx.x % 32 == 0) numbers[j - w.key] = n;
     }
     __syncwarp();
+    fence_stage();
 }
 
-/* The links of a warp. `ask` stands behind the tiles that were asked for. */
+/* The links of a warp. `ask` stands behind the tiles that were asked for; `tiles`: so many were there before. */
 template <int UNITS, int HALVES, bool PLAIN>
 __device__ static inline void go_through_tiles(const attend_problem &a, const tensor_memory &m,
                                                const row_view &v, const tree_part &span,
-                                               tile_walk use, tile_walk ask) {
+                                               tile_walk use, tile_walk ask, int &tiles) {
     lane_rows rows(a, v);
     unit_sums<UNITS> s;
     bool fresh = true;
-    tile_pages pages(a, v, ask);
-    int now = 0, later = a.stages - 1;
+    int found = find_page(a, v, ask);
 #pragma unroll 1
-    for (; use.there(); use.key += TENSOR_KEYS) {
-        char *stage = m.stages + now * stage_bytes(a);
-        int next = use.key + TENSOR_KEYS;
-        wait_tile(a);
-        if (ask.there()) {
-            copy_tile(a, m.stages + later * stage_bytes(a), ask, v, pages, ALL_KEYS);
-            ask.key += TENSOR_KEYS;
-            pages = tile_pages(a, v, ask);
-        }
-        end_copies();
-        now = now + 1 < a.stages ? now + 1 : 0, later = later + 1 < a.stages ? later + 1 : 0;
+    for (; use.there(); tiles++, use.key += TENSOR_KEYS) {
+        int slot = tiles % TENSOR_STAGES, next = use.key + TENSOR_KEYS;
+        char *stage = m.stages + slot * stage_bytes(a);
+        const bf16 *keys = (const bf16 *)stage;
+        float *numbers = (float *)(stage + pair_bytes(a));
         if (fresh) {
             s = {};
             s.top[0] = s.top[1] = NO_TOP;
         }
-        uint32_t keys = shared_address(stage);
-        float c[4][4] = {}, *numbers = (float *)(stage + pair_bytes(a));
+        const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
+        bool even = (a.dqk | a.dv) % 32 == 0 && use.high() - use.low() == TENSOR_KEYS;
+        float c[4][4] = {};
+        wait_tile(m, slot, tiles / TENSOR_STAGES);
         if (a.keys.number && a.key_write.x.data && use.high() > v.fresh)
-            number_fresh(a, v, use, stage, numbers);
-        score_tile(a, m.q, keys, c);
+            number_fresh(a, v, use, keys, numbers);
+        if (even)
+            score_tile<true>(a, m.q, keys, c);
+        else
+            score_tile<false>(a, m.q, keys, c);
         weigh_tile<UNITS, HALVES, PLAIN>(a, v, rows, m.factors, numbers, use.key, c, s);
-        sum_tile<UNITS, HALVES>(a, a.joint ? keys : keys + TENSOR_KEYS * row_bytes(a.dqk), v.from,
-                                c, s);
+        if (even)
+            sum_tile<UNITS, HALVES, true>(a, use, values, v.from, c, s);
+        else
+            sum_tile<UNITS, HALVES, false>(a, use, values, v.from, c, s);
+        __syncwarp();
+        if (ask.there()) {
+            ask_for_tile(a, m, slot, ask, v, found);
+            ask.key += TENSOR_KEYS;
+            found = find_page(a, v, ask);
+        }
         fresh = next >= use.end || next >> v.link_bits != use.key >> v.link_bits;
         if (!fresh) continue;
 #pragma unroll
@@ -660,7 +834,7 @@ __device__ static inline void go_through_tiles(const attend_problem &a, const te
  * nodes come to is where the first was, and so the result is the first. */
 __device__ static inline void join_part(const tree_part &p, float *slots, int floats) {
     constexpr int PAIRS = 4;
-    int lane = threadIdx.x % 32, columns = floats - 2, first = p.first, last = first + p.count - 1;
+    int lane = threadIdx.x % 32, columns = floats - 4, first = p.first, last = first + p.count - 1;
     for (int level = 0; first >> level != last >> level; level++)
         for (int k = first >> (level + 1); k <= last >> (level + 1); k += PAIRS) {
             float *left[PAIRS], top[PAIRS], sum[PAIRS];
@@ -678,7 +852,7 @@ __device__ static inline void join_part(const tree_part &p, float *slots, int fl
                 sum[i] = scale.join(left[i][columns + 1], right[i][columns + 1]);
             }
             __syncwarp();
-            for (int d = 2 * lane; d < floats; d += 64) {
+            for (int d = 2 * lane; d <= columns; d += 64) {
                 float2 x[PAIRS];
 #pragma unroll
                 for (int i = 0; i < PAIRS; i++) {
@@ -803,16 +977,19 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         wait_for_primary();
         return;
     }
-    greet_blocks(a.blocks);
     tensor_memory m = cut_tensor_memory(a, tensor_shared);
+    begin_slots(m);
+    greet_blocks(a.blocks);
     bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
     if (!made) find_factors(a, m, v);
+    if (warp < a.warps) begin_stages(m);
+    int tiles = 0;
 #pragma unroll 1
     for (int i = cluster; i < v.spans; i += a.spans) {
         tree_part span = find_span(v, i);
         tile_walk use = find_walk(a, v, span), ask = use;
         if (warp < a.warps)
-            begin_tiles(a, m, ask, v);
+            begin_tiles(a, m, ask, v, tiles);
         else
             wait_for_primary();
         if (i == cluster) {
@@ -822,14 +999,15 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
             __syncthreads();
             if (a.blocks > 1) wait_for_blocks(a.blocks); /* all have begun */
         }
-        go_through_tiles<UNITS, HALVES, PLAIN>(a, m, v, span, use, ask);
-        __syncwarp();
-        arrive_at_blocks(a.blocks);
+        int joined = v.used > rank ? (v.used - rank - 1) / a.blocks + 1 : 0;
+        expect_sums(m, span.count * joined * (unit_columns(a) + 2) * (int)sizeof(float));
+        go_through_tiles<UNITS, HALVES, PLAIN>(a, m, v, span, use, ask, tiles);
         if (i == cluster) write_rows(a, v);
-        wait_for_blocks(a.blocks);
+        wait_for_sums(m, i / a.spans);
         for (int t = warp * a.blocks + rank; t < v.used && warp < a.warps; t += a.warps * a.blocks)
             join_row(a, m, v, i, span, t);
         if (i + a.spans >= v.spans) break;
+        fence_stage();
         arrive_at_blocks(a.blocks); /* the slots are free */
         wait_for_blocks(a.blocks);
     }
@@ -845,7 +1023,8 @@ static inline int count_links(const attend_problem &a) {
 static inline void choose_blocks(attend_problem *a, int64_t pairs) {
     int most = weft_cuda_device()->wgmma ? (int)MOST_BLOCKS : 1, span = 1 << a->span_bits;
     int links = count_links(*a), room = (int)min_i64(links + 1, span + span / 4);
-    int64_t all = pairs * ceil_div(links, span), wanted = 2 * multiprocessors();
+    int64_t spans = links < room ? 1 : ceil_div(links, span) + 1;
+    int64_t all = pairs * spans, wanted = 2 * multiprocessors();
     auto take = [&](int blocks) {
         a->blocks = blocks;
         a->slots = (int)ceil_div(tile_rows(*a), blocks) * room;
@@ -856,21 +1035,17 @@ static inline void choose_blocks(attend_problem *a, int64_t pairs) {
         take(2 * a->blocks);
     while (2 * a->blocks <= most && tensor_bytes(*a) > TENSOR_ROOM)
         take(2 * a->blocks);
-    a->spans = (int)min_i64(a->parts, 1 + wanted / (pairs * a->blocks));
+    a->spans = (int)min_i64(spans, 1 + wanted / (pairs * a->blocks));
 }
 
 /* As many warps as there is room for, then the longest spans. */
 static inline void choose_shape(attend_problem *a, int64_t pairs) {
-    a->stages = 2;
     for (a->warps = TENSOR_WARPS; a->warps > 0; a->warps--)
         for (a->span_bits = MOST_SPAN_BITS; a->span_bits >= LEAST_SPAN_BITS; a->span_bits--) {
             choose_blocks(a, pairs);
-            if (tensor_bytes(*a) > TENSOR_ROOM && (a->warps > 1 || a->span_bits > LEAST_SPAN_BITS))
-                continue;
-            a->stages = 3;
-            if (tensor_bytes(*a) > TENSOR_ROOM) a->stages = 2;
-            return;
+            if (tensor_bytes(*a) <= TENSOR_ROOM) return;
         }
+    a->warps = 1, a->span_bits = LEAST_SPAN_BITS;
 }
 
 /* What follows from types, sizes and options alone. Returns whether this kernel takes the problem. */
