@@ -1,7 +1,7 @@
 /* Attention over a cache of bf16 on the tensor cores (cache_attention.cu).
  *
- * Keys are cut at absolute positions into links of 64 or more, by the row's own position at most MOST_LINKS of
- * them. A warp goes through a link by itself, tile after tile of 32 keys with an online softmax in registers,
+ * Keys are cut into links at multiples of a length that follows from the row's own position: 64, or a larger
+ * multiple of that, so that there are MOST_LINKS of them or a few less. A warp goes through a link by itself, tile after tile of 32 keys with an online softmax in registers,
  * and the links' results are added in one binary tree over their absolute indices. Scores are taken to the
  * largest one rounded up to a whole power of two, so what is scaled loses no bit, and only the order of
  * additions decides about a result: the tree's, however links are shared out. A row's bits therefore follow
@@ -40,8 +40,9 @@ enum {
     TENSOR_SHARED = 8,       /* rows of a tile that rows of one sequence make up, at most */
     TENSOR_ROOM = 112 << 10, /* bytes of a block, so that two are there, or a product's */
     MOST_BLOCKS = 8,         /* of a cluster */
-    LINK_BITS = 6,           /* keys of the shortest link, as a power of two */
-    MOST_LINKS = 256,        /* of a row, and one or two more where the first is cut */
+    LEAST_LINK = 64,         /* keys */
+    MOST_LINKS = 64,         /* of a row, and one or two more where the first is cut */
+    MOST_LINKS_MANY = 128,   /* of many heads, that share one key head */
     MOST_SPAN_BITS = 6,      /* links of a span, as a power of two */
     LEAST_SPAN_BITS = 4
 };
@@ -79,19 +80,18 @@ __host__ __device__ static inline int slot_floats(const attend_problem &a) {
     return unit_columns(a) + 4;
 }
 
-/* Shared memory: the warps' stages; a barrier for each, and one for the slots; q, a number of 16 bytes for each step and lane; the rows' factors; slots of
+/* Shared memory: the warps' stages; a barrier for each; q, a number of 16 bytes for each step and lane; the rows' factors; slots of
  * links. */
 struct tensor_memory {
     char *stages;     /* of the warp */
     uint32_t arrived; /* the warp's barriers */
-    uint32_t summed;  /* the block's */
     uint4 *q;
     head_factors *factors;
     float *slots;
 };
 
 static inline int64_t tensor_bytes(const attend_problem &a) {
-    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) + 16 +
+    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) +
            tensor_steps(a) * 32 * (int64_t)sizeof(uint4) +
            TENSOR_ROWS * (int64_t)sizeof(head_factors) +
            a.slots * slot_floats(a) * (int64_t)sizeof(float);
@@ -100,14 +100,12 @@ static inline int64_t tensor_bytes(const attend_problem &a) {
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
     int warp = (int)threadIdx.x / 32, stages = a.warps * TENSOR_STAGES;
     char *barriers = memory + stages * stage_bytes(a);
-    uint4 *q = (uint4 *)(barriers + stages * 8 + 16);
+    uint4 *q = (uint4 *)(barriers + stages * 8);
     head_factors *factors = (head_factors *)(q + tensor_steps(a) * 32);
     return {memory + warp * TENSOR_STAGES * stage_bytes(a),
             shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8),
-            shared_address(barriers) + (uint32_t)(stages * 8),
-            q,
-            factors,
-            (float *)(factors + TENSOR_ROWS)};
+
+            q, factors, (float *)(factors + TENSOR_ROWS)};
 }
 
 __device__ static inline few_words read_words(const void *from) {
@@ -126,7 +124,8 @@ struct row_view {
     const int32_t *table;
     int used; /* rows of the tile */
     int room; /* slots for each of those that a block joins */
-    int link_bits, span_bits;
+    int link; /* keys of one */
+    int span_bits;
     int first, last; /* links */
     int spans;
 
@@ -168,12 +167,15 @@ __device__ static inline int count_before(const attend_problem &a, int r) {
     return count;
 }
 
-/* Links are longer the more keys a row sees. */
-__device__ static inline int count_link_bits(const attend_problem &a, int own) {
-    int bits = LINK_BITS, keys = min(own, a.context - 1);
-    while (keys >> bits >= MOST_LINKS)
-        bits++;
-    return bits;
+__host__ __device__ static inline int most_links(const attend_problem &a) {
+    return a.group <= 4 ? MOST_LINKS : MOST_LINKS_MANY;
+}
+
+/* Keys of a link: the same for all rows that may share keys. */
+__device__ static inline int find_link(const attend_problem &a, int own) {
+    int keys = min(own, a.context - 1) / TENSOR_SHARED * TENSOR_SHARED + TENSOR_SHARED;
+    int lengths = most_links(a) * LEAST_LINK;
+    return (keys + lengths - 1) / lengths * LEAST_LINK;
 }
 
 /* `rows`: count_rows', not 0. */
@@ -188,8 +190,8 @@ __device__ static inline row_view view_rows(const attend_problem &a, int r, int 
     v.clear = first_seen(a, r + rows - 1, v.own + rows - 1);
     v.fresh = v.own - count_before(a, r);
     v.table = a.places.table + (int64_t)a.places.slot[r] * a.places.pages;
-    v.link_bits = count_link_bits(a, v.own);
-    v.first = v.seen >> v.link_bits, v.last = (v.end() - 1) >> v.link_bits;
+    v.link = find_link(a, v.own);
+    v.first = v.seen / v.link, v.last = (v.end() - 1) / v.link;
     v.used = a.shared > 1 ? rows * a.group : min(a.group - v.tile * TENSOR_ROWS, TENSOR_ROWS);
     v.room = a.slots / ((v.used + a.blocks - 1) / a.blocks);
     v.span_bits = v.last - v.first < v.room ? 30 : a.span_bits;
@@ -243,9 +245,8 @@ __device__ static inline tile_walk find_walk(const attend_problem &a, const row_
     int warps = a.warps * a.blocks;
     int first = span.count * warp / warps, end = span.count * (warp + 1) / warps;
     if ((int)threadIdx.x / 32 >= a.warps || first == end) return {0, 0, 0};
-    int begin = max((span.first + first) << v.link_bits, v.seen);
-    return {begin, min((span.first + end) << v.link_bits, v.end()),
-            begin / TENSOR_KEYS * TENSOR_KEYS};
+    int begin = max((span.first + first) * v.link, v.seen);
+    return {begin, min((span.first + end) * v.link, v.end()), begin / TENSOR_KEYS * TENSOR_KEYS};
 }
 
 __device__ static inline int count_pages(int begin, int end) {
@@ -384,14 +385,6 @@ __device__ static inline void wait_tile(const tensor_memory &m, int slot, int ph
     wait_phase(m.arrived + 8 * (uint32_t)slot, (uint32_t)phase);
 }
 
-__device__ static inline void begin_slots(const tensor_memory &m) {
-    if (threadIdx.x == 0) {
-        init_barrier(m.summed, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
-}
-
 /* This block has begun. */
 __device__ static inline void greet_blocks(int blocks) {
     if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -408,45 +401,25 @@ __device__ static inline void wait_for_blocks(int blocks) {
         __syncthreads();
 }
 
-/* So many bytes come to the block's slots. */
-__device__ static inline void expect_sums(const tensor_memory &m, int bytes) {
-    if (threadIdx.x == 0) arrive_expect_tx(m.summed, bytes);
-}
-
-__device__ static inline void wait_for_sums(const tensor_memory &m, int phase) {
-    asm volatile("{\n"
-                 ".reg .pred there;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 there, [%0], %1;\n"
-                 "@!there bra again;\n"
-                 "}\n" ::"r"(m.summed),
-                 "r"(phase & 1)
-                 : "memory");
-}
-
-/* Where numbers go to: in shared memory of block `rank`, with its barrier. */
+/* A slot in shared memory of block `rank`. */
 struct remote_slot {
-    uint32_t at, summed;
+    uint32_t at;
 
-    __device__ remote_slot(const tensor_memory &m, const float *slot, int rank) {
+    __device__ remote_slot(const float *slot, int rank) {
         asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                      : "=r"(at)
                      : "r"(shared_address(slot)), "r"(rank));
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                     : "=r"(summed)
-                     : "r"(m.summed), "r"(rank));
     }
     __device__ void send(int column, float a, float b) const {
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], "
-                     "{%1, %2}, [%3];" ::"r"(at + (uint32_t)column * 4),
-                     "f"(a), "f"(b), "r"(summed)
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at + (uint32_t)column * 4),
+                     "f"(a), "f"(b)
                      : "memory");
     }
     __device__ void send(int column, float a, float b, float c, float d) const {
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], "
-                     "{%1, %2, %3, %4}, [%5];" ::"r"(at + (uint32_t)column * 4),
-                     "f"(a), "f"(b), "f"(c), "f"(d), "r"(summed)
-                     : "memory");
+        asm volatile(
+            "st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + (uint32_t)column * 4),
+            "f"(a), "f"(b), "f"(c), "f"(d)
+            : "memory");
     }
 };
 
@@ -507,9 +480,6 @@ __device__ static inline void wait_tile(const tensor_memory &, int, int) {
 __device__ static inline void fence_stage() {
 }
 
-__device__ static inline void begin_slots(const tensor_memory &) {
-}
-
 __device__ static inline void greet_blocks(int) {
 }
 
@@ -520,17 +490,10 @@ __device__ static inline void wait_for_blocks(int) {
     __syncthreads();
 }
 
-__device__ static inline void expect_sums(const tensor_memory &, int) {
-}
-
-__device__ static inline void wait_for_sums(const tensor_memory &, int) {
-    __syncthreads();
-}
-
 struct remote_slot {
     float *at;
 
-    __device__ remote_slot(const tensor_memory &, float *slot, int) : at(slot) {
+    __device__ remote_slot(float *slot, int) : at(slot) {
     }
     __device__ void send(int column, float a, float b) const {
         *(float2 *)(at + column) = make_float2(a, b);
@@ -735,7 +698,7 @@ __device__ static inline void send_link(const attend_problem &a, const tensor_me
     for (int half = 0; half < HALVES; half++) {
         int t = lane / 4 + 8 * half, slot = t / a.blocks * v.room + at;
         if (rows.own[half] < 0) continue;
-        remote_slot to(m, m.slots + slot * slot_floats(a), t % a.blocks);
+        remote_slot to(m.slots + slot * slot_floats(a), t % a.blocks);
         if (quarter == 0) to.send(columns, s.top[half], s.sum[half]);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
@@ -787,6 +750,7 @@ __device__ static inline void go_through_tiles(const attend_problem &a, const te
     lane_rows rows(a, v);
     unit_sums<UNITS> s;
     bool fresh = true;
+    int behind = (use.begin / v.link + 1) * v.link; /* the link's last key */
     int found = find_page(a, v, ask);
 #pragma unroll 1
     for (; use.there(); tiles++, use.key += TENSOR_KEYS) {
@@ -819,14 +783,15 @@ __device__ static inline void go_through_tiles(const attend_problem &a, const te
             ask.key += TENSOR_KEYS;
             found = find_page(a, v, ask);
         }
-        fresh = next >= use.end || next >> v.link_bits != use.key >> v.link_bits;
+        fresh = next >= use.end || next == behind;
         if (!fresh) continue;
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
             s.sum[half] += __shfl_xor_sync(0xffffffffu, s.sum[half], 1);
             s.sum[half] += __shfl_xor_sync(0xffffffffu, s.sum[half], 2);
         }
-        send_link<UNITS, HALVES>(a, m, v, rows, (use.key >> v.link_bits) - span.first, s);
+        send_link<UNITS, HALVES>(a, m, v, rows, behind / v.link - 1 - span.first, s);
+        behind += v.link;
     }
 }
 
@@ -978,7 +943,6 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         return;
     }
     tensor_memory m = cut_tensor_memory(a, tensor_shared);
-    begin_slots(m);
     greet_blocks(a.blocks);
     bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
     if (!made) find_factors(a, m, v);
@@ -999,11 +963,11 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
             __syncthreads();
             if (a.blocks > 1) wait_for_blocks(a.blocks); /* all have begun */
         }
-        int joined = v.used > rank ? (v.used - rank - 1) / a.blocks + 1 : 0;
-        expect_sums(m, span.count * joined * (unit_columns(a) + 2) * (int)sizeof(float));
         go_through_tiles<UNITS, HALVES, PLAIN>(a, m, v, span, use, ask, tiles);
+        __syncwarp();
+        arrive_at_blocks(a.blocks);
         if (i == cluster) write_rows(a, v);
-        wait_for_sums(m, i / a.spans);
+        wait_for_blocks(a.blocks);
         for (int t = warp * a.blocks + rank; t < v.used && warp < a.warps; t += a.warps * a.blocks)
             join_row(a, m, v, i, span, t);
         if (i + a.spans >= v.spans) break;
@@ -1014,7 +978,7 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
 }
 
 static inline int count_links(const attend_problem &a) {
-    return (int)min_i64(MOST_LINKS, ((a.context - 1) >> LINK_BITS) + 1) + 1;
+    return (int)min_i64(most_links(a), (a.context - 1) / LEAST_LINK + 1) + 1;
 }
 
 /* Blocks of a cluster and slots in each, for spans of 1 << a->span_bits links or all links: as many blocks as fill
@@ -1038,10 +1002,14 @@ static inline void choose_blocks(attend_problem *a, int64_t pairs) {
     a->spans = (int)min_i64(spans, 1 + wanted / (pairs * a->blocks));
 }
 
-/* As many warps as there is room for, then the longest spans. */
+/* As many warps as there is room for, then the longest spans that leave no multiprocessor without a cluster. */
 static inline void choose_shape(attend_problem *a, int64_t pairs) {
+    int most = weft_cuda_device()->wgmma ? (int)MOST_BLOCKS : 1, longest = MOST_SPAN_BITS;
+    while (longest > LEAST_SPAN_BITS &&
+           pairs * most * ceil_div(count_links(*a), 1 << longest) < 2 * multiprocessors())
+        longest--;
     for (a->warps = TENSOR_WARPS; a->warps > 0; a->warps--)
-        for (a->span_bits = MOST_SPAN_BITS; a->span_bits >= LEAST_SPAN_BITS; a->span_bits--) {
+        for (a->span_bits = longest; a->span_bits >= LEAST_SPAN_BITS; a->span_bits--) {
             choose_blocks(a, pairs);
             if (tensor_bytes(*a) <= TENSOR_ROOM) return;
         }
