@@ -8,13 +8,11 @@
  * training forward pass over as many tokens. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "bench/decode_grid.h"
-#include "bench/peer.h"
+#include "bench/tables.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
-#include "generate/weights.h"
 #include "model/session.h"
 
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };

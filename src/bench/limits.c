@@ -1,7 +1,5 @@
-#include "bench/limits.h"
 
 #include "base/clock.h"
-#include "bench/op_rows.h"
 #include "bench/tables.h"
 #include "cpu/backend.h"
 
@@ -51,16 +49,13 @@ weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out
         memset(l->from, 1, (size_t)PIECE * PIECES);
         memset(l->to, 2, (size_t)PIECE * PIECES);
     }
-    *out = weft_steal(&l);
-    return WEFT_OK;
+    return weft_hand(&l, out);
 }
 
 void bench_limits_destroy(bench_limits *l) {
     if (!l) return;
     free(l->rates);
-    free(l->from);
-    free(l->to);
-    free(l);
+    WEFT_FREE(l->from, l->to, l);
 }
 
 /* By the thread's own clock: what else the machine does is not the loop's. */

@@ -3,9 +3,7 @@
  * compared with the peer's. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "bench/limits.h"
-#include "bench/op_rows.h"
-#include "bench/peer.h"
+#include "bench/tables.h"
 #include "core/program.h"
 #include "cpu/backend.h"
 

@@ -7,8 +7,7 @@
  * beforehand by a smaller model of the same kind, so that the growth is the model's own. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "bench/limits.h"
-#include "bench/peer.h"
+#include "bench/tables.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "device/device.h"
@@ -146,9 +145,7 @@ static void close_training(training *t) {
     weft_optimizer_destroy(t->optimizer);
     weft_session_close(&t->session);
     weft_model_destroy(t->model);
-    free(t->tokens);
-    free(t->inputs);
-    free(t->targets);
+    WEFT_FREE(t->tokens, t->inputs, t->targets);
     trim_memory();
 }
 
@@ -331,7 +328,7 @@ static weft_status run_job(const job *j, char *folder, json_t *out) {
  *                              what it took to find the device, draw the weights, open the training
  *                              pass, and take the first step
  *   of_limit                   the rate of its operations against multiply-adds in registers on every thread
- *                              (bench/limits.h), of the kind of its dtype, measured in the same rounds
+ *                              (bench/tables.h), of the kind of its dtype, measured in the same rounds
  *   peak_bytes                 the most memory that training added; 0: the system does not tell
  *   losses                     of the first steps
  *   peer_seconds, peer_spread, peer_form, peer_forms, peer_losses, differs

@@ -1,5 +1,5 @@
 /* Starting a server of one's own: a pipe on which it says where it listens, and a signal when this process ends. */
-#include "cli/child.h"
+#include "cli/args.h"
 
 #include "base/scope.h"
 

@@ -1,7 +1,7 @@
 /* weft convert: a model from one layout into another. */
 #include "base/json.h"
 #include "base/log.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
@@ -191,8 +191,7 @@ static weft_status change_attention(const weft_args *args, const conversion *v,
     if (v->text) WEFT_TRY(weft_windows_loss(*m, place, &text, &did->before));
     if (v->text) WEFT_TRY(weft_windows_loss(changed, place, &text, &did->after));
     weft_model_destroy(*m);
-    *m = weft_steal(&changed);
-    return WEFT_OK;
+    return weft_hand(&changed, m);
 }
 
 static void print_result(const weft_args *args, const conversion *v, const weft_model *m,

@@ -1,7 +1,7 @@
 /* weft inspect: what a model's mechanisms do on a text. */
 #include "inspect/inspect.h"
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 
 const char weft_help_inspect[] =
     "  --model DIR\ta checkpoint, or a run's folder for its best; also without --model\n"

@@ -4,12 +4,11 @@
  * the largest of a ladder of sizes that keeps two promises: the time allows a few tokens for each of
  * its parameters, and it has no more than a few parameters for each token of the text. Steps follow
  * from the time, up to a number of passes over the text after which little is left to learn. */
-#include "cli/own_text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 
 #include "base/log.h"
 #include "base/text.h"
-#include "bench/limits.h"
+#include "bench/tables.h"
 #include "data/shards.h"
 #include "data/texts.h"
 #include "train/checkpoint.h"

@@ -2,7 +2,7 @@
 #include "convert/prune.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "inspect/inspect.h"
 
 #include <errno.h>

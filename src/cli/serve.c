@@ -1,7 +1,7 @@
 /* weft serve: a checkpoint behind OpenAI's HTTP interface; weft watch: the live page of runs. */
 #include "base/json.h"
 #include "base/log.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "serve/http.h"
 #include "serve/server.h"
 #include "watch/live.h"

@@ -1,7 +1,7 @@
 /* weft tokenize: texts to token shards; weft tokenizer train: a byte-level BPE of one's own, as a tokenizer.json. */
 #include "base/log.h"
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "data/shards.h"
 #include "data/texts.h"
 

@@ -7,7 +7,7 @@
 #include "comm/comm.h"
 
 #include "base/clock.h"
-#include "comm/watch.h"
+#include "comm/launch.h"
 
 #include <sched.h>
 #include <semaphore.h>

@@ -1,8 +1,8 @@
 /* Messages from GPU to GPU, by NCCL. All of them are put into one queue of the device and waited for at the
  * end: the device exchanges one bucket while it still makes others. */
 #include "base/log.h"
+#include "comm/launch.h"
 #include "comm/reduce.h"
-#include "comm/watch.h"
 #include "core/rows.h"
 
 enum { WHY_ROOM = 256, CHECKED = 1024 /* bytes of the first message */ };

@@ -3,7 +3,6 @@
  * is in none of its lists is passed over with a warning: most of those are notes of the program that wrote
  * the file. */
 #include "convert/hf.h"
-#include "convert/hf_likes.h"
 
 #include "base/json.h"
 #include "base/log.h"

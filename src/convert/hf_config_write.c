@@ -1,7 +1,6 @@
 /* Our config as Hugging Face's config.json: which of their families has a model for it, if one has. */
 #include "base/json.h"
 #include "convert/hf.h"
-#include "convert/hf_likes.h"
 #include "model/kinds.h"
 
 /* Whether nothing is in it that only Gemma has. */

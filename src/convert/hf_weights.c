@@ -4,7 +4,7 @@
  * lists. Each of our tensors must find all of its pieces, and each of theirs must be one of them. */
 #include "base/embed.h"
 #include "base/json.h"
-#include "convert/hf_pieces.h"
+#include "convert/hf.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
 
@@ -195,8 +195,7 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     if (family == WEFT_HF_OWN) return weft_model_load_as(folder, &c, dtype, NULL, out);
     WEFT_TRY(weft_model_describe(&c, dtype, &m));
     WEFT_TRY(read_weights(folder, family, m));
-    *out = weft_steal(&m);
-    return WEFT_OK;
+    return weft_hand(&m, out);
 }
 
 static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtype dtype,

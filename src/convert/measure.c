@@ -115,8 +115,7 @@ weft_status weft_windows_moments(const weft_model *m, weft_backing place, const 
     WEFT_TRY(open_session(m, place, text->time, &(weft_build){.moments = true}, &s));
     for (int64_t i = 0; i < text->windows; i++)
         WEFT_TRY(add_moments(&s, text, i, values, sums));
-    *moments = weft_steal(&sums);
-    return WEFT_OK;
+    return weft_hand(&sums, moments);
 }
 
 /* The mean over rows of half the sum of differences; scores [rows, time, time], causal. */

@@ -180,8 +180,7 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
     if (!options->sparse) set_units(&c, options->what, did->units, did->left);
     WEFT_TRY(weft_model_create(&c, m->dtype, &v.to));
     WEFT_TRY(cut_all(&v));
-    *out = weft_steal(&v.to);
-    return WEFT_OK;
+    return weft_hand(&v.to, out);
 }
 
 void weft_pruned_free(weft_pruned *did) {

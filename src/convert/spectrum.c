@@ -3,7 +3,7 @@
  * to zero, one number at a time from the end. Qᵀ is kept, so that a reflection or a rotation changes
  * whole rows, and its rows end as the eigenvectors. About 4/3 n³ operations for the first step, and
  * 9 n³ for the second. */
-#include "convert/spectrum.h"
+#include "convert/measure.h"
 
 #include <math.h>
 

@@ -177,8 +177,7 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
         WEFT_TRY(take_name(s, names.list[i]));
     for (int split = 0; split < 2; split++)
         WEFT_TRY(open_split(s, split));
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, out);
 }
 
 void weft_shards_close(weft_shards *s) {
@@ -347,8 +346,7 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
         return weft_fail(WEFT_ENOMEM, "%s: no memory to write shards", dir);
     w->width = vocab <= 65536 ? 2 : 4;
     w->shard_tokens = shard_tokens;
-    *out = weft_steal(&w);
-    return WEFT_OK;
+    return weft_hand(&w, out);
 }
 
 static bool write_header(weft_shard_writer *w) {

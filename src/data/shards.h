@@ -7,7 +7,7 @@
  * window crosses from one shard to the next. */
 #pragma once
 
-#include "data/random_stream.h"
+#include "data/dataset.h"
 
 typedef struct weft_shards weft_shards;
 

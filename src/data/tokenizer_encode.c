@@ -79,8 +79,7 @@ weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
         if (e->context) pcre2_set_heap_limit(e->context, HEAP_KIB);
     }
     if (!ok) return no_memory(e);
-    *out = weft_steal(&e);
-    return WEFT_OK;
+    return weft_hand(&e, out);
 }
 
 void weft_encoder_close(weft_encoder *e) {

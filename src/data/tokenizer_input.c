@@ -1,12 +1,11 @@
 /* One growing buffer, filled by read(): it holds the units of a batch, then what is left over of
  * the last file, which moves to the front for the next batch. Nothing is mapped, so a file that
  * shrinks meanwhile is a short text and not a crash. */
-#include "data/tokenizer_input.h"
+#include "data/texts.h"
 
 #include "base/json.h"
 #include "base/text.h"
 #include "data/tokens.h"
-#include "data/unpack.h"
 
 #include <errno.h>
 #include <fcntl.h>

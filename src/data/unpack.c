@@ -1,6 +1,6 @@
 /* Three ways from a buffer of the file's bytes to the text: as they are, by zlib, by libzstd. A packed file may
  * be several packed texts in a row, as cat makes of two; it ends where one of them ends. */
-#include "data/unpack.h"
+#include "data/texts.h"
 
 #include <errno.h>
 

@@ -4,7 +4,6 @@
 #include "generate/decoder.h"
 #include "base/clock.h"
 
-#include "generate/weights.h"
 #include "ops/fuse.h"
 
 enum { GRAPHS_MAX = 32 };

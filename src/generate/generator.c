@@ -181,8 +181,7 @@ weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t
     s->slot = -1;
     s->n_prompt = count;
     set_goal(g, s, sampling);
-    g->list[g->n_list++] = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, &g->list[g->n_list++]);
 }
 
 bool weft_generator_busy(const weft_generator *g) {

@@ -1,6 +1,6 @@
 /* Pages. Sealed ones are in a hash table by (page before, kind, tokens), chained through the pages
  * themselves; those that nobody holds are in a list, longest unused first. */
-#include "generate/pages.h"
+#include "generate/generator_internal.h"
 
 typedef struct {
     int32_t holders;

@@ -72,8 +72,7 @@ static weft_status open_model(weft_generator *g, const weft_backend *backend, we
     if (!d->states) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     g->draft_cost = (double)weft_decoder_weight_bytes(d->decoder) /
                     (double)weft_decoder_weight_bytes(g->decoder);
-    g->drafts = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, &g->drafts);
 }
 
 weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend, weft_pool *pool) {

@@ -2,7 +2,7 @@
  * it on the right: to bf16 as it lies, to i8 where its rows are the results' (ops/linear.h), else to
  * bf16. Tables (embeddings), gains and biases stay as they are. Folded matrices (fold.h) are made on the
  * host, in double. */
-#include "generate/weights.h"
+#include "generate/decoder.h"
 
 #include "ops/gated.h"
 #include "ops/list.h"

@@ -1,9 +1,8 @@
 /* Runs the text through the model a window at a time and looks at what each layer made; at attention in weights.c. */
 #include "inspect/inspect.h"
 
-#include "convert/spectrum.h"
+#include "convert/measure.h"
 #include "data/dataset.h"
-#include "inspect/look.h"
 #include "model/units.h"
 
 #include <math.h>
@@ -274,9 +273,8 @@ static weft_status look_gradients(const weft_model *m, weft_backing place, const
 
 void weft_inspection_free(weft_inspection *i) {
     for (int64_t l = 0; i->layers && l < i->n_layers; l++) {
-        free(i->layers[l].heads);
-        free(i->layers[l].latents[0].values);
-        free(i->layers[l].latents[1].values);
+        WEFT_FREE(i->layers[l].heads, i->layers[l].latents[0].values,
+                  i->layers[l].latents[1].values);
     }
     free(i->layers);
     *i = (weft_inspection){0};

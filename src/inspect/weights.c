@@ -1,6 +1,6 @@
 /* Attention's weights: how spread they are, where they lie, which of them the routes keep, and what deviations do to
  * them. */
-#include "inspect/look.h"
+#include "inspect/inspect.h"
 
 #include <math.h>
 

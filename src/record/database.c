@@ -392,8 +392,7 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     if (*fresh && mode != WEFT_DATABASE_MAKE)
         return WEFT_BAD_INPUT("%s: an empty database: no study was started in it", d->path);
     d->entered = true;
-    *out = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, out);
 }
 
 /* A path's folder and the name in it, as weft_database_enter wants them. */
@@ -426,8 +425,7 @@ weft_status weft_database_scratch(const char *path, weft_database **out) {
     WEFT_TRY(weft_path(d->path, "%s", path));
     WEFT_TRY(open_file(d, WEFT_DATABASE_MAKE, false));
     arm(d);
-    *out = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, out);
 }
 
 weft_status weft_database_place(const char *folder) {

@@ -282,8 +282,7 @@ static weft_status open_copy(const char *path, const char *copy, weft_database *
     WEFT_TRY(weft_database_copy(from, copy));
     WEFT_TRY(weft_database_open(copy, WEFT_DATABASE_WRITE, &d, NULL));
     WEFT_TRY(weft_database_update(d));
-    *out = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, out);
 }
 
 /* The runs to take: what ended there and not here, and what is not here at all. */

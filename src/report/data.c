@@ -430,10 +430,7 @@ weft_status weft_report_read(const char *path, weft_report_data *d) {
 void weft_report_free(weft_report_data *d) {
     json_decref(d->texts);
     json_decref(d->facts);
-    free(d->variants);
-    free(d->runs);
-    free(d->seeds);
-    free(d->rates);
+    WEFT_FREE(d->variants, d->runs, d->seeds, d->rates);
     weft_database_close(d->database);
     *d = (weft_report_data){0};
 }

@@ -5,7 +5,7 @@
  * token that looks, darker where it looks more. And what generation costs (EVAL_DECODE): tokens per second and the
  * cache, by variant. Files and JSON are read as any by others: sizes and numbers beyond what weft writes are not
  * drawn. */
-#include "report/inside.h"
+#include "report/page.h"
 
 #include "base/json.h"
 #include "base/log.h"

@@ -10,7 +10,6 @@
 #include "base/embed.h"
 #include "base/folders.h"
 #include "base/json.h"
-#include "base/style.h"
 #include "base/text.h"
 
 #include <ctype.h>
@@ -168,10 +167,7 @@ void weft_page_free(weft_page *p) {
     if (p->words) fclose(p->words);
     if (p->names) fclose(p->names);
     free(p->html_text);
-    free(p->md_text);
-    free(p->words_text);
-    free(p->names_text);
-    free(p->kinds);
+    WEFT_FREE(p->md_text, p->words_text, p->names_text, p->kinds);
     json_decref(p->svgs);
     json_decref(p->charts);
     for (struct weft_page_room *next, *room = p->rooms; room; room = next) {

@@ -14,10 +14,9 @@
 #include "base/embed.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/style.h"
 #include "base/text.h"
 #include "serve/http.h"
-#include "serve/template.h"
+#include "serve/request.h"
 #include "serve/worker.h"
 
 #include <microhttpd.h>
@@ -441,9 +440,7 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
     weft_log(WEFT_LOG_DEBUG, "serve: %d after %.3f s", whole ? x->status : 499, seconds);
     weft_answer_close(x->answer);
     weft_job_release(x->job);
-    free(x->events);
-    free(x->body);
-    free(x);
+    WEFT_FREE(x->events, x->body, x);
 }
 
 /* Of a client that has gone: its job is given up. */
@@ -504,8 +501,7 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
         WEFT_TRY(open_model(s, models + i));
     WEFT_TRY(weft_connections_open(o->request_seconds, give_up, s, &s->connections));
     WEFT_TRY(start_daemon(s));
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, out);
 }
 
 int weft_server_port(const weft_server *s) {

@@ -1,7 +1,7 @@
 /* Templates: read once into a list of pieces, which are put together for each conversation. Text is
  * encoded in one go from one special token to the next, so that it becomes the tokens it would have
  * anywhere else. */
-#include "serve/template.h"
+#include "serve/request.h"
 
 #include "base/text.h"
 
@@ -188,8 +188,7 @@ weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_t
     WEFT_TRY(cut_pieces(m));
     WEFT_TRY(check_forms(m));
     WEFT_TRY(find_stop(m));
-    *out = weft_steal(&m);
-    return WEFT_OK;
+    return weft_hand(&m, out);
 }
 
 void weft_template_close(weft_template *m) {
@@ -317,6 +316,5 @@ weft_status weft_template_encode(const weft_template *m, weft_encoder *e,
     WEFT_TRY(put_form(m, &p, &m->forms[ANSWER], &answer));
     WEFT_TRY(end_text(&p));
     *n_tokens = p.count;
-    *tokens = weft_steal(&p.tokens);
-    return WEFT_OK;
+    return weft_hand(&p.tokens, tokens);
 }

@@ -7,7 +7,6 @@
 #include "base/embed.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/style.h"
 #include "base/text.h"
 #include "report/page.h"
 #include "serve/http.h"
