@@ -258,21 +258,6 @@ weft_status bench_decode_model(const weft_model *m, const weft_backend *backend,
     return WEFT_OK;
 }
 
-static void print_row(bench *b, const bench_decode_row *row, const result *r) {
-    int digits = b->opt->cuda ? 3 : 1;
-    double tokens = (double)row->batch, first = r->first > 0 ? r->first : NAN,
-           peer = r->peer > 0 ? r->peer : NAN;
-    if (row->model) bench_cells(&b->table, "%s", row->model);
-    bench_cells(&b->table, "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.0f",
-                row->variant->name, (long long)row->context, (long long)row->batch,
-                tokens / r->step, 100 * r->spread, digits, 1e3 * r->step, digits, 1e3 * r->floor,
-                100 * r->floor / r->step, (long long)r->token_bytes, (double)r->bytes / 0x1p20,
-                (double)r->weights / 0x1p20, 1e-9 * r->rate);
-    if (!row->model)
-        bench_cells(&b->table, "%.1f|%.2f", 1e3 * first, r->whole > 0 ? r->whole / first : NAN);
-    bench_cells(&b->table, "%.1f|%.2f", tokens / peer, peer / r->step);
-}
-
 static void add_json(bench *b, const bench_decode_row *of, const result *r) {
     char name[BENCH_ROW_NAME];
     const weft_config *c = &of->config;
@@ -319,7 +304,18 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     r.rate = fmax(before, read_rate(b));
     r.floor = ((double)r.weights + (double)r.bytes) / r.rate;
     if (b->peer) ask_peer(b, row, &r);
-    print_row(b, row, &r);
+    int digits = b->opt->cuda ? 3 : 1;
+    double tokens = (double)row->batch, first = r.first > 0 ? r.first : NAN,
+           peer = r.peer > 0 ? r.peer : NAN;
+    if (row->model) bench_cells(&b->table, "%s", row->model);
+    bench_cells(&b->table, "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.0f",
+                row->variant->name, (long long)row->context, (long long)row->batch, tokens / r.step,
+                100 * r.spread, digits, 1e3 * r.step, digits, 1e3 * r.floor, 100 * r.floor / r.step,
+                (long long)r.token_bytes, (double)r.bytes / 0x1p20, (double)r.weights / 0x1p20,
+                1e-9 * r.rate);
+    if (!row->model)
+        bench_cells(&b->table, "%.1f|%.2f", 1e3 * first, r.whole > 0 ? r.whole / first : NAN);
+    bench_cells(&b->table, "%.1f|%.2f", tokens / peer, peer / r.step);
     add_json(b, row, &r);
     return WEFT_OK;
 }

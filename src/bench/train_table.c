@@ -100,27 +100,6 @@ static bool is_bf16(const job *j) {
     return weft_config_dtype(&j->r->config) == WEFT_BF16;
 }
 
-/* Tokens without any order to learn. */
-static weft_status draw_tokens(training *t) {
-    size_t count = (size_t)(t->batch * t->time), width = (size_t)t->time + 1;
-    t->tokens = malloc((size_t)t->batch * width * sizeof *t->tokens);
-    t->inputs = malloc(count * sizeof *t->inputs);
-    t->targets = malloc(count * sizeof *t->targets);
-    if (!t->tokens || !t->inputs || !t->targets)
-        return weft_fail(WEFT_ENOMEM, "bench: no memory for the tokens");
-    uint64_t state = 1;
-    for (size_t i = 0; i < (size_t)t->batch * width; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        t->tokens[i] = (int32_t)((state >> 33) % (uint64_t)t->model->config.vocab_size);
-    }
-    for (size_t b = 0; b < (size_t)t->batch; b++) {
-        size_t bytes = (size_t)t->time * sizeof *t->tokens;
-        memcpy(t->inputs + b * (size_t)t->time, t->tokens + b * width, bytes);
-        memcpy(t->targets + b * (size_t)t->time, t->tokens + b * width + 1, bytes);
-    }
-    return WEFT_OK;
-}
-
 static weft_status make_model(const weft_config *c, training *t) {
     WEFT_TRY(weft_model_create_on(c, weft_config_dtype(c), t->pool, &t->model));
     return weft_model_start_on(t->model, (uint64_t)c->seed, t->pool);
@@ -138,7 +117,24 @@ static weft_status open_training(const weft_config *c, training *t) {
     WEFT_TRY(weft_session_open(t->model, t->backend, t->pool, &build, true, false, &t->session));
     WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, NULL, &t->optimizer));
     WEFT_TRY(weft_optimizer_bind_session(t->optimizer, &t->session));
-    return draw_tokens(t);
+    /* Tokens without any order to learn. */
+    size_t count = (size_t)(t->batch * t->time), width = (size_t)t->time + 1;
+    t->tokens = malloc((size_t)t->batch * width * sizeof *t->tokens);
+    t->inputs = malloc(count * sizeof *t->inputs);
+    t->targets = malloc(count * sizeof *t->targets);
+    if (!t->tokens || !t->inputs || !t->targets)
+        return weft_fail(WEFT_ENOMEM, "bench: no memory for the tokens");
+    uint64_t state = 1;
+    for (size_t i = 0; i < (size_t)t->batch * width; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        t->tokens[i] = (int32_t)((state >> 33) % (uint64_t)t->model->config.vocab_size);
+    }
+    for (size_t b = 0; b < (size_t)t->batch; b++) {
+        size_t bytes = (size_t)t->time * sizeof *t->tokens;
+        memcpy(t->inputs + b * (size_t)t->time, t->tokens + b * width, bytes);
+        memcpy(t->targets + b * (size_t)t->time, t->tokens + b * width + 1, bytes);
+    }
+    return WEFT_OK;
 }
 
 static void close_training(training *t) {
@@ -407,21 +403,6 @@ static weft_status add_row(bench *b, const bench_variant *v) {
     return weft_account_make(&r->config, backend, b->threads, &r->account);
 }
 
-static weft_status list_rows(bench *b) {
-    const char *names = b->opt->variants ? b->opt->variants : b->opt->source.shape->variants;
-    if (b->opt->source.file && !b->opt->variants) names = NULL;
-    for (int i = 0; !names && i < bench_variant_count; i++)
-        WEFT_TRY(add_row(b, &bench_variants[i]));
-    while (names) {
-        const bench_variant *v = bench_variant_find(names);
-        if (!v) return unknown_variant(names);
-        WEFT_TRY(add_row(b, v));
-        names = strchr(names, ',');
-        if (names) names++;
-    }
-    return WEFT_OK;
-}
-
 static void print_head(const bench *b) {
     FILE *to = b->opt->table;
     const weft_config *c = &b->rows[0].config;
@@ -500,24 +481,6 @@ static json_t *measure_row(bench *b, const row *r) {
     return run_row(b, r, true);
 }
 
-static void measure_rows(bench *b) {
-    bench_table_start(&b->table, b->opt->table,
-                      "variant:-20|params M:8|tokens/s:9|±:4|GFLOP/s:8|of limit:8|plan MB:9|"
-                      "peak MB:9|peak/plan:9|PyTorch tok/s:13|±:4|form:-17|ratio:6");
-    for (int i = 0; i < b->count; i++) {
-        row *r = &b->rows[i];
-        if (b->opt->profile) fprintf(stderr, "%s\n", r->variant->label);
-        r->result = measure_row(b, r);
-        if (r->result) {
-            check_row(b, r);
-            print_row(b, r);
-        } else {
-            fprintf(stderr, "%s: %s\n", r->variant->name, weft_error_message());
-            ++*b->failed;
-        }
-    }
-}
-
 static json_t *row_json(const row *r) {
     double seconds = number(r, "seconds"), ratio = peer_ratio(r);
     double plan = (double)r->account.training_bytes, peak = number(r, "peak_bytes");
@@ -569,10 +532,34 @@ weft_status bench_train_table(const bench_options *o, int *failed) {
     b->threads = weft_pool_size(pool);
     weft_pool_destroy(pool); /* rows are forked, and threads do not follow */
     b->steps = (int)(o->steps ? o->steps : o->source.shape->steps);
-    WEFT_TRY(list_rows(b));
+    const char *names = b->opt->variants ? b->opt->variants : b->opt->source.shape->variants;
+    if (b->opt->source.file && !b->opt->variants) names = NULL;
+    for (int i = 0; !names && i < bench_variant_count; i++)
+        WEFT_TRY(add_row(b, &bench_variants[i]));
+    while (names) {
+        const bench_variant *v = bench_variant_find(names);
+        if (!v) return unknown_variant(names);
+        WEFT_TRY(add_row(b, v));
+        names = strchr(names, ',');
+        if (names) names++;
+    }
     snprintf(b->peer_name, sizeof b->peer_name, "none");
     if (o->peer) start_peer(b);
     print_head(b);
-    measure_rows(b);
+    bench_table_start(&b->table, b->opt->table,
+                      "variant:-20|params M:8|tokens/s:9|±:4|GFLOP/s:8|of limit:8|plan MB:9|"
+                      "peak MB:9|peak/plan:9|PyTorch tok/s:13|±:4|form:-17|ratio:6");
+    for (int i = 0; i < b->count; i++) {
+        row *r = &b->rows[i];
+        if (b->opt->profile) fprintf(stderr, "%s\n", r->variant->label);
+        r->result = measure_row(b, r);
+        if (r->result) {
+            check_row(b, r);
+            print_row(b, r);
+        } else {
+            fprintf(stderr, "%s: %s\n", r->variant->name, weft_error_message());
+            ++*b->failed;
+        }
+    }
     return o->json ? write_json(b) : WEFT_OK;
 }

@@ -50,11 +50,6 @@ static void put(document *d, const char *text) {
     put_bytes(d, text, strlen(text));
 }
 
-static void put_number(document *d, uint32_t number) {
-    char digits[16];
-    put_bytes(d, digits, (size_t)snprintf(digits, sizeof digits, "%u", number));
-}
-
 /* "a brass lantern", "an old key". */
 static void put_thing(document *d, const char *article, const char *look, const char *noun) {
     put(d, article);
@@ -142,7 +137,9 @@ static void put_place(document *d, char code) {
     } else if (code == 'b') {
         put_brackets(d, 0);
     } else {
-        put_number(d, d->numbers[code - '1']);
+        char digits[16];
+        int n = snprintf(digits, sizeof digits, "%u", d->numbers[code - '1']);
+        put_bytes(d, digits, (size_t)n);
     }
 }
 

@@ -134,25 +134,6 @@ static weft_status take_name(weft_shards *s, const char *name) {
     return WEFT_OK;
 }
 
-static weft_status open_split(weft_shards *s, int split) {
-    shard_list *list = &s->splits[split];
-    if (!list->count)
-        return WEFT_BAD_INPUT(
-            "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
-            "shards, which weft tokenize makes",
-            s->folder, SPLIT_NAMES[split]);
-    for (int64_t i = 0; i < list->count; i++) {
-        shard *one = &list->all[i];
-        WEFT_TRY(map_shard(one));
-        list->tokens += one->count;
-        for (int64_t t = 0; t < one->count && t < LOOK; t++) {
-            int64_t token = read_token(one, t);
-            if (token > s->largest) s->largest = token;
-        }
-    }
-    return WEFT_OK;
-}
-
 WEFT_ENDED_BY(weft_shards_close, weft_shards)
 
 weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **out) {
@@ -175,8 +156,23 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
     WEFT_TRY(weft_folder_list(s->folder, &names));
     for (int i = 0; i < names.n; i++)
         WEFT_TRY(take_name(s, names.list[i]));
-    for (int split = 0; split < 2; split++)
-        WEFT_TRY(open_split(s, split));
+    for (int split = 0; split < 2; split++) {
+        shard_list *list = &s->splits[split];
+        if (!list->count)
+            return WEFT_BAD_INPUT(
+                "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
+                "shards, which weft tokenize makes",
+                s->folder, SPLIT_NAMES[split]);
+        for (int64_t i = 0; i < list->count; i++) {
+            shard *one = &list->all[i];
+            WEFT_TRY(map_shard(one));
+            list->tokens += one->count;
+            for (int64_t t = 0; t < one->count && t < LOOK; t++) {
+                int64_t token = read_token(one, t);
+                if (token > s->largest) s->largest = token;
+            }
+        }
+    }
     return weft_hand(&s, out);
 }
 

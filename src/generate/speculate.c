@@ -144,19 +144,6 @@ static void put_draft_rows(draft_run *b, sequence *s, int64_t rows) {
     }
 }
 
-static void fill_run(const weft_generator *g, draft_run *b) {
-    for (int64_t i = 0; i < g->n_list && b->n < g->drafts->rows; i++) {
-        sequence *s = g->list[i];
-        const draft *d = &s->draft;
-        int64_t left = s->n_tokens + d->n - d->n_computed;
-        if (d->n >= d->wanted) continue;
-        bool block = left >= WEFT_DECODER_BLOCK;
-        if (block && b->n > 0) continue;
-        b->block = block;
-        put_draft_rows(b, s, block ? WEFT_DECODER_BLOCK : least(left, g->drafts->rows - b->n));
-    }
-}
-
 /* The next token of a draft, where all before it have been run: what the device drew, or by the next
  * logits. */
 static weft_status draft_token(weft_generator *g, sequence *s, const int32_t *sampled,
@@ -196,7 +183,16 @@ static weft_status draft_by_model(weft_generator *g) {
         const float *logits = g->logits;
         int32_t sampled[WEFT_DECODER_ROWS_MAX];
         bool samples;
-        fill_run(g, &b);
+        for (int64_t i = 0; i < g->n_list && b.n < g->drafts->rows; i++) {
+            sequence *s = g->list[i];
+            const draft *d = &s->draft;
+            int64_t left = s->n_tokens + d->n - d->n_computed;
+            if (d->n >= d->wanted) continue;
+            bool block = left >= WEFT_DECODER_BLOCK;
+            if (block && b.n > 0) continue;
+            b.block = block;
+            put_draft_rows(&b, s, block ? WEFT_DECODER_BLOCK : least(left, g->drafts->rows - b.n));
+        }
         if (b.n == 0) return WEFT_OK;
         weft_status status = run_drafts(g, &b, sampled, &samples);
         for (int i = 0; i < b.n_of && status == WEFT_OK; i++)

@@ -228,19 +228,6 @@ static double squares(const double *x, int64_t n) {
     return sum;
 }
 
-static weft_status run_windows(weft_session *s, const weft_windows *text, int64_t windows) {
-    size_t row = (size_t)text->time * sizeof(int32_t);
-    WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
-    if (!tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    int32_t *targets = tokens + windows * text->time;
-    for (int64_t w = 0; w < windows; w++) {
-        const int32_t *from = text->tokens + w * (text->time + 1);
-        memcpy(tokens + w * text->time, from, row);
-        memcpy(targets + w * text->time, from + 1, row);
-    }
-    return weft_session_run(s, tokens, targets, NULL);
-}
-
 /* How large the gradient is in each mechanism's tensors, of one training pass without dropout. */
 static weft_status look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
                                   weft_inspection *out) {
@@ -250,7 +237,16 @@ static weft_status look_gradients(const weft_model *m, weft_backing place, const
     quiet.config.dropout = 0;
     weft_build build = {.batch = windows, .time = text->time, .dtype = m->dtype, .train = true};
     WEFT_TRY(weft_session_open(&quiet, place.backend, place.pool, &build, true, false, &s));
-    WEFT_TRY(run_windows(&s, text, windows));
+    size_t row = (size_t)text->time * sizeof(int32_t);
+    WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
+    if (!tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    int32_t *targets = tokens + windows * text->time;
+    for (int64_t w = 0; w < windows; w++) {
+        const int32_t *from = text->tokens + w * (text->time + 1);
+        memcpy(tokens + w * text->time, from, row);
+        memcpy(targets + w * text->time, from + 1, row);
+    }
+    WEFT_TRY(weft_session_run(&s, tokens, targets, NULL));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     for (int64_t i = 0; i < s.graph.n_parameters; i++) {
         const weft_tensor *p = s.graph.parameters[i].tensor;

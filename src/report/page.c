@@ -483,8 +483,16 @@ weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data)
     return WEFT_OK;
 }
 
-/* The contents come first, where the keyboard looks for them, and are known last. */
-static weft_status insert_contents(weft_page *p) {
+static weft_status finish(weft_page *p) {
+    begin_section(p, "");
+    fputs("</main>\n</div>\n", p->html);
+    WEFT_TRY(weft_page_put_json(p, "weft-charts", p->charts));
+    fprintf(p->html, "<script>\n%s%s</script>\n", weft_charts_script, weft_report_script);
+    fputs("</body>\n</html>\n", p->html);
+    fputs("\n" MD_MARK "\n", p->md);
+    if (p->cut || fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
+        return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    /* The contents come first, where the keyboard looks for them, and are known last. */
     char *whole;
     if (fflush(p->names) != 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     if (!p->names_size) return WEFT_OK;
@@ -502,18 +510,6 @@ static weft_status insert_contents(weft_page *p) {
     p->html_text = whole;
     p->html_size = (size_t)n;
     return WEFT_OK;
-}
-
-static weft_status finish(weft_page *p) {
-    begin_section(p, "");
-    fputs("</main>\n</div>\n", p->html);
-    WEFT_TRY(weft_page_put_json(p, "weft-charts", p->charts));
-    fprintf(p->html, "<script>\n%s%s</script>\n", weft_charts_script, weft_report_script);
-    fputs("</body>\n</html>\n", p->html);
-    fputs("\n" MD_MARK "\n", p->md);
-    if (p->cut || fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
-        return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
-    return insert_contents(p);
 }
 
 weft_status weft_page_write_html(weft_page *p, const char *path, bool force) {

@@ -277,25 +277,6 @@ static bool is_system(const weft_message *message) {
     return strcmp(message->role, "system") == 0 || strcmp(message->role, "developer") == 0;
 }
 
-static weft_status put_message(const weft_template *m, prompt *p, const weft_message *messages,
-                               int64_t i) {
-    const weft_message *message = messages + i;
-    bool system = is_system(message);
-    const form *f = &m->forms[system                                                   ? SYSTEM
-                              : strcmp(message->role, "assistant") == 0                ? ASSISTANT
-                              : m->forms[FIRST].given && i == 1 && is_system(messages) ? FIRST
-                                                                                       : USER];
-    if (!f->given)
-        return WEFT_BAD_INPUT("this model's chat template has no %s message; put it into "
-                              "the first message of the user",
-                              message->role);
-    if (system && m->by_role && i > 0)
-        return WEFT_BAD_INPUT("this model's chat template has a %s message at the "
-                              "beginning alone; it is message %lld here",
-                              message->role, (long long)i + 1);
-    return put_form(m, p, f, message);
-}
-
 static void end_prompt(prompt *p) {
     free(p->text);
     free(p->tokens);
@@ -311,8 +292,23 @@ weft_status weft_template_encode(const weft_template *m, weft_encoder *e,
     WEFT_TRY(put_tokens(&p, &begin, begin >= 0 && !m->by_role));
     WEFT_TRY(put_form(m, &p, &m->forms[BEGIN], &answer));
     if (count == 0 || !is_system(messages)) WEFT_TRY(put_form(m, &p, &m->forms[DEFAULT], &answer));
-    for (int64_t i = 0; i < count; i++)
-        WEFT_TRY(put_message(m, &p, messages, i));
+    for (int64_t i = 0; i < count; i++) {
+        const weft_message *message = messages + i;
+        bool system = is_system(message);
+        const form *f = &m->forms[system                                    ? SYSTEM
+                                  : strcmp(message->role, "assistant") == 0 ? ASSISTANT
+                                  : m->forms[FIRST].given && i == 1 && is_system(messages) ? FIRST
+                                                                                           : USER];
+        if (!f->given)
+            return WEFT_BAD_INPUT("this model's chat template has no %s message; put it into "
+                                  "the first message of the user",
+                                  message->role);
+        if (system && m->by_role && i > 0)
+            return WEFT_BAD_INPUT("this model's chat template has a %s message at the "
+                                  "beginning alone; it is message %lld here",
+                                  message->role, (long long)i + 1);
+        WEFT_TRY(put_form(m, &p, f, message));
+    }
     WEFT_TRY(put_form(m, &p, &m->forms[ANSWER], &answer));
     WEFT_TRY(end_text(&p));
     *n_tokens = p.count;
