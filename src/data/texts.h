@@ -50,20 +50,6 @@ weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit *
 weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, char **keep,
                             const char **text, size_t *bytes);
 
-/* The bytes of a file in their order, from a pipe too; where gzip or zstd packed it, what was packed. Its first
- * bytes tell. */
-typedef struct weft_unpack weft_unpack;
-
-/* `file` and `path`, which names it in errors, are used until closing. A build without zlib or libzstd says
- * so of a file that needs it. */
-weft_status weft_unpack_open(int file, const char *path, weft_unpack **out);
-void weft_unpack_close(weft_unpack *u);
-
-bool weft_unpack_is_packed(const weft_unpack *u);
-
-/* Up to `room` bytes; none at the end. */
-weft_status weft_unpack_read(weft_unpack *u, char *to, size_t room, size_t *got);
-
 /* A byte-level BPE of at most `vocab` tokens, whose pairs occur `least` times. `words`: how many
  * different pieces the texts have. */
 weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,

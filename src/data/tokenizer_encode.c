@@ -6,7 +6,6 @@
  * places for each hash, the newer one in front. Merging proper is a scan over the pairs for short
  * pieces, and a heap of pairs over a linked list for long ones, so that no text takes quadratic
  * time. */
-#include "base/scope.h"
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
 

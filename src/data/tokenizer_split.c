@@ -8,7 +8,6 @@
  * in a table that PCRE2 fills once a process, so the Unicode version is PCRE2's. Other patterns are
  * run by PCRE2, translated first where its dialect differs from the one they are written in: there
  * \s is Unicode's White_Space, without U+180E which PCRE2 adds, and \w has marks and connectors. */
-#include "base/scope.h"
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
 

@@ -5,7 +5,6 @@
  * run has no score, whatever was stored. Where several learning rates were run, each variant gets the
  * one with the best mean score among those at which the largest number of its seeds finished, so that
  * a rate is not chosen for the one seed that it did not blow up. */
-#include "base/scope.h"
 
 #include "base/json.h"
 #include "base/text.h"

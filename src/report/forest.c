@@ -1,7 +1,6 @@
 /* The forest plot: a row for each comparison with its difference, its interval and the line of no
  * difference. It is laid out by the page's style from percentages, so that it fits a telephone and needs
  * no script; Markdown gets a picture. */
-#include "base/scope.h"
 #include "report/report.h"
 #include "report/sections.h"
 
