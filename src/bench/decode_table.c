@@ -166,8 +166,6 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_generator_close, weft_generator)
-
 /* Seconds to the first token of a prompt, the better of two. */
 static weft_status measure_first(const bench *b, const weft_model *m, int64_t prompt,
                                  double *seconds) {
@@ -224,8 +222,6 @@ static void ask_peer(bench *b, const bench_decode_row *row, result *r) {
     r->peer = json_number_value(json_object_get(reply, "seconds"));
     if (form) snprintf(r->form, sizeof r->form, "%s", form);
 }
-
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
 
 /* A row without the floor. */
 static weft_status measure_decoder(bench *b, const weft_model *m, int64_t context, int64_t batch,

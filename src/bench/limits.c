@@ -29,8 +29,6 @@ static int64_t count_rounds(bool bf16) {
     }
 }
 
-WEFT_ENDED_BY(bench_limits_destroy, bench_limits)
-
 weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out) {
     *out = NULL;
     if (!weft_cpu_backend()) return WEFT_EMISSING;
@@ -115,7 +113,6 @@ static weft_status time_products(weft_exec *x, bench_samples *seconds) {
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 double bench_product_gflops(const weft_backend *backend, weft_pool *pool, bool bf16) {
     WEFT_AUTO(bench_graph_free) bench_graph g = {0};
     WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;

@@ -104,7 +104,6 @@ static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x,
     return status;
 }
 
-WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 static weft_status measure_row(bench *b, const bench_row *row, bool backward, measured *m) {
     WEFT_AUTO(bench_graph_free) bench_graph g = {0};
     WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;

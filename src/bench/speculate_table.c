@@ -21,9 +21,6 @@ typedef struct {
     json_t *rows;
 } bench_run;
 
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
-WEFT_ENDED_BY(weft_dataset_close, weft_dataset)
-
 /* Seconds of a step with 1, 2, 4, 8 and 16 rows of one sequence. */
 static weft_status measure_costs(bench_run *b) {
     const bench_drafting *o = b->with;

@@ -6,6 +6,7 @@
  * What a first run takes once and for all (pages of code, the matrix library's buffers) is taken
  * beforehand by a smaller model of the same kind, so that the growth is the model's own. */
 #include "base/clock.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "bench/tables.h"
 #include "cpu/backend.h"
@@ -171,16 +172,6 @@ static weft_status touch_everything(const job *j, const training *like) {
     return train_step(&t);
 }
 
-static void remove_folder(const char *folder) {
-    static const char *const files[] = {"config.json", "model.safetensors"};
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        char path[PATH_ROOM + 32];
-        snprintf(path, sizeof path, "%s/%s", folder, files[i]);
-        unlink(path);
-    }
-    rmdir(folder);
-}
-
 static weft_status save_weights(const weft_model *m, char *folder, size_t room) {
     const char *under = getenv("TMPDIR");
     int length = snprintf(folder, room, "%s/weft-bench-XXXXXX", under && *under ? under : "/tmp");
@@ -188,6 +179,7 @@ static weft_status save_weights(const weft_model *m, char *folder, size_t room) 
         folder[0] = '\0';
         return weft_fail(WEFT_EIO, "bench: no folder for the weights: %s", strerror(errno));
     }
+    WEFT_TRY(weft_folder_mark(folder));
     return weft_model_save(m, folder);
 }
 
@@ -300,7 +292,6 @@ static weft_status measure_steps(const job *j, training *t, bench_limits *limits
 }
 
 WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
-WEFT_ENDED_BY(bench_limits_destroy, bench_limits)
 static weft_status run_job(const job *j, char *folder, json_t *out) {
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     WEFT_AUTO(bench_limits_destroy_at) bench_limits *limits = NULL;
@@ -348,7 +339,7 @@ static json_t *fork_row(const job *j) {
         char folder[PATH_ROOM] = "";
         json_t *result = json_object();
         weft_status failed = run_job(j, folder, result);
-        if (folder[0]) remove_folder(folder);
+        if (folder[0]) weft_folder_remove(folder);
         if (failed)
             weft_json_add(result, "error:o",
                           weft_json_make("status:i message:s", failed, weft_error_message()));

@@ -227,8 +227,7 @@ weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, i
     char place[PATH_MAX] = "embedded";
     WEFT_TRY(open_backend(a, &pool, &f));
     WEFT_TRY(choose(paths, n_paths, data, minutes, pool, &f, &h));
-    if (n_paths > 0 && !realpath(data, place))
-        return weft_fail(WEFT_EIO, "%s: %s", data, strerror(errno));
+    if (n_paths > 0 && !realpath(data, place)) return weft_path_failed(data);
     WEFT_TRY(weft_config_set(&h.config, "DATASET", place, data));
     *c = h.config;
     return weft_config_cut_batch(c, f.backend, f.threads, 1);

@@ -75,11 +75,11 @@ static weft_status write_csv(const runs_args *own, const char *path, bool metric
     f.once = !own->force;
     int copy = dup(f.descriptor);
     FILE *file = copy < 0 ? NULL : fdopen(copy, "w");
-    if (!file) return weft_new_file_end(&f, weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno)));
+    if (!file) return weft_new_file_end(&f, weft_path_failed(path));
     weft_status status = weft_listing_csv(own->paths, own->n, metrics, file);
     bool ok = !ferror(file);
     ok = fclose(file) == 0 && ok;
-    if (status == WEFT_OK && !ok) status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    if (status == WEFT_OK && !ok) status = weft_path_failed(path);
     return weft_new_file_end(&f, status);
 }
 

@@ -13,6 +13,7 @@ typedef enum { WEFT_SPLIT_TRAIN, WEFT_SPLIT_VAL } weft_split;
  * of token shards (shards.h). A folder by one of those names is meant by a path, "./recall". */
 weft_status weft_dataset_open(const weft_config *c, weft_dataset **out);
 void weft_dataset_close(weft_dataset *d);
+WEFT_ENDED_BY(weft_dataset_close, weft_dataset)
 
 /* CONFIG_DATASET as it was given. */
 const char *weft_dataset_name(const weft_dataset *d);

@@ -58,8 +58,7 @@ static bool is_shard_of(const char *name, const char *split) {
 static weft_status map_shard(shard *s) {
     WEFT_AUTO_CLOSE int file = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat is;
-    if (file < 0 || fstat(file, &is) != 0)
-        return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    if (file < 0 || fstat(file, &is) != 0) return weft_path_failed(s->path);
     if (!S_ISREG(is.st_mode))
         return WEFT_BAD_INPUT("%s: a folder, pipe or device; a shard is a file", s->path);
     if (is.st_size < HEADER_BYTES)
@@ -332,8 +331,7 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
                 "%s: is not a part of a shard that weft began; move it away, or name "
                 "another folder",
                 path);
-        if (got < 0 || unlink(path) != 0)
-            return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+        if (got < 0 || unlink(path) != 0) return weft_path_failed(path);
     }
     WEFT_AUTO(weft_shard_writer_close_at) weft_shard_writer *w = calloc(1, sizeof *w);
     if (w) w->dir = strdup(dir);

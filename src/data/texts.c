@@ -233,7 +233,7 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     WEFT_TRY(weft_folder_make(out));
     /* One process at a time: the parts that another is writing are no remainders. */
     j->folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
+    if (j->folder < 0) return weft_path_failed(out);
     if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return WEFT_BAD_INPUT("%s: another process tokenizes into this folder", out);
     /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */

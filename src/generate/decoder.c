@@ -219,8 +219,6 @@ static weft_status find_graph(weft_decoder *d, const graph_use *use, row_graph *
     return open_graph(d, use, out);
 }
 
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
-
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out) {
     *out = NULL;

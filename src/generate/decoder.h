@@ -52,6 +52,7 @@ enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = WEFT_RUN_ROWS, WEFT_DECOD
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out);
 void weft_decoder_close(weft_decoder *d);
+WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
 
 /* The table of pages [slots, pages of a sequence]: filled by the caller, read by every run. */
 int32_t *weft_decoder_table(weft_decoder *d, int32_t slot);

@@ -35,8 +35,6 @@ static weft_status complete_limits(const weft_config *c, weft_generator_limits *
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_generator_close, weft_generator)
-
 weft_status weft_generator_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_generator_limits *limits, weft_generator **out) {
     *out = NULL;

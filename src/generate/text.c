@@ -90,17 +90,6 @@ static weft_status move_characters(weft_stream *s, bool end) {
     return WEFT_OK;
 }
 
-/* Where the first stop string begins; text.bytes: nowhere. */
-static size_t find_stop(const weft_stream *s) {
-    size_t first = s->text.bytes;
-    for (int i = 0; i < s->n_stops; i++) {
-        size_t length = strlen(s->stops[i]);
-        for (size_t at = 0; at < first && at + length <= s->text.bytes; at++)
-            if (memcmp(s->text.data + at, s->stops[i], length) == 0) first = at;
-    }
-    return first;
-}
-
 /* How much of the text cannot be the beginning of a stop string any more. */
 static size_t certain_bytes(const weft_stream *s) {
     size_t certain = s->text.bytes;
@@ -125,7 +114,13 @@ weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, si
     else
         WEFT_TRY(append(&s->held, REPLACEMENT, sizeof REPLACEMENT - 1));
     WEFT_TRY(move_characters(s, false));
-    size_t stop = find_stop(s);
+    /* Where the first stop string begins; text.bytes: nowhere. */
+    size_t stop = s->text.bytes;
+    for (int i = 0; i < s->n_stops; i++) {
+        size_t length = strlen(s->stops[i]);
+        for (size_t at = 0; at < stop && at + length <= s->text.bytes; at++)
+            if (memcmp(s->text.data + at, s->stops[i], length) == 0) stop = at;
+    }
     *stopped = stop < s->text.bytes;
     s->given = *stopped ? stop : certain_bytes(s);
     *text = s->text.data;

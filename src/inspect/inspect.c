@@ -368,8 +368,6 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
     return gradients ? look_gradients(m, place, text, out) : WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_dataset_close, weft_dataset)
-
 /* The first sequences that evaluation uses. A task's are taken whole, of a text the beginning. */
 static weft_status read_held_out(const weft_config *c, weft_windows *out) {
     WEFT_AUTO(weft_dataset_close_at) weft_dataset *d = NULL;

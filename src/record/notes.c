@@ -52,12 +52,11 @@ WEFT_ENDED_BY(weft_notes_close, weft_notes)
 
 weft_status weft_notes_open(const char *folder, weft_notes **out) {
     WEFT_AUTO(weft_notes_close_at) weft_notes *n = calloc(1, sizeof *n);
-    char path[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
     if (!n) return weft_fail(WEFT_ENOMEM, "notes: no memory");
     WEFT_TRY(weft_path(n->folder, "%s", folder));
-    WEFT_TRY(weft_path(path, "%s/notes.db", folder));
+    WEFT_PATH(path, "%s/notes.db", folder);
     WEFT_TRY(weft_path_there(path, &there));
     if (there) WEFT_TRY(open_file(n));
     return weft_hand(&n, out);

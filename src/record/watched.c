@@ -416,8 +416,6 @@ weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, con
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_watched_close, weft_watched)
-
 /* The folder by its whole path; with `waits`, one that is not there yet too. */
 static weft_status find_root(const char *folder, bool waits, char **out) {
     struct stat is;

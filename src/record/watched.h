@@ -17,6 +17,7 @@ typedef struct weft_watched weft_watched;
  * when they are made. */
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out);
 void weft_watched_close(weft_watched *w);
+WEFT_ENDED_BY(weft_watched_close, weft_watched)
 
 /* Looks at everything; false: there are lines that are left for the next look. */
 bool weft_watched_look(weft_watched *w);
