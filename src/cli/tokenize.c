@@ -91,21 +91,6 @@ const char weft_help_tokenizer[] =
     "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's "
     "library reads it too. There may be fewer tokens than N where there is little text.\n";
 
-static weft_status train_tokenizer(const weft_args *args, const weft_input_options *input,
-                                   int64_t vocab, int64_t least, const char *out) {
-    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
-    int64_t words = 0;
-    WEFT_TRY(weft_texts_learn(input, vocab, least, &t, &words));
-    WEFT_TRY(weft_tokenizer_save(t, out, NULL));
-    if (args->json)
-        printf("{\"vocab\": %lld, \"words\": %lld}\n", (long long)weft_tokenizer_vocab(t),
-               (long long)words);
-    else
-        printf("%s: vocabulary %s, learned from %s different words\n", out,
-               weft_count_text(weft_tokenizer_vocab(t)), weft_count_text(words));
-    return WEFT_OK;
-}
-
 weft_status weft_cmd_tokenizer(weft_args *args, int argc, char **argv) {
     bool force = false;
     const char *needed = NULL, *out = NULL;
@@ -128,5 +113,15 @@ weft_status weft_cmd_tokenizer(weft_args *args, int argc, char **argv) {
     WEFT_TRY(weft_file_vacant(out, force));
     input.paths = words + 1;
     input.n_paths = args->n_words - 1;
-    return train_tokenizer(args, &input, vocab, least, out);
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    int64_t learned = 0;
+    WEFT_TRY(weft_texts_learn(&input, vocab, least, &t, &learned));
+    WEFT_TRY(weft_tokenizer_save(t, out, NULL));
+    if (args->json)
+        printf("{\"vocab\": %lld, \"words\": %lld}\n", (long long)weft_tokenizer_vocab(t),
+               (long long)learned);
+    else
+        printf("%s: vocabulary %s, learned from %s different words\n", out,
+               weft_count_text(weft_tokenizer_vocab(t)), weft_count_text(learned));
+    return WEFT_OK;
 }
