@@ -280,8 +280,6 @@ const char weft_help_watch[] =
     "score, averaged over seeds, and given notes and tags, which are kept in notes.db in the first "
     "folder. Nothing else is written, and no run waits for it. SIGINT or SIGTERM ends it.\n";
 
-WEFT_ENDED_BY(weft_live_close, weft_live)
-
 weft_status weft_cmd_watch(weft_args *args, int argc, char **argv) {
     enum { FOLDERS_MOST = 256 };
     const char *folders[FOLDERS_MOST] = {"runs"};

@@ -133,7 +133,6 @@ static weft_status start(weft_device_link *r) {
     return weft_comm_agree(r->comm, check_link(r));
 }
 
-WEFT_ENDED_BY(weft_device_link_close, weft_device_link)
 weft_status weft_device_link_open(weft_comm *comm, const weft_backend *backend,
                                   weft_device_link **out) {
     char why[WHY_ROOM] = "";

@@ -92,6 +92,7 @@ double weft_watch_limit(void);
 weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_rank_place *places,
                             weft_watch **out);
 void weft_watch_close(weft_watch *w);
+WEFT_ENDED_BY(weft_watch_close, weft_watch)
 
 typedef enum {
     WEFT_WATCH_WELL,

@@ -49,7 +49,6 @@ double weft_watch_limit(void) {
     return limit && *limit ? strtod(limit, NULL) : LIMIT_SECONDS;
 }
 
-WEFT_ENDED_BY(weft_watch_close, weft_watch)
 weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_rank_place *places,
                             weft_watch **out) {
     size_t n = (size_t)size;

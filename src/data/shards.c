@@ -133,8 +133,6 @@ static weft_status take_name(weft_shards *s, const char *name) {
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_shards_close, weft_shards)
-
 weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **out) {
     *out = NULL;
     WEFT_AUTO(weft_shards_close_at) weft_shards *s = calloc(1, sizeof *s);
@@ -295,7 +293,6 @@ static bool is_part(const char *is, const char *name) {
     return digits >= 6 && strcmp(is + n + 1 + digits, ".bin.part") == 0;
 }
 
-WEFT_ENDED_BY(weft_shard_writer_close, weft_shard_writer)
 weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vocab,
                                    int64_t shard_tokens, weft_shard_writer **out) {
     *out = NULL;

@@ -40,9 +40,6 @@ static void show_progress(void *progress, int64_t tokens) {
     weft_progress_update(progress, tokens, NULL);
 }
 
-WEFT_ENDED_BY(weft_input_close, weft_input)
-WEFT_ENDED_BY(weft_bpe_trainer_close, weft_bpe_trainer)
-
 weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
                              weft_tokenizer **out, int64_t *words) {
     WEFT_AUTO(weft_input_close_at) weft_input *in = NULL;

@@ -37,6 +37,7 @@ typedef struct {
 /* The options' arrays are used until closing. */
 weft_status weft_input_open(const weft_input_options *options, weft_input **out);
 void weft_input_close(weft_input *in);
+WEFT_ENDED_BY(weft_input_close, weft_input)
 
 /* Bytes of all files; 0 where one of them does not say. */
 int64_t weft_input_total(const weft_input *in);
@@ -85,6 +86,7 @@ enum { WEFT_BPE_VOCAB_MIN = 257 }; /* the bytes and the end of text */
 
 weft_status weft_bpe_trainer_open(weft_bpe_trainer **out);
 void weft_bpe_trainer_close(weft_bpe_trainer *b);
+WEFT_ENDED_BY(weft_bpe_trainer_close, weft_bpe_trainer)
 
 /* Counts the pieces of a text, cut as GPT-2 does. */
 weft_status weft_bpe_trainer_add(weft_bpe_trainer *b, const char *text, size_t bytes);

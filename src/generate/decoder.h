@@ -25,6 +25,7 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
                                          const weft_fold *folds, int64_t n_folds,
                                          weft_generation_weights **out);
 void weft_generation_weights_destroy(weft_generation_weights *w);
+WEFT_ENDED_BY(weft_generation_weights_destroy, weft_generation_weights)
 
 /* Gives the graph's tensors the types that the weights have. */
 void weft_generation_weights_apply(const weft_generation_weights *w, weft_graph *g);

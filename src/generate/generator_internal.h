@@ -20,6 +20,7 @@ typedef struct weft_pages weft_pages;
 
 weft_status weft_pages_create(int64_t count, weft_pages **out);
 void weft_pages_destroy(weft_pages *p);
+WEFT_ENDED_BY(weft_pages_destroy, weft_pages)
 
 /* A page that nobody else holds, held once; -1: every page is held. */
 int32_t weft_pages_take(weft_pages *p);
@@ -156,6 +157,7 @@ int64_t generator_block_end(const sequence *s);
 /* Opens limits.draft, if there is one. */
 weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend, weft_pool *pool);
 void draft_model_close(draft_model *d);
+WEFT_ENDED_BY(draft_model_close, draft_model)
 /* Makes a draft for each sequence that wants a token, where one may pay. */
 weft_status generator_draft(weft_generator *g);
 /* What of its draft a sequence can run beside the tokens that are known: in `rows`, and on pages that

@@ -20,7 +20,6 @@ struct weft_pages {
     int32_t oldest, newest;
 };
 
-WEFT_ENDED_BY(weft_pages_destroy, weft_pages)
 weft_status weft_pages_create(int64_t count, weft_pages **out) {
     *out = NULL;
     if (count < 1 || count > INT32_MAX)

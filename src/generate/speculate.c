@@ -44,8 +44,6 @@ void draft_model_close(draft_model *d) {
     WEFT_FREE(d->states, d);
 }
 
-WEFT_ENDED_BY(draft_model_close, draft_model)
-
 static weft_status open_model(weft_generator *g, const weft_backend *backend, weft_pool *pool) {
     const weft_generator_limits *l = &g->limits;
     const weft_config *c = &l->draft->config;

@@ -365,8 +365,6 @@ static weft_status make_folded(weft_generation_weights *w, const fold_sources *s
     return keep_floats(w, fold->bias, f.out_bias);
 }
 
-WEFT_ENDED_BY(weft_generation_weights_destroy, weft_generation_weights)
-
 weft_status weft_generation_weights_make(const weft_model *m, const weft_backend *backend,
                                          weft_pool *pool, const weft_cached_graph *graph,
                                          const weft_fold *folds, int64_t n_folds,

@@ -48,8 +48,6 @@ static weft_status open_file(weft_notes *n) {
     return weft_hand(&d, &n->file);
 }
 
-WEFT_ENDED_BY(weft_notes_close, weft_notes)
-
 weft_status weft_notes_open(const char *folder, weft_notes **out) {
     WEFT_AUTO(weft_notes_close_at) weft_notes *n = calloc(1, sizeof *n);
     bool there;

@@ -63,6 +63,7 @@ typedef struct weft_notes weft_notes;
 
 weft_status weft_notes_open(const char *folder, weft_notes **out);
 void weft_notes_close(weft_notes *n);
+WEFT_ENDED_BY(weft_notes_close, weft_notes)
 
 /* malloc'd texts, NULL where there are none, and with NULL for `n`. */
 void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags);

@@ -105,6 +105,7 @@ typedef struct weft_template weft_template;
 /* Fails where {content} is not there exactly once, in each form. The tokenizer must outlive it. */
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out);
 void weft_template_close(weft_template *m);
+WEFT_ENDED_BY(weft_template_close, weft_template)
 
 /* The tokens of a conversation, malloc'd. */
 weft_status weft_template_encode(const weft_template *m, weft_encoder *e,

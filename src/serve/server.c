@@ -470,8 +470,6 @@ static weft_status start_daemon(weft_server *s) {
     return weft_fail(WEFT_EIO, "serve: libmicrohttpd does not start; WEFT_LOG=debug tells more");
 }
 
-WEFT_ENDED_BY(weft_server_close, weft_server)
-
 static weft_status open_model(weft_server *s, const weft_served_model *m) {
     struct served *to = s->models + s->n_models++;
     weft_worker_limits limits = {s->options.sequences, s->options.queue, s->options.answer_seconds};

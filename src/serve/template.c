@@ -168,8 +168,6 @@ static weft_status find_stop(weft_template *m) {
     return m->stop ? WEFT_OK : weft_fail(WEFT_ENOMEM, "chat template: no memory");
 }
 
-WEFT_ENDED_BY(weft_template_close, weft_template)
-
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out) {
     *out = NULL;
     WEFT_AUTO(weft_template_close_at) weft_template *m = calloc(1, sizeof *m);
