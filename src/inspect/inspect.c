@@ -293,26 +293,6 @@ static void end_inspector(inspector *p) {
     WEFT_FREE(p->sums, p->heads, p->scores, p->chosen);
 }
 
-static weft_status prepare(inspector *p, int64_t time, weft_inspection *out) {
-    size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads,
-           pairs = (size_t)(time * time);
-    p->sums = calloc(layers, sizeof *p->sums);
-    p->heads = calloc(layers * heads, sizeof *p->heads);
-    out->layers = calloc(layers, sizeof *out->layers);
-    p->scores = malloc(heads * pairs * sizeof *p->scores);
-    p->chosen = malloc(2 * pairs);
-    if (!p->sums || !p->heads || !out->layers || !p->scores || !p->chosen)
-        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    for (size_t l = 0; l < layers; l++) {
-        p->sums[l].heads = p->heads + l * heads;
-        out->layers[l].heads = calloc(heads, sizeof *out->layers[l].heads);
-        if (!out->layers[l].heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-        for (size_t h = 0; h < heads; h++)
-            out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
-    }
-    return WEFT_OK;
-}
-
 static weft_status look_at_layer(const inspector *p, const weft_session *s, int64_t layer,
                                  int64_t window, weft_inspection *out) {
     int64_t pairs = out->time * out->time;
@@ -363,7 +343,22 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
     WEFT_AUTO(end_inspector) inspector p = {.config = c};
     *out = (weft_inspection){
         .n_layers = c->n_layer, .n_heads = c->n_head, .windows = text->windows, .time = text->time};
-    WEFT_TRY(prepare(&p, text->time, out));
+    size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads,
+           pairs = (size_t)(text->time * text->time);
+    p.sums = calloc(layers, sizeof *p.sums);
+    p.heads = calloc(layers * heads, sizeof *p.heads);
+    out->layers = calloc(layers, sizeof *out->layers);
+    p.scores = malloc(heads * pairs * sizeof *p.scores);
+    p.chosen = malloc(2 * pairs);
+    if (!p.sums || !p.heads || !out->layers || !p.scores || !p.chosen)
+        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    for (size_t l = 0; l < layers; l++) {
+        p.sums[l].heads = p.heads + l * heads;
+        out->layers[l].heads = calloc(heads, sizeof *out->layers[l].heads);
+        if (!out->layers[l].heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+        for (size_t h = 0; h < heads; h++)
+            out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
+    }
     WEFT_TRY(look_at_windows(&p, m, place, text, out));
     return gradients ? look_gradients(m, place, text, out) : WEFT_OK;
 }
