@@ -109,9 +109,9 @@ DEFINES += -DWEFT_HAVE_CUDA
 endif
 
 OBJ := $(OUT)/obj
-$(OBJ)/data/unpack.o: OWN_DEFINES := $(CONFIG_UNPACK)
+$(OBJ)/data/tokenizer_input.o: OWN_DEFINES := $(CONFIG_UNPACK)
 $(eval $(call stamp,$(OBJ)/unpack-flags,$(CONFIG_UNPACK)))
-$(OBJ)/data/unpack.o: $(OBJ)/unpack-flags
+$(OBJ)/data/tokenizer_input.o: $(OBJ)/unpack-flags
 LIB_OBJECTS := $(call lib_objects,$(OBJ))
 PROGRAM_OBJECTS := $(call program_objects,$(OBJ))
 LIB_A := $(OUT)/libweft.a

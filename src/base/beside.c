@@ -42,7 +42,8 @@ static int make_file(const char *path) {
     return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666 | MARK);
 }
 
-/* One that was removed before it could be opened was taken for one that was left. */
+/* A folder, open for reading. It gets the mark of folders.h too; the bit tells one that is empty, before it has that
+ * mark and when it has it no more. One that was removed before it could be opened was taken for one that was left. */
 static int make_folder(const char *path) {
     if (mkdir(path, 0777 | MARK) != 0) return -1;
     int fd = open(path, OPEN_FOLDER), error = errno;
@@ -73,10 +74,6 @@ int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]) {
     return make_new(path, out, make_file);
 }
 
-int weft_beside_make(const char *path, char out[WEFT_PATH_MAX]) {
-    return make_new(path, out, make_folder);
-}
-
 /* The lock comes before the last look: what is removed is what is held. */
 static void remove_left(int folder, const char *name) {
     struct stat named, is;
@@ -91,7 +88,8 @@ static void remove_left(int folder, const char *name) {
         unlinkat(folder, name, 0);
 }
 
-void weft_beside_mark(int fd) {
+/* Marks a folder that is to be removed. */
+static void mark(int fd) {
     struct stat is;
     if (fstat(fd, &is) == 0) (void)!fchmod(fd, (is.st_mode & 07777) | MARK);
 }
@@ -114,17 +112,16 @@ static void take_left(const char *where, const char *name, const char *back) {
     if (own && back && rename(path, back) == 0) own = false;
     if (own && back) own = errno == ENOTEMPTY || errno == EEXIST;
     if (own) {
-        weft_beside_mark(fd);
+        mark(fd);
         weft_folder_remove(path);
     }
 }
 
 weft_status weft_beside_clear(const char *path) {
-    char above[WEFT_PATH_MAX];
     WEFT_AUTO(weft_names_free) weft_names names = {0};
     WEFT_AUTO_CLOSE int folder = -1;
     struct stat is;
-    WEFT_TRY(weft_path(above, "%s", path));
+    WEFT_PATH(above, "%s", path);
     char *slash = strrchr(above, '/');
     const char *own = slash ? path + (slash + 1 - above) : path;
     if (slash) slash[1] = '\0';
@@ -146,16 +143,12 @@ weft_status weft_beside_clear(const char *path) {
 
 /* Folders beside their places. The lock on one is the same as on a file beside (beside.h). */
 
-static weft_status failed(const char *path) {
-    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-}
-
 /* Removes what is worth nothing. The message stays the one of `status`, of the name that was to be: nobody
  * knows the other. */
 static weft_status discard(const weft_new_folder *f, weft_status status) {
     char message[2048];
     snprintf(message, sizeof message, "%s", weft_error_message());
-    weft_beside_mark(f->held);
+    mark(f->held);
     /* One that is empty goes without being opened, which may have been what failed. */
     weft_status removed = rmdir(f->beside) == 0 ? WEFT_OK : weft_folder_remove(f->beside);
     if (status == WEFT_OK) return removed;
@@ -211,13 +204,12 @@ weft_status weft_new_folder_room(const char *path, weft_may_replace may) {
 weft_status weft_new_folder_begin(weft_new_folder *f, const char *path) {
     *f = (weft_new_folder){.held = -1};
     WEFT_TRY(take_path(path, f->path));
-    char above[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(above, "%s", f->path));
+    WEFT_PATH(above, "%s", f->path);
     char *slash = strrchr(above, '/');
     if (slash) *slash = '\0';
     if (slash && slash != above) WEFT_TRY(weft_folder_make(above));
     WEFT_TRY(weft_beside_clear(f->path));
-    f->held = weft_beside_make(f->path, f->beside);
+    f->held = make_new(f->path, f->beside, make_folder);
     if (f->held < 0) return weft_fail(WEFT_EIO, "%s: cannot be made: %s", f->path, strerror(errno));
     weft_status status = weft_folder_mark(f->beside);
     return status == WEFT_OK ? WEFT_OK : weft_new_folder_end(f, status, NULL);
@@ -226,15 +218,15 @@ weft_status weft_new_folder_begin(weft_new_folder *f, const char *path) {
 weft_status weft_folder_exchange(const char *fresh, const char *name, const char *old) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, fresh, AT_FDCWD, name, RENAME_EXCHANGE) == 0) return WEFT_OK;
-    if (errno != EINVAL && errno != ENOSYS) return failed(name);
+    if (errno != EINVAL && errno != ENOSYS) return weft_path_failed(name);
 #endif
-    if (rename(name, old) != 0) return failed(name);
+    if (rename(name, old) != 0) return weft_path_failed(name);
     if (rename(fresh, name) != 0) {
-        weft_status status = failed(name);
+        weft_status status = weft_path_failed(name);
         rename(old, name);
         return status;
     }
-    return rename(old, fresh) == 0 ? WEFT_OK : failed(old);
+    return rename(old, fresh) == 0 ? WEFT_OK : weft_path_failed(old);
 }
 
 static weft_status take_name(weft_new_folder *f, weft_may_replace may) {
@@ -246,21 +238,20 @@ static weft_status take_name(weft_new_folder *f, weft_may_replace may) {
         f->beside[0] = '\0';
         return weft_folder_sync_above(f->path);
     }
-    if (errno != ENOTEMPTY && errno != EEXIST) return failed(f->path);
+    if (errno != ENOTEMPTY && errno != EEXIST) return weft_path_failed(f->path);
     if (!may) return refuse(f->path);
     WEFT_TRY(may(f->path));
     /* NAME is one that may be removed: marked, so that it is what a kill left if one comes now, and held, so
      * that nobody takes it for that. */
-    char old[WEFT_PATH_MAX];
     size_t n = strlen(f->beside) - strlen(WEFT_BESIDE_TAIL);
-    WEFT_TRY(weft_path(old, "%.*s%s", (int)n, f->beside, WEFT_BESIDE_OLD));
+    WEFT_PATH(old, "%.*s%s", (int)n, f->beside, WEFT_BESIDE_OLD);
     WEFT_TRY(weft_folder_mark(f->path));
     WEFT_AUTO_CLOSE int replaced = open(f->path, OPEN_FOLDER);
-    if (replaced < 0) return failed(f->path);
+    if (replaced < 0) return weft_path_failed(f->path);
     (void)flock(replaced, LOCK_EX | LOCK_NB); /* a file system without locks keeps nobody from it */
     weft_status status = weft_folder_exchange(f->beside, f->path, old);
     bool named = status == WEFT_OK;
-    if (named) weft_beside_mark(replaced);
+    if (named) mark(replaced);
     if (named) status = weft_folder_sync_above(f->path);
     if (named && status == WEFT_OK) status = weft_folder_remove(f->beside);
     if (named)

@@ -21,12 +21,6 @@ bool weft_is_beside(const char *name, const char *own);
  * error; `out` then is the name that was tried last, or empty. */
 int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]);
 
-/* The same of a folder, open for reading. Its caller gives it the mark of folders.h too; the bit tells one
- * that is empty, before it has that mark and when it has it no more. */
-int weft_beside_make(const char *path, char out[WEFT_PATH_MAX]);
-
-/* Marks a folder that is to be removed. */
-void weft_beside_mark(int fd);
 /* Takes the mark away from one that has got its name. Where that fails, a file keeps a bit that means
  * nothing. */
 void weft_beside_unmark(int fd);

@@ -16,3 +16,6 @@
             ".byte 0\n"                                                                            \
             ".size " name ", . - " name "\n"                                                       \
             ".popsection\n")
+
+/* The style that all pages share, as it is in base/page.css, whose head says how a page uses it. */
+extern const char weft_page_style[];

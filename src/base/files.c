@@ -28,6 +28,10 @@ weft_status weft_path(char path[WEFT_PATH_MAX], const char *format, ...) {
     return WEFT_BAD_INPUT("%.200s...: the path is too long", path);
 }
 
+weft_status weft_path_failed(const char *path) {
+    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+}
+
 static weft_kind kind_of(mode_t mode) {
     return S_ISREG(mode)   ? WEFT_KIND_FILE
            : S_ISDIR(mode) ? WEFT_KIND_FOLDER
@@ -78,7 +82,7 @@ static weft_status check_plain(const char *path, int *descriptor, const char *re
 weft_status weft_file_open(const char *path, int *descriptor) {
     /* O_NONBLOCK: a pipe is opened without waiting for its writer. */
     *descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (*descriptor < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    if (*descriptor < 0) return weft_path_failed(path);
     return check_plain(path, descriptor, "");
 }
 
@@ -88,7 +92,7 @@ weft_status weft_file_open_stream(const char *path, FILE **out) {
     WEFT_TRY(weft_file_open(path, &descriptor));
     *out = fdopen(descriptor, "rb");
     if (*out) return WEFT_OK;
-    weft_status status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    weft_status status = weft_path_failed(path);
     close(descriptor);
     return status;
 }
@@ -120,7 +124,7 @@ weft_status weft_file_sum(const char *path, weft_sum *out) {
     if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
     WEFT_TRY(weft_file_open(path, &descriptor));
     while ((n = read_some(descriptor, block, BLOCK)) != 0) {
-        if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+        if (n < 0) return weft_path_failed(path);
         out->crc = weft_crc32c(out->crc, block, (size_t)n);
         out->bytes += n;
         weft_beat();
@@ -139,7 +143,7 @@ weft_status weft_file_read_open(int descriptor, const char *path, size_t most, c
         if (!larger) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
         text = larger;
         ssize_t n = read_some(descriptor, text + *bytes, room - *bytes);
-        if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+        if (n < 0) return weft_path_failed(path);
         *bytes += (size_t)n;
         if (*bytes > most) return WEFT_BAD_INPUT("%s: is larger than %zu bytes", path, most);
         text[*bytes] = '\0';
@@ -161,7 +165,7 @@ weft_status weft_file_open_own(const char *path, int *descriptor) {
     *descriptor = open(path, flags, 0666);
     if (*descriptor < 0 && errno == ELOOP)
         return WEFT_BAD_INPUT("%s: is a link, not a file; move it away", path);
-    if (*descriptor < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    if (*descriptor < 0) return weft_path_failed(path);
     return check_plain(path, descriptor, "; move it away");
 }
 

@@ -19,6 +19,9 @@ weft_status weft_path(char path[WEFT_PATH_MAX], const char *format, ...)
     char path[WEFT_PATH_MAX];                                                                      \
     WEFT_TRY(weft_path(path, __VA_ARGS__))
 
+/* What errno says of a path: WEFT_EIO. */
+weft_status weft_path_failed(const char *path);
+
 /* What a path names itself: a link is a link, wherever it leads. Only "there is nothing" is
  * WEFT_KIND_NOTHING; a path that cannot be looked at is an error. */
 typedef enum {

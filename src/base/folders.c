@@ -10,22 +10,17 @@ enum { DEPTH_MOST = 16, OPEN_FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CL
 
 static const char mark_text[] = "weft made this folder, and may remove it.\n";
 
-static weft_status failed(const char *path) {
-    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-}
-
 weft_status weft_folder_make_one(const char *path) {
     struct stat is;
     if (mkdir(path, 0777) == 0) return WEFT_OK;
-    if (errno != EEXIST || stat(path, &is) != 0) return failed(path);
+    if (errno != EEXIST || stat(path, &is) != 0) return weft_path_failed(path);
     errno = EEXIST;
-    if (!S_ISDIR(is.st_mode)) return failed(path);
-    return access(path, W_OK | X_OK) == 0 ? WEFT_OK : failed(path);
+    if (!S_ISDIR(is.st_mode)) return weft_path_failed(path);
+    return access(path, W_OK | X_OK) == 0 ? WEFT_OK : weft_path_failed(path);
 }
 
 weft_status weft_folder_make(const char *path) {
-    char part[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(part, "%s", path));
+    WEFT_PATH(part, "%s", path);
     for (char *slash = part + 1; *part && (slash = strchr(slash, '/')); slash++) {
         *slash = '\0';
         /* One above may be there and refuse to be looked at; the last one decides. */
@@ -43,7 +38,7 @@ static weft_status look_for_mark(int folder, const char *path, bool *out) {
     if (fstatat(folder, WEFT_FOLDER_MARK, &is, AT_SYMLINK_NOFOLLOW) == 0)
         *out = S_ISREG(is.st_mode);
     else if (errno != ENOENT)
-        return failed(path);
+        return weft_path_failed(path);
     return WEFT_OK;
 }
 
@@ -53,40 +48,39 @@ static weft_status put_mark(int folder, const char *path) {
     WEFT_TRY(look_for_mark(folder, path, &there));
     if (there) return WEFT_OK;
     int fd = openat(folder, WEFT_FOLDER_MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) return failed(path);
+    if (fd < 0) return weft_path_failed(path);
     size_t bytes = sizeof mark_text - 1;
     bool ok = write(fd, mark_text, bytes) == (ssize_t)bytes && fsync(fd) == 0;
-    weft_status status = ok ? WEFT_OK : failed(path);
-    if (close(fd) != 0 && status == WEFT_OK) status = failed(path);
+    weft_status status = ok ? WEFT_OK : weft_path_failed(path);
+    if (close(fd) != 0 && status == WEFT_OK) status = weft_path_failed(path);
     return status;
 }
 
 weft_status weft_folder_mark(const char *path) {
     WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
-    return folder < 0 ? failed(path) : put_mark(folder, path);
+    return folder < 0 ? weft_path_failed(path) : put_mark(folder, path);
 }
 
 weft_status weft_folder_make_marked(const char *path) {
-    if (mkdir(path, 0777) != 0) return failed(path);
+    if (mkdir(path, 0777) != 0) return weft_path_failed(path);
     return weft_folder_mark(path);
 }
 
 weft_status weft_folder_is_marked(const char *path, bool *out) {
     *out = false;
     WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
-    return folder < 0 ? failed(path) : look_for_mark(folder, path, out);
+    return folder < 0 ? weft_path_failed(path) : look_for_mark(folder, path, out);
 }
 
 weft_status weft_folder_sync(const char *path) {
     WEFT_AUTO_CLOSE int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) return failed(path);
+    if (folder < 0) return weft_path_failed(path);
     bool synced = fsync(folder) == 0 || errno == EINVAL || errno == ENOTSUP || errno == EOPNOTSUPP;
-    return synced ? WEFT_OK : failed(path);
+    return synced ? WEFT_OK : weft_path_failed(path);
 }
 
 weft_status weft_folder_sync_above(const char *path) {
-    char above[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(above, "%s", path));
+    WEFT_PATH(above, "%s", path);
     char *slash = strrchr(above, '/');
     if (!slash) return weft_folder_sync(".");
     slash[1] = '\0';
@@ -119,7 +113,7 @@ static weft_status read_entries(int folder, const char *path, weft_names *out) {
     *out = (weft_names){0};
     DIR *entries = fdopendir(folder);
     if (!entries) {
-        status = failed(path);
+        status = weft_path_failed(path);
         close(folder);
         return status;
     }
@@ -127,7 +121,7 @@ static weft_status read_entries(int folder, const char *path, weft_names *out) {
     for (errno = 0; status == WEFT_OK && (entry = readdir(entries)); errno = 0)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
             status = add_name(out, entry->d_name, path);
-    if (status == WEFT_OK && errno) status = failed(path);
+    if (status == WEFT_OK && errno) status = weft_path_failed(path);
     closedir(entries);
     if (status != WEFT_OK) weft_names_free(out);
     if (out->n > 1) qsort(out->list, (size_t)out->n, sizeof *out->list, compare_names);
@@ -137,30 +131,30 @@ static weft_status read_entries(int folder, const char *path, weft_names *out) {
 weft_status weft_folder_list(const char *path, weft_names *out) {
     *out = (weft_names){0};
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return folder < 0 ? failed(path) : read_entries(folder, path, out);
+    return folder < 0 ? weft_path_failed(path) : read_entries(folder, path, out);
 }
 
 weft_status weft_folder_list_open(int folder, const char *path, weft_names *out) {
     int again = openat(folder, ".", OPEN_FOLDER);
     *out = (weft_names){0};
-    return again < 0 ? failed(path) : read_entries(again, path, out);
+    return again < 0 ? weft_path_failed(path) : read_entries(again, path, out);
 }
 
 static weft_status empty_folder(int folder, const char *path, int depth);
 
 /* One entry: a folder with all in it, anything else by its name alone. */
 static weft_status remove_entry(int folder, const char *path, const char *name, int depth) {
-    char inside[WEFT_PATH_MAX];
     struct stat is;
-    WEFT_TRY(weft_path(inside, "%s/%s", path, name));
+    WEFT_PATH(inside, "%s/%s", path, name);
     if (fstatat(folder, name, &is, AT_SYMLINK_NOFOLLOW) != 0)
-        return errno == ENOENT ? WEFT_OK : failed(inside);
+        return errno == ENOENT ? WEFT_OK : weft_path_failed(inside);
     if (!S_ISDIR(is.st_mode))
-        return unlinkat(folder, name, 0) == 0 || errno == ENOENT ? WEFT_OK : failed(inside);
+        return unlinkat(folder, name, 0) == 0 || errno == ENOENT ? WEFT_OK
+                                                                 : weft_path_failed(inside);
     WEFT_AUTO_CLOSE int fd = openat(folder, name, OPEN_FOLDER);
-    if (fd < 0) return failed(inside);
+    if (fd < 0) return weft_path_failed(inside);
     WEFT_TRY(empty_folder(fd, inside, depth + 1));
-    return unlinkat(folder, name, AT_REMOVEDIR) == 0 ? WEFT_OK : failed(inside);
+    return unlinkat(folder, name, AT_REMOVEDIR) == 0 ? WEFT_OK : weft_path_failed(inside);
 }
 
 /* All but the mark, then the mark. */
@@ -182,7 +176,7 @@ weft_status weft_folder_remove(const char *path) {
         return WEFT_BAD_INPUT("%s: is %s, not a folder that weft made; move it away", path,
                               weft_kind_name(kind));
     WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
-    if (folder < 0) return failed(path);
+    if (folder < 0) return weft_path_failed(path);
     WEFT_AUTO(weft_names_free) weft_names names = {0};
     bool marked;
     WEFT_TRY(look_for_mark(folder, path, &marked));
@@ -191,7 +185,7 @@ weft_status weft_folder_remove(const char *path) {
         return WEFT_BAD_INPUT(
             "%s: weft did not make this folder and does not remove it; move it away", path);
     WEFT_TRY(empty_folder(folder, path, 0));
-    return rmdir(path) == 0 || errno == ENOENT ? WEFT_OK : failed(path);
+    return rmdir(path) == 0 || errno == ENOENT ? WEFT_OK : weft_path_failed(path);
 }
 
 /* One component at a time, by openat with O_NOFOLLOW. */
@@ -261,7 +255,7 @@ static weft_status open_below(int root, const char *path, mode_t type, int *out)
 
 weft_status weft_below_root(const char *path, int *descriptor) {
     *descriptor = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return *descriptor < 0 ? weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno)) : WEFT_OK;
+    return *descriptor < 0 ? weft_path_failed(path) : WEFT_OK;
 }
 
 weft_status weft_below_folder(int root, const char *path, int *descriptor) {

@@ -120,15 +120,6 @@ static void join(char *out, size_t size, const char *const *parts, int n) {
             at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
 }
 
-/* "120/1000 (12%)", or "120 steps" where the end is unknown. */
-static void describe_place(const weft_progress *p, char *out, size_t size) {
-    if (p->total > 0)
-        snprintf(out, size, "%lld/%lld (%d%%)", (long long)p->done, (long long)p->total,
-                 (int)(100 * fraction(p)));
-    else
-        snprintf(out, size, "%lld %s", (long long)p->done, p->unit);
-}
-
 /* What stands behind the bar. With `cut` it is shorter by the rate; what is too long even then loses
  * the last parts of the note. */
 static void describe_tail(const weft_progress *p, double now, int cut, char *out, size_t size) {
@@ -207,7 +198,12 @@ static void show(weft_progress *p, double now) {
         bool at_tenth = tenth > p->tenth && tenth < 10;
         if (!at_tenth && now - p->shown < p->seconds) return;
         char place[TEXT_MAX + 32], rate[RATE_MAX];
-        describe_place(p, place, sizeof place);
+        /* "120/1000 (12%)", or "120 steps" where the end is unknown. */
+        if (p->total > 0)
+            snprintf(place, sizeof place, "%lld/%lld (%d%%)", (long long)p->done,
+                     (long long)p->total, (int)(100 * fraction(p)));
+        else
+            snprintf(place, sizeof place, "%lld %s", (long long)p->done, p->unit);
         char speed[TEXT_MAX + 24], left[32];
         describe_speed(p, now, speed, sizeof speed);
         describe_left(p, now, left, sizeof left);

@@ -1,4 +1,3 @@
-#include "base/style.h"
 
 #include "base/embed.h"
 

@@ -152,11 +152,11 @@ const char *weft_count_text(int64_t n) {
     return out;
 }
 
-/* Edit distance, one row at a time. */
-
 enum { NAME_MAX_LETTERS = 64 };
 
-size_t weft_edit_distance(const char *a, const char *b) {
+/* How many letters to insert, drop or change to make b of a, in either case, one row at a time. Names of 64 letters and
+ * more are as far from everything as can be. */
+static size_t edit_distance(const char *a, const char *b) {
     size_t row[NAME_MAX_LETTERS], n = strlen(b);
     if (n >= NAME_MAX_LETTERS || strlen(a) >= NAME_MAX_LETTERS) return NAME_MAX_LETTERS;
     for (size_t j = 0; j <= n; j++)
@@ -186,7 +186,7 @@ weft_nearest weft_nearest_slip(const char *wanted) {
 }
 
 void weft_nearest_offer(weft_nearest *n, const char *name) {
-    size_t distance = weft_edit_distance(n->wanted, name);
+    size_t distance = edit_distance(n->wanted, name);
     if (distance >= n->distance) return;
     n->distance = distance;
     n->name = name;

@@ -42,11 +42,6 @@ char *weft_memory_end(FILE *out, char **text);
 char *weft_text_repair(const char *text);
 
 /* The nearest known name to one that is not: for "did you mean". Each known name is offered in turn. */
-
-/* How many letters to insert, drop or change to make b of a, in either case. Names of 64 letters
- * and more are as far from everything as can be. */
-size_t weft_edit_distance(const char *a, const char *b);
-
 typedef struct {
     const char *wanted;
     const char *name; /* the first of the nearest so far; "": none */

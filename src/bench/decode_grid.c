@@ -1,5 +1,5 @@
 /* The grid is a table of its own, so that two runs of it are of the same rows. */
-#include "bench/decode_grid.h"
+#include "bench/tables.h"
 
 #include "base/json.h"
 

@@ -8,13 +8,11 @@
  * training forward pass over as many tokens. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "bench/decode_grid.h"
-#include "bench/peer.h"
+#include "bench/tables.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
-#include "generate/weights.h"
 #include "model/session.h"
 
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };
@@ -168,8 +166,6 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_generator_close, weft_generator)
-
 /* Seconds to the first token of a prompt, the better of two. */
 static weft_status measure_first(const bench *b, const weft_model *m, int64_t prompt,
                                  double *seconds) {
@@ -227,8 +223,6 @@ static void ask_peer(bench *b, const bench_decode_row *row, result *r) {
     if (form) snprintf(r->form, sizeof r->form, "%s", form);
 }
 
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
-
 /* A row without the floor. */
 static weft_status measure_decoder(bench *b, const weft_model *m, int64_t context, int64_t batch,
                                    result *r) {
@@ -258,21 +252,6 @@ weft_status bench_decode_model(const weft_model *m, const weft_backend *backend,
     WEFT_TRY(measure_decoder(&b, m, m->config.context, batch, &r));
     *tokens_per_s = (double)batch / r.step;
     return WEFT_OK;
-}
-
-static void print_row(bench *b, const bench_decode_row *row, const result *r) {
-    int digits = b->opt->cuda ? 3 : 1;
-    double tokens = (double)row->batch, first = r->first > 0 ? r->first : NAN,
-           peer = r->peer > 0 ? r->peer : NAN;
-    if (row->model) bench_cells(&b->table, "%s", row->model);
-    bench_cells(&b->table, "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.0f",
-                row->variant->name, (long long)row->context, (long long)row->batch,
-                tokens / r->step, 100 * r->spread, digits, 1e3 * r->step, digits, 1e3 * r->floor,
-                100 * r->floor / r->step, (long long)r->token_bytes, (double)r->bytes / 0x1p20,
-                (double)r->weights / 0x1p20, 1e-9 * r->rate);
-    if (!row->model)
-        bench_cells(&b->table, "%.1f|%.2f", 1e3 * first, r->whole > 0 ? r->whole / first : NAN);
-    bench_cells(&b->table, "%.1f|%.2f", tokens / peer, peer / r->step);
 }
 
 static void add_json(bench *b, const bench_decode_row *of, const result *r) {
@@ -321,7 +300,18 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     r.rate = fmax(before, read_rate(b));
     r.floor = ((double)r.weights + (double)r.bytes) / r.rate;
     if (b->peer) ask_peer(b, row, &r);
-    print_row(b, row, &r);
+    int digits = b->opt->cuda ? 3 : 1;
+    double tokens = (double)row->batch, first = r.first > 0 ? r.first : NAN,
+           peer = r.peer > 0 ? r.peer : NAN;
+    if (row->model) bench_cells(&b->table, "%s", row->model);
+    bench_cells(&b->table, "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.0f",
+                row->variant->name, (long long)row->context, (long long)row->batch, tokens / r.step,
+                100 * r.spread, digits, 1e3 * r.step, digits, 1e3 * r.floor, 100 * r.floor / r.step,
+                (long long)r.token_bytes, (double)r.bytes / 0x1p20, (double)r.weights / 0x1p20,
+                1e-9 * r.rate);
+    if (!row->model)
+        bench_cells(&b->table, "%.1f|%.2f", 1e3 * first, r.whole > 0 ? r.whole / first : NAN);
+    bench_cells(&b->table, "%.1f|%.2f", tokens / peer, peer / r.step);
     add_json(b, row, &r);
     return WEFT_OK;
 }

@@ -1,7 +1,5 @@
-#include "bench/limits.h"
 
 #include "base/clock.h"
-#include "bench/op_rows.h"
 #include "bench/tables.h"
 #include "cpu/backend.h"
 
@@ -31,8 +29,6 @@ static int64_t count_rounds(bool bf16) {
     }
 }
 
-WEFT_ENDED_BY(bench_limits_destroy, bench_limits)
-
 weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out) {
     *out = NULL;
     if (!weft_cpu_backend()) return WEFT_EMISSING;
@@ -51,16 +47,13 @@ weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out
         memset(l->from, 1, (size_t)PIECE * PIECES);
         memset(l->to, 2, (size_t)PIECE * PIECES);
     }
-    *out = weft_steal(&l);
-    return WEFT_OK;
+    return weft_hand(&l, out);
 }
 
 void bench_limits_destroy(bench_limits *l) {
     if (!l) return;
     free(l->rates);
-    free(l->from);
-    free(l->to);
-    free(l);
+    WEFT_FREE(l->from, l->to, l);
 }
 
 /* By the thread's own clock: what else the machine does is not the loop's. */
@@ -120,7 +113,6 @@ static weft_status time_products(weft_exec *x, bench_samples *seconds) {
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 double bench_product_gflops(const weft_backend *backend, weft_pool *pool, bool bf16) {
     WEFT_AUTO(bench_graph_free) bench_graph g = {0};
     WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;

@@ -2,7 +2,7 @@
  * sizes are those of a GPT-2 of 124 M parameters. Attention has the same number of tokens, in fewer
  * and longer sequences. A row of decoding runs through as many weights as no cache holds, since a
  * model's next token finds none of them there either. */
-#include "bench/op_rows.h"
+#include "bench/tables.h"
 
 #include "ops/arith.h"
 #include "ops/attention.h"

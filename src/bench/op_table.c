@@ -3,9 +3,7 @@
  * compared with the peer's. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "bench/limits.h"
-#include "bench/op_rows.h"
-#include "bench/peer.h"
+#include "bench/tables.h"
 #include "core/program.h"
 #include "cpu/backend.h"
 
@@ -106,7 +104,6 @@ static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x,
     return status;
 }
 
-WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 static weft_status measure_row(bench *b, const bench_row *row, bool backward, measured *m) {
     WEFT_AUTO(bench_graph_free) bench_graph g = {0};
     WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;

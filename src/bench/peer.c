@@ -1,7 +1,7 @@
 /* The peer's process. It ends by itself when its standard input does, so nothing is left behind when
  * the benchmark is interrupted. */
-#include "bench/peer.h"
 #include "base/json.h"
+#include "bench/tables.h"
 
 #include <errno.h>
 #include <fcntl.h>

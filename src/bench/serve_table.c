@@ -100,17 +100,6 @@ static weft_status send_request(const bench *b, int64_t number) {
     return WEFT_OK;
 }
 
-/* Tokens that came together: each took its part of the time since the last. */
-static void take_tokens(bench *b, request *r, int64_t n) {
-    double now = weft_clock();
-    if (n == 0) return;
-    for (int64_t i = 0; b->between && r->tokens > 0 && i < n; i++)
-        bench_samples_add(b->between, (now - r->last) / (double)n);
-    if (r->tokens == 0) r->first = now;
-    r->last = now;
-    r->tokens += n;
-}
-
 static int64_t take_line(request *r, const char *line) {
     bool data = r->body && strncmp(line, "data: {", 7) == 0;
     WEFT_AUTO_DECREF json_t *event = data ? json_loads(line + 6, JSON_ALLOW_NUL, NULL) : NULL;
@@ -136,7 +125,15 @@ static weft_status take_bytes(bench *b, request *r) {
         tokens += take_line(r, line);
         line = end + 1;
     }
-    take_tokens(b, r, tokens);
+    /* Tokens that came together: each took its part of the time since the last. */
+    double now = weft_clock();
+    if (tokens != 0) {
+        for (int64_t i = 0; b->between && r->tokens > 0 && i < tokens; i++)
+            bench_samples_add(b->between, (now - r->last) / (double)tokens);
+        if (r->tokens == 0) r->first = now;
+        r->last = now;
+        r->tokens += tokens;
+    }
     r->bytes -= (size_t)(line - r->in);
     memmove(r->in, line, r->bytes);
     if (got <= 0 && !r->ended && r->status == 200) r->status = 0;
@@ -188,21 +185,6 @@ static weft_status run_to_end(bench *b) {
     for (int64_t i = 0; i < b->count; i++)
         while (!b->requests[i].ended)
             WEFT_TRY(turn(b));
-    return WEFT_OK;
-}
-
-/* One request of each length of prompt: what a server makes when it first meets one is no part of the rows. */
-static weft_status warm_up(bench *b) {
-    for (int i = 0; i < b->n_prompts; i++) {
-        WEFT_TRY(open_load(b, 1, NULL));
-        *b->requests = (request){.prompt = b->prompts[i], .most = 2};
-        WEFT_TRY(run_to_end(b));
-        if (b->requests->status != 200)
-            return WEFT_BAD_INPUT(
-                "the server answers a prompt of %lld tokens with status %d; --prompts "
-                "and --tokens must fit its context",
-                (long long)b->prompts[i], b->requests->status);
-    }
     return WEFT_OK;
 }
 
@@ -348,7 +330,17 @@ weft_status bench_serve_table(const bench_options *o, int *failed) {
     WEFT_TRY(bench_list_read(o->rates, "rates", MILLI, b->rates, &b->n_rates));
     WEFT_TRY(bench_list_read(o->prompts, "prompts", 1, b->prompts, &b->n_prompts));
     WEFT_TRY(bench_list_read(o->tokens, "tokens", 1, b->most, &b->n_most));
-    WEFT_TRY(warm_up(b));
+    /* One request of each length of prompt: what a server makes when it first meets one is no part of the rows. */
+    for (int i = 0; i < b->n_prompts; i++) {
+        WEFT_TRY(open_load(b, 1, NULL));
+        *b->requests = (request){.prompt = b->prompts[i], .most = 2};
+        WEFT_TRY(run_to_end(b));
+        if (b->requests->status != 200)
+            return WEFT_BAD_INPUT(
+                "the server answers a prompt of %lld tokens with status %d; --prompts "
+                "and --tokens must fit its context",
+                (long long)b->prompts[i], b->requests->status);
+    }
     if (o->table)
         fprintf(
             o->table,

@@ -21,9 +21,6 @@ typedef struct {
     json_t *rows;
 } bench_run;
 
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
-WEFT_ENDED_BY(weft_dataset_close, weft_dataset)
-
 /* Seconds of a step with 1, 2, 4, 8 and 16 rows of one sequence. */
 static weft_status measure_costs(bench_run *b) {
     const bench_drafting *o = b->with;
@@ -84,37 +81,32 @@ typedef struct {
     double plain, seconds;
 } speculated;
 
-static weft_status measure_row(bench_run *b, const int32_t *prompts, double temperature,
-                               speculated *r) {
-    weft_generator_stats before, after;
-    continuation want, got;
-    for (int i = -1; i < PROMPTS; i++) { /* the first is made once more: it builds the graphs */
-        weft_sampling how = weft_sampling_default();
-        how.temperature = temperature;
-        how.seed = (uint64_t)i + 2;
-        how.max_tokens = b->text;
-        how.token_only = true;
-        const int32_t *prompt = prompts + (i < 0 ? 0 : i) * b->prompt;
-        WEFT_TRY(continue_text(b->plain, prompt, b->prompt, &how, &want));
-        weft_generator_count(b->drafted, &before);
-        WEFT_TRY(continue_text(b->drafted, prompt, b->prompt, &how, &got));
-        weft_generator_count(b->drafted, &after);
-        if (got.n != want.n || memcmp(got.tokens, want.tokens, (size_t)got.n * sizeof *got.tokens))
-            return weft_fail(WEFT_EBUG, "bench: a text with speculation is not the plain one");
-        if (i < 0) continue;
-        r->drafted += after.drafted_tokens - before.drafted_tokens;
-        r->accepted += after.accepted_tokens - before.accepted_tokens;
-        r->made += got.n - 1;
-        r->plain += want.seconds;
-        r->seconds += got.seconds;
-    }
-    return WEFT_OK;
-}
-
 static weft_status measure_text(bench_run *b, const char *name, const int32_t *prompts) {
     for (int hot = 0; hot < 2; hot++) {
         speculated r = {0};
-        WEFT_TRY(measure_row(b, prompts, hot, &r));
+        weft_generator_stats before, after;
+        continuation want, got;
+        for (int i = -1; i < PROMPTS; i++) { /* the first is made once more: it builds the graphs */
+            weft_sampling how = weft_sampling_default();
+            how.temperature = hot;
+            how.seed = (uint64_t)i + 2;
+            how.max_tokens = b->text;
+            how.token_only = true;
+            const int32_t *prompt = prompts + (i < 0 ? 0 : i) * b->prompt;
+            WEFT_TRY(continue_text(b->plain, prompt, b->prompt, &how, &want));
+            weft_generator_count(b->drafted, &before);
+            WEFT_TRY(continue_text(b->drafted, prompt, b->prompt, &how, &got));
+            weft_generator_count(b->drafted, &after);
+            if (got.n != want.n ||
+                memcmp(got.tokens, want.tokens, (size_t)got.n * sizeof *got.tokens))
+                return weft_fail(WEFT_EBUG, "bench: a text with speculation is not the plain one");
+            if (i < 0) continue;
+            r.drafted += after.drafted_tokens - before.drafted_tokens;
+            r.accepted += after.accepted_tokens - before.accepted_tokens;
+            r.made += got.n - 1;
+            r.plain += want.seconds;
+            r.seconds += got.seconds;
+        }
         double made = (double)r.made, steps = made - (double)r.accepted,
                share = r.drafted ? (double)r.accepted / (double)r.drafted : NAN;
         bench_cells(&b->table, "%s|%d|%lld|%.0f%%|%.2f|%.1f|%.1f|%.2f", name, hot,

@@ -6,9 +6,9 @@
  * What a first run takes once and for all (pages of code, the matrix library's buffers) is taken
  * beforehand by a smaller model of the same kind, so that the growth is the model's own. */
 #include "base/clock.h"
+#include "base/folders.h"
 #include "base/json.h"
-#include "bench/limits.h"
-#include "bench/peer.h"
+#include "bench/tables.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "device/device.h"
@@ -101,8 +101,24 @@ static bool is_bf16(const job *j) {
     return weft_config_dtype(&j->r->config) == WEFT_BF16;
 }
 
-/* Tokens without any order to learn. */
-static weft_status draw_tokens(training *t) {
+static weft_status make_model(const weft_config *c, training *t) {
+    WEFT_TRY(weft_model_create_on(c, weft_config_dtype(c), t->pool, &t->model));
+    return weft_model_start_on(t->model, (uint64_t)c->seed, t->pool);
+}
+
+static weft_status open_training(const weft_config *c, training *t) {
+    t->batch = weft_config_micro_batch(c);
+    t->time = c->context;
+    t->rate = c->learning_rate;
+    weft_build build = {.batch = t->batch,
+                        .time = t->time,
+                        .dtype = weft_config_dtype(c),
+                        .train = true,
+                        .recompute = c->recompute};
+    WEFT_TRY(weft_session_open(t->model, t->backend, t->pool, &build, true, false, &t->session));
+    WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, NULL, &t->optimizer));
+    WEFT_TRY(weft_optimizer_bind_session(t->optimizer, &t->session));
+    /* Tokens without any order to learn. */
     size_t count = (size_t)(t->batch * t->time), width = (size_t)t->time + 1;
     t->tokens = malloc((size_t)t->batch * width * sizeof *t->tokens);
     t->inputs = malloc(count * sizeof *t->inputs);
@@ -122,33 +138,11 @@ static weft_status draw_tokens(training *t) {
     return WEFT_OK;
 }
 
-static weft_status make_model(const weft_config *c, training *t) {
-    WEFT_TRY(weft_model_create_on(c, weft_config_dtype(c), t->pool, &t->model));
-    return weft_model_start_on(t->model, (uint64_t)c->seed, t->pool);
-}
-
-static weft_status open_training(const weft_config *c, training *t) {
-    t->batch = weft_config_micro_batch(c);
-    t->time = c->context;
-    t->rate = c->learning_rate;
-    weft_build build = {.batch = t->batch,
-                        .time = t->time,
-                        .dtype = weft_config_dtype(c),
-                        .train = true,
-                        .recompute = c->recompute};
-    WEFT_TRY(weft_session_open(t->model, t->backend, t->pool, &build, true, false, &t->session));
-    WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, NULL, &t->optimizer));
-    WEFT_TRY(weft_optimizer_bind_session(t->optimizer, &t->session));
-    return draw_tokens(t);
-}
-
 static void close_training(training *t) {
     weft_optimizer_destroy(t->optimizer);
     weft_session_close(&t->session);
     weft_model_destroy(t->model);
-    free(t->tokens);
-    free(t->inputs);
-    free(t->targets);
+    WEFT_FREE(t->tokens, t->inputs, t->targets);
     trim_memory();
 }
 
@@ -178,16 +172,6 @@ static weft_status touch_everything(const job *j, const training *like) {
     return train_step(&t);
 }
 
-static void remove_folder(const char *folder) {
-    static const char *const files[] = {"config.json", "model.safetensors"};
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        char path[PATH_ROOM + 32];
-        snprintf(path, sizeof path, "%s/%s", folder, files[i]);
-        unlink(path);
-    }
-    rmdir(folder);
-}
-
 static weft_status save_weights(const weft_model *m, char *folder, size_t room) {
     const char *under = getenv("TMPDIR");
     int length = snprintf(folder, room, "%s/weft-bench-XXXXXX", under && *under ? under : "/tmp");
@@ -195,6 +179,7 @@ static weft_status save_weights(const weft_model *m, char *folder, size_t room) 
         folder[0] = '\0';
         return weft_fail(WEFT_EIO, "bench: no folder for the weights: %s", strerror(errno));
     }
+    WEFT_TRY(weft_folder_mark(folder));
     return weft_model_save(m, folder);
 }
 
@@ -307,7 +292,6 @@ static weft_status measure_steps(const job *j, training *t, bench_limits *limits
 }
 
 WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
-WEFT_ENDED_BY(bench_limits_destroy, bench_limits)
 static weft_status run_job(const job *j, char *folder, json_t *out) {
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     WEFT_AUTO(bench_limits_destroy_at) bench_limits *limits = NULL;
@@ -331,7 +315,7 @@ static weft_status run_job(const job *j, char *folder, json_t *out) {
  *                              what it took to find the device, draw the weights, open the training
  *                              pass, and take the first step
  *   of_limit                   the rate of its operations against multiply-adds in registers on every thread
- *                              (bench/limits.h), of the kind of its dtype, measured in the same rounds
+ *                              (bench/tables.h), of the kind of its dtype, measured in the same rounds
  *   peak_bytes                 the most memory that training added; 0: the system does not tell
  *   losses                     of the first steps
  *   peer_seconds, peer_spread, peer_form, peer_forms, peer_losses, differs
@@ -355,7 +339,7 @@ static json_t *fork_row(const job *j) {
         char folder[PATH_ROOM] = "";
         json_t *result = json_object();
         weft_status failed = run_job(j, folder, result);
-        if (folder[0]) remove_folder(folder);
+        if (folder[0]) weft_folder_remove(folder);
         if (failed)
             weft_json_add(result, "error:o",
                           weft_json_make("status:i message:s", failed, weft_error_message()));
@@ -408,21 +392,6 @@ static weft_status add_row(bench *b, const bench_variant *v) {
     if (cuda && b->opt->peer)
         return WEFT_BAD_INPUT("device cuda: --peer is measured on the CPU only");
     return weft_account_make(&r->config, backend, b->threads, &r->account);
-}
-
-static weft_status list_rows(bench *b) {
-    const char *names = b->opt->variants ? b->opt->variants : b->opt->source.shape->variants;
-    if (b->opt->source.file && !b->opt->variants) names = NULL;
-    for (int i = 0; !names && i < bench_variant_count; i++)
-        WEFT_TRY(add_row(b, &bench_variants[i]));
-    while (names) {
-        const bench_variant *v = bench_variant_find(names);
-        if (!v) return unknown_variant(names);
-        WEFT_TRY(add_row(b, v));
-        names = strchr(names, ',');
-        if (names) names++;
-    }
-    return WEFT_OK;
 }
 
 static void print_head(const bench *b) {
@@ -503,24 +472,6 @@ static json_t *measure_row(bench *b, const row *r) {
     return run_row(b, r, true);
 }
 
-static void measure_rows(bench *b) {
-    bench_table_start(&b->table, b->opt->table,
-                      "variant:-20|params M:8|tokens/s:9|±:4|GFLOP/s:8|of limit:8|plan MB:9|"
-                      "peak MB:9|peak/plan:9|PyTorch tok/s:13|±:4|form:-17|ratio:6");
-    for (int i = 0; i < b->count; i++) {
-        row *r = &b->rows[i];
-        if (b->opt->profile) fprintf(stderr, "%s\n", r->variant->label);
-        r->result = measure_row(b, r);
-        if (r->result) {
-            check_row(b, r);
-            print_row(b, r);
-        } else {
-            fprintf(stderr, "%s: %s\n", r->variant->name, weft_error_message());
-            ++*b->failed;
-        }
-    }
-}
-
 static json_t *row_json(const row *r) {
     double seconds = number(r, "seconds"), ratio = peer_ratio(r);
     double plan = (double)r->account.training_bytes, peak = number(r, "peak_bytes");
@@ -572,10 +523,34 @@ weft_status bench_train_table(const bench_options *o, int *failed) {
     b->threads = weft_pool_size(pool);
     weft_pool_destroy(pool); /* rows are forked, and threads do not follow */
     b->steps = (int)(o->steps ? o->steps : o->source.shape->steps);
-    WEFT_TRY(list_rows(b));
+    const char *names = b->opt->variants ? b->opt->variants : b->opt->source.shape->variants;
+    if (b->opt->source.file && !b->opt->variants) names = NULL;
+    for (int i = 0; !names && i < bench_variant_count; i++)
+        WEFT_TRY(add_row(b, &bench_variants[i]));
+    while (names) {
+        const bench_variant *v = bench_variant_find(names);
+        if (!v) return unknown_variant(names);
+        WEFT_TRY(add_row(b, v));
+        names = strchr(names, ',');
+        if (names) names++;
+    }
     snprintf(b->peer_name, sizeof b->peer_name, "none");
     if (o->peer) start_peer(b);
     print_head(b);
-    measure_rows(b);
+    bench_table_start(&b->table, b->opt->table,
+                      "variant:-20|params M:8|tokens/s:9|±:4|GFLOP/s:8|of limit:8|plan MB:9|"
+                      "peak MB:9|peak/plan:9|PyTorch tok/s:13|±:4|form:-17|ratio:6");
+    for (int i = 0; i < b->count; i++) {
+        row *r = &b->rows[i];
+        if (b->opt->profile) fprintf(stderr, "%s\n", r->variant->label);
+        r->result = measure_row(b, r);
+        if (r->result) {
+            check_row(b, r);
+            print_row(b, r);
+        } else {
+            fprintf(stderr, "%s: %s\n", r->variant->name, weft_error_message());
+            ++*b->failed;
+        }
+    }
     return o->json ? write_json(b) : WEFT_OK;
 }

@@ -1,6 +1,6 @@
 /* Each variant says all that it is, so that a config's own choices of attention and feed-forward do
  * not leak into the others' rows. */
-#include "bench/variants.h"
+#include "bench/tables.h"
 
 #include "model/kinds.h"
 

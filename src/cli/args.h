@@ -1,10 +1,18 @@
 /* Options of the commands. A command lists what it takes; parsing, errors and the options that all
  * commands share are here. What is wrong with them is WEFT_EINPUT, as wrong input is everywhere: a command
- * returns what failed, and main.c tells it. */
+ * returns what failed, and main.c tells it. Behind them what commands share beside options: servers of their own,
+ * checkpoints, and a config made for a text. */
 #pragma once
 
 #include "core/exec.h"
-#include "study/variants.h"
+#include "data/tokenizer.h"
+#include "generate/generator.h"
+#include "model/folder.h"
+#include "study/study.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <sys/types.h>
 
 enum { WEFT_EXIT_DONE = 0, WEFT_EXIT_FAILED = 1, WEFT_EXIT_USAGE = 2 };
 
@@ -98,3 +106,81 @@ void weft_args_print(json_t *object, size_t flags);
 /* The backend and pool for the config's device; CUDA where it is missing says so. */
 weft_status weft_args_backend(const weft_args *a, const weft_config *c,
                               const weft_backend **backend, weft_pool **pool);
+
+/* A server of this program in a process of its own, which ends with this one, whatever ends that: `weft watch`
+ * beside a study, `weft serve` under a benchmark. */
+
+/* Runs "weft WORDS... --port 0 --json" and waits for the line on which it tells where it listens, `ms` at most
+ * (-1: as long as it takes). *line is that line, the caller's; NULL: it is not there and the process is gone.
+ * The exit status, 0 where it listens. `quiet`: nobody hears what it says. */
+int weft_child_start(const char *const *words, bool quiet, int ms, pid_t *pid, json_t **line);
+/* Asks it to end, and waits until it has. The exit status; -1: a signal ended it. 0 is no process. */
+int weft_child_stop(pid_t pid);
+
+/* The checkpoints that commands open, and those that they write. */
+WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
+
+/* The checkpoint that `path` stands for: itself, or the best of a run's folder. */
+weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]);
+
+typedef struct {
+    char folder[WEFT_PATH_MAX]; /* the checkpoint itself */
+    weft_config config;
+    weft_model *model;
+    weft_tokenizer *tokenizer;
+    weft_encoder *encoder;
+    const weft_backend *backend;
+    weft_pool *pool;
+} weft_loaded;
+
+/* What is wanted of it. */
+typedef enum {
+    WEFT_LOADED_MODEL,         /* the model alone, */
+    WEFT_LOADED_ANY_TOKENIZER, /* and its tokenizer where it has one, */
+    WEFT_LOADED_TEXT,          /* which must be there, */
+    WEFT_LOADED_GENERATION,    /* and an encoder, and the type that generation runs in; */
+    WEFT_LOADED_NUMBERS        /* its tokenizer where it has one, and that type */
+} weft_loaded_for;
+
+/* Opens what `path` stands for, with what the arguments change of its config. Its checksums are
+ * verified unless `unchecked`. After a failure too it is to be closed. */
+weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
+                             weft_loaded_for purpose, weft_loaded *out);
+void weft_loaded_close(weft_loaded *l);
+
+/* What --speculate says, for a generator of `model`: "ngram", or the folder of a draft model, which is opened;
+ * NULL: nothing. After a failure too the draft is to be closed. */
+weft_status weft_speculation_open(const weft_args *a, const char *how, bool unchecked,
+                                  const weft_loaded *model, weft_loaded *draft,
+                                  weft_generator_limits *limits);
+
+/* Publishes a model that was made of another: a folder with config.json, model.safetensors, tokenizer.json and
+ * model.config, with which it can be trained further. An error where a model would be replaced, unless
+ * `force`. `t` may be NULL: no tokenizer. */
+weft_status weft_new_model_write(const char *folder, bool force, const weft_model *m,
+                                 const weft_tokenizer *t);
+/* What --force allows to be replaced, and what is allowed without it: nothing. */
+#define WEFT_NEW_MODEL_MAY(force) ((force) ? weft_model_may_force : weft_model_may_not)
+
+/* Training on a text of one's own with nothing else said: `weft train --text FILE`. */
+WEFT_ENDED_BY(weft_study_close, weft_study)
+
+/* How long training may take where nothing is said, in minutes. */
+enum { WEFT_OWN_TEXT_MINUTES = 10 };
+
+/* Learns a tokenizer from the texts, writes their shards into `out`/data, and a config for them into
+ * `out`/config: a model whose size follows the text and what this machine computes in `minutes`. A
+ * folder that has a run already is refused. */
+weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
+                                  const char *out, double minutes);
+
+/* The same for a study whose runs may take `minutes` each: the shards go to `data`, and the config to *c, with
+ * its dataset by its whole path. Without any text it is the one that comes with weft, and `data` is not made. */
+weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, int n_paths,
+                                 const char *data, double minutes, weft_config *c);
+/* Warm-up and intervals for its steps. */
+void weft_own_text_intervals(weft_config *c);
+
+/* What a study is before it runs: its variants and their costs on standard output, how small a difference it can show and that its runs take so
+ * many seconds, one after the other; NaN: that is not known. */
+void weft_study_list(const weft_study *s, double seconds, bool json);

@@ -2,8 +2,7 @@
  * the attention operations alone, `decode` generation, `serve` a server under load. */
 #include "base/json.h"
 #include "bench/tables.h"
-#include "cli/checkpoint.h"
-#include "cli/child.h"
+#include "cli/args.h"
 
 #include <signal.h>
 

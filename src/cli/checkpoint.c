@@ -1,7 +1,7 @@
 /* Checkpoints, opened for what a command does with them and written when it has made one. */
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 
-#include "generate/weights.h"
+#include "generate/decoder.h"
 #include "model/kinds.h"
 
 weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]) {

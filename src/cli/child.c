@@ -1,12 +1,9 @@
 /* Starting a server of one's own: a pipe on which it says where it listens, and a signal when this process ends. */
-#include "cli/child.h"
-
-#include "base/scope.h"
+#include "cli/args.h"
 
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdint.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 

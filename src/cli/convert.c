@@ -1,7 +1,7 @@
 /* weft convert: a model from one layout into another. */
 #include "base/json.h"
 #include "base/log.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
@@ -191,8 +191,7 @@ static weft_status change_attention(const weft_args *args, const conversion *v,
     if (v->text) WEFT_TRY(weft_windows_loss(*m, place, &text, &did->before));
     if (v->text) WEFT_TRY(weft_windows_loss(changed, place, &text, &did->after));
     weft_model_destroy(*m);
-    *m = weft_steal(&changed);
-    return WEFT_OK;
+    return weft_hand(&changed, m);
 }
 
 static void print_result(const weft_args *args, const conversion *v, const weft_model *m,
@@ -295,21 +294,6 @@ static weft_status wrong(const char *what) {
     return WEFT_BAD_INPUT("%s; see 'weft help convert'", what);
 }
 
-static weft_status check_usage(const weft_args *args, conversion *v) {
-    if (v->to_hf + v->to_mla + v->to_w2 + (v->add != NULL) > 1)
-        return wrong("--to-hf, --to-mla, --to-w2 and --add do not go together");
-    if (v->to_mla != (v->latent_text != NULL)) return wrong("--to-mla and --latent go together");
-    if (args->n_overrides && !v->add) return wrong("-o goes with --add");
-    if (v->chat && (v->to_hf || v->no_tokenizer))
-        return wrong("--chat-template goes with neither --to-hf nor --no-tokenizer");
-    if (v->joint && !v->to_mla) return wrong("--joint goes with --to-mla");
-    if (v->rope_text && !v->to_mla) return wrong("--rope goes with --to-mla");
-    if (v->spread_text && !v->to_w2 && !v->add)
-        return wrong("--spread goes with --to-w2 and --add w2");
-    if (v->text && !v->to_mla && !v->to_w2) return wrong("--text goes with --to-mla and --to-w2");
-    return v->text ? weft_args_readable(v->text, NULL) : WEFT_OK;
-}
-
 weft_status weft_cmd_convert(weft_args *args, int argc, char **argv) {
     conversion v = {.spread = 4};
     const weft_arg own[] = {
@@ -332,6 +316,17 @@ weft_status weft_cmd_convert(weft_args *args, int argc, char **argv) {
         {0}};
     WEFT_TRY(
         weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_DTYPE | ARGS_OVERRIDES, own, NULL, 0));
-    WEFT_TRY(check_usage(args, &v));
+    if (v.to_hf + v.to_mla + v.to_w2 + (v.add != NULL) > 1)
+        return wrong("--to-hf, --to-mla, --to-w2 and --add do not go together");
+    if (v.to_mla != (v.latent_text != NULL)) return wrong("--to-mla and --latent go together");
+    if (args->n_overrides && !v.add) return wrong("-o goes with --add");
+    if (v.chat && (v.to_hf || v.no_tokenizer))
+        return wrong("--chat-template goes with neither --to-hf nor --no-tokenizer");
+    if (v.joint && !v.to_mla) return wrong("--joint goes with --to-mla");
+    if (v.rope_text && !v.to_mla) return wrong("--rope goes with --to-mla");
+    if (v.spread_text && !v.to_w2 && !v.add)
+        return wrong("--spread goes with --to-w2 and --add w2");
+    if (v.text && !v.to_mla && !v.to_w2) return wrong("--text goes with --to-mla and --to-w2");
+    WEFT_TRY(v.text ? weft_args_readable(v.text, NULL) : WEFT_OK);
     return convert(args, &v);
 }

@@ -3,7 +3,7 @@
 #include "eval/eval.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "data/tasks.h"
 #include "model/evaluate.h"
 

@@ -3,7 +3,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "generate/text.h"
 
 #include <errno.h>

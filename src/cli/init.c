@@ -1,6 +1,6 @@
 /* weft init: a fresh checkpoint. */
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 
 const char weft_help_init[] =
     "  --config FILE\tthe config; default: every option's own default\n"

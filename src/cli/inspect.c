@@ -1,7 +1,7 @@
 /* weft inspect: what a model's mechanisms do on a text. */
 #include "inspect/inspect.h"
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 
 const char weft_help_inspect[] =
     "  --model DIR\ta checkpoint, or a run's folder for its best; also without --model\n"
@@ -30,18 +30,6 @@ typedef struct {
     bool force, no_gradients, unchecked;
     int64_t context, windows;
 } inspect_job;
-
-static weft_status check_arguments(const weft_args *a, inspect_job *job, const char *word) {
-    if (!job->model) job->model = word;
-    if (!job->model || (word && job->model != word))
-        return WEFT_BAD_INPUT(
-            "one model is needed: weft inspect DIR --text FILE; see 'weft help inspect'");
-    if (!job->text == !job->tokens)
-        return WEFT_BAD_INPUT("--text FILE or --tokens FILE is needed%s",
-                              job->text ? ", one of them at a time" : "");
-    WEFT_TRY(weft_args_no_config(a));
-    return weft_args_readable(job->text ? job->text : job->tokens, NULL);
-}
 
 static weft_status read_windows(const inspect_job *job, const weft_loaded *l, weft_windows *out) {
     int64_t block = l->config.context, time = job->context;
@@ -95,6 +83,14 @@ weft_status weft_cmd_inspect(weft_args *args, int argc, char **argv) {
         {"--unchecked", .flag = &job.unchecked},
         {0}};
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, &word, 1));
-    WEFT_TRY(check_arguments(args, &job, word));
+    if (!job.model) job.model = word;
+    if (!job.model || (word && job.model != word))
+        return WEFT_BAD_INPUT(
+            "one model is needed: weft inspect DIR --text FILE; see 'weft help inspect'");
+    if (!job.text == !job.tokens)
+        return WEFT_BAD_INPUT("--text FILE or --tokens FILE is needed%s",
+                              job.text ? ", one of them at a time" : "");
+    WEFT_TRY(weft_args_no_config(args));
+    WEFT_TRY(weft_args_readable(job.text ? job.text : job.tokens, NULL));
     return inspect(args, &job);
 }

@@ -6,7 +6,7 @@
 #include "base/folders.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "cli/own_text.h"
+#include "cli/args.h"
 #include "cpu/backend.h"
 #include "supervise/supervise.h"
 

@@ -4,12 +4,11 @@
  * the largest of a ladder of sizes that keeps two promises: the time allows a few tokens for each of
  * its parameters, and it has no more than a few parameters for each token of the text. Steps follow
  * from the time, up to a number of passes over the text after which little is left to learn. */
-#include "cli/own_text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 
 #include "base/log.h"
 #include "base/text.h"
-#include "bench/limits.h"
+#include "bench/tables.h"
 #include "data/shards.h"
 #include "data/texts.h"
 #include "train/checkpoint.h"
@@ -228,8 +227,7 @@ weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, i
     char place[PATH_MAX] = "embedded";
     WEFT_TRY(open_backend(a, &pool, &f));
     WEFT_TRY(choose(paths, n_paths, data, minutes, pool, &f, &h));
-    if (n_paths > 0 && !realpath(data, place))
-        return weft_fail(WEFT_EIO, "%s: %s", data, strerror(errno));
+    if (n_paths > 0 && !realpath(data, place)) return weft_path_failed(data);
     WEFT_TRY(weft_config_set(&h.config, "DATASET", place, data));
     *c = h.config;
     return weft_config_cut_batch(c, f.backend, f.threads, 1);

@@ -2,7 +2,7 @@
 #include "convert/prune.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "inspect/inspect.h"
 
 #include <errno.h>
@@ -65,22 +65,6 @@ static int find_word(const char *const *words, int n, const char *word) {
 
 static weft_status wrong(const char *what, const char *word) {
     return WEFT_BAD_INPUT("%s '%s'; see 'weft help prune'", what, word);
-}
-
-static weft_status check_arguments(const weft_args *a, prune_job *job) {
-    int what = find_word(whats, 4, job->what_text);
-    if (what < 0) return wrong("--what is heads, ffn, z-heads or cross, not", job->what_text);
-    job->what = (weft_prune_what)what;
-    if (!job->by_text) job->by_text = bys[0];
-    if (find_word(bys, 3, job->by_text) < 0)
-        return wrong("--by is magnitude, state or gate, not", job->by_text);
-    bool gate = strcmp(job->by_text, "gate") == 0;
-    if (gate && job->what != WEFT_PRUNE_HEADS)
-        return wrong("--by gate goes with --what heads, not", job->what_text);
-    if (gate && !job->text)
-        return WEFT_BAD_INPUT("--by gate needs a --text on which the gates are measured");
-    WEFT_TRY(weft_args_no_config(a));
-    return job->text ? weft_args_readable(job->text, NULL) : WEFT_OK;
 }
 
 static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_windows *text,
@@ -161,28 +145,6 @@ static void print_json(const prune_job *job, const prune_result *r) {
     weft_args_print(object, 0);
 }
 
-static weft_status run_job(const weft_args *a, const prune_job *job) {
-    WEFT_AUTO(weft_loaded_close) weft_loaded loaded = {0};
-    weft_loaded *l = &loaded;
-    WEFT_AUTO(weft_windows_free) weft_windows text = {0};
-    WEFT_AUTO(end_result) prune_result r = {.loss_before = NAN, .loss_after = NAN};
-    WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
-                              job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
-    int64_t time = l->config.context < TEXT_TIME ? l->config.context : TEXT_TIME;
-    if (job->text)
-        WEFT_TRY(
-            weft_windows_read(job->text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), &text));
-    WEFT_TRY(prune(job, l, &text, &r));
-    WEFT_TRY(weft_new_model_write(job->out, job->force, r.model, l->tokenizer));
-    r.before = weft_model_parameter_count(l->model);
-    r.after = weft_model_parameter_count(r.model);
-    if (a->json)
-        print_json(job, &r);
-    else
-        print_text(job, &r);
-    return WEFT_OK;
-}
-
 weft_status weft_cmd_prune(weft_args *args, int argc, char **argv) {
     prune_job job = {0};
     const weft_arg own[] = {{"--model", .value = &job.model, .rule = WEFT_ARG_NEEDED},
@@ -197,6 +159,35 @@ weft_status weft_cmd_prune(weft_args *args, int argc, char **argv) {
                             {"--unchecked", .flag = &job.unchecked},
                             {0}};
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
-    WEFT_TRY(check_arguments(args, &job));
-    return run_job(args, &job);
+    int what = find_word(whats, 4, job.what_text);
+    if (what < 0) return wrong("--what is heads, ffn, z-heads or cross, not", job.what_text);
+    job.what = (weft_prune_what)what;
+    if (!job.by_text) job.by_text = bys[0];
+    if (find_word(bys, 3, job.by_text) < 0)
+        return wrong("--by is magnitude, state or gate, not", job.by_text);
+    bool gate = strcmp(job.by_text, "gate") == 0;
+    if (gate && job.what != WEFT_PRUNE_HEADS)
+        return wrong("--by gate goes with --what heads, not", job.what_text);
+    if (gate && !job.text)
+        return WEFT_BAD_INPUT("--by gate needs a --text on which the gates are measured");
+    WEFT_TRY(weft_args_no_config(args));
+    WEFT_TRY(job.text ? weft_args_readable(job.text, NULL) : WEFT_OK);
+    WEFT_AUTO(weft_loaded_close) weft_loaded loaded = {0};
+    weft_loaded *l = &loaded;
+    WEFT_AUTO(weft_windows_free) weft_windows text = {0};
+    WEFT_AUTO(end_result) prune_result r = {.loss_before = NAN, .loss_after = NAN};
+    WEFT_TRY(weft_loaded_open(args, job.model, job.unchecked,
+                              job.text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
+    int64_t time = l->config.context < TEXT_TIME ? l->config.context : TEXT_TIME;
+    if (job.text)
+        WEFT_TRY(weft_windows_read(job.text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), &text));
+    WEFT_TRY(prune(&job, l, &text, &r));
+    WEFT_TRY(weft_new_model_write(job.out, job.force, r.model, l->tokenizer));
+    r.before = weft_model_parameter_count(l->model);
+    r.after = weft_model_parameter_count(r.model);
+    if (args->json)
+        print_json(&job, &r);
+    else
+        print_text(&job, &r);
+    return WEFT_OK;
 }

@@ -75,11 +75,11 @@ static weft_status write_csv(const runs_args *own, const char *path, bool metric
     f.once = !own->force;
     int copy = dup(f.descriptor);
     FILE *file = copy < 0 ? NULL : fdopen(copy, "w");
-    if (!file) return weft_new_file_end(&f, weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno)));
+    if (!file) return weft_new_file_end(&f, weft_path_failed(path));
     weft_status status = weft_listing_csv(own->paths, own->n, metrics, file);
     bool ok = !ferror(file);
     ok = fclose(file) == 0 && ok;
-    if (status == WEFT_OK && !ok) status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    if (status == WEFT_OK && !ok) status = weft_path_failed(path);
     return weft_new_file_end(&f, status);
 }
 
@@ -121,24 +121,6 @@ static weft_status take_compare(int *argc, char **argv, runs_args *own) {
     return WEFT_OK;
 }
 
-static weft_status check(const weft_args *args, const runs_args *own) {
-    if (own->merge && (own->a || own->diff || own->csv || own->metrics_csv || own->fit))
-        return WEFT_BAD_INPUT("merge takes studies and --out alone");
-    if (own->merge && !own->out) return WEFT_BAD_INPUT("merge needs --out DIR or --out FILE.db");
-    if (own->merge && own->n < 2) return WEFT_BAD_INPUT("merge takes two studies or more");
-    if (!own->merge && own->out) return WEFT_BAD_INPUT("--out goes with merge");
-    if (own->csv && own->metrics_csv && strcmp(own->csv, own->metrics_csv) == 0)
-        return WEFT_BAD_INPUT("--csv and --metrics-csv are two files");
-    if (own->variants && !own->fit) return WEFT_BAD_INPUT("--variants goes with --fit");
-    if (own->n == 0)
-        return WEFT_BAD_INPUT("name a folder with runs, a study's folder or its runs.db");
-    if ((own->a || own->diff) && own->n > 1)
-        return WEFT_BAD_INPUT("--compare and --diff take one study");
-    if (args->config || args->n_settings || args->variant)
-        return WEFT_BAD_INPUT("takes no config; see 'weft help runs'");
-    return WEFT_OK;
-}
-
 weft_status weft_cmd_runs(weft_args *args, int argc, char **argv) {
     runs_args own = {.n = 0};
     const weft_arg list[] = {
@@ -153,7 +135,20 @@ weft_status weft_cmd_runs(weft_args *args, int argc, char **argv) {
     WEFT_TRY(take_compare(&argc, argv, &own));
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, list, own.paths, DATABASES_MOST));
     own.n = args->n_words;
-    WEFT_TRY(check(args, &own));
+    if (own.merge && (own.a || own.diff || own.csv || own.metrics_csv || own.fit))
+        return WEFT_BAD_INPUT("merge takes studies and --out alone");
+    if (own.merge && !own.out) return WEFT_BAD_INPUT("merge needs --out DIR or --out FILE.db");
+    if (own.merge && own.n < 2) return WEFT_BAD_INPUT("merge takes two studies or more");
+    if (!own.merge && own.out) return WEFT_BAD_INPUT("--out goes with merge");
+    if (own.csv && own.metrics_csv && strcmp(own.csv, own.metrics_csv) == 0)
+        return WEFT_BAD_INPUT("--csv and --metrics-csv are two files");
+    if (own.variants && !own.fit) return WEFT_BAD_INPUT("--variants goes with --fit");
+    if (own.n == 0)
+        return WEFT_BAD_INPUT("name a folder with runs, a study's folder or its runs.db");
+    if ((own.a || own.diff) && own.n > 1)
+        return WEFT_BAD_INPUT("--compare and --diff take one study");
+    if (args->config || args->n_settings || args->variant)
+        return WEFT_BAD_INPUT("takes no config; see 'weft help runs'");
     if (own.merge) return merge(args, &own);
     if (own.csv) WEFT_TRY(write_csv(&own, own.csv, false));
     if (own.metrics_csv) WEFT_TRY(write_csv(&own, own.metrics_csv, true));

@@ -1,7 +1,7 @@
 /* weft serve: a checkpoint behind OpenAI's HTTP interface; weft watch: the live page of runs. */
 #include "base/json.h"
 #include "base/log.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "serve/http.h"
 #include "serve/server.h"
 #include "watch/live.h"
@@ -131,42 +131,6 @@ static weft_status read_options(serving *s, int argc, char **argv) {
     return s->key_file ? weft_args_readable(s->key_file, NULL) : WEFT_OK;
 }
 
-/* The key: a file's first line, or the environment's. An empty one is a mistake, not a key. */
-static weft_status read_key(serving *s) {
-    const char *named = getenv("WEFT_API_KEY");
-    size_t bytes;
-    if (s->key_file) {
-        WEFT_TRY(weft_file_read(s->key_file, KEY_MOST, &s->key, &bytes));
-        s->key[strcspn(s->key, "\r\n")] = 0;
-        if (!*s->key) return WEFT_BAD_INPUT("%s: no key in its first line", s->key_file);
-    } else if (named) {
-        if (!*named) return WEFT_BAD_INPUT("WEFT_API_KEY is empty; set it to a key, or unset it");
-        s->key = strdup(named);
-        if (!s->key) return weft_fail(WEFT_ENOMEM, "no memory");
-    }
-    s->options.key = s->key;
-    return WEFT_OK;
-}
-
-/* The folder's name; best/ and last/ are the run's. Of a second model of one name it says which it is. */
-static void find_name(serving *s, int k) {
-    char *to = s->names[k], *full = realpath(s->loaded[k].folder, NULL),
-         *slash = full ? strrchr(full, '/') : NULL;
-    if (slash && slash > full && (!strcmp(slash, "/best") || !strcmp(slash, "/last"))) {
-        *slash = 0;
-        slash = strrchr(full, '/');
-    }
-    snprintf(to, NAME_MOST, "%s",
-             k == 0 && s->name   ? s->name
-             : slash && slash[1] ? slash + 1
-                                 : "weft");
-    free(full);
-    json_t *text = json_string(to);
-    if (!text) snprintf(to, NAME_MOST, "weft"); /* what is no UTF-8 cannot be told in JSON */
-    json_decref(text);
-    if (k > 0 && strcmp(to, s->names[0]) == 0) snprintf(to, NAME_MOST, "%.240s (2)", s->names[0]);
-}
-
 /* Connections are files to the system, which often allows fewer than it could. */
 static void allow_files(int64_t connections) {
     struct rlimit limit;
@@ -185,7 +149,22 @@ static weft_status open_model(serving *s, int k) {
     weft_loaded *l = s->loaded + k;
     weft_served_model *m = s->models + k;
     WEFT_TRY(weft_loaded_open(s->args, s->paths[k], s->unchecked, WEFT_LOADED_GENERATION, l));
-    find_name(s, k);
+    /* The folder's name; best/ and last/ are the run's. Of a second model of one name it says which it is. */
+    char *to = s->names[k], *full = realpath(s->loaded[k].folder, NULL),
+         *slash = full ? strrchr(full, '/') : NULL;
+    if (slash && slash > full && (!strcmp(slash, "/best") || !strcmp(slash, "/last"))) {
+        *slash = 0;
+        slash = strrchr(full, '/');
+    }
+    snprintf(to, NAME_MOST, "%s",
+             k == 0 && s->name   ? s->name
+             : slash && slash[1] ? slash + 1
+                                 : "weft");
+    free(full);
+    json_t *text = json_string(to);
+    if (!text) snprintf(to, NAME_MOST, "weft"); /* what is no UTF-8 cannot be told in JSON */
+    json_decref(text);
+    if (k > 0 && strcmp(to, s->names[0]) == 0) snprintf(to, NAME_MOST, "%.240s (2)", s->names[0]);
     weft_generator_limits limits = {.sequences = s->options.sequences,
                                     .context = s->context,
                                     .cache_bytes = s->cache_mib << 20,
@@ -208,7 +187,19 @@ static weft_status open_model(serving *s, int k) {
 
 static weft_status open_all(serving *s) {
     int n = s->paths[1] ? 2 : 1;
-    WEFT_TRY(read_key(s));
+    /* The key: a file's first line, or the environment's. An empty one is a mistake, not a key. */
+    const char *named = getenv("WEFT_API_KEY");
+    size_t bytes;
+    if (s->key_file) {
+        WEFT_TRY(weft_file_read(s->key_file, KEY_MOST, &s->key, &bytes));
+        s->key[strcspn(s->key, "\r\n")] = 0;
+        if (!*s->key) return WEFT_BAD_INPUT("%s: no key in its first line", s->key_file);
+    } else if (named) {
+        if (!*named) return WEFT_BAD_INPUT("WEFT_API_KEY is empty; set it to a key, or unset it");
+        s->key = strdup(named);
+        if (!s->key) return weft_fail(WEFT_ENOMEM, "no memory");
+    }
+    s->options.key = s->key;
     for (int k = 0; k < n; k++)
         WEFT_TRY(open_model(s, k));
     allow_files(s->options.connections);
@@ -288,9 +279,6 @@ const char weft_help_watch[] =
     "left, logs and samples, GPUs. Runs can be compared, filtered and sorted by every option and "
     "score, averaged over seeds, and given notes and tags, which are kept in notes.db in the first "
     "folder. Nothing else is written, and no run waits for it. SIGINT or SIGTERM ends it.\n";
-
-WEFT_ENDED_BY(weft_watched_close, weft_watched)
-WEFT_ENDED_BY(weft_live_close, weft_live)
 
 weft_status weft_cmd_watch(weft_args *args, int argc, char **argv) {
     enum { FOLDERS_MOST = 256 };

@@ -1,7 +1,7 @@
 /* weft tokenize: texts to token shards; weft tokenizer train: a byte-level BPE of one's own, as a tokenizer.json. */
 #include "base/log.h"
 #include "base/text.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "data/shards.h"
 #include "data/texts.h"
 
@@ -30,22 +30,6 @@ const char weft_help_tokenize[] =
 #define NO_FILES "no files are named; - is standard input"
 static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
 
-static void report(const weft_args *args, const char *out, const weft_texts_sum *sum) {
-    double rate = sum->seconds > 0 ? (double)sum->bytes / sum->seconds / 1e6 : 0;
-    if (args->json)
-        printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
-               "%lld, \"shards\": %lld, \"vocab\": %lld, \"seconds\": %.3f}\n",
-               (long long)sum->documents, (long long)sum->bytes, (long long)sum->tokens[0],
-               (long long)sum->tokens[1], (long long)sum->shards, (long long)sum->vocab,
-               sum->seconds);
-    else
-        printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, vocabulary "
-               "%s, %.1f MB/s\n",
-               out, weft_count_text(sum->documents), weft_count_text(sum->bytes),
-               weft_count_text(sum->tokens[0]), weft_count_text(sum->tokens[1]),
-               (long long)sum->shards, weft_count_text(sum->vocab), rate);
-}
-
 static weft_status tokenize(const weft_args *args, const char *tokenizer, const char *out,
                             const weft_input_options *input, int64_t shard_tokens) {
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
@@ -58,7 +42,18 @@ static weft_status tokenize(const weft_args *args, const char *tokenizer, const 
     WEFT_TRY(weft_texts_tokenize(input, t, pool, out, shard_tokens, &sum));
     if ((input->val_share > 0 || input->val_path) && !sum.tokens[1])
         weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
-    report(args, out, &sum);
+    double rate = sum.seconds > 0 ? (double)sum.bytes / sum.seconds / 1e6 : 0;
+    if (args->json)
+        printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
+               "%lld, \"shards\": %lld, \"vocab\": %lld, \"seconds\": %.3f}\n",
+               (long long)sum.documents, (long long)sum.bytes, (long long)sum.tokens[0],
+               (long long)sum.tokens[1], (long long)sum.shards, (long long)sum.vocab, sum.seconds);
+    else
+        printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, vocabulary "
+               "%s, %.1f MB/s\n",
+               out, weft_count_text(sum.documents), weft_count_text(sum.bytes),
+               weft_count_text(sum.tokens[0]), weft_count_text(sum.tokens[1]),
+               (long long)sum.shards, weft_count_text(sum.vocab), rate);
     return WEFT_OK;
 }
 
@@ -96,21 +91,6 @@ const char weft_help_tokenizer[] =
     "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's "
     "library reads it too. There may be fewer tokens than N where there is little text.\n";
 
-static weft_status train_tokenizer(const weft_args *args, const weft_input_options *input,
-                                   int64_t vocab, int64_t least, const char *out) {
-    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
-    int64_t words = 0;
-    WEFT_TRY(weft_texts_learn(input, vocab, least, &t, &words));
-    WEFT_TRY(weft_tokenizer_save(t, out, NULL));
-    if (args->json)
-        printf("{\"vocab\": %lld, \"words\": %lld}\n", (long long)weft_tokenizer_vocab(t),
-               (long long)words);
-    else
-        printf("%s: vocabulary %s, learned from %s different words\n", out,
-               weft_count_text(weft_tokenizer_vocab(t)), weft_count_text(words));
-    return WEFT_OK;
-}
-
 weft_status weft_cmd_tokenizer(weft_args *args, int argc, char **argv) {
     bool force = false;
     const char *needed = NULL, *out = NULL;
@@ -133,5 +113,15 @@ weft_status weft_cmd_tokenizer(weft_args *args, int argc, char **argv) {
     WEFT_TRY(weft_file_vacant(out, force));
     input.paths = words + 1;
     input.n_paths = args->n_words - 1;
-    return train_tokenizer(args, &input, vocab, least, out);
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    int64_t learned = 0;
+    WEFT_TRY(weft_texts_learn(&input, vocab, least, &t, &learned));
+    WEFT_TRY(weft_tokenizer_save(t, out, NULL));
+    if (args->json)
+        printf("{\"vocab\": %lld, \"words\": %lld}\n", (long long)weft_tokenizer_vocab(t),
+               (long long)learned);
+    else
+        printf("%s: vocabulary %s, learned from %s different words\n", out,
+               weft_count_text(weft_tokenizer_vocab(t)), weft_count_text(learned));
+    return WEFT_OK;
 }

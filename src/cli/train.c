@@ -3,10 +3,8 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "bench/limits.h"
 #include "bench/tables.h"
-#include "cli/checkpoint.h"
-#include "cli/own_text.h"
+#include "cli/args.h"
 #include "cuda/backend.h"
 #include "inspect/inspect.h"
 #include "model/cached.h"
@@ -115,19 +113,14 @@ static void tell_end(const weft_train_result *r, const char *out) {
     }
 }
 
-/* DIR/result.json, for whoever looks at runs; a study has its own hand on it. */
-static weft_status keep_result(const weft_train_result *r, const char *out, json_t *facts) {
+static weft_status finish(weft_args *args, const weft_train_result *r, const char *out,
+                          json_t *facts) {
+    /* DIR/result.json, for whoever looks at runs; a study has its own hand on it. */
     struct stat a, b;
     WEFT_PATH(path, "%s/result.json", out);
     bool same = fstat(STDOUT_FILENO, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev &&
                 a.st_ino == b.st_ino;
-    if (same) return WEFT_OK;
-    return weft_json_write(path, result_object(r, out, facts), NULL);
-}
-
-static weft_status finish(weft_args *args, const weft_train_result *r, const char *out,
-                          json_t *facts) {
-    WEFT_TRY(keep_result(r, out, facts));
+    if (!same) WEFT_TRY(weft_json_write(path, result_object(r, out, facts), NULL));
     if (args->json)
         weft_args_print(result_object(r, out, facts), 0);
     else if (r->end == WEFT_TRAIN_DONE)

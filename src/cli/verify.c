@@ -1,7 +1,7 @@
 /* weft verify: the self-check on this machine, a line per block. */
 #include "model/verify.h"
 #include "base/json.h"
-#include "cli/checkpoint.h"
+#include "cli/args.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 

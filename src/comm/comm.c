@@ -7,7 +7,7 @@
 #include "comm/comm.h"
 
 #include "base/clock.h"
-#include "comm/watch.h"
+#include "comm/launch.h"
 
 #include <sched.h>
 #include <semaphore.h>
@@ -282,19 +282,6 @@ static void *talk(void *context) {
     return NULL;
 }
 
-/* A rank that does not come keeps the others inside MPI, and nothing can call them back. */
-static void wait_started(weft_comm *c) {
-    char why[WHY_ROOM];
-    atomic_store(&c->changed.heard, true);
-    while (!atomic_load(&c->started) && !is_late(c))
-        sleep_by(&c->changed, 1);
-    atomic_store(&c->changed.heard, false);
-    if (atomic_load(&c->started)) return;
-    describe_late(why, sizeof why);
-    fprintf(stderr, "weft: this rank ends: %s\n", why);
-    _exit(1);
-}
-
 /* Signals are for the thread that works. */
 static weft_status start_thread(weft_comm *c) {
     sigset_t all, before;
@@ -303,7 +290,17 @@ static weft_status start_thread(weft_comm *c) {
     int error = pthread_create(&c->thread, NULL, talk, c);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) return weft_fail(WEFT_ENOMEM, "cannot start a thread for MPI: %s", strerror(error));
-    wait_started(c);
+    /* A rank that does not come keeps the others inside MPI, and nothing can call them back. */
+    char why[WHY_ROOM];
+    atomic_store(&c->changed.heard, true);
+    while (!atomic_load(&c->started) && !is_late(c))
+        sleep_by(&c->changed, 1);
+    atomic_store(&c->changed.heard, false);
+    if (!atomic_load(&c->started)) {
+        describe_late(why, sizeof why);
+        fprintf(stderr, "weft: this rank ends: %s\n", why);
+        _exit(1);
+    }
     return weft_comm_is_over(c) ? weft_fail(WEFT_EMISSING, "MPI did not start: %s", c->why)
                                 : WEFT_OK;
 }

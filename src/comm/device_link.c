@@ -1,8 +1,8 @@
 /* Messages from GPU to GPU, by NCCL. All of them are put into one queue of the device and waited for at the
  * end: the device exchanges one bucket while it still makes others. */
 #include "base/log.h"
+#include "comm/launch.h"
 #include "comm/reduce.h"
-#include "comm/watch.h"
 #include "core/rows.h"
 
 enum { WHY_ROOM = 256, CHECKED = 1024 /* bytes of the first message */ };
@@ -133,7 +133,6 @@ static weft_status start(weft_device_link *r) {
     return weft_comm_agree(r->comm, check_link(r));
 }
 
-WEFT_ENDED_BY(weft_device_link_close, weft_device_link)
 weft_status weft_device_link_open(weft_comm *comm, const weft_backend *backend,
                                   weft_device_link **out) {
     char why[WHY_ROOM] = "";

@@ -68,6 +68,7 @@ weft_status weft_device_link_open(weft_comm *comm, const weft_backend *backend,
                                   weft_device_link **out);
 /* Before the sums that it carries are destroyed. */
 void weft_device_link_close(weft_device_link *l);
+WEFT_ENDED_BY(weft_device_link_close, weft_device_link)
 
 /* What is put into its queue before a bucket is sent is done before. */
 void *weft_device_link_queue(const weft_device_link *l);

@@ -2,7 +2,7 @@
  * answers each. So a thousand ranks send a thousand notes a second to one, and a rank that is lost is
  * found by rank 0, or rank 0 by all. Processes on the same machine are looked at directly, which finds
  * a killed one at once. */
-#include "comm/watch.h"
+#include "comm/launch.h"
 
 #include "base/clock.h"
 
@@ -49,7 +49,6 @@ double weft_watch_limit(void) {
     return limit && *limit ? strtod(limit, NULL) : LIMIT_SECONDS;
 }
 
-WEFT_ENDED_BY(weft_watch_close, weft_watch)
 weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_rank_place *places,
                             weft_watch **out) {
     size_t n = (size_t)size;
@@ -64,8 +63,7 @@ weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_
     if (!w->places || !w->heard || !w->silent || !w->told)
         return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", size);
     memcpy(w->places, places, n * sizeof *places);
-    *out = weft_steal(&w);
-    return WEFT_OK;
+    return weft_hand(&w, out);
 }
 
 void weft_watch_close(weft_watch *w) {

@@ -4,8 +4,7 @@
 
 #include "base/progress.h"
 #include "base/random.h"
-#include "convert/rotated.h"
-#include "convert/spectrum.h"
+#include "convert/measure.h"
 #include "model/builder.h"
 #include "model/units.h"
 

@@ -3,7 +3,6 @@
  * is in none of its lists is passed over with a warning: most of those are notes of the program that wrote
  * the file. */
 #include "convert/hf.h"
-#include "convert/hf_likes.h"
 
 #include "base/json.h"
 #include "base/log.h"
@@ -487,8 +486,9 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
                        "where queries and keys are normed only 1e-6 is"));
 }
 
-/* GELU by either formula, as they call it. */
-static void read_gelu(source *s, weft_config *c) {
+static void read_neox(source *s, weft_config *c) {
+    llama_like like = {.partial = true, .theta = number_of(s, s->root, "rotary_emb_base", 10000)};
+    /* GELU by either formula, as they call it. */
     static const char *const tanhs[] = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"};
     const json_t *act = json_object_get(s->root, "hidden_act");
     const char *word = json_is_string(act) ? json_string_value(act) : "gelu";
@@ -498,11 +498,6 @@ static void read_gelu(source *s, weft_config *c) {
     if (!by_tanh && strcmp(word, "gelu") != 0)
         note(s, refuse(s, "hidden_act", act, "\"gelu\" and \"gelu_new\" are"));
     set_word(s, c, "FFN", by_tanh ? "gelu" : "gelu_erf");
-}
-
-static void read_neox(source *s, weft_config *c) {
-    llama_like like = {.partial = true, .theta = number_of(s, s->root, "rotary_emb_base", 10000)};
-    read_gelu(s, c);
     set_word(s, c, "POSITION", "rope");
     set_number(s, c, "N_EMBD", number_of(s, s->root, "hidden_size", NAN));
     set_number(s, c, "N_HEAD", number_of(s, s->root, "num_attention_heads", NAN));

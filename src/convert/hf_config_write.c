@@ -1,7 +1,6 @@
 /* Our config as Hugging Face's config.json: which of their families has a model for it, if one has. */
 #include "base/json.h"
 #include "convert/hf.h"
-#include "convert/hf_likes.h"
 #include "model/kinds.h"
 
 /* Whether nothing is in it that only Gemma has. */
@@ -224,25 +223,6 @@ int weft_hf_attention_bias(const weft_config *c) {
                                                    : WEFT_ATTENTION_BIAS_NONE;
 }
 
-/* Of a model that none of their own classes computes: the folder brings the class along, in plain PyTorch, and its
- * config.json says so (auto_map). Tensors keep weft's names, and the options are in "weft": all that say what
- * a model computes, each of which the class knows. */
-static weft_status write_own(const weft_config *c, json_t **out) {
-    WEFT_AUTO_DECREF json_t *all = weft_config_to_json(c), *ours = json_object();
-    for (const weft_option *o = weft_options(NULL); o->key; o++) {
-        char key[64];
-        if (o->owner != WEFT_OWNER_MODEL) continue;
-        weft_option_json_key(o, key, sizeof key);
-        json_object_set(ours, key, json_object_get(all, key));
-    }
-    /* A path of this machine. */
-    json_object_set_new(ours, "tokenizer", json_string("bytes"));
-    *out = json_pack("{s:s, s:[s], s:{s:s, s:s}, s:O}", "model_type", "weft", "architectures",
-                     "WeftForCausalLM", "auto_map", "AutoConfig", "configuration_weft.WeftConfig",
-                     "AutoModelForCausalLM", "modeling_weft.WeftForCausalLM", "weft", ours);
-    return *out ? WEFT_OK : weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
-}
-
 /* As they were where the tokenizer came from, or else the token that ends a text. */
 static void write_specials(const weft_tokenizer *t, json_t *root) {
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
@@ -276,7 +256,23 @@ weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
                  c->document_mask || c->attn_gate || c->cross_token;
     if (other || !(gpt2 || neox ? is_gpt2(c, neox) : is_like_llama(c))) {
         *family = WEFT_HF_OWN;
-        WEFT_TRY(write_own(c, out));
+        /* Of a model that none of their own classes computes: the folder brings the class along, in plain PyTorch, and its
+         * config.json says so (auto_map). Tensors keep weft's names, and the options are in "weft": all that say what
+         * a model computes, each of which the class knows. */
+        WEFT_AUTO_DECREF json_t *all = weft_config_to_json(c), *ours = json_object();
+        for (const weft_option *o = weft_options(NULL); o->key; o++) {
+            char key[64];
+            if (o->owner != WEFT_OWNER_MODEL) continue;
+            weft_option_json_key(o, key, sizeof key);
+            json_object_set(ours, key, json_object_get(all, key));
+        }
+        /* A path of this machine. */
+        json_object_set_new(ours, "tokenizer", json_string("bytes"));
+        *out =
+            json_pack("{s:s, s:[s], s:{s:s, s:s}, s:O}", "model_type", "weft", "architectures",
+                      "WeftForCausalLM", "auto_map", "AutoConfig", "configuration_weft.WeftConfig",
+                      "AutoModelForCausalLM", "modeling_weft.WeftForCausalLM", "weft", ours);
+        if (!*out) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
         write_specials(t, *out);
         return WEFT_OK;
     }

@@ -3,7 +3,7 @@
  * GPT-2 keeps its matrices [in, out] and queries, keys and values in one; GPT-NeoX keeps these head by head;
  * the Llama-like models keep matrices [out, in] and those apart, where ours are one tensor's rows; Phi-3 keeps
  * both in one. DeepSeek's have several of ours in one, head by head. */
-#include "convert/hf_pieces.h"
+#include "convert/hf.h"
 
 const hf_body weft_hf_bodies[] = {
     [WEFT_HF_GPT2] = {"transformer.", "wte.weight"},

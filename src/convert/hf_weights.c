@@ -4,7 +4,7 @@
  * lists. Each of our tensors must find all of its pieces, and each of theirs must be one of them. */
 #include "base/embed.h"
 #include "base/json.h"
-#include "convert/hf_pieces.h"
+#include "convert/hf.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
 
@@ -130,51 +130,10 @@ static int by_theirs(const void *a, const void *b) {
     return strcmp(((const hf_piece *)a)->theirs, ((const hf_piece *)b)->theirs);
 }
 
-static weft_status check_all_taken(const weight_files *f, const weft_config *c,
-                                   const hf_piece *pieces, int64_t n) {
-    for (int i = 0; i < f->n; i++)
-        for (int64_t k = 0; k < weft_safetensors_count(f->list[i]); k++) {
-            const char *name = weft_safetensors_at(f->list[i], k)->name;
-            hf_piece key = {.first = 0};
-            int length = snprintf(key.theirs, sizeof key.theirs, "%s", name);
-            if (length < (int)sizeof key.theirs &&
-                bsearch(&key, pieces, (size_t)n, sizeof key, by_theirs))
-                continue;
-            /* Those are made from the config, or written twice. */
-            if (!ends_on(name, ".attn.bias") && !ends_on(name, ".attn.masked_bias") &&
-                !ends_on(name, ".attention.bias") && !ends_on(name, ".attention.masked_bias") &&
-                !ends_on(name, ".rotary_emb.inv_freq") &&
-                !(c->weight_tying && strcmp(name, "lm_head.weight") == 0))
-                return WEFT_BAD_INPUT("%s: tensor '%.120s' is not one of the model's", f->folder,
-                                      name);
-        }
-    return WEFT_OK;
-}
-
 static void close_files(weight_files *f) {
     for (int i = 0; i < f->n; i++)
         weft_safetensors_close(f->list[i]);
     free(f->list);
-}
-
-static weft_status read_weights(const char *folder, weft_hf_family family, weft_model *m) {
-    WEFT_AUTO(close_files) weight_files files = {0};
-    int64_t n = 0;
-    WEFT_TRY(open_files(folder, &files));
-    /* Models saved without their head have no prefix. */
-    const hf_body *body = &weft_hf_bodies[family];
-    const char *prefix = find_tensor(&files, body->first) ? "" : body->prefix;
-    WEFT_AUTO_FREE hf_piece *pieces = weft_hf_pieces(&m->config, family, prefix, false, &n);
-    if (!pieces) return WEFT_ENOMEM;
-    for (int64_t i = 0; i < n; i++)
-        WEFT_TRY(check_piece(&files, &pieces[i]));
-    qsort(pieces, (size_t)n, sizeof *pieces, by_theirs);
-    WEFT_TRY(check_all_taken(&files, &m->config, pieces, n));
-    /* A config that asks for more than the files have costs no memory. */
-    WEFT_TRY(weft_model_allocate(m, NULL));
-    for (int64_t i = 0; i < n; i++)
-        WEFT_TRY(read_piece(&files, &pieces[i], m));
-    return WEFT_OK;
 }
 
 weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const *ignored,
@@ -194,9 +153,38 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     if (dtype == WEFT_F64) c.dtype = WEFT_CONFIG_F64;
     if (family == WEFT_HF_OWN) return weft_model_load_as(folder, &c, dtype, NULL, out);
     WEFT_TRY(weft_model_describe(&c, dtype, &m));
-    WEFT_TRY(read_weights(folder, family, m));
-    *out = weft_steal(&m);
-    return WEFT_OK;
+    WEFT_AUTO(close_files) weight_files files = {0};
+    int64_t n = 0;
+    WEFT_TRY(open_files(folder, &files));
+    /* Models saved without their head have no prefix. */
+    const hf_body *body = &weft_hf_bodies[family];
+    const char *prefix = find_tensor(&files, body->first) ? "" : body->prefix;
+    WEFT_AUTO_FREE hf_piece *pieces = weft_hf_pieces(&m->config, family, prefix, false, &n);
+    if (!pieces) return WEFT_ENOMEM;
+    for (int64_t i = 0; i < n; i++)
+        WEFT_TRY(check_piece(&files, &pieces[i]));
+    qsort(pieces, (size_t)n, sizeof *pieces, by_theirs);
+    for (int i = 0; i < files.n; i++)
+        for (int64_t k = 0; k < weft_safetensors_count(files.list[i]); k++) {
+            const char *name = weft_safetensors_at(files.list[i], k)->name;
+            hf_piece key = {.first = 0};
+            int length = snprintf(key.theirs, sizeof key.theirs, "%s", name);
+            if (length < (int)sizeof key.theirs &&
+                bsearch(&key, pieces, (size_t)n, sizeof key, by_theirs))
+                continue;
+            /* Those are made from the config, or written twice. */
+            if (!ends_on(name, ".attn.bias") && !ends_on(name, ".attn.masked_bias") &&
+                !ends_on(name, ".attention.bias") && !ends_on(name, ".attention.masked_bias") &&
+                !ends_on(name, ".rotary_emb.inv_freq") &&
+                !(m->config.weight_tying && strcmp(name, "lm_head.weight") == 0))
+                return WEFT_BAD_INPUT("%s: tensor '%.120s' is not one of the model's", files.folder,
+                                      name);
+        }
+    /* A config that asks for more than the files have costs no memory. */
+    WEFT_TRY(weft_model_allocate(m, NULL));
+    for (int64_t i = 0; i < n; i++)
+        WEFT_TRY(read_piece(&files, &pieces[i], m));
+    return weft_hand(&m, out);
 }
 
 static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
@@ -253,24 +241,6 @@ static weft_status fill_tensors(const weft_model *m, const hf_piece *pieces, int
     return WEFT_OK;
 }
 
-static weft_status write_weights(const weft_model *m, weft_hf_family family, const char *path,
-                                 weft_sum *sum) {
-    static const char *const metadata[] = {"format", "pt", NULL};
-    int64_t n, count = 0;
-    WEFT_AUTO_FREE hf_piece *pieces =
-        weft_hf_pieces(&m->config, family, weft_hf_bodies[family].prefix, true, &n);
-    if (!pieces) return WEFT_ENOMEM;
-    WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
-    WEFT_AUTO_FREE void **own = calloc((size_t)n, sizeof *own);
-    if (!tensors || !own) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    weft_status status = fill_tensors(m, pieces, n, tensors, own, &count);
-    if (status == WEFT_OK) status = weft_safetensors_write(path, tensors, count, metadata, sum);
-    for (int64_t i = 0; i < n; i++)
-        free(own[i]);
-    return status;
-}
-
 static weft_status write_text(const char *folder, const char *name, const char *text) {
     WEFT_PATH(path, "%s/%s", folder, name);
     return weft_file_write(path, text, strlen(text), NULL);
@@ -297,8 +267,23 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     }
     WEFT_TRY(weft_json_write(path, json_incref(root), &sums[WEFT_PART_CONFIG]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));
-    if (family != WEFT_HF_OWN)
-        WEFT_TRY(write_weights(p->model, family, path, &sums[WEFT_PART_MODEL]));
+    if (family != WEFT_HF_OWN) {
+        weft_sum *sum = &sums[WEFT_PART_MODEL];
+        static const char *const metadata[] = {"format", "pt", NULL};
+        int64_t n, count = 0;
+        WEFT_AUTO_FREE hf_piece *pieces =
+            weft_hf_pieces(&p->model->config, family, weft_hf_bodies[family].prefix, true, &n);
+        if (!pieces) return WEFT_ENOMEM;
+        WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
+        WEFT_AUTO_FREE void **own = calloc((size_t)n, sizeof *own);
+        if (!tensors || !own) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+        WEFT_TRY(weft_mirror_use(p->model->mirror, NULL));
+        weft_status status = fill_tensors(p->model, pieces, n, tensors, own, &count);
+        if (status == WEFT_OK) status = weft_safetensors_write(path, tensors, count, metadata, sum);
+        for (int64_t i = 0; i < n; i++)
+            free(own[i]);
+        WEFT_TRY(status);
+    }
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])
                         : WEFT_OK;

@@ -90,33 +90,25 @@ weft_status weft_windows_loss(const weft_model *m, weft_backing place, const wef
     return WEFT_OK;
 }
 
-static weft_status add_moments(weft_session *s, const weft_windows *text, int64_t window,
-                               double *values, double *sums) {
-    const weft_config *c = &s->model->config;
-    int64_t count = c->n_embd * c->n_embd;
-    double share = 1 / (double)(text->windows * text->time);
-    WEFT_TRY(run_window(s, text, window));
-    for (int64_t l = 0; l < c->n_layer; l++) {
-        WEFT_TRY(weft_session_values(s, s->graph.moments[l], count, values));
-        for (int64_t i = 0; i < count; i++)
-            sums[l * count + i] += share * values[i];
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_windows_moments(const weft_model *m, weft_backing place, const weft_windows *text,
                                  double **moments) {
     WEFT_AUTO(weft_session_close) weft_session s = {0};
     int64_t count = m->config.n_embd * m->config.n_embd;
+    double share = 1 / (double)(text->windows * text->time);
     WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
     WEFT_AUTO_FREE double *sums = calloc((size_t)(m->config.n_layer * count), sizeof *sums);
     *moments = NULL;
     if (!values || !sums) return weft_fail(WEFT_ENOMEM, "convert: no memory");
     WEFT_TRY(open_session(m, place, text->time, &(weft_build){.moments = true}, &s));
-    for (int64_t i = 0; i < text->windows; i++)
-        WEFT_TRY(add_moments(&s, text, i, values, sums));
-    *moments = weft_steal(&sums);
-    return WEFT_OK;
+    for (int64_t w = 0; w < text->windows; w++) {
+        WEFT_TRY(run_window(&s, text, w));
+        for (int64_t l = 0; l < m->config.n_layer; l++) {
+            WEFT_TRY(weft_session_values(&s, s.graph.moments[l], count, values));
+            for (int64_t i = 0; i < count; i++)
+                sums[l * count + i] += share * values[i];
+        }
+    }
+    return weft_hand(&sums, moments);
 }
 
 /* The mean over rows of half the sum of differences; scores [rows, time, time], causal. */

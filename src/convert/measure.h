@@ -35,3 +35,12 @@ weft_status weft_windows_moments(const weft_model *m, weft_backing place, const 
  * (the same) to 1 (none in common), in the mean over heads and tokens of the first windows. */
 weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_backing place,
                                const weft_windows *text, double *apart);
+
+/* Eigenvalues and eigenvectors of a symmetric matrix, in double. */
+
+/* W M [n, e] with M [e, e]. */
+void weft_times_moments(const double *w, int64_t n, int64_t e, const double *m, double *out);
+
+/* a [n, n] is symmetric and is overwritten. values [n] fall; row i of vectors [n, n] belongs to
+ * values[i] and has length 1. */
+weft_status weft_spectrum(double *a, int64_t n, double *values, double *vectors);

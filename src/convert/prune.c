@@ -120,23 +120,6 @@ static weft_status cut_cross(const cutting *v, int64_t layer) {
     return WEFT_OK;
 }
 
-static weft_status cut_all(const cutting *v) {
-    for (int64_t i = 0; i < v->to->n_weights; i++) {
-        weft_weight *to = &v->to->weights[i];
-        const weft_weight *from = weft_model_find(v->from, to->name);
-        if (!from) continue; /* of cut_cross */
-        if (strncmp(to->name, "h.", 2) == 0)
-            WEFT_TRY(cut(v, from, to));
-        else
-            memcpy(to->data, from->data, (size_t)to->bytes);
-    }
-    bool columns = v->options->what == WEFT_PRUNE_CROSS && !v->from->config.cross_rank;
-    for (int64_t l = 0; l < v->from->config.n_layer && columns && !v->options->sparse; l++)
-        WEFT_TRY(cut_cross(v, l));
-    weft_mirror_wrote(v->to->mirror, NULL);
-    return WEFT_OK;
-}
-
 /* How many of the units stay: at least one of each block, and not all. */
 static weft_status count_left(const cutting *v, weft_pruned *did) {
     const weft_prune_options *o = v->options;
@@ -179,9 +162,20 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
         WEFT_TRY(choose_layer(&v, l, did));
     if (!options->sparse) set_units(&c, options->what, did->units, did->left);
     WEFT_TRY(weft_model_create(&c, m->dtype, &v.to));
-    WEFT_TRY(cut_all(&v));
-    *out = weft_steal(&v.to);
-    return WEFT_OK;
+    for (int64_t i = 0; i < v.to->n_weights; i++) {
+        weft_weight *to = &v.to->weights[i];
+        const weft_weight *from = weft_model_find(v.from, to->name);
+        if (!from) continue; /* of cut_cross */
+        if (strncmp(to->name, "h.", 2) == 0)
+            WEFT_TRY(cut(&v, from, to));
+        else
+            memcpy(to->data, from->data, (size_t)to->bytes);
+    }
+    bool columns = v.options->what == WEFT_PRUNE_CROSS && !v.from->config.cross_rank;
+    for (int64_t l = 0; l < v.from->config.n_layer && columns && !v.options->sparse; l++)
+        WEFT_TRY(cut_cross(&v, l));
+    weft_mirror_wrote(v.to->mirror, NULL);
+    return weft_hand(&v.to, out);
 }
 
 void weft_pruned_free(weft_pruned *did) {

@@ -11,8 +11,8 @@
  * tokens, near ones counting most, which is none for slow pairs and 0 for fast ones; so those that are not kept
  * should be slow. MLA's part of R columns rotates pair i by base^(−2i/R): with the base raised to sR/P that is
  * the old pair s i, whatever the stride s. */
-#include "convert/rotated.h"
-#include "convert/spectrum.h"
+#include "convert/attention.h"
+#include "convert/measure.h"
 
 weft_status weft_rotated_squares(const double *rows, int64_t n, int64_t e, const double *moments,
                                  double *squares) {

@@ -3,7 +3,7 @@
  * to zero, one number at a time from the end. Qᵀ is kept, so that a reflection or a rotation changes
  * whole rows, and its rows end as the eigenvectors. About 4/3 n³ operations for the first step, and
  * 9 n³ for the second. */
-#include "convert/spectrum.h"
+#include "convert/measure.h"
 
 #include <math.h>
 
@@ -140,19 +140,16 @@ static void order(problem *p) {
 }
 
 weft_status weft_spectrum(double *a, int64_t n, double *values, double *vectors) {
-    double *room = calloc((size_t)n * 3, sizeof *room);
+    WEFT_AUTO_FREE double *room = calloc((size_t)n * 3, sizeof *room);
     if (!room) return weft_fail(WEFT_ENOMEM, "convert: no memory");
-    problem p = {.n = n, .q = vectors, .e = room, .v = room + n, .w = room + 2 * n};
-    p.a = a;
-    p.d = values;
+    problem p = {n, a, vectors, values, room, room + n, room + 2 * n};
     memset(vectors, 0, (size_t)(n * n) * sizeof *vectors);
     for (int64_t i = 0; i < n; i++)
         vectors[i * n + i] = 1;
     make_tridiagonal(&p);
-    weft_status status = make_diagonal(&p);
-    if (status == WEFT_OK) order(&p);
-    free(room);
-    return status;
+    WEFT_TRY(make_diagonal(&p));
+    order(&p);
+    return WEFT_OK;
 }
 
 enum { BLOCK = 8 };

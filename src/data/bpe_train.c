@@ -322,6 +322,5 @@ weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t lea
     WEFT_TRY(weft_tokenizer_add_special(t, end, id, true));
     t->n_steps = 1;
     WEFT_TRY(weft_tokenizer_finish(t));
-    *out = weft_steal(&t);
-    return WEFT_OK;
+    return weft_hand(&t, out);
 }

@@ -12,7 +12,7 @@
  * is no end-of-text token; the title's line begins a document. */
 #pragma once
 
-#include "data/random_stream.h"
+#include "data/dataset.h"
 
 enum {
     WEFT_CORPUS_VOCAB = 256,

@@ -79,8 +79,7 @@ weft_status weft_dataset_open(const weft_config *c, weft_dataset **out) {
     if (d->kind < SHARDS && known[d->kind].less && c->vocab_size < d->task.vocab)
         d->task.vocab = c->vocab_size;
     WEFT_TRY(check_size(d, c->context));
-    *out = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, out);
 }
 
 void weft_dataset_close(weft_dataset *d) {

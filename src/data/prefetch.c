@@ -96,8 +96,7 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) return weft_fail(WEFT_ENOMEM, "cannot start a thread for data: %s", strerror(error));
     p->working = true;
-    *out = weft_steal(&p);
-    return WEFT_OK;
+    return weft_hand(&p, out);
 }
 
 weft_status weft_prefetch_next(weft_prefetch *p, const weft_batch **batch) {

@@ -58,8 +58,7 @@ static bool is_shard_of(const char *name, const char *split) {
 static weft_status map_shard(shard *s) {
     WEFT_AUTO_CLOSE int file = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat is;
-    if (file < 0 || fstat(file, &is) != 0)
-        return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    if (file < 0 || fstat(file, &is) != 0) return weft_path_failed(s->path);
     if (!S_ISREG(is.st_mode))
         return WEFT_BAD_INPUT("%s: a folder, pipe or device; a shard is a file", s->path);
     if (is.st_size < HEADER_BYTES)
@@ -134,27 +133,6 @@ static weft_status take_name(weft_shards *s, const char *name) {
     return WEFT_OK;
 }
 
-static weft_status open_split(weft_shards *s, int split) {
-    shard_list *list = &s->splits[split];
-    if (!list->count)
-        return WEFT_BAD_INPUT(
-            "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
-            "shards, which weft tokenize makes",
-            s->folder, SPLIT_NAMES[split]);
-    for (int64_t i = 0; i < list->count; i++) {
-        shard *one = &list->all[i];
-        WEFT_TRY(map_shard(one));
-        list->tokens += one->count;
-        for (int64_t t = 0; t < one->count && t < LOOK; t++) {
-            int64_t token = read_token(one, t);
-            if (token > s->largest) s->largest = token;
-        }
-    }
-    return WEFT_OK;
-}
-
-WEFT_ENDED_BY(weft_shards_close, weft_shards)
-
 weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **out) {
     *out = NULL;
     WEFT_AUTO(weft_shards_close_at) weft_shards *s = calloc(1, sizeof *s);
@@ -175,10 +153,24 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
     WEFT_TRY(weft_folder_list(s->folder, &names));
     for (int i = 0; i < names.n; i++)
         WEFT_TRY(take_name(s, names.list[i]));
-    for (int split = 0; split < 2; split++)
-        WEFT_TRY(open_split(s, split));
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    for (int split = 0; split < 2; split++) {
+        shard_list *list = &s->splits[split];
+        if (!list->count)
+            return WEFT_BAD_INPUT(
+                "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
+                "shards, which weft tokenize makes",
+                s->folder, SPLIT_NAMES[split]);
+        for (int64_t i = 0; i < list->count; i++) {
+            shard *one = &list->all[i];
+            WEFT_TRY(map_shard(one));
+            list->tokens += one->count;
+            for (int64_t t = 0; t < one->count && t < LOOK; t++) {
+                int64_t token = read_token(one, t);
+                if (token > s->largest) s->largest = token;
+            }
+        }
+    }
+    return weft_hand(&s, out);
 }
 
 void weft_shards_close(weft_shards *s) {
@@ -301,7 +293,6 @@ static bool is_part(const char *is, const char *name) {
     return digits >= 6 && strcmp(is + n + 1 + digits, ".bin.part") == 0;
 }
 
-WEFT_ENDED_BY(weft_shard_writer_close, weft_shard_writer)
 weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vocab,
                                    int64_t shard_tokens, weft_shard_writer **out) {
     *out = NULL;
@@ -337,8 +328,7 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
                 "%s: is not a part of a shard that weft began; move it away, or name "
                 "another folder",
                 path);
-        if (got < 0 || unlink(path) != 0)
-            return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+        if (got < 0 || unlink(path) != 0) return weft_path_failed(path);
     }
     WEFT_AUTO(weft_shard_writer_close_at) weft_shard_writer *w = calloc(1, sizeof *w);
     if (w) w->dir = strdup(dir);
@@ -347,8 +337,7 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
         return weft_fail(WEFT_ENOMEM, "%s: no memory to write shards", dir);
     w->width = vocab <= 65536 ? 2 : 4;
     w->shard_tokens = shard_tokens;
-    *out = weft_steal(&w);
-    return WEFT_OK;
+    return weft_hand(&w, out);
 }
 
 static bool write_header(weft_shard_writer *w) {

@@ -7,13 +7,14 @@
  * window crosses from one shard to the next. */
 #pragma once
 
-#include "data/random_stream.h"
+#include "data/dataset.h"
 
 typedef struct weft_shards weft_shards;
 
 /* Opens a folder whose tokens must be below `vocab`. */
 weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **out);
 void weft_shards_close(weft_shards *s);
+WEFT_ENDED_BY(weft_shards_close, weft_shards)
 
 /* `vocab`, or more where a look at the beginning of each shard found more. */
 int64_t weft_shards_vocab(const weft_shards *s);
@@ -49,3 +50,4 @@ int64_t weft_shard_writer_shards(const weft_shard_writer *w);
 weft_status weft_shard_writers_commit(weft_shard_writer *const *writers, int n);
 /* Frees it; what was not committed is removed. */
 void weft_shard_writer_close(weft_shard_writer *w);
+WEFT_ENDED_BY(weft_shard_writer_close, weft_shard_writer)

@@ -41,7 +41,7 @@
  * is recall by place, and what it costs is what the cache keeps of each token. */
 #pragma once
 
-#include "data/random_stream.h"
+#include "data/dataset.h"
 
 enum { WEFT_RECALL_VOCAB = 1024, WEFT_TASK_VOCAB = 8192 }; /* or VOCAB_SIZE where that is less */
 

@@ -40,9 +40,6 @@ static void show_progress(void *progress, int64_t tokens) {
     weft_progress_update(progress, tokens, NULL);
 }
 
-WEFT_ENDED_BY(weft_input_close, weft_input)
-WEFT_ENDED_BY(weft_bpe_trainer_close, weft_bpe_trainer)
-
 weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
                              weft_tokenizer **out, int64_t *words) {
     WEFT_AUTO(weft_input_close_at) weft_input *in = NULL;
@@ -233,7 +230,7 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     WEFT_TRY(weft_folder_make(out));
     /* One process at a time: the parts that another is writing are no remainders. */
     j->folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
+    if (j->folder < 0) return weft_path_failed(out);
     if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return WEFT_BAD_INPUT("%s: another process tokenizes into this folder", out);
     /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */

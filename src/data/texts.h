@@ -4,7 +4,52 @@
 
 #include "core/pool.h"
 #include "data/tokenizer.h"
-#include "data/tokenizer_input.h"
+
+/* Texts from files and standard input, in batches that a pool can share out.
+ *
+ * A plain file is one document; it comes in parts of about a mebibyte where the tokenizer allows
+ * that. With a field's name the files are JSON lines, a document each; without one those are whose names end
+ * on .jsonl or .ndjson, and the field is "text". Files may be packed; what is no text is refused. A
+ * share of the text can be kept apart for validation: of a plain file its end, from a line's start on; of
+ * JSON lines, one in so many. */
+typedef struct weft_input weft_input;
+
+typedef struct {
+    const char *const *paths; /* "-": standard input */
+    int n_paths;
+    const char *val_path; /* the one of them whose text is all kept apart; NULL: none */
+    const char *field;    /* of JSON lines; NULL: by the file's name */
+    double val_share;     /* 0 .. 1 */
+    bool cuttable;        /* whether a document may come in parts (weft_tokenizer_cuttable) */
+} weft_input_options;
+
+/* A document, or a part of one. */
+typedef struct {
+    const char *text; /* of JSON lines: the line */
+    size_t at,
+        bytes;   /* at: where it is in what was read, which may move until the batch is whole */
+    bool starts; /* the first part of its document */
+    bool val;
+    int path;
+    int64_t line; /* of JSON lines; from 1 */
+} weft_input_unit;
+
+/* The options' arrays are used until closing. */
+weft_status weft_input_open(const weft_input_options *options, weft_input **out);
+void weft_input_close(weft_input *in);
+WEFT_ENDED_BY(weft_input_close, weft_input)
+
+/* Bytes of all files; 0 where one of them does not say. */
+int64_t weft_input_total(const weft_input *in);
+
+/* The next units, of about that many bytes; none at the end. They are valid until the next call. */
+weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit **units,
+                            int64_t *count);
+
+/* The text of a unit; `*keep` (malloc'd, or NULL) holds it and is the caller's. For JSON lines this
+ * is where a line is parsed, so call it in the tasks. A blank line has no text. */
+weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, char **keep,
+                            const char **text, size_t *bytes);
 
 /* A byte-level BPE of at most `vocab` tokens, whose pairs occur `least` times. `words`: how many
  * different pieces the texts have. */
@@ -41,6 +86,7 @@ enum { WEFT_BPE_VOCAB_MIN = 257 }; /* the bytes and the end of text */
 
 weft_status weft_bpe_trainer_open(weft_bpe_trainer **out);
 void weft_bpe_trainer_close(weft_bpe_trainer *b);
+WEFT_ENDED_BY(weft_bpe_trainer_close, weft_bpe_trainer)
 
 /* Counts the pieces of a text, cut as GPT-2 does. */
 weft_status weft_bpe_trainer_add(weft_bpe_trainer *b, const char *text, size_t bytes);

@@ -179,8 +179,7 @@ weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
     }
     if (t->bytes_only) WEFT_TRY(weft_tokenizer_reserve_merges(t, 0));
     WEFT_TRY(t->bytes_only ? weft_tokenizer_finish(t) : weft_tokenizer_read(t, name));
-    *out = weft_steal(&t);
-    return WEFT_OK;
+    return weft_hand(&t, out);
 }
 
 WEFT_GETTER(int64_t, weft_tokenizer_vocab, weft_tokenizer, vocab)

@@ -119,19 +119,6 @@ weft_status weft_tokenizer_chat(const weft_tokenizer *t, char **out) {
     return *out ? WEFT_OK : weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
 }
 
-/* {"151643": {"content": "<|endoftext|>", "special": true, ...}, ...} */
-static weft_status add_decoder(weft_tokenizer *t) {
-    WEFT_AUTO_DECREF json_t *root = parse_config(t);
-    EACH_MEMBER(token, json_object_get(root, "added_tokens_decoder")) {
-        const char *content = json_string_value(json_object_get(token.value, "content"));
-        if (content && weft_tokenizer_special(t, content) >= 0) continue;
-        char *rest;
-        long id = strtol(token.key, &rest, 10);
-        WEFT_TRY(weft_tokenizer_read_added(t, token.value, *rest ? -1 : id));
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_tokenizer_complete_pair(weft_tokenizer *t, const char *dir) {
     static const char qwen2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
                                 " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
@@ -147,6 +134,14 @@ weft_status weft_tokenizer_complete_pair(weft_tokenizer *t, const char *dir) {
                                 type);
     t->split = qwen2;
     WEFT_TRY(weft_tokenizer_set_nfc(t));
-    WEFT_TRY(add_decoder(t));
+    /* {"151643": {"content": "<|endoftext|>", "special": true, ...}, ...} */
+    WEFT_AUTO_DECREF json_t *root = parse_config(t);
+    EACH_MEMBER(token, json_object_get(root, "added_tokens_decoder")) {
+        const char *content = json_string_value(json_object_get(token.value, "content"));
+        if (content && weft_tokenizer_special(t, content) >= 0) continue;
+        char *rest;
+        long id = strtol(token.key, &rest, 10);
+        WEFT_TRY(weft_tokenizer_read_added(t, token.value, *rest ? -1 : id));
+    }
     return weft_tokenizer_add_pattern(t, qwen2);
 }

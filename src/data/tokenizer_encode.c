@@ -6,7 +6,6 @@
  * places for each hash, the newer one in front. Merging proper is a scan over the pairs for short
  * pieces, and a heap of pairs over a linked list for long ones, so that no text takes quadratic
  * time. */
-#include "base/scope.h"
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
 
@@ -79,8 +78,7 @@ weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
         if (e->context) pcre2_set_heap_limit(e->context, HEAP_KIB);
     }
     if (!ok) return no_memory(e);
-    *out = weft_steal(&e);
-    return WEFT_OK;
+    return weft_hand(&e, out);
 }
 
 void weft_encoder_close(weft_encoder *e) {

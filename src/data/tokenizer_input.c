@@ -1,17 +1,185 @@
 /* One growing buffer, filled by read(): it holds the units of a batch, then what is left over of
  * the last file, which moves to the front for the next batch. Nothing is mapped, so a file that
  * shrinks meanwhile is a short text and not a crash. */
-#include "data/tokenizer_input.h"
+#include "data/texts.h"
 
 #include "base/json.h"
 #include "base/text.h"
 #include "data/tokens.h"
-#include "data/unpack.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <sys/stat.h>
+
+#ifdef WEFT_HAVE_ZLIB
+#include <zlib.h>
+#endif
+#ifdef WEFT_HAVE_ZSTD
+#include <zstd.h>
+#endif
+
+/* The bytes of a file in their order, from a pipe too: as they are, or by zlib or libzstd what was packed. Its first bytes tell. A
+ * packed file may be several packed texts in a row, as cat makes of two; it ends where one of them ends. A build without
+ * zlib or libzstd says so of a file that needs it. */
+enum { RAW_BYTES = 1 << 17, MAGIC_BYTES = 4 };
+
+typedef enum { PLAIN, GZIP, ZSTD } packing;
+
+typedef struct {
+    int file;
+    const char *path;
+    packing how;
+    bool ended;  /* the file is */
+    bool inside; /* a packed text that has begun and not ended */
+    size_t at, used;
+#ifdef WEFT_HAVE_ZLIB
+    z_stream gzip;
+#endif
+#ifdef WEFT_HAVE_ZSTD
+    ZSTD_DStream *zstd;
+#endif
+    unsigned char raw[RAW_BYTES];
+} unpacker;
+
+static weft_status read_file(unpacker *u, void *to, size_t room, size_t *got) {
+    ssize_t n;
+    do
+        n = read(u->file, to, room);
+    while (n < 0 && errno == EINTR);
+    *got = n > 0 ? (size_t)n : 0;
+    u->ended = n == 0;
+    if (n >= 0) return WEFT_OK;
+    return weft_fail(errno == EISDIR ? WEFT_EINPUT : WEFT_EIO, "%s: %s", u->path, strerror(errno));
+}
+
+static weft_status refill(unpacker *u) {
+    size_t got;
+    if (u->at == u->used) u->at = u->used = 0;
+    WEFT_TRY(read_file(u, u->raw + u->used, sizeof u->raw - u->used, &got));
+    u->used += got;
+    return WEFT_OK;
+}
+
+static weft_status damaged(const unpacker *u, const char *why) {
+    return WEFT_BAD_INPUT("%s: its packed text is damaged: %s", u->path, why);
+}
+
+/* Of a packing whose library this build lacks. */
+#define MISSING(how, library)                                                                      \
+    static weft_status begin_##how(unpacker *u) {                                                  \
+        return weft_fail(WEFT_EMISSING,                                                            \
+                         "%s: this build cannot read " #how ": it was made without " library       \
+                         "; scripts/setup optional installs it, then make configure",              \
+                         u->path);                                                                 \
+    }                                                                                              \
+    static weft_status unpack_##how(unpacker *u, char *to, size_t room, size_t *got) {             \
+        (void)to, (void)room, (void)got;                                                           \
+        return begin_##how(u);                                                                     \
+    }                                                                                              \
+    static void end_##how(unpacker *u) {                                                           \
+        (void)u;                                                                                   \
+    }
+
+#ifdef WEFT_HAVE_ZLIB
+static weft_status begin_gzip(unpacker *u) {
+    /* 16: with gzip's header */
+    if (inflateInit2(&u->gzip, MAX_WBITS + 16) == Z_OK) return WEFT_OK;
+    return weft_fail(WEFT_ENOMEM, "%s: no memory to unpack it", u->path);
+}
+
+static weft_status unpack_gzip(unpacker *u, char *to, size_t room, size_t *got) {
+    u->gzip.next_in = u->raw + u->at;
+    u->gzip.avail_in = (uInt)(u->used - u->at);
+    u->gzip.next_out = (unsigned char *)to;
+    u->gzip.avail_out = (uInt)room;
+    int said = inflate(&u->gzip, Z_NO_FLUSH);
+    u->at = u->used - u->gzip.avail_in;
+    *got = room - u->gzip.avail_out;
+    u->inside = said != Z_STREAM_END;
+    if (!u->inside) inflateReset(&u->gzip);
+    if (said == Z_OK || said == Z_STREAM_END || said == Z_BUF_ERROR) return WEFT_OK;
+    return damaged(u, u->gzip.msg ? u->gzip.msg : "zlib cannot read it");
+}
+
+static void end_gzip(unpacker *u) {
+    inflateEnd(&u->gzip);
+}
+#else
+MISSING(gzip, "zlib")
+#endif
+
+#ifdef WEFT_HAVE_ZSTD
+static weft_status begin_zstd(unpacker *u) {
+    u->zstd = ZSTD_createDStream();
+    return u->zstd ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory to unpack it", u->path);
+}
+
+static weft_status unpack_zstd(unpacker *u, char *to, size_t room, size_t *got) {
+    ZSTD_inBuffer in = {u->raw, u->used, u->at};
+    ZSTD_outBuffer out = {to, room, 0};
+    size_t said = ZSTD_decompressStream(u->zstd, &out, &in);
+    u->at = in.pos;
+    *got = out.pos;
+    u->inside = said != 0;
+    return ZSTD_isError(said) ? damaged(u, ZSTD_getErrorName(said)) : WEFT_OK;
+}
+
+static void end_zstd(unpacker *u) {
+    ZSTD_freeDStream(u->zstd);
+}
+#else
+MISSING(zstd, "libzstd")
+#endif
+
+static weft_status begin(unpacker *u) {
+    static const unsigned char gzip[] = {0x1F, 0x8B}, zstd[] = {0x28, 0xB5, 0x2F, 0xFD};
+    while (u->used < MAGIC_BYTES && !u->ended)
+        WEFT_TRY(refill(u));
+    if (u->used >= sizeof gzip && memcmp(u->raw, gzip, sizeof gzip) == 0) {
+        WEFT_TRY(begin_gzip(u));
+        u->how = GZIP;
+    } else if (u->used >= sizeof zstd && memcmp(u->raw, zstd, sizeof zstd) == 0) {
+        WEFT_TRY(begin_zstd(u));
+        u->how = ZSTD;
+    }
+    return WEFT_OK;
+}
+
+static void close_unpacker(unpacker *u) {
+    if (!u) return;
+    if (u->how == GZIP) end_gzip(u);
+    if (u->how == ZSTD) end_zstd(u);
+    free(u);
+}
+
+static weft_status open_unpacker(int file, const char *path, unpacker **out) {
+    unpacker *u = *out = calloc(1, sizeof *u);
+    if (!u) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
+    u->file = file;
+    u->path = path;
+    weft_status status = begin(u);
+    if (status != WEFT_OK) close_unpacker(weft_steal(out));
+    return status;
+}
+
+static weft_status read_unpacked(unpacker *u, char *to, size_t room, size_t *got) {
+    *got = 0;
+    if (u->how == PLAIN && u->at == u->used) return read_file(u, to, room, got);
+    if (u->how == PLAIN) { /* what was read to tell */
+        *got = u->used - u->at < room ? u->used - u->at : room;
+        memcpy(to, u->raw + u->at, *got);
+        u->at += *got;
+    }
+    while (!*got) {
+        if (u->at == u->used && !u->ended) WEFT_TRY(refill(u));
+        bool all = u->at == u->used;
+        if (all && !u->inside) return WEFT_OK;
+        WEFT_TRY(u->how == GZIP ? unpack_gzip(u, to, room, got) : unpack_zstd(u, to, room, got));
+        if (all && !*got && u->inside) return damaged(u, "it ends too early");
+    }
+    return WEFT_OK;
+}
 
 enum { PART_BYTES = 1 << 20, READ_BYTES = 1 << 20 };
 
@@ -20,7 +188,7 @@ struct weft_input {
     int64_t total;
     int next; /* path to open */
     int file; /* -1: none is open */
-    weft_unpack *unpack;
+    unpacker *unpack;
     bool ended, hold;
     bool lines; /* of JSON */
     bool starts, in_val;
@@ -79,7 +247,7 @@ weft_status weft_input_open(const weft_input_options *options, weft_input **out)
 void weft_input_close(weft_input *in) {
     if (!in) return;
     if (in->file > 0) close(in->file);
-    weft_unpack_close(in->unpack);
+    close_unpacker(in->unpack);
     WEFT_FREE(in->buffer, in->units, in);
 }
 
@@ -94,9 +262,9 @@ static weft_status open_next(weft_input *in) {
     struct stat is;
     in->file = strcmp(path, "-") == 0 ? 0 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (in->file < 0) return WEFT_BAD_INPUT("%s: %s", path, strerror(errno));
-    WEFT_TRY(weft_unpack_open(in->file, path, &in->unpack));
+    WEFT_TRY(open_unpacker(in->file, path, &in->unpack));
     bool known = fstat(in->file, &is) == 0 && S_ISREG(is.st_mode);
-    in->size = known && !weft_unpack_is_packed(in->unpack) ? is.st_size : -1;
+    in->size = known && in->unpack->how == PLAIN ? is.st_size : -1;
     in->ended = false;
     in->lines = field_of(in, path) != NULL;
     in->hold = !in->lines && (!in->o.cuttable || (in->size < 0 && in->o.val_share > 0));
@@ -134,7 +302,7 @@ static weft_status fill(weft_input *in) {
     }
     size_t got;
     char *to = in->buffer + in->used;
-    WEFT_TRY(weft_unpack_read(in->unpack, to, READ_BYTES, &got));
+    WEFT_TRY(read_unpacked(in->unpack, to, READ_BYTES, &got));
     if (in->place == 0 && in->used == in->start) WEFT_TRY(check_text(in, to, got));
     in->used += got;
     in->ended = got == 0;
@@ -226,7 +394,7 @@ weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit *
         if (in->hold && !in->ended) continue;
         WEFT_TRY(in->lines ? cut_lines(in) : cut_text(in));
         if (!in->ended || in->start < in->used) continue;
-        weft_unpack_close(in->unpack);
+        close_unpacker(in->unpack);
         in->unpack = NULL;
         if (in->file > 0) close(in->file);
         in->file = -1;

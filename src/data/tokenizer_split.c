@@ -8,7 +8,6 @@
  * in a table that PCRE2 fills once a process, so the Unicode version is PCRE2's. Other patterns are
  * run by PCRE2, translated first where its dialect differs from the one they are written in: there
  * \s is Unicode's White_Space, without U+180E which PCRE2 adds, and \w has marks and connectors. */
-#include "base/scope.h"
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
 
@@ -125,16 +124,6 @@ static inline size_t contraction(const uint8_t *s, size_t n) {
     return s[2] == (s[1] == 'l' ? 'l' : 'e') ? 3 : 0;
 }
 
-/* A run of spaces, up to the end or all but the last of them: that one is left to what follows. */
-static size_t space_piece(const uint8_t *s, size_t n) {
-    size_t end = run_end(s, 0, n, KIND_SPACE);
-    if (end == n) return end;
-    size_t last = end - 1;
-    while ((s[last] & 0xC0) == 0x80)
-        last--;
-    return last > 0 ? last : end;
-}
-
 size_t weft_gpt2_piece(const char *text, size_t bytes) {
     const uint8_t *s = (const uint8_t *)text;
     if (s[0] == '\'') {
@@ -144,7 +133,13 @@ size_t weft_gpt2_piece(const char *text, size_t bytes) {
     size_t start = s[0] == ' ' && bytes > 1;
     uint8_t kind = kinds[char_at(s + start)];
     if (kind != KIND_SPACE) return run_end(s, start + char_bytes(s[start]), bytes, kind);
-    return space_piece(s, bytes);
+    /* A run of spaces, up to the end or all but the last of them: that one is left to what follows. */
+    size_t end = run_end(s, 0, bytes, KIND_SPACE);
+    if (end == bytes) return end;
+    size_t last = end - 1;
+    while ((s[last] & 0xC0) == 0x80)
+        last--;
+    return last > 0 ? last : end;
 }
 
 bool weft_pattern_is_gpt2(const char *pattern) {

@@ -10,7 +10,7 @@ enum { NPY_HEADER_MAX = 65536, SOME = 65536 };
 
 static weft_status read_bytes(const weft_tokens *f, void *to, size_t bytes) {
     if (fread(to, 1, bytes, f->file) == bytes) return WEFT_OK;
-    if (ferror(f->file)) return weft_fail(WEFT_EIO, "%s: %s", f->path, strerror(errno));
+    if (ferror(f->file)) return weft_path_failed(f->path);
     return WEFT_BAD_INPUT("%s: the file ends too early", f->path);
 }
 

@@ -206,7 +206,6 @@ static weft_status measure_cache(const needle_run *r, weft_generator *g, int64_t
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_generator_close, weft_generator)
 static weft_status fill_length(needle_run *r, int i, weft_needle_score *out) {
     const weft_needle_options *o = r->options;
     int64_t length = o->lengths[i], together = TOKENS_TOGETHER / length, pages = 0;

@@ -50,8 +50,12 @@ static weft_status no_memory(const suite *s) {
     return weft_fail(WEFT_ENOMEM, "%s: no memory", s->path);
 }
 
-/* The tokens of both together; those behind the context's own number are the choice's. */
-static weft_status encode_pair(suite *s, const char *context, const char *choice, request *r) {
+static weft_status add_request(suite *s, const char *context, const char *choice) {
+    if (!weft_grow_list(&s->requests, &s->request_room, s->n_requests + 1, sizeof *s->requests))
+        return no_memory(s);
+    request *r = &s->requests[s->n_requests];
+    *r = (request){0};
+    /* The tokens of both together; those behind the context's own number are the choice's. */
     size_t head = strlen(context), tail = strlen(choice);
     WEFT_AUTO_FREE char *whole = malloc(head + tail + 1);
     if (!whole) return no_memory(s);
@@ -75,15 +79,6 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
     r->n = n + extra;
     r->choice = n - n_context;
     r->characters = weft_utf8_count(choice, strlen(choice));
-    return WEFT_OK;
-}
-
-static weft_status add_request(suite *s, const char *context, const char *choice) {
-    if (!weft_grow_list(&s->requests, &s->request_room, s->n_requests + 1, sizeof *s->requests))
-        return no_memory(s);
-    request *r = &s->requests[s->n_requests];
-    *r = (request){0};
-    WEFT_TRY(encode_pair(s, context, choice, r));
     s->n_requests++;
     int64_t context_room = s->model->config.context, over = r->n - (context_room + 1);
     if (r->choice > context_room)
@@ -188,20 +183,6 @@ static double standard_error(double share, int64_t n) {
     return n > 1 ? sqrt(share * (1 - share) / (double)(n - 1)) : 0;
 }
 
-static void sum_up(const suite *s, weft_suite_score *out) {
-    int64_t right = 0, right_norm = 0;
-    for (int64_t i = 0; i < s->n_questions; i++) {
-        const question *q = &s->questions[i];
-        right += choose(s, q, false) == q->answer;
-        right_norm += choose(s, q, true) == q->answer;
-    }
-    double n = (double)s->n_questions;
-    *out = (weft_suite_score){
-        .questions = s->n_questions, .acc = (double)right / n, .acc_norm = (double)right_norm / n};
-    out->acc_error = standard_error(out->acc, s->n_questions);
-    out->acc_norm_error = standard_error(out->acc_norm, s->n_questions);
-}
-
 static weft_status write_details(const suite *s, const char *path) {
     weft_new_file f;
     WEFT_TRY(weft_new_file_begin(&f, path));
@@ -240,6 +221,16 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
     for (int64_t time = LEAST_TIME; time < most; time *= 2)
         WEFT_TRY(score_length(&s, time, tokens, tokens + most));
     WEFT_TRY(score_length(&s, most, tokens, tokens + most));
-    sum_up(&s, out);
+    int64_t right = 0, right_norm = 0;
+    for (int64_t i = 0; i < s.n_questions; i++) {
+        const question *q = &s.questions[i];
+        right += choose(&s, q, false) == q->answer;
+        right_norm += choose(&s, q, true) == q->answer;
+    }
+    double n = (double)s.n_questions;
+    *out = (weft_suite_score){
+        .questions = s.n_questions, .acc = (double)right / n, .acc_norm = (double)right_norm / n};
+    out->acc_error = standard_error(out->acc, s.n_questions);
+    out->acc_norm_error = standard_error(out->acc_norm, s.n_questions);
     return details ? write_details(&s, details) : WEFT_OK;
 }

@@ -4,7 +4,6 @@
 #include "generate/decoder.h"
 #include "base/clock.h"
 
-#include "generate/weights.h"
 #include "ops/fuse.h"
 
 enum { GRAPHS_MAX = 32 };
@@ -220,8 +219,6 @@ static weft_status find_graph(weft_decoder *d, const graph_use *use, row_graph *
     return open_graph(d, use, out);
 }
 
-WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
-
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out) {
     *out = NULL;
@@ -275,27 +272,6 @@ bool weft_decoder_draws(const weft_decoder *d) {
     return d->sampler && d->samplers->draws();
 }
 
-static weft_status start_graph(weft_decoder *d, const weft_run_rows *rows) {
-    row_graph *g;
-    int64_t room = round_rows(rows->count);
-    WEFT_TRY(find_graph(d, &(graph_use){.rows = room, .wanted = room}, &g));
-    weft_sampler_graph graph = {.exec = g->exec,
-                                .tokens = g->graph.model.tokens,
-                                .position = g->graph.rows.position,
-                                .slot = g->graph.rows.slot,
-                                .wanted = g->graph.wanted,
-                                .logits = g->graph.logits};
-    WEFT_TRY(weft_mirror_use(d->model->mirror, d->backend));
-    return d->samplers->start(d->sampler, &graph, rows);
-}
-
-static weft_status tell_pages(weft_decoder *d, int32_t slot) {
-    if (!d->changed[slot]) return WEFT_OK;
-    WEFT_TRY(d->samplers->set_pages(d->sampler, slot, d->table + slot * d->limits.table_pages));
-    d->changed[slot] = false;
-    return WEFT_OK;
-}
-
 weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                                const weft_draw *draws) {
     weft_run_rows run = {.count = n};
@@ -308,9 +284,22 @@ weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, in
         run.position[r] = rows[r].position;
         run.slot[r] = slot;
         if (draws && !weft_draw_is_plain(draws + r)) run.draws = draws;
-        WEFT_TRY(tell_pages(d, slot));
+        if (!d->changed[slot]) continue;
+        const int32_t *pages = d->table + slot * d->limits.table_pages;
+        WEFT_TRY(d->samplers->set_pages(d->sampler, slot, pages));
+        d->changed[slot] = false;
     }
-    return start_graph(d, &run);
+    row_graph *g;
+    int64_t room = round_rows(run.count);
+    WEFT_TRY(find_graph(d, &(graph_use){.rows = room, .wanted = room}, &g));
+    weft_sampler_graph graph = {.exec = g->exec,
+                                .tokens = g->graph.model.tokens,
+                                .position = g->graph.rows.position,
+                                .slot = g->graph.rows.slot,
+                                .wanted = g->graph.wanted,
+                                .logits = g->graph.logits};
+    WEFT_TRY(weft_mirror_use(d->model->mirror, d->backend));
+    return d->samplers->start(d->sampler, &graph, &run);
 }
 
 weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens) {
@@ -384,19 +373,6 @@ weft_status weft_decoder_run_block(weft_decoder *d, const weft_decoder_row *rows
     return run_and_wait(d, rows, WEFT_DECODER_BLOCK, true, logits);
 }
 
-/* Operations from *at on, for so long. */
-static weft_status run_operations(const row_graph *g, double seconds, int64_t *at) {
-    double start = weft_clock(), now = start, end = start + seconds;
-    int64_t count = weft_graph_node_count(g->graph.model.graph);
-    for (; *at < count && (now == start || now + g->taken[*at] <= end); ++*at) {
-        double before = now;
-        WEFT_TRY(weft_exec_walk_part(g->exec, *at, *at + 1));
-        now = weft_clock();
-        g->taken[*at] = now - before;
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                                    bool block, double seconds, float *logits, bool *done) {
     *done = true;
@@ -408,7 +384,16 @@ weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows
     if (!g) WEFT_TRY(place_rows(d, rows, n, use, &g, &d->begun_wanted));
     if (!d->begun) d->begun_at = 0;
     d->begun = NULL;
-    WEFT_TRY(run_operations(g, seconds, &d->begun_at));
+    /* Operations from where it stopped on, for so long. */
+    double start = weft_clock(), now = start, end = start + seconds;
+    int64_t count = weft_graph_node_count(g->graph.model.graph);
+    for (; d->begun_at < count && (now == start || now + g->taken[d->begun_at] <= end);
+         ++d->begun_at) {
+        double before = now;
+        WEFT_TRY(weft_exec_walk_part(g->exec, d->begun_at, d->begun_at + 1));
+        now = weft_clock();
+        g->taken[d->begun_at] = now - before;
+    }
     *done = d->begun_at == weft_graph_node_count(g->graph.model.graph);
     if (!*done) d->begun = g;
     return *done && d->begun_wanted ? read_logits(g, d->begun_wanted, logits) : WEFT_OK;

@@ -35,8 +35,6 @@ static weft_status complete_limits(const weft_config *c, weft_generator_limits *
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_generator_close, weft_generator)
-
 weft_status weft_generator_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_generator_limits *limits, weft_generator **out) {
     *out = NULL;
@@ -181,8 +179,7 @@ weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t
     s->slot = -1;
     s->n_prompt = count;
     set_goal(g, s, sampling);
-    g->list[g->n_list++] = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, &g->list[g->n_list++]);
 }
 
 bool weft_generator_busy(const weft_generator *g) {

@@ -53,6 +53,7 @@ typedef struct {
 weft_status weft_generator_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_generator_limits *limits, weft_generator **out);
 void weft_generator_close(weft_generator *g);
+WEFT_ENDED_BY(weft_generator_close, weft_generator)
 
 /* Adds a sequence that begins with these tokens, one at least. It fails if a token is not the
  * model's, if the prompt leaves no room for max_tokens of 1, or if the whole pool could not hold it. */

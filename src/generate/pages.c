@@ -1,6 +1,6 @@
 /* Pages. Sealed ones are in a hash table by (page before, kind, tokens), chained through the pages
  * themselves; those that nobody holds are in a list, longest unused first. */
-#include "generate/pages.h"
+#include "generate/generator_internal.h"
 
 typedef struct {
     int32_t holders;
@@ -20,7 +20,6 @@ struct weft_pages {
     int32_t oldest, newest;
 };
 
-WEFT_ENDED_BY(weft_pages_destroy, weft_pages)
 weft_status weft_pages_create(int64_t count, weft_pages **out) {
     *out = NULL;
     if (count < 1 || count > INT32_MAX)
@@ -74,20 +73,6 @@ static void link_kept(weft_pages *p, int32_t page) {
     p->n_kept++;
 }
 
-/* Takes a page that nobody holds out of the hash table and the list. */
-static void unseal(weft_pages *p, int32_t page) {
-    page_entry *e = p->entries + page;
-    int32_t *at = chain_of(p, e->before, e->tokens, e->kind);
-    while (*at != page)
-        at = &p->entries[*at].next;
-    *at = e->next;
-    if (e->before >= 0) p->entries[e->before].followers--;
-    unlink_kept(p, page);
-    free(e->state);
-    e->state = NULL;
-    e->sealed = false;
-}
-
 int32_t weft_pages_take(weft_pages *p) {
     int32_t page = -1;
     if (p->n_free > 0) {
@@ -96,7 +81,17 @@ int32_t weft_pages_take(weft_pages *p) {
         for (int32_t at = p->oldest; at >= 0 && page < 0; at = p->entries[at].newer)
             if (p->entries[at].followers == 0) page = at;
         if (page < 0) return -1;
-        unseal(p, page);
+        /* Takes a page that nobody holds out of the hash table and the list. */
+        page_entry *e = p->entries + page;
+        int32_t *at = chain_of(p, e->before, e->tokens, e->kind);
+        while (*at != page)
+            at = &p->entries[*at].next;
+        *at = e->next;
+        if (e->before >= 0) p->entries[e->before].followers--;
+        unlink_kept(p, page);
+        free(e->state);
+        e->state = NULL;
+        e->sealed = false;
     }
     p->entries[page].holders = 1;
     return page;

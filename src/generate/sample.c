@@ -54,13 +54,6 @@ weft_draw weft_sampling_draw(const weft_sampling *s, uint32_t number, const int3
         .n_seen = s->repetition_penalty != 1 ? n_seen : 0};
 }
 
-static void penalise(float *logits, int64_t vocab, const weft_draw *d, const float *original) {
-    for (int64_t i = 0; i < d->n_seen; i++) {
-        int32_t t = d->seen[i];
-        if (t >= 0 && t < vocab) logits[t] = weft_draw_penalised(original[t], d->penalty);
-    }
-}
-
 static int by_likelihood(const void *a, const void *b) {
     const candidate *x = a, *y = b;
     int order = weft_order(y->p, x->p);
@@ -172,7 +165,10 @@ int32_t weft_draw_token(const float *logits, int64_t vocab, const weft_draw *d, 
     if (d->penalty != 1) {
         float *changed = (float *)(c + vocab);
         memcpy(changed, logits, (size_t)vocab * sizeof *changed);
-        penalise(changed, vocab, d, logits);
+        for (int64_t i = 0; i < d->n_seen; i++) {
+            int32_t t = d->seen[i];
+            if (t >= 0 && t < vocab) changed[t] = weft_draw_penalised(logits[t], d->penalty);
+        }
         logits = changed;
     }
     return d->scale > 0 ? draw(logits, vocab, d, c) : likeliest(logits, vocab);

@@ -44,8 +44,6 @@ void draft_model_close(draft_model *d) {
     WEFT_FREE(d->states, d);
 }
 
-WEFT_ENDED_BY(draft_model_close, draft_model)
-
 static weft_status open_model(weft_generator *g, const weft_backend *backend, weft_pool *pool) {
     const weft_generator_limits *l = &g->limits;
     const weft_config *c = &l->draft->config;
@@ -72,8 +70,7 @@ static weft_status open_model(weft_generator *g, const weft_backend *backend, we
     if (!d->states) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     g->draft_cost = (double)weft_decoder_weight_bytes(d->decoder) /
                     (double)weft_decoder_weight_bytes(g->decoder);
-    g->drafts = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, &g->drafts);
 }
 
 weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend, weft_pool *pool) {
@@ -145,19 +142,6 @@ static void put_draft_rows(draft_run *b, sequence *s, int64_t rows) {
     }
 }
 
-static void fill_run(const weft_generator *g, draft_run *b) {
-    for (int64_t i = 0; i < g->n_list && b->n < g->drafts->rows; i++) {
-        sequence *s = g->list[i];
-        const draft *d = &s->draft;
-        int64_t left = s->n_tokens + d->n - d->n_computed;
-        if (d->n >= d->wanted) continue;
-        bool block = left >= WEFT_DECODER_BLOCK;
-        if (block && b->n > 0) continue;
-        b->block = block;
-        put_draft_rows(b, s, block ? WEFT_DECODER_BLOCK : least(left, g->drafts->rows - b->n));
-    }
-}
-
 /* The next token of a draft, where all before it have been run: what the device drew, or by the next
  * logits. */
 static weft_status draft_token(weft_generator *g, sequence *s, const int32_t *sampled,
@@ -197,7 +181,16 @@ static weft_status draft_by_model(weft_generator *g) {
         const float *logits = g->logits;
         int32_t sampled[WEFT_DECODER_ROWS_MAX];
         bool samples;
-        fill_run(g, &b);
+        for (int64_t i = 0; i < g->n_list && b.n < g->drafts->rows; i++) {
+            sequence *s = g->list[i];
+            const draft *d = &s->draft;
+            int64_t left = s->n_tokens + d->n - d->n_computed;
+            if (d->n >= d->wanted) continue;
+            bool block = left >= WEFT_DECODER_BLOCK;
+            if (block && b.n > 0) continue;
+            b.block = block;
+            put_draft_rows(&b, s, block ? WEFT_DECODER_BLOCK : least(left, g->drafts->rows - b.n));
+        }
         if (b.n == 0) return WEFT_OK;
         weft_status status = run_drafts(g, &b, sampled, &samples);
         for (int i = 0; i < b.n_of && status == WEFT_OK; i++)

@@ -90,27 +90,19 @@ static weft_status move_characters(weft_stream *s, bool end) {
     return WEFT_OK;
 }
 
-/* Where the first stop string begins; text.bytes: nowhere. */
-static size_t find_stop(const weft_stream *s) {
+/* Where the first stop string begins that is there whole, or of which the text ends on a part; text.bytes: nowhere. */
+static size_t find_stop(const weft_stream *s, bool whole) {
     size_t first = s->text.bytes;
     for (int i = 0; i < s->n_stops; i++) {
         size_t length = strlen(s->stops[i]);
-        for (size_t at = 0; at < first && at + length <= s->text.bytes; at++)
-            if (memcmp(s->text.data + at, s->stops[i], length) == 0) first = at;
+        for (size_t at = 0; at < first; at++) {
+            size_t rest = s->text.bytes - at;
+            if ((rest >= length) == whole &&
+                memcmp(s->text.data + at, s->stops[i], whole ? length : rest) == 0)
+                first = at;
+        }
     }
     return first;
-}
-
-/* How much of the text cannot be the beginning of a stop string any more. */
-static size_t certain_bytes(const weft_stream *s) {
-    size_t certain = s->text.bytes;
-    for (int i = 0; i < s->n_stops; i++) {
-        size_t length = strlen(s->stops[i]);
-        size_t from = s->text.bytes > length ? s->text.bytes - length : 0;
-        for (size_t at = from; at < certain; at++)
-            if (memcmp(s->text.data + at, s->stops[i], s->text.bytes - at) == 0) certain = at;
-    }
-    return certain;
 }
 
 weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, size_t *bytes,
@@ -125,9 +117,9 @@ weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, si
     else
         WEFT_TRY(append(&s->held, REPLACEMENT, sizeof REPLACEMENT - 1));
     WEFT_TRY(move_characters(s, false));
-    size_t stop = find_stop(s);
+    size_t stop = find_stop(s, true);
     *stopped = stop < s->text.bytes;
-    s->given = *stopped ? stop : certain_bytes(s);
+    s->given = *stopped ? stop : find_stop(s, false);
     *text = s->text.data;
     *bytes = s->given;
     if (*stopped) {

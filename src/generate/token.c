@@ -231,22 +231,18 @@ static int64_t prompt_left(const sequence *s) {
     return s->state == SEQUENCE_RUNNING && !generator_wants_token(s) ? known_rows(s) : 0;
 }
 
-/* How much may be left of a prompt that is read now. Where prompts are read in pieces, every other time only
- * those without a whole block or, where there are none, the shortest, so that they do not wait for the end of
- * a long one. */
-static int64_t longest_now(weft_generator *g) {
+/* A block of the oldest prompt that has one, or rows of as many prompts as fit. */
+static void gather_prompts(weft_generator *g, batch *b) {
+    /* How much may be left of a prompt that is read now. Where prompts are read in pieces, every other time only
+     * those without a whole block or, where there are none, the shortest, so that they do not wait for the end of
+     * a long one. */
     int64_t least = INT64_MAX;
     g->oldest = !g->oldest || g->limits.prompt_share == 0;
     for (int64_t i = 0; !g->oldest && i < g->n_list; i++) {
         int64_t left = prompt_left(g->list[i]);
         if (left && left < least) least = left;
     }
-    return least < WEFT_DECODER_BLOCK ? WEFT_DECODER_BLOCK - 1 : least;
-}
-
-/* A block of the oldest prompt that has one, or rows of as many prompts as fit. */
-static void gather_prompts(weft_generator *g, batch *b) {
-    int64_t longest = longest_now(g);
+    int64_t longest = least < WEFT_DECODER_BLOCK ? WEFT_DECODER_BLOCK - 1 : least;
     for (int64_t i = 0; i < g->n_list && b->n < g->rows; i++) {
         sequence *s = g->list[i];
         int64_t left = prompt_left(s);

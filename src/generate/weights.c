@@ -2,7 +2,7 @@
  * it on the right: to bf16 as it lies, to i8 where its rows are the results' (ops/linear.h), else to
  * bf16. Tables (embeddings), gains and biases stay as they are. Folded matrices (fold.h) are made on the
  * host, in double. */
-#include "generate/weights.h"
+#include "generate/decoder.h"
 
 #include "ops/gated.h"
 #include "ops/list.h"
@@ -364,8 +364,6 @@ static weft_status make_folded(weft_generation_weights *w, const fold_sources *s
     WEFT_TRY(keep_floats(w, fold->sums, f.sums));
     return keep_floats(w, fold->bias, f.out_bias);
 }
-
-WEFT_ENDED_BY(weft_generation_weights_destroy, weft_generation_weights)
 
 weft_status weft_generation_weights_make(const weft_model *m, const weft_backend *backend,
                                          weft_pool *pool, const weft_cached_graph *graph,

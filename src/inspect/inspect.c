@@ -1,9 +1,8 @@
 /* Runs the text through the model a window at a time and looks at what each layer made; at attention in weights.c. */
 #include "inspect/inspect.h"
 
-#include "convert/spectrum.h"
+#include "convert/measure.h"
 #include "data/dataset.h"
-#include "inspect/look.h"
 #include "model/units.h"
 
 #include <math.h>
@@ -229,19 +228,6 @@ static double squares(const double *x, int64_t n) {
     return sum;
 }
 
-static weft_status run_windows(weft_session *s, const weft_windows *text, int64_t windows) {
-    size_t row = (size_t)text->time * sizeof(int32_t);
-    WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
-    if (!tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    int32_t *targets = tokens + windows * text->time;
-    for (int64_t w = 0; w < windows; w++) {
-        const int32_t *from = text->tokens + w * (text->time + 1);
-        memcpy(tokens + w * text->time, from, row);
-        memcpy(targets + w * text->time, from + 1, row);
-    }
-    return weft_session_run(s, tokens, targets, NULL);
-}
-
 /* How large the gradient is in each mechanism's tensors, of one training pass without dropout. */
 static weft_status look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
                                   weft_inspection *out) {
@@ -251,7 +237,16 @@ static weft_status look_gradients(const weft_model *m, weft_backing place, const
     quiet.config.dropout = 0;
     weft_build build = {.batch = windows, .time = text->time, .dtype = m->dtype, .train = true};
     WEFT_TRY(weft_session_open(&quiet, place.backend, place.pool, &build, true, false, &s));
-    WEFT_TRY(run_windows(&s, text, windows));
+    size_t row = (size_t)text->time * sizeof(int32_t);
+    WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
+    if (!tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    int32_t *targets = tokens + windows * text->time;
+    for (int64_t w = 0; w < windows; w++) {
+        const int32_t *from = text->tokens + w * (text->time + 1);
+        memcpy(tokens + w * text->time, from, row);
+        memcpy(targets + w * text->time, from + 1, row);
+    }
+    WEFT_TRY(weft_session_run(&s, tokens, targets, NULL));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     for (int64_t i = 0; i < s.graph.n_parameters; i++) {
         const weft_tensor *p = s.graph.parameters[i].tensor;
@@ -274,9 +269,8 @@ static weft_status look_gradients(const weft_model *m, weft_backing place, const
 
 void weft_inspection_free(weft_inspection *i) {
     for (int64_t l = 0; i->layers && l < i->n_layers; l++) {
-        free(i->layers[l].heads);
-        free(i->layers[l].latents[0].values);
-        free(i->layers[l].latents[1].values);
+        WEFT_FREE(i->layers[l].heads, i->layers[l].latents[0].values,
+                  i->layers[l].latents[1].values);
     }
     free(i->layers);
     *i = (weft_inspection){0};
@@ -297,26 +291,6 @@ static void end_inspector(inspector *p) {
     for (int64_t h = 0; p->heads && h < layers * p->config->n_head; h++)
         free(p->heads[h].sigma);
     WEFT_FREE(p->sums, p->heads, p->scores, p->chosen);
-}
-
-static weft_status prepare(inspector *p, int64_t time, weft_inspection *out) {
-    size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads,
-           pairs = (size_t)(time * time);
-    p->sums = calloc(layers, sizeof *p->sums);
-    p->heads = calloc(layers * heads, sizeof *p->heads);
-    out->layers = calloc(layers, sizeof *out->layers);
-    p->scores = malloc(heads * pairs * sizeof *p->scores);
-    p->chosen = malloc(2 * pairs);
-    if (!p->sums || !p->heads || !out->layers || !p->scores || !p->chosen)
-        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    for (size_t l = 0; l < layers; l++) {
-        p->sums[l].heads = p->heads + l * heads;
-        out->layers[l].heads = calloc(heads, sizeof *out->layers[l].heads);
-        if (!out->layers[l].heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-        for (size_t h = 0; h < heads; h++)
-            out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
-    }
-    return WEFT_OK;
 }
 
 static weft_status look_at_layer(const inspector *p, const weft_session *s, int64_t layer,
@@ -369,12 +343,25 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
     WEFT_AUTO(end_inspector) inspector p = {.config = c};
     *out = (weft_inspection){
         .n_layers = c->n_layer, .n_heads = c->n_head, .windows = text->windows, .time = text->time};
-    WEFT_TRY(prepare(&p, text->time, out));
+    size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads,
+           pairs = (size_t)(text->time * text->time);
+    p.sums = calloc(layers, sizeof *p.sums);
+    p.heads = calloc(layers * heads, sizeof *p.heads);
+    out->layers = calloc(layers, sizeof *out->layers);
+    p.scores = malloc(heads * pairs * sizeof *p.scores);
+    p.chosen = malloc(2 * pairs);
+    if (!p.sums || !p.heads || !out->layers || !p.scores || !p.chosen)
+        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    for (size_t l = 0; l < layers; l++) {
+        p.sums[l].heads = p.heads + l * heads;
+        out->layers[l].heads = calloc(heads, sizeof *out->layers[l].heads);
+        if (!out->layers[l].heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+        for (size_t h = 0; h < heads; h++)
+            out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
+    }
     WEFT_TRY(look_at_windows(&p, m, place, text, out));
     return gradients ? look_gradients(m, place, text, out) : WEFT_OK;
 }
-
-WEFT_ENDED_BY(weft_dataset_close, weft_dataset)
 
 /* The first sequences that evaluation uses. A task's are taken whole, of a text the beginning. */
 static weft_status read_held_out(const weft_config *c, weft_windows *out) {

@@ -2,9 +2,9 @@
  * report/inside.c draws. */
 #include "base/embed.h"
 #include "base/json.h"
-#include "inspect/look.h"
+#include "inspect/inspect.h"
 
-#include "report/inside.h"
+#include "report/page.h"
 #include "train/samples.h"
 
 #include <math.h>

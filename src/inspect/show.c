@@ -4,7 +4,7 @@
 #include "base/order.h"
 #include "base/text.h"
 #include "inspect/inspect.h"
-#include "report/inside.h"
+#include "report/page.h"
 
 enum { HEADS_MOST = 16, DIGITS = 4 };
 

@@ -1,6 +1,6 @@
 /* Attention's weights: how spread they are, where they lie, which of them the routes keep, and what deviations do to
  * them. */
-#include "inspect/look.h"
+#include "inspect/inspect.h"
 
 #include <math.h>
 
@@ -182,26 +182,6 @@ static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussian
     return WEFT_OK;
 }
 
-static weft_status add_deviations(const gaussians *g, int64_t heads, weft_layer_sums *sums) {
-    for (int64_t h = 0; h < heads; h++) {
-        weft_head_sums *own = &sums->heads[h];
-        if (!own->sigma) own->sigma = calloc(4 * (size_t)g->width, sizeof *own->sigma);
-        if (!own->sigma) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-        own->width = g->width;
-        for (int64_t t = 0; t < g->time; t++)
-            for (int which = 0; which < 2; which++) {
-                const double *sigma = deviations(g, which, t, h, heads);
-                double *sum = own->sigma + 2 * which * g->width, *squares = sum + g->width;
-                for (int64_t d = 0; d < g->width; d++) {
-                    sum[d] += sigma[d];
-                    squares[d] += sigma[d] * sigma[d];
-                }
-            }
-        own->tokens += (double)g->time;
-    }
-    return WEFT_OK;
-}
-
 /* Half the sum of differences between a row's weights with and without the deviations' term. */
 static double row_moved(const gaussians *g, const double *scores, int64_t seen, int64_t token,
                         int64_t head, int64_t heads, double scale, double *with, double *without) {
@@ -239,7 +219,22 @@ static weft_status look(const weft_session *s, int64_t layer, const double *scor
     WEFT_AUTO_FREE double *tau = NULL;
     if (!g->width) return WEFT_OK;
     int64_t heads = l->score.heads;
-    WEFT_TRY(add_deviations(g, heads, sums));
+    for (int64_t h = 0; h < heads; h++) {
+        weft_head_sums *own = &sums->heads[h];
+        if (!own->sigma) own->sigma = calloc(4 * (size_t)g->width, sizeof *own->sigma);
+        if (!own->sigma) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+        own->width = g->width;
+        for (int64_t t = 0; t < g->time; t++)
+            for (int which = 0; which < 2; which++) {
+                const double *sigma = deviations(g, which, t, h, heads);
+                double *sum = own->sigma + 2 * which * g->width, *squares = sum + g->width;
+                for (int64_t d = 0; d < g->width; d++) {
+                    sum[d] += sigma[d];
+                    squares[d] += sigma[d] * sigma[d];
+                }
+            }
+        own->tokens += (double)g->time;
+    }
     if (!l->means) return WEFT_OK;
     WEFT_TRY(read_tau(s, &l->score, &tau));
     for (int64_t h = 0; h < heads; h++)

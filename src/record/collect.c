@@ -124,8 +124,7 @@ static weft_status add_fact(weft_database *d, int64_t run, const char *name, con
 
 static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
                             const char *weights) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/metrics.jsonl", e->folder));
+    WEFT_PATH(path, "%s/metrics.jsonl", e->folder);
     WEFT_TRY(weft_database_run(d, "DELETE FROM metrics WHERE run = ?", "i", u->job->run));
     WEFT_TRY(weft_database_run(d,
                                "DELETE FROM events WHERE run = ? AND kind IN"
@@ -263,8 +262,7 @@ static weft_status compare_files(const char *a, const char *b, int64_t *bytes, c
     for (size_t n = 1; n > 0 && !*detail; *bytes += (int64_t)n) {
         n = fread(block, 1, BLOCK, one);
         size_t m = fread(block + BLOCK, 1, BLOCK, two), at = 0;
-        if (ferror(one) || ferror(two))
-            return weft_fail(WEFT_EIO, "%s: %s", ferror(one) ? a : b, strerror(errno));
+        if (ferror(one) || ferror(two)) return weft_path_failed(ferror(one) ? a : b);
         while (at < n && at < m && block[at] == block[BLOCK + at])
             at++;
         if (at < n || at < m)

@@ -375,11 +375,10 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     start_time(d);
     /* Where the database is, without a link on the way. */
     const char *slash = strrchr(name, '/');
-    char above[WEFT_PATH_MAX];
     WEFT_AUTO_CLOSE int root = -1, inside = -1;
     WEFT_TRY(join(d->path, folder, name));
     WEFT_TRY(join_real(d->file, folder, name));
-    WEFT_TRY(weft_path(above, "%.*s", slash ? (int)(slash - name) : 0, name));
+    WEFT_PATH(above, "%.*s", slash ? (int)(slash - name) : 0, name);
     WEFT_TRY(weft_below_root(folder, &root));
     WEFT_TRY(weft_below_folder(root, above, &inside));
     WEFT_TRY(check_neighbours(d, inside, slash ? slash + 1 : name, &journal));
@@ -392,8 +391,7 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     if (*fresh && mode != WEFT_DATABASE_MAKE)
         return WEFT_BAD_INPUT("%s: an empty database: no study was started in it", d->path);
     d->entered = true;
-    *out = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, out);
 }
 
 /* A path's folder and the name in it, as weft_database_enter wants them. */
@@ -426,8 +424,7 @@ weft_status weft_database_scratch(const char *path, weft_database **out) {
     WEFT_TRY(weft_path(d->path, "%s", path));
     WEFT_TRY(open_file(d, WEFT_DATABASE_MAKE, false));
     arm(d);
-    *out = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, out);
 }
 
 weft_status weft_database_place(const char *folder) {

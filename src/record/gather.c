@@ -27,15 +27,13 @@ static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "runs: no memory to gather them");
 }
 
-static char *key_of(const json_t *options) {
-    WEFT_AUTO_DECREF json_t *rest = json_copy((json_t *)(uintptr_t)options);
-    json_object_del(rest, "SEED");
-    json_object_del(rest, "LEARNING_RATE");
-    return rest ? json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
-}
-
-/* What a run has other than the first, "KEY=VALUE KEY=VALUE". */
-static char *overrides_of(const gathering *g) {
+/* A new variant, compared with the first of the same text and tokens: losses of others cannot be compared. */
+static weft_status insert_variant(gathering *g, int64_t variant, const char *name) {
+    const weft_config *c = g->config;
+    weft_account a = {0};
+    bool counted = weft_account_make(c, NULL, 1, &a) == WEFT_OK;
+    int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
+    /* What a run has other than the first, "KEY=VALUE KEY=VALUE". */
     char *text = NULL, own[WEFT_TEXT_MAX], first[WEFT_TEXT_MAX];
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
@@ -45,16 +43,7 @@ static char *overrides_of(const gathering *g) {
         weft_config_format(g->first, o, first, sizeof first);
         if (strcmp(own, first) != 0) fprintf(out, "%s%s=%s", ftell(out) ? " " : "", o->key, own);
     }
-    return out ? weft_memory_end(out, &text) : NULL;
-}
-
-/* A new variant, compared with the first of the same text and tokens: losses of others cannot be compared. */
-static weft_status insert_variant(gathering *g, int64_t variant, const char *name) {
-    const weft_config *c = g->config;
-    weft_account a = {0};
-    bool counted = weft_account_make(c, NULL, 1, &a) == WEFT_OK;
-    int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
-    WEFT_AUTO_FREE char *overrides = overrides_of(g);
+    WEFT_AUTO_FREE char *overrides = out ? weft_memory_end(out, &text) : NULL;
     if (!overrides) return no_memory();
     return weft_database_run(
         g->d,
@@ -73,7 +62,10 @@ static weft_status find_variant(gathering *g, const json_t *run, int64_t *out) {
     const char *name = json_string_value(json_object_get(run, "name"));
     char own[NAME_ROOM];
     int64_t taken;
-    WEFT_AUTO_FREE char *key = key_of(options);
+    WEFT_AUTO_DECREF json_t *rest = json_copy((json_t *)(uintptr_t)options);
+    json_object_del(rest, "SEED");
+    json_object_del(rest, "LEARNING_RATE");
+    WEFT_AUTO_FREE char *key = rest ? json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     WEFT_AUTO_FREE char *text = weft_json_line(
         json_pack("[O?, O?, O?]", json_object_get(options, "DATASET"),
                   json_object_get(options, "TOKENIZER"), json_object_get(options, "VOCAB_SIZE")));
@@ -143,10 +135,9 @@ static double seconds_of(int folder) {
 static weft_status read_config(gathering *g, int folder, const char *name) {
     struct stat is;
     FILE *file;
-    char path[WEFT_PATH_MAX];
     weft_config_defaults(g->config);
     if (fstatat(folder, "config", &is, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/%s/config", g->folder, name));
+    WEFT_PATH(path, "%s/%s/config", g->folder, name);
     WEFT_TRY(weft_below_stream(folder, "config", &file));
     return weft_config_read_stream(g->config, file, path);
 }
@@ -225,12 +216,11 @@ static weft_status gather(const char *folder, weft_database **out) {
 
 weft_status weft_listing_open(const char *path, weft_database **out) {
     struct stat is;
-    char file[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
     if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode))
         return weft_database_open(path, WEFT_DATABASE_READ, out, NULL);
-    WEFT_TRY(weft_path(file, "%s/runs.db", path));
+    WEFT_PATH(file, "%s/runs.db", path);
     WEFT_TRY(weft_path_there(file, &there));
     return there ? weft_database_open(file, WEFT_DATABASE_READ, out, NULL) : gather(path, out);
 }
@@ -272,18 +262,16 @@ static weft_status name_out(const char *out, char file[WEFT_PATH_MAX], bool *mad
 
 /* A whole copy, read in one transaction, so that the database may be in use; open, and of today's tables. */
 static weft_status open_copy(const char *path, const char *copy, weft_database **out) {
-    char file[WEFT_PATH_MAX];
     WEFT_AUTO(weft_database_close_at) weft_database *from = NULL, *d = NULL;
     struct stat is;
     *out = NULL;
     bool folder = stat(path, &is) == 0 && S_ISDIR(is.st_mode);
-    WEFT_TRY(weft_path(file, "%s%s", path, folder ? "/runs.db" : ""));
+    WEFT_PATH(file, "%s%s", path, folder ? "/runs.db" : "");
     WEFT_TRY(weft_database_open(file, WEFT_DATABASE_READ, &from, NULL));
     WEFT_TRY(weft_database_copy(from, copy));
     WEFT_TRY(weft_database_open(copy, WEFT_DATABASE_WRITE, &d, NULL));
     WEFT_TRY(weft_database_update(d));
-    *out = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, out);
 }
 
 /* The runs to take: what ended there and not here, and what is not here at all. */
@@ -367,9 +355,8 @@ static weft_status tell_runs(weft_database *d, FILE *say) {
 static weft_status build(const char *const *paths, int n, const char *file, FILE *say,
                          weft_merged *result) {
     WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
-    char copy[WEFT_PATH_MAX];
     int64_t runs, done;
-    WEFT_TRY(weft_path(copy, "%s.part", file));
+    WEFT_PATH(copy, "%s.part", file);
     WEFT_TRY(open_copy(paths[0], file, &d));
     /* The first one's runs have their origin too, once there are others beside them; and nobody runs
      * them here. */

@@ -45,24 +45,19 @@ static weft_status open_file(weft_notes *n) {
         WEFT_TRY(weft_database_begin(d));
         WEFT_TRY(weft_database_finish(d, weft_database_make_tables(d)));
     }
-    n->file = weft_steal(&d);
-    return WEFT_OK;
+    return weft_hand(&d, &n->file);
 }
-
-WEFT_ENDED_BY(weft_notes_close, weft_notes)
 
 weft_status weft_notes_open(const char *folder, weft_notes **out) {
     WEFT_AUTO(weft_notes_close_at) weft_notes *n = calloc(1, sizeof *n);
-    char path[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
     if (!n) return weft_fail(WEFT_ENOMEM, "notes: no memory");
     WEFT_TRY(weft_path(n->folder, "%s", folder));
-    WEFT_TRY(weft_path(path, "%s/notes.db", folder));
+    WEFT_PATH(path, "%s/notes.db", folder);
     WEFT_TRY(weft_path_there(path, &there));
     if (there) WEFT_TRY(open_file(n));
-    *out = weft_steal(&n);
-    return WEFT_OK;
+    return weft_hand(&n, out);
 }
 
 void weft_notes_close(weft_notes *n) {

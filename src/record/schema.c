@@ -50,7 +50,7 @@ enum { SQL_ROOM = 4096, SHOWN = 80 };
 
 /* Parts in their order: study, program, variants, runs, metrics, events. quote() writes a real so that
  * it reads back as the same number. */
-#define CONTENTS(temp, study, variants, variant, facts)                                            \
+#define CONTENTS(temp, study, variants, variant)                                                   \
     "CREATE " temp "VIEW contents(part, key, value) AS"                                            \
     " SELECT part, key, value FROM ("                                                              \
     "  SELECT 0 AS place, 0 AS a, 0 AS b, 'study' AS part, name AS key,"                           \
@@ -79,46 +79,40 @@ enum { SQL_ROOM = 4096, SHOWN = 80 };
     "   quote(m.aux_z) || ' aux_contrastive ' || quote(m.aux_contrastive) || ' logits_z ' ||"      \
     "   quote(m.logits_z) || ' val_loss ' || quote(m.val_loss) || ' metric_value ' ||"             \
     "   quote(m.metric_value) || ' lr ' || quote(m.lr) || ' grad_norm ' || quote(m.grad_norm)"     \
-    "   FROM metrics m JOIN runs r ON r.run = m.run" facts                                         \
+    "   FROM metrics m JOIN runs r ON r.run = m.run"                                               \
+    "  UNION ALL SELECT 4, f.run, 1e9, 'facts', r.folder || ' ' || f.name, quote(f.value)"         \
+    "   FROM facts f JOIN runs r ON r.run = f.run"                                                 \
+    "   WHERE f.name LIKE 'loss_%' OR f.name LIKE '%_tokens' OR f.name = 'dataset_hash'"           \
     "  UNION ALL SELECT 5, ifnull(e.run, 0), ifnull(e.step, 0), 'events',"                         \
     "   ifnull(r.folder, 'study') || ' ' || ifnull(e.step, '-') || ' ' || e.kind,"                 \
     "   ifnull(e.detail, '') FROM events e LEFT JOIN runs r ON r.run = e.run"                      \
     "   WHERE e.kind NOT IN ('started', 'resumed', 'stopped', 'killed', 'failed'))"                \
     " ORDER BY place, a, b, key, value;"
 
-#define FACTS_IN_CONTENTS                                                                          \
-    "  UNION ALL SELECT 4, f.run, 1e9, 'facts', r.folder || ' ' || f.name, quote(f.value)"         \
-    "   FROM facts f JOIN runs r ON r.run = f.run"                                                 \
-    "   WHERE f.name LIKE 'loss_%' OR f.name LIKE '%_tokens' OR f.name = 'dataset_hash'"
-
 /* The tables of today: version 3. `temp`: empty, or "TEMP ". */
 #define NEW_VARIANTS VARIANTS("variants", "variant")
-#define NEW_CONTENTS(temp) CONTENTS(temp, "'", "variants", "variant", FACTS_IN_CONTENTS)
+#define NEW_CONTENTS(temp) CONTENTS(temp, "'", "variants", "variant")
 static const char tables[] =
     "PRAGMA application_id = 0x77656674;"
     "PRAGMA user_version = 3;" STUDY NEW_VARIANTS METRICS FACTS NEW_CONTENTS("");
 
-/* Those of before: version 2 called variants steps, and version 1 had no facts. */
-#define OLD_VARIANTS VARIANTS("steps", "step")
-#define OLD_CONTENTS(facts) CONTENTS("", "'schema ' || schema || ' ", "steps", "step", facts)
-static const char tables_1[] = STUDY OLD_VARIANTS METRICS OLD_CONTENTS("");
-static const char tables_2[] = STUDY OLD_VARIANTS METRICS FACTS OLD_CONTENTS(FACTS_IN_CONTENTS);
+/* Those of before: version 2 called variants steps. */
+static const char tables_2[] = STUDY VARIANTS("steps", "step")
+    METRICS FACTS CONTENTS("", "'schema ' || schema || ' ", "steps", "step");
 
 /* How they are read: temporary views go before the file's tables. Their `*` has the old names too. */
-#define READ_2                                                                                     \
-    "CREATE TEMP VIEW variants AS SELECT step AS variant, * FROM main.steps;"                      \
-    "CREATE TEMP VIEW runs AS SELECT step AS variant, * FROM main.runs;" NEW_CONTENTS("TEMP ")
-#define READ_1 "CREATE TEMP VIEW facts AS SELECT 0 AS run, '' AS name, 0 AS value WHERE 0;" READ_2
+static const char read_2[] =
+    "CREATE TEMP VIEW variants AS SELECT step AS variant, * FROM main.steps;"
+    "CREATE TEMP VIEW runs AS SELECT step AS variant, * FROM main.runs;" NEW_CONTENTS("TEMP ");
 
 /* How they become today's. Tables are made anew: ALTER TABLE ... RENAME would leave other words in the
  * file than a new database has, and which ones depends on SQLite's version. */
-#define UPDATE_2                                                                                   \
-    "DROP VIEW temp.contents; DROP VIEW temp.runs; DROP VIEW temp.variants;"                       \
-    "PRAGMA user_version = 3; UPDATE study SET schema = 3; DROP VIEW contents;"                    \
-    "CREATE TEMP TABLE kept AS SELECT * FROM runs; DROP TABLE runs;" NEW_VARIANTS                  \
-    "INSERT INTO variants SELECT * FROM steps; DROP TABLE steps;"                                  \
-    "INSERT INTO runs SELECT * FROM kept; DROP TABLE kept;" NEW_CONTENTS("")
-#define UPDATE_1 "DROP VIEW temp.facts;" FACTS UPDATE_2
+static const char update_2[] =
+    "DROP VIEW temp.contents; DROP VIEW temp.runs; DROP VIEW temp.variants;"
+    "PRAGMA user_version = 3; UPDATE study SET schema = 3; DROP VIEW contents;"
+    "CREATE TEMP TABLE kept AS SELECT * FROM runs; DROP TABLE runs;" NEW_VARIANTS
+    "INSERT INTO variants SELECT * FROM steps; DROP TABLE steps;"
+    "INSERT INTO runs SELECT * FROM kept; DROP TABLE kept;" NEW_CONTENTS("");
 
 typedef struct {
     const char *table, *key; /* what the row is called by */
@@ -220,12 +214,10 @@ static weft_status check_values(weft_database *d) {
     return WEFT_OK;
 }
 
-static const weft_schema_version versions[] = {
-    {tables_1, READ_1, UPDATE_1}, {tables_2, READ_2, UPDATE_2}, {.tables = tables}};
-_Static_assert(sizeof versions / sizeof versions[0] == WEFT_SCHEMA_VERSION, "from 1 on");
+static const weft_schema_version versions[] = {{tables_2, read_2, update_2}, {.tables = tables}};
 const weft_schema weft_runs_schema = {.what = "database of runs",
                                       .application = 0x77656674,
-                                      .oldest = 1,
+                                      .oldest = 2,
                                       .newest = WEFT_SCHEMA_VERSION,
                                       .versions = versions,
                                       .check = check_values};

@@ -416,8 +416,6 @@ weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, con
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_watched_close, weft_watched)
-
 /* The folder by its whole path; with `waits`, one that is not there yet too. */
 static weft_status find_root(const char *folder, bool waits, char **out) {
     struct stat is;
@@ -450,8 +448,7 @@ weft_status weft_watched_open(const char *const *folders, int n, bool notes, wef
         w->n_roots++;
     }
     if (notes) WEFT_TRY(weft_notes_open(w->roots[0], &w->notes));
-    *out = weft_steal(&w);
-    return WEFT_OK;
+    return weft_hand(&w, out);
 }
 
 void weft_watched_close(weft_watched *w) {
@@ -459,9 +456,7 @@ void weft_watched_close(weft_watched *w) {
     for (int i = 0; i < w->n_roots; i++)
         free(w->roots[i]);
     for (int i = 0; i < w->n_runs; i++) {
-        free(w->runs[i].at.path);
-        free(w->runs[i].name);
-        free(w->runs[i].title);
+        WEFT_FREE(w->runs[i].at.path, w->runs[i].name, w->runs[i].title);
         weft_watched_lines_clear(&w->runs[i].rows);
         json_decref(w->runs[i].options);
     }
@@ -469,12 +464,7 @@ void weft_watched_close(weft_watched *w) {
         free(w->studies[i].at.path);
         free(w->studies[i].name);
     }
-    free(w->roots);
-    free(w->runs);
-    free(w->studies);
-    free(w->config);
-    free(w->plain);
-    free(w->held.list);
+    WEFT_FREE(w->roots, w->runs, w->studies, w->config, w->plain, w->held.list);
     weft_notes_close(w->notes);
     free(w);
 }

@@ -17,6 +17,7 @@ typedef struct weft_watched weft_watched;
  * when they are made. */
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out);
 void weft_watched_close(weft_watched *w);
+WEFT_ENDED_BY(weft_watched_close, weft_watched)
 
 /* Looks at everything; false: there are lines that are left for the next look. */
 bool weft_watched_look(weft_watched *w);
@@ -62,6 +63,7 @@ typedef struct weft_notes weft_notes;
 
 weft_status weft_notes_open(const char *folder, weft_notes **out);
 void weft_notes_close(weft_notes *n);
+WEFT_ENDED_BY(weft_notes_close, weft_notes)
 
 /* malloc'd texts, NULL where there are none, and with NULL for `n`. */
 void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags);

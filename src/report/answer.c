@@ -148,34 +148,29 @@ static void write_baseline(FILE *out, const weft_report_variant *v) {
     if (v->baseline && v->baseline->place > 0) fprintf(out, " against %s", v->baseline->label);
 }
 
-/* "A by 2.1%, B by 1.0% against C and D by 0.5%", with their interval where there is one alone. */
-static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdict, int n,
-                        const char *verb, const char *object) {
-    int said = 0;
-    EACH_VARIANT(v, d) {
-        const weft_comparison *k = &v->compared;
-        if (!comes_out(v, verdict)) continue;
-        fprintf(out, "%s%s", weft_say_between(said, n), v->label);
-        if (said == 0) fprintf(out, " %s %s", verb, object);
-        said++;
-        fprintf(out, " by %s", weft_say_share(k, k->mean));
-        write_baseline(out, v);
-        if (n == 1) {
-            double least = fmin(fabs(k->low), fabs(k->high)),
-                   most = fmax(fabs(k->low), fabs(k->high));
-            fprintf(out, " (%.0f%% interval %s to %s)", 100 * WEFT_CONFIDENCE,
-                    weft_say_share(k, least), weft_say_share(k, most));
-        }
-    }
-}
-
 /* What came out in one direction; nothing where nothing did. */
 static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdict, const char *verb,
                        const char *object, int all) {
     int n = count_verdicts(d, verdict);
     if (n == 0) return;
     if (n <= NAMES_MOST) {
-        write_names(out, d, verdict, n, verb, object);
+        /* "A by 2.1%, B by 1.0% against C and D by 0.5%", with their interval where there is one alone. */
+        int said = 0;
+        EACH_VARIANT(v, d) {
+            const weft_comparison *k = &v->compared;
+            if (!comes_out(v, verdict)) continue;
+            fprintf(out, "%s%s", weft_say_between(said, n), v->label);
+            if (said == 0) fprintf(out, " %s %s", verb, object);
+            said++;
+            fprintf(out, " by %s", weft_say_share(k, k->mean));
+            write_baseline(out, v);
+            if (n == 1) {
+                double least = fmin(fabs(k->low), fabs(k->high)),
+                       most = fmax(fabs(k->low), fabs(k->high));
+                fprintf(out, " (%.0f%% interval %s to %s)", 100 * WEFT_CONFIDENCE,
+                        weft_say_share(k, least), weft_say_share(k, most));
+            }
+        }
         return;
     }
     const weft_report_variant *most = largest(d, (int)verdict);

@@ -5,7 +5,6 @@
  * run has no score, whatever was stored. Where several learning rates were run, each variant gets the
  * one with the best mean score among those at which the largest number of its seeds finished, so that
  * a rate is not chosen for the one seed that it did not blow up. */
-#include "base/scope.h"
 
 #include "base/json.h"
 #include "base/text.h"
@@ -378,8 +377,11 @@ static bool waits_for_rate(const weft_report_variant *v) {
     return false;
 }
 
-/* Where a label made of settings is another's too, the name tells them apart. */
-static void name_variants(weft_report_data *d) {
+static weft_status draw_conclusions(weft_report_data *d) {
+    d->higher_is_better = strcmp(d->score, "metric") == 0;
+    d->score_name = name_score(d);
+    d->nothing_learned = learned_nothing(d);
+    /* Where a label made of settings is another's too, the name tells them apart. */
     char label[WEFT_TEXT_MAX];
     EACH_VARIANT(v, d) {
         weft_report_label(v, label, sizeof label);
@@ -393,13 +395,6 @@ static void name_variants(weft_report_data *d) {
         snprintf(label, sizeof label, "%.400s (%.100s)", v->label, v->name);
         v->label = keep_text(d, label);
     }
-}
-
-static weft_status draw_conclusions(weft_report_data *d) {
-    d->higher_is_better = strcmp(d->score, "metric") == 0;
-    d->score_name = name_score(d);
-    d->nothing_learned = learned_nothing(d);
-    name_variants(d);
     WEFT_AUTO_FREE double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
     WEFT_AUTO_FREE weft_rate_run *tried = calloc((size_t)d->n_runs + 1, sizeof *tried);
     if (!scores || !tried) return no_memory(d);
@@ -430,10 +425,7 @@ weft_status weft_report_read(const char *path, weft_report_data *d) {
 void weft_report_free(weft_report_data *d) {
     json_decref(d->texts);
     json_decref(d->facts);
-    free(d->variants);
-    free(d->runs);
-    free(d->seeds);
-    free(d->rates);
+    WEFT_FREE(d->variants, d->runs, d->seeds, d->rates);
     weft_database_close(d->database);
     *d = (weft_report_data){0};
 }

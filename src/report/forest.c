@@ -1,7 +1,6 @@
 /* The forest plot: a row for each comparison with its difference, its interval and the line of no
  * difference. It is laid out by the page's style from percentages, so that it fits a telephone and needs
  * no script; Markdown gets a picture. */
-#include "base/scope.h"
 #include "report/report.h"
 #include "report/sections.h"
 
@@ -273,18 +272,12 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d) {
     const weft_report_variant *base = weft_report_baseline(d);
     const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
     const char *seeds = weft_say_pairs(d, weft_report_most_pairs(d));
-    if (base)
-        weft_page_line(p, "about",
-                       "Each row is a variant's difference in %s from %s (%s), %sin percent of "
-                       "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
-                       d->score_name, base->label, weft_say_score(base->mean), unit, seeds,
-                       100 * WEFT_CONFIDENCE);
-    else
-        weft_page_line(p, "about",
-                       "Each row is a variant's difference in %s from its own baseline, %sin "
-                       "percent of the baseline; %s. Dots are means, bars %.0f%% confidence "
-                       "intervals.",
-                       d->score_name, unit, seeds, 100 * WEFT_CONFIDENCE);
+    weft_page_line(p, "about",
+                   "Each row is a variant's difference in %s from %s%s, %sin percent of the "
+                   "baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
+                   d->score_name, base ? base->label : "its own baseline",
+                   base ? weft_say(" (%s)", weft_say_score(base->mean)) : "", unit, seeds,
+                   100 * WEFT_CONFIDENCE);
 }
 
 /* The study's folder and the config in it, as words of a shell; false: none is there, or a path has a sign that a

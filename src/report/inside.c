@@ -5,7 +5,7 @@
  * token that looks, darker where it looks more. And what generation costs (EVAL_DECODE): tokens per second and the
  * cache, by variant. Files and JSON are read as any by others: sizes and numbers beyond what weft writes are not
  * drawn. */
-#include "report/inside.h"
+#include "report/page.h"
 
 #include "base/json.h"
 #include "base/log.h"
@@ -63,55 +63,6 @@ static int label_step(int count) {
     return 1 + (count - 1) / LABELS_MOST;
 }
 
-/* A table of numbers [rows, columns] as a picture: a square for each, darker where it is larger up to `high`, which
- * tells its value on hover; NaN: none. Rows are layers, columns have numbers from `first` on. */
-static void draw_grid(FILE *out, const double *values, int rows, int columns, const char *title,
-                      const char *head, int first, double high, int style) {
-    int width = LEFT + SIDE * columns + RIGHT;
-    fprintf(out,
-            "<svg viewBox=\"0 0 %d %d\" style=\"max-width:%dpx\" font-size=\"%d\" role=\"img\" "
-            "aria-label=\"",
-            width, TOP + SIDE * rows + BOTTOM, width, FONT);
-    weft_html(out, "", title, "\">\n");
-    weft_svg_text(out, LEFT, 16, "start", head);
-    weft_svg_text(out, LEFT - 8, TOP - 8, "end", "layer");
-    for (int i = 0; i < columns; i += label_step(columns))
-        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle", weft_say("%d", first + i));
-    for (int i = 0; i < rows; i += label_step(rows))
-        weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", weft_say("%d", 1 + i));
-    for (int i = 0; i < rows * columns; i++) {
-        int row = i / columns, column = i % columns;
-        if (!isfinite(values[i])) continue;
-        fprintf(out,
-                "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" "
-                "fill-opacity=\"%.3f\" stroke=\"faint\" stroke-width=\"0.5\"><title>%d, %d: %.4g"
-                "</title></rect>\n",
-                LEFT + SIDE * column, TOP + SIDE * row, SIDE - 1, SIDE - 1, weft_plot_colour(style),
-                fmin(fmax(high > 0 ? values[i] / high : 0, 0.02), 1), 1 + row, first + column,
-                values[i]);
-    }
-    fputs("</svg>\n", out);
-}
-
-/* Weights of one shade as one path of unit squares, row by row. */
-static void put_shade(FILE *out, const json_t *rows, size_t time, int shade, const char *colour) {
-    int low = 100 * shade / SHADES, high = 100 * (shade + 1) / SHADES, told = 0;
-    for (size_t i = 0; i < time; i++) {
-        const json_t *row = json_array_get(rows, i);
-        for (size_t j = 0; j < time; j++) {
-            double value = json_number_value(json_array_get(row, j));
-            if (!(value >= 0 && value <= 100)) continue;
-            int percent = (int)(100 * sqrt((int)value / 100.0)); /* faint ones show, too */
-            if (percent <= low || percent > high) continue;
-            if (told++ == 0)
-                fprintf(out, "<path fill=\"%s\" fill-opacity=\"%.2f\" d=\"", colour,
-                        (shade + 1) / (double)SHADES);
-            fprintf(out, "M%zu %zuh1v1h-1z", j, i);
-        }
-    }
-    if (told) fputs("\"/>\n", out);
-}
-
 /* A bar for each token under the map, from 0 to the largest. */
 static void put_sigma(FILE *out, const json_t *sigma, size_t time, const char *colour) {
     double most = 0;
@@ -141,8 +92,24 @@ static void draw_head(FILE *out, const json_t *rows, const json_t *sigma, size_t
         "\">\n<rect x=\"0\" y=\"0\" width=\"%zu\" height=\"%zu\" fill=\"none\" stroke=\"faint\" "
         "stroke-width=\"0.3\"/>\n",
         time, time);
-    for (int shade = 0; shade < SHADES; shade++)
-        put_shade(out, rows, time, shade, colour);
+    for (int shade = 0; shade < SHADES; shade++) {
+        /* Weights of one shade as one path of unit squares, row by row. */
+        int low = 100 * shade / SHADES, high = 100 * (shade + 1) / SHADES, told = 0;
+        for (size_t i = 0; i < time; i++) {
+            const json_t *row = json_array_get(rows, i);
+            for (size_t j = 0; j < time; j++) {
+                double value = json_number_value(json_array_get(row, j));
+                if (!(value >= 0 && value <= 100)) continue;
+                int percent = (int)(100 * sqrt((int)value / 100.0)); /* faint ones show, too */
+                if (percent <= low || percent > high) continue;
+                if (told++ == 0)
+                    fprintf(out, "<path fill=\"%s\" fill-opacity=\"%.2f\" d=\"", colour,
+                            (shade + 1) / (double)SHADES);
+                fprintf(out, "M%zu %zuh1v1h-1z", j, i);
+            }
+        }
+        if (told) fputs("\"/>\n", out);
+    }
     if (sigma) put_sigma(out, sigma, time, colour);
     fputs("</svg>\n", out);
 }
@@ -172,7 +139,33 @@ static void put_grid(weft_page *p, const json_t *table, const char *name, const 
     double most = NAN, *values = table_of(p, table, &rows, &columns, &most);
     if (!values || !isfinite(most)) return;
     if (isnan(high)) high = most;
-    draw_grid(p->words, values, rows, columns, title, head, first, high, style);
+    /* A table of numbers [rows, columns] as a picture: a square for each, darker where it is larger up to `high`, which
+     * tells its value on hover; NaN: none. Rows are layers, columns have numbers from `first` on. */
+    int width = LEFT + SIDE * columns + RIGHT;
+    fprintf(p->words,
+            "<svg viewBox=\"0 0 %d %d\" style=\"max-width:%dpx\" font-size=\"%d\" role=\"img\" "
+            "aria-label=\"",
+            width, TOP + SIDE * rows + BOTTOM, width, FONT);
+    weft_html(p->words, "", title, "\">\n");
+    weft_svg_text(p->words, LEFT, 16, "start", head);
+    weft_svg_text(p->words, LEFT - 8, TOP - 8, "end", "layer");
+    for (int i = 0; i < columns; i += label_step(columns))
+        weft_svg_text(p->words, LEFT + SIDE * (i + 0.5), TOP - 8, "middle",
+                      weft_say("%d", first + i));
+    for (int i = 0; i < rows; i += label_step(rows))
+        weft_svg_text(p->words, LEFT - 8, TOP + SIDE * (i + 0.65), "end", weft_say("%d", 1 + i));
+    for (int i = 0; i < rows * columns; i++) {
+        int row = i / columns, column = i % columns;
+        if (!isfinite(values[i])) continue;
+        fprintf(p->words,
+                "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" "
+                "fill-opacity=\"%.3f\" stroke=\"faint\" stroke-width=\"0.5\"><title>%d, %d: %.4g"
+                "</title></rect>\n",
+                LEFT + SIDE * column, TOP + SIDE * row, SIDE - 1, SIDE - 1, weft_plot_colour(style),
+                fmin(fmax(high > 0 ? values[i] / high : 0, 0.02), 1), 1 + row, first + column,
+                values[i]);
+    }
+    fputs("</svg>\n", p->words);
     weft_page_thumbnail(
         p, weft_page_words(p),
         weft_say("%s%s%s; strongest colour = %.3g", name, *name ? ": " : "", title, high));

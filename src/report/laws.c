@@ -211,25 +211,6 @@ static double x_of(const weft_report_variant *v, const weft_report_run *run, con
     return weft_json_number_of(config, key);
 }
 
-/* Adds the runs that count to `rows`. One whose x or score is not above 0 has no place in a power law. */
-static weft_status add_study(json_t *rows, const weft_report_data *d, const char *x,
-                             const char *variants) {
-    EACH_RUN(run, d) {
-        const weft_report_variant *v = run->variant;
-        if (!weft_report_run_counts(run) || v->repeats ||
-            (variants && !is_in(variants, strlen(variants), v->name)))
-            continue;
-        double at = x_of(v, run, x);
-        if (!(at > 0) || !(run->score > 0))
-            return WEFT_BAD_INPUT(
-                "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
-                "above 0",
-                d->path, weft_shown(v->name), x, at, run->score);
-        weft_json_append(rows, "step:s seed:I x:f score:f", v->name, run->seed, at, run->score);
-    }
-    return WEFT_OK;
-}
-
 static void print_fit(FILE *out, const json_t *rows, const char *x, const weft_line *line) {
     fprintf(out, "%-24s %6s %14s %12s %12s\n", "variant", "seed", x, "score", "by the law");
     EACH_ITEM(one, rows) {
@@ -261,7 +242,20 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
     for (int i = 0; i < n; i++) {
         WEFT_AUTO(weft_report_free) weft_report_data d = {0};
         WEFT_TRY(weft_report_read(paths[i], &d));
-        WEFT_TRY(add_study(rows, &d, x, variants));
+        /* Adds the runs that count to `rows`. One whose x or score is not above 0 has no place in a power law. */
+        EACH_RUN(run, &d) {
+            const weft_report_variant *v = run->variant;
+            if (!weft_report_run_counts(run) || v->repeats ||
+                (variants && !is_in(variants, strlen(variants), v->name)))
+                continue;
+            double at = x_of(v, run, x);
+            if (!(at > 0) || !(run->score > 0))
+                return WEFT_BAD_INPUT(
+                    "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
+                    "above 0",
+                    d.path, weft_shown(v->name), x, at, run->score);
+            weft_json_append(rows, "step:s seed:I x:f score:f", v->name, run->seed, at, run->score);
+        }
     }
     WEFT_TRY(fit_law(rows, &fitted));
     const weft_line line = fitted.line;

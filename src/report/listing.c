@@ -129,8 +129,7 @@ weft_status weft_listing_json(const char *path, json_t **object) {
         WEFT_TRY(weft_database_end(d));
         json_object_set(all, parts[i][0], i == 0 ? json_array_get(list, 0) : list);
     }
-    *object = weft_steal(&all);
-    return WEFT_OK;
+    return weft_hand(&all, object);
 }
 
 /* Quoted where it must be; a quote inside is doubled. A letter that a terminal would obey is escaped; lines' ends and

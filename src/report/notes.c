@@ -216,8 +216,22 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-/* Which program made how many of the runs where and of which text, as the runs' own records say. */
-static weft_status put_origins(weft_page *p, const weft_report_data *d) {
+weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
+    weft_page_fold(
+        p, "Where and with what it was run",
+        "The program, the machine and the config that the variants' overrides start from.");
+    weft_page_table_open(p, "what|which");
+    EACH_ROW(row, d->database,
+             "SELECT weft_version AS \"weft's version\", git_commit AS \"git commit\", created AS"
+             " \"study begun\", host, machine, device, threads, seeds, learning_rates AS"
+             " \"learning rates\" FROM study")
+        for (int i = 0; i < sqlite3_column_count(row); i++) {
+            const char *value = weft_column_text(row, i);
+            weft_page_cells(p, sqlite3_column_name(row, i), *value ? value : "–");
+        }
+    WEFT_TRY(weft_database_end(d->database));
+    weft_page_cells(p, "database", d->path);
+    /* Which program made how many of the runs where and of which text, as the runs' own records say. */
     int told = 0;
     EACH_ROW(
         rows, d->database,
@@ -236,25 +250,7 @@ static weft_status put_origins(weft_page *p, const weft_report_data *d) {
         weft_page_cells(p, weft_column_text(rows, 2), weft_column_text(rows, 3));
         weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
     }
-    return weft_database_end(d->database);
-}
-
-weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
-    weft_page_fold(
-        p, "Where and with what it was run",
-        "The program, the machine and the config that the variants' overrides start from.");
-    weft_page_table_open(p, "what|which");
-    EACH_ROW(row, d->database,
-             "SELECT weft_version AS \"weft's version\", git_commit AS \"git commit\", created AS"
-             " \"study begun\", host, machine, device, threads, seeds, learning_rates AS"
-             " \"learning rates\" FROM study")
-        for (int i = 0; i < sqlite3_column_count(row); i++) {
-            const char *value = weft_column_text(row, i);
-            weft_page_cells(p, sqlite3_column_name(row, i), *value ? value : "–");
-        }
     WEFT_TRY(weft_database_end(d->database));
-    weft_page_cells(p, "database", d->path);
-    WEFT_TRY(put_origins(p, d));
     weft_page_folded(p, "The whole base config", d->config);
     return WEFT_OK;
 }

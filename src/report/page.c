@@ -10,7 +10,6 @@
 #include "base/embed.h"
 #include "base/folders.h"
 #include "base/json.h"
-#include "base/style.h"
 #include "base/text.h"
 
 #include <ctype.h>
@@ -168,10 +167,7 @@ void weft_page_free(weft_page *p) {
     if (p->words) fclose(p->words);
     if (p->names) fclose(p->names);
     free(p->html_text);
-    free(p->md_text);
-    free(p->words_text);
-    free(p->names_text);
-    free(p->kinds);
+    WEFT_FREE(p->md_text, p->words_text, p->names_text, p->kinds);
     json_decref(p->svgs);
     json_decref(p->charts);
     for (struct weft_page_room *next, *room = p->rooms; room; room = next) {
@@ -403,7 +399,7 @@ void weft_page_folded(weft_page *p, const char *summary, const char *text) {
     put_md_code(p, text);
 }
 
-/* Whether a mark, or the one of before there were marks, is in the first or the last bytes. */
+/* Whether a mark is in the first or the last bytes. */
 static weft_status has_mark(const char *path, bool *there, bool *ours) {
     char text[2 * LOOK + 1] = "";
     WEFT_AUTO_FCLOSE FILE *file = NULL;
@@ -417,18 +413,16 @@ static weft_status has_mark(const char *path, bool *there, bool *ours) {
     if (n == LOOK && fseek(file, -LOOK, SEEK_END) == 0) n += fread(text + n, 1, LOOK, file);
     for (size_t i = 0; i < n; i++)
         if (!text[i]) text[i] = ' ';
-    *ours = strstr(text, HTML_MARK) || strstr(text, MD_MARK) || strstr(text, "<title>weft: ");
+    *ours = strstr(text, HTML_MARK) || strstr(text, MD_MARK);
     return WEFT_OK;
 }
 
-/* An error where something else than a report's part is in its place. `beside` is one of ours that
- * vouches for it. */
-static weft_status check_place(const char *folder, const char *name, bool beside, bool *ours) {
-    char path[WEFT_PATH_MAX];
-    bool there;
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
-    WEFT_TRY(has_mark(path, &there, ours));
-    if (!there || *ours || beside) return WEFT_OK;
+/* An error where something else than a report's part is in its place. */
+static weft_status check_place(const char *folder, const char *name) {
+    bool there, ours;
+    WEFT_PATH(path, "%s/%s", folder, name);
+    WEFT_TRY(has_mark(path, &there, &ours));
+    if (!there || ours) return WEFT_OK;
     return WEFT_BAD_INPUT(
         "%s: is there already and no report of weft's; move it away, or let 'weft "
         "report' write over it with --force",
@@ -436,11 +430,9 @@ static weft_status check_place(const char *folder, const char *name, bool beside
 }
 
 weft_status weft_page_vacant(const char *folder, bool force) {
-    bool page, text;
     if (force) return WEFT_OK;
-    WEFT_TRY(check_place(folder, "report.html", false, &page));
-    /* Older ones in Markdown have no mark; they lie beside their page. */
-    return check_place(folder, "report.md", page, &text);
+    WEFT_TRY(check_place(folder, "report.html"));
+    return check_place(folder, "report.md");
 }
 
 /* A picture by itself brings what the page's style gives it there. */
@@ -487,8 +479,16 @@ weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data)
     return WEFT_OK;
 }
 
-/* The contents come first, where the keyboard looks for them, and are known last. */
-static weft_status insert_contents(weft_page *p) {
+static weft_status finish(weft_page *p) {
+    begin_section(p, "");
+    fputs("</main>\n</div>\n", p->html);
+    WEFT_TRY(weft_page_put_json(p, "weft-charts", p->charts));
+    fprintf(p->html, "<script>\n%s%s</script>\n", weft_charts_script, weft_report_script);
+    fputs("</body>\n</html>\n", p->html);
+    fputs("\n" MD_MARK "\n", p->md);
+    if (p->cut || fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
+        return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    /* The contents come first, where the keyboard looks for them, and are known last. */
     char *whole;
     if (fflush(p->names) != 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     if (!p->names_size) return WEFT_OK;
@@ -508,18 +508,6 @@ static weft_status insert_contents(weft_page *p) {
     return WEFT_OK;
 }
 
-static weft_status finish(weft_page *p) {
-    begin_section(p, "");
-    fputs("</main>\n</div>\n", p->html);
-    WEFT_TRY(weft_page_put_json(p, "weft-charts", p->charts));
-    fprintf(p->html, "<script>\n%s%s</script>\n", weft_charts_script, weft_report_script);
-    fputs("</body>\n</html>\n", p->html);
-    fputs("\n" MD_MARK "\n", p->md);
-    if (p->cut || fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
-        return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
-    return insert_contents(p);
-}
-
 weft_status weft_page_write_html(weft_page *p, const char *path, bool force) {
     bool there, ours;
     WEFT_TRY(finish(p));
@@ -533,10 +521,9 @@ weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     WEFT_TRY(weft_folder_make(folder));
     WEFT_TRY(weft_page_vacant(folder, force));
     char name[32];
-    bool ours;
     for (size_t i = 0; i < json_array_size(p->svgs) && !force; i++) {
         snprintf(name, sizeof name, "report-%zu.svg", i + 1);
-        WEFT_TRY(check_place(folder, name, false, &ours));
+        WEFT_TRY(check_place(folder, name));
     }
     /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a
      * report, and a full disk costs no old one. */

@@ -203,7 +203,11 @@ static void place_rates(const weft_report_variant *v, weft_plot_series *s) {
     }
 }
 
-static void sweep_table(weft_page *p, const weft_report_data *d) {
+weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
+    if (d->n_rates < 2) return WEFT_OK;
+    weft_page_heading(p, "Learning rates",
+                      "The score at each learning rate that was tried: mean over seeds, and how "
+                      "many of them finished.");
     int n = d->n_rates < RATES_MOST ? d->n_rates : RATES_MOST;
     weft_page_table_open(p, "variant");
     for (int i = 0; i < n; i++)
@@ -221,14 +225,6 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
                 weft_page_cell(p, "%s (%d of %d)%s", weft_say_score(at.y), done, runs, chosen);
         }
     }
-}
-
-weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
-    if (d->n_rates < 2) return WEFT_OK;
-    weft_page_heading(p, "Learning rates",
-                      "The score at each learning rate that was tried: mean over seeds, and how "
-                      "many of them finished.");
-    sweep_table(p, d);
     if (d->minima) return WEFT_OK; /* which have a picture of their own */
     weft_plot_series *series;
     WEFT_TRY(weft_report_plot_series(p, d, d->n_rates, &series));
@@ -305,27 +301,6 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
     return WEFT_OK;
 }
 
-static weft_status put_picture(weft_page *p, const weft_report_data *d, const weft_report_range *r,
-                               int n) {
-    weft_plot_series *series;
-    WEFT_TRY(weft_report_plot_series(p, d, n, &series));
-    EACH_VARIANT(v, d) {
-        weft_plot_series *s = &series[v->place];
-        for (int k = 0; k < n && !v->repeats; k++) {
-            double loss = weft_report_fact_mean(v, r[k].name);
-            double middle = sqrt((double)(r[k].first + 1) * (double)(r[k].last + 1));
-            if (isfinite(loss)) s->points[s->n++] = (weft_plot_point){middle, loss, NAN, NAN};
-        }
-    }
-    weft_plot plot =
-        plot_scores(d, WEFT_PLOT_MEASURED, "held-out loss by position", "position in the sequence",
-                    series, "Held-out loss by position in the sequence, the mean over seeds.");
-    plot.y_label = "held-out loss";
-    plot.y_unit = "nats per token";
-    weft_report_put_plots(p, d, NULL, &plot, 1);
-    return WEFT_OK;
-}
-
 weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
     weft_report_range ranges[RANGES_MOST];
     int n = weft_report_ranges(d, ranges);
@@ -337,7 +312,22 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
         p, "Loss by position",
         "The held-out loss of the tokens at each position of a sequence, the mean over "
         "seeds: a later token has more to look back at.");
-    WEFT_TRY(put_picture(p, d, ranges, n));
+    weft_plot_series *series;
+    WEFT_TRY(weft_report_plot_series(p, d, n, &series));
+    EACH_VARIANT(v, d) {
+        weft_plot_series *s = &series[v->place];
+        for (int k = 0; k < n && !v->repeats; k++) {
+            double loss = weft_report_fact_mean(v, ranges[k].name);
+            double middle = sqrt((double)(ranges[k].first + 1) * (double)(ranges[k].last + 1));
+            if (isfinite(loss)) s->points[s->n++] = (weft_plot_point){middle, loss, NAN, NAN};
+        }
+    }
+    weft_plot plot =
+        plot_scores(d, WEFT_PLOT_MEASURED, "held-out loss by position", "position in the sequence",
+                    series, "Held-out loss by position in the sequence, the mean over seeds.");
+    plot.y_label = "held-out loss";
+    plot.y_unit = "nats per token";
+    weft_report_put_plots(p, d, NULL, &plot, 1);
     open_table(p, ranges, n);
     EACH_VARIANT(v, d) {
         if (!has_positions(v, ranges, n)) continue;

@@ -3,7 +3,6 @@
  * What is drawn in the words `ink` and `faint` for colours gets the reader's own from the page's style.
  * Each series is named at the right edge, beside its last point as far as its neighbours let it, with
  * its marker: nobody has to hunt through a legend. Texts pass the page's escape. */
-#include "report/plot.h"
 
 #include "base/json.h"
 #include "base/order.h"

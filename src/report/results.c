@@ -48,12 +48,9 @@ static void say_power(weft_page *p, const weft_report_data *d) {
         least = fmin(least, v->compared.sd);
         most = fmax(most, v->compared.sd);
     }
-    if (least < most)
-        weft_page_say(p, "Stated beforehand: %s They had %.2g to %.2g.", power, least, most);
-    else if (isfinite(least))
-        weft_page_say(p, "Stated beforehand: %s They had %.2g.", power, least);
-    else
-        weft_page_say(p, "Stated beforehand: %s", power);
+    weft_page_say(p, "Stated beforehand: %s%s%s%s", power,
+                  isfinite(least) ? weft_say(" They had %.2g", least) : "",
+                  least < most ? weft_say(" to %.2g", most) : "", isfinite(least) ? "." : "");
 }
 
 /* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: the
@@ -247,11 +244,8 @@ static void table_row(weft_page *p, const weft_report_variant *v, bool best) {
     weft_page_cell(p, "%s%s%s%s%s%s", v->label, named ? " (" : "", named ? v->name : "",
                    named ? ")" : "", repeats, v->leaks ? " LEAKS" : "");
     weft_page_cell(p, "%s", weft_say_count(v->parameters));
-    if (v->done > 1)
-        weft_page_cell(p, "%s%s ± %s", best ? "\xe2\x98\x85 " : "", weft_say_score(v->mean),
-                       weft_say_score(v->sd));
-    else
-        weft_page_cell(p, "%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(v->mean));
+    weft_page_cell(p, "%s%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(v->mean),
+                   v->done > 1 ? weft_say(" ± %s", weft_say_score(v->sd)) : "");
     weft_page_cell(p, "%d of %d", v->done, v->runs);
     weft_page_cells(p, compared ? weft_say_interval(c) : "–", weft_say_bytes(v->memory),
                     weft_say_count(v->speed), weft_say_number(v->cache_bytes),

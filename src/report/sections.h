@@ -5,7 +5,6 @@
 
 #include "record/database.h"
 #include "report/page.h"
-#include "report/plot.h"
 #include "study/statistics.h"
 
 typedef struct weft_report_data weft_report_data;

@@ -179,16 +179,6 @@ static int count_sets(const weft_report_variant *v) {
     return n;
 }
 
-/* Whom a variant is told from: its baseline, or who is compared with it and differs the least; -1: nobody. */
-static const weft_report_variant *counterpart_of(const weft_report_variant *v) {
-    const weft_report_variant *least = v->baseline;
-    EACH_VARIANT(other, v->study)
-        if (!v->baseline && other->baseline == v &&
-            (!least || count_sets(other) < count_sets(least)))
-            least = other;
-    return least;
-}
-
 /* Writes what of the sets of `whose` differs between the two; returns how many there are by now. */
 static int write_sets(FILE *out, const weft_report_variant *v, const weft_report_variant *other,
                       const weft_report_variant *whose, int n) {
@@ -215,7 +205,11 @@ static int write_sets(FILE *out, const weft_report_variant *v, const weft_report
 
 void weft_report_label(const weft_report_variant *v, char *label, size_t room) {
     bool given = weft_variant_labelled(v->title, v->name, v->overrides);
-    const weft_report_variant *other = counterpart_of(v);
+    /* Whom a variant is told from: its baseline, or who is compared with it and differs the least. */
+    const weft_report_variant *other = v->baseline;
+    EACH_VARIANT(each, v->study)
+        if (!v->baseline && each->baseline == v && (!other || count_sets(each) < count_sets(other)))
+            other = each;
     FILE *out = given ? NULL : fmemopen(label, room, "w");
     int n = out ? write_sets(out, v, other, v, 0) : 0;
     if (out && other) n = write_sets(out, v, other, other, n);

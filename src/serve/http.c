@@ -173,8 +173,7 @@ weft_status weft_connections_open(double seconds, void (*gone)(void *context, we
         pthread_mutex_destroy(&all->lock);
         return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
     }
-    *out = weft_steal(&all);
-    return WEFT_OK;
+    return weft_hand(&all, out);
 }
 
 void weft_connections_close(weft_connections *all) {

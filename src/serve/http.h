@@ -2,7 +2,7 @@
  * they take, what a page of theirs may do, and the connections that are open. */
 #pragma once
 
-#include "serve/job.h"
+#include "serve/worker.h"
 
 #include <stdarg.h>
 #ifdef WEFT_HAVE_MICROHTTPD

@@ -1,7 +1,7 @@
 /* Jobs: memory, owners and waking; and their answers as JSON. A token's text may be a part of a character; it is then
  * told by its bytes, as in "bytes:\xe2\x80". */
-#include "serve/job.h"
 #include "base/text.h"
+#include "serve/worker.h"
 
 #include "base/json.h"
 

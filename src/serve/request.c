@@ -122,26 +122,20 @@ static bool read_bool(const reading *in, const char *key, bool *out) {
     return true;
 }
 
-static bool read_whole(const reading *in, const char *key, int64_t least, int64_t most,
-                       int64_t *out) {
-    const json_t *value = find(in, key);
-    if (!value) return true;
-    json_int_t number = json_integer_value(value);
-    if (!json_is_integer(value) || number < least || number > most)
-        return WRONG(in, key, "'%s' must be a whole number from %lld to %lld", key,
-                     (long long)least, (long long)most);
-    *out = number;
-    return true;
-}
-
+/* A number in a range, a whole one where `whole` is not NULL. */
 static bool read_number(const reading *in, const char *key, double least, double most,
-                        double *out) {
+                        int64_t *whole, double *real) {
     const json_t *value = find(in, key);
-    if (!value) return true;
     double number = json_number_value(value);
-    if (!json_is_number(value) || !(number >= least && number <= most))
-        return WRONG(in, key, "'%s' must be a number from %g to %g", key, least, most);
-    *out = number;
+    if (!value) return true;
+    if (!(whole ? json_is_integer(value) : json_is_number(value)) || number < least ||
+        number > most)
+        return WRONG(in, key,
+                     whole ? "'%s' must be a whole number from %.0f to %.0f"
+                           : "'%s' must be a number from %g to %g",
+                     key, least, most);
+    if (whole) *whole = json_integer_value(value);
+    if (real) *real = number;
     return true;
 }
 
@@ -318,14 +312,14 @@ static bool read_sampling(const reading *in) {
     *s = weft_sampling_default();
     s->max_tokens = in->r->endpoint == WEFT_COMPLETIONS ? WEFT_REQUEST_TEXT_TOKENS : most;
     in->r->has_seed = find(in, "seed") != NULL;
-    bool good = read_number(in, "temperature", 0, 100, &s->temperature) &&
-                read_number(in, "top_p", 0, 1, &s->top_p) &&
-                read_number(in, "min_p", 0, 1, &s->min_p) &&
-                read_number(in, "repetition_penalty", 0.01, 100, &s->repetition_penalty) &&
-                read_whole(in, "top_k", 0, INT32_MAX, &s->top_k) &&
-                read_whole(in, "max_tokens", 0, most, &s->max_tokens) &&
-                read_whole(in, "max_completion_tokens", 1, most, &s->max_tokens) &&
-                read_whole(in, "seed", 0, INT64_C(9007199254740991), &seed);
+    bool good = read_number(in, "temperature", 0, 100, NULL, &s->temperature) &&
+                read_number(in, "top_p", 0, 1, NULL, &s->top_p) &&
+                read_number(in, "min_p", 0, 1, NULL, &s->min_p) &&
+                read_number(in, "repetition_penalty", 0.01, 100, NULL, &s->repetition_penalty) &&
+                read_number(in, "top_k", 0, INT32_MAX, &s->top_k, NULL) &&
+                read_number(in, "max_tokens", 0, most, &s->max_tokens, NULL) &&
+                read_number(in, "max_completion_tokens", 1, most, &s->max_tokens, NULL) &&
+                read_number(in, "seed", 0, INT64_C(9007199254740991), &seed, NULL);
     s->seed = (uint64_t)seed;
     return good;
 }
@@ -336,10 +330,10 @@ static bool read_logprobs(const reading *in) {
     int64_t top = 0;
     if (r->endpoint == WEFT_COMPLETIONS) {
         r->logprobs = find(in, "logprobs") != NULL;
-        if (!read_whole(in, "logprobs", 0, WEFT_TOP_MAX, &top)) return false;
+        if (!read_number(in, "logprobs", 0, WEFT_TOP_MAX, &top, NULL)) return false;
     } else {
         if (!read_bool(in, "logprobs", &r->logprobs) ||
-            !read_whole(in, "top_logprobs", 0, WEFT_TOP_MAX, &top))
+            !read_number(in, "top_logprobs", 0, WEFT_TOP_MAX, &top, NULL))
             return false;
         if (top && !r->logprobs)
             return WRONG(in, "top_logprobs", "'top_logprobs' needs 'logprobs': true");
@@ -380,9 +374,9 @@ static bool read_all(const reading *in) {
     weft_request *r = in->r;
     r->n = 1;
     int64_t most = in->limits->texts < WEFT_REQUEST_N ? in->limits->texts : WEFT_REQUEST_N;
-    return read_whole(in, "n", 1, most, &r->n) && check_members(in) && read_sampling(in) &&
-           read_logprobs(in) && read_stops(in) && read_stream(in) && read_rest(in) &&
-           (r->endpoint == WEFT_CHAT ? read_messages(in) : read_prompts(in));
+    return read_number(in, "n", 1, (double)most, &r->n, NULL) && check_members(in) &&
+           read_sampling(in) && read_logprobs(in) && read_stops(in) && read_stream(in) &&
+           read_rest(in) && (r->endpoint == WEFT_CHAT ? read_messages(in) : read_prompts(in));
 }
 
 bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,

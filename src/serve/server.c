@@ -14,10 +14,9 @@
 #include "base/embed.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/style.h"
 #include "base/text.h"
 #include "serve/http.h"
-#include "serve/template.h"
+#include "serve/request.h"
 #include "serve/worker.h"
 
 #include <microhttpd.h>
@@ -441,9 +440,7 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
     weft_log(WEFT_LOG_DEBUG, "serve: %d after %.3f s", whole ? x->status : 499, seconds);
     weft_answer_close(x->answer);
     weft_job_release(x->job);
-    free(x->events);
-    free(x->body);
-    free(x);
+    WEFT_FREE(x->events, x->body, x);
 }
 
 /* Of a client that has gone: its job is given up. */
@@ -472,8 +469,6 @@ static weft_status start_daemon(weft_server *s) {
     close(listening);
     return weft_fail(WEFT_EIO, "serve: libmicrohttpd does not start; WEFT_LOG=debug tells more");
 }
-
-WEFT_ENDED_BY(weft_server_close, weft_server)
 
 static weft_status open_model(weft_server *s, const weft_served_model *m) {
     struct served *to = s->models + s->n_models++;
@@ -504,8 +499,7 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
         WEFT_TRY(open_model(s, models + i));
     WEFT_TRY(weft_connections_open(o->request_seconds, give_up, s, &s->connections));
     WEFT_TRY(start_daemon(s));
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, out);
 }
 
 int weft_server_port(const weft_server *s) {

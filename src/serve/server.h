@@ -43,3 +43,4 @@ void weft_server_drain(weft_server *s);
 /* How many answers are still being made or sent. */
 int64_t weft_server_busy(weft_server *s);
 void weft_server_close(weft_server *s);
+WEFT_ENDED_BY(weft_server_close, weft_server)

@@ -1,7 +1,7 @@
 /* Templates: read once into a list of pieces, which are put together for each conversation. Text is
  * encoded in one go from one special token to the next, so that it becomes the tokens it would have
  * anywhere else. */
-#include "serve/template.h"
+#include "serve/request.h"
 
 #include "base/text.h"
 
@@ -168,8 +168,6 @@ static weft_status find_stop(weft_template *m) {
     return m->stop ? WEFT_OK : weft_fail(WEFT_ENOMEM, "chat template: no memory");
 }
 
-WEFT_ENDED_BY(weft_template_close, weft_template)
-
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out) {
     *out = NULL;
     WEFT_AUTO(weft_template_close_at) weft_template *m = calloc(1, sizeof *m);
@@ -188,8 +186,7 @@ weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_t
     WEFT_TRY(cut_pieces(m));
     WEFT_TRY(check_forms(m));
     WEFT_TRY(find_stop(m));
-    *out = weft_steal(&m);
-    return WEFT_OK;
+    return weft_hand(&m, out);
 }
 
 void weft_template_close(weft_template *m) {
@@ -278,25 +275,6 @@ static bool is_system(const weft_message *message) {
     return strcmp(message->role, "system") == 0 || strcmp(message->role, "developer") == 0;
 }
 
-static weft_status put_message(const weft_template *m, prompt *p, const weft_message *messages,
-                               int64_t i) {
-    const weft_message *message = messages + i;
-    bool system = is_system(message);
-    const form *f = &m->forms[system                                                   ? SYSTEM
-                              : strcmp(message->role, "assistant") == 0                ? ASSISTANT
-                              : m->forms[FIRST].given && i == 1 && is_system(messages) ? FIRST
-                                                                                       : USER];
-    if (!f->given)
-        return WEFT_BAD_INPUT("this model's chat template has no %s message; put it into "
-                              "the first message of the user",
-                              message->role);
-    if (system && m->by_role && i > 0)
-        return WEFT_BAD_INPUT("this model's chat template has a %s message at the "
-                              "beginning alone; it is message %lld here",
-                              message->role, (long long)i + 1);
-    return put_form(m, p, f, message);
-}
-
 static void end_prompt(prompt *p) {
     free(p->text);
     free(p->tokens);
@@ -312,11 +290,25 @@ weft_status weft_template_encode(const weft_template *m, weft_encoder *e,
     WEFT_TRY(put_tokens(&p, &begin, begin >= 0 && !m->by_role));
     WEFT_TRY(put_form(m, &p, &m->forms[BEGIN], &answer));
     if (count == 0 || !is_system(messages)) WEFT_TRY(put_form(m, &p, &m->forms[DEFAULT], &answer));
-    for (int64_t i = 0; i < count; i++)
-        WEFT_TRY(put_message(m, &p, messages, i));
+    for (int64_t i = 0; i < count; i++) {
+        const weft_message *message = messages + i;
+        bool system = is_system(message);
+        const form *f = &m->forms[system                                    ? SYSTEM
+                                  : strcmp(message->role, "assistant") == 0 ? ASSISTANT
+                                  : m->forms[FIRST].given && i == 1 && is_system(messages) ? FIRST
+                                                                                           : USER];
+        if (!f->given)
+            return WEFT_BAD_INPUT("this model's chat template has no %s message; put it into "
+                                  "the first message of the user",
+                                  message->role);
+        if (system && m->by_role && i > 0)
+            return WEFT_BAD_INPUT("this model's chat template has a %s message at the "
+                                  "beginning alone; it is message %lld here",
+                                  message->role, (long long)i + 1);
+        WEFT_TRY(put_form(m, &p, f, message));
+    }
     WEFT_TRY(put_form(m, &p, &m->forms[ANSWER], &answer));
     WEFT_TRY(end_text(&p));
     *n_tokens = p.count;
-    *tokens = weft_steal(&p.tokens);
-    return WEFT_OK;
+    return weft_hand(&p.tokens, tokens);
 }

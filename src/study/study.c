@@ -1,7 +1,6 @@
 /* Building a study: each variant by itself, its failure its own, unless all fail. */
 #include "study/study.h"
 
-#include "base/bounded.h"
 #include "model/kinds.h"
 #include "train/loop.h"
 

@@ -7,6 +7,8 @@
 #include "model/account.h"
 #include "study/variants.h"
 
+#include <stdint.h>
+
 enum { WEFT_STUDY_LINE = 1024, WEFT_STUDY_RATES_MAX = 64, WEFT_RATES_ADDED = 4 };
 
 typedef struct {
@@ -81,3 +83,16 @@ void weft_study_number(double value, char *text, size_t room);
 weft_status weft_equal_time(weft_study *s);
 /* N_FFN must be a multiple of this for a config: 8, z-heads, and what per_head_scalar needs. */
 int64_t weft_equal_unit(const weft_config *c);
+
+/* Sums and products of sizes that end at the largest number instead of going past it. */
+
+/* Of numbers from 0 on. */
+static inline int64_t weft_bounded_sum(int64_t a, int64_t b) {
+    int64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
+static inline int64_t weft_bounded_product(int64_t a, int64_t b) {
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}

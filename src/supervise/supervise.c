@@ -2,11 +2,11 @@
  * folders, so it may be killed at any moment. Of a run that is set aside nothing is removed. */
 #include "supervise/supervise.h"
 
-#include "base/bounded.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/order.h"
 #include "base/progress.h"
+#include "study/study.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/stop.h"

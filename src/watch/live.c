@@ -7,7 +7,6 @@
 #include "base/embed.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/style.h"
 #include "base/text.h"
 #include "report/page.h"
 #include "serve/http.h"
@@ -343,24 +342,6 @@ static enum MHD_Result take_note(live *w, struct MHD_Connection *c, const reques
     return send_error(c, status == WEFT_EINPUT ? 400 : 500, weft_error_message());
 }
 
-static enum MHD_Result answer(live *w, struct MHD_Connection *c, const char *url,
-                              const char *method, const request *r) {
-    const char *host = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Host");
-    bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
-    if (host && weft_http_is_local(w->options.host) && !weft_http_is_local(host))
-        return send_error(c, 403, "this page is for this machine alone; call it 127.0.0.1");
-    if (strcmp(url, "/api/note") == 0)
-        return strcmp(method, "POST") == 0 ? take_note(w, c, r)
-                                           : send_error(c, 405, "a note is sent by POST");
-    if (!get) return send_error(c, 405, "there is nothing to send to");
-    if (strcmp(url, "/") == 0)
-        return send_text(c, 200, "text/html; charset=utf-8", strdup(w->page));
-    if (strcmp(url, "/api/runs") == 0) return send_runs(w, c);
-    if (strcmp(url, "/api/events") == 0) return send_stream(w, c);
-    if (strcmp(url, "/api/log") == 0) return send_log(w, c);
-    return send_error(c, 404, "there are /, /api/runs, /api/events, /api/log and /api/note");
-}
-
 static enum MHD_Result receive(void *context, struct MHD_Connection *c, const char *url,
                                const char *method, const char *version, const char *data,
                                size_t *bytes, void **own) {
@@ -384,7 +365,20 @@ static enum MHD_Result receive(void *context, struct MHD_Connection *c, const ch
     /* It came whole, and in time; a stream lasts as long as its client. */
     weft_connection_begin(w->connections, connection,
                           strcmp(url, "/api/events") == 0 ? INFINITY : IDLE_SECONDS);
-    return answer(w, c, url, method, r);
+    const char *host = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Host");
+    bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    if (host && weft_http_is_local(w->options.host) && !weft_http_is_local(host))
+        return send_error(c, 403, "this page is for this machine alone; call it 127.0.0.1");
+    if (strcmp(url, "/api/note") == 0)
+        return strcmp(method, "POST") == 0 ? take_note(w, c, r)
+                                           : send_error(c, 405, "a note is sent by POST");
+    if (!get) return send_error(c, 405, "there is nothing to send to");
+    if (strcmp(url, "/") == 0)
+        return send_text(c, 200, "text/html; charset=utf-8", strdup(w->page));
+    if (strcmp(url, "/api/runs") == 0) return send_runs(w, c);
+    if (strcmp(url, "/api/events") == 0) return send_stream(w, c);
+    if (strcmp(url, "/api/log") == 0) return send_log(w, c);
+    return send_error(c, 404, "there are /, /api/runs, /api/events, /api/log and /api/note");
 }
 
 static void end_request(void *context, struct MHD_Connection *c, void **own,

@@ -27,3 +27,4 @@ typedef struct {
 /* The runs are its own until it is closed. */
 weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_live **out);
 void weft_live_close(weft_live *w);
+WEFT_ENDED_BY(weft_live_close, weft_live)

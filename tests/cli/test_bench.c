@@ -1,6 +1,6 @@
 /* `weft bench`: every variant trains, the rows are there for people and programs, and the memory that
  * a training step takes is what the plan said. */
-#include "bench/decode_grid.h"
+#include "bench/tables.h"
 #include "support/command.h"
 #include "support/study_run.h"
 #include "support/test.h"

@@ -1,6 +1,6 @@
 /* The rotated part of MLA: where one shared key can hold all of the heads' keys, scores at any two places are
  * those of rotary attention, computed here from the definition. */
-#include "convert/rotated.h"
+#include "convert/attention.h"
 #include "support/test.h"
 
 #include <complex.h>

@@ -1,5 +1,5 @@
 /* Eigenvectors of symmetric matrices: A v = λ v, orthonormal, falling; known spectra. */
-#include "convert/spectrum.h"
+#include "convert/measure.h"
 
 #include "base/random.h"
 #include "support/test.h"

@@ -1,5 +1,5 @@
 /* Texts to be tokenized: plain files, packed ones and JSON lines. The first byte chooses how they are read. */
-#include "data/tokenizer_input.h"
+#include "data/texts.h"
 #include "fuzz/fuzz.h"
 
 #include <stdlib.h>

@@ -3,7 +3,6 @@
 #include "data/tokenizer.h"
 #include "fuzz/fuzz.h"
 #include "serve/request.h"
-#include "serve/template.h"
 
 #include <stdlib.h>
 #include <string.h>

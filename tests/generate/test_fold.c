@@ -1,7 +1,7 @@
 /* What becomes part of products (generate/fold.h): which norms are left, what the folded matrices hold, by
  * arithmetic in double from the model's own numbers, and whole models on the CPU, which has all but norms. */
 #include "cpu/backend.h"
-#include "generate/weights.h"
+#include "generate/decoder.h"
 #include "ops/fuse.h"
 #include "ops/linear.h"
 #include "ops/list.h"

@@ -4,7 +4,6 @@
 #include "cpu/backend.h"
 #include "data/dataset.h"
 #include "generate/decoder.h"
-#include "generate/weights.h"
 #include "model/kinds.h"
 #include "support/command.h"
 

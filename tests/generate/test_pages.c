@@ -1,6 +1,6 @@
 /* The page pool: a page has one owner until it is shared, sealed pages are found again by what they
  * hold, and nothing that is held is ever given away. */
-#include "generate/pages.h"
+#include "generate/generator_internal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

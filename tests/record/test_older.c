@@ -15,33 +15,12 @@
 
 static const char config[] = "tests/record/version-2/config";
 
-/* A study's folder with a database of a version, and a copy of it beside. */
-static const char *make_older(int version) {
-    const char *folder = scratch_path("version-%d", version);
+/* A study's folder with a database of version 2, and a copy of it beside. */
+static const char *make_older(void) {
+    const char *folder = scratch_path("version-2");
     shell_succeeds(
         "rm -rf '%s' && mkdir '%s' && gzip -dc tests/record/version-2/runs.db.gz >'%s/runs.db'",
         folder, folder, folder);
-    if (version == 1) {
-        sqlite3 *first;
-        char *sql = NULL;
-        assert_int_equal(sqlite3_open(":memory:", &first), SQLITE_OK);
-        assert_int_equal(sqlite3_exec(first, weft_runs_schema.versions[0].tables, NULL, NULL, NULL),
-                         SQLITE_OK);
-        sqlite3_stmt *view;
-        assert_int_equal(sqlite3_prepare_v2(first,
-                                            "SELECT sql FROM sqlite_schema WHERE name = 'contents'",
-                                            -1, &view, NULL),
-                         SQLITE_OK);
-        assert_int_equal(sqlite3_step(view), SQLITE_ROW);
-        sql =
-            sqlite3_mprintf("DROP VIEW contents; DROP TABLE facts; %s; UPDATE study SET schema = 1;"
-                            "PRAGMA user_version = 1",
-                            sqlite3_column_text(view, 0));
-        sqlite3_finalize(view);
-        sqlite3_close(first);
-        study_change(folder, sql);
-        sqlite3_free(sql);
-    }
     shell_succeeds("cp '%s/runs.db' '%s.db'", folder, folder);
     return folder;
 }
@@ -51,74 +30,67 @@ static void expect_unchanged(const char *folder) {
 }
 
 TEST(test_it_is_read_as_it_is) {
-    for (int version = 1; version <= 2; version++) {
-        const char *folder = make_older(version);
-        char *said;
-        command_succeeds(RUN("runs", folder), &said);
-        assert_non_null(strstr(said, "variant wide: Twice as wide"));
-        assert_non_null(strstr(said, "2 of 4 runs done"));
-        free(said);
-        json_t *all = command_json(RUN("runs", folder, "--json"));
-        const json_t *one = json_array_get(json_object_get(all, "studies"), 0);
-        const json_t *variant = json_array_get(json_object_get(one, "steps"), 1);
-        const json_t *run = json_array_get(json_object_get(one, "runs"), 3);
-        assert_string_equal(json_string_value(json_object_get(variant, "name")), "wide");
-        for (int i = 0; i < 2; i++) {
-            const char *key = i ? "variant" : "step";
-            assert_int_equal(json_integer_value(json_object_get(variant, key)), 1);
-            assert_int_equal(json_integer_value(json_object_get(run, key)), 1);
-        }
-        json_decref(all);
-        command_succeeds(RUN("runs", folder, "--compare", "plain", "wide"), NULL);
-        command_succeeds(RUN("runs", folder, "--csv", "-"), &said);
-        assert_non_null(strstr(said, ",plain,"));
-        free(said);
-        command_succeeds(RUN("report", folder, "--out", scratch_path("page")), NULL);
-        expect_unchanged(folder);
+    const char *folder = make_older();
+    char *said;
+    command_succeeds(RUN("runs", folder), &said);
+    assert_non_null(strstr(said, "variant wide: Twice as wide"));
+    assert_non_null(strstr(said, "2 of 4 runs done"));
+    free(said);
+    json_t *all = command_json(RUN("runs", folder, "--json"));
+    const json_t *one = json_array_get(json_object_get(all, "studies"), 0);
+    const json_t *variant = json_array_get(json_object_get(one, "steps"), 1);
+    const json_t *run = json_array_get(json_object_get(one, "runs"), 3);
+    assert_string_equal(json_string_value(json_object_get(variant, "name")), "wide");
+    for (int i = 0; i < 2; i++) {
+        const char *key = i ? "variant" : "step";
+        assert_int_equal(json_integer_value(json_object_get(variant, key)), 1);
+        assert_int_equal(json_integer_value(json_object_get(run, key)), 1);
     }
+    json_decref(all);
+    command_succeeds(RUN("runs", folder, "--compare", "plain", "wide"), NULL);
+    command_succeeds(RUN("runs", folder, "--csv", "-"), &said);
+    assert_non_null(strstr(said, ",plain,"));
+    free(said);
+    command_succeeds(RUN("report", folder, "--out", scratch_path("page")), NULL);
+    expect_unchanged(folder);
 }
 
 /* It ends as a new database of the same study does: names, rows and the words of its tables. */
 TEST(test_it_is_gone_on_with) {
-    for (int version = 1; version <= 2; version++) {
-        const char *folder = make_older(version), *again = scratch_path("again-%d", version);
-        command_succeeds(RUN("study", "--config", config, "--out", folder, "--device", "cpu"),
-                         NULL);
-        assert_int_equal(study_number(folder, "PRAGMA user_version"), WEFT_SCHEMA_VERSION);
-        assert_int_equal(
-            study_number(folder, "SELECT count(*) FROM runs JOIN variants USING (variant) WHERE"
-                                 " status = 'done' AND name IN ('plain', 'wide')"),
-            4);
-        assert_int_equal(study_number(folder, "SELECT count(*) FROM sqlite_schema WHERE name ="
-                                              " 'steps' OR sql LIKE '%steps%'"),
-                         0);
-        assert_int_equal(study_number(folder, "SELECT count(DISTINCT run) FROM facts"),
-                         2 * version);
-        command_succeeds(RUN("runs", folder), NULL);
-        /* Parts of two versions, whichever is the first. */
-        char old[256];
-        snprintf(old, sizeof old, "%s.db", folder);
-        command_succeeds(RUN("runs", "merge", old, folder, "--out", again), NULL);
-        /* The first's config has not the options that came since. */
-        char take[512];
-        snprintf(take, sizeof take,
-                 "ATTACH '%s/runs.db' AS other; UPDATE study SET config = (SELECT config FROM "
-                 "other.study)",
-                 folder);
-        study_change(again, take);
-        study_same(folder, again);
-        command_succeeds(
-            RUN("runs", "merge", folder, old, "--out", scratch_path("turned-%d", version)), NULL);
-        study_same(again, scratch_path("turned-%d", version));
-    }
+    const char *folder = make_older(), *again = scratch_path("again");
+    command_succeeds(RUN("study", "--config", config, "--out", folder, "--device", "cpu"), NULL);
+    assert_int_equal(study_number(folder, "PRAGMA user_version"), WEFT_SCHEMA_VERSION);
+    assert_int_equal(study_number(folder,
+                                  "SELECT count(*) FROM runs JOIN variants USING (variant) WHERE"
+                                  " status = 'done' AND name IN ('plain', 'wide')"),
+                     4);
+    assert_int_equal(study_number(folder, "SELECT count(*) FROM sqlite_schema WHERE name ="
+                                          " 'steps' OR sql LIKE '%steps%'"),
+                     0);
+    assert_int_equal(study_number(folder, "SELECT count(DISTINCT run) FROM facts"), 4);
+    command_succeeds(RUN("runs", folder), NULL);
+    /* Parts of two versions, whichever is the first. */
+    char old[256];
+    snprintf(old, sizeof old, "%s.db", folder);
+    command_succeeds(RUN("runs", "merge", old, folder, "--out", again), NULL);
+    /* The first's config has not the options that came since. */
+    char take[512];
+    snprintf(take, sizeof take,
+             "ATTACH '%s/runs.db' AS other; UPDATE study SET config = (SELECT config FROM "
+             "other.study)",
+             folder);
+    study_change(again, take);
+    study_same(folder, again);
+    command_succeeds(RUN("runs", "merge", folder, old, "--out", scratch_path("turned")), NULL);
+    study_same(again, scratch_path("turned"));
 }
 
 /* Old and new tell the same of one study. */
 TEST(test_versions_are_compared) {
-    const char *folder = make_older(2), *other = make_older(1);
+    const char *folder = make_older();
     command_succeeds(RUN("runs", "merge", folder, folder, "--out", scratch_path("new.db")), NULL);
     command_succeeds(RUN("runs", folder, "--diff", scratch_path("new.db")), NULL);
-    command_succeeds(RUN("runs", scratch_path("new.db"), "--diff", other), NULL);
+    command_succeeds(RUN("runs", scratch_path("new.db"), "--diff", folder), NULL);
     expect_unchanged(folder);
 }
 
@@ -129,12 +101,12 @@ TEST(test_what_that_weft_did_not_make_is_refused) {
                  {"DROP VIEW contents", "'contents' is missing"},
                  {"ALTER TABLE runs RENAME COLUMN step TO variant", "is missing, or another"},
                  {"PRAGMA user_version = 3", "is missing, or another"},
-                 {"PRAGMA user_version = 1", "is missing, or another"},
-                 {"PRAGMA user_version = 4", "version 4, and this weft knows versions 1 to 3"},
+                 {"PRAGMA user_version = 1", "version 1, and this weft knows versions 2 to 3"},
+                 {"PRAGMA user_version = 4", "version 4, and this weft knows versions 2 to 3"},
                  {"UPDATE runs SET step = 9 WHERE run = 1", "variant is 9"},
                  {"UPDATE steps SET leaks = 7", "leaks is 7"}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        const char *folder = make_older(2);
+        const char *folder = make_older();
         study_change(folder, wrong[i].sql);
         shell_succeeds("cp '%s/runs.db' '%s.db'", folder, folder);
         command_fails(2, RUN("runs", folder), SAYS(wrong[i].word));
@@ -146,7 +118,7 @@ TEST(test_what_that_weft_did_not_make_is_refused) {
 
 /* It is refused before anything is written. */
 TEST(test_a_study_of_another_config_leaves_it) {
-    const char *folder = make_older(2);
+    const char *folder = make_older();
     command_fails(2, RUN("study", "--config", config, "--out", folder, "-o", "STEPS=5"),
                   SAYS("CONFIG_STEPS was 4"));
     command_fails(2,

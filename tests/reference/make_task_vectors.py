@@ -1,6 +1,6 @@
 """Sequences of the tasks, for src/data/tasks.c: tests/vectors/tasks.json.gz. Needs nothing but Python.
 
-Random numbers are Philox 4x32-10's, written from its paper, as src/data/random_stream.h numbers them. Each sequence is also
+Random numbers are Philox 4x32-10's, written from its paper, as src/data/dataset.h numbers them. Each sequence is also
 read back, by a plain rule that knows nothing of how it was drawn, and what is asked for must be what the rule says.
 
     python make_task_vectors.py [--check]

@@ -1,6 +1,6 @@
 /* What a report answers, in a sentence: every way a study can come out, from databases whose numbers are
  * worked out by hand. And the numbers on an axis, which are what a person would write. */
-#include "report/plot.h"
+#include "report/page.h"
 #include "report/report.h"
 #include "report/sections.h"
 #include "support/command.h"

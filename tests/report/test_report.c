@@ -1,7 +1,6 @@
 /* The report, from databases with known numbers: what it says, that it says it safely, and that no
  * database brings it down. The numbers expected here are worked out by hand. */
 #include "report/page.h"
-#include "report/plot.h"
 #include "report/report.h"
 #include "support/command.h"
 #include "support/study_database.h"

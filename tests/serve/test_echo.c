@@ -1,6 +1,6 @@
 /* `echo` with `logprobs`: a prompt's own log-probabilities over HTTP are those of `weft eval`, and of the text
  * where it was made; in lists as long as the prompt, whole or as a stream. */
-#include "serve/job.h"
+#include "serve/worker.h"
 #include "support/command.h"
 #include "support/http.h"
 

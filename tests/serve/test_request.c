@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "serve/http.h"
 #include "serve/request.h"
-#include "serve/template.h"
 #include "serve/worker.h"
 #include "support/allocations.h"
 #include "support/command.h"

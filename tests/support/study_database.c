@@ -27,7 +27,8 @@ sqlite3 *study_open(const char *path, const char *name, const char *score) {
     sqlite3 *db;
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
     study_sql(db, "PRAGMA synchronous = OFF");
-    study_sql(db, "%s", weft_runs_schema.versions[WEFT_SCHEMA_VERSION - 1].tables);
+    study_sql(db, "%s",
+              weft_runs_schema.versions[WEFT_SCHEMA_VERSION - weft_runs_schema.oldest].tables);
     study_sql(
         db,
         "INSERT INTO study VALUES(1, 1, %Q, 'N_LAYER=2\nN_EMBD=64\nSEED=1\nATTENTION=\"mla\"',"
