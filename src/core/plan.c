@@ -39,16 +39,6 @@ static int64_t add_buffer(planner *p, int64_t bytes, int64_t first, int64_t last
     return p->n_buffers++;
 }
 
-static void find_last_reads(planner *p) {
-    for (int64_t i = 0; i < p->n_tensors; i++)
-        p->last_read[i] = -1;
-    for (int64_t i = 0; i < p->n_nodes; i++) {
-        const weft_node *n = weft_graph_node(p->g, i);
-        for (int k = 0; k < n->n_in; k++)
-            if (n->in[k]) p->last_read[weft_tensor_root(n->in[k])->id] = i;
-    }
-}
-
 /* An input that node n alone reads last, read once by it: the one whose memory may be taken. */
 static bool dies_here(const planner *p, const weft_node *n, int input) {
     weft_tensor *root = weft_tensor_root(n->in[input]);
@@ -202,7 +192,18 @@ static weft_status sum_up(planner *p) {
     return WEFT_OK;
 }
 
-static void copy_offsets(planner *p) {
+static weft_status make_plan(planner *p) {
+    for (int64_t i = 0; i < p->n_tensors; i++)
+        p->last_read[i] = -1;
+    for (int64_t i = 0; i < p->n_nodes; i++) {
+        const weft_node *n = weft_graph_node(p->g, i);
+        for (int k = 0; k < n->n_in; k++)
+            if (n->in[k]) p->last_read[weft_tensor_root(n->in[k])->id] = i;
+    }
+    WEFT_TRY(place_tensors(p));
+    WEFT_TRY(assign_regions(p));
+    WEFT_TRY(assign_offsets(p));
+    WEFT_TRY(sum_up(p));
     for (int64_t i = 0; i < p->n_tensors; i++) {
         int64_t buffer = p->buffer_of[weft_tensor_root(weft_graph_tensor_at(p->g, i))->id];
         p->plan->offset[i] = buffer < 0 ? -1 : p->buffers[buffer].offset;
@@ -210,15 +211,6 @@ static void copy_offsets(planner *p) {
     }
     for (int64_t i = 0; i < p->n_nodes; i++)
         p->plan->work_offset[i] = p->work_buffer[i] < 0 ? -1 : p->buffers[p->work_buffer[i]].offset;
-}
-
-static weft_status make_plan(planner *p) {
-    find_last_reads(p);
-    WEFT_TRY(place_tensors(p));
-    WEFT_TRY(assign_regions(p));
-    WEFT_TRY(assign_offsets(p));
-    WEFT_TRY(sum_up(p));
-    copy_offsets(p);
     int64_t limit = p->options->memory_limit;
     if (limit == 0 && p->backend && p->backend->memory) limit = p->backend->memory();
     if (limit == 0 || p->plan->arena_bytes <= limit) return WEFT_OK;

@@ -265,15 +265,6 @@ static void pack_keys(const query_task *t, int64_t key0, int64_t n_keys) {
         pack_across(p, &p->q, t->b, t->h, key0, n_keys, TILE_M, 1, s->band_queries, s->widened);
 }
 
-/* The keys and values of the tile after key0, a part for each of the query panels. */
-static void prefetch_keys(const query_task *t, int64_t key0, int64_t lane0, int64_t end) {
-    const attention_problem *p = &t->f->p;
-    int64_t rows = ceil_div(KEY_TILE * TILE_N, t->n_queries);
-    int64_t first = key0 + KEY_TILE + lane0 / TILE_N * rows;
-    prefetch_rows(p, &p->k, t->b, t->kv, first, rows, end);
-    prefetch_rows(p, &p->v, t->b, t->kv, first, rows, end);
-}
-
 static void begin_tile(const query_task *t) {
     const attention_problem *p = &t->f->p;
     const forward_scratch *s = &t->s;
@@ -294,24 +285,20 @@ static void begin_tile(const query_task *t) {
     }
 }
 
-/* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
-static void transpose_output(const real *from, int64_t dv, real *to) {
-    for (int64_t d = 0; d < dv; d += 4)
-        for (int64_t i = 0; i < TILE_N; i += 4) {
-            const real *at[4];
-            for (int64_t r = 0; r < 4; r++)
-                at[r] = from + (d + r) * TILE_N + i;
-            transpose_block(at, 1, to + i * dv + d, dv);
-        }
-}
-
 static void end_tile(const query_task *t) {
     const forward *f = t->f;
     const weft_attention_attr *a = f->p.a;
     const forward_scratch *s = &t->s;
     int64_t dv = round_up(a->dv, TILE_M);
     for (int64_t i = 0; i < t->n_queries; i++) {
-        if (i % TILE_N == 0) transpose_output(s->output + i * dv, dv, s->widened);
+        /* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
+        for (int64_t d = 0; i % TILE_N == 0 && d < dv; d += 4)
+            for (int64_t lane = 0; lane < TILE_N; lane += 4) {
+                const real *four[4];
+                for (int64_t r = 0; r < 4; r++)
+                    four[r] = s->output + i * dv + (d + r) * TILE_N + lane;
+                transpose_block(four, 1, s->widened + lane * dv + d, dv);
+            }
         const real *from = s->widened + i % TILE_N * dv;
         int64_t at = head_row_at(&f->o, t->b, t->q0 + i, t->h);
         real *to = tile_out(f->p.x, f->o.t, at, s->widened + TILE_N * dv), factor = 1 / s->sum[i];
@@ -343,7 +330,11 @@ WEFT_TASK(attend_tile) {
         pack_keys(&t, key0, n_keys);
         for (int64_t lane0 = 0; lane0 < t.n_queries; lane0 += TILE_N) {
             int64_t seen = n_keys;
-            prefetch_keys(&t, key0, lane0, end);
+            /* The keys and values of the tile after key0, a part for each of the query panels. */
+            int64_t rows = ceil_div(KEY_TILE * TILE_N, t.n_queries);
+            int64_t ahead = key0 + KEY_TILE + lane0 / TILE_N * rows;
+            prefetch_rows(&f->p, &f->p.k, t.b, t.kv, ahead, rows, end);
+            prefetch_rows(&f->p, &f->p.v, t.b, t.kv, ahead, rows, end);
             if (a->causal) seen = min_i64(seen, t.q0 + lane0 + TILE_N - key0);
             if (seen <= 0 || (real)(key0 + seen) <= t.s.hidden[lane0]) continue;
             real top[TILE_V * VBYTES / sizeof(real)], rescale[TILE_V * VBYTES / sizeof(real)];

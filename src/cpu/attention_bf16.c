@@ -91,17 +91,6 @@ bool KERNEL(attention_bf16_runs)(const weft_node *n) {
     return n->out[0]->dtype == WEFT_BF16 && fits_bf16(ATTR(n, weft_attention_attr), n->in);
 }
 
-static void begin_tile(const query_task *t) {
-    const attention_problem *p = &t->f->p;
-    int64_t lanes = t->f->query_tile;
-    t->f->form->pack_rows(rows_of_head(p, &p->q, t->b, t->q0, t->h), false, t->n_queries, p->a->dqk,
-                          t->s.queries);
-    for (int64_t i = 0; i < lanes; i++) {
-        t->s.top[i] = -INFINITY;
-        t->s.sum[i] = 0;
-    }
-}
-
 static void pack_keys(const query_task *t) {
     const attention_problem *p = &t->f->p;
     const weft_attention_attr *a = p->a;
@@ -196,14 +185,6 @@ static void softmax_block(const query_task *t, int64_t row, int64_t rows, int64_
     }
 }
 
-static void rescale_rows(const query_task *t, int64_t row, int64_t rows, int64_t columns) {
-    for (int64_t i = 0; i < rows; i++) {
-        real factor = t->s.rescale[i], *out = t->s.output + (row + i) * columns;
-        for (int64_t d = 0; factor != 1 && d < columns; d++)
-            out[d] *= factor;
-    }
-}
-
 /* A block of queries against the tile of keys. */
 static void attend_block(const query_task *t, int64_t row) {
     const panel_form *f = t->f->form;
@@ -221,7 +202,11 @@ static void attend_block(const query_task *t, int64_t row) {
     softmax_block(t, row, rows, width);
     gemm_matrix weights = {.data = s->weights, .ld = PANEL_KEYS, .bf16 = true};
     f->pack_rows(weights, false, rows, terms, s->packed);
-    if (begun) rescale_rows(t, row, rows, columns);
+    for (int64_t i = 0; begun && i < rows; i++) {
+        real factor = s->rescale[i], *out = s->output + (row + i) * columns;
+        for (int64_t d = 0; factor != 1 && d < columns; d++)
+            out[d] *= factor;
+    }
     multiply_panels(f, m, columns, terms, s->packed, f->rows * terms, s->values,
                     f->columns * round_up(t->n_keys, f->terms), 1, begun, s->output + row * columns,
                     columns);
@@ -253,7 +238,12 @@ WEFT_TASK(attend_tile) {
     t.head = numbers_of_head(&f->p, t.h);
     t.n_queries = min_i64(f->query_tile, a->queries - t.q0);
     if (f->form->begin) f->form->begin();
-    begin_tile(&t);
+    f->form->pack_rows(rows_of_head(&f->p, &f->p.q, t.b, t.q0, t.h), false, t.n_queries, a->dqk,
+                       t.s.queries);
+    for (int64_t i = 0; i < f->query_tile; i++) {
+        t.s.top[i] = -INFINITY;
+        t.s.sum[i] = 0;
+    }
     int64_t end = a->causal ? t.q0 + t.n_queries : a->keys;
     t.key0 = first_key_of(&f->p, t.b, t.q0) / PANEL_KEYS * PANEL_KEYS;
     for (; t.key0 < end; t.key0 += PANEL_KEYS) {

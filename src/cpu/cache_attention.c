@@ -83,15 +83,6 @@ static void read_scales(const block_task *b, int64_t g) {
     clear_edges(b->s->scales, b->first - b->base, b->end - b->base);
 }
 
-static void round_weights(const block_task *b, int64_t g) {
-    const attend_run *a = b->a;
-    int64_t lead = b->first - b->base, end = b->end - b->base, from = lead & -NARROW_EDGE;
-    for (int64_t h = 0; h < b->lines; h++)
-        clear_edges(scores_of(b, g) + h * BLOCK, lead, end);
-    if (a->values.kind == CACHED_I8) read_scales(b, g);
-    b->value_way->weights(b, g, from, ceil_div(end - from, NARROW_EDGE) * NARROW_EDGE);
-}
-
 /* What a block leaves of the first head of a row and key head g; the next head's is `out_step` behind. */
 static int64_t out_step(const attend_run *a) {
     return a->blocks * (a->dv + 2);
@@ -117,7 +108,13 @@ static void softmax_row(const block_task *b, int64_t g) {
                    (size_t)count * sizeof(real));
         exponentials(row, count, out + a->dv, out + a->dv + 1);
     }
-    if (b->value_way->weights) round_weights(b, g);
+    if (b->value_way->weights) {
+        int64_t end = b->end - b->base, from = lead & -NARROW_EDGE;
+        for (int64_t h = 0; h < b->lines; h++)
+            clear_edges(scores_of(b, g) + h * BLOCK, lead, end);
+        if (a->values.kind == CACHED_I8) read_scales(b, g);
+        b->value_way->weights(b, g, from, ceil_div(end - from, NARROW_EDGE) * NARROW_EDGE);
+    }
 }
 
 static void add_plain(const block_task *b, const page_run *runs, int n, int64_t g) {
@@ -308,16 +305,6 @@ WEFT_TASK(join_weights) {
     }
 }
 
-/* Keeps the queries of this run for the next. */
-static void keep_queries(const attend_run *a) {
-    int64_t window = a->attr->window, width = a->heads * a->dqk;
-    for (int64_t r = 0; r < a->places.rows; r++)
-        if (a->places.slot[r] >= 0)
-            memcpy(a->query_cache +
-                       (a->places.slot[r] * window + a->places.position[r] % window) * width,
-                   a->q + r * a->q_columns, (size_t)width * sizeof(real));
-}
-
 static int64_t most_blocks(const weft_cache_attention_attr *attr) {
     return attr->context / BLOCK + 2;
 }
@@ -355,31 +342,6 @@ static int64_t cut_workspace(const weft_node *n, int threads, char *at, attend_r
 static int64_t cache_attention_workspace(const weft_node *n, int threads) {
     attend_run a;
     return cut_workspace(n, threads, NULL, &a);
-}
-
-/* scale and beta of each head, with log2 e in them. */
-static void fill_factors(const attend_run *a) {
-    const weft_node *n = a->n;
-    const real *scales = weft_data(a->x, n->in[WEFT_CACHE_SCALE]);
-    const real *betas = weft_data(a->x, n->in[WEFT_CACHE_BETA]);
-    const real *log_tau = weft_data(a->x, n->in[WEFT_CACHE_LOG_TAU]);
-    for (int64_t h = 0; h < a->heads; h++) {
-        double tau = log_tau ? exp((double)log_tau[h]) + 1e-6 : 1;
-        double scale = log_tau ? 2 / tau : scales ? (double)scales[h] : a->attr->scale_value;
-        a->scale[h] = LOG2E * scale;
-        a->beta[h] = LOG2E * (log_tau ? -1 / tau : betas ? (double)betas[h] : 0);
-    }
-}
-
-static void lay_out(attend_run *a) {
-    const weft_tensor *q = a->n->in[WEFT_CACHE_X];
-    int threads = weft_pool_size(weft_exec_pool(a->x));
-    cut_workspace(a->n, threads, weft_workspace(a->x, a->n), a);
-    a->beta = a->scale + a->heads;
-    a->first = a->run + a->places.rows + 1;
-    a->norm = a->largest + a->places.rows * a->heads;
-    fill_factors(a);
-    a->q = tile_in(a->x, q, 0, weft_tensor_count(q), a->widened);
 }
 
 /* Whether row r sees what the row before it sees, but for one key more, or fewer of the first. */
@@ -438,12 +400,34 @@ DEFINE_KERNEL(cache_attention, .workspace = cache_attention_workspace) {
         a.key_way[several] = way_of(n, false, several);
         a.value_way[several] = way_of(n, true, several);
     }
-    lay_out(&a);
+    const weft_tensor *q = n->in[WEFT_CACHE_X];
     weft_pool *pool = weft_exec_pool(x);
+    cut_workspace(n, weft_pool_size(pool), weft_workspace(x, n), &a);
+    a.beta = a.scale + a.heads;
+    a.first = a.run + a.places.rows + 1;
+    a.norm = a.largest + a.places.rows * a.heads;
+    /* scale and beta of each head, with log2 e in them. */
+    const real *scales = weft_data(x, n->in[WEFT_CACHE_SCALE]);
+    const real *betas = weft_data(x, n->in[WEFT_CACHE_BETA]);
+    const real *log_tau = weft_data(x, n->in[WEFT_CACHE_LOG_TAU]);
+    for (int64_t h = 0; h < a.heads; h++) {
+        double tau = log_tau ? exp((double)log_tau[h]) + 1e-6 : 1;
+        double scale = log_tau ? 2 / tau : scales ? (double)scales[h] : attr->scale_value;
+        a.scale[h] = LOG2E * scale;
+        a.beta[h] = LOG2E * (log_tau ? -1 / tau : betas ? (double)betas[h] : 0);
+    }
+    a.q = tile_in(x, q, 0, weft_tensor_count(q), a.widened);
     weft_pool_run(pool, cut_tasks(&a, weft_pool_size(pool)), attend_block, &a);
     weft_pool_run(pool, a.places.rows * a.heads, join_blocks, &a);
     if (a.scores)
         weft_pool_run(pool, a.places.rows * ceil_div(attr->context, BLOCK), join_weights, &a);
-    if (attr->band && attr->window > 0) keep_queries(&a);
+    /* The queries of this run are kept for the next. */
+    int64_t window = attr->band ? attr->window : 0, width = a.heads * a.dqk;
+    for (int64_t r = 0; window > 0 && r < a.places.rows; r++) {
+        int64_t slot = a.places.slot[r], place = slot * window + a.places.position[r] % window;
+        if (slot >= 0)
+            memcpy(a.query_cache + place * width, a.q + r * a.q_columns,
+                   (size_t)width * sizeof(real));
+    }
     return WEFT_OK;
 }

@@ -209,19 +209,15 @@ static ALWAYS_INLINE void close_row(const norm_job *j, const norm_row t, bool wi
     finish_row(j, j->out[OUT_Y], t.row, t.y);
 }
 
-static ALWAYS_INLINE void norm_one_row(const norm_job *j, int64_t row, bool with_r, bool centered,
-                                       const real *b, real *scratch) {
-    norm_row t = open_row(j, row, with_r, scratch);
-    t.sum = sweep(j, t, true, t, false, with_r, centered, b);
-    take_statistics(j, &t, centered);
-    sweep(j, t, false, t, true, with_r, centered, b);
-    close_row(j, t, with_r);
-}
-
 static ALWAYS_INLINE void norm_rows(const norm_job *j, int64_t row, int64_t end, bool with_r,
                                     bool centered, const real *b, real *scratch) {
-    for (; !TWO_ROWS && row < end; row++)
-        norm_one_row(j, row, with_r, centered, b, scratch);
+    for (; !TWO_ROWS && row < end; row++) {
+        norm_row t = open_row(j, row, with_r, scratch);
+        t.sum = sweep(j, t, true, t, false, with_r, centered, b);
+        take_statistics(j, &t, centered);
+        sweep(j, t, false, t, true, with_r, centered, b);
+        close_row(j, t, with_r);
+    }
     if (!TWO_ROWS) return;
     norm_row trail = open_row(j, row, with_r, scratch);
     trail.sum = sweep_edge(j, trail, true);

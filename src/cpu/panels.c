@@ -85,14 +85,6 @@ static void copy_panels(weft_pool *pool, panel_copy *c, int64_t matrices) {
     weft_pool_run(pool, matrices * parts * ceil_div(c->p->k, c->form->depth), copy_part, c);
 }
 
-/* Asks for a panel's bytes from the further caches: the share of rows i to i + rows of m. */
-static inline void fetch_part(const char *panel, int64_t bytes, int64_t i, int64_t rows,
-                              int64_t m) {
-    int64_t end = min_i64(i + rows, m) * bytes / m;
-    for (int64_t at = i * bytes / m; at < end; at += LINE)
-        __builtin_prefetch(panel + at, 0, 2);
-}
-
 /* Whether the kernel can read the rows of a as they lie. */
 static bool reads_in_place(const panel_form *f, const gemm_product *p) {
     return f->multiply_rows && !p->ta && !p->a.bf16;
@@ -135,7 +127,12 @@ static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k
         for (int64_t i = 0; i < p->m; i += rows) {
             real *c = (real *)p->c.data + i * ldc + j;
             int64_t m = min_i64(rows, p->m - i), n = min_i64(columns, p->n - j);
-            if (!f->by_rows && j + columns < p->n) fetch_part(b + bytes, bytes, i, rows, p->m);
+            /* Asks for a panel's bytes from the further caches: the share of rows i to i + rows of m. */
+            if (!f->by_rows && j + columns < p->n) {
+                int64_t end = min_i64(i + rows, p->m) * bytes / p->m;
+                for (int64_t at = i * bytes / p->m; at < end; at += LINE)
+                    __builtin_prefetch((b + bytes) + at, 0, 2);
+            }
             if (m == rows && n == columns)
                 multiply_one(f, a, i, k, b, p->alpha, add, c, ldc);
             else

@@ -191,16 +191,6 @@ static void hide_pairs(const route_side *r, int64_t first, int64_t steps, real *
         }
 }
 
-/* Whether a tile has pairs that are not seen, and whether it has any within the band. */
-static void look_at_distances(const route_side *r, int64_t first, int64_t steps, head_terms *t) {
-    const weft_attention_attr *a = r->p->a;
-    int64_t query = route_start(r->p) + (r->keys ? first : r->first);
-    int64_t key = r->keys ? r->first : first, n_keys = r->keys ? r->count : steps;
-    int64_t least = query - (key + n_keys - 1);
-    t->has_band = a->band && least <= a->window;
-    t->has_bias = least < 0 || a->pos != WEFT_POS_NONE || t->has_band;
-}
-
 /* The block of steps from `s` on: in a tile on the diagonal only some lanes have a pair that is
  * seen. */
 static step_block make_block(const route_side *r, int64_t first, int64_t s, int64_t steps) {
@@ -234,7 +224,12 @@ static __attribute__((noinline)) void route_tile(const route_side *r, int64_t fi
     const head_rows *fixed = r->keys ? &r->p->k : &r->p->q, *other = r->keys ? &r->p->q : &r->p->k;
     int64_t vectors = ROUTE_LANES * a->dqk, held = -1, held_other = -1;
     head_terms t;
-    look_at_distances(r, first, steps, &t);
+    /* Whether a tile has pairs that are not seen, and whether it has any within the band. */
+    int64_t query = route_start(r->p) + (r->keys ? first : r->first);
+    int64_t key = r->keys ? r->first : first, n_keys = r->keys ? r->count : steps;
+    int64_t least = query - (key + n_keys - 1);
+    t.has_band = a->band && least <= a->window;
+    t.has_bias = least < 0 || a->pos != WEFT_POS_NONE || t.has_band;
     memset(tile, 0, (size_t)(steps * ROUTE_LANES) * sizeof(real));
     for (int64_t h = 0; h < a->heads; h++) {
         int64_t key_head = key_head_of(a, h);

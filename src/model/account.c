@@ -16,22 +16,6 @@ bool weft_config_two_phases(const weft_config *c) {
     return ffn->contrasts && ffn->contrasts(c) && weft_config_micro_batches(c) > 1;
 }
 
-static void count_parameters(const weft_model_graph *m, weft_account *a) {
-    for (int64_t i = 0; i < m->n_parameters; i++) {
-        const weft_parameter *p = &m->parameters[i];
-        int64_t count = weft_tensor_count(p->tensor);
-        int k = 0;
-        while (k < a->n_parts && strcmp(a->parts[k].name, p->part) != 0)
-            k++;
-        if (k == WEFT_PARTS_MAX)
-            k--; /* more parts than there is room for: the last takes the rest */
-        if (k == a->n_parts) a->parts[a->n_parts++].name = p->part;
-        a->parts[k].parameters += count;
-        a->parameters += count;
-        a->weights_bytes += weft_tensor_bytes(p->tensor);
-    }
-}
-
 static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     WEFT_TRY(weft_model_build_nominal(c, &m));
@@ -139,7 +123,19 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
-    count_parameters(&m, a);
+    for (int64_t i = 0; i < m.n_parameters; i++) {
+        const weft_parameter *p = &m.parameters[i];
+        int64_t count = weft_tensor_count(p->tensor);
+        int k = 0;
+        while (k < a->n_parts && strcmp(a->parts[k].name, p->part) != 0)
+            k++;
+        if (k == WEFT_PARTS_MAX)
+            k--; /* more parts than there is room for: the last takes the rest */
+        if (k == a->n_parts) a->parts[a->n_parts++].name = p->part;
+        a->parts[k].parameters += count;
+        a->parameters += count;
+        a->weights_bytes += weft_tensor_bytes(p->tensor);
+    }
     int64_t tokens = weft_config_micro_batch(c) * c->context;
     a->built_flops = flops_of(m.graph, 0, NULL) / (double)tokens;
     a->gradients_bytes = plan->peak_kept_bytes;

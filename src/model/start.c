@@ -149,16 +149,6 @@ static void start_piece(const weft_weight *w, uint64_t seed, int64_t first, int6
     }
 }
 
-/* Writes numbers into a piece of a weight. */
-static void write_piece(const weft_weight *w, int64_t first, int64_t n, const double *values) {
-    size_t size = weft_dtype_size(w->dtype);
-    weft_weight piece = {.dtype = w->dtype,
-                         .count = n,
-                         .bytes = n * (int64_t)size,
-                         .data = (unsigned char *)w->data + (size_t)first * size};
-    weft_weight_write(&piece, values);
-}
-
 typedef struct {
     const weft_weight *weight;
     uint64_t seed;
@@ -172,7 +162,10 @@ static void fill_piece(void *context, int64_t task, int thread) {
     int64_t n = rest < PIECE ? rest : PIECE;
     double *values = f->whole ? f->whole + first : f->values + (size_t)thread * PIECE;
     start_piece(f->weight, f->seed, first, n, values);
-    if (!f->whole) write_piece(f->weight, first, n, values);
+    if (f->whole) return;
+    weft_weight piece = {.dtype = f->weight->dtype, .count = n};
+    piece.data = (unsigned char *)f->weight->data + (size_t)first * weft_dtype_size(piece.dtype);
+    weft_weight_write(&piece, values);
 }
 
 /* A weight whose numbers are made from all that is drawn, of unit deviation. */

@@ -286,15 +286,6 @@ static bool stays(const weft_units *u, const char *name, int axis, int64_t index
     return true;
 }
 
-/* Columns within z-heads that have a matrix each, [n, z, z]: both a row's and a column's own. */
-static void mark_grouped(const weft_weight *w, const bool *kept, bool *stay) {
-    int64_t z = w->shape[1];
-    for (int64_t i = 0; i < w->count; i++) {
-        int64_t head = i / (z * z) * z;
-        stay[i] = kept[head + i / z % z] && kept[head + i % z];
-    }
-}
-
 void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay) {
     int64_t layer = 0, last = u->n_layers - 1;
     const char *name = NULL;
@@ -303,8 +294,14 @@ void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay) {
     const bool *kept = u->kept + layer * u->units,
                *next = u->kept + (layer < last ? layer + 1 : last) * u->units;
     if (u->what == WEFT_PRUNE_FFN && w->ndim == 3 && !u->sparse &&
-        strcmp(name, "ffn.z_proj.weight") == 0)
-        mark_grouped(w, kept, stay);
+        strcmp(name, "ffn.z_proj.weight") == 0) {
+        /* Columns within z-heads that have a matrix each, [n, z, z]: both a row's and a column's own. */
+        int64_t z = w->shape[1];
+        for (int64_t i = 0; i < w->count; i++) {
+            int64_t head = i / (z * z) * z;
+            stay[i] = kept[head + i / z % z] && kept[head + i % z];
+        }
+    }
     for (int axis = 0; axis < w->ndim; axis++) {
         int64_t stride = stride_of(w, axis), n = w->shape[axis];
         for (int64_t index = 0; index < n; index++) {

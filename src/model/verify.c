@@ -94,16 +94,6 @@ typedef struct {
     int32_t tokens[VERIFY_BATCH * VERIFY_TIME], targets[VERIFY_BATCH * VERIFY_TIME];
 } verify_run;
 
-static weft_status block_config(int block, weft_config *c) {
-    static const char sizes[] =
-        "N_LAYER=2 N_HEAD=4 N_EMBD=16 N_FFN=32 VOCAB_SIZE=61 CONTEXT=24 BATCH_SIZE=2 "
-        "RA_MLA_LATENT_DIM=8 WSFFN_N_HEAD=4 RA_MLA_MLP_GATE_DIM=5 RA_MLA_MLP_LATENT_DIM=6";
-    weft_config_defaults(c);
-    WEFT_TRY(weft_config_override_all(c, sizes, "verify"));
-    WEFT_TRY(weft_config_override_all(c, blocks[block].overrides, "verify"));
-    return weft_model_check(c, "verify");
-}
-
 static void close_run(verify_run *v) {
     weft_session_close(&v->session);
     weft_model_destroy(v->model);
@@ -112,7 +102,13 @@ static void close_run(verify_run *v) {
 static weft_status open_run(int block, weft_dtype dtype, bool grads, const weft_backend *backend,
                             weft_pool *pool, verify_run *v) {
     weft_config c;
-    WEFT_TRY(block_config(block, &c));
+    static const char sizes[] =
+        "N_LAYER=2 N_HEAD=4 N_EMBD=16 N_FFN=32 VOCAB_SIZE=61 CONTEXT=24 BATCH_SIZE=2 "
+        "RA_MLA_LATENT_DIM=8 WSFFN_N_HEAD=4 RA_MLA_MLP_GATE_DIM=5 RA_MLA_MLP_LATENT_DIM=6";
+    weft_config_defaults(&c);
+    WEFT_TRY(weft_config_override_all(&c, sizes, "verify"));
+    WEFT_TRY(weft_config_override_all(&c, blocks[block].overrides, "verify"));
+    WEFT_TRY(weft_model_check(&c, "verify"));
     for (int i = 0; i < VERIFY_BATCH * VERIFY_TIME; i++) {
         v->tokens[i] = (int32_t)(weft_random_word(3, 0, 0, 0, (uint64_t)i) % VERIFY_VOCAB);
         v->targets[i] = (int32_t)(weft_random_word(3, 0, 0, 1, (uint64_t)i) % VERIFY_VOCAB);
