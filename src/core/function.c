@@ -206,19 +206,6 @@ static weft_status check_memory(const weft_function *f, weft_half half, const we
     return WEFT_OK;
 }
 
-static void set_addresses(const weft_function *f, weft_half half, const weft_call_memory *m,
-                          weft_exec *x) {
-    const pass *p = &f->passes[half];
-    unsigned char *base[WEFT_REGIONS] = {0};
-    unsigned char *workspace = m->workspace;
-    base[WEFT_REGION_SAVED] = m->saved;
-    base[workspace_region(half)] = x->arena = workspace ? workspace + own_bytes(f) : NULL;
-    for (int64_t i = 0; i < p->n_placings; i++) {
-        const placing *at = &p->placings[i];
-        x->data[at->tensor] = at->bound >= 0 ? m->bound[at->bound] : base[at->region] + at->offset;
-    }
-}
-
 static weft_status start_on_device(const weft_function *f, weft_half half,
                                    const weft_call_memory *m, frame *x) {
     const pass *p = &f->passes[half];
@@ -255,7 +242,15 @@ weft_status weft_function_call(weft_function *f, weft_half half, const weft_call
     WEFT_TRY(check_memory(f, half, m));
     frame *x = frame_take(f);
     if (!x) return weft_fail(WEFT_ENOMEM, "call: no memory for one more at the same time");
-    set_addresses(f, half, m, &x->exec);
+    unsigned char *base[WEFT_REGIONS] = {0};
+    unsigned char *workspace = m->workspace;
+    base[WEFT_REGION_SAVED] = m->saved;
+    base[workspace_region(half)] = x->exec.arena = workspace ? workspace + own_bytes(f) : NULL;
+    for (int64_t i = 0; i < p->n_placings; i++) {
+        const placing *at = &p->placings[i];
+        x->exec.data[at->tensor] =
+            at->bound >= 0 ? m->bound[at->bound] : base[at->region] + at->offset;
+    }
     x->exec.run = m->run;
     weft_status status =
         f->all.backend->calls ? start_on_device(f, half, m, x) : run_here(f, p, &x->exec);

@@ -103,20 +103,6 @@ static weft_status place_tensors(planner *p) {
     return WEFT_OK;
 }
 
-/* Which region a buffer is in: by the passes that it is alive in. */
-static weft_status assign_regions(planner *p) {
-    int64_t forward = weft_graph_forward_count(p->g);
-    for (int64_t i = 0; p->options->cut && i < p->n_buffers; i++) {
-        plan_buffer *b = &p->buffers[i];
-        if (b->first < 0 || b->last == p->n_nodes)
-            return weft_fail(WEFT_EBUG, "plan: it is cut, but something that lasts is not bound");
-        b->region = b->first >= forward  ? WEFT_REGION_BACKWARD
-                    : b->last >= forward ? WEFT_REGION_SAVED
-                                         : WEFT_REGION_FORWARD;
-    }
-    return WEFT_OK;
-}
-
 typedef struct {
     int64_t bytes, buffer;
 } plan_order;
@@ -174,9 +160,28 @@ static weft_status find_peak(planner *p, int64_t *node) {
     return WEFT_OK;
 }
 
-/* What the plan tells beside the offsets: what is alive when. */
-static weft_status sum_up(planner *p) {
-    int64_t peak = -1, forward = weft_graph_forward_count(p->g);
+static weft_status make_plan(planner *p) {
+    for (int64_t i = 0; i < p->n_tensors; i++)
+        p->last_read[i] = -1;
+    for (int64_t i = 0; i < p->n_nodes; i++) {
+        const weft_node *n = weft_graph_node(p->g, i);
+        for (int k = 0; k < n->n_in; k++)
+            if (n->in[k]) p->last_read[weft_tensor_root(n->in[k])->id] = i;
+    }
+    WEFT_TRY(place_tensors(p));
+    /* Which region a buffer is in: by the passes that it is alive in. */
+    int64_t forward = weft_graph_forward_count(p->g);
+    for (int64_t i = 0; p->options->cut && i < p->n_buffers; i++) {
+        plan_buffer *b = &p->buffers[i];
+        if (b->first < 0 || b->last == p->n_nodes)
+            return weft_fail(WEFT_EBUG, "plan: it is cut, but something that lasts is not bound");
+        b->region = b->first >= forward  ? WEFT_REGION_BACKWARD
+                    : b->last >= forward ? WEFT_REGION_SAVED
+                                         : WEFT_REGION_FORWARD;
+    }
+    WEFT_TRY(assign_offsets(p));
+    /* What the plan tells beside the offsets: what is alive when. */
+    int64_t peak = -1;
     WEFT_TRY(find_peak(p, &peak));
     for (int64_t i = 0; i < p->n_buffers; i++) {
         const plan_buffer *b = &p->buffers[i];
@@ -189,21 +194,6 @@ static weft_status sum_up(planner *p) {
             p->plan->peak_saved_bytes += at_peak;
         }
     }
-    return WEFT_OK;
-}
-
-static weft_status make_plan(planner *p) {
-    for (int64_t i = 0; i < p->n_tensors; i++)
-        p->last_read[i] = -1;
-    for (int64_t i = 0; i < p->n_nodes; i++) {
-        const weft_node *n = weft_graph_node(p->g, i);
-        for (int k = 0; k < n->n_in; k++)
-            if (n->in[k]) p->last_read[weft_tensor_root(n->in[k])->id] = i;
-    }
-    WEFT_TRY(place_tensors(p));
-    WEFT_TRY(assign_regions(p));
-    WEFT_TRY(assign_offsets(p));
-    WEFT_TRY(sum_up(p));
     for (int64_t i = 0; i < p->n_tensors; i++) {
         int64_t buffer = p->buffer_of[weft_tensor_root(weft_graph_tensor_at(p->g, i))->id];
         p->plan->offset[i] = buffer < 0 ? -1 : p->buffers[buffer].offset;

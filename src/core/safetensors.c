@@ -410,23 +410,6 @@ static weft_status make_header(layout *l, const char *const *metadata) {
     return WEFT_OK;
 }
 
-static weft_status write_file(const layout *l, weft_sum *sum) {
-    uint64_t length = l->header_bytes;
-    weft_new_file f;
-    weft_status status = WEFT_OK;
-    WEFT_TRY(weft_new_file_begin(&f, l->path));
-    weft_new_file_put(&f, &length, LENGTH_BYTES);
-    weft_new_file_put(&f, l->header, (int64_t)l->header_bytes);
-    for (int64_t i = 0; status == WEFT_OK && i < l->n; i++) {
-        const weft_safetensor *t = &l->tensors[l->order[i]];
-        const void *data = t->data;
-        if (t->make) status = t->make(t->context, t, &data);
-        if (status == WEFT_OK) weft_new_file_put(&f, data, t->bytes);
-    }
-    if (sum) *sum = f.sum;
-    return weft_new_file_end(&f, status);
-}
-
 static void end_layout(layout *l) {
     WEFT_FREE(l->header, l->begin, l->order, l->tensors);
 }
@@ -459,5 +442,18 @@ weft_status weft_safetensors_write(const char *path, const weft_safetensor *tens
         }
     }
     WEFT_TRY(make_header(&l, metadata));
-    return write_file(&l, sum);
+    uint64_t length = l.header_bytes;
+    weft_new_file f;
+    weft_status status = WEFT_OK;
+    WEFT_TRY(weft_new_file_begin(&f, l.path));
+    weft_new_file_put(&f, &length, LENGTH_BYTES);
+    weft_new_file_put(&f, l.header, (int64_t)l.header_bytes);
+    for (int64_t i = 0; status == WEFT_OK && i < l.n; i++) {
+        const weft_safetensor *t = &l.tensors[l.order[i]];
+        const void *data = t->data;
+        if (t->make) status = t->make(t->context, t, &data);
+        if (status == WEFT_OK) weft_new_file_put(&f, data, t->bytes);
+    }
+    if (sum) *sum = f.sum;
+    return weft_new_file_end(&f, status);
 }

@@ -35,24 +35,6 @@ static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) 
     if (among) CPU_AND(out, out, among);
 }
 
-static weft_status read_nodes(const char *root, const cpu_set_t *allowed, weft_topology *t) {
-    char path[WEFT_PATH_MAX];
-    cpu_set_t nodes, cpus;
-    WEFT_TRY(weft_path(path, "%s/node/online", root));
-    read_list(path, NULL, &nodes);
-    for (int node = 0; node < CPU_SETSIZE; node++) {
-        if (!CPU_ISSET((size_t)node, &nodes)) continue;
-        WEFT_TRY(weft_path(path, "%s/node/node%d/cpulist", root, node));
-        read_list(path, allowed, &cpus);
-        if (CPU_COUNT(&cpus) == 0) continue; /* memory alone */
-        for (int i = 0; i < t->n; i++)
-            if (CPU_ISSET((size_t)t->list[i].cpu, &cpus)) t->list[i].node = t->nodes;
-        t->nodes++;
-    }
-    if (t->nodes == 0) t->nodes = 1;
-    return WEFT_OK;
-}
-
 static weft_status read_core(const char *root, const cpu_set_t *allowed, weft_processor *p) {
     char path[WEFT_PATH_MAX];
     cpu_set_t siblings;
@@ -81,7 +63,20 @@ weft_status weft_topology_read(const char *root, const cpu_set_t *allowed, weft_
     if (!t.list) return weft_fail(WEFT_ENOMEM, "threads: no memory for a list of processors");
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET((size_t)cpu, allowed)) t.list[t.n++].cpu = cpu;
-    WEFT_TRY(read_nodes(root, allowed, &t));
+    char path[WEFT_PATH_MAX];
+    cpu_set_t nodes, cpus;
+    WEFT_TRY(weft_path(path, "%s/node/online", root));
+    read_list(path, NULL, &nodes);
+    for (int node = 0; node < CPU_SETSIZE; node++) {
+        if (!CPU_ISSET((size_t)node, &nodes)) continue;
+        WEFT_TRY(weft_path(path, "%s/node/node%d/cpulist", root, node));
+        read_list(path, allowed, &cpus);
+        if (CPU_COUNT(&cpus) == 0) continue; /* memory alone */
+        for (int i = 0; i < t.n; i++)
+            if (CPU_ISSET((size_t)t.list[i].cpu, &cpus)) t.list[i].node = t.nodes;
+        t.nodes++;
+    }
+    if (t.nodes == 0) t.nodes = 1;
     for (int i = 0; i < t.n; i++)
         WEFT_TRY(read_core(root, allowed, &t.list[i]));
     for (int i = 0; i < t.n; i++) {

@@ -141,17 +141,6 @@ static void gate_mix_back_row(const void *context, int64_t p) {
     }
 }
 
-/* d_gate of `count` heads, from the sums of their dots. */
-static void write_d_gate(const head_run *k, int64_t p, int64_t h, int64_t count, vreal sum) {
-    real scratch[VBYTES / sizeof(real)];
-    const weft_tensor *to = k->n->out[1];
-    int64_t at = gate_row(k, p) + h;
-    vreal s = gate_sigmoid(k, p, h, count);
-    real *out = tile_out(k->x, to, at, scratch);
-    vstore_part(out, alpha_of(k) * s * (1 - s) * sum, count);
-    tile_done(k->x, to, at, count, out);
-}
-
 /* A task is one row of d_gate: a sequence's, or a position's. */
 WEFT_TASK(d_gate_row) {
     const head_run *k = context;
@@ -166,7 +155,14 @@ WEFT_TASK(d_gate_row) {
         vreal sum = {0};
         for (int64_t i = 0; i < count; i++)
             sum[i] = (real)lane[i];
-        write_d_gate(k, first, h, count, sum);
+        /* d_gate of `count` heads, from the sums of their dots. */
+        real scratch[VBYTES / sizeof(real)];
+        const weft_tensor *to = k->n->out[1];
+        int64_t at = gate_row(k, first) + h;
+        vreal s = gate_sigmoid(k, first, h, count);
+        real *out = tile_out(k->x, to, at, scratch);
+        vstore_part(out, alpha_of(k) * s * (1 - s) * sum, count);
+        tile_done(k->x, to, at, count, out);
     }
 }
 

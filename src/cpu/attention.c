@@ -285,31 +285,6 @@ static void begin_tile(const query_task *t) {
     }
 }
 
-static void end_tile(const query_task *t) {
-    const forward *f = t->f;
-    const weft_attention_attr *a = f->p.a;
-    const forward_scratch *s = &t->s;
-    int64_t dv = round_up(a->dv, TILE_M);
-    for (int64_t i = 0; i < t->n_queries; i++) {
-        /* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
-        for (int64_t d = 0; i % TILE_N == 0 && d < dv; d += 4)
-            for (int64_t lane = 0; lane < TILE_N; lane += 4) {
-                const real *four[4];
-                for (int64_t r = 0; r < 4; r++)
-                    four[r] = s->output + i * dv + (d + r) * TILE_N + lane;
-                transpose_block(four, 1, s->widened + lane * dv + d, dv);
-            }
-        const real *from = s->widened + i % TILE_N * dv;
-        int64_t at = head_row_at(&f->o, t->b, t->q0 + i, t->h);
-        real *to = tile_out(f->p.x, f->o.t, at, s->widened + TILE_N * dv), factor = 1 / s->sum[i];
-        for (int64_t d = 0; d < a->dv; d++)
-            to[d] = from[d] * factor;
-        tile_done(f->p.x, f->o.t, at, a->dv, to);
-        f->lse[(t->b * a->heads + t->h) * a->queries + t->q0 + i] =
-            LN_2 * s->top[i] + (real)log((double)s->sum[i]);
-    }
-}
-
 WEFT_TASK(attend_tile) {
     const forward *f = context;
     const weft_attention_attr *a = f->p.a;
@@ -344,7 +319,25 @@ WEFT_TASK(attend_tile) {
             add_values(t.s.output + lane0 * dv, t.s.values, t.s.scores, seen, dv, rescale);
         }
     }
-    end_tile(&t);
+    const forward_scratch *s = &t.s;
+    for (int64_t i = 0; i < t.n_queries; i++) {
+        /* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
+        for (int64_t d = 0; i % TILE_N == 0 && d < dv; d += 4)
+            for (int64_t lane = 0; lane < TILE_N; lane += 4) {
+                const real *four[4];
+                for (int64_t r = 0; r < 4; r++)
+                    four[r] = s->output + i * dv + (d + r) * TILE_N + lane;
+                transpose_block(four, 1, s->widened + lane * dv + d, dv);
+            }
+        const real *from = s->widened + i % TILE_N * dv;
+        int64_t at = head_row_at(&f->o, t.b, t.q0 + i, t.h);
+        real *to = tile_out(f->p.x, f->o.t, at, s->widened + TILE_N * dv), factor = 1 / s->sum[i];
+        for (int64_t d = 0; d < a->dv; d++)
+            to[d] = from[d] * factor;
+        tile_done(f->p.x, f->o.t, at, a->dv, to);
+        f->lse[(t.b * a->heads + t.h) * a->queries + t.q0 + i] =
+            LN_2 * s->top[i] + (real)log((double)s->sum[i]);
+    }
 }
 
 DEFINE_KERNEL(attention, .workspace = attention_workspace) {

@@ -91,19 +91,6 @@ bool KERNEL(attention_bf16_runs)(const weft_node *n) {
     return n->out[0]->dtype == WEFT_BF16 && fits_bf16(ATTR(n, weft_attention_attr), n->in);
 }
 
-static void pack_keys(const query_task *t) {
-    const attention_problem *p = &t->f->p;
-    const weft_attention_attr *a = p->a;
-    const panel_form *f = t->f->form;
-    f->pack_columns(rows_of_head(p, &p->k, t->b, t->key0, t->kv), false, t->n_keys, a->dqk,
-                    t->s.keys);
-    f->pack_columns(rows_of_head(p, &p->v, t->b, t->key0, t->kv), true, a->dv, t->n_keys,
-                    t->s.values);
-    const real *n = p->n ? p->n + (t->b * a->kv_heads + t->kv) * a->keys + t->key0 : NULL;
-    for (int64_t j = 0; j < PANEL_KEYS; j++)
-        t->s.bias[j] = n && j < t->n_keys ? LOG2_E * t->head.beta * n[j] : 0;
-}
-
 /* How many keys of the tile the query at `row` of the task sees. */
 static int64_t seen_by(const query_task *t, int64_t row) {
     if (!t->f->p.a->causal) return t->n_keys;
@@ -212,21 +199,6 @@ static void attend_block(const query_task *t, int64_t row) {
                     columns);
 }
 
-static void end_tile(const query_task *t) {
-    const forward *f = t->f;
-    const weft_attention_attr *a = f->p.a;
-    int64_t columns = round_up(a->dv, f->form->columns);
-    uint16_t *o = weft_data(f->p.x, f->o.t);
-    for (int64_t i = 0; i < t->n_queries; i++) {
-        real *from = t->s.output + i * columns, factor = 1 / t->s.sum[i];
-        for (int64_t d = 0; d < a->dv; d++)
-            from[d] *= factor;
-        round_bf16(o + head_row_at(&f->o, t->b, t->q0 + i, t->h), from, a->dv);
-        f->lse[(t->b * a->heads + t->h) * a->queries + t->q0 + i] =
-            LN_2 * t->s.top[i] + (real)log((double)t->s.sum[i]);
-    }
-}
-
 WEFT_TASK(attend_tile) {
     const forward *f = context;
     const weft_attention_attr *a = f->p.a;
@@ -248,11 +220,26 @@ WEFT_TASK(attend_tile) {
     t.key0 = first_key_of(&f->p, t.b, t.q0) / PANEL_KEYS * PANEL_KEYS;
     for (; t.key0 < end; t.key0 += PANEL_KEYS) {
         t.n_keys = min_i64(PANEL_KEYS, end - t.key0);
-        pack_keys(&t);
+        gemm_matrix k = rows_of_head(&f->p, &f->p.k, t.b, t.key0, t.kv);
+        gemm_matrix v = rows_of_head(&f->p, &f->p.v, t.b, t.key0, t.kv);
+        f->form->pack_columns(k, false, t.n_keys, a->dqk, t.s.keys);
+        f->form->pack_columns(v, true, a->dv, t.n_keys, t.s.values);
+        const real *n = f->p.n ? f->p.n + (t.b * a->kv_heads + t.kv) * a->keys + t.key0 : NULL;
+        for (int64_t j = 0; j < PANEL_KEYS; j++)
+            t.s.bias[j] = n && j < t.n_keys ? LOG2_E * t.head.beta * n[j] : 0;
         for (int64_t row = 0; row < t.n_queries; row += f->block)
             attend_block(&t, row);
     }
-    end_tile(&t);
+    int64_t columns = round_up(a->dv, f->form->columns);
+    uint16_t *o = weft_data(f->p.x, f->o.t);
+    for (int64_t i = 0; i < t.n_queries; i++) {
+        real *from = t.s.output + i * columns, factor = 1 / t.s.sum[i];
+        for (int64_t d = 0; d < a->dv; d++)
+            from[d] *= factor;
+        round_bf16(o + head_row_at(&f->o, t.b, t.q0 + i, t.h), from, a->dv);
+        f->lse[(t.b * a->heads + t.h) * a->queries + t.q0 + i] =
+            LN_2 * t.s.top[i] + (real)log((double)t.s.sum[i]);
+    }
     if (f->form->end) f->form->end();
 }
 

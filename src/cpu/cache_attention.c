@@ -351,26 +351,22 @@ static bool follows(const attend_run *a, int64_t r) {
            p->position[r] == p->position[r - 1] + 1 && first_seen(a, r) >= first_seen(a, r - 1);
 }
 
-/* Runs of at most `most` rows. */
-static void find_runs(attend_run *a, int64_t most) {
-    int64_t rows = a->places.rows;
-    a->first[0] = a->runs = 0;
-    for (int64_t r = 0; r < rows; a->runs++) {
-        a->run[a->runs] = r++;
-        while (r < rows && r < a->run[a->runs] + most && follows(a, r))
-            r++;
-        a->run[a->runs + 1] = r;
-        a->first[a->runs + 1] = a->first[a->runs] + count_blocks(a, a->run[a->runs], r - 1);
-    }
-}
-
 /* Cuts the work into tasks: as many rows together as leave enough for all threads, and all key heads of a
  * block where that is so, for then memory is read as it lies. */
 static int64_t cut_tasks(attend_run *a, int threads) {
     int64_t wanted = threads == 1 ? 1 : 4 * threads, most = 2 * BLOCK;
-    do
-        find_runs(a, most /= 2);
-    while (most > 1 && a->first[a->runs] * a->key_heads < wanted);
+    do { /* runs of at most `most` rows */
+        int64_t rows = a->places.rows;
+        most /= 2;
+        a->first[0] = a->runs = 0;
+        for (int64_t r = 0; r < rows; a->runs++) {
+            a->run[a->runs] = r++;
+            while (r < rows && r < a->run[a->runs] + most && follows(a, r))
+                r++;
+            a->run[a->runs + 1] = r;
+            a->first[a->runs + 1] = a->first[a->runs] + count_blocks(a, a->run[a->runs], r - 1);
+        }
+    } while (most > 1 && a->first[a->runs] * a->key_heads < wanted);
     int64_t blocks = a->first[a->runs];
     a->parts = blocks == 0 ? 1 : min_i64(a->key_heads, ceil_div(wanted, blocks));
     return blocks * a->parts;

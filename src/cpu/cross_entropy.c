@@ -162,23 +162,6 @@ static int64_t words_in_hand(const gemm_product *logits, const gemm_cut *cut) {
     return min_i64(tiles * cut->tile_n, logits->n);
 }
 
-/* lse of the part's rows. */
-static void measure_part(weft_pool *pool, entropy_work *w) {
-    w->logits = product_logits(w->x, w->n, w->part);
-    w->cut = KERNEL(gemm_tiles)(&w->logits);
-    w->scratch_bytes = tile_bytes(&w->cut);
-    int64_t words = words_in_hand(&w->logits, &w->cut), all = w->part.words;
-    KERNEL(gemm_copy)(pool, &w->logits, false, w->rows);
-    for (int64_t word = 0; word < all; word += words) {
-        int64_t count = min_i64(words, all - word);
-        w->in_hand = gemm_tile(&w->logits, 0, 0, w->part.rows, word, count, 0, w->logits.k);
-        w->piece = word / w->cut.tile_n;
-        KERNEL(gemm_copy)(pool, &w->in_hand, true, w->columns);
-        weft_pool_run(pool, w->cut.rows * ceil_div(count, w->cut.tile_n), measure_tile, w);
-    }
-    weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), join_rows, w);
-}
-
 /* Sums into bf16 cannot wait for the next words (panels.c): those of dx are made as reals. */
 static gemm_matrix sums_of(const weft_exec *x, const weft_tensor *dx, entropy_part part,
                            real *sums) {
@@ -287,7 +270,20 @@ DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
     for (int64_t row = 0; row < rows; row += step) {
         w.part = (entropy_part){row, min_i64(step, rows - row), 0, words};
         cut_part(n, w.part.rows, weft_pool_size(pool), weft_workspace(x, n), &w);
-        measure_part(pool, &w);
+        /* lse of the part's rows. */
+        w.logits = product_logits(x, n, w.part);
+        w.cut = KERNEL(gemm_tiles)(&w.logits);
+        w.scratch_bytes = tile_bytes(&w.cut);
+        int64_t held = words_in_hand(&w.logits, &w.cut);
+        KERNEL(gemm_copy)(pool, &w.logits, false, w.rows);
+        for (int64_t word = 0; word < words; word += held) {
+            int64_t some = min_i64(held, words - word);
+            w.in_hand = gemm_tile(&w.logits, 0, 0, w.part.rows, word, some, 0, w.logits.k);
+            w.piece = word / w.cut.tile_n;
+            KERNEL(gemm_copy)(pool, &w.in_hand, true, w.columns);
+            weft_pool_run(pool, w.cut.rows * ceil_div(some, w.cut.tile_n), measure_tile, &w);
+        }
+        weft_pool_run(pool, ceil_div(w.part.rows, JOIN_ROWS), join_rows, &w);
         if (has_gradients(n)) differentiate_part(pool, &w);
     }
     const weft_cross_entropy_attr *attr = n->attr;

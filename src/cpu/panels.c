@@ -106,18 +106,6 @@ static void multiply_one(const panel_form *f, row_source a, int64_t i, int64_t k
         f->multiply(k, a.panels + panel_bytes(f, i - a.whole, k), b, alpha, add, c, ldc);
 }
 
-/* A block at the edge of c, m × n of its results: the kernel works on a copy. */
-static void multiply_edge(const panel_form *f, row_source a, int64_t i, int64_t k, const char *b,
-                          real alpha, bool add, real *c, int64_t ldc, int64_t m, int64_t n) {
-    real edge[PANEL_BLOCK_MAX];
-    memset(edge, 0, (size_t)(f->rows * f->columns) * sizeof(real));
-    for (int64_t r = 0; add && r < m; r++)
-        memcpy(edge + r * f->columns, c + r * ldc, (size_t)n * sizeof(real));
-    multiply_one(f, a, i, k, b, alpha, add, edge, f->columns);
-    for (int64_t r = 0; r < m; r++)
-        memcpy(c + r * ldc, edge + r * f->columns, (size_t)n * sizeof(real));
-}
-
 /* c [m, n] from blocks of k ≤ depth terms, b packed. */
 static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k, row_source a,
                            const char *b, bool add) {
@@ -135,8 +123,16 @@ static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k
             }
             if (m == rows && n == columns)
                 multiply_one(f, a, i, k, b, p->alpha, add, c, ldc);
-            else
-                multiply_edge(f, a, i, k, b, p->alpha, add, c, ldc, m, n);
+            else {
+                /* A block at the edge of c, m × n of its results: the kernel works on a copy. */
+                real edge[PANEL_BLOCK_MAX];
+                memset(edge, 0, (size_t)(f->rows * f->columns) * sizeof(real));
+                for (int64_t r = 0; add && r < m; r++)
+                    memcpy(edge + r * f->columns, c + r * ldc, (size_t)n * sizeof(real));
+                multiply_one(f, a, i, k, b, p->alpha, add, edge, f->columns);
+                for (int64_t r = 0; r < m; r++)
+                    memcpy(c + r * ldc, edge + r * f->columns, (size_t)n * sizeof(real));
+            }
         }
     }
 }
@@ -448,21 +444,6 @@ int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
     return most;
 }
 
-static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
-    panel_run r = cut_run(p, weft_pool_size(pool));
-    int64_t groups = r.groups, columns = r.b.count;
-    r.b.to = workspace;
-    r.scratch = r.b.to + shared_bytes(&r);
-    for (r.b.g = 0; r.b.g < p->batch; r.b.g += groups) {
-        r.groups = min_i64(groups, p->batch - r.b.g);
-        for (r.b.first = 0; r.b.first < p->n; r.b.first += columns) {
-            r.b.count = min_i64(columns, p->n - r.b.first);
-            copy_panels(pool, &r.b, r.groups);
-            weft_pool_run(pool, r.groups * r.bands * r.pieces, multiply_band, &r);
-        }
-    }
-}
-
 void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
     shared_rows shared;
     if (cut_shared_rows(p, weft_pool_size(pool), &shared)) {
@@ -474,7 +455,18 @@ void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
     }
     for (int64_t d = 0; d < p->k;) {
         gemm_product part = take_terms(p, d);
-        run_part(pool, &part, workspace);
+        panel_run r = cut_run(&part, weft_pool_size(pool));
+        int64_t groups = r.groups, columns = r.b.count;
+        r.b.to = workspace;
+        r.scratch = r.b.to + shared_bytes(&r);
+        for (r.b.g = 0; r.b.g < part.batch; r.b.g += groups) {
+            r.groups = min_i64(groups, part.batch - r.b.g);
+            for (r.b.first = 0; r.b.first < part.n; r.b.first += columns) {
+                r.b.count = min_i64(columns, part.n - r.b.first);
+                copy_panels(pool, &r.b, r.groups);
+                weft_pool_run(pool, r.groups * r.bands * r.pieces, multiply_band, &r);
+            }
+        }
         d += part.k;
     }
 }

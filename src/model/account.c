@@ -16,20 +16,6 @@ bool weft_config_two_phases(const weft_config *c) {
     return ffn->contrasts && ffn->contrasts(c) && weft_config_micro_batches(c) > 1;
 }
 
-static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
-    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
-    WEFT_TRY(weft_model_build_nominal(c, &m));
-    a->forward_flops = flops_of(m.graph, 0, NULL) / (double)c->context;
-    a->backward_flops = 2 * a->forward_flops;
-    a->attention_flops = m.attention_flops / (double)c->context;
-    a->ffn_flops = (m.ffn_flops - m.z_flops) / (double)c->context;
-    a->reciprocal_flops = m.reciprocal_flops / (double)c->context;
-    a->z_flops = m.z_flops / (double)c->context;
-    a->head_flops = a->forward_flops -
-                    (m.attention_flops + m.ffn_flops + m.reciprocal_flops) / (double)c->context;
-    return WEFT_OK;
-}
-
 weft_build weft_training_build(const weft_config *c) {
     bool two = weft_config_two_phases(c);
     return (weft_build){.batch = weft_config_micro_batch(c),
@@ -153,10 +139,14 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     return WEFT_OK;
 }
 
-/* What one more layer keeps: the difference of a model of three layers and one of two, since the
- * first and the last are unlike the others; of three and two times as many where layers share keys. */
-static weft_status account_layer(const weft_config *c, const weft_backend *backend, int threads,
-                                 weft_account *a) {
+weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
+                              weft_account *out) {
+    weft_dtype dtype = weft_config_dtype(c);
+    *out = (weft_account){0};
+    WEFT_TRY(weft_model_check(c, "config"));
+    WEFT_TRY(account_training(c, backend, threads, out));
+    /* What one more layer keeps: the difference of a model of three layers and one of two, since the
+     * first and the last are unlike the others; of three and two times as many where layers share keys. */
     int64_t saved[2];
     for (int i = 0; i < 2; i++) {
         weft_config few = *c;
@@ -168,18 +158,17 @@ static weft_status account_layer(const weft_config *c, const weft_backend *backe
     }
     int64_t tokens = weft_config_micro_batch(c) * c->context * c->kv_share;
     double size = (double)weft_dtype_size(weft_config_dtype(c));
-    a->kept_per_token_layer = (double)(saved[1] - saved[0]) / size / (double)tokens;
-    return WEFT_OK;
-}
-
-weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
-                              weft_account *out) {
-    weft_dtype dtype = weft_config_dtype(c);
-    *out = (weft_account){0};
-    WEFT_TRY(weft_model_check(c, "config"));
-    WEFT_TRY(account_training(c, backend, threads, out));
-    WEFT_TRY(account_layer(c, backend, threads, out));
-    WEFT_TRY(count_nominal_flops(c, out));
+    out->kept_per_token_layer = (double)(saved[1] - saved[0]) / size / (double)tokens;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+    WEFT_TRY(weft_model_build_nominal(c, &m));
+    out->forward_flops = flops_of(m.graph, 0, NULL) / (double)c->context;
+    out->backward_flops = 2 * out->forward_flops;
+    out->attention_flops = m.attention_flops / (double)c->context;
+    out->ffn_flops = (m.ffn_flops - m.z_flops) / (double)c->context;
+    out->reciprocal_flops = m.reciprocal_flops / (double)c->context;
+    out->z_flops = m.z_flops / (double)c->context;
+    out->head_flops = out->forward_flops -
+                      (m.attention_flops + m.ffn_flops + m.reciprocal_flops) / (double)c->context;
     out->cache_bytes_layer = weft_cached_layer_bytes(c, 0, dtype);
     out->cache_bytes_token = weft_cached_token_bytes(c, dtype);
     out->cache_bytes_sequence = weft_cached_sequence_bytes(c, dtype);

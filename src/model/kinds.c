@@ -83,15 +83,6 @@ static weft_status check_layers(const weft_config *c, const char *where) {
     return WEFT_REFUSE(c, where, mixes);
 }
 
-static weft_status check_latent(const weft_config *c, const char *where) {
-    char words[256];
-    if (!c->latent_recip || weft_attention_of(c)->latent) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
-        "attention has a latent",
-        where, attentions_with(latent, words));
-}
-
 static weft_status check_mup(const weft_config *c, const char *where) {
     char words[256];
     bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
@@ -117,5 +108,10 @@ weft_status weft_model_check(const weft_config *c, const char *where) {
     WEFT_TRY(check_mup(c, where));
     WEFT_AUTO(weft_units_free) weft_units units;
     WEFT_TRY(weft_prune_check(c, where, &units));
-    return check_latent(c, where);
+    char words[256];
+    if (!c->latent_recip || weft_attention_of(c)->latent) return WEFT_OK;
+    return WEFT_BAD_INPUT(
+        "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
+        "attention has a latent",
+        where, attentions_with(latent, words));
 }

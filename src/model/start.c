@@ -64,26 +64,6 @@ WEFT_TASK(remove_strip) {
     }
 }
 
-/* Makes few vectors orthonormal, in order. */
-static void orthonormalize_panel(double *vectors, int64_t count, int64_t length) {
-    for (int64_t i = 0; i < count; i++) {
-        double *v = vectors + i * length, norm = 0;
-        for (int64_t j = 0; j < i; j++) {
-            const double *u = vectors + j * length;
-            double along = 0;
-            for (int64_t k = 0; k < length; k++)
-                along += u[k] * v[k];
-            for (int64_t k = 0; k < length; k++)
-                v[k] -= along * u[k];
-        }
-        for (int64_t k = 0; k < length; k++)
-            norm += v[k] * v[k];
-        norm = 1 / sqrt(norm);
-        for (int64_t k = 0; k < length; k++)
-            v[k] *= norm;
-    }
-}
-
 /* Makes the `count` vectors of `length` (count ≤ length) orthonormal, in order. */
 static weft_status orthonormalize(double *vectors, int64_t count, int64_t length, weft_pool *pool) {
     projection p = {.earlier = vectors, .length = length};
@@ -95,7 +75,23 @@ static weft_status orthonormalize(double *vectors, int64_t count, int64_t length
         for (int pass = 0; pass < 2; pass++) {
             run_tasks(pool, pieces_of(p.done, ROWS), measure_rows, &p);
             run_tasks(pool, pieces_of(length, STRIP), remove_strip, &p);
-            orthonormalize_panel(p.panel, p.width, length);
+            /* Makes few vectors orthonormal, in order. */
+            for (int64_t i = 0; i < p.width; i++) {
+                double *v = p.panel + i * length, norm = 0;
+                for (int64_t j = 0; j < i; j++) {
+                    const double *u = p.panel + j * length;
+                    double along = 0;
+                    for (int64_t k = 0; k < length; k++)
+                        along += u[k] * v[k];
+                    for (int64_t k = 0; k < length; k++)
+                        v[k] -= along * u[k];
+                }
+                for (int64_t k = 0; k < length; k++)
+                    norm += v[k] * v[k];
+                norm = 1 / sqrt(norm);
+                for (int64_t k = 0; k < length; k++)
+                    v[k] *= norm;
+            }
         }
     }
     free(p.along);

@@ -120,20 +120,6 @@ static int find_shape(const weft_matmul_pair *p, int64_t *shape) {
     return ndim;
 }
 
-static weft_status make_result(weft_graph *g, weft_node *n) {
-    const weft_matmul_attr *attr = n->attr;
-    weft_matmul_pair first = weft_matmul_pair_of(n, 0);
-    int64_t shape[WEFT_MAX_DIMS] = {0};
-    int ndim = find_shape(&first, shape);
-    weft_node_output(g, n, 0, attr->dtype, ndim, shape);
-    bool differentiated = false;
-    for (int i = 0; i < n->n_in; i++)
-        differentiated |= n->in[i] && n->in[i]->needs_grad;
-    if (attr->act == WEFT_ACT_GELU && differentiated)
-        weft_node_output(g, n, 1, attr->dtype, ndim, shape);
-    return weft_graph_status(g);
-}
-
 static weft_status check_factors(weft_graph *g, const weft_node *n, const weft_matmul_pair *p) {
     const weft_tensor *a = p->a, *b = p->b;
     const char *name = form_names[p->attr.form];
@@ -167,7 +153,15 @@ INFER(matmul, weft_matmul_attr, a) {
         return REFUSE("the addend is %s, but the result is %lld × %lld × %lld of %s",
                       weft_tensor_describe(addend), (long long)size.groups, (long long)size.m,
                       (long long)size.n, weft_dtype_name(attr->dtype));
-    return make_result(g, n);
+    int64_t shape[WEFT_MAX_DIMS] = {0};
+    int ndim = find_shape(&first, shape);
+    weft_node_output(g, n, 0, attr->dtype, ndim, shape);
+    bool differentiated = false;
+    for (int i = 0; i < n->n_in; i++)
+        differentiated |= n->in[i] && n->in[i]->needs_grad;
+    if (attr->act == WEFT_ACT_GELU && differentiated)
+        weft_node_output(g, n, 1, attr->dtype, ndim, shape);
+    return weft_graph_status(g);
 }
 
 static weft_tensor *append_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, weft_tensor *bias,
