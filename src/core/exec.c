@@ -140,21 +140,6 @@ static weft_status fill_memory(const weft_exec *x, void *to, int byte, int64_t b
     return WEFT_OK;
 }
 
-/* Fills what a run makes with NaN (all bits set), so that a kernel which leaves an element
- * unwritten, or reads what is no longer alive, shows. */
-static weft_status poison_temporaries(weft_exec *x) {
-    for (int64_t i = 0; i < x->n_tensors; i++) {
-        const weft_tensor *t = weft_graph_tensor_at(x->g, i);
-        if (t->role == WEFT_ROLE_TEMP && !t->view_of && x->plan->offset[i] >= 0)
-            WEFT_TRY(fill_memory(x, x->data[i], 0xff, weft_tensor_bytes(t)));
-    }
-    for (int64_t i = 0; i < x->n_nodes; i++)
-        if (x->plan->work_offset[i] >= 0)
-            WEFT_TRY(
-                fill_memory(x, x->arena + x->plan->work_offset[i], 0xff, x->plan->work_bytes[i]));
-    return WEFT_OK;
-}
-
 static weft_status run_node(weft_exec *x, int64_t i) {
     const weft_node *n = weft_graph_node(x->g, i);
     WEFT_TRY(x->kernels[i]->run(x, n));
@@ -201,7 +186,19 @@ weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node
 weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
     x->run = run ? *run : (weft_run){0};
     weft_beat();
-    if (x->poison) WEFT_TRY(poison_temporaries(x));
+    /* Fills what a run makes with NaN (all bits set), so that a kernel which leaves an element
+     * unwritten, or reads what is no longer alive, shows. */
+    if (x->poison) {
+        for (int64_t i = 0; i < x->n_tensors; i++) {
+            const weft_tensor *t = weft_graph_tensor_at(x->g, i);
+            if (t->role == WEFT_ROLE_TEMP && !t->view_of && x->plan->offset[i] >= 0)
+                WEFT_TRY(fill_memory(x, x->data[i], 0xff, weft_tensor_bytes(t)));
+        }
+        for (int64_t i = 0; i < x->n_nodes; i++)
+            if (x->plan->work_offset[i] >= 0)
+                WEFT_TRY(fill_memory(x, x->arena + x->plan->work_offset[i], 0xff,
+                                     x->plan->work_bytes[i]));
+    }
     return x->backend->run ? x->backend->run(x) : weft_exec_walk(x, NULL);
 }
 

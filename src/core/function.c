@@ -193,19 +193,6 @@ static weft_status check_address(const void *at, const char *what) {
         what, WEFT_ARENA_ALIGN);
 }
 
-static weft_status check_memory(const weft_function *f, weft_half half, const weft_call_memory *m) {
-    const pass *p = &f->passes[half];
-    for (int i = 0; i < f->n_bound; i++) {
-        const weft_tensor *t = f->bound[i];
-        if (p->uses[i])
-            WEFT_TRY(check_address(m->bound[i], t->name ? t->name : weft_tensor_describe(t)));
-    }
-    if (weft_function_saved_bytes(f)) WEFT_TRY(check_address(m->saved, "what is saved"));
-    if (weft_function_workspace_bytes(f, half))
-        WEFT_TRY(check_address(m->workspace, "the workspace"));
-    return WEFT_OK;
-}
-
 static weft_status start_on_device(const weft_function *f, weft_half half,
                                    const weft_call_memory *m, frame *x) {
     const pass *p = &f->passes[half];
@@ -239,7 +226,14 @@ static void note_bad(weft_function *f, weft_status status, const char *message) 
 weft_status weft_function_call(weft_function *f, weft_half half, const weft_call_memory *m) {
     const pass *p = &f->passes[half];
     if (p->first == p->last) return WEFT_OK;
-    WEFT_TRY(check_memory(f, half, m));
+    for (int i = 0; i < f->n_bound; i++) {
+        const weft_tensor *t = f->bound[i];
+        if (p->uses[i])
+            WEFT_TRY(check_address(m->bound[i], t->name ? t->name : weft_tensor_describe(t)));
+    }
+    if (weft_function_saved_bytes(f)) WEFT_TRY(check_address(m->saved, "what is saved"));
+    if (weft_function_workspace_bytes(f, half))
+        WEFT_TRY(check_address(m->workspace, "the workspace"));
     frame *x = frame_take(f);
     if (!x) return weft_fail(WEFT_ENOMEM, "call: no memory for one more at the same time");
     unsigned char *base[WEFT_REGIONS] = {0};

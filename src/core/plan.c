@@ -123,23 +123,6 @@ static weft_status place_buffer(planner *p, weft_space *spaces[WEFT_REGIONS], pl
     return WEFT_OK;
 }
 
-static weft_status assign_offsets(planner *p) {
-    weft_space *spaces[WEFT_REGIONS] = {NULL};
-    WEFT_AUTO_FREE plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
-    if (!order) return weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int64_t i = 0; i < p->n_buffers; i++)
-        order[i] = (plan_order){p->buffers[i].bytes, i};
-    qsort(order, (size_t)p->n_buffers, sizeof *order, by_size);
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; i < p->n_buffers && status == WEFT_OK; i++)
-        status = place_buffer(p, spaces, &p->buffers[order[i].buffer]);
-    for (int i = 0; i < WEFT_REGIONS; i++) {
-        p->plan->arena_bytes += p->plan->region_bytes[i];
-        weft_space_close(spaces[i]);
-    }
-    return status;
-}
-
 /* The node at which the most is alive, and how much that is. */
 static weft_status find_peak(planner *p, int64_t *node) {
     WEFT_AUTO_FREE int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
@@ -179,7 +162,20 @@ static weft_status make_plan(planner *p) {
                     : b->last >= forward ? WEFT_REGION_SAVED
                                          : WEFT_REGION_FORWARD;
     }
-    WEFT_TRY(assign_offsets(p));
+    weft_space *spaces[WEFT_REGIONS] = {NULL};
+    WEFT_AUTO_FREE plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
+    if (!order) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int64_t i = 0; i < p->n_buffers; i++)
+        order[i] = (plan_order){p->buffers[i].bytes, i};
+    qsort(order, (size_t)p->n_buffers, sizeof *order, by_size);
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; i < p->n_buffers && status == WEFT_OK; i++)
+        status = place_buffer(p, spaces, &p->buffers[order[i].buffer]);
+    for (int i = 0; i < WEFT_REGIONS; i++) {
+        p->plan->arena_bytes += p->plan->region_bytes[i];
+        weft_space_close(spaces[i]);
+    }
+    WEFT_TRY(status);
     /* What the plan tells beside the offsets: what is alive when. */
     int64_t peak = -1;
     WEFT_TRY(find_peak(p, &peak));
@@ -359,23 +355,6 @@ static void find_in_way(const weft_space *s, request *r, int64_t i, int64_t star
     find_in_way(s, r, 2 * i + 1, start + half, count - half);
 }
 
-/* Moves on from one that is in the way to the next, until none is. */
-static int64_t find_place(request *r, int64_t bytes) {
-    int64_t at = 0;
-    bool moved = true;
-    while (moved) {
-        moved = false;
-        for (int i = 0; i < r->n; i++) {
-            reader *one = &r->readers[i];
-            one->at = find_span(one->spans, one->at, at);
-            if (one->at == one->spans->n || one->spans->list[one->at].from >= at + bytes) continue;
-            at = one->spans->list[one->at].to;
-            moved = true;
-        }
-    }
-    return at;
-}
-
 static bool write_taken(weft_space *s, const request *r, int64_t i, int64_t start, int64_t count) {
     if (start > r->last || start + count <= r->first) return true;
     if (!add_span(&s->parts[i].any, r->taken)) return false;
@@ -390,7 +369,20 @@ weft_status weft_space_take(weft_space *s, int64_t first, int64_t last, int64_t 
                             int64_t *offset) {
     request r = {.first = first, .last = last};
     find_in_way(s, &r, 1, 0, s->moments);
-    *offset = find_place(&r, bytes);
+    /* Moves on from one that is in the way to the next, until none is. */
+    int64_t at = 0;
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        for (int i = 0; i < r.n; i++) {
+            reader *one = &r.readers[i];
+            one->at = find_span(one->spans, one->at, at);
+            if (one->at == one->spans->n || one->spans->list[one->at].from >= at + bytes) continue;
+            at = one->spans->list[one->at].to;
+            moved = true;
+        }
+    }
+    *offset = at;
     r.taken = (span){*offset, *offset + bytes};
     if (bytes == 0 || write_taken(s, &r, 1, 0, s->moments)) return WEFT_OK;
     return weft_fail(WEFT_ENOMEM, "plan: no memory");

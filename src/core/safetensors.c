@@ -250,7 +250,11 @@ static weft_status read_header(weft_safetensors *f) {
                         f->map_bytes - LENGTH_BYTES - (int64_t)length, entries);
 }
 
-static weft_status map_file(weft_safetensors *f) {
+weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
+    *out = NULL;
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);
+    if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
+    f->path = path;
     /* O_NONBLOCK: a pipe in place of a file must not keep us waiting. */
     WEFT_AUTO_CLOSE int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return system_failed(f->path, "cannot be opened");
@@ -262,15 +266,6 @@ static weft_status map_file(weft_safetensors *f) {
     if (map == MAP_FAILED) return system_failed(f->path, "cannot be mapped");
     f->map = map;
     f->map_bytes = info.st_size;
-    return WEFT_OK;
-}
-
-weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
-    *out = NULL;
-    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);
-    if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
-    f->path = path;
-    WEFT_TRY(map_file(f));
     WEFT_TRY(read_header(f));
     f->path = NULL;
     return weft_hand(&f, out);

@@ -10,20 +10,6 @@
 /* A page of sysfs is no longer. */
 enum { LIST_ROOM = 4096 };
 
-/* Reads numbers, and ranges of them, up to the first that is none; those a set has no room for are
- * left out. */
-static void parse_list(const char *text, cpu_set_t *out) {
-    CPU_ZERO(out);
-    while (isdigit((unsigned char)*text)) {
-        char *end;
-        long first = strtol(text, &end, 10), last = first;
-        if (*end == '-') last = strtol(end + 1, &end, 10);
-        for (long i = first; i <= last && i < CPU_SETSIZE; i++)
-            CPU_SET((size_t)i, out);
-        text = *end == ',' ? end + 1 : end;
-    }
-}
-
 /* The numbers in a file that also are in `among`; none where there is no such file. */
 static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) {
     char text[LIST_ROOM];
@@ -31,7 +17,18 @@ static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) 
     size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
     if (file) fclose(file);
     text[length] = '\0';
-    parse_list(text, out);
+    const char *at = text;
+    /* Reads numbers, and ranges of them, up to the first that is none; those a set has no room for are
+     * left out. */
+    CPU_ZERO(out);
+    while (isdigit((unsigned char)*at)) {
+        char *end;
+        long first = strtol(at, &end, 10), last = first;
+        if (*end == '-') last = strtol(end + 1, &end, 10);
+        for (long i = first; i <= last && i < CPU_SETSIZE; i++)
+            CPU_SET((size_t)i, out);
+        at = *end == ',' ? end + 1 : end;
+    }
     if (among) CPU_AND(out, out, among);
 }
 

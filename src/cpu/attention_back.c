@@ -161,7 +161,9 @@ static int64_t attention_back_workspace(const weft_node *n, int threads) {
     return (shared + threads * w.g.scratch_size) * (int64_t)sizeof(real);
 }
 
-static backward make_backward(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(attention_back, .workspace = attention_back_workspace) {
+    if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
+        return KERNEL(attention_back_bf16)(x, n);
     backward w = {.g = make_back_problem(x, n, PAIR_KEYS)};
     const weft_attention_attr *a = w.g.p.a;
     w.extras = w.g.p.n || a->pos != WEFT_POS_NONE ? EXTRAS_SCORE : EXTRAS_NONE;
@@ -174,13 +176,6 @@ static backward make_backward(weft_exec *x, const weft_node *n) {
         bool inside = distance >= 0 && distance < w.g.p.distances;
         w.distance_bias[i] = inside ? LOG2_E * w.g.p.rel[distance] : 0;
     }
-    return w;
-}
-
-DEFINE_KERNEL(attention_back, .workspace = attention_back_workspace) {
-    if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
-        return KERNEL(attention_back_bf16)(x, n);
-    backward w = make_backward(x, n);
     run_back(weft_exec_pool(x), &w);
     for (int64_t distance = 0; w.g.drel && distance < w.g.p.distances; distance++) {
         double sum = 0; /* the gradient of its bias */

@@ -42,18 +42,6 @@ typedef struct {
     int64_t key0, n_keys;
 } query_task;
 
-/* By the shape alone: larger tiles copy the keys less often, smaller ones give more tasks. */
-static void cut_queries(forward *f) {
-    const weft_attention_attr *a = f->p.a;
-    f->block = round_up(BLOCK_ROWS, f->form->rows);
-    int64_t blocks = QUERY_BLOCKS_MAX, heads = a->batch * a->heads;
-    while (blocks > 1 && (heads * ceil_div(a->queries, blocks * f->block) < TASKS_WANTED ||
-                          (blocks - 1) * f->block >= a->queries))
-        blocks--;
-    f->query_tile = blocks * f->block;
-    f->tiles = ceil_div(a->queries, f->query_tile);
-}
-
 static forward_scratch lay_out_scratch(const forward *f, real_block *at) {
     const weft_attention_attr *a = f->p.a;
     int64_t depth = round_up(a->dqk, f->form->terms), columns = round_up(a->dv, f->form->columns);
@@ -76,7 +64,15 @@ static forward_scratch lay_out_scratch(const forward *f, real_block *at) {
 /* All that follows from the node's attributes. */
 static forward describe(const weft_node *n) {
     forward f = {.p.a = ATTR(n, weft_attention_attr), .form = KERNEL(panel_bf16)()};
-    cut_queries(&f);
+    /* By the shape alone: larger tiles copy the keys less often, smaller ones give more tasks. */
+    const weft_attention_attr *a = f.p.a;
+    f.block = round_up(BLOCK_ROWS, f.form->rows);
+    int64_t blocks = QUERY_BLOCKS_MAX, heads = a->batch * a->heads;
+    while (blocks > 1 && (heads * ceil_div(a->queries, blocks * f.block) < TASKS_WANTED ||
+                          (blocks - 1) * f.block >= a->queries))
+        blocks--;
+    f.query_tile = blocks * f.block;
+    f.tiles = ceil_div(a->queries, f.query_tile);
     real_block measure = {NULL, 0};
     lay_out_scratch(&f, &measure);
     f.scratch_size = measure.used;
@@ -141,18 +137,6 @@ static real softmax_row(real *scores, int64_t width, real top, uint16_t *weights
     return vsum(sums[0] + sums[1]);
 }
 
-/* The block's new largest scores, and what the sums so far are worth. */
-static void raise_tops(const query_task *t, int64_t row, int64_t rows) {
-    const forward_scratch *s = &t->s;
-    for (int64_t i = 0; i < rows; i++) {
-        real old = s->top[row + i], top = old > s->fresh[i] ? old : s->fresh[i];
-        s->fresh[i] = sees_some(t, row + i) ? old - top : 0;
-        s->top[row + i] = top;
-    }
-    for (int64_t i = 0; i < rows; i += VLEN)
-        vstore(s->rescale + i, vexp2_low(vload(s->fresh + i)));
-}
-
 /* Weights of a block of queries; the sums of weights join the rows' own. */
 static void softmax_block(const query_task *t, int64_t row, int64_t rows, int64_t width) {
     const forward_scratch *s = &t->s;
@@ -160,7 +144,14 @@ static void softmax_block(const query_task *t, int64_t row, int64_t rows, int64_
     for (int64_t i = 0; i < rows; i++)
         s->fresh[i] = finish_row(s->scores + i * SCORES_LD, factor, s->bias, softcap,
                                  hidden_from(t, row + i), seen_by(t, row + i), width);
-    raise_tops(t, row, rows);
+    /* The block's new largest scores, and what the sums so far are worth. */
+    for (int64_t i = 0; i < rows; i++) {
+        real old = s->top[row + i], top = old > s->fresh[i] ? old : s->fresh[i];
+        s->fresh[i] = sees_some(t, row + i) ? old - top : 0;
+        s->top[row + i] = top;
+    }
+    for (int64_t i = 0; i < rows; i += VLEN)
+        vstore(s->rescale + i, vexp2_low(vload(s->fresh + i)));
     for (int64_t i = 0; i < rows; i++) {
         uint16_t *weights = s->weights + i * PANEL_KEYS;
         if (!sees_some(t, row + i)) {

@@ -224,20 +224,6 @@ static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, bool 
     if (i < len) update_vector(u, i, len - i, with_max);
 }
 
-static void update_tile(const tile_data *t, const real *control, int64_t len) {
-    update_data u = {
-        .t = *t,
-        .m = control[WEFT_CONTROL_M] * control[WEFT_CONTROL_BETA1],
-        .m_rest = control[WEFT_CONTROL_BETA1_REST],
-        .v = control[WEFT_CONTROL_V] * control[WEFT_CONTROL_BETA2],
-        .v_rest = control[WEFT_CONTROL_BETA2_REST],
-        .step = control[WEFT_CONTROL_STEP] * t->rate,
-        .root = control[WEFT_CONTROL_ROOT],
-        .eps = control[WEFT_CONTROL_EPS],
-    };
-    EITHER(t->v_max, update_vectors, u, len);
-}
-
 /* The tile at element `at` of a slot; bf16 gradients are widened into `scratch`. */
 static tile_data slot_tile(const weft_exec *x, weft_tensor *const *slot, const real *control,
                            int64_t at, int64_t len, real *scratch) {
@@ -290,7 +276,17 @@ WEFT_TASK(adamw_chunk) {
             t.g = clipped;
             t.grad_factor = 1;
         }
-        update_tile(&t, control, len);
+        update_data u = {
+            .t = t,
+            .m = control[WEFT_CONTROL_M] * control[WEFT_CONTROL_BETA1],
+            .m_rest = control[WEFT_CONTROL_BETA1_REST],
+            .v = control[WEFT_CONTROL_V] * control[WEFT_CONTROL_BETA2],
+            .v_rest = control[WEFT_CONTROL_BETA2_REST],
+            .step = control[WEFT_CONTROL_STEP] * t.rate,
+            .root = control[WEFT_CONTROL_ROOT],
+            .eps = control[WEFT_CONTROL_EPS],
+        };
+        EITHER(t.v_max, update_vectors, u, len);
         real *moments[] = {t.m, t.v, t.v_max};
         for (int i = 0; control[WEFT_CONTROL_RESET] != 0 && i < 3; i++)
             if (moments[i]) memset(moments[i], 0, (size_t)len * sizeof(real));

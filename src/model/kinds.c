@@ -71,18 +71,6 @@ static weft_status check_heads(const weft_config *c, const char *where) {
     return WEFT_OK;
 }
 
-static weft_status check_layers(const weft_config *c, const char *where) {
-    char words[256];
-    if (c->kv_share > 1 && !weft_attention_of(c)->shares_layers)
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1", where,
-            (long long)c->kv_share, attentions_with(shares_layers, words));
-    const weft_mix mixes[] = {{c->kv_share > 1 && c->latent_recip,
-                               "{KV_SHARE} leaves layers without a latent of their own, to which "
-                               "{RA_MLA_MLP_LATENT_RECIP} would send; set one of them back"}};
-    return WEFT_REFUSE(c, where, mixes);
-}
-
 static weft_status check_mup(const weft_config *c, const char *where) {
     char words[256];
     bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
@@ -101,14 +89,21 @@ weft_status weft_model_check(const weft_config *c, const char *where) {
     const weft_ffn_kind *ffn = weft_ffn_of(c);
     WEFT_TRY(weft_config_check(c, where));
     WEFT_TRY(check_heads(c, where));
-    WEFT_TRY(check_layers(c, where));
+    char words[256];
+    if (c->kv_share > 1 && !weft_attention_of(c)->shares_layers)
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1", where,
+            (long long)c->kv_share, attentions_with(shares_layers, words));
+    const weft_mix mixes[] = {{c->kv_share > 1 && c->latent_recip,
+                               "{KV_SHARE} leaves layers without a latent of their own, to which "
+                               "{RA_MLA_MLP_LATENT_RECIP} would send; set one of them back"}};
+    WEFT_TRY(WEFT_REFUSE(c, where, mixes));
     if (attention->check) WEFT_TRY(attention->check(c, where));
     if (position->check) WEFT_TRY(position->check(c, where));
     if (ffn->check) WEFT_TRY(ffn->check(c, where));
     WEFT_TRY(check_mup(c, where));
     WEFT_AUTO(weft_units_free) weft_units units;
     WEFT_TRY(weft_prune_check(c, where, &units));
-    char words[256];
     if (!c->latent_recip || weft_attention_of(c)->latent) return WEFT_OK;
     return WEFT_BAD_INPUT(
         "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "

@@ -190,22 +190,6 @@ static void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
     if (b->recompute) weft_graph_recompute_end(b->g);
 }
 
-/* Runs the layers; returns the last norm's output. */
-static weft_tensor *build_layers(builder *b, weft_tensor *x) {
-    weft_tensor *branch = NULL;
-    for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {
-        char scope[32];
-        snprintf(scope, sizeof scope, "h.%d", b->layer);
-        weft_graph_scope(b->g, scope);
-        build_layer(b, &x, &branch);
-    }
-    b->layer = -1;
-    weft_graph_scope(b->g, NULL);
-    norm_parameters last = make_norm(b, "ln_f");
-    if (b->z_read) b->z_read = apply_norm(b, last, b->z_read, NULL, NULL);
-    return apply_norm(b, last, x, branch, NULL);
-}
-
 /* Cross-entropy and z-loss of logits that the head makes of x [B, T, E]. */
 static weft_losses read_out(builder *b, weft_tensor *x, weft_tensor *head, double lambda_z) {
     weft_model_graph *m = b->out;
@@ -262,7 +246,19 @@ static void build_model(builder *b, const weft_build *build) {
     begin_reciprocal(b);
     weft_tensor *x = embed_tokens(b, wte, wpe);
     if (c->embed_scale != 1) x = weft_scale(b->g, x, c->embed_scale);
-    x = build_layers(b, x);
+    /* Runs the layers; returns the last norm's output. */
+    weft_tensor *branch = NULL;
+    for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {
+        char scope[32];
+        snprintf(scope, sizeof scope, "h.%d", b->layer);
+        weft_graph_scope(b->g, scope);
+        build_layer(b, &x, &branch);
+    }
+    b->layer = -1;
+    weft_graph_scope(b->g, NULL);
+    norm_parameters last = make_norm(b, "ln_f");
+    if (b->z_read) b->z_read = apply_norm(b, last, b->z_read, NULL, NULL);
+    x = apply_norm(b, last, x, branch, NULL);
     if (c->mup) x = weft_scale(b->g, x, 1 / weft_config_mup(c)); /* the logits' scale */
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     b->part = "head";
