@@ -105,7 +105,18 @@ static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t l
     return ok ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
 }
 
-static weft_status fill_function(weft_function *f, weft_graph *g, const weft_tensor *const *bound) {
+WEFT_ENDED_BY(weft_function_destroy, weft_function)
+
+weft_status weft_function_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
+                                 const weft_tensor *const *bound, int n_bound,
+                                 weft_function **out) {
+    *out = NULL;
+    WEFT_TRY(weft_graph_status(g));
+    WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
+    if (!f) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    f->all = (weft_exec){.g = g, .backend = backend, .pool = pool};
+    f->n_bound = n_bound;
+    pthread_mutex_init(&f->lock, NULL);
     int64_t nodes = weft_graph_node_count(g), forward = weft_graph_forward_count(g);
     f->all.n_nodes = nodes;
     f->all.n_tensors = weft_graph_tensor_count(g);
@@ -129,22 +140,6 @@ static weft_status fill_function(weft_function *f, weft_graph *g, const weft_ten
     frame *first = frame_take(f);
     if (!first) return weft_fail(WEFT_ENOMEM, "function: no memory for a call");
     frame_give_back(f, first);
-    return WEFT_OK;
-}
-
-WEFT_ENDED_BY(weft_function_destroy, weft_function)
-
-weft_status weft_function_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
-                                 const weft_tensor *const *bound, int n_bound,
-                                 weft_function **out) {
-    *out = NULL;
-    WEFT_TRY(weft_graph_status(g));
-    WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
-    if (!f) return weft_fail(WEFT_ENOMEM, "function: no memory");
-    f->all = (weft_exec){.g = g, .backend = backend, .pool = pool};
-    f->n_bound = n_bound;
-    pthread_mutex_init(&f->lock, NULL);
-    WEFT_TRY(fill_function(f, g, bound));
     return weft_hand(&f, out);
 }
 

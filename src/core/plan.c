@@ -63,26 +63,6 @@ static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
     return buffer;
 }
 
-static weft_status place_outputs(planner *p, const weft_node *n) {
-    WEFT_AUTO_FREE bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
-    if (!taken) return weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int o = 0; o < n->n_out; o++) {
-        const weft_tensor *t = n->out[o];
-        if (!t || (p->bound && p->bound[t->id])) continue;
-        int64_t last = p->last_read[t->id] > n->index ? p->last_read[t->id] : n->index;
-        last += p->options->linger;
-        if (last >= p->n_nodes) last = p->n_nodes - 1;
-        if (t->keep || p->options->no_reuse) last = p->n_nodes;
-        int64_t buffer = take_over(p, n, o, taken);
-        if (buffer < 0)
-            buffer = add_buffer(p, weft_tensor_bytes(t), n->index, last);
-        else if (p->buffers[buffer].last < last)
-            p->buffers[buffer].last = last;
-        p->buffer_of[t->id] = buffer;
-    }
-    return WEFT_OK;
-}
-
 static weft_status place_tensors(planner *p) {
     for (int64_t i = 0; i < p->n_tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(p->g, i);
@@ -92,7 +72,22 @@ static weft_status place_tensors(planner *p) {
     }
     for (int64_t i = 0; i < p->n_nodes; i++) {
         const weft_node *n = weft_graph_node(p->g, i);
-        WEFT_TRY(place_outputs(p, n));
+        WEFT_AUTO_FREE bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
+        if (!taken) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+        for (int o = 0; o < n->n_out; o++) {
+            const weft_tensor *t = n->out[o];
+            if (!t || (p->bound && p->bound[t->id])) continue;
+            int64_t last = p->last_read[t->id] > n->index ? p->last_read[t->id] : n->index;
+            last += p->options->linger;
+            if (last >= p->n_nodes) last = p->n_nodes - 1;
+            if (t->keep || p->options->no_reuse) last = p->n_nodes;
+            int64_t buffer = take_over(p, n, o, taken);
+            if (buffer < 0)
+                buffer = add_buffer(p, weft_tensor_bytes(t), n->index, last);
+            else if (p->buffers[buffer].last < last)
+                p->buffers[buffer].last = last;
+            p->buffer_of[t->id] = buffer;
+        }
         const weft_kernel *kernel = p->backend ? p->backend->kernel(n) : NULL;
         int64_t work = kernel && kernel->workspace ? kernel->workspace(n, p->threads) : 0;
         p->work_buffer[i] = work > 0 ? add_buffer(p, work, i, i) : -1;

@@ -176,8 +176,7 @@ weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology 
     pool->node = calloc((size_t)threads, sizeof *pool->node);
     bool ok = pool->threads && pool->node;
     weft_pin pin = threads > 1 ? weft_pin_choose(wish, threads, t) : WEFT_PIN_NONE;
-    /* Shares the threads out among nodes; without a pin all are on one. */
-    if (ok) {
+    if (ok) { /* threads are shared out among nodes; without a pin all are on one */
         for (int i = 0; i < pool->size; i++) {
             pool->node[i] = pin == WEFT_PIN_NONE ? 0 : t->list[i].node % POOL_NODES_MAX;
             pool->before[pool->node[i] + 1]++;

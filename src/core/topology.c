@@ -18,8 +18,8 @@ static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) 
     if (file) fclose(file);
     text[length] = '\0';
     const char *at = text;
-    /* Reads numbers, and ranges of them, up to the first that is none; those a set has no room for are
-     * left out. */
+    /* Reads numbers, and ranges of them, up to the first that is none; those a set has no room for
+     * are left out. */
     CPU_ZERO(out);
     while (isdigit((unsigned char)*at)) {
         char *end;

@@ -1,25 +1,25 @@
 /* Weights from scores, many at a time: the exponentials of attention's tiles.
  *
- * 2^x is a chain of a dozen steps, each of which waits two to four cycles for the one before, and aarch64's
- * cores look only a few instructions ahead. So there, for f32, eight vectors go side by side: every step
- * is done for all of them before the next. The steps are those of vexp2, so that a number's bits do not
- * depend on which of the two made it.
+ * * 2^x is a chain of a dozen steps, each of which waits two to four cycles for the one before, and
+ * aarch64's cores look only a few instructions ahead. So there, for f32, eight vectors go side by
+ * side: every step is done for all of them before the next. The steps are those of vexp2, so that a
+ * number's bits do not depend on which of the two made it.
  *
- * Elsewhere the functions do nothing, and their callers' loops do all the work. */
+ * * Elsewhere the functions do nothing, and their callers' loops do all the work. */
 #pragma once
 
 #include "cpu/attention_tile.h"
 
-/* A row of a panel is two vectors. So many rows, or a multiple, are done: sums, and with them bits, follow
- * from where a caller goes on by itself. */
+/* A row of a panel is two vectors. So many rows, or a multiple, are done: sums, and with them bits,
+ * follow from where a caller goes on by itself. */
 enum { EXP_ROWS = 6, EXP_VECTORS = 8 };
 
 #if defined(__aarch64__) && WEFT_REAL == 32
 
 enum { HAS_EXP_MANY = 1 };
 
-/* x = 2^x for n vectors, each below 128 or, with `any`, of any size. A coefficient is loaded anew wherever it
- * is added to, which costs less than a copy and keeps the steps in their order. */
+/* x = 2^x for n vectors, each below 128 or, with `any`, of any size. A coefficient is loaded anew
+ * wherever it is added to, which costs less than a copy and keeps the steps in their order. */
 static ALWAYS_INLINE void exp2_many(vreal *x, const int n, const bool any) {
 #define EXP_NUMBER(x)                                                                              \
     { x, x, x, x }

@@ -157,29 +157,6 @@ static void add_keys(const block_task *b, int64_t j, int64_t end) {
     }
 }
 
-/* The weighted values of a block: of the pages that all rows see whole at once, of those at the rows' ends
- * one row after the other, for what a row does not see may not be numbers. */
-static void add_block(const block_task *b) {
-    const attend_run *a = b->a;
-    block_task top = row_of(b, 0), low = row_of(b, b->rows - 1);
-    int64_t unit = max_i64(WEFT_PAGE_TOKENS, b->value_way->unit);
-    int64_t from = b->first, to = b->end;
-    if (b->rows > 1) {
-        from = ceil_div(low.first, unit) * unit;
-        to = max_i64(from, top.end / unit * unit);
-    }
-    memset(sums_of(b, b->from), 0, (size_t)(2 * (b->to - b->from) * b->all * a->dv) * sizeof(real));
-    for (int64_t r = 0; r < b->rows; r++) {
-        block_task one = row_of(b, r);
-        add_keys(&one, one.first, min_i64(one.end, from));
-    }
-    add_keys(b, from, to);
-    for (int64_t r = 0; r < b->rows; r++) {
-        block_task one = row_of(b, r);
-        add_keys(&one, max_i64(one.first, to), one.end);
-    }
-}
-
 static void finish_row(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     for (int64_t h = 0; h < a->group; h++) {
@@ -212,7 +189,26 @@ static void attend(block_task *b) {
     if (way->begin) way->begin();
     score_block(b);
     each_row(b, softmax_row);
-    add_block(b);
+    /* The weighted values of a block: of the pages that all rows see whole at once, of those at the
+     * rows' ends one row after the other, for what a row does not see may not be numbers. */
+    const attend_run *a = b->a;
+    block_task top = row_of(b, 0), low = row_of(b, b->rows - 1);
+    int64_t unit = max_i64(WEFT_PAGE_TOKENS, b->value_way->unit);
+    int64_t from = b->first, to = b->end;
+    if (b->rows > 1) {
+        from = ceil_div(low.first, unit) * unit;
+        to = max_i64(from, top.end / unit * unit);
+    }
+    memset(sums_of(b, b->from), 0, (size_t)(2 * (b->to - b->from) * b->all * a->dv) * sizeof(real));
+    for (int64_t r = 0; r < b->rows; r++) {
+        block_task one = row_of(b, r);
+        add_keys(&one, one.first, min_i64(one.end, from));
+    }
+    add_keys(b, from, to);
+    for (int64_t r = 0; r < b->rows; r++) {
+        block_task one = row_of(b, r);
+        add_keys(&one, max_i64(one.first, to), one.end);
+    }
     each_row(b, finish_row);
     if (way->end) way->end();
 }

@@ -42,7 +42,7 @@ static void amx_queries(const block_task *b, int64_t g) {
             b->s->q_scales[line_of(b, g) + h] =
                 i8_round_bytes(q, a->dqk, (int8_t *)rows + h * a->dqk);
     }
-    /* Rows of queries as right tiles: each 64 bytes of sixteen rows as [16][16][4]. `bytes`: of a row. */
+    /* As right tiles: each 64 bytes of sixteen rows as [16][16][4]. */
     for (int64_t t = 0; t < b->lines; t += TILE)
         for (int64_t i = 0; i < bytes; i += TILE_STRIDE)
             transpose_square(rows + t * bytes + i, bytes,

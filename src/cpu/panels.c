@@ -115,7 +115,7 @@ static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k
         for (int64_t i = 0; i < p->m; i += rows) {
             real *c = (real *)p->c.data + i * ldc + j;
             int64_t m = min_i64(rows, p->m - i), n = min_i64(columns, p->n - j);
-            /* Asks for a panel's bytes from the further caches: the share of rows i to i + rows of m. */
+            /* Asks for the next panel's bytes from the further caches: these rows' share. */
             if (!f->by_rows && j + columns < p->n) {
                 int64_t end = min_i64(i + rows, p->m) * bytes / p->m;
                 for (int64_t at = i * bytes / p->m; at < end; at += LINE)
@@ -309,37 +309,6 @@ static double estimate_cost(const panel_run *r, int64_t bands, int64_t pieces, i
     return waits * (1 + copies) + (few > 0 ? few / 2 : 0);
 }
 
-/* The cheapest of the cuts into a few tasks for each thread. A band is at most what scratch holds. */
-static void cut_by_cost(panel_run *r, int threads) {
-    const panel_form *f = r->form;
-    int64_t rows = max_i64(ceil_div(r->p->m, f->rows), 1);
-    int64_t least = max_i64(ceil_div(rows, f->band), 1);
-    int64_t most = min_i64(max_i64(column_panels(r) * f->columns / PIECE_COLUMNS, 1), PIECES_MOST);
-    double cheapest = INFINITY;
-    for (int64_t pieces = 1; pieces <= most; pieces++)
-        for (int64_t each = 0; each <= TASKS_A_THREAD; each++) {
-            int64_t wanted = ceil_div(each * threads, pieces * r->groups);
-            int64_t bands = min_i64(max_i64(least, wanted), rows);
-            double cost = estimate_cost(r, bands, pieces, threads);
-            if (cost >= cheapest) continue;
-            cheapest = cost;
-            r->bands = bands;
-            r->pieces = pieces;
-        }
-}
-
-/* Bands of rows for a few tasks a thread; pieces of the columns only where there are too few rows. */
-static void cut_by_rows(panel_run *r, int threads) {
-    const panel_form *f = r->form;
-    int64_t rows = ceil_div(r->p->m, f->rows);
-    int64_t wanted = ceil_div(TASKS_A_THREAD * threads, r->groups);
-    r->bands = min_i64(max_i64(ceil_div(rows, f->band), wanted), rows);
-    int64_t all = ceil_div(r->bands * r->groups, threads) * threads;
-    r->bands = min_i64(max_i64(all / r->groups, r->bands), rows);
-    int64_t most = max_i64(column_panels(r) * f->columns / PIECE_COLUMNS, 1);
-    r->pieces = min_i64(ceil_div(wanted, r->bands), most);
-}
-
 /* What is in hand at a time, and its cut into tasks. */
 static panel_run cut_run(const gemm_product *p, int threads) {
     const panel_form *f = choose_form(p);
@@ -350,10 +319,35 @@ static panel_run cut_run(const gemm_product *p, int threads) {
         int64_t columns = max_i64(SHARED_VALUES / p->k, SHARED_COLUMNS);
         r.b.count = min_i64(columns / f->columns * f->columns, p->n);
     }
-    if (f->copy)
-        cut_by_cost(&r, threads);
-    else
-        cut_by_rows(&r, threads);
+    if (f->copy) {
+        /* The cheapest of the cuts into a few tasks for each thread. A band is at most what scratch
+         * holds. */
+        int64_t rows = max_i64(ceil_div(p->m, f->rows), 1);
+        int64_t least = max_i64(ceil_div(rows, f->band), 1);
+        int64_t most =
+            min_i64(max_i64(column_panels(&r) * f->columns / PIECE_COLUMNS, 1), PIECES_MOST);
+        double cheapest = INFINITY;
+        for (int64_t pieces = 1; pieces <= most; pieces++)
+            for (int64_t each = 0; each <= TASKS_A_THREAD; each++) {
+                int64_t wanted = ceil_div(each * threads, pieces * r.groups);
+                int64_t bands = min_i64(max_i64(least, wanted), rows);
+                double cost = estimate_cost(&r, bands, pieces, threads);
+                if (cost >= cheapest) continue;
+                cheapest = cost;
+                r.bands = bands;
+                r.pieces = pieces;
+            }
+    } else {
+        /* Bands of rows for a few tasks a thread; pieces of the columns only where there are too
+         * few rows. */
+        int64_t rows = ceil_div(p->m, f->rows);
+        int64_t wanted = ceil_div(TASKS_A_THREAD * threads, r.groups);
+        r.bands = min_i64(max_i64(ceil_div(rows, f->band), wanted), rows);
+        int64_t all = ceil_div(r.bands * r.groups, threads) * threads;
+        r.bands = min_i64(max_i64(all / r.groups, r.bands), rows);
+        int64_t most = max_i64(column_panels(&r) * f->columns / PIECE_COLUMNS, 1);
+        r.pieces = min_i64(ceil_div(wanted, r.bands), most);
+    }
     bool chunks = finishes_in_chunks(f, p->k);
     int64_t sums = sums_ld(chunks ? f->chunk : r.b.count); /* that c cannot take */
     r.scratch_bytes = band_bytes(f, p->k);

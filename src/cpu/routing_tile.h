@@ -196,8 +196,8 @@ static void hide_pairs(const route_side *r, int64_t first, int64_t steps, real *
 static void add_head(const route_side *r, const head_terms *t, const real *fixed,
                      const real *fixed_other, int64_t first, int64_t steps, real *tile) {
     for (int64_t s = 0; s < steps; s += TILE_M) {
-        /* The block of steps from `s` on: in a tile on the diagonal only some lanes have a pair that is
-         * seen. */
+        /* The block of steps from `s` on: in a tile on the diagonal only some lanes have a pair
+         * that is seen. */
         step_block b = {s, min_i64(TILE_M, steps - s), 0, r->count};
         int64_t start = route_start(r->p);
         if (r->keys)

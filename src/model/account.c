@@ -145,8 +145,9 @@ weft_status weft_account_make(const weft_config *c, const weft_backend *backend,
     *out = (weft_account){0};
     WEFT_TRY(weft_model_check(c, "config"));
     WEFT_TRY(account_training(c, backend, threads, out));
-    /* What one more layer keeps: the difference of a model of three layers and one of two, since the
-     * first and the last are unlike the others; of three and two times as many where layers share keys. */
+    /* What one more layer keeps: the difference of a model of three layers and one of two, since
+     * the first and the last are unlike the others; of three and two times as many where layers
+     * share keys. */
     int64_t saved[2];
     for (int i = 0; i < 2; i++) {
         weft_config few = *c;

@@ -6,35 +6,6 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
 }
 
-static weft_status list_weights(weft_model *m, const weft_model_graph *graph) {
-    size_t room = 0, at = 0;
-    m->n_weights = graph->n_parameters;
-    for (int64_t i = 0; i < m->n_weights; i++)
-        room += strlen(graph->parameters[i].tensor->name) + 1;
-    m->weights = calloc((size_t)m->n_weights + 1, sizeof *m->weights);
-    m->names = malloc(room + 1);
-    if (!m->weights || !m->names) return weft_fail(WEFT_ENOMEM, "model: no memory");
-    for (int64_t i = 0; i < m->n_weights; i++) {
-        const weft_parameter *p = &graph->parameters[i];
-        const weft_tensor *t = p->tensor;
-        size_t length = strlen(t->name) + 1;
-        memcpy(m->names + at, t->name, length);
-        weft_weight *w = &m->weights[i];
-        *w = (weft_weight){.name = m->names + at,
-                           .dtype = t->dtype,
-                           .ndim = t->ndim,
-                           .count = weft_tensor_count(t),
-                           .bytes = weft_tensor_bytes(t),
-                           .init = p->init,
-                           .part = p->part};
-        memcpy(w->shape, t->shape, sizeof w->shape);
-        at += length;
-        m->memory_bytes += weft_arena_bytes(w->bytes);
-    }
-    qsort(m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
-    return WEFT_OK;
-}
-
 weft_status weft_model_allocate(weft_model *m, weft_pool *pool) {
     m->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)m->memory_bytes);
     if (!m->memory)
@@ -61,7 +32,31 @@ weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_mod
     if (!m) return weft_fail(WEFT_ENOMEM, "model: no memory");
     m->config = *c;
     m->dtype = dtype;
-    WEFT_TRY(list_weights(m, &graph));
+    size_t room = 0, at = 0;
+    m->n_weights = graph.n_parameters;
+    for (int64_t i = 0; i < m->n_weights; i++)
+        room += strlen(graph.parameters[i].tensor->name) + 1;
+    m->weights = calloc((size_t)m->n_weights + 1, sizeof *m->weights);
+    m->names = malloc(room + 1);
+    if (!m->weights || !m->names) return weft_fail(WEFT_ENOMEM, "model: no memory");
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        const weft_parameter *p = &graph.parameters[i];
+        const weft_tensor *t = p->tensor;
+        size_t length = strlen(t->name) + 1;
+        memcpy(m->names + at, t->name, length);
+        weft_weight *w = &m->weights[i];
+        *w = (weft_weight){.name = m->names + at,
+                           .dtype = t->dtype,
+                           .ndim = t->ndim,
+                           .count = weft_tensor_count(t),
+                           .bytes = weft_tensor_bytes(t),
+                           .init = p->init,
+                           .part = p->part};
+        memcpy(w->shape, t->shape, sizeof w->shape);
+        at += length;
+        m->memory_bytes += weft_arena_bytes(w->bytes);
+    }
+    qsort(m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
     return weft_hand(&m, out);
 }
 

@@ -246,7 +246,7 @@ static void build_model(builder *b, const weft_build *build) {
     begin_reciprocal(b);
     weft_tensor *x = embed_tokens(b, wte, wpe);
     if (c->embed_scale != 1) x = weft_scale(b->g, x, c->embed_scale);
-    /* Runs the layers; returns the last norm's output. */
+    /* The layers, and the last norm. */
     weft_tensor *branch = NULL;
     for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {
         char scope[32];

@@ -291,7 +291,8 @@ void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay) {
                *next = u->kept + (layer < last ? layer + 1 : last) * u->units;
     if (u->what == WEFT_PRUNE_FFN && w->ndim == 3 && !u->sparse &&
         strcmp(name, "ffn.z_proj.weight") == 0) {
-        /* Columns within z-heads that have a matrix each, [n, z, z]: both a row's and a column's own. */
+        /* Columns within z-heads that have a matrix each, [n, z, z]: both a row's and a column's
+         * own. */
         int64_t z = w->shape[1];
         for (int64_t i = 0; i < w->count; i++) {
             int64_t head = i / (z * z) * z;

@@ -99,28 +99,6 @@ static void close_run(verify_run *v) {
     weft_model_destroy(v->model);
 }
 
-static weft_status open_run(int block, weft_dtype dtype, bool grads, const weft_backend *backend,
-                            weft_pool *pool, verify_run *v) {
-    weft_config c;
-    static const char sizes[] =
-        "N_LAYER=2 N_HEAD=4 N_EMBD=16 N_FFN=32 VOCAB_SIZE=61 CONTEXT=24 BATCH_SIZE=2 "
-        "RA_MLA_LATENT_DIM=8 WSFFN_N_HEAD=4 RA_MLA_MLP_GATE_DIM=5 RA_MLA_MLP_LATENT_DIM=6";
-    weft_config_defaults(&c);
-    WEFT_TRY(weft_config_override_all(&c, sizes, "verify"));
-    WEFT_TRY(weft_config_override_all(&c, blocks[block].overrides, "verify"));
-    WEFT_TRY(weft_model_check(&c, "verify"));
-    for (int i = 0; i < VERIFY_BATCH * VERIFY_TIME; i++) {
-        v->tokens[i] = (int32_t)(weft_random_word(3, 0, 0, 0, (uint64_t)i) % VERIFY_VOCAB);
-        v->targets[i] = (int32_t)(weft_random_word(3, 0, 0, 1, (uint64_t)i) % VERIFY_VOCAB);
-    }
-    weft_build build = {
-        .batch = VERIFY_BATCH, .time = VERIFY_TIME, .dtype = dtype, .train = true, .logits = true};
-    WEFT_TRY(weft_model_create(&c, dtype, &v->model));
-    WEFT_TRY(weft_model_start(v->model, 5));
-    WEFT_TRY(weft_session_open(v->model, backend, pool, &build, grads, false, &v->session));
-    return weft_session_run(&v->session, v->tokens, v->targets, NULL);
-}
-
 static weft_status check_shapes(const verify_run *v) {
     const weft_tensor *logits = v->session.graph.logits;
     const int64_t want[] = {VERIFY_BATCH, VERIFY_TIME, VERIFY_VOCAB};
@@ -233,7 +211,24 @@ weft_status weft_verify_run(int block, weft_verify_check check, const weft_backe
     WEFT_AUTO(close_run) verify_run v = {0};
     bool grads = check == WEFT_VERIFY_GRADIENTS || check == WEFT_VERIFY_SHAPES;
     weft_dtype dtype = check == WEFT_VERIFY_GRADIENTS && !backend->remote ? WEFT_F64 : WEFT_F32;
-    WEFT_TRY(open_run(block, dtype, grads, backend, pool, &v));
+    weft_config c;
+    static const char sizes[] =
+        "N_LAYER=2 N_HEAD=4 N_EMBD=16 N_FFN=32 VOCAB_SIZE=61 CONTEXT=24 BATCH_SIZE=2 "
+        "RA_MLA_LATENT_DIM=8 WSFFN_N_HEAD=4 RA_MLA_MLP_GATE_DIM=5 RA_MLA_MLP_LATENT_DIM=6";
+    weft_config_defaults(&c);
+    WEFT_TRY(weft_config_override_all(&c, sizes, "verify"));
+    WEFT_TRY(weft_config_override_all(&c, blocks[block].overrides, "verify"));
+    WEFT_TRY(weft_model_check(&c, "verify"));
+    for (int i = 0; i < VERIFY_BATCH * VERIFY_TIME; i++) {
+        v.tokens[i] = (int32_t)(weft_random_word(3, 0, 0, 0, (uint64_t)i) % VERIFY_VOCAB);
+        v.targets[i] = (int32_t)(weft_random_word(3, 0, 0, 1, (uint64_t)i) % VERIFY_VOCAB);
+    }
+    weft_build build = {
+        .batch = VERIFY_BATCH, .time = VERIFY_TIME, .dtype = dtype, .train = true, .logits = true};
+    WEFT_TRY(weft_model_create(&c, dtype, &v.model));
+    WEFT_TRY(weft_model_start(v.model, 5));
+    WEFT_TRY(weft_session_open(v.model, backend, pool, &build, grads, false, &v.session));
+    WEFT_TRY(weft_session_run(&v.session, v.tokens, v.targets, NULL));
     return check == WEFT_VERIFY_SHAPES      ? check_shapes(&v)
            : check == WEFT_VERIFY_FORWARD   ? check_forward(&v)
            : check == WEFT_VERIFY_GRADIENTS ? check_gradients(&v)

@@ -92,7 +92,8 @@ WEFT_TASK(add_chunk) {
 static void add_weights(const weft_gradients *g, int64_t first, int64_t end) {
     chunk_range range = {g, g->shards.first[first]};
     if (g->rows) {
-        /* The same in the device's queue. Levels are laid out alike: neighbours' merges are one call. */
+        /* The same in the device's queue. Levels are laid out alike: neighbours' merges are one
+         * call. */
         for (int k = 0; k < g->n_list; k++) {
             const weft_tree_addition *a = &g->list[k];
             float *to = (float *)(void *)level_data(g, a->to, first);

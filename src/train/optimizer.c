@@ -437,8 +437,9 @@ weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft
     return status;
 }
 
-static weft_status check_state(const weft_optimizer *o, const weft_safetensors *file,
-                               const char *path) {
+weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
+    WEFT_TRY(weft_safetensors_open(path, &file));
     for (int64_t i = 0; i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];
         const weft_safetensor *t = weft_safetensors_find(file, w->name);
@@ -454,13 +455,6 @@ static weft_status check_state(const weft_optimizer *o, const weft_safetensors *
         return WEFT_BAD_INPUT(
             "%s: %lld tensors, but the optimizer has %lld; is it of another OPTIMIZER?", path,
             (long long)weft_safetensors_count(file), (long long)o->n_state);
-    return WEFT_OK;
-}
-
-weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
-    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
-    WEFT_TRY(weft_safetensors_open(path, &file));
-    WEFT_TRY(check_state(o, file, path));
     if (o->sharded) {
         weft_safetensors_close(o->file);
         o->file = weft_steal(&file);

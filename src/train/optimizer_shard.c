@@ -136,9 +136,10 @@ const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
     return o->sharded ? &o->shards : NULL;
 }
 
-/* Where the parts of the norm, in the order of the row, come among the gathered ones: rank after rank, each
- * in that order. */
-static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
+weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
+    size_t n = (size_t)o->n_slots;
+    /* Where the parts of the norm, in the order of the row, come among the gathered ones: rank
+     * after rank, each in that order. */
     const weft_partition *s = &o->shards;
     int at = 0, bytes = (int)sizeof *o->parts;
     memset(o->counts, 0, (size_t)s->cut.size * sizeof *o->counts);
@@ -157,11 +158,6 @@ static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
         for (int64_t k = 0; k < norm_chunks(s->chunks[i].count); k++, o->counts[r] += bytes)
             o->order[o->n_ordered++] = (o->begins[r] + o->counts[r]) / bytes;
     }
-}
-
-weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
-    size_t n = (size_t)o->n_slots;
-    order_parts(o, gradients);
     if (o->n_ordered == 0) return WEFT_BAD_INPUT("optimizer: no weight has a gradient");
     WEFT_AUTO_FREE weft_binding *bindings = calloc(n + 1, sizeof *bindings);
     WEFT_AUTO_FREE weft_tensor **grads = calloc(n + 1, sizeof *grads);

@@ -100,7 +100,8 @@ weft_status weft_validation_run(weft_validation *v, double *loss, double *metric
     for (int64_t i = share.first; i < share.first + share.count; i++) {
         const weft_batch *b;
         WEFT_TRY(weft_prefetch_next(feed, &b));
-        /* Targets at positions that do not count are ignored; what is left of the range is read all the same. */
+        /* Targets at positions that do not count are ignored; what is left of the range is read all
+         * the same. */
         const int32_t *targets = v->last ? v->targets : b->targets;
         v->runs[i] = (weft_run_loss){0};
         for (int64_t k = 0; k < v->batch * v->time; k++) {
