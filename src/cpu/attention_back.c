@@ -91,15 +91,6 @@ static void pack_query_tile(const backward *w, const pair_task *t, int64_t q0) {
     }
 }
 
-/* The keys and values of the next tile, a part for each pair; q is the first pair's query. */
-static void prefetch_keys(const pair_task *t, int64_t q) {
-    const attention_problem *p = t->p;
-    int64_t pairs = ceil_div(p->a->queries - q, PAIR_QUERIES), rows = ceil_div(PAIR_KEYS, pairs);
-    int64_t first = t->key0 + PAIR_KEYS + (t->q0 - q) / PAIR_QUERIES * rows;
-    prefetch_rows(p, &p->k, t->b, t->kv, first, rows, t->end_key);
-    prefetch_rows(p, &p->v, t->b, t->kv, first, rows, t->end_key);
-}
-
 static void pack_keys(UNUSED const backward *w, pair_task *t) {
     const attention_problem *p = t->p;
     const weft_attention_attr *a = p->a;
@@ -132,8 +123,13 @@ static void begin_task(const backward *w, pair_task *t, int64_t task) {
     if (w->g.drel) t->drel = rel + w->distance_zero;
 }
 
+/* And asks for the keys and values of the next tile, a part for each pair. */
 static void work_tiles(UNUSED const backward *w, pair_task *t, int64_t first) {
-    prefetch_keys(t, first);
+    const attention_problem *p = t->p;
+    int64_t rows = ceil_div(PAIR_KEYS, ceil_div(p->a->queries - first, PAIR_QUERIES));
+    int64_t next = t->key0 + PAIR_KEYS + (t->q0 - first) / PAIR_QUERIES * rows;
+    prefetch_rows(p, &p->k, t->b, t->kv, next, rows, t->end_key);
+    prefetch_rows(p, &p->v, t->b, t->kv, next, rows, t->end_key);
     work_pair(t);
 }
 

@@ -1,11 +1,11 @@
 /* Weights from scores, many at a time: the exponentials of attention's tiles.
  *
- * * 2^x is a chain of a dozen steps, each of which waits two to four cycles for the one before, and
+ * 2^x is a chain of a dozen steps, each of which waits two to four cycles for the one before, and
  * aarch64's cores look only a few instructions ahead. So there, for f32, eight vectors go side by
  * side: every step is done for all of them before the next. The steps are those of vexp2, so that a
  * number's bits do not depend on which of the two made it.
  *
- * * Elsewhere the functions do nothing, and their callers' loops do all the work. */
+ * Elsewhere the functions do nothing, and their callers' loops do all the work. */
 #pragma once
 
 #include "cpu/attention_tile.h"

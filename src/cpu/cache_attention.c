@@ -29,7 +29,8 @@ static const attend_way *narrow_way(const weft_cache_part *part, int64_t group, 
 }
 #endif
 
-static real largest_of(const real *s, int64_t count) {
+/* Scores to exponentials under the largest; that one, and their sum. */
+static void exponentials(real *s, int64_t count, real *largest, real *sum) {
     vreal most[4];
     int64_t j = 0;
     for (int v = 0; v < 4; v++)
@@ -40,14 +41,8 @@ static real largest_of(const real *s, int64_t count) {
     real top = vmax_lane(vmax(vmax(most[0], most[1]), vmax(most[2], most[3])));
     for (; j < count; j++)
         top = s[j] > top ? s[j] : top;
-    return top;
-}
-
-/* Scores to exponentials under the largest; that one, and their sum. */
-static void exponentials(real *s, int64_t count, real *largest, real *sum) {
-    real top = largest_of(s, count);
     vreal tops[2] = {vset(top), vset(top)}, totals[2] = {vset(0), vset(0)};
-    int64_t j = softmax_many(s, count / (2 * VLEN), tops, totals) * 2 * VLEN;
+    j = softmax_many(s, count / (2 * VLEN), tops, totals) * 2 * VLEN;
     vreal total = totals[0] + totals[1];
     for (; j + VLEN <= count; j += VLEN) {
         vreal e = vexp2_low(vload(s + j) - tops[0]);

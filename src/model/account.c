@@ -217,26 +217,19 @@ weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, con
     return WEFT_OK;
 }
 
-/* Its arena. */
-static weft_status validation_bytes(const weft_config *c, const weft_backend *backend, int threads,
-                                    int64_t *out) {
-    weft_build build = validation_build(c);
-    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
-    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
-    WEFT_TRY(weft_model_program(c, &build, false, backend, threads, INT64_MAX, &m, &plan));
-    *out = plan->arena_bytes;
-    return WEFT_OK;
-}
-
 weft_status weft_account_rank(const weft_config *c, const weft_backend *backend, int threads,
                               int ranks, weft_rank_bytes *out) {
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph held_out = {0};
     WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
-    int64_t validation = 0, first, update;
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *validation = NULL;
+    weft_build build = validation_build(c);
+    int64_t first, update;
     double flops;
     *out = (weft_rank_bytes){0};
     WEFT_TRY(account_first_phase(c, backend, threads, &flops, &first));
-    WEFT_TRY(validation_bytes(c, backend, threads, &validation));
+    WEFT_TRY(
+        weft_model_program(c, &build, false, backend, threads, INT64_MAX, &held_out, &validation));
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
     for (int64_t i = 0; i < m.n_parameters; i++)
         out->weights += weft_tensor_bytes(m.parameters[i].tensor);
@@ -244,7 +237,7 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
     if (c->shard != WEFT_SHARD_NONE) out->optimizer = (out->optimizer + ranks - 1) / ranks;
     out->sums = sums_bytes(c, &m, ranks);
     WEFT_TRY(account_update(c, &m, backend, threads, &update));
-    out->arena = plan->arena_bytes + validation + first + update;
+    out->arena = plan->arena_bytes + validation->arena_bytes + first + update;
     out->all = out->weights + out->optimizer + out->sums + out->arena;
     return WEFT_OK;
 }

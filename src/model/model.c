@@ -137,26 +137,29 @@ weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
     return bindings;
 }
 
+static double number_at(const weft_weight *w, int64_t i) {
+    return w->dtype == WEFT_F64    ? ((const double *)w->data)[i]
+           : w->dtype == WEFT_BF16 ? (double)weft_bf16_to_float(((const uint16_t *)w->data)[i])
+                                   : (double)((const float *)w->data)[i];
+}
+
+static void put_number(weft_weight *w, int64_t i, double value) {
+    if (w->dtype == WEFT_F64)
+        ((double *)w->data)[i] = value;
+    else if (w->dtype == WEFT_BF16)
+        ((uint16_t *)w->data)[i] = weft_float_to_bf16((float)value);
+    else
+        ((float *)w->data)[i] = (float)value;
+}
+
 void weft_weight_read(const weft_weight *w, double *out) {
-    for (int64_t i = 0; i < w->count; i++) {
-        if (w->dtype == WEFT_F64)
-            out[i] = ((const double *)w->data)[i];
-        else if (w->dtype == WEFT_BF16)
-            out[i] = (double)weft_bf16_to_float(((const uint16_t *)w->data)[i]);
-        else
-            out[i] = (double)((const float *)w->data)[i];
-    }
+    for (int64_t i = 0; i < w->count; i++)
+        out[i] = number_at(w, i);
 }
 
 void weft_weight_write(weft_weight *w, const double *values) {
-    for (int64_t i = 0; i < w->count; i++) {
-        if (w->dtype == WEFT_F64)
-            ((double *)w->data)[i] = values[i];
-        else if (w->dtype == WEFT_BF16)
-            ((uint16_t *)w->data)[i] = weft_float_to_bf16((float)values[i]);
-        else
-            ((float *)w->data)[i] = (float)values[i];
-    }
+    for (int64_t i = 0; i < w->count; i++)
+        put_number(w, i, values[i]);
 }
 
 void weft_weight_floats(const weft_weight *w, float *out) {
@@ -167,12 +170,6 @@ void weft_weight_floats(const weft_weight *w, float *out) {
 }
 
 void weft_weight_scale(weft_weight *w, double factor) {
-    weft_weight one = {.dtype = w->dtype, .count = 1, .data = w->data};
-    for (int64_t i = 0; i < w->count; i++) {
-        double value;
-        weft_weight_read(&one, &value);
-        value *= factor;
-        weft_weight_write(&one, &value);
-        one.data = (unsigned char *)one.data + weft_dtype_size(w->dtype);
-    }
+    for (int64_t i = 0; i < w->count; i++)
+        put_number(w, i, number_at(w, i) * factor);
 }
