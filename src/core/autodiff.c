@@ -114,8 +114,8 @@ weft_status weft_graph_drop_unused(weft_graph *g) {
     return WEFT_OK;
 }
 
-static weft_status check_losses(weft_graph *g, int n, weft_tensor *const *loss,
-                                weft_tensor *const *dloss) {
+weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *loss,
+                                     weft_tensor *const *dloss) {
     WEFT_TRY(weft_graph_status(g));
     if (g->n_forward >= 0) return weft_graph_fail(g, "backward: this graph has its gradient");
     if (g->segment) return weft_graph_fail(g, "backward: a recomputation segment is still open");
@@ -126,12 +126,6 @@ static weft_status check_losses(weft_graph *g, int n, weft_tensor *const *loss,
             return weft_graph_fail(g, "backward: the loss is %s, but it must be one number",
                                    weft_tensor_describe(loss[i]));
     }
-    return WEFT_OK;
-}
-
-weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *loss,
-                                     weft_tensor *const *dloss) {
-    WEFT_TRY(check_losses(g, n, loss, dloss));
     int64_t forward = g->n_nodes, tensors = g->n_tensors;
     g->n_forward = forward;
     WEFT_AUTO_FREE weft_tensor **grad = calloc((size_t)tensors + 1, sizeof *grad);

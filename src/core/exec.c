@@ -56,24 +56,6 @@ static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_opti
     return weft_program_make(g, x->backend, weft_pool_size(x->pool), &program, &x->plan);
 }
 
-static weft_status place_data(weft_exec *x, const weft_exec_options *options) {
-    int64_t bytes = x->plan->arena_bytes;
-    x->arena = bytes ? x->backend->alloc(bytes) : NULL;
-    if (bytes && !x->arena)
-        return weft_fail(WEFT_ENOMEM, "exec: the machine would not give %.2f GiB for the arena",
-                         (double)bytes / (1024.0 * 1024.0 * 1024.0));
-    for (const weft_binding *b = options->bindings; b && b->tensor; b++)
-        x->data[b->tensor->id] = b->data;
-    for (int64_t i = 0; i < x->n_tensors; i++) {
-        weft_tensor *root = weft_tensor_root(weft_graph_tensor_at(x->g, i));
-        if (x->plan->offset[i] >= 0)
-            x->data[i] = x->arena + x->plan->offset[i];
-        else
-            x->data[i] = x->data[root->id];
-    }
-    return WEFT_OK;
-}
-
 WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 
 weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
@@ -99,7 +81,20 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
     if (!x->data || !x->kernels) return weft_fail(WEFT_ENOMEM, "exec: no memory");
     WEFT_TRY(weft_exec_find_kernels(g, backend, x->kernels));
     WEFT_TRY(plan_memory(x, g, options));
-    WEFT_TRY(place_data(x, options));
+    int64_t bytes = x->plan->arena_bytes;
+    x->arena = bytes ? x->backend->alloc(bytes) : NULL;
+    if (bytes && !x->arena)
+        return weft_fail(WEFT_ENOMEM, "exec: the machine would not give %.2f GiB for the arena",
+                         (double)bytes / (1024.0 * 1024.0 * 1024.0));
+    for (const weft_binding *b = options->bindings; b && b->tensor; b++)
+        x->data[b->tensor->id] = b->data;
+    for (int64_t i = 0; i < x->n_tensors; i++) {
+        weft_tensor *root = weft_tensor_root(weft_graph_tensor_at(x->g, i));
+        if (x->plan->offset[i] >= 0)
+            x->data[i] = x->arena + x->plan->offset[i];
+        else
+            x->data[i] = x->data[root->id];
+    }
     x->profile = weft_profile_create(g);
     if (backend->open) WEFT_TRY(backend->open(x, &x->state));
     return weft_hand(&x, out);
@@ -142,21 +137,6 @@ void weft_exec_destroy(weft_exec *x) {
 static weft_status fill_memory(const weft_exec *x, void *to, int byte, int64_t bytes) {
     if (x->backend->fill) return x->backend->fill(to, byte, bytes);
     memset(to, byte, (size_t)bytes);
-    return WEFT_OK;
-}
-
-/* Fills what a run makes with NaN (all bits set), so that a kernel which leaves an element
- * unwritten, or reads what is no longer alive, shows. */
-static weft_status poison_temporaries(weft_exec *x) {
-    for (int64_t i = 0; i < x->n_tensors; i++) {
-        const weft_tensor *t = weft_graph_tensor_at(x->g, i);
-        if (t->role == WEFT_ROLE_TEMP && !t->view_of && x->plan->offset[i] >= 0)
-            WEFT_TRY(fill_memory(x, x->data[i], 0xff, weft_tensor_bytes(t)));
-    }
-    for (int64_t i = 0; i < x->n_nodes; i++)
-        if (x->plan->work_offset[i] >= 0)
-            WEFT_TRY(
-                fill_memory(x, x->arena + x->plan->work_offset[i], 0xff, x->plan->work_bytes[i]));
     return WEFT_OK;
 }
 
@@ -206,7 +186,19 @@ weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node
 weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
     x->run = run ? *run : (weft_run){0};
     weft_beat();
-    if (x->poison) WEFT_TRY(poison_temporaries(x));
+    /* Fills what a run makes with NaN (all bits set), so that a kernel which leaves an element
+     * unwritten, or reads what is no longer alive, shows. */
+    if (x->poison) {
+        for (int64_t i = 0; i < x->n_tensors; i++) {
+            const weft_tensor *t = weft_graph_tensor_at(x->g, i);
+            if (t->role == WEFT_ROLE_TEMP && !t->view_of && x->plan->offset[i] >= 0)
+                WEFT_TRY(fill_memory(x, x->data[i], 0xff, weft_tensor_bytes(t)));
+        }
+        for (int64_t i = 0; i < x->n_nodes; i++)
+            if (x->plan->work_offset[i] >= 0)
+                WEFT_TRY(fill_memory(x, x->arena + x->plan->work_offset[i], 0xff,
+                                     x->plan->work_bytes[i]));
+    }
     return x->backend->run ? x->backend->run(x) : weft_exec_walk(x, NULL);
 }
 

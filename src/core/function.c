@@ -105,7 +105,18 @@ static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t l
     return ok ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
 }
 
-static weft_status fill_function(weft_function *f, weft_graph *g, const weft_tensor *const *bound) {
+WEFT_ENDED_BY(weft_function_destroy, weft_function)
+
+weft_status weft_function_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
+                                 const weft_tensor *const *bound, int n_bound,
+                                 weft_function **out) {
+    *out = NULL;
+    WEFT_TRY(weft_graph_status(g));
+    WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
+    if (!f) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    f->all = (weft_exec){.g = g, .backend = backend, .pool = pool};
+    f->n_bound = n_bound;
+    pthread_mutex_init(&f->lock, NULL);
     int64_t nodes = weft_graph_node_count(g), forward = weft_graph_forward_count(g);
     f->all.n_nodes = nodes;
     f->all.n_tensors = weft_graph_tensor_count(g);
@@ -129,22 +140,6 @@ static weft_status fill_function(weft_function *f, weft_graph *g, const weft_ten
     frame *first = frame_take(f);
     if (!first) return weft_fail(WEFT_ENOMEM, "function: no memory for a call");
     frame_give_back(f, first);
-    return WEFT_OK;
-}
-
-WEFT_ENDED_BY(weft_function_destroy, weft_function)
-
-weft_status weft_function_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
-                                 const weft_tensor *const *bound, int n_bound,
-                                 weft_function **out) {
-    *out = NULL;
-    WEFT_TRY(weft_graph_status(g));
-    WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
-    if (!f) return weft_fail(WEFT_ENOMEM, "function: no memory");
-    f->all = (weft_exec){.g = g, .backend = backend, .pool = pool};
-    f->n_bound = n_bound;
-    pthread_mutex_init(&f->lock, NULL);
-    WEFT_TRY(fill_function(f, g, bound));
     return weft_hand(&f, out);
 }
 
@@ -193,32 +188,6 @@ static weft_status check_address(const void *at, const char *what) {
         what, WEFT_ARENA_ALIGN);
 }
 
-static weft_status check_memory(const weft_function *f, weft_half half, const weft_call_memory *m) {
-    const pass *p = &f->passes[half];
-    for (int i = 0; i < f->n_bound; i++) {
-        const weft_tensor *t = f->bound[i];
-        if (p->uses[i])
-            WEFT_TRY(check_address(m->bound[i], t->name ? t->name : weft_tensor_describe(t)));
-    }
-    if (weft_function_saved_bytes(f)) WEFT_TRY(check_address(m->saved, "what is saved"));
-    if (weft_function_workspace_bytes(f, half))
-        WEFT_TRY(check_address(m->workspace, "the workspace"));
-    return WEFT_OK;
-}
-
-static void set_addresses(const weft_function *f, weft_half half, const weft_call_memory *m,
-                          weft_exec *x) {
-    const pass *p = &f->passes[half];
-    unsigned char *base[WEFT_REGIONS] = {0};
-    unsigned char *workspace = m->workspace;
-    base[WEFT_REGION_SAVED] = m->saved;
-    base[workspace_region(half)] = x->arena = workspace ? workspace + own_bytes(f) : NULL;
-    for (int64_t i = 0; i < p->n_placings; i++) {
-        const placing *at = &p->placings[i];
-        x->data[at->tensor] = at->bound >= 0 ? m->bound[at->bound] : base[at->region] + at->offset;
-    }
-}
-
 static weft_status start_on_device(const weft_function *f, weft_half half,
                                    const weft_call_memory *m, frame *x) {
     const pass *p = &f->passes[half];
@@ -252,10 +221,25 @@ static void note_bad(weft_function *f, weft_status status, const char *message) 
 weft_status weft_function_call(weft_function *f, weft_half half, const weft_call_memory *m) {
     const pass *p = &f->passes[half];
     if (p->first == p->last) return WEFT_OK;
-    WEFT_TRY(check_memory(f, half, m));
+    for (int i = 0; i < f->n_bound; i++) {
+        const weft_tensor *t = f->bound[i];
+        if (p->uses[i])
+            WEFT_TRY(check_address(m->bound[i], t->name ? t->name : weft_tensor_describe(t)));
+    }
+    if (weft_function_saved_bytes(f)) WEFT_TRY(check_address(m->saved, "what is saved"));
+    if (weft_function_workspace_bytes(f, half))
+        WEFT_TRY(check_address(m->workspace, "the workspace"));
     frame *x = frame_take(f);
     if (!x) return weft_fail(WEFT_ENOMEM, "call: no memory for one more at the same time");
-    set_addresses(f, half, m, &x->exec);
+    unsigned char *base[WEFT_REGIONS] = {0};
+    unsigned char *workspace = m->workspace;
+    base[WEFT_REGION_SAVED] = m->saved;
+    base[workspace_region(half)] = x->exec.arena = workspace ? workspace + own_bytes(f) : NULL;
+    for (int64_t i = 0; i < p->n_placings; i++) {
+        const placing *at = &p->placings[i];
+        x->exec.data[at->tensor] =
+            at->bound >= 0 ? m->bound[at->bound] : base[at->region] + at->offset;
+    }
     x->exec.run = m->run;
     weft_status status =
         f->all.backend->calls ? start_on_device(f, half, m, x) : run_here(f, p, &x->exec);

@@ -39,16 +39,6 @@ static int64_t add_buffer(planner *p, int64_t bytes, int64_t first, int64_t last
     return p->n_buffers++;
 }
 
-static void find_last_reads(planner *p) {
-    for (int64_t i = 0; i < p->n_tensors; i++)
-        p->last_read[i] = -1;
-    for (int64_t i = 0; i < p->n_nodes; i++) {
-        const weft_node *n = weft_graph_node(p->g, i);
-        for (int k = 0; k < n->n_in; k++)
-            if (n->in[k]) p->last_read[weft_tensor_root(n->in[k])->id] = i;
-    }
-}
-
 /* An input that node n alone reads last, read once by it: the one whose memory may be taken. */
 static bool dies_here(const planner *p, const weft_node *n, int input) {
     weft_tensor *root = weft_tensor_root(n->in[input]);
@@ -73,26 +63,6 @@ static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
     return buffer;
 }
 
-static weft_status place_outputs(planner *p, const weft_node *n) {
-    WEFT_AUTO_FREE bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
-    if (!taken) return weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int o = 0; o < n->n_out; o++) {
-        const weft_tensor *t = n->out[o];
-        if (!t || (p->bound && p->bound[t->id])) continue;
-        int64_t last = p->last_read[t->id] > n->index ? p->last_read[t->id] : n->index;
-        last += p->options->linger;
-        if (last >= p->n_nodes) last = p->n_nodes - 1;
-        if (t->keep || p->options->no_reuse) last = p->n_nodes;
-        int64_t buffer = take_over(p, n, o, taken);
-        if (buffer < 0)
-            buffer = add_buffer(p, weft_tensor_bytes(t), n->index, last);
-        else if (p->buffers[buffer].last < last)
-            p->buffers[buffer].last = last;
-        p->buffer_of[t->id] = buffer;
-    }
-    return WEFT_OK;
-}
-
 static weft_status place_tensors(planner *p) {
     for (int64_t i = 0; i < p->n_tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(p->g, i);
@@ -102,27 +72,28 @@ static weft_status place_tensors(planner *p) {
     }
     for (int64_t i = 0; i < p->n_nodes; i++) {
         const weft_node *n = weft_graph_node(p->g, i);
-        WEFT_TRY(place_outputs(p, n));
+        WEFT_AUTO_FREE bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
+        if (!taken) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+        for (int o = 0; o < n->n_out; o++) {
+            const weft_tensor *t = n->out[o];
+            if (!t || (p->bound && p->bound[t->id])) continue;
+            int64_t last = p->last_read[t->id] > n->index ? p->last_read[t->id] : n->index;
+            last += p->options->linger;
+            if (last >= p->n_nodes) last = p->n_nodes - 1;
+            if (t->keep || p->options->no_reuse) last = p->n_nodes;
+            int64_t buffer = take_over(p, n, o, taken);
+            if (buffer < 0)
+                buffer = add_buffer(p, weft_tensor_bytes(t), n->index, last);
+            else if (p->buffers[buffer].last < last)
+                p->buffers[buffer].last = last;
+            p->buffer_of[t->id] = buffer;
+        }
         const weft_kernel *kernel = p->backend ? p->backend->kernel(n) : NULL;
         int64_t work = kernel && kernel->workspace ? kernel->workspace(n, p->threads) : 0;
         p->work_buffer[i] = work > 0 ? add_buffer(p, work, i, i) : -1;
         p->plan->work_bytes[i] = work;
         if (weft_arena_bytes(work) > p->plan->workspace_bytes)
             p->plan->workspace_bytes = weft_arena_bytes(work);
-    }
-    return WEFT_OK;
-}
-
-/* Which region a buffer is in: by the passes that it is alive in. */
-static weft_status assign_regions(planner *p) {
-    int64_t forward = weft_graph_forward_count(p->g);
-    for (int64_t i = 0; p->options->cut && i < p->n_buffers; i++) {
-        plan_buffer *b = &p->buffers[i];
-        if (b->first < 0 || b->last == p->n_nodes)
-            return weft_fail(WEFT_EBUG, "plan: it is cut, but something that lasts is not bound");
-        b->region = b->first >= forward  ? WEFT_REGION_BACKWARD
-                    : b->last >= forward ? WEFT_REGION_SAVED
-                                         : WEFT_REGION_FORWARD;
     }
     return WEFT_OK;
 }
@@ -147,23 +118,6 @@ static weft_status place_buffer(planner *p, weft_space *spaces[WEFT_REGIONS], pl
     return WEFT_OK;
 }
 
-static weft_status assign_offsets(planner *p) {
-    weft_space *spaces[WEFT_REGIONS] = {NULL};
-    WEFT_AUTO_FREE plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
-    if (!order) return weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int64_t i = 0; i < p->n_buffers; i++)
-        order[i] = (plan_order){p->buffers[i].bytes, i};
-    qsort(order, (size_t)p->n_buffers, sizeof *order, by_size);
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; i < p->n_buffers && status == WEFT_OK; i++)
-        status = place_buffer(p, spaces, &p->buffers[order[i].buffer]);
-    for (int i = 0; i < WEFT_REGIONS; i++) {
-        p->plan->arena_bytes += p->plan->region_bytes[i];
-        weft_space_close(spaces[i]);
-    }
-    return status;
-}
-
 /* The node at which the most is alive, and how much that is. */
 static weft_status find_peak(planner *p, int64_t *node) {
     WEFT_AUTO_FREE int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
@@ -184,9 +138,41 @@ static weft_status find_peak(planner *p, int64_t *node) {
     return WEFT_OK;
 }
 
-/* What the plan tells beside the offsets: what is alive when. */
-static weft_status sum_up(planner *p) {
-    int64_t peak = -1, forward = weft_graph_forward_count(p->g);
+static weft_status make_plan(planner *p) {
+    for (int64_t i = 0; i < p->n_tensors; i++)
+        p->last_read[i] = -1;
+    for (int64_t i = 0; i < p->n_nodes; i++) {
+        const weft_node *n = weft_graph_node(p->g, i);
+        for (int k = 0; k < n->n_in; k++)
+            if (n->in[k]) p->last_read[weft_tensor_root(n->in[k])->id] = i;
+    }
+    WEFT_TRY(place_tensors(p));
+    /* Which region a buffer is in: by the passes that it is alive in. */
+    int64_t forward = weft_graph_forward_count(p->g);
+    for (int64_t i = 0; p->options->cut && i < p->n_buffers; i++) {
+        plan_buffer *b = &p->buffers[i];
+        if (b->first < 0 || b->last == p->n_nodes)
+            return weft_fail(WEFT_EBUG, "plan: it is cut, but something that lasts is not bound");
+        b->region = b->first >= forward  ? WEFT_REGION_BACKWARD
+                    : b->last >= forward ? WEFT_REGION_SAVED
+                                         : WEFT_REGION_FORWARD;
+    }
+    weft_space *spaces[WEFT_REGIONS] = {NULL};
+    WEFT_AUTO_FREE plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
+    if (!order) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int64_t i = 0; i < p->n_buffers; i++)
+        order[i] = (plan_order){p->buffers[i].bytes, i};
+    qsort(order, (size_t)p->n_buffers, sizeof *order, by_size);
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; i < p->n_buffers && status == WEFT_OK; i++)
+        status = place_buffer(p, spaces, &p->buffers[order[i].buffer]);
+    for (int i = 0; i < WEFT_REGIONS; i++) {
+        p->plan->arena_bytes += p->plan->region_bytes[i];
+        weft_space_close(spaces[i]);
+    }
+    WEFT_TRY(status);
+    /* What the plan tells beside the offsets: what is alive when. */
+    int64_t peak = -1;
     WEFT_TRY(find_peak(p, &peak));
     for (int64_t i = 0; i < p->n_buffers; i++) {
         const plan_buffer *b = &p->buffers[i];
@@ -199,10 +185,6 @@ static weft_status sum_up(planner *p) {
             p->plan->peak_saved_bytes += at_peak;
         }
     }
-    return WEFT_OK;
-}
-
-static void copy_offsets(planner *p) {
     for (int64_t i = 0; i < p->n_tensors; i++) {
         int64_t buffer = p->buffer_of[weft_tensor_root(weft_graph_tensor_at(p->g, i))->id];
         p->plan->offset[i] = buffer < 0 ? -1 : p->buffers[buffer].offset;
@@ -210,15 +192,6 @@ static void copy_offsets(planner *p) {
     }
     for (int64_t i = 0; i < p->n_nodes; i++)
         p->plan->work_offset[i] = p->work_buffer[i] < 0 ? -1 : p->buffers[p->work_buffer[i]].offset;
-}
-
-static weft_status make_plan(planner *p) {
-    find_last_reads(p);
-    WEFT_TRY(place_tensors(p));
-    WEFT_TRY(assign_regions(p));
-    WEFT_TRY(assign_offsets(p));
-    WEFT_TRY(sum_up(p));
-    copy_offsets(p);
     int64_t limit = p->options->memory_limit;
     if (limit == 0 && p->backend && p->backend->memory) limit = p->backend->memory();
     if (limit == 0 || p->plan->arena_bytes <= limit) return WEFT_OK;
@@ -377,23 +350,6 @@ static void find_in_way(const weft_space *s, request *r, int64_t i, int64_t star
     find_in_way(s, r, 2 * i + 1, start + half, count - half);
 }
 
-/* Moves on from one that is in the way to the next, until none is. */
-static int64_t find_place(request *r, int64_t bytes) {
-    int64_t at = 0;
-    bool moved = true;
-    while (moved) {
-        moved = false;
-        for (int i = 0; i < r->n; i++) {
-            reader *one = &r->readers[i];
-            one->at = find_span(one->spans, one->at, at);
-            if (one->at == one->spans->n || one->spans->list[one->at].from >= at + bytes) continue;
-            at = one->spans->list[one->at].to;
-            moved = true;
-        }
-    }
-    return at;
-}
-
 static bool write_taken(weft_space *s, const request *r, int64_t i, int64_t start, int64_t count) {
     if (start > r->last || start + count <= r->first) return true;
     if (!add_span(&s->parts[i].any, r->taken)) return false;
@@ -408,7 +364,20 @@ weft_status weft_space_take(weft_space *s, int64_t first, int64_t last, int64_t 
                             int64_t *offset) {
     request r = {.first = first, .last = last};
     find_in_way(s, &r, 1, 0, s->moments);
-    *offset = find_place(&r, bytes);
+    /* Moves on from one that is in the way to the next, until none is. */
+    int64_t at = 0;
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        for (int i = 0; i < r.n; i++) {
+            reader *one = &r.readers[i];
+            one->at = find_span(one->spans, one->at, at);
+            if (one->at == one->spans->n || one->spans->list[one->at].from >= at + bytes) continue;
+            at = one->spans->list[one->at].to;
+            moved = true;
+        }
+    }
+    *offset = at;
     r.taken = (span){*offset, *offset + bytes};
     if (bytes == 0 || write_taken(s, &r, 1, 0, s->moments)) return WEFT_OK;
     return weft_fail(WEFT_ENOMEM, "plan: no memory");

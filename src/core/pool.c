@@ -125,17 +125,6 @@ static void pool_wake(weft_pool *pool, int64_t wanted) {
             pthread_cond_signal(&pool->wake);
 }
 
-/* Shares the threads out among nodes; without a pin all are on one. */
-static void pool_find_nodes(weft_pool *pool, weft_pin pin, const weft_topology *t) {
-    for (int i = 0; i < pool->size; i++) {
-        pool->node[i] = pin == WEFT_PIN_NONE ? 0 : t->list[i].node % POOL_NODES_MAX;
-        pool->before[pool->node[i] + 1]++;
-        if (pool->nodes <= pool->node[i]) pool->nodes = pool->node[i] + 1;
-    }
-    for (int i = 0; i < pool->nodes; i++)
-        pool->before[i + 1] += pool->before[i];
-}
-
 /* Where the system will not hold it, a worker runs anywhere. */
 static bool pool_start_worker(weft_pool *pool, int thread, weft_pin pin, const weft_topology *t) {
     pool_worker *worker = malloc(sizeof *worker);
@@ -187,7 +176,15 @@ weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology 
     pool->node = calloc((size_t)threads, sizeof *pool->node);
     bool ok = pool->threads && pool->node;
     weft_pin pin = threads > 1 ? weft_pin_choose(wish, threads, t) : WEFT_PIN_NONE;
-    if (ok) pool_find_nodes(pool, pin, t);
+    if (ok) { /* threads are shared out among nodes; without a pin all are on one */
+        for (int i = 0; i < pool->size; i++) {
+            pool->node[i] = pin == WEFT_PIN_NONE ? 0 : t->list[i].node % POOL_NODES_MAX;
+            pool->before[pool->node[i] + 1]++;
+            if (pool->nodes <= pool->node[i]) pool->nodes = pool->node[i] + 1;
+        }
+        for (int i = 0; i < pool->nodes; i++)
+            pool->before[i + 1] += pool->before[i];
+    }
     for (int i = 1; ok && i < threads; i++)
         ok = pool_start_worker(pool, i, pin, t);
     if (!ok) {

@@ -162,15 +162,6 @@ static weft_status read_range(const weft_safetensors *f, const char *name, const
     return WEFT_OK;
 }
 
-static weft_status read_entry(const weft_safetensors *f, const char *name, const json_t *value,
-                              int64_t data_bytes, entry *out) {
-    if (!json_is_object(value)) return bad_tensor(f, name, "its entry in the header is no object");
-    *out = (entry){.tensor.name = name};
-    WEFT_TRY(read_dtype(f, name, json_object_get(value, "dtype"), &out->tensor.dtype));
-    WEFT_TRY(read_shape(f, name, json_object_get(value, "shape"), &out->tensor));
-    return read_range(f, name, json_object_get(value, "data_offsets"), data_bytes, out);
-}
-
 static weft_status read_metadata(weft_safetensors *f, json_t *value) {
     if (!json_is_object(value)) return bad_file(f, "'__metadata__' is no object");
     EACH_MEMBER(m, value)
@@ -217,7 +208,13 @@ static weft_status read_entries(weft_safetensors *f, const unsigned char *data, 
             WEFT_TRY(read_metadata(f, m.value));
             continue;
         }
-        WEFT_TRY(read_entry(f, m.key, m.value, data_bytes, &entries[n]));
+        if (!json_is_object(m.value))
+            return bad_tensor(f, m.key, "its entry in the header is no object");
+        entries[n] = (entry){.tensor.name = m.key};
+        WEFT_TRY(read_dtype(f, m.key, json_object_get(m.value, "dtype"), &entries[n].tensor.dtype));
+        WEFT_TRY(read_shape(f, m.key, json_object_get(m.value, "shape"), &entries[n].tensor));
+        WEFT_TRY(read_range(f, m.key, json_object_get(m.value, "data_offsets"), data_bytes,
+                            &entries[n]));
         entries[n].tensor.data = data + entries[n].begin;
         n++;
     }
@@ -253,7 +250,11 @@ static weft_status read_header(weft_safetensors *f) {
                         f->map_bytes - LENGTH_BYTES - (int64_t)length, entries);
 }
 
-static weft_status map_file(weft_safetensors *f) {
+weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
+    *out = NULL;
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);
+    if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
+    f->path = path;
     /* O_NONBLOCK: a pipe in place of a file must not keep us waiting. */
     WEFT_AUTO_CLOSE int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return system_failed(f->path, "cannot be opened");
@@ -265,15 +266,6 @@ static weft_status map_file(weft_safetensors *f) {
     if (map == MAP_FAILED) return system_failed(f->path, "cannot be mapped");
     f->map = map;
     f->map_bytes = info.st_size;
-    return WEFT_OK;
-}
-
-weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
-    *out = NULL;
-    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);
-    if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
-    f->path = path;
-    WEFT_TRY(map_file(f));
     WEFT_TRY(read_header(f));
     f->path = NULL;
     return weft_hand(&f, out);
@@ -347,19 +339,6 @@ typedef struct {
     size_t header_bytes; /* of header, spaces at its end included */
 } layout;
 
-/* Large elements first, then by name: every element then lies on a multiple of its own size. */
-static void order_data(layout *l) {
-    int64_t at = 0, placed = 0;
-    for (int64_t size = ALIGN; size > 0; size /= 2) {
-        for (int64_t i = 0; i < l->n; i++) {
-            if (file_dtypes[l->tensors[i].dtype].size != size) continue;
-            l->order[placed++] = i;
-            l->begin[i] = at;
-            at += l->tensors[i].bytes;
-        }
-    }
-}
-
 static weft_status check_tensor(const layout *l, int64_t i) {
     weft_safetensor *t = &l->tensors[i];
     const char *name = t->name, *wrong = NULL;
@@ -378,16 +357,6 @@ static weft_status check_tensor(const layout *l, int64_t i) {
     if (!wrong) return WEFT_OK;
     return WEFT_BAD_INPUT("%s: tensor '%s' cannot be written: %s", shown(l->path), shown(name),
                           wrong);
-}
-
-static weft_status check_tensors(const layout *l) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < l->n; i++) {
-        WEFT_TRY(check_tensor(l, i));
-        if (__builtin_add_overflow(total, l->tensors[i].bytes, &total))
-            return WEFT_BAD_INPUT("%s: the tensors are too large for one file", shown(l->path));
-    }
-    return WEFT_OK;
 }
 
 static json_t *describe_tensor(const weft_safetensor *t, int64_t begin) {
@@ -436,23 +405,6 @@ static weft_status make_header(layout *l, const char *const *metadata) {
     return WEFT_OK;
 }
 
-static weft_status write_file(const layout *l, weft_sum *sum) {
-    uint64_t length = l->header_bytes;
-    weft_new_file f;
-    weft_status status = WEFT_OK;
-    WEFT_TRY(weft_new_file_begin(&f, l->path));
-    weft_new_file_put(&f, &length, LENGTH_BYTES);
-    weft_new_file_put(&f, l->header, (int64_t)l->header_bytes);
-    for (int64_t i = 0; status == WEFT_OK && i < l->n; i++) {
-        const weft_safetensor *t = &l->tensors[l->order[i]];
-        const void *data = t->data;
-        if (t->make) status = t->make(t->context, t, &data);
-        if (status == WEFT_OK) weft_new_file_put(&f, data, t->bytes);
-    }
-    if (sum) *sum = f.sum;
-    return weft_new_file_end(&f, status);
-}
-
 static void end_layout(layout *l) {
     WEFT_FREE(l->header, l->begin, l->order, l->tensors);
 }
@@ -468,8 +420,35 @@ weft_status weft_safetensors_write(const char *path, const weft_safetensor *tens
         return weft_fail(WEFT_ENOMEM, "%s: no memory to write it", shown(path));
     if (n > 0) memcpy(l.tensors, tensors, (size_t)n * sizeof *tensors);
     qsort(l.tensors, (size_t)n, sizeof *l.tensors, by_name);
-    WEFT_TRY(check_tensors(&l));
-    order_data(&l);
+    int64_t total = 0;
+    for (int64_t i = 0; i < l.n; i++) {
+        WEFT_TRY(check_tensor(&l, i));
+        if (__builtin_add_overflow(total, l.tensors[i].bytes, &total))
+            return WEFT_BAD_INPUT("%s: the tensors are too large for one file", shown(l.path));
+    }
+    /* Large elements first, then by name: every element then lies on a multiple of its own size. */
+    int64_t at = 0, placed = 0;
+    for (int64_t size = ALIGN; size > 0; size /= 2) {
+        for (int64_t i = 0; i < l.n; i++) {
+            if (file_dtypes[l.tensors[i].dtype].size != size) continue;
+            l.order[placed++] = i;
+            l.begin[i] = at;
+            at += l.tensors[i].bytes;
+        }
+    }
     WEFT_TRY(make_header(&l, metadata));
-    return write_file(&l, sum);
+    uint64_t length = l.header_bytes;
+    weft_new_file f;
+    weft_status status = WEFT_OK;
+    WEFT_TRY(weft_new_file_begin(&f, l.path));
+    weft_new_file_put(&f, &length, LENGTH_BYTES);
+    weft_new_file_put(&f, l.header, (int64_t)l.header_bytes);
+    for (int64_t i = 0; status == WEFT_OK && i < l.n; i++) {
+        const weft_safetensor *t = &l.tensors[l.order[i]];
+        const void *data = t->data;
+        if (t->make) status = t->make(t->context, t, &data);
+        if (status == WEFT_OK) weft_new_file_put(&f, data, t->bytes);
+    }
+    if (sum) *sum = f.sum;
+    return weft_new_file_end(&f, status);
 }

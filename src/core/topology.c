@@ -10,20 +10,6 @@
 /* A page of sysfs is no longer. */
 enum { LIST_ROOM = 4096 };
 
-/* Reads numbers, and ranges of them, up to the first that is none; those a set has no room for are
- * left out. */
-static void parse_list(const char *text, cpu_set_t *out) {
-    CPU_ZERO(out);
-    while (isdigit((unsigned char)*text)) {
-        char *end;
-        long first = strtol(text, &end, 10), last = first;
-        if (*end == '-') last = strtol(end + 1, &end, 10);
-        for (long i = first; i <= last && i < CPU_SETSIZE; i++)
-            CPU_SET((size_t)i, out);
-        text = *end == ',' ? end + 1 : end;
-    }
-}
-
 /* The numbers in a file that also are in `among`; none where there is no such file. */
 static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) {
     char text[LIST_ROOM];
@@ -31,26 +17,19 @@ static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) 
     size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
     if (file) fclose(file);
     text[length] = '\0';
-    parse_list(text, out);
-    if (among) CPU_AND(out, out, among);
-}
-
-static weft_status read_nodes(const char *root, const cpu_set_t *allowed, weft_topology *t) {
-    char path[WEFT_PATH_MAX];
-    cpu_set_t nodes, cpus;
-    WEFT_TRY(weft_path(path, "%s/node/online", root));
-    read_list(path, NULL, &nodes);
-    for (int node = 0; node < CPU_SETSIZE; node++) {
-        if (!CPU_ISSET((size_t)node, &nodes)) continue;
-        WEFT_TRY(weft_path(path, "%s/node/node%d/cpulist", root, node));
-        read_list(path, allowed, &cpus);
-        if (CPU_COUNT(&cpus) == 0) continue; /* memory alone */
-        for (int i = 0; i < t->n; i++)
-            if (CPU_ISSET((size_t)t->list[i].cpu, &cpus)) t->list[i].node = t->nodes;
-        t->nodes++;
+    const char *at = text;
+    /* Reads numbers, and ranges of them, up to the first that is none; those a set has no room for
+     * are left out. */
+    CPU_ZERO(out);
+    while (isdigit((unsigned char)*at)) {
+        char *end;
+        long first = strtol(at, &end, 10), last = first;
+        if (*end == '-') last = strtol(end + 1, &end, 10);
+        for (long i = first; i <= last && i < CPU_SETSIZE; i++)
+            CPU_SET((size_t)i, out);
+        at = *end == ',' ? end + 1 : end;
     }
-    if (t->nodes == 0) t->nodes = 1;
-    return WEFT_OK;
+    if (among) CPU_AND(out, out, among);
 }
 
 static weft_status read_core(const char *root, const cpu_set_t *allowed, weft_processor *p) {
@@ -81,7 +60,20 @@ weft_status weft_topology_read(const char *root, const cpu_set_t *allowed, weft_
     if (!t.list) return weft_fail(WEFT_ENOMEM, "threads: no memory for a list of processors");
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET((size_t)cpu, allowed)) t.list[t.n++].cpu = cpu;
-    WEFT_TRY(read_nodes(root, allowed, &t));
+    char path[WEFT_PATH_MAX];
+    cpu_set_t nodes, cpus;
+    WEFT_TRY(weft_path(path, "%s/node/online", root));
+    read_list(path, NULL, &nodes);
+    for (int node = 0; node < CPU_SETSIZE; node++) {
+        if (!CPU_ISSET((size_t)node, &nodes)) continue;
+        WEFT_TRY(weft_path(path, "%s/node/node%d/cpulist", root, node));
+        read_list(path, allowed, &cpus);
+        if (CPU_COUNT(&cpus) == 0) continue; /* memory alone */
+        for (int i = 0; i < t.n; i++)
+            if (CPU_ISSET((size_t)t.list[i].cpu, &cpus)) t.list[i].node = t.nodes;
+        t.nodes++;
+    }
+    if (t.nodes == 0) t.nodes = 1;
     for (int i = 0; i < t.n; i++)
         WEFT_TRY(read_core(root, allowed, &t.list[i]));
     for (int i = 0; i < t.n; i++) {

@@ -141,17 +141,6 @@ static void gate_mix_back_row(const void *context, int64_t p) {
     }
 }
 
-/* d_gate of `count` heads, from the sums of their dots. */
-static void write_d_gate(const head_run *k, int64_t p, int64_t h, int64_t count, vreal sum) {
-    real scratch[VBYTES / sizeof(real)];
-    const weft_tensor *to = k->n->out[1];
-    int64_t at = gate_row(k, p) + h;
-    vreal s = gate_sigmoid(k, p, h, count);
-    real *out = tile_out(k->x, to, at, scratch);
-    vstore_part(out, alpha_of(k) * s * (1 - s) * sum, count);
-    tile_done(k->x, to, at, count, out);
-}
-
 /* A task is one row of d_gate: a sequence's, or a position's. */
 WEFT_TASK(d_gate_row) {
     const head_run *k = context;
@@ -166,7 +155,14 @@ WEFT_TASK(d_gate_row) {
         vreal sum = {0};
         for (int64_t i = 0; i < count; i++)
             sum[i] = (real)lane[i];
-        write_d_gate(k, first, h, count, sum);
+        /* d_gate of `count` heads, from the sums of their dots. */
+        real scratch[VBYTES / sizeof(real)];
+        const weft_tensor *to = k->n->out[1];
+        int64_t at = gate_row(k, first) + h;
+        vreal s = gate_sigmoid(k, first, h, count);
+        real *out = tile_out(k->x, to, at, scratch);
+        vstore_part(out, alpha_of(k) * s * (1 - s) * sum, count);
+        tile_done(k->x, to, at, count, out);
     }
 }
 
@@ -226,35 +222,31 @@ static void draw_words(uint64_t key, uint32_t first, uint32_t sequence, uint32_t
     }
 }
 
-/* Elements at .. at+len of sequence b, `at` a multiple of DRAWN. */
-static void drop_tile(const dropping *k, int64_t b, int64_t at, int64_t len) {
-    const weft_run *run = weft_exec_current_run(k->x);
-    real x_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
-    int64_t place = b * k->length + at;
-    const real *x = tile_in(k->x, k->n->in[0], place, len, x_scratch);
-    real *y = tile_out(k->x, k->n->out[0], place, y_scratch);
-    const uint32_t threshold = k->threshold;
-    const real scale = k->scale;
-    for (int64_t i = 0; i < len; i += DRAWN) {
-        uint32_t word[DRAWN];
-        real kept[DRAWN];
-        draw_words(run->seed, (uint32_t)((at + i) / 4), run->sequence + (uint32_t)b, run->iteration,
-                   k->site, word);
-        int64_t count = min_i64(DRAWN, len - i);
-        memcpy(kept, x + i, (size_t)count * sizeof(real));
-        for (int64_t e = 0; e < count; e++)
-            kept[e] = word[e] >> 8 >= threshold ? kept[e] * scale : 0;
-        memcpy(y + i, kept, (size_t)count * sizeof(real));
-    }
-    tile_done(k->x, k->n->out[0], place, len, y);
-}
-
 WEFT_TASK(drop_chunk) {
     const dropping *k = context;
     int64_t b = task / k->chunks, first = task % k->chunks * k->chunk;
     int64_t end = min_i64(first + k->chunk, k->length);
-    for (int64_t at = first; at < end; at += TILE)
-        drop_tile(k, b, at, min_i64(TILE, end - at));
+    const weft_run *run = weft_exec_current_run(k->x);
+    for (int64_t at = first; at < end; at += TILE) { /* a multiple of DRAWN */
+        real x_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
+        int64_t place = b * k->length + at, len = min_i64(TILE, end - at);
+        const real *x = tile_in(k->x, k->n->in[0], place, len, x_scratch);
+        real *y = tile_out(k->x, k->n->out[0], place, y_scratch);
+        const uint32_t threshold = k->threshold;
+        const real scale = k->scale;
+        for (int64_t i = 0; i < len; i += DRAWN) {
+            uint32_t word[DRAWN];
+            real kept[DRAWN];
+            draw_words(run->seed, (uint32_t)((at + i) / 4), run->sequence + (uint32_t)b,
+                       run->iteration, k->site, word);
+            int64_t count = min_i64(DRAWN, len - i);
+            memcpy(kept, x + i, (size_t)count * sizeof(real));
+            for (int64_t e = 0; e < count; e++)
+                kept[e] = word[e] >> 8 >= threshold ? kept[e] * scale : 0;
+            memcpy(y + i, kept, (size_t)count * sizeof(real));
+        }
+        tile_done(k->x, k->n->out[0], place, len, y);
+    }
 }
 
 DEFINE_KERNEL(dropout) {

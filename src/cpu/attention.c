@@ -252,28 +252,6 @@ static __attribute__((noinline)) void add_values(real *output, const real *value
                        weights, TILE_N, seen, NULL, rescale, NULL);
 }
 
-static void pack_keys(const query_task *t, int64_t key0, int64_t n_keys) {
-    const attention_problem *p = &t->f->p;
-    const weft_attention_attr *a = p->a;
-    const forward_scratch *s = &t->s;
-    pack_across(p, &p->k, t->b, t->kv, key0, n_keys, TILE_M, 1, s->keys, s->widened);
-    pack_along(p, &p->v, t->b, t->kv, key0, n_keys, TILE_M, KEY_TILE, 1, s->values, s->widened);
-    const real *n = p->n ? p->n + (t->b * a->kv_heads + t->kv) * a->keys + key0 : NULL;
-    for (int64_t j = 0; j < KEY_TILE; j++)
-        s->bias[j] = n && j < n_keys ? LOG2_E * t->head.beta * n[j] : 0;
-    if (a->band && t->q0 - (key0 + n_keys - 1) <= a->window)
-        pack_across(p, &p->q, t->b, t->h, key0, n_keys, TILE_M, 1, s->band_queries, s->widened);
-}
-
-/* The keys and values of the tile after key0, a part for each of the query panels. */
-static void prefetch_keys(const query_task *t, int64_t key0, int64_t lane0, int64_t end) {
-    const attention_problem *p = &t->f->p;
-    int64_t rows = ceil_div(KEY_TILE * TILE_N, t->n_queries);
-    int64_t first = key0 + KEY_TILE + lane0 / TILE_N * rows;
-    prefetch_rows(p, &p->k, t->b, t->kv, first, rows, end);
-    prefetch_rows(p, &p->v, t->b, t->kv, first, rows, end);
-}
-
 static void begin_tile(const query_task *t) {
     const attention_problem *p = &t->f->p;
     const forward_scratch *s = &t->s;
@@ -294,35 +272,6 @@ static void begin_tile(const query_task *t) {
     }
 }
 
-/* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
-static void transpose_output(const real *from, int64_t dv, real *to) {
-    for (int64_t d = 0; d < dv; d += 4)
-        for (int64_t i = 0; i < TILE_N; i += 4) {
-            const real *at[4];
-            for (int64_t r = 0; r < 4; r++)
-                at[r] = from + (d + r) * TILE_N + i;
-            transpose_block(at, 1, to + i * dv + d, dv);
-        }
-}
-
-static void end_tile(const query_task *t) {
-    const forward *f = t->f;
-    const weft_attention_attr *a = f->p.a;
-    const forward_scratch *s = &t->s;
-    int64_t dv = round_up(a->dv, TILE_M);
-    for (int64_t i = 0; i < t->n_queries; i++) {
-        if (i % TILE_N == 0) transpose_output(s->output + i * dv, dv, s->widened);
-        const real *from = s->widened + i % TILE_N * dv;
-        int64_t at = head_row_at(&f->o, t->b, t->q0 + i, t->h);
-        real *to = tile_out(f->p.x, f->o.t, at, s->widened + TILE_N * dv), factor = 1 / s->sum[i];
-        for (int64_t d = 0; d < a->dv; d++)
-            to[d] = from[d] * factor;
-        tile_done(f->p.x, f->o.t, at, a->dv, to);
-        f->lse[(t->b * a->heads + t->h) * a->queries + t->q0 + i] =
-            LN_2 * s->top[i] + (real)log((double)s->sum[i]);
-    }
-}
-
 WEFT_TASK(attend_tile) {
     const forward *f = context;
     const weft_attention_attr *a = f->p.a;
@@ -336,14 +285,26 @@ WEFT_TASK(attend_tile) {
     t.softcap = LOG2_E * (real)a->softcap;
     t.n_queries = min_i64(f->query_tile, a->queries - t.q0);
     begin_tile(&t);
+    const attention_problem *p = &f->p;
+    const forward_scratch *s = &t.s;
     int64_t end = a->causal ? t.q0 + t.n_queries : a->keys, dv = round_up(a->dv, TILE_M);
     int64_t first = first_key_of(&f->p, t.b, t.q0) / KEY_TILE * KEY_TILE;
     for (int64_t key0 = first; key0 < end; key0 += KEY_TILE) {
         int64_t n_keys = min_i64(KEY_TILE, end - key0);
-        pack_keys(&t, key0, n_keys);
+        pack_across(p, &p->k, t.b, t.kv, key0, n_keys, TILE_M, 1, s->keys, s->widened);
+        pack_along(p, &p->v, t.b, t.kv, key0, n_keys, TILE_M, KEY_TILE, 1, s->values, s->widened);
+        const real *n = p->n ? p->n + (t.b * a->kv_heads + t.kv) * a->keys + key0 : NULL;
+        for (int64_t j = 0; j < KEY_TILE; j++)
+            s->bias[j] = n && j < n_keys ? LOG2_E * t.head.beta * n[j] : 0;
+        if (a->band && t.q0 - (key0 + n_keys - 1) <= a->window)
+            pack_across(p, &p->q, t.b, t.h, key0, n_keys, TILE_M, 1, s->band_queries, s->widened);
         for (int64_t lane0 = 0; lane0 < t.n_queries; lane0 += TILE_N) {
             int64_t seen = n_keys;
-            prefetch_keys(&t, key0, lane0, end);
+            /* The keys and values of the tile after key0, a part for each of the query panels. */
+            int64_t rows = ceil_div(KEY_TILE * TILE_N, t.n_queries);
+            int64_t ahead = key0 + KEY_TILE + lane0 / TILE_N * rows;
+            prefetch_rows(p, &p->k, t.b, t.kv, ahead, rows, end);
+            prefetch_rows(p, &p->v, t.b, t.kv, ahead, rows, end);
             if (a->causal) seen = min_i64(seen, t.q0 + lane0 + TILE_N - key0);
             if (seen <= 0 || (real)(key0 + seen) <= t.s.hidden[lane0]) continue;
             real top[TILE_V * VBYTES / sizeof(real)], rescale[TILE_V * VBYTES / sizeof(real)];
@@ -353,7 +314,24 @@ WEFT_TASK(attend_tile) {
             add_values(t.s.output + lane0 * dv, t.s.values, t.s.scores, seen, dv, rescale);
         }
     }
-    end_tile(&t);
+    for (int64_t i = 0; i < t.n_queries; i++) {
+        /* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
+        for (int64_t d = 0; i % TILE_N == 0 && d < dv; d += 4)
+            for (int64_t lane = 0; lane < TILE_N; lane += 4) {
+                const real *four[4];
+                for (int64_t r = 0; r < 4; r++)
+                    four[r] = s->output + i * dv + (d + r) * TILE_N + lane;
+                transpose_block(four, 1, s->widened + lane * dv + d, dv);
+            }
+        const real *from = s->widened + i % TILE_N * dv;
+        int64_t at = head_row_at(&f->o, t.b, t.q0 + i, t.h);
+        real *to = tile_out(f->p.x, f->o.t, at, s->widened + TILE_N * dv), factor = 1 / s->sum[i];
+        for (int64_t d = 0; d < a->dv; d++)
+            to[d] = from[d] * factor;
+        tile_done(f->p.x, f->o.t, at, a->dv, to);
+        f->lse[(t.b * a->heads + t.h) * a->queries + t.q0 + i] =
+            LN_2 * s->top[i] + (real)log((double)s->sum[i]);
+    }
 }
 
 DEFINE_KERNEL(attention, .workspace = attention_workspace) {

@@ -91,15 +91,6 @@ static void pack_query_tile(const backward *w, const pair_task *t, int64_t q0) {
     }
 }
 
-/* The keys and values of the next tile, a part for each pair; q is the first pair's query. */
-static void prefetch_keys(const pair_task *t, int64_t q) {
-    const attention_problem *p = t->p;
-    int64_t pairs = ceil_div(p->a->queries - q, PAIR_QUERIES), rows = ceil_div(PAIR_KEYS, pairs);
-    int64_t first = t->key0 + PAIR_KEYS + (t->q0 - q) / PAIR_QUERIES * rows;
-    prefetch_rows(p, &p->k, t->b, t->kv, first, rows, t->end_key);
-    prefetch_rows(p, &p->v, t->b, t->kv, first, rows, t->end_key);
-}
-
 static void pack_keys(UNUSED const backward *w, pair_task *t) {
     const attention_problem *p = t->p;
     const weft_attention_attr *a = p->a;
@@ -132,8 +123,13 @@ static void begin_task(const backward *w, pair_task *t, int64_t task) {
     if (w->g.drel) t->drel = rel + w->distance_zero;
 }
 
+/* And asks for the keys and values of the next tile, a part for each pair. */
 static void work_tiles(UNUSED const backward *w, pair_task *t, int64_t first) {
-    prefetch_keys(t, first);
+    const attention_problem *p = t->p;
+    int64_t rows = ceil_div(PAIR_KEYS, ceil_div(p->a->queries - first, PAIR_QUERIES));
+    int64_t next = t->key0 + PAIR_KEYS + (t->q0 - first) / PAIR_QUERIES * rows;
+    prefetch_rows(p, &p->k, t->b, t->kv, next, rows, t->end_key);
+    prefetch_rows(p, &p->v, t->b, t->kv, next, rows, t->end_key);
     work_pair(t);
 }
 
@@ -161,7 +157,9 @@ static int64_t attention_back_workspace(const weft_node *n, int threads) {
     return (shared + threads * w.g.scratch_size) * (int64_t)sizeof(real);
 }
 
-static backward make_backward(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(attention_back, .workspace = attention_back_workspace) {
+    if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
+        return KERNEL(attention_back_bf16)(x, n);
     backward w = {.g = make_back_problem(x, n, PAIR_KEYS)};
     const weft_attention_attr *a = w.g.p.a;
     w.extras = w.g.p.n || a->pos != WEFT_POS_NONE ? EXTRAS_SCORE : EXTRAS_NONE;
@@ -174,13 +172,6 @@ static backward make_backward(weft_exec *x, const weft_node *n) {
         bool inside = distance >= 0 && distance < w.g.p.distances;
         w.distance_bias[i] = inside ? LOG2_E * w.g.p.rel[distance] : 0;
     }
-    return w;
-}
-
-DEFINE_KERNEL(attention_back, .workspace = attention_back_workspace) {
-    if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
-        return KERNEL(attention_back_bf16)(x, n);
-    backward w = make_backward(x, n);
     run_back(weft_exec_pool(x), &w);
     for (int64_t distance = 0; w.g.drel && distance < w.g.p.distances; distance++) {
         double sum = 0; /* the gradient of its bias */

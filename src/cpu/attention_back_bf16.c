@@ -178,7 +178,7 @@ static ALWAYS_INLINE void softmax_row(pair_task *t, int64_t row, int64_t width, 
     const real *score = t->s.scores + row * SCORES_LD;
     real *column = t->s.column + t->key0 - t->first_key;
     uint16_t *p_to = t->s.p + row * SIDE, *ds_to = t->s.ds + row * SIDE;
-    vreal unused[2];
+    vreal unused[2] = {vset(0), vset(0)};
     int64_t j = softmax_back_many(weight, ds, width / (2 * VLEN), false, false, unused, unused);
     for (j *= 2 * VLEN; j < width; j += VLEN) {
         vreal p = vexp2(vload(weight + j));

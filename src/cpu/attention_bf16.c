@@ -42,18 +42,6 @@ typedef struct {
     int64_t key0, n_keys;
 } query_task;
 
-/* By the shape alone: larger tiles copy the keys less often, smaller ones give more tasks. */
-static void cut_queries(forward *f) {
-    const weft_attention_attr *a = f->p.a;
-    f->block = round_up(BLOCK_ROWS, f->form->rows);
-    int64_t blocks = QUERY_BLOCKS_MAX, heads = a->batch * a->heads;
-    while (blocks > 1 && (heads * ceil_div(a->queries, blocks * f->block) < TASKS_WANTED ||
-                          (blocks - 1) * f->block >= a->queries))
-        blocks--;
-    f->query_tile = blocks * f->block;
-    f->tiles = ceil_div(a->queries, f->query_tile);
-}
-
 static forward_scratch lay_out_scratch(const forward *f, real_block *at) {
     const weft_attention_attr *a = f->p.a;
     int64_t depth = round_up(a->dqk, f->form->terms), columns = round_up(a->dv, f->form->columns);
@@ -76,7 +64,15 @@ static forward_scratch lay_out_scratch(const forward *f, real_block *at) {
 /* All that follows from the node's attributes. */
 static forward describe(const weft_node *n) {
     forward f = {.p.a = ATTR(n, weft_attention_attr), .form = KERNEL(panel_bf16)()};
-    cut_queries(&f);
+    /* By the shape alone: larger tiles copy the keys less often, smaller ones give more tasks. */
+    const weft_attention_attr *a = f.p.a;
+    f.block = round_up(BLOCK_ROWS, f.form->rows);
+    int64_t blocks = QUERY_BLOCKS_MAX, heads = a->batch * a->heads;
+    while (blocks > 1 && (heads * ceil_div(a->queries, blocks * f.block) < TASKS_WANTED ||
+                          (blocks - 1) * f.block >= a->queries))
+        blocks--;
+    f.query_tile = blocks * f.block;
+    f.tiles = ceil_div(a->queries, f.query_tile);
     real_block measure = {NULL, 0};
     lay_out_scratch(&f, &measure);
     f.scratch_size = measure.used;
@@ -89,30 +85,6 @@ int64_t KERNEL(attention_bf16_workspace)(const weft_node *n, int threads) {
 
 bool KERNEL(attention_bf16_runs)(const weft_node *n) {
     return n->out[0]->dtype == WEFT_BF16 && fits_bf16(ATTR(n, weft_attention_attr), n->in);
-}
-
-static void begin_tile(const query_task *t) {
-    const attention_problem *p = &t->f->p;
-    int64_t lanes = t->f->query_tile;
-    t->f->form->pack_rows(rows_of_head(p, &p->q, t->b, t->q0, t->h), false, t->n_queries, p->a->dqk,
-                          t->s.queries);
-    for (int64_t i = 0; i < lanes; i++) {
-        t->s.top[i] = -INFINITY;
-        t->s.sum[i] = 0;
-    }
-}
-
-static void pack_keys(const query_task *t) {
-    const attention_problem *p = &t->f->p;
-    const weft_attention_attr *a = p->a;
-    const panel_form *f = t->f->form;
-    f->pack_columns(rows_of_head(p, &p->k, t->b, t->key0, t->kv), false, t->n_keys, a->dqk,
-                    t->s.keys);
-    f->pack_columns(rows_of_head(p, &p->v, t->b, t->key0, t->kv), true, a->dv, t->n_keys,
-                    t->s.values);
-    const real *n = p->n ? p->n + (t->b * a->kv_heads + t->kv) * a->keys + t->key0 : NULL;
-    for (int64_t j = 0; j < PANEL_KEYS; j++)
-        t->s.bias[j] = n && j < t->n_keys ? LOG2_E * t->head.beta * n[j] : 0;
 }
 
 /* How many keys of the tile the query at `row` of the task sees. */
@@ -165,18 +137,6 @@ static real softmax_row(real *scores, int64_t width, real top, uint16_t *weights
     return vsum(sums[0] + sums[1]);
 }
 
-/* The block's new largest scores, and what the sums so far are worth. */
-static void raise_tops(const query_task *t, int64_t row, int64_t rows) {
-    const forward_scratch *s = &t->s;
-    for (int64_t i = 0; i < rows; i++) {
-        real old = s->top[row + i], top = old > s->fresh[i] ? old : s->fresh[i];
-        s->fresh[i] = sees_some(t, row + i) ? old - top : 0;
-        s->top[row + i] = top;
-    }
-    for (int64_t i = 0; i < rows; i += VLEN)
-        vstore(s->rescale + i, vexp2_low(vload(s->fresh + i)));
-}
-
 /* Weights of a block of queries; the sums of weights join the rows' own. */
 static void softmax_block(const query_task *t, int64_t row, int64_t rows, int64_t width) {
     const forward_scratch *s = &t->s;
@@ -184,7 +144,14 @@ static void softmax_block(const query_task *t, int64_t row, int64_t rows, int64_
     for (int64_t i = 0; i < rows; i++)
         s->fresh[i] = finish_row(s->scores + i * SCORES_LD, factor, s->bias, softcap,
                                  hidden_from(t, row + i), seen_by(t, row + i), width);
-    raise_tops(t, row, rows);
+    /* The block's new largest scores, and what the sums so far are worth. */
+    for (int64_t i = 0; i < rows; i++) {
+        real old = s->top[row + i], top = old > s->fresh[i] ? old : s->fresh[i];
+        s->fresh[i] = sees_some(t, row + i) ? old - top : 0;
+        s->top[row + i] = top;
+    }
+    for (int64_t i = 0; i < rows; i += VLEN)
+        vstore(s->rescale + i, vexp2_low(vload(s->fresh + i)));
     for (int64_t i = 0; i < rows; i++) {
         uint16_t *weights = s->weights + i * PANEL_KEYS;
         if (!sees_some(t, row + i)) {
@@ -193,14 +160,6 @@ static void softmax_block(const query_task *t, int64_t row, int64_t rows, int64_
         }
         real sum = softmax_row(s->scores + i * SCORES_LD, width, s->top[row + i], weights);
         s->sum[row + i] = s->sum[row + i] * s->rescale[i] + sum;
-    }
-}
-
-static void rescale_rows(const query_task *t, int64_t row, int64_t rows, int64_t columns) {
-    for (int64_t i = 0; i < rows; i++) {
-        real factor = t->s.rescale[i], *out = t->s.output + (row + i) * columns;
-        for (int64_t d = 0; factor != 1 && d < columns; d++)
-            out[d] *= factor;
     }
 }
 
@@ -221,25 +180,14 @@ static void attend_block(const query_task *t, int64_t row) {
     softmax_block(t, row, rows, width);
     gemm_matrix weights = {.data = s->weights, .ld = PANEL_KEYS, .bf16 = true};
     f->pack_rows(weights, false, rows, terms, s->packed);
-    if (begun) rescale_rows(t, row, rows, columns);
+    for (int64_t i = 0; begun && i < rows; i++) {
+        real factor = s->rescale[i], *out = s->output + (row + i) * columns;
+        for (int64_t d = 0; factor != 1 && d < columns; d++)
+            out[d] *= factor;
+    }
     multiply_panels(f, m, columns, terms, s->packed, f->rows * terms, s->values,
                     f->columns * round_up(t->n_keys, f->terms), 1, begun, s->output + row * columns,
                     columns);
-}
-
-static void end_tile(const query_task *t) {
-    const forward *f = t->f;
-    const weft_attention_attr *a = f->p.a;
-    int64_t columns = round_up(a->dv, f->form->columns);
-    uint16_t *o = weft_data(f->p.x, f->o.t);
-    for (int64_t i = 0; i < t->n_queries; i++) {
-        real *from = t->s.output + i * columns, factor = 1 / t->s.sum[i];
-        for (int64_t d = 0; d < a->dv; d++)
-            from[d] *= factor;
-        round_bf16(o + head_row_at(&f->o, t->b, t->q0 + i, t->h), from, a->dv);
-        f->lse[(t->b * a->heads + t->h) * a->queries + t->q0 + i] =
-            LN_2 * t->s.top[i] + (real)log((double)t->s.sum[i]);
-    }
 }
 
 WEFT_TASK(attend_tile) {
@@ -253,16 +201,36 @@ WEFT_TASK(attend_tile) {
     t.head = numbers_of_head(&f->p, t.h);
     t.n_queries = min_i64(f->query_tile, a->queries - t.q0);
     if (f->form->begin) f->form->begin();
-    begin_tile(&t);
+    f->form->pack_rows(rows_of_head(&f->p, &f->p.q, t.b, t.q0, t.h), false, t.n_queries, a->dqk,
+                       t.s.queries);
+    for (int64_t i = 0; i < f->query_tile; i++) {
+        t.s.top[i] = -INFINITY;
+        t.s.sum[i] = 0;
+    }
     int64_t end = a->causal ? t.q0 + t.n_queries : a->keys;
     t.key0 = first_key_of(&f->p, t.b, t.q0) / PANEL_KEYS * PANEL_KEYS;
     for (; t.key0 < end; t.key0 += PANEL_KEYS) {
         t.n_keys = min_i64(PANEL_KEYS, end - t.key0);
-        pack_keys(&t);
+        gemm_matrix k = rows_of_head(&f->p, &f->p.k, t.b, t.key0, t.kv);
+        gemm_matrix v = rows_of_head(&f->p, &f->p.v, t.b, t.key0, t.kv);
+        f->form->pack_columns(k, false, t.n_keys, a->dqk, t.s.keys);
+        f->form->pack_columns(v, true, a->dv, t.n_keys, t.s.values);
+        const real *n = f->p.n ? f->p.n + (t.b * a->kv_heads + t.kv) * a->keys + t.key0 : NULL;
+        for (int64_t j = 0; j < PANEL_KEYS; j++)
+            t.s.bias[j] = n && j < t.n_keys ? LOG2_E * t.head.beta * n[j] : 0;
         for (int64_t row = 0; row < t.n_queries; row += f->block)
             attend_block(&t, row);
     }
-    end_tile(&t);
+    int64_t columns = round_up(a->dv, f->form->columns);
+    uint16_t *o = weft_data(f->p.x, f->o.t);
+    for (int64_t i = 0; i < t.n_queries; i++) {
+        real *from = t.s.output + i * columns, factor = 1 / t.s.sum[i];
+        for (int64_t d = 0; d < a->dv; d++)
+            from[d] *= factor;
+        round_bf16(o + head_row_at(&f->o, t.b, t.q0 + i, t.h), from, a->dv);
+        f->lse[(t.b * a->heads + t.h) * a->queries + t.q0 + i] =
+            LN_2 * t.s.top[i] + (real)log((double)t.s.sum[i]);
+    }
     if (f->form->end) f->form->end();
 }
 

@@ -29,7 +29,8 @@ static const attend_way *narrow_way(const weft_cache_part *part, int64_t group, 
 }
 #endif
 
-static real largest_of(const real *s, int64_t count) {
+/* Scores to exponentials under the largest; that one, and their sum. */
+static void exponentials(real *s, int64_t count, real *largest, real *sum) {
     vreal most[4];
     int64_t j = 0;
     for (int v = 0; v < 4; v++)
@@ -40,14 +41,8 @@ static real largest_of(const real *s, int64_t count) {
     real top = vmax_lane(vmax(vmax(most[0], most[1]), vmax(most[2], most[3])));
     for (; j < count; j++)
         top = s[j] > top ? s[j] : top;
-    return top;
-}
-
-/* Scores to exponentials under the largest; that one, and their sum. */
-static void exponentials(real *s, int64_t count, real *largest, real *sum) {
-    real top = largest_of(s, count);
     vreal tops[2] = {vset(top), vset(top)}, totals[2] = {vset(0), vset(0)};
-    int64_t j = softmax_many(s, count / (2 * VLEN), tops, totals) * 2 * VLEN;
+    j = softmax_many(s, count / (2 * VLEN), tops, totals) * 2 * VLEN;
     vreal total = totals[0] + totals[1];
     for (; j + VLEN <= count; j += VLEN) {
         vreal e = vexp2_low(vload(s + j) - tops[0]);
@@ -83,15 +78,6 @@ static void read_scales(const block_task *b, int64_t g) {
     clear_edges(b->s->scales, b->first - b->base, b->end - b->base);
 }
 
-static void round_weights(const block_task *b, int64_t g) {
-    const attend_run *a = b->a;
-    int64_t lead = b->first - b->base, end = b->end - b->base, from = lead & -NARROW_EDGE;
-    for (int64_t h = 0; h < b->lines; h++)
-        clear_edges(scores_of(b, g) + h * BLOCK, lead, end);
-    if (a->values.kind == CACHED_I8) read_scales(b, g);
-    b->value_way->weights(b, g, from, ceil_div(end - from, NARROW_EDGE) * NARROW_EDGE);
-}
-
 /* What a block leaves of the first head of a row and key head g; the next head's is `out_step` behind. */
 static int64_t out_step(const attend_run *a) {
     return a->blocks * (a->dv + 2);
@@ -117,7 +103,13 @@ static void softmax_row(const block_task *b, int64_t g) {
                    (size_t)count * sizeof(real));
         exponentials(row, count, out + a->dv, out + a->dv + 1);
     }
-    if (b->value_way->weights) round_weights(b, g);
+    if (b->value_way->weights) {
+        int64_t end = b->end - b->base, from = lead & -NARROW_EDGE;
+        for (int64_t h = 0; h < b->lines; h++)
+            clear_edges(scores_of(b, g) + h * BLOCK, lead, end);
+        if (a->values.kind == CACHED_I8) read_scales(b, g);
+        b->value_way->weights(b, g, from, ceil_div(end - from, NARROW_EDGE) * NARROW_EDGE);
+    }
 }
 
 static void add_plain(const block_task *b, const page_run *runs, int n, int64_t g) {
@@ -160,29 +152,6 @@ static void add_keys(const block_task *b, int64_t j, int64_t end) {
     }
 }
 
-/* The weighted values of a block: of the pages that all rows see whole at once, of those at the rows' ends
- * one row after the other, for what a row does not see may not be numbers. */
-static void add_block(const block_task *b) {
-    const attend_run *a = b->a;
-    block_task top = row_of(b, 0), low = row_of(b, b->rows - 1);
-    int64_t unit = max_i64(WEFT_PAGE_TOKENS, b->value_way->unit);
-    int64_t from = b->first, to = b->end;
-    if (b->rows > 1) {
-        from = ceil_div(low.first, unit) * unit;
-        to = max_i64(from, top.end / unit * unit);
-    }
-    memset(sums_of(b, b->from), 0, (size_t)(2 * (b->to - b->from) * b->all * a->dv) * sizeof(real));
-    for (int64_t r = 0; r < b->rows; r++) {
-        block_task one = row_of(b, r);
-        add_keys(&one, one.first, min_i64(one.end, from));
-    }
-    add_keys(b, from, to);
-    for (int64_t r = 0; r < b->rows; r++) {
-        block_task one = row_of(b, r);
-        add_keys(&one, max_i64(one.first, to), one.end);
-    }
-}
-
 static void finish_row(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     for (int64_t h = 0; h < a->group; h++) {
@@ -215,7 +184,26 @@ static void attend(block_task *b) {
     if (way->begin) way->begin();
     score_block(b);
     each_row(b, softmax_row);
-    add_block(b);
+    /* The weighted values of a block: of the pages that all rows see whole at once, of those at the
+     * rows' ends one row after the other, for what a row does not see may not be numbers. */
+    const attend_run *a = b->a;
+    block_task top = row_of(b, 0), low = row_of(b, b->rows - 1);
+    int64_t unit = max_i64(WEFT_PAGE_TOKENS, b->value_way->unit);
+    int64_t from = b->first, to = b->end;
+    if (b->rows > 1) {
+        from = ceil_div(low.first, unit) * unit;
+        to = max_i64(from, top.end / unit * unit);
+    }
+    memset(sums_of(b, b->from), 0, (size_t)(2 * (b->to - b->from) * b->all * a->dv) * sizeof(real));
+    for (int64_t r = 0; r < b->rows; r++) {
+        block_task one = row_of(b, r);
+        add_keys(&one, one.first, min_i64(one.end, from));
+    }
+    add_keys(b, from, to);
+    for (int64_t r = 0; r < b->rows; r++) {
+        block_task one = row_of(b, r);
+        add_keys(&one, max_i64(one.first, to), one.end);
+    }
     each_row(b, finish_row);
     if (way->end) way->end();
 }
@@ -308,16 +296,6 @@ WEFT_TASK(join_weights) {
     }
 }
 
-/* Keeps the queries of this run for the next. */
-static void keep_queries(const attend_run *a) {
-    int64_t window = a->attr->window, width = a->heads * a->dqk;
-    for (int64_t r = 0; r < a->places.rows; r++)
-        if (a->places.slot[r] >= 0)
-            memcpy(a->query_cache +
-                       (a->places.slot[r] * window + a->places.position[r] % window) * width,
-                   a->q + r * a->q_columns, (size_t)width * sizeof(real));
-}
-
 static int64_t most_blocks(const weft_cache_attention_attr *attr) {
     return attr->context / BLOCK + 2;
 }
@@ -357,31 +335,6 @@ static int64_t cache_attention_workspace(const weft_node *n, int threads) {
     return cut_workspace(n, threads, NULL, &a);
 }
 
-/* scale and beta of each head, with log2 e in them. */
-static void fill_factors(const attend_run *a) {
-    const weft_node *n = a->n;
-    const real *scales = weft_data(a->x, n->in[WEFT_CACHE_SCALE]);
-    const real *betas = weft_data(a->x, n->in[WEFT_CACHE_BETA]);
-    const real *log_tau = weft_data(a->x, n->in[WEFT_CACHE_LOG_TAU]);
-    for (int64_t h = 0; h < a->heads; h++) {
-        double tau = log_tau ? exp((double)log_tau[h]) + 1e-6 : 1;
-        double scale = log_tau ? 2 / tau : scales ? (double)scales[h] : a->attr->scale_value;
-        a->scale[h] = LOG2E * scale;
-        a->beta[h] = LOG2E * (log_tau ? -1 / tau : betas ? (double)betas[h] : 0);
-    }
-}
-
-static void lay_out(attend_run *a) {
-    const weft_tensor *q = a->n->in[WEFT_CACHE_X];
-    int threads = weft_pool_size(weft_exec_pool(a->x));
-    cut_workspace(a->n, threads, weft_workspace(a->x, a->n), a);
-    a->beta = a->scale + a->heads;
-    a->first = a->run + a->places.rows + 1;
-    a->norm = a->largest + a->places.rows * a->heads;
-    fill_factors(a);
-    a->q = tile_in(a->x, q, 0, weft_tensor_count(q), a->widened);
-}
-
 /* Whether row r sees what the row before it sees, but for one key more, or fewer of the first. */
 static bool follows(const attend_run *a, int64_t r) {
     const row_places *p = &a->places;
@@ -389,26 +342,22 @@ static bool follows(const attend_run *a, int64_t r) {
            p->position[r] == p->position[r - 1] + 1 && first_seen(a, r) >= first_seen(a, r - 1);
 }
 
-/* Runs of at most `most` rows. */
-static void find_runs(attend_run *a, int64_t most) {
-    int64_t rows = a->places.rows;
-    a->first[0] = a->runs = 0;
-    for (int64_t r = 0; r < rows; a->runs++) {
-        a->run[a->runs] = r++;
-        while (r < rows && r < a->run[a->runs] + most && follows(a, r))
-            r++;
-        a->run[a->runs + 1] = r;
-        a->first[a->runs + 1] = a->first[a->runs] + count_blocks(a, a->run[a->runs], r - 1);
-    }
-}
-
 /* Cuts the work into tasks: as many rows together as leave enough for all threads, and all key heads of a
  * block where that is so, for then memory is read as it lies. */
 static int64_t cut_tasks(attend_run *a, int threads) {
     int64_t wanted = threads == 1 ? 1 : 4 * threads, most = 2 * BLOCK;
-    do
-        find_runs(a, most /= 2);
-    while (most > 1 && a->first[a->runs] * a->key_heads < wanted);
+    do { /* runs of at most `most` rows */
+        int64_t rows = a->places.rows;
+        most /= 2;
+        a->first[0] = a->runs = 0;
+        for (int64_t r = 0; r < rows; a->runs++) {
+            a->run[a->runs] = r++;
+            while (r < rows && r < a->run[a->runs] + most && follows(a, r))
+                r++;
+            a->run[a->runs + 1] = r;
+            a->first[a->runs + 1] = a->first[a->runs] + count_blocks(a, a->run[a->runs], r - 1);
+        }
+    } while (most > 1 && a->first[a->runs] * a->key_heads < wanted);
     int64_t blocks = a->first[a->runs];
     a->parts = blocks == 0 ? 1 : min_i64(a->key_heads, ceil_div(wanted, blocks));
     return blocks * a->parts;
@@ -438,12 +387,34 @@ DEFINE_KERNEL(cache_attention, .workspace = cache_attention_workspace) {
         a.key_way[several] = way_of(n, false, several);
         a.value_way[several] = way_of(n, true, several);
     }
-    lay_out(&a);
+    const weft_tensor *q = n->in[WEFT_CACHE_X];
     weft_pool *pool = weft_exec_pool(x);
+    cut_workspace(n, weft_pool_size(pool), weft_workspace(x, n), &a);
+    a.beta = a.scale + a.heads;
+    a.first = a.run + a.places.rows + 1;
+    a.norm = a.largest + a.places.rows * a.heads;
+    /* scale and beta of each head, with log2 e in them. */
+    const real *scales = weft_data(x, n->in[WEFT_CACHE_SCALE]);
+    const real *betas = weft_data(x, n->in[WEFT_CACHE_BETA]);
+    const real *log_tau = weft_data(x, n->in[WEFT_CACHE_LOG_TAU]);
+    for (int64_t h = 0; h < a.heads; h++) {
+        double tau = log_tau ? exp((double)log_tau[h]) + 1e-6 : 1;
+        double scale = log_tau ? 2 / tau : scales ? (double)scales[h] : attr->scale_value;
+        a.scale[h] = LOG2E * scale;
+        a.beta[h] = LOG2E * (log_tau ? -1 / tau : betas ? (double)betas[h] : 0);
+    }
+    a.q = tile_in(x, q, 0, weft_tensor_count(q), a.widened);
     weft_pool_run(pool, cut_tasks(&a, weft_pool_size(pool)), attend_block, &a);
     weft_pool_run(pool, a.places.rows * a.heads, join_blocks, &a);
     if (a.scores)
         weft_pool_run(pool, a.places.rows * ceil_div(attr->context, BLOCK), join_weights, &a);
-    if (attr->band && attr->window > 0) keep_queries(&a);
+    /* The queries of this run are kept for the next. */
+    int64_t window = attr->band ? attr->window : 0, width = a.heads * a.dqk;
+    for (int64_t r = 0; window > 0 && r < a.places.rows; r++) {
+        int64_t slot = a.places.slot[r], place = slot * window + a.places.position[r] % window;
+        if (slot >= 0)
+            memcpy(a.query_cache + place * width, a.q + r * a.q_columns,
+                   (size_t)width * sizeof(real));
+    }
     return WEFT_OK;
 }

@@ -29,13 +29,6 @@ static inline void transpose_square(const void *from, int64_t stride, void *to, 
         transpose_lanes((const char *)from + 4 * i, stride, (char *)to + i * step, step, 4);
 }
 
-/* Rows of queries as right tiles: each 64 bytes of sixteen rows as [16][16][4]. `bytes`: of a row. */
-static void transpose_queries(const char *rows, int64_t n, int64_t bytes, char *to) {
-    for (int64_t t = 0; t < n; t += TILE)
-        for (int64_t i = 0; i < bytes; i += TILE_STRIDE)
-            transpose_square(rows + t * bytes + i, bytes, to + t * bytes + TILE * i, TILE_STRIDE);
-}
-
 static void amx_queries(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     bool bf16 = a->keys.kind == CACHED_BF16;
@@ -49,7 +42,11 @@ static void amx_queries(const block_task *b, int64_t g) {
             b->s->q_scales[line_of(b, g) + h] =
                 i8_round_bytes(q, a->dqk, (int8_t *)rows + h * a->dqk);
     }
-    transpose_queries(rows, b->lines, bytes, rounded_queries_of(b, g));
+    /* As right tiles: each 64 bytes of sixteen rows as [16][16][4]. */
+    for (int64_t t = 0; t < b->lines; t += TILE)
+        for (int64_t i = 0; i < bytes; i += TILE_STRIDE)
+            transpose_square(rows + t * bytes + i, bytes,
+                             rounded_queries_of(b, g) + t * bytes + TILE * i, TILE_STRIDE);
 }
 
 /* Products of a page's keys with sixteen queries, [16 keys][16]; widths in bytes. */

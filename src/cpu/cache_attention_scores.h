@@ -278,21 +278,17 @@ static void read_numbers(const block_task *b, const page_run *run, int64_t g) {
     }
 }
 
-/* The queries of key head g's lines. */
-static void gather_queries(const block_task *b, int64_t g) {
-    const attend_run *a = b->a;
-    real *to = queries_of(b, g);
-    int64_t used = a->group * a->dqk, step = a->lines * a->dqk;
-    for (int64_t r = b->row; r < b->row + b->rows; r++, to += step) {
-        memcpy(to, a->q + r * a->q_columns + g * used, (size_t)used * sizeof *to);
-        memset(to + used, 0, (size_t)(step - used) * sizeof *to);
-    }
-}
-
 static void score_block(const block_task *b) {
     const attend_run *a = b->a;
-    for (int64_t g = b->from; g < b->to; g++)
-        gather_queries(b, g);
+    for (int64_t g = b->from; g < b->to; g++) {
+        /* The queries of key head g's lines. */
+        real *to = queries_of(b, g);
+        int64_t used = a->group * a->dqk, step = a->lines * a->dqk;
+        for (int64_t r = b->row; r < b->row + b->rows; r++, to += step) {
+            memcpy(to, a->q + r * a->q_columns + g * used, (size_t)used * sizeof *to);
+            memset(to + used, 0, (size_t)(step - used) * sizeof *to);
+        }
+    }
     if (copies_keys(a->attr)) {
         for (int64_t g = b->from; g < b->to; g++)
             score_copied(b, g);

@@ -43,14 +43,6 @@ static ALWAYS_INLINE vshort zip_second(vshort a, vshort b) {
     return (vshort)WIDE(unpackhi_epi16)((wide)a, (wide)b);
 }
 
-/* The fours of two vectors in their columns' order, n numbers in all. */
-static ALWAYS_INLINE void unzip_fours(const real *from, real *to) {
-    for (int i = 0; i < 2 * NARROW_STEP; i += 8) {
-        memcpy(to + i, from + i / 2, 4 * sizeof *to);
-        memcpy(to + i + 4, from + NARROW_STEP + i / 2, 4 * sizeof *to);
-    }
-}
-
 static ALWAYS_INLINE vshort widen_bytes(const int8_t *from) {
     half_wide bytes;
     memcpy(&bytes, from, sizeof bytes);
@@ -176,12 +168,11 @@ static void i8_weights(const block_task *b, int64_t g, int64_t from, int64_t n) 
 static void i8_finish(const block_task *b, int64_t g, int64_t h, real *to) {
     const attend_run *a = b->a;
     const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * a->dv;
-    real scale = b->s->p_scales[line_of(b, g) + h], part[2 * NARROW_STEP];
-    for (int64_t i = 0; i < a->dv; i += 2 * NARROW_STEP) {
+    real scale = b->s->p_scales[line_of(b, g) + h];
+    /* The fours of two vectors in their columns' order. */
+    for (int64_t i = 0; i < a->dv; i += 2 * NARROW_STEP)
         for (int c = 0; c < 2 * NARROW_STEP; c++)
-            part[c] = (real)sums[i + c] * scale;
-        unzip_fours(part, to + i);
-    }
+            to[i + c] = (real)sums[i + c / 8 * 4 + c % 4 + (c % 8 / 4) * NARROW_STEP] * scale;
 }
 
 enum {

@@ -177,13 +177,19 @@ static void weigh_scores(const contrast *c, const real *all, int64_t i, real *sc
     score[weft_infonce_other(c->pairs, i)] -= c->pairs ? c->slope : 2 * c->slope;
 }
 
-/* du[r] = Σ_j strip[r, j] u_j over the rows from `all` on, a few vectors of columns at a time. */
-static void group_products(const contrast *c, const real *all, const real *strip, real *du) {
+WEFT_TASK(back_group) {
+    const contrast *c = context;
+    real *strip = c->strip + thread * c->per_thread, *du = strip + GROUP * c->scores;
+    int64_t start = loss_start(c, task), first = group_start(c, task);
+    group_scores(c, task, strip);
+    for (int r = 0; r < GROUP; r++)
+        weigh_scores(c, c->lse + start, group_row(c, task, r), strip + r * c->scores);
+    /* du[r] = Σ_j strip[r, j] u_j over the loss's rows, a few vectors of columns at a time. */
     enum { WIDE = 2 };
     for (int64_t d = 0; d < c->padded; d += WIDE * VLEN) {
         vreal sum[GROUP][WIDE] = {{{0}}};
         for (int64_t j = 0; j < c->rows; j++) {
-            const real *u = all + j * c->padded + d;
+            const real *u = c->u + (start + j) * c->padded + d;
             vreal a = vload(u), b = vload(u + VLEN);
             for (int r = 0; r < GROUP; r++) {
                 sum[r][0] += strip[r * c->scores + j] * a;
@@ -194,16 +200,6 @@ static void group_products(const contrast *c, const real *all, const real *strip
             for (int k = 0; k < WIDE; k++)
                 vstore(du + r * c->padded + d + k * VLEN, sum[r][k]);
     }
-}
-
-WEFT_TASK(back_group) {
-    const contrast *c = context;
-    real *strip = c->strip + thread * c->per_thread, *du = strip + GROUP * c->scores;
-    int64_t start = loss_start(c, task), first = group_start(c, task);
-    group_scores(c, task, strip);
-    for (int r = 0; r < GROUP; r++)
-        weigh_scores(c, c->lse + start, group_row(c, task, r), strip + r * c->scores);
-    group_products(c, c->u + start * c->padded, strip, du);
     for (int r = 0; r < GROUP && first + r < c->rows; r++, du += c->padded) {
         int64_t i = start + first + r;
         const real *u = c->u + i * c->padded;

@@ -13,6 +13,8 @@
  * matrix to bf16, it is kept as that; a target's gradient, p - 1, is then made of the logit itself. */
 #include "cpu/cross_entropy.h"
 
+#include "cpu/chunks.h"
+
 enum {
     PART_BYTES = 1 << 28,      /* of logits that are held at a time with gradients, about; */
     PART_BYTES_BF16 = 3 << 25, /* as bf16 nearly as many rows */
@@ -122,11 +124,6 @@ WEFT_TASK(join_rows) {
     }
 }
 
-static void scale_bf16(uint16_t *l, real factor, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        l[i] = weft_float_to_bf16((float)((real)weft_bf16_to_float(l[i]) * factor));
-}
-
 /* Exponentials of a tile to gradients of its logits. */
 WEFT_TASK(differentiate_tile) {
     const entropy_work *w = context;
@@ -143,10 +140,13 @@ WEFT_TASK(differentiate_tile) {
         real factor = vexp(vset(above))[0] * weight, *l = at.data;
         bool here = target >= t.place.column && target < t.place.column + t.place.n;
         if (at.bf16) {
-            scale_bf16(at.data, factor, t.place.n);
+            uint16_t *halves = at.data;
+            for (int64_t j = 0; j < t.place.n; j++)
+                halves[j] =
+                    weft_float_to_bf16((float)((real)weft_bf16_to_float(halves[j]) * factor));
             if (!here) continue;
             real chance = vexp(vset(w->target_logit[w->part.row + row] - lse[row]))[0];
-            ((uint16_t *)at.data)[target - t.place.column] =
+            halves[target - t.place.column] =
                 weft_float_to_bf16((float)((chance * weight - penalty) * slope));
             continue;
         }
@@ -160,23 +160,6 @@ WEFT_TASK(differentiate_tile) {
 static int64_t words_in_hand(const gemm_product *logits, const gemm_cut *cut) {
     int64_t tiles = max_i64(WORD_VALUES / logits->k / cut->tile_n, 1);
     return min_i64(tiles * cut->tile_n, logits->n);
-}
-
-/* lse of the part's rows. */
-static void measure_part(weft_pool *pool, entropy_work *w) {
-    w->logits = product_logits(w->x, w->n, w->part);
-    w->cut = KERNEL(gemm_tiles)(&w->logits);
-    w->scratch_bytes = tile_bytes(&w->cut);
-    int64_t words = words_in_hand(&w->logits, &w->cut), all = w->part.words;
-    KERNEL(gemm_copy)(pool, &w->logits, false, w->rows);
-    for (int64_t word = 0; word < all; word += words) {
-        int64_t count = min_i64(words, all - word);
-        w->in_hand = gemm_tile(&w->logits, 0, 0, w->part.rows, word, count, 0, w->logits.k);
-        w->piece = word / w->cut.tile_n;
-        KERNEL(gemm_copy)(pool, &w->in_hand, true, w->columns);
-        weft_pool_run(pool, w->cut.rows * ceil_div(count, w->cut.tile_n), measure_tile, w);
-    }
-    weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), join_rows, w);
 }
 
 /* Sums into bf16 cannot wait for the next words (panels.c): those of dx are made as reals. */
@@ -275,20 +258,6 @@ static int64_t cross_entropy_workspace(const weft_node *n, int threads) {
     return max_i64(cut_part(n, rows, threads, NULL, &w), cut_part(n, last, threads, NULL, &w));
 }
 
-static void write_losses(const entropy_work *w, int64_t rows, double divisor) {
-    const weft_cross_entropy_attr *attr = w->n->attr;
-    const real *lse = weft_data(w->x, w->n->out[WEFT_CE_LSE]);
-    double ce = 0, squares = 0;
-    for (int64_t i = 0; i < rows; i++) {
-        if (w->targets[i] >= 0) ce += (double)lse[i] - (double)w->target_logit[i];
-        squares += (double)lse[i] * (double)lse[i];
-    }
-    real *ce_out = weft_data(w->x, w->n->out[WEFT_CE_LOSS]);
-    real *z_out = weft_data(w->x, w->n->out[WEFT_CE_Z]);
-    *ce_out = (real)(divisor > 0 ? ce / divisor : 0);
-    *z_out = (real)(attr->z != 0 ? attr->z * squares / (double)rows : 0);
-}
-
 DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
     weft_pool *pool = weft_exec_pool(x);
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0];
@@ -301,9 +270,29 @@ DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
     for (int64_t row = 0; row < rows; row += step) {
         w.part = (entropy_part){row, min_i64(step, rows - row), 0, words};
         cut_part(n, w.part.rows, weft_pool_size(pool), weft_workspace(x, n), &w);
-        measure_part(pool, &w);
+        /* lse of the part's rows. */
+        w.logits = product_logits(x, n, w.part);
+        w.cut = KERNEL(gemm_tiles)(&w.logits);
+        w.scratch_bytes = tile_bytes(&w.cut);
+        int64_t held = words_in_hand(&w.logits, &w.cut);
+        KERNEL(gemm_copy)(pool, &w.logits, false, w.rows);
+        for (int64_t word = 0; word < words; word += held) {
+            int64_t some = min_i64(held, words - word);
+            w.in_hand = gemm_tile(&w.logits, 0, 0, w.part.rows, word, some, 0, w.logits.k);
+            w.piece = word / w.cut.tile_n;
+            KERNEL(gemm_copy)(pool, &w.in_hand, true, w.columns);
+            weft_pool_run(pool, w.cut.rows * ceil_div(some, w.cut.tile_n), measure_tile, &w);
+        }
+        weft_pool_run(pool, ceil_div(w.part.rows, JOIN_ROWS), join_rows, &w);
         if (has_gradients(n)) differentiate_part(pool, &w);
     }
-    write_losses(&w, rows, divisor);
-    return WEFT_OK;
+    const weft_cross_entropy_attr *attr = n->attr;
+    const real *lse = weft_data(x, n->out[WEFT_CE_LSE]);
+    double ce = 0, squares = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        if (w.targets[i] >= 0) ce += (double)lse[i] - (double)w.target_logit[i];
+        squares += (double)lse[i] * (double)lse[i];
+    }
+    write_number(x, n->out[WEFT_CE_LOSS], divisor > 0 ? ce / divisor : 0);
+    return write_number(x, n->out[WEFT_CE_Z], attr->z != 0 ? attr->z * squares / (double)rows : 0);
 }

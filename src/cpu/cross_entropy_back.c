@@ -136,25 +136,6 @@ static void scale_tensor(const weft_exec *x, scaling s) {
     run_tasks(x, tasks, scale_values, &s);
 }
 
-static void differentiate_chunk(weft_pool *pool, back_work *w, gemm_matrix dx) {
-    gemm_matrix l = {.data = w->l, .ld = w->part.words};
-    w->logits = product_logits(w->x, w->n, w->part);
-    w->cut = KERNEL(gemm_tiles)(&w->logits);
-    char *space = w->columns;
-    if (w->part.word == 0) KERNEL(gemm_copy)(pool, &w->logits, false, w->rows);
-    KERNEL(gemm_copy)(pool, &w->logits, true, w->columns);
-    weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
-    if (w->n->out[1]) {
-        gemm_matrix dw = gemm_rows(w->x, w->n->out[1], w->part.word);
-        gemm_product p = product_back(w->x, w->n, w->part, true, l, dw, false);
-        KERNEL(gemm)(pool, &p, space);
-    }
-    if (w->n->out[0]) {
-        gemm_product p = product_back(w->x, w->n, w->part, false, l, dx, w->part.word > 0);
-        KERNEL(gemm)(pool, &p, space);
-    }
-}
-
 static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_ce, real d_z) {
     weft_pool *pool = weft_exec_pool(x);
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0], count;
@@ -167,7 +148,21 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_c
     gemm_matrix dx = dx_matrix(x, n, w.dx);
     for (int64_t word = 0; word < words; word += w.words) {
         w.part = (entropy_part){0, rows, word, min_i64(w.words, words - word)};
-        differentiate_chunk(pool, &w, dx);
+        gemm_matrix l = {.data = w.l, .ld = w.part.words};
+        w.logits = product_logits(x, n, w.part);
+        w.cut = KERNEL(gemm_tiles)(&w.logits);
+        if (w.part.word == 0) KERNEL(gemm_copy)(pool, &w.logits, false, w.rows);
+        KERNEL(gemm_copy)(pool, &w.logits, true, w.columns);
+        weft_pool_run(pool, w.cut.rows * w.cut.columns, differentiate_tile, &w);
+        if (n->out[1]) {
+            gemm_matrix dw = gemm_rows(x, n->out[1], w.part.word);
+            gemm_product p = product_back(x, n, w.part, true, l, dw, false);
+            KERNEL(gemm)(pool, &p, w.columns);
+        }
+        if (n->out[0]) {
+            gemm_product p = product_back(x, n, w.part, false, l, dx, w.part.word > 0);
+            KERNEL(gemm)(pool, &p, w.columns);
+        }
     }
     if (is_widened(n->out[0])) scale_tensor(x, (scaling){.to = n->out[0], .sums = dx.data});
     return WEFT_OK;

@@ -33,18 +33,6 @@ static weft_status check_tokens(const int32_t *ids, int64_t count, int64_t lengt
     return WEFT_OK;
 }
 
-static weft_status check_starts(const int32_t *start, int64_t batch, int64_t length, int64_t offset,
-                                int64_t positions) {
-    for (int64_t b = 0; start && b < batch; b++)
-        if (start[b] < 0 || start[b] + offset + length > positions)
-            return WEFT_BAD_INPUT(
-                "embed: sequence %lld has positions %lld to %lld, but the table has "
-                "%lld of them",
-                (long long)b, (long long)(start[b] + offset),
-                (long long)(start[b] + offset + length - 1), (long long)positions);
-    return WEFT_OK;
-}
-
 typedef struct {
     const weft_exec *x;
     const weft_node *n;
@@ -83,7 +71,15 @@ DEFINE_KERNEL(embed) {
     e.width = wte->shape[1];
     e.offset = ATTR(n, weft_embed_attr)->offset;
     WEFT_TRY(check_tokens(e.ids, e.batch * e.length, e.length, wte->shape[0]));
-    if (wpe) WEFT_TRY(check_starts(e.start, e.batch, e.length, e.offset, wpe->shape[0]));
+    if (wpe) {
+        for (int64_t b = 0; e.start && b < e.batch; b++)
+            if (e.start[b] < 0 || e.start[b] + e.offset + e.length > wpe->shape[0])
+                return WEFT_BAD_INPUT(
+                    "embed: sequence %lld has positions %lld to %lld, but the table has "
+                    "%lld of them",
+                    (long long)b, (long long)(e.start[b] + e.offset),
+                    (long long)(e.start[b] + e.offset + e.length - 1), (long long)wpe->shape[0]);
+    }
     return run_tasks(x, ceil_div(e.batch * e.length, TASK_TOKENS), embed_tokens, &e);
 }
 

@@ -60,13 +60,6 @@ static void put_values(gemm_matrix x, int64_t at, const real *from, int64_t n) {
         memcpy((real *)x.data + at, from, (size_t)n * sizeof(real));
 }
 
-static void get_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
-    if (x.bf16)
-        widen_bf16(to, (const uint16_t *)x.data + at, n);
-    else
-        memcpy(to, (const real *)x.data + at, (size_t)n * sizeof(real));
-}
-
 /* In one pass, where a vector is wide enough to pay for the questions. */
 #if WEFT_REAL == 32 && defined(__AVX2__)
 
@@ -140,8 +133,8 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
             if (p->bias.data) add_values(row, p->bias, j, n);
             if (p->addend.data) add_values(row, p->addend, i * p->addend.ld + j, n);
             if (p->gelu_back) {
-                get_values(pre, p->pre, i * p->pre.ld + j, n);
-                vgelu_back(row, row, pre, n);
+                vgelu_back(row, row, row_in(p->pre.data, p->pre.bf16, i * p->pre.ld + j, n, pre),
+                           n);
             } else if (p->pre.data) {
                 put_values(p->pre, i * p->pre.ld + j, row, n);
             }

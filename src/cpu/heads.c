@@ -138,25 +138,21 @@ static void pool_group(const grouped *k, int64_t row, int64_t h) {
     }
 }
 
-/* `count` runs from element `at` on, of the values in[i]·factor; as sum_runs takes them. */
-static void fill_runs(const grouped *k, int64_t at, int64_t count, const real *in, real factor) {
-    real scratch[TILE_SCRATCH];
-    for (int64_t m = 0; m < k->run; m += TILE) {
-        int64_t len = min_i64(TILE, k->run - m);
-        real *out = tile_out(k->x, k->wide, at + m, scratch);
-        for (int64_t i = 0; i < count; i++) {
-            real value = factor * in[i];
-            for (int64_t j = 0; j < len; j++)
-                out[i * len + j] = value;
-        }
-        tile_done(k->x, k->wide, at + m, count * len, out);
-    }
-}
-
+/* Runs of the narrow numbers times a factor; as sum_runs takes them. */
 static void spread_group(const grouped *k, int64_t row, int64_t h) {
-    real scratch[TILE_SCRATCH], factor = k->factor * k->scale[h];
+    real scratch[TILE_SCRATCH], wide[TILE_SCRATCH], factor = k->factor * k->scale[h];
     EACH_PIECE(k, row, h, at, count) {
-        fill_runs(k, at * k->run, count, tile_in(k->x, k->narrow, at, count, scratch), factor);
+        const real *in = tile_in(k->x, k->narrow, at, count, scratch);
+        for (int64_t m = 0; m < k->run; m += TILE) {
+            int64_t len = min_i64(TILE, k->run - m), to = at * k->run + m;
+            real *out = tile_out(k->x, k->wide, to, wide);
+            for (int64_t i = 0; i < count; i++) {
+                real value = factor * in[i];
+                for (int64_t j = 0; j < len; j++)
+                    out[i * len + j] = value;
+            }
+            tile_done(k->x, k->wide, to, count * len, out);
+        }
     }
 }
 

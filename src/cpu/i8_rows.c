@@ -139,22 +139,6 @@ TILE_TARGET static int64_t sum_tiles(const i8_run *r, int64_t m, const int8_t *w
 #include "cpu/bytes_each.h"
 #endif
 
-static void sum_columns(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
-                        int64_t n, real *sums) {
-    int64_t c = 0;
-#if BYTES_ARM
-    if (r->tiles)
-        c = sum_tiles(r, m, w, w_scale, n, sums);
-    else if (r->dot)
-        c = sdot_sum(r, m, w, w_scale, n, sums);
-#elif BYTES_VNNI
-    c = (r->dot ? vnni_sum : madd_sum)(r, m, w, w_scale, n, sums);
-#elif BYTES_X86
-    c = madd_sum(r, m, w, w_scale, n, sums);
-#endif
-    if (c < n) sum_plain(r, m, w + c * r->ld, w_scale + c, n - c, sums + c);
-}
-
 WEFT_TASK(run_columns) {
     const i8_run *r = context;
     const gemm_product *p = r->p;
@@ -162,7 +146,19 @@ WEFT_TASK(run_columns) {
     const float *scales = (const float *)((const int8_t *)p->b.data + p->n * r->ld) + column;
     real sums[GEMM_FEW_ROWS * TASK_COLUMNS];
     gemm_product tile = gemm_tile(p, 0, 0, p->m, column, n, 0, p->k);
-    sum_columns(r, p->m, tile.b.data, scales, n, sums);
+    const int8_t *w = tile.b.data;
+    int64_t c = 0;
+#if BYTES_ARM
+    if (r->tiles)
+        c = sum_tiles(r, p->m, w, scales, n, sums);
+    else if (r->dot)
+        c = sdot_sum(r, p->m, w, scales, n, sums);
+#elif BYTES_VNNI
+    c = (r->dot ? vnni_sum : madd_sum)(r, p->m, w, scales, n, sums);
+#elif BYTES_X86
+    c = madd_sum(r, p->m, w, scales, n, sums);
+#endif
+    if (c < n) sum_plain(r, p->m, w + c * r->ld, scales + c, n - c, sums + c);
     if (p->alpha != 1)
         for (int64_t i = 0; i < p->m; i++)
             for (int64_t j = 0; j < n; j++)

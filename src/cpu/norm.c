@@ -66,21 +66,9 @@ typedef struct {
     int sums;                   /* of them: the last only where it is wanted */
 } norm_job;
 
-static __attribute__((noinline)) void widen_row(const uint16_t *from, int64_t n, real *to) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = (real)weft_bf16_to_float(from[i]);
-}
-
-static __attribute__((noinline)) void round_row(const real *from, int64_t n, uint16_t *to) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = weft_float_to_bf16((float)from[i]);
-}
-
 static ALWAYS_INLINE const real *read_row(const norm_job *j, row_source t, int64_t row,
                                           real *scratch) {
-    if (!t.bf16) return (const real *)t.data + row * j->width;
-    widen_row((const uint16_t *)t.data + row * j->width, j->width, scratch);
-    return scratch;
+    return row_in(t.data, t.bf16, row * j->width, j->width, scratch);
 }
 
 /* Where to write a row; finish_row rounds it. */
@@ -90,7 +78,7 @@ static ALWAYS_INLINE real *begin_row(const norm_job *j, row_source t, int64_t ro
 
 static ALWAYS_INLINE void finish_row(const norm_job *j, row_source t, int64_t row,
                                      const real *from) {
-    if (t.bf16) round_row(from, j->width, (uint16_t *)t.data + row * j->width);
+    if (t.bf16) round_bf16((uint16_t *)t.data + row * j->width, from, j->width);
 }
 
 /* Where row `row` of the group stands. */
@@ -209,19 +197,15 @@ static ALWAYS_INLINE void close_row(const norm_job *j, const norm_row t, bool wi
     finish_row(j, j->out[OUT_Y], t.row, t.y);
 }
 
-static ALWAYS_INLINE void norm_one_row(const norm_job *j, int64_t row, bool with_r, bool centered,
-                                       const real *b, real *scratch) {
-    norm_row t = open_row(j, row, with_r, scratch);
-    t.sum = sweep(j, t, true, t, false, with_r, centered, b);
-    take_statistics(j, &t, centered);
-    sweep(j, t, false, t, true, with_r, centered, b);
-    close_row(j, t, with_r);
-}
-
 static ALWAYS_INLINE void norm_rows(const norm_job *j, int64_t row, int64_t end, bool with_r,
                                     bool centered, const real *b, real *scratch) {
-    for (; !TWO_ROWS && row < end; row++)
-        norm_one_row(j, row, with_r, centered, b, scratch);
+    for (; !TWO_ROWS && row < end; row++) {
+        norm_row t = open_row(j, row, with_r, scratch);
+        t.sum = sweep(j, t, true, t, false, with_r, centered, b);
+        take_statistics(j, &t, centered);
+        sweep(j, t, false, t, true, with_r, centered, b);
+        close_row(j, t, with_r);
+    }
     if (!TWO_ROWS) return;
     norm_row trail = open_row(j, row, with_r, scratch);
     trail.sum = sweep_edge(j, trail, true);

@@ -148,17 +148,6 @@ static int64_t count_cuts(const tile_data *t, real limit_factor, int64_t len) {
     return cuts;
 }
 
-/* Puts the gradients of a tile into `out`, clipped. */
-static void cut_tile(tile_data *t, real limit_factor, int64_t len, real *out) {
-    for (int64_t i = 0; i < len; i++) {
-        real g = t->g[i] * t->grad_factor, limit = t->v[i] * limit_factor;
-        real most = (real)sqrt((double)limit);
-        out[i] = !is_cut(g, limit) ? g : g < 0 ? -most : most;
-    }
-    t->g = out;
-    t->grad_factor = 1;
-}
-
 /* The factors of a step, and a tile's addresses, by value: stores through vectors may alias
  * anything, so what lies in memory would be loaded anew for each. */
 typedef struct {
@@ -235,20 +224,6 @@ static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, bool 
     if (i < len) update_vector(u, i, len - i, with_max);
 }
 
-static void update_tile(const tile_data *t, const real *control, int64_t len) {
-    update_data u = {
-        .t = *t,
-        .m = control[WEFT_CONTROL_M] * control[WEFT_CONTROL_BETA1],
-        .m_rest = control[WEFT_CONTROL_BETA1_REST],
-        .v = control[WEFT_CONTROL_V] * control[WEFT_CONTROL_BETA2],
-        .v_rest = control[WEFT_CONTROL_BETA2_REST],
-        .step = control[WEFT_CONTROL_STEP] * t->rate,
-        .root = control[WEFT_CONTROL_ROOT],
-        .eps = control[WEFT_CONTROL_EPS],
-    };
-    EITHER(t->v_max, update_vectors, u, len);
-}
-
 /* The tile at element `at` of a slot; bf16 gradients are widened into `scratch`. */
 static tile_data slot_tile(const weft_exec *x, weft_tensor *const *slot, const real *control,
                            int64_t at, int64_t len, real *scratch) {
@@ -291,8 +266,27 @@ WEFT_TASK(adamw_chunk) {
         t.rate = rates ? (real)rates[index] : 1;
         if (given) take_given(t.p, given + at, len);
         int64_t tile_cuts = limit_factor > 0 ? count_cuts(&t, limit_factor, len) : 0;
-        if (tile_cuts > 0) cut_tile(&t, limit_factor, len, clipped);
-        update_tile(&t, control, len);
+        /* The gradients of the tile, clipped. */
+        if (tile_cuts > 0) {
+            for (int64_t i = 0; i < len; i++) {
+                real g = t.g[i] * t.grad_factor, limit = t.v[i] * limit_factor;
+                real most = (real)sqrt((double)limit);
+                clipped[i] = !is_cut(g, limit) ? g : g < 0 ? -most : most;
+            }
+            t.g = clipped;
+            t.grad_factor = 1;
+        }
+        update_data u = {
+            .t = t,
+            .m = control[WEFT_CONTROL_M] * control[WEFT_CONTROL_BETA1],
+            .m_rest = control[WEFT_CONTROL_BETA1_REST],
+            .v = control[WEFT_CONTROL_V] * control[WEFT_CONTROL_BETA2],
+            .v_rest = control[WEFT_CONTROL_BETA2_REST],
+            .step = control[WEFT_CONTROL_STEP] * t.rate,
+            .root = control[WEFT_CONTROL_ROOT],
+            .eps = control[WEFT_CONTROL_EPS],
+        };
+        EITHER(t.v_max, update_vectors, u, len);
         real *moments[] = {t.m, t.v, t.v_max};
         for (int i = 0; control[WEFT_CONTROL_RESET] != 0 && i < 3; i++)
             if (moments[i]) memset(moments[i], 0, (size_t)len * sizeof(real));

@@ -57,18 +57,6 @@ static ALWAYS_INLINE pair4 high_pairs(half8 a, half8 b) {
     return __builtin_shufflevector((pair4)a, (pair4)b, 2, 6, 3, 7);
 }
 
-/* Two terms of four vectors side by side, and four of four. */
-static ALWAYS_INLINE void transpose_pairs(const uint16_t *from, int64_t ld, uint16_t *to) {
-    store8(to, zip4(load4(from), load4(from + ld)));
-}
-
-static ALWAYS_INLINE void transpose_fours(const uint16_t *from, int64_t ld, uint16_t *to) {
-    half8 low = zip4(load4(from), load4(from + ld));
-    half8 high = zip4(load4(from + 2 * ld), load4(from + 3 * ld));
-    store8(to, (half8)low_pairs(low, high));
-    store8(to + 8, (half8)high_pairs(low, high));
-}
-
 /* Eight terms of eight vectors: vector i's go to to[i * step]. */
 static ALWAYS_INLINE void transpose_eights(const uint16_t *from, int64_t ld, uint16_t *to,
                                            int64_t step) {
@@ -96,10 +84,14 @@ static ALWAYS_INLINE void transpose_group(const uint16_t *from, int64_t ld, uint
                                           const int64_t width, const int64_t group) {
     if (group == 2)
         for (int64_t i = 0; i < width; i += 4)
-            transpose_pairs(from + i, ld, to + i * 2);
+            store8(to + i * 2, zip4(load4(from + i), load4(from + i + ld)));
     else if (group == 4)
-        for (int64_t i = 0; i < width; i += 4)
-            transpose_fours(from + i, ld, to + i * 4);
+        for (int64_t i = 0; i < width; i += 4) {
+            half8 low = zip4(load4(from + i), load4(from + i + ld));
+            half8 high = zip4(load4(from + i + 2 * ld), load4(from + i + 3 * ld));
+            store8(to + i * 4, (half8)low_pairs(low, high));
+            store8(to + i * 4 + 8, (half8)high_pairs(low, high));
+        }
     else
         for (int64_t i = 0; i < width; i += 8)
             for (int64_t g = 0; g < group; g += 8)
@@ -169,19 +161,6 @@ static ALWAYS_INLINE void pack_pairs_along(gemm_matrix x, int64_t k, uint16_t *t
         }
 }
 
-/* A panel of fours, all there: two vectors and two fours of each at a time. */
-static ALWAYS_INLINE void pack_fours_along(gemm_matrix x, int64_t k, uint16_t *to,
-                                           const int64_t width) {
-    for (int64_t d = 0; d < k; d += 8)
-        for (int64_t i = 0; i < width; i += 2) {
-            const uint16_t *from = (const uint16_t *)x.data + i * x.ld + d;
-            four2 a = (four2)load8(from), b = (four2)load8(from + x.ld);
-            uint16_t *fours = to + d * width + 4 * i;
-            store8(fours, (half8)__builtin_shufflevector(a, b, 0, 2));
-            store8(fours + 4 * width, (half8)__builtin_shufflevector(a, b, 1, 3));
-        }
-}
-
 /* A panel of `count` ≤ width vectors that lie one behind the other: groups are copied whole, from a
  * copy of the vector where it must be rounded or filled up. */
 static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, uint16_t *to,
@@ -192,7 +171,15 @@ static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, ui
         return;
     }
     if (group == 4 && whole) {
-        pack_fours_along(x, k, to, width);
+        /* A panel of fours, all there: two vectors and two fours of each at a time. */
+        for (int64_t d = 0; d < k; d += 8)
+            for (int64_t i = 0; i < width; i += 2) {
+                const uint16_t *from = (const uint16_t *)x.data + i * x.ld + d;
+                four2 a = (four2)load8(from), b = (four2)load8(from + x.ld);
+                uint16_t *fours = to + d * width + 4 * i;
+                store8(fours, (half8)__builtin_shufflevector(a, b, 0, 2));
+                store8(fours + 4 * width, (half8)__builtin_shufflevector(a, b, 1, 3));
+            }
         return;
     }
     for (int64_t i = 0; i < width; i++) {

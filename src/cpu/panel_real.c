@@ -100,37 +100,34 @@ static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, re
             to[d * width + i] = i < count ? load_one(x.data, i * x.ld + d, bf16) : 0;
 }
 
-/* Panels of `count` vectors that lie side by side, term by term. Some terms at a time: a panel is
- * written by lines, and what is read for one panel is near what the next one reads. */
-static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, real *to,
-                                      const int64_t width, const bool bf16) {
-    int64_t whole = count / width * width, padded = ceil_div(count, width) * width;
-    const int64_t size = bf16 ? sizeof(uint16_t) : sizeof(real);
-    for (int64_t first = 0; first < k; first += TERMS) {
-        int64_t end = min_i64(first + TERMS, k);
-        for (int64_t d = first; d < end; d++)
-            for (int64_t s = 0; s < count; s += LINE)
-                __builtin_prefetch((const char *)x.data + ((d + TERMS) * x.ld + s) * size);
-        for (int64_t s = 0; s < whole; s += width)
-            for (int64_t d = first; d < end; d++)
-                for (int64_t i = 0; i < width; i += 4)
-                    if (i + 4 <= width)
-                        store_quad(to + s * k + d * width + i,
-                                   load_four(x.data, d * x.ld + s + i, bf16));
-                    else
-                        for (int64_t j = i; j < width; j++)
-                            to[s * k + d * width + j] = load_one(x.data, d * x.ld + s + j, bf16);
-        for (int64_t d = first; d < end; d++)
-            for (int64_t i = whole; i < padded; i++)
-                to[whole * k + d * width + i - whole] =
-                    i < count ? load_one(x.data, d * x.ld + i, bf16) : 0;
-    }
-}
-
 static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_t k, real *to,
                                const int64_t width, const bool bf16) {
     if (across) {
-        pack_across(x, count, k, to, width, bf16);
+        /* Panels of `count` vectors that lie side by side, term by term. Some terms at a time: a
+         * panel is written by lines, and what is read for one panel is near what the next one
+         * reads. */
+        int64_t whole = count / width * width, padded = ceil_div(count, width) * width;
+        const int64_t size = bf16 ? sizeof(uint16_t) : sizeof(real);
+        for (int64_t first = 0; first < k; first += TERMS) {
+            int64_t end = min_i64(first + TERMS, k);
+            for (int64_t d = first; d < end; d++)
+                for (int64_t s = 0; s < count; s += LINE)
+                    __builtin_prefetch((const char *)x.data + ((d + TERMS) * x.ld + s) * size);
+            for (int64_t s = 0; s < whole; s += width)
+                for (int64_t d = first; d < end; d++)
+                    for (int64_t i = 0; i < width; i += 4)
+                        if (i + 4 <= width)
+                            store_quad(to + s * k + d * width + i,
+                                       load_four(x.data, d * x.ld + s + i, bf16));
+                        else
+                            for (int64_t j = i; j < width; j++)
+                                to[s * k + d * width + j] =
+                                    load_one(x.data, d * x.ld + s + j, bf16);
+            for (int64_t d = first; d < end; d++)
+                for (int64_t i = whole; i < padded; i++)
+                    to[whole * k + d * width + i - whole] =
+                        i < count ? load_one(x.data, d * x.ld + i, bf16) : 0;
+        }
         return;
     }
     for (int64_t s = 0; s < count; s += width)

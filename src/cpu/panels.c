@@ -85,14 +85,6 @@ static void copy_panels(weft_pool *pool, panel_copy *c, int64_t matrices) {
     weft_pool_run(pool, matrices * parts * ceil_div(c->p->k, c->form->depth), copy_part, c);
 }
 
-/* Asks for a panel's bytes from the further caches: the share of rows i to i + rows of m. */
-static inline void fetch_part(const char *panel, int64_t bytes, int64_t i, int64_t rows,
-                              int64_t m) {
-    int64_t end = min_i64(i + rows, m) * bytes / m;
-    for (int64_t at = i * bytes / m; at < end; at += LINE)
-        __builtin_prefetch(panel + at, 0, 2);
-}
-
 /* Whether the kernel can read the rows of a as they lie. */
 static bool reads_in_place(const panel_form *f, const gemm_product *p) {
     return f->multiply_rows && !p->ta && !p->a.bf16;
@@ -114,18 +106,6 @@ static void multiply_one(const panel_form *f, row_source a, int64_t i, int64_t k
         f->multiply(k, a.panels + panel_bytes(f, i - a.whole, k), b, alpha, add, c, ldc);
 }
 
-/* A block at the edge of c, m × n of its results: the kernel works on a copy. */
-static void multiply_edge(const panel_form *f, row_source a, int64_t i, int64_t k, const char *b,
-                          real alpha, bool add, real *c, int64_t ldc, int64_t m, int64_t n) {
-    real edge[PANEL_BLOCK_MAX];
-    memset(edge, 0, (size_t)(f->rows * f->columns) * sizeof(real));
-    for (int64_t r = 0; add && r < m; r++)
-        memcpy(edge + r * f->columns, c + r * ldc, (size_t)n * sizeof(real));
-    multiply_one(f, a, i, k, b, alpha, add, edge, f->columns);
-    for (int64_t r = 0; r < m; r++)
-        memcpy(c + r * ldc, edge + r * f->columns, (size_t)n * sizeof(real));
-}
-
 /* c [m, n] from blocks of k ≤ depth terms, b packed. */
 static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k, row_source a,
                            const char *b, bool add) {
@@ -135,11 +115,24 @@ static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k
         for (int64_t i = 0; i < p->m; i += rows) {
             real *c = (real *)p->c.data + i * ldc + j;
             int64_t m = min_i64(rows, p->m - i), n = min_i64(columns, p->n - j);
-            if (!f->by_rows && j + columns < p->n) fetch_part(b + bytes, bytes, i, rows, p->m);
+            /* Asks for the next panel's bytes from the further caches: these rows' share. */
+            if (!f->by_rows && j + columns < p->n) {
+                int64_t end = min_i64(i + rows, p->m) * bytes / p->m;
+                for (int64_t at = i * bytes / p->m; at < end; at += LINE)
+                    __builtin_prefetch((b + bytes) + at, 0, 2);
+            }
             if (m == rows && n == columns)
                 multiply_one(f, a, i, k, b, p->alpha, add, c, ldc);
-            else
-                multiply_edge(f, a, i, k, b, p->alpha, add, c, ldc, m, n);
+            else {
+                /* A block at the edge of c, m × n of its results: the kernel works on a copy. */
+                real edge[PANEL_BLOCK_MAX];
+                memset(edge, 0, (size_t)(f->rows * f->columns) * sizeof(real));
+                for (int64_t r = 0; add && r < m; r++)
+                    memcpy(edge + r * f->columns, c + r * ldc, (size_t)n * sizeof(real));
+                multiply_one(f, a, i, k, b, p->alpha, add, edge, f->columns);
+                for (int64_t r = 0; r < m; r++)
+                    memcpy(c + r * ldc, edge + r * f->columns, (size_t)n * sizeof(real));
+            }
         }
     }
 }
@@ -316,37 +309,6 @@ static double estimate_cost(const panel_run *r, int64_t bands, int64_t pieces, i
     return waits * (1 + copies) + (few > 0 ? few / 2 : 0);
 }
 
-/* The cheapest of the cuts into a few tasks for each thread. A band is at most what scratch holds. */
-static void cut_by_cost(panel_run *r, int threads) {
-    const panel_form *f = r->form;
-    int64_t rows = max_i64(ceil_div(r->p->m, f->rows), 1);
-    int64_t least = max_i64(ceil_div(rows, f->band), 1);
-    int64_t most = min_i64(max_i64(column_panels(r) * f->columns / PIECE_COLUMNS, 1), PIECES_MOST);
-    double cheapest = INFINITY;
-    for (int64_t pieces = 1; pieces <= most; pieces++)
-        for (int64_t each = 0; each <= TASKS_A_THREAD; each++) {
-            int64_t wanted = ceil_div(each * threads, pieces * r->groups);
-            int64_t bands = min_i64(max_i64(least, wanted), rows);
-            double cost = estimate_cost(r, bands, pieces, threads);
-            if (cost >= cheapest) continue;
-            cheapest = cost;
-            r->bands = bands;
-            r->pieces = pieces;
-        }
-}
-
-/* Bands of rows for a few tasks a thread; pieces of the columns only where there are too few rows. */
-static void cut_by_rows(panel_run *r, int threads) {
-    const panel_form *f = r->form;
-    int64_t rows = ceil_div(r->p->m, f->rows);
-    int64_t wanted = ceil_div(TASKS_A_THREAD * threads, r->groups);
-    r->bands = min_i64(max_i64(ceil_div(rows, f->band), wanted), rows);
-    int64_t all = ceil_div(r->bands * r->groups, threads) * threads;
-    r->bands = min_i64(max_i64(all / r->groups, r->bands), rows);
-    int64_t most = max_i64(column_panels(r) * f->columns / PIECE_COLUMNS, 1);
-    r->pieces = min_i64(ceil_div(wanted, r->bands), most);
-}
-
 /* What is in hand at a time, and its cut into tasks. */
 static panel_run cut_run(const gemm_product *p, int threads) {
     const panel_form *f = choose_form(p);
@@ -357,10 +319,35 @@ static panel_run cut_run(const gemm_product *p, int threads) {
         int64_t columns = max_i64(SHARED_VALUES / p->k, SHARED_COLUMNS);
         r.b.count = min_i64(columns / f->columns * f->columns, p->n);
     }
-    if (f->copy)
-        cut_by_cost(&r, threads);
-    else
-        cut_by_rows(&r, threads);
+    if (f->copy) {
+        /* The cheapest of the cuts into a few tasks for each thread. A band is at most what scratch
+         * holds. */
+        int64_t rows = max_i64(ceil_div(p->m, f->rows), 1);
+        int64_t least = max_i64(ceil_div(rows, f->band), 1);
+        int64_t most =
+            min_i64(max_i64(column_panels(&r) * f->columns / PIECE_COLUMNS, 1), PIECES_MOST);
+        double cheapest = INFINITY;
+        for (int64_t pieces = 1; pieces <= most; pieces++)
+            for (int64_t each = 0; each <= TASKS_A_THREAD; each++) {
+                int64_t wanted = ceil_div(each * threads, pieces * r.groups);
+                int64_t bands = min_i64(max_i64(least, wanted), rows);
+                double cost = estimate_cost(&r, bands, pieces, threads);
+                if (cost >= cheapest) continue;
+                cheapest = cost;
+                r.bands = bands;
+                r.pieces = pieces;
+            }
+    } else {
+        /* Bands of rows for a few tasks a thread; pieces of the columns only where there are too
+         * few rows. */
+        int64_t rows = ceil_div(p->m, f->rows);
+        int64_t wanted = ceil_div(TASKS_A_THREAD * threads, r.groups);
+        r.bands = min_i64(max_i64(ceil_div(rows, f->band), wanted), rows);
+        int64_t all = ceil_div(r.bands * r.groups, threads) * threads;
+        r.bands = min_i64(max_i64(all / r.groups, r.bands), rows);
+        int64_t most = max_i64(column_panels(&r) * f->columns / PIECE_COLUMNS, 1);
+        r.pieces = min_i64(ceil_div(wanted, r.bands), most);
+    }
     bool chunks = finishes_in_chunks(f, p->k);
     int64_t sums = sums_ld(chunks ? f->chunk : r.b.count); /* that c cannot take */
     r.scratch_bytes = band_bytes(f, p->k);
@@ -451,21 +438,6 @@ int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
     return most;
 }
 
-static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
-    panel_run r = cut_run(p, weft_pool_size(pool));
-    int64_t groups = r.groups, columns = r.b.count;
-    r.b.to = workspace;
-    r.scratch = r.b.to + shared_bytes(&r);
-    for (r.b.g = 0; r.b.g < p->batch; r.b.g += groups) {
-        r.groups = min_i64(groups, p->batch - r.b.g);
-        for (r.b.first = 0; r.b.first < p->n; r.b.first += columns) {
-            r.b.count = min_i64(columns, p->n - r.b.first);
-            copy_panels(pool, &r.b, r.groups);
-            weft_pool_run(pool, r.groups * r.bands * r.pieces, multiply_band, &r);
-        }
-    }
-}
-
 void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
     shared_rows shared;
     if (cut_shared_rows(p, weft_pool_size(pool), &shared)) {
@@ -477,7 +449,18 @@ void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
     }
     for (int64_t d = 0; d < p->k;) {
         gemm_product part = take_terms(p, d);
-        run_part(pool, &part, workspace);
+        panel_run r = cut_run(&part, weft_pool_size(pool));
+        int64_t groups = r.groups, columns = r.b.count;
+        r.b.to = workspace;
+        r.scratch = r.b.to + shared_bytes(&r);
+        for (r.b.g = 0; r.b.g < part.batch; r.b.g += groups) {
+            r.groups = min_i64(groups, part.batch - r.b.g);
+            for (r.b.first = 0; r.b.first < part.n; r.b.first += columns) {
+                r.b.count = min_i64(columns, part.n - r.b.first);
+                copy_panels(pool, &r.b, r.groups);
+                weft_pool_run(pool, r.groups * r.bands * r.pieces, multiply_band, &r);
+            }
+        }
         d += part.k;
     }
 }

@@ -92,18 +92,6 @@ static inline bool any_lane(vint mask) {
     return any != 0;
 }
 
-/* Puts `key` into a sorted list whose last weight is smaller; after equal ones, since keys come in
- * ascending order. */
-static void insert_key(real *weight, int32_t *index, int64_t k, real value, int32_t key) {
-    int64_t p = k - 1;
-    for (; p > 0 && weight[p - 1] < value; p--) {
-        weight[p] = weight[p - 1];
-        index[p] = index[p - 1];
-    }
-    weight[p] = value;
-    index[p] = key;
-}
-
 /* The lists of a task's rows. least[lane] is the smallest weight of a full list and −1 before. */
 typedef struct {
     int64_t k, rows;
@@ -118,7 +106,14 @@ static void offer_key(row_lists *lists, const real *weights, int32_t key) {
         for (int64_t i = lane; i < min_i64(lane + VLEN, lists->rows); i++) {
             if (!(weights[i] > lists->least[i])) continue;
             real *weight = lists->weight + i * lists->k;
-            insert_key(weight, lists->index + i * lists->k, lists->k, weights[i], key);
+            int32_t *index = lists->index + i * lists->k;
+            int64_t p = lists->k - 1; /* after equal ones, since keys come in ascending order */
+            for (; p > 0 && weight[p - 1] < weights[i]; p--) {
+                weight[p] = weight[p - 1];
+                index[p] = index[p - 1];
+            }
+            weight[p] = weights[i];
+            index[p] = key;
             lists->least[i] = weight[lists->k - 1];
         }
     }
@@ -252,15 +247,6 @@ ROUTING(route_dense, false, strip_reals(n))
 /* route_dense_back: dh_j = Σ_t w_tj dc_t, keys on the lanes. Where causal, rows before the first key
  * of the task do not see any of its keys. */
 
-static void weigh_rows(real *tile, int64_t steps, const real *floor, const real *factor) {
-    for (int64_t s = 0; s < steps; s++)
-        for (int64_t lane = 0; lane < ROUTE_LANES; lane += VLEN) {
-            real *at = tile + s * ROUTE_LANES + lane;
-            vreal w = vload(at);
-            vstore(at, vselect(w >= vset(floor[s]), w * factor[s], vset(0)));
-        }
-}
-
 WEFT_TASK(route_dense_back_task) {
     const routing *c = context;
     const weft_exec *x = c->p.x;
@@ -275,7 +261,12 @@ WEFT_TASK(route_dense_back_task) {
     for (int64_t s = 0; s < rows; s += ROUTE_STEPS) {
         int64_t steps = min_i64(ROUTE_STEPS, rows - s), t = from + s;
         route_tile(&r, t, steps, strip + s * ROUTE_LANES);
-        weigh_rows(strip + s * ROUTE_LANES, steps, floor + t, factor + t);
+        for (int64_t i = 0; i < steps; i++)
+            for (int64_t lane = 0; lane < ROUTE_LANES; lane += VLEN) {
+                real *at = strip + (s + i) * ROUTE_LANES + lane;
+                vreal w = vload(at);
+                vstore(at, vselect(w >= vset(floor[t + i]), w * factor[t + i], vset(0)));
+            }
     }
     route_product(&c->p, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + from) * a->width,
                   NULL, n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width,

@@ -191,35 +191,20 @@ static void hide_pairs(const route_side *r, int64_t first, int64_t steps, real *
         }
 }
 
-/* Whether a tile has pairs that are not seen, and whether it has any within the band. */
-static void look_at_distances(const route_side *r, int64_t first, int64_t steps, head_terms *t) {
-    const weft_attention_attr *a = r->p->a;
-    int64_t query = route_start(r->p) + (r->keys ? first : r->first);
-    int64_t key = r->keys ? r->first : first, n_keys = r->keys ? r->count : steps;
-    int64_t least = query - (key + n_keys - 1);
-    t->has_band = a->band && least <= a->window;
-    t->has_bias = least < 0 || a->pos != WEFT_POS_NONE || t->has_band;
-}
-
-/* The block of steps from `s` on: in a tile on the diagonal only some lanes have a pair that is
- * seen. */
-static step_block make_block(const route_side *r, int64_t first, int64_t s, int64_t steps) {
-    step_block b = {s, min_i64(TILE_M, steps - s), 0, r->count};
-    int64_t start = route_start(r->p);
-    if (r->keys)
-        b.lanes = min_i64(r->count, start + first + s + b.count - r->first);
-    else
-        b.first_lane = max_i64(0, first + s - start - r->first) / TILE_N * TILE_N;
-    b.lanes = round_up(b.lanes, TILE_N);
-    return b;
-}
-
 /* One head of a tile, by its packed vectors and the band's. A few steps at a time: their dot products are
  * still in the cache when they become weights. */
 static void add_head(const route_side *r, const head_terms *t, const real *fixed,
                      const real *fixed_other, int64_t first, int64_t steps, real *tile) {
     for (int64_t s = 0; s < steps; s += TILE_M) {
-        step_block b = make_block(r, first, s, steps);
+        /* The block of steps from `s` on: in a tile on the diagonal only some lanes have a pair
+         * that is seen. */
+        step_block b = {s, min_i64(TILE_M, steps - s), 0, r->count};
+        int64_t start = route_start(r->p);
+        if (r->keys)
+            b.lanes = min_i64(r->count, start + first + s + b.count - r->first);
+        else
+            b.first_lane = max_i64(0, first + s - start - r->first) / TILE_N * TILE_N;
+        b.lanes = round_up(b.lanes, TILE_N);
         multiply_vectors(r, r->passing, fixed, &b, r->dots);
         if (t->has_band) multiply_vectors(r, r->passing_other, fixed_other, &b, r->band_dots);
         add_weights(r, t, &b, tile);
@@ -234,7 +219,12 @@ static __attribute__((noinline)) void route_tile(const route_side *r, int64_t fi
     const head_rows *fixed = r->keys ? &r->p->k : &r->p->q, *other = r->keys ? &r->p->q : &r->p->k;
     int64_t vectors = ROUTE_LANES * a->dqk, held = -1, held_other = -1;
     head_terms t;
-    look_at_distances(r, first, steps, &t);
+    /* Whether a tile has pairs that are not seen, and whether it has any within the band. */
+    int64_t query = route_start(r->p) + (r->keys ? first : r->first);
+    int64_t key = r->keys ? r->first : first, n_keys = r->keys ? r->count : steps;
+    int64_t least = query - (key + n_keys - 1);
+    t.has_band = a->band && least <= a->window;
+    t.has_bias = least < 0 || a->pos != WEFT_POS_NONE || t.has_band;
     memset(tile, 0, (size_t)(steps * ROUTE_LANES) * sizeof(real));
     for (int64_t h = 0; h < a->heads; h++) {
         int64_t key_head = key_head_of(a, h);
@@ -262,21 +252,6 @@ enum {
     ROUTE_PRODUCT_SCRATCH = 3 * ROUTE_TILE
 };
 
-static void multiply_packed(const real *weights, int64_t steps, int64_t lanes, int64_t columns,
-                            const real *packed, bool add, real *sum) {
-    for (int64_t c = 0; c < columns; c += TILE_N)
-        for (int64_t lane = 0; lane < lanes; lane += TILE_M) {
-            real *out = sum + lane * ROUTE_LANES + c;
-            const real *panel = packed + c * PRODUCT_STEPS;
-            if (add)
-                multiply_block(TILE_ADD, out, ROUTE_LANES, weights + lane, ROUTE_LANES, panel,
-                               TILE_N, steps, NULL, NULL, NULL);
-            else
-                multiply_block(TILE_SET, out, ROUTE_LANES, weights + lane, ROUTE_LANES, panel,
-                               TILE_N, steps, NULL, NULL, NULL);
-        }
-}
-
 /* Row `lane` < lanes of `out`, `width` long, becomes
  *     factor[lane] · Σ_s weights[s][lane] · row s of `in`        s < steps
  * where the rows start at the elements out_at and in_at; factor NULL: 1. The row length of
@@ -292,7 +267,18 @@ static void route_product(const attention_problem *p, const real *weights, int64
         for (int64_t s = 0; s < steps; s += PRODUCT_STEPS) {
             int64_t depth = min_i64(PRODUCT_STEPS, steps - s);
             pack_along(p, &rows, 0, 0, s, depth, TILE_N, PRODUCT_STEPS, 1, packed, widened);
-            multiply_packed(weights + s * ROUTE_LANES, depth, lanes, columns, packed, s > 0, sum);
+            for (int64_t i = 0; i < columns; i += TILE_N)
+                for (int64_t lane = 0; lane < lanes; lane += TILE_M) {
+                    real *to = sum + lane * ROUTE_LANES + i;
+                    const real *a = weights + s * ROUTE_LANES + lane,
+                               *b = packed + i * PRODUCT_STEPS;
+                    if (s > 0)
+                        multiply_block(TILE_ADD, to, ROUTE_LANES, a, ROUTE_LANES, b, TILE_N, depth,
+                                       NULL, NULL, NULL);
+                    else
+                        multiply_block(TILE_SET, to, ROUTE_LANES, a, ROUTE_LANES, b, TILE_N, depth,
+                                       NULL, NULL, NULL);
+                }
         }
         for (int64_t lane = 0; lane < lanes; lane++) {
             int64_t at = out_at + lane * width + c;

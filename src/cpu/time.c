@@ -52,20 +52,6 @@ WEFT_TASK(running_mean_back_strip) {
     sum_along(context, task, true);
 }
 
-/* sum += Σ over `count` rows; in `real` over the few rows, in double from there on. */
-static void add_rows(double *sum, const real *const *row, int64_t count, int64_t len) {
-    for (int64_t i = 0; i < len; i += VLEN) {
-        int64_t n = min_i64(VLEN, len - i);
-        real lane[VBYTES / sizeof(real)];
-        vreal part = {0};
-        for (int64_t k = 0; k < count; k++)
-            part += vload_n(row[k] + i, n);
-        vstore(lane, part);
-        for (int64_t k = 0; k < n; k++)
-            sum[i + k] += (double)lane[k];
-    }
-}
-
 WEFT_TASK(time_mean_strip) {
     const strip_job *j = context;
     double sum[STRIP] = {0};
@@ -76,7 +62,17 @@ WEFT_TASK(time_mean_strip) {
         int64_t count = min_i64(PART, j->time - t);
         for (int64_t k = 0; k < count; k++)
             row[k] = tile_in(j->x, j->in, at + (t + k) * j->width, len, scratch[k]);
-        add_rows(sum, row, count, len);
+        /* sum += Σ over `count` rows; in `real` over the few rows, in double from there on. */
+        for (int64_t i = 0; i < len; i += VLEN) {
+            int64_t n = min_i64(VLEN, len - i);
+            real lane[VBYTES / sizeof(real)];
+            vreal part = {0};
+            for (int64_t k = 0; k < count; k++)
+                part += vload_n(row[k] + i, n);
+            vstore(lane, part);
+            for (int64_t k = 0; k < n; k++)
+                sum[i + k] += (double)lane[k];
+        }
     }
     real *y = tile_out(j->x, j->out, to, scratch[0]);
     for (int64_t i = 0; i < len; i++)

@@ -16,36 +16,6 @@ bool weft_config_two_phases(const weft_config *c) {
     return ffn->contrasts && ffn->contrasts(c) && weft_config_micro_batches(c) > 1;
 }
 
-static void count_parameters(const weft_model_graph *m, weft_account *a) {
-    for (int64_t i = 0; i < m->n_parameters; i++) {
-        const weft_parameter *p = &m->parameters[i];
-        int64_t count = weft_tensor_count(p->tensor);
-        int k = 0;
-        while (k < a->n_parts && strcmp(a->parts[k].name, p->part) != 0)
-            k++;
-        if (k == WEFT_PARTS_MAX)
-            k--; /* more parts than there is room for: the last takes the rest */
-        if (k == a->n_parts) a->parts[a->n_parts++].name = p->part;
-        a->parts[k].parameters += count;
-        a->parameters += count;
-        a->weights_bytes += weft_tensor_bytes(p->tensor);
-    }
-}
-
-static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
-    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
-    WEFT_TRY(weft_model_build_nominal(c, &m));
-    a->forward_flops = flops_of(m.graph, 0, NULL) / (double)c->context;
-    a->backward_flops = 2 * a->forward_flops;
-    a->attention_flops = m.attention_flops / (double)c->context;
-    a->ffn_flops = (m.ffn_flops - m.z_flops) / (double)c->context;
-    a->reciprocal_flops = m.reciprocal_flops / (double)c->context;
-    a->z_flops = m.z_flops / (double)c->context;
-    a->head_flops = a->forward_flops -
-                    (m.attention_flops + m.ffn_flops + m.reciprocal_flops) / (double)c->context;
-    return WEFT_OK;
-}
-
 weft_build weft_training_build(const weft_config *c) {
     bool two = weft_config_two_phases(c);
     return (weft_build){.batch = weft_config_micro_batch(c),
@@ -139,7 +109,19 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
-    count_parameters(&m, a);
+    for (int64_t i = 0; i < m.n_parameters; i++) {
+        const weft_parameter *p = &m.parameters[i];
+        int64_t count = weft_tensor_count(p->tensor);
+        int k = 0;
+        while (k < a->n_parts && strcmp(a->parts[k].name, p->part) != 0)
+            k++;
+        if (k == WEFT_PARTS_MAX)
+            k--; /* more parts than there is room for: the last takes the rest */
+        if (k == a->n_parts) a->parts[a->n_parts++].name = p->part;
+        a->parts[k].parameters += count;
+        a->parameters += count;
+        a->weights_bytes += weft_tensor_bytes(p->tensor);
+    }
     int64_t tokens = weft_config_micro_batch(c) * c->context;
     a->built_flops = flops_of(m.graph, 0, NULL) / (double)tokens;
     a->gradients_bytes = plan->peak_kept_bytes;
@@ -157,10 +139,15 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     return WEFT_OK;
 }
 
-/* What one more layer keeps: the difference of a model of three layers and one of two, since the
- * first and the last are unlike the others; of three and two times as many where layers share keys. */
-static weft_status account_layer(const weft_config *c, const weft_backend *backend, int threads,
-                                 weft_account *a) {
+weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
+                              weft_account *out) {
+    weft_dtype dtype = weft_config_dtype(c);
+    *out = (weft_account){0};
+    WEFT_TRY(weft_model_check(c, "config"));
+    WEFT_TRY(account_training(c, backend, threads, out));
+    /* What one more layer keeps: the difference of a model of three layers and one of two, since
+     * the first and the last are unlike the others; of three and two times as many where layers
+     * share keys. */
     int64_t saved[2];
     for (int i = 0; i < 2; i++) {
         weft_config few = *c;
@@ -172,18 +159,17 @@ static weft_status account_layer(const weft_config *c, const weft_backend *backe
     }
     int64_t tokens = weft_config_micro_batch(c) * c->context * c->kv_share;
     double size = (double)weft_dtype_size(weft_config_dtype(c));
-    a->kept_per_token_layer = (double)(saved[1] - saved[0]) / size / (double)tokens;
-    return WEFT_OK;
-}
-
-weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
-                              weft_account *out) {
-    weft_dtype dtype = weft_config_dtype(c);
-    *out = (weft_account){0};
-    WEFT_TRY(weft_model_check(c, "config"));
-    WEFT_TRY(account_training(c, backend, threads, out));
-    WEFT_TRY(account_layer(c, backend, threads, out));
-    WEFT_TRY(count_nominal_flops(c, out));
+    out->kept_per_token_layer = (double)(saved[1] - saved[0]) / size / (double)tokens;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+    WEFT_TRY(weft_model_build_nominal(c, &m));
+    out->forward_flops = flops_of(m.graph, 0, NULL) / (double)c->context;
+    out->backward_flops = 2 * out->forward_flops;
+    out->attention_flops = m.attention_flops / (double)c->context;
+    out->ffn_flops = (m.ffn_flops - m.z_flops) / (double)c->context;
+    out->reciprocal_flops = m.reciprocal_flops / (double)c->context;
+    out->z_flops = m.z_flops / (double)c->context;
+    out->head_flops = out->forward_flops -
+                      (m.attention_flops + m.ffn_flops + m.reciprocal_flops) / (double)c->context;
     out->cache_bytes_layer = weft_cached_layer_bytes(c, 0, dtype);
     out->cache_bytes_token = weft_cached_token_bytes(c, dtype);
     out->cache_bytes_sequence = weft_cached_sequence_bytes(c, dtype);
@@ -231,26 +217,19 @@ weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, con
     return WEFT_OK;
 }
 
-/* Its arena. */
-static weft_status validation_bytes(const weft_config *c, const weft_backend *backend, int threads,
-                                    int64_t *out) {
-    weft_build build = validation_build(c);
-    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
-    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
-    WEFT_TRY(weft_model_program(c, &build, false, backend, threads, INT64_MAX, &m, &plan));
-    *out = plan->arena_bytes;
-    return WEFT_OK;
-}
-
 weft_status weft_account_rank(const weft_config *c, const weft_backend *backend, int threads,
                               int ranks, weft_rank_bytes *out) {
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph held_out = {0};
     WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
-    int64_t validation = 0, first, update;
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *validation = NULL;
+    weft_build build = validation_build(c);
+    int64_t first, update;
     double flops;
     *out = (weft_rank_bytes){0};
     WEFT_TRY(account_first_phase(c, backend, threads, &flops, &first));
-    WEFT_TRY(validation_bytes(c, backend, threads, &validation));
+    WEFT_TRY(
+        weft_model_program(c, &build, false, backend, threads, INT64_MAX, &held_out, &validation));
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
     for (int64_t i = 0; i < m.n_parameters; i++)
         out->weights += weft_tensor_bytes(m.parameters[i].tensor);
@@ -258,7 +237,7 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
     if (c->shard != WEFT_SHARD_NONE) out->optimizer = (out->optimizer + ranks - 1) / ranks;
     out->sums = sums_bytes(c, &m, ranks);
     WEFT_TRY(account_update(c, &m, backend, threads, &update));
-    out->arena = plan->arena_bytes + validation + first + update;
+    out->arena = plan->arena_bytes + validation->arena_bytes + first + update;
     out->all = out->weights + out->optimizer + out->sums + out->arena;
     return WEFT_OK;
 }

@@ -57,19 +57,6 @@ static weft_status begin_weight(weft_weight *w) {
     return refuse(w, "is not in the checkpoint");
 }
 
-/* Makes good what new gates take from a layer's heads. */
-static void make_good(const weft_model *m, weft_model *out) {
-    const weft_config *was = &m->config, *c = &out->config;
-    for (int64_t layer = 0; layer < c->n_layer; layer++) {
-        double factor = 1;
-        if (c->attention_gate && !was->attention_gate) factor = 2;
-        if (c->attn_gate && !was->attn_gate && layer > 0)
-            factor /= 1 - c->gate_alpha / (1 + exp(c->gate_open));
-        weft_weight *w = weft_layer_weight(out, layer, "attn.out.weight");
-        if (w && factor != 1) weft_weight_scale(w, factor);
-    }
-}
-
 static weft_status fill(const weft_model *m, weft_model *out) {
     for (int64_t i = 0; i < m->n_weights; i++)
         if (!weft_model_find(out, m->weights[i].name))
@@ -86,7 +73,16 @@ static weft_status fill(const weft_model *m, weft_model *out) {
             memcpy(w->data, from->data, (size_t)w->bytes);
         }
     }
-    make_good(m, out);
+    /* Makes good what new gates take from a layer's heads. */
+    const weft_config *was = &m->config, *c = &out->config;
+    for (int64_t layer = 0; layer < c->n_layer; layer++) {
+        double factor = 1;
+        if (c->attention_gate && !was->attention_gate) factor = 2;
+        if (c->attn_gate && !was->attn_gate && layer > 0)
+            factor /= 1 - c->gate_alpha / (1 + exp(c->gate_open));
+        weft_weight *w = weft_layer_weight(out, layer, "attn.out.weight");
+        if (w && factor != 1) weft_weight_scale(w, factor);
+    }
     return WEFT_OK;
 }
 

@@ -150,30 +150,6 @@ static weft_documents find_documents(builder *b, weft_tensor *tokens, int32_t en
     return found;
 }
 
-/* Where q, k and v lie in one tensor. */
-static void write_packed(builder *b, const builder_keys *keys, weft_cache_query *query,
-                         weft_score *score) {
-    int64_t queries = b->heads * b->head_dim, width = keys->kv_heads * b->head_dim;
-    score->q = keys->packed;
-    query->key = query->value = part_of(b, keys->kv_heads, b->head_dim);
-    write_pages(b, "cache.key", &query->key, score->q, queries, NULL, &query->keys);
-    write_pages(b, "cache.value", &query->value, score->q, queries + width, NULL, &query->values);
-}
-
-/* A latent that is key and value at once. */
-static void write_joint(builder *b, const builder_keys *keys, weft_cache_query *query) {
-    weft_cached_graph *d = data_of(b);
-    query->key = part_of(b, keys->k->shape[2], keys->k->shape[3]);
-    query->gaussian = query->squares = keys->gaussian;
-    query->rotated = keys->rotated;
-    if (keys->rotated && !d->rotations)
-        d->rotations = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "rotations", b->stat, WEFT_KEY_BLOCK,
-                                       2, keys->rotated / 2);
-    query->rotations = keys->rotated ? d->rotations : NULL;
-    query->law = d->law = b->law;
-    write_pages(b, "cache.key", &query->key, keys->k, 0, NULL, &query->keys);
-}
-
 static void write_apart(builder *b, const builder_keys *keys, weft_cache_query *query) {
     weft_tensor *k = keys->k, *v = keys->v;
     if (!k || !v) return;
@@ -240,11 +216,25 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
         query.context = context;
     } else if (keys->common) {
         write_common(b, keys, &query);
-    } else if (keys->packed)
-        write_packed(b, keys, &query, &score);
-    else if (keys->k && keys->v == keys->k)
-        write_joint(b, keys, &query);
-    else
+    } else if (keys->packed) {
+        /* Where q, k and v lie in one tensor. */
+        int64_t queries = b->heads * b->head_dim, width = keys->kv_heads * b->head_dim;
+        score.q = keys->packed;
+        query.key = query.value = part_of(b, keys->kv_heads, b->head_dim);
+        write_pages(b, "cache.key", &query.key, score.q, queries, NULL, &query.keys);
+        write_pages(b, "cache.value", &query.value, score.q, queries + width, NULL, &query.values);
+    } else if (keys->k && keys->v == keys->k) {
+        /* A latent that is key and value at once. */
+        query.key = part_of(b, keys->k->shape[2], keys->k->shape[3]);
+        query.gaussian = query.squares = keys->gaussian;
+        query.rotated = keys->rotated;
+        if (keys->rotated && !d->rotations)
+            d->rotations = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "rotations", b->stat,
+                                           WEFT_KEY_BLOCK, 2, keys->rotated / 2);
+        query.rotations = keys->rotated ? d->rotations : NULL;
+        query.law = d->law = b->law;
+        write_pages(b, "cache.key", &query.key, keys->k, 0, NULL, &query.keys);
+    } else
         write_apart(b, keys, &query);
     d->kept = query;
     if (keys->common) score.q = spread_queries(b, keys, score.q);

@@ -128,19 +128,6 @@ weft_status weft_contrast_give(weft_contrast *c, int64_t part, weft_session *to)
     return weft_exec_write(to->exec, to->graph.d_contexts, made_part(c, part));
 }
 
-static weft_status account_loss(const weft_config *c, const weft_backend *backend, int threads,
-                                const weft_tensor *part, int64_t parts, double *flops,
-                                int64_t *bytes) {
-    WEFT_AUTO(end_loss) loss_graph loss = {0};
-    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
-    weft_program_options options = {.complete = true, .plan = {.memory_limit = INT64_MAX}};
-    WEFT_TRY(build_loss(c, part, parts, &loss));
-    WEFT_TRY(weft_program_make(loss.graph, backend, threads, &options, &plan));
-    *flops += flops_of(loss.graph, 0, NULL);
-    *bytes += plan->arena_bytes;
-    return WEFT_OK;
-}
-
 weft_status weft_contrast_account(const weft_config *c, const weft_backend *backend, int threads,
                                   const weft_build *build, int64_t parts, double *flops,
                                   int64_t *bytes) {
@@ -152,5 +139,12 @@ weft_status weft_contrast_account(const weft_config *c, const weft_backend *back
     WEFT_TRY(weft_model_program(c, &means, false, backend, threads, INT64_MAX, &m, &plan));
     *flops = flops_of(m.graph, 0, NULL) * (double)parts;
     *bytes = plan->arena_bytes;
-    return account_loss(c, backend, threads, m.contexts, parts, flops, bytes);
+    WEFT_AUTO(end_loss) loss_graph loss = {0};
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *second = NULL;
+    weft_program_options options = {.complete = true, .plan = {.memory_limit = INT64_MAX}};
+    WEFT_TRY(build_loss(c, m.contexts, parts, &loss));
+    WEFT_TRY(weft_program_make(loss.graph, backend, threads, &options, &second));
+    *flops += flops_of(loss.graph, 0, NULL);
+    *bytes += second->arena_bytes;
+    return WEFT_OK;
 }

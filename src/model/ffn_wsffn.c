@@ -138,15 +138,6 @@ static void contrast_means(builder *b, weft_tensor *mean, weft_tensor *w_z) {
     if (b->contexts) b->contexts[b->layer] = rows;
 }
 
-/* By z itself, [B T, ...]. */
-static void add_direct_losses(builder *b, weft_tensor *z, weft_tensor *h1, weft_tensor *w_z) {
-    weft_tensor *penalty = weft_sum_squares(b->g, z, penalty_factor(b));
-    weft_tensor *mean = weft_time_mean(b->g, view_spans(b, h1));
-    mean = weft_view(b->g, mean, b->batch * count_spans(b), b->ffn);
-    b->aux_z = add_optional(b, b->aux_z, penalty);
-    contrast_means(b, mean, w_z);
-}
-
 /* What the losses of all layers are made of; two views of a mean are this layer's own. */
 static void add_cheap_losses(builder *b, weft_tensor *x, weft_tensor *w1, weft_tensor *w_z) {
     if (!b->wsffn) b->wsffn = weft_graph_alloc(b->g, (size_t)b->c->n_layer * sizeof *b->wsffn);
@@ -175,8 +166,14 @@ static void add_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor 
     }
     if (cheap)
         add_cheap_losses(b, x, w1, w_z);
-    else
-        add_direct_losses(b, z, h1, w_z);
+    else {
+        /* By z itself, [B T, ...]. */
+        weft_tensor *penalty = weft_sum_squares(b->g, z, penalty_factor(b));
+        weft_tensor *mean = weft_time_mean(b->g, view_spans(b, h1));
+        mean = weft_view(b->g, mean, b->batch * count_spans(b), b->ffn);
+        b->aux_z = add_optional(b, b->aux_z, penalty);
+        contrast_means(b, mean, w_z);
+    }
     if (!cheap) b->out->z_flops += flops_of(b->g, first, NULL);
 }
 

@@ -156,7 +156,17 @@ static void take_name(weft_contents *c, const char *name) {
     }
 }
 
-static weft_status read_names(const char *path, weft_contents *c) {
+/* Whether a version before made it, which left no mark. */
+static weft_status is_of_before(const char *path, const weft_contents *c, bool *out) {
+    weft_config config;
+    *out = c->state || c->file[WEFT_PART_OPTIMIZER];
+    if (*out || !c->file[WEFT_PART_CONFIG]) return WEFT_OK;
+    weft_status status = weft_model_read_config(path, &config);
+    *out = status == WEFT_OK;
+    return status == WEFT_EINPUT ? WEFT_OK : status;
+}
+
+weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
     char inside[WEFT_PATH_MAX];
     WEFT_AUTO(weft_names_free) weft_names names = {0};
     weft_kind kind;
@@ -169,21 +179,6 @@ static weft_status read_names(const char *path, weft_contents *c) {
         WEFT_TRY(weft_path_kind(inside, &kind));
         if (kind != WEFT_KIND_FILE) c->foreign = true;
     }
-    return WEFT_OK;
-}
-
-/* Whether a version before made it, which left no mark. */
-static weft_status is_of_before(const char *path, const weft_contents *c, bool *out) {
-    weft_config config;
-    *out = c->state || c->file[WEFT_PART_OPTIMIZER];
-    if (*out || !c->file[WEFT_PART_CONFIG]) return WEFT_OK;
-    weft_status status = weft_model_read_config(path, &config);
-    *out = status == WEFT_OK;
-    return status == WEFT_EINPUT ? WEFT_OK : status;
-}
-
-weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
-    WEFT_TRY(read_names(path, c));
     *own = !c->foreign;
     return *own && c->n > 0 && !c->mark ? is_of_before(path, c, own) : WEFT_OK;
 }

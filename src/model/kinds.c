@@ -53,45 +53,6 @@ static const char *list_attentions(size_t field, char *text, size_t room) {
 #define attentions_with(field, text)                                                               \
     list_attentions(offsetof(weft_attention_kind, field), text, sizeof text)
 
-static weft_status check_heads(const weft_config *c, const char *where) {
-    long long h = c->n_head, kv = weft_config_kv_heads(c);
-    char words[256];
-    if (c->kv_heads && !weft_attention_of(c)->shares_heads)
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_KV_HEADS=%lld goes with CONFIG_ATTENTION=%s only; set it to 0", where, kv,
-            attentions_with(shares_heads, words));
-    if (h % kv)
-        return WEFT_BAD_INPUT("%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld",
-                              where, h, kv);
-    if (c->qk_norm && c->qk_norm_whole && (h != kv || !weft_attention_of(c)->norms_whole))
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_QK_NORM_WHOLE=y goes with CONFIG_ATTENTION=%s and as many key "
-            "as query heads; set it to n",
-            where, attentions_with(norms_whole, words));
-    return WEFT_OK;
-}
-
-static weft_status check_layers(const weft_config *c, const char *where) {
-    char words[256];
-    if (c->kv_share > 1 && !weft_attention_of(c)->shares_layers)
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1", where,
-            (long long)c->kv_share, attentions_with(shares_layers, words));
-    const weft_mix mixes[] = {{c->kv_share > 1 && c->latent_recip,
-                               "{KV_SHARE} leaves layers without a latent of their own, to which "
-                               "{RA_MLA_MLP_LATENT_RECIP} would send; set one of them back"}};
-    return WEFT_REFUSE(c, where, mixes);
-}
-
-static weft_status check_latent(const weft_config *c, const char *where) {
-    char words[256];
-    if (!c->latent_recip || weft_attention_of(c)->latent) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
-        "attention has a latent",
-        where, attentions_with(latent, words));
-}
-
 static weft_status check_mup(const weft_config *c, const char *where) {
     char words[256];
     bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
@@ -109,13 +70,37 @@ weft_status weft_model_check(const weft_config *c, const char *where) {
     const weft_position_kind *position = weft_position_of(c);
     const weft_ffn_kind *ffn = weft_ffn_of(c);
     WEFT_TRY(weft_config_check(c, where));
-    WEFT_TRY(check_heads(c, where));
-    WEFT_TRY(check_layers(c, where));
+    long long h = c->n_head, kv = weft_config_kv_heads(c);
+    char words[256];
+    if (c->kv_heads && !weft_attention_of(c)->shares_heads)
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_KV_HEADS=%lld goes with CONFIG_ATTENTION=%s only; set it to 0", where, kv,
+            attentions_with(shares_heads, words));
+    if (h % kv)
+        return WEFT_BAD_INPUT("%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld",
+                              where, h, kv);
+    if (c->qk_norm && c->qk_norm_whole && (h != kv || !weft_attention_of(c)->norms_whole))
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_QK_NORM_WHOLE=y goes with CONFIG_ATTENTION=%s and as many key "
+            "as query heads; set it to n",
+            where, attentions_with(norms_whole, words));
+    if (c->kv_share > 1 && !weft_attention_of(c)->shares_layers)
+        return WEFT_BAD_INPUT(
+            "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1", where,
+            (long long)c->kv_share, attentions_with(shares_layers, words));
+    const weft_mix mixes[] = {{c->kv_share > 1 && c->latent_recip,
+                               "{KV_SHARE} leaves layers without a latent of their own, to which "
+                               "{RA_MLA_MLP_LATENT_RECIP} would send; set one of them back"}};
+    WEFT_TRY(WEFT_REFUSE(c, where, mixes));
     if (attention->check) WEFT_TRY(attention->check(c, where));
     if (position->check) WEFT_TRY(position->check(c, where));
     if (ffn->check) WEFT_TRY(ffn->check(c, where));
     WEFT_TRY(check_mup(c, where));
     WEFT_AUTO(weft_units_free) weft_units units;
     WEFT_TRY(weft_prune_check(c, where, &units));
-    return check_latent(c, where);
+    if (!c->latent_recip || weft_attention_of(c)->latent) return WEFT_OK;
+    return WEFT_BAD_INPUT(
+        "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
+        "attention has a latent",
+        where, attentions_with(latent, words));
 }

@@ -6,35 +6,6 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
 }
 
-static weft_status list_weights(weft_model *m, const weft_model_graph *graph) {
-    size_t room = 0, at = 0;
-    m->n_weights = graph->n_parameters;
-    for (int64_t i = 0; i < m->n_weights; i++)
-        room += strlen(graph->parameters[i].tensor->name) + 1;
-    m->weights = calloc((size_t)m->n_weights + 1, sizeof *m->weights);
-    m->names = malloc(room + 1);
-    if (!m->weights || !m->names) return weft_fail(WEFT_ENOMEM, "model: no memory");
-    for (int64_t i = 0; i < m->n_weights; i++) {
-        const weft_parameter *p = &graph->parameters[i];
-        const weft_tensor *t = p->tensor;
-        size_t length = strlen(t->name) + 1;
-        memcpy(m->names + at, t->name, length);
-        weft_weight *w = &m->weights[i];
-        *w = (weft_weight){.name = m->names + at,
-                           .dtype = t->dtype,
-                           .ndim = t->ndim,
-                           .count = weft_tensor_count(t),
-                           .bytes = weft_tensor_bytes(t),
-                           .init = p->init,
-                           .part = p->part};
-        memcpy(w->shape, t->shape, sizeof w->shape);
-        at += length;
-        m->memory_bytes += weft_arena_bytes(w->bytes);
-    }
-    qsort(m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
-    return WEFT_OK;
-}
-
 weft_status weft_model_allocate(weft_model *m, weft_pool *pool) {
     m->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)m->memory_bytes);
     if (!m->memory)
@@ -61,7 +32,31 @@ weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_mod
     if (!m) return weft_fail(WEFT_ENOMEM, "model: no memory");
     m->config = *c;
     m->dtype = dtype;
-    WEFT_TRY(list_weights(m, &graph));
+    size_t room = 0, at = 0;
+    m->n_weights = graph.n_parameters;
+    for (int64_t i = 0; i < m->n_weights; i++)
+        room += strlen(graph.parameters[i].tensor->name) + 1;
+    m->weights = calloc((size_t)m->n_weights + 1, sizeof *m->weights);
+    m->names = malloc(room + 1);
+    if (!m->weights || !m->names) return weft_fail(WEFT_ENOMEM, "model: no memory");
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        const weft_parameter *p = &graph.parameters[i];
+        const weft_tensor *t = p->tensor;
+        size_t length = strlen(t->name) + 1;
+        memcpy(m->names + at, t->name, length);
+        weft_weight *w = &m->weights[i];
+        *w = (weft_weight){.name = m->names + at,
+                           .dtype = t->dtype,
+                           .ndim = t->ndim,
+                           .count = weft_tensor_count(t),
+                           .bytes = weft_tensor_bytes(t),
+                           .init = p->init,
+                           .part = p->part};
+        memcpy(w->shape, t->shape, sizeof w->shape);
+        at += length;
+        m->memory_bytes += weft_arena_bytes(w->bytes);
+    }
+    qsort(m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
     return weft_hand(&m, out);
 }
 
@@ -142,26 +137,29 @@ weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
     return bindings;
 }
 
+static double number_at(const weft_weight *w, int64_t i) {
+    return w->dtype == WEFT_F64    ? ((const double *)w->data)[i]
+           : w->dtype == WEFT_BF16 ? (double)weft_bf16_to_float(((const uint16_t *)w->data)[i])
+                                   : (double)((const float *)w->data)[i];
+}
+
+static void put_number(weft_weight *w, int64_t i, double value) {
+    if (w->dtype == WEFT_F64)
+        ((double *)w->data)[i] = value;
+    else if (w->dtype == WEFT_BF16)
+        ((uint16_t *)w->data)[i] = weft_float_to_bf16((float)value);
+    else
+        ((float *)w->data)[i] = (float)value;
+}
+
 void weft_weight_read(const weft_weight *w, double *out) {
-    for (int64_t i = 0; i < w->count; i++) {
-        if (w->dtype == WEFT_F64)
-            out[i] = ((const double *)w->data)[i];
-        else if (w->dtype == WEFT_BF16)
-            out[i] = (double)weft_bf16_to_float(((const uint16_t *)w->data)[i]);
-        else
-            out[i] = (double)((const float *)w->data)[i];
-    }
+    for (int64_t i = 0; i < w->count; i++)
+        out[i] = number_at(w, i);
 }
 
 void weft_weight_write(weft_weight *w, const double *values) {
-    for (int64_t i = 0; i < w->count; i++) {
-        if (w->dtype == WEFT_F64)
-            ((double *)w->data)[i] = values[i];
-        else if (w->dtype == WEFT_BF16)
-            ((uint16_t *)w->data)[i] = weft_float_to_bf16((float)values[i]);
-        else
-            ((float *)w->data)[i] = (float)values[i];
-    }
+    for (int64_t i = 0; i < w->count; i++)
+        put_number(w, i, values[i]);
 }
 
 void weft_weight_floats(const weft_weight *w, float *out) {
@@ -172,12 +170,6 @@ void weft_weight_floats(const weft_weight *w, float *out) {
 }
 
 void weft_weight_scale(weft_weight *w, double factor) {
-    weft_weight one = {.dtype = w->dtype, .count = 1, .data = w->data};
-    for (int64_t i = 0; i < w->count; i++) {
-        double value;
-        weft_weight_read(&one, &value);
-        value *= factor;
-        weft_weight_write(&one, &value);
-        one.data = (unsigned char *)one.data + weft_dtype_size(w->dtype);
-    }
+    for (int64_t i = 0; i < w->count; i++)
+        put_number(w, i, number_at(w, i) * factor);
 }

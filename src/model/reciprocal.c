@@ -134,20 +134,6 @@ typedef struct {
     weft_tensor *down, *to_mlp, *to_attn; /* NULL: not there */
 } latent_maps;
 
-static latent_maps make_latent_maps(builder *b) {
-    const weft_config *c = b->c;
-    int64_t latent = c->ra_mla_latent_dim, between = c->mlp_latent_dim;
-    latent_maps m = {0};
-    if (c->tying_mode == WEFT_TYING_UNTIED) {
-        m.down = weight(b, "ffn.mlp_down.weight", between, b->ffn);
-        m.to_mlp = weight(b, "ffn.attn_to_mlp.weight", b->ffn, latent);
-        m.to_attn = weight(b, "ffn.mlp_to_attn.weight", latent, between);
-    } else if (c->tying_mode == WEFT_TYING_TRANSPOSE) {
-        m.to_mlp = weight(b, "ffn.couple.weight", b->ffn, latent);
-    }
-    return m;
-}
-
 /* α_l u, to the next layer. */
 static void send_latent(builder *b, weft_tensor *h, const latent_maps *m, mixing w) {
     int64_t latent = b->c->ra_mla_latent_dim, tokens = b->batch * b->time;
@@ -171,7 +157,16 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
     weft_tensor *h = sum->h;
     sum->latent_weight = make_weight(b, "ffn.recip_alpha", b->c->recip_alpha);
     sum->latent = export_latent(b);
-    latent_maps m = make_latent_maps(b);
+    const weft_config *c = b->c;
+    int64_t latent = c->ra_mla_latent_dim, between = c->mlp_latent_dim;
+    latent_maps m = {0};
+    if (c->tying_mode == WEFT_TYING_UNTIED) {
+        m.down = weight(b, "ffn.mlp_down.weight", between, b->ffn);
+        m.to_mlp = weight(b, "ffn.attn_to_mlp.weight", b->ffn, latent);
+        m.to_attn = weight(b, "ffn.mlp_to_attn.weight", latent, between);
+    } else if (c->tying_mode == WEFT_TYING_TRANSPOSE) {
+        m.to_mlp = weight(b, "ffn.couple.weight", b->ffn, latent);
+    }
     if (!b->attend->joined) send_latent(b, h, &m, sum->latent_weight);
     if (forms_latent_sum(b)) {
         weft_tensor *e = m.to_mlp ? weft_linear(b->g, sum->latent, m.to_mlp, NULL, WEFT_ACT_NONE)

@@ -133,13 +133,6 @@ static double key_excess(const score_values *v, int64_t b, int64_t h, int64_t j)
     return key_number(v, b, h, j) - product(k, k, v->dqk);
 }
 
-/* The first token that token i sees. */
-static int64_t first_seen(const score_values *v, int64_t b, int64_t i) {
-    int64_t reach = v->s->reach, first = reach && i >= reach ? i + 1 - reach : 0;
-    int64_t document = v->first ? v->first[b * v->time + i] : 0;
-    return first > document ? first : document;
-}
-
 /* The score without position. Where it is a distance, beta is −scale/2, and with the query's norm
  * scale⟨q,k⟩ − scale/2 ‖k‖² becomes −scale/2 ‖q − k‖². */
 static double pair_score(const score_values *v, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -161,7 +154,10 @@ static void fill_scores(const score_values *v, double *out) {
         for (int64_t h = 0; h < s->heads; h++) {
             double slope = s->pos == WEFT_POS_ALIBI ? weft_alibi_slope(h, s->heads) : 0;
             for (int64_t i = 0; i < v->time; i++) {
-                int64_t first = first_seen(v, b, i);
+                /* The first token that token i sees. */
+                int64_t reach = s->reach, first = reach && i >= reach ? i + 1 - reach : 0;
+                if (v->first && v->first[b * v->time + i] > first)
+                    first = v->first[b * v->time + i];
                 for (int64_t j = 0; j < v->time; j++, out++) {
                     if ((s->causal && j > i) || j < first) {
                         *out = -INFINITY;

@@ -64,26 +64,6 @@ WEFT_TASK(remove_strip) {
     }
 }
 
-/* Makes few vectors orthonormal, in order. */
-static void orthonormalize_panel(double *vectors, int64_t count, int64_t length) {
-    for (int64_t i = 0; i < count; i++) {
-        double *v = vectors + i * length, norm = 0;
-        for (int64_t j = 0; j < i; j++) {
-            const double *u = vectors + j * length;
-            double along = 0;
-            for (int64_t k = 0; k < length; k++)
-                along += u[k] * v[k];
-            for (int64_t k = 0; k < length; k++)
-                v[k] -= along * u[k];
-        }
-        for (int64_t k = 0; k < length; k++)
-            norm += v[k] * v[k];
-        norm = 1 / sqrt(norm);
-        for (int64_t k = 0; k < length; k++)
-            v[k] *= norm;
-    }
-}
-
 /* Makes the `count` vectors of `length` (count ≤ length) orthonormal, in order. */
 static weft_status orthonormalize(double *vectors, int64_t count, int64_t length, weft_pool *pool) {
     projection p = {.earlier = vectors, .length = length};
@@ -95,7 +75,23 @@ static weft_status orthonormalize(double *vectors, int64_t count, int64_t length
         for (int pass = 0; pass < 2; pass++) {
             run_tasks(pool, pieces_of(p.done, ROWS), measure_rows, &p);
             run_tasks(pool, pieces_of(length, STRIP), remove_strip, &p);
-            orthonormalize_panel(p.panel, p.width, length);
+            /* Makes few vectors orthonormal, in order. */
+            for (int64_t i = 0; i < p.width; i++) {
+                double *v = p.panel + i * length, norm = 0;
+                for (int64_t j = 0; j < i; j++) {
+                    const double *u = p.panel + j * length;
+                    double along = 0;
+                    for (int64_t k = 0; k < length; k++)
+                        along += u[k] * v[k];
+                    for (int64_t k = 0; k < length; k++)
+                        v[k] -= along * u[k];
+                }
+                for (int64_t k = 0; k < length; k++)
+                    norm += v[k] * v[k];
+                norm = 1 / sqrt(norm);
+                for (int64_t k = 0; k < length; k++)
+                    v[k] *= norm;
+            }
         }
     }
     free(p.along);
@@ -149,16 +145,6 @@ static void start_piece(const weft_weight *w, uint64_t seed, int64_t first, int6
     }
 }
 
-/* Writes numbers into a piece of a weight. */
-static void write_piece(const weft_weight *w, int64_t first, int64_t n, const double *values) {
-    size_t size = weft_dtype_size(w->dtype);
-    weft_weight piece = {.dtype = w->dtype,
-                         .count = n,
-                         .bytes = n * (int64_t)size,
-                         .data = (unsigned char *)w->data + (size_t)first * size};
-    weft_weight_write(&piece, values);
-}
-
 typedef struct {
     const weft_weight *weight;
     uint64_t seed;
@@ -172,7 +158,10 @@ static void fill_piece(void *context, int64_t task, int thread) {
     int64_t n = rest < PIECE ? rest : PIECE;
     double *values = f->whole ? f->whole + first : f->values + (size_t)thread * PIECE;
     start_piece(f->weight, f->seed, first, n, values);
-    if (!f->whole) write_piece(f->weight, first, n, values);
+    if (f->whole) return;
+    weft_weight piece = {.dtype = f->weight->dtype, .count = n};
+    piece.data = (unsigned char *)f->weight->data + (size_t)first * weft_dtype_size(piece.dtype);
+    weft_weight_write(&piece, values);
 }
 
 /* A weight whose numbers are made from all that is drawn, of unit deviation. */

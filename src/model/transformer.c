@@ -45,30 +45,6 @@ static weft_tensor *drop(builder *b, weft_tensor *x, const char *name) {
     return weft_dropout(b->g, x, b->c->dropout, site);
 }
 
-/* Keeps what this layer's raw scores are made from. */
-static void note_scores(builder *b) {
-    weft_layer_scores *to = &b->out->scores[b->layer];
-    weft_score *s = &to->score;
-    *to = (weft_layer_scores){.score = b->score, .distance = b->distance, .means = b->means};
-    weft_tensor *const kept[] = {s->q, s->k, s->packed, s->n, s->scale, s->beta, s->first};
-    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
-        weft_keep(kept[i]);
-    s->heads = b->heads;
-    s->kv_heads = s->k ? s->k->shape[2] : weft_config_kv_heads(b->c);
-    to->dqk = s->q ? s->q->shape[3] : b->head_dim;
-}
-
-/* Keeps what this layer's mechanisms made; the feed-forward adds what it reads. */
-static void note_inside(builder *b) {
-    b->out->inside[b->layer] = (weft_layer_inside){
-        .gate = weft_keep(b->gate),
-        .latent = weft_keep(b->latent),
-        .latent_v = weft_keep(b->latent_v),
-        .rho_q = weft_keep(b->rho_q),
-        .rho_k = weft_keep(b->rho_k),
-    };
-}
-
 /* Whether attention's projections have a bias: that of the output, or the others. */
 static bool has_bias(const builder *b, bool output) {
     int asked = b->c->attention_bias;
@@ -125,8 +101,25 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
         b->out->moments[b->layer] = weft_keep(weft_gram(b->g, rows));
     }
     weft_tensor *o = b->attention->build(b, x), *own = build_output_gate(b, x);
-    if (b->out->scores) note_scores(b);
-    if (b->out->inside) note_inside(b);
+    /* Keeps what this layer's raw scores are made from. */
+    if (b->out->scores) {
+        weft_layer_scores *to = &b->out->scores[b->layer];
+        weft_score *s = &to->score;
+        *to = (weft_layer_scores){.score = b->score, .distance = b->distance, .means = b->means};
+        weft_tensor *const kept[] = {s->q, s->k, s->packed, s->n, s->scale, s->beta, s->first};
+        for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+            weft_keep(kept[i]);
+        s->heads = b->heads;
+        s->kv_heads = s->k ? s->k->shape[2] : weft_config_kv_heads(b->c);
+        to->dqk = s->q ? s->q->shape[3] : b->head_dim;
+    }
+    /* Keeps what this layer's mechanisms made; the feed-forward adds what it reads. */
+    if (b->out->inside)
+        b->out->inside[b->layer] = (weft_layer_inside){.gate = weft_keep(b->gate),
+                                                       .latent = weft_keep(b->latent),
+                                                       .latent_v = weft_keep(b->latent_v),
+                                                       .rho_q = weft_keep(b->rho_q),
+                                                       .rho_k = weft_keep(b->rho_k)};
     /* The gated outputs are cheap to make again, so only the ungated ones are stored. */
     bool again = (b->gate || own) && !b->recompute;
     bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
@@ -197,22 +190,6 @@ static void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
     if (b->recompute) weft_graph_recompute_end(b->g);
 }
 
-/* Runs the layers; returns the last norm's output. */
-static weft_tensor *build_layers(builder *b, weft_tensor *x) {
-    weft_tensor *branch = NULL;
-    for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {
-        char scope[32];
-        snprintf(scope, sizeof scope, "h.%d", b->layer);
-        weft_graph_scope(b->g, scope);
-        build_layer(b, &x, &branch);
-    }
-    b->layer = -1;
-    weft_graph_scope(b->g, NULL);
-    norm_parameters last = make_norm(b, "ln_f");
-    if (b->z_read) b->z_read = apply_norm(b, last, b->z_read, NULL, NULL);
-    return apply_norm(b, last, x, branch, NULL);
-}
-
 /* Cross-entropy and z-loss of logits that the head makes of x [B, T, E]. */
 static weft_losses read_out(builder *b, weft_tensor *x, weft_tensor *head, double lambda_z) {
     weft_model_graph *m = b->out;
@@ -269,7 +246,19 @@ static void build_model(builder *b, const weft_build *build) {
     begin_reciprocal(b);
     weft_tensor *x = embed_tokens(b, wte, wpe);
     if (c->embed_scale != 1) x = weft_scale(b->g, x, c->embed_scale);
-    x = build_layers(b, x);
+    /* The layers, and the last norm. */
+    weft_tensor *branch = NULL;
+    for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {
+        char scope[32];
+        snprintf(scope, sizeof scope, "h.%d", b->layer);
+        weft_graph_scope(b->g, scope);
+        build_layer(b, &x, &branch);
+    }
+    b->layer = -1;
+    weft_graph_scope(b->g, NULL);
+    norm_parameters last = make_norm(b, "ln_f");
+    if (b->z_read) b->z_read = apply_norm(b, last, b->z_read, NULL, NULL);
+    x = apply_norm(b, last, x, branch, NULL);
     if (c->mup) x = weft_scale(b->g, x, 1 / weft_config_mup(c)); /* the logits' scale */
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     b->part = "head";
@@ -399,16 +388,6 @@ static void keep_routes(builder *b) {
     (void)b;
 }
 
-/* What the layer before sends to attention. */
-static void receive(part_builder *p) {
-    builder *b = &p->b;
-    const weft_config *c = b->c;
-    int64_t rows = c->gate_pool == WEFT_GATE_SEQUENCE ? 1 : b->time;
-    if (c->attn_gate) b->gate = input(p, "gate", b->dtype, b->batch, rows, b->heads);
-    if (c->latent_recip)
-        b->received = input(p, "received", b->dtype, b->batch, b->time, c->ra_mla_latent_dim);
-}
-
 /* What attention hands to a feed-forward that is built elsewhere. */
 static void hand_over(part_builder *p) {
     builder *b = &p->b;
@@ -466,8 +445,14 @@ static void build_part(part_builder *p) {
     b->layer = 0;
     if (part == WEFT_PART_FFN)
         take_over(p);
-    else if (!p->form->first)
-        receive(p);
+    else if (!p->form->first) {
+        /* What the layer before sends to attention. */
+        const weft_config *c = b->c;
+        int64_t rows = c->gate_pool == WEFT_GATE_SEQUENCE ? 1 : b->time;
+        if (c->attn_gate) b->gate = input(p, "gate", b->dtype, b->batch, rows, b->heads);
+        if (c->latent_recip)
+            b->received = input(p, "received", b->dtype, b->batch, b->time, c->ra_mla_latent_dim);
+    }
     add_output(p, "y", build_one(p, part, x));
     if (part == WEFT_PART_ATTENTION) {
         hand_over(p);

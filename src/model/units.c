@@ -214,25 +214,21 @@ static int64_t unit_of(const weft_unit_piece *p, int64_t index, int64_t units) {
     return from >= 0 && from < units * p->size ? from / p->size : -1;
 }
 
-/* Adds the importance of one piece's elements to its units. */
-static weft_status add_piece(const weft_weight *w, const weft_unit_piece *p,
-                             const weft_weighing *how, int64_t units, double *sums) {
-    WEFT_AUTO_FREE double *values = NULL;
-    int64_t stride = stride_of(w, p->axis), n = w->shape[p->axis];
-    WEFT_TRY(weft_weigh(w, how, &values));
-    for (int64_t i = 0; i < w->count; i++) {
-        int64_t unit = unit_of(p, i / stride % n, units);
-        if (unit >= 0) sums[unit] += values[i];
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_units_weigh(const weft_units *u, const weft_model *m, int64_t layer,
                              const weft_weighing *how, double *sums) {
     memset(sums, 0, (size_t)u->units * sizeof *sums);
     for (int i = 0; i < u->n_pieces; i++) {
         const weft_weight *w = weft_layer_weight(m, layer, u->pieces[i].name);
-        if (w && u->pieces[i].counts) WEFT_TRY(add_piece(w, &u->pieces[i], how, u->units, sums));
+        /* The importance of a piece's elements goes to its units. */
+        if (w && u->pieces[i].counts) {
+            WEFT_AUTO_FREE double *values = NULL;
+            int64_t stride = stride_of(w, u->pieces[i].axis), n = w->shape[u->pieces[i].axis];
+            WEFT_TRY(weft_weigh(w, how, &values));
+            for (int64_t k = 0; k < w->count; k++) {
+                int64_t unit = unit_of(&u->pieces[i], k / stride % n, u->units);
+                if (unit >= 0) sums[unit] += values[k];
+            }
+        }
     }
     return WEFT_OK;
 }
@@ -286,15 +282,6 @@ static bool stays(const weft_units *u, const char *name, int axis, int64_t index
     return true;
 }
 
-/* Columns within z-heads that have a matrix each, [n, z, z]: both a row's and a column's own. */
-static void mark_grouped(const weft_weight *w, const bool *kept, bool *stay) {
-    int64_t z = w->shape[1];
-    for (int64_t i = 0; i < w->count; i++) {
-        int64_t head = i / (z * z) * z;
-        stay[i] = kept[head + i / z % z] && kept[head + i % z];
-    }
-}
-
 void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay) {
     int64_t layer = 0, last = u->n_layers - 1;
     const char *name = NULL;
@@ -303,8 +290,15 @@ void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay) {
     const bool *kept = u->kept + layer * u->units,
                *next = u->kept + (layer < last ? layer + 1 : last) * u->units;
     if (u->what == WEFT_PRUNE_FFN && w->ndim == 3 && !u->sparse &&
-        strcmp(name, "ffn.z_proj.weight") == 0)
-        mark_grouped(w, kept, stay);
+        strcmp(name, "ffn.z_proj.weight") == 0) {
+        /* Columns within z-heads that have a matrix each, [n, z, z]: both a row's and a column's
+         * own. */
+        int64_t z = w->shape[1];
+        for (int64_t i = 0; i < w->count; i++) {
+            int64_t head = i / (z * z) * z;
+            stay[i] = kept[head + i / z % z] && kept[head + i % z];
+        }
+    }
     for (int axis = 0; axis < w->ndim; axis++) {
         int64_t stride = stride_of(w, axis), n = w->shape[axis];
         for (int64_t index = 0; index < n; index++) {

@@ -94,35 +94,9 @@ typedef struct {
     int32_t tokens[VERIFY_BATCH * VERIFY_TIME], targets[VERIFY_BATCH * VERIFY_TIME];
 } verify_run;
 
-static weft_status block_config(int block, weft_config *c) {
-    static const char sizes[] =
-        "N_LAYER=2 N_HEAD=4 N_EMBD=16 N_FFN=32 VOCAB_SIZE=61 CONTEXT=24 BATCH_SIZE=2 "
-        "RA_MLA_LATENT_DIM=8 WSFFN_N_HEAD=4 RA_MLA_MLP_GATE_DIM=5 RA_MLA_MLP_LATENT_DIM=6";
-    weft_config_defaults(c);
-    WEFT_TRY(weft_config_override_all(c, sizes, "verify"));
-    WEFT_TRY(weft_config_override_all(c, blocks[block].overrides, "verify"));
-    return weft_model_check(c, "verify");
-}
-
 static void close_run(verify_run *v) {
     weft_session_close(&v->session);
     weft_model_destroy(v->model);
-}
-
-static weft_status open_run(int block, weft_dtype dtype, bool grads, const weft_backend *backend,
-                            weft_pool *pool, verify_run *v) {
-    weft_config c;
-    WEFT_TRY(block_config(block, &c));
-    for (int i = 0; i < VERIFY_BATCH * VERIFY_TIME; i++) {
-        v->tokens[i] = (int32_t)(weft_random_word(3, 0, 0, 0, (uint64_t)i) % VERIFY_VOCAB);
-        v->targets[i] = (int32_t)(weft_random_word(3, 0, 0, 1, (uint64_t)i) % VERIFY_VOCAB);
-    }
-    weft_build build = {
-        .batch = VERIFY_BATCH, .time = VERIFY_TIME, .dtype = dtype, .train = true, .logits = true};
-    WEFT_TRY(weft_model_create(&c, dtype, &v->model));
-    WEFT_TRY(weft_model_start(v->model, 5));
-    WEFT_TRY(weft_session_open(v->model, backend, pool, &build, grads, false, &v->session));
-    return weft_session_run(&v->session, v->tokens, v->targets, NULL);
 }
 
 static weft_status check_shapes(const verify_run *v) {
@@ -182,8 +156,12 @@ static weft_status move_weights(verify_run *v, double step) {
     return WEFT_OK;
 }
 
-static weft_status sum_slopes(const verify_run *v, double *slope) {
-    *slope = 0;
+/* In f64 to a part in 10^5; a device without f64 is held to what f32's differences can tell. */
+static weft_status check_gradients(verify_run *v) {
+    bool fine = v->model->dtype == WEFT_F64;
+    double slope = 0, step = fine ? 1e-6 : 2e-4, part = fine ? 1e-5 : 5e-2,
+           floor = fine ? 1e-9 : 1e-2;
+    weft_loss_parts low, high;
     for (int64_t i = 0; i < v->session.graph.n_parameters; i++) {
         const weft_tensor *p = v->session.graph.parameters[i].tensor;
         if (!p->grad || !may_move(v, p->name)) continue;
@@ -194,17 +172,8 @@ static weft_status sum_slopes(const verify_run *v, double *slope) {
         WEFT_TRY(weft_session_values(&v->session, p->grad, count, gradient));
         weft_random_normal(9, 0, weft_random_site(p->name), 0, count, direction);
         for (int64_t k = 0; k < count; k++)
-            *slope += gradient[k] * direction[k];
+            slope += gradient[k] * direction[k];
     }
-    return WEFT_OK;
-}
-
-/* In f64 to a part in 10^5; a device without f64 is held to what f32's differences can tell. */
-static weft_status check_gradients(verify_run *v) {
-    bool fine = v->model->dtype == WEFT_F64;
-    double slope, step = fine ? 1e-6 : 2e-4, part = fine ? 1e-5 : 5e-2, floor = fine ? 1e-9 : 1e-2;
-    weft_loss_parts low, high;
-    WEFT_TRY(sum_slopes(v, &slope));
     WEFT_TRY(move_weights(v, -step));
     WEFT_TRY(weft_session_run(&v->session, v->tokens, v->targets, NULL));
     WEFT_TRY(weft_session_losses(&v->session, &low));
@@ -242,7 +211,24 @@ weft_status weft_verify_run(int block, weft_verify_check check, const weft_backe
     WEFT_AUTO(close_run) verify_run v = {0};
     bool grads = check == WEFT_VERIFY_GRADIENTS || check == WEFT_VERIFY_SHAPES;
     weft_dtype dtype = check == WEFT_VERIFY_GRADIENTS && !backend->remote ? WEFT_F64 : WEFT_F32;
-    WEFT_TRY(open_run(block, dtype, grads, backend, pool, &v));
+    weft_config c;
+    static const char sizes[] =
+        "N_LAYER=2 N_HEAD=4 N_EMBD=16 N_FFN=32 VOCAB_SIZE=61 CONTEXT=24 BATCH_SIZE=2 "
+        "RA_MLA_LATENT_DIM=8 WSFFN_N_HEAD=4 RA_MLA_MLP_GATE_DIM=5 RA_MLA_MLP_LATENT_DIM=6";
+    weft_config_defaults(&c);
+    WEFT_TRY(weft_config_override_all(&c, sizes, "verify"));
+    WEFT_TRY(weft_config_override_all(&c, blocks[block].overrides, "verify"));
+    WEFT_TRY(weft_model_check(&c, "verify"));
+    for (int i = 0; i < VERIFY_BATCH * VERIFY_TIME; i++) {
+        v.tokens[i] = (int32_t)(weft_random_word(3, 0, 0, 0, (uint64_t)i) % VERIFY_VOCAB);
+        v.targets[i] = (int32_t)(weft_random_word(3, 0, 0, 1, (uint64_t)i) % VERIFY_VOCAB);
+    }
+    weft_build build = {
+        .batch = VERIFY_BATCH, .time = VERIFY_TIME, .dtype = dtype, .train = true, .logits = true};
+    WEFT_TRY(weft_model_create(&c, dtype, &v.model));
+    WEFT_TRY(weft_model_start(v.model, 5));
+    WEFT_TRY(weft_session_open(v.model, backend, pool, &build, grads, false, &v.session));
+    WEFT_TRY(weft_session_run(&v.session, v.tokens, v.targets, NULL));
     return check == WEFT_VERIFY_SHAPES      ? check_shapes(&v)
            : check == WEFT_VERIFY_FORWARD   ? check_forward(&v)
            : check == WEFT_VERIFY_GRADIENTS ? check_gradients(&v)

@@ -56,7 +56,12 @@ int64_t weft_score_flops(const weft_attention_attr *a) {
     return 2 * a->batch * a->heads * a->dqk * (weft_score_pairs(a) + count_band_pairs(a));
 }
 
-static weft_status check_options(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
+weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
+    if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
+        return REFUSE(
+            "%lld query heads and %lld key heads, but there must be 1 or more key heads and no "
+            "more than query heads",
+            (long long)a->heads, (long long)a->kv_heads);
     weft_tensor *const *in = n->in;
     if ((in[WEFT_ATTN_BETA] != NULL || in[WEFT_ATTN_LOG_TAU] != NULL) != (in[WEFT_ATTN_N] != NULL))
         return REFUSE("n and one of beta and log_tau go together");
@@ -77,12 +82,7 @@ static weft_status check_options(weft_graph *g, const weft_node *n, const weft_a
                       (long long)a->reach, a->softcap);
     if (a->softcap > 0 && in[WEFT_ATTN_N])
         return REFUSE("a soft-cap and n, of which a number per query is left out");
-    return WEFT_OK;
-}
-
-/* What comes beside q, k, v: numbers a key, a head, a distance; all of the statistics' type. */
-static weft_status check_extras(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
-    weft_tensor *const *in = n->in;
+    /* What comes beside q, k, v: numbers a key, a head, a distance; all of the statistics' type. */
     static const char *const names[] = {[WEFT_ATTN_N] = "n",
                                         [WEFT_ATTN_SCALE] = "scale",
                                         [WEFT_ATTN_BETA] = "beta",
@@ -100,16 +100,6 @@ static weft_status check_extras(weft_graph *g, const weft_node *n, const weft_at
         return REFUSE("rel is %s, but %lld keys have as many distances", weft_tensor_describe(rel),
                       (long long)a->keys);
     return weft_check_places(g, n, "first", in[WEFT_ATTN_FIRST], WEFT_DIMS(a->batch, a->queries));
-}
-
-weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
-    if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
-        return REFUSE(
-            "%lld query heads and %lld key heads, but there must be 1 or more key heads and no "
-            "more than query heads",
-            (long long)a->heads, (long long)a->kv_heads);
-    WEFT_TRY(check_options(g, n, a));
-    return check_extras(g, n, a);
 }
 
 static weft_status check_projections(weft_graph *g, const weft_node *n) {

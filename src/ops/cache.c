@@ -82,24 +82,6 @@ void weft_cache_write(weft_graph *g, const weft_cache_part *part, weft_tensor *x
                                rows->position, rows->slot, rows->table, x, cache, extra));
 }
 
-static weft_status check_heads(weft_graph *g, const weft_node *n) {
-    const weft_cache_attention_attr *attr = n->attr;
-    static const int per_head[] = {WEFT_CACHE_SCALE, WEFT_CACHE_BETA, WEFT_CACHE_LOG_TAU};
-    for (size_t i = 0; i < sizeof per_head / sizeof per_head[0]; i++)
-        if (n->in[per_head[i]])
-            WEFT_TRY(weft_check_shape(g, n, "a number for each head", n->in[per_head[i]], 1,
-                                      &attr->heads));
-    if (attr->heads < 1 || attr->heads % attr->key.heads != 0)
-        return REFUSE("%lld heads do not share %lld key heads", (long long)attr->heads,
-                      (long long)attr->key.heads);
-    bool number = attr->key.number || attr->squares;
-    if ((n->in[WEFT_CACHE_BETA] || n->in[WEFT_CACHE_LOG_TAU]) && !number)
-        return REFUSE("beta needs a number for each key");
-    if ((attr->pos == WEFT_POS_RELATIVE) != (n->in[WEFT_CACHE_REL] != NULL))
-        return REFUSE("relative positions and their table go together");
-    return WEFT_OK;
-}
-
 static weft_status check_reading(weft_graph *g, const weft_node *n) {
     const weft_cache_attention_attr *attr = n->attr;
     const weft_tensor *rotations = n->in[WEFT_CACHE_ROTATIONS],
@@ -129,7 +111,19 @@ INFER(cache_attention, weft_cache_attention_attr, position) {
     WEFT_TRY(check_pages(g, n, n->in[WEFT_CACHE_PAGES], &attr->key));
     WEFT_TRY(check_pages(g, n, values ? values : n->in[WEFT_CACHE_PAGES],
                          values ? &attr->value : &attr->key));
-    WEFT_TRY(check_heads(g, n));
+    static const int per_head[] = {WEFT_CACHE_SCALE, WEFT_CACHE_BETA, WEFT_CACHE_LOG_TAU};
+    for (size_t i = 0; i < sizeof per_head / sizeof per_head[0]; i++)
+        if (n->in[per_head[i]])
+            WEFT_TRY(weft_check_shape(g, n, "a number for each head", n->in[per_head[i]], 1,
+                                      &attr->heads));
+    if (attr->heads < 1 || attr->heads % attr->key.heads != 0)
+        return REFUSE("%lld heads do not share %lld key heads", (long long)attr->heads,
+                      (long long)attr->key.heads);
+    bool number = attr->key.number || attr->squares;
+    if ((n->in[WEFT_CACHE_BETA] || n->in[WEFT_CACHE_LOG_TAU]) && !number)
+        return REFUSE("beta needs a number for each key");
+    if ((attr->pos == WEFT_POS_RELATIVE) != (n->in[WEFT_CACHE_REL] != NULL))
+        return REFUSE("relative positions and their table go together");
     WEFT_TRY(check_reading(g, n));
     weft_node_output(g, n, 0, q->dtype, WEFT_DIMS(q->shape[0], 1, attr->heads, attr->value.width));
     if (!attr->weights) return weft_graph_status(g);

@@ -120,44 +120,24 @@ static int find_shape(const weft_matmul_pair *p, int64_t *shape) {
     return ndim;
 }
 
-static weft_status make_result(weft_graph *g, weft_node *n) {
-    const weft_matmul_attr *attr = n->attr;
-    weft_matmul_pair first = weft_matmul_pair_of(n, 0);
-    int64_t shape[WEFT_MAX_DIMS] = {0};
-    int ndim = find_shape(&first, shape);
-    weft_node_output(g, n, 0, attr->dtype, ndim, shape);
-    bool differentiated = false;
-    for (int i = 0; i < n->n_in; i++)
-        differentiated |= n->in[i] && n->in[i]->needs_grad;
-    if (attr->act == WEFT_ACT_GELU && differentiated)
-        weft_node_output(g, n, 1, attr->dtype, ndim, shape);
-    return weft_graph_status(g);
-}
-
-static weft_status check_factors(weft_graph *g, const weft_node *n, const weft_matmul_pair *p) {
-    const weft_tensor *a = p->a, *b = p->b;
-    const char *name = form_names[p->attr.form];
-    WEFT_TRY(weft_check_float(g, n, "the first factor", a));
-    WEFT_TRY(weft_check_float(g, n, "the second factor", b));
-    if (!ranks_fit(&p->attr, a, b) || !sizes_fit(&p->attr, a, b))
-        return weft_graph_fail(g, "%s: %s%s does not go with %s%s", name, weft_tensor_describe(a),
-                               p->attr.ta ? " transposed" : "", weft_tensor_describe(b),
-                               p->attr.tb ? " transposed" : "");
-    /* Kernels may count rows, columns and the distance of rows in 32 bits. */
-    weft_matmul_sizes size = weft_matmul_measure(&p->attr, a, b);
-    int64_t most = INT32_MAX / size.groups;
-    if (size.m > most || size.n > most || size.k > most)
-        return weft_graph_fail(g, "%s: a side of %s or %s is past 2^31 - 1", name,
-                               weft_tensor_describe(a), weft_tensor_describe(b));
-    return WEFT_OK;
-}
-
 /* What fusing gives a node is not looked at here: it takes over the results that were made. */
 INFER(matmul, weft_matmul_attr, a) {
     weft_matmul_pair first = weft_matmul_pair_of(n, 0);
     const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS], *addend = n->in[WEFT_MATMUL_ADDEND];
-    WEFT_TRY(check_factors(g, n, &first));
-    weft_matmul_sizes size = weft_matmul_measure(attr, first.a, first.b);
+    const weft_tensor *b = first.b;
+    const char *name = form_names[attr->form];
+    WEFT_TRY(weft_check_float(g, n, "the first factor", a));
+    WEFT_TRY(weft_check_float(g, n, "the second factor", b));
+    if (!ranks_fit(&first.attr, a, b) || !sizes_fit(&first.attr, a, b))
+        return weft_graph_fail(g, "%s: %s%s does not go with %s%s", name, weft_tensor_describe(a),
+                               first.attr.ta ? " transposed" : "", weft_tensor_describe(b),
+                               first.attr.tb ? " transposed" : "");
+    /* Kernels may count rows, columns and the distance of rows in 32 bits. */
+    weft_matmul_sizes size = weft_matmul_measure(&first.attr, a, b);
+    int64_t most = INT32_MAX / size.groups;
+    if (size.m > most || size.n > most || size.k > most)
+        return weft_graph_fail(g, "%s: a side of %s or %s is past 2^31 - 1", name,
+                               weft_tensor_describe(a), weft_tensor_describe(b));
     if (bias) {
         WEFT_TRY(weft_check_float(g, n, "bias", bias));
         WEFT_TRY(weft_check_dims(g, n, "bias", bias, size.n));
@@ -167,7 +147,15 @@ INFER(matmul, weft_matmul_attr, a) {
         return REFUSE("the addend is %s, but the result is %lld × %lld × %lld of %s",
                       weft_tensor_describe(addend), (long long)size.groups, (long long)size.m,
                       (long long)size.n, weft_dtype_name(attr->dtype));
-    return make_result(g, n);
+    int64_t shape[WEFT_MAX_DIMS] = {0};
+    int ndim = find_shape(&first, shape);
+    weft_node_output(g, n, 0, attr->dtype, ndim, shape);
+    bool differentiated = false;
+    for (int i = 0; i < n->n_in; i++)
+        differentiated |= n->in[i] && n->in[i]->needs_grad;
+    if (attr->act == WEFT_ACT_GELU && differentiated)
+        weft_node_output(g, n, 1, attr->dtype, ndim, shape);
+    return weft_graph_status(g);
 }
 
 static weft_tensor *append_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, weft_tensor *bias,

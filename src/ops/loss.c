@@ -47,21 +47,17 @@ INFER(cross_entropy, void, x) {
     return weft_output_like(g, n, 2, stat, targets);
 }
 
-/* The node itself: a gradient rule may see its inputs and outputs under other names. */
-static weft_node *maker(const weft_node *n) {
-    const weft_tensor *loss = n->out[WEFT_CE_LOSS];
-    while (loss->view_of)
-        loss = loss->view_of;
-    return loss->producer;
-}
-
 /* Asks the node that made the losses for their gradients; NULL: they would be of no use. */
 static const weft_node *ask_for_gradients(weft_graph *g, const weft_node *n,
                                           weft_tensor *const *d_out) {
     bool both = d_out[WEFT_CE_LOSS] && (!weft_z_trains(n->attr) || d_out[WEFT_CE_Z]);
     weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
     if (!both || d_out[WEFT_CE_LSE]) return NULL;
-    weft_node *made = maker(n);
+    /* The node itself: a gradient rule may see its inputs and outputs under other names. */
+    const weft_tensor *loss = n->out[WEFT_CE_LOSS];
+    while (loss->view_of)
+        loss = loss->view_of;
+    weft_node *made = loss->producer;
     if (x->needs_grad) weft_node_output_like(g, made, WEFT_CE_DX, x->dtype, x);
     if (w->needs_grad) weft_node_output_like(g, made, WEFT_CE_DW, weft_stat_dtype(w), w);
     return made;

@@ -119,22 +119,18 @@ static weft_status check_range(weft_graph *g, const char *what, double value, do
                            what, value, below);
 }
 
-static weft_status check_options(weft_graph *g, const weft_adam_options *o) {
-    WEFT_TRY(check_range(g, "beta1", o->beta1, 1));
-    WEFT_TRY(check_range(g, "beta2", o->beta2, 1));
-    WEFT_TRY(check_range(g, "eps", o->eps, HUGE_VAL));
-    WEFT_TRY(check_range(g, "weight decay", o->weight_decay, HUGE_VAL));
-    WEFT_TRY(check_range(g, "clip", o->clip, HUGE_VAL));
-    WEFT_TRY(check_range(g, "spike threshold", o->spike_threshold, HUGE_VAL));
-    WEFT_TRY(check_range(g, "theta", o->theta, HUGE_VAL));
-    /* Beyond 2^24 an f32 could not count them. */
-    WEFT_TRY(check_range(g, "reset interval", (double)o->reset_interval, 0x1p24));
-    return check_range(g, "warm-up", (double)o->warmup_steps, 0x1p24);
-}
-
 INFER(adam_control, weft_adam_options, norm) {
     const weft_tensor *lr = n->in[1], *state = n->in[2];
-    WEFT_TRY(check_options(g, attr));
+    WEFT_TRY(check_range(g, "beta1", attr->beta1, 1));
+    WEFT_TRY(check_range(g, "beta2", attr->beta2, 1));
+    WEFT_TRY(check_range(g, "eps", attr->eps, HUGE_VAL));
+    WEFT_TRY(check_range(g, "weight decay", attr->weight_decay, HUGE_VAL));
+    WEFT_TRY(check_range(g, "clip", attr->clip, HUGE_VAL));
+    WEFT_TRY(check_range(g, "spike threshold", attr->spike_threshold, HUGE_VAL));
+    WEFT_TRY(check_range(g, "theta", attr->theta, HUGE_VAL));
+    /* Beyond 2^24 an f32 could not count them. */
+    WEFT_TRY(check_range(g, "reset interval", (double)attr->reset_interval, 0x1p24));
+    WEFT_TRY(check_range(g, "warm-up", (double)attr->warmup_steps, 0x1p24));
     WEFT_TRY(check_real(g, n, "norm", norm, norm));
     WEFT_TRY(check_real(g, n, "lr", lr, norm));
     WEFT_TRY(check_real(g, n, "state", state, norm));

@@ -354,22 +354,6 @@ static weft_status remove_older(const char *run, int64_t keep) {
     return count - 1 > keep ? remove_older(run, keep) : WEFT_OK;
 }
 
-/* The checkpoint that was replaced: step-N, or nothing. One that is not whole is not kept. */
-static weft_status put_aside(const char *run, const char *replaced, int64_t keep) {
-    weft_checkpoint_kind kind;
-    WEFT_TRY(weft_checkpoint_look(replaced, &kind));
-    int64_t step =
-        keep > 1 && kind == WEFT_CHECKPOINT_WHOLE ? weft_checkpoint_iteration(replaced) : -1;
-    if (step < 0) {
-        WEFT_TRY(weft_checkpoint_remove(replaced));
-    } else {
-        WEFT_PATH(path, "%s/step-%0*lld", run, STEP_DIGITS, (long long)step);
-        WEFT_TRY(weft_checkpoint_remove(path));
-        if (rename(replaced, path) != 0) return system_failed(path);
-    }
-    return remove_older(run, keep - 1);
-}
-
 weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep,
                                  const weft_checkpoint *checkpoint, const char *from) {
     WEFT_PATH(path, "%s/%s", run, name);
@@ -389,7 +373,19 @@ weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep
     WEFT_TRY(weft_folder_sync(run));
     if (strcmp(name, "last") != 0) return weft_checkpoint_remove(fresh);
     WEFT_TRY(note_saved(run));
-    return put_aside(run, fresh, keep);
+    /* The checkpoint that was replaced: step-N, or nothing. One that is not whole is not kept. */
+    weft_checkpoint_kind kind;
+    WEFT_TRY(weft_checkpoint_look(fresh, &kind));
+    int64_t step =
+        keep > 1 && kind == WEFT_CHECKPOINT_WHOLE ? weft_checkpoint_iteration(fresh) : -1;
+    if (step < 0) {
+        WEFT_TRY(weft_checkpoint_remove(fresh));
+    } else {
+        WEFT_PATH(aside, "%s/step-%0*lld", run, STEP_DIGITS, (long long)step);
+        WEFT_TRY(weft_checkpoint_remove(aside));
+        if (rename(fresh, aside) != 0) return system_failed(aside);
+    }
+    return remove_older(run, keep - 1);
 }
 
 weft_status weft_checkpoint_check(const char *run, const char *name, const weft_config *c) {

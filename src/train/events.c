@@ -84,7 +84,11 @@ static weft_status write_event(weft_events *e, const message *m) {
     return ok ? WEFT_OK : failed(e);
 }
 
-static weft_status write_head(weft_events *e, int64_t step) {
+weft_status weft_events_open(const char *folder, int64_t step, weft_events *e) {
+    e->file = NULL;
+    WEFT_TRY(weft_path(e->path, "%s/events.out.tfevents.%010lld.weft", folder, (long long)step));
+    WEFT_TRY(weft_lines_open(e->path, &e->file));
+    if (ftruncate(fileno(e->file), 0) != 0) return failed(e);
     static const char version[] = "brain.Event:2";
     static const unsigned char started[] = {1 << 3 | WIRE_VARINT, 1};
     message m;
@@ -96,14 +100,6 @@ static weft_status write_head(weft_events *e, int64_t step) {
     begin_event(&m, (double)time(NULL), step < INT64_MAX ? step + 1 : step);
     put_bytes(&m, 7, started, sizeof started);
     return write_event(e, &m);
-}
-
-weft_status weft_events_open(const char *folder, int64_t step, weft_events *e) {
-    e->file = NULL;
-    WEFT_TRY(weft_path(e->path, "%s/events.out.tfevents.%010lld.weft", folder, (long long)step));
-    WEFT_TRY(weft_lines_open(e->path, &e->file));
-    if (ftruncate(fileno(e->file), 0) != 0) return failed(e);
-    return write_head(e, step);
 }
 
 weft_status weft_events_add(weft_events *e, int64_t step, double when, const weft_scalar *scalars,

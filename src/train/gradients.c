@@ -66,11 +66,6 @@ typedef struct {
     int64_t first;
 } chunk_range;
 
-static void add_bf16(float *to, const uint16_t *from, int64_t n, bool add) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = (add ? to[i] : 0) + weft_bf16_to_float(from[i]);
-}
-
 WEFT_TASK(add_chunk) {
     const chunk_range *range = context;
     const weft_gradients *g = range->g;
@@ -82,35 +77,34 @@ WEFT_TASK(add_chunk) {
         unsigned char *to = level_data(g, a->to, c->weight) + skip;
         const unsigned char *from =
             a->leaf < 0 ? level_data(g, a->to + 1, c->weight) : (unsigned char *)leaf->data;
-        if (a->leaf >= 0 && leaf->data && leaf->dtype == WEFT_BF16)
-            add_bf16((float *)(void *)to, (const uint16_t *)leaf->data + c->first, c->count,
-                     a->add);
-        else if (from)
+        if (a->leaf >= 0 && leaf->data && leaf->dtype == WEFT_BF16) {
+            const uint16_t *halves = (const uint16_t *)leaf->data + c->first;
+            float *sums = (float *)(void *)to;
+            for (int64_t i = 0; i < c->count; i++)
+                sums[i] = (a->add ? sums[i] : 0) + weft_bf16_to_float(halves[i]);
+        } else if (from)
             weft_numbers_add(to, from + skip, c->count, g->dtype == WEFT_F64, a->add);
         else if (!a->add)
             memset(to, 0, (size_t)c->count * size);
     }
 }
 
-/* The same in the device's queue. Levels are laid out alike: neighbours' merges are one call. */
-static void put_additions(const weft_gradients *g, int64_t first, int64_t end) {
-    for (int k = 0; k < g->n_list; k++) {
-        const weft_tree_addition *a = &g->list[k];
-        float *to = (float *)(void *)level_data(g, a->to, first);
-        if (a->leaf < 0)
-            g->rows->add(g->queue, to, (float *)(void *)level_data(g, a->to + 1, first),
-                         (float *)(void *)level_data(g, a->to, end) - to);
-        for (int64_t w = first; a->leaf >= 0 && w < end; w++)
-            g->rows->take(g->queue, (float *)(void *)level_data(g, a->to, w), g->from[w].data,
-                          g->from[w].dtype, a->add, g->weights[w].count);
-    }
-}
-
 static void add_weights(const weft_gradients *g, int64_t first, int64_t end) {
     chunk_range range = {g, g->shards.first[first]};
-    if (g->rows)
-        put_additions(g, first, end);
-    else
+    if (g->rows) {
+        /* The same in the device's queue. Levels are laid out alike: neighbours' merges are one
+         * call. */
+        for (int k = 0; k < g->n_list; k++) {
+            const weft_tree_addition *a = &g->list[k];
+            float *to = (float *)(void *)level_data(g, a->to, first);
+            if (a->leaf < 0)
+                g->rows->add(g->queue, to, (float *)(void *)level_data(g, a->to + 1, first),
+                             (float *)(void *)level_data(g, a->to, end) - to);
+            for (int64_t w = first; a->leaf >= 0 && w < end; w++)
+                g->rows->take(g->queue, (float *)(void *)level_data(g, a->to, w), g->from[w].data,
+                              g->from[w].dtype, a->add, g->weights[w].count);
+        }
+    } else
         weft_pool_run(g->pool, g->shards.first[end] - range.first, add_chunk, &range);
 }
 

@@ -238,20 +238,6 @@ static weft_status open_trainer(trainer *t) {
     return WEFT_OK;
 }
 
-static void close_trainer(trainer *t, bool done) {
-    weft_progress_end(t->progress, done);
-    weft_log_copy(-1);
-    if (t->log >= 0) close(t->log);
-    weft_metrics_close(t->metrics);
-    weft_validation_close(t->validation);
-    weft_samples_close(t->samples);
-    weft_train_step_close(t->step);
-    weft_optimizer_destroy(t->optimizer);
-    weft_model_destroy(t->model);
-    weft_tokenizer_close(t->tokenizer);
-    weft_dataset_close(t->dataset);
-}
-
 /* A step that came to nothing: counted, told, and at the limit the end of the run. */
 static void note_skip(trainer *t, const char *culprit) {
     t->state.skipped++;
@@ -363,18 +349,6 @@ static double use_of_peak(const trainer *t, double tokens_per_s) {
     return peak > 0 ? tokens_per_s * t->flops_per_token / peak : 0;
 }
 
-/* Short enough for a bar of 80 columns beside the step and the time that is left. */
-static void show_progress(const trainer *t, const weft_metrics_row *row) {
-    char note[NOTE_ROOM], val[32] = "";
-    double rate = tokens_rate(t, t->steps, t->seconds);
-    bool large = rate >= 1e4;
-    if (isfinite(t->result->val_loss)) snprintf(val, sizeof val, " val %.3f", t->result->val_loss);
-    snprintf(note, sizeof note, "loss %.3f%s %.*f%s tok/s", row->parts.loss, val,
-             large && rate < 1e5, large ? rate / 1e3 : rate, large ? "k" : "");
-    weft_progress_value(t->progress, row->parts.loss);
-    weft_progress_update(t->progress, row->step, note);
-}
-
 /* While steps fail, weights that are not finite must not take the place of the last good ones. */
 static weft_status save_last(trainer *t) {
     if (!keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
@@ -456,7 +430,16 @@ static weft_status run_steps(trainer *t) {
         bool told =
             row.events.spike || row.events.reset || row.events.pruned || t->state.skipped_row > 0;
         if (!diverged && (last || row.step % c->eval_interval == 0)) WEFT_TRY(evaluate(t, &row));
-        show_progress(t, &row);
+        /* Short enough for a bar of 80 columns beside the step and the time that is left. */
+        char note[NOTE_ROOM], val[32] = "";
+        double rate = tokens_rate(t, t->steps, t->seconds);
+        bool large = rate >= 1e4;
+        if (isfinite(t->result->val_loss))
+            snprintf(val, sizeof val, " val %.3f", t->result->val_loss);
+        snprintf(note, sizeof note, "loss %.3f%s %.*f%s tok/s", row.parts.loss, val,
+                 large && rate < 1e5, large ? rate / 1e3 : rate, large ? "k" : "");
+        weft_progress_value(t->progress, row.parts.loss);
+        weft_progress_update(t->progress, row.step, note);
         if (last || told || row.evaluated || row.step % c->log_interval == 0) {
             row.tokens_per_s = tokens_rate(t, t->unlogged, t->pending);
             row.mfu = use_of_peak(t, row.tokens_per_s);
@@ -484,19 +467,6 @@ static weft_status run_steps(trainer *t) {
                  keeps_last(t) ? "; saved, --resume continues it" : "; SAVE_CHECKPOINT is n");
     }
     return WEFT_OK;
-}
-
-static void fill_result(trainer *t, double start) {
-    weft_train_result *r = t->result;
-    r->steps = t->state.iteration;
-    r->skipped = t->state.skipped;
-    r->best_val_loss = isfinite(t->state.best_val) ? t->state.best_val : NAN;
-    r->tokens_per_s = tokens_rate(t, t->steps, t->seconds);
-    r->mfu = use_of_peak(t, r->tokens_per_s);
-    r->seconds = weft_clock() - start;
-    r->train_tokens = t->dataset ? weft_dataset_tokens(t->dataset, WEFT_SPLIT_TRAIN) : -1;
-    r->val_tokens = t->dataset ? weft_dataset_tokens(t->dataset, WEFT_SPLIT_VAL) : -1;
-    if (t->backend->taken) r->device_bytes = t->backend->taken();
 }
 
 weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
@@ -544,8 +514,27 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
     if (status == WEFT_OK) status = close_again(&t);
     if (status == WEFT_OK && t.leads && options->at_end && out->end == WEFT_TRAIN_DONE)
         status = options->at_end(options->context, t.model);
-    fill_result(&t, start);
+    weft_train_result *r = t.result;
+    r->steps = t.state.iteration;
+    r->skipped = t.state.skipped;
+    r->best_val_loss = isfinite(t.state.best_val) ? t.state.best_val : NAN;
+    r->tokens_per_s = tokens_rate(&t, t.steps, t.seconds);
+    r->mfu = use_of_peak(&t, r->tokens_per_s);
+    r->seconds = weft_clock() - start;
+    r->train_tokens = t.dataset ? weft_dataset_tokens(t.dataset, WEFT_SPLIT_TRAIN) : -1;
+    r->val_tokens = t.dataset ? weft_dataset_tokens(t.dataset, WEFT_SPLIT_VAL) : -1;
+    if (t.backend->taken) r->device_bytes = t.backend->taken();
     if (status != WEFT_OK) weft_comm_fail(t.comm, weft_error_message());
-    close_trainer(&t, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);
+    weft_progress_end(t.progress, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);
+    weft_log_copy(-1);
+    if (t.log >= 0) close(t.log);
+    weft_metrics_close(t.metrics);
+    weft_validation_close(t.validation);
+    weft_samples_close(t.samples);
+    weft_train_step_close(t.step);
+    weft_optimizer_destroy(t.optimizer);
+    weft_model_destroy(t.model);
+    weft_tokenizer_close(t.tokenizer);
+    weft_dataset_close(t.dataset);
     return status;
 }

@@ -237,25 +237,26 @@ static json_t *make_line(const weft_metrics_row *r) {
     return line;
 }
 
-static weft_status add_events(weft_metrics *m, const weft_metrics_row *r) {
+weft_status weft_metrics_add(weft_metrics *m, const weft_metrics_row *row) {
+    WEFT_TRY(weft_lines_add(m->file, m->path, make_line(row)));
     char tag[64];
-    snprintf(tag, sizeof tag, "validation/%s", r->metric ? r->metric : "");
+    snprintf(tag, sizeof tag, "validation/%s", row->metric ? row->metric : "");
     const weft_scalar all[] = {
-        {"loss/train", r->parts.loss},
-        {"loss/cross_entropy", r->parts.cross_entropy},
-        {"loss/aux_z", r->parts.aux_z},
-        {"loss/aux_contrastive", r->parts.aux_contrastive},
-        {"loss/logits_z", r->parts.logits_z},
-        {"optimizer/lr", r->events.rate > 0 ? r->events.rate : r->rate},
-        {"optimizer/grad_norm", r->events.norm},
-        {"optimizer/spikes", (double)r->events.spikes},
-        {"optimizer/resets", (double)r->events.resets},
-        {"optimizer/skipped", (double)r->skipped},
-        {"optimizer/sparsity", r->events.sparsity > 0 ? r->events.sparsity : NAN},
-        {"speed/tokens_per_s", r->tokens_per_s},
-        {"speed/mfu", r->mfu},
-        {"validation/loss", r->evaluated ? r->val_loss : NAN},
-        {tag, r->evaluated && r->metric ? r->metric_value : NAN},
+        {"loss/train", row->parts.loss},
+        {"loss/cross_entropy", row->parts.cross_entropy},
+        {"loss/aux_z", row->parts.aux_z},
+        {"loss/aux_contrastive", row->parts.aux_contrastive},
+        {"loss/logits_z", row->parts.logits_z},
+        {"optimizer/lr", row->events.rate > 0 ? row->events.rate : row->rate},
+        {"optimizer/grad_norm", row->events.norm},
+        {"optimizer/spikes", (double)row->events.spikes},
+        {"optimizer/resets", (double)row->events.resets},
+        {"optimizer/skipped", (double)row->skipped},
+        {"optimizer/sparsity", row->events.sparsity > 0 ? row->events.sparsity : NAN},
+        {"speed/tokens_per_s", row->tokens_per_s},
+        {"speed/mfu", row->mfu},
+        {"validation/loss", row->evaluated ? row->val_loss : NAN},
+        {tag, row->evaluated && row->metric ? row->metric_value : NAN},
     };
     weft_scalar finite[SCALARS];
     int n = 0;
@@ -263,11 +264,6 @@ static weft_status add_events(weft_metrics *m, const weft_metrics_row *r) {
         if (isfinite(all[i].value)) finite[n++] = all[i];
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return weft_events_add(&m->events, r->step, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
+    return weft_events_add(&m->events, row->step, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
                            finite, n);
-}
-
-weft_status weft_metrics_add(weft_metrics *m, const weft_metrics_row *row) {
-    WEFT_TRY(weft_lines_add(m->file, m->path, make_line(row)));
-    return add_events(m, row);
 }

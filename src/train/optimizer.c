@@ -65,22 +65,6 @@ static bool has_kind(const weft_optimizer *o, int kind, int64_t weight) {
     return has[kind];
 }
 
-static weft_status list_states(weft_optimizer *o) {
-    const weft_model *m = o->model;
-    int64_t most = m->n_weights * WEFT_STATE_CONTROL + 1;
-    o->state = calloc((size_t)most, sizeof *o->state);
-    o->names = calloc((size_t)most, sizeof *o->names);
-    o->keys = calloc((size_t)most, sizeof *o->keys);
-    if (!o->state || !o->names || !o->keys) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    for (int64_t i = 0; i < m->n_weights; i++)
-        for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
-            if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
-    weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
-    WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
-    qsort(o->state, (size_t)o->n_state, sizeof *o->state, by_name);
-    return WEFT_OK;
-}
-
 weft_state_key weft_optimizer_key(const weft_optimizer *o, int64_t index) {
     return o->keys[(o->state[index].name - o->names[0]) / WEFT_STATE_NAME];
 }
@@ -91,20 +75,6 @@ int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weigh
         if (key.kind == kind && key.weight == weight) return i;
     }
     return -1;
-}
-
-/* One slot a weight, or one for each stretch that this rank owns. */
-static weft_status list_slots(weft_optimizer *o) {
-    int64_t n = o->model->n_weights;
-    o->n_slots = o->sharded ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : n;
-    WEFT_AUTO_FREE weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
-    o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
-    if (!parts || !o->slots) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    if (o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
-    for (int64_t i = 0; i < o->n_slots; i++)
-        o->slots[i].part =
-            o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count, 0};
-    return WEFT_OK;
 }
 
 /* Sets the slots' places in the memory from `at` on, and zeros them, or only counts the bytes where that is
@@ -126,24 +96,6 @@ static int64_t place_slots(weft_optimizer *o, unsigned char *at) {
     return bytes + control;
 }
 
-static weft_status allocate_states(weft_optimizer *o) {
-    int64_t bytes = place_slots(o, NULL);
-    o->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
-    if (!o->memory)
-        return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
-    place_slots(o, o->memory);
-    for (int64_t i = 0; !o->sharded && i < o->n_state; i++) {
-        weft_state_key key = weft_optimizer_key(o, i);
-        bool control = key.kind == WEFT_STATE_CONTROL;
-        o->state[i].data = control ? o->control_state : o->slots[key.weight].of[key.kind];
-    }
-    WEFT_TRY(weft_mirror_create(o->memory, bytes, &o->mirror));
-    WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
-    WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
-    o->seen = -1;
-    return weft_optimizer_refresh(o);
-}
-
 WEFT_ENDED_BY(weft_optimizer_destroy, weft_optimizer)
 weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
                                   weft_comm *comm, weft_optimizer **out) {
@@ -159,10 +111,41 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
                                      m->config.spam_amsgrad,
                           .comm = comm,
                           .sharded = comm && m->config.shard != WEFT_SHARD_NONE};
-    WEFT_TRY(list_states(o));
+    int64_t most = m->n_weights * WEFT_STATE_CONTROL + 1;
+    o->state = calloc((size_t)most, sizeof *o->state);
+    o->names = calloc((size_t)most, sizeof *o->names);
+    o->keys = calloc((size_t)most, sizeof *o->keys);
+    if (!o->state || !o->names || !o->keys) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    for (int64_t i = 0; i < m->n_weights; i++)
+        for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
+            if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
+    weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
+    WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
+    qsort(o->state, (size_t)o->n_state, sizeof *o->state, by_name);
     if (o->sharded) WEFT_TRY(weft_optimizer_shard_open(o));
-    WEFT_TRY(list_slots(o));
-    WEFT_TRY(allocate_states(o));
+    /* One slot a weight, or one for each stretch that this rank owns. */
+    o->n_slots = o->sharded ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : m->n_weights;
+    WEFT_AUTO_FREE weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
+    o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
+    if (!parts || !o->slots) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
+    for (int64_t i = 0; i < o->n_slots; i++)
+        o->slots[i].part = o->sharded ? parts[i] : (weft_stretch){i, 0, m->weights[i].count, 0};
+    int64_t bytes = place_slots(o, NULL);
+    o->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
+    if (!o->memory)
+        return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
+    place_slots(o, o->memory);
+    for (int64_t i = 0; !o->sharded && i < o->n_state; i++) {
+        weft_state_key key = weft_optimizer_key(o, i);
+        o->state[i].data =
+            key.kind == WEFT_STATE_CONTROL ? o->control_state : o->slots[key.weight].of[key.kind];
+    }
+    WEFT_TRY(weft_mirror_create(o->memory, bytes, &o->mirror));
+    WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
+    WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
+    o->seen = -1;
+    WEFT_TRY(weft_optimizer_refresh(o));
     *out = weft_steal(&o);
     return WEFT_OK;
 }
@@ -454,8 +437,9 @@ weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft
     return status;
 }
 
-static weft_status check_state(const weft_optimizer *o, const weft_safetensors *file,
-                               const char *path) {
+weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
+    WEFT_TRY(weft_safetensors_open(path, &file));
     for (int64_t i = 0; i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];
         const weft_safetensor *t = weft_safetensors_find(file, w->name);
@@ -471,13 +455,6 @@ static weft_status check_state(const weft_optimizer *o, const weft_safetensors *
         return WEFT_BAD_INPUT(
             "%s: %lld tensors, but the optimizer has %lld; is it of another OPTIMIZER?", path,
             (long long)weft_safetensors_count(file), (long long)o->n_state);
-    return WEFT_OK;
-}
-
-weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
-    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
-    WEFT_TRY(weft_safetensors_open(path, &file));
-    WEFT_TRY(check_state(o, file, path));
     if (o->sharded) {
         weft_safetensors_close(o->file);
         o->file = weft_steal(&file);

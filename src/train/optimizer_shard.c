@@ -16,28 +16,6 @@ static int64_t norm_chunks(int64_t count) {
     return (count + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
 }
 
-static void list_chunks(weft_partition *s) {
-    const weft_model *m = s->model;
-    int64_t n = 0, at = 0, size = (int64_t)weft_dtype_size(s->dtype);
-    for (int64_t w = 0; w < m->n_weights; w++) {
-        const weft_weight *of = &m->weights[w];
-        /* All of it is one block where ranks share Muon's state, which has matrices whole. */
-        bool whole = m->config.shard != WEFT_SHARD_NONE &&
-                     weft_muon_matrices(&m->config, of->name, of->ndim, of->shape).n > 0;
-        int64_t count = of->count, length = whole ? count : WEFT_NORM_CHUNK;
-        s->first[w] = n;
-        for (int64_t first = 0; first < count; first += length) {
-            int64_t left = count - first;
-            s->borders[n] = at + first;
-            s->chunks[n++] = (weft_stretch){w, first, left < length ? left : length, 0};
-        }
-        at += weft_arena_bytes(count * size) / size;
-    }
-    s->first[m->n_weights] = n;
-    s->borders[n] = at;
-    s->cut.n_blocks = n;
-}
-
 weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft_partition *out) {
     int64_t n = 0;
     for (int64_t w = 0; w < m->n_weights; w++)
@@ -52,8 +30,24 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
     if (!out->chunks || !out->borders || !out->first)
         return weft_fail(WEFT_ENOMEM, "training: no memory");
     out->cut = (weft_cut){.borders = out->borders, .size = weft_comm_size(comm)};
-    list_chunks(out);
-    int64_t largest = weft_cut_largest(&out->cut) * (int64_t)weft_dtype_size(out->dtype);
+    int64_t blocks = 0, at = 0, size = (int64_t)weft_dtype_size(out->dtype);
+    for (int64_t w = 0; w < m->n_weights; w++) {
+        const weft_weight *of = &m->weights[w];
+        /* All of it is one block where ranks share Muon's state, which has matrices whole. */
+        bool whole = m->config.shard != WEFT_SHARD_NONE &&
+                     weft_muon_matrices(&m->config, of->name, of->ndim, of->shape).n > 0;
+        int64_t count = of->count, length = whole ? count : WEFT_NORM_CHUNK;
+        out->first[w] = blocks;
+        for (int64_t first = 0; first < count; first += length) {
+            int64_t left = count - first;
+            out->borders[blocks] = at + first;
+            out->chunks[blocks++] = (weft_stretch){w, first, left < length ? left : length, 0};
+        }
+        at += weft_arena_bytes(count * size) / size;
+    }
+    out->first[m->n_weights] = out->cut.n_blocks = blocks;
+    out->borders[blocks] = at;
+    int64_t largest = weft_cut_largest(&out->cut) * size;
     if (largest <= INT32_MAX) return WEFT_OK;
     return WEFT_BAD_INPUT(
         "training: a rank's matrices make a message of %lld bytes, past 2^31 - 1; "
@@ -136,9 +130,10 @@ const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
     return o->sharded ? &o->shards : NULL;
 }
 
-/* Where the parts of the norm, in the order of the row, come among the gathered ones: rank after rank, each
- * in that order. */
-static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
+weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
+    size_t n = (size_t)o->n_slots;
+    /* Where the parts of the norm, in the order of the row, come among the gathered ones: rank
+     * after rank, each in that order. */
     const weft_partition *s = &o->shards;
     int at = 0, bytes = (int)sizeof *o->parts;
     memset(o->counts, 0, (size_t)s->cut.size * sizeof *o->counts);
@@ -157,11 +152,6 @@ static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
         for (int64_t k = 0; k < norm_chunks(s->chunks[i].count); k++, o->counts[r] += bytes)
             o->order[o->n_ordered++] = (o->begins[r] + o->counts[r]) / bytes;
     }
-}
-
-weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
-    size_t n = (size_t)o->n_slots;
-    order_parts(o, gradients);
     if (o->n_ordered == 0) return WEFT_BAD_INPUT("optimizer: no weight has a gradient");
     WEFT_AUTO_FREE weft_binding *bindings = calloc(n + 1, sizeof *bindings);
     WEFT_AUTO_FREE weft_tensor **grads = calloc(n + 1, sizeof *grads);

@@ -70,21 +70,6 @@ static weft_status count_right(weft_validation *v, const weft_batch *b, weft_run
     return WEFT_OK;
 }
 
-/* Targets at positions that do not count are ignored; what is left of the range is read all the same. */
-static weft_status run_one(weft_validation *v, const weft_batch *b, weft_run_loss *out) {
-    const int32_t *targets = v->last ? v->targets : b->targets;
-    *out = (weft_run_loss){0};
-    for (int64_t i = 0; i < v->batch * v->time; i++) {
-        int64_t at = i % v->time;
-        if (v->last) v->targets[i] = at >= v->first && at < v->last ? b->targets[i] : -1;
-        out->targets += targets[i] >= 0;
-    }
-    WEFT_TRY(weft_session_run(&v->session, b->tokens, targets, &(weft_run){0}));
-    WEFT_TRY(
-        weft_session_values(&v->session, v->session.graph.cross_entropy, 1, &out->cross_entropy));
-    return v->logits && !v->last ? count_right(v, b, out) : WEFT_OK;
-}
-
 double weft_run_losses_join(const weft_run_loss *runs, int64_t n) {
     double sum = 0, targets = 0;
     if (n == 1) return runs[0].cross_entropy;
@@ -115,7 +100,19 @@ weft_status weft_validation_run(weft_validation *v, double *loss, double *metric
     for (int64_t i = share.first; i < share.first + share.count; i++) {
         const weft_batch *b;
         WEFT_TRY(weft_prefetch_next(feed, &b));
-        WEFT_TRY(run_one(v, b, &v->runs[i]));
+        /* Targets at positions that do not count are ignored; what is left of the range is read all
+         * the same. */
+        const int32_t *targets = v->last ? v->targets : b->targets;
+        v->runs[i] = (weft_run_loss){0};
+        for (int64_t k = 0; k < v->batch * v->time; k++) {
+            int64_t at = k % v->time;
+            if (v->last) v->targets[k] = at >= v->first && at < v->last ? b->targets[k] : -1;
+            v->runs[i].targets += targets[k] >= 0;
+        }
+        WEFT_TRY(weft_session_run(&v->session, b->tokens, targets, &(weft_run){0}));
+        WEFT_TRY(weft_session_values(&v->session, v->session.graph.cross_entropy, 1,
+                                     &v->runs[i].cross_entropy));
+        if (v->logits && !v->last) WEFT_TRY(count_right(v, b, &v->runs[i]));
     }
     WEFT_TRY(weft_comm_gather_records(v->comm, v->runs, runs, sizeof *v->runs, false));
     for (int64_t s = 0; s < v->samples; s++)
