@@ -46,6 +46,7 @@ PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|docs/res
 # Stands in for the program: what takes long is cut short, and what waits for Ctrl-C gets it.
 WRAPPER = """#!/bin/sh
 weft=%s
+address=%s/address
 case "$1 $*" in
     *--list*|*--help*) exec "$weft" "$@" ;;
     "new "*) exec "$weft" "$@" --minutes 0.01 --device cpu ;;
@@ -53,9 +54,10 @@ case "$1 $*" in
     "train "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o SAMPLE_PROMPT= --peak-flops 0 ;;
     "study "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
     "watch "*|"serve "*)
-        "$weft" "$@" --port 0 >%s/address 2>&1 &
-        while kill -0 $! && ! grep -q http:// %s/address; do sleep 0.1; done
-        cat %s/address
+        : >$address  # the last server's, which would have this one interrupted before it listens
+        "$weft" "$@" --port 0 >$address 2>&1 &
+        while kill -0 $! && ! grep -q http:// $address; do sleep 0.1; done
+        cat $address
         kill -INT $!
         wait $! ;;
     *) exec "$weft" "$@" ;;
@@ -123,7 +125,7 @@ def make_root(weft, root):
     os.mkdir(os.path.join(root, "build"))
     program = os.path.join(root, "build", "weft")
     with open(program, "w", encoding="utf-8") as out:
-        out.write(WRAPPER % (weft, root, root, root))
+        out.write(WRAPPER % (weft, root))
     os.chmod(program, 0o755)
     for name in ("book.txt", "other.txt", "my-text.txt"):
         with open(os.path.join(root, name), "w", encoding="utf-8") as out:
@@ -167,7 +169,7 @@ def run_page(page, root):
                 left_out.append("%s: not run: %s (%s)" % (page, command.split("\n")[0], why))
                 continue
             done = subprocess.run(["bash", "-c", start + command], cwd=root, text=True, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, env={**os.environ, "WEFT_WATCH": "no"})
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, env={**os.environ, "WEFT": os.path.join(root, "build", "weft"), "WEFT_WATCH": "no"})
             ran += 1
             if done.returncode != 0:
                 failed.append("%s: %s\n    ended on %d: %s" % (page, command, done.returncode, done.stdout.strip()[-400:]))

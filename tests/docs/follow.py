@@ -74,14 +74,13 @@ def run_page(page, torch, expect=(), leave=(), begin=""):
 
 def follow_option(torch):
     page = Page("docs/guide/add-an-option.md")
-    put("src/config/options.def", '       "Dropout on the two residual branches, in training.")\n', page.block("NUMBER(embed_scale"))
-    put("src/model/transformer.c", "weft_embed(b->g, wte, m->tokens, wpe, wpe ? b->start : NULL, 0);\n",
-        "    " + page.block("if (c->embed_scale"))
-    put("tests/reference/model_config.py", '    "DROPOUT": (float, None),\n', "    " + page.block('"EMBED_SCALE": ('))
-    put("tests/reference/model.py", '        x = x + params["wpe.weight"][:ids.shape[1]]\n', "    " + page.block('x = x * c["EMBED_SCALE"]'))
-    config = read("tests/model/configs/dot-rope.config").replace("# rotary positions", "# a factor of the embedding", 1)
-    write("tests/model/configs/my-dot-scaled.config", config + page.block("CONFIG_EMBED_SCALE="))
-    run_page(page, torch, expect=("EMBED_SCALES",), leave=("menuconfig",))
+    put("src/config/options.def", '       "Dropout on the two residual branches, in training.")\n', page.block("NUMBER(head_scale"))
+    put("src/model/transformer.c", "    x = build_layers(b, x);\n", "    " + page.block("if (c->head_scale"))
+    put("tests/reference/model_config.py", '    "DROPOUT": (float, None),\n', "    " + page.block('"HEAD_SCALE": ('))
+    put("tests/reference/model.py", '    x = norm(c, params, "ln_f", x)\n', "    " + page.block('x = x * c["HEAD_SCALE"]'))
+    config = read("tests/model/configs/dot-rope.config").replace("# rotary positions", "# a factor of the logits", 1)
+    write("tests/model/configs/my-dot-scaled.config", config + page.block("CONFIG_HEAD_SCALE="))
+    run_page(page, torch, expect=("HEAD_SCALES",), leave=("menuconfig",))
 
 
 def follow_attention(torch):
@@ -93,7 +92,7 @@ def follow_attention(torch):
     put("tests/reference/model_config.py", '"mla", "cosine"', ', "euclid"')
     shapes = re.sub(r"(?m)^", "    ", page.block('elif c["ATTENTION"] == "euclid"')).rstrip(" ")
     put("tests/reference/model_config.py", '    elif c["ATTENTION"] == "w2":\n', shapes, before=True)
-    put("tests/reference/model.py", "def attention(c, p, x, gate, received, kept):", page.block("def euclid_attention") + "\n\n", before=True)
+    put("tests/reference/model.py", "def attention(c, p, x, gate, received, kept, layer, ids):", page.block("def euclid_attention") + "\n\n", before=True)
     put("tests/reference/model.py", '"cosine": cosine_attention', ', "euclid": euclid_attention')
     config = read("tests/model/configs/dot-rope.config").replace("# rotary positions", "# Euclidean attention", 1)
     write("tests/model/configs/my-euclid.config", config.replace('CONFIG_ATTENTION="dot"\n', page.block('CONFIG_ATTENTION="euclid"')))
@@ -113,11 +112,11 @@ def follow_unary(torch):
 
 def follow_operation(torch):
     page = Page("docs/guide/add-an-operation.md")
-    put("src/ops/list.h", "    X(silu_mul)", re.sub(r"(?m)^", "    ", page.block("X(reglu)")).rstrip(" "), before=True)
-    put("src/ops/activation.h", "#endif", page.block("weft_tensor *weft_reglu(weft_graph *g, weft_tensor *a") + "\n", before=True)
-    write("src/ops/activation.c", read("src/ops/activation.c") + "\n" + page.block("static weft_status reglu_grad"))
-    write("src/cpu/activation.c", read("src/cpu/activation.c") + "\n" + page.block("VECTOR_FN reglu_vector"))
-    write("src/cuda/elements/activation.cu", read("src/cuda/elements/activation.cu") + "\n" + page.block("struct reglu_element"))
+    put("src/ops/list.h", "    WEFT_GATE_OPS(WEFT_OP_PAIR, X)", re.sub(r"(?m)^", "    ", page.block("X(reglu)")).rstrip(" "), before=True)
+    write("src/ops/activation.h", read("src/ops/activation.h") + "\n" + page.block("weft_tensor *weft_reglu(weft_graph *g, weft_tensor *a"))
+    write("src/ops/activation.c", read("src/ops/activation.c") + "\n" + page.block("static weft_status reglu_infer"))
+    write("src/cpu/activation.c", read("src/cpu/activation.c") + "\n" + page.block("VECTOR_FN(reglu_vector)"))
+    write("src/cuda/elements/activation.cu", read("src/cuda/elements/activation.cu") + "\n" + page.block("CUDA_ELEMENTS(reglu, 2"))
     put("tests/reference/activation.py", "# The operations of one element", page.block("def reglu(c)") + "\n\n", before=True)
     put("tests/reference/activation.py", "(silu_mul, softplus, gate_mix", ", reglu")
     put("tests/support/case_activation.c", "const case_builder cases_activation[] = {\n", "    {\"reglu\", build_reglu},\n")
@@ -126,7 +125,7 @@ def follow_operation(torch):
     write("tests/mutations.txt", read("tests/mutations.txt") + page.block("reglu: the gate"))
     put("include/weft/graph.h", "WEFT_API weft_tensor *weft_graph_norm(",
         "WEFT_API weft_tensor *weft_graph_reglu(weft_graph *g, weft_tensor *a, weft_tensor *b);\n", before=True)
-    put("src/api/graph.c", "OF_TWO(dot)\n", page.block("OF_TWO(reglu)"))
+    put("src/api/graph.c", "OF_TWO(dot)\n", page.block("    OF_TWO(reglu)"))
     run("make build WERROR=1")
     run_page(page, torch)
 

@@ -91,8 +91,23 @@ TEST(test_a_text_gives_the_same_shards) {
     file_expect_equal(scratch_path("data/val_000000.bin"), "tests/older/data/val_000000.bin");
 }
 
+/* Bytes of cache per token. With gate and cross-token all layers but the last kept a row of the gate,
+ * GATE_DIM numbers; its two maps are one matrix since, and a number per head is kept where that is less. */
+static double cache_today(const char *name, double was) {
+    static const struct {
+        const char *name;
+        int was, layers, gate, heads, size;
+    } gated[] = {{"demo", 1024, 2, 64, 4, 4},         {"gpt2-ra-mla-full", 51968, 12, 64, 12, 4},
+                 {"gpt2-real", 25984, 12, 64, 12, 2}, {"ra-mla-optim", 2144, 4, 8, 6, 4},
+                 {"ra-mla-sparse", 2144, 4, 8, 6, 4}, {"reciprocal", 2144, 4, 8, 6, 4}};
+    for (size_t i = 0; i < sizeof gated / sizeof *gated; i++)
+        if (strcmp(gated[i].name, name) == 0 && gated[i].was == was)
+            return was - (gated[i].layers - 1) * (gated[i].gate - gated[i].heads) * gated[i].size;
+    return was;
+}
+
 /* Parameters, FLOPs and cache of each variant. */
-static void expect_plan(const char *config, const json_t *was) {
+static void expect_plan(const char *config, const char *name, const json_t *was) {
     static const char *const keys[] = {"parameters", "flops_per_token", "cache_bytes_per_token"};
     json_t *plan = command_json(RUN("plan", "--config", config, "--json"));
     const json_t *variants = json_object_get(plan, "steps");
@@ -105,7 +120,7 @@ static void expect_plan(const char *config, const json_t *was) {
             double is = json_number_value(
                 json_object_get(variants ? json_array_get(variants, i) : plan, keys[k]));
             double kept = json_number_value(json_array_get(json_array_get(was, i), k));
-            if (is != kept)
+            if (is != (k == 2 ? cache_today(name, kept) : kept))
                 fail_msg("%s: variant %zu: %s is %.17g, and was %.17g", config, i, keys[k], is,
                          kept);
         }
@@ -125,8 +140,9 @@ TEST(test_configs_mean_what_they_meant) {
                                         "wsffn"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         json_t *was = read_json(scratch_path("configs/%s.json", names[i]));
-        expect_plan(scratch_path("configs/%s", names[i]), was);
-        if (strcmp(names[i], "gpt2-ra-mla-full") == 0) expect_plan(scratch_path("dotconfig"), was);
+        expect_plan(scratch_path("configs/%s", names[i]), names[i], was);
+        if (strcmp(names[i], "gpt2-ra-mla-full") == 0)
+            expect_plan(scratch_path("dotconfig"), names[i], was);
         json_decref(was);
     }
 }

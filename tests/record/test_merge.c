@@ -95,7 +95,7 @@ TEST(test_other_configs_and_contradictions_are_refused) {
 TEST(test_of_merges_at_once_one_succeeds) {
     const char *out = scratch_path("race"), *log = scratch_path("race-log");
     shell_succeeds(
-        "for i in 1 2 3; do { build/weft runs merge '%s' '%s' --out '%s' >/dev/null 2>&1; "
+        "for i in 1 2 3; do { ${WEFT:-build/weft} runs merge '%s' '%s' --out '%s' >/dev/null 2>&1; "
         "echo $? >> '%s'; } & done; wait; test \"$(sort '%s' | tr -d '\\n')\" = 022",
         first, second, out, log, log);
     study_same(whole, out);
