@@ -204,7 +204,8 @@ double weft_collect_rate(const char *folder) {
     return count % 2 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
 }
 
-/* "bash-doc 5.2.15-2, git-doc 1:2.39.5": NULL where there are none; the caller frees it. */
+/* "bash-doc 5.2.15-2, git-doc 1:2.39.5"; of more than a fact has room for, how many there are. NULL where there are
+ * none; the caller frees it. */
 static char *list_packages(const json_t *manifest) {
     const json_t *packages = json_object_get(manifest, "packages");
     char *text = NULL;
@@ -217,7 +218,9 @@ static char *list_packages(const json_t *manifest) {
             fprintf(out, "%s%s %s", one.n > 1 ? ", " : "", name,
                     weft_json_text_of(one.value, "version"));
     }
-    return weft_memory_end(out, &text);
+    if (!weft_memory_end(out, &text) || strlen(text) <= FACT_MOST) return text;
+    free(text);
+    return asprintf(&text, "%zu packages", json_array_size(packages)) < 0 ? NULL : text;
 }
 
 json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r) {

@@ -303,6 +303,27 @@ TEST(test_a_package_file_reads_as_its_folder) {
     free(packed);
 }
 
+/* What `weft train --json` says of one step on a folder of shards with this manifest beside them; the caller frees it. */
+static json_t *train_with_manifest(const char *data, const char *manifest, const char *run) {
+    char path[512], option[600], *said;
+    snprintf(path, sizeof path, "%s/manifest.json", data);
+    file_write(path, manifest, strlen(manifest));
+    snprintf(option, sizeof option, "DATASET=%s", data);
+    file_write(scratch_path("config"), "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=8\nCONFIG_N_HEAD=1\n", 49);
+    command_succeeds(RUN("train", "--config", scratch_path("config"), "--out",
+                         scratch_path("%s", run), "-o", option, "-o", "VOCAB_SIZE=256", "-o",
+                         "CONTEXT=16", "-o", "STEPS=1", "-o", "BATCH_SIZE=1", "-o",
+                         "EVAL_SAMPLES=1", "-o", "SAVE_CHECKPOINT=n", "--json"),
+                     &said);
+    json_t *result = json_loads(said, 0, NULL);
+    free(said);
+    return result;
+}
+
+static const char *fact_of(const json_t *result, const char *name) {
+    return json_string_value(json_object_get(json_object_get(result, "facts"), name));
+}
+
 TEST(test_it_becomes_a_dataset_with_its_hash_in_the_record) {
     char train[512], val[512];
     const char *data = scratch_path("data/set"); /* the parent is made too */
@@ -314,29 +335,27 @@ TEST(test_it_becomes_a_dataset_with_its_hash_in_the_record) {
     assert_true(json_integer_value(json_object_get(t, "val_tokens")) > 1000);
     json_int_t tokens = json_integer_value(json_object_get(t, "train_tokens"));
     json_decref(t);
-    char *manifest = read_part(scratch_path("held2"), "manifest.json"), path[512];
-    snprintf(path, sizeof path, "%s/manifest.json", data);
-    file_write(path, manifest, strlen(manifest));
-    char option[600];
-    snprintf(option, sizeof option, "DATASET=%s", data);
-    file_write(scratch_path("config"), "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=8\nCONFIG_N_HEAD=1\n", 49);
-    char *said;
-    command_succeeds(RUN("train", "--config", scratch_path("config"), "--out", scratch_path("run"),
-                         "-o", option, "-o", "VOCAB_SIZE=256", "-o", "CONTEXT=16", "-o", "STEPS=1",
-                         "-o", "BATCH_SIZE=1", "-o", "EVAL_SAMPLES=1", "-o", "SAVE_CHECKPOINT=n",
-                         "--json"),
-                     &said);
-    json_t *result = json_loads(said, 0, NULL), *about = json_loads(manifest, 0, NULL);
-    json_t *facts = json_object_get(result, "facts");
-    assert_string_equal(json_string_value(json_object_get(facts, "dataset_hash")),
+    char *manifest = read_part(scratch_path("held2"), "manifest.json");
+    json_t *result = train_with_manifest(data, manifest, "run"),
+           *about = json_loads(manifest, 0, NULL);
+    assert_string_equal(fact_of(result, "dataset_hash"),
                         json_string_value(json_object_get(about, "hash")));
-    assert_string_equal(json_string_value(json_object_get(facts, "dataset_packages")),
-                        "one-doc 1.2-3, two-doc ");
-    assert_int_equal(json_integer_value(json_object_get(facts, "train_tokens")), tokens);
+    assert_string_equal(fact_of(result, "dataset_packages"), "one-doc 1.2-3, two-doc ");
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(result, "facts"), "train_tokens")),
+        tokens);
+    json_decref(result);
+    /* More of them than a record has room for are counted. */
+    json_t *packages = json_object_get(about, "packages");
+    for (int i = 2; i < 6000; i++)
+        json_array_append(packages, json_array_get(packages, 0));
+    char *long_manifest = json_dumps(about, 0);
+    result = train_with_manifest(data, long_manifest, "run2");
+    assert_string_equal(fact_of(result, "dataset_packages"), "6000 packages");
     json_decref(result);
     json_decref(about);
     free(manifest);
-    free(said);
+    free(long_manifest);
 }
 
 static int make_all(void **state) {
