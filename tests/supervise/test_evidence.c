@@ -145,6 +145,21 @@ TEST(test_a_study_runs_to_its_report) {
     free(md);
 }
 
+/* Before hours of a GPU are spent on a text: whether a tiny model can be trained on it, with its own vocabulary. */
+TEST(test_a_text_is_tried_with_a_tiny_model) {
+    const char *root = scratch_path("root-tried"), *log = scratch_path("log-tried");
+    shell_succeeds("mkdir -p '%s' && cp -r scripts defconfigs '%s' && '%s' tokenize --out "
+                   "'%s/data/all-docs' README.md >'%s' 2>&1",
+                   root, root, weft(), root, log);
+    shell_succeeds("WEFT='%s' TRIM=y '%s/scripts/evidence' pilot --device cpu --threads 1 >'%s' "
+                   "2>&1 || { tail -n 5 '%s'; false; }",
+                   weft(), root, log, log);
+    const char *folder = scratch_path("root-tried/runs/real-pilot");
+    assert_int_equal(study_number(folder, "SELECT count(*) FROM runs WHERE status = 'done' AND "
+                                          "json_extract(config, '$.vocab_size') = 16384"),
+                     2);
+}
+
 /* Minima of two steps are at an edge, so that rates are added; and MLA with an addition joins the study. */
 TEST(test_a_rung_takes_the_chosen_addition) {
     run_small("ladder-10m --variants dot,gqa");
