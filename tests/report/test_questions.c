@@ -124,6 +124,11 @@ TEST(test_nothing_is_answered_early_or_of_two_builds) {
     for (int i = 0; i < 5; i++)
         assert_string_equal(text_at(is, i, "answer"), "undecided");
     json_decref(is);
+    change("builds", "UPDATE facts SET value = 'abc-changed' WHERE name = 'commit'");
+    shell_succeeds(
+        "python3 scripts/questions '%s' '%s' 2>&1 >/dev/null | grep -c 'no commit has' | "
+        "grep -qx 1",
+        scratch_path("ten.db"), scratch_path("builds.db"));
 }
 
 static void expect_line(const char *words, const char *line) {
