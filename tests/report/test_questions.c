@@ -237,6 +237,12 @@ TEST(test_a_paper_of_what_is_there) {
     expect_said(page, "−0.0500 [−0.0");
     expect_said(page, "standard deviation between seeds 0.00250, at most 0.00338");
     expect_said(page, "The addition that was chosen here: mla-recip, against gqa.");
+    expect_said(page, "ADD=recip scripts/evidence ladder-25m\n");
+    /* The text is made as the guide makes it. */
+    expect_said(page, "--hold-out git-doc sqlite3-doc bash-doc vim-doc\n");
+    char *guide = file_read("docs/guide/studies.md", NULL);
+    expect_said(guide, "--hold-out git-doc sqlite3-doc bash-doc vim-doc\n");
+    free(guide);
     int pictures = 0;
     for (const char *at = page; (at = strstr(at, "data:image/svg+xml;base64,")); at++)
         pictures++;
