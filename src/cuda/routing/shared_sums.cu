@@ -1,19 +1,14 @@
 /* Sums along the kept columns, and their gradient, from panels in shared memory (panel.cuh): a pipeline of
  * one to three panels, as they fit, filled by cp.async. While the sums of one are made, the next ones
- * are loaded, or, where there is room for one only, prefetched to the L2 cache. A block has a multiprocessor to itself and takes every so many of all panels, so that
- * blocks read and write side by side; its warps take the units of a panel as they come to it, the
- * longest first.
+ * are loaded, or, where there is room for one only, prefetched to the L2 cache. A block has a
+ * multiprocessor to itself and takes every so many of all panels, so that blocks read and write side by
+ * side; its warps take the units of a panel as they come to it, the longest first.
  *
  * Floor: rows are read and sums written once, at the memory's rate. */
 #include "cuda/routing/panel.cuh"
 #include "cuda/tensor/tile.cuh"
 
-enum {
-    SHARED_THREADS = 768,
-    SHARED_WARPS = SHARED_THREADS / 32,
-    MOST_STAGES = 3,
-    LEAST_ROWS = 256 /* of a panel: of smaller ones too little is on its way at one time */
-};
+enum { SHARED_THREADS = 768, SHARED_WARPS = SHARED_THREADS / 32, MOST_STAGES = 3 };
 
 struct shared_shape : gather_shape {
     int64_t items;                     /* panels of all sequences */
