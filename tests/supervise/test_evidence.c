@@ -16,7 +16,7 @@ static const struct {
 } studies[] = {{"longer", 3},       {"optim", 16},      {"tying", 15},       {"sparse", 15},
                {"latent", 18},      {"mix", 27},        {"ratio", 18},       {"long", 39},
                {"entailment", 15},  {"needle", 20},     {"mup", 48},         {"entailment-long", 9},
-               {"needle-more", 42}, {"again", 15},      {"pilot", 16},        {"ladder-10m", 42},
+               {"needle-more", 42}, {"again", 15},      {"pilot", 16},       {"ladder-10m", 42},
                {"ladder-25m", 42},  {"cache-10m", 102}, {"winners-muon", 42}};
 enum { STUDIES = sizeof studies / sizeof studies[0] };
 
