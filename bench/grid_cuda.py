@@ -11,7 +11,8 @@ version and the shape. Nothing is timed meanwhile.
 
 The ratio is ours over PyTorch's fastest form, in tokens per second or in TFLOP/s of the same products.
 Below the table: the geometric mean, the worst row, how many rows are below 1 and below 0.9, and the rows
-in which ours takes more memory. --random adds N rows whose shapes are drawn.
+in which ours takes more memory. --random adds N rows whose shapes are drawn. --rows parts measures parts of today's models:
+grouped queries, normed queries and keys, gates, relu2, documents.
 """
 
 import json
@@ -40,8 +41,11 @@ def step(part, variant, head=64, width=768, time=1024, **more):
              f"batch {batch}" if "batch" in more else "", f"vocabulary {shape['vocab']:,}" if "vocab" in more else "",
              more["positions"] if "positions" in more else "", f"window of {more['window']:,}" if "window" in more else "",
              f"scores capped at {more['softcap']}" if "softcap" in more else "", f"latent of {more['latent']}" if "latent" in more else ""]
+    words += [f"{more['kv']} key heads" if "kv" in more else "", "normed queries and keys" if "qk_norm" in more else "",
+              f"a gate per {more['gate']}" if "gate" in more else "", "relu2" if "relu2" in more else "", "documents" if "documents" in more else ""]
     words = [w for w in words if w]
-    forms = ["flex"] if more.get("positions") in ("alibi", "relative") or {"window", "softcap"} & more.keys() else FORMS[variant]
+    flex = more.get("positions") in ("alibi", "relative") or {"window", "softcap", "documents"} & more.keys()
+    forms = ["flex"] if flex else FORMS[variant]
     if head % 8 != 0:  # cuDNN does not take them
         forms = list(dict.fromkeys(f.replace("cudnn", "flash") for f in forms))
     return dict(kind="step", part=part, variant=variant, head=head, words=", ".join(words), shape=shape, batch=batch, forms=forms)
@@ -62,6 +66,12 @@ def list_steps():
     rows += [step("masks", "dot", 128, time=4096, window=512), step("masks", "w2", time=4096, window=512), step("masks", "dot", 128, softcap=50)]
     rows += [step("feed-forward", v, 128, 1024) for v in ("swiglu", "wsffn", "wsffn-grouped")]
     return rows
+
+
+def list_parts():
+    """Parts of today's models, measured where --rows asks for them."""
+    parts = (dict(kv=2), dict(qk_norm=True), dict(gate="element"), dict(gate="head"), dict(relu2=True), dict(time=4096, vocab=512, documents=True))
+    return [step("parts", "dot", 128, **part) for part in parts]
 
 
 def list_attention():
@@ -89,8 +99,11 @@ def options_of(row):
     s = row["shape"]
     options = dict(N_LAYER=s["layers"], N_HEAD=s["heads"], N_EMBD=s["width"], CONTEXT=s["time"], VOCAB_SIZE=s["vocab"],
                    BATCH_SIZE=row["batch"], POSITION=s.get("positions", "learned"))
-    names = dict(latent="RA_MLA_LATENT_DIM", window="WINDOW", softcap="SOFTCAP_ATTENTION")
+    names = dict(latent="RA_MLA_LATENT_DIM", window="WINDOW", softcap="SOFTCAP_ATTENTION", kv="KV_HEADS", gate="ATTENTION_GATE")
     options.update({name: s[key] for key, name in names.items() if key in s})
+    given = dict(qk_norm=dict(QK_NORM="y"), relu2=dict(FFN="relu2"), documents=dict(DOCUMENT_MASK="y", DOCUMENT_TOKEN=0))
+    for key in given.keys() & s.keys():
+        options.update(given[key])
     return [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
 
 
@@ -254,7 +267,7 @@ def main():
         with open(args.json) as f:
             draw(json.load(f)["grid"], args.draw)
         return 0
-    chosen = [r for r in list_attention() + list_steps() + draw_steps(args.random, args.seed)
+    chosen = [r for r in list_attention() + list_steps() + (list_parts() if args.rows else []) + draw_steps(args.random, args.seed)
               if args.rows in r["part"] or args.rows in name_of(r)]
     if not chosen:
         sys.exit(f"bench-cuda: no row has '{args.rows}' in its name")

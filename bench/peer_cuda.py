@@ -28,7 +28,9 @@ PyTorch, and the fastest way ("form") is its row. A form's name lists its choice
     wide                    the stream between the layers stays f32; else it is bf16, as ours is
 
 --shape '{"width": 1600, "heads": 25, ...}' changes what Shape has; positions: learned, rope, or alibi
-and relative, which need flex, as window and softcap do.
+and relative, which need flex, as window, softcap and documents do. For dot alone: kv (key heads), qk_norm, gate (head
+or element, on what attention finds), relu2 (as the activation), documents (which token 0 ends, and attention does
+not pass; the mask is made once, before anything is timed).
 """
 
 import argparse
@@ -82,9 +84,11 @@ def forms_of(name, wanted=()):
 
 
 class Shape:
-    def __init__(self, layers=12, heads=12, width=768, time=1024, vocab=50304, latent=128, positions="learned", window=0, softcap=0):
+    def __init__(self, layers=12, heads=12, width=768, time=1024, vocab=50304, latent=128, positions="learned", window=0, softcap=0,
+                 kv=0, qk_norm=False, gate="", relu2=False, documents=False):
         self.layers, self.heads, self.width, self.time = layers, heads, width, time
         self.vocab, self.latent, self.positions, self.window, self.softcap = vocab, latent, positions, window, softcap
+        self.kv, self.qk_norm, self.gate, self.relu2, self.documents = kv or heads, qk_norm, gate, relu2, documents
         self.head, self.hidden = width // heads, 4 * width
 
 
@@ -135,8 +139,12 @@ class Attention(nn.Module):
         self.weights_wanted = v.get("cross", False)
         e, h, d, l = s.width, s.heads, s.head, s.latent
         if self.kind == "dot":
-            self.qkv = nn.Linear(e, 3 * e)
+            self.qkv = nn.Linear(e, (h + 2 * s.kv) * d)
             self.out = nn.Linear(e, e)
+            if s.qk_norm:
+                self.gains = nn.Parameter(torch.ones(2, d))
+            if s.gate:
+                self.gate = weight(h if s.gate == "head" else e, e)
             if s.positions == "relative":
                 self.bias = weight(h, s.time)
         elif self.kind == "w2":
@@ -157,10 +165,14 @@ class Attention(nn.Module):
         b, t, e = x.shape
         key = routes = None
         if self.kind == "dot":
-            q, k, v = self.qkv(x).view(b, t, 3, s.heads, s.head).unbind(2)
+            q, k, v = self.qkv(x).view(b, t, -1, s.head).split([s.heads, s.kv, s.kv], dim=2)
+            if s.qk_norm:
+                q, k = (F.rms_norm(y, (s.head,), g.to(y.dtype), 1e-5) for y, g in zip((q, k), self.gains))
             if s.positions == "rope":
                 q, k = rotate(q), rotate(k)
             o = self.changed(q, k, v) if self.mask is not None else attend(q, k, v)
+            if s.gate:
+                o = o * torch.sigmoid(F.linear(x, self.gate)).view(b, t, s.heads, -1)
             return self.out(o.reshape(b, t, e)), key, routes
         if self.kind == "w2":
             return F.linear(self.distance(x).reshape(b, t, e), self.o), key, routes
@@ -214,7 +226,7 @@ class Attention(nn.Module):
         from torch.nn.attention.flex_attention import flex_attention
 
         o = flex_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), score_mod=change,
-                           block_mask=self.mask, scale=scale,
+                           block_mask=self.mask, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
                            kernel_options=dict(BLOCK_M=64, BLOCK_N=64, num_stages=2) if self.s.positions == "relative" else None)
         return o.transpose(1, 2)
 
@@ -297,7 +309,7 @@ class FeedForward(nn.Module):
         """y, and what goes to the next layer: the gate, the latent; and the auxiliary loss."""
         gate = sent = aux = None
         if self.v["ffn"] == "gelu":
-            h = F.gelu(self.fc(x), approximate="tanh")
+            h = F.relu(self.fc(x)).square() if self.s.relu2 else F.gelu(self.fc(x), approximate="tanh")
         else:
             h1, h2 = F.linear(x, self.w13).chunk(2, dim=2)
             h = F.silu(h2) * h1
@@ -430,14 +442,20 @@ def choose_backend(form):
     cuda.enable_math_sdp(not any(f in form for f in ("cudnn", "flash", "efficient")))
 
 
-def build(name, form, shape, device):
+def build(name, form, shape, device, tokens=None):
+    """`tokens`: what documents are found in."""
     torch.manual_seed(1)
     parts, mask = form.split("-"), None
     if "flex" in parts:
         from torch.nn.attention.flex_attention import create_block_mask
 
-        mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < (shape.window or shape.time)), None, None, shape.time, shape.time,
-                                 device=device)
+        def is_seen(b, h, i, j):
+            seen = (i >= j) & (i - j < (shape.window or shape.time))
+            return seen & (document[b, i] == document[b, j]) if shape.documents else seen
+
+        if shape.documents:
+            document = (tokens == 0).cumsum(1) - (tokens == 0).long()
+        mask = create_block_mask(is_seen, len(tokens) if shape.documents else None, None, shape.time, shape.time, device=device)
     if device == "cuda":
         choose_backend(parts)
     with torch.device(device):
@@ -468,8 +486,8 @@ class Trial:
             functorch_config.force_non_lazy_backward_lowering = True
         self.name, self.form, self.shape, self.batch = name, form, shape, batch
         started = time.perf_counter()
-        self.model, self.optimizer = build(name, form, self.shape, "cuda")
         tokens = torch.randint(0, self.shape.vocab, (batch, self.shape.time + 1), device="cuda")
+        self.model, self.optimizer = build(name, form, self.shape, "cuda", tokens[:, :-1])
         self.step = step_of(torch.compile(self.model), self.optimizer, tokens[:, :-1].contiguous(),
                             tokens[:, 1:].contiguous(), "cuda")
         self.warm_up(warm)
