@@ -405,6 +405,7 @@ __device__ static inline void produce_tiles(const attention_problem &p, const ro
     }
 }
 
+#ifndef USE_MMA_SYNC
 /* Warpgroups start their products in turns: barrier 3 is the first one's, 4 the second's. */
 __device__ static inline void wait_for_turn(int warpgroup) {
     asm volatile("bar.sync %0, 256;" ::"r"(3 + warpgroup) : "memory");
@@ -413,6 +414,7 @@ __device__ static inline void wait_for_turn(int warpgroup) {
 __device__ static inline void give_turn_to(int warpgroup) {
     asm volatile("bar.arrive %0, 256;" ::"r"(3 + warpgroup) : "memory");
 }
+#endif
 
 template <typename S, int EXTENT>
 static __global__ void __launch_bounds__(S::THREADS, 1)
