@@ -112,8 +112,9 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
     size_t bytes = sizeof *s->run + DEVICE_COUNTERS * sizeof(unsigned);
-    WEFT_TRY(check_cuda(cudaMalloc((void **)&s->run, bytes), "no memory for a run"));
-    WEFT_TRY(check_cuda(cudaMemset(s->run, 0, bytes), "no memory for a run"));
+    /* Filled when this returns: runs are on streams that do not wait for the one that fills it. */
+    s->run = (weft_cuda_run *)cuda_alloc((int64_t)bytes);
+    if (!s->run) return weft_fail(WEFT_ENOMEM, "cuda: no memory for a run");
     s->counters = (unsigned *)(s->run + 1);
     WEFT_TRY(
         check_cuda(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory"));

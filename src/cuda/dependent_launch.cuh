@@ -81,36 +81,21 @@ static inline bool are_apart(const weft_exec *x, const weft_node *a, const weft_
     return spares(x, a, b) && spares(x, b, a);
 }
 
-/* kernel<<<grid, threads, bytes, stream>>>(arguments...), early if `follows`, in clusters of blocks. Its
- * error, if any, is cudaGetLastError's. */
+/* kernel<<<grid, threads, bytes, stream>>>(arguments...), early if `follows`. Its error, if any, is
+ * cudaGetLastError's. */
 template <class... P>
-static void launch_clusters(bool follows, cudaStream_t stream, dim3 grid, dim3 cluster,
-                            unsigned threads, int64_t bytes, void (*kernel)(P...),
-                            std::common_type_t<P>... arguments) {
-    cudaLaunchAttribute how[2] = {};
+static void launch_following(bool follows, cudaStream_t stream, dim3 grid, unsigned threads,
+                             int64_t bytes, void (*kernel)(P...),
+                             std::common_type_t<P>... arguments) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = (size_t)bytes;
     config.stream = stream;
-    config.attrs = how;
-    if (follows) {
-        how[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        how[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (cluster.x * cluster.y * cluster.z > 1) {
-        how[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        how[config.numAttrs].val.clusterDim.x = cluster.x;
-        how[config.numAttrs].val.clusterDim.y = cluster.y;
-        how[config.numAttrs++].val.clusterDim.z = cluster.z;
-    }
+    config.attrs = &early;
+    config.numAttrs = follows ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-/* The same of blocks by themselves. */
-template <class... P>
-static void launch_following(bool follows, cudaStream_t stream, dim3 grid, unsigned threads,
-                             int64_t bytes, void (*kernel)(P...),
-                             std::common_type_t<P>... arguments) {
-    launch_clusters(follows, stream, grid, dim3(1), threads, bytes, kernel, arguments...);
 }

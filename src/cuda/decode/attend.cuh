@@ -35,25 +35,20 @@ struct attend_problem {
     int window, rotated;
     weft_rope_law law;
     weft_weights weights;
+    bool tensor;   /* by attend_tensor.cuh */
     bool joint;    /* values are the keys, before what is done to those */
-    float *rows;   /* [R, H, 2]: largest score, sum of a row */
-    float *scores; /* [R, H, context] or NULL */
-    float *weight; /* [R, context] or NULL */
-    /* Of cache_attention.cu: */
-    int leaves; /* of a row, at most */
-    /* Leaves that are done, of a row and key head, where the last one joins them, else NULL; spans */
+    int leaf;      /* keys that are summed in one chain, between multiples of that */
+    int leaf_bits; /* its logarithm, in attend_tensor.cuh */
+    int blocks;    /* most leaves of a row */
+    int splits;    /* blocks of threads that share out the leaves of a row and key head */
+    int warps;     /* of a block that have leaves, in attend_tensor.cuh */
+    int units;     /* of a leaf, there */
+    /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
     unsigned *joins;
-    float *partial; /* [R, H, leaves, dv + 2]: weighted values, largest score, sum */
-    /* Of attend_tensor.cuh: */
-    bool tensor;                         /* it takes the problem */
-    cached_write key_write, value_write; /* what attention writes first; x.data NULL: nothing */
-    int shared;                          /* rows of a sequence that read its keys together */
-    int units;            /* of a row and key head: tiles of heads, parts of columns */
-    int warps;            /* of a block that have keys */
-    int blocks;           /* of a cluster */
-    int slots;            /* for links, in a block */
-    int span_bits, spans; /* links of a span; clusters of a row */
-    int parts;            /* spans of a row, at most; what they come to is in `partial` */
+    float *partial; /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
+    float *rows;    /* [R, H, 2]: largest, sum of a row, when its blocks are joined */
+    float *scores;  /* [R, H, context] or NULL */
+    float *weight;  /* [R, context] or NULL */
 };
 
 __device__ __host__ static inline bool copies_keys(const attend_problem &a) {
@@ -76,16 +71,16 @@ __device__ static inline block_place place_leaf(const attend_problem &a, int par
     if (a.places.slot[t.r] < 0) return t;
     t.position = a.places.position[t.r];
     int seen = first_seen(a, t.r, t.position);
-    t.block = seen / BLOCK + t.part;
-    t.first = max(t.block * BLOCK, seen);
-    t.end = min((t.block + 1) * BLOCK, t.position + 1);
+    t.block = seen / a.leaf + t.part;
+    t.first = max(t.block * a.leaf, seen);
+    t.end = min((t.block + 1) * a.leaf, t.position + 1);
     return t;
 }
 
-/* The first of the group's heads; others lie `leaves` parts behind each other. */
+/* The first of the group's heads; others lie `blocks` parts behind each other. */
 __device__ static inline float *partial_of(const attend_problem &a, const block_place &t) {
     int64_t head = (int64_t)t.r * a.heads + t.g * a.group;
-    return a.partial + (head * a.leaves + t.part) * (a.dv + 2);
+    return a.partial + (head * a.blocks + t.part) * (a.dv + 2);
 }
 
 struct head_factors {
@@ -142,7 +137,7 @@ __device__ static inline void weigh_keys(const attend_problem &a, float *scores,
             s[j] = exp2f(s[j] - top);
             sum += s[j];
         }
-        for (int j = count + lane; j < BLOCK; j += 32)
+        for (int j = count + lane; j < a.leaf; j += 32)
             s[j] = 0;
         sum = warp_sum(sum);
         if (lane == 0) {
@@ -154,14 +149,14 @@ __device__ static inline void weigh_keys(const attend_problem &a, float *scores,
 
 __device__ static inline int leaves_of(const attend_problem &a, int r) {
     int i = a.places.position[r];
-    return a.places.slot[r] < 0 ? 0 : i / BLOCK - first_seen(a, r, i) / BLOCK + 1;
+    return a.places.slot[r] < 0 ? 0 : i / a.leaf - first_seen(a, r, i) / a.leaf + 1;
 }
 
 /* A row's head: its leaves, in order, by whole warps that come here together. They were written on other
  * multiprocessors, perhaps by this kernel. Lane b has the factors of leaves b, 32 + b and so on. */
 __device__ static inline void join_head(const attend_problem &a, int at, int thread, int threads) {
     int leaves = leaves_of(a, at / a.heads), step = a.dv + 2, lane = thread % 32;
-    const float *part = a.partial + (int64_t)at * a.leaves * step;
+    const float *part = a.partial + (int64_t)at * a.blocks * step;
     float top = -INFINITY, total = 0, first = 0;
     for (int b = lane; b < leaves; b += 32)
         top = fmaxf(top, __ldcg(part + b * step + a.dv));
@@ -203,9 +198,9 @@ __device__ static inline void join_group(const attend_problem &a, int r, int g) 
     int leaves = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32;
     for (int h0 = 0; h0 < a.group; h0 += JOINED_HEADS) {
         int heads = min((int)JOINED_HEADS, a.group - h0), at = r * a.heads + g * a.group + h0;
-        const float *part = a.partial + (int64_t)at * a.leaves * step;
+        const float *part = a.partial + (int64_t)at * a.blocks * step;
         for (int h = (int)threadIdx.x / 32; h < heads; h += (int)blockDim.x / 32) {
-            const float *ends = part + (int64_t)h * a.leaves * step + a.dv;
+            const float *ends = part + (int64_t)h * a.blocks * step + a.dv;
             float own[2] = {-INFINITY, -INFINITY}, sum[2] = {};
             for (int i = 0, b = lane; i < 2 && b < leaves; i++, b += 32)
                 own[i] = __ldcg(ends + b * step), sum[i] = __ldcg(ends + b * step + 1);
@@ -224,7 +219,7 @@ __device__ static inline void join_group(const attend_problem &a, int r, int g) 
         __syncthreads();
         for (int e = (int)threadIdx.x * 2; e < heads * a.dv; e += (int)blockDim.x * 2) {
             int h = e / a.dv, d = e % a.dv;
-            const float *from = part + (int64_t)h * a.leaves * step + d;
+            const float *from = part + (int64_t)h * a.blocks * step + d;
             float x = 0, y = 0;
             for (int b = 0; b < leaves; b += JOINED) {
                 float2 v[JOINED];

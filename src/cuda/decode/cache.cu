@@ -11,6 +11,59 @@ extern "C" {
 
 enum { WARPS = 4, THREADS = 256, GATHER_KEYS = WEFT_KEY_BLOCK };
 
+/* What is written, and where to. */
+struct cached_write {
+    cached_pages c;
+    any_tensor x, extra;
+    int64_t columns, offset; /* of x */
+    int32_t *done;           /* NULL: nothing is written */
+};
+
+/* A warp stores one head of one row; with `number` the squares of what is stored. No byte holds NaN: the
+ * scale does. */
+template <int KIND>
+__device__ static inline void write_vector(const cached_write &w, int at, char *page, int token,
+                                           int lane) {
+    const cached_pages &c = w.c;
+    any_tensor x = w.x, extra = w.extra;
+    int r = at / c.heads, h = at % c.heads;
+    char *to = token_at(c, page, h, token);
+    int64_t from = r * w.columns + w.offset + (int64_t)h * c.width;
+    float scale = 1, inverse = 0, squares = 0;
+    if (KIND == CACHED_I8) {
+        float most = 0;
+        bool numbers = true;
+        for (int i = lane; i < c.width; i += 32) {
+            float v = load_any(x, from + i);
+            most = fmaxf(most, fabsf(v));
+            numbers &= v == v;
+        }
+        most = warp_max(most);
+        scale = __all_sync(0xffffffffu, numbers) ? most / 127 : NAN;
+        inverse = most > 0 ? 127 / most : 0;
+        if (lane == 0) *scale_at(c, page, h, token) = scale;
+    }
+    for (int i = lane; i < c.width; i += 32) {
+        float v = load_any(x, from + i);
+        if (KIND == CACHED_I8) {
+            int stored = __float2int_rn(v * inverse);
+            ((int8_t *)to)[i] = (int8_t)stored;
+            v = (float)stored;
+        } else if (KIND == CACHED_BF16) {
+            bf16 stored = from_float<bf16>(v);
+            ((bf16 *)to)[i] = stored;
+            v = to_float(stored);
+        } else {
+            ((float *)to)[i] = v;
+        }
+        squares = fmaf(v, v, squares);
+    }
+    if (!c.number) return;
+    squares = warp_sum(squares) * scale * scale;
+    if (extra.data) squares += load_any(extra, (int64_t)r * c.heads + h);
+    if (lane == 0) *number_at(c, page, h, token) = squares;
+}
+
 /* The heads of all rows, of one or two writes. Where they go to is known before what is written is there:
  * positions and tables are inputs of the run. */
 template <int KIND>
@@ -18,7 +71,7 @@ static __global__ void write_vectors(const __grid_constant__ row_places p,
                                      const __grid_constant__ cached_write first,
                                      const __grid_constant__ cached_write second) {
     int at = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
-    int firsts = p.rows * first.c.heads, seconds = second.x.data ? p.rows * second.c.heads : 0;
+    int firsts = p.rows * first.c.heads, seconds = second.done ? p.rows * second.c.heads : 0;
     const cached_write &w = at < firsts ? first : second;
     int own = at < firsts ? at : at - firsts, token = 0;
     char *page = NULL;
@@ -33,6 +86,19 @@ static __global__ void write_vectors(const __grid_constant__ row_places p,
     if (page) write_vector<KIND>(w, own, page, token, lane);
 }
 
+static cached_write describe_write(const weft_exec *x, const weft_node *n) {
+    const weft_cache_write_attr *attr = ATTR(n, weft_cache_write_attr);
+    const weft_tensor *from = n->in[WEFT_CACHE_X];
+    cached_write w = {};
+    w.c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
+    w.x = any_of(x, from);
+    w.extra = any_of(x, n->in[WEFT_CACHE_EXTRA]);
+    w.columns = weft_tensor_count(from) / weft_tensor_count(n->in[WEFT_CACHE_SLOT]);
+    w.offset = attr->offset;
+    w.done = data_of<int32_t>(x, n->out[0]);
+    return w;
+}
+
 /* Whether the rows of two writes can be stored in either order, by one kernel. */
 static bool can_join(const weft_exec *x, const weft_node *a, const weft_node *b) {
     bool same_rows = a->in[WEFT_CACHE_POSITION] == b->in[WEFT_CACHE_POSITION] &&
@@ -42,18 +108,17 @@ static bool can_join(const weft_exec *x, const weft_node *a, const weft_node *b)
            ATTR(a, weft_cache_write_attr)->part.dtype == ATTR(b, weft_cache_write_attr)->part.dtype;
 }
 
-/* Attention behind them does them, where it can. Two writes behind each other, of keys and of values, are one
- * kernel in a run that follows another. */
+/* Two writes behind each other, of keys and of values, are one kernel in a run that follows another. */
 static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
-    if (is_launched(x, n) || is_written_later(x, n)) return WEFT_OK;
+    if (is_launched(x, n)) return WEFT_OK;
     row_places p = places_of(x, n);
     cached_write first = describe_write(x, n), second = {};
     const weft_node *next = follows(x) ? next_alike(x, n) : NULL;
-    if (next && can_join(x, n, next) && !is_written_later(x, next)) {
+    if (next && can_join(x, n, next)) {
         second = describe_write(x, next);
         launched_until(x, next);
     }
-    int64_t heads = first.c.heads + (second.x.data ? second.c.heads : 0);
+    int64_t heads = first.c.heads + (second.done ? second.c.heads : 0);
     with_kind(first.c.kind, [&](auto k) {
         launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(p.rows * heads, WARPS)),
                          WARPS * 32, 0, write_vectors<decltype(k)::value>, p, first, second);

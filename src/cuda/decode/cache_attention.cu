@@ -1,12 +1,12 @@
 /* Attention of one query for each row over the pages of its sequence: FlashDecoding's split of the
- * keys (split-K), with the splits at fixed positions. bf16 queries over a cache of bf16 take the kernel of
- * attend_tensor.cuh; this one takes every type, and keys that are made when they are read.
+ * keys (split-K), with the splits at fixed positions.
  *
- * A block has one row, one key head with all the query heads that share it, and a leaf of WEFT_KEY_BLOCK
- * keys between multiples of that: their scores, the largest of them, the sum of the exponentials and the
- * weighted sum of the values. A row's leaves are joined in their order, by the last of its blocks where they
- * are few, else by a second kernel. Where a leaf begins follows from the position alone, and within it every
- * sum has one order, so a row's bits do not depend on the batch.
+ * A block has one row, one key head with all the query heads that share it, and leaves of keys,
+ * WEFT_KEY_BLOCK of them or fewer where they are wide, between multiples of that: their scores, the
+ * largest of them, the sum of the exponentials and the weighted sum of the values. A row's leaves are
+ * joined in their order, by the last of its blocks where they are few, else by a second kernel. Where
+ * a leaf begins follows from the position alone, and within it every sum has one order, so a row's bits
+ * do not depend on the batch.
  *
  * Eight lanes have a key, or more where values are wider: 16 bytes of bf16 each, straight from the page,
  * whose tokens of a head lie one behind the other. Keys that are stored as a latent (rotated, or made
@@ -17,10 +17,6 @@
  *
  * Floor: the keys and values of the rows' contexts once. */
 #include "cuda/decode/attend_tensor.cuh"
-
-extern "C" {
-#include "ops/list.h"
-}
 
 /* Shared memory, in floats: q [group, padded]; scores [group, BLOCK]; n [BLOCK]; the row's own key;
  * cosines and sines of the block's first position; then keys as they are read, or the values' sums. */
@@ -272,7 +268,7 @@ __device__ static inline void attend_leaf(const attend_problem &a, const attend_
         score_pages<KIND, ALIGNED>(a, m, r, g, first, end);
     if (a.band && a.window > 0) add_band<KIND>(a, m, r, g, first, end);
     __syncthreads();
-    int64_t step = (int64_t)a.leaves * (a.dv + 2);
+    int64_t step = (int64_t)a.blocks * (a.dv + 2);
     float *partial = partial_of(a, t);
     weigh_keys(a, m.scores, BLOCK, m.n, t, partial, step);
     __syncthreads();
@@ -356,9 +352,12 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.joint = !apart;
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
-    a.leaves = (int)(ceil_div(attr->context - 1, BLOCK) + 1);
-    int64_t counted = n->in[WEFT_CACHE_SLOT]->shape[0] * a.heads * ceil_div(a.dv, TENSOR_COLUMNS);
-    a.tensor = counted <= DEVICE_COUNTERS && describe_tensor(&a);
+    a.units = tensor_units(a);
+    a.warps = most_warps(a);
+    a.tensor = suits_tensor(a, a.q.is_bf16);
+    a.leaf = BLOCK;
+    if (a.tensor) choose_leaf(&a);
+    a.blocks = (int)(ceil_div(attr->context - 1, a.leaf) + 1);
     return a;
 }
 
@@ -370,9 +369,7 @@ static int64_t lay_out(const weft_node *n, char *base, attend_problem *a) {
         used += align_bytes(count * (int64_t)sizeof(float));
         return (float *)at;
     };
-    if (!a->tensor) a->partial = take(heads * a->leaves * (a->dv + 2));
-    if (a->tensor && a->parts > 1)
-        a->partial = take(heads * ceil_div(a->dv, TENSOR_COLUMNS) * a->parts * slot_floats(*a));
+    a->partial = take(heads * a->blocks * (a->dv + 2));
     a->rows = take(2 * heads);
     if (a->weights) a->scores = take(heads * a->context);
     return used;
@@ -383,69 +380,18 @@ static int64_t cache_attention_workspace(const weft_node *n, int) {
     return lay_out(n, NULL, &a);
 }
 
+static void launch_kernel(const weft_exec *x, const attend_problem &a,
+                          void (*kernel)(const attend_problem), int64_t bytes, unsigned rows) {
+    dim3 grid((unsigned)a.keys.heads, rows, (unsigned)a.splits);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    launch_following(follows(x), stream_of(x), grid, a.tensor ? 32 * TENSOR_WARPS : THREADS, bytes,
+                     kernel, a);
+}
+
 template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, unsigned rows) {
     bool aligned = a.dqk % VECTOR == 0 && a.dv % VECTOR == 0;
-    auto kernel = aligned ? attend_block<KIND, true> : attend_block<KIND, false>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)attend_bytes(a));
-    launch_following(follows(x), stream_of(x),
-                     dim3((unsigned)a.keys.heads, rows, (unsigned)a.leaves), THREADS,
-                     attend_bytes(a), kernel, a);
-}
-
-static void launch_tensor(const weft_exec *x, attend_problem *a, unsigned rows) {
-    unsigned across = (unsigned)(a->keys.heads * a->units);
-    choose_shape(a, (int64_t)rows * across);
-    auto kernel = choose_tiles(*a);
-    int64_t bytes = tensor_bytes(*a);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch_clusters(follows(x), stream_of(x), dim3(across, rows, (unsigned)(a->blocks * a->spans)),
-                    dim3(1, 1, (unsigned)a->blocks), 32 * TENSOR_WARPS, bytes, kernel, *a);
-}
-
-/* Whether attention can do a write right before it, of its keys or of its values: what is written must still be
- * there when it runs. */
-static bool takes_write(const weft_exec *x, const weft_node *n, const weft_node *write) {
-    const weft_cache_write_attr *attr = ATTR(write, weft_cache_write_attr);
-    const weft_tensor *from = write->in[WEFT_CACHE_X], *pages = write->in[WEFT_CACHE_PAGES];
-    bool is_part = pages == n->in[WEFT_CACHE_PAGES] || pages == n->in[WEFT_CACHE_VALUES];
-    for (int i = WEFT_CACHE_POSITION; i <= WEFT_CACHE_TABLE; i++)
-        is_part = is_part && n->in[i] == write->in[i];
-    cached_write w = describe_write(x, write);
-    if (!is_part || from->dtype != WEFT_BF16 || attr->part.dtype != WEFT_BF16 ||
-        w.columns % VECTOR != 0 || w.offset % VECTOR != 0)
-        return false;
-    attend_problem a = make_problem(NULL, n);
-    const char *made = (const char *)weft_data(x, from), *work = workspace_of<char>(x, n);
-    int64_t bytes = lay_out(n, NULL, &a);
-    bool apart =
-        spares(x, n, write) && (work >= made + weft_tensor_bytes(from) || made >= work + bytes);
-    return a.tensor && apart;
-}
-
-static bool is_op(const weft_node *n, int op) {
-    return n->op->id == op;
-}
-
-bool is_written_later(const weft_exec *x, const weft_node *write) {
-    const weft_graph *g = weft_exec_graph(x);
-    int64_t i = write->index + 1;
-    while (i < weft_graph_node_count(g) && is_op(weft_graph_node(g, i), WEFT_OP_cache_write))
-        i++;
-    if (i == weft_graph_node_count(g) || !is_op(weft_graph_node(g, i), WEFT_OP_cache_attention))
-        return false;
-    return takes_write(x, weft_graph_node(g, i), write);
-}
-
-/* The writes that were left to the attention behind them. */
-static void find_writes(const weft_exec *x, const weft_node *n, attend_problem *a) {
-    const weft_graph *g = weft_exec_graph(x);
-    for (int64_t i = n->index - 1; i >= 0; i--) {
-        const weft_node *write = weft_graph_node(g, i);
-        if (!is_op(write, WEFT_OP_cache_write)) return;
-        if (!takes_write(x, n, write)) continue;
-        bool is_key = write->in[WEFT_CACHE_PAGES] == n->in[WEFT_CACHE_PAGES];
-        (is_key ? a->key_write : a->value_write) = describe_write(x, write);
-    }
+    launch_kernel(x, a, aligned ? attend_block<KIND, true> : attend_block<KIND, false>,
+                  attend_bytes(a), rows);
 }
 
 static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
@@ -471,18 +417,17 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
             "cache_attention: %d heads of %d numbers for one key head are more than a "
             "block of this GPU has room for; --device cpu can",
             a.group, a.dqk);
-    if (a.tensor) {
-        find_writes(x, n, &a);
+    a.splits = a.blocks;
+    if (a.tensor) share_out_leaves(&a, (int64_t)rows * a.keys.heads);
+    if (a.blocks <= FEW_LEAVES && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = device_counters(x);
-        launch_tensor(x, &a, rows);
-    } else {
-        if (a.leaves <= FEW_LEAVES && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
-            a.joins = device_counters(x);
+    if (a.tensor)
+        launch_kernel(x, a, choose_tiles(a), tensor_bytes(a), rows);
+    else
         with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, rows); });
-        if (!a.joins)
-            launch_following(follows(x), stream_of(x), dim3(rows * (unsigned)a.heads), 128, 0,
-                             join_blocks, a);
-    }
+    if (!a.joins)
+        launch_following(follows(x), stream_of(x), dim3(rows * (unsigned)a.heads), 128, 0,
+                         join_blocks, a);
     if (a.weights)
         launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.context, 256), rows),
                          256, 0, join_weights, a);

@@ -133,7 +133,7 @@ CUDA_KERNEL(gated_linear, gated_linear_run, gated_linear_workspace)
 
 static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_backward(x, n);
-    if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     weft_gated_part part;
     weft_gated_back_product(n, &part);
     WEFT_TRY(weft_cuda_matmul.run(x, &part.node));

@@ -30,7 +30,7 @@ enum {
     GROUP_ROWS = 64,  /* of b, a warpgroup's */
     MOST_PARTS = 8,   /* of k: a cluster's blocks */
     PART_STAGES = 2,  /* of a part, at least */
-    ENOUGH = 180,     /* blocks of 64 rows that k is cut for */
+    ENOUGH = 96,      /* blocks of 64 rows that k is cut for */
     ENOUGH_WIDE = 96, /* blocks of 128 rows, if they are to be that wide */
     LONG_STAGES = 8,  /* of 64 rows, of each multiprocessor */
     JOIN_COST = 64,   /* of a block's sums, in rows of a stage */
