@@ -20,6 +20,8 @@ enum {
 struct attend_problem {
     row_places places;
     cached_pages keys, values;
+    /* What the rows of this run have for those, where no kernel ahead has written it: both, or none. */
+    cached_write key_write, value_write;
     int heads, group, dqk, dv, context;
     int padded;        /* dqk, rounded up to whole vectors */
     int64_t q_columns; /* of a row of q */

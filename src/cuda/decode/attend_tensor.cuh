@@ -3,6 +3,8 @@
  * A warp has a leaf to itself, so that no warp waits for another: tiles of 32 keys and their values come
  * by bulk copies, a page each (cp.async before 9.0a), the next one while one is multiplied; softmax is
  * online, in registers. What no row of this run writes is asked for before the kernel ahead has ended.
+ * Keys and values of this run may not be in the pages yet: they are copied from where the products left
+ * them then, and the first block of a row writes the row's own.
  * Values that are the keys are copied once. Each leaf's result goes to memory by itself, so that it
  * changes nothing which warp has which.
  *
@@ -86,7 +88,39 @@ __device__ static inline few_words read_words(const void *from) {
 struct row_view {
     int r, g, own, seen; /* own: its position */
     const int32_t *table;
+    int fresh; /* keys from there on are in no page yet */
 };
+
+/* That of a row: rows of a sequence stand side by side. */
+__device__ static inline int find_fresh(const attend_problem &a, int r, int slot, int own) {
+    if (!a.key_write.done) return own + 1;
+    int fresh = own;
+    for (int first = r - 1; first >= 0; first -= 32) {
+        int at = first - (int)threadIdx.x % 32;
+        bool same = at >= 0 && a.places.slot[at] == slot && a.places.position[at] == own - (r - at);
+        unsigned rows = __ballot_sync(0xffffffffu, same);
+        fresh -= __popc(rows & ~(rows + 1));
+        if (rows != 0xffffffffu) break;
+    }
+    return fresh;
+}
+
+/* The numbers that a write has for position j of the view's sequence, which this run has. */
+__device__ static inline const bf16 *fresh_at(const cached_write &w, const row_view &v, int j) {
+    return (const bf16 *)w.x.data + (v.r - (v.own - j)) * w.columns + w.offset + v.g * w.c.width;
+}
+
+__device__ static inline float fresh_extra(const cached_write &w, const row_view &v, int j) {
+    return load_any(w.extra, (int64_t)(v.r - (v.own - j)) * w.c.heads + v.g);
+}
+
+/* A warp's sum, in the order of write_vector (cache.cu). */
+__device__ static inline float sum_squares(const bf16 *key, int width) {
+    float squares = 0;
+    for (int i = (int)threadIdx.x % 32; i < width; i += 32)
+        squares = fmaf(to_float(key[i]), to_float(key[i]), squares);
+    return warp_sum(squares);
+}
 
 /* A warp's way through its units, tile by tile: keys [low, high) of the tile at `key`, of a leaf up to `end`. */
 struct tile_walk {
@@ -114,6 +148,66 @@ struct tile_walk {
     }
 };
 
+/* Keys and values of the tile that are in no page yet. */
+__device__ static inline void copy_fresh(const attend_problem &a, const tensor_memory &m, int slot,
+                                         const tile_walk &w, const row_view &v) {
+    int first = max(w.low, v.fresh);
+    if (first >= w.high) return;
+    auto copy = [&](const cached_write &from, uint32_t to) {
+        int width = from.c.width, pieces = width / VECTOR;
+        for (int e = (int)threadIdx.x % 32; e < (w.high - first) * pieces; e += 32) {
+            int j = first + e / pieces, piece = e % pieces * VECTOR;
+            copy_piece(to + (uint32_t)((j - w.key) * width + piece) * 2,
+                       fresh_at(from, v, j) + piece, true);
+        }
+    };
+    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
+    copy(a.key_write, to);
+    if (!a.joint) copy(a.value_write, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2);
+    end_copies();
+}
+
+/* When the other keys of the tile are there: waits for those, and finds their numbers. */
+__device__ static inline void wait_fresh(const attend_problem &a, const tensor_memory &m, int slot,
+                                         const tile_walk &w, const row_view &v) {
+    int lane = (int)threadIdx.x % 32, first = max(w.low, v.fresh), j = w.key + lane;
+    char *stage = m.stages + slot * stage_bytes(a);
+    wait_copies();
+    __syncwarp();
+    if (!a.keys.number) return;
+    float number = 0;
+    for (int at = first - w.key; at < w.high - w.key; at++) {
+        float squares = sum_squares((const bf16 *)stage + at * a.dqk, a.dqk);
+        if (lane == at) number = squares;
+    }
+    if (j >= first && j < w.high) {
+        if (a.key_write.extra.data) number += fresh_extra(a.key_write, v, j);
+        ((float *)(stage + pair_bytes(a)))[lane] = number;
+    }
+#ifndef USE_MMA_SYNC
+    /* Ahead of the stage's next copies, as wait_copies has it. */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncwarp();
+}
+
+/* The row's own key and value to their pages, a warp each: the bytes of write_vector (cache.cu). */
+__device__ static inline void write_row(const attend_problem &a, const row_view &v) {
+    int part = TENSOR_WARPS - 1 - (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const cached_write &w = part ? a.value_write : a.key_write;
+    if (part > 1 || !w.done) return;
+    int token = v.own % WEFT_PAGE_TOKENS;
+    char *page = w.c.data + v.table[v.own / WEFT_PAGE_TOKENS % a.places.pages] * w.c.page_bytes;
+    char *to = token_at(w.c, page, v.g, token);
+    const bf16 *from = fresh_at(w, v, v.own);
+    for (int i = lane * VECTOR; i < w.c.width; i += 32 * VECTOR)
+        *(uint4 *)((bf16 *)to + i) = *(const uint4 *)(from + i);
+    if (!w.c.number) return;
+    float number = sum_squares(from, w.c.width);
+    if (w.extra.data) number += fresh_extra(w, v, v.own);
+    if (lane == 0) *number_at(w.c, page, v.g, token) = number;
+}
+
 #ifndef USE_MMA_SYNC
 
 enum copied_pages { STEADY_PAGES = 1, FRESH_PAGES = 2, ALL_PAGES = 3 };
@@ -127,10 +221,11 @@ __device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes
 }
 
 __device__ static inline void expect_tile(const attend_problem &a, uint32_t barrier,
-                                          const tile_walk &w) {
-    int pages = (w.high - 1) / WEFT_PAGE_TOKENS - w.low / WEFT_PAGE_TOKENS + 1;
-    int bytes = (w.high - w.low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
-    if (a.keys.number) bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
+                                          const tile_walk &w, const row_view &v) {
+    int high = max(w.low, min(w.high, v.fresh));
+    int pages = (high - 1) / WEFT_PAGE_TOKENS - w.low / WEFT_PAGE_TOKENS + 1;
+    int bytes = (high - w.low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
+    if (a.keys.number && bytes > 0) bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
     if (threadIdx.x % 32 == 0) arrive_expect_tx(barrier, bytes);
     __syncwarp();
 }
@@ -141,9 +236,10 @@ __device__ static inline void copy_tile(const attend_problem &a, const tensor_me
                                         const tile_walk &w, const row_view &v, int which) {
     int lane = (int)threadIdx.x % 32, part = lane / 2, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
     int begin = max(w.low, page * WEFT_PAGE_TOKENS);
-    int end = min(w.high, (page + 1) * WEFT_PAGE_TOKENS);
-    /* Before the first row of the sequence that this run may have. */
-    int is = end + a.places.rows <= v.own + 1 ? STEADY_PAGES : FRESH_PAGES;
+    int end = min(min(w.high, v.fresh), (page + 1) * WEFT_PAGE_TOKENS);
+    /* Before the first row of the sequence that this run has, or may have. */
+    bool steady = a.key_write.done || end + a.places.rows <= v.own + 1;
+    int is = steady ? STEADY_PAGES : FRESH_PAGES;
     bool asked = part == 0 || (part == 1 && !a.joint) || (part == 2 && a.keys.number);
     if (!asked || begin >= end || !(is & which)) return;
     const cached_pages &c = part == 1 ? a.values : a.keys;
@@ -175,20 +271,23 @@ __device__ static inline void begin_tiles(const attend_problem &a, const tensor_
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v)) {
-        expect_tile(a, m.arrived + 8 * (uint32_t)i, w);
+        expect_tile(a, m.arrived + 8 * (uint32_t)i, w, v);
         copy_tile(a, m, i, w, v, STEADY_PAGES);
     }
     wait_for_primary();
 #pragma unroll 1
-    for (int i = 0; i < TENSOR_STAGES && first.there(); i++, first.advance(a, v))
+    for (int i = 0; i < TENSOR_STAGES && first.there(); i++, first.advance(a, v)) {
         copy_tile(a, m, i, first, v, FRESH_PAGES);
+        copy_fresh(a, m, i, first, v);
+    }
 }
 
 /* When all lanes are done with the tile that is in the slot. */
 __device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
                                            int slot, const tile_walk &w, const row_view &v) {
-    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w);
+    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w, v);
     copy_tile(a, m, slot, w, v, ALL_PAGES);
+    copy_fresh(a, m, slot, w, v);
 }
 
 __device__ static inline void wait_tile(const tensor_memory &m, int slot, int phase) {
@@ -201,7 +300,7 @@ __device__ static inline void copy_part(const attend_problem &a, const cached_pa
                                         const tile_walk &w, const row_view &v, uint32_t to,
                                         int width) {
     int pieces = width / VECTOR;
-    for (int e = threadIdx.x % 32; e < (w.high - w.low) * pieces; e += 32) {
+    for (int e = threadIdx.x % 32; e < (min(w.high, v.fresh) - w.low) * pieces; e += 32) {
         int j = w.low + e / pieces, piece = e % pieces * VECTOR;
         const bf16 *from =
             (const bf16 *)token_at(c, page_at(c, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
@@ -216,9 +315,10 @@ __device__ static inline void ask_for_tile(const attend_problem &a, const tensor
     copy_part(a, a.keys, w, v, to, a.dqk);
     if (!a.joint) copy_part(a, a.values, w, v, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2, a.dv);
     int j = w.key + (int)threadIdx.x % 32;
-    if (a.keys.number && j >= w.low && j < w.high)
+    if (a.keys.number && j >= w.low && j < min(w.high, v.fresh))
         ((float *)(stage + pair_bytes(a)))[j - w.key] =
             *number_at(a.keys, page_at(a.keys, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
+    copy_fresh(a, m, slot, w, v);
     end_copies();
 }
 
@@ -450,6 +550,7 @@ __device__ static inline void go_through_leaves(const attend_problem &a, const t
         bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
         float c[4][4] = {};
         wait_tile(m, slot, i / TENSOR_STAGES);
+        if (use.high > v.fresh) wait_fresh(a, m, slot, use, v);
         if (even)
             score_tile<true>(a, queries, keys, c);
         else
@@ -480,7 +581,7 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     int warp = (int)threadIdx.x / 32, r = (int)blockIdx.y, slot = a.places.slot[r];
     row_view v = {r, (int)blockIdx.x, slot < 0 ? -1 : a.places.position[r], 0,
                   a.places.table + (int64_t)slot * a.places.pages};
-    if (slot >= 0) v.seen = first_seen(a, r, v.own);
+    if (slot >= 0) v.seen = first_seen(a, r, v.own), v.fresh = find_fresh(a, r, slot, v.own);
     int leaves = slot < 0 ? 0 : (v.own >> a.leaf_bits) - (v.seen >> a.leaf_bits) + 1;
     int sharing = min(a.splits, leaves * a.units);
     bool joins = slot < 0 && blockIdx.z == 0;
@@ -498,12 +599,16 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         if (made) find_factors(a, m, v);
         load_queries(a, m, v);
         __syncthreads();
+        if (blockIdx.z == 0) write_row(a, v);
         go_through_leaves<UNITS, HALVES, PLAIN>(a, m, v, use, ask);
         joins = a.joins && ends_last(a, r, v.g, sharing);
     } else {
         wait_for_primary();
     }
     if (a.joins && joins) join_group(a, r, v.g);
+    if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x > 0) return;
+    if (a.key_write.done) *a.key_write.done = 0;
+    if (a.value_write.done) *a.value_write.done = 0;
 }
 
 /* Blocks for each row and key head, and warps of each: all that fit at a time, or several times as many, so
