@@ -154,12 +154,11 @@ __device__ static inline void copy_fresh(const attend_problem &a, const tensor_m
     int first = max(w.low, v.fresh);
     if (first >= w.high) return;
     auto copy = [&](const cached_write &from, uint32_t to) {
-        int width = from.c.width, pieces = width / VECTOR;
-        for (int e = (int)threadIdx.x % 32; e < (w.high - first) * pieces; e += 32) {
-            int j = first + e / pieces, piece = e % pieces * VECTOR;
-            copy_piece(to + (uint32_t)((j - w.key) * width + piece) * 2,
-                       fresh_at(from, v, j) + piece, true);
-        }
+        int lane = (int)threadIdx.x % 32, width = from.c.width;
+        for (int j = first; j < w.high; j++)
+            for (int i = lane * VECTOR; i < width; i += 32 * VECTOR)
+                copy_piece(to + (uint32_t)((j - w.key) * width + i) * 2, fresh_at(from, v, j) + i,
+                           true);
     };
     uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
     copy(a.key_write, to);
