@@ -44,6 +44,8 @@ struct attend_problem {
     int leaf_bits; /* its logarithm, in attend_tensor.cuh */
     int blocks;    /* most leaves of a row */
     int splits;    /* blocks of threads that share out the leaves of a row and key head */
+    int together;  /* rows that may share a tile there; 1: none do */
+    int apart;     /* splits of rows that share none */
     int warps;     /* of a block that have leaves, in attend_tensor.cuh */
     int units;     /* of a leaf, there */
     /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
@@ -218,16 +220,22 @@ __device__ static inline void join_head(const attend_problem &a, int at, int fro
     a.rows[2 * at + 1] = total;
 }
 
-/* The heads of a block's group, where leaves are few: a warp finds the leaves' factors of a head, then each
- * thread adds two columns of a head, leaf after leaf. */
-__device__ static inline void join_group(const attend_problem &a, int r, int g) {
+/* The heads of a block's group, of one row or of several from r on, where leaves are few: a warp finds the
+ * leaves' factors of a head, then each thread adds two columns of a head, leaf after leaf. */
+__device__ static inline void join_group(const attend_problem &a, int r, int g, int rows) {
     __shared__ float factors[JOINED_HEADS][FEW_LEAVES], totals[JOINED_HEADS];
-    int leaves = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32;
-    for (int h0 = 0; h0 < a.group; h0 += JOINED_HEADS) {
-        int heads = min((int)JOINED_HEADS, a.group - h0), at = r * a.heads + g * a.group + h0;
-        const float *part = a.partial + (int64_t)at * a.blocks * step;
+    int few = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32, all = rows * a.group;
+    /* Of head h of these; the rows' heads lie one behind the other. */
+    auto row_of = [&](int h) { return rows > 1 ? h / a.group : 0; };
+    auto place = [&](int h) {
+        return (r + row_of(h)) * a.heads + g * a.group + h - row_of(h) * a.group;
+    };
+    auto leaves_at = [&](int h) { return rows > 1 ? leaves_of(a, r + row_of(h)) : few; };
+    for (int h0 = 0; h0 < all; h0 += JOINED_HEADS) {
+        int heads = min((int)JOINED_HEADS, all - h0);
         for (int h = (int)threadIdx.x / 32; h < heads; h += (int)blockDim.x / 32) {
-            const float *ends = part + (int64_t)h * a.blocks * step + a.dv;
+            int at = place(h0 + h), leaves = leaves_at(h0 + h);
+            const float *ends = a.partial + (int64_t)at * a.blocks * step + a.dv;
             float own[2] = {-INFINITY, -INFINITY}, sum[2] = {};
             for (int i = 0, b = lane; i < 2 && b < leaves; i++, b += 32)
                 own[i] = __ldcg(ends + b * step), sum[i] = __ldcg(ends + b * step + 1);
@@ -240,13 +248,13 @@ __device__ static inline void join_group(const attend_problem &a, int r, int g) 
             total = warp_sum(total);
             if (lane > 0) continue;
             totals[h] = total;
-            a.rows[2 * (at + h)] = top;
-            a.rows[2 * (at + h) + 1] = total;
+            a.rows[2 * at] = top;
+            a.rows[2 * at + 1] = total;
         }
         __syncthreads();
         for (int e = (int)threadIdx.x * 2; e < heads * a.dv; e += (int)blockDim.x * 2) {
-            int h = e / a.dv, d = e % a.dv;
-            const float *from = part + (int64_t)h * a.blocks * step + d;
+            int h = e / a.dv, d = e % a.dv, at = place(h0 + h), leaves = leaves_at(h0 + h);
+            const float *from = a.partial + (int64_t)at * a.blocks * step + d;
             float x = 0, y = 0;
             for (int b = 0; b < leaves; b += JOINED) {
                 float2 v[JOINED];
@@ -261,7 +269,7 @@ __device__ static inline void join_group(const attend_problem &a, int r, int g) 
                         y = fmaf(v[i].y, factors[h][b + i], y);
                     }
             }
-            int64_t to = (int64_t)(at + h) * a.dv + d;
+            int64_t to = (int64_t)at * a.dv + d;
             store_any(a.o, to, leaves ? x / totals[h] : 0.0f);
             store_any(a.o, to + 1, leaves ? y / totals[h] : 0.0f);
         }

@@ -286,7 +286,7 @@ static __global__ void __launch_bounds__(THREADS)
         attend_leaf<KIND, ALIGNED>(a, cut_memory(a, memory), t);
         joins = a.joins && ends_last(a, t.r, t.g, leaves_of(a, t.r));
     }
-    if (a.joins && joins) join_group(a, t.r, t.g);
+    if (a.joins && joins) join_group(a, t.r, t.g, 1);
 }
 
 /* A block has up to JOINED_COLUMNS columns of a row's head. */
@@ -426,7 +426,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
             "block of this GPU has room for; --device cpu can",
             a.group, a.dqk);
     a.splits = a.blocks;
-    if (a.tensor) share_out_leaves(&a, (int64_t)rows * a.keys.heads);
+    if (a.tensor) share_out_leaves(&a);
     if (a.blocks <= FEW_LEAVES && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = device_counters(x);
     if (a.tensor)
