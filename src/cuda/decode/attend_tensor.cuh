@@ -26,6 +26,7 @@
 enum {
     TENSOR_ROWS = 16,        /* heads of a tile */
     TENSOR_APART = 64,       /* rows of the longest run of which none share a tile */
+    TENSOR_LONG = 1 << 14,   /* the shortest context whose leaves are longer, of many heads */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
     TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
@@ -583,9 +584,10 @@ static inline void share_out_leaves(attend_problem *a) {
     a->warps = (int)ceil_div(each, ceil_div(each, a->warps));
 }
 
-/* Keys of a leaf, by the heads alone: of many heads each leaf leaves many sums. */
+/* Keys of a leaf, by the heads and the context alone, which all runs of a decoder have in common: of many heads
+ * each leaf leaves many sums, a fifth of what is read where leaves have 128 keys. */
 static inline void choose_leaf(attend_problem *a) {
-    a->leaf_bits = a->group <= 4 ? 6 : 7;
+    a->leaf_bits = a->group <= 4 ? 6 : a->context < TENSOR_LONG ? 7 : 8;
     a->leaf = 1 << a->leaf_bits;
 }
 
