@@ -286,13 +286,21 @@ static __global__ void __launch_bounds__(THREADS)
         attend_leaf<KIND, ALIGNED>(a, cut_memory(a, memory), t);
         joins = a.joins && ends_last(a, t.r, t.g, leaves_of(a, t.r));
     }
-    if (a.joins && joins) join_group(a, t.r, t.g);
+    if (a.joins && joins) join_group(a, t.r, t.g, 1);
 }
 
-/* A block a row's head. */
-static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
+/* A block has up to JOINED_COLUMNS columns of a row's head. */
+static __global__ void __launch_bounds__(32 * JOIN_WARPS)
+    join_blocks(const __grid_constant__ attend_problem a) {
     follow_primary();
-    join_head(a, (int)blockIdx.x, (int)threadIdx.x, (int)blockDim.x);
+    join_head(a, (int)blockIdx.x, (int)blockIdx.y * JOINED_COLUMNS);
+}
+
+/* Of each of so many blocks: one for every JOINED_LEAVES leaves, as far as there is room for them at a time. */
+static unsigned join_warps(const attend_problem &a, int64_t blocks) {
+    int64_t room = JOIN_WARPS * multiprocessors() / blocks;
+    int64_t most = min_i64(JOIN_WARPS, ceil_div(a.blocks, JOINED_LEAVES));
+    return (unsigned)max_i64(JOINED_COLUMNS / 32, min_i64(room, most));
 }
 
 /* The weights of a row's keys, over all heads: one thread per key. */
@@ -494,7 +502,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
             "block of this GPU has room for; --device cpu can",
             a.group, a.dqk);
     a.splits = a.blocks;
-    if (a.tensor) share_out_leaves(&a, (int64_t)rows * a.keys.heads);
+    if (a.tensor) share_out_leaves(&a);
     attended_writes writes = find_writes(x, n);
     if (writes.keys) a.key_write = describe_write(x, writes.keys);
     if (writes.values) a.value_write = describe_write(x, writes.values);
@@ -504,9 +512,10 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
         launch_kernel(x, a, choose_tiles(a), tensor_bytes(a), rows);
     else
         with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, rows); });
+    dim3 heads(rows * (unsigned)a.heads, (unsigned)ceil_div(a.dv, JOINED_COLUMNS));
     if (!a.joins)
-        launch_following(follows(x), stream_of(x), dim3(rows * (unsigned)a.heads), 128, 0,
-                         join_blocks, a);
+        launch_following(follows(x), stream_of(x), heads,
+                         32 * join_warps(a, (int64_t)heads.x * heads.y), 0, join_blocks, a);
     if (a.weights)
         launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.context, 256), rows),
                          256, 0, join_weights, a);
