@@ -12,7 +12,7 @@
  *   4. of them the fewest whose sum is weft_draw_needed or more, and those that weigh `least` or more.
  *   5. With the sum of what is left: the first token at which the sum exceeds weft_draw_target.
  *
- * generate/sample.c does this by sorting, cuda/decode/draw.cu by counting. */
+ * generate/sample.c does this by dividing the candidates, cuda/decode/draw.cu by counting. */
 #pragma once
 
 #include "base/random.h"

@@ -1,6 +1,6 @@
 /* Sampling. The rules act in this order: penalty, temperature, top-k, top-p, min-p; then one uniform
  * number draws from what is left. core/draw.h has the arithmetic, which is a GPU's too; here candidates are
- * sorted. */
+ * divided, as far as a place in their order asks for it (quickselect). */
 #include "generate/sample.h"
 
 #include "base/order.h"
@@ -64,30 +64,59 @@ static bool is_before(const candidate *x, const candidate *y) {
     return by_likelihood(x, y) < 0;
 }
 
-/* The k likeliest to the front, in no order (quickselect); their number. */
+/* Divides c[low..high), two or more, in two: each of the first part is before each of the second, which begins
+ * where it says. Neither is empty. */
+static int64_t divide(candidate *c, int64_t low, int64_t high) {
+    candidate pivot = c[low + (high - low) / 2];
+    int64_t i = low, j = high - 1;
+    while (i <= j) {
+        while (is_before(&c[i], &pivot))
+            i++;
+        while (is_before(&pivot, &c[j]))
+            j--;
+        if (i > j) break;
+        candidate swapped = c[i];
+        c[i++] = c[j];
+        c[j--] = swapped;
+    }
+    return j + 1;
+}
+
+/* The k likeliest to the front, in no order; their number. */
 static int64_t select_likeliest(candidate *c, int64_t n, int64_t k) {
     int64_t low = 0, high = n;
-    while (k < n && high - low > 1) {
-        candidate pivot = c[low + (high - low) / 2];
-        int64_t i = low, j = high - 1;
-        while (i <= j) {
-            while (is_before(&c[i], &pivot))
-                i++;
-            while (is_before(&pivot, &c[j]))
-                j--;
-            if (i > j) break;
-            candidate swapped = c[i];
-            c[i++] = c[j];
-            c[j--] = swapped;
-        }
-        if (k <= j)
-            high = j + 1;
-        else if (k >= i)
-            low = i;
+    while (low < k && k < high) {
+        int64_t middle = divide(c, low, high);
+        if (k < middle)
+            high = middle;
         else
-            break;
+            low = middle;
     }
     return k < n ? k : n;
+}
+
+static uint64_t add_weights(const candidate *c, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += (uint64_t)c[i].p;
+    return sum;
+}
+
+/* The place in the order at which the sum of weights exceeds the target, or the last one. That candidate comes
+ * there, and those before it come before it, in no order. */
+static int64_t select_by_weight(candidate *c, int64_t n, uint64_t target) {
+    int64_t low = 0, high = n;
+    while (high - low > 1) {
+        int64_t middle = divide(c, low, high);
+        uint64_t sum = add_weights(c + low, middle - low);
+        if (target < sum) {
+            high = middle;
+        } else {
+            low = middle;
+            target -= sum;
+        }
+    }
+    return low;
 }
 
 static int32_t likeliest(const float *logits, int64_t vocab) {
@@ -121,38 +150,25 @@ void weft_sample_tell(const float *logits, int64_t vocab, int32_t token, int top
     }
 }
 
-static uint64_t add_weights(const candidate *c, int64_t n) {
-    uint64_t sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += (uint64_t)c[i].p;
-    return sum;
-}
-
-/* The candidates that the rules leave, in order, to the front; how many. Few are, as a rule: what comes behind
- * is not sorted. */
+/* The candidates that the rules leave, to the front, in no order; how many. */
 static int64_t keep_candidates(candidate *c, int64_t n, const weft_draw *d) {
     if (d->top_k) n = select_likeliest(c, n, d->top_k);
-    uint64_t needed = weft_draw_needed(add_weights(c, n), d->top_p), sum = 0;
-    int64_t heavy = 0, enough = 64, left = 0;
+    uint64_t needed = weft_draw_needed(add_weights(c, n), d->top_p);
+    int64_t heavy = 0;
     for (int64_t i = 0; i < n; i++)
         if (c[i].p >= fmax((double)d->least, 1)) c[heavy++] = c[i];
-    while (enough < heavy && add_weights(c, select_likeliest(c, heavy, enough)) < needed)
-        enough *= 8;
-    enough = enough < heavy ? enough : heavy;
-    qsort(c, (size_t)enough, sizeof *c, by_likelihood);
-    while (left < enough && sum < needed)
-        sum += (uint64_t)c[left++].p;
-    return left > 0 ? left : 1;
+    return heavy > 0 ? select_by_weight(c, heavy, needed - 1) + 1 : 1;
 }
 
 static int32_t draw(const float *logits, int64_t vocab, const weft_draw *d, candidate *c) {
     float most = logits[likeliest(logits, vocab)];
-    int64_t n = vocab;
+    /* Without a rule that needs the order, the vocabulary's is as good. */
+    bool ordered = d->top_k || d->top_p < 1 || d->least;
     for (int64_t i = 0; i < vocab; i++)
         c[i] = (candidate){(double)weft_draw_weight(logits[i], most, d->scale), (int32_t)i};
-    /* Without a rule that needs the order, the vocabulary's is as good. */
-    if (d->top_k || d->top_p < 1 || d->least) n = keep_candidates(c, vocab, d);
+    int64_t n = ordered ? keep_candidates(c, vocab, d) : vocab;
     uint64_t target = weft_draw_target(d->random, add_weights(c, n)), sum = 0;
+    if (ordered) return c[select_by_weight(c, n, target)].token;
     for (int64_t i = 0; i + 1 < n; i++) {
         sum += (uint64_t)c[i].p;
         if (sum > target) return c[i].token;

@@ -368,6 +368,23 @@ static void test_a_draw_is_that_of_the_rules(void **state) {
     free(scratch);
 }
 
+/* Sixteen tokens of one weight: the k-th sixteenth of all random numbers begins with a sum that is reached and
+ * not exceeded. */
+static void test_a_sum_that_is_just_reached_is_not_enough(void **state) {
+    (void)state;
+    enum { EQUAL = 16 };
+    float logits[EQUAL] = {0};
+    void *scratch = malloc(weft_sample_room(EQUAL));
+    weft_sampling s = weft_sampling_default();
+    s.top_k = EQUAL;
+    weft_draw d = weft_sampling_draw(&s, 0, NULL, 0);
+    for (uint64_t k = 0; k < EQUAL; k++) {
+        d.random = k << 60;
+        assert_int_equal(weft_draw_token(logits, EQUAL, &d, scratch), (int)k);
+    }
+    free(scratch);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frequencies_are_the_probabilities),
@@ -383,6 +400,7 @@ int main(void) {
         cmocka_unit_test(test_weights_are_the_probabilities),
         cmocka_unit_test(test_what_top_p_needs_is_rounded_up),
         cmocka_unit_test(test_a_draw_is_that_of_the_rules),
+        cmocka_unit_test(test_a_sum_that_is_just_reached_is_not_enough),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
