@@ -375,7 +375,10 @@ static void write_texts(const form *f, bool waits, int32_t (*texts)[MOST_TOKENS]
 /* Whether runs draw tokens, or leave all but the likeliest to the host. */
 static void set_draws(bool on) {
 #ifdef ON_GPU
-    setenv("WEFT_CUDA_DRAW", on ? "1" : "0", 1);
+    if (on)
+        unsetenv("WEFT_CUDA_DRAW");
+    else
+        setenv("WEFT_CUDA_DRAW", "0", 1);
 #else
     sampling_leave_draws(!on);
 #endif

@@ -332,7 +332,7 @@ void weft_cuda_draws_close(cuda_draws *d) {
 
 bool weft_cuda_draws(void) {
     const char *asked = getenv("WEFT_CUDA_DRAW");
-    return asked && *asked == '1';
+    return !asked || strcmp(asked, "0") != 0;
 }
 
 bool weft_cuda_penalises(const weft_step_rows *rows) {

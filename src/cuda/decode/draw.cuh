@@ -44,7 +44,7 @@ struct draw_source {
 
 bool weft_cuda_penalises(const weft_step_rows *rows);
 
-/* Whether the environment asks for draws on the device: WEFT_CUDA_DRAW=1. */
+/* Whether the device draws tokens; WEFT_CUDA_DRAW=0: the host does, from their logits. */
 bool weft_cuda_draws(void);
 
 /* Puts on the stream what draws a token of each row by rows->draws, -1 where its logits are not numbers.
