@@ -18,7 +18,7 @@ FUZZ_OBJECTS := $(FUZZ_SOURCES:%.c=$(OBJ)/%.o)
 TESTS_ALONE ?=
 
 # Programs that take longest begin, so that the last core is not left alone with one of them.
-TESTS_FIRST ?= api/test_header faults/test_every_call convert/test_convert ops/test_cases generate/test_decode \
+TESTS_FIRST ?= train/test_rank_faults cpu/test_emulated docs/test_commands api/test_header faults/test_every_call convert/test_convert ops/test_cases generate/test_decode \
 	serve/test_storm serve/test_serve serve/test_limits ops/test_tokens cpu/test_gemm model/test_model \
 	supervise/test_interrupted generate/test_generator train/test_kill supervise/test_study_input supervise/test_rates
 
@@ -61,8 +61,8 @@ test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that ne
 	@[ ! -e '$(OUT)/torch-failed' ] || { echo "make test: test-torch failed; what it said is above, and in $(OUT)/test-torch.log" >&2; exit 1; }
 
 # Built first, without a load.
-test-repeat: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## make test N=20 times beside a load on all cores: what fails by chance; T=name
-	@tests/repeat '$(or $(N),20)' '$(OUT)/repeat' $(MAKE) --no-print-directory test
+test-repeat: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## make test N=20 times beside a load on all cores, SIDE=1 at a time: what fails by chance; T=name
+	@SIDE='$(or $(SIDE),1)' tests/repeat '$(or $(N),20)' '$(OUT)/repeat' $(MAKE) --no-print-directory test
 
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
 test-long: export WEFT_TEST_LONG := 1

@@ -118,6 +118,14 @@ TEST_WITH(test_what_does_not_pass_each_time_is_counted, scratch_setup, scratch_t
     make_program("suite", "echo 7 passed, 0 failed");
     shell("tests/repeat 2 $at/kept $at/suite >$at/said");
     expect_said("said", "run 2 of 2: 7 passed, 0 failed\n7 passed, 0 failed\n");
+    /* Three runs that wait for each other, and a fourth. */
+    make_program("suite",
+                 "echo run >>side; until [ $(wc -l <side) -ge 3 ]; do sleep 0.02; done; "
+                 "n=$(wc -l <side); [ $n -lt 4 ] || echo failed z: c; echo 7 passed, 0 failed");
+    shell("SIDE=3 tests/repeat 4 $at/kept $at/suite >$at/said; [ $? = 1 ]");
+    expect_said("said",
+                "run 3 of 4: 7 passed, 0 failed\nrun 4 of 4: 7 passed, 0 failed\n      z: c\n"
+                "failed in 1 of 4: z: c\n");
     make_program("suite", "exit 3");
     shell("tests/repeat 1 $at/kept $at/suite >$at/said; [ $? = 1 ]");
     expect_said("said", "failed in 1 of 1: the run itself, on status 3\n");

@@ -23,6 +23,7 @@
 #undef __m512bh
 #undef __mmask8
 #undef __mmask16
+#undef _mm_fmadd_ps
 #undef _mm256_add_ps
 #undef _mm256_max_ps
 #undef _mm256_mask_storeu_ps
@@ -50,6 +51,19 @@ static inline __m256 _mm256_add_ps(__m256 a, __m256 b) {
 
 static inline __m256 _mm256_max_ps(__m256 a, __m256 b) {
     return simde_mm256_max_ps(a, b);
+}
+
+/* Rounded once: SIMDe's rounds the product too, unless the compiler makes one instruction of both. */
+static inline __m128 _mm_fmadd_ps(__m128 a, __m128 b, __m128 c) {
+    float left[4], right[4], sums[4];
+    memcpy(left, &a, sizeof left);
+    memcpy(right, &b, sizeof right);
+    memcpy(sums, &c, sizeof sums);
+    for (int i = 0; i < 4; i++)
+        sums[i] = fmaf(left[i], right[i], sums[i]);
+    __m128 v;
+    memcpy(&v, sums, sizeof v);
+    return v;
 }
 
 /* The 32-bit numbers of v whose bit is set. */
