@@ -18,7 +18,7 @@
 
 enum { TIME = 150, SLOTS = 70 };
 
-/* Beside those with a step: mechanisms, and what the norm's neighbours can be. */
+/* Beside the common ones: mechanisms, and what the norm's neighbours can be. */
 static const struct {
     int step;
     step_form form;
@@ -155,7 +155,6 @@ static void test_a_row_has_the_bits_that_it_has_alone(void **state) {
 int main(void) {
     struct CMUnitTest tests[2 * (STEP_FORMS + OTHERS)];
     size_t n = 0;
-    setenv("WEFT_CUDA_STEP", "0", 1);
     for (int i = 0; i < STEP_FORMS + OTHERS; i++) {
         const step_form *f = i < STEP_FORMS ? step_forms + i : &others[i - STEP_FORMS].form;
         void *state = (void *)(uintptr_t)f;

@@ -1,4 +1,4 @@
-/* Models with a step. */
+/* Small models of common forms. */
 #include "support/step_forms.h"
 
 #include "support/test.h"

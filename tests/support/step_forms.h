@@ -1,9 +1,8 @@
-/* Small models that have a step of one launch (core/decoding.h), and decoding of a sequence of tokens. */
+/* Small models in the forms that layers commonly have, and decoding of a sequence of tokens. */
 #ifndef WEFT_TESTS_STEP_FORMS_H
 #define WEFT_TESTS_STEP_FORMS_H
 
 #include "generate/decoder.h"
-#include "model/step.h"
 #include "support/model_case.h"
 
 typedef struct {
