@@ -183,8 +183,8 @@ __device__ static inline void multiply_stage(float (&c)[2][16][4], uint32_t a, u
             move_on(right, TB ? column_step<TILE_COLUMNS, DEPTH>(k) : row_step<TILE_COLUMNS>(k));
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            add_product<false, !TB>(c[h], move_on(left, (uint32_t)(h * 64 * DEPTH * 2 + k * 32)),
-                                    b_at, k > 0 ? 1 : add);
+            add_product<!TB>(c[h], move_on(left, (uint32_t)(h * 64 * DEPTH * 2 + k * 32)), b_at,
+                             k > 0 ? 1 : add);
     }
     end_products();
 }
