@@ -3,9 +3,9 @@
  *     gate = x w_gateᵀ    up = x w_upᵀ    y = silu(gate) ⊙ up
  *
  * Its gradient is that of silu_mul, then that of each product, the gate's first, as autodiff would
- * walk over the three. gated_linear_back is that silu_mul's gradient behind the product that makes
- * dy, so dy itself is never in memory on a backend that has a kernel for both. dgate may take
- * gate's memory. dup has its own: where the work is done piece by piece, dy lies there first. */
+ * walk over the three. gated_linear_back is that silu_mul's gradient with the product that makes dy, so
+ * that both are done before another product takes memory. dgate may take gate's. dup has its own: dy lies
+ * there first. */
 #include "ops/gated.h"
 
 #include "ops/activation.h"
