@@ -27,12 +27,10 @@ typedef struct {
     int64_t vocab;
 } step_decoding;
 
-/* Pages are given out backwards, so that none lies where its number in the sequence would put it. */
-void step_decoding_open(step_decoding *d, const model_case *c, const weft_backend *backend,
-                        int64_t slots, int64_t context);
-/* The same with a model, which it takes over. */
-void step_decoding_open_with(step_decoding *d, weft_model *m, const weft_backend *backend,
-                             int64_t slots, int64_t context);
+/* Takes the model over. Pages are given out backwards, so that none lies where its number in the sequence
+ * would put it. */
+void step_decoding_open(step_decoding *d, weft_model *m, const weft_backend *backend, int64_t slots,
+                        int64_t context);
 void step_decoding_close(step_decoding *d);
 
 /* Logits [time, V] of a sequence in runs of `chunk` rows; malloc'd. */
