@@ -118,7 +118,7 @@ static const char *const presets[] = {
         "RA_MLA_MLP_CROSS_TOKEN=y RA_MLA_MLP_SPARSE_MODE=topk RA_MLA_MLP_SPARSE_K=8 "
         "RA_MLA_MLP_LATENT_RECIP=y RA_MLA_MLP_TYING_MODE=tied_transpose OPTIMIZER=adamwspam",
     [WEFT_PRESET_MODERN] = "ATTENTION=dot QK_NORM=y FFN=relu2 POSITION=rope NORM=rmsnorm "
-                           "NORM_PLACEMENT=pre BIAS=n",
+                           "NORM_PLACEMENT=pre BIAS=n OPTIMIZER=muon",
 };
 
 weft_status weft_config_preset(weft_config *c, int preset) {
