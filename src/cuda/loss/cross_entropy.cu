@@ -25,7 +25,6 @@ struct entropy_upstream {
     const float *given;      /* what their sum is divided by; NULL: their number */
     const float *d_ce;       /* NULL: 1 */
     const float *d_z;        /* NULL: 1 */
-    const float *d_lse;      /* [N], or NULL */
     float ce_scale, z_scale; /* 0 where the loss has no gradient; 2 z / N for z */
 };
 
@@ -51,12 +50,8 @@ static __device__ inline float row_penalty(const entropy_upstream &s, bool count
     return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / (s.given ? *s.given : (float)*s.count);
 }
 
-static __device__ inline float row_weight(const entropy_upstream &s, float penalty, int64_t row,
-                                          float lse) {
-    float weight = penalty;
-    if (s.z_scale != 0) weight += s.z_scale * (s.d_z ? *s.d_z : 1.0f) * lse;
-    if (s.d_lse) weight += s.d_lse[row];
-    return weight;
+static __device__ inline float row_weight(const entropy_upstream &s, float penalty, float lse) {
+    return s.z_scale != 0 ? penalty + s.z_scale * (s.d_z ? *s.d_z : 1.0f) * lse : penalty;
 }
 
 /* The soft-cap of a logit, -inf being none, and its slope at what it made. */
@@ -237,7 +232,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2)
     }
     if (!k.gradients) return;
     float penalty = row_penalty(k.upstream, counts);
-    float weight = row_weight(k.upstream, penalty, row, lse), scaled = lse * LOG2E;
+    float weight = row_weight(k.upstream, penalty, lse), scaled = lse * LOG2E;
     for (int i = first; i < packs; i += ROW_THREADS) {
         float v[VECTOR], slope[VECTOR];
         int hit = counts ? (int)target - i * VECTOR : -1;
@@ -278,7 +273,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) entropy_part(entropy_rows 
     }
     if (!k.gradients) return;
     float penalty = row_penalty(k.upstream, counts);
-    float weight = row_weight(k.upstream, penalty, row, lse);
+    float weight = row_weight(k.upstream, penalty, lse);
     differentiate_row(k, at, counts ? target : -1, lse, weight, penalty);
 }
 
@@ -570,7 +565,6 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
     rows.lse = data_of<float>(x, n->in[WEFT_CE_BACK_LSE]);
     rows.upstream.d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
     rows.upstream.d_z = data_of<float>(x, n->in[WEFT_CE_BACK_D_Z]);
-    rows.upstream.d_lse = data_of<float>(x, n->in[WEFT_CE_BACK_D_LSE]);
     if (!rows.upstream.d_ce) rows.upstream.ce_scale = 0;
     if (!rows.upstream.d_z) rows.upstream.z_scale = 0;
     WEFT_TRY(run_parts(x, n, k, rows, true, weft_data(x, n->out[0]),
