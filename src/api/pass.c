@@ -25,7 +25,7 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
         return API_REFUSE("WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward pass "
                           "nothing is made again");
     WEFT_AUTO(weft_pass_close_at) weft_pass *p = calloc(1, sizeof *p);
-    if (!p) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    if (!p) return weft_no_memory(__func__);
     p->serial = 1 + atomic_fetch_add(&serials, 1);
     p->batch = batch;
     p->time = time;
@@ -38,7 +38,7 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
                         .recompute = p->purpose & WEFT_PASS_RECOMPUTE};
     int64_t count = p->batch * p->time;
     p->no_targets = malloc((size_t)count * sizeof *p->no_targets);
-    if (!p->no_targets) return weft_fail(WEFT_ENOMEM, "weft_pass_open: no memory");
+    if (!p->no_targets) return weft_no_memory("weft_pass_open");
     for (int64_t i = 0; i < count; i++)
         p->no_targets[i] = -1;
     WEFT_TRY(weft_session_open(model, engine->backend, engine->pool, &build, build.train, false,

@@ -67,7 +67,7 @@ json_t *weft_json_file(const char *path, size_t most) {
 weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum) {
     WEFT_AUTO_FREE char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
     json_decref(object);
-    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    if (!text) return weft_no_memory(path);
     size_t n = strlen(text);
     text[n] = '\n'; /* in the end's place: the file has its length elsewhere */
     return weft_file_write(path, text, n + 1, sum);

@@ -368,7 +368,7 @@ weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft
     folding f = {.graph = g, .width = width, .bytes = bytes, .list = list};
     *folds = NULL;
     *n = 0;
-    if (!list) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!list) return weft_no_memory("generate");
     if (bytes > 0) {
         transpose_weights(&f);
         join_maps(&f);

@@ -52,14 +52,14 @@ weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, 
                              weft_stream **out) {
     *out = NULL;
     WEFT_AUTO(weft_stream_close_at) weft_stream *s = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "stream: no memory");
+    if (!s) return weft_no_memory("stream");
     s->tokenizer = t;
     s->stops = calloc((size_t)n_stops + 1, sizeof *s->stops);
-    if (!s->stops) return weft_fail(WEFT_ENOMEM, "stream: no memory");
+    if (!s->stops) return weft_no_memory("stream");
     for (int i = 0; i < n_stops; i++) {
         if (!stops[i][0]) continue;
         s->stops[s->n_stops] = strdup(stops[i]);
-        if (!s->stops[s->n_stops++]) return weft_fail(WEFT_ENOMEM, "stream: no memory");
+        if (!s->stops[s->n_stops++]) return weft_no_memory("stream");
     }
     return weft_hand(&s, out);
 }

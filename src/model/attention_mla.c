@@ -313,7 +313,7 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
     WEFT_AUTO_FREE float *w = malloc((size_t)(f->width * inner) * sizeof *w);
     WEFT_AUTO_FREE float *map = malloc((size_t)(inner * f->dqk) * sizeof *map);
     return w && map ? join_maps(s, w, map, to->heads, to->bias, to->out)
-                    : weft_fail(WEFT_ENOMEM, "generate: no memory");
+                    : weft_no_memory("generate");
 }
 
 static const char *tell_fixed(const weft_config *c) {

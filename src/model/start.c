@@ -182,7 +182,7 @@ weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {
     size_t threads = pool ? (size_t)weft_pool_size(pool) : 1;
     bool orthogonal = m->config.init == WEFT_INIT_ORTHOGONAL;
     filling f = {.seed = seed, .values = malloc(threads * PIECE * sizeof *f.values)};
-    if (!f.values) return weft_fail(WEFT_ENOMEM, "start: no memory");
+    if (!f.values) return weft_no_memory("start");
     weft_status status = WEFT_OK;
     for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++) {
         weft_weight *w = &m->weights[i];

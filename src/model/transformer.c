@@ -314,7 +314,7 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
     if ((build->scores && !out->scores) || (build->moments && !out->moments) ||
         (build->inside && !out->inside)) {
         weft_model_graph_destroy(out);
-        return weft_fail(WEFT_ENOMEM, "model: no memory");
+        return weft_no_memory("model");
     }
     builder b = builder_of(c, build, out);
     build_model(&b, build);

@@ -134,10 +134,6 @@ static int list_pieces(const weft_config *c, weft_prune_what what, weft_unit_pie
     return l.n;
 }
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "pruning: no memory");
-}
-
 weft_status weft_units_make(const weft_config *c, weft_prune_what what, bool sparse,
                             const char *option, weft_units *out) {
     *out = (weft_units){
@@ -148,7 +144,7 @@ weft_status weft_units_make(const weft_config *c, weft_prune_what what, bool spa
     out->block = by_z ? out->units / ffn->unit(c) : out->units;
     out->n_pieces = list_pieces(c, what, out->pieces);
     out->kept = calloc((size_t)(out->n_layers * out->units), sizeof *out->kept);
-    return out->kept ? WEFT_OK : no_memory();
+    return out->kept ? WEFT_OK : weft_no_memory("pruning");
 }
 
 void weft_units_free(weft_units *u) {
@@ -198,7 +194,7 @@ weft_status weft_weigh(const weft_weight *w, const weft_weighing *how, double **
     WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
     WEFT_AUTO_FREE double *others = alone ? NULL : calloc((size_t)w->count, sizeof *others);
     WEFT_AUTO_FREE bool *left = how->left ? malloc((size_t)w->count) : NULL;
-    if (!values || (!alone && !others) || (how->left && !left)) return no_memory();
+    if (!values || (!alone && !others) || (how->left && !left)) return weft_no_memory("pruning");
     if (others) WEFT_TRY(how->read(how->context, w, others));
     if (left) WEFT_TRY(how->left(how->context, w, left));
     weft_weight_read(w, values);

@@ -35,7 +35,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
             "text, or its tokenizer is not known; leave it empty",
             c->sample_prompt, c->dataset);
     WEFT_AUTO(weft_samples_close_at) weft_samples *s = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+    if (!s) return weft_no_memory("samples");
     s->config = c;
     s->tokenizer = t;
     WEFT_TRY(weft_path(s->run, "%s", run));
@@ -49,7 +49,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
                               "CONFIG_CONTEXT=%lld; make it shorter",
                               (long long)s->count, (long long)c->context);
     s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
-    if (!s->prompt) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+    if (!s->prompt) return weft_no_memory("samples");
     memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
     WEFT_TRY(weft_lines_open(s->path, &s->file));
     WEFT_TRY(weft_lines_start(&s->file, s->path, step, 0));
