@@ -13,6 +13,7 @@
 
 #include "comm/reduce.h"
 #include "core/rows.h"
+#include "model/account.h"
 
 enum { PARTS = 16 /* of a watched run on a device: each costs a launch and a wait */ };
 
@@ -354,7 +355,7 @@ static weft_status make_whole(weft_gradients *g) {
     int64_t bytes = weft_partition_offset(&g->shards, g->n);
     int depth = 1;
     for (int k = 0; k < g->nodes; k++) {
-        int of_node = k + weft_tree_depth(g->tree.nodes[g->first_node + k].count);
+        int of_node = k + weft_account_levels(g->tree.nodes[g->first_node + k].count);
         if (of_node > depth) depth = of_node;
     }
     for (int i = 0; i < depth; i++)
@@ -387,7 +388,7 @@ static weft_status make_shared(weft_gradients *g) {
     if (g->rows) WEFT_TRY(g->rows->open(&g->queue));
     size_t whole = (size_t)weft_arena_bytes(own_bytes(g) + 1);
     bool ok = true;
-    for (int i = weft_tree_depth(g->count) - 1; ok && i >= 0; i--)
+    for (int i = weft_account_levels(g->count) - 1; ok && i >= 0; i--)
         if ((ok = (g->levels[i] = aligned_alloc(WEFT_ARENA_ALIGN, whole))))
             memset(g->levels[i], 0, whole);
     if (ok && g->rows && own_bytes(g) > 0) ok = (g->mean = g->backend->alloc(own_bytes(g)));
