@@ -197,10 +197,10 @@ json_t *weft_parts_to_json(const weft_sum sums[WEFT_PARTS]) {
     return files;
 }
 
-weft_status weft_model_may_force(const char *path) {
-    weft_contents c;
+/* The contents of a folder of weft's; another is refused. */
+static weft_status read_own(const char *path, weft_contents *c) {
     bool own;
-    WEFT_TRY(weft_contents_read(path, &c, &own));
+    WEFT_TRY(weft_contents_read(path, c, &own));
     if (own) return WEFT_OK;
     return WEFT_BAD_INPUT(
         "%s: is not a model's folder that weft made, or has other things in it; a "
@@ -208,12 +208,14 @@ weft_status weft_model_may_force(const char *path) {
         path);
 }
 
+weft_status weft_model_may_force(const char *path) {
+    return read_own(path, &(weft_contents){0});
+}
+
 weft_status weft_model_may_save(const char *path) {
     WEFT_AUTO_DECREF json_t *state = NULL;
     weft_contents c;
-    bool own;
-    WEFT_TRY(weft_model_may_force(path));
-    WEFT_TRY(weft_contents_read(path, &c, &own));
+    WEFT_TRY(read_own(path, &c));
     /* A state that cannot be read may be a run's: what it went on from is still there. */
     bool read = weft_state_read(path, &state) == WEFT_OK;
     bool run = read ? json_object_get(state, "iteration") != NULL : c.file[WEFT_PART_OPTIMIZER];
@@ -226,9 +228,7 @@ weft_status weft_model_may_save(const char *path) {
 
 weft_status weft_model_may_not(const char *path) {
     weft_contents c;
-    bool own;
-    WEFT_TRY(weft_model_may_force(path));
-    WEFT_TRY(weft_contents_read(path, &c, &own));
+    WEFT_TRY(read_own(path, &c));
     for (int i = 0; i < WEFT_PARTS; i++)
         if (c.file[i])
             return WEFT_BAD_INPUT("%s/%s: is there already; --force replaces the folder", path,
