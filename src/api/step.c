@@ -162,26 +162,23 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
         return API_REFUSE("type '%s' is neither f32 nor, on the CPU, f64", type);
     for (int i = 0; i < n_groups; i++)
         if (groups[i].size != sizeof *groups)
-            return WEFT_BAD_INPUT(
-                "weft_step_open: size of group %d is %zu, but it must be sizeof(weft_step_group)",
-                i, groups[i].size);
+            return API_REFUSE("size of group %d is %zu, but it must be sizeof(weft_step_group)", i,
+                              groups[i].size);
     for (int i = 0; i < n_tensors; i++) {
         const weft_step_tensor *t = &tensors[i];
         if (t->size != sizeof *t)
-            return WEFT_BAD_INPUT(
-                "weft_step_open: size of tensor %d is %zu, but it must be sizeof(weft_step_tensor)",
-                i, t->size);
+            return API_REFUSE("size of tensor %d is %zu, but it must be sizeof(weft_step_tensor)",
+                              i, t->size);
         if (t->count < 1 || t->group < 0 || t->group >= n_groups)
-            return WEFT_BAD_INPUT(
-                "weft_step_open: tensor %d has %lld numbers and group %d; there are "
-                "%d groups, and one number is the least",
-                i, (long long)t->count, t->group, n_groups);
+            return API_REFUSE("tensor %d has %lld numbers and group %d; there are "
+                              "%d groups, and one number is the least",
+                              i, (long long)t->count, t->group, n_groups);
         if (t->columns < 0 || t->columns > INT32_MAX || t->rows < 0 || t->rows > INT32_MAX ||
             t->first_rows < 0 || t->first_rows > INT32_MAX)
-            return WEFT_BAD_INPUT(
-                "weft_step_open: tensor %d has matrices of %lld columns and of %lld "
-                "and %lld rows; 0 to 2^31 - 1 can be",
-                i, (long long)t->columns, (long long)t->first_rows, (long long)t->rows);
+            return API_REFUSE("tensor %d has matrices of %lld columns and of %lld "
+                              "and %lld rows; 0 to 2^31 - 1 can be",
+                              i, (long long)t->columns, (long long)t->first_rows,
+                              (long long)t->rows);
     }
     WEFT_AUTO(weft_step_close_at) weft_step *s = calloc(1, sizeof *s);
     if (!s) return weft_no_memory(__func__);
