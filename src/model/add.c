@@ -90,8 +90,8 @@ weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t s
                            weft_pool *pool, weft_model **out) {
     *out = NULL;
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    WEFT_TRY(weft_model_create_on(c, m->dtype, pool, out));
-    weft_status status = weft_model_start_on(*out, seed, pool);
+    WEFT_TRY(weft_model_create(c, m->dtype, pool, out));
+    weft_status status = weft_model_start(*out, seed, pool);
     if (status == WEFT_OK) status = fill(m, *out);
     weft_mirror_wrote((*out)->mirror, NULL);
     if (status != WEFT_OK) weft_model_destroy(weft_steal(out));

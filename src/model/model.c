@@ -20,10 +20,6 @@ weft_status weft_model_allocate(weft_model *m, weft_pool *pool) {
     return weft_mirror_create(m->memory, m->memory_bytes, &m->mirror);
 }
 
-weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model **out) {
-    return weft_model_create_on(c, dtype, NULL, out);
-}
-
 weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_model **out) {
     *out = NULL;
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph graph = {0};
@@ -60,8 +56,8 @@ weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_mod
     return weft_hand(&m, out);
 }
 
-weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
-                                 weft_model **out) {
+weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                              weft_model **out) {
     WEFT_TRY(weft_model_describe(c, dtype, out));
     weft_status status = weft_model_allocate(*out, pool);
     if (status != WEFT_OK) weft_model_destroy(weft_steal(out));

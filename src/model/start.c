@@ -178,7 +178,7 @@ static weft_status start_whole(weft_weight *w, uint64_t seed, weft_pool *pool) {
     return WEFT_OK;
 }
 
-weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {
+weft_status weft_model_start(weft_model *m, uint64_t seed, weft_pool *pool) {
     size_t threads = pool ? (size_t)weft_pool_size(pool) : 1;
     bool orthogonal = m->config.init == WEFT_INIT_ORTHOGONAL;
     filling f = {.seed = seed, .values = malloc(threads * PIECE * sizeof *f.values)};
@@ -195,8 +195,4 @@ weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {
     free(f.values);
     weft_mirror_wrote(m->mirror, NULL);
     return status;
-}
-
-weft_status weft_model_start(weft_model *m, uint64_t seed) {
-    return weft_model_start_on(m, seed, NULL);
 }
