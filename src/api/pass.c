@@ -99,11 +99,7 @@ weft_status weft_pass_loss(const weft_pass *pass, const char *part, double *out)
 
 /* A kept tensor as floats: as it lies where it is f32, by way of doubles otherwise. */
 static weft_status read_floats(const weft_pass *pass, const weft_tensor *t, int64_t n, float *out) {
-    if (!t) {
-        memset(out, 0, (size_t)n * sizeof *out);
-        return WEFT_OK;
-    }
-    if (t->dtype == WEFT_F32) return weft_exec_read(pass->session.exec, t, out);
+    if (t && t->dtype == WEFT_F32) return weft_exec_read(pass->session.exec, t, out);
     WEFT_AUTO_FREE double *values = malloc((size_t)n * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "pass: no memory to read a tensor");
     WEFT_TRY(weft_session_values(&pass->session, t, n, values));

@@ -158,8 +158,7 @@ weft_weight *weft_layer_weight(const weft_model *m, int64_t layer, const char *n
     return weft_model_find(m, full);
 }
 
-/* The layer and the name within it of "h.I.NAME"; false: it is no layer's. */
-static bool in_layer(const char *full, int64_t *layer, const char **name) {
+bool weft_in_layer(const char *full, int64_t *layer, const char **name) {
     char *end;
     if (strncmp(full, "h.", 2) != 0) return false;
     *layer = strtoll(full + 2, &end, 10);
@@ -282,7 +281,7 @@ void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay) {
     int64_t layer = 0, last = u->n_layers - 1;
     const char *name = NULL;
     memset(stay, true, (size_t)w->count);
-    if (!in_layer(w->name, &layer, &name)) return;
+    if (!weft_in_layer(w->name, &layer, &name)) return;
     const bool *kept = u->kept + layer * u->units,
                *next = u->kept + (layer < last ? layer + 1 : last) * u->units;
     if (u->what == WEFT_PRUNE_FFN && w->ndim == 3 && !u->sparse &&
@@ -341,7 +340,7 @@ bool weft_weight_is_masked(const weft_config *c, const char *name, int ndim) {
     int64_t layer;
     const char *own;
     bool found = c->prune_what == WEFT_MASKS_WEIGHTS && ndim >= 2;
-    if (c->prune == WEFT_PRUNING_NONE || !in_layer(name, &layer, &own)) return false;
+    if (c->prune == WEFT_PRUNING_NONE || !weft_in_layer(name, &layer, &own)) return false;
     int n =
         c->prune_what == WEFT_MASKS_WEIGHTS
             ? 0

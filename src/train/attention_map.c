@@ -85,11 +85,9 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
     if (count > m->config.context) count = m->config.context;
     if (count < 2) return WEFT_OK;
     WEFT_AUTO(weft_session_close) weft_session s = {0};
-    weft_model quiet = *m; /* the same weights, without dropout */
-    quiet.config.dropout = 0;
     WEFT_PATH(path, "%s/attention.json", run);
     weft_build build = {.batch = 1, .time = count, .dtype = m->dtype, .scores = true};
-    WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, false, false, &s));
+    WEFT_TRY(weft_session_open(m, backend, pool, &build, false, false, &s));
     WEFT_AUTO_DECREF json_t *layers = json_array();
     WEFT_TRY(weft_session_run(&s, tokens, tokens, NULL));
     int64_t last = m->config.n_layer - 1;
