@@ -109,28 +109,16 @@ static json_t *take_value(char type, va_list *values) {
     return type == 'O' ? json_incref(value) : value;
 }
 
-static void add_fields(json_t *object, const char *fields, va_list *values) {
+json_t *weft_json_add(json_t *object, const char *fields, ...) {
     char key[64], type;
+    va_list values;
+    va_start(values, fields);
     for (int n; sscanf(fields, " %63[^:]:%c%n", key, &type, &n) == 2; fields += n) {
-        json_t *value = take_value(type, values);
+        json_t *value = take_value(type, &values);
         bool optional = fields[n] == '*';
         n += optional;
         if (value || !optional) json_object_set_new(object, key, value ? value : json_null());
     }
-}
-
-void weft_json_add(json_t *object, const char *fields, ...) {
-    va_list values;
-    va_start(values, fields);
-    add_fields(object, fields, &values);
-    va_end(values);
-}
-
-json_t *weft_json_make(const char *fields, ...) {
-    json_t *object = json_object();
-    va_list values;
-    va_start(values, fields);
-    add_fields(object, fields, &values);
     va_end(values);
     return object;
 }
