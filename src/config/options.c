@@ -121,6 +121,14 @@ static const char *const presets[] = {
                            "NORM_PLACEMENT=pre BIAS=n OPTIMIZER=muon",
 };
 
+const char *weft_preset_sets(const char *word) {
+    const char *const *words = WEFT_OPTION(preset)->words;
+    int preset = 0;
+    while (words[preset] && strcmp(words[preset], word) != 0)
+        preset++;
+    return words[preset] ? presets[preset] : "";
+}
+
 weft_status weft_config_preset(weft_config *c, int preset) {
     unsigned char given[WEFT_OPTIONS_MAX];
     memcpy(given, c->given, sizeof given);
