@@ -12,7 +12,7 @@ version and the shape. Nothing is timed meanwhile.
 The ratio is ours over PyTorch's fastest form, in tokens per second or in TFLOP/s of the same products.
 Below the table: the geometric mean, the worst row, how many rows are below 1 and below 0.9, and the rows
 in which ours takes more memory. --random adds N rows whose shapes are drawn. --rows parts measures parts of today's models:
-grouped queries, normed queries and keys, gates, relu2, documents.
+grouped queries, normed queries and keys, gates, relu2, documents, and other ways to make and to share keys and values.
 """
 
 import json
@@ -31,21 +31,24 @@ TOKENS = 8192
 FORMS = {"dot": ["cudnn", "flash"], "w2": ["flex", "efficient"], "mla": ["cudnn-heads"], "mla+gate": ["cudnn-heads"],
          "mla+gate+cross": ["cudnn-heads-cheap"], "mla+all": ["cudnn-heads-cheap"], "swiglu": ["cudnn"],
          "wsffn": ["cudnn-stacked"], "wsffn-grouped": ["cudnn-stacked"]}
+PARTS = dict(kv="{} key heads", qk_norm="normed queries and keys", gate="a gate per {}", relu2="relu2", documents="documents",
+             tied="keys tied to values (gta)", rotated="DeepSeek's with {} rotated columns", rank="queries of rank {}", latents="{} latents (GLA)",
+             share="keys and values of {} layers shared", rope_dim="{} columns rotated")
 
 
 def step(part, variant, head=64, width=768, time=1024, **more):
     """A row: a variant with heads of that size. `part` is the row's place in the table and the picture."""
+    named = more.pop("forms", FORMS[variant])
     shape = dict(dict(layers=4, heads=width // head, width=width, time=time, vocab=50304), **more)
     batch = shape.pop("batch", max(1, TOKENS // time))
     words = [f"heads of {head}", f"{width} wide" if width != 768 else "", f"{time:,} tokens" if time != 1024 else "",
              f"batch {batch}" if "batch" in more else "", f"vocabulary {shape['vocab']:,}" if "vocab" in more else "",
-             more["positions"] if "positions" in more else "", f"window of {more['window']:,}" if "window" in more else "",
+             more["positions"] if more.get("positions", "none") != "none" else "", f"window of {more['window']:,}" if "window" in more else "",
              f"scores capped at {more['softcap']}" if "softcap" in more else "", f"latent of {more['latent']}" if "latent" in more else ""]
-    words += [f"{more['kv']} key heads" if "kv" in more else "", "normed queries and keys" if "qk_norm" in more else "",
-              f"a gate per {more['gate']}" if "gate" in more else "", "relu2" if "relu2" in more else "", "documents" if "documents" in more else ""]
+    words += [text.format(more[key]) for key, text in PARTS.items() if key in more]
     words = [w for w in words if w]
     flex = more.get("positions") in ("alibi", "relative") or {"window", "softcap", "documents"} & more.keys()
-    forms = ["flex"] if flex else FORMS[variant]
+    forms = ["flex"] if flex else named
     if head % 8 != 0:  # cuDNN does not take them
         forms = list(dict.fromkeys(f.replace("cudnn", "flash") for f in forms))
     return dict(kind="step", part=part, variant=variant, head=head, words=", ".join(words), shape=shape, batch=batch, forms=forms)
@@ -71,7 +74,11 @@ def list_steps():
 def list_parts():
     """Parts of today's models, measured where --rows asks for them."""
     parts = (dict(kv=2), dict(qk_norm=True), dict(gate="element"), dict(gate="head"), dict(relu2=True), dict(time=4096, vocab=512, documents=True))
-    return [step("parts", "dot", 128, **part) for part in parts]
+    deepseek = dict(positions="none", rotated=32, rank=384, forms=["cudnn-heads", "cudnn-heads-padded", "flash-heads", "efficient-heads"])
+    return [step("parts", "dot", 128, **part) for part in parts] + [
+        step("parts", "dot", tied=True, kv=4), step("parts", "mla", **deepseek), step("parts", "mla", latents=2, **deepseek),
+        step("parts", "dot", 128, share=2), step("parts", "w2", kv=2, forms=["flex", "cudnn", "flash", "efficient"]),
+        step("parts", "dot", positions="rope", rope_dim=32)]
 
 
 def list_attention():
@@ -99,9 +106,11 @@ def options_of(row):
     s = row["shape"]
     options = dict(N_LAYER=s["layers"], N_HEAD=s["heads"], N_EMBD=s["width"], CONTEXT=s["time"], VOCAB_SIZE=s["vocab"],
                    BATCH_SIZE=row["batch"], POSITION=s.get("positions", "learned"))
-    names = dict(latent="RA_MLA_LATENT_DIM", window="WINDOW", softcap="SOFTCAP_ATTENTION", kv="KV_HEADS", gate="ATTENTION_GATE")
+    names = dict(latent="RA_MLA_LATENT_DIM", window="WINDOW", softcap="SOFTCAP_ATTENTION", kv="KV_HEADS", gate="ATTENTION_GATE",
+                 rotated="RA_MLA_ROPE_DIM", rank="RA_MLA_Q_RANK", latents="RA_MLA_LATENT_HEADS", share="KV_SHARE", rope_dim="ROPE_DIM")
     options.update({name: s[key] for key, name in names.items() if key in s})
-    given = dict(qk_norm=dict(QK_NORM="y"), relu2=dict(FFN="relu2"), documents=dict(DOCUMENT_MASK="y", DOCUMENT_TOKEN=0))
+    given = dict(qk_norm=dict(QK_NORM="y"), relu2=dict(FFN="relu2"), documents=dict(DOCUMENT_MASK="y", DOCUMENT_TOKEN=0),
+                 tied=dict(ATTENTION="gta"), rank=dict(RA_MLA_JOINT_KV="y", RA_MLA_LATENT_NORM="y"))
     for key in given.keys() & s.keys():
         options.update(given[key])
     return [word for key, value in options.items() for word in ("-o", f"{key}={value}")]

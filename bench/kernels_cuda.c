@@ -155,7 +155,7 @@ EACH(add, 6.0 * ROWS_E, weft_add(graph, a, b), weft_tensor *a = INPUT(B * T, E),
      *b = INPUT(B * T, E))
 EACH(gelu_back, 6.0 * ROWS_F, weft_gelu_back(graph, dy, x), weft_tensor *dy = INPUT(B * T, F),
      *x = INPUT(B * T, F))
-EACH(rope, 4.0 * ROWS_E, weft_rope(graph, x, D, H, NULL, 0, &WEFT_ROPE_USUAL),
+EACH(rope, 4.0 * ROWS_E, weft_rope(graph, x, D, H, NULL, &WEFT_ROPE_USUAL),
      weft_tensor *x = INPUT(B, T, H, D))
 EACH(dropout, 4.0 * ROWS_E, weft_dropout(graph, x, 0.1, "bench"), weft_tensor *x = INPUT(B, T, E))
 EACH(means, 2.0 * ROWS_E, weft_time_mean(graph, INPUT(B, T, E)), (void)0)
@@ -179,7 +179,7 @@ GRADIENTS(gate, 4.0 * ROWS_E, 6.0 * ROWS_E,
           weft_gate_mix(graph, PARAM(B, T, H, D), PARAM(B, T, H), 0.1))
 /* dy is read twice: for tokens, for positions. */
 GRADIENTS(embed, 4.0 * ROWS_E, 4.0 * ROWS_E + 2.0 * V * E,
-          weft_embed(graph, PARAM(V, E), TOKENS(B, T), PARAM(T, E), NULL, 0))
+          weft_embed(graph, PARAM(V, E), TOKENS(B, T), PARAM(T, E), NULL))
 GRADIENTS(contrast, 2.0 * 8 * B * 384, 4.0 * 8 * B * 384,
           weft_infonce(graph, PARAM(8 * B, 384), 0, 0.07, 1))
 

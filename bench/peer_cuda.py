@@ -2,7 +2,8 @@
 beside our own (bench/table_cuda.py runs both).
 
     python bench/peer_cuda.py [--variants dot,w2] [--forms all] [--batch 32] [--steps 20] [--json]
-    python bench/peer_cuda.py --check       the forms are one function (tiny, on the CPU)
+    python bench/peer_cuda.py --check       the forms, and those of the grid's parts, are tests/reference's function
+                                            (tiny, on the CPU)
     python bench/peer_cuda.py --worker dot:flash      for table_cuda.py: compiles, then waits
 
 GPT-2 124M's shape, bf16 autocast over f32 weights, torch.compile, fused AdamW, random tokens, the
@@ -10,9 +11,10 @@ mean of --steps steps after 4. Each variant is written in every way we know to b
 PyTorch, and the fastest way ("form") is its row. A form's name lists its choices:
 
     flash cudnn efficient   the backend of scaled_dot_product_attention. w2's number per key is one more
-                            column of queries and keys. Where attention's weights are wanted too (steps
-                            2 and 3) they are made once more, without a gradient, from the logsumexp,
-                            and the kept ones are found by a threshold.
+                            column of queries and keys. For flash values are padded to the width of keys, for
+                            efficient shared keys are copied to each query head. Where attention's weights are
+                            wanted too (steps 2 and 3) they are made once more, without a gradient, from the
+                            logsumexp, and the kept ones are found by a threshold.
     flex                    FlexAttention, the key's number as a score modification (w2)
     naive                   the formula with its T x T matrices, as the write-ups have it
     heads                   mla's latent keys and values are mapped to a head's width first, so that its
@@ -25,17 +27,21 @@ PyTorch, and the fastest way ("form") is its row. A form's name lists its choice
                             its input, so that z never exists
     stacked                 the rest of those losses for all layers at once, in batched products; else
                             layer by layer
+    padded                  values are padded for cuDNN too, which may not take two widths (DeepSeek's)
     wide                    the stream between the layers stays f32; else it is bf16, as ours is
 
 --shape '{"width": 1600, "heads": 25, ...}' changes what Shape has; positions: learned, rope, or alibi
 and relative, which need flex, as window, softcap and documents do. For dot alone: kv (key heads), qk_norm, gate (head
 or element, on what attention finds), relu2 (as the activation), documents (which token 0 ends, and attention does
-not pass; the mask is made once, before anything is timed).
+not pass; the mask is made once, before anything is timed), rope_dim (columns that rope rotates), tied (gta), share
+(so many layers have the keys and values of the first). kv goes with w2 too. For mla: rank (of the queries), which
+makes it DeepSeek's, with rotated (columns beside the latent) and latents (GLA).
 """
 
 import argparse
 import json
 import math
+import os
 import random
 import sys
 import time
@@ -85,23 +91,29 @@ def forms_of(name, wanted=()):
 
 class Shape:
     def __init__(self, layers=12, heads=12, width=768, time=1024, vocab=50304, latent=128, positions="learned", window=0, softcap=0,
-                 kv=0, qk_norm=False, gate="", relu2=False, documents=False):
+                 kv=0, qk_norm=False, gate="", relu2=False, documents=False, rope_dim=0, tied=False, share=1, rank=0, rotated=0, latents=1):
         self.layers, self.heads, self.width, self.time = layers, heads, width, time
         self.vocab, self.latent, self.positions, self.window, self.softcap = vocab, latent, positions, window, softcap
         self.kv, self.qk_norm, self.gate, self.relu2, self.documents = kv or heads, qk_norm, gate, relu2, documents
+        self.tied, self.share, self.rank, self.rotated, self.latents = tied, share, rank, rotated, latents
         self.head, self.hidden = width // heads, 4 * width
+        self.rope_dim = rope_dim or self.head
 
 
 def weight(*shape, std=0.02):
     return nn.Parameter(torch.randn(*shape) * std)
 
 
-def attend(q, k, v, scale=None):
-    """Heads are dimension 2 here, as a projection leaves them. One key head serves all queries."""
-    shared = q.shape[2] != k.shape[2]
+def attend(q, k, v, scale, form):
+    """Heads are dimension 2 here, as a projection leaves them. A key head may serve a group of queries' or all."""
+    group, width = q.shape[2] // k.shape[2], v.shape[3]
+    if group > 1 and "efficient" in form:  # it has no groups
+        k, v, group = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2), 1
+    if width < q.shape[3] and ("flash" in form or "padded" in form):  # flash wants values as wide as keys
+        v = F.pad(v, (0, q.shape[3] - width))
     o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
-                                       scale=scale, enable_gqa=shared)
-    return o.transpose(1, 2)
+                                       scale=scale, enable_gqa=group > 1)
+    return o.transpose(1, 2)[..., :width]
 
 
 def attend_with_lse(q, k, v, scale, form):
@@ -121,26 +133,29 @@ def later(t, device):
     return torch.ones(t, t, dtype=torch.bool, device=device).triu(1)
 
 
-def rotate(x):
-    """RoPE of [B, T, H, D]: pairs are half a head apart."""
-    t, d = x.shape[1], x.shape[3]
+def rotate(x, d):
+    """RoPE of the first d columns of [B, T, H, D]: pairs are d/2 apart."""
+    x, rest = x[..., :d], x[..., d:]
+    t = x.shape[1]
     angle = torch.outer(torch.arange(t, device=x.device), 10000 ** (-torch.arange(0, d, 2, device=x.device) / d))
     cos, sin = angle.cos()[:, None].to(x.dtype), angle.sin()[:, None].to(x.dtype)
     a, b = x.chunk(2, dim=3)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=3)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=3)
 
 
 class Attention(nn.Module):
     """Queries, keys, values and one number per key, then one softmax: the one form of attention."""
 
-    def __init__(self, s, v, form, mask):
+    def __init__(self, s, v, form, mask, receives):
+        """`receives`: it has the keys and values of a layer below."""
         super().__init__()
         self.s, self.kind, self.form, self.mask = s, v["attention"], form, mask
         self.weights_wanted = v.get("cross", False)
         e, h, d, l = s.width, s.heads, s.head, s.latent
         if self.kind == "dot":
-            self.qkv = nn.Linear(e, (h + 2 * s.kv) * d)
-            self.out = nn.Linear(e, e)
+            self.made = [h * d] + ([] if receives else [s.kv * d, d // 2] if s.tied else [2 * s.kv * d])
+            self.qkv = nn.Linear(e, sum(self.made), bias=not s.tied)
+            self.out = nn.Linear(e, e, bias=not s.tied)
             if s.qk_norm:
                 self.gains = nn.Parameter(torch.ones(2, d))
             if s.gate:
@@ -148,10 +163,16 @@ class Attention(nn.Module):
             if s.positions == "relative":
                 self.bias = weight(h, s.time)
         elif self.kind == "w2":
-            self.qk = weight(4 * e, e)
-            self.v = weight(e, e)
+            self.qk = weight(2 * (h + s.kv) * d, e)
+            self.v = weight(s.kv * d, e)
             self.o = weight(e, e)
             self.log_tau = nn.Parameter(torch.full((h,), math.log(2 * math.sqrt(d))))
+        elif s.rank:  # every map of x is one product, and so are those of a rank and of a latent
+            self.down = weight(s.rank + s.latents * l + s.rotated, e)
+            self.rank_gain, self.latent_gain = nn.Parameter(torch.ones(s.rank)), nn.Parameter(torch.ones(l))
+            self.q = weight(h * (d + s.rotated), s.rank)
+            self.kv_up = weight(s.latents, h // s.latents * 2 * d, l, std=0.1)
+            self.o = weight(e, e)
         else:
             self.q = weight(e, e)
             self.kv_down = weight(2 * l, e)
@@ -160,20 +181,18 @@ class Attention(nn.Module):
             self.o = weight(e, e)
 
     def forward(self, x, received, gate):
-        """y, the latent key, and the routing weights [B, T, T] (or None)."""
+        """y, the latent key (dot: keys and values), and the routing weights [B, T, T] (or None)."""
         s = self.s
         b, t, e = x.shape
         key = routes = None
         if self.kind == "dot":
-            q, k, v = self.qkv(x).view(b, t, -1, s.head).split([s.heads, s.kv, s.kv], dim=2)
-            if s.qk_norm:
-                q, k = (F.rms_norm(y, (s.head,), g.to(y.dtype), 1e-5) for y, g in zip((q, k), self.gains))
-            if s.positions == "rope":
-                q, k = rotate(q), rotate(k)
-            o = self.changed(q, k, v) if self.mask is not None else attend(q, k, v)
+            q, k, v = self.heads(self.qkv(x), received)
+            o = self.changed(q, k, v) if self.mask is not None else attend(q, k, v, None, self.form)
             if s.gate:
                 o = o * torch.sigmoid(F.linear(x, self.gate)).view(b, t, s.heads, -1)
-            return self.out(o.reshape(b, t, e)), key, routes
+            return self.out(o.reshape(b, t, e)), (k, v), routes
+        if s.rank:
+            return F.linear(self.joint(x).reshape(b, t, e), self.o), key, routes
         if self.kind == "w2":
             return F.linear(self.distance(x).reshape(b, t, e), self.o), key, routes
         o, key, routes = self.latent(x, received)
@@ -181,24 +200,51 @@ class Attention(nn.Module):
             o = o * (0.9 + 0.1 * gate[..., None])
         return self.project(o), key, routes
 
+    def heads(self, made, received):
+        """Queries, keys and values of dot, and of gta."""
+        s, (b, t, _) = self.s, made.shape
+        if s.tied:
+            q, v, shared = (y.view(b, t, -1, y.shape[2] // n) for y, n in zip(made.split(self.made, dim=2), (s.heads, s.kv, 1)))
+            half = s.head // 2
+            q = torch.cat([q[..., :half], rotate(q[..., half:], half)], 3)
+            return q, torch.cat([v[..., :half], rotate(shared, half).expand(b, t, s.kv, half)], 3), v
+
+        def finish(y, which):
+            if s.qk_norm:
+                y = F.rms_norm(y, (s.head,), self.gains[which].to(y.dtype), 1e-6)
+            return rotate(y, s.rope_dim) if s.positions == "rope" else y
+
+        made = made.view(b, t, -1, s.head)
+        q, k, v = (made, *received) if received else made.split([s.heads, s.kv, s.kv], dim=2)
+        return finish(q, 0), k if received else finish(k, 1), v
+
+    def joint(self, x):
+        """DeepSeek's attention: keys of a head's width beside one rotated key for all."""
+        s, (b, t, _) = self.s, x.shape
+        low, c, shared = F.linear(x, self.down).split([s.rank, s.latents * s.latent, s.rotated], dim=2)
+        low = F.rms_norm(low, (s.rank,), self.rank_gain.to(low.dtype), 1e-6)
+        c = F.rms_norm(c.reshape(b, t, s.latents, s.latent), (s.latent,), self.latent_gain.to(c.dtype), 1e-6)
+        q, turned = F.linear(low, self.q).view(b, t, s.heads, -1).split([s.head, s.rotated], dim=3)
+        k, v = torch.einsum("btgl,gol->btgo", c, self.kv_up).reshape(b, t, s.heads, 2 * s.head).chunk(2, dim=3)
+        q = torch.cat([q, rotate(turned, s.rotated)], 3)
+        k = torch.cat([k, rotate(shared[:, :, None], s.rotated).expand(b, t, s.heads, s.rotated)], 3)
+        return attend(q, k, v, None, self.form)
+
     def distance(self, x):
         s = self.s
         b, t, _ = x.shape
-        qk = F.linear(x, self.qk).view(b, t, 2 * s.heads, 2 * s.head)
+        qk = F.linear(x, self.qk).view(b, t, s.heads + s.kv, 2 * s.head)
         mean, deviation = qk.split(s.head, dim=3)
-        q, k = torch.cat([mean, F.softplus(deviation).to(mean.dtype)], dim=3).chunk(2, dim=2)
-        v = F.linear(x, self.v).view(b, t, s.heads, s.head)
+        q, k = torch.cat([mean, F.softplus(deviation).to(mean.dtype)], dim=3).split([s.heads, s.kv], dim=2)
+        v = F.linear(x, self.v).view(b, t, s.kv, s.head)
         inverse = 1 / (self.log_tau.exp() + 1e-6)
-        n = -(k.float() ** 2).sum(3) * inverse
+        n = -(k.float() ** 2).sum(3, keepdim=True)
         q = q * (2 * inverse)[:, None].to(q.dtype)
         if "flex" in self.form:
-            return self.flex(q, k, v, n.transpose(1, 2))
-        gap = torch.zeros_like(q[..., :7])
-        q = torch.cat([q, torch.ones_like(q[..., :1]), gap], 3)
-        k = torch.cat([k, n[..., None].to(k.dtype), gap], 3)
-        if "flash" in self.form:  # it wants values as wide as keys
-            return attend(q, k, F.pad(v, (0, q.shape[3] - s.head)), 1.0)[..., : s.head]
-        return attend(q, k, v, 1.0)
+            return self.flex(q, k, v, (n * inverse.view(s.kv, -1)).flatten(2).transpose(1, 2))
+        q = torch.cat([q, inverse[:, None].to(q.dtype).expand(b, t, -1, 1), torch.zeros_like(q[..., :7])], 3)
+        k = torch.cat([k, n.to(k.dtype), torch.zeros_like(k[..., :7])], 3)
+        return attend(q, k, v, 1.0, self.form)
 
     def flex(self, q, k, v, n):
         def add_number(score, b, h, i, j):
@@ -240,7 +286,7 @@ class Attention(nn.Module):
         q, k, v = self.by_head(x, c, v) if "heads" in self.form else self.in_latent(x, c, v)
         scale = 1 / math.sqrt(s.latent)
         if not self.weights_wanted:
-            return attend(q, k, v, scale), c, None
+            return attend(q, k, v, scale, self.form), c, None
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         if "naive" in self.form:
             scores = (torch.matmul(q, k.transpose(2, 3)) * scale).masked_fill(later(t, x.device), float("-inf"))
@@ -390,7 +436,7 @@ class Model(nn.Module):
         self.s, self.v, self.form = s, v, form
         self.wte = weight(s.vocab, s.width)
         self.wpe = weight(s.time, s.width) if s.positions == "learned" else None
-        self.attention = nn.ModuleList(Attention(s, v, form, mask) for _ in range(s.layers))
+        self.attention = nn.ModuleList(Attention(s, v, form, mask, i % s.share > 0) for i in range(s.layers))
         self.ffn = nn.ModuleList(FeedForward(s, v, form) for _ in range(s.layers))
         self.norm1 = nn.ModuleList(nn.LayerNorm(s.width) for _ in range(s.layers))
         self.norm2 = nn.ModuleList(nn.LayerNorm(s.width) for _ in range(s.layers))
@@ -402,10 +448,10 @@ class Model(nn.Module):
             x = x + self.wpe[: tokens.shape[1]]
         if torch.is_autocast_enabled(x.device.type) and "wide" not in self.form:
             x = x.bfloat16()
-        gate = sent = None
+        gate = sent = key = None
         aux, left = 0.0, []
-        for a, f, n1, n2 in zip(self.attention, self.ffn, self.norm1, self.norm2):
-            y, key, routes = a(n1(x.float()), sent, gate)
+        for i, (a, f, n1, n2) in enumerate(zip(self.attention, self.ffn, self.norm1, self.norm2)):
+            y, key, routes = a(n1(x.float()), key if i % self.s.share else sent, gate)
             x = x + y
             y, gate, sent, loss = f(n2(x.float()), key, routes)
             x = x + y
@@ -549,30 +595,86 @@ def serve(job, shape, batch, steps, warm, settle):
     return 0
 
 
+def pieces(s, module, name, p):
+    """A parameter under weft's names, cut where one product here makes what weft has apart."""
+    base, end = name.partition(".")[0], name.partition(".")[2] or "weight"
+    if name == "kv_up":
+        up = p.view(s.heads, 2 * s.head, s.latent)
+        return dict(q_latent=up[:, : s.head], v_up=up[:, s.head :].transpose(1, 2))
+    if name in ("q_latent", "v_up", "log_tau", "weight", "bias"):
+        return {name: p}
+    if name == "q" and s.rank:
+        q, turned = p.view(s.heads, -1, s.rank).split([s.head, s.rotated], dim=1)
+        return {"q.weight": q.flatten(0, 1), "q_rope.weight": turned.flatten(0, 1)}
+    if name == "gains":
+        return {"q_norm.weight": p[0], "k_norm.weight": p[1]}
+    cuts = dict(w13=("w1 w3", s.hidden), kv_down=("k_down v_down", s.latent), qk=("q k", [2 * s.width, 2 * s.kv * s.head]),
+                down=("q_down k_down k_rope", [s.rank, s.latents * s.latent, s.rotated]))
+    if base == "qkv" and (s.tied or len(module.made) == 1):
+        cuts["qkv"] = "q kv k_rope", module.made
+    whole = dict(o="out", gate="out_gate", z="z_proj", cross="cross_proj", rank_gain="q_down_norm", latent_gain="latent_norm")
+    names, sizes = cuts.get(base, (whole.get(base, base), len(p)))
+    return {f"{n}.{end}": part for n, part in zip(names.split(), p.split(sizes))}
+
+
+def reference(row, model, tokens, targets):
+    """The loss by tests/reference/model.py, f64, of the same parameters. The row's options are those that weft is given."""
+    import grid_cuda
+    from model import loss_parts
+    from model_config import KEYS, check_config, parse_value
+
+    torch.set_default_dtype(torch.float32)  # they set another
+    s, v = model.s, model.v
+    config = {key: default for key, (_, default) in KEYS.items()} | dict(
+        ATTENTION=v["attention"], FFN=v["ffn"], NORM="layernorm", DROPOUT=0.0, WSFFN_Z_PROJ="grouped" if v.get("grouped") else "dense",
+        **{f"RA_MLA_MLP_{key}": bool(v.get(word)) for key, word in dict(ATTN_GATE="gate", CROSS_TOKEN="cross", LATENT_RECIP="latent").items()})
+    for word in grid_cuda.options_of(row)[1::2]:
+        key, value = word.split("=")
+        config[key] = parse_value(key, value)
+    check_config(config)
+    found = {} if model.wpe is None else {"wpe.weight": model.wpe}
+    found |= {"wte.weight": model.wte, "ln_f.weight": model.norm.weight, "ln_f.bias": model.norm.bias}
+    for branch, modules in dict(ln_1=model.norm1, attn=model.attention, ln_2=model.norm2, ffn=model.ffn).items():
+        for i, m in enumerate(modules):
+            for name, p in m.named_parameters():
+                found |= {f"h.{i}.{branch}.{n}": part for n, part in pieces(s, m, name, p).items()}
+    return loss_parts(config, {n: p.double() for n, p in found.items()}, tokens, targets)["loss"]
+
+
 def check():
-    """Losses and gradients of every form, with weights large enough that each part is felt."""
-    shape = Shape(layers=2, heads=2, width=32, time=24, vocab=64, latent=16)
+    """Losses and gradients of every form and of the formulas, with weights large enough that each part is felt."""
+    import grid_cuda
+
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "reference"))
+    rows = [grid_cuda.step("", name, 16, 32, 24, vocab=64, latent=16, layers=2, batch=3, forms=forms_of(name, ["all"])) for name in VARIANTS]
+    small = dict(layers=2, time=24, vocab=16, latent=16)
+    for row in grid_cuda.list_parts():
+        less = {key: few for key, few in dict(rotated=8, rope_dim=8, rank=24).items() if key in row["shape"]}
+        rows.append(row | dict(batch=3, shape=row["shape"] | small | less | dict(width=16 * row["shape"]["heads"])))
     bad = 0
-    for name in VARIANTS:
-        first, worst, losses = None, 0.0, []
-        for form in sorted(forms_of(name, ["all"]), key=lambda f: "flex" in f):
-            model, _ = build(name, form, shape, "cpu")
+    for row in rows:
+        first, worst, losses, shape = None, 0.0, [], Shape(**row["shape"])
+        for form in ["reference"] + row["forms"]:
             torch.manual_seed(2)
             tokens = torch.randint(0, shape.vocab, (3, shape.time + 1))
+            model, _ = build(row["variant"], form, shape, "cpu", tokens[:, :-1])
+            torch.manual_seed(3)
             with torch.no_grad():
                 for p in model.parameters():
-                    p.mul_(4).add_(0.1 * torch.randn_like(p))
+                    p.mul_(3).add_(0.5 * shape.width**-0.5 * torch.randn_like(p))
             with torch.set_grad_enabled("flex" not in form):  # it has no gradient on the CPU
-                loss = model(tokens[:, :-1], tokens[:, 1:])
+                inputs = tokens[:, :-1], tokens[:, 1:]
+                loss = reference(row, model, *inputs) if form == "reference" else model(*inputs)
             if loss.requires_grad:
                 loss.backward()
-            grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            grads = {n: torch.zeros(1) if p.grad is None else p.grad for n, p in model.named_parameters()}
             first = first or (loss.detach(), grads)
             losses.append(f"{form} {loss.item():.5f}")
-            worst = max([worst, abs(loss.item() - first[0].item())]
-                        + [float((g - first[1][n]).norm() / first[1][n].norm()) for n, g in grads.items()])
+            worst = max(worst, abs(loss.item() - first[0].item()))
+            if loss.requires_grad:
+                worst = max([worst] + [float((grads[n] - g).norm() / g.norm().clamp(min=1e-6)) for n, g in first[1].items()])
         bad += not worst < 1e-3
-        print(f"{name:14} {worst:.1e}  " + "  ".join(losses))
+        print(f"{grid_cuda.name_of(row) if row['part'] else row['variant']:60} {worst:.1e}  " + "  ".join(losses), flush=True)
     return 1 if bad else 0
 
 

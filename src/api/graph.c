@@ -188,7 +188,7 @@ OPERATION(grouped_linear, (x, w), weft_grouped_linear(g, x, w, transpose_w), wef
           weft_tensor *w, int transpose_w)
 OPERATION(softplus, (x), weft_softplus(g, x, start, floor), weft_tensor *x, int64_t start,
           double floor)
-OPERATION(rope, (x), weft_rope(g, x, width, heads, NULL, 0, &WEFT_ROPE_USUAL), weft_tensor *x,
+OPERATION(rope, (x), weft_rope(g, x, width, heads, NULL, &WEFT_ROPE_USUAL), weft_tensor *x,
           int64_t width, int64_t heads)
 OPERATION(row_squares, (x), weft_row_squares(g, x, start), weft_tensor *x, int64_t start)
 OPERATION(gather, (h, index, weight), weft_route_gather(g, h, index, weight), weft_tensor *h,
@@ -200,7 +200,7 @@ OPERATION(head_pool, (x, scale), weft_head_pool(g, x, scale, width), weft_tensor
           weft_tensor *scale, int64_t width)
 OPERATION(head_spread, (x, scale), weft_head_spread(g, x, scale, width), weft_tensor *x,
           weft_tensor *scale, int64_t width)
-OPERATION(embed, (table, ids, positions), weft_embed(g, table, ids, positions, NULL, 0),
+OPERATION(embed, (table, ids, positions), weft_embed(g, table, ids, positions, NULL),
           weft_tensor *table, weft_tensor *ids, weft_tensor *positions)
 OPERATION(contrastive, (x), weft_infonce(g, x, 0, tau, factor), weft_tensor *x, double tau,
           double factor)
@@ -318,7 +318,7 @@ weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int
     weft_rope_law law;
     OPEN(x);
     if (!read_rotation(g, __func__, by, &law)) return NULL;
-    return weft_rope(g, x, width, heads, NULL, 0, &law);
+    return weft_rope(g, x, width, heads, NULL, &law);
 }
 
 /* The engine's own form of the scores; false: the graph has the error. */

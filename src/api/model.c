@@ -82,8 +82,8 @@ weft_status weft_model_open(const char *path, const char *const *overrides, weft
         WEFT_TRY(check_same_tensors(m, &c, path));
         m->config = c;
     } else {
-        WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
-        WEFT_TRY(weft_model_start(m, (uint64_t)c.seed));
+        WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), NULL, &m));
+        WEFT_TRY(weft_model_start(m, (uint64_t)c.seed, NULL));
     }
     return weft_hand(&m, out);
 }

@@ -117,7 +117,7 @@ static weft_status build(const wish *w) {
     size_t n = (size_t)s->n_tensors;
     WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
     WEFT_AUTO_FREE weft_tensor **grads = calloc(n, sizeof *grads);
-    if (!slots || !grads) return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
+    if (!slots || !grads) return weft_no_memory("weft_step_open");
     for (int i = 0; i < s->n_tensors; i++) {
         slots[i] = describe_slot(w, i);
         grads[i] = slots[i].grad;
@@ -139,7 +139,7 @@ static weft_status make_function(weft_step *s) {
     int n = 0, all = GROUP_BOUND * s->n_groups + SLOT_BOUND * s->n_tensors;
     WEFT_AUTO_FREE const weft_tensor **packed = calloc((size_t)all + 1, sizeof *packed);
     s->addresses = calloc((size_t)all + 1, sizeof *s->addresses);
-    if (!packed || !s->addresses) return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
+    if (!packed || !s->addresses) return weft_no_memory("weft_step_open");
     for (int i = 0; i < all; i++)
         if (s->bound[i]) packed[n++] = s->bound[i];
     return weft_function_create(s->graph, s->engine->backend, s->engine->pool, packed, n,
@@ -162,36 +162,33 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
         return API_REFUSE("type '%s' is neither f32 nor, on the CPU, f64", type);
     for (int i = 0; i < n_groups; i++)
         if (groups[i].size != sizeof *groups)
-            return WEFT_BAD_INPUT(
-                "weft_step_open: size of group %d is %zu, but it must be sizeof(weft_step_group)",
-                i, groups[i].size);
+            return API_REFUSE("size of group %d is %zu, but it must be sizeof(weft_step_group)", i,
+                              groups[i].size);
     for (int i = 0; i < n_tensors; i++) {
         const weft_step_tensor *t = &tensors[i];
         if (t->size != sizeof *t)
-            return WEFT_BAD_INPUT(
-                "weft_step_open: size of tensor %d is %zu, but it must be sizeof(weft_step_tensor)",
-                i, t->size);
+            return API_REFUSE("size of tensor %d is %zu, but it must be sizeof(weft_step_tensor)",
+                              i, t->size);
         if (t->count < 1 || t->group < 0 || t->group >= n_groups)
-            return WEFT_BAD_INPUT(
-                "weft_step_open: tensor %d has %lld numbers and group %d; there are "
-                "%d groups, and one number is the least",
-                i, (long long)t->count, t->group, n_groups);
+            return API_REFUSE("tensor %d has %lld numbers and group %d; there are "
+                              "%d groups, and one number is the least",
+                              i, (long long)t->count, t->group, n_groups);
         if (t->columns < 0 || t->columns > INT32_MAX || t->rows < 0 || t->rows > INT32_MAX ||
             t->first_rows < 0 || t->first_rows > INT32_MAX)
-            return WEFT_BAD_INPUT(
-                "weft_step_open: tensor %d has matrices of %lld columns and of %lld "
-                "and %lld rows; 0 to 2^31 - 1 can be",
-                i, (long long)t->columns, (long long)t->first_rows, (long long)t->rows);
+            return API_REFUSE("tensor %d has matrices of %lld columns and of %lld "
+                              "and %lld rows; 0 to 2^31 - 1 can be",
+                              i, (long long)t->columns, (long long)t->first_rows,
+                              (long long)t->rows);
     }
     WEFT_AUTO(weft_step_close_at) weft_step *s = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    if (!s) return weft_no_memory(__func__);
     *s = (weft_step){.engine = engine, .n_groups = n_groups, .n_tensors = n_tensors};
     pthread_mutex_init(&s->lock, NULL);
     s->bound =
         calloc((size_t)GROUP_BOUND * (size_t)n_groups + (size_t)SLOT_BOUND * (size_t)n_tensors,
                sizeof *s->bound);
     w.step = s;
-    if (!s->bound) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    if (!s->bound) return weft_no_memory(__func__);
     WEFT_TRY(weft_graph_create(&s->graph));
     WEFT_TRY(build(&w));
     WEFT_TRY(make_function(s));

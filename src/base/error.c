@@ -21,6 +21,10 @@ weft_status weft_fail(weft_status status, const char *format, ...) {
     return status;
 }
 
+weft_status weft_no_memory(const char *who) {
+    return weft_fail(WEFT_ENOMEM, "%s: no memory", who);
+}
+
 const char *weft_error_message(void) {
     return error_message;
 }

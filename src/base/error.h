@@ -17,6 +17,8 @@ weft_status weft_fail(weft_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* What the user said, or a file holds, cannot be used. */
 #define WEFT_BAD_INPUT(...) weft_fail(WEFT_EINPUT, __VA_ARGS__)
+/* "WHO: no memory". */
+weft_status weft_no_memory(const char *who);
 
 /* The end of a function that made something: hands over the pointer at `at`, which is then NULL. */
 static inline weft_status weft_hand(void *at, void *out) {

@@ -67,7 +67,7 @@ json_t *weft_json_file(const char *path, size_t most) {
 weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum) {
     WEFT_AUTO_FREE char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
     json_decref(object);
-    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    if (!text) return weft_no_memory(path);
     size_t n = strlen(text);
     text[n] = '\n'; /* in the end's place: the file has its length elsewhere */
     return weft_file_write(path, text, n + 1, sum);
@@ -109,28 +109,16 @@ static json_t *take_value(char type, va_list *values) {
     return type == 'O' ? json_incref(value) : value;
 }
 
-static void add_fields(json_t *object, const char *fields, va_list *values) {
+json_t *weft_json_add(json_t *object, const char *fields, ...) {
     char key[64], type;
+    va_list values;
+    va_start(values, fields);
     for (int n; sscanf(fields, " %63[^:]:%c%n", key, &type, &n) == 2; fields += n) {
-        json_t *value = take_value(type, values);
+        json_t *value = take_value(type, &values);
         bool optional = fields[n] == '*';
         n += optional;
         if (value || !optional) json_object_set_new(object, key, value ? value : json_null());
     }
-}
-
-void weft_json_add(json_t *object, const char *fields, ...) {
-    va_list values;
-    va_start(values, fields);
-    add_fields(object, fields, &values);
-    va_end(values);
-}
-
-json_t *weft_json_make(const char *fields, ...) {
-    json_t *object = json_object();
-    va_list values;
-    va_start(values, fields);
-    add_fields(object, fields, &values);
     va_end(values);
     return object;
 }

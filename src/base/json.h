@@ -35,11 +35,11 @@ json_t *weft_json_text(const char *text);
  * null where it is not finite, w the same as a whole number, b a bool, o a value that is taken over, O one that is
  * shared. NULL is null; with a * behind its letter a field that would be null is left out. The caller owns it; NULL: no
  * memory. */
-json_t *weft_json_make(const char *fields, ...);
+#define weft_json_make(...) weft_json_add(json_object(), __VA_ARGS__)
 /* Puts such an object at the end of a list. */
 #define weft_json_append(list, ...) json_array_append_new(list, weft_json_make(__VA_ARGS__))
-/* Adds such fields to an object. */
-void weft_json_add(json_t *object, const char *fields, ...);
+/* Adds such fields to an object, and returns it. */
+json_t *weft_json_add(json_t *object, const char *fields, ...);
 /* `list`, made here: so many values, each by an expression of its number i. */
 #define WEFT_JSON_LIST(list, i, n, value)                                                          \
     json_t *list = json_array();                                                                   \

@@ -285,8 +285,8 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     int64_t prompt = b->opt->prompt;
     result r = {0};
     if (!b->model) { /* of this row, and of the rows behind it that have the same */
-        WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &b->model));
-        WEFT_TRY(weft_model_start_on(b->model, 1, b->pool));
+        WEFT_TRY(weft_model_create(c, weft_config_dtype(c), NULL, &b->model));
+        WEFT_TRY(weft_model_start(b->model, 1, b->pool));
         if (prompt) WEFT_TRY(measure_first(b, b->model, prompt, &r.first));
         if (prompt) WEFT_TRY(measure_whole(b, b->model, prompt, &r.whole));
     }

@@ -12,7 +12,6 @@
 enum { PROMPTS = 4, PROMPT_MOST = 128, TEXT_MOST = 256, ROWS_MOST = 16, STEPS = 15 };
 
 typedef struct {
-    const bench_options *opt;
     const bench_drafting *with;
     weft_generator *plain, *drafted;
     int64_t prompt, text; /* tokens */
@@ -170,7 +169,7 @@ static void end_run(bench_run *b) {
 }
 
 weft_status bench_speculate_table(const bench_options *o, const bench_drafting *d) {
-    WEFT_AUTO(end_run) bench_run run = {.opt = o, .with = d};
+    WEFT_AUTO(end_run) bench_run run = {.with = d};
     bench_run *b = &run;
     const weft_config *c = &d->model->config;
     b->rows = json_array();

@@ -102,8 +102,8 @@ static bool is_bf16(const job *j) {
 }
 
 static weft_status make_model(const weft_config *c, training *t) {
-    WEFT_TRY(weft_model_create_on(c, weft_config_dtype(c), t->pool, &t->model));
-    return weft_model_start_on(t->model, (uint64_t)c->seed, t->pool);
+    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), t->pool, &t->model));
+    return weft_model_start(t->model, (uint64_t)c->seed, t->pool);
 }
 
 static weft_status open_training(const weft_config *c, training *t) {

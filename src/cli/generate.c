@@ -48,9 +48,8 @@ const char weft_help_generate[] =
 
 typedef struct {
     int64_t id;
-    weft_stream *stream;
-    char *text;
-    size_t bytes, room;
+    weft_stream *stream; /* NULL: its text is numbers */
+    size_t shown;        /* bytes of its text */
     weft_sampled *tokens;
     int64_t n_tokens, tokens_room;
     bool done;
@@ -134,7 +133,6 @@ static weft_status open_sample(const generation *g, sample_text *s) {
 
 static void close_sample(sample_text *s) {
     weft_stream_close(s->stream);
-    free(s->text);
     free(s->tokens);
 }
 
@@ -147,19 +145,15 @@ static void show_text(const char *text, size_t bytes) {
     fflush(stdout);
 }
 
-/* Text that became certain: kept, and shown if this is the text that is being shown. */
-static weft_status add_text(sample_text *s, const char *text, size_t bytes, bool shown) {
-    if (bytes == 0) return WEFT_OK;
-    if (!weft_grow(&s->text, &s->room, s->bytes + bytes + 1)) return no_memory("text");
-    memcpy(s->text + s->bytes, text, bytes);
-    s->bytes += bytes;
-    if (shown) show_text(text, bytes);
-    return WEFT_OK;
+/* What of a text became certain since it was last shown. */
+static void show_more(sample_text *s) {
+    size_t bytes;
+    const char *text = weft_stream_text(s->stream, &bytes);
+    if (bytes > s->shown) show_text(text + s->shown, bytes - s->shown);
+    s->shown = bytes;
 }
 
-static weft_status take_tokens(const generation *g, sample_text *s, double start, bool shown) {
-    const char *text;
-    size_t bytes;
+static weft_status take_tokens(const generation *g, sample_text *s, double start) {
     bool stopped;
     weft_sampled token;
     weft_take take;
@@ -171,8 +165,7 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
                 return no_memory("tokens");
             s->tokens[s->n_tokens++] = token;
             if (!s->stream) continue;
-            WEFT_TRY(weft_stream_put(s->stream, token.token, &text, &bytes, &stopped));
-            WEFT_TRY(add_text(s, text, bytes, shown));
+            WEFT_TRY(weft_stream_put(s->stream, token.token, &stopped));
             if (!stopped) continue;
             s->finish = "stop";
             s->done = true;
@@ -182,8 +175,7 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
         s->finish = take == WEFT_TAKE_BROKEN ? "error" : take == WEFT_TAKE_END ? "stop" : "length";
         s->done = true;
         if (!s->stream) return WEFT_OK;
-        WEFT_TRY(weft_stream_end(s->stream, &text, &bytes));
-        WEFT_TRY(add_text(s, text, bytes, shown));
+        WEFT_TRY(weft_stream_end(s->stream));
     }
     return WEFT_OK;
 }
@@ -199,12 +191,13 @@ static weft_status run_samples(const generation *g, sample_text *samples, double
     while (shown < n) {
         WEFT_TRY(weft_generator_step(g->generator));
         for (int64_t i = 0; i < n; i++)
-            WEFT_TRY(take_tokens(g, samples + i, start, show && i == shown));
+            WEFT_TRY(take_tokens(g, samples + i, start));
+        if (show) show_more(samples + shown);
         while (shown < n && samples[shown].done) {
             if (show && (n > 1 || samples->n_tokens > 0 || !broke_off(samples))) show_text("\n", 1);
             if (++shown == n || !show) continue;
             printf("--- %lld\n", (long long)shown + 1);
-            show_text(samples[shown].text ? samples[shown].text : "", samples[shown].bytes);
+            show_more(samples + shown);
         }
     }
     return WEFT_OK;
@@ -224,6 +217,8 @@ static weft_status check_samples(const generation *g, const sample_text *samples
 
 static json_t *sample_json(const sample_text *s) {
     const weft_sampled *t = s->tokens;
+    size_t bytes;
+    const char *text = weft_stream_text(s->stream, &bytes);
     json_t *tops = json_array();
     WEFT_JSON_LIST(tokens, i, s->n_tokens, json_integer(t[i].token));
     WEFT_JSON_LIST(logprobs, i, s->n_tokens, weft_json_number((double)t[i].logprob));
@@ -233,9 +228,8 @@ static json_t *sample_json(const sample_text *s) {
             weft_json_make("token:i logprob:f", (int)t[i].top[k], (double)t[i].top_logprob[k]));
         json_array_append_new(tops, top);
     }
-    json_t *object =
-        json_pack("{s:s%, s:o, s:o, s:s}", "text", s->text ? s->text : "", s->bytes, "tokens",
-                  tokens, "logprobs", logprobs, "finish", s->finish ? s->finish : "");
+    json_t *object = json_pack("{s:s%, s:o, s:o, s:s}", "text", text, bytes, "tokens", tokens,
+                               "logprobs", logprobs, "finish", s->finish ? s->finish : "");
     if (s->n_tokens && s->tokens[0].n_top)
         json_object_set_new(object, "top_logprobs", tops);
     else

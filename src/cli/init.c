@@ -31,9 +31,9 @@ weft_status weft_cmd_init(weft_args *args, int argc, char **argv) {
     weft_may_replace may = WEFT_NEW_MODEL_MAY(force);
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(weft_new_folder_room(out, may));
-    WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
+    WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), NULL, &m));
     WEFT_TRY(weft_pool_create(args->threads, &pool));
-    WEFT_TRY(weft_model_start_on(m, (uint64_t)c.seed, pool));
+    WEFT_TRY(weft_model_start(m, (uint64_t)c.seed, pool));
     WEFT_TRY(weft_model_publish(out, may, write_parts, m));
     fprintf(stderr, "%s: %s parameters\n", out, weft_count_text(weft_model_parameter_count(m)));
     return WEFT_OK;

@@ -3,7 +3,10 @@
  * The vocabulary grows with the text: a token should occur often enough to be learned. The model is
  * the largest of a ladder of sizes that keeps two promises: the time allows a few tokens for each of
  * its parameters, and it has no more than a few parameters for each token of the text. Steps follow
- * from the time, up to a number of passes over the text after which little is left to learn. */
+ * from the time, up to a number of passes over the text after which little is left to learn.
+ *
+ * A model of one's own is trained by Muon, which learns most in its time; one that a study is to change, by
+ * AdamW, which everything goes with. */
 #include "cli/args.h"
 
 #include "base/log.h"
@@ -38,16 +41,21 @@ static const double SMALL_FLOPS_LEAST = 1e9; /* where nothing could be measured 
 
 typedef struct {
     int64_t layers, heads, width, block;
+    double muon_rate, adamw_rate;
 } rung;
 
-static const rung ladder[] = {{2, 2, 64, 64},     {3, 4, 128, 128},    {4, 4, 192, 128},
-                              {6, 4, 256, 256},   {6, 6, 384, 256},    {8, 8, 512, 256},
-                              {12, 12, 768, 512}, {24, 16, 1024, 1024}};
+static const rung ladder[] = {
+    {2, 2, 64, 64, 8e-3, 4e-3},       {3, 4, 128, 128, 6e-3, 3e-3},
+    {4, 4, 192, 128, 4e-3, 2e-3},     {6, 4, 256, 256, 4e-3, 2e-3},
+    {6, 6, 384, 256, 4e-3, 1e-3},     {8, 8, 512, 256, 4e-3, 1e-3},
+    {12, 12, 768, 512, 2.8e-3, 6e-4}, {24, 16, 1024, 1024, 2e-3, 4e-4},
+};
 enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
 typedef struct {
     const weft_backend *backend;
     int threads;
+    bool compared;             /* a study is to change the model */
     int64_t vocab, train, val; /* tokens */
     double flops;              /* that may be spent */
     char prompt[PROMPT_MOST + 1];
@@ -91,7 +99,8 @@ static weft_status cost(const facts *f, const rung *r, choice *out) {
     while (out->config.context > BLOCK_LEAST && out->config.context + 1 > f->val)
         out->config.context /= 2;
     if (f->backend->remote) out->config.dtype = WEFT_CONFIG_BF16;
-    out->config.learning_rate = r->width <= 256 ? 1e-3 : r->width <= 512 ? 6e-4 : 3e-4;
+    if (!f->compared) out->config.optimizer = WEFT_OPTIMIZER_MUON;
+    out->config.learning_rate = f->compared ? r->adamw_rate : r->muon_rate;
     out->config.min_lr = out->config.learning_rate / 10;
     WEFT_TRY(weft_config_set(&out->config, "POSITION", "rope", "--text"));
     WEFT_TRY(weft_account_make(&out->config, f->backend, f->threads, &a));
@@ -222,7 +231,7 @@ static weft_status open_backend(const weft_args *a, weft_pool **pool, facts *f) 
 weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, int n_paths,
                                  const char *data, double minutes, weft_config *c) {
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
-    facts f = {0};
+    facts f = {.compared = true};
     choice h;
     char place[PATH_MAX] = "embedded";
     WEFT_TRY(open_backend(a, &pool, &f));

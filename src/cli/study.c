@@ -265,51 +265,6 @@ static double peak_flops(const weft_study *s, const weft_backend *backend, weft_
     return backend->remote ? 0 : bench_peak_flops(pool, weft_config_dtype(&s->base) == WEFT_BF16);
 }
 
-/* What the report calls a variant, and whether it is the one that others are compared with. */
-static const char *title_of(const json_t *variants, const char *name, bool *first) {
-    EACH_ITEM(variant, variants) {
-        if (strcmp(weft_json_text_of(variant.value, "step"), name) != 0) continue;
-        *first = variant.n == 1;
-        return weft_json_text_of(variant.value, "title");
-    }
-    return name;
-}
-
-/* What the study says, as its report does: a line for each comparison, and the answer. */
-static void tell_verdicts(const char *database, const weft_study_result *r) {
-    WEFT_AUTO_DECREF json_t *report = NULL;
-    if (weft_report_json(&database, 1, &report) != WEFT_OK) return;
-    const json_t *one = json_array_get(json_object_get(report, "studies"), 0);
-    EACH_ITEM(each, json_object_get(one, "verdicts")) {
-        const json_t *verdict = each.value;
-        /* A repeat says what its original said, unless that is the baseline. */
-        const char *original = weft_json_text_of(verdict, "repeat_of");
-        if (!*original || strcmp(original, weft_json_text_of(verdict, "baseline")) == 0) {
-            /* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
-            const json_t *variants = json_object_get(one, "steps");
-            bool first = false, any;
-            char number[96] = "", against[WEFT_TEXT_MAX] = "";
-            double mean = weft_json_number_of(verdict, "difference");
-            double low = weft_json_number_of(verdict, "low"),
-                   high = weft_json_number_of(verdict, "high");
-            const char *baseline =
-                title_of(variants, weft_json_text_of(verdict, "baseline"), &first);
-            if (!first) snprintf(against, sizeof against, " against %s", weft_shown(baseline));
-            if (isfinite(mean) && isfinite(low) && isfinite(high))
-                snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
-            else if (isfinite(mean))
-                snprintf(number, sizeof number, ", %+.4f", mean);
-            const char *word = weft_json_text_of(verdict, "verdict");
-            bool final = r->waiting == 0 || strcmp(word, "not yet") == 0;
-            weft_log(WEFT_LOG_INFO, "%s%s: %s%s%s",
-                     weft_shown(title_of(variants, weft_json_text_of(verdict, "step"), &any)),
-                     against, word, final ? "" : " so far", number);
-        }
-    }
-    const char *answer = weft_json_text_of(one, "answer");
-    if (*answer) weft_log(WEFT_LOG_INFO, "%s", answer);
-}
-
 /* The live page of a study that runs on a terminal, as long as the study runs. 0: none, because standard error
  * is no terminal, WEFT_WATCH is "no", or this build has no HTTP. A page that does not start keeps no study from
  * running. */
@@ -371,7 +326,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
         weft_args_print(object, 0);
     }
     if (args->json || stopped) return WEFT_OK;
-    tell_verdicts(database, r);
+    weft_report_tell(database, r->waiting == 0);
     weft_log(WEFT_LOG_INFO, "%d of %d runs done; the report is %s/report.html",
              r->done + r->diverged, r->runs, o.out);
     return WEFT_OK;

@@ -70,16 +70,6 @@ int weft_tree_push(int64_t i, bool last, int leaf, int bottom, int *depth,
     return n;
 }
 
-/* An even leaf is set on one sum for each of its ones. */
-int weft_tree_depth(int64_t leaves) {
-    int most = 1;
-    for (int64_t i = 0; i < leaves; i += 2) {
-        int depth = __builtin_popcountll((unsigned long long)i) + 1;
-        if (depth > most) most = depth;
-    }
-    return most;
-}
-
 void weft_numbers_add(void *to, const void *from, int64_t n, bool is_double, bool add) {
     if (!add) {
         memcpy(to, from, (size_t)n * (is_double ? sizeof(double) : sizeof(float)));

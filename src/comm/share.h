@@ -57,8 +57,6 @@ typedef struct {
  * the `bottom` that were there before it. Lists what is to be done, at most WEFT_TREE_LEVELS additions,
  * and says how many they are. */
 int weft_tree_push(int64_t i, bool last, int leaf, int bottom, int *depth, weft_tree_addition *out);
-/* The most sums that are on the stack at once. */
-int weft_tree_depth(int64_t leaves);
 
 /* Sums of f32, or of f64: to[i] = (add ? to[i] : 0) + from[i]; data[i] *= factor. */
 void weft_numbers_add(void *to, const void *from, int64_t n, bool is_double, bool add);

@@ -101,6 +101,8 @@ weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path
 
 /* Sets what a preset (a number of PRESET's) sets, over what is there. */
 weft_status weft_config_preset(weft_config *c, int preset);
+/* What a preset sets, by its word: KEY=VALUE with blanks between; "" of no preset. */
+const char *weft_preset_sets(const char *word);
 
 /* Sets the three mechanism switches of the ablation's step 0 to 5 and leaves all else. */
 weft_status weft_config_step(weft_config *c, int step);

@@ -118,8 +118,16 @@ static const char *const presets[] = {
         "RA_MLA_MLP_CROSS_TOKEN=y RA_MLA_MLP_SPARSE_MODE=topk RA_MLA_MLP_SPARSE_K=8 "
         "RA_MLA_MLP_LATENT_RECIP=y RA_MLA_MLP_TYING_MODE=tied_transpose OPTIMIZER=adamwspam",
     [WEFT_PRESET_MODERN] = "ATTENTION=dot QK_NORM=y FFN=relu2 POSITION=rope NORM=rmsnorm "
-                           "NORM_PLACEMENT=pre BIAS=n",
+                           "NORM_PLACEMENT=pre BIAS=n OPTIMIZER=muon",
 };
+
+const char *weft_preset_sets(const char *word) {
+    const char *const *words = WEFT_OPTION(preset)->words;
+    int preset = 0;
+    while (words[preset] && strcmp(words[preset], word) != 0)
+        preset++;
+    return words[preset] ? presets[preset] : "";
+}
 
 weft_status weft_config_preset(weft_config *c, int preset) {
     unsigned char given[WEFT_OPTIONS_MAX];

@@ -239,8 +239,7 @@ weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path
         status = WEFT_BAD_INPUT("%s: a line of %d characters or more", where, LINE_MOST);
     if (kind == LINE_BINARY)
         status = WEFT_BAD_INPUT("%s: not text: a config has lines CONFIG_KEY=value", where);
-    if (status == WEFT_OK && ferror(file))
-        status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    if (status == WEFT_OK && ferror(file)) status = weft_path_failed(path);
     fclose(file);
     return status;
 }

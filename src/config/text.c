@@ -135,7 +135,7 @@ static weft_status save(const weft_config *c, const weft_config *but, const char
         fprintf(out, "CONFIG_%s=", o->key);
         write_value(out, o, value);
     }
-    if (!out || !weft_memory_end(out, &text)) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    if (!out || !weft_memory_end(out, &text)) return weft_no_memory(path);
     return weft_file_write(path, text, bytes, NULL);
 }
 

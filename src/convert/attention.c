@@ -77,7 +77,7 @@ static void write_weight(weft_model *out, int64_t layer, const char *name, const
 static weft_status model_with(const weft_model *m, const weft_config *c, weft_model **out) {
     WEFT_TRY(weft_model_check(c, "convert"));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    WEFT_TRY(weft_model_create(c, m->dtype, out));
+    WEFT_TRY(weft_model_create(c, m->dtype, NULL, out));
     for (int64_t i = 0; i < (*out)->n_weights; i++) {
         weft_weight *w = &(*out)->weights[i];
         const weft_weight *from = weft_model_find(m, w->name);

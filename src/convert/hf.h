@@ -19,11 +19,11 @@
  * are kept less 1, and with norms before and behind the branches. WEFT_HF_OWN: none of theirs; the
  * folder brings a class of weft's along (modeling_weft.py). */
 typedef enum {
-    WEFT_HF_GPT2,
     WEFT_HF_LLAMA,
     WEFT_HF_LLAMA_PAIRS,
     WEFT_HF_PHI3,
     WEFT_HF_GEMMA,
+    WEFT_HF_GPT2,
     WEFT_HF_NEOX,
     WEFT_HF_OWN
 } weft_hf_family;
@@ -50,12 +50,13 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
 weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder,
                           weft_may_replace may);
 
-/* The families that are Llama but for what is said here, which reading (hf_config.c) and writing
- * (hf_config_write.c) share. */
+/* What reading (hf_config.c) and writing (hf_config_write.c) share of each model_type: those that are Llama but for what
+ * is said here, and the two that are not. */
 
 /* `kv_heads` and what follows are for a config that says nothing, 0: as Llama has it. */
 typedef struct {
     const char *type, *architecture;
+    weft_hf_family family;
     bool qkv_bias; /* in these three maps, and nowhere else */
     bool qk_norm;
     bool tied;
@@ -63,7 +64,6 @@ typedef struct {
     bool no_window; /* the family has none */
     bool reordered; /* norms come behind the branches, and those of queries and keys are whole */
     bool partial;   /* some columns of a head may be left unrotated */
-    bool gemma; /* GeGLU, embeddings times the root of their width, gains that are kept less 1 */
     int full_every; /* a sliding_window is in use in all layers but every n-th */
     int heads, kv_heads, head_dim, nope_every, window, vocab, context;
     double theta, eps;
@@ -86,6 +86,8 @@ enum {
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GPT2, /* from here on none is Llama */
+    NEOX,
     LIKES
 };
 

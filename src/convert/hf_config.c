@@ -99,18 +99,20 @@ const llama_like weft_hf_likes[LIKES] = {
                .eps = 1e-5},
     [OLMO3] = {"olmo3", "Olmo3ForCausalLM", .qk_norm = true, .reordered = true, .full_every = 4,
                .window = 4096, .theta = 5e5, .eps = 1e-5, .local_theta = 5e5},
-    [PHI3] = {"phi3", "Phi3ForCausalLM", .windows = true, .partial = true, .eps = 1e-5,
-              .keys = phi3_keys},
+    [PHI3] = {"phi3", "Phi3ForCausalLM", WEFT_HF_PHI3, .windows = true, .partial = true,
+              .eps = 1e-5, .keys = phi3_keys},
     [DEEPSEEK] = {"deepseek_v3", "DeepseekV3ForCausalLM", .no_window = true, .keys = deepseek_keys},
-    [GEMMA] = {"gemma", "GemmaForCausalLM", .gemma = true, .tied = true, .no_window = true,
+    [GEMMA] = {"gemma", "GemmaForCausalLM", WEFT_HF_GEMMA, .tied = true, .no_window = true,
                .kv_heads = 16, .head_dim = 256, .keys = gemma_keys},
-    [GEMMA2] = {"gemma2", "Gemma2ForCausalLM", .gemma = true, .tied = true, .full_every = 2,
+    [GEMMA2] = {"gemma2", "Gemma2ForCausalLM", WEFT_HF_GEMMA, .tied = true, .full_every = 2,
                 .kv_heads = 4, .head_dim = 256, .window = 4096, .scalar = 256,
                 .softcap_attention = 50, .softcap_end = 30, .keys = gemma2_keys},
-    [GEMMA3] = {"gemma3_text", "Gemma3ForCausalLM", .qk_norm = true, .gemma = true, .tied = true,
+    [GEMMA3] = {"gemma3_text", "Gemma3ForCausalLM", WEFT_HF_GEMMA, .qk_norm = true, .tied = true,
                 .full_every = 6, .heads = 8, .kv_heads = 4, .head_dim = 256, .window = 4096,
                 .vocab = 262208, .context = 131072, .theta = 1e6, .scalar = 256,
                 .local_theta = 10000, .keys = gemma3_keys},
+    [GPT2] = {"gpt2", "GPT2LMHeadModel", WEFT_HF_GPT2, .tied = true, .keys = gpt2_keys},
+    [NEOX] = {"gpt_neox", "GPTNeoXForCausalLM", WEFT_HF_NEOX, .partial = true, .keys = neox_keys},
 };
 
 /* Families that are known, and what of them is not computed here. */
@@ -245,7 +247,6 @@ static void read_gpt2(source *s, weft_config *c) {
     set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", 50257));
     set_number(s, c, "CONTEXT", number_of(s, s->root, "n_positions", 1024));
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "layer_norm_epsilon", 1e-5));
-    read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", true);
 }
 
 /* The share of a head's columns that is rotated, where it may be less than all. */
@@ -289,7 +290,8 @@ static void read_longrope(source *s, const json_t *rope, weft_config *c) {
     read_factors(s, rope, "long_factor", c, "ROPE_LONG_FACTORS");
 }
 
-static void read_rope(source *s, const llama_like *like, weft_config *c) {
+static void read_rope(source *s, double usual, weft_config *c) {
+    const llama_like *like = s->like;
     const json_t *rope = json_object_get(s->root, "rope_parameters");
     if (json_object_get(rope, "full_attention")) {
         read_local(s, json_object_get(rope, "sliding_attention"), c);
@@ -298,7 +300,7 @@ static void read_rope(source *s, const llama_like *like, weft_config *c) {
         read_local(s, NULL, c);
     }
     if (!json_is_object(rope)) rope = json_object_get(s->root, "rope_scaling");
-    double theta = number_of(s, s->root, "rope_theta", like->theta > 0 ? like->theta : 10000);
+    double theta = number_of(s, s->root, "rope_theta", usual > 0 ? usual : 10000);
     set_number(s, c, "ROPE_THETA", number_of(s, rope, "rope_theta", theta));
     if (!json_is_object(rope)) return;
     const char *lists[3] = {like->partial ? "partial_rotary_factor" : NULL, rope_keys};
@@ -450,25 +452,29 @@ static double or_missing(int usual) {
     return usual ? (double)usual : (double)NAN;
 }
 
-static void read_llama(source *s, weft_config *c, const llama_like *like) {
-    double heads = number_of(s, s->root, "num_attention_heads", or_missing(like->heads));
-    double width = number_of(s, s->root, "hidden_size", NAN);
-    double head = number_of(s, s->root, "head_dim", like->head_dim);
-    note(s, weft_config_override_all(c, "FFN=swiglu POSITION=rope NORM=rmsnorm BIAS=n", s->where));
-    set_number(s, c, "N_EMBD", width);
-    set_number(s, c, "N_HEAD", heads);
-    set_number(s, c, "HEAD_DIM", head * heads == width ? 0 : head);
+static void read_sizes(source *s, weft_config *c) {
+    const llama_like *like = s->like;
+    set_number(s, c, "N_EMBD", number_of(s, s->root, "hidden_size", NAN));
+    set_number(s, c, "N_HEAD",
+               number_of(s, s->root, "num_attention_heads", or_missing(like->heads)));
     set_number(s, c, "N_LAYER", number_of(s, s->root, "num_hidden_layers", NAN));
     set_number(s, c, "N_FFN", number_of(s, s->root, "intermediate_size", NAN));
-    set_number(
-        s, c, "KV_HEADS",
-        number_of(s, s->root, "num_key_value_heads", like->kv_heads ? like->kv_heads : heads));
     set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", or_missing(like->vocab)));
     set_number(s, c, "CONTEXT",
                number_of(s, s->root, "max_position_embeddings", or_missing(like->context)));
+}
+
+static void read_llama(source *s, weft_config *c) {
+    const llama_like *like = s->like;
+    note(s, weft_config_override_all(c, "FFN=swiglu POSITION=rope NORM=rmsnorm BIAS=n", s->where));
+    read_sizes(s, c);
+    double heads = (double)c->n_head, head = number_of(s, s->root, "head_dim", like->head_dim);
+    set_number(s, c, "HEAD_DIM", head * heads == (double)c->n_embd ? 0 : head);
+    set_number(
+        s, c, "KV_HEADS",
+        number_of(s, s->root, "num_key_value_heads", like->kv_heads ? like->kv_heads : heads));
     double eps = like->eps > 0 ? like->eps : 1e-6;
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "rms_norm_eps", eps));
-    read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", like->tied);
     bool biased = json_is_true(json_object_get(s->root, "attention_bias"));
     set_word(s, c, "ATTENTION_BIAS", like->qkv_bias ? "qkv" : biased ? "all" : "none");
     read_flag(s, c, "FFN_BIAS", "mlp_bias", false);
@@ -476,10 +482,10 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     if (like->reordered)
         note(s, weft_config_override_all(c, "QK_NORM_WHOLE=y NORM_PLACEMENT=reordered", s->where));
     if (like->partial) read_share(s, 1, c);
-    read_rope(s, like, c);
+    read_rope(s, like->theta, c);
     read_nope(s, c);
     read_windows(s, c);
-    if (like->gemma) read_gemma(s, c);
+    if (like->family == WEFT_HF_GEMMA) read_gemma(s, c);
     if (like == &weft_hf_likes[DEEPSEEK]) read_deepseek(s, c);
     if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
         note(s, refuse(s, "rms_norm_eps", json_object_get(s->root, "rms_norm_eps"),
@@ -487,7 +493,6 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
 }
 
 static void read_neox(source *s, weft_config *c) {
-    llama_like like = {.partial = true, .theta = number_of(s, s->root, "rotary_emb_base", 10000)};
     /* GELU by either formula, as they call it. */
     static const char *const tanhs[] = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"};
     const json_t *act = json_object_get(s->root, "hidden_act");
@@ -499,17 +504,11 @@ static void read_neox(source *s, weft_config *c) {
         note(s, refuse(s, "hidden_act", act, "\"gelu\" and \"gelu_new\" are"));
     set_word(s, c, "FFN", by_tanh ? "gelu" : "gelu_erf");
     set_word(s, c, "POSITION", "rope");
-    set_number(s, c, "N_EMBD", number_of(s, s->root, "hidden_size", NAN));
-    set_number(s, c, "N_HEAD", number_of(s, s->root, "num_attention_heads", NAN));
-    set_number(s, c, "N_LAYER", number_of(s, s->root, "num_hidden_layers", NAN));
-    set_number(s, c, "N_FFN", number_of(s, s->root, "intermediate_size", NAN));
-    set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", NAN));
-    set_number(s, c, "CONTEXT", number_of(s, s->root, "max_position_embeddings", NAN));
+    read_sizes(s, c);
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "layer_norm_eps", 1e-5));
-    read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", false);
     read_flag(s, c, "PARALLEL_RESIDUAL", "use_parallel_residual", true);
     read_share(s, 0.25, c);
-    read_rope(s, &like, c);
+    read_rope(s, number_of(s, s->root, "rotary_emb_base", 0), c);
 }
 
 weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *key) {
@@ -554,25 +553,17 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     int like = 0;
     while (like < LIKES && strcmp(weft_hf_likes[like].type, type) != 0)
         like++;
-    bool gpt2 = strcmp(type, "gpt2") == 0, neox = strcmp(type, "gpt_neox") == 0;
-    if (!gpt2 && !neox && like == LIKES) return refuse_family(where, type);
-    s.like = like < LIKES ? &weft_hf_likes[like] : NULL;
-    const char *lists[3] = {gpt2   ? gpt2_keys
-                            : neox ? neox_keys
-                                   : weft_hf_likes[like].keys,
-                            gpt2 || neox ? NULL : llama_keys, common_keys};
-    *family = gpt2            ? WEFT_HF_GPT2
-              : neox          ? WEFT_HF_NEOX
-              : like == PHI3  ? WEFT_HF_PHI3
-              : s.like->gemma ? WEFT_HF_GEMMA
-                              : WEFT_HF_LLAMA;
+    if (like == LIKES) return refuse_family(where, type);
+    s.like = &weft_hf_likes[like];
+    const char *lists[3] = {s.like->keys, like < GPT2 ? llama_keys : NULL, common_keys};
+    *family = s.like->family;
     if (like == DEEPSEEK && !json_is_false(json_object_get(root, "rope_interleave")))
         *family = WEFT_HF_LLAMA_PAIRS;
     weft_config_defaults(c);
     note(&s, check_keys(&s, root, lists, "", s.unknown));
-    if (s.status == WEFT_OK && gpt2) read_gpt2(&s, c);
-    if (s.status == WEFT_OK && neox) read_neox(&s, c);
-    if (s.status == WEFT_OK && !gpt2 && !neox) read_llama(&s, c, &weft_hf_likes[like]);
+    if (s.status == WEFT_OK)
+        (like == GPT2 ? read_gpt2 : like == NEOX ? read_neox : read_llama)(&s, c);
+    read_flag(&s, c, "WEIGHT_TYING", "tie_word_embeddings", s.like->tied);
     if (s.status == WEFT_OK && *s.unknown)
         weft_log(WEFT_LOG_WARN,
                  "%s: passed over what is not known: %s; if one of them changes what the model "

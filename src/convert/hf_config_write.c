@@ -34,7 +34,8 @@ static bool is_gemma(const weft_config *c, int like) {
 }
 
 /* GPT-2's and GPT-NeoX's blocks have the same parts, in another order. */
-static bool is_gpt2(const weft_config *c, bool neox) {
+static bool is_gpt2(const weft_config *c, int like) {
+    bool neox = like == NEOX;
     return c->attention == WEFT_ATTENTION_DOT && !c->window && is_unscaled(c) &&
            c->norm_placement == WEFT_PLACEMENT_PRE && c->norm == WEFT_NORM_LAYERNORM && c->bias &&
            (c->ffn == WEFT_FFN_GELU || (neox && c->ffn == WEFT_FFN_GELU_ERF)) &&
@@ -46,6 +47,8 @@ static bool is_gpt2(const weft_config *c, bool neox) {
 /* Which of the likes has all of it. */
 static int choose_like(const weft_config *c) {
     bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
+    if (c->position == WEFT_POSITION_LEARNED) return GPT2;
+    if (c->position == WEFT_POSITION_ROPE && c->norm == WEFT_NORM_LAYERNORM) return NEOX;
     if (c->attention == WEFT_ATTENTION_MLA) return DEEPSEEK;
     if (c->ffn == WEFT_FFN_GEGLU)
         return c->norm_placement == WEFT_PLACEMENT_PRE ? GEMMA : c->qk_norm ? GEMMA3 : GEMMA2;
@@ -67,11 +70,11 @@ static bool is_deepseek(const weft_config *c) {
            (c->ra_mla_latent_norm || usual);
 }
 
-static bool is_like_llama(const weft_config *c) {
-    int like = choose_like(c);
+static bool is_like_llama(const weft_config *c, int like) {
     int bias = weft_hf_attention_bias(c);
     bool dot = c->attention == WEFT_ATTENTION_DOT && c->position == WEFT_POSITION_ROPE;
-    bool gemma = weft_hf_likes[like].gemma, by_layer = weft_hf_likes[like].full_every > 0;
+    bool gemma = weft_hf_likes[like].family == WEFT_HF_GEMMA,
+         by_layer = weft_hf_likes[like].full_every > 0;
     bool is_long = c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE;
     return (like == DEEPSEEK ? is_deepseek(c) : dot) &&
            (gemma ? is_gemma(c, like)
@@ -190,8 +193,7 @@ static void write_gemma(const weft_config *c, int number, json_t *root) {
                   number == GEMMA3 && c->window ? c->rope_local_theta : NAN);
 }
 
-static json_t *write_llama(const weft_config *c) {
-    int number = choose_like(c);
+static json_t *write_llama(const weft_config *c, int number) {
     const llama_like *like = &weft_hf_likes[number];
     json_t *root = weft_json_make(
         "architectures:o model_type:s hidden_act:s hidden_size:I num_attention_heads:I head_dim:I "
@@ -211,7 +213,7 @@ static json_t *write_llama(const weft_config *c) {
     if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE)
         weft_json_add(root, "original_max_position_embeddings:I", c->rope_context);
     if (number == DEEPSEEK) write_deepseek(c, root);
-    if (like->gemma) write_gemma(c, number, root);
+    if (like->family == WEFT_HF_GEMMA) write_gemma(c, number, root);
     if (number == OLMO3) write_windows(c, root);
     if (number == OLMO3) write_both_laws(c, root);
     return root;
@@ -242,19 +244,12 @@ static void write_specials(const weft_tokenizer *t, json_t *root) {
 weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
                                  weft_hf_family *family, json_t **out) {
     *out = NULL;
-    bool neox = c->position == WEFT_POSITION_ROPE && c->norm == WEFT_NORM_LAYERNORM;
-    bool gpt2 = c->position == WEFT_POSITION_LEARNED;
     int like = choose_like(c);
-    *family = gpt2                        ? WEFT_HF_GPT2
-              : neox                      ? WEFT_HF_NEOX
-              : like == DEEPSEEK          ? WEFT_HF_LLAMA_PAIRS
-              : like == PHI3              ? WEFT_HF_PHI3
-              : weft_hf_likes[like].gemma ? WEFT_HF_GEMMA
-                                          : WEFT_HF_LLAMA;
+    *family = like == DEEPSEEK ? WEFT_HF_LLAMA_PAIRS : weft_hf_likes[like].family;
     /* What no family has. */
     bool other = !c->causal || c->mup || c->kv_share != 1 || c->attention_gate ||
                  c->document_mask || c->attn_gate || c->cross_token;
-    if (other || !(gpt2 || neox ? is_gpt2(c, neox) : is_like_llama(c))) {
+    if (other || !(like < GPT2 ? is_like_llama : is_gpt2)(c, like)) {
         *family = WEFT_HF_OWN;
         /* Of a model that none of their own classes computes: the folder brings the class along, in plain PyTorch, and its
          * config.json says so (auto_map). Tensors keep weft's names, and the options are in "weft": all that say what
@@ -276,7 +271,9 @@ weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
         write_specials(t, *out);
         return WEFT_OK;
     }
-    json_t *root = gpt2 ? write_gpt2(c) : neox ? write_neox(c) : write_llama(c);
+    json_t *root = like == GPT2   ? write_gpt2(c)
+                   : like == NEOX ? write_neox(c)
+                                  : write_llama(c, like);
     if (!root) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
     weft_json_add(root, "vocab_size:I tie_word_embeddings:b", c->vocab_size, c->weight_tying);
     write_specials(t, root);

@@ -161,7 +161,7 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
     for (int64_t l = 0; l < did->n_layers; l++)
         WEFT_TRY(choose_layer(&v, l, did));
     if (!options->sparse) set_units(&c, options->what, did->units, did->left);
-    WEFT_TRY(weft_model_create(&c, m->dtype, &v.to));
+    WEFT_TRY(weft_model_create(&c, m->dtype, NULL, &v.to));
     for (int64_t i = 0; i < v.to->n_weights; i++) {
         weft_weight *to = &v.to->weights[i];
         const weft_weight *from = weft_model_find(v.from, to->name);

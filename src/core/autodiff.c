@@ -79,7 +79,7 @@ static weft_status differentiate_node(autodiff *a, const weft_node *n) {
     weft_node view = *n;
     WEFT_AUTO_FREE weft_tensor **lists =
         calloc((size_t)(2 * (n->n_in + n->n_out)), sizeof *lists); /* in, out, d_in, d_out */
-    if (!lists) return weft_fail(WEFT_ENOMEM, "backward: no memory");
+    if (!lists) return weft_no_memory("backward");
     view.in = lists;
     view.out = lists + n->n_in;
     weft_tensor **d_in = view.out + n->n_out, **d_out = d_in + n->n_in;
@@ -99,7 +99,7 @@ static weft_status differentiate_node(autodiff *a, const weft_node *n) {
 weft_status weft_graph_drop_unused(weft_graph *g) {
     WEFT_AUTO_FREE bool *used = calloc((size_t)g->n_tensors + 1, sizeof *used);
     WEFT_AUTO_FREE bool *wanted = calloc((size_t)g->n_nodes + 1, sizeof *wanted);
-    if (!used || !wanted) return weft_fail(WEFT_ENOMEM, "graph: no memory");
+    if (!used || !wanted) return weft_no_memory("graph");
     for (int64_t i = g->n_nodes - 1; i >= 0; i--) {
         const weft_node *n = g->nodes[i];
         wanted[i] = n->op->side_effect;
@@ -130,7 +130,7 @@ weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *l
     g->n_forward = forward;
     WEFT_AUTO_FREE weft_tensor **grad = calloc((size_t)tensors + 1, sizeof *grad);
     WEFT_AUTO_FREE weft_tensor **clone = calloc((size_t)tensors + 1, sizeof *clone);
-    if (!grad || !clone) return weft_fail(WEFT_ENOMEM, "backward: no memory");
+    if (!grad || !clone) return weft_no_memory("backward");
     autodiff a = {g, tensors, grad, clone};
     for (int i = 0; i < n; i++) {
         weft_keep(loss[i]);

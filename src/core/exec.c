@@ -46,7 +46,7 @@ static weft_status check_plan(const weft_exec *x, const bool *bound) {
 
 static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_options *options) {
     WEFT_AUTO_FREE bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
-    if (!bound) return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    if (!bound) return weft_no_memory("exec");
     for (const weft_binding *b = options->bindings; b && b->tensor; b++) {
         WEFT_TRY(check_binding(x, b));
         bound[b->tensor->id] = true;
@@ -66,7 +66,7 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
     WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = calloc(1, sizeof *x);
     if (!x) {
         weft_plan_destroy(options->planned);
-        return weft_fail(WEFT_ENOMEM, "exec: no memory");
+        return weft_no_memory("exec");
     }
     x->plan = options->planned;
     WEFT_TRY(weft_graph_status(g));
@@ -78,7 +78,7 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
     x->n_tensors = weft_graph_tensor_count(g);
     x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
     x->kernels = calloc((size_t)x->n_nodes + 1, sizeof *x->kernels);
-    if (!x->data || !x->kernels) return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    if (!x->data || !x->kernels) return weft_no_memory("exec");
     WEFT_TRY(weft_exec_find_kernels(g, backend, x->kernels));
     WEFT_TRY(plan_memory(x, g, options));
     int64_t bytes = x->plan->arena_bytes;
@@ -109,7 +109,7 @@ void weft_exec_watch(weft_exec *x, void (*after)(void *context, const weft_node 
 weft_status weft_exec_cut(weft_exec *x, const int64_t *parts, int n) {
     free(x->parts);
     x->parts = malloc((size_t)n * sizeof *x->parts);
-    if (!x->parts) return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    if (!x->parts) return weft_no_memory("exec");
     memcpy(x->parts, parts, (size_t)n * sizeof *x->parts);
     x->n_parts = n;
     return WEFT_OK;

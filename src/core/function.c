@@ -102,7 +102,7 @@ static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t l
         for (int k = 0; k < n->n_out; k++)
             place_tensor(f, p, seen, n->out[k]);
     }
-    return ok ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
+    return ok ? WEFT_OK : weft_no_memory("function");
 }
 
 WEFT_ENDED_BY(weft_function_destroy, weft_function)
@@ -113,7 +113,7 @@ weft_status weft_function_create(weft_graph *g, const weft_backend *backend, wef
     *out = NULL;
     WEFT_TRY(weft_graph_status(g));
     WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
-    if (!f) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    if (!f) return weft_no_memory("function");
     f->all = (weft_exec){.g = g, .backend = backend, .pool = pool};
     f->n_bound = n_bound;
     pthread_mutex_init(&f->lock, NULL);
@@ -122,12 +122,12 @@ weft_status weft_function_create(weft_graph *g, const weft_backend *backend, wef
     f->all.n_tensors = weft_graph_tensor_count(g);
     f->all.kernels = calloc((size_t)nodes + 1, sizeof *f->all.kernels);
     f->bound = calloc((size_t)f->n_bound + 1, sizeof *f->bound);
-    if (!f->all.kernels || !f->bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    if (!f->all.kernels || !f->bound) return weft_no_memory("function");
     for (int i = 0; i < f->n_bound; i++)
         f->bound[i] = bound[i];
     WEFT_TRY(weft_exec_find_kernels(f->all.g, f->all.backend, f->all.kernels));
     WEFT_AUTO_FREE bool *outside = calloc((size_t)f->all.n_tensors + 1, sizeof *outside);
-    if (!outside) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    if (!outside) return weft_no_memory("function");
     for (int i = 0; i < f->n_bound; i++)
         outside[bound[i]->id] = true;
     weft_program_options options = {
@@ -289,7 +289,7 @@ weft_status weft_function_prepare(weft_function *f) {
     int n = f->n_bound + 2;
     WEFT_AUTO_FREE int64_t *bytes = calloc((size_t)n, sizeof *bytes);
     WEFT_AUTO_FREE void **at = calloc((size_t)n, sizeof *at);
-    if (!bytes || !at) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    if (!bytes || !at) return weft_no_memory("function");
     int64_t forward = weft_function_workspace_bytes(f, WEFT_HALF_FORWARD);
     int64_t backward = weft_function_workspace_bytes(f, WEFT_HALF_BACKWARD);
     for (int i = 0; i < f->n_bound; i++)

@@ -21,7 +21,7 @@ weft_node weft_node_gone = {.index = -1};
 
 weft_status weft_graph_create(weft_graph **out) {
     *out = calloc(1, sizeof **out);
-    if (!*out) return weft_fail(WEFT_ENOMEM, "graph: no memory");
+    if (!*out) return weft_no_memory("graph");
     (*out)->n_forward = -1;
     return WEFT_OK;
 }

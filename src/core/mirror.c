@@ -16,7 +16,7 @@ struct weft_mirror {
 weft_status weft_mirror_create(void *host, int64_t bytes, weft_mirror **out) {
     weft_mirror *m = calloc(1, sizeof *m);
     *out = m;
-    if (!m) return weft_fail(WEFT_ENOMEM, "mirror: no memory");
+    if (!m) return weft_no_memory("mirror");
     m->host = host;
     m->bytes = bytes;
     m->newer = HOST;

@@ -73,7 +73,7 @@ static weft_status place_tensors(planner *p) {
     for (int64_t i = 0; i < p->n_nodes; i++) {
         const weft_node *n = weft_graph_node(p->g, i);
         WEFT_AUTO_FREE bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
-        if (!taken) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+        if (!taken) return weft_no_memory("plan");
         for (int o = 0; o < n->n_out; o++) {
             const weft_tensor *t = n->out[o];
             if (!t || (p->bound && p->bound[t->id])) continue;
@@ -121,7 +121,7 @@ static weft_status place_buffer(planner *p, weft_space *spaces[WEFT_REGIONS], pl
 /* The node at which the most is alive, and how much that is. */
 static weft_status find_peak(planner *p, int64_t *node) {
     WEFT_AUTO_FREE int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
-    if (!change) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    if (!change) return weft_no_memory("plan");
     for (int64_t i = 0; i < p->n_buffers; i++) {
         const plan_buffer *b = &p->buffers[i];
         change[b->first + 1] += b->bytes;
@@ -159,7 +159,7 @@ static weft_status make_plan(planner *p) {
     }
     weft_space *spaces[WEFT_REGIONS] = {NULL};
     WEFT_AUTO_FREE plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
-    if (!order) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    if (!order) return weft_no_memory("plan");
     for (int64_t i = 0; i < p->n_buffers; i++)
         order[i] = (plan_order){p->buffers[i].bytes, i};
     qsort(order, (size_t)p->n_buffers, sizeof *order, by_size);
@@ -216,7 +216,7 @@ weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, i
     WEFT_AUTO_FREE int64_t *last_read = calloc(tensors, sizeof *last_read);
     WEFT_AUTO_FREE int64_t *work_buffer = calloc(nodes, sizeof *work_buffer);
     if (!plan || !buffers || !buffer_of || !last_read || !work_buffer)
-        return weft_fail(WEFT_ENOMEM, "plan: no memory");
+        return weft_no_memory("plan");
     plan->n_nodes = n_nodes;
     plan->n_tensors = n_tensors;
     plan->offset = calloc(tensors, sizeof *plan->offset);
@@ -224,7 +224,7 @@ weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, i
     plan->work_offset = calloc(nodes, sizeof *plan->work_offset);
     plan->work_bytes = calloc(nodes, sizeof *plan->work_bytes);
     if (!plan->offset || !plan->region || !plan->work_offset || !plan->work_bytes)
-        return weft_fail(WEFT_ENOMEM, "plan: no memory");
+        return weft_no_memory("plan");
     WEFT_TRY(make_plan(&(planner){.g = g,
                                   .backend = backend,
                                   .options = options ? options : &defaults,
@@ -288,13 +288,13 @@ typedef struct {
 weft_status weft_space_open(int64_t moments, weft_space **out) {
     WEFT_AUTO_FREE weft_space *s = calloc(1, sizeof *s);
     *out = NULL;
-    if (!s) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    if (!s) return weft_no_memory("plan");
     s->moments = moments;
     s->n_parts = 2;
     while (s->n_parts < 2 * moments)
         s->n_parts *= 2;
     s->parts = calloc((size_t)s->n_parts, sizeof *s->parts);
-    if (!s->parts) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    if (!s->parts) return weft_no_memory("plan");
     return weft_hand(&s, out);
 }
 
@@ -380,5 +380,5 @@ weft_status weft_space_take(weft_space *s, int64_t first, int64_t last, int64_t 
     *offset = at;
     r.taken = (span){*offset, *offset + bytes};
     if (bytes == 0 || write_taken(s, &r, 1, 0, s->moments)) return WEFT_OK;
-    return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    return weft_no_memory("plan");
 }

@@ -238,7 +238,7 @@ static void pool_run_some(weft_pool *pool, int64_t first, int64_t end, weft_task
 
 void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context) {
     weft_beat();
-    if (pool->size == 1 || tasks <= 1) {
+    if (!pool || pool->size == 1 || tasks <= 1) {
         for (int64_t i = 0; i < tasks; i++)
             task(context, i, 0);
         return;

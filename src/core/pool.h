@@ -30,8 +30,8 @@ weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology 
 void weft_pool_destroy(weft_pool *pool);
 int weft_pool_size(const weft_pool *pool);
 
-/* Runs task(context, 0 .. tasks-1, thread) and returns when all are done. Not reentrant: a task
- * may not start another run on the same pool. */
+/* Runs task(context, 0 .. tasks-1, thread) and returns when all are done; with no pool the caller does
+ * them. Not reentrant: a task may not start another run on the same pool. */
 void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context);
 
 /* Zeros, each share of the memory written by the node that has this share of a run's tasks: the

@@ -190,7 +190,7 @@ weft_status weft_graph_rewrite(weft_graph *g, const weft_rule *rules) {
     WEFT_TRY(weft_graph_status(g));
     weft_rewrite r = {.g = g, .rules = rules, .first = g->n_forward < 0 ? 0 : g->n_forward};
     r.reads = calloc((size_t)g->n_tensors + 1, sizeof *r.reads);
-    if (!r.reads) return weft_fail(WEFT_ENOMEM, "rewrite: no memory");
+    if (!r.reads) return weft_no_memory("rewrite");
     for (int64_t i = 0; i < r.g->n_nodes; i++) {
         const weft_node *n = r.g->nodes[i];
         for (int k = 0; k < n->n_in; k++)

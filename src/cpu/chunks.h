@@ -177,6 +177,11 @@ VECTOR_FN(scale_vector) {
     out[0] = in[0] * arg[0];
 }
 
+/* A deviation from what a Gaussian's map makes. */
+VECTOR_FN(deviation_vector) {
+    out[0] = vsoftplus(in[0]);
+}
+
 /* The one number of a tensor of the statistics' type. */
 static inline real read_number(const weft_exec *x, const weft_tensor *t) {
     return *(const real *)weft_data(x, t);

@@ -21,7 +21,6 @@ typedef struct {
     const weft_node *n;
     const int32_t *targets; /* [N] */
     const real *lse;        /* [N] */
-    const real *d_lse;      /* [N], or NULL */
     entropy_upstream upstream;
     entropy_part part;
     gemm_product logits;
@@ -44,7 +43,7 @@ WEFT_TASK(differentiate_tile) {
         int32_t target = w->targets[row];
         real *l = tile + i * ld;
         real lse = w->lse[row];
-        real weight = row_weight(w->upstream, target, lse) + (w->d_lse ? w->d_lse[row] : 0);
+        real weight = row_weight(w->upstream, target, lse);
         int64_t column = target - w->part.word - at.column;
         bool here = column >= 0 && column < at.n;
         real cap = (real)((const weft_cross_entropy_attr *)w->n->attr)->softcap;
@@ -142,7 +141,6 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_c
     back_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[WEFT_CE_TARGETS])};
     WEFT_TRY(check_targets(w.targets, rows, words, &count));
     w.lse = weft_data(x, n->in[WEFT_CE_BACK_LSE]);
-    w.d_lse = weft_data(x, n->in[WEFT_CE_BACK_D_LSE]);
     w.upstream = scale_upstream(n, divisor_of(x, n->in[WEFT_CE_BACK_COUNT], count), d_ce, d_z);
     cut_workspace(n, weft_pool_size(pool), weft_workspace(x, n), &w);
     gemm_matrix dx = dx_matrix(x, n, w.dx);

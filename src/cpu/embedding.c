@@ -38,7 +38,7 @@ typedef struct {
     const weft_node *n;
     const int32_t *ids;   /* [batch, length] */
     const int32_t *start; /* [batch], or NULL */
-    int64_t batch, length, width, offset;
+    int64_t batch, length, width;
     /* gradients: the rows of the table and how they are cut */
     int64_t rows, band, strips;
     const int32_t *first;  /* [rows + 1]: where a row's tokens begin in `tokens` */
@@ -51,7 +51,7 @@ WEFT_TASK(embed_tokens) {
     int64_t end = min_i64((task + 1) * TASK_TOKENS, e->batch * e->length);
     for (int64_t i = task * TASK_TOKENS; i < end; i++) {
         int64_t b = i / e->length;
-        int64_t position = i % e->length + e->offset + (e->start ? e->start[b] : 0);
+        int64_t position = i % e->length + (e->start ? e->start[b] : 0);
         for (int64_t j = 0; j < e->width; j += STRIP) {
             int64_t n = min_i64(STRIP, e->width - j);
             real row[STRIP] = {0}, tile[STRIP];
@@ -69,16 +69,15 @@ DEFINE_KERNEL(embed) {
     e.batch = ids->shape[0];
     e.length = ids->shape[1];
     e.width = wte->shape[1];
-    e.offset = ATTR(n, weft_embed_attr)->offset;
     WEFT_TRY(check_tokens(e.ids, e.batch * e.length, e.length, wte->shape[0]));
     if (wpe) {
         for (int64_t b = 0; e.start && b < e.batch; b++)
-            if (e.start[b] < 0 || e.start[b] + e.offset + e.length > wpe->shape[0])
+            if (e.start[b] < 0 || e.start[b] + e.length > wpe->shape[0])
                 return WEFT_BAD_INPUT(
                     "embed: sequence %lld has positions %lld to %lld, but the table has "
                     "%lld of them",
-                    (long long)b, (long long)(e.start[b] + e.offset),
-                    (long long)(e.start[b] + e.offset + e.length - 1), (long long)wpe->shape[0]);
+                    (long long)b, (long long)e.start[b], (long long)(e.start[b] + e.length - 1),
+                    (long long)wpe->shape[0]);
     }
     return run_tasks(x, ceil_div(e.batch * e.length, TASK_TOKENS), embed_tokens, &e);
 }
@@ -94,7 +93,7 @@ WEFT_TASK(sum_rows) {
         for (int32_t i = e->tokens ? e->first[row] : 0; e->tokens && i < e->first[row + 1]; i++)
             add_row(e->x, e->n->in[0], e->tokens[i] * e->width + column, n, sum);
         for (int64_t b = 0; !e->tokens && b < e->batch; b++) {
-            int64_t t = row - e->offset - (e->start ? e->start[b] : 0);
+            int64_t t = row - (e->start ? e->start[b] : 0);
             if (t < 0 || t >= e->length) continue;
             add_row(e->x, e->n->in[0], (b * e->length + t) * e->width + column, n, sum);
         }
@@ -130,12 +129,11 @@ DEFINE_KERNEL(embed_back, .workspace = embed_back_workspace) {
 }
 
 DEFINE_KERNEL(position_back) {
-    const weft_embed_back_attr *attr = n->attr;
     const weft_tensor *dy = n->in[0];
-    embed_work e = {.x = x, .n = n, .start = weft_data(x, n->in[1]), .rows = attr->rows};
+    embed_work e = {.x = x, .n = n, .start = weft_data(x, n->in[1])};
+    e.rows = ATTR(n, weft_embed_back_attr)->rows;
     e.batch = dy->shape[0];
     e.length = dy->shape[1];
     e.width = dy->shape[2];
-    e.offset = attr->offset;
     return run_bands(x, &e);
 }

@@ -28,10 +28,6 @@ VECTOR_FN(copy_vector) {
     out[0] = in[0];
 }
 
-VECTOR_FN(deviation_vector) {
-    out[0] = vsoftplus(in[0]);
-}
-
 /* Means that stand already where they belong are left alone. */
 static void gaussian_row(const void *context, int64_t p) {
     const head_run *k = context;

@@ -67,8 +67,7 @@ typedef uint32_t vbits __attribute__((vector_size(VBYTES)));
 typedef uint16_t vhalves __attribute__((vector_size(VBYTES / 2)));
 
 static ALWAYS_INLINE vreal take_vector(gemm_matrix x, int64_t at) {
-    if (!x.bf16) return vload((const real *)x.data + at);
-    return vload_bf16((const uint16_t *)x.data + at);
+    return vload_narrow(x.data, at, VLEN, x.bf16);
 }
 
 /* As weft_float_to_bf16 rounds. */

@@ -21,10 +21,8 @@
 
 #if WEFT_REAL == 64
 typedef double real;
-#define REAL_DTYPE WEFT_F64
 #else
 typedef float real;
-#define REAL_DTYPE WEFT_F32
 #endif
 
 #define WEFT_PASTE4_(a, b, c, d) a##b##_##c##_##d

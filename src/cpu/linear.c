@@ -151,10 +151,6 @@ typedef struct {
     int64_t group;
 } deviations_run;
 
-VECTOR_FN(deviation_vector) {
-    out[0] = vsoftplus(in[0]);
-}
-
 /* Of one group of columns of a row, in place. */
 WEFT_TASK(make_deviations) {
     const deviations_run *d = context;

@@ -14,7 +14,6 @@ typedef struct {
     int64_t batch, time, heads, width; /* of x: [B, T, H, D] */
     int64_t rotated, half, block;      /* heads rotated, pairs of a head, positions of a task */
     int64_t near, spans;               /* distances in use, spans of a sequence */
-    int64_t offset;
     const int32_t *start;
     bool inverse;
     double amplitude;
@@ -47,7 +46,7 @@ WEFT_TASK(fill_table_row) {
     if (task >= k->near) {
         size = k->amplitude;
         int64_t row = task - k->near, sequence = row / k->spans;
-        int64_t first = k->offset + (k->start ? k->start[sequence] : 0);
+        int64_t first = k->start ? k->start[sequence] : 0;
         position = (double)(first + row % k->spans * SPAN);
         cosine = k->coarse + row * 2 * k->half;
     }
@@ -118,7 +117,6 @@ DEFINE_KERNEL(rope, .workspace = rope_workspace) {
                   .width = in->shape[3],
                   .rotated = o->heads,
                   .half = o->width / 2,
-                  .offset = o->offset,
                   .start = weft_data(x, n->in[1]),
                   .inverse = o->inverse,
                   .amplitude = o->law.amplitude};

@@ -238,14 +238,6 @@ static inline vreal vfma(vreal a, vreal b, vreal c) {
 #endif
 }
 
-/* b · (the lane of a) + c, rounded once; the lane is a constant. */
-#if defined(__aarch64__) && WEFT_REAL == 32
-#define VFMA_LANE(b, a, lane, c)                                                                   \
-    ((vreal)vfmaq_laneq_f32((float32x4_t)(c), (float32x4_t)(b), (float32x4_t)(a), lane))
-#else
-#define VFMA_LANE(b, a, lane, c) vfma(b, vset((a)[lane]), c)
-#endif
-
 #if defined(__AVX2__) && WEFT_REAL == 32
 
 /* Eight lanes from a vector: the upper half beside the lower one, where there are sixteen. */

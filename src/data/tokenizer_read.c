@@ -415,11 +415,24 @@ static bool find_in(const char *dir, const char *name, char path[WEFT_PATH_MAX])
            S_ISREG(is.st_mode);
 }
 
+/* A file that is NULL is looked for in the folder. */
 static weft_status read_pair(weft_tokenizer *t, const char *dir, const char *encoder_path,
                              const char *merges_path) {
+    char path[WEFT_PATH_MAX], beside[WEFT_PATH_MAX];
     WEFT_AUTO_FREE char *encoder = NULL, *merges = NULL;
     size_t bytes = 0;
-    if (*encoder_path) WEFT_TRY(read_file(t, encoder_path, &encoder, &bytes));
+    if (!merges_path && (find_in(dir, "vocab.bpe", path) || find_in(dir, "merges.txt", path)))
+        merges_path = path;
+    if (!merges_path && encoder_path)
+        return WEFT_BAD_INPUT("tokenizer %s: has no \"model\", and there is no vocab.bpe beside it",
+                              encoder_path);
+    if (!merges_path)
+        return WEFT_BAD_INPUT(
+            "tokenizer %s: the folder has no tokenizer.json, vocab.bpe or merges.txt", dir);
+    if (!encoder_path &&
+        (find_in(dir, "encoder.json", beside) || find_in(dir, "vocab.json", beside)))
+        encoder_path = beside;
+    if (encoder_path) WEFT_TRY(read_file(t, encoder_path, &encoder, &bytes));
     WEFT_TRY(read_file(t, merges_path, &merges, &bytes));
     if (encoder) {
         WEFT_AUTO_DECREF json_t *vocab = NULL;
@@ -451,50 +464,25 @@ static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *fla
     return WEFT_OK;
 }
 
-static weft_status read_folder(weft_tokenizer *t, const char *dir) {
-    char vocab[WEFT_PATH_MAX], merges[WEFT_PATH_MAX];
-    bool flat = false;
-    if (find_in(dir, "tokenizer.json", vocab)) {
-        WEFT_TRY(read_json_file(t, vocab, &flat));
-        if (!flat) return WEFT_OK;
-        return WEFT_BAD_INPUT("tokenizer %s: has no \"model\"", vocab);
-    }
-    if (!find_in(dir, "vocab.bpe", merges) && !find_in(dir, "merges.txt", merges))
-        return WEFT_BAD_INPUT(
-            "tokenizer %s: the folder has no tokenizer.json, vocab.bpe or merges.txt", dir);
-    if (!find_in(dir, "encoder.json", vocab) && !find_in(dir, "vocab.json", vocab)) *vocab = 0;
-    return read_pair(t, dir, vocab, merges);
-}
-
-static weft_status read_named(weft_tokenizer *t, const char *dir, const char *path) {
-    char beside[WEFT_PATH_MAX];
-    size_t length = strlen(path);
-    if (length < 5 || strcmp(path + length - 5, ".json") != 0) {
-        if (!find_in(dir, "encoder.json", beside) && !find_in(dir, "vocab.json", beside))
-            *beside = 0;
-        return read_pair(t, dir, beside, path);
-    }
-    bool flat = false;
-    WEFT_TRY(read_json_file(t, path, &flat));
-    if (!flat) return WEFT_OK;
-    if (find_in(dir, "vocab.bpe", beside) || find_in(dir, "merges.txt", beside))
-        return read_pair(t, dir, path, beside);
-    return WEFT_BAD_INPUT("tokenizer %s: has no \"model\", and there is no vocab.bpe beside it",
-                          path);
-}
-
 weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path) {
     struct stat is;
     if (stat(path, &is) != 0)
         return WEFT_BAD_INPUT("tokenizer %s: %s; it is 'bytes', a file or a folder", path,
                               strerror(errno));
     const char *slash = strrchr(path, '/');
-    char dir[WEFT_PATH_MAX];
+    char dir[WEFT_PATH_MAX], inside[WEFT_PATH_MAX];
     bool folder = S_ISDIR(is.st_mode);
     if (folder)
         snprintf(dir, sizeof dir, "%s", path);
     else
         snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
     WEFT_TRY(weft_tokenizer_read_beside(t, dir));
-    return folder ? read_folder(t, dir) : read_named(t, dir, path);
+    const char *file = !folder ? path : find_in(dir, "tokenizer.json", inside) ? inside : NULL;
+    size_t length = file ? strlen(file) : 0;
+    if (length < 5 || strcmp(file + length - 5, ".json") != 0) return read_pair(t, dir, NULL, file);
+    bool flat = false;
+    WEFT_TRY(read_json_file(t, file, &flat));
+    if (!flat) return WEFT_OK;
+    if (folder) return WEFT_BAD_INPUT("tokenizer %s: has no \"model\"", file);
+    return read_pair(t, dir, file, NULL);
 }

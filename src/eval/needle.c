@@ -32,10 +32,6 @@ typedef struct {
     int64_t done;
 } needle_run;
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "needle: no memory");
-}
-
 static void end_trials(needle_trial (*trials)[TOGETHER]) {
     for (int i = 0; i < TOGETHER; i++) {
         const needle_trial *t = &(*trials)[i];
@@ -50,7 +46,7 @@ static weft_status encode(const needle_run *r, const char *text, size_t bytes, i
     *out = NULL;
     WEFT_TRY(weft_encode(r->encoder, text, bytes, false, &tokens, n));
     *out = malloc((size_t)(*n + 1) * sizeof **out);
-    if (!*out) return no_memory();
+    if (!*out) return weft_no_memory("needle");
     memcpy(*out, tokens, (size_t)*n * sizeof **out);
     return WEFT_OK;
 }
@@ -60,7 +56,7 @@ static weft_status cut_hay(const needle_run *r, weft_random_stream *random,
                            const weft_sequence_place *p, int64_t n, int32_t *out) {
     if (!r->hay) {
         WEFT_AUTO_FREE int32_t *targets = malloc((size_t)(n + 1) * sizeof *targets);
-        if (!targets) return no_memory();
+        if (!targets) return weft_no_memory("needle");
         if (n > 0) weft_corpus_fill(p, n, out, targets);
         return WEFT_OK;
     }
@@ -101,7 +97,7 @@ static weft_status make_trial(const needle_run *r, int64_t length, double depth,
     t->tokens = malloc((size_t)t->n * sizeof *t->tokens);
     t->said = calloc((size_t)t->n_answer, sizeof *t->said);
     hay = malloc((size_t)(n_hay + 1) * sizeof *hay);
-    if (!t->tokens || !t->said || !hay) return no_memory();
+    if (!t->tokens || !t->said || !hay) return weft_no_memory("needle");
     WEFT_TRY(cut_hay(r, &random, &p, n_hay, hay));
     /* Hay up to the depth, the needle, the rest of the hay, the question. */
     int64_t at = llround(depth * (double)n_hay);

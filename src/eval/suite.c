@@ -9,7 +9,6 @@
 #include "base/text.h"
 #include "model/session.h"
 
-#include <errno.h>
 #include <math.h>
 
 enum { LEAST_TIME = 16, CHOICES_MOST = 1024 };
@@ -46,19 +45,15 @@ static void end_suite(suite *s) {
     weft_encoder_close(s->encoder);
 }
 
-static weft_status no_memory(const suite *s) {
-    return weft_fail(WEFT_ENOMEM, "%s: no memory", s->path);
-}
-
 static weft_status add_request(suite *s, const char *context, const char *choice) {
     if (!weft_grow_list(&s->requests, &s->request_room, s->n_requests + 1, sizeof *s->requests))
-        return no_memory(s);
+        return weft_no_memory(s->path);
     request *r = &s->requests[s->n_requests];
     *r = (request){0};
     /* The tokens of both together; those behind the context's own number are the choice's. */
     size_t head = strlen(context), tail = strlen(choice);
     WEFT_AUTO_FREE char *whole = malloc(head + tail + 1);
-    if (!whole) return no_memory(s);
+    if (!whole) return weft_no_memory(s->path);
     snprintf(whole, head + tail + 1, "%s%s", context, choice);
     size_t bytes = head + tail;
     while (head > 0 && strchr(" \t\n\v\f\r", whole[head - 1]))
@@ -73,7 +68,7 @@ static weft_status add_request(suite *s, const char *context, const char *choice
     if (n <= n_context)
         return WEFT_BAD_INPUT("choice '%.40s' adds no token to its context", choice);
     r->tokens = malloc((size_t)(n + extra) * sizeof *r->tokens);
-    if (!r->tokens) return no_memory(s);
+    if (!r->tokens) return weft_no_memory(s->path);
     if (extra) r->tokens[0] = s->begin;
     memcpy(r->tokens + extra, tokens, (size_t)n * sizeof *tokens);
     r->n = n + extra;
@@ -103,7 +98,7 @@ static weft_status add_question(suite *s, const json_t *line) {
         return WEFT_BAD_INPUT("answer is %lld, but the choices are 0 to %lld",
                               (long long)json_integer_value(answer), (long long)n - 1);
     if (!weft_grow_list(&s->questions, &s->question_room, s->n_questions + 1, sizeof *s->questions))
-        return no_memory(s);
+        return weft_no_memory(s->path);
     s->questions[s->n_questions++] =
         (question){s->n_requests, (int64_t)n, json_integer_value(answer)};
     for (size_t i = 0; i < n; i++) {
@@ -131,7 +126,7 @@ static weft_status read_questions(suite *s) {
             return WEFT_BAD_INPUT("%s:%lld: %s", s->path, (long long)number, weft_error_message());
         WEFT_TRY(status);
     }
-    if (ferror(file)) return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    if (ferror(file)) return weft_path_failed(s->path);
     if (s->n_questions > 0) return WEFT_OK;
     return WEFT_BAD_INPUT("%s: there is no question in it", s->path);
 }
@@ -217,7 +212,7 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
     WEFT_TRY(read_questions(&s));
     int64_t most = m->config.context;
     WEFT_AUTO_FREE int32_t *tokens = malloc((size_t)most * 2 * sizeof *tokens);
-    if (!tokens) return no_memory(&s);
+    if (!tokens) return weft_no_memory(s.path);
     for (int64_t time = LEAST_TIME; time < most; time *= 2)
         WEFT_TRY(score_length(&s, time, tokens, tokens + most));
     WEFT_TRY(score_length(&s, most, tokens, tokens + most));

@@ -50,10 +50,6 @@ struct weft_decoder {
     bool *changed;  /* [slots]: rows of the table that `there` has not seen */
 };
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "generate: no memory");
-}
-
 static void close_graph(row_graph *g) {
     if (!g) return;
     weft_exec_destroy(g->exec);
@@ -98,7 +94,7 @@ static weft_status refuse_cache(const weft_decoder *d) {
 static weft_status make_states(weft_decoder *d, const weft_graph *g) {
     int64_t tensors = weft_graph_tensor_count(g);
     d->states = calloc((size_t)tensors + 1, sizeof *d->states);
-    if (!d->states) return no_memory();
+    if (!d->states) return weft_no_memory("generate");
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(g, i);
         if (t->role != WEFT_ROLE_STATE) continue;
@@ -122,7 +118,7 @@ static weft_status bind_graph(weft_decoder *d, row_graph *g) {
     const weft_graph *graph = g->graph.model.graph;
     int64_t tensors = weft_graph_tensor_count(graph), n = 0;
     g->bindings = calloc((size_t)tensors + 1, sizeof *g->bindings);
-    if (!g->bindings) return no_memory();
+    if (!g->bindings) return weft_no_memory("generate");
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(graph, i);
         if (t->view_of) continue;
@@ -150,7 +146,7 @@ static weft_status fill_rotations(const row_graph *g) {
     int64_t count = weft_tensor_count(rotations);
     WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
     WEFT_AUTO_FREE float *narrow = malloc((size_t)count * sizeof *narrow);
-    if (!values || !narrow) return no_memory();
+    if (!values || !narrow) return weft_no_memory("generate");
     weft_cached_rotations(&g->graph, values);
     for (int64_t i = 0; i < count; i++)
         narrow[i] = (float)values[i];
@@ -161,7 +157,7 @@ static weft_status fill_rotations(const row_graph *g) {
 static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph **out) {
     *out = NULL;
     WEFT_AUTO(close_graph_at) row_graph *g = calloc(1, sizeof *g);
-    if (!g) return no_memory();
+    if (!g) return weft_no_memory("generate");
     const weft_config *c = &d->model->config;
     weft_cached_shape shape = {
         .rows = use->rows,
@@ -195,7 +191,7 @@ static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph *
     g->use = *use;
     if (use->apart)
         g->taken = calloc((size_t)weft_graph_node_count(g->graph.model.graph), sizeof(double));
-    if (use->apart && !g->taken) return no_memory();
+    if (use->apart && !g->taken) return weft_no_memory("generate");
     *out = d->graphs[d->n_graphs++] = weft_steal(&g);
     return WEFT_OK;
 }
@@ -224,7 +220,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     *out = NULL;
     WEFT_TRY(weft_cached_check(&m->config));
     WEFT_AUTO(weft_decoder_close_at) weft_decoder *d = calloc(1, sizeof *d);
-    if (!d) return no_memory();
+    if (!d) return weft_no_memory("generate");
     d->model = m;
     d->backend = backend;
     d->pool = pool;

@@ -1,6 +1,7 @@
 /* What becomes part of a product: where, and what becomes of the graph. */
 #include "generate/fold.h"
 
+#include "core/rewrite.h"
 #include "ops/all.h"
 
 typedef struct {
@@ -324,11 +325,6 @@ static weft_status fold_maps(const folding *f) {
     return weft_graph_status(f->graph);
 }
 
-static bool is_made_before(weft_tensor *t, const weft_node *n) {
-    const weft_node *made = root_of(t)->producer;
-    return !made || made->index < n->index;
-}
-
 /* y + gathered: the gathering adds. And x + (y + gathered), the sum of which a norm takes its rows: the product
  * that makes y adds x, so that the gathering makes the residual stream. */
 static void fold_gathers(const folding *f) {
@@ -339,7 +335,7 @@ static void fold_gathers(const folding *f) {
         if (!adds && !sums) continue;
         weft_tensor *x = n->in[0];
         weft_node *gather = find_maker(f, n->in[adds ? 1 : WEFT_NORM_R], WEFT_OP_cache_gather);
-        if (!gather || !is_made_before(x, gather) ||
+        if (!gather || !weft_rewrite_is_made_before(x, gather) ||
             weft_tensor_count(x) != weft_tensor_count(gather->out[0]))
             continue;
         weft_tensor **added = &gather->in[WEFT_CACHE_ADDEND];
@@ -351,7 +347,7 @@ static void fold_gathers(const folding *f) {
         weft_node *product =
             sums && *added && n->out[WEFT_NORM_S] ? find_maker(f, *added, WEFT_OP_matmul) : NULL;
         if (!product || !can_join(product) || product->in[WEFT_MATMUL_ADDEND] ||
-            !is_made_before(x, product) || x->dtype != product->out[0]->dtype)
+            !weft_rewrite_is_made_before(x, product) || x->dtype != product->out[0]->dtype)
             continue;
         product->in[WEFT_MATMUL_ADDEND] = x;
         take_result(gather, &n->out[WEFT_NORM_S]);
@@ -368,7 +364,7 @@ weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft
     folding f = {.graph = g, .width = width, .bytes = bytes, .list = list};
     *folds = NULL;
     *n = 0;
-    if (!list) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!list) return weft_no_memory("generate");
     if (bytes > 0) {
         transpose_weights(&f);
         join_maps(&f);

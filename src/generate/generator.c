@@ -8,10 +8,6 @@
 
 enum { DEFAULT_SEQUENCES = 8 };
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "generate: no memory");
-}
-
 static bool positions_end(const weft_config *c) {
     return weft_position_of(c)->ends;
 }
@@ -41,7 +37,7 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     weft_generator_limits l = limits ? *limits : (weft_generator_limits){0};
     WEFT_TRY(complete_limits(&m->config, &l));
     WEFT_AUTO(weft_generator_close_at) weft_generator *g = calloc(1, sizeof *g);
-    if (!g) return no_memory();
+    if (!g) return weft_no_memory("generate");
     l.no_sharing |= l.slide; /* pages are written again */
     g->config = m->config;
     g->stats.cache_bytes_per_token = weft_cached_token_bytes(&m->config, m->dtype);
@@ -72,7 +68,7 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     if (l.ngram || l.draft) g->states = malloc((size_t)(l.sequences * g->state_bytes) + 1);
     if (!g->slot_used || !g->logits || !g->scratch || !g->state ||
         (!g->states && (l.ngram || l.draft)))
-        return no_memory();
+        return weft_no_memory("generate");
     if (g->states) WEFT_TRY(generator_open_drafts(g, backend, pool));
     return weft_hand(&g, out);
 }
@@ -107,7 +103,7 @@ sequence *generator_find(const weft_generator *g, int64_t id) {
 
 static weft_status append_tokens(sequence *s, const int32_t *tokens, int64_t count) {
     if (!weft_grow_list(&s->tokens, &s->room, s->n_tokens + count, sizeof *s->tokens))
-        return no_memory();
+        return weft_no_memory("generate");
     if (count > 0) memcpy(s->tokens + s->n_tokens, tokens, (size_t)count * sizeof *tokens);
     s->n_tokens += count;
     return WEFT_OK;
@@ -155,7 +151,7 @@ static weft_status make_room_for_block(weft_generator *g, int64_t count) {
     if (count < WEFT_DECODER_BLOCK || g->logit_rows == WEFT_DECODER_BLOCK) return WEFT_OK;
     size_t bytes = (size_t)(WEFT_DECODER_BLOCK * g->config.vocab_size) * sizeof *g->logits;
     float *grown = realloc(g->logits, bytes);
-    if (!grown) return no_memory();
+    if (!grown) return weft_no_memory("generate");
     g->logits = grown;
     g->logit_rows = WEFT_DECODER_BLOCK;
     return WEFT_OK;
@@ -166,10 +162,10 @@ weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t
                                const weft_sampling *sampling, int64_t *id) {
     WEFT_TRY(check_request(g, prompt, count, count, sampling));
     if (!weft_grow_list(&g->list, &g->list_room, g->n_list + 1, sizeof *g->list))
-        return no_memory();
+        return weft_no_memory("generate");
     WEFT_AUTO(free_sequence_at) sequence *s = calloc(1, sizeof *s);
     if (s) s->pages = malloc((size_t)g->table_pages * sizeof *s->pages);
-    if (!s || !s->pages) return no_memory();
+    if (!s || !s->pages) return weft_no_memory("generate");
     WEFT_TRY(append_tokens(s, prompt, count));
     if (sampling->prompt_logprobs) {
         WEFT_TRY(generator_tell(s, &(weft_sampled){.token = prompt[0], .logprob = NAN}));
@@ -212,7 +208,7 @@ void generator_finish(sequence *s, weft_take how) {
 
 weft_status generator_tell(sequence *s, const weft_sampled *token) {
     if (!weft_grow_list(&s->made, &s->made_room, s->n_made + 1, sizeof *s->made))
-        return no_memory();
+        return weft_no_memory("generate");
     s->made[s->n_made++] = *token;
     return WEFT_OK;
 }

@@ -53,7 +53,7 @@ static weft_status open_model(weft_generator *g, const weft_backend *backend, we
             "have the model's vocabulary",
             (long long)c->vocab_size, (long long)g->config.vocab_size);
     WEFT_AUTO(draft_model_close_at) draft_model *d = calloc(1, sizeof *d);
-    if (!d) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!d) return weft_no_memory("generate");
     bool ends = weft_position_of(c)->ends;
     int64_t context = ends ? least(c->context, l->context) : l->context;
     /* As wide as the generator's, a sliding context's too: places are taken in turn. */
@@ -67,7 +67,7 @@ static weft_status open_model(weft_generator *g, const weft_backend *backend, we
     d->rows = least(weft_decoder_rows(d->decoder), g->rows);
     d->state_bytes = weft_decoder_state_bytes(d->decoder);
     d->states = malloc((size_t)(l->sequences * d->state_bytes) + 1);
-    if (!d->states) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!d->states) return weft_no_memory("generate");
     g->draft_cost = (double)weft_decoder_weight_bytes(d->decoder) /
                     (double)weft_decoder_weight_bytes(g->decoder);
     return weft_hand(&d, &g->drafts);

@@ -1,5 +1,5 @@
-/* Prompts and streams of text. Of a stream, bytes wait in `held` until they are whole characters; characters wait in `text`
- * while they could be the beginning of a stop string. */
+/* Prompts and streams of text. Of a stream, bytes wait in `held` until they are whole characters; the last characters of
+ * `text` are not given while they could be the beginning of a stop string. */
 #include "generate/text.h"
 
 #include "base/text.h"
@@ -26,8 +26,8 @@ struct weft_stream {
     char **stops;
     int n_stops;
     buffer held;  /* bytes of an unfinished character */
-    buffer text;  /* characters not yet given */
-    size_t given; /* of text, by the last call */
+    buffer text;  /* characters */
+    size_t given; /* of text */
 };
 
 static const char REPLACEMENT[] = "\xef\xbf\xbd";
@@ -52,14 +52,14 @@ weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, 
                              weft_stream **out) {
     *out = NULL;
     WEFT_AUTO(weft_stream_close_at) weft_stream *s = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "stream: no memory");
+    if (!s) return weft_no_memory("stream");
     s->tokenizer = t;
     s->stops = calloc((size_t)n_stops + 1, sizeof *s->stops);
-    if (!s->stops) return weft_fail(WEFT_ENOMEM, "stream: no memory");
+    if (!s->stops) return weft_no_memory("stream");
     for (int i = 0; i < n_stops; i++) {
         if (!stops[i][0]) continue;
         s->stops[s->n_stops] = strdup(stops[i]);
-        if (!s->stops[s->n_stops++]) return weft_fail(WEFT_ENOMEM, "stream: no memory");
+        if (!s->stops[s->n_stops++]) return weft_no_memory("stream");
     }
     return weft_hand(&s, out);
 }
@@ -90,12 +90,13 @@ static weft_status move_characters(weft_stream *s, bool end) {
     return WEFT_OK;
 }
 
-/* Where the first stop string begins that is there whole, or of which the text ends on a part; text.bytes: nowhere. */
+/* Where the first stop string begins, in what is not given, that is there whole, or of which the text ends on a part;
+ * text.bytes: nowhere. */
 static size_t find_stop(const weft_stream *s, bool whole) {
     size_t first = s->text.bytes;
     for (int i = 0; i < s->n_stops; i++) {
         size_t length = strlen(s->stops[i]);
-        for (size_t at = 0; at < first; at++) {
+        for (size_t at = s->given; at < first; at++) {
             size_t rest = s->text.bytes - at;
             if ((rest >= length) == whole &&
                 memcmp(s->text.data + at, s->stops[i], whole ? length : rest) == 0)
@@ -105,10 +106,7 @@ static size_t find_stop(const weft_stream *s, bool whole) {
     return first;
 }
 
-weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, size_t *bytes,
-                            bool *stopped) {
-    drop_front(&s->text, s->given);
-    s->given = 0;
+weft_status weft_stream_put(weft_stream *s, int32_t token, bool *stopped) {
     *stopped = false;
     int32_t count = 0;
     const char *from = weft_tokenizer_token(s->tokenizer, token, &count);
@@ -120,8 +118,6 @@ weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, si
     size_t stop = find_stop(s, true);
     *stopped = stop < s->text.bytes;
     s->given = *stopped ? stop : find_stop(s, false);
-    *text = s->text.data;
-    *bytes = s->given;
     if (*stopped) {
         s->text.bytes = stop;
         s->held.bytes = 0;
@@ -129,12 +125,13 @@ weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, si
     return WEFT_OK;
 }
 
-weft_status weft_stream_end(weft_stream *s, const char **text, size_t *bytes) {
-    drop_front(&s->text, s->given);
-    s->given = 0;
+weft_status weft_stream_end(weft_stream *s) {
     WEFT_TRY(move_characters(s, true));
     s->given = s->text.bytes;
-    *text = s->text.data;
-    *bytes = s->given;
     return WEFT_OK;
+}
+
+const char *weft_stream_text(const weft_stream *s, size_t *bytes) {
+    *bytes = s ? s->given : 0;
+    return *bytes ? s->text.data : "";
 }

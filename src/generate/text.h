@@ -20,10 +20,10 @@ weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, 
                              weft_stream **out);
 void weft_stream_close(weft_stream *s);
 
-/* Takes one token. *text and *bytes are what became certain by it, perhaps nothing; valid until the
- * next call. A token that the tokenizer does not have becomes U+FFFD, as do bytes that are no UTF-8.
+/* Takes one token. One that the tokenizer does not have becomes U+FFFD, as do bytes that are no UTF-8.
  * *stopped: a stop string came, and the text ends before it. */
-weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, size_t *bytes,
-                            bool *stopped);
-/* What was held back, when no more tokens come: an unfinished character becomes U+FFFD. */
-weft_status weft_stream_end(weft_stream *s, const char **text, size_t *bytes);
+weft_status weft_stream_put(weft_stream *s, int32_t token, bool *stopped);
+/* Takes what was held back, when no more tokens come: an unfinished character becomes U+FFFD. */
+weft_status weft_stream_end(weft_stream *s);
+/* What is certain so far of the whole text; valid until more is taken. */
+const char *weft_stream_text(const weft_stream *s, size_t *bytes);

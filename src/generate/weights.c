@@ -374,10 +374,10 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
     int64_t tensors = weft_graph_tensor_count(g);
     WEFT_AUTO(weft_generation_weights_destroy_at)
     weft_generation_weights *w = calloc(1, sizeof *w);
-    if (!w) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!w) return weft_no_memory("generate");
     w->backend = backend;
     w->list = calloc((size_t)tensors + 1, sizeof *w->list);
-    if (!w->list) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!w->list) return weft_no_memory("generate");
     WEFT_TRY(weft_mirror_place(m->mirror, backend));
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(g, i);

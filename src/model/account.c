@@ -176,12 +176,10 @@ weft_status weft_account_make(const weft_config *c, const weft_backend *backend,
     return WEFT_OK;
 }
 
-/* Sums on the stack at once while so many micro-batches are added: one while the sum is made, and one
- * more for each bit of an even index. */
-static int64_t count_levels(int64_t parts) {
-    int64_t most = 0;
+int weft_account_levels(int64_t parts) {
+    int most = 0;
     for (int64_t i = 0; i < parts; i += 2) {
-        int64_t ones = __builtin_popcountll((unsigned long long)i);
+        int ones = __builtin_popcountll((unsigned long long)i);
         if (ones > most) most = ones;
     }
     return most + 1;
@@ -193,12 +191,12 @@ static int64_t sums_bytes(const weft_config *c, const weft_model_graph *m, int r
     if (parts == 1) return 0;
     for (int64_t i = 0; i < m->n_parameters; i++)
         bytes += real_bytes(m->parameters[i].tensor);
-    if (ranks == 1) return bytes * count_levels(parts);
-    if (c->shard == WEFT_SHARD_GRADIENTS) return (bytes / ranks + 1) * count_levels(parts);
+    if (ranks == 1) return bytes * weft_account_levels(parts);
+    if (c->shard == WEFT_SHARD_GRADIENTS) return (bytes / ranks + 1) * weft_account_levels(parts);
     /* A rank whose micro-batches are no node of the tree has another sum for the rest. */
     int64_t own = (parts + ranks - 1) / ranks;
     bool node = parts % ranks == 0 && (own & (own - 1)) == 0;
-    return bytes * (count_levels(own) + !node);
+    return bytes * (weft_account_levels(own) + !node);
 }
 
 /* The pass over held-out data. */

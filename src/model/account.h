@@ -81,6 +81,9 @@ weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend);
 weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, const weft_node *n),
                                void *to);
 
+/* The most sums that are on the stack at once while so many micro-batches are added (comm/share.h): an even one is
+ * set on one sum for each of its ones. */
+int weft_account_levels(int64_t parts);
 /* Whether a step goes forward twice: see train/step.c. */
 bool weft_config_two_phases(const weft_config *c);
 /* What one graph run of a step is built for. */

@@ -31,13 +31,6 @@ static const struct {
     {"ffn.cross_alpha", false},       {"ffn.recip_alpha", false},
 };
 
-/* A tensor's name without its layer. */
-static const char *name_in_layer(const char *name) {
-    if (strncmp(name, "h.", 2) != 0) return name;
-    const char *dot = strchr(name + 2, '.');
-    return dot ? dot + 1 : name;
-}
-
 static weft_status refuse(const weft_weight *w, const char *what) {
     return WEFT_BAD_INPUT(
         "tensor '%s' %s; a gate, cross-token routing, a latent coupling, learned "
@@ -48,7 +41,9 @@ static weft_status refuse(const weft_weight *w, const char *what) {
 
 /* A weight that the other model has not. */
 static weft_status begin_weight(weft_weight *w) {
-    const char *name = name_in_layer(w->name);
+    const char *name = w->name;
+    int64_t layer;
+    weft_in_layer(w->name, &layer, &name);
     for (size_t i = 0; i < sizeof brought / sizeof brought[0]; i++) {
         if (strcmp(name, brought[i].name) != 0) continue;
         if (brought[i].zero) memset(w->data, 0, (size_t)w->bytes);
@@ -90,8 +85,8 @@ weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t s
                            weft_pool *pool, weft_model **out) {
     *out = NULL;
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    WEFT_TRY(weft_model_create_on(c, m->dtype, pool, out));
-    weft_status status = weft_model_start_on(*out, seed, pool);
+    WEFT_TRY(weft_model_create(c, m->dtype, pool, out));
+    weft_status status = weft_model_start(*out, seed, pool);
     if (status == WEFT_OK) status = fill(m, *out);
     weft_mirror_wrote((*out)->mirror, NULL);
     if (status != WEFT_OK) weft_model_destroy(weft_steal(out));

@@ -322,7 +322,7 @@ static void finish(builder *b, weft_tensor *x, weft_tensor *head) {
     weft_cached_graph *d = data_of(b);
     if (d->shape.head_copy) head = joined(b, &head, 1, 1);
     x = weft_view(b->g, x, b->batch, b->width);
-    x = weft_embed(b->g, x, d->wanted, NULL, NULL, 0);
+    x = weft_embed(b->g, x, d->wanted, NULL, NULL);
     x = weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE);
     d->logits = weft_keep(apply_softcap(b, x, b->c->softcap_logits));
 }

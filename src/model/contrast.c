@@ -67,7 +67,7 @@ weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend,
                                const weft_build *build, int64_t parts, weft_contrast **out) {
     *out = NULL;
     WEFT_AUTO(weft_contrast_close_at) weft_contrast *c = calloc(1, sizeof *c);
-    if (!c) return weft_fail(WEFT_ENOMEM, "training: no memory");
+    if (!c) return weft_no_memory("training");
     c->parts = parts;
     weft_build means = means_of(build);
     WEFT_TRY(weft_session_open(m, backend, pool, &means, false, false, &c->means));

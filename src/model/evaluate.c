@@ -188,7 +188,7 @@ static weft_status read_text(const weft_evaluation *what, weft_tokens *out) {
     WEFT_TRY(weft_encode(e, text, bytes, false, &tokens, &count));
     int64_t before = begin >= 0;
     int32_t *values = malloc((size_t)(count + before + 1) * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", what->text);
+    if (!values) return weft_no_memory(what->text);
     if (before) values[0] = begin;
     if (count) memcpy(values + before, tokens, (size_t)count * sizeof *values);
     *out = (weft_tokens){.rows = 1, .columns = count + before, .shard = true, .values = values};

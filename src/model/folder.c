@@ -24,7 +24,7 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
     WEFT_PATH(path, "%s/model.safetensors", folder);
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
-    if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    if (!tensors) return weft_no_memory(path);
     for (int64_t i = 0; i < m->n_weights; i++) {
         const weft_weight *w = &m->weights[i];
         tensors[i] = (weft_safetensor){.name = w->name,
@@ -74,7 +74,7 @@ static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
         return WEFT_OK;
     }
     WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", w->name);
+    if (!values) return weft_no_memory(w->name);
     weft_safetensor_values(t, 0, w->count, values);
     weft_weight_write(w, values);
     return WEFT_OK;
@@ -197,10 +197,10 @@ json_t *weft_parts_to_json(const weft_sum sums[WEFT_PARTS]) {
     return files;
 }
 
-weft_status weft_model_may_force(const char *path) {
-    weft_contents c;
+/* The contents of a folder of weft's; another is refused. */
+static weft_status read_own(const char *path, weft_contents *c) {
     bool own;
-    WEFT_TRY(weft_contents_read(path, &c, &own));
+    WEFT_TRY(weft_contents_read(path, c, &own));
     if (own) return WEFT_OK;
     return WEFT_BAD_INPUT(
         "%s: is not a model's folder that weft made, or has other things in it; a "
@@ -208,12 +208,14 @@ weft_status weft_model_may_force(const char *path) {
         path);
 }
 
+weft_status weft_model_may_force(const char *path) {
+    return read_own(path, &(weft_contents){0});
+}
+
 weft_status weft_model_may_save(const char *path) {
     WEFT_AUTO_DECREF json_t *state = NULL;
     weft_contents c;
-    bool own;
-    WEFT_TRY(weft_model_may_force(path));
-    WEFT_TRY(weft_contents_read(path, &c, &own));
+    WEFT_TRY(read_own(path, &c));
     /* A state that cannot be read may be a run's: what it went on from is still there. */
     bool read = weft_state_read(path, &state) == WEFT_OK;
     bool run = read ? json_object_get(state, "iteration") != NULL : c.file[WEFT_PART_OPTIMIZER];
@@ -226,9 +228,7 @@ weft_status weft_model_may_save(const char *path) {
 
 weft_status weft_model_may_not(const char *path) {
     weft_contents c;
-    bool own;
-    WEFT_TRY(weft_model_may_force(path));
-    WEFT_TRY(weft_contents_read(path, &c, &own));
+    WEFT_TRY(read_own(path, &c));
     for (int i = 0; i < WEFT_PARTS; i++)
         if (c.file[i])
             return WEFT_BAD_INPUT("%s/%s: is there already; --force replaces the folder", path,
@@ -285,7 +285,7 @@ weft_status weft_state_write(const char *folder, json_t *state) {
     WEFT_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(state);
     WEFT_PATH(path, "%s/state.json", folder);
-    return text ? write_text(path, text) : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    return text ? write_text(path, text) : weft_no_memory(path);
 }
 
 static weft_status check_own(const char *path, const char *text, size_t bytes) {

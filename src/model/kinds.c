@@ -39,31 +39,24 @@ const char *weft_attention_title(const weft_config *c) {
     return titles[c->attention];
 }
 
-/* The words of the attentions that have a field: "dot", or "dot" or "mla". */
-static const char *list_attentions(size_t field, char *text, size_t room) {
+/* Refuses, where `is`, what goes with the attentions that have a field: WHAT "dot" or "mla"REST. */
+static weft_status refuse_others(const weft_config *c, const char *where, bool is, size_t field,
+                                 const char *what, const char *rest) {
     const char *const *words = WEFT_OPTION(attention)->words;
-    size_t used = 0;
-    text[0] = '\0';
-    for (int i = 0; words[i] && used < room; i++)
-        if (*(const bool *)((const char *)attentions[i] + field))
-            used += (size_t)snprintf(text + used, room - used, "%s\"%s\"", used ? " or " : "",
-                                     words[i]);
-    return text;
+    char why[512];
+    size_t room = sizeof why, used = (size_t)snprintf(why, room, "%s CONFIG_ATTENTION=", what);
+    if (!is) return WEFT_OK;
+    const char *between = "";
+    for (int i = 0; words[i] && used < room; i++) {
+        if (!*(const bool *)((const char *)attentions[i] + field)) continue;
+        used += (size_t)snprintf(why + used, room - used, "%s\"%s\"", between, words[i]);
+        between = " or ";
+    }
+    if (used < room) snprintf(why + used, room - used, "%s", rest);
+    return weft_config_refuse(c, where, &(weft_mix){true, why}, 1);
 }
-#define attentions_with(field, text)                                                               \
-    list_attentions(offsetof(weft_attention_kind, field), text, sizeof text)
-
-static weft_status check_mup(const weft_config *c, const char *where) {
-    char words[256];
-    bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
-    if (!c->mup || (weft_attention_of(c)->mup && weft_ffn_of(c)->mup && !mechanisms))
-        return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: CONFIG_MUP=y goes with CONFIG_ATTENTION=%s, CONFIG_FFN=\"gelu\", "
-        "\"gelu_erf\", \"relu2\", \"swiglu\" or \"geglu\" and no reciprocal mechanism: how "
-        "others go with the width is not known",
-        where, attentions_with(mup, words));
-}
+#define REFUSE_OTHERS(is, field, what, rest)                                                       \
+    WEFT_TRY(refuse_others(c, where, (is), offsetof(weft_attention_kind, field), (what), (rest)))
 
 weft_status weft_model_check(const weft_config *c, const char *where) {
     const weft_attention_kind *attention = weft_attention_of(c);
@@ -71,23 +64,16 @@ weft_status weft_model_check(const weft_config *c, const char *where) {
     const weft_ffn_kind *ffn = weft_ffn_of(c);
     WEFT_TRY(weft_config_check(c, where));
     long long h = c->n_head, kv = weft_config_kv_heads(c);
-    char words[256];
-    if (c->kv_heads && !weft_attention_of(c)->shares_heads)
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_KV_HEADS=%lld goes with CONFIG_ATTENTION=%s only; set it to 0", where, kv,
-            attentions_with(shares_heads, words));
+    REFUSE_OTHERS(c->kv_heads && !attention->shares_heads, shares_heads, "{KV_HEADS} goes with",
+                  " only; set it to 0");
     if (h % kv)
         return WEFT_BAD_INPUT("%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld",
                               where, h, kv);
-    if (c->qk_norm && c->qk_norm_whole && (h != kv || !weft_attention_of(c)->norms_whole))
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_QK_NORM_WHOLE=y goes with CONFIG_ATTENTION=%s and as many key "
-            "as query heads; set it to n",
-            where, attentions_with(norms_whole, words));
-    if (c->kv_share > 1 && !weft_attention_of(c)->shares_layers)
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1", where,
-            (long long)c->kv_share, attentions_with(shares_layers, words));
+    REFUSE_OTHERS(c->qk_norm && c->qk_norm_whole && (h != kv || !attention->norms_whole),
+                  norms_whole, "{QK_NORM_WHOLE} goes with",
+                  " and as many key as query heads; set it to n");
+    REFUSE_OTHERS(c->kv_share > 1 && !attention->shares_layers, shares_layers,
+                  "{KV_SHARE} goes with", " only; set it to 1");
     const weft_mix mixes[] = {{c->kv_share > 1 && c->latent_recip,
                                "{KV_SHARE} leaves layers without a latent of their own, to which "
                                "{RA_MLA_MLP_LATENT_RECIP} would send; set one of them back"}};
@@ -95,12 +81,13 @@ weft_status weft_model_check(const weft_config *c, const char *where) {
     if (attention->check) WEFT_TRY(attention->check(c, where));
     if (position->check) WEFT_TRY(position->check(c, where));
     if (ffn->check) WEFT_TRY(ffn->check(c, where));
-    WEFT_TRY(check_mup(c, where));
+    bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
+    REFUSE_OTHERS(c->mup && (!attention->mup || !ffn->mup || mechanisms), mup, "{MUP} goes with",
+                  ", CONFIG_FFN=\"gelu\", \"gelu_erf\", \"relu2\", \"swiglu\" or \"geglu\" and no "
+                  "reciprocal mechanism: how others go with the width is not known");
     WEFT_AUTO(weft_units_free) weft_units units;
     WEFT_TRY(weft_prune_check(c, where, &units));
-    if (!c->latent_recip || weft_attention_of(c)->latent) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
-        "attention has a latent",
-        where, attentions_with(latent, words));
+    REFUSE_OTHERS(c->latent_recip && !attention->latent, latent, "{RA_MLA_MLP_LATENT_RECIP} needs",
+                  ": no other attention has a latent");
+    return WEFT_OK;
 }

@@ -20,16 +20,12 @@ weft_status weft_model_allocate(weft_model *m, weft_pool *pool) {
     return weft_mirror_create(m->memory, m->memory_bytes, &m->mirror);
 }
 
-weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model **out) {
-    return weft_model_create_on(c, dtype, NULL, out);
-}
-
 weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_model **out) {
     *out = NULL;
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph graph = {0};
     WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = dtype}, &graph));
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = calloc(1, sizeof *m);
-    if (!m) return weft_fail(WEFT_ENOMEM, "model: no memory");
+    if (!m) return weft_no_memory("model");
     m->config = *c;
     m->dtype = dtype;
     size_t room = 0, at = 0;
@@ -38,7 +34,7 @@ weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_mod
         room += strlen(graph.parameters[i].tensor->name) + 1;
     m->weights = calloc((size_t)m->n_weights + 1, sizeof *m->weights);
     m->names = malloc(room + 1);
-    if (!m->weights || !m->names) return weft_fail(WEFT_ENOMEM, "model: no memory");
+    if (!m->weights || !m->names) return weft_no_memory("model");
     for (int64_t i = 0; i < m->n_weights; i++) {
         const weft_parameter *p = &graph.parameters[i];
         const weft_tensor *t = p->tensor;
@@ -60,8 +56,8 @@ weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_mod
     return weft_hand(&m, out);
 }
 
-weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
-                                 weft_model **out) {
+weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                              weft_model **out) {
     WEFT_TRY(weft_model_describe(c, dtype, out));
     weft_status status = weft_model_allocate(*out, pool);
     if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
@@ -119,7 +115,7 @@ weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
     int64_t tensors = weft_graph_tensor_count(g), n = 0;
     weft_binding *bindings = calloc((size_t)tensors + 1, sizeof *bindings);
     if (!bindings) {
-        weft_fail(WEFT_ENOMEM, "model: no memory");
+        weft_no_memory("model");
         return NULL;
     }
     for (int64_t i = 0; i < tensors; i++) {

@@ -32,11 +32,10 @@ typedef struct weft_model {
 } weft_model;
 
 /* Weights of zero for a config; `dtype` f32, bf16 or f64. Weights that are few (gains, biases,
- * temperatures) are f32 beside bf16. */
-weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model **out);
-/* The same, in memory that lies near the threads of a pool (weft_pool_zero). */
-weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
-                                 weft_model **out);
+ * temperatures) are f32 beside bf16. The memory lies near the threads of a pool (weft_pool_zero);
+ * NULL: there is none. */
+weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                              weft_model **out);
 /* Both in two steps: names and shapes, without memory for the weights, which a file that is read is held
  * against first; then their memory. */
 weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_model **out);
@@ -44,10 +43,9 @@ weft_status weft_model_allocate(weft_model *m, weft_pool *pool);
 void weft_model_destroy(weft_model *m);
 WEFT_ENDED_BY(weft_model_destroy, weft_model)
 
-/* Draws the start that the config asks for (INIT). */
-weft_status weft_model_start(weft_model *m, uint64_t seed);
-/* The same numbers, drawn by all threads of a pool. */
-weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool);
+/* Draws the start that the config asks for (INIT), by all threads of a pool; NULL: the same numbers
+ * without one. */
+weft_status weft_model_start(weft_model *m, uint64_t seed, weft_pool *pool);
 
 weft_weight *weft_model_find(const weft_model *m, const char *name);
 /* The factor of a weight's learning rate: with MUP, 1 / the width's growth for maps between layers. */
@@ -74,7 +72,7 @@ weft_status weft_model_save(const weft_model *m, const char *folder);
 weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *sums);
 weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **out);
 /* The same under a config that is not the folder's: its own with some keys changed. The tensors must
- * still be just those that it asks for. The memory is that of weft_model_create_on; no pool: NULL. */
+ * still be just those that it asks for. The memory is that of weft_model_create. */
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
                                weft_pool *pool, weft_model **out);
 weft_status weft_model_read_config(const char *folder, weft_config *c);

@@ -108,7 +108,7 @@ int64_t rotated_width(const weft_config *c, int64_t width) {
 }
 
 weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
-    return weft_rope(b->g, x, width, heads, b->start, 0, &b->law);
+    return weft_rope(b->g, x, width, heads, b->start, &b->law);
 }
 
 static weft_status check_pairs(const weft_config *c, const char *where) {

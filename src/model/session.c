@@ -199,7 +199,7 @@ weft_status weft_session_scores(const weft_session *session, int64_t layer, doub
     for (size_t i = 0; i < sizeof to / sizeof to[0]; i++)
         WEFT_TRY(weft_session_take(session, read[i], to[i]));
     if (s->first) v.first = malloc((size_t)weft_tensor_bytes(s->first));
-    if (s->first && !v.first) return weft_fail(WEFT_ENOMEM, "scores: no memory");
+    if (s->first && !v.first) return weft_no_memory("scores");
     if (s->first) WEFT_TRY(weft_exec_read(session->exec, s->first, v.first));
     v.q_row = (s->packed ? s->heads + 2 * s->kv_heads : s->heads) * v.dqk;
     v.k_row = (s->packed ? s->heads + 2 * s->kv_heads : s->kv_heads) * v.dqk;

@@ -12,12 +12,6 @@
 
 enum { PIECE = 1 << 15, PANEL = 16, ROWS = 4, LANES = 4, STRIP = 1024, SQUARE = 32 };
 
-static void run_tasks(weft_pool *pool, int64_t tasks, weft_task task, void *context) {
-    if (pool) weft_pool_run(pool, tasks, task, context);
-    for (int64_t i = 0; !pool && i < tasks; i++)
-        task(context, i, 0);
-}
-
 static int64_t pieces_of(int64_t count, int64_t piece) {
     return (count + piece - 1) / piece;
 }
@@ -73,8 +67,8 @@ static weft_status orthonormalize(double *vectors, int64_t count, int64_t length
         p.width = count - p.done < PANEL ? count - p.done : PANEL;
         p.panel = vectors + p.done * length;
         for (int pass = 0; pass < 2; pass++) {
-            run_tasks(pool, pieces_of(p.done, ROWS), measure_rows, &p);
-            run_tasks(pool, pieces_of(length, STRIP), remove_strip, &p);
+            weft_pool_run(pool, pieces_of(p.done, ROWS), measure_rows, &p);
+            weft_pool_run(pool, pieces_of(length, STRIP), remove_strip, &p);
             /* Makes few vectors orthonormal, in order. */
             for (int64_t i = 0; i < p.width; i++) {
                 double *v = p.panel + i * length, norm = 0;
@@ -172,17 +166,17 @@ static weft_status start_whole(weft_weight *w, uint64_t seed, weft_pool *pool) {
     filling f = {.weight = &unit, .seed = seed, .whole = whole};
     if (!whole)
         return weft_fail(WEFT_ENOMEM, "start: no memory for %lld numbers", (long long)w->count);
-    run_tasks(pool, pieces_of(w->count, PIECE), fill_piece, &f);
+    weft_pool_run(pool, pieces_of(w->count, PIECE), fill_piece, &f);
     WEFT_TRY(start_orthogonal(whole, w->shape[0], w->shape[1], pool));
     weft_weight_write(w, whole);
     return WEFT_OK;
 }
 
-weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {
+weft_status weft_model_start(weft_model *m, uint64_t seed, weft_pool *pool) {
     size_t threads = pool ? (size_t)weft_pool_size(pool) : 1;
     bool orthogonal = m->config.init == WEFT_INIT_ORTHOGONAL;
     filling f = {.seed = seed, .values = malloc(threads * PIECE * sizeof *f.values)};
-    if (!f.values) return weft_fail(WEFT_ENOMEM, "start: no memory");
+    if (!f.values) return weft_no_memory("start");
     weft_status status = WEFT_OK;
     for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++) {
         weft_weight *w = &m->weights[i];
@@ -190,13 +184,9 @@ weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {
         if (orthogonal && w->init.orthogonal && w->ndim == 2 && w->init.start == WEFT_START_NORMAL)
             status = start_whole(w, seed, pool);
         else
-            run_tasks(pool, pieces_of(w->count, PIECE), fill_piece, &f);
+            weft_pool_run(pool, pieces_of(w->count, PIECE), fill_piece, &f);
     }
     free(f.values);
     weft_mirror_wrote(m->mirror, NULL);
     return status;
-}
-
-weft_status weft_model_start(weft_model *m, uint64_t seed) {
-    return weft_model_start_on(m, seed, NULL);
 }

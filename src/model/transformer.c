@@ -227,9 +227,9 @@ static weft_tensor *embed_tokens(builder *b, weft_tensor *wte, weft_tensor *wpe)
     if (c->document_mask)
         b->documents = b->attend->documents(b, tokens, (int32_t)c->document_token);
     if (!wpe || !c->document_mask || c->document_positions != WEFT_DOCUMENT_RESTART)
-        return weft_embed(b->g, wte, tokens, wpe, wpe ? b->start : NULL, 0);
-    return weft_add(b->g, weft_embed(b->g, wte, tokens, NULL, NULL, 0),
-                    weft_embed(b->g, wpe, b->documents.place, NULL, NULL, 0));
+        return weft_embed(b->g, wte, tokens, wpe, wpe ? b->start : NULL);
+    return weft_add(b->g, weft_embed(b->g, wte, tokens, NULL, NULL),
+                    weft_embed(b->g, wpe, b->documents.place, NULL, NULL));
 }
 
 static void build_model(builder *b, const weft_build *build) {
@@ -315,7 +315,7 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
     if ((build->scores && !out->scores) || (build->moments && !out->moments) ||
         (build->inside && !out->inside)) {
         weft_model_graph_destroy(out);
-        return weft_fail(WEFT_ENOMEM, "model: no memory");
+        return weft_no_memory("model");
     }
     builder b = builder_of(c, build, out);
     build_model(&b, build);

@@ -134,10 +134,6 @@ static int list_pieces(const weft_config *c, weft_prune_what what, weft_unit_pie
     return l.n;
 }
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "pruning: no memory");
-}
-
 weft_status weft_units_make(const weft_config *c, weft_prune_what what, bool sparse,
                             const char *option, weft_units *out) {
     *out = (weft_units){
@@ -148,7 +144,7 @@ weft_status weft_units_make(const weft_config *c, weft_prune_what what, bool spa
     out->block = by_z ? out->units / ffn->unit(c) : out->units;
     out->n_pieces = list_pieces(c, what, out->pieces);
     out->kept = calloc((size_t)(out->n_layers * out->units), sizeof *out->kept);
-    return out->kept ? WEFT_OK : no_memory();
+    return out->kept ? WEFT_OK : weft_no_memory("pruning");
 }
 
 void weft_units_free(weft_units *u) {
@@ -162,8 +158,7 @@ weft_weight *weft_layer_weight(const weft_model *m, int64_t layer, const char *n
     return weft_model_find(m, full);
 }
 
-/* The layer and the name within it of "h.I.NAME"; false: it is no layer's. */
-static bool in_layer(const char *full, int64_t *layer, const char **name) {
+bool weft_in_layer(const char *full, int64_t *layer, const char **name) {
     char *end;
     if (strncmp(full, "h.", 2) != 0) return false;
     *layer = strtoll(full + 2, &end, 10);
@@ -198,7 +193,7 @@ weft_status weft_weigh(const weft_weight *w, const weft_weighing *how, double **
     WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
     WEFT_AUTO_FREE double *others = alone ? NULL : calloc((size_t)w->count, sizeof *others);
     WEFT_AUTO_FREE bool *left = how->left ? malloc((size_t)w->count) : NULL;
-    if (!values || (!alone && !others) || (how->left && !left)) return no_memory();
+    if (!values || (!alone && !others) || (how->left && !left)) return weft_no_memory("pruning");
     if (others) WEFT_TRY(how->read(how->context, w, others));
     if (left) WEFT_TRY(how->left(how->context, w, left));
     weft_weight_read(w, values);
@@ -286,7 +281,7 @@ void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay) {
     int64_t layer = 0, last = u->n_layers - 1;
     const char *name = NULL;
     memset(stay, true, (size_t)w->count);
-    if (!in_layer(w->name, &layer, &name)) return;
+    if (!weft_in_layer(w->name, &layer, &name)) return;
     const bool *kept = u->kept + layer * u->units,
                *next = u->kept + (layer < last ? layer + 1 : last) * u->units;
     if (u->what == WEFT_PRUNE_FFN && w->ndim == 3 && !u->sparse &&
@@ -345,7 +340,7 @@ bool weft_weight_is_masked(const weft_config *c, const char *name, int ndim) {
     int64_t layer;
     const char *own;
     bool found = c->prune_what == WEFT_MASKS_WEIGHTS && ndim >= 2;
-    if (c->prune == WEFT_PRUNING_NONE || !in_layer(name, &layer, &own)) return false;
+    if (c->prune == WEFT_PRUNING_NONE || !weft_in_layer(name, &layer, &own)) return false;
     int n =
         c->prune_what == WEFT_MASKS_WEIGHTS
             ? 0

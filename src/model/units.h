@@ -84,6 +84,8 @@ void weft_units_choose(weft_units *u, int64_t layer, const double *sums, int64_t
 void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay);
 
 weft_weight *weft_layer_weight(const weft_model *m, int64_t layer, const char *name);
+/* The layer and the name within it of "h.I.NAME"; false: it is no layer's. */
+bool weft_in_layer(const char *full, int64_t *layer, const char **name);
 
 /* Training with PRUNE: refuses what cannot be; *units are those of PRUNE_WHAT, none with "weights". */
 weft_status weft_prune_check(const weft_config *c, const char *where, weft_units *units);

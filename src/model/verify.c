@@ -225,8 +225,8 @@ weft_status weft_verify_run(int block, weft_verify_check check, const weft_backe
     }
     weft_build build = {
         .batch = VERIFY_BATCH, .time = VERIFY_TIME, .dtype = dtype, .train = true, .logits = true};
-    WEFT_TRY(weft_model_create(&c, dtype, &v.model));
-    WEFT_TRY(weft_model_start(v.model, 5));
+    WEFT_TRY(weft_model_create(&c, dtype, NULL, &v.model));
+    WEFT_TRY(weft_model_start(v.model, 5, NULL));
     WEFT_TRY(weft_session_open(v.model, backend, pool, &build, grads, false, &v.session));
     WEFT_TRY(weft_session_run(&v.session, v.tokens, v.targets, NULL));
     return check == WEFT_VERIFY_SHAPES      ? check_shapes(&v)

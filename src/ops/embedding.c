@@ -1,6 +1,6 @@
 /* Token and position embedding: rows of tables, added.
  *
- *     y[b, t] = wte[ids[b, t]] + wpe[t + offset + start[b]]
+ *     y[b, t] = wte[ids[b, t]] + wpe[t + start[b]]
  *     dwte[v] = Σ over (b, t) with ids[b, t] = v of dy[b, t]          dwpe[p] likewise
  *
  * The sums run over (b, t) in memory's order. */
@@ -9,19 +9,15 @@
 #include "ops/define.h"
 
 static weft_status check_positions(weft_graph *g, const weft_node *n) {
-    const weft_embed_attr *attr = n->attr;
     const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
-    if (!wpe) {
-        if (!start && attr->offset == 0) return WEFT_OK;
-        return REFUSE("positions start at an offset, but there is no table");
-    }
+    if (!wpe) return start ? REFUSE("start is given, but there is no table") : WEFT_OK;
     WEFT_TRY(weft_check_float_of(g, n, "wpe", wpe, 2));
     if (wpe->shape[1] != wte->shape[1])
         return REFUSE("wte is %s, but wpe is %s; their widths must agree",
                       weft_tensor_describe(wte), weft_tensor_describe(wpe));
-    if (attr->offset < 0 || attr->offset > wpe->shape[0] - ids->shape[1])
-        return REFUSE("ids is %s from position %lld on, but wpe is %s", weft_tensor_describe(ids),
-                      (long long)attr->offset, weft_tensor_describe(wpe));
+    if (wpe->shape[0] < ids->shape[1])
+        return REFUSE("ids is %s, but wpe is %s", weft_tensor_describe(ids),
+                      weft_tensor_describe(wpe));
     return weft_check_places(g, n, "start", start, 1, ids->shape);
 }
 
@@ -37,16 +33,15 @@ INFER(embed, void, wte) {
 }
 
 GRAD(embed) {
-    const weft_embed_attr *attr = n->attr;
     weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
     if (wte->needs_grad) {
-        weft_embed_back_attr back = {.rows = wte->shape[0], .dtype = wte->dtype};
+        weft_embed_back_attr back = {wte->shape[0], wte->dtype};
         weft_tensor *in[WEFT_EMBED_BACK_INPUTS] = {d_out[0], ids};
         d_in[0] = weft_append_list(g, &weft_op_embed_back, &back, sizeof back, 2,
                                    WEFT_EMBED_BACK_INPUTS, in);
     }
     if (wpe && wpe->needs_grad) {
-        weft_embed_back_attr back = {wpe->shape[0], attr->offset, wpe->dtype};
+        weft_embed_back_attr back = {wpe->shape[0], wpe->dtype};
         d_in[2] =
             weft_append_some(g, &weft_op_position_back, &back, sizeof back, 1, d_out[0], start);
     }
@@ -66,7 +61,6 @@ DEFINE_OP(embed_back, .infer = table_infer, .inplace = over_addend);
 DEFINE_OP(position_back, .infer = table_infer);
 
 weft_tensor *weft_embed(weft_graph *g, weft_tensor *wte, weft_tensor *ids, weft_tensor *wpe,
-                        weft_tensor *start, int64_t offset) {
-    weft_embed_attr attr = {offset};
-    return weft_append_some(g, &weft_op_embed, &attr, sizeof attr, 2, wte, ids, wpe, start);
+                        weft_tensor *start) {
+    return weft_append_some(g, &weft_op_embed, NULL, 0, 2, wte, ids, wpe, start);
 }

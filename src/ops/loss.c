@@ -8,7 +8,7 @@
  * parts, and gone when the next part comes. The gradient, with d_ce and d_z those of the two
  * losses:
  *
- *     dl_nv = p_nv · (c_n + 2 λ lse_n d_z / N + d_lse_n) − [v = t_n] · c_n
+ *     dl_nv = p_nv · (c_n + 2 λ lse_n d_z / N) − [v = t_n] · c_n
  *     c_n = [t_n ≥ 0] · d_ce / count
  *     dx = dl w        dw = dlᵀ x        p_nv = exp(l_nv − lse_n)
  *
@@ -52,7 +52,7 @@ static const weft_node *ask_for_gradients(weft_graph *g, const weft_node *n,
                                           weft_tensor *const *d_out) {
     bool both = d_out[WEFT_CE_LOSS] && (!weft_z_trains(n->attr) || d_out[WEFT_CE_Z]);
     weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
-    if (!both || d_out[WEFT_CE_LSE]) return NULL;
+    if (!both) return NULL;
     /* The node itself: a gradient rule may see its inputs and outputs under other names. */
     const weft_tensor *loss = n->out[WEFT_CE_LOSS];
     while (loss->view_of)
@@ -66,7 +66,8 @@ static const weft_node *ask_for_gradients(weft_graph *g, const weft_node *n,
 GRAD(cross_entropy) {
     const weft_cross_entropy_attr *attr = n->attr;
     weft_tensor *d_z = weft_z_trains(attr) ? d_out[WEFT_CE_Z] : NULL;
-    if (!d_out[WEFT_CE_LOSS] && !d_z && !d_out[WEFT_CE_LSE]) return WEFT_OK;
+    if (d_out[WEFT_CE_LSE]) return REFUSE("lse has no gradient");
+    if (!d_out[WEFT_CE_LOSS] && !d_z) return WEFT_OK;
     weft_tensor *in[WEFT_CE_BACK_INPUTS] = {
         [WEFT_CE_X] = n->in[WEFT_CE_X],
         [WEFT_CE_W] = n->in[WEFT_CE_W],
@@ -74,7 +75,6 @@ GRAD(cross_entropy) {
         [WEFT_CE_BACK_LSE] = n->out[WEFT_CE_LSE],
         [WEFT_CE_BACK_D_CE] = d_out[WEFT_CE_LOSS],
         [WEFT_CE_BACK_D_Z] = d_z,
-        [WEFT_CE_BACK_D_LSE] = d_out[WEFT_CE_LSE],
         [WEFT_CE_BACK_COUNT] = n->in[WEFT_CE_COUNT],
     };
     const weft_node *made = ask_for_gradients(g, n, d_out);

@@ -36,7 +36,7 @@ GRAD(rope) {
 DEFINE_OP(rope, .infer = rope_infer, .grad = rope_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
-                       weft_tensor *start, int64_t offset, const weft_rope_law *law) {
-    weft_rope_attr attr = {.width = width, .heads = heads, .offset = offset, .law = *law};
+                       weft_tensor *start, const weft_rope_law *law) {
+    weft_rope_attr attr = {.width = width, .heads = heads, .law = *law};
     return append_rope(g, x, start, &attr);
 }

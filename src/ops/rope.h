@@ -7,13 +7,13 @@
 /* x: [B, T, H, D]. With θ = p·10000^(−2i/width), or as another law has it, i < width/2, j = i + width/2:
  *     y_i = x_i cos θ − x_j sin θ,   y_j = x_j cos θ + x_i sin θ
  * in the first `heads` heads and the first `width` (even) columns of each; the rest is copied. The
- * position p is t + offset, plus start[b] where `start` [B] (i32, read when it runs) is given. */
+ * position p is t, plus start[b] where `start` [B] (i32, read when it runs) is given. */
 weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
-                       weft_tensor *start, int64_t offset, const weft_rope_law *law);
+                       weft_tensor *start, const weft_rope_law *law);
 
 /* Attributes of the node, for the kernel. */
 typedef struct {
-    int64_t width, heads, offset;
+    int64_t width, heads;
     weft_rope_law law;
     bool inverse; /* by the opposite angle: the gradient */
 } weft_rope_attr;

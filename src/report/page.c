@@ -436,7 +436,7 @@ weft_status weft_page_vacant(const char *folder, bool force) {
 }
 
 /* A picture by itself brings what the page's style gives it there. */
-static weft_status put_svg(weft_new_file *file, const char *svg) {
+static weft_status write_pictures(const weft_page *p, const char *folder) {
     static const char head[] = "<svg xmlns=\"http://www.w3.org/2000/svg\" ",
                       style[] =
                           MD_MARK "<style>[fill=ink]{fill:#1d2329}[stroke=ink]{stroke:#1d2329}"
@@ -444,22 +444,15 @@ static weft_status put_svg(weft_new_file *file, const char *svg) {
                                   "@media(prefers-color-scheme:dark){[fill=ink]{fill:#e4e6e3}"
                                   "[stroke=ink]{stroke:#e4e6e3}[stroke=faint]{stroke:#454c4e}"
                                   "[fill=faint]{fill:#454c4e}}</style>";
-    const char *rest = svg + strcspn(svg, " ") + 1, *inside = strchr(rest, '>');
-    if (!inside) return WEFT_BAD_INPUT("report: a picture is no SVG");
-    inside++;
-    WEFT_TRY(weft_new_file_put(file, head, (int64_t)strlen(head)));
-    WEFT_TRY(weft_new_file_put(file, rest, inside - rest));
-    WEFT_TRY(weft_new_file_put(file, style, (int64_t)strlen(style)));
-    return weft_new_file_put(file, inside, (int64_t)strlen(inside));
-}
-
-static weft_status write_pictures(const weft_page *p, const char *folder) {
-    char path[WEFT_PATH_MAX];
-    weft_new_file file;
     EACH_ITEM(svg, p->svgs) {
-        WEFT_TRY(weft_path(path, "%s/report-%zu.svg", folder, svg.n));
-        WEFT_TRY(weft_new_file_begin(&file, path));
-        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, json_string_value(svg.value))));
+        WEFT_AUTO_FREE char *text = NULL;
+        const char *from = json_string_value(svg.value), *rest = from + strcspn(from, " ") + 1;
+        int tag = (int)strcspn(rest, ">") + 1;
+        WEFT_PATH(path, "%s/report-%zu.svg", folder, svg.n);
+        if (rest[tag - 1] != '>') return WEFT_BAD_INPUT("report: a picture is no SVG");
+        int n = asprintf(&text, "%s%.*s%s%s", head, tag, rest, style, rest + tag);
+        if (n < 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
+        WEFT_TRY(weft_file_write(path, text, (size_t)n, NULL));
     }
     return WEFT_OK;
 }

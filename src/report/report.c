@@ -2,6 +2,8 @@
 #include "report/report.h"
 
 #include "base/json.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "report/sections.h"
 
 #include <math.h>
@@ -138,4 +140,25 @@ weft_status weft_report_json(const char *const *databases, int n, json_t **objec
     }
     *object = weft_json_make("studies:O", studies);
     return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for it");
+}
+
+void weft_report_tell(const char *database, bool whole) {
+    WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+    if (weft_report_read(database, &d) != WEFT_OK) return;
+    EACH_VARIANT(v, &d) {
+        /* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
+        const weft_comparison *c = &v->compared;
+        const char *against = "", *number = isfinite(c->mean) ? weft_say(", %+.4f", c->mean) : "";
+        /* A repeat says what its original said, unless that is the baseline. */
+        if (!v->baseline || (v->repeats && v->repeats != v->baseline)) continue;
+        if (v->baseline->place > 0)
+            against = weft_say(" against %s", weft_shown(v->baseline->title));
+        if (*number && isfinite(c->low) && isfinite(c->high))
+            number = weft_say("%s [%+.4f, %+.4f]", number, c->low, c->high);
+        weft_log(WEFT_LOG_INFO, "%s%s: %s%s%s", weft_shown(v->title), against,
+                 weft_comparison_word(c), whole || c->verdict == WEFT_NOT_YET ? "" : " so far",
+                 number);
+    }
+    WEFT_AUTO_FREE char *answer = weft_report_sentence(&d);
+    if (answer) weft_log(WEFT_LOG_INFO, "%s", answer);
 }

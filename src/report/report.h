@@ -24,6 +24,9 @@ weft_status weft_report_write_several(const char *const *databases, int n, const
 /* Verdicts and tables as {"studies": [...]}; the caller owns the object. */
 weft_status weft_report_json(const char *const *databases, int n, json_t **object);
 
+/* What a study says, in the log: a line for each comparison, and the answer. `whole`: no run of it waits. */
+void weft_report_tell(const char *database, bool whole);
+
 /* Listings. `path` is a database, a study's folder, or a folder with runs that no study made (record/database.h)
  * everywhere. */
 

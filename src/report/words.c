@@ -163,11 +163,16 @@ bool weft_next_setting(const char **at, char end, char key[WEFT_SETTING_KEY],
     return true;
 }
 
-/* The value of an option in a variant: what it sets, or the study's. */
+/* The value of an option in a variant: what it sets, or its preset, or the study's. */
 static void find_value(const weft_report_variant *v, const char *key,
                        char value[WEFT_SETTING_VALUE]) {
     char own[WEFT_SETTING_KEY];
-    for (const char *at = v->overrides; weft_next_setting(&at, ' ', own, value);)
+    const char *of_preset = "";
+    for (const char *at = v->overrides; weft_next_setting(&at, ' ', own, value);) {
+        if (strcmp(own, key) == 0) return;
+        if (strcmp(own, "PRESET") == 0) of_preset = weft_preset_sets(value);
+    }
+    while (weft_next_setting(&of_preset, ' ', own, value))
         if (strcmp(own, key) == 0) return;
     weft_record_value(v->study->config, weft_option_find(key), value, WEFT_SETTING_VALUE);
 }

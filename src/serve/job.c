@@ -11,7 +11,6 @@
 static void destroy(weft_job *j) {
     for (int64_t i = 0; j->choices && i < j->n_choices; i++) {
         weft_stream_close(j->choices[i].stream);
-        free(j->choices[i].text);
         free(j->choices[i].tokens);
     }
     free(j->choices);
@@ -238,18 +237,16 @@ static json_t *head(const weft_answer *a, const char *object) {
 static void put_prompt(const weft_answer *a, const weft_choice *c, FILE *to) {
     const weft_request_prompt *p = a->job->request.prompts + c->prompt;
     weft_stream *stream;
-    const char *text;
     size_t bytes;
     bool stopped;
     if (p->text) fwrite(p->text, 1, p->bytes, to);
     if (p->text || weft_stream_open(a->tokenizer, NULL, 0, &stream) != WEFT_OK) return;
-    for (int64_t i = 0; i <= p->n_tokens; i++) {
-        weft_status status = i < p->n_tokens
-                                 ? weft_stream_put(stream, p->tokens[i], &text, &bytes, &stopped)
-                                 : weft_stream_end(stream, &text, &bytes);
-        if (status != WEFT_OK) break;
-        if (bytes) fwrite(text, 1, bytes, to);
-    }
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; status == WEFT_OK && i < p->n_tokens; i++)
+        status = weft_stream_put(stream, p->tokens[i], &stopped);
+    if (status == WEFT_OK) weft_stream_end(stream);
+    const char *text = weft_stream_text(stream, &bytes);
+    fwrite(text, 1, bytes, to);
     weft_stream_close(stream);
 }
 
@@ -257,12 +254,13 @@ static void put_prompt(const weft_answer *a, const weft_choice *c, FILE *to) {
 static json_t *new_text(const weft_answer *a, const weft_choice *c, const progress *p) {
     char *both = NULL;
     size_t bytes = 0;
+    const char *made = weft_stream_text(c->stream, &bytes);
     if (!a->job->request.echo || p->begun)
-        return json_stringn(c->text ? c->text + p->bytes : "", c->bytes - p->bytes);
+        return json_stringn(made + p->bytes, c->bytes - p->bytes);
     FILE *to = open_memstream(&both, &bytes);
     if (!to) return NULL;
     put_prompt(a, c, to);
-    if (c->bytes) fwrite(c->text, 1, c->bytes, to);
+    if (c->bytes) fwrite(made, 1, c->bytes, to);
     json_t *text = fclose(to) == 0 ? json_stringn(both, bytes) : NULL;
     free(both);
     return text;

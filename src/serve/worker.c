@@ -38,8 +38,6 @@ static void end_choice(weft_worker *w, weft_choice *c) {
 static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
     weft_sampled token;
     weft_take take;
-    const char *text;
-    size_t bytes;
     bool stopped = false, tells = j->request.sampling.prompt_logprobs;
     while (!c->finish && (take = weft_generator_take(w->generator, c->id, &token))) {
         if (j->keeps_tokens && (take == WEFT_TAKE_TOKEN || (take == WEFT_TAKE_END && tells))) {
@@ -54,18 +52,15 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
         }
         if (take == WEFT_TAKE_TOKEN) {
             c->made++;
-            WEFT_TRY(weft_stream_put(c->stream, token.token, &text, &bytes, &stopped));
+            WEFT_TRY(weft_stream_put(c->stream, token.token, &stopped));
             if (stopped) c->finish = "stop";
         } else if (take == WEFT_TAKE_BROKEN) {
             return weft_generator_broken();
         } else {
-            WEFT_TRY(weft_stream_end(c->stream, &text, &bytes));
+            WEFT_TRY(weft_stream_end(c->stream));
             c->finish = take == WEFT_TAKE_END ? "stop" : "length";
         }
-        if (!weft_grow(&c->text, &c->room, c->bytes + bytes))
-            return weft_fail(WEFT_ENOMEM, "no memory for text");
-        if (bytes) memcpy(c->text + c->bytes, text, bytes);
-        c->bytes += bytes;
+        weft_stream_text(c->stream, &c->bytes);
         c->shared = weft_generator_shared(w->generator, c->id);
     }
     if (c->finish) end_choice(w, c);

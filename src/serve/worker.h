@@ -24,8 +24,7 @@ typedef struct {
     int64_t id; /* the generator's; -1: none */
     weft_stream *stream;
     /* Under the lock. */
-    char *text;
-    size_t bytes, room;
+    size_t bytes;         /* of the stream's text */
     weft_sampled *tokens; /* where the request wants something of each: its prompt's where they are
                              told, those that were made, and with the prompt's the one that ended it */
     int64_t n_tokens, n_told, tokens_room; /* n_told: of the prompt */

@@ -32,7 +32,7 @@ static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t head
     if (!l->means || !from) return WEFT_OK;
     int64_t all = l->score.heads, count = time * all * l->dqk;
     WEFT_AUTO_FREE double *q = malloc((size_t)count * sizeof *q);
-    if (!q) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
+    if (!q) return weft_no_memory("attention map");
     WEFT_TRY(weft_session_values(s, from, count, q));
     *out = json_array();
     for (int64_t h = 0; h < heads; h++) {
@@ -55,7 +55,7 @@ weft_status weft_attention_map_layer(const weft_session *s, int64_t layer, int64
     if (heads > c->n_head) heads = c->n_head;
     WEFT_AUTO_FREE double *scores = malloc((size_t)(c->n_head * time * time) * sizeof *scores);
     json_t *sigma;
-    if (!scores) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
+    if (!scores) return weft_no_memory("attention map");
     WEFT_TRY(weft_session_scores(s, layer, scores));
     WEFT_TRY(sigma_json(s, layer, heads, time, &sigma));
     json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads",
@@ -85,11 +85,9 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
     if (count > m->config.context) count = m->config.context;
     if (count < 2) return WEFT_OK;
     WEFT_AUTO(weft_session_close) weft_session s = {0};
-    weft_model quiet = *m; /* the same weights, without dropout */
-    quiet.config.dropout = 0;
     WEFT_PATH(path, "%s/attention.json", run);
     weft_build build = {.batch = 1, .time = count, .dtype = m->dtype, .scores = true};
-    WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, false, false, &s));
+    WEFT_TRY(weft_session_open(m, backend, pool, &build, false, false, &s));
     WEFT_AUTO_DECREF json_t *layers = json_array();
     WEFT_TRY(weft_session_run(&s, tokens, tokens, NULL));
     int64_t last = m->config.n_layer - 1;
@@ -100,6 +98,6 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
                   weft_attention_map_tokens(t, tokens, count), "layers", layers);
     WEFT_AUTO_FREE char *text =
         json_dumps(object, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(5));
-    if (!text) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
+    if (!text) return weft_no_memory("attention map");
     return weft_file_write(path, text, strlen(text), NULL);
 }

@@ -13,10 +13,6 @@
 
 enum { STEP_DIGITS = 10, LIST_ROOM = 400 };
 
-static weft_status system_failed(const char *path) {
-    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-}
-
 /* What cannot be read is an error, what reads wrong is an answer. */
 static weft_status is_right(weft_status status, bool *out) {
     *out = status == WEFT_OK;
@@ -88,7 +84,7 @@ weft_status weft_checkpoint_remove(const char *path) {
     if (kind == WEFT_CHECKPOINT_NONE) return WEFT_OK;
     WEFT_PATH(gone, "%s.gone", path);
     WEFT_TRY(remove_own(gone));
-    if (rename(path, gone) != 0) return system_failed(path);
+    if (rename(path, gone) != 0) return weft_path_failed(path);
     return remove_own(gone);
 }
 
@@ -207,7 +203,7 @@ static weft_status put_back(const char *run, const char *name) {
     if (before == WEFT_CHECKPOINT_NONE) return WEFT_OK;
     WEFT_TRY(need_own(path, &now));
     if (now != WEFT_CHECKPOINT_NONE) return weft_checkpoint_remove(old);
-    if (rename(old, path) != 0) return system_failed(old);
+    if (rename(old, path) != 0) return weft_path_failed(old);
     return weft_folder_sync(run);
 }
 
@@ -246,7 +242,7 @@ static weft_status choose_without_last(const char *run, const findings *f,
         snprintf(name, WEFT_CHECKPOINT_NAME, "best");
     } else if (saved) {
         WEFT_PATH(path, "%s/.saved", run);
-        if (unlink(path) != 0 && errno != ENOENT) return system_failed(path);
+        if (unlink(path) != 0 && errno != ENOENT) return weft_path_failed(path);
     }
     return WEFT_OK;
 }
@@ -297,7 +293,8 @@ static weft_status link_all(const char *from, const char *folder) {
         bool may_miss = i >= WEFT_CHECKPOINT_PARTS && i < WEFT_PARTS;
         WEFT_TRY(weft_path(path, "%s/%s", from, name));
         WEFT_TRY(weft_path(other, "%s/%s", folder, name));
-        if (link(path, other) != 0 && !(may_miss && errno == ENOENT)) return system_failed(other);
+        if (link(path, other) != 0 && !(may_miss && errno == ENOENT))
+            return weft_path_failed(other);
     }
     return WEFT_OK;
 }
@@ -326,7 +323,7 @@ static weft_status take_name(const char *fresh, const char *name, const char *ol
     weft_checkpoint_kind kind;
     WEFT_TRY(need_own(name, &kind));
     if (kind == WEFT_CHECKPOINT_NONE)
-        return rename(fresh, name) == 0 ? WEFT_OK : system_failed(name);
+        return rename(fresh, name) == 0 ? WEFT_OK : weft_path_failed(name);
     WEFT_TRY(weft_checkpoint_remove(old));
     return weft_folder_exchange(fresh, name, old);
 }
@@ -383,7 +380,7 @@ weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep
     } else {
         WEFT_PATH(aside, "%s/step-%0*lld", run, STEP_DIGITS, (long long)step);
         WEFT_TRY(weft_checkpoint_remove(aside));
-        if (rename(fresh, aside) != 0) return system_failed(aside);
+        if (rename(fresh, aside) != 0) return weft_path_failed(aside);
     }
     return remove_older(run, keep - 1);
 }

@@ -12,15 +12,10 @@
 #include "base/crc32c.h"
 #include "train/metrics.h"
 
-#include <errno.h>
 #include <time.h>
 
 enum { EVENT_ROOM = 4096, VARINT_BYTES = 10 };
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
-
-static weft_status failed(const weft_events *e) {
-    return weft_fail(WEFT_EIO, "%s: %s", e->path, strerror(errno));
-}
 
 /* A message under construction; what does not fit is noted, and the message then not written. */
 typedef struct {
@@ -81,14 +76,14 @@ static weft_status write_event(weft_events *e, const message *m) {
               fwrite(&length_crc, sizeof length_crc, 1, e->file) == 1 &&
               fwrite(m->bytes, m->n, 1, e->file) == 1 &&
               fwrite(&crc, sizeof crc, 1, e->file) == 1 && fflush(e->file) == 0;
-    return ok ? WEFT_OK : failed(e);
+    return ok ? WEFT_OK : weft_path_failed(e->path);
 }
 
 weft_status weft_events_open(const char *folder, int64_t step, weft_events *e) {
     e->file = NULL;
     WEFT_TRY(weft_path(e->path, "%s/events.out.tfevents.%010lld.weft", folder, (long long)step));
     WEFT_TRY(weft_lines_open(e->path, &e->file));
-    if (ftruncate(fileno(e->file), 0) != 0) return failed(e);
+    if (ftruncate(fileno(e->file), 0) != 0) return weft_path_failed(e->path);
     static const char version[] = "brain.Event:2";
     static const unsigned char started[] = {1 << 3 | WIRE_VARINT, 1};
     message m;

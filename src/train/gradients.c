@@ -13,6 +13,7 @@
 
 #include "comm/reduce.h"
 #include "core/rows.h"
+#include "model/account.h"
 
 enum { PARTS = 16 /* of a watched run on a device: each costs a launch and a wait */ };
 
@@ -354,7 +355,7 @@ static weft_status make_whole(weft_gradients *g) {
     int64_t bytes = weft_partition_offset(&g->shards, g->n);
     int depth = 1;
     for (int k = 0; k < g->nodes; k++) {
-        int of_node = k + weft_tree_depth(g->tree.nodes[g->first_node + k].count);
+        int of_node = k + weft_account_levels(g->tree.nodes[g->first_node + k].count);
         if (of_node > depth) depth = of_node;
     }
     for (int i = 0; i < depth; i++)
@@ -364,7 +365,7 @@ static weft_status make_whole(weft_gradients *g) {
                              "needs fewer",
                              depth, (long long)bytes);
     WEFT_AUTO_FREE weft_gradient *sums = calloc((size_t)g->n, sizeof *sums);
-    if (!sums) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (!sums) return weft_no_memory("gradients");
     for (int64_t w = 0; w < g->n; w++)
         if (g->from[w].data) sums[w] = weft_gradients_of(g, w);
     WEFT_TRY(weft_optimizer_bind(g->optimizer, sums, NULL));
@@ -380,14 +381,14 @@ static weft_status make_shared(weft_gradients *g) {
     const weft_cut *cut = &g->shards.cut;
     int64_t buckets = weft_cut_buckets(cut);
     g->own_at = calloc((size_t)buckets + 1, sizeof *g->own_at);
-    if (!g->own_at) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (!g->own_at) return weft_no_memory("gradients");
     for (int64_t b = 0; b < buckets; b++)
         g->own_at[b + 1] =
             g->own_at[b] + weft_cut_numbers(cut, weft_cut_piece(cut, b, g->shards.rank)).count;
     if (g->rows) WEFT_TRY(g->rows->open(&g->queue));
     size_t whole = (size_t)weft_arena_bytes(own_bytes(g) + 1);
     bool ok = true;
-    for (int i = weft_tree_depth(g->count) - 1; ok && i >= 0; i--)
+    for (int i = weft_account_levels(g->count) - 1; ok && i >= 0; i--)
         if ((ok = (g->levels[i] = aligned_alloc(WEFT_ARENA_ALIGN, whole))))
             memset(g->levels[i], 0, whole);
     if (ok && g->rows && own_bytes(g) > 0) ok = (g->mean = g->backend->alloc(own_bytes(g)));
@@ -405,7 +406,7 @@ static weft_status cut_run(const weft_gradients *g) {
     int64_t nodes = weft_graph_node_count(g->session->graph.graph), ends[PARTS + 1];
     WEFT_AUTO_FREE int64_t *made = calloc((size_t)nodes + 1, sizeof *made);
     int n = 0;
-    if (!made) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (!made) return weft_no_memory("gradients");
     for (int64_t b = 0; b < buckets; b++) { /* by the node that makes its last gradient, if any */
         weft_span span = weft_cut_bucket(&g->shards.cut, b);
         int64_t last = -1;
@@ -433,8 +434,7 @@ static weft_status prepare_overlap(weft_gradients *g) {
     g->made_by = malloc((size_t)g->n * sizeof *g->made_by);
     g->finished = calloc((size_t)g->n, sizeof *g->finished);
     g->due = calloc((size_t)weft_cut_buckets(&g->shards.cut), sizeof *g->due);
-    if (!g->made_by || !g->finished || !g->due)
-        return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (!g->made_by || !g->finished || !g->due) return weft_no_memory("gradients");
     for (int64_t w = 0; w < g->n; w++) {
         const weft_tensor *t = weft_graph_find(g->session->graph.graph, g->weights[w].name);
         g->made_by[w] = t && t->grad && t->grad->producer ? t->grad->producer->index : -1;
@@ -449,7 +449,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS && count > 1;
     *out = NULL;
     WEFT_AUTO(weft_gradients_destroy_at) weft_gradients *g = calloc(1, sizeof *g);
-    if (!g) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (!g) return weft_no_memory("gradients");
     *g = (weft_gradients){.optimizer = o,
                           .session = s,
                           .backend = weft_optimizer_backend(o),
@@ -463,7 +463,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     size_t leaves = shared ? (size_t)weft_comm_size(comm) : 1;
     g->from = calloc((size_t)g->n, sizeof *g->from);
     g->list = calloc(leaves * (WEFT_TREE_LEVELS + 1), sizeof *g->list);
-    if (!g->from || !g->list) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (!g->from || !g->list) return weft_no_memory("gradients");
     weft_optimizer_find_gradients(o, s, g->from);
     WEFT_TRY(weft_tree_make(count, weft_comm_size(comm), &g->tree));
     g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);

@@ -107,8 +107,8 @@ static weft_status open_model(trainer *t) {
     } else if (o->from && t->leads) {
         WEFT_TRY(weft_model_load_more(o->from, c, dtype, t->pool, &t->model));
     } else {
-        WEFT_TRY(weft_model_create_on(c, dtype, t->pool, &t->model));
-        WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, t->pool));
+        WEFT_TRY(weft_model_create(c, dtype, t->pool, &t->model));
+        WEFT_TRY(weft_model_start(t->model, (uint64_t)c->seed, t->pool));
     }
     WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, t->comm, &t->optimizer));
     return *t->resumed ? weft_checkpoint_load_optimizer(o->out, t->resumed, t->optimizer) : WEFT_OK;

@@ -12,16 +12,12 @@
 
 enum { SCALARS = 16, NAMES_MOST = 1000, TAIL = 4096 };
 
-static weft_status failed(const char *path) {
-    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-}
-
 weft_status weft_lines_open(const char *path, FILE **out) {
     int fd;
     WEFT_TRY(weft_file_open_own(path, &fd));
     *out = fdopen(fd, "r+");
     if (*out) return WEFT_OK;
-    weft_status status = failed(path);
+    weft_status status = weft_path_failed(path);
     close(fd);
     return status;
 }
@@ -83,7 +79,7 @@ static weft_status walk(FILE *file, const char *path, int64_t step, int64_t ever
         if (whole) l->bytes += n;
         if (stays && copy) weft_new_file_put(copy, line, n);
     }
-    return ferror(file) ? failed(path) : WEFT_OK;
+    return ferror(file) ? weft_path_failed(path) : WEFT_OK;
 }
 
 weft_status weft_lines_read(FILE *file, const char *path, int64_t step, int64_t every,
@@ -118,7 +114,7 @@ static weft_status repair(FILE **file, const char *path, int64_t step) {
     if (status == WEFT_OK) status = name_damaged(path);
     WEFT_TRY(weft_new_file_end(&copy, status));
     WEFT_TRY(weft_lines_open(path, &fresh));
-    if (flock(fileno(fresh), LOCK_EX | LOCK_NB) != 0) return failed(path);
+    if (flock(fileno(fresh), LOCK_EX | LOCK_NB) != 0) return weft_path_failed(path);
     fclose(*file);
     *file = weft_steal(&fresh);
     return WEFT_OK;
@@ -139,8 +135,8 @@ weft_status weft_lines_start(FILE **file, const char *path, int64_t step, int64_
     if (l.bad)
         WEFT_TRY(repair(file, path, step));
     else if (ftruncate(fileno(*file), (off_t)l.bytes) != 0)
-        return failed(path);
-    return fseek(*file, 0, SEEK_END) == 0 ? WEFT_OK : failed(path);
+        return weft_path_failed(path);
+    return fseek(*file, 0, SEEK_END) == 0 ? WEFT_OK : weft_path_failed(path);
 }
 
 weft_status weft_lines_add(FILE *file, const char *path, json_t *row) {
@@ -151,7 +147,7 @@ weft_status weft_lines_add(FILE *file, const char *path, json_t *row) {
     text[n] = '\n'; /* in the end's place: a line is written at once */
     bool ok = fwrite(text, 1, n + 1, file) == n + 1 && fflush(file) == 0;
     free(text);
-    return ok ? WEFT_OK : failed(path);
+    return ok ? WEFT_OK : weft_path_failed(path);
 }
 
 struct weft_metrics {
@@ -164,7 +160,7 @@ WEFT_ENDED_BY(weft_metrics_close, weft_metrics)
 weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     *out = NULL;
     WEFT_AUTO(weft_metrics_close_at) weft_metrics *m = calloc(1, sizeof *m);
-    if (!m) return weft_fail(WEFT_ENOMEM, "metrics: no memory");
+    if (!m) return weft_no_memory("metrics");
     WEFT_TRY(weft_path(m->run, "%s", run));
     WEFT_TRY(weft_path(m->path, "%s/metrics.jsonl", run));
     WEFT_TRY(weft_lines_open(m->path, &m->file));
@@ -204,7 +200,7 @@ weft_status weft_metrics_sync(weft_metrics *m) {
     FILE *files[] = {m->file, m->events.file};
     for (int i = 0; i < 2; i++)
         if (fflush(files[i]) != 0 || fsync(fileno(files[i])) != 0)
-            return failed(i ? m->events.path : m->path);
+            return weft_path_failed(i ? m->events.path : m->path);
     return WEFT_OK;
 }
 

@@ -101,7 +101,7 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
                                   weft_comm *comm, weft_optimizer **out) {
     *out = NULL;
     WEFT_AUTO(weft_optimizer_destroy_at) weft_optimizer *o = calloc(1, sizeof *o);
-    if (!o) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!o) return weft_no_memory("optimizer");
     *o = (weft_optimizer){.model = m,
                           .backend = backend,
                           .pool = pool,
@@ -115,7 +115,7 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     o->state = calloc((size_t)most, sizeof *o->state);
     o->names = calloc((size_t)most, sizeof *o->names);
     o->keys = calloc((size_t)most, sizeof *o->keys);
-    if (!o->state || !o->names || !o->keys) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!o->state || !o->names || !o->keys) return weft_no_memory("optimizer");
     for (int64_t i = 0; i < m->n_weights; i++)
         for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
             if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
@@ -127,7 +127,7 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     o->n_slots = o->sharded ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : m->n_weights;
     WEFT_AUTO_FREE weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
     o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
-    if (!parts || !o->slots) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!parts || !o->slots) return weft_no_memory("optimizer");
     if (o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
     for (int64_t i = 0; i < o->n_slots; i++)
         o->slots[i].part = o->sharded ? parts[i] : (weft_stretch){i, 0, m->weights[i].count, 0};
@@ -228,7 +228,7 @@ static weft_status build_graph(weft_optimizer *o) {
     WEFT_AUTO_FREE weft_binding *bindings = calloc(most * WEFT_SLOT_SIZE + 2, sizeof *bindings);
     WEFT_AUTO_FREE weft_adam_slot *slots = calloc(most + 1, sizeof *slots);
     WEFT_AUTO_FREE weft_tensor **grads = calloc(most + 1, sizeof *grads);
-    if (!bindings || !slots || !grads) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!bindings || !slots || !grads) return weft_no_memory("optimizer");
     WEFT_TRY(weft_graph_create(&o->graph));
     weft_optimizer_binder b = {.o = o, .graph = o->graph, .bindings = bindings};
     for (int64_t i = 0; i < o->n_slots; i++) {
@@ -258,7 +258,7 @@ static weft_status build_graph(weft_optimizer *o) {
 weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients, void *own) {
     unbind(o);
     o->bound = calloc((size_t)o->n_slots + 1, sizeof *o->bound);
-    if (!o->bound) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!o->bound) return weft_no_memory("optimizer");
     for (int64_t i = 0; i < o->n_slots; i++) {
         const weft_stretch *p = &o->slots[i].part;
         weft_gradient g = gradients[p->weight];
@@ -286,7 +286,7 @@ void weft_optimizer_find_gradients(const weft_optimizer *o, const weft_session *
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s) {
     WEFT_AUTO_FREE weft_gradient *gradients =
         calloc((size_t)o->model->n_weights, sizeof *gradients);
-    if (!gradients) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!gradients) return weft_no_memory("optimizer");
     weft_optimizer_find_gradients(o, s, gradients);
     return weft_optimizer_bind(o, gradients, NULL);
 }
@@ -420,7 +420,7 @@ weft_status weft_optimizer_state(const weft_optimizer *o, const weft_weight **li
 weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft_sum *sum) {
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
-    if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    if (!tensors) return weft_no_memory(path);
     weft_optimizer_collector collector = {.o = o};
     for (int64_t i = 0; i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];

@@ -27,8 +27,7 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
     out->chunks = calloc((size_t)n + 1, sizeof *out->chunks);
     out->borders = calloc((size_t)n + 1, sizeof *out->borders);
     out->first = calloc((size_t)m->n_weights + 1, sizeof *out->first);
-    if (!out->chunks || !out->borders || !out->first)
-        return weft_fail(WEFT_ENOMEM, "training: no memory");
+    if (!out->chunks || !out->borders || !out->first) return weft_no_memory("training");
     out->cut = (weft_cut){.borders = out->borders, .size = weft_comm_size(comm)};
     int64_t blocks = 0, at = 0, size = (int64_t)weft_dtype_size(out->dtype);
     for (int64_t w = 0; w < m->n_weights; w++) {
@@ -108,7 +107,7 @@ weft_status weft_optimizer_shard_open(weft_optimizer *o) {
     o->counts = calloc(ranks, sizeof *o->counts);
     o->begins = calloc(ranks, sizeof *o->begins);
     if (o->parts && o->ordered && o->order && o->counts && o->begins) return WEFT_OK;
-    return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    return weft_no_memory("optimizer");
 }
 
 void weft_optimizer_shard_unbind(weft_optimizer *o) {
@@ -155,7 +154,7 @@ weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gr
     if (o->n_ordered == 0) return WEFT_BAD_INPUT("optimizer: no weight has a gradient");
     WEFT_AUTO_FREE weft_binding *bindings = calloc(n + 1, sizeof *bindings);
     WEFT_AUTO_FREE weft_tensor **grads = calloc(n + 1, sizeof *grads);
-    if (!bindings || !grads) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!bindings || !grads) return weft_no_memory("optimizer");
     weft_optimizer_binder b = {.o = o, .bindings = bindings};
     int given = 0;
     WEFT_TRY(weft_graph_create(&o->norm_graph));
@@ -237,7 +236,7 @@ static weft_status give_weights(weft_optimizer *o, weights_job *jobs) {
 static weft_status count_cuts(weft_optimizer *o) {
     int ranks = o->shards.cut.size;
     int32_t own = 0, *all = weft_message_memory((size_t)ranks, sizeof *all);
-    if (!all) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!all) return weft_no_memory("optimizer");
     weft_status status = o->cut ? weft_exec_read(o->exec, o->cut, &own) : WEFT_OK;
     if (status == WEFT_OK) status = weft_comm_gather(o->comm, &own, sizeof own, all);
     o->cut_of_all = 0;
@@ -252,7 +251,7 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
     weights_job jobs[UNDER_WAY] = {{0}};
     size_t most = 2 * (size_t)o->shards.cut.size;
     weft_transfer *transfers = weft_message_memory(UNDER_WAY * most, sizeof *transfers);
-    if (!transfers) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!transfers) return weft_no_memory("optimizer");
     for (size_t i = 0; i < UNDER_WAY; i++)
         jobs[i].transfers = transfers + i * most;
     weft_status status = give_weights(o, jobs);
@@ -273,7 +272,7 @@ weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned
     }
     int64_t chunk = s->first[key.weight], end = s->first[key.weight + 1];
     weft_transfer *transfers = weft_message_memory((size_t)(end - chunk) + 1, sizeof *transfers);
-    if (!transfers) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!transfers) return weft_no_memory("optimizer");
     while (chunk < end) {
         weft_stretch part = s->chunks[chunk]; /* and what follows it that the same rank owns */
         int owner = weft_cut_owner(&s->cut, chunk);

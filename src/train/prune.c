@@ -9,10 +9,6 @@
 #include "model/units.h"
 #include "train/optimizer_internal.h"
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "pruning: no memory");
-}
-
 static bool is_masked(const weft_optimizer *o, const weft_weight *w) {
     return weft_weight_is_masked(&o->model->config, w->name, w->ndim);
 }
@@ -25,7 +21,7 @@ static weft_status get_state(const weft_optimizer *o, int kind, const weft_weigh
     *data = o->state[index].data;
     if (!o->sharded) return WEFT_OK;
     *data = *own = calloc((size_t)o->state[index].bytes, 1);
-    return *own ? weft_optimizer_move(o, index, *own, true) : no_memory();
+    return *own ? weft_optimizer_move(o, index, *own, true) : weft_no_memory("pruning");
 }
 
 static weft_status read_other(void *context, const weft_weight *w, double *out) {
@@ -53,7 +49,7 @@ static weft_status mask_weight(const weft_optimizer *o, const weft_weighing *how
                                const weft_units *u, const weft_weight *w, double sparsity) {
     WEFT_AUTO_FREE double *scores = NULL;
     WEFT_AUTO_FREE bool *stay = malloc((size_t)w->count);
-    if (!stay) return no_memory();
+    if (!stay) return weft_no_memory("pruning");
     if (u->units) {
         weft_units_mark(u, w, stay);
     } else {
@@ -63,7 +59,7 @@ static weft_status mask_weight(const weft_optimizer *o, const weft_weighing *how
     int64_t index = weft_optimizer_state_of(o, WEFT_STATE_MASK, w - o->model->weights);
     unsigned char *mask =
         o->sharded ? weft_message_memory((size_t)w->count, 1) : o->state[index].data;
-    if (!mask) return no_memory();
+    if (!mask) return weft_no_memory("pruning");
     for (int64_t i = 0; i < w->count; i++)
         mask[i] = stay[i];
     if (!o->sharded) return WEFT_OK;
@@ -94,7 +90,7 @@ static weft_status make_masks(weft_optimizer *o, weft_units *u, double sparsity,
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     int64_t left = u->block - weft_masked_of(sparsity, u->block);
     WEFT_AUTO_FREE double *sums = malloc((size_t)u->units * sizeof *sums + 1);
-    if (!sums) return no_memory();
+    if (!sums) return weft_no_memory("pruning");
     for (int64_t l = 0; u->units && l < u->n_layers; l++) {
         WEFT_TRY(weft_units_weigh(u, o->model, l, &how, sums));
         weft_units_choose(u, l, sums, left);

@@ -20,9 +20,8 @@ struct weft_samples {
     int64_t mapped;
     char path[WEFT_PATH_MAX], run[WEFT_PATH_MAX];
     FILE *file;
-    char *text;
-    size_t bytes;
-    bool off; /* the model cannot generate: said once */
+    weft_stream *stream; /* of the last text */
+    bool off;            /* the model cannot generate: said once */
 };
 
 WEFT_ENDED_BY(weft_samples_close, weft_samples)
@@ -36,7 +35,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
             "text, or its tokenizer is not known; leave it empty",
             c->sample_prompt, c->dataset);
     WEFT_AUTO(weft_samples_close_at) weft_samples *s = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+    if (!s) return weft_no_memory("samples");
     s->config = c;
     s->tokenizer = t;
     WEFT_TRY(weft_path(s->run, "%s", run));
@@ -50,7 +49,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
                               "CONFIG_CONTEXT=%lld; make it shorter",
                               (long long)s->count, (long long)c->context);
     s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
-    if (!s->prompt) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+    if (!s->prompt) return weft_no_memory("samples");
     memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
     WEFT_TRY(weft_lines_open(s->path, &s->file));
     WEFT_TRY(weft_lines_start(&s->file, s->path, step, 0));
@@ -61,14 +60,14 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
 void weft_samples_close(weft_samples *s) {
     if (!s) return;
     if (s->file) fclose(s->file);
-    WEFT_FREE(s->prompt, s->text, s);
+    weft_stream_close(s->stream);
+    WEFT_FREE(s->prompt, s);
 }
 
 static void map_token(weft_samples *s, int32_t token) {
     if (s->mapped < WEFT_MAP_TOKENS) s->map[s->mapped++] = token;
 }
 
-WEFT_ENDED_BY(weft_stream_close, weft_stream)
 static weft_status generate(weft_samples *s, weft_generator *g) {
     weft_sampling sampling = weft_sampling_default();
     sampling.temperature = TEMPERATURE;
@@ -76,37 +75,28 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     sampling.max_tokens = s->config->sample_tokens;
     sampling.ends = s->tokenizer;
     sampling.token_only = true;
-    WEFT_AUTO(weft_stream_close_at) weft_stream *stream = NULL;
     int64_t id;
-    const char *text;
-    size_t bytes;
     bool stopped;
     weft_sampled token;
-    free(weft_steal(&s->text));
-    WEFT_AUTO_FCLOSE FILE *out = open_memstream(&s->text, &s->bytes);
-    if (!out) return weft_fail(WEFT_ENOMEM, "samples: no memory");
     s->mapped = 0;
     for (int64_t i = 0; i < s->count; i++)
         map_token(s, s->prompt[i]);
-    WEFT_TRY(weft_stream_open(s->tokenizer, NULL, 0, &stream));
+    weft_stream_close(weft_steal(&s->stream));
+    WEFT_TRY(weft_stream_open(s->tokenizer, NULL, 0, &s->stream));
     WEFT_TRY(weft_generator_add(g, s->prompt, s->count, &sampling, &id));
     while (weft_generator_busy(g))
         WEFT_TRY(weft_generator_step(g));
     weft_take take;
     while ((take = weft_generator_take(g, id, &token)) == WEFT_TAKE_TOKEN) {
         map_token(s, token.token);
-        WEFT_TRY(weft_stream_put(stream, token.token, &text, &bytes, &stopped));
-        if (bytes) fwrite(text, 1, bytes, out);
+        WEFT_TRY(weft_stream_put(s->stream, token.token, &stopped));
     }
-    if (take == WEFT_TAKE_BROKEN) return weft_generator_broken();
-    WEFT_TRY(weft_stream_end(stream, &text, &bytes));
-    if (bytes) fwrite(text, 1, bytes, out);
-    return fflush(out) == 0 ? WEFT_OK : weft_fail(WEFT_ENOMEM, "samples: no memory");
+    return take == WEFT_TAKE_BROKEN ? weft_generator_broken() : weft_stream_end(s->stream);
 }
 
-static void tell(const weft_samples *s, int64_t step) {
+static void tell(const weft_samples *s, int64_t step, const char *made, size_t bytes) {
     char *text = NULL, *rest, *line;
-    if (asprintf(&text, "%s%s", s->config->sample_prompt, s->text) < 0) return;
+    if (asprintf(&text, "%s%.*s", s->config->sample_prompt, (int)bytes, made) < 0) return;
     rest = text;
     for (bool first = true; (line = strsep(&rest, "\n")); first = false)
         if (first)
@@ -135,12 +125,14 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
         return WEFT_OK;
     }
     WEFT_TRY(status);
-    tell(s, step);
+    size_t bytes;
+    const char *text = weft_stream_text(s->stream, &bytes);
+    tell(s, step, text, bytes);
     int64_t of_pages = stats.cache_bytes - stats.cache_bytes_per_sequence;
     int64_t cache_bytes = of_pages / (stats.pages * WEFT_PAGE_TOKENS);
     json_t *row = json_pack("{s:I, s:s, s:s%, s:I}", "step", (json_int_t)step, "prompt",
-                            s->config->sample_prompt, "text", s->text, s->bytes,
-                            "cache_bytes_per_token", (json_int_t)cache_bytes);
+                            s->config->sample_prompt, "text", text, bytes, "cache_bytes_per_token",
+                            (json_int_t)cache_bytes);
     WEFT_TRY(weft_lines_add(s->file, s->path, row));
     if (!last) return WEFT_OK;
     return weft_attention_map_write(s->run, m, backend, pool, s->tokenizer, s->map, s->mapped,

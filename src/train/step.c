@@ -196,7 +196,7 @@ weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
                                  const weft_train_step_options *options, weft_train_step **out) {
     *out = NULL;
     WEFT_AUTO(weft_train_step_close_at) weft_train_step *s = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "training: no memory");
+    if (!s) return weft_no_memory("training");
     s->model = weft_optimizer_model(optimizer);
     s->optimizer = optimizer;
     s->comm = options->comm;
@@ -222,7 +222,7 @@ weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
     s->stride = dealt ? ranks : 1;
     s->losses = calloc((size_t)s->parts, sizeof *s->losses);
     s->targets = calloc((size_t)ranks, sizeof *s->targets);
-    if (!s->losses || !s->targets) return weft_fail(WEFT_ENOMEM, "training: no memory");
+    if (!s->losses || !s->targets) return weft_no_memory("training");
     int64_t sequences = s->count * s->micro;
     weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
                                   .seed = (uint64_t)c->seed,

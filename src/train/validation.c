@@ -27,7 +27,7 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
                                  weft_validation **out) {
     *out = NULL;
     WEFT_AUTO(weft_validation_close_at) weft_validation *v = calloc(1, sizeof *v);
-    if (!v) return weft_fail(WEFT_ENOMEM, "evaluation: no memory");
+    if (!v) return weft_no_memory("evaluation");
     const weft_config *c = &m->config;
     bool scored = weft_dataset_metric(d) != NULL;
     v->model = m;
@@ -39,7 +39,7 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
     v->runs = calloc((size_t)(v->samples * v->parts), sizeof *v->runs);
     v->comm = comm;
     weft_build build = {.batch = v->batch, .time = v->time, .dtype = m->dtype, .logits = scored};
-    if (!v->runs) return weft_fail(WEFT_ENOMEM, "evaluation: no memory");
+    if (!v->runs) return weft_no_memory("evaluation");
     WEFT_TRY(weft_session_open(m, backend, pool, &build, false, false, &v->session));
     if (scored) {
         v->logits = malloc((size_t)(v->batch * v->time * c->vocab_size) * sizeof *v->logits);

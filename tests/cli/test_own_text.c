@@ -110,6 +110,8 @@ TEST(test_a_longer_text_has_a_tokenizer) {
     const char *out = scratch_path("runs/long");
     SUCCEEDS("train", "--text", text, "--minutes", "1", "--out", out, "-o", "STEPS=3", "-o",
              "SAMPLE_PROMPT=");
+    WEFT_AUTO_FREE char *config = file_read(format_text("%s/config", out), NULL);
+    assert_non_null(strstr(config, "CONFIG_OPTIMIZER=\"muon\"\n"));
     json_t *e = command_json(RUN("eval", "--json", "--model", out, "--text", text));
     size_t count;
     free(file_read(text, &count));

@@ -463,6 +463,7 @@ TEST(test_presets_are_the_models_they_name) {
     assert_int_equal(c.position, WEFT_POSITION_ROPE);
     assert_int_equal(c.norm, WEFT_NORM_RMSNORM);
     assert_true(c.qk_norm && !c.bias);
+    assert_int_equal(c.optimizer, WEFT_OPTIMIZER_MUON);
     c = defaults(); /* GPT-2 is what the defaults are */
     weft_config plain = defaults();
     assert_int_equal(weft_config_preset(&c, WEFT_PRESET_GPT2), WEFT_OK);

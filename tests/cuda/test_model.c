@@ -183,7 +183,7 @@ static void test_memory_taken_is_the_plan(void **state) {
     weft_config_defaults(&c);
     c.n_layer = 4;
     c.context = 1024;
-    assert_int_equal(weft_model_create(&c, WEFT_BF16, &m), WEFT_OK);
+    assert_int_equal(weft_model_create(&c, WEFT_BF16, NULL, &m), WEFT_OK);
     assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
     weft_build build = {.batch = 4, .time = 1024, .dtype = WEFT_BF16, .train = true};
     int64_t before = weft_cuda_bytes_taken();

@@ -54,7 +54,7 @@ static void make_small(void) {
     weft_config_defaults(&c);
     c.n_layer = c.n_head = 1;
     c.n_embd = c.n_ffn = c.vocab_size = c.context = 2;
-    if (weft_model_create(&c, WEFT_F32, &small.model) != WEFT_OK ||
+    if (weft_model_create(&c, WEFT_F32, NULL, &small.model) != WEFT_OK ||
         weft_pool_create(1, &small.pool) != WEFT_OK ||
         weft_optimizer_create(small.model, weft_cpu_backend(), small.pool, NULL,
                               &small.optimizer) != WEFT_OK)

@@ -64,8 +64,8 @@ static weft_model *draw_model_of(const char *const *settings, weft_dtype dtype) 
     weft_config_defaults(&c);
     for (; *settings; settings++)
         assert_int_equal(weft_config_override(&c, *settings, "test"), WEFT_OK);
-    assert_int_equal(weft_model_create(&c, dtype, &m), WEFT_OK);
-    assert_int_equal(weft_model_start(m, 3), WEFT_OK);
+    assert_int_equal(weft_model_create(&c, dtype, NULL, &m), WEFT_OK);
+    assert_int_equal(weft_model_start(m, 3, NULL), WEFT_OK);
     /* Weights as large as trained ones have: logits of a size that an error shows in. */
     for (int64_t i = 0; i < m->n_weights; i++)
         for (int64_t k = 0; m->weights[i].ndim > 1 && k < m->weights[i].count; k++)

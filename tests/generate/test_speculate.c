@@ -373,8 +373,8 @@ static void test_drafts_follow_what_was_right(void **state) {
     weft_model *nothing, *less;
     weft_generator_stats stats, of_draft;
     open_models(&f, "dot-rope", 512, 0);
-    check(&f, weft_model_create(&f.model->config, WEFT_F32, &nothing));
-    check(&f, weft_model_create(&f.draft->config, WEFT_F32, &less));
+    check(&f, weft_model_create(&f.model->config, WEFT_F32, NULL, &nothing));
+    check(&f, weft_model_create(&f.draft->config, WEFT_F32, NULL, &less));
     write_drafted(&f, less, NULL, 2, 0, &of_draft);
     for (int right = 0; right < 2; right++) {
         int drafted, steps = write_drafted(&f, right ? nothing : f.model, less, TOKENS, 0, &stats);

@@ -20,17 +20,21 @@ static void stream(const char *in, const char *const *stops, int n_stops, char *
     assert_int_equal(weft_stream_open(t, stops, n_stops, &s), WEFT_OK);
     bool stopped = false;
     const char *text;
-    size_t bytes;
+    size_t bytes, before = 0;
     *out = '\0';
-    for (; *in && !stopped; in++) {
-        assert_int_equal(weft_stream_put(s, (unsigned char)*in, &text, &bytes, &stopped), WEFT_OK);
-        if (bytes) sprintf(out + strlen(out), "%.*s|", (int)bytes, text);
+    for (; *in && !stopped; in++, before = bytes) {
+        assert_int_equal(weft_stream_put(s, (unsigned char)*in, &stopped), WEFT_OK);
+        text = weft_stream_text(s, &bytes);
+        if (bytes > before)
+            sprintf(out + strlen(out), "%.*s|", (int)(bytes - before), text + before);
     }
     if (stopped) {
         strcat(out, "STOP");
     } else {
-        assert_int_equal(weft_stream_end(s, &text, &bytes), WEFT_OK);
-        if (bytes) sprintf(out + strlen(out), "%.*s|", (int)bytes, text);
+        assert_int_equal(weft_stream_end(s), WEFT_OK);
+        text = weft_stream_text(s, &bytes);
+        if (bytes > before)
+            sprintf(out + strlen(out), "%.*s|", (int)(bytes - before), text + before);
     }
     weft_stream_close(s);
     weft_tokenizer_close(t);

@@ -32,7 +32,7 @@ typedef struct {
     weft_exec *x;
 } runner;
 
-static void run(runner *r, weft_tensor *const *inputs, const double *const *values, int n) {
+static void run(runner *r, weft_tensor *const *inputs, const void *const *values, int n) {
     expect_ok(weft_graph_status(r->g));
     expect_ok(weft_pool_create(2, &r->pool));
     expect_ok(weft_exec_create(r->g, weft_cpu_backend(), r->pool, NULL, &r->x));
@@ -57,7 +57,7 @@ static void kernel_scores(const double *q, const double *k, const double *log_ta
     weft_score score = {.q = tq, .k = tk, .log_tau = tau, .causal = true};
     score.n = weft_row_squares(r.g, tk, 0);
     weft_tensor *lse = weft_keep(weft_attention(r.g, &score, tk).lse);
-    run(&r, (weft_tensor *[]){tq, tk, tau}, (const double *[]){q, k, log_tau}, 3);
+    run(&r, (weft_tensor *[]){tq, tk, tau}, (const void *[]){q, k, log_tau}, 3);
     expect_ok(weft_exec_read(r.x, lse, out)); /* [B, H, 1] */
     finish(&r);
 }
@@ -100,7 +100,7 @@ TEST(test_the_distance_is_the_same_with_query_and_key_exchanged) {
 }
 
 /* Rows' logsumexp and outputs of rotated W2 attention whose first token stands at `offset`. */
-static void rotated(int64_t offset, double *lse, double *o) {
+static void rotated(int32_t offset, double *lse, double *o) {
     enum { COUNT = TIME * HEADS * WIDE };
     double q[COUNT], k[COUNT], log_tau[HEADS];
     draw("q", COUNT, q);
@@ -111,14 +111,15 @@ static void rotated(int64_t offset, double *lse, double *o) {
     weft_tensor *tq = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "q", WEFT_F64, 1, TIME, HEADS, WIDE);
     weft_tensor *tk = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "k", WEFT_F64, 1, TIME, HEADS, WIDE);
     weft_tensor *tau = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "log_tau", WEFT_F64, HEADS);
+    weft_tensor *start = weft_new_tensor(r.g, WEFT_ROLE_INPUT, "start", WEFT_I32, 1);
     weft_score score = {.log_tau = tau, .causal = true};
-    score.q = weft_rope(r.g, tq, MEAN, HEADS, NULL, offset, &WEFT_ROPE_USUAL);
-    score.k = weft_rope(r.g, tk, MEAN, HEADS, NULL, offset, &WEFT_ROPE_USUAL);
+    score.q = weft_rope(r.g, tq, MEAN, HEADS, start, &WEFT_ROPE_USUAL);
+    score.k = weft_rope(r.g, tk, MEAN, HEADS, start, &WEFT_ROPE_USUAL);
     score.n = weft_row_squares(r.g, score.k, 0);
     weft_attended a = weft_attention(r.g, &score, tk);
     weft_keep(a.lse);
     weft_keep(a.o);
-    run(&r, (weft_tensor *[]){tq, tk, tau}, (const double *[]){q, k, log_tau}, 3);
+    run(&r, (weft_tensor *[]){tq, tk, tau, start}, (const void *[]){q, k, log_tau, &offset}, 4);
     expect_ok(weft_exec_read(r.x, a.lse, lse));
     expect_ok(weft_exec_read(r.x, a.o, o));
     finish(&r);

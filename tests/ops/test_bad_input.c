@@ -116,13 +116,13 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(row_squares_start_past_end, "row_squares", weft_row_squares(g, F(1, 2, 3, 4), 5))            \
     X(row_squares_start_negative, "row_squares", weft_row_squares(g, F(1, 2, 3, 4), -1))           \
     /* embedding */                                                                                \
-    X(embed_float_ids, "embed", weft_embed(g, F(5, 4), F(2, 3), NULL, NULL, 0))                    \
-    X(embed_flat_table, "embed", weft_embed(g, F(5), I(2, 3), NULL, NULL, 0))                      \
-    X(embed_integer_table, "embed", weft_embed(g, I(5, 4), I(2, 3), NULL, NULL, 0))                \
-    X(embed_other_width, "embed", weft_embed(g, F(5, 4), I(2, 3), F(7, 5), NULL, 0))               \
-    X(embed_too_few_positions, "embed", weft_embed(g, F(5, 4), I(2, 3), F(2, 4), NULL, 0))         \
-    X(embed_offset_past_end, "embed", weft_embed(g, F(5, 4), I(2, 3), F(4, 4), NULL, 2))           \
-    X(embed_start_of_other_batch, "embed", weft_embed(g, F(5, 4), I(2, 3), F(9, 4), I(3), 0))      \
+    X(embed_float_ids, "embed", weft_embed(g, F(5, 4), F(2, 3), NULL, NULL))                       \
+    X(embed_flat_table, "embed", weft_embed(g, F(5), I(2, 3), NULL, NULL))                         \
+    X(embed_integer_table, "embed", weft_embed(g, I(5, 4), I(2, 3), NULL, NULL))                   \
+    X(embed_other_width, "embed", weft_embed(g, F(5, 4), I(2, 3), F(7, 5), NULL))                  \
+    X(embed_too_few_positions, "embed", weft_embed(g, F(5, 4), I(2, 3), F(2, 4), NULL))            \
+    X(embed_start_without_table, "embed", weft_embed(g, F(5, 4), I(2, 3), NULL, I(2)))             \
+    X(embed_start_of_other_batch, "embed", weft_embed(g, F(5, 4), I(2, 3), F(9, 4), I(3)))         \
     /* linear */                                                                                   \
     X(linear_other_inner, "linear", weft_linear(g, F(2, 3), F(4, 5), NULL, WEFT_ACT_NONE))         \
     X(linear_other_bias, "matmul", weft_linear(g, F(2, 3), F(4, 3), F(3), WEFT_ACT_NONE))          \
@@ -150,15 +150,15 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(norm_integers, "norm", weft_norm(g, I(2, 3), NULL, F(3), NULL, WEFT_RMSNORM, 0).y)           \
     X(norm_mixed, "norm", weft_norm(g, D(2, 3), NULL, F(3), NULL, WEFT_RMSNORM, 0).y)              \
     /* rope */                                                                                     \
-    X(rope_flat, "rope", weft_rope(g, F(3, 4), 4, 1, NULL, 0, &WEFT_ROPE_USUAL))                   \
-    X(rope_odd_width, "rope", weft_rope(g, F(1, 2, 3, 5), 5, 3, NULL, 0, &WEFT_ROPE_USUAL))        \
-    X(rope_too_wide, "rope", weft_rope(g, F(1, 2, 3, 4), 6, 3, NULL, 0, &WEFT_ROPE_USUAL))         \
-    X(rope_negative_width, "rope", weft_rope(g, F(1, 2, 3, 4), -2, 3, NULL, 0, &WEFT_ROPE_USUAL))  \
-    X(rope_too_many_heads, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 4, NULL, 0, &WEFT_ROPE_USUAL))   \
-    X(rope_float_start, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 3, F(1), 0, &WEFT_ROPE_USUAL))      \
+    X(rope_flat, "rope", weft_rope(g, F(3, 4), 4, 1, NULL, &WEFT_ROPE_USUAL))                      \
+    X(rope_odd_width, "rope", weft_rope(g, F(1, 2, 3, 5), 5, 3, NULL, &WEFT_ROPE_USUAL))           \
+    X(rope_too_wide, "rope", weft_rope(g, F(1, 2, 3, 4), 6, 3, NULL, &WEFT_ROPE_USUAL))            \
+    X(rope_negative_width, "rope", weft_rope(g, F(1, 2, 3, 4), -2, 3, NULL, &WEFT_ROPE_USUAL))     \
+    X(rope_too_many_heads, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 4, NULL, &WEFT_ROPE_USUAL))      \
+    X(rope_float_start, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 3, F(1), &WEFT_ROPE_USUAL))         \
     X(rope_start_of_other_batch, "rope",                                                           \
-      weft_rope(g, F(1, 2, 3, 4), 4, 3, I(2), 0, &WEFT_ROPE_USUAL))                                \
-    X(rope_integers, "rope", weft_rope(g, I(1, 2, 3, 4), 4, 3, NULL, 0, &WEFT_ROPE_USUAL))         \
+      weft_rope(g, F(1, 2, 3, 4), 4, 3, I(2), &WEFT_ROPE_USUAL))                                   \
+    X(rope_integers, "rope", weft_rope(g, I(1, 2, 3, 4), 4, 3, NULL, &WEFT_ROPE_USUAL))            \
     /* unit */                                                                                     \
     X(unit_flat, "unit", weft_unit(g, F(3, 4), 1))                                                 \
     X(unit_no_heads, "unit", weft_unit(g, F(1, 2, 3, 4), 0))                                       \

@@ -319,7 +319,7 @@ TEST(test_the_second_gradient_takes_the_first) {
         weft_tensor *w = weft_new_tensor(g, WEFT_ROLE_PARAM, "w", WEFT_F64, 6);
         weft_tensor *ids = weft_new_tensor(g, WEFT_ROLE_INPUT, "ids", WEFT_I32, 2, 3), *y;
         if (tied)
-            y = weft_embed(g, x, ids, NULL, NULL, 0);
+            y = weft_embed(g, x, ids, NULL, NULL);
         else
             y = weft_norm(g, x, NULL, w, NULL, WEFT_RMSNORM, 0).y;
         weft_tensor *loss = weft_add(g, weft_sum_squares(g, y, 1), weft_sum_squares(g, x, 2));

@@ -384,6 +384,21 @@ TEST_WITH(test_a_variant_without_a_title_is_called_by_what_differs, NULL, free_t
     expect_line("- **worse** Without bias against", SAYS("3.0000 higher"));
 }
 
+/* What a preset sets is not said to be otherwise. */
+TEST_WITH(test_a_preset_is_called_by_its_name, NULL, free_texts) {
+    static const char *const sets[] = {"PRESET=gpt2 POSITION=rope", "PRESET=modern",
+                                       "PRESET=gpt2 POSITION=rope BIAS=n"};
+    sqlite3 *db = begin("presets", "val_loss");
+    for (int i = 0; i < 3; i++) {
+        study_variant(db, i, ((const char *[]){"a", "b", "c"})[i], "", i ? 0 : -1, -1);
+        study_sql(db, "UPDATE variants SET overrides = %Q WHERE variant = %d", sets[i], i);
+        three_seeds(db, i, 2.0 + i, 2.1 + i, 2.2 + i);
+    }
+    finish(db, "presets");
+    expect_line("- **worse** Preset modern against Preset gpt2.", SAYS("1.0000 higher"));
+    expect_line("- **worse** Without bias against", SAYS("2.0000 higher"));
+}
+
 TEST_WITH(test_a_metric_is_better_higher, NULL, free_texts) {
     sqlite3 *db = begin("metric", "metric");
     study_variant(db, 0, "0", "", -1, -1);

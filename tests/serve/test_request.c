@@ -558,7 +558,7 @@ static int make_job(const char *body, weft_endpoint endpoint) {
         weft_job_release(j);
         return 503;
     }
-    j->choices[1].text = malloc(100);
+    j->choices[1].tokens = malloc(100);
     weft_job_release(j);
     assert_int_equal(j->n_choices, 2 * j->request.n_prompts); /* the answer holds it */
     weft_job_hold(j);

@@ -31,7 +31,8 @@ static const char *const known[] = {"demo",          "gpt2-ra-mla-full",
                                     "reciprocal",    "ra-mla",
                                     "mqar",          "induction",
                                     "copying",       "compression",
-                                    "prune",         "write-ups-next"};
+                                    "prune",         "write-ups-next",
+                                    "presets"};
 
 static bool is_known(const char *name) {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)

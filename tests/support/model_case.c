@@ -143,7 +143,7 @@ static double draw_weight(const model_case *c, const weft_weight *w, int64_t i) 
 
 weft_model *model_case_weights(const model_case *c, weft_dtype dtype) {
     weft_model *m;
-    expect_ok(weft_model_create(&c->config, dtype, &m));
+    expect_ok(weft_model_create(&c->config, dtype, NULL, &m));
     for (int64_t i = 0; i < m->n_weights; i++) {
         weft_weight *w = &m->weights[i];
         double *values = malloc((size_t)w->count * sizeof *values);

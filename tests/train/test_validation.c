@@ -45,8 +45,8 @@ static held_out open_held_out(int64_t micro, const char *dataset) {
     if (strcmp(dataset, "recall") == 0) c.vocab_size = 8;
     expect_ok(weft_pool_create(1, &h.pool));
     expect_ok(weft_dataset_open(&c, &h.data));
-    expect_ok(weft_model_create(&c, WEFT_F64, &h.model));
-    expect_ok(weft_model_start(h.model, 3));
+    expect_ok(weft_model_create(&c, WEFT_F64, NULL, &h.model));
+    expect_ok(weft_model_start(h.model, 3, NULL));
     expect_ok(weft_validation_open(h.model, h.data, weft_cpu_backend(), h.pool, NULL, &h.v));
     return h;
 }

@@ -24,7 +24,6 @@ struct entropy_upstream {
     const float *given;      /* what their sum is divided by; NULL: their number */
     const float *d_ce;       /* NULL: 1 */
     const float *d_z;        /* NULL: 1 */
-    const float *d_lse;      /* [N], or NULL */
     float ce_scale, z_scale; /* 0 where the loss has no gradient; 2 z / N for z */
 };
 
@@ -49,12 +48,8 @@ static __device__ inline float row_penalty(const entropy_upstream &s, bool count
     return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / (s.given ? *s.given : (float)*s.count);
 }
 
-static __device__ inline float row_weight(const entropy_upstream &s, float penalty, int64_t row,
-                                          float lse) {
-    float weight = penalty;
-    if (s.z_scale != 0) weight += s.z_scale * (s.d_z ? *s.d_z : 1.0f) * lse;
-    if (s.d_lse) weight += s.d_lse[row];
-    return weight;
+static __device__ inline float row_weight(const entropy_upstream &s, float penalty, float lse) {
+    return s.z_scale != 0 ? penalty + s.z_scale * (s.d_z ? *s.d_z : 1.0f) * lse : penalty;
 }
 
 /* The soft-cap of a logit, -inf being none, and its slope at what it made. */
@@ -167,7 +162,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, WHOLE ? 2 : 1)
     }
     if (!k.gradients) return;
     float penalty = row_penalty(k.upstream, counts);
-    float weight = row_weight(k.upstream, penalty, row, lse);
+    float weight = row_weight(k.upstream, penalty, lse);
     walk_row<WHOLE>(k, at, [&](int64_t column, int n, float(&v)[VECTOR]) {
         int64_t hit = counts ? target - column : -1;
 #pragma unroll
@@ -458,7 +453,6 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
     rows.lse = data_of<float>(x, n->in[WEFT_CE_BACK_LSE]);
     rows.upstream.d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
     rows.upstream.d_z = data_of<float>(x, n->in[WEFT_CE_BACK_D_Z]);
-    rows.upstream.d_lse = data_of<float>(x, n->in[WEFT_CE_BACK_D_LSE]);
     if (!rows.upstream.d_ce) rows.upstream.ce_scale = 0;
     if (!rows.upstream.d_z) rows.upstream.z_scale = 0;
     WEFT_TRY(run_parts(x, n, k, rows, true, weft_data(x, n->out[0]),

@@ -46,7 +46,6 @@ typedef struct {
  * `heads`, of what c would be. */
 typedef struct {
     const int32_t *start; /* [m]: the rows' positions */
-    int64_t offset;       /* added to them */
     int heads, width, half;
     weft_rope_law law;
 } gemm_rope;

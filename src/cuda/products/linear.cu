@@ -306,12 +306,8 @@ static bool describe_rotated(const weft_exec *x, const weft_node *n, gemm_rope *
         return false;
     for (int i = 0; i < n->n_in; i++)
         if (overlap(x, y, n->in[i])) return false;
-    *k = gemm_rope{data_of<int32_t>(x, rope->in[1]),
-                   r->offset,
-                   (int)r->heads,
-                   (int)y->shape[3],
-                   (int)(r->width / 2),
-                   r->law};
+    *k = gemm_rope{data_of<int32_t>(x, rope->in[1]), (int)r->heads, (int)y->shape[3],
+                   (int)(r->width / 2), r->law};
     *p = describe_product(x, n, 0);
     p->c.data = weft_data(x, y);
     p->rope = k;

@@ -381,8 +381,7 @@ __device__ static __noinline__ void find_angles(const gemm_rope &k, int row, int
     int i = column % k.width;
     if (column >= k.heads * k.width || i >= 2 * k.half) return;
     for (int j = 0; j < 4; j++)
-        find_angle(k.law, k.offset + k.start[row], i % k.half + j, k.half, of.cosine[j],
-                   of.sine[j]);
+        find_angle(k.law, k.start[row], i % k.half + j, k.half, of.cosine[j], of.sine[j]);
 }
 
 /* Four numbers of a row, rounded as they are without RoPE behind them. The other half of the pairs has a lane of

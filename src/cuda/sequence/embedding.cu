@@ -22,7 +22,7 @@ enum {
 
 struct lookup {
     int64_t count, length, width; /* tokens, tokens of a sequence, columns */
-    int64_t rows, positions, offset;
+    int64_t rows, positions;
     const int32_t *ids, *start;
     any_tensor wte, wpe, y;
     weft_cuda_run *run;
@@ -35,7 +35,7 @@ template <bool WHOLE> static __global__ void embed_tokens(lookup k) {
     trigger_dependents();
     auto [i, column, n] = place_pack(k.width);
     if (i >= k.count) return;
-    int64_t b = quotient(i, k.length), position = i - b * k.length + k.offset, id = k.ids[i];
+    int64_t b = quotient(i, k.length), position = i - b * k.length, id = k.ids[i];
     if (k.start) position += k.start[b];
     bool known = id >= 0 && id < k.rows;
     bool placed = !k.wpe.data || (position >= 0 && position < k.positions);
@@ -58,8 +58,7 @@ static weft_status embed_explain(weft_exec *x, const weft_node *n, int64_t place
                               "vocabulary of %lld",
                               read_i32(x, ids, place), (long long)(place / ids->shape[1]),
                               (long long)(place % ids->shape[1]), (long long)n->in[0]->shape[0]);
-    long long first = ATTR(n, weft_embed_attr)->offset;
-    if (n->in[3]) first += read_i32(x, n->in[3], b);
+    long long first = n->in[3] ? read_i32(x, n->in[3], b) : 0;
     return WEFT_BAD_INPUT(
         "embed: sequence %lld has positions %lld to %lld, but the table has %lld of "
         "them",
@@ -74,7 +73,6 @@ CUDA_RUN(embed, NULL, embed_explain) {
     k.width = wte->shape[1];
     k.rows = wte->shape[0];
     k.positions = wpe ? wpe->shape[0] : 0;
-    k.offset = ATTR(n, weft_embed_attr)->offset;
     k.ids = data_of<int32_t>(x, ids);
     k.start = data_of<int32_t>(x, n->in[3]);
     k.wte = any_of(x, wte);
@@ -301,7 +299,7 @@ template <bool WHOLE> static __global__ void sum_positions(lookup k, any_tensor 
     float sum[VECTOR] = {0};
 #pragma unroll 4
     for (int64_t b = 0; b < batch; b++) {
-        int64_t t = row - k.offset - (k.start ? k.start[b] : 0);
+        int64_t t = row - (k.start ? k.start[b] : 0);
         if (t < 0 || t >= k.length) continue;
         float v[VECTOR];
         widen_of<WHOLE>(fetch_of<WHOLE>(dy, (b * k.length + t) * k.width + column, n), dy, v);
@@ -317,7 +315,6 @@ CUDA_RUN(position_back) {
     k.length = dy->shape[1];
     k.width = dy->shape[2];
     k.rows = attr->rows;
-    k.offset = attr->offset;
     k.start = data_of<int32_t>(x, n->in[1]);
     k.y = any_of(x, n->out[0]);
     bool whole = are_whole(k.width, any_of(x, dy), k.y);

@@ -6,8 +6,8 @@
 #include "cuda/sequence/rope.cuh"
 
 struct rotation : head_shape {
-    int64_t rotated, half, offset; /* heads rotated, pairs of a head */
-    int64_t sequences;             /* that have a table of their own */
+    int64_t rotated, half; /* heads rotated, pairs of a head */
+    int64_t sequences;     /* that have a table of their own */
     const int32_t *start;
     bool inverse;
     weft_rope_law law;
@@ -17,7 +17,7 @@ struct rotation : head_shape {
 /* Of pair i at a place of the table. */
 __device__ static inline void find_angle(const rotation &k, int64_t place, int64_t i, float &cosine,
                                          float &sine) {
-    int64_t b = quotient(place, k.time), position = place - b * k.time + k.offset;
+    int64_t b = quotient(place, k.time), position = place - b * k.time;
     if (k.start) position += k.start[b];
     find_angle(k.law, position, i, k.half, cosine, sine);
     if (k.inverse) sine = -sine;
@@ -86,7 +86,6 @@ CUDA_RUN_WITH(rope, table_length(n) * (int64_t)sizeof(float)) {
     rotation k = {head_shape_of(in)};
     k.rotated = attr->heads;
     k.half = attr->width / 2;
-    k.offset = attr->offset;
     k.sequences = n->in[1] ? in->shape[0] : 1;
     k.start = data_of<int32_t>(x, n->in[1]);
     k.inverse = attr->inverse;
