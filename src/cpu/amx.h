@@ -19,6 +19,8 @@ __attribute__((target("amx-tile"))) static void amx_begin(void) {
         shape.row_bytes[i] = TILE_STRIDE;
         shape.rows[i] = TILE;
     }
+    /* GCC up to 12 takes it that only the first eight bytes are read, and leaves out what sets the others. */
+    __asm__ volatile("" ::"m"(shape));
     _tile_loadconfig(&shape);
 }
 
