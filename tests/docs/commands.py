@@ -49,7 +49,7 @@ weft=%s
 address=%s/address
 case "$1 $*" in
     *--list*|*--help*) exec "$weft" "$@" ;;
-    "new "*) exec "$weft" "$@" --minutes 0.01 --device cpu ;;
+    "new "*) exec "$weft" "$@" --minutes 0.01 --device cpu --threads 1 ;;
     "train "*--text*) exec "$weft" "$@" --minutes 0.01 --device cpu -o STEPS=2 -o SAMPLE_PROMPT= ;;
     "train "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o SAMPLE_PROMPT= --peak-flops 0 ;;
     "study "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o BATCH_SIZE=1 -o EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
