@@ -6,6 +6,7 @@
 #   mk/build.mk    objects (CPU kernels once for each instruction set and real type), library, program
 #   mk/examples.mk programs over the public header
 #   mk/tests.mk    test and benchmark programs
+#   mk/emulated.mk programs of kernels for processors that this machine may not be
 #   mk/fuzz.mk     readers under libFuzzer
 #   mk/coverage.mk lines and branches that tests reach
 #   mk/lint.mk     clang-tidy, cppcheck, clang-format, warnings as errors under gcc and clang
@@ -51,6 +52,7 @@ include mk/flags.mk
 include mk/build.mk
 include mk/examples.mk
 include mk/tests.mk
+include mk/emulated.mk
 include mk/fuzz.mk
 include mk/coverage.mk
 include mk/lint.mk

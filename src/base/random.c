@@ -25,7 +25,9 @@ void weft_random_normal(uint64_t seed, uint32_t iteration, uint32_t site, int64_
 
 void weft_random_uniform(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first, int64_t n,
                          double *out) {
-    for (int64_t i = 0; i < n; i++)
-        out[i] =
-            weft_random_unit(weft_random_word(seed, iteration, 0, site, (uint64_t)(first + i)));
+    weft_random4 r = {{0}};
+    for (int64_t i = first; i < first + n; i++) {
+        if (i == first || i % 4 == 0) r = weft_philox(seed, (uint32_t)(i / 4), 0, iteration, site);
+        out[i - first] = weft_random_unit(r.word[i % 4]);
+    }
 }

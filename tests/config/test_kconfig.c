@@ -56,8 +56,10 @@ static void expect_done(int status) {
     fail_msg("ended on %d: %s", status, err);
 }
 
+static bool has_kconfiglib; /* some python3 has it */
+
 static void without_kconfiglib_skip(void) {
-    if (shell("scripts/python-with kconfiglib") == 0) return;
+    if (has_kconfiglib) return;
     printf("no python3 here has kconfiglib (scripts/setup study installs it)\n");
     skip();
 }
@@ -190,8 +192,7 @@ TEST(test_keys_of_other_trainers_are_told_what_to_use) {
         assert_int_equal(weft_config_set(&c, keys[i].key, "y", "here"), WEFT_EINPUT);
         expect_words(weft_error_message(), SAYS("here: ", keys[i].key, keys[i].instead));
         snprintf(line, sizeof line, "CONFIG_%s=y\n", keys[i].key);
-        if (shell("scripts/python-with kconfiglib") == 0)
-            refuse(line, SAYS("defconfigs/test:1:", keys[i].key, keys[i].instead));
+        if (has_kconfiglib) refuse(line, SAYS("defconfigs/test:1:", keys[i].key, keys[i].instead));
     }
 }
 
@@ -410,9 +411,10 @@ static void link_build(const char *root) {
           program, program, root, program);
 }
 
-/* The interpreter is looked for once, not by every make. */
+/* The interpreter is looked for once, not by every test and every make. */
 static void keep_python(void) {
-    if (shell("scripts/python-with kconfiglib") != 0) return;
+    has_kconfiglib = shell("scripts/python-with kconfiglib") == 0;
+    if (!has_kconfiglib) return;
     char *path = said("out");
     path[strcspn(path, "\n")] = '\0';
     setenv("PYTHON", path, 1);

@@ -44,30 +44,47 @@ static double read_value(weft_dtype dtype, const void *data, int64_t i) {
     return (double)((const float *)data)[i];
 }
 
-static void store_value(weft_dtype dtype, void *data, int64_t i, double value) {
-    if (dtype == WEFT_F64)
-        ((double *)data)[i] = value;
-    else if (dtype == WEFT_BF16)
-        ((uint16_t *)data)[i] = weft_float_to_bf16((float)value);
-    else
-        ((float *)data)[i] = (float)value;
+static void store_values(weft_dtype dtype, void *data, const double *values, int64_t n) {
+    if (dtype == WEFT_F64) memcpy(data, values, (size_t)n * sizeof *values);
+    for (int64_t i = 0; dtype == WEFT_BF16 && i < n; i++)
+        ((uint16_t *)data)[i] = weft_float_to_bf16((float)values[i]);
+    for (int64_t i = 0; dtype == WEFT_F32 && i < n; i++)
+        ((float *)data)[i] = (float)values[i];
+}
+
+/* A tensor's numbers are the first ones of those that its name draws, which are kept. */
+static const double *draw_name(const char *name, int64_t n) {
+    static struct {
+        char name[8];
+        double *values;
+        int64_t n;
+    } kept[4]; /* a, b, c, bias */
+    int i = 0;
+    while (kept[i].values && strcmp(kept[i].name, name) != 0)
+        assert_true(++i < 4);
+    if (kept[i].n < n) {
+        snprintf(kept[i].name, sizeof kept[i].name, "%s", name);
+        free(kept[i].values);
+        kept[i].values = malloc((size_t)n * sizeof *kept[i].values);
+        kept[i].n = n;
+        weft_random_uniform(1, 0, weft_random_site(name), 0, n, kept[i].values);
+    }
+    return kept[i].values;
 }
 
 static double *draw(const weft_tensor *t) {
     int64_t n = weft_tensor_count(t);
     double *values = malloc((size_t)n * sizeof *values);
-    weft_random_uniform(1, 0, weft_random_site(t->name), 0, n, values);
+    const double *drawn = draw_name(t->name, n);
     for (int64_t i = 0; i < n; i++)
-        values[i] = held(t->dtype, 2 * values[i] - 1);
+        values[i] = held(t->dtype, 2 * drawn[i] - 1);
     return values;
 }
 
 static void write_values(weft_exec *x, const weft_tensor *t, const double *values) {
     if (!t) return;
-    int64_t n = weft_tensor_count(t);
     void *bytes = malloc((size_t)weft_tensor_bytes(t));
-    for (int64_t i = 0; i < n; i++)
-        store_value(t->dtype, bytes, i, values[i]);
+    store_values(t->dtype, bytes, values, weft_tensor_count(t));
     assert_int_equal(weft_exec_write(x, t, bytes), WEFT_OK);
     free(bytes);
 }
@@ -211,6 +228,12 @@ static const product products[] = {
 enum { PRODUCTS = sizeof products / sizeof products[0], SAMPLES = 400, FEW = 32 };
 
 static const weft_dtype types[] = {WEFT_F32, WEFT_F64, WEFT_BF16};
+
+/* Double is computed by the same code under every instruction set: cpu/test_instruction_sets leaves it out. */
+static bool is_left_out(int type) {
+    return types[type] == WEFT_F64 && getenv("WEFT_TEST_NO_DOUBLE");
+}
+
 /* Rounding of a sum in float grows with the square root of its length or so; bf16 rounds the
  * result. */
 static const double relative[] = {2e-6, 1e-14, 2e-6};
@@ -235,7 +258,7 @@ static void check_product(const built *b, int type, const void *bytes) {
 
 TEST(test_products_are_plain_sums) {
     for (int type = 0; type < 3; type++)
-        for (int i = 0; i < PRODUCTS; i++) {
+        for (int i = 0; i < PRODUCTS && !is_left_out(type); i++) {
             built b = build(products[i], types[type]);
             void *bytes = run(&b, 2);
             check_product(&b, type, bytes);
@@ -247,7 +270,7 @@ TEST(test_products_are_plain_sums) {
 TEST(test_bits_do_not_depend_on_threads) {
     static const int threads[] = {2, 3, 16};
     for (int type = 0; type < 3; type++)
-        for (int i = 0; i < PRODUCTS; i++) {
+        for (int i = 0; i < PRODUCTS && !is_left_out(type); i++) {
             built b = build(products[i], types[type]);
             void *one = run(&b, 1);
             for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
@@ -280,6 +303,7 @@ static void compare_rows(product p, weft_dtype dtype, int64_t most) {
 
 TEST(test_a_row_of_few_has_the_bits_it_has_alone) {
     for (int type = 0; type < 3; type++) {
+        if (is_left_out(type)) continue;
         compare_rows((product){.k = 203, .n = 301, .tb = true}, types[type], FEW);
         compare_rows((product){.k = 203, .n = 301}, types[type], FEW);
         compare_rows((product){.k = 7, .n = 5, .tb = true, .bias = true, .act = WEFT_ACT_GELU},
@@ -292,6 +316,7 @@ TEST(test_a_row_of_few_has_the_bits_it_has_alone) {
 TEST(test_rows_that_are_alone_may_be_many) {
     alone = true;
     for (int type = 0; type < 3; type++) {
+        if (is_left_out(type)) continue;
         product p = {.k = 3001, .n = 21};
         compare_rows(p, types[type], FEW + 9);
         p.m = 3 * FEW + 1;

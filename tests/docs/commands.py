@@ -49,10 +49,10 @@ weft=%s
 address=%s/address
 case "$1 $*" in
     *--list*|*--help*) exec "$weft" "$@" ;;
-    "new "*) exec "$weft" "$@" --minutes 0.01 --device cpu ;;
+    "new "*) exec "$weft" "$@" --minutes 0.01 --device cpu --threads 1 ;;
     "train "*--text*) exec "$weft" "$@" --minutes 0.01 --device cpu -o STEPS=2 -o SAMPLE_PROMPT= ;;
     "train "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o SAMPLE_PROMPT= --peak-flops 0 ;;
-    "study "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
+    "study "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o BATCH_SIZE=1 -o EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
     "watch "*|"serve "*)
         : >$address  # the last server's, which would have this one interrupted before it listens
         "$weft" "$@" --port 0 >$address 2>&1 &
@@ -64,13 +64,14 @@ case "$1 $*" in
 esac
 """
 
-# Stands in for make.
+# Stands in for make, which is asked once for the same words.
 MAKE = """make() {
-    local word goal= out=
+    local word goal= out= asked="%s/asked-$(printf '%%s' "$*" | tr -c 'a-zA-Z0-9=' -)"
     for word in "$@"; do
         case $word in OUT=*) out=${word#OUT=} ;; *=*) ;; *) goal=$word ;; esac
     done
-    command make -C "%s" -n SETUP=no "$@" >/dev/null || return
+    [ -e "$asked" ] || command make -C "%s" -n SETUP=no "$@" >/dev/null || return
+    : >"$asked"
     [ -n "$goal" ] || weft study --config defconfigs/demo --out "${out:-runs/demo}"
 }
 """
@@ -158,7 +159,7 @@ def run_page(page, root):
     write_configs(page, found, root)
     failed, ran, left_out = [], 0, []
     here = os.getcwd()
-    start = MAKE % here + 'PATH="%s/build:$PATH"\nunset MAKEFLAGS MAKELEVEL MFLAGS\n' % root
+    start = MAKE % (root, here) + 'PATH="%s/build:$PATH"\nunset MAKEFLAGS MAKELEVEL MFLAGS\n' % root
     for language, block in found:
         typed, rest = split(block) if language in ("", "sh") else ([], [])
         strange = [line for line in rest if not line.startswith("#")] if typed else []

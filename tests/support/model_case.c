@@ -126,19 +126,18 @@ static bool ends_in(const char *name, const char *end) {
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-static double draw_weight(const model_case *c, const weft_weight *w, int64_t i) {
-    double x = 2 * draw(c->key, w->name, i) - 1, value;
+static void draw_weight(const model_case *c, const weft_weight *w, double *values) {
+    double middle = 0, scale = 0.5;
     if (w->ndim >= 2) {
-        double scale = 2;
+        scale = 2;
         while (scale * scale * (double)w->shape[w->ndim - 1] > 6)
             scale /= 2;
-        value = scale * x;
-    } else if (ends_in(w->name, ".bias") || ends_in(w->name, ".rel_bias")) {
-        value = 0.5 * x;
-    } else {
-        value = 1 + 0.5 * x;
+    } else if (!ends_in(w->name, ".bias") && !ends_in(w->name, ".rel_bias")) {
+        middle = 1;
     }
-    return (double)(float)value;
+    weft_random_uniform(c->key, 0, weft_random_site(w->name), 0, w->count, values);
+    for (int64_t i = 0; i < w->count; i++)
+        values[i] = (double)(float)(middle + scale * (2 * values[i] - 1));
 }
 
 weft_model *model_case_weights(const model_case *c, weft_dtype dtype) {
@@ -148,8 +147,7 @@ weft_model *model_case_weights(const model_case *c, weft_dtype dtype) {
         weft_weight *w = &m->weights[i];
         double *values = malloc((size_t)w->count * sizeof *values);
         assert_non_null(values);
-        for (int64_t k = 0; k < w->count; k++)
-            values[k] = draw_weight(c, w, k);
+        draw_weight(c, w, values);
         weft_weight_write(w, values);
         free(values);
     }

@@ -1,5 +1,5 @@
 /* Products by an instruction set that this machine may lack: a program of its own, for an emulator or
- * over emulated intrinsics (test_emulated.c compiles and runs it).
+ * over emulated intrinsics (mk/emulated.mk compiles it, test_emulated.c runs it).
  *
  * Odd sizes, both layouts of each operand, f32 and bf16 and f32 that may be rounded, and what stands
  * beside a product: bias, addend, gelu, its slope, sums that go on. By every instruction for bf16 that
@@ -110,14 +110,25 @@ static bool is_narrow(const trial *t) {
     return chosen != WEFT_MATRIX_NONE && t->type != REALS;
 }
 
+/* An operand as it is multiplied: `rows` times k numbers, the terms of a sum side by side. */
+static double *widen(gemm_matrix x, int64_t rows, int64_t k, bool across, bool narrow) {
+    double *to = malloc((size_t)(rows * k) * sizeof *to);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < k; d++) {
+            double value = across ? at(x, d, i) : at(x, i, d);
+            if (narrow) value = (double)weft_bf16_to_float(weft_float_to_bf16((float)value));
+            to[i * k + d] = value;
+        }
+    return to;
+}
+
 /* Element (i, j) before gelu, and Σ |terms|. */
-static double expect(const trial *t, const gemm_product *p, int64_t i, int64_t j, double *size) {
+static double expect(const gemm_product *p, const double *a, const double *b, int64_t i, int64_t j,
+                     double *size) {
     double sum = 0;
     *size = 1;
     for (int64_t d = 0; d < p->k; d++) {
-        double a = t->ta ? at(p->a, d, i) : at(p->a, i, d);
-        if (is_narrow(t)) a = (double)weft_bf16_to_float(weft_float_to_bf16((float)a));
-        double term = a * (t->tb ? at(p->b, j, d) : at(p->b, d, j));
+        double term = a[i * p->k + d] * b[j * p->k + d];
         sum += term;
         *size += fabs(term);
     }
@@ -170,9 +181,11 @@ static bool gaps_are_kept(const trial *t, gemm_matrix x, gemm_matrix before) {
 /* The largest error as a part of its bound, of c and of what gelu keeps. */
 static double worst_error(const trial *t, const gemm_product *p, gemm_matrix before) {
     double worst = 0, size;
+    double *a = widen(p->a, t->m, t->k, t->ta, is_narrow(t));
+    double *b = widen(p->b, t->n, t->k, !t->tb, false);
     for (int64_t i = 0; i < t->m; i++)
         for (int64_t j = 0; j < t->n; j++) {
-            double want = expect(t, p, i, j, &size);
+            double want = expect(p, a, b, i, j, &size);
             if (t->beside == SUMS_GO_ON) want += at(before, i, j);
             if (p->gelu) {
                 worst = fmax(worst, measure(at(p->pre, i, j), want, size, p->pre.bf16));
@@ -181,6 +194,7 @@ static double worst_error(const trial *t, const gemm_product *p, gemm_matrix bef
             if (p->gelu_back) want *= gelu_slope(at(p->pre, i, j));
             worst = fmax(worst, measure(at(p->c, i, j), want, size, p->c.bf16));
         }
+    free(a), free(b);
     return worst;
 }
 
