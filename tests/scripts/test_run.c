@@ -19,7 +19,7 @@ static void make_program(const char *name, const char *lines) {
 /* A line of shell in which `run` is tests/run with the scratch folder, without what the run that this
  * test is part of was told. */
 static void shell(const char *line) {
-    shell_succeeds("unset RUNNER ALONE FIRST V KERNELS MATRIX_KERNELS CUDA_KERNELS; JOBS=2 "
+    shell_succeeds("unset SIDE RUNNER ALONE FIRST V KERNELS MATRIX_KERNELS CUDA_KERNELS; JOBS=2 "
                    "TIMEOUT=300 GRACE=0; "
                    "export JOBS TIMEOUT GRACE; at='%s'; "
                    "run() { tests/run \"$at\" \"$@\"; }; %s",
