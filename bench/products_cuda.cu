@@ -99,13 +99,8 @@ static void set_up(problem &x, const form &f) {
         g.a = two && s ? p.segment[0].a : x.input((int64_t)f.m * f.k[s], 1, 1 + (uint32_t)s);
         g.b = x.input((int64_t)f.n * f.k[s], 1 / sqrtf((float)total), 11 + (uint32_t)s);
     }
-    int inputs = f.epilogue == FUSED_SILU_MUL_BACK                 ? 2
-                 : f.epilogue == FUSED_GELU_BACK || has(f, ADDEND) ? 1
-                                                                   : 0;
-    int outputs = f.epilogue == FUSED_SILU_MUL_BACK ? 2 : has(f, KEEP) ? 3 : 1;
-    for (int i = 0; i < inputs; i++)
-        p.in[i] = x.input(values, 1, 31 + (uint32_t)i);
-    for (int i = 0; i < outputs; i++)
+    if (f.epilogue == FUSED_GELU_BACK || has(f, ADDEND)) p.in = x.input(values, 1, 31);
+    for (int i = 0; i < (has(f, KEEP) ? 3 : 1); i++)
         p.out[i] = x.result<bf16>(values);
     if (has(f, SUMS)) p.sums = x.result<float>(fused_bands(f.m) * f.n);
 }
@@ -169,14 +164,9 @@ static __global__ void check_rows(fused_product p, int64_t rows, int64_t step, v
         for (int s = 0; s < p.segments; s++)
             c += sum_product(p, s, row, column);
         if (p.epilogue == FUSED_PLAIN)
-            judge(v, y, c + (p.in[0] ? value(p.in[0]) : 0), 2e-3f + (p.in[0] ? fabsf(c) / 128 : 0));
+            judge(v, y, c + (p.in ? value(p.in) : 0), 2e-3f + (p.in ? fabsf(c) / 128 : 0));
         c = round_bf16(c);
-        if (p.epilogue == FUSED_GELU_BACK) judge(v, y, c * exact_gelu_slope(value(p.in[0])), 2e-3f);
-        if (p.epilogue == FUSED_SILU_MUL_BACK) {
-            float g = value(p.in[0]), up = value(p.in[1]), s = 1 / (1 + expf(-g));
-            judge(v, y, c * up * s * (1 + g * (1 - s)), 4e-3f);
-            judge(v, value(p.out[1]), c * g * s, 4e-3f);
-        }
+        if (p.epilogue == FUSED_GELU_BACK) judge(v, y, c * exact_gelu_slope(value(p.in)), 2e-3f);
     }
 }
 
@@ -267,18 +257,13 @@ static int check(const form &f, bool quiet) {
 static __global__ void finish_library(fused_product p, const bf16 *c, const bf16 *up) {
     int64_t at = thread_index() * VECTOR;
     if (at >= p.m * p.n) return;
-    float v[VECTOR], x[VECTOR] = {}, y[VECTOR] = {}, z[VECTOR];
+    float v[VECTOR], x[VECTOR];
     load_vector(c + at, v);
-    load_vector((up ? up : p.in[0]) + at, x);
-    if (p.in[1]) load_vector(p.in[1] + at, y);
+    load_vector((up ? up : p.in) + at, x);
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) {
-        float s = sigmoid(up ? v[i] : x[i]);
-        z[i] = v[i] * x[i] * s;
-        v[i] *= up ? s * x[i] : p.in[1] ? y[i] * (s * (1 + x[i] * (1 - s))) : gelu_slope(x[i]);
-    }
+    for (int i = 0; i < VECTOR; i++)
+        v[i] *= up ? sigmoid(v[i]) * x[i] : gelu_slope(x[i]);
     store_vector(p.out[0] + at, v);
-    if (p.in[1]) store_vector(p.out[1] + at, z);
 }
 
 /* The same by the library. */
@@ -290,7 +275,7 @@ static void run_product(problem &x, int s, bf16 *c) {
     q.a = cuda_gemm_matrix{(void *)g.a, g.k, 0, true};
     q.b = cuda_gemm_matrix{(void *)g.b, g.tb ? g.k : p.n, 0, true};
     q.c = q.addend = cuda_gemm_matrix{c, p.n, 0, true};
-    q.addend.data = s == 0 && p.epilogue == FUSED_PLAIN ? (void *)p.in[0] : NULL;
+    q.addend.data = s == 0 && p.epilogue == FUSED_PLAIN ? (void *)p.in : NULL;
     q.accumulate = s > 0 && p.epilogue != FUSED_SILU_MUL;
     must(gemm_launch(0, &q, x.workspace));
 }
@@ -333,7 +318,6 @@ static const form forms[] = {
     {"odd three", 1000, 392, {200, 72, 8}, FUSED_GELU_BACK, NT | SUMS, {2, -0.5f, 3}},
     {"odd silu", 1000, 136, {200, 200}, FUSED_SILU_MUL, NT | KEEP, {}},
     {"odd silu", 1000, 200, {72, 72}, FUSED_SILU_MUL, 0, {}},
-    {"odd silu back", 1000, 200, {136}, FUSED_SILU_MUL_BACK, 0, {}},
     {"gelu back", 32768, 3072, {768}, FUSED_GELU_BACK, SUMS | TIMED, {}},
     {"gelu back two", 32768, 3072, {768, 64}, FUSED_GELU_BACK, SUMS | TIMED, {1, 2}},
     {"gelu back two", 32768, 3072, {768, 128}, FUSED_GELU_BACK, NT | SUMS | TIMED, {1, 2}},
@@ -343,7 +327,6 @@ static const form forms[] = {
     {"plain 768 swiglu back", 32768, 768, {3072, 3072}, FUSED_PLAIN, TIMED, {}},
     {"plain 128 three", 32768, 128, {64, 768, 64}, FUSED_PLAIN, ADDEND | TIMED, {}},
     {"silu", 32768, 3072, {768, 768}, FUSED_SILU_MUL, NT | KEEP | TIMED, {}},
-    {"silu back", 32768, 3072, {768}, FUSED_SILU_MUL_BACK, TIMED, {}},
 };
 
 static int check_all(bool quiet) {

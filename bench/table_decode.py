@@ -2,8 +2,6 @@
 
     python3 bench/table_decode.py docs/results/data/decoding-cpu/*.json
     python3 bench/table_decode.py --tokens docs/results/data/decoding-cpu/*.json
-    python3 bench/table_decode.py --times docs/results/data/decoding-gpu-2/phases-32k.txt
-    python3 bench/table_decode.py --phases docs/results/data/decoding-gpu-2/*
     python3 bench/table_decode.py --grid FILE.json
     python3 bench/table_decode.py --pick FILE.json...
     python3 bench/table_decode.py --costs FILE.json...
@@ -11,12 +9,10 @@
 
 Of several files that have the same row the one with another program beside it is taken, else the last one's.
 A column that says the same in every row is left out. --tokens: what one more token in the cache costs, from the
-shortest context to the longest, and what reading it takes. --times: what each kind of phase of a GPU's step took,
-from what the benchmark printed with WEFT_CUDA_STEP_TIMES=1. --phases: of the rows of one sequence in there, what
-their phases would take with nothing in them. --grid: what `weft bench decode --grid --json` printed, in its order, and
-what the rows say together. --pick: of the GPT-2 124M in such files, or in files without --grid, which attention is the
-fastest at each context, and by how much. --costs: what a mechanism takes beside mla, there. --draw: the grid's ratios as a
-heat map.
+shortest context to the longest, and what reading it takes. --grid: what `weft bench decode --grid --json` printed, in
+its order, and what the rows say together. --pick: of the GPT-2 124M in such files, or in files without --grid, which
+attention is the fastest at each context, and by how much. --costs: what a mechanism takes beside mla, there. --draw:
+the grid's ratios as a heat map.
 """
 
 import json
@@ -86,47 +82,6 @@ def token_costs(rows):
         read = last["cache_bytes_per_token"] / last["read_bytes_per_s"]
         yield [*key, f"{first['context']:,} to {last['context']:,}", f"{1e9 * cost:.0f}", f"{1e9 * read:.0f}",
                f"{cost / read:.1f}"]
-
-
-def read_steps(paths):
-    """For each variant, context and batch: of each kind of phase how many there were, and µs of one."""
-    steps, times = {}, {}
-    for line in (line for path in paths for line in open(path)):
-        words = line.split()
-        if " phases, " in line:
-            i = words.index("phases,")
-            times[" ".join(words[:i - 1])] = int(words[i - 1]), float(words[i + 1])
-        elif words and current(words[0]) in VARIANTS:
-            steps[current(words[0]), int(words[1]), int(words[2])], times = times, {}
-    return steps
-
-
-def print_times(paths):
-    steps = read_steps(paths)
-    keys = sorted(steps, key=lambda key: (key[1], place(VARIANTS, key[0]), key[2]))
-    kinds = ["embedding", "queries, keys, values", "attention", "attention joined", "out", "in", "back", "sums added",
-             "head"]
-    rows = []
-    for kind in kinds:
-        found = [steps[key].get(kind) for key in keys]
-        rows.append([kind] + [f"{one[0]} × {one[1]:.1f}" if one else "" for one in found])
-    rows.append(["together, ms"] + [f"{1e-3 * sum(n * us for n, us in steps[key].values()):.3f}" for key in keys])
-    print_table(["µs"] + [f"{variant}, {context // 1024}k, {batch}" for variant, context, batch in keys], 1, rows)
-
-
-def print_phases(paths):
-    steps = read_steps(path for path in paths if not path.endswith(".json"))
-    rows = []
-    for row in read_rows(path for path in paths if path.endswith(".json")):
-        times = steps.get((row["variant"], row["context"], row["batch"]))
-        if row["batch"] > 1 or not times:
-            continue
-        phases = sum(count for count, _ in times.values())
-        rows.append([f"{row['variant']}, {row['context']:,} tokens", str(phases), f"{1e6 * row['phase_seconds']:.2f}",
-                     f"{1e3 * phases * row['phase_seconds']:.3f}", f"{1e3 * row['floor_seconds']:.3f}",
-                     f"{1e3 * row['seconds']:.3f}"])
-    print_table(["one sequence", "phases", "an empty phase, µs", "all phases empty, ms", "bytes, ms", "measured, ms"],
-                1, rows)
 
 
 def print_tokens(paths):
@@ -210,8 +165,8 @@ def print_rows(paths):
 
 
 def main(arguments):
-    forms = {"--tokens": print_tokens, "--times": print_times, "--phases": print_phases,
-             "--grid": print_grid, "--pick": print_pick, "--costs": print_costs, "--draw": draw_grid}
+    forms = {"--tokens": print_tokens, "--grid": print_grid, "--pick": print_pick, "--costs": print_costs,
+             "--draw": draw_grid}
     forms.get(arguments[0], print_rows)([a for a in arguments if a not in forms])
 
 

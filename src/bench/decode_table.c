@@ -97,8 +97,8 @@ static double read_rate(bench *b) {
 
 typedef struct {
     double step, spread, first, whole, floor, rate; /* seconds; bytes per second */
-    double peer, phase;
-    int64_t bytes, weights, token_bytes, phases;
+    double peer;
+    int64_t bytes, weights, token_bytes;
     char form[16]; /* of the peer's, the one that was the fastest */
 } result;
 
@@ -138,8 +138,6 @@ static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, i
     WEFT_TRY(weft_decoder_end(d, tokens));
     r->step = bench_median(&samples);
     r->spread = bench_spread(&samples);
-    r->phases = weft_decoder_phases(d);
-    r->phase = weft_decoder_phase_seconds(d);
     return WEFT_OK;
 }
 
@@ -256,24 +254,6 @@ weft_status bench_decode_model(const weft_model *m, const weft_backend *backend,
     return WEFT_OK;
 }
 
-static void print_row(bench *b, const bench_decode_row *row, const result *r) {
-    int digits = b->opt->cuda ? 3 : 1;
-    double tokens = (double)row->batch, first = r->first > 0 ? r->first : NAN,
-           peer = r->peer > 0 ? r->peer : NAN;
-    if (row->model) bench_cells(&b->table, "%s", row->model);
-    bench_cells(&b->table, "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.0f",
-                row->variant->name, (long long)row->context, (long long)row->batch,
-                tokens / r->step, 100 * r->spread, digits, 1e3 * r->step, digits, 1e3 * r->floor,
-                100 * r->floor / r->step, (long long)r->token_bytes, (double)r->bytes / 0x1p20,
-                (double)r->weights / 0x1p20, 1e-9 * r->rate);
-    if (!row->model)
-        bench_cells(&b->table, "%.1f|%.2f", 1e3 * first, r->whole > 0 ? r->whole / first : NAN);
-    bench_cells(&b->table, "%.1f|%.2f", tokens / peer, peer / r->step);
-    double phases = r->phases ? (double)r->phases : NAN;
-    if (b->opt->cuda)
-        bench_cells(&b->table, "%.0f|%.3f", phases, r->phase > 0 ? 1e3 * phases * r->phase : NAN);
-}
-
 static void add_json(bench *b, const bench_decode_row *of, const result *r) {
     char name[BENCH_ROW_NAME];
     const weft_config *c = &of->config;
@@ -288,7 +268,6 @@ static void add_json(bench *b, const bench_decode_row *of, const result *r) {
     if (of->model) weft_json_add(row, "model:s name:s", of->model, bench_row_name(of, name));
     if (r->first > 0)
         weft_json_add(row, "first_token_seconds:f training_forward_seconds:f", r->first, r->whole);
-    if (r->phases) weft_json_add(row, "phases:I phase_seconds:f", r->phases, r->phase);
     if (r->peer > 0)
         weft_json_add(row, "peer_seconds:f ratio:f peer_form:s*", r->peer, r->peer / r->step,
                       *r->form ? r->form : NULL);
@@ -321,7 +300,18 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     r.rate = fmax(before, read_rate(b));
     r.floor = ((double)r.weights + (double)r.bytes) / r.rate;
     if (b->peer) ask_peer(b, row, &r);
-    print_row(b, row, &r);
+    int digits = b->opt->cuda ? 3 : 1;
+    double tokens = (double)row->batch, first = r.first > 0 ? r.first : NAN,
+           peer = r.peer > 0 ? r.peer : NAN;
+    if (row->model) bench_cells(&b->table, "%s", row->model);
+    bench_cells(&b->table, "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.0f",
+                row->variant->name, (long long)row->context, (long long)row->batch, tokens / r.step,
+                100 * r.spread, digits, 1e3 * r.step, digits, 1e3 * r.floor, 100 * r.floor / r.step,
+                (long long)r.token_bytes, (double)r.bytes / 0x1p20, (double)r.weights / 0x1p20,
+                1e-9 * r.rate);
+    if (!row->model)
+        bench_cells(&b->table, "%.1f|%.2f", 1e3 * first, r.whole > 0 ? r.whole / first : NAN);
+    bench_cells(&b->table, "%.1f|%.2f", tokens / peer, peer / r.step);
     add_json(b, row, &r);
     return WEFT_OK;
 }
@@ -332,15 +322,12 @@ static void close_model(bench *b) {
 }
 
 static void measure_all(bench *b) {
-    /* Only a GPU has steps of one launch: their phases, and what these would take with nothing in
-     * them. */
     char columns[400];
     snprintf(columns, sizeof columns,
              "%svariant:-%d|context:7|batch:5|tokens/s:9|±:4|ms/step:8|floor ms:8|of floor:8|"
-             "cache B/tok:11|cache MiB:9|weights MiB:11|read GB/s:9%s|PyTorch:8|ratio:6%s",
+             "cache B/tok:11|cache MiB:9|weights MiB:11|read GB/s:9%s|PyTorch:8|ratio:6",
              b->opt->grid ? "model:-18|" : "", b->opt->grid ? 16 : 14,
-             b->opt->grid ? "" : "|first ms:8|of forward:10",
-             b->opt->cuda ? "|phases:6|empty ms:8" : "");
+             b->opt->grid ? "" : "|first ms:8|of forward:10");
     bench_table_start(&b->table, b->opt->table, columns);
     for (int i = 0; i < b->n; i++) {
         const bench_decode_row *row = b->list + i;

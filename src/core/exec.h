@@ -63,8 +63,6 @@ struct weft_backend {
     int64_t (*taken)(void);
     /* Adding rows there (rows.h): a remote backend that trains has them. */
     const struct weft_row_backend *rows;
-    /* Steps of generation in one launch (core/decoding.h); NULL: it has none. */
-    const struct weft_step_backend *steps;
     /* Runs of generation that do not wait for the host (core/decoding.h); NULL: it waits for each. */
     const struct weft_sampler_backend *samplers;
 };

@@ -15,7 +15,6 @@ extern "C" {
 
 extern "C" const struct weft_call_backend weft_cuda_calls;       /* call.cu */
 extern "C" const struct weft_row_backend weft_cuda_rows;         /* tensor/rows.cu */
-extern "C" const struct weft_step_backend weft_cuda_steps;       /* decode/step.cu */
 extern "C" const struct weft_sampler_backend weft_cuda_samplers; /* decode/sampler.cu */
 
 static weft_status cuda_upload(void *to, const void *from, int64_t bytes) {
@@ -259,11 +258,23 @@ static int64_t cuda_taken(void) {
 }
 
 static const weft_backend cuda = {
-    "cuda",           cuda_kernel,         cuda_alloc,  cuda_release,
-    cuda_upload,      cuda_download,       cuda_memory, true,
-    cuda_fill,        cuda_open,           cuda_close,  cuda_run,
-    hash_algorithms,  &weft_cuda_calls,    cuda_taken,  &weft_cuda_rows,
-    &weft_cuda_steps, &weft_cuda_samplers,
+    "cuda",
+    cuda_kernel,
+    cuda_alloc,
+    cuda_release,
+    cuda_upload,
+    cuda_download,
+    cuda_memory,
+    true,
+    cuda_fill,
+    cuda_open,
+    cuda_close,
+    cuda_run,
+    hash_algorithms,
+    &weft_cuda_calls,
+    cuda_taken,
+    &weft_cuda_rows,
+    &weft_cuda_samplers,
 };
 
 extern "C" const weft_backend *weft_cuda_backend(void) {

@@ -1,20 +1,25 @@
 /* Rows over caches. Graphs for different numbers of rows are built when they are first needed; all
- * of them are bound to the same weights and the same states. Where the backend can run the model's
- * step in one launch, that reads and writes the same pages, and graphs are for whole blocks only.
- * Where it can let graphs follow each other without the host, they do. */
+ * of them are bound to the same weights and the same states. Where the backend can let graphs follow each
+ * other without the host, they do. */
 #include "generate/decoder.h"
 #include "base/clock.h"
 
-#include "model/step.h"
 #include "ops/fuse.h"
 
 enum { GRAPHS_MAX = 32 };
 
+/* What a graph is for. */
 typedef struct {
+    int64_t rows, wanted;
+    bool block; /* of a prompt */
+    bool apart; /* for runs in pieces, between which others run */
+} graph_use;
+
+typedef struct {
+    graph_use use;
     weft_cached_graph graph;
     weft_exec *exec;
     weft_binding *bindings;
-    bool apart;    /* for runs in pieces, between which others run */
     double *taken; /* seconds of each operation in its last run, of one that is apart */
 } row_graph;
 
@@ -37,14 +42,12 @@ struct weft_decoder {
     int n_graphs;
     row_graph *begun; /* in pieces, up to operation begun_at; NULL: none */
     int64_t begun_at, begun_wanted;
-    int32_t *table;                 /* [slots, table_pages] */
-    int32_t *ints;                  /* tokens, positions, slots, wanted: of a run */
-    const weft_step_backend *steps; /* NULL: operation by operation */
-    void *step;
-    const weft_sampler_backend *samplers; /* NULL: runs of graphs are waited for */
+    int32_t *table;                       /* [slots, table_pages] */
+    int32_t *ints;                        /* tokens, positions, slots, wanted: of a run */
+    const weft_sampler_backend *samplers; /* NULL: runs are waited for */
     void *sampler;
     int32_t *there; /* the table in the backend's memory; NULL: every graph has its own */
-    bool *changed;  /* [slots]: rows of the table that the step, or `there`, has not seen */
+    bool *changed;  /* [slots]: rows of the table that `there` has not seen */
 };
 
 static void close_graph(row_graph *g) {
@@ -62,7 +65,6 @@ static int64_t table_bytes(const weft_decoder *d) {
 
 void weft_decoder_close(weft_decoder *d) {
     if (!d) return;
-    if (d->step) d->steps->close(d->step);
     if (d->sampler) d->samplers->close(d->sampler);
     for (int i = 0; i < d->n_graphs; i++)
         close_graph(d->graphs[i]);
@@ -152,15 +154,15 @@ static weft_status fill_rotations(const row_graph *g) {
                            rotations->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
 }
 
-static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, bool apart,
-                              row_graph **out) {
+static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph **out) {
     *out = NULL;
     WEFT_AUTO(close_graph_at) row_graph *g = calloc(1, sizeof *g);
     if (!g) return weft_no_memory("generate");
     const weft_config *c = &d->model->config;
     weft_cached_shape shape = {
-        .rows = rows,
-        .wanted = wanted,
+        .rows = use->rows,
+        .wanted = use->wanted,
+        .block = use->block,
         .slots = d->limits.slots,
         .pages = d->limits.pages,
         .context = d->limits.context,
@@ -186,63 +188,31 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, boo
     weft_exec_options options = {.bindings = g->bindings, .plan = {.linger = samplers ? 3 : 0}};
     WEFT_TRY(weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec));
     WEFT_TRY(fill_rotations(g));
-    g->apart = apart;
-    if (apart)
+    g->use = *use;
+    if (use->apart)
         g->taken = calloc((size_t)weft_graph_node_count(g->graph.model.graph), sizeof(double));
-    if (apart && !g->taken) return weft_no_memory("generate");
+    if (use->apart && !g->taken) return weft_no_memory("generate");
     *out = d->graphs[d->n_graphs++] = weft_steal(&g);
     return WEFT_OK;
 }
 
-/* Numbers of rows for which there are graphs: powers of two, and the block. */
+/* Numbers of rows for which there are graphs: powers of two. */
 static int64_t round_rows(int64_t rows) {
-    if (rows == WEFT_DECODER_BLOCK) return rows;
     int64_t n = 1;
     while (n < rows)
         n *= 2;
     return n;
 }
 
-static weft_status find_graph(weft_decoder *d, int64_t rows, int64_t wanted, bool apart,
-                              row_graph **out) {
+static weft_status find_graph(weft_decoder *d, const graph_use *use, row_graph **out) {
     for (int i = 0; i < d->n_graphs; i++) {
+        const graph_use *has = &d->graphs[i]->use;
         *out = d->graphs[i];
-        if ((*out)->graph.shape.rows == rows && (*out)->graph.shape.wanted == wanted &&
-            (*out)->apart == apart)
+        if (has->rows == use->rows && has->wanted == use->wanted && has->block == use->block &&
+            has->apart == use->apart)
             return WEFT_OK;
     }
-    return open_graph(d, rows, wanted, apart, out);
-}
-
-/* Weights for a step are bf16 unless others are wanted. */
-static bool wants_step(const weft_decoder *d, weft_step_form *form) {
-    const weft_config *c = &d->model->config;
-    const weft_step_backend *steps = d->backend->steps;
-    bool narrow = c->weight_dtype == WEFT_WEIGHT_AUTO || c->weight_dtype == WEFT_WEIGHT_BF16;
-    if (!steps || !narrow || !weft_step_form_of(c, weft_cached_dtype(c, d->model->dtype), form))
-        return false;
-    form->slots = d->limits.slots;
-    form->context = d->limits.context;
-    form->table_pages = d->limits.table_pages;
-    return steps->suits(form);
-}
-
-static weft_status open_step(weft_decoder *d) {
-    weft_step_form form;
-    if (!wants_step(d, &form)) return WEFT_OK;
-    weft_step_model m;
-    WEFT_TRY(weft_step_make(d->model, d->backend, d->pool, &form, &m));
-    for (int64_t i = 0; i < form.layers; i++) {
-        char name[96];
-        snprintf(name, sizeof name, "h.%lld.cache.key", (long long)i);
-        m.layer[i].keys = find_state(d, name)->data;
-        snprintf(name, sizeof name, "h.%lld.cache.value", (long long)i);
-        if (!form.joint) m.layer[i].values = find_state(d, name)->data;
-    }
-    weft_status status = d->backend->steps->open(&m, &d->step);
-    weft_step_model_free(&m);
-    if (status == WEFT_OK) d->steps = d->backend->steps;
-    return status;
+    return open_graph(d, use, out);
 }
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
@@ -262,10 +232,8 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     if (d->backend->samplers) d->there = backend->alloc(table_bytes(d));
     if (!d->table || !d->ints || !d->changed || (!d->there && backend->samplers))
         return refuse_cache(d);
-    WEFT_TRY(open_graph(d, 1, 1, false, &first));
-    WEFT_TRY(open_step(d));
-    /* Graphs follow each other where there is no step of one launch. */
-    if (!d->step && d->there)
+    WEFT_TRY(open_graph(d, &(graph_use){.rows = 1, .wanted = 1}, &first));
+    if (d->there)
         WEFT_TRY(
             backend->samplers->open(first->exec, d->there, d->limits.table_pages, &d->sampler));
     if (d->sampler) d->samplers = backend->samplers;
@@ -289,29 +257,37 @@ static weft_status read_logits(const row_graph *g, int64_t count, float *logits)
 }
 
 int64_t weft_decoder_rows(const weft_decoder *d) {
-    return d->step ? WEFT_STEP_ROWS : d->sampler ? d->samplers->rows : WEFT_DECODER_ROWS;
+    return d->sampler ? d->samplers->rows : WEFT_DECODER_ROWS;
 }
 
 bool weft_decoder_samples(const weft_decoder *d) {
-    return d->step || d->sampler;
+    return d->sampler != NULL;
 }
 
 bool weft_decoder_draws(const weft_decoder *d) {
-    return d->step ? d->steps->draws() : d->sampler && d->samplers->draws();
+    return d->sampler && d->samplers->draws();
 }
 
-int64_t weft_decoder_phases(const weft_decoder *d) {
-    return d->step ? d->steps->phases(d->step) : 0;
-}
-
-double weft_decoder_phase_seconds(const weft_decoder *d) {
-    return d->step && d->steps->phase_seconds ? d->steps->phase_seconds(d->step) : 0;
-}
-
-static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
+weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                               const weft_draw *draws) {
+    weft_run_rows run = {.count = n};
+    for (int64_t r = 0; r < n; r++) {
+        int32_t slot = rows[r].slot, token = rows[r].token;
+        if (token < -WEFT_RUN_ROWS || token >= d->model->config.vocab_size)
+            return WEFT_BAD_INPUT("generate: token %d, but the model knows 0 to %lld", (int)token,
+                                  (long long)d->model->config.vocab_size - 1);
+        run.token[r] = token;
+        run.position[r] = rows[r].position;
+        run.slot[r] = slot;
+        if (draws && !weft_draw_is_plain(draws + r)) run.draws = draws;
+        if (!d->changed[slot]) continue;
+        const int32_t *pages = d->table + slot * d->limits.table_pages;
+        WEFT_TRY(d->samplers->set_pages(d->sampler, slot, pages));
+        d->changed[slot] = false;
+    }
     row_graph *g;
-    int64_t room = round_rows(rows->count);
-    WEFT_TRY(find_graph(d, room, room, false, &g));
+    int64_t room = round_rows(run.count);
+    WEFT_TRY(find_graph(d, &(graph_use){.rows = room, .wanted = room}, &g));
     weft_sampler_graph graph = {.exec = g->exec,
                                 .tokens = g->graph.model.tokens,
                                 .position = g->graph.rows.position,
@@ -319,37 +295,11 @@ static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
                                 .wanted = g->graph.wanted,
                                 .logits = g->graph.logits};
     WEFT_TRY(weft_mirror_use(d->model->mirror, d->backend));
-    return d->samplers->start(d->sampler, &graph, rows);
-}
-
-static weft_status tell_pages(weft_decoder *d, int32_t slot) {
-    const int32_t *pages = d->table + slot * d->limits.table_pages;
-    if (!d->changed[slot]) return WEFT_OK;
-    WEFT_TRY(d->step ? d->steps->set_pages(d->step, slot, pages)
-                     : d->samplers->set_pages(d->sampler, slot, pages));
-    d->changed[slot] = false;
-    return WEFT_OK;
-}
-
-weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                               const weft_draw *draws) {
-    weft_step_rows step = {.count = n};
-    for (int64_t r = 0; r < n; r++) {
-        int32_t slot = rows[r].slot, token = rows[r].token;
-        if (token < -WEFT_RUN_ROWS || token >= d->model->config.vocab_size)
-            return WEFT_BAD_INPUT("generate: token %d, but the model knows 0 to %lld", (int)token,
-                                  (long long)d->model->config.vocab_size - 1);
-        step.token[r] = token;
-        step.position[r] = rows[r].position;
-        step.slot[r] = slot;
-        if (draws && !weft_draw_is_plain(draws + r)) step.draws = draws;
-        WEFT_TRY(tell_pages(d, slot));
-    }
-    return d->step ? d->steps->start(d->step, &step) : start_graph(d, &step);
+    return d->samplers->start(d->sampler, &graph, &run);
 }
 
 weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens) {
-    return d->step ? d->steps->finish(d->step, tokens) : d->samplers->finish(d->sampler, tokens);
+    return d->samplers->finish(d->sampler, tokens);
 }
 
 /* Rows that are wanted beside each other are copied at once. */
@@ -361,19 +311,17 @@ weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *r
         int64_t first = r;
         while (r < n && rows[r].wanted)
             r++;
-        if (r > first)
-            WEFT_TRY(d->step ? d->steps->logits(d->step, first, r - first, logits)
-                             : d->samplers->logits(d->sampler, first, r - first, logits));
+        if (r > first) WEFT_TRY(d->samplers->logits(d->sampler, first, r - first, logits));
         logits += (r - first) * d->model->config.vocab_size;
         r += r == first;
     }
     return WEFT_OK;
 }
 
-/* Puts rows into a graph for as many; *wanted: how many of them are. */
-static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int64_t n, bool apart,
-                              row_graph **out, int64_t *n_wanted) {
-    if (n < 1 || (n > weft_decoder_rows(d) && n != WEFT_DECODER_BLOCK))
+/* Puts rows into a graph for as many, for blocks and apart as `use` says; *wanted: how many of them are. */
+static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                              graph_use use, row_graph **out, int64_t *n_wanted) {
+    if (use.block ? n != WEFT_DECODER_BLOCK : n < 1 || n > weft_decoder_rows(d))
         return weft_fail(WEFT_EBUG, "generate: a run of %lld rows", (long long)n);
     int64_t room = round_rows(n), count = 0;
     int32_t *tokens = d->ints, *position = tokens + room, *slot = position + room;
@@ -387,7 +335,9 @@ static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int
         slot[r] = rows[r].slot;
         if (rows[r].wanted) wanted[count++] = (int32_t)r;
     }
-    WEFT_TRY(find_graph(d, room, count <= 1 ? 1 : room, apart, out));
+    use.rows = room;
+    use.wanted = count <= 1 ? 1 : room;
+    WEFT_TRY(find_graph(d, &use, out));
     row_graph *g = *out;
     *n_wanted = count;
     WEFT_TRY(weft_exec_write(g->exec, g->graph.model.tokens, tokens));
@@ -398,40 +348,48 @@ static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int
     return weft_mirror_use(d->model->mirror, d->backend);
 }
 
+static weft_status run_and_wait(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                                bool block, float *logits) {
+    row_graph *g;
+    int64_t wanted;
+    WEFT_TRY(place_rows(d, rows, n, (graph_use){.block = block}, &g, &wanted));
+    WEFT_TRY(weft_exec_run(g->exec, &(weft_run){0}));
+    return wanted ? read_logits(g, wanted, logits) : WEFT_OK;
+}
+
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                              float *logits) {
     int32_t sampled[WEFT_DECODER_ROWS_MAX];
     if (weft_decoder_samples(d) && n >= 1 && n <= weft_decoder_rows(d))
         return weft_decoder_run_sampling(d, rows, n, NULL, logits, sampled);
-    row_graph *g;
-    int64_t wanted;
-    WEFT_TRY(place_rows(d, rows, n, false, &g, &wanted));
-    WEFT_TRY(weft_exec_run(g->exec, &(weft_run){0}));
-    return wanted ? read_logits(g, wanted, logits) : WEFT_OK;
+    return run_and_wait(d, rows, n, false, logits);
 }
 
-/* Operations from *at on, for so long. */
-static weft_status run_operations(const row_graph *g, double seconds, int64_t *at) {
-    double start = weft_clock(), now = start, end = start + seconds;
-    int64_t count = weft_graph_node_count(g->graph.model.graph);
-    for (; *at < count && (now == start || now + g->taken[*at] <= end); ++*at) {
-        double before = now;
-        WEFT_TRY(weft_exec_walk_part(g->exec, *at, *at + 1));
-        now = weft_clock();
-        g->taken[*at] = now - before;
-    }
-    return WEFT_OK;
+weft_status weft_decoder_run_block(weft_decoder *d, const weft_decoder_row *rows, float *logits) {
+    return run_and_wait(d, rows, WEFT_DECODER_BLOCK, true, logits);
 }
 
 weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                                   double seconds, float *logits, bool *done) {
+                                   bool block, double seconds, float *logits, bool *done) {
     *done = true;
-    if (d->backend->run || weft_decoder_samples(d)) return weft_decoder_run(d, rows, n, logits);
+    if (d->backend->run || weft_decoder_samples(d))
+        return block ? weft_decoder_run_block(d, rows, logits)
+                     : weft_decoder_run(d, rows, n, logits);
     row_graph *g = d->begun;
-    if (!g) WEFT_TRY(place_rows(d, rows, n, true, &g, &d->begun_wanted));
+    graph_use use = {.block = block, .apart = true};
+    if (!g) WEFT_TRY(place_rows(d, rows, n, use, &g, &d->begun_wanted));
     if (!d->begun) d->begun_at = 0;
     d->begun = NULL;
-    WEFT_TRY(run_operations(g, seconds, &d->begun_at));
+    /* Operations from where it stopped on, for so long. */
+    double start = weft_clock(), now = start, end = start + seconds;
+    int64_t count = weft_graph_node_count(g->graph.model.graph);
+    for (; d->begun_at < count && (now == start || now + g->taken[d->begun_at] <= end);
+         ++d->begun_at) {
+        double before = now;
+        WEFT_TRY(weft_exec_walk_part(g->exec, d->begun_at, d->begun_at + 1));
+        now = weft_clock();
+        g->taken[d->begun_at] = now - before;
+    }
     *done = d->begun_at == weft_graph_node_count(g->graph.model.graph);
     if (!*done) d->begun = g;
     return *done && d->begun_wanted ? read_logits(g, d->begun_wanted, logits) : WEFT_OK;
@@ -477,6 +435,5 @@ weft_status weft_decoder_fill(weft_decoder *d) {
 }
 
 int64_t weft_decoder_weight_bytes(const weft_decoder *d) {
-    if (d->step) return d->steps->weight_bytes(d->step);
     return weft_generation_weights_bytes(d->weights);
 }

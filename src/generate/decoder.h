@@ -4,7 +4,6 @@
 #pragma once
 
 #include "core/decoding.h"
-#include "core/draw.h"
 #include "generate/fold.h"
 #include "model/cached.h"
 #include "model/model.h"
@@ -46,10 +45,10 @@ typedef struct {
     bool wanted; /* its logits are */
 } weft_decoder_row;
 
-/* Rows of a run. Up to weft_decoder_rows, which is WEFT_DECODER_ROWS or more and at most
- * WEFT_DECODER_ROWS_MAX, a row's bits do not depend on how many there are; one run of exactly
- * WEFT_DECODER_BLOCK rows goes through the products of training, and has bits of its own. */
-enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = 128, WEFT_DECODER_BLOCK = 256 };
+/* Rows of a run: up to weft_decoder_rows, which is WEFT_DECODER_ROWS or more and at most
+ * WEFT_DECODER_ROWS_MAX. A row's bits do not depend on how many there are. A block of a prompt,
+ * WEFT_DECODER_BLOCK rows of it, goes through the products of training, and has bits of its own. */
+enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = WEFT_RUN_ROWS, WEFT_DECODER_BLOCK = 256 };
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out);
@@ -62,24 +61,25 @@ int32_t *weft_decoder_table(weft_decoder *d, int32_t slot);
 /* Runs n rows (ops/cache.h says in which order). logits [wanted rows, V], in their order. */
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                              float *logits);
+/* The same with the rows of a block. */
+weft_status weft_decoder_run_block(weft_decoder *d, const weft_decoder_row *rows, float *logits);
 
-/* The same in pieces: runs operations of the rows that were begun last, or begins these, as long as that
+/* Either of them in pieces: runs operations of the rows that were begun last, or begins these, as long as that
  * takes no longer than `seconds` by what it took before, but one at least. *done: the logits are there. Other
  * runs may come between, on other slots; the pages of these stay theirs. Where a backend runs graphs as a
  * whole, and for the runs below, there is one piece. */
 weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                                   double seconds, float *logits, bool *done);
+                                   bool block, double seconds, float *logits, bool *done);
 /* Gives up what was begun in pieces. */
 void weft_decoder_drop(weft_decoder *d);
 
 int64_t weft_decoder_rows(const weft_decoder *d);
 
-/* A token of each row, -1 where its logits are not numbers: where the backend runs a step in one launch
- * (core/decoding.h) or its graphs one behind the other (core/decoding.h) nothing else needs to come back to the
- * host. `draws` [n] says how they are drawn; NULL: they are the likeliest, of equal ones the lowest. What a
- * row's sequence has seen need not list the tokens of its rows here. As a row's token, -1 - i is the one that
- * the run before sampled in its row i. Up to two runs may be under way: what was begun is ended in order,
- * before anything else is asked of the decoder. */
+/* A token of each row, -1 where its logits are not numbers: where the backend runs its graphs one behind the
+ * other (core/decoding.h) nothing else needs to come back to the host. `draws` [n] says how they are drawn;
+ * NULL: they are the likeliest, of equal ones the lowest. What a row's sequence has seen need not list the
+ * tokens of its rows here. As a row's token, -1 - i is the one that the run before sampled in its row i. Up to
+ * two runs may be under way: what was begun is ended in order, before anything else is asked of the decoder. */
 bool weft_decoder_samples(const weft_decoder *d); /* false: these are not there */
 bool weft_decoder_draws(const weft_decoder *d);   /* false: it samples the likeliest token alone */
 weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
@@ -88,10 +88,6 @@ weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens);
 /* weft_decoder_run, and what was sampled. */
 weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                                       const weft_draw *draws, float *logits, int32_t *sampled);
-/* Phases of the step that was begun last, and the seconds of one in which nothing is done but that the
- * whole device meets, measured now; 0: it goes operation by operation. */
-int64_t weft_decoder_phases(const weft_decoder *d);
-double weft_decoder_phase_seconds(const weft_decoder *d);
 
 /* What a sequence keeps beside its pages: its bytes, and copies out of and into a slot. */
 int64_t weft_decoder_state_bytes(const weft_decoder *d);

@@ -97,6 +97,7 @@ typedef struct {
 typedef struct {
     weft_decoder_row rows[WEFT_DECODER_BLOCK];
     int64_t n;
+    bool block;                          /* of a prompt, by itself */
     sequence *of[WEFT_DECODER_ROWS_MAX]; /* sequences of the run, in order */
     int64_t count[WEFT_DECODER_ROWS_MAX], id[WEFT_DECODER_ROWS_MAX];
     uint32_t epoch[WEFT_DECODER_ROWS_MAX]; /* theirs when it began */

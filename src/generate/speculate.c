@@ -121,6 +121,7 @@ static weft_status rewind_model(const draft_model *m, const sequence *s, draft *
 typedef struct {
     weft_decoder_row rows[WEFT_DECODER_BLOCK];
     int64_t n;
+    bool block; /* of a text, by itself */
     sequence *of[WEFT_DECODER_ROWS_MAX];
     int64_t end[WEFT_DECODER_ROWS_MAX]; /* of its rows */
     int n_of;
@@ -138,19 +139,6 @@ static void put_draft_rows(draft_run *b, sequence *s, int64_t rows) {
                                .position = (int32_t)at,
                                .slot = s->slot,
                                .wanted = at + 1 == end};
-    }
-}
-
-static void fill_run(const weft_generator *g, draft_run *b) {
-    for (int64_t i = 0; i < g->n_list && b->n < g->drafts->rows; i++) {
-        sequence *s = g->list[i];
-        const draft *d = &s->draft;
-        int64_t left = s->n_tokens + d->n - d->n_computed;
-        if (d->n >= d->wanted) continue;
-        if (left < WEFT_DECODER_BLOCK)
-            put_draft_rows(b, s, least(left, g->drafts->rows - b->n));
-        else if (b->n == 0)
-            put_draft_rows(b, s, WEFT_DECODER_BLOCK);
     }
 }
 
@@ -174,7 +162,8 @@ static weft_status draft_token(weft_generator *g, sequence *s, const int32_t *sa
 static weft_status run_drafts(weft_generator *g, draft_run *b, int32_t *sampled, bool *samples) {
     weft_decoder *d = g->drafts->decoder;
     weft_draw draws[WEFT_DECODER_ROWS_MAX];
-    *samples = weft_decoder_draws(d) && b->n != WEFT_DECODER_BLOCK;
+    *samples = weft_decoder_draws(d) && !b->block;
+    if (b->block) return weft_decoder_run_block(d, b->rows, g->logits);
     if (!*samples) return weft_decoder_run(d, b->rows, b->n, g->logits);
     for (int64_t i = 0, r = 0; i < b->n_of; i++)
         for (; r < b->end[i]; r++) {
@@ -192,7 +181,16 @@ static weft_status draft_by_model(weft_generator *g) {
         const float *logits = g->logits;
         int32_t sampled[WEFT_DECODER_ROWS_MAX];
         bool samples;
-        fill_run(g, &b);
+        for (int64_t i = 0; i < g->n_list && b.n < g->drafts->rows; i++) {
+            sequence *s = g->list[i];
+            const draft *d = &s->draft;
+            int64_t left = s->n_tokens + d->n - d->n_computed;
+            if (d->n >= d->wanted) continue;
+            bool block = left >= WEFT_DECODER_BLOCK;
+            if (block && b.n > 0) continue;
+            b.block = block;
+            put_draft_rows(&b, s, block ? WEFT_DECODER_BLOCK : least(left, g->drafts->rows - b.n));
+        }
         if (b.n == 0) return WEFT_OK;
         weft_status status = run_drafts(g, &b, sampled, &samples);
         for (int i = 0; i < b.n_of && status == WEFT_OK; i++)

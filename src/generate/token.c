@@ -9,9 +9,8 @@
  *   rows        of this step: the last token of each such sequence and its draft, then  here
  *               rows of prompts, a whole block or as many as fit a run, as far as their
  *               share of the step's time goes: the next step goes on there
- *   model       rows through all layers, over the pages: by a step of one launch where  decoder.c
- *               the backend has one for the model (core/decoding.h), or by the graph
- *               for so many rows (model/cached.h; its attention: ops/cache.h)
+ *   model       rows through all layers, over the pages: by the graph for so many rows  decoder.c
+ *               (model/cached.h; its attention: ops/cache.h)
  *   logits      of the last row of each sequence and of drafted ones, where more is     decoder.c
  *               asked than a token or the device does not sample
  *   sampling    from the logits, or what the device drew, by one arithmetic             sample.c,
@@ -78,9 +77,11 @@ weft_draw generator_draw(const sequence *s, int64_t later) {
 static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool *samples,
                              bool *done) {
     *done = true;
-    *samples = weft_decoder_samples(g->decoder) && b->n != WEFT_DECODER_BLOCK;
+    *samples = weft_decoder_samples(g->decoder) && !b->block;
     if (!*samples && b == &g->prompts && g->limits.prompt_share > 0)
-        return weft_decoder_run_piece(g->decoder, b->rows, b->n, g->credit, g->logits, done);
+        return weft_decoder_run_piece(g->decoder, b->rows, b->n, b->block, g->credit, g->logits,
+                                      done);
+    if (b->block) return weft_decoder_run_block(g->decoder, b->rows, g->logits);
     if (!*samples) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
     weft_draw draws[WEFT_DECODER_ROWS_MAX];
     for (int64_t i = 0, r = 0; i < b->n_of; i++)
@@ -198,7 +199,7 @@ static weft_status run_batch(weft_generator *g, batch *b) {
             status = take_rows(g, b->of[i], b->count[i], samples ? sampled + first : NULL, &logits);
         if (status != WEFT_OK) generator_set_back(g, b->of[i]);
     }
-    b->n = b->n_of = 0;
+    b->n = b->n_of = b->block = 0;
     return status;
 }
 
@@ -254,6 +255,7 @@ static void gather_prompts(weft_generator *g, batch *b) {
         if (!generator_find_pages(g, s, s->n_computed + rows, false)) continue;
         /* Whoever was set back for these pages is younger, and in no batch yet. */
         put_rows(b, s, rows);
+        b->block = block;
         if (block) break;
     }
 }
@@ -274,7 +276,7 @@ static void check_prompts(weft_generator *g, batch *b) {
         if (find_running(g, b->id[i], b->epoch[i])) generator_set_back(g, b->of[i]);
     if (!gone) return;
     weft_decoder_drop(g->decoder);
-    b->n = b->n_of = 0;
+    b->n = b->n_of = b->block = 0;
 }
 
 /* Prompts, for as long as `decoding`, the seconds that tokens took in this step, allows. */

@@ -328,7 +328,7 @@ static void finish(builder *b, weft_tensor *x, weft_tensor *head) {
 }
 
 static const weft_attend attend_cached = {
-    .rows_alone = true,
+    .in_pages = true,
     .begin = begin,
     .documents = find_documents,
     .attention = attend,
@@ -347,6 +347,7 @@ weft_status weft_cached_build(const weft_config *c, const weft_cached_shape *sha
                         .time = 1,
                         .dtype = shape->dtype,
                         .form = WEFT_FORM_DIRECT,
+                        .rows_alone = !shape->block,
                         .attend = &attend_cached,
                         .attend_data = out};
     weft_status status = weft_model_build(c, &build, &out->model);

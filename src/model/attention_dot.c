@@ -2,7 +2,6 @@
  * config asks for fewer. One projection makes queries, keys and values, and attention reads them
  * where they lie. */
 #include "model/builder.h"
-#include "model/step.h"
 
 /* ATTENTION_SCALE, or 1/√D; with MUP and heads that grow with the width √D₀/D, D₀ being their width at the base. */
 static double dot_scale(const weft_config *c) {
@@ -29,25 +28,8 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
 }
 
-static bool step_form(const weft_config *c, weft_step_form *form) {
-    form->kv_heads = weft_config_kv_heads(c);
-    form->dqk = form->dv = weft_config_head_dim(c);
-    form->rotated = weft_position_of(c)->rotate != NULL;
-    return true;
-}
-
-static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
-    for (int64_t h = 0; h < s->form->heads; h++)
-        to->scale[h] = (float)dot_scale(&s->model->config);
-    WEFT_TRY(weft_step_read(s, "attn.qkv.weight", to->heads));
-    WEFT_TRY(weft_step_read_optional(s, "attn.qkv.bias", to->bias));
-    return weft_step_read(s, "attn.out.weight", to->out);
-}
-
 const weft_attention_kind weft_attention_dot = {
     .build = build_dot,
-    .step = step_form,
-    .step_layer = step_layer,
     .shares_heads = true,
     .shares_layers = true,
     .biased = true,

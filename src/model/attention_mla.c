@@ -15,7 +15,6 @@
  * deviations in its second. */
 #include "base/scope.h"
 #include "model/builder.h"
-#include "model/step.h"
 #include "model/units.h"
 
 static weft_tensor *query_map(builder *b) {
@@ -47,9 +46,7 @@ static weft_tensor *latent_values_up(builder *b, weft_tensor *o, weft_tensor *ma
     int64_t latent = b->c->ra_mla_latent_dim, rows = b->batch * b->time * b->heads;
     if (b->c->ra_mla_per_head_v_up) return weft_grouped_linear(b->g, o, map, false);
     o = weft_view(b->g, o, rows, latent);
-    o = b->attend->rows_alone && b->batch * b->time <= WEFT_RUN_ROWS
-            ? weft_matmul_alone(b->g, o, map)
-            : weft_matmul(b->g, o, map, false, false);
+    o = b->rows_alone ? weft_matmul_alone(b->g, o, map) : weft_matmul(b->g, o, map, false, false);
     return as_heads(b, o, b->heads, b->head_dim);
 }
 
@@ -226,96 +223,6 @@ static int64_t rotated_columns(const weft_config *c) {
     return c->ra_mla_rope_dim ? c->ra_mla_rope_dim : c->ra_mla_latent_dim;
 }
 
-static bool step_form(const weft_config *c, weft_step_form *form) {
-    form->kv_heads = 1;
-    form->dqk = form->dv = c->ra_mla_latent_dim;
-    form->joint = c->ra_mla_joint_kv;
-    if (c->ra_mla_latent_heads > 1 || c->ra_mla_rope_dim || c->ra_mla_q_rank ||
-        c->ra_mla_latent_norm)
-        return false;
-    return !rotates_latent(c) && c->ra_mla_score == WEFT_SCORE_DOT && c->ra_mla_ra_alpha <= 0;
-}
-
-/* y += a x, n numbers. */
-static void add_scaled(float *y, float a, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        y[i] += a * x[i];
-}
-
-/* Queries straight into the latent: row (h, l) is Σ_d A_h[d, l] of row (h, d) of W_q. Where the heads
- * share the map it has all rows of W_q, and they have the same queries. */
-static void join_queries(const weft_step_form *f, bool own, int64_t head, const float *w,
-                         const float *map, float *out) {
-    memset(out, 0, (size_t)(f->heads * f->dqk * f->width) * sizeof *out);
-    for (int64_t h = 0; h < f->heads; h++)
-        for (int64_t d = 0; d < (own ? head : f->heads * head); d++) {
-            int64_t row = own ? h * head + d : d;
-            for (int64_t l = 0; l < f->dqk; l++)
-                add_scaled(out + (h * f->dqk + l) * f->width, map[row * f->dqk + l],
-                           w + row * f->width, f->width);
-        }
-}
-
-/* The output projection straight from the latent: column (h, l) is Σ_d of column (h, d) U_h[l, d]. */
-static void join_values(const weft_step_form *f, bool own, int64_t head, const float *w,
-                        const float *map, float *out) {
-    for (int64_t e = 0; e < f->width; e++)
-        for (int64_t h = 0; h < f->heads; h++)
-            for (int64_t l = 0; l < f->dv; l++) {
-                const float *from = w + e * f->heads * head + h * head;
-                const float *up = map + ((own ? h * f->dv : 0) + l) * head;
-                float sum = 0;
-                for (int64_t d = 0; d < head; d++)
-                    sum += from[d] * up[d];
-                out[(e * f->heads + h) * f->dv + l] = sum;
-            }
-}
-
-/* The same of a bias b [H D]. */
-static void join_bias(const weft_step_form *f, bool own, int64_t head, const float *b,
-                      const float *map, float *out) {
-    for (int64_t h = 0; h < f->heads; h++)
-        for (int64_t d = 0; d < (own ? head : f->heads * head); d++) {
-            int64_t row = own ? h * head + d : d;
-            add_scaled(out + h * f->dqk, b[row], map + row * f->dqk, f->dqk);
-        }
-}
-
-static weft_status join_maps(const weft_step_source *s, float *w, float *map, float *heads,
-                             float *bias, float *out) {
-    const weft_config *c = &s->model->config;
-    const weft_step_form *f = s->form;
-    int64_t head = weft_config_head_dim(c), latent = f->dqk * f->width;
-    float *down = heads + f->heads * latent;
-    WEFT_TRY(weft_step_read(s, "attn.q.weight", w));
-    WEFT_TRY(weft_step_read(s, "attn.q_latent", map));
-    join_queries(f, c->ra_mla_per_head_q_latent, head, w, map, heads);
-    if (weft_step_count(s, "attn.q.bias")) {
-        WEFT_TRY(weft_step_read(s, "attn.q.bias", w));
-        join_bias(f, c->ra_mla_per_head_q_latent, head, w, map, bias);
-    }
-    WEFT_TRY(weft_step_read_optional(s, "attn.k_down.bias", bias + f->heads * f->dqk));
-    if (!f->joint)
-        WEFT_TRY(weft_step_read_optional(s, "attn.v_down.bias", bias + (f->heads + 1) * f->dqk));
-    WEFT_TRY(weft_step_read(s, "attn.k_down.weight", down));
-    if (!f->joint) WEFT_TRY(weft_step_read(s, "attn.v_down.weight", down + latent));
-    WEFT_TRY(weft_step_read(s, "attn.out.weight", w));
-    WEFT_TRY(weft_step_read(s, "attn.v_up", map));
-    join_values(f, c->ra_mla_per_head_v_up, head, w, map, out);
-    return WEFT_OK;
-}
-
-static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
-    const weft_step_form *f = s->form;
-    for (int64_t h = 0; h < f->heads; h++)
-        to->scale[h] = (float)(1 / sqrt((double)f->dqk));
-    int64_t inner = f->heads * weft_config_head_dim(&s->model->config);
-    WEFT_AUTO_FREE float *w = malloc((size_t)(f->width * inner) * sizeof *w);
-    WEFT_AUTO_FREE float *map = malloc((size_t)(inner * f->dqk) * sizeof *map);
-    return w && map ? join_maps(s, w, map, to->heads, to->bias, to->out)
-                    : weft_no_memory("generate");
-}
-
 static const char *tell_fixed(const weft_config *c) {
     if (c->ra_mla_latent_heads > 1)
         return "with CONFIG_RA_MLA_LATENT_HEADS a head reads a latent by its number, so none can "
@@ -349,8 +256,6 @@ const weft_attention_kind weft_attention_mla = {
     .heads = list_heads,
     .fixed_heads = tell_fixed,
     .rotated = rotated_columns,
-    .step = step_form,
-    .step_layer = step_layer,
     .shares_layers = true,
     .latent = true,
 };

@@ -11,7 +11,6 @@
  * `overlap` scores by the logarithm of two Gaussians' overlap: means divided by the root of the
  * deviation, and the deviation's logarithm in the key's number. */
 #include "model/builder.h"
-#include "model/step.h"
 #include "model/units.h"
 
 static const double TAU_EPS = 1e-6;
@@ -107,34 +106,6 @@ static int list_cache(const weft_config *c, weft_cache_part *parts) {
     return 2;
 }
 
-static bool step_form(const weft_config *c, weft_step_form *form) {
-    form->kv_heads = weft_config_kv_heads(c);
-    form->dv = weft_config_head_dim(c);
-    form->dqk = 2 * form->dv;
-    form->gaussian = true;
-    return c->w2_kernel == WEFT_KERNEL_W2 && weft_config_w2_width(c) == form->dqk;
-}
-
-static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
-    const weft_step_form *f = s->form;
-    const weft_config *c = &s->model->config;
-    int64_t keys = f->heads * f->dqk, values = keys + f->kv_heads * f->dqk; /* where they begin */
-    double width = (double)f->dv, tau = c->w2_tau > 0 ? c->w2_tau : 2 * sqrt(width);
-    if (c->w2_tau_learned) WEFT_TRY(weft_step_read(s, "attn.log_tau", to->scale));
-    for (int64_t h = 0; h < f->heads; h++) {
-        double own = (c->w2_tau_learned ? exp((double)to->scale[h]) : tau) + TAU_EPS;
-        to->scale[h] = (float)(2 / own);
-        to->beta[h] = (float)(-1 / own);
-    }
-    WEFT_TRY(weft_step_read(s, "attn.q.weight", to->heads));
-    WEFT_TRY(weft_step_read(s, "attn.k.weight", to->heads + keys * f->width));
-    WEFT_TRY(weft_step_read(s, "attn.v.weight", to->heads + values * f->width));
-    WEFT_TRY(weft_step_read_optional(s, "attn.q.bias", to->bias));
-    WEFT_TRY(weft_step_read_optional(s, "attn.k.bias", to->bias + keys));
-    WEFT_TRY(weft_step_read_optional(s, "attn.v.bias", to->bias + values));
-    return weft_step_read(s, "attn.out.weight", to->out);
-}
-
 static void list_heads(const weft_config *c, weft_unit_list *l) {
     int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
     int64_t width = weft_config_w2_width(c);
@@ -153,8 +124,6 @@ const weft_attention_kind weft_attention_w2 = {
     .check = check,
     .cache = list_cache,
     .heads = list_heads,
-    .step = step_form,
-    .step_layer = step_layer,
     .shares_heads = true,
     .shares_layers = true,
 };

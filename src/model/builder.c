@@ -160,7 +160,7 @@ static weft_tensor *take_packed(builder *b, weft_tensor *packed, int64_t first, 
 static const builder_keys *read_kept(builder *b) {
     builder_keys *kept = &b->kept;
     b->score.n = b->kept_n;
-    if (!kept->packed || b->attend->rows_alone) return kept;
+    if (!kept->packed || b->attend->in_pages) return kept;
     int64_t keys = kept->kv_heads * b->head_dim;
     kept->k = take_packed(b, kept->packed, b->inner, kept->kv_heads);
     kept->v = take_packed(b, kept->packed, b->inner + keys, kept->kv_heads);

@@ -55,7 +55,7 @@ typedef struct builder {
     bool train;
     bool recompute; /* each layer is a segment to make again */
     weft_form form;
-    bool given_routes;
+    bool given_routes, rows_alone; /* as in weft_build */
     int64_t batch, time;
     int64_t width, heads, head_dim, ffn; /* E, H, D, F */
     int64_t inner;                       /* H D, the width of all heads */
@@ -107,7 +107,7 @@ typedef struct builder {
 
 /* How rows attend to other tokens. */
 typedef struct weft_attend {
-    bool rows_alone; /* where there are few rows, each has the bits that it has alone */
+    bool in_pages; /* keys and values are read where they are kept */
     /* Before the first node: inputs and states; sets builder.start. NULL: nothing to do. */
     void (*begin)(builder *b);
     weft_documents (*documents)(builder *b, weft_tensor *tokens, int32_t end);

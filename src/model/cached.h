@@ -9,6 +9,7 @@
 typedef struct {
     int64_t rows;    /* R: tokens of a run */
     int64_t wanted;  /* rows whose logits are made, at most */
+    bool block;      /* rows need not have the bits that they have alone */
     int64_t slots;   /* sequences that have a place */
     int64_t pages;   /* of the pool */
     int64_t context; /* tokens that a row sees at most */

@@ -21,9 +21,9 @@ static weft_tensor *build_gelu(builder *b, weft_tensor *x) {
 OF_ONE_ELEMENT(gelu_erf)
 OF_ONE_ELEMENT(relu2)
 
-#define FFN(name, ...)                                                                             \
+#define FFN(name)                                                                                  \
     const weft_ffn_kind weft_ffn_##name = {                                                        \
-        .build = build_##name, .out = "ffn.proj", .biased = true, .mup = true, __VA_ARGS__}
-FFN(gelu, .in = "ffn.fc");
-FFN(gelu_erf, .in = NULL);
-FFN(relu2, .in = NULL);
+        .build = build_##name, .out = "ffn.proj", .biased = true, .mup = true}
+FFN(gelu);
+FFN(gelu_erf);
+FFN(relu2);

@@ -27,8 +27,6 @@ static weft_tensor *build_geglu(builder *b, weft_tensor *x) {
 
 const weft_ffn_kind weft_ffn_swiglu = {
     .build = build_swiglu,
-    .gate = "ffn.w3",
-    .up = "ffn.w1",
     .out = "ffn.w2",
     .may_be_biased = true,
     .mup = true,

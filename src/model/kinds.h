@@ -4,20 +4,10 @@
 #pragma once
 
 #include "config/config.h"
-#include "core/decoding.h"
 #include "ops/cache.h"
 
 struct builder;
-struct weft_step_source;
 struct weft_unit_list;
-
-/* What a layer's attention is in a step of one launch; matrices as rows of columns. */
-typedef struct {
-    float *heads;        /* [H dqk + KV (dqk + dv), E] */
-    float *bias;         /* of heads; zeros at first */
-    float *out;          /* [E, H dv] */
-    float *scale, *beta; /* [H]; beta: NULL where it is not Gaussian */
-} weft_step_maps;
 
 typedef struct {
     /* Heads' outputs o [B, T, H, D] from x [B, T, E], before gate and output projection: makes the
@@ -30,11 +20,6 @@ typedef struct {
     int (*cache)(const weft_config *c, weft_cache_part *parts);
     /* Columns of a query that POSITION="rope" rotates; NULL: D. */
     int64_t (*rotated)(const weft_config *c);
-    /* Its form in steps of one launch (core/decoding.h): sizes, and whether they are Gaussian or joint;
-     * false: it has none. NULL: never. */
-    bool (*step)(const weft_config *c, weft_step_form *form);
-    /* Fills a layer's matrices in that form. */
-    weft_status (*step_layer)(const struct weft_step_source *s, const weft_step_maps *to);
     /* The weights that make a head or read it, for pruning (units.h); NULL: those of dot's. And why none can be
      * taken out, as it ends an error; NULL: they can. */
     void (*heads)(const weft_config *c, struct weft_unit_list *l);
@@ -58,14 +43,10 @@ typedef struct {
     int64_t (*unit)(const weft_config *c);
     /* Whether one of its losses compares all the sequences of a step; NULL: none does. */
     bool (*contrasts)(const weft_config *c);
-    const char *in; /* where all it does is a GELU between two matrices, the first one's name:
-                        "ffn.fc"; NULL: it does more */
-    const char *gate, *up; /* where all it does is SiLU(gate x) times up x before the output
-                              projection, their names; NULL: it does something else */
-    const char *out;       /* the output projection's name: "ffn.proj" */
-    bool biased;           /* with BIAS its maps have biases */
-    bool may_be_biased;    /* or with FFN_BIAS */
-    bool mup;              /* MUP knows how its maps go with the width */
+    const char *out;    /* the output projection's name: "ffn.proj" */
+    bool biased;        /* with BIAS its maps have biases */
+    bool may_be_biased; /* or with FFN_BIAS */
+    bool mup;           /* MUP knows how its maps go with the width */
 } weft_ffn_kind;
 
 /* Each is NULL where the kind has nothing of the sort. */

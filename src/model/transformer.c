@@ -291,6 +291,7 @@ static builder builder_of(const weft_config *c, const weft_build *build, weft_mo
                      .given_routes = build->given_routes,
                      .contrast = build->contrast,
                      .recompute = build->recompute,
+                     .rows_alone = build->rows_alone,
                      .batch = build->batch,
                      .time = build->time,
                      .width = c->n_embd,

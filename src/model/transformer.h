@@ -58,7 +58,8 @@ typedef struct {
     /* How rows attend to other tokens: see builder.h. NULL: whole sequences from their first token. */
     const struct weft_attend *attend;
     void *attend_data;
-    bool counted; /* cross-entropy is the sum over targets divided by the input `count` */
+    bool rows_alone; /* each row of x has the bits that it has without the others */
+    bool counted;    /* cross-entropy is the sum over targets divided by the input `count` */
     weft_contrast_form contrast;
 } weft_build;
 

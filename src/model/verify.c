@@ -9,6 +9,7 @@
  * behind the last attention are moved. */
 #include "model/verify.h"
 
+#include "base/random.h"
 #include "model/kinds.h"
 #include "model/session.h"
 

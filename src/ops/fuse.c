@@ -339,13 +339,11 @@ static bool fuse_gaussian_back(weft_rewrite *r, const weft_match *m) {
     return true;
 }
 
-/* Fusing SwiGLU: its two products and the gate between them become gated_linear; the gate's
- * gradient goes into the product that makes what it reads, as gated_linear_back.
+/* Fusing SwiGLU: its two products and the gate between them become gated_linear.
  *
- * The forward node stands where the later product stood, so autodiff meets it where it would have
- * met the products. The gradient's stands where its product stood: gate and up are there since the
- * forward pass. All three nodes of the forward pass must be of one segment: a gate that is made
- * again from stored products would else be stored itself. */
+ * It stands where the later product stood, so autodiff meets it where it would have met the products.
+ * All three nodes must be of one segment: a gate that is made again from stored products would else be
+ * stored itself. */
 
 /* y = a b of rows and nothing else. */
 static bool is_bare(const weft_node *product) {
@@ -382,25 +380,10 @@ static bool fuse_silu_mul(weft_rewrite *r, const weft_match *m) {
     return true;
 }
 
+/* Its gradient comes right behind the product that makes what it reads, so that nothing else takes memory
+ * between them: the gradient of what the gate made has been read by then. */
 static bool fuse_silu_mul_back(weft_rewrite *r, const weft_match *m) {
-    weft_node *back = m->reader, *product = m->maker;
-    weft_tensor *up = back->in[1], *gate = back->in[2];
-    weft_tensor *dup = back->out[0], *dgate = back->out[1];
-    if (!dup || !dgate || dgate->dtype != dup->dtype) return false;
-    if (!fuse_is_free_product(m) || !is_bare(product)) return false;
-    bool waits =
-        !weft_rewrite_is_made_before(up, product) || !weft_rewrite_is_made_before(gate, product);
-    if (waits && !fuse_may_wait(product)) return false;
-    weft_tensor *in[WEFT_GATED_BACK_INPUTS] = {product->in[WEFT_MATMUL_A],
-                                               product->in[WEFT_MATMUL_B], gate, up};
-    weft_node *n = weft_rewrite_new(r, &weft_op_gated_linear_back, in, WEFT_GATED_BACK_INPUTS,
-                                    WEFT_GATED_BACK_OUTPUTS, product->attr);
-    if (!n) return false;
-    weft_rewrite_make(r, n, WEFT_GATED_BACK_DGATE, dgate);
-    weft_rewrite_make(r, n, WEFT_GATED_BACK_DUP, dup);
-    weft_rewrite_drop(r, product);
-    weft_rewrite_drop(r, back);
-    weft_rewrite_place(r, n, waits ? back : product);
+    weft_rewrite_move_before(r, m->maker, m->reader);
     return true;
 }
 

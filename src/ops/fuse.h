@@ -31,10 +31,9 @@
  *     gaussian_back(attention_back's dq)      attention_back with gaussian_q
  *     gaussian_back(attention_back's dk, dn)  attention_back with gaussian_k and gaussian_n
  *
- * Of SwiGLU's linear layers the gate goes into the products around it (gated.h):
+ * SwiGLU's linear layers and the gate between them are one (gated.h):
  *
  *     silu_mul(linear(x, u), linear(x, v))  gated_linear
- *     silu_mul_back(matmul(d, w), a, b)     gated_linear_back
  *
  * Only where nobody else reads the product. It stays in its place in the list where its addend is
  * made before it; else it waits for it, if what it reads is no larger than what it makes: memory does

@@ -3,9 +3,7 @@
  *     gate = x w_gateᵀ    up = x w_upᵀ    y = silu(gate) ⊙ up
  *
  * Its gradient is that of silu_mul, then that of each product, the gate's first, as autodiff would
- * walk over the three. gated_linear_back is that silu_mul's gradient behind the product that makes
- * dy, so dy itself is never in memory on a backend that has a kernel for both. dgate may take
- * gate's memory. dup has its own: where the work is done piece by piece, dy lies there first. */
+ * walk over the three. */
 #include "ops/gated.h"
 
 #include "ops/activation.h"
@@ -42,23 +40,6 @@ void weft_gated_silu_mul(const weft_node *n, weft_gated_part *part) {
     part->in[0] = find_output(n, WEFT_GATED_UP);
     part->in[1] = n->out[WEFT_GATED_GATE];
     part->out[0] = n->out[WEFT_GATED_Y];
-}
-
-void weft_gated_back_product(const weft_node *n, weft_gated_part *part) {
-    begin_part(n, &weft_op_matmul, n->attr, WEFT_MATMUL_INPUTS, 2, part);
-    part->in[WEFT_MATMUL_A] = n->in[WEFT_GATED_BACK_D];
-    part->in[WEFT_MATMUL_B] = n->in[WEFT_GATED_BACK_W];
-    part->out[0] = n->out[WEFT_GATED_BACK_DUP];
-}
-
-void weft_gated_back_silu_mul(const weft_node *n, weft_gated_part *part) {
-    static const weft_wanted both = {true, true};
-    begin_part(n, &weft_op_silu_mul_back, &both, 3, 2, part);
-    part->in[0] = n->out[WEFT_GATED_BACK_DUP];
-    part->in[1] = n->in[WEFT_GATED_BACK_UP];
-    part->in[2] = n->in[WEFT_GATED_BACK_GATE];
-    part->out[0] = n->out[WEFT_GATED_BACK_DUP];
-    part->out[1] = n->out[WEFT_GATED_BACK_DGATE];
 }
 
 static weft_status product_grad(weft_graph *g, const weft_node *n, int out, weft_tensor *d,
@@ -102,19 +83,5 @@ static int64_t gated_linear_flops(const weft_node *n) {
     return 2 * weft_op_matmul.flops(&part.node);
 }
 
-/* No shapes to infer: both operations take over the outputs of the nodes that they replace. */
+/* No shapes to infer: it takes over the outputs of the nodes that it replaces. */
 DEFINE_OP(gated_linear, .grad = gated_linear_grad, .flops = gated_linear_flops);
-
-static int gated_linear_back_in_place(const weft_node *n, int out) {
-    (void)n;
-    return out == WEFT_GATED_BACK_DGATE ? WEFT_GATED_BACK_GATE : -1;
-}
-
-static int64_t gated_linear_back_flops(const weft_node *n) {
-    weft_gated_part part;
-    weft_gated_back_product(n, &part);
-    return weft_op_matmul.flops(&part.node);
-}
-
-DEFINE_OP(gated_linear_back, .inplace = gated_linear_back_in_place,
-          .flops = gated_linear_back_flops);

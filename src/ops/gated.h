@@ -1,5 +1,5 @@
-/* SwiGLU's products with the gate between them: what gated_linear and gated_linear_back do, and how
- * they come apart into the nodes that they stand for. fuse.h makes them of those. */
+/* SwiGLU's products with the gate between them: what gated_linear does, and how it comes apart into the
+ * nodes that it stands for. fuse.h makes it of those. */
 #pragma once
 
 #include "ops/linear.h"
@@ -23,30 +23,14 @@ enum {
  * lies where y will be. */
 enum { WEFT_GATED_Y, WEFT_GATED_GATE, WEFT_GATED_UP, WEFT_GATED_OUTPUTS };
 
-/* Inputs and outputs of gated_linear_back: dy = d w is the product that y's gradient comes from,
- * gate and up as above; dgate and dup are their gradients. Only fuse.h makes it. */
-enum {
-    WEFT_GATED_BACK_D,
-    WEFT_GATED_BACK_W,
-    WEFT_GATED_BACK_GATE,
-    WEFT_GATED_BACK_UP,
-    WEFT_GATED_BACK_INPUTS
-};
-enum { WEFT_GATED_BACK_DGATE, WEFT_GATED_BACK_DUP, WEFT_GATED_BACK_OUTPUTS };
-
-/* A node that one of the two stands for, on its tensors, with its place in the list and so with its
- * workspace. It holds pointers into itself: it is not to be copied. The attributes of both
- * operations are the products' weft_matmul_attr. */
+/* A node that it stands for, on its tensors, with its place in the list and so with its workspace. It
+ * holds pointers into itself: it is not to be copied. Its attributes are the products'
+ * weft_matmul_attr. */
 typedef struct {
     weft_node node;
     weft_tensor *in[WEFT_MATMUL_INPUTS], *out[2];
 } weft_gated_part;
 
-/* Of gated_linear: the product that makes output `out` (gate or up), and silu_mul on both. */
+/* The product that makes output `out` (gate or up), and silu_mul on both. */
 void weft_gated_product(const weft_node *n, int out, weft_gated_part *part);
 void weft_gated_silu_mul(const weft_node *n, weft_gated_part *part);
-
-/* Of gated_linear_back: the product, which makes dy where dup will be, and silu_mul_back over
- * it. */
-void weft_gated_back_product(const weft_node *n, weft_gated_part *part);
-void weft_gated_back_silu_mul(const weft_node *n, weft_gated_part *part);

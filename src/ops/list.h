@@ -57,7 +57,6 @@
     X(gelu_bias_back)                                                                              \
     /* gated */                                                                                    \
     X(gated_linear)                                                                                \
-    X(gated_linear_back)                                                                           \
     /* norm */                                                                                     \
     X(norm)                                                                                        \
     X(norm_back)                                                                                   \

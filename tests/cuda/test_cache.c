@@ -16,7 +16,18 @@
 
 #include <cmocka.h>
 
-enum { SLOTS = 3, ROWS = 24, MOST = 700, TABLE = 46, PAGES = SLOTS * TABLE, MOST_WIDTH = 1024 };
+enum {
+    SLOTS = 3,
+    ROWS = 24,
+    MANY = 250, /* of a run in which rows of a sequence share keys */
+    MOST = 700,
+    TABLE = 46,
+    LONG_TABLE = 368,
+    LONG = 5800,
+    FAR_TABLE = 1256,
+    FAR = 20000,
+    MOST_WIDTH = 2048
+};
 
 /* A kind of attention over a cache. */
 typedef struct {
@@ -62,7 +73,7 @@ typedef struct {
     weft_tensor *position, *slot, *table, *q, *k, *v, *log_tau, *rel, *rotations, *o, *c, *mean;
     weft_tensor *tokens; /* of documents, each so long */
     int64_t document;
-    int64_t rows;
+    int64_t rows, pages; /* pages: of a sequence */
 } decoder;
 
 static weft_tensor *input(decoder *d, const char *name, weft_dtype dtype, int64_t a, int64_t b) {
@@ -70,7 +81,7 @@ static weft_tensor *input(decoder *d, const char *name, weft_dtype dtype, int64_
 }
 
 static weft_tensor *pages_of(decoder *d, const char *name, const weft_cache_part *part) {
-    return weft_new_tensor(d->g, WEFT_ROLE_STATE, name, WEFT_I8, PAGES,
+    return weft_new_tensor(d->g, WEFT_ROLE_STATE, name, WEFT_I8, SLOTS * d->pages,
                            weft_cache_page_bytes(part));
 }
 
@@ -79,7 +90,7 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
     weft_cache_part value = {f->key_heads, f->dv, cached, false}, hidden = {1, 40, cached, false};
     d->position = weft_new_tensor(d->g, WEFT_ROLE_INPUT, "position", WEFT_I32, d->rows);
     d->slot = weft_new_tensor(d->g, WEFT_ROLE_INPUT, "slot", WEFT_I32, d->rows);
-    d->table = input(d, "table", WEFT_I32, SLOTS, TABLE);
+    d->table = input(d, "table", WEFT_I32, SLOTS, d->pages);
     d->q = input(d, "q", dtype, d->rows, f->heads * f->dqk);
     d->k = input(d, "k", dtype, d->rows, f->key_heads * f->dqk);
     d->v = input(d, "v", dtype, d->rows, 40 + f->key_heads * f->dv);
@@ -145,6 +156,7 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
 static void open_decoder(decoder *d, const weft_backend *backend, const form *f, weft_dtype dtype,
                          weft_dtype cached, int64_t rows) {
     *d = (decoder){.rows = rows};
+    d->pages = f->context > LONG ? FAR_TABLE : f->context > MOST ? LONG_TABLE : TABLE;
     assert_int_equal(weft_graph_create(&d->g), WEFT_OK);
     assert_int_equal(weft_pool_create(1, &d->pool), WEFT_OK);
     build(d, f, dtype, cached);
@@ -161,16 +173,17 @@ static void close_decoder(decoder *d) {
 /* Row r of a tensor of token t of sequence s: the same wherever that row stands. */
 static void write_rows(decoder *d, weft_tensor *t, const char *name, const int32_t *slot,
                        const int32_t *position) {
-    static float values[ROWS * MOST_WIDTH * 2];
-    static uint16_t rounded[ROWS * MOST_WIDTH * 2];
+    static float values[MANY * MOST_WIDTH];
+    static uint16_t rounded[MANY * MOST_WIDTH];
     int64_t width = weft_tensor_count(t) / d->rows;
-    assert_true(d->rows * width <= ROWS * MOST_WIDTH * 2);
+    assert_true(d->rows * width <= MANY * MOST_WIDTH);
     for (int64_t r = 0; r < d->rows; r++)
         for (int64_t i = 0; i < width; i++) {
-            int64_t token = slot[r] * MOST + position[r];
+            int64_t token = slot[r] * d->pages * WEFT_PAGE_TOKENS + position[r];
+            float value = slot[r] < 0 ? 0 : (float)(2 * case_unit(1, name, token * width + i) - 1);
+            rounded[r * width + i] = weft_float_to_bf16(value);
             values[r * width + i] =
-                slot[r] < 0 ? 0 : (float)(2 * case_unit(1, name, token * width + i) - 1);
-            rounded[r * width + i] = weft_float_to_bf16(values[r * width + i]);
+                d->pages > TABLE ? weft_bf16_to_float(rounded[r * width + i]) : value;
         }
     const void *from = t->dtype == WEFT_BF16 ? (const void *)rounded : (const void *)values;
     assert_int_equal(weft_exec_write(d->exec, t, from), WEFT_OK);
@@ -178,9 +191,10 @@ static void write_rows(decoder *d, weft_tensor *t, const char *name, const int32
 
 static void write_constants(decoder *d, const form *f) {
     static float rotations[WEFT_KEY_BLOCK * 2 * 64], numbers[MOST];
-    int32_t table[SLOTS * TABLE];
-    for (int i = 0; i < SLOTS * TABLE; i++)
-        table[i] = (i * 37 + 5) % PAGES; /* 37 and PAGES have no common divisor */
+    static int32_t table[SLOTS * FAR_TABLE];
+    int32_t pages = (int32_t)(SLOTS * d->pages);
+    for (int32_t i = 0; i < pages; i++)
+        table[i] = (i * 37 + 5) % pages; /* 37 and it have no common divisor */
     assert_int_equal(weft_exec_write(d->exec, d->table, table), WEFT_OK);
     for (int i = 0; i < MOST; i++)
         numbers[i] = (float)(0.5 * case_unit(1, "numbers", i));
@@ -202,7 +216,7 @@ static void run_rows(decoder *d, const int32_t *slot, const int32_t *position) {
     write_rows(d, d->q, "q", slot, position);
     write_rows(d, d->k, "k", slot, position);
     write_rows(d, d->v, "v", slot, position);
-    int32_t tokens[ROWS];
+    int32_t tokens[MANY];
     for (int64_t r = 0; d->tokens && r < d->rows; r++)
         tokens[r] = (position[r] + 1) % d->document == 0 ? 0 : 1;
     if (d->tokens) assert_int_equal(weft_exec_write(d->exec, d->tokens, tokens), WEFT_OK);
@@ -211,7 +225,7 @@ static void run_rows(decoder *d, const int32_t *slot, const int32_t *position) {
 
 /* A tensor's numbers of the last run, as floats. */
 static int64_t read_numbers(decoder *d, const weft_tensor *t, float *out) {
-    static uint16_t halves[ROWS * MOST_WIDTH * 2];
+    static uint16_t halves[MANY * MOST_WIDTH];
     int64_t count = weft_tensor_count(t);
     assert_int_equal(weft_exec_read(d->exec, t, t->dtype == WEFT_BF16 ? (void *)halves : out),
                      WEFT_OK);
@@ -222,7 +236,7 @@ static int64_t read_numbers(decoder *d, const weft_tensor *t, float *out) {
 
 static void compare(decoder *a, const weft_tensor *ta, decoder *b, const weft_tensor *tb,
                     double allowed, const char *what) {
-    static float x[ROWS * MOST_WIDTH * 2], y[ROWS * MOST_WIDTH * 2];
+    static float x[MANY * MOST_WIDTH], y[MANY * MOST_WIDTH];
     if (!ta) return;
     int64_t count = read_numbers(a, ta, x);
     assert_int_equal(read_numbers(b, tb, y), count);
@@ -238,7 +252,7 @@ static void compare(decoder *a, const weft_tensor *ta, decoder *b, const weft_te
 /* Three sequences of 700, 260 and 9 tokens, in runs of rows of one sequence; then a last run with a row
  * of each, and an empty one. */
 typedef struct {
-    int32_t slot[ROWS], position[ROWS];
+    int32_t slot[MANY], position[MANY];
 } step;
 
 static const int32_t lengths[SLOTS] = {MOST - 1, 260, 9};
@@ -302,7 +316,7 @@ static void test_a_row_has_the_bits_it_has_alone(void **state) {
     (void)state;
     need_gpu();
     static step steps[64];
-    static float together[ROWS * MOST_WIDTH * 2], alone[ROWS * MOST_WIDTH * 2];
+    static float together[MANY * MOST_WIDTH], alone[MANY * MOST_WIDTH];
     int n = make_steps(steps);
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         decoder d;
@@ -328,6 +342,93 @@ static void test_a_row_has_the_bits_it_has_alone(void **state) {
     }
 }
 
+/* Rows of a sequence from position `at` on, `first` of them, and behind an empty row some of another one. */
+static void make_step(step *s, int32_t at, int32_t tokens, int32_t first, int32_t rows) {
+    int32_t others = rows - first - 1;
+    for (int32_t r = 0; r < rows; r++) {
+        int32_t position = r < first ? at + r : at / first * others + r - first - 1;
+        bool there = r != first && position < tokens;
+        s->slot[r] = !there ? -1 : r < first ? 1 : 2;
+        s->position[r] = there ? position : 0;
+    }
+}
+
+/* Rows of sequences, `many` at a time, and the same `few` at a time, which divides that: they share keys there,
+ * and other blocks have them. With `wide`, also against the same in f32. */
+static void check_rows(const form *f, int32_t tokens, int32_t many, int32_t few, bool wide) {
+    static float all[MANY * MOST_WIDTH], some[MANY * MOST_WIDTH];
+    decoder together, apart, exact;
+    open_decoder(&together, weft_cuda_backend(), f, WEFT_BF16, WEFT_BF16, many);
+    open_decoder(&apart, weft_cuda_backend(), f, WEFT_BF16, WEFT_BF16, few);
+    write_constants(&together, f);
+    write_constants(&apart, f);
+    if (wide) open_decoder(&exact, weft_cuda_backend(), f, WEFT_F32, WEFT_F32, many);
+    if (wide) write_constants(&exact, f);
+    int32_t first = many > ROWS ? many * 2 / 3 : many;
+    for (int32_t at = 0; at < tokens; at += first) {
+        step s, part;
+        make_step(&s, at, tokens, first, many);
+        run_rows(&together, s.slot, s.position);
+        if (wide) run_rows(&exact, s.slot, s.position);
+        if (wide) compare(&together, together.o, &exact, exact.o, 5e-3, f->name);
+        int64_t width = read_numbers(&together, together.o, all) / many;
+        for (int32_t r = 0; r < many; r++) {
+            int32_t i = r % few;
+            part.slot[i] = s.slot[r];
+            part.position[i] = s.position[r];
+            if (i < few - 1) continue;
+            run_rows(&apart, part.slot, part.position);
+            read_numbers(&apart, apart.o, some);
+            for (int64_t e = 0; e < few * width; e++) {
+                float a = all[(r - i) * width + e];
+                if (memcmp(&some[e], &a, sizeof a) != 0)
+                    fail_msg("%s: row %d behind token %d, number %d: %g among %d, %g among %d",
+                             f->name, (int)(r - i + e / width), (int)at, (int)(e % width),
+                             (double)a, (int)many, (double)some[e], (int)few);
+            }
+        }
+    }
+    close_decoder(&together);
+    close_decoder(&apart);
+    if (wide) close_decoder(&exact);
+}
+
+static void test_rows_of_a_sequence_have_the_bits_they_have_alone(void **state) {
+    (void)state;
+    need_gpu();
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        check_rows(&forms[i], MOST - 1, ROWS, 1, false);
+        check_rows(&forms[i], MOST - 1, MANY, 1, false);
+    }
+}
+
+static void test_long_sequences(void **state) {
+    (void)state;
+    static const form longer[] = {
+        {"dot", 4, 4, 64, 64, .context = LONG},
+        {"dot, grouped heads, sliding", 8, 2, 32, 32, .context = 3000},
+        {"w2", 4, 4, 128, 64, .number = true, .log_tau = true, .context = LONG},
+        {"mla", 12, 1, 128, 128, .own_values = true, .context = LONG},
+    };
+    need_gpu();
+    for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++)
+        check_rows(&longer[i], LONG, ROWS, 1, true);
+}
+
+/* Leaves of a row are so many that warps join groups of them; of many heads they are longer. */
+static void test_rows_of_far_positions(void **state) {
+    (void)state;
+    static const form far[] = {
+        {"dot, far", 2, 2, 64, 64, .context = FAR},
+        {"dot, grouped heads, far", 6, 2, 32, 128, .context = FAR},
+        {"w2, far", 2, 2, 128, 64, .number = true, .log_tau = true, .context = FAR},
+        {"mla, far", 12, 1, 64, 64, .own_values = true, .context = FAR},
+    };
+    need_gpu();
+    for (size_t i = 0; i < sizeof far / sizeof far[0]; i++)
+        check_rows(&far[i], FAR, MANY, 50, true);
+}
+
 /* The CPU's side is the instruction set that runs everywhere: it widens int8 numbers and rounds no query. */
 static void hold_cpu_to_plain_sums(void) {
     const char *isa, *last = "";
@@ -342,6 +443,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_caches_agree_with_the_cpu),
         cmocka_unit_test(test_a_row_has_the_bits_it_has_alone),
+        cmocka_unit_test(test_rows_of_a_sequence_have_the_bits_they_have_alone),
+        cmocka_unit_test(test_long_sequences),
+        cmocka_unit_test(test_rows_of_far_positions),
     };
     return cmocka_run_group_tests_name("caches on the GPU", tests, NULL, NULL);
 }

@@ -18,7 +18,7 @@
 
 enum { TIME = 150, SLOTS = 70 };
 
-/* Beside those with a step: mechanisms, and what the norm's neighbours can be. */
+/* Beside the common ones: mechanisms, and what the norm's neighbours can be. */
 static const struct {
     int step;
     step_form form;
@@ -88,7 +88,7 @@ static float *decode_narrow(const model_case *c, bool folds, int64_t chunk) {
     make_models(c, &wide, &narrow);
     weft_model_destroy(wide);
     setenv("WEFT_CUDA_FOLD", folds ? "1" : "0", 1);
-    step_decoding_open_with(&d, narrow, weft_cuda_backend(), 1, TIME);
+    step_decoding_open(&d, narrow, weft_cuda_backend(), 1, TIME);
     float *logits = step_decode(&d, 0, c->tokens, TIME, chunk);
     step_decoding_close(&d);
     return logits;
@@ -103,7 +103,7 @@ static void test_logits_are_as_near_as_with_norms(void **state) {
     open_case(&c, f);
     make_models(&c, &wide, &narrow);
     weft_model_destroy(narrow);
-    step_decoding_open_with(&cpu, wide, weft_cpu_backend(), 1, TIME);
+    step_decoding_open(&cpu, wide, weft_cpu_backend(), 1, TIME);
     float *want = step_decode(&cpu, 0, c.tokens, TIME, 1);
     float *folded = decode_narrow(&c, true, 1), *plain = decode_narrow(&c, false, 1);
     float *chunked = decode_narrow(&c, true, 64);
@@ -130,7 +130,7 @@ static void test_a_row_has_the_bits_that_it_has_alone(void **state) {
     make_models(&c, &wide, &narrow);
     weft_model_destroy(wide);
     float *want = decode_narrow(&c, true, 1);
-    step_decoding_open_with(&all, narrow, weft_cuda_backend(), SLOTS, TIME);
+    step_decoding_open(&all, narrow, weft_cuda_backend(), SLOTS, TIME);
     weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
     float *logits = malloc((size_t)(WEFT_DECODER_ROWS_MAX * all.vocab) * sizeof *logits);
     for (int64_t t = 0; t < TIME; t++) {
@@ -155,7 +155,6 @@ static void test_a_row_has_the_bits_that_it_has_alone(void **state) {
 int main(void) {
     struct CMUnitTest tests[2 * (STEP_FORMS + OTHERS)];
     size_t n = 0;
-    setenv("WEFT_CUDA_STEP", "0", 1);
     for (int i = 0; i < STEP_FORMS + OTHERS; i++) {
         const step_form *f = i < STEP_FORMS ? step_forms + i : &others[i - STEP_FORMS].form;
         void *state = (void *)(uintptr_t)f;

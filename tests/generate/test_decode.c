@@ -71,8 +71,10 @@ static void decode_rows(decoding *d, int32_t slot, const int32_t *tokens, int64_
     weft_decoder_row rows[WEFT_DECODER_BLOCK];
     for (int64_t t = from; t < to; t++)
         rows[t - from] = (weft_decoder_row){tokens[t], (int32_t)t, slot, true};
-    if (weft_decoder_run(d->decoder, rows, to - from, logits) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    weft_status status = to - from == WEFT_DECODER_BLOCK
+                             ? weft_decoder_run_block(d->decoder, rows, logits)
+                             : weft_decoder_run(d->decoder, rows, to - from, logits);
+    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
 }
 
 /* The whole sequence in runs of `chunk` rows. */

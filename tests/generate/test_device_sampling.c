@@ -6,6 +6,7 @@
 #include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
+#include "ops/linear.h"
 #include "support/model_case.h"
 #include "support/sampling.h"
 
@@ -51,6 +52,12 @@ static const form forms[] = {
     {"dot-rope-one-head", 0, WEFT_BF16, {"ATTENTION=dot", "POSITION=rope", "N_HEAD=1", NULL}},
     {"w2", 0, WEFT_BF16, {"ATTENTION=w2", "N_HEAD=2", NULL}},
     {"cosine-odd-vocabulary", 0, WEFT_BF16, {"ATTENTION=cosine", "VOCAB_SIZE=97", NULL}},
+    {"dot", 0, WEFT_BF16, {"ATTENTION=dot", NULL}},
+    {"w2-shared-keys", 0, WEFT_BF16, {"ATTENTION=w2", "KV_HEADS=2", "ATTENTION_BIAS=qkv", NULL}},
+    {"llama",
+     0,
+     WEFT_BF16,
+     {"ATTENTION=dot", "KV_HEADS=2", "NORM=rmsnorm", "POSITION=rope", "FFN=swiglu", NULL}},
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
 
@@ -70,11 +77,9 @@ static void need_backend(void) {
 #endif
 }
 
-/* `waits`: for each run, and on a GPU each is launched kernel by kernel. Never a step of one launch, which has its
- * own test. */
+/* `waits`: for each run, and on a GPU each is launched kernel by kernel. */
 static const weft_backend *choose_backend(bool waits) {
 #ifdef ON_GPU
-    setenv("WEFT_CUDA_STEP", "0", 1);
     if (waits) {
         setenv("WEFT_CUDA_SAMPLER", "0", 1);
         setenv("WEFT_CUDA_GRAPH", "0", 1);
@@ -274,9 +279,9 @@ static void test_sampled_tokens_go_on_where_they_were_sampled(void **state) {
 }
 
 #ifdef ON_GPU
-/* More rows than a step of one launch has: the first, the middle one and the last against runs of one. */
+/* The first of many rows, the middle one and the last against runs of one. */
 static void test_many_rows_have_the_bits_they_have_alone(void **state) {
-    enum { MANY = 100, LENGTH = 20, CHECKED = 3 };
+    enum { MANY = WEFT_RUN_ROWS, LENGTH = 20, CHECKED = 3 };
     const form *f = *state;
     need_backend();
     decoding all, one;
@@ -285,13 +290,13 @@ static void test_many_rows_have_the_bits_they_have_alone(void **state) {
     float together[MANY * VOCAB], alone[VOCAB];
     open_decoding(f, &all, make_model(f), MANY, false);
     open_decoding(f, &one, make_model(f), CHECKED, false);
-    assert_true(weft_decoder_rows(all.decoder) >= MANY);
+    assert_int_equal(weft_decoder_rows(all.decoder), MANY);
     for (int32_t t = 0; t < LENGTH; t++) {
         for (int32_t i = 0; i < MANY; i++) {
             rows[i] = (weft_decoder_row){(7 * i + 3 * t) % 96, t, i, true};
             grow(&all, &rows[i]);
         }
-        check(f, weft_decoder_run_sampling(all.decoder, rows, MANY, NULL, together, sampled));
+        check(f, weft_decoder_run(all.decoder, rows, MANY, together));
         for (int32_t k = 0; k < CHECKED; k++) {
             int32_t i = k * (MANY - 1) / (CHECKED - 1);
             row = (weft_decoder_row){rows[i].token, t, k, true};
@@ -498,6 +503,50 @@ static void test_a_step_that_failed_is_tried_again(void **state) {
     assert_int_equal(failed, 8);
 }
 
+/* A run may have as many rows as a block of a prompt. It is sampled all the same, and the block is not; so
+ * where rows of several prompts make up such a run. */
+static void test_a_run_of_as_many_rows_as_a_block_has_is_none(void **state) {
+    enum { PROMPTS = 4, LENGTH = WEFT_DECODER_BLOCK / PROMPTS };
+    const form *f = *state;
+    decoding d;
+    weft_decoder_row rows[WEFT_DECODER_BLOCK];
+    int32_t prompt[LENGTH];
+    float *logits = malloc((size_t)WEFT_DECODER_BLOCK * VOCAB * sizeof *logits);
+    sampling_set_rows(WEFT_DECODER_BLOCK);
+    open_decoding(f, &d, make_model(f), 2, false);
+    for (int32_t slot = 0; slot < 2; slot++) {
+        for (int32_t t = 0; t < WEFT_DECODER_BLOCK; t++) {
+            rows[t] = (weft_decoder_row){t % 96, t, slot, true};
+            grow(&d, &rows[t]);
+        }
+        sampling_fail(1);
+        if (slot == 0)
+            check(f, weft_decoder_run_block(d.decoder, rows, logits));
+        else
+            assert_int_equal(weft_decoder_run(d.decoder, rows, WEFT_DECODER_BLOCK, logits),
+                             WEFT_EIO);
+    }
+    weft_generator *g;
+    weft_generator_limits limits = {.sequences = PROMPTS, .no_sharing = true};
+    weft_sampling how = weft_sampling_default();
+    how.token_only = true;
+    how.temperature = 0;
+    check(f, weft_generator_open(d.model, choose_backend(false), d.pool, &limits, &g));
+    for (int i = 0; i < PROMPTS; i++) {
+        int64_t id;
+        for (int t = 0; t < LENGTH; t++)
+            prompt[t] = (i + 3 * t) % 96;
+        check(f, weft_generator_add(g, prompt, LENGTH, &how, &id));
+    }
+    sampling_fail(1);
+    assert_int_equal(weft_generator_step(g), WEFT_EIO);
+    sampling_fail(0);
+    sampling_set_rows(WEFT_FEW_ROWS);
+    weft_generator_close(g);
+    close_decoding(&d);
+    free(logits);
+}
+
 #endif
 
 /* Sets numbers of a weight from `first` on. */
@@ -606,7 +655,7 @@ static void test_tokens_that_there_are_not_are_refused(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[8 * FORMS + 2];
+    struct CMUnitTest tests[8 * FORMS + 3];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < FORMS; i++) {
@@ -644,6 +693,11 @@ int main(void) {
     tests[n++] =
         (struct CMUnitTest){"test_tokens_are_drawn_from_vocabularies_of_all_sizes",
                             test_tokens_are_drawn_from_vocabularies_of_all_sizes, NULL, NULL, NULL};
+#ifndef ON_GPU
+    tests[n++] = (struct CMUnitTest){"test_a_run_of_as_many_rows_as_a_block_has_is_none",
+                                     test_a_run_of_as_many_rows_as_a_block_has_is_none, NULL, NULL,
+                                     (void *)(uintptr_t)forms};
+#endif
     tests[n++] = (struct CMUnitTest){"test_tokens_that_there_are_not_are_refused",
                                      test_tokens_that_there_are_not_are_refused, NULL, NULL,
                                      (void *)(uintptr_t)forms};

@@ -304,7 +304,7 @@ static void test_logits_are_as_near_as_unfolded(void **state) {
     for (int k = 2; k >= 0; k--) {
         step_decoding d;
         weft_model *m = copy_weights(&c, narrow, k ? WEFT_BF16 : WEFT_F32);
-        step_decoding_open_with(&d, m, backends[k], 1, TIME);
+        step_decoding_open(&d, m, backends[k], 1, TIME);
         logits[k] = step_decode(&d, 0, c.tokens, TIME, 5);
         count = TIME * d.vocab;
         step_decoding_close(&d);

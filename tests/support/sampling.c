@@ -45,8 +45,9 @@ static float logit(const weft_sampler_graph *g, int64_t i) {
                                          : ((const float *)data)[i];
 }
 
-int32_t sampling_draw(const float *logits, int64_t vocab, const weft_step_rows *rows, int64_t r,
-                      const int32_t *tokens) {
+/* The token of row r of a run whose rows are for `tokens`; -1: its logits are not numbers. */
+static int32_t draw_token(const float *logits, int64_t vocab, const weft_run_rows *rows, int64_t r,
+                          const int32_t *tokens) {
     bool numbers = true;
     float most = -INFINITY;
     for (int64_t i = 0; i < vocab; i++) {
@@ -73,7 +74,7 @@ void sampling_leave_draws(bool off) {
     draws_off = off;
 }
 
-static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_step_rows *rows) {
+static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_run_rows *rows) {
     assert_false(draws_off && rows->draws);
     fake_sampler *s = sampler;
     unsigned buffer = s->started % 2;
@@ -95,7 +96,7 @@ static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_
     for (int64_t r = 0; r < rows->count; r++) {
         for (int64_t i = 0; i < vocab; i++)
             logits[i] = logit(g, r * vocab + i);
-        s->sampled[buffer][r] = sampling_draw(logits, vocab, rows, r, token);
+        s->sampled[buffer][r] = draw_token(logits, vocab, rows, r, token);
     }
     free(logits);
     s->graph[buffer] = *g;
@@ -133,9 +134,14 @@ static bool draws(void) {
     return !draws_off;
 }
 
+static weft_sampler_backend samplers = {WEFT_FEW_ROWS, open_sampler, free,  set_pages, start,
+                                        finish,        read_logits,  draws, NULL};
+
+void sampling_set_rows(int64_t rows) {
+    samplers.rows = rows;
+}
+
 const weft_backend *sampling_backend(void) {
-    static const weft_sampler_backend samplers = {
-        WEFT_FEW_ROWS, open_sampler, free, set_pages, start, finish, read_logits, draws, NULL};
     static weft_backend backend;
     backend = *weft_cpu_backend();
     backend.samplers = &samplers;

@@ -7,10 +7,8 @@
 #include "generate/decoder.h"
 
 const weft_backend *sampling_backend(void);
-
-/* The token of row r of a run whose rows are for `tokens`; -1: its logits are not numbers. */
-int32_t sampling_draw(const float *logits, int64_t vocab, const weft_step_rows *rows, int64_t r,
-                      const int32_t *tokens);
+/* Rows of a run, at most; WEFT_FEW_ROWS at first, up to which a row's bits are those it has alone. */
+void sampling_set_rows(int64_t rows);
 
 /* Runs of two rows for each of SAMPLING_RULES slots, each by rules of its own: the tokens are those that the
  * host draws from the logits. The decoder has as many slots, with pages for 16 tokens each. */

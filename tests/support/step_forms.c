@@ -1,4 +1,4 @@
-/* Models with a step. */
+/* Small models of common forms. */
 #include "support/step_forms.h"
 
 #include "support/test.h"
@@ -57,13 +57,8 @@ weft_model *step_case_weights(const model_case *c) {
     return m;
 }
 
-void step_decoding_open(step_decoding *d, const model_case *c, const weft_backend *backend,
-                        int64_t slots, int64_t context) {
-    step_decoding_open_with(d, step_case_weights(c), backend, slots, context);
-}
-
-void step_decoding_open_with(step_decoding *d, weft_model *m, const weft_backend *backend,
-                             int64_t slots, int64_t context) {
+void step_decoding_open(step_decoding *d, weft_model *m, const weft_backend *backend, int64_t slots,
+                        int64_t context) {
     d->model = m;
     d->vocab = m->config.vocab_size;
     expect_ok(weft_pool_create(2, &d->pool));

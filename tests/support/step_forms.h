@@ -1,9 +1,8 @@
-/* Small models that have a step of one launch (core/decoding.h), and decoding of a sequence of tokens. */
+/* Small models in the forms that layers commonly have, and decoding of a sequence of tokens. */
 #ifndef WEFT_TESTS_STEP_FORMS_H
 #define WEFT_TESTS_STEP_FORMS_H
 
 #include "generate/decoder.h"
-#include "model/step.h"
 #include "support/model_case.h"
 
 typedef struct {
@@ -28,12 +27,10 @@ typedef struct {
     int64_t vocab;
 } step_decoding;
 
-/* Pages are given out backwards, so that none lies where its number in the sequence would put it. */
-void step_decoding_open(step_decoding *d, const model_case *c, const weft_backend *backend,
-                        int64_t slots, int64_t context);
-/* The same with a model, which it takes over. */
-void step_decoding_open_with(step_decoding *d, weft_model *m, const weft_backend *backend,
-                             int64_t slots, int64_t context);
+/* Takes the model over. Pages are given out backwards, so that none lies where its number in the sequence
+ * would put it. */
+void step_decoding_open(step_decoding *d, weft_model *m, const weft_backend *backend, int64_t slots,
+                        int64_t context);
 void step_decoding_close(step_decoding *d);
 
 /* Logits [time, V] of a sequence in runs of `chunk` rows; malloc'd. */

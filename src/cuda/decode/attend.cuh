@@ -12,14 +12,21 @@ enum {
     KEY_TILE = THREADS / LANES,
     HEADS = 4,                         /* query heads at a time */
     SPREAD = THREADS * VECTOR * HEADS, /* floats that the values' sums are joined in */
-    JOINED = 8,                        /* leaves that are asked for at once */
+    JOINED = 9,                        /* leaves that are asked for at once */
     JOINED_HEADS = 16,                 /* heads that are joined at once */
-    FEW_LEAVES = 34 /* that a block joins; with more, blocks for each head share that out */
+    JOINED_LEAVES = 32,                /* leaves that a warp joins, where there are many */
+    JOINED_COLUMNS = 128, /* of a head, that a block of at most JOIN_WARPS joins then */
+    JOIN_WARPS = 16,
+    JOIN_CHAINS = 4, /* of leaves of a head, where heads are few */
+    FEW_LEAVES = 66, /* that a block joins; with more, blocks for each head share that out */
+    FEW_OF_MANY = 34 /* the same of many heads */
 };
 
 struct attend_problem {
     row_places places;
     cached_pages keys, values;
+    /* What the rows of this run have for those, where no kernel ahead has written it: both, or none. */
+    cached_write key_write, value_write;
     int heads, group, dqk, dv, context;
     int padded;        /* dqk, rounded up to whole vectors */
     int64_t q_columns; /* of a row of q */
@@ -41,8 +48,12 @@ struct attend_problem {
     int leaf_bits; /* its logarithm, in attend_tensor.cuh */
     int blocks;    /* most leaves of a row */
     int splits;    /* blocks of threads that share out the leaves of a row and key head */
+    int together;  /* rows that may share a tile there; 1: none do */
+    int apart;     /* splits of rows that share none */
     int warps;     /* of a block that have leaves, in attend_tensor.cuh */
     int units;     /* of a leaf, there */
+    int stages;    /* of a warp, there */
+    bool quarters; /* a leaf's are warps' of one block, there */
     /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
     unsigned *joins;
     float *partial; /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
@@ -152,60 +163,124 @@ __device__ static inline int leaves_of(const attend_problem &a, int r) {
     return a.places.slot[r] < 0 ? 0 : i / a.leaf - first_seen(a, r, i) / a.leaf + 1;
 }
 
-/* A row's head: its leaves, in order, by whole warps that come here together. They were written on other
- * multiprocessors, perhaps by this kernel. Lane b has the factors of leaves b, 32 + b and so on. */
-__device__ static inline void join_head(const attend_problem &a, int at, int thread, int threads) {
-    int leaves = leaves_of(a, at / a.heads), step = a.dv + 2, lane = thread % 32;
-    const float *part = a.partial + (int64_t)at * a.blocks * step;
-    float top = -INFINITY, total = 0, first = 0;
-    for (int b = lane; b < leaves; b += 32)
-        top = fmaxf(top, __ldcg(part + b * step + a.dv));
-    top = warp_max(top);
-    auto factor = [&](int b) {
-        return b < leaves ? exp2f(__ldcg(part + b * step + a.dv) - top) : 0.0f;
+/* Leaves of a row's head that a warp has joined, in shared memory. */
+struct joined_leaves {
+    float values[JOINED_COLUMNS], top, sum, factors[JOINED_LEAVES];
+};
+
+/* Leaves [first, first + 32) of a row's head, as far as they are there, from column `from` on. They were
+ * written on other multiprocessors. */
+__device__ static inline void join_leaves(const attend_problem &a, const float *part, int from,
+                                          int first, int leaves, joined_leaves &to) {
+    int lane = threadIdx.x % 32, step = a.dv + 2, columns = min((int)JOINED_COLUMNS, a.dv - from);
+    auto load = [&](int i, int column, float none) {
+        int leaf = first + i; /* below 0: it is not there either */
+        return (unsigned)leaf < (unsigned)leaves ? __ldcg(part + leaf * step + column) : none;
     };
-    for (int b = lane; b - lane < leaves; b += 32) {
-        float f = factor(b);
-        total += warp_sum(b < leaves ? f * __ldcg(part + b * step + a.dv + 1) : 0.0f);
-        if (b < 32) first = f;
+    float own = load(lane, a.dv, -INFINITY), sum = load(lane, a.dv + 1, 0);
+    float top = warp_max(own), factor = exp2f(own - top);
+    sum = warp_sum(factor * sum);
+    to.factors[lane] = factor;
+    if (lane == 0) to.top = top, to.sum = sum;
+    for (int d = lane; d - lane < columns; d += 32) {
+        float v[JOINED_LEAVES], x = 0;
+#pragma unroll
+        for (int i = 0; i < JOINED_LEAVES; i++)
+            v[i] = load(i, from + min(d, columns - 1), 0);
+        __syncwarp(); /* the factors are there; and no value is waited for before all are asked for */
+#pragma unroll
+        for (int i = 0; i < JOINED_LEAVES; i++)
+            x = fmaf(v[i], to.factors[i], x);
+        if (d < columns) to.values[d] = x;
     }
-    for (int d0 = 0; d0 < a.dv; d0 += threads) {
-        int d = min(d0 + thread, a.dv - 1);
-        float sum = 0;
-        for (int b0 = 0; b0 < leaves; b0 += 32) {
-            float f = b0 ? factor(b0 + lane) : first;
-            for (int b = 0; b < 32 && b0 + b < leaves; b += JOINED) {
-                float v[JOINED];
-#pragma unroll
-                for (int i = 0; i < JOINED; i++)
-                    v[i] = b0 + b + i < leaves ? __ldcg(part + (b0 + b + i) * step + d) : 0.0f;
-#pragma unroll
-                for (int i = 0; i < JOINED; i++)
-                    sum = fmaf(v[i], __shfl_sync(0xffffffffu, f, b + i), sum);
-            }
+}
+
+/* A row's head, from column `from` on, by a tree of two levels: warps join its leaves between multiples of 32,
+ * then each thread its column of these, in order. How many warps there are, four at least, changes nothing.
+ * join_group has other bits; which of them joins follows from the context, so from the decoder alone. */
+__device__ static inline void join_head(const attend_problem &a, int at, int from) {
+    __shared__ joined_leaves joined[JOIN_WARPS];
+    int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32, d = from + (int)threadIdx.x;
+    int r = at / a.heads, leaves = leaves_of(a, r);
+    int ahead = leaves ? first_seen(a, r, a.places.position[r]) / a.leaf % JOINED_LEAVES : 0;
+    const float *part = a.partial + (int64_t)at * a.blocks * (a.dv + 2);
+    float top = -INFINITY, total = 0, sum = 0;
+    for (int b = -ahead; b < leaves; b += warps * JOINED_LEAVES) {
+        int own = b + warp * JOINED_LEAVES;
+        if (own < leaves) join_leaves(a, part, from, own, leaves, joined[warp]);
+        __syncthreads();
+        for (int i = 0; i < warps && b + i * JOINED_LEAVES < leaves; i++) {
+            const joined_leaves &next = joined[i];
+            float highest = fmaxf(top, next.top);
+            float shrink = exp2f(top - highest), factor = exp2f(next.top - highest);
+            total = fmaf(total, shrink, next.sum * factor);
+            sum = fmaf(sum, shrink, next.values[threadIdx.x % JOINED_COLUMNS] * factor);
+            top = highest;
         }
-        if (d0 + thread < a.dv) store_any(a.o, (int64_t)at * a.dv + d, leaves ? sum / total : 0.0f);
+        __syncthreads();
     }
-    if (thread > 0) return;
+    if (threadIdx.x < JOINED_COLUMNS && d < a.dv)
+        store_any(a.o, (int64_t)at * a.dv + d, leaves ? sum / total : 0.0f);
+    if (d > 0) return;
     a.rows[2 * at] = top;
     a.rows[2 * at + 1] = total;
 }
 
-/* The heads of a block's group, where leaves are few: a warp finds the leaves' factors of a head, then each
- * thread adds two columns of a head, leaf after leaf. */
-__device__ static inline void join_group(const attend_problem &a, int r, int g) {
+/* Columns d and d + 1 of leaves first, first + CHAINS, ... of a row's head, each by its factor. */
+template <int CHAINS>
+__device__ static inline float2 join_chain(const float *from, int step, const float *factors,
+                                           int first, int leaves) {
+    float2 sum = make_float2(0, 0);
+    for (int b = first; b < leaves; b += JOINED * CHAINS) {
+        float2 v[JOINED];
+#pragma unroll
+        for (int i = 0; i < JOINED; i++)
+            v[i] = b + i * CHAINS < leaves
+                       ? __ldcg((const float2 *)(from + (b + i * CHAINS) * step))
+                       : make_float2(0, 0);
+#pragma unroll
+        for (int i = 0; i < JOINED; i++)
+            if (b + i * CHAINS < leaves) {
+                sum.x = fmaf(v[i].x, factors[b + i * CHAINS], sum.x);
+                sum.y = fmaf(v[i].y, factors[b + i * CHAINS], sum.y);
+            }
+    }
+    return sum;
+}
+
+/* The heads of a block's group, of one row or of several from r on, where leaves are few: a warp finds the
+ * leaves' factors of a head, then each thread adds two columns of a head, leaf after leaf; of few heads lanes
+ * eight apart have every fourth leaf each. */
+template <int CHAINS>
+__device__ static inline void join_heads(const attend_problem &a, int r, int g, int rows) {
     __shared__ float factors[JOINED_HEADS][FEW_LEAVES], totals[JOINED_HEADS];
-    int leaves = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32;
-    for (int h0 = 0; h0 < a.group; h0 += JOINED_HEADS) {
-        int heads = min((int)JOINED_HEADS, a.group - h0), at = r * a.heads + g * a.group + h0;
-        const float *part = a.partial + (int64_t)at * a.blocks * step;
+    int few = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32, all = rows * a.group;
+    /* Of head h of these; the rows' heads lie one behind the other. */
+    auto row_of = [&](int h) { return rows > 1 ? h / a.group : 0; };
+    auto place = [&](int h) {
+        return (r + row_of(h)) * a.heads + g * a.group + h - row_of(h) * a.group;
+    };
+    auto leaves_at = [&](int h) { return rows > 1 ? leaves_of(a, r + row_of(h)) : few; };
+    for (int h0 = 0; h0 < all; h0 += JOINED_HEADS) {
+        int heads = min((int)JOINED_HEADS, all - h0);
         for (int h = (int)threadIdx.x / 32; h < heads; h += (int)blockDim.x / 32) {
-            const float *ends = part + (int64_t)h * a.blocks * step + a.dv;
-            float own[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-            for (int i = 0, b = lane; i < 2 && b < leaves; i++, b += 32)
-                own[i] = __ldcg(ends + b * step), sum[i] = __ldcg(ends + b * step + 1);
-            float top = warp_max(fmaxf(own[0], own[1])), total = 0;
-            for (int i = 0, b = lane; i < 2; i++, b += 32) {
+            constexpr int MOST = (FEW_LEAVES + 31) / 32;
+            int at = place(h0 + h), leaves = leaves_at(h0 + h);
+            const float *ends = a.partial + (int64_t)at * a.blocks * step + a.dv;
+            float own[MOST], sum[MOST], top = -INFINITY, total = 0;
+#pragma unroll
+            for (int i = 0; i < MOST; i++) {
+                int b = lane + 32 * i;
+                own[i] = b < leaves ? __ldcg(ends + b * step) : -INFINITY;
+                sum[i] = b < leaves ? __ldcg(ends + b * step + 1) : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < MOST; i++)
+                top = fmaxf(top, own[i]);
+            top = warp_max(top);
+#pragma unroll
+            for (int i = 0; i < MOST; i++) {
+                int b = lane + 32 * i;
                 float f = b < leaves ? exp2f(own[i] - top) : 0.0f;
                 total += f * sum[i];
                 if (b < leaves) factors[h][b] = f;
@@ -213,33 +288,46 @@ __device__ static inline void join_group(const attend_problem &a, int r, int g) 
             total = warp_sum(total);
             if (lane > 0) continue;
             totals[h] = total;
-            a.rows[2 * (at + h)] = top;
-            a.rows[2 * (at + h) + 1] = total;
+            a.rows[2 * at] = top;
+            a.rows[2 * at + 1] = total;
         }
         __syncthreads();
-        for (int e = (int)threadIdx.x * 2; e < heads * a.dv; e += (int)blockDim.x * 2) {
-            int h = e / a.dv, d = e % a.dv;
-            const float *from = part + (int64_t)h * a.blocks * step + d;
-            float x = 0, y = 0;
-            for (int b = 0; b < leaves; b += JOINED) {
-                float2 v[JOINED];
+        int across = 32 / CHAINS, pairs = heads * a.dv / 2;
+        int last = (pairs + across - 1) / across * across;
+        for (int e = (int)threadIdx.x / 32 * across + lane % across; e < last;
+             e += (int)blockDim.x / CHAINS) {
+            int own = min(e, pairs - 1) * 2, h = own / a.dv, d = own % a.dv, at = place(h0 + h);
+            int leaves = leaves_at(h0 + h);
+            float2 sum = join_chain<CHAINS>(a.partial + (int64_t)at * a.blocks * step + d, step,
+                                            factors[h], lane / across, leaves);
 #pragma unroll
-                for (int i = 0; i < JOINED; i++)
-                    v[i] = b + i < leaves ? __ldcg((const float2 *)(from + (b + i) * step))
-                                          : make_float2(0, 0);
-#pragma unroll
-                for (int i = 0; i < JOINED; i++)
-                    if (b + i < leaves) {
-                        x = fmaf(v[i].x, factors[h][b + i], x);
-                        y = fmaf(v[i].y, factors[h][b + i], y);
-                    }
+            for (int i = across; i < 32; i *= 2) {
+                sum.x += __shfl_xor_sync(0xffffffffu, sum.x, i);
+                sum.y += __shfl_xor_sync(0xffffffffu, sum.y, i);
             }
-            int64_t to = (int64_t)(at + h) * a.dv + d;
-            store_any(a.o, to, leaves ? x / totals[h] : 0.0f);
-            store_any(a.o, to + 1, leaves ? y / totals[h] : 0.0f);
+            if (lane >= across || e >= pairs) continue;
+            int64_t to = (int64_t)at * a.dv + d;
+            store_any(a.o, to, leaves ? sum.x / totals[h] : 0.0f);
+            store_any(a.o, to + 1, leaves ? sum.y / totals[h] : 0.0f);
         }
         __syncthreads();
     }
+}
+
+/* Whether a key head has few query heads: then its leaves are many and short. */
+__device__ __host__ static inline bool has_few_heads(const attend_problem &a) {
+    return a.group <= 4;
+}
+
+static inline bool has_few_leaves(const attend_problem &a) {
+    return a.blocks <= (has_few_heads(a) ? FEW_LEAVES : FEW_OF_MANY);
+}
+
+__device__ static inline void join_group(const attend_problem &a, int r, int g, int rows) {
+    if (has_few_heads(a))
+        join_heads<JOIN_CHAINS>(a, r, g, rows);
+    else
+        join_heads<1>(a, r, g, rows);
 }
 
 /* Whether the block is the last of the `sharing` blocks of a row and key head to come here, and so is to join

@@ -3,13 +3,20 @@
  * A warp has a leaf to itself, so that no warp waits for another: tiles of 32 keys and their values come
  * by bulk copies, a page each (cp.async before 9.0a), the next one while one is multiplied; softmax is
  * online, in registers. What no row of this run writes is asked for before the kernel ahead has ended.
+ * Keys and values of this run may not be in the pages yet: they are copied from where the products left
+ * them then, and the first block of a row writes the row's own.
  * Values that are the keys are copied once. Each leaf's result goes to memory by itself, so that it
  * changes nothing which warp has which.
  *
+ * A tile of many heads takes a warp long. Their leaves are quartered: four warps of a block have a quarter of
+ * a leaf each, and what they have summed is joined in shared memory, in order. A leaf takes a quarter of the
+ * time then, and no more room in memory.
+ *
  * The query heads that share a key head are the rows of a tile of 16, so that MLA's twelve or more heads
  * read their one latent once; of a key head with one query head 15 rows are empty, which costs nothing
- * where memory decides. More than 16 heads, or values wider than a warp has registers for, are units of
- * their own over the same keys.
+ * where memory decides. In runs of more than 64 rows the next rows of a prompt fill them, which see the
+ * same keys but for the last few: each has its own mask, and the bits that it has alone. More than 16
+ * heads, or values wider than a warp has registers for, are units of their own over the same keys.
  *
  * Which of a step's numbers meet in an instruction is free as long as both factors agree: a lane
  * multiplies the eight that lie beside each other (few_rows.cuh). Column c of the n-th eight scores is key
@@ -24,11 +31,15 @@
 
 enum {
     TENSOR_ROWS = 16,        /* heads of a tile */
+    TENSOR_APART = 64,       /* rows of the longest run of which none share a tile */
+    TENSOR_LONG = 1 << 14,   /* the shortest context whose leaves are longer, of many heads */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
-    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
-    TENSOR_WARPS = 6,        /* of a block */
-    TENSOR_ROOM = 100 << 10  /* bytes of a block's stages, so that two are there, or a product's */
+    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory; one, where leaves are quartered */
+    QUARTERS = 4,
+    QUARTER_PAD = 4,  /* floats behind a head's sums of a quarter: the largest score, the sum */
+    TENSOR_WARPS = 6, /* of a block */
+    TENSOR_ROOM = 100 << 10 /* bytes of a block's stages, so that two are there, or a product's */
 };
 
 __host__ __device__ static inline int tensor_heads(const attend_problem &a) {
@@ -54,14 +65,25 @@ __host__ __device__ static inline int stage_bytes(const attend_problem &a) {
     return pair_bytes(a) + (a.keys.number ? TENSOR_KEYS * (int)sizeof(float) : 0);
 }
 
-/* Shared memory: the warps' stages; a barrier for each; q, a number of 16 bytes for each step and lane of each
- * tile of heads; heads' factors. */
+/* Of a quarter, the sums of each head. */
+__host__ __device__ static inline int quarter_step(const attend_problem &a) {
+    return a.dv + QUARTER_PAD;
+}
+
+__host__ __device__ static inline int64_t quarter_bytes(const attend_problem &a) {
+    return a.quarters ? QUARTERS * TENSOR_ROWS * quarter_step(a) * (int64_t)sizeof(float) : 0;
+}
+
+/* Shared memory: quarters' sums; the warps' stages; a barrier for each; q, a number of 16 bytes for each step and
+ * lane of each tile of heads; heads' factors. */
 static inline int64_t tensor_bytes(const attend_problem &a) {
     int64_t head = tensor_steps(a) * 2 * (int64_t)sizeof(uint4) + (int64_t)sizeof(head_factors);
-    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head;
+    return a.warps * a.stages * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head +
+           quarter_bytes(a);
 }
 
 struct tensor_memory {
+    float *sums;      /* [quarters, 16, quarter_step] */
     char *stages;     /* of the warp */
     uint32_t arrived; /* the warp's barriers */
     uint4 *q;
@@ -69,11 +91,13 @@ struct tensor_memory {
 };
 
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
-    int warp = (int)threadIdx.x / 32, stages = a.warps * TENSOR_STAGES;
+    int warp = (int)threadIdx.x / 32, stages = a.warps * a.stages;
+    float *sums = (float *)memory;
+    memory += quarter_bytes(a);
     char *barriers = memory + stages * stage_bytes(a);
     uint4 *q = (uint4 *)(barriers + stages * 8);
-    return {memory + warp * TENSOR_STAGES * stage_bytes(a),
-            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8), q,
+    return {sums, memory + warp * a.stages * stage_bytes(a),
+            shared_address(barriers) + (uint32_t)(warp * a.stages * 8), q,
             (head_factors *)(q + tensor_heads(a) * tensor_steps(a) * 2)};
 }
 
@@ -82,11 +106,78 @@ __device__ static inline few_words read_words(const void *from) {
     return few_words{{v.x, v.y, v.z, v.w}};
 }
 
-/* A block's row, key head, and keys [seen, own] of it. */
+/* A block's rows, which follow each other, key head, and keys [seen, own] of the last row. */
 struct row_view {
-    int r, g, own, seen; /* own: its position */
+    int r, g, own, seen; /* own: the last row's position */
     const int32_t *table;
+    int rows, splits; /* splits: blocks that share out the leaves */
+    int fresh;        /* keys from there on are in no page yet */
 };
+
+/* That of a row: rows of a sequence stand side by side. */
+__device__ static inline int find_fresh(const attend_problem &a, int r, int slot, int own) {
+    if (!a.key_write.done) return own + 1;
+    int fresh = own;
+    for (int first = r - 1; first >= 0; first -= 32) {
+        int at = first - (int)threadIdx.x % 32;
+        bool same = at >= 0 && a.places.slot[at] == slot && a.places.position[at] == own - (r - at);
+        unsigned rows = __ballot_sync(0xffffffffu, same);
+        fresh -= __popc(rows & ~(rows + 1));
+        if (rows != 0xffffffffu) break;
+    }
+    return fresh;
+}
+
+/* The numbers that a write has for position j of the view's sequence, which this run has. */
+__device__ static inline const bf16 *fresh_at(const cached_write &w, const row_view &v, int j) {
+    return (const bf16 *)w.x.data + (v.r - (v.own - j)) * w.columns + w.offset + v.g * w.c.width;
+}
+
+__device__ static inline float fresh_extra(const cached_write &w, const row_view &v, int j) {
+    return load_any(w.extra, (int64_t)(v.r - (v.own - j)) * w.c.heads + v.g);
+}
+
+/* A warp's sum, in the order of write_vector (cache.cu). */
+__device__ static inline float sum_squares(const bf16 *key, int width) {
+    float squares = 0;
+    for (int i = (int)threadIdx.x % 32; i < width; i += 32)
+        squares = fmaf(to_float(key[i]), to_float(key[i]), squares);
+    return warp_sum(squares);
+}
+
+/* Row h of a tile: a head of a row of the run. */
+struct tile_row {
+    int r, head, own; /* own: its position */
+    bool there;
+};
+
+template <bool TOGETHER>
+__device__ static inline tile_row find_row(const attend_problem &a, const row_view &v, int h) {
+    if (!TOGETHER) return {v.r, v.g * a.group + h, v.own, h < a.group};
+    int k = h / a.group;
+    return {v.r + k, v.g * a.group + h - k * a.group, v.own + 1 - v.rows + k, k < v.rows};
+}
+
+/* The block's row. Those that may begin a tile come first, for most others have nothing to do. */
+__device__ static inline int find_block_row(const attend_problem &a) {
+    int begins = (a.places.rows + a.together - 1) / a.together, i = (int)blockIdx.y - begins;
+    return i < 0 ? (int)blockIdx.y * a.together : i + i / (a.together - 1) + 1;
+}
+
+/* How many rows from r on, up to a multiple of a.together, are one behind the other in a sequence and see the
+ * same first key; 0: the tile of a row before has row r. By whole warps. */
+__device__ static inline int count_rows(const attend_problem &a, int r) {
+    int k = r + (int)threadIdx.x % 32;
+    bool follows = k > 0 && k < a.places.rows && k / a.together == r / a.together;
+    if (follows) {
+        int slot = a.places.slot[k], own = a.places.position[k];
+        follows = slot >= 0 && a.places.slot[k - 1] == slot &&
+                  a.places.position[k - 1] == own - 1 &&
+                  first_seen(a, k - 1, own - 1) == first_seen(a, k, own);
+    }
+    unsigned following = __ballot_sync(0xffffffffu, follows);
+    return r % a.together && following & 1 ? 0 : __ffs((int)~(following | 1)) - 1;
+}
 
 /* A warp's way through its units, tile by tile: keys [low, high) of the tile at `key`, of a leaf up to `end`. */
 struct tile_walk {
@@ -98,21 +189,86 @@ struct tile_walk {
     __device__ bool ends_leaf() const {
         return key + TENSOR_KEYS >= end;
     }
+    /* Of a quarter: the next leaf of which it has some keys. */
     __device__ void enter(const attend_problem &a, const row_view &v) {
-        int leaf = a.units == 1 ? unit : unit / a.units;
-        int begin = ((v.seen >> a.leaf_bits) + leaf) << a.leaf_bits;
-        low = max(begin, v.seen), end = min(begin + a.leaf, v.own + 1);
-        key = low / TENSOR_KEYS * TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
+        int span = a.quarters ? a.leaf / QUARTERS : a.leaf;
+        int ahead = a.quarters ? (int)threadIdx.x / 32 * span : 0;
+        for (;; unit += v.splits) {
+            int leaf = a.units == 1 ? unit : unit / a.units;
+            int first = ((v.seen >> a.leaf_bits) + leaf) << a.leaf_bits, begin = first + ahead;
+            low = max(begin, v.seen), end = min(begin + span, v.own + 1);
+            key = low / TENSOR_KEYS * TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
+            if (!a.quarters || there() || first > v.own) return;
+        }
     }
     __device__ void advance(const attend_problem &a, const row_view &v) {
         if (ends_leaf()) {
-            unit += a.splits * a.warps;
+            unit += a.quarters ? v.splits : v.splits * a.warps;
             enter(a, v);
         } else {
             low = key += TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
         }
     }
 };
+
+/* Keys and values of the tile that are in no page yet. */
+__device__ static inline void copy_fresh(const attend_problem &a, const tensor_memory &m, int slot,
+                                         const tile_walk &w, const row_view &v) {
+    int first = max(w.low, v.fresh);
+    if (first >= w.high) return;
+    auto copy = [&](const cached_write &from, uint32_t to) {
+        int lane = (int)threadIdx.x % 32, width = from.c.width;
+        for (int j = first; j < w.high; j++)
+            for (int i = lane * VECTOR; i < width; i += 32 * VECTOR)
+                copy_piece(to + (uint32_t)((j - w.key) * width + i) * 2, fresh_at(from, v, j) + i,
+                           true);
+    };
+    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
+    copy(a.key_write, to);
+    if (!a.joint) copy(a.value_write, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2);
+    end_copies();
+}
+
+/* When the other keys of the tile are there: waits for those, and finds their numbers. */
+__device__ static inline void wait_fresh(const attend_problem &a, const tensor_memory &m, int slot,
+                                         const tile_walk &w, const row_view &v) {
+    int lane = (int)threadIdx.x % 32, first = max(w.low, v.fresh), j = w.key + lane;
+    char *stage = m.stages + slot * stage_bytes(a);
+    wait_copies();
+    __syncwarp();
+    if (!a.keys.number) return;
+    float number = 0;
+    for (int at = first - w.key; at < w.high - w.key; at++) {
+        float squares = sum_squares((const bf16 *)stage + at * a.dqk, a.dqk);
+        if (lane == at) number = squares;
+    }
+    if (j >= first && j < w.high) {
+        if (a.key_write.extra.data) number += fresh_extra(a.key_write, v, j);
+        ((float *)(stage + pair_bytes(a)))[lane] = number;
+    }
+#ifndef USE_MMA_SYNC
+    /* Ahead of the stage's next copies, as wait_copies has it. */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncwarp();
+}
+
+/* The row's own key and value to their pages, a warp each: the bytes of write_vector (cache.cu). */
+__device__ static inline void write_row(const attend_problem &a, const row_view &v) {
+    int part = TENSOR_WARPS - 1 - (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const cached_write &w = part ? a.value_write : a.key_write;
+    if (part > 1 || !w.done) return;
+    int token = v.own % WEFT_PAGE_TOKENS;
+    char *page = w.c.data + v.table[v.own / WEFT_PAGE_TOKENS % a.places.pages] * w.c.page_bytes;
+    char *to = token_at(w.c, page, v.g, token);
+    const bf16 *from = fresh_at(w, v, v.own);
+    for (int i = lane * VECTOR; i < w.c.width; i += 32 * VECTOR)
+        *(uint4 *)((bf16 *)to + i) = *(const uint4 *)(from + i);
+    if (!w.c.number) return;
+    float number = sum_squares(from, w.c.width);
+    if (w.extra.data) number += fresh_extra(w, v, v.own);
+    if (lane == 0) *number_at(w.c, page, v.g, token) = number;
+}
 
 #ifndef USE_MMA_SYNC
 
@@ -127,10 +283,11 @@ __device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes
 }
 
 __device__ static inline void expect_tile(const attend_problem &a, uint32_t barrier,
-                                          const tile_walk &w) {
-    int pages = (w.high - 1) / WEFT_PAGE_TOKENS - w.low / WEFT_PAGE_TOKENS + 1;
-    int bytes = (w.high - w.low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
-    if (a.keys.number) bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
+                                          const tile_walk &w, const row_view &v) {
+    int high = max(w.low, min(w.high, v.fresh));
+    int pages = (high - 1) / WEFT_PAGE_TOKENS - w.low / WEFT_PAGE_TOKENS + 1;
+    int bytes = (high - w.low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
+    if (a.keys.number && bytes > 0) bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
     if (threadIdx.x % 32 == 0) arrive_expect_tx(barrier, bytes);
     __syncwarp();
 }
@@ -141,9 +298,10 @@ __device__ static inline void copy_tile(const attend_problem &a, const tensor_me
                                         const tile_walk &w, const row_view &v, int which) {
     int lane = (int)threadIdx.x % 32, part = lane / 2, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
     int begin = max(w.low, page * WEFT_PAGE_TOKENS);
-    int end = min(w.high, (page + 1) * WEFT_PAGE_TOKENS);
-    /* Before the first row of the sequence that this run may have. */
-    int is = end + a.places.rows <= v.own + 1 ? STEADY_PAGES : FRESH_PAGES;
+    int end = min(min(w.high, v.fresh), (page + 1) * WEFT_PAGE_TOKENS);
+    /* Before the first row of the sequence that this run has, or may have. */
+    bool steady = a.key_write.done || end + a.places.rows <= v.own + 1;
+    int is = steady ? STEADY_PAGES : FRESH_PAGES;
     bool asked = part == 0 || (part == 1 && !a.joint) || (part == 2 && a.keys.number);
     if (!asked || begin >= end || !(is & which)) return;
     const cached_pages &c = part == 1 ? a.values : a.keys;
@@ -168,27 +326,30 @@ __device__ static inline void begin_tiles(const attend_problem &a, const tensor_
                                           tile_walk &w, const row_view &v) {
     tile_walk first = w;
     if (threadIdx.x % 32 == 0) {
-        for (int i = 0; i < TENSOR_STAGES; i++)
+        for (int i = 0; i < a.stages; i++)
             init_barrier(m.arrived + 8 * (uint32_t)i, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
 #pragma unroll 1
-    for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v)) {
-        expect_tile(a, m.arrived + 8 * (uint32_t)i, w);
+    for (int i = 0; i < a.stages && w.there(); i++, w.advance(a, v)) {
+        expect_tile(a, m.arrived + 8 * (uint32_t)i, w, v);
         copy_tile(a, m, i, w, v, STEADY_PAGES);
     }
     wait_for_primary();
 #pragma unroll 1
-    for (int i = 0; i < TENSOR_STAGES && first.there(); i++, first.advance(a, v))
+    for (int i = 0; i < a.stages && first.there(); i++, first.advance(a, v)) {
         copy_tile(a, m, i, first, v, FRESH_PAGES);
+        copy_fresh(a, m, i, first, v);
+    }
 }
 
 /* When all lanes are done with the tile that is in the slot. */
 __device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
                                            int slot, const tile_walk &w, const row_view &v) {
-    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w);
+    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w, v);
     copy_tile(a, m, slot, w, v, ALL_PAGES);
+    copy_fresh(a, m, slot, w, v);
 }
 
 __device__ static inline void wait_tile(const tensor_memory &m, int slot, int phase) {
@@ -201,7 +362,7 @@ __device__ static inline void copy_part(const attend_problem &a, const cached_pa
                                         const tile_walk &w, const row_view &v, uint32_t to,
                                         int width) {
     int pieces = width / VECTOR;
-    for (int e = threadIdx.x % 32; e < (w.high - w.low) * pieces; e += 32) {
+    for (int e = threadIdx.x % 32; e < (min(w.high, v.fresh) - w.low) * pieces; e += 32) {
         int j = w.low + e / pieces, piece = e % pieces * VECTOR;
         const bf16 *from =
             (const bf16 *)token_at(c, page_at(c, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
@@ -216,16 +377,17 @@ __device__ static inline void ask_for_tile(const attend_problem &a, const tensor
     copy_part(a, a.keys, w, v, to, a.dqk);
     if (!a.joint) copy_part(a, a.values, w, v, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2, a.dv);
     int j = w.key + (int)threadIdx.x % 32;
-    if (a.keys.number && j >= w.low && j < w.high)
+    if (a.keys.number && j >= w.low && j < min(w.high, v.fresh))
         ((float *)(stage + pair_bytes(a)))[j - w.key] =
             *number_at(a.keys, page_at(a.keys, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
+    copy_fresh(a, m, slot, w, v);
     end_copies();
 }
 
 __device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
                                           tile_walk &w, const row_view &v) {
     wait_for_primary();
-    for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v))
+    for (int i = 0; i < a.stages && w.there(); i++, w.advance(a, v))
         ask_for_tile(a, m, i, w, v);
 }
 
@@ -279,8 +441,9 @@ __device__ static inline float adjust_score(const attend_problem &a, float score
 }
 
 /* From raw products to exponentials under the largest score so far; what was summed before follows it.
- * HALVES 1: only the first eight heads of a tile are there. */
-template <int UNITS, int HALVES, bool PLAIN>
+ * HALVES 1: only the first eight heads of a tile are there. TOGETHER: it has several rows. One that has keys of
+ * the leaf has some in its first tile; one that has none gets NaN, which no other row sees, nor is it kept. */
+template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
 __device__ static inline void weigh_tile(const attend_problem &a, const tile_walk &w,
                                          const row_view &v, const head_factors *factors,
                                          const float *numbers, int tile, float (&c)[4][4],
@@ -290,6 +453,8 @@ __device__ static inline void weigh_tile(const attend_problem &a, const tile_wal
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
         int h = tile * TENSOR_ROWS + lane / 4 + 8 * half;
+        tile_row row = find_row<TOGETHER>(a, v, h);
+        int end = TOGETHER ? min(w.high, row.own + 1) : w.high;
         head_factors f = factors[h];
         auto each = [&](auto change) {
 #pragma unroll
@@ -300,20 +465,21 @@ __device__ static inline void weigh_tile(const attend_problem &a, const tile_wal
         if (a.keys.number)
             each([&](int e, float score) { return fmaf(numbers[e], f.beta, score); });
         if (a.pos == WEFT_POS_ALIBI)
-            each([&](int e, float score) { return score - f.slope * (float)(v.own - w.key - e); });
+            each(
+                [&](int e, float score) { return score - f.slope * (float)(row.own - w.key - e); });
         if (!PLAIN)
-            each([&](int e, float score) { return adjust_score(a, score, v.own - w.key - e); });
-        if (a.scores && h < a.group) {
-            int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
-            float *to = a.scores + head * a.context + w.key - v.seen;
+            each([&](int e, float score) { return adjust_score(a, score, row.own - w.key - e); });
+        if (a.scores && row.there) {
+            float *to =
+                a.scores + ((int64_t)row.r * a.heads + row.head) * a.context + w.key - v.seen;
             each([&](int e, float score) {
-                if (w.key + e >= w.low && w.key + e < w.high) to[e] = score;
+                if (w.key + e >= w.low && w.key + e < end) to[e] = score;
                 return score;
             });
         }
-        if (w.high - w.low < TENSOR_KEYS)
+        if (end - w.low < TENSOR_KEYS)
             each([&](int e, float score) {
-                return w.key + e >= w.low && w.key + e < w.high ? score : -INFINITY;
+                return w.key + e >= w.low && w.key + e < end ? score : -INFINITY;
             });
         float top = s.top[half];
         each([&](int, float score) { return top = fmaxf(top, score), score; });
@@ -378,7 +544,7 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
 }
 
 /* A unit's result to the workspace. */
-template <int UNITS, int HALVES>
+template <int UNITS, int HALVES, bool TOGETHER>
 __device__ static inline void keep_leaf(const attend_problem &a, const row_view &v, int leaf,
                                         int tile, int from, unit_sums<UNITS> &s) {
     int lane = threadIdx.x % 32, quarter = lane % 4;
@@ -388,9 +554,11 @@ __device__ static inline void keep_leaf(const attend_problem &a, const row_view 
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int h = tile * TENSOR_ROWS + lane / 4 + 8 * half;
-        if (h >= a.group) continue;
-        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
-        float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
+        tile_row row = find_row<TOGETHER>(a, v, h);
+        if (!row.there) continue;
+        if (TOGETHER && (v.seen >> a.leaf_bits) + leaf > row.own >> a.leaf_bits) continue;
+        float *to =
+            a.partial + (((int64_t)row.r * a.heads + row.head) * a.blocks + leaf) * (a.dv + 2);
         if (quarter == 0 && from == 0) *(float2 *)(to + a.dv) = make_float2(s.top[half], sum);
         to += from + 8 * quarter;
 #pragma unroll
@@ -404,13 +572,15 @@ __device__ static inline void keep_leaf(const attend_problem &a, const row_view 
 }
 
 /* Queries, as the instruction has them; zeros behind them. */
+template <bool TOGETHER>
 __device__ static inline void load_queries(const attend_problem &a, const tensor_memory &m,
                                            const row_view &v) {
-    const bf16 *q = (const bf16 *)a.q.data + v.r * a.q_columns + (int64_t)v.g * a.group * a.dqk;
+    const bf16 *q = (const bf16 *)a.q.data;
     int heads = tensor_heads(a), steps = tensor_steps(a);
     auto load = [&](int h, int column) {
-        bool there = h < a.group && column < a.dqk;
-        return there ? *(const uint2 *)(q + h * a.dqk + column) : make_uint2(0, 0);
+        tile_row row = find_row<TOGETHER>(a, v, h);
+        const bf16 *from = q + row.r * a.q_columns + (int64_t)row.head * a.dqk + column;
+        return row.there && column < a.dqk ? *(const uint2 *)from : make_uint2(0, 0);
     };
     for (int e = (int)threadIdx.x; e < heads * steps * 2; e += 32 * TENSOR_WARPS) {
         int lane = e % 32, step = e / 32 % steps, h = e / 32 / steps * TENSOR_ROWS + lane / 4;
@@ -420,14 +590,51 @@ __device__ static inline void load_queries(const attend_problem &a, const tensor
     }
 }
 
+template <bool TOGETHER>
 __device__ static inline void find_factors(const attend_problem &a, const tensor_memory &m,
                                            const row_view &v) {
     for (int h = (int)threadIdx.x; h < tensor_heads(a); h += 32 * TENSOR_WARPS)
-        m.factors[h] = factors_of(a, v.g * a.group + min(h, a.group - 1));
+        m.factors[h] =
+            factors_of(a, find_row<TOGETHER>(a, v, TOGETHER ? h : min(h, a.group - 1)).head);
+}
+
+/* Adds the i-th tile of a warp, `use`, of part `within` of its leaf's units, and asks for the next one. */
+template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
+__device__ static inline void add_tile(const attend_problem &a, const tensor_memory &m,
+                                       const row_view &v, int i, int tile, int from,
+                                       const tile_walk &use, tile_walk &ask, unit_sums<UNITS> &s) {
+    int slot = i % a.stages;
+    const char *stage = m.stages + slot * stage_bytes(a);
+    const bf16 *keys = (const bf16 *)stage;
+    const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
+    const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
+    bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
+    float c[4][4] = {};
+    wait_tile(m, slot, i / a.stages);
+    if (use.high > v.fresh) wait_fresh(a, m, slot, use, v);
+    if (even)
+        score_tile<true>(a, queries, keys, c);
+    else
+        score_tile<false>(a, queries, keys, c);
+    weigh_tile<UNITS, HALVES, PLAIN, TOGETHER>(a, use, v, m.factors,
+                                               (const float *)(stage + pair_bytes(a)), tile, c, s);
+    if (even)
+        sum_tile<UNITS, HALVES, true>(a, use, values, from, c, s);
+    else
+        sum_tile<UNITS, HALVES, false>(a, use, values, from, c, s);
+    __syncwarp();
+    if (!ask.there()) return;
+    ask_for_tile(a, m, slot, ask, v);
+    ask.advance(a, v);
+}
+
+template <int UNITS> __device__ static inline void clear_sums(unit_sums<UNITS> &s) {
+    s = {};
+    s.top[0] = s.top[1] = -INFINITY;
 }
 
 /* The leaves of a warp. */
-template <int UNITS, int HALVES, bool PLAIN>
+template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
 __device__ static inline void go_through_leaves(const attend_problem &a, const tensor_memory &m,
                                                 const row_view &v, tile_walk use, tile_walk ask) {
     int tiles = tensor_heads(a) / TENSOR_ROWS;
@@ -435,106 +642,194 @@ __device__ static inline void go_through_leaves(const attend_problem &a, const t
     bool fresh = true;
 #pragma unroll 1
     for (int i = 0; use.there(); i++) {
-        int slot = i % TENSOR_STAGES, leaf = use.unit, within = 0;
+        int leaf = use.unit, within = 0;
         if (a.units > 1) leaf = use.unit / a.units, within = use.unit % a.units;
         int tile = within % tiles, from = within / tiles * TENSOR_COLUMNS;
-        const char *stage = m.stages + slot * stage_bytes(a);
-        const bf16 *keys = (const bf16 *)stage;
-        if (fresh) {
-            s = {};
-            s.top[0] = s.top[1] = -INFINITY;
-        }
+        if (fresh) clear_sums(s);
         fresh = use.ends_leaf();
-        const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
-        const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
-        bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
-        float c[4][4] = {};
-        wait_tile(m, slot, i / TENSOR_STAGES);
-        if (even)
-            score_tile<true>(a, queries, keys, c);
-        else
-            score_tile<false>(a, queries, keys, c);
-        weigh_tile<UNITS, HALVES, PLAIN>(a, use, v, m.factors,
-                                         (const float *)(stage + pair_bytes(a)), tile, c, s);
-        if (even)
-            sum_tile<UNITS, HALVES, true>(a, use, values, from, c, s);
-        else
-            sum_tile<UNITS, HALVES, false>(a, use, values, from, c, s);
-        __syncwarp();
-        if (ask.there()) {
-            ask_for_tile(a, m, slot, ask, v);
-            ask.advance(a, v);
-        }
-        if (fresh) keep_leaf<UNITS, HALVES>(a, v, leaf, tile, from, s);
+        add_tile<UNITS, HALVES, PLAIN, TOGETHER>(a, m, v, i, tile, from, use, ask, s);
+        if (fresh) keep_leaf<UNITS, HALVES, TOGETHER>(a, v, leaf, tile, from, s);
         use.advance(a, v);
     }
 }
 
-/* Warps from a.warps on only help with queries and joining. PLAIN: adjust_score would do nothing. */
+/* A warp's quarter to shared memory. */
+template <int UNITS, int HALVES>
+__device__ static inline void leave_quarter(const attend_problem &a, const tensor_memory &m,
+                                            const unit_sums<UNITS> &s) {
+    int lane = threadIdx.x % 32, quarter = lane % 4;
+#pragma unroll
+    for (int half = 0; half < HALVES; half++) {
+        float sum = s.sum[half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        int row = (int)threadIdx.x / 32 * TENSOR_ROWS + lane / 4 + 8 * half;
+        float *to = m.sums + row * quarter_step(a);
+        if (quarter == 0) *(float2 *)(to + a.dv) = make_float2(s.top[half], sum);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (32 * u + 8 * quarter < a.dv)
+#pragma unroll
+                for (int t = 0; t < 4; t++)
+                    *(float2 *)(to + 32 * u + 8 * quarter + 2 * t) =
+                        make_float2(s.o[u][t][2 * half], s.o[u][t][2 * half + 1]);
+    }
+}
+
+/* A leaf's result from its quarters, to the workspace: two columns of a head at a time. */
+__device__ static inline void join_quarters(const attend_problem &a, const tensor_memory &m,
+                                            const row_view &v, int leaf) {
+    int pairs = a.dv / 2, step = quarter_step(a), apart = TENSOR_ROWS * step;
+    for (int e = (int)threadIdx.x; e < a.group * pairs; e += 32 * TENSOR_WARPS) {
+        int h = e / pairs, d = e % pairs * 2;
+        const float *from = m.sums + h * step;
+        float top = -INFINITY, total = 0;
+        float2 sum = make_float2(0, 0);
+#pragma unroll
+        for (int i = 0; i < QUARTERS; i++)
+            top = fmaxf(top, from[i * apart + a.dv]);
+#pragma unroll
+        for (int i = 0; i < QUARTERS; i++) {
+            const float *own = from + i * apart;
+            float factor = power_of_two(own[a.dv] - top);
+            total = fmaf(factor, own[a.dv + 1], total);
+            sum.x = fmaf(factor, own[d], sum.x);
+            sum.y = fmaf(factor, own[d + 1], sum.y);
+        }
+        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
+        float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
+        *(float2 *)(to + d) = sum;
+        if (d == 0) *(float2 *)(to + a.dv) = make_float2(top, total);
+    }
+}
+
+/* The leaves of a block, whose warps have a quarter of each. */
 template <int UNITS, int HALVES, bool PLAIN>
+__device__ static inline void go_through_quarters(const attend_problem &a, const tensor_memory &m,
+                                                  const row_view &v, int leaves, tile_walk use,
+                                                  tile_walk ask) {
+    unit_sums<UNITS> s;
+    int i = 0;
+#pragma unroll 1
+    for (int leaf = (int)blockIdx.z; leaf < leaves; leaf += v.splits) {
+        clear_sums(s);
+#pragma unroll 1
+        for (; use.there() && use.unit == leaf; i++, use.advance(a, v))
+            add_tile<UNITS, HALVES, PLAIN, false>(a, m, v, i, 0, 0, use, ask, s);
+        if (threadIdx.x < 32 * QUARTERS) leave_quarter<UNITS, HALVES>(a, m, s);
+        __syncthreads();
+        join_quarters(a, m, v, leaf);
+        __syncthreads();
+    }
+}
+
+enum { ALONE, TOGETHER, QUARTERED }; /* how leaves are gone through */
+
+/* Warps from a.warps on only help with queries and joining. PLAIN: adjust_score would do nothing. TOGETHER:
+ * rows may share a tile; one that shares it with none goes the way that it has in shorter runs. */
+template <int UNITS, int HALVES, bool PLAIN, int WAY>
 static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     attend_tiles(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(128) char tensor_shared[];
     trigger_dependents();
     if (a.documents) wait_for_primary();
-    int warp = (int)threadIdx.x / 32, r = (int)blockIdx.y, slot = a.places.slot[r];
-    row_view v = {r, (int)blockIdx.x, slot < 0 ? -1 : a.places.position[r], 0,
-                  a.places.table + (int64_t)slot * a.places.pages};
+    int warp = (int)threadIdx.x / 32, r = WAY == TOGETHER ? find_block_row(a) : (int)blockIdx.y;
+    int slot = a.places.slot[r], own = slot < 0 ? -1 : a.places.position[r];
+    const int32_t *table = a.places.table + (int64_t)slot * a.places.pages;
+    row_view v = {r, (int)blockIdx.x, own, 0, table, 1, a.splits, 0};
     if (slot >= 0) v.seen = first_seen(a, r, v.own);
-    int leaves = slot < 0 ? 0 : (v.own >> a.leaf_bits) - (v.seen >> a.leaf_bits) + 1;
-    int sharing = min(a.splits, leaves * a.units);
+    if (WAY == TOGETHER) {
+        v.rows = count_rows(a, r);
+        v.own += v.rows - 1;
+        if (v.rows == 1) v.splits = a.apart;
+    }
+    if (slot >= 0) v.fresh = find_fresh(a, r, slot, v.own);
+    bool none = slot < 0 || v.rows == 0;
+    int leaves = none ? 0 : (v.own >> a.leaf_bits) - (v.seen >> a.leaf_bits) + 1;
+    int sharing = min(v.splits, leaves * a.units);
     bool joins = slot < 0 && blockIdx.z == 0;
     if ((int)blockIdx.z < sharing) {
         tensor_memory m = cut_tensor_memory(a, tensor_shared);
-        tile_walk use = {warp * a.splits + (int)blockIdx.z};
+        tile_walk use = {(WAY == QUARTERED ? 0 : warp * v.splits) + (int)blockIdx.z};
         if (warp < a.warps) use.enter(a, v);
         tile_walk ask = use;
         bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
-        if (!made) find_factors(a, m, v);
+        if (!made) find_factors<WAY == TOGETHER>(a, m, v);
         if (warp < a.warps)
             begin_tiles(a, m, ask, v);
         else
             wait_for_primary();
-        if (made) find_factors(a, m, v);
-        load_queries(a, m, v);
+        if (made) find_factors<WAY == TOGETHER>(a, m, v);
+        load_queries<WAY == TOGETHER>(a, m, v);
         __syncthreads();
-        go_through_leaves<UNITS, HALVES, PLAIN>(a, m, v, use, ask);
+        if (blockIdx.z == 0) write_row(a, v);
+        if (WAY == QUARTERED)
+            go_through_quarters<UNITS, HALVES, PLAIN>(a, m, v, leaves, use, ask);
+        else if (WAY == TOGETHER && v.rows > 1)
+            go_through_leaves<UNITS, 2, PLAIN, true>(a, m, v, use, ask);
+        else
+            go_through_leaves<UNITS, HALVES, PLAIN, false>(a, m, v, use, ask);
         joins = a.joins && ends_last(a, r, v.g, sharing);
     } else {
         wait_for_primary();
     }
-    if (a.joins && joins) join_group(a, r, v.g);
+    if (a.joins && joins) join_group(a, r, v.g, v.rows);
+    if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x > 0) return;
+    if (a.key_write.done) *a.key_write.done = 0;
+    if (a.value_write.done) *a.value_write.done = 0;
 }
 
-/* Blocks for each row and key head, and warps of each: all that fit at a time, or several times as many, so
- * that it matters little when the last ones end. */
-static inline void share_out_leaves(attend_problem *a, int64_t pairs) {
-    int64_t room = 2 * multiprocessors(), units = (int64_t)a->blocks * a->units;
-    int64_t splits = pairs <= room ? room / pairs : ceil_div(3 * room, pairs);
-    a->splits = (int)min_i64(units, splits);
-    int64_t each = ceil_div(units, a->splits), rounds = ceil_div(each, a->warps);
-    a->warps = (int)ceil_div(each, rounds);
+/* Blocks for each of so many rows and key heads: all that fit at a time, or half as many again. */
+static inline int choose_splits(const attend_problem &a, int64_t rows) {
+    int64_t room = 2 * multiprocessors(), pairs = rows * a.keys.heads;
+    int64_t splits = pairs <= room ? room / pairs : ceil_div(3 * room / 2, pairs);
+    return (int)min_i64((int64_t)a.blocks * a.units, splits);
 }
 
-/* Keys of a leaf, by the heads alone: of many heads each leaf leaves many sums. */
+/* Rows of a tile, at most, blocks, and warps of each. */
+static inline void share_out_leaves(attend_problem *a) {
+    int rows = a->places.rows;
+    bool alone = rows <= TENSOR_APART || a->group > TENSOR_ROWS / 2;
+    a->together = alone ? 1 : TENSOR_ROWS / a->group;
+    a->apart = choose_splits(*a, rows);
+    a->splits = (int)max_i64(a->apart, choose_splits(*a, ceil_div(rows, a->together)));
+    int64_t each = ceil_div((int64_t)a->blocks * a->units, a->splits);
+    if (!a->quarters) a->warps = (int)ceil_div(each, ceil_div(each, a->warps));
+}
+
+/* Keys of a leaf, by the heads and the context alone, which all runs of a decoder have in common. Of few heads as
+ * short as a block can join them, for a leaf's keys follow one another; of many heads each leaf leaves many sums, a
+ * fifth of what is read where leaves have 128 keys. */
 static inline void choose_leaf(attend_problem *a) {
-    a->leaf_bits = a->group <= 4 ? 6 : 7;
+    a->leaf_bits = has_few_heads(*a) ? 5 : a->context < TENSOR_LONG ? 7 : 8;
+    while (has_few_heads(*a) && a->leaf_bits < 8 && a->context >> a->leaf_bits > FEW_LEAVES - 2)
+        a->leaf_bits++;
     a->leaf = 1 << a->leaf_bits;
 }
 
 /* Warps that have leaves, at most. */
 static inline int most_warps(const attend_problem &a) {
+    if (a.quarters) return QUARTERS;
     int64_t warps = TENSOR_ROOM / (TENSOR_STAGES * (int64_t)stage_bytes(a));
     return (int)max_i64(1, min_i64(TENSOR_WARPS, warps));
 }
 
-template <int UNITS> static void (*choose_heads(const attend_problem &a))(const attend_problem) {
-    if (a.rel || a.softcap > 0) return attend_tiles<UNITS, 2, false>;
-    return a.group <= TENSOR_ROWS / 2 ? attend_tiles<UNITS, 1, true> : attend_tiles<UNITS, 2, true>;
+template <int UNITS, int WAY>
+static void (*choose_heads(const attend_problem &a))(const attend_problem) {
+    if (a.rel || a.softcap > 0) return attend_tiles<UNITS, 2, false, WAY>;
+    if (WAY == TOGETHER || a.group <= TENSOR_ROWS / 2) return attend_tiles<UNITS, 1, true, WAY>;
+    return attend_tiles<UNITS, 2, true, ALONE>;
+}
+
+template <int UNITS> static void (*choose_rows(const attend_problem &a))(const attend_problem) {
+    if (a.quarters)
+        return a.rel || a.softcap > 0 ? attend_tiles<UNITS, 2, false, QUARTERED>
+                                      : attend_tiles<UNITS, 2, true, QUARTERED>;
+    return a.together > 1 ? choose_heads<UNITS, TOGETHER>(a) : choose_heads<UNITS, ALONE>(a);
 }
 
 static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {
-    return a.dv <= 64 ? choose_heads<2>(a) : a.dv <= 128 ? choose_heads<4>(a) : choose_heads<8>(a);
+    return a.dv <= 64 ? choose_rows<2>(a) : a.dv <= 128 ? choose_rows<4>(a) : choose_rows<8>(a);
 }
 
 /* Whether it takes the problem: follows from types, sizes and options alone. */

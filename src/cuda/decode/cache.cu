@@ -11,14 +11,6 @@ extern "C" {
 
 enum { WARPS = 4, THREADS = 256, GATHER_KEYS = WEFT_KEY_BLOCK };
 
-/* What is written, and where to. */
-struct cached_write {
-    cached_pages c;
-    any_tensor x, extra;
-    int64_t columns, offset; /* of x */
-    int32_t *done;           /* NULL: nothing is written */
-};
-
 /* A warp stores one head of one row; with `number` the squares of what is stored. No byte holds NaN: the
  * scale does. */
 template <int KIND>
@@ -86,19 +78,6 @@ static __global__ void write_vectors(const __grid_constant__ row_places p,
     if (page) write_vector<KIND>(w, own, page, token, lane);
 }
 
-static cached_write describe_write(const weft_exec *x, const weft_node *n) {
-    const weft_cache_write_attr *attr = ATTR(n, weft_cache_write_attr);
-    const weft_tensor *from = n->in[WEFT_CACHE_X];
-    cached_write w = {};
-    w.c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
-    w.x = any_of(x, from);
-    w.extra = any_of(x, n->in[WEFT_CACHE_EXTRA]);
-    w.columns = weft_tensor_count(from) / weft_tensor_count(n->in[WEFT_CACHE_SLOT]);
-    w.offset = attr->offset;
-    w.done = data_of<int32_t>(x, n->out[0]);
-    return w;
-}
-
 /* Whether the rows of two writes can be stored in either order, by one kernel. */
 static bool can_join(const weft_exec *x, const weft_node *a, const weft_node *b) {
     bool same_rows = a->in[WEFT_CACHE_POSITION] == b->in[WEFT_CACHE_POSITION] &&
@@ -108,13 +87,14 @@ static bool can_join(const weft_exec *x, const weft_node *a, const weft_node *b)
            ATTR(a, weft_cache_write_attr)->part.dtype == ATTR(b, weft_cache_write_attr)->part.dtype;
 }
 
-/* Two writes behind each other, of keys and of values, are one kernel in a run that follows another. */
+/* Attention behind them does them where it can. Two writes behind each other, of keys and of values, are one
+ * kernel in a run that follows another. */
 static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
-    if (is_launched(x, n)) return WEFT_OK;
+    if (is_launched(x, n) || is_written_later(x, n)) return WEFT_OK;
     row_places p = places_of(x, n);
     cached_write first = describe_write(x, n), second = {};
     const weft_node *next = follows(x) ? next_alike(x, n) : NULL;
-    if (next && can_join(x, n, next)) {
+    if (next && can_join(x, n, next) && !is_written_later(x, next)) {
         second = describe_write(x, next);
         launched_until(x, next);
     }

@@ -286,13 +286,21 @@ static __global__ void __launch_bounds__(THREADS)
         attend_leaf<KIND, ALIGNED>(a, cut_memory(a, memory), t);
         joins = a.joins && ends_last(a, t.r, t.g, leaves_of(a, t.r));
     }
-    if (a.joins && joins) join_group(a, t.r, t.g);
+    if (a.joins && joins) join_group(a, t.r, t.g, 1);
 }
 
-/* A block a row's head. */
-static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
+/* A block has up to JOINED_COLUMNS columns of a row's head. */
+static __global__ void __launch_bounds__(32 * JOIN_WARPS)
+    join_blocks(const __grid_constant__ attend_problem a) {
     follow_primary();
-    join_head(a, (int)blockIdx.x, (int)threadIdx.x, (int)blockDim.x);
+    join_head(a, (int)blockIdx.x, (int)blockIdx.y * JOINED_COLUMNS);
+}
+
+/* Of each of so many blocks: one for every JOINED_LEAVES leaves, as far as there is room for them at a time. */
+static unsigned join_warps(const attend_problem &a, int64_t blocks) {
+    int64_t room = JOIN_WARPS * multiprocessors() / blocks;
+    int64_t most = min_i64(JOIN_WARPS, ceil_div(a.blocks, JOINED_LEAVES));
+    return (unsigned)max_i64(JOINED_COLUMNS / 32, min_i64(room, most));
 }
 
 /* The weights of a row's keys, over all heads: one thread per key. */
@@ -353,6 +361,8 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
     a.units = tensor_units(a);
+    a.quarters = a.units == 1 && a.group > TENSOR_ROWS / 2;
+    a.stages = a.quarters ? 1 : TENSOR_STAGES;
     a.warps = most_warps(a);
     a.tensor = suits_tensor(a, a.q.is_bf16);
     a.leaf = BLOCK;
@@ -394,6 +404,82 @@ template <int KIND> static void launch(const weft_exec *x, const attend_problem 
                   attend_bytes(a), rows);
 }
 
+/* Of a run whose keys and values attention may write. Of more, which a prompt has, every row would copy
+ * those of all before it. */
+enum { WRITTEN_ROWS = 64 };
+
+static bool is_op(const weft_node *n, int op) {
+    return n->op->id == op;
+}
+
+/* Whether what a write is to write is still there, and not wanted yet, when a node behind it is done. */
+static bool leaves_write(const weft_exec *x, const weft_node *n, const weft_node *write) {
+    for (int i = 0; i < n->n_in; i++)
+        if (overlap(x, n->in[i], write->in[WEFT_CACHE_PAGES])) return false;
+    return !weft_workspace(x, n) && spares(x, n, write);
+}
+
+/* Whether attention writes nothing where a tensor is. */
+static bool works_apart(const weft_exec *x, const weft_node *n, const weft_tensor *t) {
+    attend_problem a = make_problem(NULL, n);
+    const char *from = (const char *)weft_data(x, t), *work = workspace_of<char>(x, n);
+    return !from || work >= from + weft_tensor_bytes(t) || from >= work + lay_out(n, NULL, &a);
+}
+
+/* Whether attention can do a write before it, to pages `c` of its own. */
+static bool takes_write(const weft_exec *x, const weft_node *n, const weft_node *write,
+                        const cached_pages &c) {
+    cached_write w = describe_write(x, write);
+    if (w.c.heads != c.heads || w.c.width != c.width || w.c.number != c.number ||
+        w.c.kind != c.kind || !w.x.is_bf16 || w.columns % VECTOR != 0 || w.offset % VECTOR != 0 ||
+        (uintptr_t)w.x.data % sizeof(uint4) != 0)
+        return false;
+    for (int i = WEFT_CACHE_POSITION; i <= WEFT_CACHE_TABLE; i++)
+        if (n->in[i] != write->in[i]) return false;
+    for (int64_t i = write->index + 1; i < n->index; i++)
+        if (!leaves_write(x, weft_graph_node(weft_exec_graph(x), i), write)) return false;
+    return spares(x, n, write) && works_apart(x, n, write->in[WEFT_CACHE_X]) &&
+           works_apart(x, n, write->in[WEFT_CACHE_EXTRA]);
+}
+
+/* The write of some pages behind the attention before n; NULL: there is none. */
+static const weft_node *find_write(const weft_exec *x, const weft_node *n,
+                                   const weft_tensor *pages) {
+    for (int64_t i = n->index - 1; i >= 0; i--) {
+        const weft_node *write = weft_graph_node(weft_exec_graph(x), i);
+        if (is_op(write, WEFT_OP_cache_attention)) return NULL;
+        if (is_op(write, WEFT_OP_cache_write) && write->in[WEFT_CACHE_PAGES] == pages) return write;
+    }
+    return NULL;
+}
+
+/* The writes that attention does, of its keys and of its values: all of them, or none. */
+struct attended_writes {
+    const weft_node *keys, *values;
+};
+
+static attended_writes find_writes(const weft_exec *x, const weft_node *n) {
+    const weft_tensor *keys = n->in[WEFT_CACHE_PAGES], *values = n->in[WEFT_CACHE_VALUES];
+    attend_problem a = make_problem(NULL, n);
+    if (!follows(x) || !a.tensor || n->in[WEFT_CACHE_SLOT]->shape[0] > WRITTEN_ROWS ||
+        keys == values)
+        return {};
+    attended_writes w = {find_write(x, n, keys), values ? find_write(x, n, values) : NULL};
+    bool taken = w.keys && takes_write(x, n, w.keys, a.keys) &&
+                 (!values || (w.values && takes_write(x, n, w.values, a.values)));
+    return taken ? w : attended_writes{};
+}
+
+bool is_written_later(const weft_exec *x, const weft_node *write) {
+    const weft_graph *g = weft_exec_graph(x);
+    int64_t i = write->index + 1, count = weft_graph_node_count(g);
+    while (i < count && !is_op(weft_graph_node(g, i), WEFT_OP_cache_attention))
+        i++;
+    if (!follows(x) || i == count) return false;
+    attended_writes w = find_writes(x, weft_graph_node(g, i));
+    return w.keys == write || w.values == write;
+}
+
 static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     attend_problem a = make_problem(x, n);
     lay_out(n, workspace_of<char>(x, n), &a);
@@ -418,16 +504,20 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
             "block of this GPU has room for; --device cpu can",
             a.group, a.dqk);
     a.splits = a.blocks;
-    if (a.tensor) share_out_leaves(&a, (int64_t)rows * a.keys.heads);
-    if (a.blocks <= FEW_LEAVES && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
+    if (a.tensor) share_out_leaves(&a);
+    attended_writes writes = find_writes(x, n);
+    if (writes.keys) a.key_write = describe_write(x, writes.keys);
+    if (writes.values) a.value_write = describe_write(x, writes.values);
+    if (has_few_leaves(a) && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = device_counters(x);
     if (a.tensor)
         launch_kernel(x, a, choose_tiles(a), tensor_bytes(a), rows);
     else
         with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, rows); });
+    dim3 heads(rows * (unsigned)a.heads, (unsigned)ceil_div(a.dv, JOINED_COLUMNS));
     if (!a.joins)
-        launch_following(follows(x), stream_of(x), dim3(rows * (unsigned)a.heads), 128, 0,
-                         join_blocks, a);
+        launch_following(follows(x), stream_of(x), heads,
+                         32 * join_warps(a, (int64_t)heads.x * heads.y), 0, join_blocks, a);
     if (a.weights)
         launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.context, 256), rows),
                          256, 0, join_weights, a);

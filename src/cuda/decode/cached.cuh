@@ -52,6 +52,30 @@ static inline cached_pages pages_of(void *data, const weft_cache_part *part) {
     return c;
 }
 
+/* What is written, and where to. */
+struct cached_write {
+    cached_pages c;
+    any_tensor x, extra;
+    int64_t columns, offset; /* of x */
+    int32_t *done;           /* NULL: nothing is written */
+};
+
+static inline cached_write describe_write(const weft_exec *x, const weft_node *n) {
+    const weft_cache_write_attr *attr = ATTR(n, weft_cache_write_attr);
+    const weft_tensor *from = n->in[WEFT_CACHE_X];
+    cached_write w = {};
+    w.c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
+    w.x = any_of(x, from);
+    w.extra = any_of(x, n->in[WEFT_CACHE_EXTRA]);
+    w.columns = weft_tensor_count(from) / weft_tensor_count(n->in[WEFT_CACHE_SLOT]);
+    w.offset = attr->offset;
+    w.done = data_of<int32_t>(x, n->out[0]);
+    return w;
+}
+
+/* Whether the attention behind a write does it (cache_attention.cu). */
+bool is_written_later(const weft_exec *x, const weft_node *write);
+
 /* The page of position j of row r's sequence. */
 __device__ static inline char *page_at(const cached_pages &c, const row_places &p, int r, int j) {
     int page = p.table[(int64_t)p.slot[r] * p.pages + j / WEFT_PAGE_TOKENS % p.pages];

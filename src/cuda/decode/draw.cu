@@ -335,7 +335,7 @@ bool weft_cuda_draws(void) {
     return !asked || strcmp(asked, "0") != 0;
 }
 
-bool weft_cuda_penalises(const weft_step_rows *rows) {
+bool weft_cuda_penalises(const weft_run_rows *rows) {
     for (int64_t r = 0; rows->draws && r < rows->count; r++)
         if (rows->draws[r].penalty != 1) return true;
     return false;
@@ -386,7 +386,7 @@ static weft_status make_rule_room(cuda_draws *d, unsigned buffer, int64_t bytes)
 }
 
 /* Rules, and behind them the tokens that were seen, to the device. Rows of one sequence share these. */
-static weft_status send_rules(cuda_draws *d, cudaStream_t stream, const weft_step_rows *rows,
+static weft_status send_rules(cuda_draws *d, cudaStream_t stream, const weft_run_rows *rows,
                               unsigned buffer, draw_problem *p) {
     int64_t n_seen = 0, rule_bytes = rows->count * (int64_t)sizeof(draw_rule);
     for (int64_t r = 0; r < rows->count; r++)
@@ -420,7 +420,7 @@ static weft_status send_rules(cuda_draws *d, cudaStream_t stream, const weft_ste
 }
 
 weft_status weft_cuda_draw(cuda_draws **draws, cudaStream_t stream, const draw_source *from,
-                           const weft_step_rows *rows, unsigned buffer, int32_t *tokens) {
+                           const weft_run_rows *rows, unsigned buffer, int32_t *tokens) {
     if (!*draws) *draws = (cuda_draws *)calloc(1, sizeof **draws);
     cuda_draws *d = *draws;
     if (!d) return weft_fail(WEFT_ENOMEM, "cuda: no memory");

@@ -42,7 +42,7 @@ struct draw_source {
     const int32_t *inputs; /* NULL: no row has a penalty */
 };
 
-bool weft_cuda_penalises(const weft_step_rows *rows);
+bool weft_cuda_penalises(const weft_run_rows *rows);
 
 /* Whether the device draws tokens; WEFT_CUDA_DRAW=0: the host does, from their logits. */
 bool weft_cuda_draws(void);
@@ -50,5 +50,5 @@ bool weft_cuda_draws(void);
 /* Puts on the stream what draws a token of each row by rows->draws, -1 where its logits are not numbers.
  * rows->draws is copied. Of two draws under way at once, `buffer` is 0 of one and 1 of the other. */
 weft_status weft_cuda_draw(cuda_draws **draws, cudaStream_t stream, const draw_source *from,
-                           const weft_step_rows *rows, unsigned buffer, int32_t *tokens);
+                           const weft_run_rows *rows, unsigned buffer, int32_t *tokens);
 void weft_cuda_draws_close(cuda_draws *draws);

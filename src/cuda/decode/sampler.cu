@@ -16,6 +16,8 @@
 extern "C" const struct weft_sampler_backend weft_cuda_samplers;
 
 enum { ROWS = WEFT_RUN_ROWS, THREADS = 512 };
+static_assert(sizeof(weft_run_rows) <= 4000,
+              "they are a parameter of a kernel, with 96 bytes more");
 
 /* In pinned memory: what a run tells the host. */
 struct told_run {
@@ -24,12 +26,18 @@ struct told_run {
     unsigned number; /* of the run, when all else is there */
 };
 
+/* Of the rows of a run that are sampled: the best so far, and how many blocks are done. */
+struct sampled_rows {
+    unsigned long long best[ROWS];
+    unsigned arrived;
+};
+
 struct cuda_sampler {
     cudaStream_t stream;
     int32_t *table; /* device; not ours */
     int64_t table_pages;
-    int32_t *sampled;  /* device, [2, ROWS] */
-    unsigned *arrived; /* device: rows of a run that are sampled */
+    int32_t *sampled;   /* device, [2, ROWS] */
+    sampled_rows *best; /* device */
     cuda_draws *draws;
     told_run *told; /* [2] */
     weft_sampler_graph graph[2];
@@ -45,7 +53,7 @@ static void close_sampler(void *sampler) {
     cudaSetDevice(weft_cuda_device_number());
     if (s->stream) cudaStreamSynchronize(s->stream);
     cudaFree(s->sampled);
-    cudaFree(s->arrived);
+    cudaFree(s->best);
     weft_cuda_draws_close(s->draws);
     if (s->told) cudaFreeHost(s->told);
     if (s->logits) cudaFreeHost(s->logits);
@@ -58,14 +66,13 @@ static weft_status make_room(cuda_sampler *s) {
     WEFT_TRY(check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
     WEFT_TRY(check_cuda(cudaMalloc((void **)&s->sampled, 2 * ROWS * sizeof *s->sampled),
                         "no memory for tokens"));
-    WEFT_TRY(
-        check_cuda(cudaMalloc((void **)&s->arrived, sizeof *s->arrived), "no memory for tokens"));
+    WEFT_TRY(check_cuda(cudaMalloc((void **)&s->best, sizeof *s->best), "no memory for tokens"));
     WEFT_TRY(
         check_cuda(cudaMallocHost((void **)&s->told, 2 * sizeof *s->told), "no pinned memory"));
     memset(s->told, 0, 2 * sizeof *s->told);
     WEFT_TRY(check_cuda(cudaMemset(s->sampled, 0, 2 * ROWS * sizeof *s->sampled),
                         "no memory for tokens"));
-    WEFT_TRY(check_cuda(cudaMemset(s->arrived, 0, sizeof *s->arrived), "no memory for tokens"));
+    WEFT_TRY(check_cuda(cudaMemset(s->best, 0, sizeof *s->best), "no memory for tokens"));
     return check_cuda(cudaDeviceSynchronize(), "the GPU did not become ready");
 }
 
@@ -103,7 +110,7 @@ struct row_inputs {
 
 /* A thread a row of the graph. Those behind the run's are no sequence's. `sampled`: by the run before; a
  * row that goes on from none has a token all the same, and nobody wants what it makes. */
-static __global__ void place_rows(weft_step_rows rows, row_inputs to, const int32_t *sampled,
+static __global__ void place_rows(weft_run_rows rows, row_inputs to, const int32_t *sampled,
                                   weft_cuda_run *run) {
     int r = (int)threadIdx.x;
     bool there = r < rows.count;
@@ -119,8 +126,9 @@ static __global__ void place_rows(weft_step_rows rows, row_inputs to, const int3
 template <typename T>
 __device__ static inline unsigned long long best_of_share(const T *logits, int vocab) {
     unsigned long long best = 0;
+    int thread = (int)thread_index(), threads = (int)gridDim.x * THREADS;
     if (vocab % VECTOR == 0) {
-        for (int i = (int)threadIdx.x * VECTOR; i < vocab; i += THREADS * VECTOR) {
+        for (int i = thread * VECTOR; i < vocab; i += threads * VECTOR) {
             float v[VECTOR];
             load_vector(logits + i, v);
 #pragma unroll
@@ -129,7 +137,7 @@ __device__ static inline unsigned long long best_of_share(const T *logits, int v
         }
         return best;
     }
-    for (int i = (int)threadIdx.x; i < vocab; i += THREADS)
+    for (int i = thread; i < vocab; i += threads)
         best = max(best, rank_logit(to_float(logits[i]), i));
     return best;
 }
@@ -141,26 +149,32 @@ __device__ static inline void tell_host(const weft_cuda_run *run, told_run *told
     *(volatile unsigned *)&told->number = number;
 }
 
-/* A block a row. The last of them to end tells the host. A token of -1: there is a logit that is not a
- * number, or none has a share of all probability. */
+/* Some blocks a row. The last of all to end takes the rows' tokens and tells the host. A token of -1: there is a
+ * logit that is not a number, or none has a share of all probability. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    sample_tokens(const T *logits, int vocab, int32_t *sampled, unsigned *arrived,
+    sample_tokens(const T *logits, int vocab, int32_t *sampled, sampled_rows *of,
                   const weft_cuda_run *run, told_run *told, unsigned number) {
-    __shared__ unsigned long long best[THREADS / 32];
-    int row = (int)blockIdx.x;
+    __shared__ bool last;
+    int row = (int)blockIdx.y, rows = (int)gridDim.y;
     unsigned long long rank = best_of_warp(best_of_share(logits + (int64_t)row * vocab, vocab));
-    if (threadIdx.x % 32 == 0) best[threadIdx.x / 32] = rank;
+    if (threadIdx.x % 32 == 0) atomicMax(&of->best[row], rank);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(&of->arrived, 1u) + 1 == gridDim.x * gridDim.y;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (int r = (int)threadIdx.x; r < rows; r += THREADS) {
+        int32_t token = ranked_token(__ldcg(&of->best[r]));
+        of->best[r] = 0;
+        sampled[r] = token;
+        *(volatile int32_t *)&told->token[r] = token;
+    }
+    __threadfence_system();
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (int w = 1; w < THREADS / 32; w++)
-        rank = max(rank, best[w]);
-    int32_t token = ranked_token(rank);
-    sampled[row] = token;
-    *(volatile int32_t *)&told->token[row] = token;
-    __threadfence_system();
-    if (atomicAdd(arrived, 1u) + 1 < gridDim.x) return;
-    *arrived = 0;
+    of->arrived = 0;
     tell_host(run, told, number);
 }
 
@@ -174,7 +188,7 @@ static __global__ void tell_tokens(const int32_t *sampled, const weft_cuda_run *
 }
 
 static weft_status launch_drawing(cuda_sampler *s, const weft_sampler_graph *g,
-                                  const weft_step_rows *rows, unsigned buffer) {
+                                  const weft_run_rows *rows, unsigned buffer) {
     draw_source from = {data_of<void>(g->exec, g->logits), g->logits->dtype,
                         (int)weft_tensor_width(g->logits),
                         weft_cuda_penalises(rows) ? data_of<int32_t>(g->exec, g->tokens) : NULL};
@@ -188,15 +202,17 @@ static weft_status launch_drawing(cuda_sampler *s, const weft_sampler_graph *g,
 static void launch_sampling(cuda_sampler *s, const weft_sampler_graph *g, int64_t rows,
                             unsigned buffer) {
     int vocab = (int)weft_tensor_width(g->logits);
+    int64_t shares = max_i64(1, multiprocessors() / rows);
+    unsigned blocks = (unsigned)min_i64(ceil_div(vocab, THREADS * VECTOR), shares);
     with_type(g->logits, [&](auto tag) {
         using T = decltype(tag);
-        sample_tokens<T><<<(unsigned)rows, THREADS, 0, s->stream>>>(
-            data_of<T>(g->exec, g->logits), vocab, s->sampled + buffer * ROWS, s->arrived,
+        sample_tokens<T><<<dim3(blocks, (unsigned)rows), THREADS, 0, s->stream>>>(
+            data_of<T>(g->exec, g->logits), vocab, s->sampled + buffer * ROWS, s->best,
             device_run(g->exec), s->told + buffer, s->started + 1);
     });
 }
 
-static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_step_rows *rows) {
+static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_run_rows *rows) {
     cuda_sampler *s = (cuda_sampler *)sampler;
     unsigned buffer = s->started % 2;
     int64_t room = weft_tensor_count(g->slot);

@@ -1,10 +1,10 @@
 /* Gated linear layers on the GPU.
  *
  * In bf16, where the sizes allow, a kernel of our own does the products and the gate behind them:
- * gate, up and dy go to the gate's arithmetic without a way through memory. Its floor is the larger
- * of the products' operations and the bytes of x or d, and of y, gate and up, or of gate, up, dgate
- * and dup, once. Few rows, as generation has them, take one kernel too, that of streamed.cuh.
- * Otherwise the layers are done piece by piece, by the kernels of the nodes that they stand for. */
+ * gate and up go to the gate's arithmetic without a way through memory. Its floor is the larger of the
+ * products' operations and the bytes of x, y, gate and up, once. Few rows, as generation has them, take
+ * one kernel too, that of streamed.cuh. Otherwise the layers are done piece by piece, by the kernels of
+ * the nodes that they stand for. */
 #include "cuda/dependent_launch.cuh"
 #include "cuda/products/gemm_fused.cuh"
 #include "cuda/products/streamed.cuh"
@@ -12,14 +12,13 @@
 extern "C" {
 #include "ops/gated.h"
 
-extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul, weft_cuda_silu_mul_back;
+extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul;
 }
 
 /* Where our kernel wins by itself. Its products are slower than the library's, so it loses with depth
- * what it saves in passes over the result, one forward and more backward: measured at 32768 × 3072
- * and a depth of 768; beyond, these are estimates. Smaller results have fewer tiles than there are
- * multiprocessors. */
-enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024, MOST_DEPTH_BACK = 2048 };
+ * what it saves in a pass over the result: measured at 32768 × 3072 and a depth of 768; beyond, this is
+ * an estimate. Smaller results have fewer tiles than there are multiprocessors. */
+enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024 };
 
 /* Adds a product of rows to our kernel's; `x` NULL: without addresses. */
 static void add_segment(const weft_exec *x, const weft_gated_part *part, fused_product *p) {
@@ -45,28 +44,13 @@ static fused_product describe_forward(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static fused_product describe_backward(const weft_exec *x, const weft_node *n) {
-    fused_product p = {};
-    weft_gated_part part;
-    weft_gated_back_product(n, &part);
-    add_segment(x, &part, &p);
-    p.epilogue = FUSED_SILU_MUL_BACK;
-    for (int i = 0; x && i < 2; i++) {
-        p.in[i] = data_of<bf16>(x, n->in[WEFT_GATED_BACK_GATE + i]);
-        p.out[i] = data_of<bf16>(x, n->out[i]);
-    }
-    return p;
-}
-
 /* Whether our kernel does it. Shapes and types decide: the workspace is planned by it. */
 static bool is_fused(const weft_node *n, const fused_product *p) {
     for (int i = 0; i < n->n_in; i++)
         if (n->in[i] && n->in[i]->dtype != WEFT_BF16) return false;
     for (int i = 0; i < n->n_out; i++)
         if (n->out[i] && n->out[i]->dtype != WEFT_BF16) return false;
-    int64_t most = p->epilogue == FUSED_SILU_MUL ? MOST_DEPTH : MOST_DEPTH_BACK;
-    if (p->m * p->n < LEAST_VALUES || p->segment[0].k > most) return false;
-    return fused_can(p);
+    return p->m * p->n >= LEAST_VALUES && p->segment[0].k <= MOST_DEPTH && fused_can(p);
 }
 
 /* One of the two products as streamed.cuh takes it. */
@@ -130,23 +114,3 @@ static int64_t gated_linear_workspace(const weft_node *n, int threads) {
 }
 
 CUDA_KERNEL(gated_linear, gated_linear_run, gated_linear_workspace)
-
-static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
-    fused_product p = describe_backward(x, n);
-    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
-    weft_gated_part part;
-    weft_gated_back_product(n, &part);
-    WEFT_TRY(weft_cuda_matmul.run(x, &part.node));
-    weft_gated_back_silu_mul(n, &part);
-    return weft_cuda_silu_mul_back.run(x, &part.node);
-}
-
-static int64_t gated_linear_back_workspace(const weft_node *n, int threads) {
-    fused_product p = describe_backward(NULL, n);
-    if (is_fused(n, &p)) return 0;
-    weft_gated_part part;
-    weft_gated_back_product(n, &part);
-    return weft_cuda_matmul.workspace(&part.node, threads);
-}
-
-CUDA_KERNEL(gated_linear_back, gated_linear_back_run, gated_linear_back_workspace)

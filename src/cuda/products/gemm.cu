@@ -1,11 +1,10 @@
 /* Matrix products: cuBLASLt where it can, our own kernels around it.
  *
- * Six ways, by the product's form alone:
+ * Five ways, by the product's form alone:
  *
  *   8 bits     b is i8: rows of a are rounded to 8 bits too (i8_rows.cuh).
  *   few rows   at most 64 rows, 256 where weights can stream, or where rows are to be alone: each is
  *              summed so that its bits do not depend on the others (streamed.cuh, few_rows.cuh).
- *   slim       sums over many rows, a result of at most 16 × 128 (slim.cuh).
  *   thin       a small result of long sums, of sides the library is slow at: bands of k.
  *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is
  *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns. Rows of bf16
@@ -24,15 +23,16 @@
 #include "cuda/products/finish.cuh"
 #include "cuda/products/i8_rows.cuh"
 #include "cuda/products/library.cuh"
-#include "cuda/products/slim.cuh"
 #include "cuda/products/streamed.cuh"
 
 enum {
-    THIN_SIDE = 128, /* longest side of a thin product's result */
+    THIN_SIDE = 128,  /* longest side of a thin product's result, */
+    THIN_NARROW = 16, /* and its shorter one where both are multiples of 8, of bf16 */
     THIN_VALUES = 4096,
     THIN_DEPTH = 1024, /* shortest sums */
     THIN_ROWS = 32,    /* of a and b that a block holds */
     THIN_BANDS = 2,    /* for each multiprocessor */
+    ADD_WARPS = 32,    /* that share out the bands */
     TILE = 32,
     TILE_ROWS = 8, /* threads of a tile: 32 × 8, four rows each */
     THREADS = 256,
@@ -46,8 +46,7 @@ static const double PAD_FLOPS = 1e9; /* fewer are not worth the copies */
 
 /* A product's recipe: what has to be done around the library's call. */
 typedef struct {
-    bool i8, few_rows, thin, slim;
-    slim_product slim_sums;
+    bool i8, few_rows, thin;
     bool widen_a, widen_b;                /* bf16 beside f32 */
     bool round_bias;                      /* f32 bias for a bf16 epilogue */
     bool finish;                          /* sums in f32 first, then bias, gelu and rounding */
@@ -85,8 +84,10 @@ static int64_t bias_values(const cuda_gemm *p) {
 }
 
 static bool is_thin(const cuda_gemm *p) {
+    bool wide = min_i64(p->m, p->n) > THIN_NARROW || !p->a.is_bf16 || !p->b.is_bf16;
+    bool suits = p->m % 8 == 0 && p->n % 8 == 0 && wide; /* the library */
     return p->ta && !p->tb && p->batch == 1 && p->k >= THIN_DEPTH && p->m <= THIN_SIDE &&
-           p->n <= THIN_SIDE && p->m * p->n <= THIN_VALUES && (p->m % 8 != 0 || p->n % 8 != 0);
+           p->n <= THIN_SIDE && p->m * p->n <= THIN_VALUES && !suits;
 }
 
 static int64_t thin_band(const cuda_gemm *p) {
@@ -140,11 +141,9 @@ static gemm_recipe make_recipe(const cuda_gemm *p) {
     recipe.bytes = recipe.library_bytes + LIBRARY_ALIGN;
     /* Whoever plans these for many rows may run the last few with the same workspace, and those are
      * the library's. */
-    recipe.slim = slim_find(p, &recipe.slim_sums);
-    recipe.thin = !recipe.slim && is_thin(p);
-    if (recipe.slim) recipe.bytes = max_i64(recipe.bytes, slim_workspace(&recipe.slim_sums));
+    recipe.thin = is_thin(p);
     if (recipe.thin) recipe.bytes = max_i64(recipe.bytes, thin_workspace(p));
-    if (recipe.slim || recipe.thin) return recipe;
+    if (recipe.thin) return recipe;
     bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
     if (is_bf16 && flops >= PAD_FLOPS) pad_product(p, &recipe);
     if (recipe.sums_apart) return recipe;
@@ -202,7 +201,7 @@ static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, i
 }
 
 /* A small result of long sums (the gradient of a gate's weights: sums over all tokens), whose rows
- * start anywhere: a block sums a band of k, the bands' sums are added as slim ones are. */
+ * start anywhere: a block sums a band of k. */
 static __global__ void multiply_bands(few_rows f, int64_t band, float *sums) {
     __shared__ float a[THIN_ROWS][THIN_SIDE], b[THIN_ROWS][THIN_SIDE];
     int m = (int)f.m, n = (int)f.n, values = m * n;
@@ -230,13 +229,26 @@ static __global__ void multiply_bands(few_rows f, int64_t band, float *sums) {
             sums[(int64_t)blockIdx.x * values + threadIdx.x + t * THREADS] = sum[t];
 }
 
+/* The bands' sums are added in order, 32 values per block. */
+static __global__ void add_bands(int values, int n, int bands, const float *sums, finishing end) {
+    __shared__ float parts[ADD_WARPS][33];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = (int)blockIdx.x * 32 + lane;
+    float sum = 0;
+#pragma unroll 8
+    for (int i = warp; i < bands; i += ADD_WARPS)
+        sum += at < values ? sums[(int64_t)i * values + at] : 0.0f;
+    parts[warp][lane] = sum;
+    __syncthreads();
+    at = (int)blockIdx.x * 32 + warp;
+    sum = warp_sum(parts[lane][warp]);
+    if (lane == 0 && at < values) finish_value(end, 0, at / n, at % n, end.alpha * sum);
+}
+
 static void run_thin(cudaStream_t stream, const cuda_gemm *p, float *sums) {
     int64_t band = thin_band(p), bands = ceil_div(p->k, band), values = p->m * p->n;
-    slim_product result = {};
-    result.m = (int)p->m, result.n = (int)p->n;
     multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(few_describe(p), band, sums);
-    slim_add<<<(unsigned)ceil_div(values, 32), SLIM_ADD_WARPS * 32, 0, stream>>>(
-        result, (int)bands, p->alpha, sums, finish_one{describe_finish(p)});
+    add_bands<<<(unsigned)ceil_div(values, 32), ADD_WARPS * 32, 0, stream>>>(
+        (int)values, (int)p->n, (int)bands, sums, describe_finish(p));
 }
 
 /* Any product, slowly. */
@@ -382,9 +394,6 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace
         streamed_launch(stream, p, 1);
     else if (recipe.few_rows)
         run_few_rows(stream, p, finish_one{describe_finish(p)});
-    else if (recipe.slim)
-        slim_run(stream, &recipe.slim_sums, p->alpha, (float *)workspace,
-                 finish_one{describe_finish(p)});
     else if (recipe.thin)
         run_thin(stream, p, (float *)workspace);
     else

@@ -67,7 +67,7 @@ struct tile_problem {
     float ratio[FUSED_SEGMENTS]; /* of a segment's factor to the next one's, or to 1 */
     int segments, cluster;
     int m, n, tiles, groups; /* tiles of a pair or block, and of those, in a row */
-    const bf16 *in[2];
+    const bf16 *in;
     bf16 *out[3];
     float *sums;
 };
@@ -183,8 +183,8 @@ __device__ static inline void multiply_stage(float (&c)[2][16][4], uint32_t a, u
             move_on(right, TB ? column_step<TILE_COLUMNS, DEPTH>(k) : row_step<TILE_COLUMNS>(k));
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            add_product<false, !TB>(c[h], move_on(left, (uint32_t)(h * 64 * DEPTH * 2 + k * 32)),
-                                    b_at, k > 0 ? 1 : add);
+            add_product<!TB>(c[h], move_on(left, (uint32_t)(h * 64 * DEPTH * 2 + k * 32)), b_at,
+                             k > 0 ? 1 : add);
     }
     end_products();
 }
@@ -298,34 +298,27 @@ __device__ static inline void write_words(bf16 *to, uint4 w) {
 /* One piece: c, and what was read beside it, or up beside gate; `at` is its place in all outputs. What
  * is not inside is worked on all the same, so that the pieces' arithmetic overlaps. */
 template <int EPILOGUE>
-__device__ static inline void finish_piece(const tile_problem &p, uint4 c, uint4 in0, uint4 in1,
-                                           int64_t at, bool inside, float (&sum)[VECTOR]) {
-    float v[VECTOR], x[VECTOR], y[VECTOR], z[VECTOR];
+__device__ static inline void finish_piece(const tile_problem &p, uint4 c, uint4 in, int64_t at,
+                                           bool inside, float (&sum)[VECTOR]) {
+    float v[VECTOR], x[VECTOR];
     widen_words(c, v);
-    widen_words(in0, x);
-    widen_words(in1, y);
+    widen_words(in, x);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
         if (EPILOGUE == FUSED_PLAIN) v[i] += x[i];
         if (EPILOGUE == FUSED_GELU_BACK) v[i] *= gelu_slope(x[i]);
         if (EPILOGUE == FUSED_SILU_MUL) v[i] *= x[i] * sigmoid(v[i]);
-        if (EPILOGUE == FUSED_SILU_MUL_BACK) {
-            float s = sigmoid(x[i]);
-            z[i] = v[i] * x[i] * s;
-            v[i] *= y[i] * (s * (1 + x[i] * (1 - s)));
-        }
         if (inside && EPILOGUE == FUSED_GELU_BACK) sum[i] += v[i];
     }
     if (!inside) return;
-    if (EPILOGUE == FUSED_PLAIN && !p.in[0])
+    if (EPILOGUE == FUSED_PLAIN && !p.in)
         write_words(p.out[0] + at, c);
     else
         store_vector(p.out[0] + at, v);
     if (EPILOGUE == FUSED_SILU_MUL && p.out[1]) {
         write_words(p.out[1] + at, c);
-        write_words(p.out[2] + at, in0);
+        write_words(p.out[2] + at, in);
     }
-    if (EPILOGUE == FUSED_SILU_MUL_BACK) store_vector(p.out[1] + at, z);
 }
 
 /* The sums of a thread's columns over its rows to those over the tile: the rows' parts in order. */
@@ -352,25 +345,22 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
     constexpr bool PAIR = EPILOGUE == FUSED_SILU_MUL;
     constexpr int PIECES = tile_width<EPILOGUE>() / VECTOR, ROWS = FINISHERS / PIECES;
     constexpr int BATCH = AHEAD * ROWS;
-    constexpr int INPUTS = PAIR ? 0 : EPILOGUE == FUSED_SILU_MUL_BACK ? 2 : 1;
     int thread = (int)threadIdx.x - CONSUMERS, piece = thread % PIECES, own = thread / PIECES;
     int column = tile.column + piece * VECTOR;
     int count = WHOLE ? TILE_ROWS : (column < p.n ? p.m - tile.row - own : 0);
     int64_t step = (int64_t)ROWS * p.n, at = (int64_t)(tile.row + own) * p.n + column;
     uint32_t from = memory + AT_TILE + tile_place<TILE_ROWS, TILE_COLUMNS>(own, piece);
-    some_pieces in0 = {}, in1 = {}, next0 = {}, next1 = {};
+    some_pieces in = {}, next = {};
     float sum[VECTOR] = {};
     auto load = [&](int first) {
-        if (INPUTS > 0 && p.in[0]) next0.load(p.in[0] + at, step, ROWS, count - first);
-        if (INPUTS > 1) next1.load(p.in[1] + at, step, ROWS, count - first);
+        if (!PAIR && p.in) next.load(p.in + at, step, ROWS, count - first);
     };
     load(0);
 #pragma unroll 1
     for (int first = 0; first < TILE_ROWS; first += BATCH) {
         uint32_t half = (uint32_t)(first / HALF_ROWS);
         int64_t to = at;
-        in0 = next0;
-        in1 = next1;
+        in = next;
         if (first % HALF_ROWS == 0) wait_phase(memory + AT_MADE + 8 * half, phase);
         at += AHEAD * step;
         if (first + BATCH < TILE_ROWS) load(first + BATCH);
@@ -379,7 +369,7 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
         for (int i = 0; i < AHEAD; i++) {
             c[i] = load_shared(from + (uint32_t)((first + i * ROWS) * 128));
             if (PAIR)
-                in0.words[i] = load_shared(from + (uint32_t)((TILE_ROWS + first + i * ROWS) * 128));
+                in.words[i] = load_shared(from + (uint32_t)((TILE_ROWS + first + i * ROWS) * 128));
         }
         if ((first + BATCH) % HALF_ROWS == 0) {
             __syncwarp();
@@ -387,7 +377,7 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            finish_piece<EPILOGUE>(p, c[i], in0.words[i], in1.words[i], to + i * step,
+            finish_piece<EPILOGUE>(p, c[i], in.words[i], to + i * step,
                                    WHOLE || first + i * ROWS < count, sum);
     }
     if (EPILOGUE == FUSED_GELU_BACK && p.sums) add_parts(p, tile, parts, sum);
@@ -456,7 +446,6 @@ static void (*const kernels[])(const tile_problem) = {
     fused_gemm<FUSED_PLAIN>,
     fused_gemm<FUSED_GELU_BACK>,
     fused_gemm<FUSED_SILU_MUL>,
-    fused_gemm<FUSED_SILU_MUL_BACK>,
 };
 
 int64_t fused_bands(int64_t m) {
@@ -512,7 +501,7 @@ weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     k.groups = (int)ceil_div(columns, k.cluster);
     k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.groups;
     k.segments = two ? 1 : p->segments;
-    memcpy(k.in, p->in, sizeof k.in);
+    k.in = p->in;
     memcpy(k.out, p->out, sizeof k.out);
     k.sums = p->sums;
     for (int i = 0; i < p->segments; i++)

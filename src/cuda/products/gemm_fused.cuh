@@ -12,11 +12,10 @@ enum { FUSED_SEGMENTS = 6 };
 
 /* What becomes of c, with the tensors that `in` and `out` have, all [m, n]. */
 typedef enum {
-    FUSED_PLAIN,        /* in: addend, or NULL; it may be y. out: y = c + addend */
-    FUSED_GELU_BACK,    /* in: at, which may be y. out: y = c · gelu'(at) */
-    FUSED_SILU_MUL,     /* two segments of one a, not summed: gate and up.
+    FUSED_PLAIN,     /* in: addend, or NULL; it may be y. out: y = c + addend */
+    FUSED_GELU_BACK, /* in: at, which may be y. out: y = c · gelu'(at) */
+    FUSED_SILU_MUL   /* two segments of one a, not summed: gate and up.
                            out: y = silu(gate) · up, and gate and up, or NULL twice */
-    FUSED_SILU_MUL_BACK /* in: gate, up; c is dy of silu_mul. out: dgate, dup */
 } fused_epilogue;
 
 typedef struct {
@@ -31,7 +30,7 @@ typedef struct {
     int segments;
     fused_segment segment[FUSED_SEGMENTS];
     fused_epilogue epilogue;
-    const bf16 *in[2];
+    const bf16 *in;
     bf16 *out[3];
     float *sums; /* [fused_bands(m), n]: column sums of y, as f32 has it, over each band of
                     rows; NULL: not wanted. Only with GELU_BACK. */

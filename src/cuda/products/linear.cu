@@ -10,8 +10,8 @@
  * summed in two steps of a fixed order, bands of rows, then the bands' sums. How many bands there are
  * follows from the shape and the GPU. Behind gelu the same pass makes the rows: its floor is dy, x and
  * dx once. */
-#include "cuda/dependent_launch.cuh"
 #include "cuda/functions.cuh"
+#include "cuda/pack.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
 #include "cuda/products/streamed.cuh"
@@ -40,9 +40,8 @@ enum {
 };
 
 /* The rows whose columns are summed: dy itself, or, with x, dy times gelu's slope at x, kept in dx. */
-template <typename T> struct summed_rows {
-    const T *dy, *x;
-    T *dx;
+struct summed_rows {
+    any_tensor dy, x, dx;
 };
 
 /* How the rows are cut: enough bands to fill the GPU once, none shorter than worth a block. */
@@ -57,95 +56,73 @@ static int64_t column_pass_bytes(const column_pass *p) {
     return ceil_div(p->rows, band_rows(p)) * p->columns * (int64_t)sizeof(float);
 }
 
-/* Eight numbers as they lie in memory. */
-template <typename T> struct raw_vector {
-    uint4 words[sizeof(T) / 2];
-    __device__ void load(const T *p) {
-#pragma unroll
-        for (int i = 0; i < (int)(sizeof(T) / 2); i++)
-            words[i] = ((const uint4 *)p)[i];
-    }
-};
+/* N rows of a lane's n columns, a pack, `step` elements apart. */
+template <bool WHOLE, bool GELU, int N> struct some_rows {
+    pack dy[N], x[GELU ? N : 1];
 
-__device__ static inline void widen_raw(const raw_vector<bf16> &raw, float (&v)[VECTOR]) {
-    widen_words(raw.words[0], v);
-}
-
-__device__ static inline void widen_raw(const raw_vector<float> &raw, float (&v)[VECTOR]) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        v[4 * i] = __uint_as_float(raw.words[i].x);
-        v[4 * i + 1] = __uint_as_float(raw.words[i].y);
-        v[4 * i + 2] = __uint_as_float(raw.words[i].z);
-        v[4 * i + 3] = __uint_as_float(raw.words[i].w);
-    }
-}
-
-/* N rows of a lane's eight columns, `step` elements apart. */
-template <typename T, bool GELU, int N> struct some_rows {
-    raw_vector<T> dy[N], x[GELU ? N : 1];
-
-    __device__ void load(const summed_rows<T> &from, int64_t at, int64_t step) {
+    __device__ void load(const summed_rows &from, int64_t at, int64_t step, int n) {
 #pragma unroll
         for (int r = 0; r < N; r++) {
-            dy[r].load(from.dy + at + r * step);
-            if (GELU) x[r].load(from.x + at + r * step);
+            dy[r] = fetch_of<WHOLE>(from.dy, at + r * step, n);
+            if (GELU) x[r] = fetch_of<WHOLE>(from.x, at + r * step, n);
         }
     }
 
-    __device__ void add(const summed_rows<T> &from, int64_t at, int64_t step,
+    __device__ void add(const summed_rows &from, int64_t at, int64_t step, int n,
                         float (&sum)[VECTOR]) const {
 #pragma unroll
         for (int r = 0; r < N; r++) {
             float v[VECTOR], slope[VECTOR];
-            widen_raw(dy[r], v);
-            if (GELU) widen_raw(x[r], slope);
+            widen_of<WHOLE>(dy[r], from.dy, v);
+            if (GELU) widen_of<WHOLE>(x[r], from.x, slope);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) {
                 if (GELU) v[k] *= gelu_slope(slope[k]);
                 sum[k] += v[k];
             }
-            if (GELU) store_vector(from.dx + at + r * step, v);
+            if (GELU) store_of<WHOLE>(from.dx, at + r * step, n, v);
         }
     }
 };
 
 /* A warp's rows of a band, every eighth: some at a time, so that their loads overlap. With gelu, which
  * takes long, the next are on their way while those at hand are worked on. */
-template <typename T, bool GELU>
-__device__ static inline void sum_rows(const summed_rows<T> &from, int64_t at, int64_t end,
-                                       int64_t step, float (&sum)[VECTOR]) {
-    constexpr int N = (GELU ? 4 : 8) / (int)sizeof(T);
-    some_rows<T, GELU, N> now, next;
+template <bool WHOLE, bool GELU>
+__device__ static inline void sum_rows(const summed_rows &from, int64_t at, int64_t end,
+                                       int64_t step, int n, float (&sum)[VECTOR]) {
+    constexpr int N = (GELU ? 2 : 4) / (WHOLE ? 1 : 2);
+    some_rows<WHOLE, GELU, N> now, next;
     bool some = at + (N - 1) * step < end;
-    if (some && GELU) now.load(from, at, step);
+    if (some && GELU) now.load(from, at, step, n);
     while (some) {
         some = at + (2 * N - 1) * step < end;
-        if (!GELU) now.load(from, at, step);
-        if (some && GELU) next.load(from, at + N * step, step);
-        now.add(from, at, step, sum);
+        if (!GELU) now.load(from, at, step, n);
+        if (some && GELU) next.load(from, at + N * step, step, n);
+        now.add(from, at, step, n, sum);
         if (GELU) now = next;
         at += N * step;
     }
     for (; at < end; at += step) {
-        some_rows<T, GELU, 1> last;
-        last.load(from, at, step);
-        last.add(from, at, step, sum);
+        some_rows<WHOLE, GELU, 1> last;
+        last.load(from, at, step, n);
+        last.add(from, at, step, n, sum);
     }
 }
 
 /* The sums of a band for 256 columns: the warps' sums are added in order. */
-template <typename T, bool GELU>
-static __global__ void __launch_bounds__(WARPS * 32, GELU ? GELU_BLOCKS : BLOCKS)
-    sum_bands(int64_t rows, int64_t columns, int64_t band, summed_rows<T> from, float *sums) {
+template <bool WHOLE, bool GELU>
+static __global__ void __launch_bounds__(WARPS * 32, !WHOLE ? 2
+                                                     : GELU ? GELU_BLOCKS
+                                                            : BLOCKS)
+    sum_bands(int64_t rows, int64_t columns, int64_t band, summed_rows from, float *sums) {
     __shared__ float parts[WARPS][COLUMNS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t column = (int64_t)blockIdx.x * COLUMNS + lane * VECTOR;
     int64_t first = blockIdx.y * band, end = min_i64(first + band, rows);
     float sum[VECTOR] = {};
     if (column < columns)
-        sum_rows<T, GELU>(from, (first + warp) * columns + column, end * columns, WARPS * columns,
-                          sum);
+        sum_rows<WHOLE, GELU>(from, (first + warp) * columns + column, end * columns,
+                              WARPS * columns, pack_length(columns, column), sum);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++)
         parts[warp][lane * VECTOR + k] = sum[k];
@@ -156,25 +133,6 @@ static __global__ void __launch_bounds__(WARPS * 32, GELU ? GELU_BLOCKS : BLOCKS
     for (int w = 0; w < WARPS; w++)
         total += parts[w][threadIdx.x];
     sums[blockIdx.y * columns + at] = total;
-}
-
-/* The same where rows do not start at multiples of 16 bytes: a thread per column. */
-template <typename T, bool GELU>
-static __global__ void sum_bands_slowly(int64_t rows, int64_t columns, int64_t band,
-                                        summed_rows<T> from, float *sums) {
-    int64_t column = thread_index();
-    if (column >= columns) return;
-    int64_t first = blockIdx.y * band, end = min_i64(first + band, rows);
-    float sum = 0;
-    for (int64_t i = first * columns + column; i < end * columns; i += columns) {
-        float v = to_float(from.dy[i]);
-        if (GELU) {
-            v *= gelu_slope(to_float(from.x[i]));
-            from.dx[i] = from_float<T>(v);
-        }
-        sum += v;
-    }
-    sums[blockIdx.y * columns + column] = sum;
 }
 
 /* The sum of the bands, 32 columns per block: a warp takes every ADD_WARPSth band, so that their loads
@@ -197,18 +155,6 @@ static __global__ void add_bands(int64_t bands, int64_t columns, const float *su
     store_any(db, column, total);
 }
 
-template <typename T, bool GELU>
-static void launch_bands(const weft_exec *x, const column_pass *p, int64_t band, float *sums) {
-    dim3 grid((unsigned)ceil_div(p->columns, COLUMNS), (unsigned)ceil_div(p->rows, band));
-    summed_rows<T> from = {data_of<T>(x, p->dy), data_of<T>(x, p->x), data_of<T>(x, p->dx)};
-    if (p->columns % VECTOR == 0)
-        sum_bands<T, GELU>
-            <<<grid, WARPS * 32, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
-    else
-        sum_bands_slowly<T, GELU>
-            <<<grid, COLUMNS, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
-}
-
 /* db = Σ over bands of sums [bands, columns], in order. */
 static void add_column_bands(const weft_exec *x, const weft_tensor *db, int64_t bands,
                              const float *sums) {
@@ -218,15 +164,15 @@ static void add_column_bands(const weft_exec *x, const weft_tensor *db, int64_t 
 }
 
 static weft_status run_column_pass(weft_exec *x, const weft_node *n, const column_pass *p) {
-    int64_t band = band_rows(p);
+    int64_t band = band_rows(p), bands = ceil_div(p->rows, band);
     float *sums = workspace_of<float>(x, n);
-    with_type(p->dy, [&](auto tag) {
-        if (p->x)
-            launch_bands<decltype(tag), true>(x, p, band, sums);
-        else
-            launch_bands<decltype(tag), false>(x, p, band, sums);
-    });
-    if (p->db) add_column_bands(x, p->db, ceil_div(p->rows, band), sums);
+    summed_rows from = {any_of(x, p->dy), any_of(x, p->x), any_of(x, p->dx)};
+    dim3 grid((unsigned)ceil_div(p->columns, COLUMNS), (unsigned)bands);
+    bool whole = are_whole(p->columns, from.dy, from.x, from.dx);
+    auto kernel = p->x ? (whole ? sum_bands<true, true> : sum_bands<false, true>)
+                       : (whole ? sum_bands<true, false> : sum_bands<false, false>);
+    kernel<<<grid, WARPS * 32, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
+    if (p->db) add_column_bands(x, p->db, bands, sums);
     return launched(n);
 }
 
@@ -402,7 +348,7 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
                           p.attr.tb, (float)p.attr.alpha};
     }
     t.epilogue = slope ? FUSED_GELU_BACK : FUSED_PLAIN;
-    t.in[0] = (const bf16 *)place_of(x, n->in[slope ? WEFT_MATMUL_AT : WEFT_MATMUL_ADDEND]);
+    t.in = (const bf16 *)place_of(x, n->in[slope ? WEFT_MATMUL_AT : WEFT_MATMUL_ADDEND]);
     t.out[0] = (bf16 *)place_of(x, n->out[0]);
     if (x && attr->sums) t.sums = workspace_of<float>(x, n);
     return t;

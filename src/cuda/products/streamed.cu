@@ -6,10 +6,11 @@
  * up to 113 KB a block two are on a multiprocessor, one of them perhaps of the next product. b does
  * not change in generation, so that it is asked for before the kernel ahead has ended.
  *
- * Where n is small, k is cut into up to eight parts, so that all multiprocessors have work. The blocks of
+ * k is cut into up to eight parts, so that all multiprocessors have work, and alike much. The blocks of
  * the parts are a cluster: each leaves its sums in shared memory, and each adds a share of all, part after
  * part, reading from the others. How k is cut follows from n and k alone, and within a part the sum goes
- * from k to k: hence a row's bits.
+ * from k to k: hence a row's bits. Of few rows the blocks send their sums to that of the first part, which
+ * finishes them all: nobody waits for the others then but that one.
  *
  * A norm before the product is behind it here: the rows of a are the residual stream itself, and a row's
  * mean and rstd are put to its sums. They come from the product that made the stream, which leaves the
@@ -29,10 +30,13 @@ enum {
     GROUP_ROWS = 64,  /* of b, a warpgroup's */
     MOST_PARTS = 8,   /* of k: a cluster's blocks */
     PART_STAGES = 2,  /* of a part, at least */
-    ENOUGH = 180,     /* blocks of 64 rows that k is cut for */
+    ENOUGH = 96,      /* blocks of 64 rows that k is cut for */
     ENOUGH_WIDE = 96, /* blocks of 128 rows, if they are to be that wide */
+    LONG_STAGES = 8,  /* of 64 rows, of each multiprocessor */
+    JOIN_COST = 64,   /* of a block's sums, in rows of a stage */
     MOST_ROWS = 256,  /* of a in a block */
     ROW_LANES = 16,   /* that finish 64 columns of a row */
+    SENT_ROWS = 4,    /* whose sums are sent, at most */
     DESCRIBED = 0x3ffff
 };
 
@@ -60,6 +64,7 @@ struct streamed_problem {
     gemm_gate gate; /* on a */
     gemm_rope rope; /* behind the sums */
     int cluster;
+    bool sends; /* sums to the block of the first part */
     bool steady;
 };
 
@@ -70,7 +75,9 @@ template <int N, int G, int STAGES> struct streamed_shape {
     static constexpr int WIDTH = G * GROUP_ROWS, THREADS = G * 128 + 32,
                          B_BYTES = WIDTH * DEPTH * 2, STAGE = B_BYTES + N * DEPTH * 2,
                          PITCH = WIDTH + 4, AT_BARRIERS = STAGES * STAGE,
-                         MEMORY = AT_BARRIERS + 16 * STAGES + 1024 /* the start is rounded up */;
+                         AT_RECEIVED = (STAGES - 1) * STAGE, /* a stage that is not used then */
+        MEMORY = AT_BARRIERS + 16 * STAGES + 16 + 1024 /* the start is rounded up */;
+    static_assert((MOST_PARTS - 1) * SENT_ROWS * WIDTH * 4 <= STAGE, "what is sent to a block");
     static_assert(N * PITCH * 4 <= AT_BARRIERS, "sums lie where the stages were");
     static_assert(N == MOST_ROWS || 2 * (MEMORY + 1024) <= 228 << 10, "two blocks at a time");
 };
@@ -102,6 +109,7 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
     using shape = streamed_shape<N, G, STAGES>;
     const streamed_matrix &w = p.of[t.of];
     int row = (int)blockIdx.y * N, ready = min(t.stages, STAGES);
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&w.a) : "memory"); /* wanted when a is there */
     auto load_b = [&](int i) {
         uint32_t full = memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES);
         uint32_t to = memory + (uint32_t)(i % STAGES * shape::STAGE);
@@ -250,6 +258,43 @@ __device__ static inline float4 add_parts(uint32_t at, uint32_t rank, int parts,
     for (int i = 1; i < MOST_PARTS; i++)
         if (i < parts) sum = add_four(sum, part[i]);
     return make_float4(alpha * sum.x, alpha * sum.y, alpha * sum.z, alpha * sum.w);
+}
+
+__device__ static inline float4 load_here(uint32_t at) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+/* The same of what was sent here: the first part's own, and the others', `apart` bytes from each other. */
+__device__ static inline float4 add_received(uint32_t own, uint32_t at, uint32_t apart, int parts,
+                                             float alpha) {
+    float4 sum = load_here(own);
+    for (int i = 1; i < parts; i++)
+        sum = add_four(sum, load_here(at + (uint32_t)(i - 1) * apart));
+    return make_float4(alpha * sum.x, alpha * sum.y, alpha * sum.z, alpha * sum.w);
+}
+
+/* Four numbers to block `rank` of the cluster, at the address that `at` is here; its barrier counts them. */
+__device__ static inline void send_four(uint32_t at, uint32_t barrier, uint32_t rank, float4 v) {
+    asm volatile("{\n"
+                 ".reg .b32 there, counted;\n"
+                 "mapa.shared::cluster.u32 there, %0, %2;\n"
+                 "mapa.shared::cluster.u32 counted, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], "
+                 "{%3, %4, %5, %6}, [counted];\n"
+                 "}\n" ::"r"(at),
+                 "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+__device__ static inline uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
 }
 
 /* Over the lanes that have the same row: the same bits in each. */
@@ -405,15 +450,40 @@ template <int N, int G, int STAGES, int MODE> struct streamed_share {
         if (column < w.n) store_four(w.end.c, (int64_t)(row + r) * w.end.ld + column, v);
     }
 
+    /* What the parts have of four columns of a row. */
+    __device__ float4 add(uint32_t sums, int r, int column, float alpha) const {
+        uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
+        if (!p.sends) return add_parts(at, cluster_rank() - (uint32_t)t.part, w.parts, alpha);
+        return add_received(at, received(sums, 0, r, column), sent_bytes(), w.parts, alpha);
+    }
+
+    /* Where part `part` + 1 sends its sums to. */
+    __device__ uint32_t received(uint32_t sums, int part, int r, int column) const {
+        return sums + shape::AT_RECEIVED + (uint32_t)part * sent_bytes() +
+               (uint32_t)((r * shape::WIDTH + column) * 4);
+    }
+
+    /* By a part. */
+    __device__ uint32_t sent_bytes() const {
+        return (uint32_t)(p.m * shape::WIDTH * 4);
+    }
+
+    /* This part's sums to the block of the first. */
+    __device__ void send(uint32_t sums, uint32_t barrier) const {
+        constexpr int ACROSS = shape::WIDTH / 4;
+        for (int e = (int)threadIdx.x; e < p.m * ACROSS; e += G * 128) {
+            int r = e / ACROSS, column = e % ACROSS * 4;
+            float4 v = load_here(sums + (uint32_t)((r * shape::PITCH + column) * 4));
+            send_four(received(sums, t.part - 1, r, column), barrier,
+                      cluster_rank() - (uint32_t)t.part, v);
+        }
+    }
+
     /* `a`, `of`: those of the first. */
     __device__ void finish(uint32_t sums, streamed_addends a, four_angles &of) const {
-        uint32_t rank;
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-        rank -= (uint32_t)t.part;
         for (int e = first(); e < end; e += step) {
             int r = e / FOURS, column = e % FOURS * 4;
-            uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
-            float4 v = add_parts(at, rank, w.parts, w.end.alpha);
+            float4 v = add(sums, r, column, w.end.alpha);
             row_norm norm = {0, 1};
             if (w.norm.moments) norm = find_norm(w, a);
             if (w.norm.moments && MODE != SILU) v = norm_four(norm, a.sums, v);
@@ -421,7 +491,7 @@ template <int N, int G, int STAGES, int MODE> struct streamed_share {
             if (MODE == SILU) {
                 bool shifted = w.norm.sums && column < w.n;
                 float factor = shifted ? 1.0f : norm.rstd;
-                float4 u = add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha * factor);
+                float4 u = add(sums, r, column - t.column + GROUP_ROWS, w.up_end.alpha * factor);
                 v = make_float4(factor * v.x, factor * v.y, factor * v.z, factor * v.w);
                 if (shifted) {
                     v = norm_apart(w.norm.sums, w.end.bias, column, norm, v);
@@ -459,11 +529,27 @@ __device__ static inline void arrive_at_cluster(int blocks) {
     if (blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
+/* The same without what was written. */
+__device__ static inline void meet_cluster(int blocks) {
+    if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 __device__ static inline void wait_for_cluster(int blocks) {
     if (blocks > 1)
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     else
         __syncthreads();
+}
+
+/* All that the other parts send is there. */
+__device__ static inline void wait_received(uint32_t barrier) {
+    asm volatile("{\n"
+                 ".reg .pred there;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 there, [%0], 0;\n"
+                 "@!there bra again;\n"
+                 "}\n" ::"r"(barrier)
+                 : "memory");
 }
 #define LAUNCH_THREADS(n, g, stages) streamed_shape<n, g, stages>::THREADS
 #else
@@ -478,6 +564,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     using shape = streamed_shape<N, G, STAGES>;
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
+    uint32_t received = memory + shape::AT_BARRIERS + 16 * STAGES;
     trigger_dependents(); /* the next product may ask for its own */
     streamed_place t = find_place < MODE == SILU ? shape::WIDTH / 2 : shape::WIDTH > (p);
     if (threadIdx.x == 0) {
@@ -485,11 +572,18 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
             init_barrier(memory + shape::AT_BARRIERS + 8 * i, 1);
             init_barrier(memory + shape::AT_BARRIERS + 8 * (STAGES + i), 4 * G);
         }
+        init_barrier(received, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     streamed_share<N, G, STAGES, MODE> share(p, t);
     bool finishes = threadIdx.x < G * 128;
+    if (p.sends) {
+        if (threadIdx.x == 0)
+            arrive_expect_tx(received, (int)share.sent_bytes() * (p.of[t.of].parts - 1));
+        __syncwarp();
+        meet_cluster(p.cluster);
+    }
     four_angles rotated;
     if (finishes) share.angles(share.first(), rotated);
     __syncwarp();
@@ -506,6 +600,21 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     /* Every thread, so that this kernel ends no sooner than the one ahead. */
     wait_for_primary();
     __syncwarp();
+    if (p.sends) {
+        streamed_addends added = {};
+        if (finishes && t.part == 0) added = share.addends(share.first());
+        __syncwarp();
+        wait_for_cluster(p.cluster); /* all have begun */
+        if (!finishes || t.stages == 0) return;
+        asm volatile("bar.sync 1, %0;" ::"n"(G * 128) : "memory");
+        if (t.part > 0) {
+            share.send(memory, received);
+        } else {
+            wait_received(received);
+            share.finish(memory, added, rotated);
+        }
+        return;
+    }
     arrive_at_cluster(p.cluster);
     streamed_addends added = {};
     if (finishes) added = share.addends(share.first());
@@ -513,7 +622,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     wait_for_cluster(p.cluster);
     if (finishes) share.finish(memory, added, rotated);
     __syncwarp();
-    arrive_at_cluster(p.cluster);
+    meet_cluster(p.cluster);
     wait_for_cluster(p.cluster); /* nobody reads here any more */
 #endif
 }
@@ -545,18 +654,67 @@ static int count_stages(const cuda_gemm *p) {
     return (int)ceil_div(p->k, DEPTH);
 }
 
-/* By n and k alone. */
-static int count_parts(const cuda_gemm *p) {
+static int rows_of(int64_t m) {
+    int rows = 16;
+    while (rows < m && rows < MOST_ROWS)
+        rows *= 2;
+    return rows;
+}
+
+/* What the busiest multiprocessor reads, in rows of a stage: blocks of so many rows of b, and of a. */
+static int64_t busiest(const cuda_gemm *p, int parts, int width, int64_t rows) {
+    int64_t blocks = ceil_div(p->n, width) * parts;
+    int64_t join = parts > 1 ? (int64_t)JOIN_COST : 0;
+    return ceil_div(blocks, multiprocessors()) *
+           (ceil_div(count_stages(p), parts) * (width + rows) + join);
+}
+
+static int64_t least_busy(const cuda_gemm *p, int parts, int64_t rows) {
+    return min_i64(busiest(p, parts, GROUP_ROWS, rows), busiest(p, parts, 2 * GROUP_ROWS, rows));
+}
+
+/* Whether the time of a product is that of its bytes, and not a launch's. */
+static bool is_long(const cuda_gemm *p) {
+    return ceil_div(p->n, GROUP_ROWS) * count_stages(p) > LONG_STAGES * multiprocessors();
+}
+
+/* By n and k alone: of long products as few rows and many have the least to read; of others such that most
+ * multiprocessors have a block. */
+static int count_parts(const cuda_gemm *p, bool gated) {
     int parts = 1;
     while (parts < MOST_PARTS && ceil_div(p->n, GROUP_ROWS) * parts < ENOUGH &&
            count_stages(p) >= 2 * parts * PART_STAGES)
         parts *= 2;
+    if (gated || !is_long(p)) return parts;
+    int64_t least = INT64_MAX;
+    for (int i = 1; i <= MOST_PARTS && i * PART_STAGES <= count_stages(p); i++) {
+        int64_t cost = least_busy(p, i, 16) + least_busy(p, i, 64);
+        if (cost >= least) continue;
+        least = cost;
+        parts = i;
+    }
     return parts;
 }
 
+/* Whether blocks have 128 rows of b. */
+static bool is_wide(const cuda_gemm *p, int n, int64_t blocks) {
+    if (p->m > MOST_ROWS / 2) return true;
+    if (n > 1 || !is_long(p)) return blocks >= ENOUGH_WIDE;
+    int parts = count_parts(p, false), rows = rows_of(p->m);
+    return busiest(p, parts, 2 * GROUP_ROWS, rows) <= busiest(p, parts, GROUP_ROWS, rows);
+}
+
+/* Whether the last of the stages is free. */
+static bool can_send(const streamed_problem &p, int stages) {
+    for (int i = 0; i < GEMM_TOGETHER && p.of[i].parts; i++)
+        if (ceil_div(p.of[i].stages, p.of[i].parts) >= stages) return false;
+    return p.cluster > 1 && p.m <= SENT_ROWS;
+}
+
 template <int N, int G, int STAGES, int MODE>
-static void launch_shape(cudaStream_t stream, const streamed_problem &p, bool follows) {
+static void launch_shape(cudaStream_t stream, streamed_problem &p, bool follows) {
     using shape = streamed_shape<N, G, STAGES>;
+    p.sends = can_send(p, STAGES);
     static cudaError_t allowed =
         cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, MODE>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
@@ -608,13 +766,6 @@ template <int G> static void launch_few(cudaStream_t stream, streamed_problem &p
         launch_shape<32, G, G == 1 ? 9 : 5, ROPE>(stream, p, follows);
 }
 
-static int rows_of(int64_t m) {
-    int rows = 16;
-    while (rows < m && rows < MOST_ROWS)
-        rows *= 2;
-    return rows;
-}
-
 /* The products' blocks: whole clusters. */
 static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_problem &k,
                        bool gated) {
@@ -632,13 +783,12 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
         k.of[i].stages = count_stages(&p[i]);
         k.of[i].norm = p[i].norm;
         k.of[i].moments = p[i].moments;
-        k.of[i].parts = count_parts(&p[i]);
+        k.of[i].parts = count_parts(&p[i], gated);
         k.cluster = k.of[i].parts > k.cluster ? k.of[i].parts : k.cluster;
         wide += ceil_div(p[i].n, 2 * GROUP_ROWS) * k.of[i].parts;
     }
     bool rotates = p->rope != NULL;
-    int groups =
-        gated || wide >= ENOUGH_WIDE || p->m > MOST_ROWS / 2 || k.rope.half == DEPTH ? 2 : 1;
+    int groups = gated || is_wide(p, n, wide) || k.rope.half == DEPTH ? 2 : 1;
     int width = gated ? GROUP_ROWS : groups * GROUP_ROWS;
     for (int i = 0; i < n; i++) {
         int64_t blocks = ceil_div(p[i].n, width) * k.of[i].parts;
@@ -666,8 +816,23 @@ static void describe_a(const cuda_gemm *p, CUtensorMap *map) {
     make_matrix_map(map, (const bf16 *)p->a.data, p->m, p->k, p->a.ld, rows_of(p->m), DEPTH);
 }
 
+/* A cluster has the blocks of one part of columns, or of several whole ones. */
+static bool fit_together(const cuda_gemm *p, int n) {
+    int most = 1;
+    for (int i = 0; i < n; i++)
+        most = (int)max_i64(most, count_parts(&p[i], false));
+    for (int i = 0; i < n; i++)
+        if (most % count_parts(&p[i], false) != 0) return false;
+    return true;
+}
+
 void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n) {
     streamed_problem k = {};
+    if (!fit_together(p, n)) {
+        for (int i = 0; i < n; i++)
+            streamed_launch(stream, &p[i], 1);
+        return;
+    }
     for (int i = 0; i < n; i++) {
         describe_a(&p[i], &k.of[i].a);
         describe_b(&p[i], &k.of[i].b);

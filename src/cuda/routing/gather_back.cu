@@ -16,17 +16,12 @@
  * Then a group adds up a column. Columns of more than LONG entries (the first token of a sequence
  * may be in every row's) are shared out among the groups of a block, and their sums added in order.
  *
- * Short sequences have their panels in shared memory (panel.cuh). One block sorts all their entries,
- * and their columns by how many those have, so that the eight of a unit have about as many; a column
- * of more than LONG_SHARED · k is a unit by itself.
- *
  * Floor: dc is read and dh written once, at the memory's rate; the entries are moved twice, and their
  * rows read through the caches. */
 #include "cuda/routing/panel.cuh"
 
 enum {
     LONG = 128,
-    LONG_SHARED = 8, /* times k */
     SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
     AHEAD = 4,                   /* times 32: entries that a warp has on their way together */
@@ -273,156 +268,6 @@ static __global__ void __launch_bounds__(SORT_THREADS) sort_buckets(column_lists
     }
 }
 
-/* Lists for panels that shared memory holds. */
-static entry_lists measure_columns(const weft_node *n) {
-    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
-    int64_t k = index->shape[2], entries = index->shape[1] * k, most = LONG_SHARED * k;
-    entry_lists l = {};
-    l.most = ceil_div(n->out[0]->shape[1], UNIT) + entries / (most + 1);
-    /* Sorted by length, a unit's longest column is no longer than any of the unit before. */
-    l.lines = ceil_div(entries + UNIT * most, 2 * UNIT) + (l.most + 1) * UNIT_LINES;
-    return l;
-}
-
-/* Columns by their steps, of UNIT_STEP entries, the longest first: keys of the sort. */
-static int64_t step_keys(int64_t k) {
-    return ceil_div(LONG_SHARED * k, UNIT_STEP) + 2;
-}
-
-/* Shared memory of list_columns, in numbers: the counts of both sorts; where a column's entries begin
- * among the sequence's sorted ones and in the stream; the columns in order; where units begin. */
-static int64_t list_numbers(const weft_node *n, const entry_lists *l) {
-    int64_t columns = n->out[0]->shape[1], k = n->in[WEFT_GATHER_INDEX]->shape[2];
-    return SORT_WARPS * (columns + step_keys(k)) + 3 * columns + 1 + l->most;
-}
-
-static bool fits_shared(const weft_node *n, const entry_lists *l) {
-    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
-    return weft_cuda_fits_shared(n, l) && index->shape[1] * index->shape[2] < 1 << 24 &&
-           list_numbers(n, l) * (int64_t)sizeof(int) + 1024 <= weft_cuda_device()->shared_memory;
-}
-
-typedef struct {
-    int entries, columns, k, in_rows, keys;
-} list_shape;
-
-/* Where entry `e` of a column goes: `where` is where its unit begins, in entries, and its group; of a
- * column by itself, whose groups have them in turn, −1 less that. */
-__device__ static inline int find_slot(int where, int e) {
-    int group = where >= 0 ? 0 : e % UNIT, place = where >= 0 ? e : e / UNIT;
-    return (where >= 0 ? where : -1 - where) + place / 2 * 2 * UNIT + group * 2 + place % 2;
-}
-
-/* A block has a sequence. */
-static __global__ void __launch_bounds__(SORT_THREADS)
-    list_columns(entry_lists l, list_shape s, const int32_t *__restrict__ index,
-                 const float *__restrict__ weight, weft_cuda_run *run, int node) {
-    extern __shared__ int counts[];
-    __shared__ int sums[SORT_WARPS], longs;
-    int *lengths = counts + SORT_WARPS * s.columns, *first = lengths + SORT_WARPS * s.keys;
-    int *where = first + s.columns + 1, *order = where + s.columns, *begin = order + s.columns;
-    int64_t b = blockIdx.x, before = b * s.entries;
-    sum_unit *unit = l.unit + b * l.most;
-    uint2 *stream = (uint2 *)(l.stream + b * l.lines * UNIT);
-    run_of_items own = find_run(s.entries), all_columns = find_run(s.columns);
-    int warp = (int)threadIdx.x / 32, *count = counts + warp * s.columns;
-    auto entry_at = [&](int64_t at) {
-        int column = index[before + at];
-        if (column < -1 || column >= s.columns) note_fault(run, node, before + at);
-        return make_uint4((unsigned)column, (unsigned)at, __float_as_uint(weight[before + at]), 0);
-    };
-    auto column_of = [&](const uint4 &item) {
-        return item.x < (unsigned)s.columns ? (int)item.x : -1;
-    };
-    clear_counts(counts, s.columns + s.keys);
-    count_run(own, count, entry_at, column_of);
-    int all = find_places(counts, s.columns, sums, [&](int j, int from, int) { first[j] = from; });
-    if (threadIdx.x == 0) first[s.columns] = all;
-    __syncthreads();
-    /* The columns in order: those by themselves, then by steps, falling. */
-    auto length_of = [&](int j) { return first[j + 1] - first[j]; };
-    auto column_at = [&](int64_t at) { return make_uint4((unsigned)at, 0, 0, 0); };
-    auto steps_of = [&](const uint4 &item) {
-        if (item.x >= (unsigned)s.columns) return -1;
-        int length = length_of((int)item.x);
-        return length > LONG_SHARED * s.k ? 0 : s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
-    };
-    count_run(all_columns, lengths + warp * s.keys, column_at, steps_of);
-    find_places(lengths, s.keys, sums, [&](int key, int, int to) {
-        if (key == 0) longs = to;
-    });
-    place_run(all_columns, lengths + warp * s.keys, column_at, steps_of,
-              [&](const uint4 &item, int at) { order[at] = (int)item.x; });
-    __syncthreads();
-    /* The units' lines. */
-    int units = longs + (s.columns - longs + UNIT - 1) / UNIT, total = 0;
-    int few = (units + SORT_THREADS - 1) / SORT_THREADS, from = min(units, (int)threadIdx.x * few);
-    auto column_of_unit = [&](int u, int group) { /* its place in the order */
-                                                  return u < longs
-                                                             ? (group == 0 ? u : s.columns)
-                                                             : longs + (u - longs) * UNIT + group;
-    };
-    auto lines_of = [&](int u) {
-        int length = length_of(order[column_of_unit(u, 0)]);
-        if (u < longs) length = (length + UNIT - 1) / UNIT;
-        return (length + UNIT_STEP - 1) / UNIT_STEP * UNIT_LINES;
-    };
-    for (int u = from; u < min(units, from + few); u++)
-        total += lines_of(u);
-    int line = sum_before(total, sums, &all);
-    for (int u = from; u < min(units, from + few); u++) {
-        begin[u] = line;
-        unit[u].line = line;
-        unit[u].lines = lines_of(u);
-        unit[u].whole = u < longs;
-        unit[u].units = units;
-        line += lines_of(u);
-    }
-    __syncthreads();
-    /* Where columns go, and what their groups have in the place of entries. */
-    uint2 none = make_entry(s.in_rows, 0);
-    for (int i = (int)threadIdx.x; i < units * UNIT; i += SORT_THREADS) {
-        int u = i / UNIT, group = i % UNIT, at = column_of_unit(u, group);
-        bool there = at < s.columns;
-        int j = there ? order[at] : 0, place = begin[u] * 2 * UNIT + (u < longs ? 0 : group * 2);
-        if (u < longs) place = -1 - place;
-        if (there) where[j] = place;
-        unit[u].target[group] = (uint16_t)(there ? j : NOWHERE);
-        if (u < longs && group > 0) continue;
-        int slots = lines_of(u) * (u < longs ? 2 * UNIT : 2);
-        for (int e = there ? length_of(j) : 0; e < slots; e++)
-            stream[find_slot(place, e)] = none;
-    }
-    __syncthreads();
-    place_run(own, count, entry_at, column_of, [&](const uint4 &item, int at) {
-        int slot = find_slot(where[item.x], at - first[item.x]);
-        stream[slot] = make_entry(item.y / (unsigned)s.k, __uint_as_float(item.z));
-    });
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < all / UNIT_LINES * UNIT; i += SORT_THREADS) {
-        uint4 *step = (uint4 *)stream + i / UNIT * UNIT_LINES * UNIT + i % UNIT;
-        uint4 a = step[0], c = step[UNIT];
-        uint2 entry[UNIT_STEP] = {{a.x, a.y}, {a.z, a.w}, {c.x, c.y}, {c.z, c.w}};
-        order_step(entry, i % UNIT);
-        step[0] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
-        step[UNIT] = make_uint4(entry[2].x, entry[2].y, entry[3].x, entry[3].y);
-    }
-}
-
-static void gather_back_shared(weft_exec *x, const weft_node *n, entry_lists l) {
-    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
-    int64_t k = index->shape[2];
-    list_shape s = {(int)(index->shape[1] * k), (int)n->out[0]->shape[1], (int)k,
-                    (int)index->shape[1], (int)step_keys(k)};
-    size_t bytes = (size_t)list_numbers(n, &l) * sizeof(int);
-    place_entries(&l, index->shape[0], workspace_of<char>(x, n));
-    cudaFuncSetAttribute(list_columns, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    list_columns<<<(unsigned)index->shape[0], SORT_THREADS, bytes, stream_of(x)>>>(
-        l, s, data_of<int32_t>(x, index), data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]),
-        device_run(x), n->index);
-    weft_cuda_sum_shared(x, n, &l);
-}
-
 /* Adds the entries from `begin` to `end` of a sequence's, by a group. */
 template <bool ALIGNED, typename T, int N>
 __device__ static inline void add_span(const panel_place<T> &p, const uint2 *entry, int begin,
@@ -491,19 +336,12 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 static int64_t route_gather_back_workspace(const weft_node *n, int) {
-    entry_lists l = measure_columns(n);
-    if (fits_shared(n, &l)) return place_entries(&l, n->out[0]->shape[0], NULL);
     column_lists c = measure_lists(n);
     return place_lists(&c, NULL);
 }
 
 CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index) {
     const weft_tensor *dc = n->in[WEFT_GATHER_H];
-    entry_lists l = measure_columns(n);
-    if (fits_shared(n, &l)) {
-        gather_back_shared(x, n, l);
-        return launched(n);
-    }
     panel_shape s = make_panels(n);
     column_lists c = measure_lists(n);
     place_lists(&c, workspace_of<char>(x, n));

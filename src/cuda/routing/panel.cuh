@@ -1,5 +1,5 @@
 /* What the sums along kept columns and their gradient share: sparse rows times a dense matrix (SpMM), in
- * panels of a few columns so that what is gathered stays in a cache or in shared memory.
+ * panels of a few columns so that what is gathered stays in a cache.
  *
  * A panel is all rows of a sequence, 128 bytes of each. LANES threads, a group, make one row of the
  * result in one panel: each has 16 bytes, and what a row is the sum of, its entries (a row that is
@@ -27,34 +27,24 @@ static const int64_t CACHED_BYTES = (int64_t)24 << 20; /* panels that are read a
 /* Columns of a thread. */
 template <typename T> static constexpr int PIECE = 16 / (int)sizeof(T);
 
-struct gather_shape {
+struct panel_shape {
     int64_t in_rows, out_rows, batch; /* rows that are read, and of the result */
     int64_t width[2];                 /* of the tensors; 0: not there */
     int panels[2];
-};
-
-/* In panels of `bytes` of a row. */
-static inline gather_shape measure_gather(const weft_node *n, int64_t bytes) {
-    const weft_tensor *in = n->in[WEFT_GATHER_H];
-    int64_t columns = bytes / (int64_t)weft_dtype_size(in->dtype);
-    gather_shape s = {};
-    s.in_rows = in->shape[1];
-    s.out_rows = n->out[0]->shape[1];
-    s.batch = in->shape[0];
-    for (int i = 0; i < 2 && weft_gather_input(n, i); i++) {
-        s.width[i] = weft_gather_input(n, i)->shape[2];
-        s.panels[i] = (int)ceil_div(s.width[i], columns);
-    }
-    return s;
-}
-
-struct panel_shape : gather_shape {
     int64_t tiles; /* of a panel: GROUPS rows of the result */
     int processors, teams;
 };
 
 static inline panel_shape make_panels(const weft_node *n) {
-    panel_shape s = {measure_gather(n, PANEL)};
+    const weft_tensor *in = n->in[WEFT_GATHER_H];
+    panel_shape s = {};
+    s.in_rows = in->shape[1];
+    s.out_rows = n->out[0]->shape[1];
+    s.batch = in->shape[0];
+    for (int i = 0; i < 2 && weft_gather_input(n, i); i++) {
+        s.width[i] = weft_gather_input(n, i)->shape[2];
+        s.panels[i] = (int)ceil_div(s.width[i] * (int64_t)weft_dtype_size(in->dtype), PANEL);
+    }
     s.tiles = ceil_div(s.out_rows, GROUPS);
     int64_t all = s.batch * (s.panels[0] + s.panels[1]) * s.tiles;
     s.processors = (int)min_i64(multiprocessors(), ceil_div(all, BLOCKS));
@@ -116,25 +106,23 @@ struct tile_walk {
     }
 };
 
-/* A sequence's rows, from the thread's first column of a panel on; in shared memory's panels, where
- * it has none there, from the first of all on. */
+/* A sequence's rows, from the thread's first column of a panel on. */
 template <typename T> struct panel_place {
     const T *in;
     T *out;
-    int64_t width, b;
+    int64_t width;
     int count; /* columns that are there, PIECE at most */
 };
 
-template <int LANES_OF_PANEL = LANES, typename T>
-__device__ static inline panel_place<T> find_place(const gather_shape &s, const panel_data<T> &d,
+template <typename T>
+__device__ static inline panel_place<T> find_place(const panel_shape &s, const panel_data<T> &d,
                                                    int64_t b, int panel) {
     bool second = panel >= s.panels[0];
     if (second) panel -= s.panels[0];
-    int64_t column = (panel * LANES_OF_PANEL + threadIdx.x % LANES_OF_PANEL) * PIECE<T>;
+    int64_t column = (panel * LANES + threadIdx.x % LANES) * PIECE<T>;
     panel_place<T> p = {second ? d.in[1] : d.in[0], second ? d.out[1] : d.out[0],
-                        second ? s.width[1] : s.width[0], b, 0};
+                        second ? s.width[1] : s.width[0], 0};
     p.count = (int)max_i64(0, min_i64(PIECE<T>, p.width - column));
-    if (LANES_OF_PANEL < LANES && p.count == 0) column = 0;
     p.in += b * s.in_rows * p.width + column;
     p.out += b * s.out_rows * p.width + column;
     return p;
@@ -193,65 +181,3 @@ __device__ static inline void store_piece(const panel_place<T> &p, int64_t row,
     for (int i = 0; i < N && !ALIGNED; i++)
         if (i < p.count) to[i] = from_float<T>(v[i]);
 }
-
-/* Panels in shared memory, for sequences that fit (shared_sums.cu). Here a panel is 64 bytes of each row,
- * which four threads, a group, have 16 each of. A warp's eight groups make a unit together: eight rows
- * of the result, or one that is the sum of many. Their entries lie in lines of the sequence's stream, two
- * of each group in a line, so that the warp's loads are coalesced; each is the place of a row in the
- * panel, in bytes, and a weight. Groups that have fewer than the unit's have entries that add nothing:
- * they name a row of zeros behind the panel. */
-enum {
-    SHARED_LANES = 4,
-    SHARED_PITCH = 16 * SHARED_LANES,
-    UNIT = 32 / SHARED_LANES, /* groups of a warp */
-    UNIT_LINES = 2,           /* lines of a unit are a multiple of these: entries read together */
-    UNIT_STEP = 2 * UNIT_LINES,
-    NOWHERE = 0xffff
-};
-
-/* Eight rows of the result, or one row: the sum of all groups' sums. */
-typedef struct __align__(16) {
-    uint16_t target[UNIT]; /* the groups' rows of the result; NOWHERE: none */
-    int line, lines;       /* of the stream */
-    int whole;             /* one row */
-    int units;             /* of the sequence; in its first unit */
-}
-sum_unit;
-
-typedef struct {
-    sum_unit *unit; /* [B, most] */
-    uint4 *stream;  /* [B, lines, UNIT]: two entries */
-    int64_t most, lines;
-} entry_lists;
-
-static inline int64_t place_entries(entry_lists *l, int64_t batch, char *workspace) {
-    int64_t units = align_bytes(batch * l->most * (int64_t)sizeof(sum_unit));
-    l->unit = (sum_unit *)workspace;
-    l->stream = workspace ? (uint4 *)(workspace + units) : NULL;
-    return units + align_bytes(batch * l->lines * UNIT * (int64_t)sizeof(uint4));
-}
-
-__device__ static inline uint2 make_entry(int64_t row, float weight) {
-    return make_uint2((unsigned)row * SHARED_PITCH, __float_as_uint(weight));
-}
-
-/* Puts a group's entries that are read together in order: two groups that read in the same instant
- * get in each other's way where both rows are even or both odd, so one begins with the even ones, the
- * other with the odd. */
-__device__ static inline void order_step(uint2 (&entry)[UNIT_STEP], int group) {
-#pragma unroll
-    for (int end = UNIT_STEP - 1; end > 0; end--)
-#pragma unroll
-        for (int i = 0; i < end; i++) {
-            uint2 a = entry[i], b = entry[i + 1];
-            bool swap = (a.x / SHARED_PITCH + group) % 2 > (b.x / SHARED_PITCH + group) % 2;
-            entry[i] = swap ? b : a;
-            entry[i + 1] = swap ? a : b;
-        }
-}
-
-/* Whether a multiprocessor holds a panel of the node. */
-bool weft_cuda_fits_shared(const weft_node *n, const entry_lists *l);
-
-/* Makes the sums. */
-void weft_cuda_sum_shared(weft_exec *x, const weft_node *n, const entry_lists *l);

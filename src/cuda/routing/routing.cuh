@@ -28,16 +28,6 @@ weft_status weft_cuda_explain_index(weft_exec *x, const weft_node *n, int64_t pl
 /* The tensor cores' route_topk, for the nodes that weft_cuda_topk_is_fast names (cuda/choice.h). */
 weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n);
 
-/* ALiBi's slope, as weft_alibi_slope gives it. */
-__device__ static inline float route_slope(int h, int heads) {
-    int power = 1;
-    while (power * 2 <= heads)
-        power *= 2;
-    double exponent =
-        h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / (double)power;
-    return (float)exp2(exponent);
-}
-
 typedef struct {
     float scale, beta, slope;
 } route_head;
@@ -51,7 +41,7 @@ __device__ static inline route_head route_head_of(const route_problem &p, int h)
     }
     if (p.scale) out.scale = p.scale[h];
     if (p.beta) out.beta = p.beta[h];
-    if (p.alibi) out.slope = route_slope(h, p.heads);
+    if (p.alibi) out.slope = alibi_slope(h, p.heads);
     return out;
 }
 

@@ -15,10 +15,6 @@ static encode_function find_encode() {
     return encode;
 }
 
-bool can_make_maps() {
-    return find_encode() != NULL;
-}
-
 bool make_tensor_map(CUtensorMap *map, const void *data, int dimensions, const cuuint64_t *size,
                      const cuuint64_t *stride, const cuuint32_t *box) {
     static const cuuint32_t steps[5] = {1, 1, 1, 1, 1};

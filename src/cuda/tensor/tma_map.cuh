@@ -7,9 +7,6 @@
 
 #include <cuda.h>
 
-/* Whether the driver has maps. */
-bool can_make_maps();
-
 /* Sizes and the box in elements, the columns first; distances of all dimensions but those in bytes.
  * False: the driver refused, or has no maps. */
 bool make_tensor_map(CUtensorMap *map, const void *data, int dimensions, const cuuint64_t *size,
