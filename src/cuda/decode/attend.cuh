@@ -19,7 +19,7 @@ enum {
     JOIN_WARPS = 16,
     JOIN_CHAINS = 4, /* of leaves of a head, where heads are few */
     FEW_LEAVES = 66, /* that a block joins; with more, blocks for each head share that out */
-    FEW_OF_MANY = 34 /* the same of many heads */
+    FEW_OF_MANY = 18 /* the same of many heads */
 };
 
 struct attend_problem {

@@ -32,7 +32,7 @@
 enum {
     TENSOR_ROWS = 16,        /* heads of a tile */
     TENSOR_APART = 64,       /* rows of the longest run of which none share a tile */
-    TENSOR_LONG = 1 << 14,   /* the shortest context whose leaves are longer, of many heads */
+    TENSOR_LONG = 1 << 13,   /* the shortest context whose leaves are longer, of many heads */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
     TENSOR_STAGES = 2,       /* tiles of a warp in shared memory; one, where leaves are quartered */
@@ -598,19 +598,19 @@ __device__ static inline void find_factors(const attend_problem &a, const tensor
             factors_of(a, find_row<TOGETHER>(a, v, TOGETHER ? h : min(h, a.group - 1)).head);
 }
 
-/* Adds the i-th tile of a warp, `use`, of part `within` of its leaf's units, and asks for the next one. */
-template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
+/* Adds the i-th tile of a warp, `use`, of a tile of heads and of columns from `from` on, and asks for the next one. */
+template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER, int STAGES>
 __device__ static inline void add_tile(const attend_problem &a, const tensor_memory &m,
                                        const row_view &v, int i, int tile, int from,
                                        const tile_walk &use, tile_walk &ask, unit_sums<UNITS> &s) {
-    int slot = i % a.stages;
+    int slot = i % STAGES;
     const char *stage = m.stages + slot * stage_bytes(a);
     const bf16 *keys = (const bf16 *)stage;
     const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
     const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
     bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
     float c[4][4] = {};
-    wait_tile(m, slot, i / a.stages);
+    wait_tile(m, slot, i / STAGES);
     if (use.high > v.fresh) wait_fresh(a, m, slot, use, v);
     if (even)
         score_tile<true>(a, queries, keys, c);
@@ -647,7 +647,8 @@ __device__ static inline void go_through_leaves(const attend_problem &a, const t
         int tile = within % tiles, from = within / tiles * TENSOR_COLUMNS;
         if (fresh) clear_sums(s);
         fresh = use.ends_leaf();
-        add_tile<UNITS, HALVES, PLAIN, TOGETHER>(a, m, v, i, tile, from, use, ask, s);
+        add_tile<UNITS, HALVES, PLAIN, TOGETHER, TENSOR_STAGES>(a, m, v, i, tile, from, use, ask,
+                                                                s);
         if (fresh) keep_leaf<UNITS, HALVES, TOGETHER>(a, v, leaf, tile, from, s);
         use.advance(a, v);
     }
@@ -715,7 +716,7 @@ __device__ static inline void go_through_quarters(const attend_problem &a, const
         clear_sums(s);
 #pragma unroll 1
         for (; use.there() && use.unit == leaf; i++, use.advance(a, v))
-            add_tile<UNITS, HALVES, PLAIN, false>(a, m, v, i, 0, 0, use, ask, s);
+            add_tile<UNITS, HALVES, PLAIN, false, 1>(a, m, v, i, 0, 0, use, ask, s);
         if (threadIdx.x < 32 * QUARTERS) leave_quarter<UNITS, HALVES>(a, m, s);
         __syncthreads();
         join_quarters(a, m, v, leaf);
