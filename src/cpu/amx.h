@@ -9,17 +9,21 @@ enum {
     TILE_STRIDE = 64 /* bytes of a tile's row */
 };
 
+/* Constant, and so in memory as a whole: gcc before 12.4 takes _tile_loadconfig to read eight bytes of what it
+ * is given, and leaves out the stores to the rest of a variable. */
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} AMX_SHAPE = {
+    .palette = 1,
+    .row_bytes = {TILE_STRIDE, TILE_STRIDE, TILE_STRIDE, TILE_STRIDE, TILE_STRIDE, TILE_STRIDE,
+                  TILE_STRIDE, TILE_STRIDE},
+    .rows = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE},
+};
+
 __attribute__((target("amx-tile"))) static void amx_begin(void) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shape.row_bytes[i] = TILE_STRIDE;
-        shape.rows[i] = TILE;
-    }
-    _tile_loadconfig(&shape);
+    _tile_loadconfig(&AMX_SHAPE);
 }
 
 __attribute__((target("amx-tile"))) static void amx_end(void) {
