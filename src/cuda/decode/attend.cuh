@@ -12,12 +12,14 @@ enum {
     KEY_TILE = THREADS / LANES,
     HEADS = 4,                         /* query heads at a time */
     SPREAD = THREADS * VECTOR * HEADS, /* floats that the values' sums are joined in */
-    JOINED = 8,                        /* leaves that are asked for at once */
+    JOINED = 9,                        /* leaves that are asked for at once */
     JOINED_HEADS = 16,                 /* heads that are joined at once */
     JOINED_LEAVES = 32,                /* leaves that a warp joins, where there are many */
     JOINED_COLUMNS = 128, /* of a head, that a block of at most JOIN_WARPS joins then */
     JOIN_WARPS = 16,
-    FEW_LEAVES = 34 /* that a block joins; with more, blocks for each head share that out */
+    JOIN_CHAINS = 4, /* of leaves of a head, where heads are few */
+    FEW_LEAVES = 66, /* that a block joins; with more, blocks for each head share that out */
+    FEW_OF_MANY = 34 /* the same of many heads */
 };
 
 struct attend_problem {
@@ -222,9 +224,33 @@ __device__ static inline void join_head(const attend_problem &a, int at, int fro
     a.rows[2 * at + 1] = total;
 }
 
+/* Columns d and d + 1 of leaves first, first + CHAINS, ... of a row's head, each by its factor. */
+template <int CHAINS>
+__device__ static inline float2 join_chain(const float *from, int step, const float *factors,
+                                           int first, int leaves) {
+    float2 sum = make_float2(0, 0);
+    for (int b = first; b < leaves; b += JOINED * CHAINS) {
+        float2 v[JOINED];
+#pragma unroll
+        for (int i = 0; i < JOINED; i++)
+            v[i] = b + i * CHAINS < leaves
+                       ? __ldcg((const float2 *)(from + (b + i * CHAINS) * step))
+                       : make_float2(0, 0);
+#pragma unroll
+        for (int i = 0; i < JOINED; i++)
+            if (b + i * CHAINS < leaves) {
+                sum.x = fmaf(v[i].x, factors[b + i * CHAINS], sum.x);
+                sum.y = fmaf(v[i].y, factors[b + i * CHAINS], sum.y);
+            }
+    }
+    return sum;
+}
+
 /* The heads of a block's group, of one row or of several from r on, where leaves are few: a warp finds the
- * leaves' factors of a head, then each thread adds two columns of a head, leaf after leaf. */
-__device__ static inline void join_group(const attend_problem &a, int r, int g, int rows) {
+ * leaves' factors of a head, then each thread adds two columns of a head, leaf after leaf; of few heads lanes
+ * eight apart have every fourth leaf each. */
+template <int CHAINS>
+__device__ static inline void join_heads(const attend_problem &a, int r, int g, int rows) {
     __shared__ float factors[JOINED_HEADS][FEW_LEAVES], totals[JOINED_HEADS];
     int few = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32, all = rows * a.group;
     /* Of head h of these; the rows' heads lie one behind the other. */
@@ -236,13 +262,23 @@ __device__ static inline void join_group(const attend_problem &a, int r, int g, 
     for (int h0 = 0; h0 < all; h0 += JOINED_HEADS) {
         int heads = min((int)JOINED_HEADS, all - h0);
         for (int h = (int)threadIdx.x / 32; h < heads; h += (int)blockDim.x / 32) {
+            constexpr int MOST = (FEW_LEAVES + 31) / 32;
             int at = place(h0 + h), leaves = leaves_at(h0 + h);
             const float *ends = a.partial + (int64_t)at * a.blocks * step + a.dv;
-            float own[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-            for (int i = 0, b = lane; i < 2 && b < leaves; i++, b += 32)
-                own[i] = __ldcg(ends + b * step), sum[i] = __ldcg(ends + b * step + 1);
-            float top = warp_max(fmaxf(own[0], own[1])), total = 0;
-            for (int i = 0, b = lane; i < 2; i++, b += 32) {
+            float own[MOST], sum[MOST], top = -INFINITY, total = 0;
+#pragma unroll
+            for (int i = 0; i < MOST; i++) {
+                int b = lane + 32 * i;
+                own[i] = b < leaves ? __ldcg(ends + b * step) : -INFINITY;
+                sum[i] = b < leaves ? __ldcg(ends + b * step + 1) : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < MOST; i++)
+                top = fmaxf(top, own[i]);
+            top = warp_max(top);
+#pragma unroll
+            for (int i = 0; i < MOST; i++) {
+                int b = lane + 32 * i;
                 float f = b < leaves ? exp2f(own[i] - top) : 0.0f;
                 total += f * sum[i];
                 if (b < leaves) factors[h][b] = f;
@@ -254,29 +290,42 @@ __device__ static inline void join_group(const attend_problem &a, int r, int g, 
             a.rows[2 * at + 1] = total;
         }
         __syncthreads();
-        for (int e = (int)threadIdx.x * 2; e < heads * a.dv; e += (int)blockDim.x * 2) {
-            int h = e / a.dv, d = e % a.dv, at = place(h0 + h), leaves = leaves_at(h0 + h);
-            const float *from = a.partial + (int64_t)at * a.blocks * step + d;
-            float x = 0, y = 0;
-            for (int b = 0; b < leaves; b += JOINED) {
-                float2 v[JOINED];
+        int across = 32 / CHAINS, pairs = heads * a.dv / 2;
+        int last = (pairs + across - 1) / across * across;
+        for (int e = (int)threadIdx.x / 32 * across + lane % across; e < last;
+             e += (int)blockDim.x / CHAINS) {
+            int own = min(e, pairs - 1) * 2, h = own / a.dv, d = own % a.dv, at = place(h0 + h);
+            int leaves = leaves_at(h0 + h);
+            float2 sum = join_chain<CHAINS>(a.partial + (int64_t)at * a.blocks * step + d, step,
+                                            factors[h], lane / across, leaves);
 #pragma unroll
-                for (int i = 0; i < JOINED; i++)
-                    v[i] = b + i < leaves ? __ldcg((const float2 *)(from + (b + i) * step))
-                                          : make_float2(0, 0);
-#pragma unroll
-                for (int i = 0; i < JOINED; i++)
-                    if (b + i < leaves) {
-                        x = fmaf(v[i].x, factors[h][b + i], x);
-                        y = fmaf(v[i].y, factors[h][b + i], y);
-                    }
+            for (int i = across; i < 32; i *= 2) {
+                sum.x += __shfl_xor_sync(0xffffffffu, sum.x, i);
+                sum.y += __shfl_xor_sync(0xffffffffu, sum.y, i);
             }
+            if (lane >= across || e >= pairs) continue;
             int64_t to = (int64_t)at * a.dv + d;
-            store_any(a.o, to, leaves ? x / totals[h] : 0.0f);
-            store_any(a.o, to + 1, leaves ? y / totals[h] : 0.0f);
+            store_any(a.o, to, leaves ? sum.x / totals[h] : 0.0f);
+            store_any(a.o, to + 1, leaves ? sum.y / totals[h] : 0.0f);
         }
         __syncthreads();
     }
+}
+
+/* Whether a key head has few query heads: then its leaves are many and short. */
+__device__ __host__ static inline bool has_few_heads(const attend_problem &a) {
+    return a.group <= 4;
+}
+
+static inline bool has_few_leaves(const attend_problem &a) {
+    return a.blocks <= (has_few_heads(a) ? FEW_LEAVES : FEW_OF_MANY);
+}
+
+__device__ static inline void join_group(const attend_problem &a, int r, int g, int rows) {
+    if (has_few_heads(a))
+        join_heads<JOIN_CHAINS>(a, r, g, rows);
+    else
+        join_heads<1>(a, r, g, rows);
 }
 
 /* Whether the block is the last of the `sharing` blocks of a row and key head to come here, and so is to join

@@ -670,11 +670,10 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     if (a.value_write.done) *a.value_write.done = 0;
 }
 
-/* Blocks for each of so many rows and key heads: all that fit at a time, or several times as many, so that it
- * matters little when the last ones end. */
+/* Blocks for each of so many rows and key heads: all that fit at a time, or half as many again. */
 static inline int choose_splits(const attend_problem &a, int64_t rows) {
     int64_t room = 2 * multiprocessors(), pairs = rows * a.keys.heads;
-    int64_t splits = pairs <= room ? room / pairs : ceil_div(3 * room, pairs);
+    int64_t splits = pairs <= room ? room / pairs : ceil_div(3 * room / 2, pairs);
     return (int)min_i64((int64_t)a.blocks * a.units, splits);
 }
 
@@ -689,10 +688,13 @@ static inline void share_out_leaves(attend_problem *a) {
     a->warps = (int)ceil_div(each, ceil_div(each, a->warps));
 }
 
-/* Keys of a leaf, by the heads and the context alone, which all runs of a decoder have in common: of many heads
- * each leaf leaves many sums, a fifth of what is read where leaves have 128 keys. */
+/* Keys of a leaf, by the heads and the context alone, which all runs of a decoder have in common. Of few heads as
+ * short as a block can join them, for a leaf's keys follow one another; of many heads each leaf leaves many sums, a
+ * fifth of what is read where leaves have 128 keys. */
 static inline void choose_leaf(attend_problem *a) {
-    a->leaf_bits = a->group <= 4 ? 6 : a->context < TENSOR_LONG ? 7 : 8;
+    a->leaf_bits = has_few_heads(*a) ? 5 : a->context < TENSOR_LONG ? 7 : 8;
+    while (has_few_heads(*a) && a->leaf_bits < 8 && a->context >> a->leaf_bits > FEW_LEAVES - 2)
+        a->leaf_bits++;
     a->leaf = 1 << a->leaf_bits;
 }
 

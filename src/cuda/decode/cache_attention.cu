@@ -506,7 +506,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     attended_writes writes = find_writes(x, n);
     if (writes.keys) a.key_write = describe_write(x, writes.keys);
     if (writes.values) a.value_write = describe_write(x, writes.values);
-    if (a.blocks <= FEW_LEAVES && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
+    if (has_few_leaves(a) && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = device_counters(x);
     if (a.tensor)
         launch_kernel(x, a, choose_tiles(a), tensor_bytes(a), rows);

@@ -109,6 +109,7 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
     using shape = streamed_shape<N, G, STAGES>;
     const streamed_matrix &w = p.of[t.of];
     int row = (int)blockIdx.y * N, ready = min(t.stages, STAGES);
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&w.a) : "memory"); /* wanted when a is there */
     auto load_b = [&](int i) {
         uint32_t full = memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES);
         uint32_t to = memory + (uint32_t)(i % STAGES * shape::STAGE);
