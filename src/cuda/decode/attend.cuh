@@ -52,6 +52,8 @@ struct attend_problem {
     int apart;     /* splits of rows that share none */
     int warps;     /* of a block that have leaves, in attend_tensor.cuh */
     int units;     /* of a leaf, there */
+    int stages;    /* of a warp, there */
+    bool quarters; /* a leaf's are warps' of one block, there */
     /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
     unsigned *joins;
     float *partial; /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */

@@ -8,6 +8,10 @@
  * Values that are the keys are copied once. Each leaf's result goes to memory by itself, so that it
  * changes nothing which warp has which.
  *
+ * A tile of many heads takes a warp long. Their leaves are quartered: four warps of a block have a quarter of
+ * a leaf each, and what they have summed is joined in shared memory, in order. A leaf takes a quarter of the
+ * time then, and no more room in memory.
+ *
  * The query heads that share a key head are the rows of a tile of 16, so that MLA's twelve or more heads
  * read their one latent once; of a key head with one query head 15 rows are empty, which costs nothing
  * where memory decides. In runs of more than 64 rows the next rows of a prompt fill them, which see the
@@ -31,9 +35,11 @@ enum {
     TENSOR_LONG = 1 << 14,   /* the shortest context whose leaves are longer, of many heads */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
-    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
-    TENSOR_WARPS = 6,        /* of a block */
-    TENSOR_ROOM = 100 << 10  /* bytes of a block's stages, so that two are there, or a product's */
+    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory; one, where leaves are quartered */
+    QUARTERS = 4,
+    QUARTER_PAD = 4,  /* floats behind a head's sums of a quarter: the largest score, the sum */
+    TENSOR_WARPS = 6, /* of a block */
+    TENSOR_ROOM = 100 << 10 /* bytes of a block's stages, so that two are there, or a product's */
 };
 
 __host__ __device__ static inline int tensor_heads(const attend_problem &a) {
@@ -59,14 +65,25 @@ __host__ __device__ static inline int stage_bytes(const attend_problem &a) {
     return pair_bytes(a) + (a.keys.number ? TENSOR_KEYS * (int)sizeof(float) : 0);
 }
 
-/* Shared memory: the warps' stages; a barrier for each; q, a number of 16 bytes for each step and lane of each
- * tile of heads; heads' factors. */
+/* Of a quarter, the sums of each head. */
+__host__ __device__ static inline int quarter_step(const attend_problem &a) {
+    return a.dv + QUARTER_PAD;
+}
+
+__host__ __device__ static inline int64_t quarter_bytes(const attend_problem &a) {
+    return a.quarters ? QUARTERS * TENSOR_ROWS * quarter_step(a) * (int64_t)sizeof(float) : 0;
+}
+
+/* Shared memory: quarters' sums; the warps' stages; a barrier for each; q, a number of 16 bytes for each step and
+ * lane of each tile of heads; heads' factors. */
 static inline int64_t tensor_bytes(const attend_problem &a) {
     int64_t head = tensor_steps(a) * 2 * (int64_t)sizeof(uint4) + (int64_t)sizeof(head_factors);
-    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head;
+    return a.warps * a.stages * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head +
+           quarter_bytes(a);
 }
 
 struct tensor_memory {
+    float *sums;      /* [quarters, 16, quarter_step] */
     char *stages;     /* of the warp */
     uint32_t arrived; /* the warp's barriers */
     uint4 *q;
@@ -74,11 +91,13 @@ struct tensor_memory {
 };
 
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
-    int warp = (int)threadIdx.x / 32, stages = a.warps * TENSOR_STAGES;
+    int warp = (int)threadIdx.x / 32, stages = a.warps * a.stages;
+    float *sums = (float *)memory;
+    memory += quarter_bytes(a);
     char *barriers = memory + stages * stage_bytes(a);
     uint4 *q = (uint4 *)(barriers + stages * 8);
-    return {memory + warp * TENSOR_STAGES * stage_bytes(a),
-            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8), q,
+    return {sums, memory + warp * a.stages * stage_bytes(a),
+            shared_address(barriers) + (uint32_t)(warp * a.stages * 8), q,
             (head_factors *)(q + tensor_heads(a) * tensor_steps(a) * 2)};
 }
 
@@ -170,15 +189,21 @@ struct tile_walk {
     __device__ bool ends_leaf() const {
         return key + TENSOR_KEYS >= end;
     }
+    /* Of a quarter: the next leaf of which it has some keys. */
     __device__ void enter(const attend_problem &a, const row_view &v) {
-        int leaf = a.units == 1 ? unit : unit / a.units;
-        int begin = ((v.seen >> a.leaf_bits) + leaf) << a.leaf_bits;
-        low = max(begin, v.seen), end = min(begin + a.leaf, v.own + 1);
-        key = low / TENSOR_KEYS * TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
+        int span = a.quarters ? a.leaf / QUARTERS : a.leaf;
+        int ahead = a.quarters ? (int)threadIdx.x / 32 * span : 0;
+        for (;; unit += v.splits) {
+            int leaf = a.units == 1 ? unit : unit / a.units;
+            int first = ((v.seen >> a.leaf_bits) + leaf) << a.leaf_bits, begin = first + ahead;
+            low = max(begin, v.seen), end = min(begin + span, v.own + 1);
+            key = low / TENSOR_KEYS * TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
+            if (!a.quarters || there() || first > v.own) return;
+        }
     }
     __device__ void advance(const attend_problem &a, const row_view &v) {
         if (ends_leaf()) {
-            unit += v.splits * a.warps;
+            unit += a.quarters ? v.splits : v.splits * a.warps;
             enter(a, v);
         } else {
             low = key += TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
@@ -301,19 +326,19 @@ __device__ static inline void begin_tiles(const attend_problem &a, const tensor_
                                           tile_walk &w, const row_view &v) {
     tile_walk first = w;
     if (threadIdx.x % 32 == 0) {
-        for (int i = 0; i < TENSOR_STAGES; i++)
+        for (int i = 0; i < a.stages; i++)
             init_barrier(m.arrived + 8 * (uint32_t)i, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
 #pragma unroll 1
-    for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v)) {
+    for (int i = 0; i < a.stages && w.there(); i++, w.advance(a, v)) {
         expect_tile(a, m.arrived + 8 * (uint32_t)i, w, v);
         copy_tile(a, m, i, w, v, STEADY_PAGES);
     }
     wait_for_primary();
 #pragma unroll 1
-    for (int i = 0; i < TENSOR_STAGES && first.there(); i++, first.advance(a, v)) {
+    for (int i = 0; i < a.stages && first.there(); i++, first.advance(a, v)) {
         copy_tile(a, m, i, first, v, FRESH_PAGES);
         copy_fresh(a, m, i, first, v);
     }
@@ -362,7 +387,7 @@ __device__ static inline void ask_for_tile(const attend_problem &a, const tensor
 __device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
                                           tile_walk &w, const row_view &v) {
     wait_for_primary();
-    for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v))
+    for (int i = 0; i < a.stages && w.there(); i++, w.advance(a, v))
         ask_for_tile(a, m, i, w, v);
 }
 
@@ -573,6 +598,41 @@ __device__ static inline void find_factors(const attend_problem &a, const tensor
             factors_of(a, find_row<TOGETHER>(a, v, TOGETHER ? h : min(h, a.group - 1)).head);
 }
 
+/* Adds the i-th tile of a warp, `use`, of part `within` of its leaf's units, and asks for the next one. */
+template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
+__device__ static inline void add_tile(const attend_problem &a, const tensor_memory &m,
+                                       const row_view &v, int i, int tile, int from,
+                                       const tile_walk &use, tile_walk &ask, unit_sums<UNITS> &s) {
+    int slot = i % a.stages;
+    const char *stage = m.stages + slot * stage_bytes(a);
+    const bf16 *keys = (const bf16 *)stage;
+    const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
+    const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
+    bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
+    float c[4][4] = {};
+    wait_tile(m, slot, i / a.stages);
+    if (use.high > v.fresh) wait_fresh(a, m, slot, use, v);
+    if (even)
+        score_tile<true>(a, queries, keys, c);
+    else
+        score_tile<false>(a, queries, keys, c);
+    weigh_tile<UNITS, HALVES, PLAIN, TOGETHER>(a, use, v, m.factors,
+                                               (const float *)(stage + pair_bytes(a)), tile, c, s);
+    if (even)
+        sum_tile<UNITS, HALVES, true>(a, use, values, from, c, s);
+    else
+        sum_tile<UNITS, HALVES, false>(a, use, values, from, c, s);
+    __syncwarp();
+    if (!ask.there()) return;
+    ask_for_tile(a, m, slot, ask, v);
+    ask.advance(a, v);
+}
+
+template <int UNITS> __device__ static inline void clear_sums(unit_sums<UNITS> &s) {
+    s = {};
+    s.top[0] = s.top[1] = -INFINITY;
+}
+
 /* The leaves of a warp. */
 template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
 __device__ static inline void go_through_leaves(const attend_problem &a, const tensor_memory &m,
@@ -582,56 +642,103 @@ __device__ static inline void go_through_leaves(const attend_problem &a, const t
     bool fresh = true;
 #pragma unroll 1
     for (int i = 0; use.there(); i++) {
-        int slot = i % TENSOR_STAGES, leaf = use.unit, within = 0;
+        int leaf = use.unit, within = 0;
         if (a.units > 1) leaf = use.unit / a.units, within = use.unit % a.units;
         int tile = within % tiles, from = within / tiles * TENSOR_COLUMNS;
-        const char *stage = m.stages + slot * stage_bytes(a);
-        const bf16 *keys = (const bf16 *)stage;
-        if (fresh) {
-            s = {};
-            s.top[0] = s.top[1] = -INFINITY;
-        }
+        if (fresh) clear_sums(s);
         fresh = use.ends_leaf();
-        const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
-        const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
-        bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
-        float c[4][4] = {};
-        wait_tile(m, slot, i / TENSOR_STAGES);
-        if (use.high > v.fresh) wait_fresh(a, m, slot, use, v);
-        if (even)
-            score_tile<true>(a, queries, keys, c);
-        else
-            score_tile<false>(a, queries, keys, c);
-        weigh_tile<UNITS, HALVES, PLAIN, TOGETHER>(
-            a, use, v, m.factors, (const float *)(stage + pair_bytes(a)), tile, c, s);
-        if (even)
-            sum_tile<UNITS, HALVES, true>(a, use, values, from, c, s);
-        else
-            sum_tile<UNITS, HALVES, false>(a, use, values, from, c, s);
-        __syncwarp();
-        if (ask.there()) {
-            ask_for_tile(a, m, slot, ask, v);
-            ask.advance(a, v);
-        }
+        add_tile<UNITS, HALVES, PLAIN, TOGETHER>(a, m, v, i, tile, from, use, ask, s);
         if (fresh) keep_leaf<UNITS, HALVES, TOGETHER>(a, v, leaf, tile, from, s);
         use.advance(a, v);
     }
 }
 
+/* A warp's quarter to shared memory. */
+template <int UNITS, int HALVES>
+__device__ static inline void leave_quarter(const attend_problem &a, const tensor_memory &m,
+                                            const unit_sums<UNITS> &s) {
+    int lane = threadIdx.x % 32, quarter = lane % 4;
+#pragma unroll
+    for (int half = 0; half < HALVES; half++) {
+        float sum = s.sum[half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        int row = (int)threadIdx.x / 32 * TENSOR_ROWS + lane / 4 + 8 * half;
+        float *to = m.sums + row * quarter_step(a);
+        if (quarter == 0) *(float2 *)(to + a.dv) = make_float2(s.top[half], sum);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (32 * u + 8 * quarter < a.dv)
+#pragma unroll
+                for (int t = 0; t < 4; t++)
+                    *(float2 *)(to + 32 * u + 8 * quarter + 2 * t) =
+                        make_float2(s.o[u][t][2 * half], s.o[u][t][2 * half + 1]);
+    }
+}
+
+/* A leaf's result from its quarters, to the workspace: two columns of a head at a time. */
+__device__ static inline void join_quarters(const attend_problem &a, const tensor_memory &m,
+                                            const row_view &v, int leaf) {
+    int pairs = a.dv / 2, step = quarter_step(a), apart = TENSOR_ROWS * step;
+    for (int e = (int)threadIdx.x; e < a.group * pairs; e += 32 * TENSOR_WARPS) {
+        int h = e / pairs, d = e % pairs * 2;
+        const float *from = m.sums + h * step;
+        float top = -INFINITY, total = 0;
+        float2 sum = make_float2(0, 0);
+#pragma unroll
+        for (int i = 0; i < QUARTERS; i++)
+            top = fmaxf(top, from[i * apart + a.dv]);
+#pragma unroll
+        for (int i = 0; i < QUARTERS; i++) {
+            const float *own = from + i * apart;
+            float factor = power_of_two(own[a.dv] - top);
+            total = fmaf(factor, own[a.dv + 1], total);
+            sum.x = fmaf(factor, own[d], sum.x);
+            sum.y = fmaf(factor, own[d + 1], sum.y);
+        }
+        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
+        float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
+        *(float2 *)(to + d) = sum;
+        if (d == 0) *(float2 *)(to + a.dv) = make_float2(top, total);
+    }
+}
+
+/* The leaves of a block, whose warps have a quarter of each. */
+template <int UNITS, int HALVES, bool PLAIN>
+__device__ static inline void go_through_quarters(const attend_problem &a, const tensor_memory &m,
+                                                  const row_view &v, int leaves, tile_walk use,
+                                                  tile_walk ask) {
+    unit_sums<UNITS> s;
+    int i = 0;
+#pragma unroll 1
+    for (int leaf = (int)blockIdx.z; leaf < leaves; leaf += v.splits) {
+        clear_sums(s);
+#pragma unroll 1
+        for (; use.there() && use.unit == leaf; i++, use.advance(a, v))
+            add_tile<UNITS, HALVES, PLAIN, false>(a, m, v, i, 0, 0, use, ask, s);
+        if (threadIdx.x < 32 * QUARTERS) leave_quarter<UNITS, HALVES>(a, m, s);
+        __syncthreads();
+        join_quarters(a, m, v, leaf);
+        __syncthreads();
+    }
+}
+
+enum { ALONE, TOGETHER, QUARTERED }; /* how leaves are gone through */
+
 /* Warps from a.warps on only help with queries and joining. PLAIN: adjust_score would do nothing. TOGETHER:
  * rows may share a tile; one that shares it with none goes the way that it has in shorter runs. */
-template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
+template <int UNITS, int HALVES, bool PLAIN, int WAY>
 static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     attend_tiles(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(128) char tensor_shared[];
     trigger_dependents();
     if (a.documents) wait_for_primary();
-    int warp = (int)threadIdx.x / 32, r = TOGETHER ? find_block_row(a) : (int)blockIdx.y;
+    int warp = (int)threadIdx.x / 32, r = WAY == TOGETHER ? find_block_row(a) : (int)blockIdx.y;
     int slot = a.places.slot[r], own = slot < 0 ? -1 : a.places.position[r];
     const int32_t *table = a.places.table + (int64_t)slot * a.places.pages;
     row_view v = {r, (int)blockIdx.x, own, 0, table, 1, a.splits, 0};
     if (slot >= 0) v.seen = first_seen(a, r, v.own);
-    if (TOGETHER) {
+    if (WAY == TOGETHER) {
         v.rows = count_rows(a, r);
         v.own += v.rows - 1;
         if (v.rows == 1) v.splits = a.apart;
@@ -643,20 +750,22 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     bool joins = slot < 0 && blockIdx.z == 0;
     if ((int)blockIdx.z < sharing) {
         tensor_memory m = cut_tensor_memory(a, tensor_shared);
-        tile_walk use = {warp * v.splits + (int)blockIdx.z};
+        tile_walk use = {(WAY == QUARTERED ? 0 : warp * v.splits) + (int)blockIdx.z};
         if (warp < a.warps) use.enter(a, v);
         tile_walk ask = use;
         bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
-        if (!made) find_factors<TOGETHER>(a, m, v);
+        if (!made) find_factors<WAY == TOGETHER>(a, m, v);
         if (warp < a.warps)
             begin_tiles(a, m, ask, v);
         else
             wait_for_primary();
-        if (made) find_factors<TOGETHER>(a, m, v);
-        load_queries<TOGETHER>(a, m, v);
+        if (made) find_factors<WAY == TOGETHER>(a, m, v);
+        load_queries<WAY == TOGETHER>(a, m, v);
         __syncthreads();
         if (blockIdx.z == 0) write_row(a, v);
-        if (TOGETHER && v.rows > 1)
+        if (WAY == QUARTERED)
+            go_through_quarters<UNITS, HALVES, PLAIN>(a, m, v, leaves, use, ask);
+        else if (WAY == TOGETHER && v.rows > 1)
             go_through_leaves<UNITS, 2, PLAIN, true>(a, m, v, use, ask);
         else
             go_through_leaves<UNITS, HALVES, PLAIN, false>(a, m, v, use, ask);
@@ -685,7 +794,7 @@ static inline void share_out_leaves(attend_problem *a) {
     a->apart = choose_splits(*a, rows);
     a->splits = (int)max_i64(a->apart, choose_splits(*a, ceil_div(rows, a->together)));
     int64_t each = ceil_div((int64_t)a->blocks * a->units, a->splits);
-    a->warps = (int)ceil_div(each, ceil_div(each, a->warps));
+    if (!a->quarters) a->warps = (int)ceil_div(each, ceil_div(each, a->warps));
 }
 
 /* Keys of a leaf, by the heads and the context alone, which all runs of a decoder have in common. Of few heads as
@@ -700,19 +809,23 @@ static inline void choose_leaf(attend_problem *a) {
 
 /* Warps that have leaves, at most. */
 static inline int most_warps(const attend_problem &a) {
+    if (a.quarters) return QUARTERS;
     int64_t warps = TENSOR_ROOM / (TENSOR_STAGES * (int64_t)stage_bytes(a));
     return (int)max_i64(1, min_i64(TENSOR_WARPS, warps));
 }
 
-template <int UNITS, bool TOGETHER>
+template <int UNITS, int WAY>
 static void (*choose_heads(const attend_problem &a))(const attend_problem) {
-    if (a.rel || a.softcap > 0) return attend_tiles<UNITS, 2, false, TOGETHER>;
-    if (TOGETHER || a.group <= TENSOR_ROWS / 2) return attend_tiles<UNITS, 1, true, TOGETHER>;
-    return attend_tiles<UNITS, 2, true, false>;
+    if (a.rel || a.softcap > 0) return attend_tiles<UNITS, 2, false, WAY>;
+    if (WAY == TOGETHER || a.group <= TENSOR_ROWS / 2) return attend_tiles<UNITS, 1, true, WAY>;
+    return attend_tiles<UNITS, 2, true, ALONE>;
 }
 
 template <int UNITS> static void (*choose_rows(const attend_problem &a))(const attend_problem) {
-    return a.together > 1 ? choose_heads<UNITS, true>(a) : choose_heads<UNITS, false>(a);
+    if (a.quarters)
+        return a.rel || a.softcap > 0 ? attend_tiles<UNITS, 2, false, QUARTERED>
+                                      : attend_tiles<UNITS, 2, true, QUARTERED>;
+    return a.together > 1 ? choose_heads<UNITS, TOGETHER>(a) : choose_heads<UNITS, ALONE>(a);
 }
 
 static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {
