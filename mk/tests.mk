@@ -27,7 +27,7 @@ BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 
-.PHONY: bench-scale test test-repeat test-faults test-hostile hostile-run test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda
+.PHONY: bench-scale test test-repeat test-faults test-hostile hostile-run test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS)
 
 # What lets file operations fail; tests name it to the programs they run. Not with sanitizers, which
@@ -101,9 +101,10 @@ hostile-run: $(PROGRAM) $(OUT)/tests/fuzz/test_regressions
 
 # On a machine without a GPU each of them says that it is skipped, and why. One at a time: they share
 # the GPU.
-test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/rows_cuda) ## the tests that need a GPU; QUICK=1: a line of each operation
+test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/products_cuda $(OUT)/bench/rows_cuda) ## the tests that need a GPU; QUICK=1: a line of each operation
 	@JOBS=1 TIMEOUT='$(TIMEOUT)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' WEFT_QUICK='$(QUICK)' \
 		tests/run '$(OUT)/tests' $(CUDA_CHOSEN)
+	@$(if $(CONFIG_NVCC),WEFT_QUICK='$(QUICK)' $(RUNNER) $(OUT)/bench/products_cuda check)
 	@$(if $(CONFIG_NVCC),$(RUNNER) $(OUT)/bench/rows_cuda check)
 
 # What make test T= runs, and what make test-cuda T= does.
@@ -166,7 +167,7 @@ bench-for-check: build $(BENCH_PROGRAMS)
 	@BUILD='$(OUT)' PYTHON='$(PYTHON)' QUICK='$(QUICK)' JSON='$(OUT)/bench.json' bench/run $(ARGS)
 
 # Kernels of the GPU alone.
-KERNEL_BENCHES := attention_cuda rows_cuda
+KERNEL_BENCHES := attention_cuda products_cuda rows_cuda
 $(KERNEL_BENCHES:%=$(OBJ)/bench/%.cu.o): $(OBJ)/bench/%.cu.o: bench/%.cu $(LIB_A)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
@@ -182,5 +183,8 @@ bench-attention-cuda: $(OUT)/bench/attention_cuda ## attention's GPU kernels: TF
 
 bench-rows-cuda: $(OUT)/bench/rows_cuda ## products of few rows: right or wrong, us, and share of the memory's rate
 	@$(OUT)/bench/rows_cuda $(ARGS)
+
+bench-products-cuda: $(OUT)/bench/products_cuda ## products with work behind them: right or wrong, and ms beside cuBLASLt
+	@$(OUT)/bench/products_cuda $(ARGS)
 
 -include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS) $(filter $(BARE)/%,$(BARE_OBJECTS)))

@@ -83,7 +83,8 @@ typedef struct {
  * `pre.data` must be NULL exactly where they are in the run; other addresses do not matter. */
 int64_t gemm_workspace(const cuda_gemm *p);
 
-/* Launches it. `workspace` may be shared by products that follow each other. */
+/* Launches it, never by the fused kernel (gemm_fused.cuh). `workspace` may be shared by products that
+ * follow each other. */
 weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace);
 
 /* Several products in one launch, with the bits that each has by itself: up to GEMM_TOGETHER that

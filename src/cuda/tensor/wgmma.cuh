@@ -114,6 +114,19 @@ WGMMA(256, UP_TO_128, "%128, %129, %130, 1, 1, 0, %131",
       "{%128, %129, %130, %131}, %132, %133, 1, 1, %134", SIXTEEN(0), SIXTEEN(4), SIXTEEN(8),
       SIXTEEN(12), SIXTEEN(16), SIXTEEN(20), SIXTEEN(24), SIXTEEN(28))
 
+/* One step of a product of 64 × 128, b by rows or by columns; `add` 0: c is set. */
+template <bool B_BY_COLUMNS>
+__device__ static inline void add_product(float (&c)[16][4], uint64_t a, uint64_t b, int add) {
+    asm volatile("{\n"
+                 ".reg .pred add;\n"
+                 "setp.ne.b32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" UP_TO_64 "}, "
+                 "%64, %65, add, 1, 1, 0, %67;\n"
+                 "}\n"
+                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12)
+                 : "l"(a), "l"(b), "r"(add), "n"(B_BY_COLUMNS ? 1 : 0));
+}
+
 #undef UP_TO_128
 #undef UP_TO_96
 #undef UP_TO_64

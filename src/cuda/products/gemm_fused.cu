@@ -1,0 +1,366 @@
+/* Gelu's gradient behind a sum of products, on Hopper's tensor cores (gemm_fused.cuh).
+ *
+ * There is a block for each multiprocessor, and each takes tiles of 256 × 128 one by one. The kernel is
+ * warp-specialized:
+ *
+ *   consumers   two warpgroups, 128 rows each, multiply by wgmma: sums in registers. When a tile is done
+ *               they round it and leave it in shared memory.
+ *   finishers   two warpgroups take the tile from there, 16 bytes per thread, as an elementwise kernel
+ *               would, and put gelu's slope to it. They have as long as the next tile's products take.
+ *   producers   four threads ask TMA for 64 columns of a and of b at a time, into a ring of STAGES.
+ *               They run ahead of the products, into the next tile too.
+ *
+ * Barriers: `full` and `empty` for a stage, `made` and `taken` for each half of the tile that was left.
+ *
+ * Tiles go by rows first, so that the blocks share what they read of a, and all of b, in the cache.
+ * Nothing here depends on timing: every sum's order follows from the shape. */
+#include "cuda/functions.cuh"
+#include "cuda/products/gemm_fused.cuh"
+#include "cuda/tensor/pipeline.cuh"
+#include "cuda/tensor/tma_map.cuh"
+
+enum {
+    TILE_ROWS = 256,
+    TILE_COLUMNS = 128,
+    DEPTH = 64, /* columns of a, and rows of op(b), in a stage */
+    STAGES = 3,
+    HALF_ROWS = TILE_ROWS / 2, /* a multiplying warpgroup's, and of a in a box */
+    HALF_COLUMNS = 64,         /* of b in a box */
+    A_BYTES = TILE_ROWS * DEPTH * 2,
+    B_BYTES = TILE_COLUMNS * DEPTH * 2,
+    STAGE_BYTES = A_BYTES + B_BYTES,
+    CONSUMERS = 256, /* threads, the first */
+    FINISHERS = 256, /* the next */
+    THREADS = CONSUMERS + FINISHERS + 128,
+    AHEAD = 2, /* pieces that a finishing thread has under way */
+    LEAST_ROWS = 256,
+    LEAST_COLUMNS = 64,
+    LEAST_DEPTH = 64
+};
+
+/* Where things are in shared memory. */
+enum {
+    AT_STAGES = 0,
+    AT_TILE = AT_STAGES + STAGES * STAGE_BYTES,
+    AT_FULL = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2,
+    AT_EMPTY = AT_FULL + 8 * STAGES,
+    AT_MADE = AT_EMPTY + 8 * STAGES,
+    AT_TAKEN = AT_MADE + 8 * 2,
+    MEMORY = AT_TAKEN + 8 * 2 + 1024 /* the start is rounded up */
+};
+
+/* A product as the kernel gets it. */
+struct tile_problem {
+    CUtensorMap a[FUSED_SEGMENTS], b[FUSED_SEGMENTS];
+    int blocks[FUSED_SEGMENTS]; /* of DEPTH */
+    bool tb[FUSED_SEGMENTS];
+    float ratio[FUSED_SEGMENTS]; /* of a segment's factor to the next one's, or to 1 */
+    int segments;
+    int m, n, tiles, columns; /* tiles, and how many are side by side */
+    const bf16 *at;
+    bf16 *y;
+};
+
+#ifndef USE_MMA_SYNC
+#define LAUNCH_THREADS THREADS
+
+/* A tile's first row and column. */
+struct tile_corner {
+    int row, column;
+};
+
+__device__ static inline tile_corner find_tile(const tile_problem &p, int tile) {
+    return {tile / p.columns * TILE_ROWS, tile % p.columns * TILE_COLUMNS};
+}
+
+/* One of the four producer threads: the first two for a's halves, the others for b's. Each thread has all
+ * it needs at hand, because whoever multiplies waits for the last of them. */
+__device__ static inline void produce_all(const tile_problem &p, uint32_t memory, int first,
+                                          int step) {
+    int part = (int)threadIdx.x / 32 % 4, half = part % 2;
+    bool of_b = part >= 2;
+    uint32_t offset = of_b ? A_BYTES + half * (B_BYTES / 2) : half * (A_BYTES / 2);
+    int bytes = (of_b ? B_BYTES : A_BYTES) / 2;
+    pipeline_state<STAGES> at = {0, 0};
+    for (int t = first; t < p.tiles; t += step) {
+        tile_corner tile = find_tile(p, t);
+        for (int s = 0; s < p.segments; s++) {
+            const CUtensorMap *map = of_b ? &p.b[s] : &p.a[s];
+            bool down = of_b && !p.tb[s];
+            int blocks = p.blocks[s];
+            int across = of_b ? tile.column + half * HALF_COLUMNS : tile.row + half * HALF_ROWS;
+            for (int k = 0; k < blocks; k++) {
+                uint32_t full = memory + AT_FULL + 8 * at.stage;
+                uint32_t to = memory + AT_STAGES + at.stage * STAGE_BYTES + offset;
+                int x = down ? across : k * DEPTH, y = down ? k * DEPTH : across;
+                wait_phase(memory + AT_EMPTY + 8 * at.stage, at.phase + 1);
+                arrive_expect_tx(full, bytes);
+                tma_load_2d(to, map, x, y, full);
+                at.advance();
+            }
+        }
+    }
+}
+
+/* A warp is done with a stage. */
+__device__ static inline void release_stage(uint32_t empty) {
+    if (threadIdx.x % 32 == 0) arrive(empty);
+}
+
+/* Starts a stage's products: 128 rows of a by b. */
+template <bool TB>
+__device__ static inline void multiply_stage(float (&c)[2][16][4], uint32_t a, uint32_t b,
+                                             int add) {
+    uint64_t left = describe_tile<TILE_ROWS, DEPTH>(a);
+    uint64_t right =
+        TB ? describe_tile<TILE_COLUMNS, DEPTH>(b) : describe_tile<DEPTH, TILE_COLUMNS>(b);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++) {
+        uint64_t b_at =
+            move_on(right, TB ? column_step<TILE_COLUMNS, DEPTH>(k) : row_step<TILE_COLUMNS>(k));
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            add_product<!TB>(c[h], move_on(left, (uint32_t)(h * 64 * DEPTH * 2 + k * 32)), b_at,
+                             k > 0 ? 1 : add);
+    }
+    end_products();
+}
+
+/* A tile's sums. Returns with the last stage's products perhaps still running; `at` is one further. */
+__device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2][16][4],
+                                            uint32_t memory, int half, pipeline_state<STAGES> &at) {
+    int add = 0;
+    uint32_t before = 0;
+    for (int s = 0; s < p.segments; s++) {
+        for (int k = 0; k < p.blocks[s]; k++) {
+            uint32_t stage = memory + AT_STAGES + at.stage * STAGE_BYTES;
+            wait_phase(memory + AT_FULL + 8 * at.stage, at.phase);
+            uint32_t a = stage + (uint32_t)half * (A_BYTES / 2), b = stage + A_BYTES;
+            if (p.tb[s])
+                multiply_stage<true>(c, a, b, add);
+            else
+                multiply_stage<false>(c, a, b, add);
+            if (add) {
+                wait_products<1>();
+                release_stage(before);
+            }
+            add = 1;
+            before = memory + AT_EMPTY + 8 * at.stage;
+            at.advance();
+        }
+        if (p.ratio[s] != 1.0f) {
+            wait_products<0>();
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                settle(c[h]);
+#pragma unroll
+                for (int i = 0; i < 64; i++)
+                    c[h][i / 4][i % 4] *= p.ratio[s];
+            }
+        }
+    }
+}
+
+/* Rounds 128 rows and leaves them in the tile. */
+__device__ static inline void leave_rows(const float (&c)[2][16][4], uint32_t tile, int half) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    tile += tile_place<TILE_ROWS, TILE_COLUMNS>(half * HALF_ROWS + warp * 16 + lane % 16, 0);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        uint32_t piece = (uint32_t)(k / 4 * (TILE_ROWS * 128)),
+                 to = (tile + piece) ^ (uint32_t)((2 * k % 8 + lane / 16) * 16);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t w[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                w[e] =
+                    pack_pair(c[h][2 * k + e / 2][e % 2 * 2], c[h][2 * k + e / 2][e % 2 * 2 + 1]);
+            store_matrices(to + (uint32_t)(h * 64 * 128), w);
+        }
+    }
+}
+
+__device__ static inline void consume_all(const tile_problem &p, uint32_t memory, int first,
+                                          int step) {
+    int half = (int)threadIdx.x / 128;
+    pipeline_state<STAGES> at = {0, 0};
+    uint32_t phase = 0;
+    for (int t = first; t < p.tiles; t += step, phase++) {
+        float c[2][16][4];
+        multiply_tile(p, c, memory, half, at);
+        wait_phase(memory + AT_TAKEN + 8 * (uint32_t)half, phase + 1);
+        wait_products<0>();
+        settle(c[0]);
+        settle(c[1]);
+        release_stage(memory + AT_EMPTY + 8 * (at.stage == 0 ? STAGES - 1 : at.stage - 1));
+        leave_rows(c, memory + AT_TILE, half);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(memory + AT_MADE + 8 * (uint32_t)half);
+    }
+}
+
+__device__ static inline uint4 load_shared(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+/* What a finishing thread reads beside the tile: AHEAD pieces, `step` apart, of which those of the first
+ * `count` rows are inside. */
+struct some_pieces {
+    uint4 words[AHEAD];
+
+    __device__ void load(const bf16 *from, int64_t step, int rows, int count) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            words[i] = make_uint4(0, 0, 0, 0);
+            if (i * rows < count) words[i] = *(const uint4 *)(from + i * step);
+        }
+    }
+};
+
+/* One piece, to `to`: c, and what was read beside it. What is not inside is worked on all the same, so
+ * that the pieces' arithmetic overlaps. */
+__device__ static inline void finish_piece(bf16 *to, uint4 c, uint4 at, bool inside) {
+    float v[VECTOR], x[VECTOR];
+    widen_words(c, v);
+    widen_words(at, x);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] *= gelu_slope(x[i]);
+    if (inside) store_vector(to, v);
+}
+
+/* A tile's work. WHOLE: all of it is inside. */
+template <bool WHOLE>
+__device__ static inline void finish_tile(const tile_problem &p, tile_corner tile, uint32_t memory,
+                                          uint32_t phase) {
+    constexpr int PIECES = TILE_COLUMNS / VECTOR, ROWS = FINISHERS / PIECES;
+    constexpr int BATCH = AHEAD * ROWS;
+    int thread = (int)threadIdx.x - CONSUMERS, piece = thread % PIECES, own = thread / PIECES;
+    int column = tile.column + piece * VECTOR;
+    int count = WHOLE ? TILE_ROWS : (column < p.n ? p.m - tile.row - own : 0);
+    int64_t step = (int64_t)ROWS * p.n, at = (int64_t)(tile.row + own) * p.n + column;
+    uint32_t from = memory + AT_TILE + tile_place<TILE_ROWS, TILE_COLUMNS>(own, piece);
+    some_pieces now = {}, next = {};
+    next.load(p.at + at, step, ROWS, count);
+#pragma unroll 1
+    for (int first = 0; first < TILE_ROWS; first += BATCH) {
+        uint32_t half = (uint32_t)(first / HALF_ROWS);
+        int64_t to = at;
+        now = next;
+        if (first % HALF_ROWS == 0) wait_phase(memory + AT_MADE + 8 * half, phase);
+        at += AHEAD * step;
+        if (first + BATCH < TILE_ROWS) next.load(p.at + at, step, ROWS, count - first - BATCH);
+        uint4 c[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            c[i] = load_shared(from + (uint32_t)((first + i * ROWS) * 128));
+        if ((first + BATCH) % HALF_ROWS == 0) {
+            __syncwarp();
+            if (thread % 32 == 0) arrive(memory + AT_TAKEN + 8 * half);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            finish_piece(p.y + to + i * step, c[i], now.words[i],
+                         WHOLE || first + i * ROWS < count);
+    }
+}
+
+__device__ static inline void finish_all(const tile_problem &p, uint32_t memory, int first,
+                                         int step) {
+    uint32_t phase = 0;
+    for (int t = first; t < p.tiles; t += step, phase++) {
+        tile_corner tile = find_tile(p, t);
+        if (tile.row + TILE_ROWS <= p.m && tile.column + TILE_COLUMNS <= p.n)
+            finish_tile<true>(p, tile, memory, phase);
+        else
+            finish_tile<false>(p, tile, memory, phase);
+    }
+}
+
+__device__ static inline void make_barriers(uint32_t memory) {
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < STAGES; i++) {
+            init_barrier(memory + AT_FULL + 8 * i, 4);
+            init_barrier(memory + AT_EMPTY + 8 * i, CONSUMERS / 32);
+        }
+        for (uint32_t i = 0; i < 2; i++) {
+            init_barrier(memory + AT_MADE + 8 * i, 4);
+            init_barrier(memory + AT_TAKEN + 8 * i, FINISHERS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+}
+#else
+#define LAUNCH_THREADS 32
+#endif
+
+/* Registers: 2 · 160 + 2 · 64 + 32 a thread of each warpgroup are the 480 it is launched with. */
+static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
+    fused_gemm(const __grid_constant__ tile_problem p) {
+#ifndef USE_MMA_SYNC
+    extern __shared__ char raw[];
+    uint32_t memory = (shared_address(raw) + 1023) / 1024 * 1024;
+    int first = (int)blockIdx.x, step = (int)gridDim.x;
+    make_barriers(memory);
+    if (threadIdx.x < CONSUMERS) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        consume_all(p, memory, first, step);
+    } else if (threadIdx.x < CONSUMERS + FINISHERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+        finish_all(p, memory, first, step);
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (threadIdx.x % 32 == 0) produce_all(p, memory, first, step);
+    }
+#endif
+}
+
+bool fused_can(const fused_product *p) {
+    bool fits = p->m >= LEAST_ROWS && p->m < INT32_MAX / 2 && p->n >= LEAST_COLUMNS &&
+                p->n < INT32_MAX / 2 && p->n % 8 == 0;
+    int64_t depth = 0;
+    for (int i = 0; i < p->segments; i++) {
+        int64_t k = p->segment[i].k;
+        fits = fits && k >= 8 && k < INT32_MAX / 2 && k % 8 == 0;
+        depth += k;
+    }
+    return weft_cuda_device()->wgmma && fits && depth >= LEAST_DEPTH;
+}
+
+static bool describe_segment(const fused_product *p, int i, tile_problem *k) {
+    const fused_segment *s = &p->segment[i];
+    k->blocks[i] = (int)ceil_div(s->k, DEPTH);
+    k->tb[i] = s->tb;
+    k->ratio[i] = s->factor / (i + 1 < k->segments ? p->segment[i + 1].factor : 1);
+    return make_matrix_map(&k->a[i], s->a, p->m, s->k, s->k, HALF_ROWS, DEPTH) &&
+           (s->tb ? make_matrix_map(&k->b[i], s->b, p->n, s->k, s->k, HALF_COLUMNS, DEPTH)
+                  : make_matrix_map(&k->b[i], s->b, s->k, p->n, p->n, DEPTH, HALF_COLUMNS));
+}
+
+weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
+    tile_problem k = {};
+    bool made = true;
+    k.m = (int)p->m, k.n = (int)p->n;
+    k.columns = (int)ceil_div(p->n, TILE_COLUMNS);
+    k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.columns;
+    k.segments = p->segments;
+    k.at = p->at;
+    k.y = p->y;
+    for (int i = 0; i < p->segments; i++)
+        made = made && describe_segment(p, i, &k);
+    if (!made) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
+    cudaFuncSetAttribute(fused_gemm, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
+    fused_gemm<<<(unsigned)min_i64(multiprocessors(), k.tiles), THREADS, MEMORY, stream>>>(k);
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "cuda: a fused product did not start: %s",
+                     cudaGetErrorString(error));
+}
