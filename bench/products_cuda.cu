@@ -5,9 +5,10 @@
  *     products_cuda check      only the first, quietly; with WEFT_QUICK, of the small forms
  *     products_cuda time NAME  only the second, of the forms whose name holds NAME
  *
- * A check takes some rows of each result, made again by a loop per value, and three more runs, which must
- * have the same bits. Times stand beside the library's for the same, with the pass over memory that goes
- * with it there, which is simpler here than the kernel that training uses. */
+ * A check takes some rows of each result, made again by a loop per value, the sums' bands from the
+ * result itself, and three more runs, which must have the same bits. Times stand beside the library's
+ * for the same, with the passes over memory that go with it there; some of those are simpler here than
+ * the kernels that training uses. */
 #include "check_cuda.cuh"
 #include "cuda/functions.cuh"
 #include "cuda/products/gemm.cuh"
@@ -24,8 +25,9 @@ struct form {
 };
 
 enum {
-    NT = 1, /* b of the last segment as [n, k]; else as [k, n] */
-    TIMED = 2
+    NT = 1,   /* b of the last segment as [n, k]; else as [k, n] */
+    SUMS = 2, /* of columns */
+    TIMED = 4
 };
 
 static bool has(const form &f, int flag) {
@@ -96,6 +98,7 @@ static void set_up(problem &x, const form &f) {
     }
     p.at = x.input(values, 1, 31);
     p.y = x.result<bf16>(values);
+    if (has(f, SUMS)) p.sums = x.result<float>(fused_bands(f.m) * f.n);
 }
 
 static void tear_down(problem &x) {
@@ -152,6 +155,17 @@ static __global__ void check_rows(fused_product p, int64_t rows, int64_t step, v
     }
 }
 
+static __global__ void check_sums(fused_product p, verdict *v) {
+    const int64_t band_rows = 256, bands = ceil_div(p.m, band_rows);
+    for (int64_t i = thread_index(); i < bands * p.n; i += thread_count()) {
+        int64_t column = i % p.n, first = i / p.n * band_rows;
+        double sum = 0;
+        for (int64_t r = first; r < min_i64(first + band_rows, p.m); r++)
+            sum += (double)to_float(p.y[r * p.n + column]);
+        judge(v, p.sums[i], (float)sum, 0.1f);
+    }
+}
+
 static __global__ void count_differences(const uint32_t *a, const uint32_t *b, int64_t words,
                                          unsigned long long *count) {
     for (int64_t i = thread_index(); i < words; i += thread_count())
@@ -189,7 +203,7 @@ static unsigned long long check_bits(problem &x, unsigned long long *count) {
 static int check(const form &f, bool quiet) {
     problem x;
     struct {
-        verdict values;
+        verdict values, sums;
         unsigned long long differing;
     } host = {}, *device;
     set_up(x, f);
@@ -206,22 +220,25 @@ static int check(const form &f, bool quiet) {
     if (step > 1) step |= 1; /* every place in a tile */
     rows = ceil_div(f.m, step) + 1;
     check_rows<<<2048, 256>>>(x.p, rows, step, &device->values);
+    if (has(f, SUMS)) check_sums<<<1024, 256>>>(x.p, &device->sums);
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemcpy(&host, device, sizeof host, cudaMemcpyDeviceToHost));
     unsigned long long differing = check_bits(x, &device->differing);
-    bool bad = host.values.bad || differing;
+    bool bad = host.values.bad || host.sums.bad || differing;
     if (bad || !quiet)
-        printf("%-5s %-26s [%d, %d] < %d+%d+%d %s: off by %.2f of what is allowed, %llu bad; "
-               "bits that differ: %llu\n",
+        printf("%-5s %-26s [%d, %d] < %d+%d+%d %s: off by %.2f of what is allowed, %llu bad; sums "
+               "%.2f, "
+               "%llu bad; bits that differ: %llu\n",
                bad ? "BAD" : "ok", f.name, f.m, f.n, f.k[0], f.k[1], f.k[2],
-               has(f, NT) ? "nt" : "nn", host.values.worst, host.values.bad, differing);
+               has(f, NT) ? "nt" : "nn", host.values.worst, host.values.bad, host.sums.worst,
+               host.sums.bad, differing);
     fflush(stdout);
     CUDA(cudaFree(device));
     tear_down(x);
     return bad;
 }
 
-/* The pass that the library's products need behind them, over c. */
+/* The pass that the library's products need behind them, over c; without column sums. */
 static __global__ void finish_library(fused_product p, const bf16 *c) {
     int64_t at = thread_index() * VECTOR;
     if (at >= p.m * p.n) return;
@@ -242,7 +259,8 @@ static void run_product(problem &x, int s, bf16 *c) {
     q.batch = 1, q.m = p.m, q.n = p.n, q.k = g.k, q.tb = g.tb, q.alpha = g.factor;
     q.a = cuda_gemm_matrix{(void *)g.a, g.k, 0, true};
     q.b = cuda_gemm_matrix{(void *)g.b, g.tb ? g.k : p.n, 0, true};
-    q.c = cuda_gemm_matrix{c, p.n, 0, true};
+    q.c = q.addend = cuda_gemm_matrix{c, p.n, 0, true};
+    q.addend.data = NULL;
     q.accumulate = s > 0;
     must(gemm_launch(0, &q, x.workspace));
 }
@@ -275,13 +293,13 @@ static void print_times(const form &f) {
 /* name; m n; k; what; factors */
 static const form forms[] = {
     {"odd narrow", 1000, 136, {72}, NT, {}},
-    {"odd", 1000, 1032, {200}, 0, {}},
+    {"odd", 1000, 1032, {200}, SUMS, {}},
     {"odd three", 1000, 392, {200, 72, 8}, 0, {2, -0.5f, 3}},
-    {"odd three", 1000, 392, {200, 72, 8}, NT, {2, -0.5f, 3}},
-    {"one", 32768, 3072, {768}, TIMED, {}},
-    {"two", 32768, 3072, {768, 64}, TIMED, {1, 2}},
-    {"two", 32768, 3072, {768, 128}, NT | TIMED, {1, 2}},
-    {"two deep", 32768, 3072, {768, 768}, TIMED, {}},
+    {"odd three", 1000, 392, {200, 72, 8}, NT | SUMS, {2, -0.5f, 3}},
+    {"one", 32768, 3072, {768}, SUMS | TIMED, {}},
+    {"two", 32768, 3072, {768, 64}, SUMS | TIMED, {1, 2}},
+    {"two", 32768, 3072, {768, 128}, NT | SUMS | TIMED, {1, 2}},
+    {"two deep", 32768, 3072, {768, 768}, SUMS | TIMED, {}},
 };
 
 static int check_all(bool quiet) {

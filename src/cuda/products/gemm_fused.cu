@@ -6,7 +6,8 @@
  *   consumers   two warpgroups, 128 rows each, multiply by wgmma: sums in registers. When a tile is done
  *               they round it and leave it in shared memory.
  *   finishers   two warpgroups take the tile from there, 16 bytes per thread, as an elementwise kernel
- *               would, and put gelu's slope to it. They have as long as the next tile's products take.
+ *               would, and put gelu's slope to it. They have as long as the next tile's products take. A
+ *               thread keeps its columns over a tile, so that column sums are registers until its end.
  *   producers   four threads ask TMA for 64 columns of a and of b at a time, into a ring of STAGES.
  *               They run ahead of the products, into the next tile too.
  *
@@ -42,7 +43,8 @@ enum {
 enum {
     AT_STAGES = 0,
     AT_TILE = AT_STAGES + STAGES * STAGE_BYTES,
-    AT_FULL = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2,
+    AT_PARTS = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2, /* [16][128] */
+    AT_FULL = AT_PARTS + FINISHERS * VECTOR * 4,
     AT_EMPTY = AT_FULL + 8 * STAGES,
     AT_MADE = AT_EMPTY + 8 * STAGES,
     AT_TAKEN = AT_MADE + 8 * 2,
@@ -59,6 +61,7 @@ struct tile_problem {
     int m, n, tiles, columns; /* tiles, and how many are side by side */
     const bf16 *at;
     bf16 *y;
+    float *sums;
 };
 
 #ifndef USE_MMA_SYNC
@@ -210,6 +213,10 @@ __device__ static inline uint4 load_shared(uint32_t at) {
     return v;
 }
 
+__device__ static inline void sync_finishers() {
+    asm volatile("bar.sync 1, %0;" ::"n"((int)FINISHERS) : "memory");
+}
+
 /* What a finishing thread reads beside the tile: AHEAD pieces, `step` apart, of which those of the first
  * `count` rows are inside. */
 struct some_pieces {
@@ -226,20 +233,40 @@ struct some_pieces {
 
 /* One piece, to `to`: c, and what was read beside it. What is not inside is worked on all the same, so
  * that the pieces' arithmetic overlaps. */
-__device__ static inline void finish_piece(bf16 *to, uint4 c, uint4 at, bool inside) {
+__device__ static inline void finish_piece(bf16 *to, uint4 c, uint4 at, bool inside,
+                                           float (&sum)[VECTOR]) {
     float v[VECTOR], x[VECTOR];
     widen_words(c, v);
     widen_words(at, x);
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++)
+    for (int i = 0; i < VECTOR; i++) {
         v[i] *= gelu_slope(x[i]);
+        if (inside) sum[i] += v[i];
+    }
     if (inside) store_vector(to, v);
 }
 
-/* A tile's work. WHOLE: all of it is inside. */
+/* The sums of a thread's columns over its rows to those over the tile: the rows' parts in order. */
+__device__ static inline void add_parts(const tile_problem &p, tile_corner tile, float *parts,
+                                        const float (&sum)[VECTOR]) {
+    int thread = (int)threadIdx.x - CONSUMERS;
+    sync_finishers();
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        parts[thread * VECTOR + i] = sum[i];
+    sync_finishers();
+    if (thread >= TILE_COLUMNS || tile.column + thread >= p.n) return;
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < FINISHERS * VECTOR / TILE_COLUMNS; r++)
+        total += parts[r * TILE_COLUMNS + thread];
+    p.sums[(int64_t)(tile.row / TILE_ROWS) * p.n + tile.column + thread] = total;
+}
+
+/* A tile's work: a thread has the same eight columns of all its rows. WHOLE: all of it is inside. */
 template <bool WHOLE>
 __device__ static inline void finish_tile(const tile_problem &p, tile_corner tile, uint32_t memory,
-                                          uint32_t phase) {
+                                          float *parts, uint32_t phase) {
     constexpr int PIECES = TILE_COLUMNS / VECTOR, ROWS = FINISHERS / PIECES;
     constexpr int BATCH = AHEAD * ROWS;
     int thread = (int)threadIdx.x - CONSUMERS, piece = thread % PIECES, own = thread / PIECES;
@@ -248,6 +275,7 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
     int64_t step = (int64_t)ROWS * p.n, at = (int64_t)(tile.row + own) * p.n + column;
     uint32_t from = memory + AT_TILE + tile_place<TILE_ROWS, TILE_COLUMNS>(own, piece);
     some_pieces now = {}, next = {};
+    float sum[VECTOR] = {};
     next.load(p.at + at, step, ROWS, count);
 #pragma unroll 1
     for (int first = 0; first < TILE_ROWS; first += BATCH) {
@@ -267,20 +295,22 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            finish_piece(p.y + to + i * step, c[i], now.words[i],
-                         WHOLE || first + i * ROWS < count);
+            finish_piece(p.y + to + i * step, c[i], now.words[i], WHOLE || first + i * ROWS < count,
+                         sum);
     }
+    if (p.sums) add_parts(p, tile, parts, sum);
 }
 
-__device__ static inline void finish_all(const tile_problem &p, uint32_t memory, int first,
-                                         int step) {
+__device__ static inline void finish_all(const tile_problem &p, char *start, uint32_t memory,
+                                         int first, int step) {
+    float *parts = (float *)(start + AT_PARTS);
     uint32_t phase = 0;
     for (int t = first; t < p.tiles; t += step, phase++) {
         tile_corner tile = find_tile(p, t);
         if (tile.row + TILE_ROWS <= p.m && tile.column + TILE_COLUMNS <= p.n)
-            finish_tile<true>(p, tile, memory, phase);
+            finish_tile<true>(p, tile, memory, parts, phase);
         else
-            finish_tile<false>(p, tile, memory, phase);
+            finish_tile<false>(p, tile, memory, parts, phase);
     }
 }
 
@@ -307,7 +337,8 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     fused_gemm(const __grid_constant__ tile_problem p) {
 #ifndef USE_MMA_SYNC
     extern __shared__ char raw[];
-    uint32_t memory = (shared_address(raw) + 1023) / 1024 * 1024;
+    uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
+    char *start = raw + (memory - raw_at);
     int first = (int)blockIdx.x, step = (int)gridDim.x;
     make_barriers(memory);
     if (threadIdx.x < CONSUMERS) {
@@ -315,12 +346,16 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
         consume_all(p, memory, first, step);
     } else if (threadIdx.x < CONSUMERS + FINISHERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        finish_all(p, memory, first, step);
+        finish_all(p, start, memory, first, step);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (threadIdx.x % 32 == 0) produce_all(p, memory, first, step);
     }
 #endif
+}
+
+int64_t fused_bands(int64_t m) {
+    return ceil_div(m, TILE_ROWS);
 }
 
 bool fused_can(const fused_product *p) {
@@ -354,6 +389,7 @@ weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     k.segments = p->segments;
     k.at = p->at;
     k.y = p->y;
+    k.sums = p->sums;
     for (int i = 0; i < p->segments; i++)
         made = made && describe_segment(p, i, &k);
     if (!made) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");

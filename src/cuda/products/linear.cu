@@ -3,7 +3,7 @@
  * Of a node that sums several products the library makes one after the other, each with the sum so far
  * as its addend, and gelu's slope behind such a sum, behind an addend or before a bias's gradient is the
  * pass of those gradients, over the result. Where sizes suit it, a kernel of our own (gemm_fused.cuh)
- * sums all products at once and does gelu's slope behind them.
+ * sums all products at once and does gelu's slope and its bias's gradient behind them.
  *
  * Also the gradient of a bias, with gelu's gradient before it or alone: the rows of each column are
  * summed in two steps of a fixed order, bands of rows, then the bands' sums. How many bands there are
@@ -154,6 +154,14 @@ static __global__ void add_bands(int64_t bands, int64_t columns, const float *su
     store_any(db, column, total);
 }
 
+/* db = Σ over bands of sums [bands, columns], in order. */
+static void add_column_bands(const weft_exec *x, const weft_tensor *db, int64_t bands,
+                             const float *sums) {
+    int64_t columns = weft_tensor_count(db);
+    add_bands<<<(unsigned)ceil_div(columns, 32), ADD_WARPS * 32, 0, stream_of(x)>>>(
+        bands, columns, sums, any_of(x, db));
+}
+
 static weft_status run_column_pass(weft_exec *x, const weft_node *n, const column_pass *p) {
     int64_t band = band_rows(p), bands = ceil_div(p->rows, band);
     float *sums = workspace_of<float>(x, n);
@@ -163,9 +171,7 @@ static weft_status run_column_pass(weft_exec *x, const weft_node *n, const colum
     auto kernel = p->x ? (whole ? sum_bands<true, true> : sum_bands<false, true>)
                        : (whole ? sum_bands<true, false> : sum_bands<false, false>);
     kernel<<<grid, WARPS * 32, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
-    if (p->db)
-        add_bands<<<(unsigned)ceil_div(p->columns, 32), ADD_WARPS * 32, 0, stream_of(x)>>>(
-            bands, p->columns, sums, any_of(x, p->db));
+    if (p->db) add_column_bands(x, p->db, bands, sums);
     return launched(n);
 }
 
@@ -196,8 +202,8 @@ CUDA_KERNEL(bias_back, bias_back_run, bias_back_workspace)
 CUDA_KERNEL(gelu_bias_back, bias_back_run, bias_back_workspace)
 
 /* Our own kernel saves passes over the result and multiplies more slowly than the library, so it wins
- * with several products up to a depth of all sums together: so much for each product behind the first,
- * and so much for gelu's slope. Measured with GPT-2's 124M on an H200; for larger sizes these are estimates. */
+ * up to a depth of all sums together: so much for each product behind the first, and so much for
+ * gelu's slope. Measured with GPT-2's 124M on an H200; for larger sizes these are estimates. */
 enum { DEPTH_OF_PRODUCT = 1024, DEPTH_OF_SLOPE = 2048 };
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
@@ -321,11 +327,10 @@ static bool describe_rotated(const weft_exec *x, const weft_node *n, gemm_rope *
     return p->steady && streamed_can(p);
 }
 
-/* Over the result itself; `slope`: gelu's is not in it yet. */
-static column_pass pass_behind(const weft_node *n, bool slope) {
+/* Over the result itself. */
+static column_pass pass_behind(const weft_node *n) {
     int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
-    return describe_pass(n->out[0], slope ? n->in[WEFT_MATMUL_AT] : NULL, slope ? n->out[0] : NULL,
-                         n->out[1], columns);
+    return describe_pass(n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns);
 }
 
 static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
@@ -341,6 +346,7 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
     }
     t.at = (const bf16 *)place_of(x, n->in[WEFT_MATMUL_AT]);
     t.y = (bf16 *)place_of(x, n->out[0]);
+    if (x && attr->sums) t.sums = workspace_of<float>(x, n);
     return t;
 }
 
@@ -348,9 +354,8 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
 static bool is_fused(const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     int64_t depth = attr->more * DEPTH_OF_PRODUCT + DEPTH_OF_SLOPE;
-    if (!attr->more || !has_pass(n) || attr->moments || n->in[WEFT_MATMUL_BIAS] ||
-        n->in[WEFT_MATMUL_ADDEND] || attr->dtype != WEFT_BF16 ||
-        !weft_matmul_is_by_rows(attr, n->in[0]))
+    if (!has_pass(n) || attr->moments || n->in[WEFT_MATMUL_BIAS] || n->in[WEFT_MATMUL_ADDEND] ||
+        attr->dtype != WEFT_BF16 || !weft_matmul_is_by_rows(attr, n->in[0]))
         return false;
     for (int i = 0; i <= attr->more; i++) {
         weft_matmul_pair p = weft_matmul_pair_of(n, i);
@@ -359,6 +364,13 @@ static bool is_fused(const weft_node *n) {
     }
     fused_product t = describe_fused(NULL, n);
     return depth > 0 && fused_can(&t);
+}
+
+static weft_status run_fused(weft_exec *x, const weft_node *n) {
+    fused_product t = describe_fused(x, n);
+    WEFT_TRY(fused_launch(stream_of(x), &t));
+    if (t.sums) add_column_bands(x, n->out[1], fused_bands(t.m), t.sums);
+    return launched(n);
 }
 
 /* Whether a node is one product that may be launched with others. */
@@ -406,30 +418,29 @@ static weft_status matmul_run(weft_exec *x, const weft_node *n) {
         return launched(n);
     }
     if (follows(x) && run_together(x, n)) return launched(n);
-    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    bool fused = is_fused(n);
-    if (fused) {
-        fused_product p = describe_fused(x, n);
-        WEFT_TRY(fused_launch(stream_of(x), &p));
-    }
-    for (int i = 0; !fused && i <= attr->more; i++) {
+    if (!are_alone(x) && is_fused(n)) return run_fused(x, n);
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
         cuda_gemm p = describe_product(x, n, i);
         WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
     }
-    if (!has_pass(n) || (fused && !attr->sums)) return WEFT_OK;
-    column_pass pass = pass_behind(n, !fused);
+    if (!has_pass(n)) return WEFT_OK;
+    column_pass pass = pass_behind(n);
     return run_column_pass(x, n, &pass);
 }
 
 static int64_t matmul_workspace(const weft_node *n, int) {
     int64_t bytes = 0;
-    bool fused = is_fused(n);
-    for (int i = 0; !fused && i <= ATTR(n, weft_matmul_attr)->more; i++) {
+    if (is_fused(n)) {
+        fused_product t = describe_fused(NULL, n);
+        return ATTR(n, weft_matmul_attr)->sums ? fused_bands(t.m) * t.n * (int64_t)sizeof(float)
+                                               : 0;
+    }
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
         cuda_gemm p = describe_product(NULL, n, i);
         bytes = max_i64(bytes, gemm_workspace(&p));
     }
     if (!has_pass(n)) return bytes;
-    column_pass pass = pass_behind(n, !fused);
+    column_pass pass = pass_behind(n);
     return max_i64(bytes, column_pass_bytes(&pass));
 }
 
