@@ -1,5 +1,4 @@
-/* Gelu's gradient behind sums of products (src/cuda/products/gemm_fused.cuh) alone: what it computes, and
- * how fast.
+/* Products with a fused epilogue (src/cuda/products/gemm_fused.cuh) alone: what they compute, and how fast.
  *
  *     products_cuda            both
  *     products_cuda check      only the first, quietly; with WEFT_QUICK, of the small forms
@@ -20,14 +19,16 @@ struct form {
     const char *name;
     int m, n;
     int k[3]; /* up to the first 0 */
+    fused_epilogue epilogue;
     int what; /* of these */
     float factor[3];
 };
 
 enum {
-    NT = 1,   /* b of the last segment as [n, k]; else as [k, n] */
-    SUMS = 2, /* of columns */
-    TIMED = 4
+    NT = 1, /* b of the last segment as [n, k]; else as [k, n] */
+    ADDEND = 2,
+    SUMS = 4, /* of columns */
+    TIMED = 8
 };
 
 static bool has(const form &f, int flag) {
@@ -87,7 +88,7 @@ static void set_up(problem &x, const form &f) {
     x.f = f;
     fused_product &p = x.p;
     int64_t values = (int64_t)f.m * f.n;
-    p.m = f.m, p.n = f.n;
+    p.m = f.m, p.n = f.n, p.epilogue = f.epilogue;
     int total = f.k[0] + f.k[1] + f.k[2];
     for (int s = 0; s < 3 && f.k[s]; s++) {
         fused_segment &g = p.segment[p.segments++];
@@ -96,7 +97,7 @@ static void set_up(problem &x, const form &f) {
         g.a = x.input((int64_t)f.m * f.k[s], 1, 1 + (uint32_t)s);
         g.b = x.input((int64_t)f.n * f.k[s], 1 / sqrtf((float)total), 11 + (uint32_t)s);
     }
-    p.at = x.input(values, 1, 31);
+    if (f.epilogue == FUSED_GELU_BACK || has(f, ADDEND)) p.in = x.input(values, 1, 31);
     p.y = x.result<bf16>(values);
     if (has(f, SUMS)) p.sums = x.result<float>(fused_bands(f.m) * f.n);
 }
@@ -147,11 +148,14 @@ static __device__ float round_bf16(float x) {
 static __global__ void check_rows(fused_product p, int64_t rows, int64_t step, verdict *v) {
     for (int64_t i = thread_index(); i < rows * p.n; i += thread_count()) {
         int64_t row = min_i64(i / p.n * step, p.m - 1), column = i % p.n, at = row * p.n + column;
-        float c = 0;
+        auto value = [&](const bf16 *of) { return to_float(of[at]); };
+        float c = 0, y = value(p.y);
         for (int s = 0; s < p.segments; s++)
             c += sum_product(p, s, row, column);
-        c = round_bf16(c) * exact_gelu_slope(to_float(p.at[at]));
-        judge(v, to_float(p.y[at]), c, 2e-3f);
+        if (p.epilogue == FUSED_PLAIN)
+            judge(v, y, c + (p.in ? value(p.in) : 0), 2e-3f + (p.in ? fabsf(c) / 128 : 0));
+        c = round_bf16(c);
+        if (p.epilogue == FUSED_GELU_BACK) judge(v, y, c * exact_gelu_slope(value(p.in)), 2e-3f);
     }
 }
 
@@ -244,7 +248,7 @@ static __global__ void finish_library(fused_product p, const bf16 *c) {
     if (at >= p.m * p.n) return;
     float v[VECTOR], x[VECTOR];
     load_vector(c + at, v);
-    load_vector(p.at + at, x);
+    load_vector(p.in + at, x);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
         v[i] *= gelu_slope(x[i]);
@@ -260,16 +264,17 @@ static void run_product(problem &x, int s, bf16 *c) {
     q.a = cuda_gemm_matrix{(void *)g.a, g.k, 0, true};
     q.b = cuda_gemm_matrix{(void *)g.b, g.tb ? g.k : p.n, 0, true};
     q.c = q.addend = cuda_gemm_matrix{c, p.n, 0, true};
-    q.addend.data = NULL;
+    q.addend.data = s == 0 && p.epilogue == FUSED_PLAIN ? (void *)p.in : NULL;
     q.accumulate = s > 0;
     must(gemm_launch(0, &q, x.workspace));
 }
 
 static void run_library(problem &x) {
     const fused_product &p = x.p;
+    bool plain = p.epilogue == FUSED_PLAIN;
     for (int s = 0; s < p.segments; s++)
-        run_product(x, s, x.scratch);
-    finish_library<<<(unsigned)ceil_div(p.m * p.n / VECTOR, 256), 256>>>(p, x.scratch);
+        run_product(x, s, plain ? p.y : x.scratch);
+    if (!plain) finish_library<<<(unsigned)ceil_div(p.m * p.n / VECTOR, 256), 256>>>(p, x.scratch);
 }
 
 static void print_times(const form &f) {
@@ -290,16 +295,21 @@ static void print_times(const form &f) {
     tear_down(x);
 }
 
-/* name; m n; k; what; factors */
+/* name; m n; k; epilogue; what; factors */
 static const form forms[] = {
-    {"odd narrow", 1000, 136, {72}, NT, {}},
-    {"odd", 1000, 1032, {200}, SUMS, {}},
-    {"odd three", 1000, 392, {200, 72, 8}, 0, {2, -0.5f, 3}},
-    {"odd three", 1000, 392, {200, 72, 8}, NT | SUMS, {2, -0.5f, 3}},
-    {"one", 32768, 3072, {768}, SUMS | TIMED, {}},
-    {"two", 32768, 3072, {768, 64}, SUMS | TIMED, {1, 2}},
-    {"two", 32768, 3072, {768, 128}, NT | SUMS | TIMED, {1, 2}},
-    {"two deep", 32768, 3072, {768, 768}, SUMS | TIMED, {}},
+    {"odd plain", 1000, 136, {72}, FUSED_PLAIN, NT, {}},
+    {"odd plain", 1000, 136, {72}, FUSED_PLAIN, ADDEND, {0.5f}},
+    {"odd gelu back", 1000, 1032, {200}, FUSED_GELU_BACK, SUMS, {}},
+    {"odd three", 1000, 392, {200, 72, 8}, FUSED_PLAIN, 0, {2, -0.5f, 3}},
+    {"odd three", 1000, 392, {200, 72, 8}, FUSED_GELU_BACK, NT | SUMS, {2, -0.5f, 3}},
+    {"gelu back", 32768, 3072, {768}, FUSED_GELU_BACK, SUMS | TIMED, {}},
+    {"gelu back two", 32768, 3072, {768, 64}, FUSED_GELU_BACK, SUMS | TIMED, {1, 2}},
+    {"gelu back two", 32768, 3072, {768, 128}, FUSED_GELU_BACK, NT | SUMS | TIMED, {1, 2}},
+    {"gelu back two deep", 32768, 3072, {768, 768}, FUSED_GELU_BACK, SUMS | TIMED, {}},
+    {"plain 768 three", 32768, 768, {128, 128, 768}, FUSED_PLAIN, TIMED, {}},
+    {"plain 1600 three", 32768, 1600, {128, 128, 1600}, FUSED_PLAIN, TIMED, {}},
+    {"plain 768 swiglu back", 32768, 768, {3072, 3072}, FUSED_PLAIN, TIMED, {}},
+    {"plain 128 three", 32768, 128, {64, 768, 64}, FUSED_PLAIN, ADDEND | TIMED, {}},
 };
 
 static int check_all(bool quiet) {

@@ -1,4 +1,4 @@
-/* Gelu's gradient behind a sum of products, on Hopper's tensor cores (gemm_fused.cuh).
+/* Products with a fused epilogue, on Hopper's tensor cores (gemm_fused.cuh).
  *
  * There is a block for each multiprocessor, and each takes tiles of 256 × 128 one by one. The kernel is
  * warp-specialized:
@@ -6,7 +6,7 @@
  *   consumers   two warpgroups, 128 rows each, multiply by wgmma: sums in registers. When a tile is done
  *               they round it and leave it in shared memory.
  *   finishers   two warpgroups take the tile from there, 16 bytes per thread, as an elementwise kernel
- *               would, and put gelu's slope to it. They have as long as the next tile's products take. A
+ *               would, and do the epilogue. They have as long as the next tile's products take. A
  *               thread keeps its columns over a tile, so that column sums are registers until its end.
  *   producers   four threads ask TMA for 64 columns of a and of b at a time, into a ring of STAGES.
  *               They run ahead of the products, into the next tile too.
@@ -59,7 +59,7 @@ struct tile_problem {
     float ratio[FUSED_SEGMENTS]; /* of a segment's factor to the next one's, or to 1 */
     int segments;
     int m, n, tiles, columns; /* tiles, and how many are side by side */
-    const bf16 *at;
+    const bf16 *in;
     bf16 *y;
     float *sums;
 };
@@ -231,19 +231,29 @@ struct some_pieces {
     }
 };
 
-/* One piece, to `to`: c, and what was read beside it. What is not inside is worked on all the same, so
- * that the pieces' arithmetic overlaps. */
-__device__ static inline void finish_piece(bf16 *to, uint4 c, uint4 at, bool inside,
-                                           float (&sum)[VECTOR]) {
+__device__ static inline void write_words(bf16 *to, uint4 w) {
+    store_words(to, w.x, w.y, w.z, w.w);
+}
+
+/* One piece: c, and what was read beside it; `at` is its place in y. What is not inside is worked on all
+ * the same, so that the pieces' arithmetic overlaps. */
+template <int EPILOGUE>
+__device__ static inline void finish_piece(const tile_problem &p, uint4 c, uint4 in, int64_t at,
+                                           bool inside, float (&sum)[VECTOR]) {
     float v[VECTOR], x[VECTOR];
     widen_words(c, v);
-    widen_words(at, x);
+    widen_words(in, x);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        v[i] *= gelu_slope(x[i]);
-        if (inside) sum[i] += v[i];
+        if (EPILOGUE == FUSED_PLAIN) v[i] += x[i];
+        if (EPILOGUE == FUSED_GELU_BACK) v[i] *= gelu_slope(x[i]);
+        if (inside && EPILOGUE == FUSED_GELU_BACK) sum[i] += v[i];
     }
-    if (inside) store_vector(to, v);
+    if (!inside) return;
+    if (EPILOGUE == FUSED_PLAIN && !p.in)
+        write_words(p.y + at, c);
+    else
+        store_vector(p.y + at, v);
 }
 
 /* The sums of a thread's columns over its rows to those over the tile: the rows' parts in order. */
@@ -264,7 +274,7 @@ __device__ static inline void add_parts(const tile_problem &p, tile_corner tile,
 }
 
 /* A tile's work: a thread has the same eight columns of all its rows. WHOLE: all of it is inside. */
-template <bool WHOLE>
+template <int EPILOGUE, bool WHOLE>
 __device__ static inline void finish_tile(const tile_problem &p, tile_corner tile, uint32_t memory,
                                           float *parts, uint32_t phase) {
     constexpr int PIECES = TILE_COLUMNS / VECTOR, ROWS = FINISHERS / PIECES;
@@ -274,17 +284,20 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
     int count = WHOLE ? TILE_ROWS : (column < p.n ? p.m - tile.row - own : 0);
     int64_t step = (int64_t)ROWS * p.n, at = (int64_t)(tile.row + own) * p.n + column;
     uint32_t from = memory + AT_TILE + tile_place<TILE_ROWS, TILE_COLUMNS>(own, piece);
-    some_pieces now = {}, next = {};
+    some_pieces in = {}, next = {};
     float sum[VECTOR] = {};
-    next.load(p.at + at, step, ROWS, count);
+    auto load = [&](int first) {
+        if (p.in) next.load(p.in + at, step, ROWS, count - first);
+    };
+    load(0);
 #pragma unroll 1
     for (int first = 0; first < TILE_ROWS; first += BATCH) {
         uint32_t half = (uint32_t)(first / HALF_ROWS);
         int64_t to = at;
-        now = next;
+        in = next;
         if (first % HALF_ROWS == 0) wait_phase(memory + AT_MADE + 8 * half, phase);
         at += AHEAD * step;
-        if (first + BATCH < TILE_ROWS) next.load(p.at + at, step, ROWS, count - first - BATCH);
+        if (first + BATCH < TILE_ROWS) load(first + BATCH);
         uint4 c[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
@@ -295,12 +308,13 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            finish_piece(p.y + to + i * step, c[i], now.words[i], WHOLE || first + i * ROWS < count,
-                         sum);
+            finish_piece<EPILOGUE>(p, c[i], in.words[i], to + i * step,
+                                   WHOLE || first + i * ROWS < count, sum);
     }
-    if (p.sums) add_parts(p, tile, parts, sum);
+    if (EPILOGUE == FUSED_GELU_BACK && p.sums) add_parts(p, tile, parts, sum);
 }
 
+template <int EPILOGUE>
 __device__ static inline void finish_all(const tile_problem &p, char *start, uint32_t memory,
                                          int first, int step) {
     float *parts = (float *)(start + AT_PARTS);
@@ -308,9 +322,9 @@ __device__ static inline void finish_all(const tile_problem &p, char *start, uin
     for (int t = first; t < p.tiles; t += step, phase++) {
         tile_corner tile = find_tile(p, t);
         if (tile.row + TILE_ROWS <= p.m && tile.column + TILE_COLUMNS <= p.n)
-            finish_tile<true>(p, tile, memory, parts, phase);
+            finish_tile<EPILOGUE, true>(p, tile, memory, parts, phase);
         else
-            finish_tile<false>(p, tile, memory, parts, phase);
+            finish_tile<EPILOGUE, false>(p, tile, memory, parts, phase);
     }
 }
 
@@ -333,6 +347,7 @@ __device__ static inline void make_barriers(uint32_t memory) {
 #endif
 
 /* Registers: 2 · 160 + 2 · 64 + 32 a thread of each warpgroup are the 480 it is launched with. */
+template <int EPILOGUE>
 static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     fused_gemm(const __grid_constant__ tile_problem p) {
 #ifndef USE_MMA_SYNC
@@ -346,13 +361,19 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
         consume_all(p, memory, first, step);
     } else if (threadIdx.x < CONSUMERS + FINISHERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        finish_all(p, start, memory, first, step);
+        finish_all<EPILOGUE>(p, start, memory, first, step);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (threadIdx.x % 32 == 0) produce_all(p, memory, first, step);
     }
 #endif
 }
+
+/* By epilogue. */
+static void (*const kernels[])(const tile_problem) = {
+    fused_gemm<FUSED_PLAIN>,
+    fused_gemm<FUSED_GELU_BACK>,
+};
 
 int64_t fused_bands(int64_t m) {
     return ceil_div(m, TILE_ROWS);
@@ -387,14 +408,15 @@ weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     k.columns = (int)ceil_div(p->n, TILE_COLUMNS);
     k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.columns;
     k.segments = p->segments;
-    k.at = p->at;
+    k.in = p->in;
     k.y = p->y;
     k.sums = p->sums;
     for (int i = 0; i < p->segments; i++)
         made = made && describe_segment(p, i, &k);
     if (!made) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
-    cudaFuncSetAttribute(fused_gemm, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
-    fused_gemm<<<(unsigned)min_i64(multiprocessors(), k.tiles), THREADS, MEMORY, stream>>>(k);
+    auto kernel = kernels[p->epilogue];
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
+    kernel<<<(unsigned)min_i64(multiprocessors(), k.tiles), THREADS, MEMORY, stream>>>(k);
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return WEFT_OK;
     return weft_fail(WEFT_EIO, "cuda: a fused product did not start: %s",

@@ -1,14 +1,20 @@
-/* Gelu's gradient behind a sum of products, and its bias's, on Hopper's tensor cores: the library has no
- * fast kernel for it.
+/* Products with a fused epilogue, on Hopper's tensor cores: several summed in one, with work behind the
+ * sums that the library has no fast kernel for.
  *
- *     y = bf16(Σ_s factor_s · a_s op(b_s)) · gelu'(at)
+ *     c = Σ_s factor_s · a_s op(b_s), rounded to bf16
  *
- * Gelu's slope is put to a tile of sums while the next tile is multiplied. */
+ * and behind it one of `fused_epilogue`, while the next tile of c is multiplied. */
 #pragma once
 
 #include "cuda/kernel.cuh"
 
 enum { FUSED_SEGMENTS = 6 };
+
+/* What becomes of c, with `in` and y, both [m, n]. */
+typedef enum {
+    FUSED_PLAIN,    /* in: addend, or NULL; it may be y. y = c + addend */
+    FUSED_GELU_BACK /* in: at, which may be y. y = c · gelu'(at) */
+} fused_epilogue;
 
 typedef struct {
     const bf16 *a, *b; /* a [m, k]; b [k, n], or [n, k] with tb */
@@ -21,10 +27,11 @@ typedef struct {
     int64_t m, n;
     int segments;
     fused_segment segment[FUSED_SEGMENTS];
-    const bf16 *at; /* [m, n], and so is y, which it may be */
+    fused_epilogue epilogue;
+    const bf16 *in;
     bf16 *y;
     float *sums; /* [fused_bands(m), n]: column sums of y, as f32 has it, over each band of
-                    rows; NULL: not wanted */
+                    rows; NULL: not wanted. Only with GELU_BACK. */
 } fused_product;
 
 /* Whether this product can be done here: code for compute capability 9.0a, n and all k multiples of 8,

@@ -1,9 +1,10 @@
 /* Linear layers and matrix products on the GPU: a node's tensors as the matrices of gemm.cuh.
  *
- * Of a node that sums several products the library makes one after the other, each with the sum so far
- * as its addend, and gelu's slope behind such a sum, behind an addend or before a bias's gradient is the
- * pass of those gradients, over the result. Where sizes suit it, a kernel of our own (gemm_fused.cuh)
- * sums all products at once and does gelu's slope and its bias's gradient behind them.
+ * A node that sums several products, or has gelu's slope and a bias's gradient behind its sums, has two
+ * ways, and its sizes choose. Fused: a kernel of our own (gemm_fused.cuh) sums all products at once and
+ * does what comes behind. By pieces: one product after the other by the library, each with the sum so
+ * far as its addend, and gelu's slope behind such a sum, behind an addend or before a bias's gradient
+ * is the pass of those gradients, over the result.
  *
  * Also the gradient of a bias, with gelu's gradient before it or alone: the rows of each column are
  * summed in two steps of a fixed order, bands of rows, then the bands' sums. How many bands there are
@@ -203,8 +204,9 @@ CUDA_KERNEL(gelu_bias_back, bias_back_run, bias_back_workspace)
 
 /* Our own kernel saves passes over the result and multiplies more slowly than the library, so it wins
  * up to a depth of all sums together: so much for each product behind the first, and so much for
- * gelu's slope. Measured with GPT-2's 124M on an H200; for larger sizes these are estimates. */
-enum { DEPTH_OF_PRODUCT = 1024, DEPTH_OF_SLOPE = 2048 };
+ * gelu's slope; results of few columns at any depth. Measured with sums and slopes of GPT-2's 124M on
+ * an H200; for larger sizes and few columns these are estimates. */
+enum { DEPTH_OF_PRODUCT = 1024, DEPTH_OF_SLOPE = 2048, NARROW = 128 };
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
 static cuda_gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
@@ -335,6 +337,7 @@ static column_pass pass_behind(const weft_node *n) {
 
 static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    bool slope = attr->act == WEFT_ACT_GELU_BACK;
     fused_product t = {};
     for (int i = 0; i <= attr->more; i++) {
         weft_matmul_pair p = weft_matmul_pair_of(n, i);
@@ -344,7 +347,8 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
             fused_segment{(const bf16 *)place_of(x, p.a), (const bf16 *)place_of(x, p.b), s.k,
                           p.attr.tb, (float)p.attr.alpha};
     }
-    t.at = (const bf16 *)place_of(x, n->in[WEFT_MATMUL_AT]);
+    t.epilogue = slope ? FUSED_GELU_BACK : FUSED_PLAIN;
+    t.in = (const bf16 *)place_of(x, n->in[slope ? WEFT_MATMUL_AT : WEFT_MATMUL_ADDEND]);
     t.y = (bf16 *)place_of(x, n->out[0]);
     if (x && attr->sums) t.sums = workspace_of<float>(x, n);
     return t;
@@ -353,9 +357,11 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
 /* Whether our own kernel does the node. Shapes and types decide: the workspace is planned by it. */
 static bool is_fused(const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    int64_t depth = attr->more * DEPTH_OF_PRODUCT + DEPTH_OF_SLOPE;
-    if (!has_pass(n) || attr->moments || n->in[WEFT_MATMUL_BIAS] || n->in[WEFT_MATMUL_ADDEND] ||
-        attr->dtype != WEFT_BF16 || !weft_matmul_is_by_rows(attr, n->in[0]))
+    int64_t depth = attr->more * DEPTH_OF_PRODUCT + (has_pass(n) ? DEPTH_OF_SLOPE : 0);
+    if (depth == 0 || attr->moments || attr->act == WEFT_ACT_GELU ||
+        attr->act == WEFT_ACT_DEVIATIONS || n->in[WEFT_MATMUL_BIAS] ||
+        (n->in[WEFT_MATMUL_ADDEND] && attr->act != WEFT_ACT_NONE) || attr->dtype != WEFT_BF16 ||
+        !weft_matmul_is_by_rows(attr, n->in[0]))
         return false;
     for (int i = 0; i <= attr->more; i++) {
         weft_matmul_pair p = weft_matmul_pair_of(n, i);
@@ -363,7 +369,7 @@ static bool is_fused(const weft_node *n) {
         depth -= weft_tensor_width(p.a);
     }
     fused_product t = describe_fused(NULL, n);
-    return depth > 0 && fused_can(&t);
+    return (depth > 0 || t.n <= NARROW) && fused_can(&t);
 }
 
 static weft_status run_fused(weft_exec *x, const weft_node *n) {
