@@ -13,8 +13,9 @@
  * the logits are made again.
  *
  * The kernel has a block a row: its logsumexp in one pass (an online softmax: maximum and sum together, a
- * thread rescaling its sum when it meets a larger logit), and in a second, which reads the row from the L2
- * cache, the gradient. */
+ * thread rescaling its sum when it meets a larger logit), and in a second the gradient. A row of bf16
+ * waits in shared memory meanwhile, so that its logits are read once; others are read again. */
+#include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 #include "cuda/products/gemm.cuh"
 
@@ -40,7 +41,8 @@ struct entropy_rows {
 
 enum {
     ROW_THREADS = 512,
-    AHEAD = 4 /* packs a thread has on their way */
+    AHEAD = 4,             /* packs a thread has on their way */
+    SHARED_SPARE = 2 << 10 /* bytes of shared memory that a row of packs leaves */
 };
 
 static __device__ inline float row_penalty(const entropy_upstream &s, bool counts) {
@@ -96,24 +98,24 @@ static __device__ inline top_sum join_block(top_sum own, top_sum *shared) {
     return own;
 }
 
-static __device__ inline void add_pack(top_sum &own, const float (&v)[VECTOR]) {
-    float top = own.top, sum = 0;
+/* Adds a pack of n elements. */
+static __device__ inline top_sum add_pack(top_sum own, float (&v)[VECTOR], int n) {
+    float top = own.top;
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++)
+    for (int i = 0; i < VECTOR; i++) {
+        v[i] = i < n ? v[i] : -INFINITY;
         top = fmaxf(top, v[i]);
-    if (top == -INFINITY) return;
-    if (top > own.top) own.sum *= __expf(own.top - top);
+    }
+    if (top == -INFINITY) return own;
+    float sum = own.sum * __expf(own.top - top);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
         sum += __expf(v[i] - top);
-    own.sum += sum;
-    own.top = top;
+    return top_sum{top, sum};
 }
 
-/* f(column, n, logits) on the thread's packs of a row, -inf behind the last; AHEAD of them are on their
- * way together. WHOLE: of bf16, whose rows begin at multiples of 16 bytes. */
-template <bool WHOLE, class F>
-static __device__ inline void walk_row(const entropy_rows &k, int64_t at, F f) {
+/* f(column, n, logits) on the thread's packs of a row; AHEAD of them are on their way together. */
+template <class F> static __device__ inline void walk_row(const entropy_rows &k, int64_t at, F f) {
     for (int64_t first = threadIdx.x * VECTOR; first < k.words;
          first += AHEAD * ROW_THREADS * VECTOR) {
         pack p[AHEAD];
@@ -121,50 +123,32 @@ static __device__ inline void walk_row(const entropy_rows &k, int64_t at, F f) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int64_t next = first + i * ROW_THREADS * VECTOR;
-            if (next < k.words) p[i] = fetch_of<WHOLE>(k.l, at + next, pack_length(k.words, next));
+            if (next < k.words) p[i] = fetch_pack(k.l, at + next, pack_length(k.words, next));
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int64_t column = first + i * ROW_THREADS * VECTOR;
             int n = pack_length(k.words, column);
             if (n == 0) break;
-            widen_of<WHOLE>(p[i], k.l, v);
-            if (n < VECTOR)
-#pragma unroll
-                for (int j = 0; j < VECTOR; j++)
-                    v[j] = j < n ? v[j] : -INFINITY;
+            widen_pack(p[i], k.l.is_bf16, v);
             cap_pack(v, k.softcap);
             f(column, n, v);
         }
     }
 }
 
-/* `known`: the row's lse is there already. */
-template <bool WHOLE>
-static __global__ void __launch_bounds__(ROW_THREADS, WHOLE ? 2 : 1)
-    entropy_row(entropy_rows k, bool known) {
-    __shared__ top_sum shared[ROW_THREADS / 32];
-    int64_t row = k.first + blockIdx.x, at = blockIdx.x * k.ld, target = k.targets[row];
-    bool counts = target >= 0 && target < k.words;
-    float lse;
-    if (known) {
-        lse = k.lse[row];
-    } else {
-        top_sum own = {-INFINITY, 0};
-        float logit = counts ? load_any(k.l, at + target) : 0.0f;
-        walk_row<WHOLE>(k, at, [&](int64_t, int, float(&v)[VECTOR]) { add_pack(own, v); });
-        own = join_block(own, shared);
-        lse = own.top + logf(own.sum);
-        if (threadIdx.x == 0) {
-            k.lse[row] = lse;
-            k.target_logit[row] = k.softcap > 0 ? cap_logit(logit, k.softcap) : logit;
-        }
-    }
-    if (!k.gradients) return;
-    float penalty = row_penalty(k.upstream, counts);
-    float weight = row_weight(k.upstream, penalty, lse);
-    walk_row<WHOLE>(k, at, [&](int64_t column, int n, float(&v)[VECTOR]) {
-        int64_t hit = counts ? target - column : -1;
+/* The row's logsumexp. */
+static __device__ inline float measure_row(const entropy_rows &k, int64_t at, top_sum *shared) {
+    top_sum own = {-INFINITY, 0};
+    walk_row(k, at, [&](int64_t, int n, float(&v)[VECTOR]) { own = add_pack(own, v, n); });
+    own = join_block(own, shared);
+    return own.top + logf(own.sum);
+}
+
+static __device__ inline void differentiate_row(const entropy_rows &k, int64_t at, int64_t target,
+                                                float lse, float weight, float penalty) {
+    walk_row(k, at, [&](int64_t column, int n, float(&v)[VECTOR]) {
+        int hit = (int)(target - column);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) {
             float slope = k.softcap > 0 ? cap_slope(v[j], k.softcap) : 1.0f;
@@ -172,8 +156,137 @@ static __global__ void __launch_bounds__(ROW_THREADS, WHOLE ? 2 : 1)
             v[j] -= j == hit ? penalty : 0.0f;
             v[j] *= slope;
         }
-        store_of<WHOLE>(k.l, at + column, n, v);
+        store_pack(k.l, at + column, n, v);
     });
+}
+
+/* The thread's packs `first`, first + ROW_THREADS, ... below `end` of a row of bf16, on their way
+ * into shared memory. */
+static __device__ inline void load_packs(const bf16 *row, uint4 *to, int first, int end) {
+    for (int i = first; i < end; i += ROW_THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         (unsigned)__cvta_generic_to_shared(to + i)),
+                     "l"(row + (int64_t)i * VECTOR));
+    asm volatile("cp.async.commit_group;");
+}
+
+/* The first `n` values of a pack of bf16; -inf behind them. */
+static __device__ inline void widen_packed(uint4 p, int n, float (&v)[VECTOR]) {
+    widen_pack(pack{p, make_uint4(0, 0, 0, 0)}, true, v);
+    if (n >= VECTOR) return;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] = i < n ? v[i] : -INFINITY;
+}
+
+/* add_pack in powers of two; maximum and sum of the pack as trees, for short chains. */
+static __device__ inline void add_packed(top_sum *own, const float (&v)[VECTOR]) {
+    float top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])),
+                      fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
+    top = fmaxf(top, own->top);
+    if (top == -INFINITY) return;
+    float e[VECTOR], scaled = top * LOG2E;
+    if (top > own->top) own->sum *= power_of_two(own->top * LOG2E - scaled);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        e[i] = power_of_two(fmaf(v[i], LOG2E, -scaled));
+    own->sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
+    own->top = top;
+}
+
+/* A block a row of bf16. A thread sees only the packs that it loaded itself, so that only the sums
+ * of the row wait for others; it begins on the first half of them while the second is on its way. */
+static __global__ void __launch_bounds__(ROW_THREADS, 2)
+    entropy_shared(entropy_rows k, bool known) {
+    extern __shared__ uint4 row_packs[];
+    __shared__ top_sum shared[ROW_THREADS / 32];
+    int64_t row = k.first + blockIdx.x, target = k.targets[row];
+    bf16 *l = (bf16 *)(void *)k.l.data + blockIdx.x * k.ld;
+    int packs = (int)(k.ld / VECTOR), words = (int)k.words, first = (int)threadIdx.x;
+    int half = (int)ceil_div(packs, 2 * ROW_THREADS) * ROW_THREADS;
+    bool counts = target >= 0 && target < k.words;
+    load_packs(l, row_packs, first, half < packs ? half : packs);
+    load_packs(l, row_packs, first + half, packs);
+    if (threadIdx.x == 0 && !known) {
+        float own = counts ? to_float(l[target]) : 0.0f;
+        k.target_logit[row] = k.softcap > 0 ? cap_logit(own, k.softcap) : own;
+    }
+    top_sum own = {-INFINITY, 0};
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    for (int i = first; i < packs; i += ROW_THREADS) {
+        if (i >= half && i < half + ROW_THREADS)
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+        if (known) continue;
+        float v[VECTOR];
+        widen_packed(row_packs[i], words - i * VECTOR, v);
+        cap_pack(v, k.softcap);
+        add_packed(&own, v);
+    }
+    float lse;
+    if (known) {
+        lse = k.lse[row];
+    } else {
+        own = join_block(own, shared);
+        lse = own.top + logf(own.sum);
+        if (threadIdx.x == 0) k.lse[row] = lse;
+    }
+    if (!k.gradients) return;
+    float penalty = row_penalty(k.upstream, counts);
+    float weight = row_weight(k.upstream, penalty, lse), scaled = lse * LOG2E;
+    for (int i = first; i < packs; i += ROW_THREADS) {
+        float v[VECTOR], slope[VECTOR];
+        int hit = counts ? (int)target - i * VECTOR : -1;
+        widen_packed(row_packs[i], words - i * VECTOR, v);
+        cap_pack(v, k.softcap);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) {
+            slope[j] = k.softcap > 0 ? cap_slope(v[j], k.softcap) : 1.0f;
+            v[j] = power_of_two(fmaf(v[j], LOG2E, -scaled)) * weight;
+        }
+        if (hit >= 0 && hit < VECTOR)
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                v[j] -= j == hit ? penalty : 0.0f;
+        if (k.softcap > 0)
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                v[j] *= slope[j];
+        store_vector(l + (int64_t)i * VECTOR, v);
+    }
+}
+
+/* The same for rows of any type and length. `known`: the lse is there already. */
+static __global__ void __launch_bounds__(ROW_THREADS) entropy_part(entropy_rows k, bool known) {
+    __shared__ top_sum shared[ROW_THREADS / 32];
+    int64_t row = k.first + blockIdx.x, at = blockIdx.x * k.ld, target = k.targets[row];
+    bool counts = target >= 0 && target < k.words;
+    float lse;
+    if (known) {
+        lse = k.lse[row];
+    } else {
+        if (threadIdx.x == 0) {
+            float own = counts ? load_any(k.l, at + target) : 0.0f;
+            k.target_logit[row] = k.softcap > 0 ? cap_logit(own, k.softcap) : own;
+        }
+        lse = measure_row(k, at, shared);
+        if (threadIdx.x == 0) k.lse[row] = lse;
+    }
+    if (!k.gradients) return;
+    float penalty = row_penalty(k.upstream, counts);
+    float weight = row_weight(k.upstream, penalty, lse);
+    differentiate_row(k, at, counts ? target : -1, lse, weight, penalty);
+}
+
+/* `count` rows from k.first on. `known`: the lse is there already. */
+static void run_entropy_rows(cudaStream_t stream, const entropy_rows &k, int64_t count,
+                             bool known) {
+    int64_t bytes = k.ld * (int64_t)sizeof(bf16);
+    if (!k.l.is_bf16 || bytes > weft_cuda_device()->shared_memory - SHARED_SPARE) {
+        entropy_part<<<(unsigned)count, ROW_THREADS, 0, stream>>>(k, known);
+        return;
+    }
+    cudaFuncSetAttribute(entropy_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    entropy_shared<<<(unsigned)count, ROW_THREADS, (size_t)bytes, stream>>>(k, known);
 }
 
 enum {
@@ -376,8 +489,7 @@ static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_lay
         int64_t count = min_i64(k.step, k.rows - rows.first);
         entropy_products p = describe_products(x, n, k, rows.first, count, dx, dw);
         WEFT_TRY(launch_words(x, k, p.logits));
-        auto kernel = k.is_bf16 ? entropy_row<true> : entropy_row<false>;
-        kernel<<<(unsigned)count, ROW_THREADS, 0, stream_of(x)>>>(rows, known);
+        run_entropy_rows(stream_of(x), rows, count, known);
         if (k.dw) WEFT_TRY(launch_words(x, k, p.dw));
         if (k.dx) WEFT_TRY(launch_words(x, k, p.dx));
     }
