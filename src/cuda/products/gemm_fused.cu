@@ -13,6 +13,11 @@
  *
  * Barriers: `full` and `empty` for a stage, `made` and `taken` for each half of the tile that was left.
  *
+ * Two blocks are a cluster where there are two columns of tiles: they make neighbouring tiles of the same
+ * rows, each asks for half of a's and TMA brings it to both (multicast). A stage is empty when both
+ * blocks' warpgroups have read it. That saves a third of what comes from the L2: the GPU's power limits
+ * it, so bytes that need not move are time.
+ *
  * Tiles go by rows first, so that the blocks share what they read of a, and all of b, in the cache.
  * Nothing here depends on timing: every sum's order follows from the shape. */
 #include "cuda/functions.cuh"
@@ -25,7 +30,7 @@ enum {
     TILE_COLUMNS = 128,
     DEPTH = 64, /* columns of a, and rows of op(b), in a stage */
     STAGES = 3,
-    HALF_ROWS = TILE_ROWS / 2, /* a multiplying warpgroup's, and of a in a box */
+    HALF_ROWS = TILE_ROWS / 2, /* a multiplying warpgroup's, and what a block of a pair asks for */
     HALF_COLUMNS = 64,         /* of b in a box */
     A_BYTES = TILE_ROWS * DEPTH * 2,
     B_BYTES = TILE_COLUMNS * DEPTH * 2,
@@ -36,7 +41,8 @@ enum {
     AHEAD = 2, /* pieces that a finishing thread has under way */
     LEAST_ROWS = 256,
     LEAST_COLUMNS = 64,
-    LEAST_DEPTH = 64
+    LEAST_DEPTH = 64,
+    DESCRIBED = 0x3ffff /* what a descriptor has of an address: above is the block of the cluster */
 };
 
 /* Where things are in shared memory. */
@@ -57,8 +63,8 @@ struct tile_problem {
     int blocks[FUSED_SEGMENTS]; /* of DEPTH */
     bool tb[FUSED_SEGMENTS];
     float ratio[FUSED_SEGMENTS]; /* of a segment's factor to the next one's, or to 1 */
-    int segments;
-    int m, n, tiles, columns; /* tiles, and how many are side by side */
+    int segments, cluster;
+    int m, n, tiles, groups; /* tiles of a pair or block, and of those, in a row */
     const bf16 *in;
     bf16 *y;
     float *sums;
@@ -67,23 +73,61 @@ struct tile_problem {
 #ifndef USE_MMA_SYNC
 #define LAUNCH_THREADS THREADS
 
+/* At the same barrier of another block of the cluster. Nothing was written that it would have to see,
+ * so that the arrival needs no wider order than its own block's, which would cost a fence. */
+__device__ static inline void arrive_at_block(uint32_t at, uint32_t block) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(at),
+                 "r"(block)
+                 : "memory");
+}
+
+__device__ static inline uint32_t block_in_cluster() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* All threads of all its blocks. */
+__device__ static inline void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* A box to both blocks of a pair, and to the same barrier of each. */
+__device__ static inline void tma_multicast_2d(uint32_t to, const CUtensorMap *from, int x, int y,
+                                               uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+                 "multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(from), "r"(x), "r"(y), "r"(barrier), "h"((uint16_t)3)
+                 : "memory");
+}
+
 /* A tile's first row and column. */
 struct tile_corner {
     int row, column;
 };
 
 __device__ static inline tile_corner find_tile(const tile_problem &p, int tile) {
-    return {tile / p.columns * TILE_ROWS, tile % p.columns * TILE_COLUMNS};
+    int group = tile % p.groups * p.cluster + (int)block_in_cluster();
+    return {tile / p.groups * TILE_ROWS, group * TILE_COLUMNS};
 }
 
-/* One of the four producer threads: the first two for a's halves, the others for b's. Each thread has all
- * it needs at hand, because whoever multiplies waits for the last of them. */
+/* One of the four producer threads: the first two for a's halves, the others for b's. Of a pair's blocks
+ * each asks for one of a's halves, for both. Each thread has all it needs at hand, because whoever
+ * multiplies waits for the last of them. */
 __device__ static inline void produce_all(const tile_problem &p, uint32_t memory, int first,
                                           int step) {
     int part = (int)threadIdx.x / 32 % 4, half = part % 2;
-    bool of_b = part >= 2;
+    bool of_b = part >= 2, pair = p.cluster == 2;
+    if (pair && part == 1) return;
+    if (pair && !of_b) half = (int)block_in_cluster();
     uint32_t offset = of_b ? A_BYTES + half * (B_BYTES / 2) : half * (A_BYTES / 2);
-    int bytes = (of_b ? B_BYTES : A_BYTES) / 2;
+    int bytes = of_b ? B_BYTES / 2 : pair ? A_BYTES : A_BYTES / 2;
     pipeline_state<STAGES> at = {0, 0};
     for (int t = first; t < p.tiles; t += step) {
         tile_corner tile = find_tile(p, t);
@@ -98,7 +142,10 @@ __device__ static inline void produce_all(const tile_problem &p, uint32_t memory
                 int x = down ? across : k * DEPTH, y = down ? k * DEPTH : across;
                 wait_phase(memory + AT_EMPTY + 8 * at.stage, at.phase + 1);
                 arrive_expect_tx(full, bytes);
-                tma_load_2d(to, map, x, y, full);
+                if (pair && !of_b)
+                    tma_multicast_2d(to, map, x, y, full);
+                else
+                    tma_load_2d(to, map, x, y, full);
                 at.advance();
             }
         }
@@ -106,8 +153,10 @@ __device__ static inline void produce_all(const tile_problem &p, uint32_t memory
 }
 
 /* A warp is done with a stage. */
-__device__ static inline void release_stage(uint32_t empty) {
-    if (threadIdx.x % 32 == 0) arrive(empty);
+__device__ static inline void release_stage(const tile_problem &p, uint32_t empty) {
+    if (threadIdx.x % 32 != 0) return;
+    arrive(empty);
+    if (p.cluster == 2) arrive_at_block(empty, block_in_cluster() ^ 1);
 }
 
 /* Starts a stage's products: 128 rows of a by b. */
@@ -139,6 +188,7 @@ __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2]
         for (int k = 0; k < p.blocks[s]; k++) {
             uint32_t stage = memory + AT_STAGES + at.stage * STAGE_BYTES;
             wait_phase(memory + AT_FULL + 8 * at.stage, at.phase);
+            stage &= DESCRIBED;
             uint32_t a = stage + (uint32_t)half * (A_BYTES / 2), b = stage + A_BYTES;
             if (p.tb[s])
                 multiply_stage<true>(c, a, b, add);
@@ -146,7 +196,7 @@ __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2]
                 multiply_stage<false>(c, a, b, add);
             if (add) {
                 wait_products<1>();
-                release_stage(before);
+                release_stage(p, before);
             }
             add = 1;
             before = memory + AT_EMPTY + 8 * at.stage;
@@ -197,7 +247,7 @@ __device__ static inline void consume_all(const tile_problem &p, uint32_t memory
         wait_products<0>();
         settle(c[0]);
         settle(c[1]);
-        release_stage(memory + AT_EMPTY + 8 * (at.stage == 0 ? STAGES - 1 : at.stage - 1));
+        release_stage(p, memory + AT_EMPTY + 8 * (at.stage == 0 ? STAGES - 1 : at.stage - 1));
         leave_rows(c, memory + AT_TILE, half);
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(memory + AT_MADE + 8 * (uint32_t)half);
@@ -328,11 +378,11 @@ __device__ static inline void finish_all(const tile_problem &p, char *start, uin
     }
 }
 
-__device__ static inline void make_barriers(uint32_t memory) {
+__device__ static inline void make_barriers(const tile_problem &p, uint32_t memory) {
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
-            init_barrier(memory + AT_FULL + 8 * i, 4);
-            init_barrier(memory + AT_EMPTY + 8 * i, CONSUMERS / 32);
+            init_barrier(memory + AT_FULL + 8 * i, p.cluster == 2 ? 3 : 4);
+            init_barrier(memory + AT_EMPTY + 8 * i, 8 * p.cluster);
         }
         for (uint32_t i = 0; i < 2; i++) {
             init_barrier(memory + AT_MADE + 8 * i, 4);
@@ -341,6 +391,7 @@ __device__ static inline void make_barriers(uint32_t memory) {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    sync_cluster();
 }
 #else
 #define LAUNCH_THREADS 32
@@ -354,8 +405,8 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
     char *start = raw + (memory - raw_at);
-    int first = (int)blockIdx.x, step = (int)gridDim.x;
-    make_barriers(memory);
+    int first = (int)blockIdx.x / p.cluster, step = (int)gridDim.x / p.cluster;
+    make_barriers(p, memory);
     if (threadIdx.x < CONSUMERS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         consume_all(p, memory, first, step);
@@ -366,6 +417,8 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (threadIdx.x % 32 == 0) produce_all(p, memory, first, step);
     }
+    __syncwarp();
+    sync_cluster();
 #endif
 }
 
@@ -401,12 +454,32 @@ static bool describe_segment(const fused_product *p, int i, tile_problem *k) {
                   : make_matrix_map(&k->b[i], s->b, s->k, p->n, p->n, DEPTH, HALF_COLUMNS));
 }
 
+static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, int epilogue) {
+    int pairs = (int)min_i64(multiprocessors() / k.cluster, k.tiles);
+    cudaLaunchConfig_t how = {};
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)k.cluster;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    how.gridDim = dim3((unsigned)(pairs * k.cluster));
+    how.blockDim = dim3(THREADS);
+    how.dynamicSmemBytes = MEMORY;
+    how.stream = stream;
+    how.attrs = &cluster;
+    how.numAttrs = 1;
+    cudaError_t error = cudaFuncSetAttribute(kernels[epilogue],
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
+    return error == cudaSuccess ? cudaLaunchKernelEx(&how, kernels[epilogue], k) : error;
+}
+
 weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     tile_problem k = {};
+    int columns = (int)ceil_div(p->n, TILE_COLUMNS);
     bool made = true;
     k.m = (int)p->m, k.n = (int)p->n;
-    k.columns = (int)ceil_div(p->n, TILE_COLUMNS);
-    k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.columns;
+    k.cluster = columns > 1 ? 2 : 1;
+    k.groups = (int)ceil_div(columns, k.cluster);
+    k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.groups;
     k.segments = p->segments;
     k.in = p->in;
     k.y = p->y;
@@ -414,10 +487,8 @@ weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     for (int i = 0; i < p->segments; i++)
         made = made && describe_segment(p, i, &k);
     if (!made) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
-    auto kernel = kernels[p->epilogue];
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
-    kernel<<<(unsigned)min_i64(multiprocessors(), k.tiles), THREADS, MEMORY, stream>>>(k);
-    cudaError_t error = cudaGetLastError();
+    cudaError_t error = launch_kernel(stream, k, p->epilogue);
+    if (error == cudaSuccess) error = cudaGetLastError();
     if (error == cudaSuccess) return WEFT_OK;
     return weft_fail(WEFT_EIO, "cuda: a fused product did not start: %s",
                      cudaGetErrorString(error));
