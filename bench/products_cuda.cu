@@ -25,10 +25,11 @@ struct form {
 };
 
 enum {
-    NT = 1, /* b of the last segment as [n, k]; else as [k, n] */
+    NT = 1, /* b of the last segment, and with SwiGLU of both, as [n, k]; else as [k, n] */
     ADDEND = 2,
     SUMS = 4, /* of columns */
-    TIMED = 8
+    KEEP = 8, /* gate and up */
+    TIMED = 16
 };
 
 static bool has(const form &f, int flag) {
@@ -63,7 +64,7 @@ struct problem {
     fused_product p = {};
     std::vector<void *> held, results;
     std::vector<int64_t> bytes;
-    bf16 *scratch, *workspace; /* for the library: results before a pass */
+    bf16 *scratch[2], *workspace; /* for the library: results before a pass */
 
     template <typename T> T *result(int64_t count) {
         void *data;
@@ -88,17 +89,19 @@ static void set_up(problem &x, const form &f) {
     x.f = f;
     fused_product &p = x.p;
     int64_t values = (int64_t)f.m * f.n;
+    bool two = f.epilogue == FUSED_SILU_MUL;
     p.m = f.m, p.n = f.n, p.epilogue = f.epilogue;
-    int total = f.k[0] + f.k[1] + f.k[2];
+    int total = two ? f.k[0] : f.k[0] + f.k[1] + f.k[2];
     for (int s = 0; s < 3 && f.k[s]; s++) {
         fused_segment &g = p.segment[p.segments++];
-        g.k = f.k[s], g.tb = has(f, NT) && (s == 2 || !f.k[s + 1]);
+        g.k = f.k[s], g.tb = has(f, NT) && (two || s == 2 || !f.k[s + 1]);
         g.factor = f.factor[s] != 0 ? f.factor[s] : 1;
-        g.a = x.input((int64_t)f.m * f.k[s], 1, 1 + (uint32_t)s);
+        g.a = two && s ? p.segment[0].a : x.input((int64_t)f.m * f.k[s], 1, 1 + (uint32_t)s);
         g.b = x.input((int64_t)f.n * f.k[s], 1 / sqrtf((float)total), 11 + (uint32_t)s);
     }
     if (f.epilogue == FUSED_GELU_BACK || has(f, ADDEND)) p.in = x.input(values, 1, 31);
-    p.y = x.result<bf16>(values);
+    for (int i = 0; i < (has(f, KEEP) ? 3 : 1); i++)
+        p.out[i] = x.result<bf16>(values);
     if (has(f, SUMS)) p.sums = x.result<float>(fused_bands(f.m) * f.n);
 }
 
@@ -149,7 +152,15 @@ static __global__ void check_rows(fused_product p, int64_t rows, int64_t step, v
     for (int64_t i = thread_index(); i < rows * p.n; i += thread_count()) {
         int64_t row = min_i64(i / p.n * step, p.m - 1), column = i % p.n, at = row * p.n + column;
         auto value = [&](const bf16 *of) { return to_float(of[at]); };
-        float c = 0, y = value(p.y);
+        if (p.epilogue == FUSED_SILU_MUL) {
+            float gate = round_bf16(sum_product(p, 0, row, column));
+            float up = round_bf16(sum_product(p, 1, row, column));
+            judge(v, value(p.out[0]), gate * up / (1 + expf(-gate)), 8e-3f);
+            if (p.out[1]) judge(v, value(p.out[1]), gate, 2e-3f);
+            if (p.out[2]) judge(v, value(p.out[2]), up, 2e-3f);
+            continue;
+        }
+        float c = 0, y = value(p.out[0]);
         for (int s = 0; s < p.segments; s++)
             c += sum_product(p, s, row, column);
         if (p.epilogue == FUSED_PLAIN)
@@ -165,7 +176,7 @@ static __global__ void check_sums(fused_product p, verdict *v) {
         int64_t column = i % p.n, first = i / p.n * band_rows;
         double sum = 0;
         for (int64_t r = first; r < min_i64(first + band_rows, p.m); r++)
-            sum += (double)to_float(p.y[r * p.n + column]);
+            sum += (double)to_float(p.out[0][r * p.n + column]);
         judge(v, p.sums[i], (float)sum, 0.1f);
     }
 }
@@ -242,17 +253,17 @@ static int check(const form &f, bool quiet) {
     return bad;
 }
 
-/* The pass that the library's products need behind them, over c; without column sums. */
-static __global__ void finish_library(fused_product p, const bf16 *c) {
+/* The pass that the library's products need behind them, over c, or gate and up; without column sums. */
+static __global__ void finish_library(fused_product p, const bf16 *c, const bf16 *up) {
     int64_t at = thread_index() * VECTOR;
     if (at >= p.m * p.n) return;
     float v[VECTOR], x[VECTOR];
     load_vector(c + at, v);
-    load_vector(p.in + at, x);
+    load_vector((up ? up : p.in) + at, x);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
-        v[i] *= gelu_slope(x[i]);
-    store_vector(p.y + at, v);
+        v[i] *= up ? sigmoid(v[i]) * x[i] : gelu_slope(x[i]);
+    store_vector(p.out[0] + at, v);
 }
 
 /* The same by the library. */
@@ -265,22 +276,25 @@ static void run_product(problem &x, int s, bf16 *c) {
     q.b = cuda_gemm_matrix{(void *)g.b, g.tb ? g.k : p.n, 0, true};
     q.c = q.addend = cuda_gemm_matrix{c, p.n, 0, true};
     q.addend.data = s == 0 && p.epilogue == FUSED_PLAIN ? (void *)p.in : NULL;
-    q.accumulate = s > 0;
+    q.accumulate = s > 0 && p.epilogue != FUSED_SILU_MUL;
     must(gemm_launch(0, &q, x.workspace));
 }
 
 static void run_library(problem &x) {
     const fused_product &p = x.p;
-    bool plain = p.epilogue == FUSED_PLAIN;
+    bool plain = p.epilogue == FUSED_PLAIN, two = p.epilogue == FUSED_SILU_MUL;
     for (int s = 0; s < p.segments; s++)
-        run_product(x, s, plain ? p.y : x.scratch);
-    if (!plain) finish_library<<<(unsigned)ceil_div(p.m * p.n / VECTOR, 256), 256>>>(p, x.scratch);
+        run_product(x, s, plain ? p.out[0] : x.scratch[two && s]);
+    if (!plain)
+        finish_library<<<(unsigned)ceil_div(p.m * p.n / VECTOR, 256), 256>>>(
+            p, x.scratch[0], two ? x.scratch[1] : NULL);
 }
 
 static void print_times(const form &f) {
     problem x;
     set_up(x, f);
-    x.scratch = x.input(x.p.m * x.p.n, 0, 0);
+    for (bf16 *&scratch : x.scratch)
+        scratch = x.input(x.p.m * x.p.n, 0, 0);
     x.workspace = x.input(32 << 20, 0, 0);
     if (fused_can(&x.p)) {
         double flops = 2.0 * f.m * f.n * (f.k[0] + f.k[1] + f.k[2]);
@@ -302,6 +316,8 @@ static const form forms[] = {
     {"odd gelu back", 1000, 1032, {200}, FUSED_GELU_BACK, SUMS, {}},
     {"odd three", 1000, 392, {200, 72, 8}, FUSED_PLAIN, 0, {2, -0.5f, 3}},
     {"odd three", 1000, 392, {200, 72, 8}, FUSED_GELU_BACK, NT | SUMS, {2, -0.5f, 3}},
+    {"odd silu", 1000, 136, {200, 200}, FUSED_SILU_MUL, NT | KEEP, {}},
+    {"odd silu", 1000, 200, {72, 72}, FUSED_SILU_MUL, 0, {}},
     {"gelu back", 32768, 3072, {768}, FUSED_GELU_BACK, SUMS | TIMED, {}},
     {"gelu back two", 32768, 3072, {768, 64}, FUSED_GELU_BACK, SUMS | TIMED, {1, 2}},
     {"gelu back two", 32768, 3072, {768, 128}, FUSED_GELU_BACK, NT | SUMS | TIMED, {1, 2}},
@@ -310,6 +326,7 @@ static const form forms[] = {
     {"plain 1600 three", 32768, 1600, {128, 128, 1600}, FUSED_PLAIN, TIMED, {}},
     {"plain 768 swiglu back", 32768, 768, {3072, 3072}, FUSED_PLAIN, TIMED, {}},
     {"plain 128 three", 32768, 128, {64, 768, 64}, FUSED_PLAIN, ADDEND | TIMED, {}},
+    {"silu", 32768, 3072, {768, 768}, FUSED_SILU_MUL, NT | KEEP | TIMED, {}},
 };
 
 static int check_all(bool quiet) {

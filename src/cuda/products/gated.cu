@@ -1,6 +1,12 @@
-/* Gated linear layers on the GPU. Few rows, as generation has them, take one kernel, that of streamed.cuh.
- * Otherwise the layers are done piece by piece, by the kernels of the nodes that they stand for. */
+/* Gated linear layers on the GPU.
+ *
+ * In bf16, where the sizes allow, a kernel of our own does the products and the gate behind them:
+ * gate and up go to the gate's arithmetic without a way through memory. Its floor is the larger of the
+ * products' operations and the bytes of x, y, gate and up, once. Few rows, as generation has them, take
+ * one kernel too, that of streamed.cuh. Otherwise the layers are done piece by piece, by the kernels of
+ * the nodes that they stand for. */
 #include "cuda/dependent_launch.cuh"
+#include "cuda/products/gemm_fused.cuh"
 #include "cuda/products/streamed.cuh"
 
 extern "C" {
@@ -9,24 +15,63 @@ extern "C" {
 extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul;
 }
 
+/* Where our kernel wins by itself. Its products are slower than the library's, so it loses with depth
+ * what it saves in a pass over the result: measured at 32768 × 3072 and a depth of 768; beyond, this is
+ * an estimate. Smaller results have fewer tiles than there are multiprocessors. */
+enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024 };
+
+/* Adds a product of rows to our kernel's; `x` NULL: without addresses. */
+static void add_segment(const weft_exec *x, const weft_gated_part *part, fused_product *p) {
+    const weft_matmul_attr *attr = ATTR(&part->node, weft_matmul_attr);
+    const weft_tensor *a = part->in[WEFT_MATMUL_A], *b = part->in[WEFT_MATMUL_B];
+    weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
+    p->m = s.m, p->n = s.n;
+    p->segment[p->segments++] = fused_segment{x ? data_of<bf16>(x, a) : NULL,
+                                              x ? data_of<bf16>(x, b) : NULL, s.k, attr->tb, 1.0f};
+}
+
+static fused_product describe_forward(const weft_exec *x, const weft_node *n) {
+    fused_product p = {};
+    p.epilogue = FUSED_SILU_MUL;
+    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
+        weft_gated_part part;
+        weft_gated_product(n, out, &part);
+        add_segment(x, &part, &p);
+    }
+    bool kept = n->out[WEFT_GATED_UP] != NULL;
+    for (int out = 0; x && out < (kept ? WEFT_GATED_OUTPUTS : 1); out++)
+        p.out[out] = data_of<bf16>(x, n->out[out]);
+    return p;
+}
+
+/* Whether our kernel does it. Shapes and types decide: the workspace is planned by it. */
+static bool is_fused(const weft_node *n, const fused_product *p) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && n->in[i]->dtype != WEFT_BF16) return false;
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] && n->out[i]->dtype != WEFT_BF16) return false;
+    return p->m * p->n >= LEAST_VALUES && p->segment[0].k <= MOST_DEPTH && fused_can(p);
+}
+
 /* One of the two products as streamed.cuh takes it. */
 static cuda_gemm describe_streamed(const weft_exec *x, const weft_node *n, int out) {
     weft_gated_part part;
     weft_gated_product(n, out, &part);
-    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    const weft_tensor *a = part.in[WEFT_MATMUL_A], *b = part.in[WEFT_MATMUL_B];
-    weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
+    const weft_tensor *b = part.in[WEFT_MATMUL_B];
+    fused_product f = {};
+    add_segment(x, &part, &f);
+    const fused_segment *s = &f.segment[0];
     cuda_gemm p = {};
-    p.batch = 1, p.m = s.m, p.n = s.n, p.k = s.k, p.tb = attr->tb, p.alpha = 1;
+    p.batch = 1, p.m = f.m, p.n = f.n, p.k = s->k, p.tb = s->tb, p.alpha = 1;
     p.follows = follows(x);
     p.steady = p.follows && is_steady(b);
-    p.a = cuda_gemm_matrix{weft_data(x, a), s.k, 0, a->dtype == WEFT_BF16};
-    p.b = cuda_gemm_matrix{weft_data(x, b), attr->tb ? s.k : s.n, 0, b->dtype == WEFT_BF16};
-    p.c = cuda_gemm_matrix{NULL, s.n, 0, true};
+    p.a = cuda_gemm_matrix{(void *)s->a, s->k, 0, part.in[WEFT_MATMUL_A]->dtype == WEFT_BF16};
+    p.b = cuda_gemm_matrix{(void *)s->b, s->tb ? s->k : f.n, 0, b->dtype == WEFT_BF16};
+    p.c = cuda_gemm_matrix{NULL, f.n, 0, true};
     p.norm.moments = data_of<float2>(x, part.in[WEFT_MATMUL_MOMENTS]);
     p.norm.sums = data_of<float>(x, part.in[WEFT_MATMUL_SUMS]);
     p.bias.data = weft_data(x, part.in[WEFT_MATMUL_BIAS]);
-    p.norm.eps = (float)attr->eps;
+    p.norm.eps = (float)ATTR(n, weft_matmul_attr)->eps;
     return p;
 }
 
@@ -44,6 +89,8 @@ static bool run_streamed(const weft_exec *x, const weft_node *n) {
 }
 
 static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
+    fused_product p = describe_forward(x, n);
+    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     if (run_streamed(x, n)) return launched(n);
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
@@ -55,7 +102,9 @@ static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
 }
 
 static int64_t gated_linear_workspace(const weft_node *n, int threads) {
+    fused_product p = describe_forward(NULL, n);
     int64_t most = 0;
+    if (is_fused(n, &p)) return 0;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
         weft_gated_part part;
         weft_gated_product(n, out, &part);

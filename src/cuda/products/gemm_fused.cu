@@ -25,6 +25,8 @@
 #include "cuda/tensor/pipeline.cuh"
 #include "cuda/tensor/tma_map.cuh"
 
+#include <string.h>
+
 enum {
     TILE_ROWS = 256,
     TILE_COLUMNS = 128,
@@ -59,14 +61,14 @@ enum {
 
 /* A product as the kernel gets it. */
 struct tile_problem {
-    CUtensorMap a[FUSED_SEGMENTS], b[FUSED_SEGMENTS];
-    int blocks[FUSED_SEGMENTS]; /* of DEPTH */
+    CUtensorMap a[FUSED_SEGMENTS], b[FUSED_SEGMENTS]; /* SILU_MUL: b[1] is up's */
+    int blocks[FUSED_SEGMENTS];                       /* of DEPTH */
     bool tb[FUSED_SEGMENTS];
     float ratio[FUSED_SEGMENTS]; /* of a segment's factor to the next one's, or to 1 */
     int segments, cluster;
     int m, n, tiles, groups; /* tiles of a pair or block, and of those, in a row */
     const bf16 *in;
-    bf16 *y;
+    bf16 *out[3];
     float *sums;
 };
 
@@ -107,21 +109,29 @@ __device__ static inline void tma_multicast_2d(uint32_t to, const CUtensorMap *f
                  : "memory");
 }
 
+/* Columns of a tile of results: with SILU_MUL half of it is gate, half up. */
+template <int EPILOGUE> __device__ constexpr int tile_width() {
+    return EPILOGUE == FUSED_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
+}
+
 /* A tile's first row and column. */
 struct tile_corner {
     int row, column;
 };
 
+template <int EPILOGUE>
 __device__ static inline tile_corner find_tile(const tile_problem &p, int tile) {
     int group = tile % p.groups * p.cluster + (int)block_in_cluster();
-    return {tile / p.groups * TILE_ROWS, group * TILE_COLUMNS};
+    return {tile / p.groups * TILE_ROWS, group * tile_width<EPILOGUE>()};
 }
 
-/* One of the four producer threads: the first two for a's halves, the others for b's. Of a pair's blocks
- * each asks for one of a's halves, for both. Each thread has all it needs at hand, because whoever
- * multiplies waits for the last of them. */
+/* One of the four producer threads: the first two for a's halves, the others for b's, which are the 64
+ * columns after the first or those of up. Of a pair's blocks each asks for one of a's halves, for
+ * both. Each thread has all it needs at hand, because whoever multiplies waits for the last of them. */
+template <int EPILOGUE>
 __device__ static inline void produce_all(const tile_problem &p, uint32_t memory, int first,
                                           int step) {
+    constexpr bool TWO = EPILOGUE == FUSED_SILU_MUL;
     int part = (int)threadIdx.x / 32 % 4, half = part % 2;
     bool of_b = part >= 2, pair = p.cluster == 2;
     if (pair && part == 1) return;
@@ -130,12 +140,12 @@ __device__ static inline void produce_all(const tile_problem &p, uint32_t memory
     int bytes = of_b ? B_BYTES / 2 : pair ? A_BYTES : A_BYTES / 2;
     pipeline_state<STAGES> at = {0, 0};
     for (int t = first; t < p.tiles; t += step) {
-        tile_corner tile = find_tile(p, t);
+        tile_corner tile = find_tile<EPILOGUE>(p, t);
+        int column = tile.column + (TWO ? 0 : half * HALF_COLUMNS);
         for (int s = 0; s < p.segments; s++) {
-            const CUtensorMap *map = of_b ? &p.b[s] : &p.a[s];
+            const CUtensorMap *map = !of_b ? &p.a[s] : &p.b[TWO ? half : s];
             bool down = of_b && !p.tb[s];
-            int blocks = p.blocks[s];
-            int across = of_b ? tile.column + half * HALF_COLUMNS : tile.row + half * HALF_ROWS;
+            int blocks = p.blocks[s], across = of_b ? column : tile.row + half * HALF_ROWS;
             for (int k = 0; k < blocks; k++) {
                 uint32_t full = memory + AT_FULL + 8 * at.stage;
                 uint32_t to = memory + AT_STAGES + at.stage * STAGE_BYTES + offset;
@@ -285,8 +295,8 @@ __device__ static inline void write_words(bf16 *to, uint4 w) {
     store_words(to, w.x, w.y, w.z, w.w);
 }
 
-/* One piece: c, and what was read beside it; `at` is its place in y. What is not inside is worked on all
- * the same, so that the pieces' arithmetic overlaps. */
+/* One piece: c, and what was read beside it, or up beside gate; `at` is its place in all outputs. What
+ * is not inside is worked on all the same, so that the pieces' arithmetic overlaps. */
 template <int EPILOGUE>
 __device__ static inline void finish_piece(const tile_problem &p, uint4 c, uint4 in, int64_t at,
                                            bool inside, float (&sum)[VECTOR]) {
@@ -297,13 +307,18 @@ __device__ static inline void finish_piece(const tile_problem &p, uint4 c, uint4
     for (int i = 0; i < VECTOR; i++) {
         if (EPILOGUE == FUSED_PLAIN) v[i] += x[i];
         if (EPILOGUE == FUSED_GELU_BACK) v[i] *= gelu_slope(x[i]);
+        if (EPILOGUE == FUSED_SILU_MUL) v[i] *= x[i] * sigmoid(v[i]);
         if (inside && EPILOGUE == FUSED_GELU_BACK) sum[i] += v[i];
     }
     if (!inside) return;
     if (EPILOGUE == FUSED_PLAIN && !p.in)
-        write_words(p.y + at, c);
+        write_words(p.out[0] + at, c);
     else
-        store_vector(p.y + at, v);
+        store_vector(p.out[0] + at, v);
+    if (EPILOGUE == FUSED_SILU_MUL && p.out[1]) {
+        write_words(p.out[1] + at, c);
+        write_words(p.out[2] + at, in);
+    }
 }
 
 /* The sums of a thread's columns over its rows to those over the tile: the rows' parts in order. */
@@ -327,7 +342,8 @@ __device__ static inline void add_parts(const tile_problem &p, tile_corner tile,
 template <int EPILOGUE, bool WHOLE>
 __device__ static inline void finish_tile(const tile_problem &p, tile_corner tile, uint32_t memory,
                                           float *parts, uint32_t phase) {
-    constexpr int PIECES = TILE_COLUMNS / VECTOR, ROWS = FINISHERS / PIECES;
+    constexpr bool PAIR = EPILOGUE == FUSED_SILU_MUL;
+    constexpr int PIECES = tile_width<EPILOGUE>() / VECTOR, ROWS = FINISHERS / PIECES;
     constexpr int BATCH = AHEAD * ROWS;
     int thread = (int)threadIdx.x - CONSUMERS, piece = thread % PIECES, own = thread / PIECES;
     int column = tile.column + piece * VECTOR;
@@ -337,7 +353,7 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
     some_pieces in = {}, next = {};
     float sum[VECTOR] = {};
     auto load = [&](int first) {
-        if (p.in) next.load(p.in + at, step, ROWS, count - first);
+        if (!PAIR && p.in) next.load(p.in + at, step, ROWS, count - first);
     };
     load(0);
 #pragma unroll 1
@@ -350,8 +366,11 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
         if (first + BATCH < TILE_ROWS) load(first + BATCH);
         uint4 c[AHEAD];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
+        for (int i = 0; i < AHEAD; i++) {
             c[i] = load_shared(from + (uint32_t)((first + i * ROWS) * 128));
+            if (PAIR)
+                in.words[i] = load_shared(from + (uint32_t)((TILE_ROWS + first + i * ROWS) * 128));
+        }
         if ((first + BATCH) % HALF_ROWS == 0) {
             __syncwarp();
             if (thread % 32 == 0) arrive(memory + AT_TAKEN + 8 * half);
@@ -370,8 +389,8 @@ __device__ static inline void finish_all(const tile_problem &p, char *start, uin
     float *parts = (float *)(start + AT_PARTS);
     uint32_t phase = 0;
     for (int t = first; t < p.tiles; t += step, phase++) {
-        tile_corner tile = find_tile(p, t);
-        if (tile.row + TILE_ROWS <= p.m && tile.column + TILE_COLUMNS <= p.n)
+        tile_corner tile = find_tile<EPILOGUE>(p, t);
+        if (tile.row + TILE_ROWS <= p.m && tile.column + tile_width<EPILOGUE>() <= p.n)
             finish_tile<EPILOGUE, true>(p, tile, memory, parts, phase);
         else
             finish_tile<EPILOGUE, false>(p, tile, memory, parts, phase);
@@ -415,7 +434,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
         finish_all<EPILOGUE>(p, start, memory, first, step);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x % 32 == 0) produce_all(p, memory, first, step);
+        if (threadIdx.x % 32 == 0) produce_all<EPILOGUE>(p, memory, first, step);
     }
     __syncwarp();
     sync_cluster();
@@ -426,6 +445,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
 static void (*const kernels[])(const tile_problem) = {
     fused_gemm<FUSED_PLAIN>,
     fused_gemm<FUSED_GELU_BACK>,
+    fused_gemm<FUSED_SILU_MUL>,
 };
 
 int64_t fused_bands(int64_t m) {
@@ -474,15 +494,15 @@ static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, int
 
 weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     tile_problem k = {};
-    int columns = (int)ceil_div(p->n, TILE_COLUMNS);
-    bool made = true;
+    bool two = p->epilogue == FUSED_SILU_MUL, made = true;
+    int columns = (int)ceil_div(p->n, two ? HALF_COLUMNS : TILE_COLUMNS);
     k.m = (int)p->m, k.n = (int)p->n;
     k.cluster = columns > 1 ? 2 : 1;
     k.groups = (int)ceil_div(columns, k.cluster);
     k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.groups;
-    k.segments = p->segments;
+    k.segments = two ? 1 : p->segments;
     k.in = p->in;
-    k.y = p->y;
+    memcpy(k.out, p->out, sizeof k.out);
     k.sums = p->sums;
     for (int i = 0; i < p->segments; i++)
         made = made && describe_segment(p, i, &k);

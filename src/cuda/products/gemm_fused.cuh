@@ -1,5 +1,5 @@
-/* Products with a fused epilogue, on Hopper's tensor cores: several summed in one, with work behind the
- * sums that the library has no fast kernel for.
+/* Products with a fused epilogue, on Hopper's tensor cores: several summed in one, or SwiGLU's two side by
+ * side, with work behind the sums that the library has no fast kernel for.
  *
  *     c = Σ_s factor_s · a_s op(b_s), rounded to bf16
  *
@@ -10,10 +10,12 @@
 
 enum { FUSED_SEGMENTS = 6 };
 
-/* What becomes of c, with `in` and y, both [m, n]. */
+/* What becomes of c, with the tensors that `in` and `out` have, all [m, n]. */
 typedef enum {
-    FUSED_PLAIN,    /* in: addend, or NULL; it may be y. y = c + addend */
-    FUSED_GELU_BACK /* in: at, which may be y. y = c · gelu'(at) */
+    FUSED_PLAIN,     /* in: addend, or NULL; it may be y. out: y = c + addend */
+    FUSED_GELU_BACK, /* in: at, which may be y. out: y = c · gelu'(at) */
+    FUSED_SILU_MUL   /* two segments of one a, not summed: gate and up.
+                           out: y = silu(gate) · up, and gate and up, or NULL twice */
 } fused_epilogue;
 
 typedef struct {
@@ -29,7 +31,7 @@ typedef struct {
     fused_segment segment[FUSED_SEGMENTS];
     fused_epilogue epilogue;
     const bf16 *in;
-    bf16 *y;
+    bf16 *out[3];
     float *sums; /* [fused_bands(m), n]: column sums of y, as f32 has it, over each band of
                     rows; NULL: not wanted. Only with GELU_BACK. */
 } fused_product;

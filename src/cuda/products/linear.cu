@@ -349,7 +349,7 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
     }
     t.epilogue = slope ? FUSED_GELU_BACK : FUSED_PLAIN;
     t.in = (const bf16 *)place_of(x, n->in[slope ? WEFT_MATMUL_AT : WEFT_MATMUL_ADDEND]);
-    t.y = (bf16 *)place_of(x, n->out[0]);
+    t.out[0] = (bf16 *)place_of(x, n->out[0]);
     if (x && attr->sums) t.sums = workspace_of<float>(x, n);
     return t;
 }
