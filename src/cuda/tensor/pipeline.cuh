@@ -1,6 +1,6 @@
 /* A pipeline of stages in shared memory between warps: the producer fills a stage by TMA, the consumers
- * multiply what is in it by wgmma and give it back: mbarriers, and TMA loads of boxes. For kernels on
- * 9.0a alone.
+ * multiply what is in it by wgmma and give it back. mbarriers, TMA loads of boxes, and a place
+ * in the ring of stages. For kernels on 9.0a alone.
  *
  * A barrier counts arrivals, and bytes where it is told how many to expect; its `phase` counts how
  * often it was complete before, and the parity of that is what is waited for. A producer
@@ -45,5 +45,13 @@ __device__ static inline void tma_load_2d(uint32_t to, const CUtensorMap *from, 
                  "l"(from), "r"(x), "r"(y), "r"(barrier)
                  : "memory");
 }
+
+/* A stage of the ring, and how often it was used before. */
+template <int STAGES> struct pipeline_state {
+    uint32_t stage, phase;
+    __device__ void advance() {
+        if (++stage == STAGES) stage = 0, phase++;
+    }
+};
 
 #endif
