@@ -67,6 +67,16 @@ TEST(test_every_study_can_be_built_at_its_size) {
     }
 }
 
+/* Each writes the study's config, and reads a whole one. */
+TEST(test_studies_begun_at_once_read_whole_configs) {
+    shell_succeeds(
+        "at='%s'; for i in 1 2 3 4 5 6; do (WEFT='%s' DATA=embedded scripts/evidence optim "
+        "--device cpu --list --json >\"$at.$i\" 2>/dev/null) & done; wait; "
+        "for i in 2 3 4 5 6; do cmp \"$at.1\" \"$at.$i\" || exit 1; done; "
+        "! ls runs | grep 'config[.]'",
+        scratch_path("list"), weft());
+}
+
 static const json_t *variant_of(const json_t *all, const char *name) {
     const json_t *row;
     size_t i;

@@ -24,379 +24,7 @@
  * and as weights are where the product with the values wants them. */
 #pragma once
 
-#include "cuda/decode/attend.cuh"
-#include "cuda/dependent_launch.cuh"
-#include "cuda/products/few_rows.cuh"
-#include "cuda/tensor/pipeline.cuh"
-
-enum {
-    TENSOR_ROWS = 16,        /* heads of a tile */
-    TENSOR_APART = 64,       /* rows of the longest run of which none share a tile */
-    TENSOR_LONG = 1 << 13,   /* the shortest context whose leaves are longer, of many heads */
-    TENSOR_KEYS = 32,        /* keys of a tile */
-    TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
-    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory; one, where leaves are quartered */
-    QUARTERS = 4,
-    QUARTER_PAD = 4,  /* floats behind a head's sums of a quarter: the largest score, the sum */
-    TENSOR_WARPS = 6, /* of a block */
-    TENSOR_ROOM = 100 << 10 /* bytes of a block's stages, so that two are there, or a product's */
-};
-
-__host__ __device__ static inline int tensor_heads(const attend_problem &a) {
-    return (a.group + TENSOR_ROWS - 1) / TENSOR_ROWS * TENSOR_ROWS;
-}
-
-/* Of 16 numbers each, of a product with queries: an even number of them. */
-__host__ __device__ static inline int tensor_steps(const attend_problem &a) {
-    return (a.dqk + 31) / 32 * 2;
-}
-
-/* Units of a leaf: tiles of heads, and parts of the values' columns. */
-static inline int tensor_units(const attend_problem &a) {
-    return tensor_heads(a) / TENSOR_ROWS * (int)ceil_div(a.dv, TENSOR_COLUMNS);
-}
-
-/* Of a tile, keys [32, dqk] and values [32, dv] in bf16, and n [32]. */
-__host__ __device__ static inline int pair_bytes(const attend_problem &a) {
-    return TENSOR_KEYS * (a.dqk + (a.joint ? 0 : a.dv)) * (int)sizeof(bf16);
-}
-
-__host__ __device__ static inline int stage_bytes(const attend_problem &a) {
-    return pair_bytes(a) + (a.keys.number ? TENSOR_KEYS * (int)sizeof(float) : 0);
-}
-
-/* Of a quarter, the sums of each head. */
-__host__ __device__ static inline int quarter_step(const attend_problem &a) {
-    return a.dv + QUARTER_PAD;
-}
-
-__host__ __device__ static inline int64_t quarter_bytes(const attend_problem &a) {
-    return a.quarters ? QUARTERS * TENSOR_ROWS * quarter_step(a) * (int64_t)sizeof(float) : 0;
-}
-
-/* Shared memory: quarters' sums; the warps' stages; a barrier for each; q, a number of 16 bytes for each step and
- * lane of each tile of heads; heads' factors. */
-static inline int64_t tensor_bytes(const attend_problem &a) {
-    int64_t head = tensor_steps(a) * 2 * (int64_t)sizeof(uint4) + (int64_t)sizeof(head_factors);
-    return a.warps * a.stages * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head +
-           quarter_bytes(a);
-}
-
-struct tensor_memory {
-    float *sums;      /* [quarters, 16, quarter_step] */
-    char *stages;     /* of the warp */
-    uint32_t arrived; /* the warp's barriers */
-    uint4 *q;
-    head_factors *factors;
-};
-
-__device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
-    int warp = (int)threadIdx.x / 32, stages = a.warps * a.stages;
-    float *sums = (float *)memory;
-    memory += quarter_bytes(a);
-    char *barriers = memory + stages * stage_bytes(a);
-    uint4 *q = (uint4 *)(barriers + stages * 8);
-    return {sums, memory + warp * a.stages * stage_bytes(a),
-            shared_address(barriers) + (uint32_t)(warp * a.stages * 8), q,
-            (head_factors *)(q + tensor_heads(a) * tensor_steps(a) * 2)};
-}
-
-__device__ static inline few_words read_words(const void *from) {
-    uint4 v = *(const uint4 *)from;
-    return few_words{{v.x, v.y, v.z, v.w}};
-}
-
-/* A block's rows, which follow each other, key head, and keys [seen, own] of the last row. */
-struct row_view {
-    int r, g, own, seen; /* own: the last row's position */
-    const int32_t *table;
-    int rows, splits; /* splits: blocks that share out the leaves */
-    int fresh;        /* keys from there on are in no page yet */
-};
-
-/* That of a row: rows of a sequence stand side by side. */
-__device__ static inline int find_fresh(const attend_problem &a, int r, int slot, int own) {
-    if (!a.key_write.done) return own + 1;
-    int fresh = own;
-    for (int first = r - 1; first >= 0; first -= 32) {
-        int at = first - (int)threadIdx.x % 32;
-        bool same = at >= 0 && a.places.slot[at] == slot && a.places.position[at] == own - (r - at);
-        unsigned rows = __ballot_sync(0xffffffffu, same);
-        fresh -= __popc(rows & ~(rows + 1));
-        if (rows != 0xffffffffu) break;
-    }
-    return fresh;
-}
-
-/* The numbers that a write has for position j of the view's sequence, which this run has. */
-__device__ static inline const bf16 *fresh_at(const cached_write &w, const row_view &v, int j) {
-    return (const bf16 *)w.x.data + (v.r - (v.own - j)) * w.columns + w.offset + v.g * w.c.width;
-}
-
-__device__ static inline float fresh_extra(const cached_write &w, const row_view &v, int j) {
-    return load_any(w.extra, (int64_t)(v.r - (v.own - j)) * w.c.heads + v.g);
-}
-
-/* A warp's sum, in the order of write_vector (cache.cu). */
-__device__ static inline float sum_squares(const bf16 *key, int width) {
-    float squares = 0;
-    for (int i = (int)threadIdx.x % 32; i < width; i += 32)
-        squares = fmaf(to_float(key[i]), to_float(key[i]), squares);
-    return warp_sum(squares);
-}
-
-/* Row h of a tile: a head of a row of the run. */
-struct tile_row {
-    int r, head, own; /* own: its position */
-    bool there;
-};
-
-template <bool TOGETHER>
-__device__ static inline tile_row find_row(const attend_problem &a, const row_view &v, int h) {
-    if (!TOGETHER) return {v.r, v.g * a.group + h, v.own, h < a.group};
-    int k = h / a.group;
-    return {v.r + k, v.g * a.group + h - k * a.group, v.own + 1 - v.rows + k, k < v.rows};
-}
-
-/* The block's row. Those that may begin a tile come first, for most others have nothing to do. */
-__device__ static inline int find_block_row(const attend_problem &a) {
-    int begins = (a.places.rows + a.together - 1) / a.together, i = (int)blockIdx.y - begins;
-    return i < 0 ? (int)blockIdx.y * a.together : i + i / (a.together - 1) + 1;
-}
-
-/* How many rows from r on, up to a multiple of a.together, are one behind the other in a sequence and see the
- * same first key; 0: the tile of a row before has row r. By whole warps. */
-__device__ static inline int count_rows(const attend_problem &a, int r) {
-    int k = r + (int)threadIdx.x % 32;
-    bool follows = k > 0 && k < a.places.rows && k / a.together == r / a.together;
-    if (follows) {
-        int slot = a.places.slot[k], own = a.places.position[k];
-        follows = slot >= 0 && a.places.slot[k - 1] == slot &&
-                  a.places.position[k - 1] == own - 1 &&
-                  first_seen(a, k - 1, own - 1) == first_seen(a, k, own);
-    }
-    unsigned following = __ballot_sync(0xffffffffu, follows);
-    return r % a.together && following & 1 ? 0 : __ffs((int)~(following | 1)) - 1;
-}
-
-/* A warp's way through its units, tile by tile: keys [low, high) of the tile at `key`, of a leaf up to `end`. */
-struct tile_walk {
-    int unit, key, low, high, end;
-
-    __device__ bool there() const {
-        return low < high;
-    }
-    __device__ bool ends_leaf() const {
-        return key + TENSOR_KEYS >= end;
-    }
-    /* Of a quarter: the next leaf of which it has some keys. */
-    __device__ void enter(const attend_problem &a, const row_view &v) {
-        int span = a.quarters ? a.leaf / QUARTERS : a.leaf;
-        int ahead = a.quarters ? (int)threadIdx.x / 32 * span : 0;
-        for (;; unit += v.splits) {
-            int leaf = a.units == 1 ? unit : unit / a.units;
-            int first = ((v.seen >> a.leaf_bits) + leaf) << a.leaf_bits, begin = first + ahead;
-            low = max(begin, v.seen), end = min(begin + span, v.own + 1);
-            key = low / TENSOR_KEYS * TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
-            if (!a.quarters || there() || first > v.own) return;
-        }
-    }
-    __device__ void advance(const attend_problem &a, const row_view &v) {
-        if (ends_leaf()) {
-            unit += a.quarters ? v.splits : v.splits * a.warps;
-            enter(a, v);
-        } else {
-            low = key += TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
-        }
-    }
-};
-
-/* Keys and values of the tile that are in no page yet. */
-__device__ static inline void copy_fresh(const attend_problem &a, const tensor_memory &m, int slot,
-                                         const tile_walk &w, const row_view &v) {
-    int first = max(w.low, v.fresh);
-    if (first >= w.high) return;
-    auto copy = [&](const cached_write &from, uint32_t to) {
-        int lane = (int)threadIdx.x % 32, width = from.c.width;
-        for (int j = first; j < w.high; j++)
-            for (int i = lane * VECTOR; i < width; i += 32 * VECTOR)
-                copy_piece(to + (uint32_t)((j - w.key) * width + i) * 2, fresh_at(from, v, j) + i,
-                           true);
-    };
-    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
-    copy(a.key_write, to);
-    if (!a.joint) copy(a.value_write, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2);
-    end_copies();
-}
-
-/* When the other keys of the tile are there: waits for those, and finds their numbers. */
-__device__ static inline void wait_fresh(const attend_problem &a, const tensor_memory &m, int slot,
-                                         const tile_walk &w, const row_view &v) {
-    int lane = (int)threadIdx.x % 32, first = max(w.low, v.fresh), j = w.key + lane;
-    char *stage = m.stages + slot * stage_bytes(a);
-    wait_copies();
-    __syncwarp();
-    if (!a.keys.number) return;
-    float number = 0;
-    for (int at = first - w.key; at < w.high - w.key; at++) {
-        float squares = sum_squares((const bf16 *)stage + at * a.dqk, a.dqk);
-        if (lane == at) number = squares;
-    }
-    if (j >= first && j < w.high) {
-        if (a.key_write.extra.data) number += fresh_extra(a.key_write, v, j);
-        ((float *)(stage + pair_bytes(a)))[lane] = number;
-    }
-#ifndef USE_MMA_SYNC
-    /* Ahead of the stage's next copies, as wait_copies has it. */
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-    __syncwarp();
-}
-
-/* The row's own key and value to their pages, a warp each: the bytes of write_vector (cache.cu). */
-__device__ static inline void write_row(const attend_problem &a, const row_view &v) {
-    int part = TENSOR_WARPS - 1 - (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const cached_write &w = part ? a.value_write : a.key_write;
-    if (part > 1 || !w.done) return;
-    int token = v.own % WEFT_PAGE_TOKENS;
-    char *page = w.c.data + v.table[v.own / WEFT_PAGE_TOKENS % a.places.pages] * w.c.page_bytes;
-    char *to = token_at(w.c, page, v.g, token);
-    const bf16 *from = fresh_at(w, v, v.own);
-    for (int i = lane * VECTOR; i < w.c.width; i += 32 * VECTOR)
-        *(uint4 *)((bf16 *)to + i) = *(const uint4 *)(from + i);
-    if (!w.c.number) return;
-    float number = sum_squares(from, w.c.width);
-    if (w.extra.data) number += fresh_extra(w, v, v.own);
-    if (lane == 0) *number_at(w.c, page, v.g, token) = number;
-}
-
-#ifndef USE_MMA_SYNC
-
-enum copied_pages { STEADY_PAGES = 1, FRESH_PAGES = 2, ALL_PAGES = 3 };
-
-__device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes,
-                                        uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
-__device__ static inline void expect_tile(const attend_problem &a, uint32_t barrier,
-                                          const tile_walk &w, const row_view &v) {
-    int high = max(w.low, min(w.high, v.fresh));
-    int pages = (high - 1) / WEFT_PAGE_TOKENS - w.low / WEFT_PAGE_TOKENS + 1;
-    int bytes = (high - w.low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
-    if (a.keys.number && bytes > 0) bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
-    if (threadIdx.x % 32 == 0) arrive_expect_tx(barrier, bytes);
-    __syncwarp();
-}
-
-/* Two lanes ask for the pages of keys, two for those of values, two for their numbers: for those that no
- * row of this run writes, for the others, or for all. */
-__device__ static inline void copy_tile(const attend_problem &a, const tensor_memory &m, int slot,
-                                        const tile_walk &w, const row_view &v, int which) {
-    int lane = (int)threadIdx.x % 32, part = lane / 2, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
-    int begin = max(w.low, page * WEFT_PAGE_TOKENS);
-    int end = min(min(w.high, v.fresh), (page + 1) * WEFT_PAGE_TOKENS);
-    /* Before the first row of the sequence that this run has, or may have. */
-    bool steady = a.key_write.done || end + a.places.rows <= v.own + 1;
-    int is = steady ? STEADY_PAGES : FRESH_PAGES;
-    bool asked = part == 0 || (part == 1 && !a.joint) || (part == 2 && a.keys.number);
-    if (!asked || begin >= end || !(is & which)) return;
-    const cached_pages &c = part == 1 ? a.values : a.keys;
-    char *from = c.data + v.table[page % a.places.pages] * c.page_bytes;
-    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
-    int bytes = (end - begin) * (int)c.token_bytes;
-    if (part < 2) {
-        from = token_at(c, from, v.g, begin % WEFT_PAGE_TOKENS);
-        to +=
-            (uint32_t)((part ? TENSOR_KEYS * a.dqk * 2 : 0) + (begin - w.key) * (int)c.token_bytes);
-    } else {
-        bytes = WEFT_PAGE_TOKENS * (int)sizeof(float);
-        from = (char *)number_at(c, from, v.g, 0);
-        to += (uint32_t)(pair_bytes(a) + lane % 2 * bytes);
-    }
-    bulk_copy(to, from, bytes, m.arrived + 8 * (uint32_t)slot);
-}
-
-/* The warp's first tiles, at which `w` stands; afterwards it stands behind them. The kernel ahead has
- * ended then. */
-__device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
-                                          tile_walk &w, const row_view &v) {
-    tile_walk first = w;
-    if (threadIdx.x % 32 == 0) {
-        for (int i = 0; i < a.stages; i++)
-            init_barrier(m.arrived + 8 * (uint32_t)i, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int i = 0; i < a.stages && w.there(); i++, w.advance(a, v)) {
-        expect_tile(a, m.arrived + 8 * (uint32_t)i, w, v);
-        copy_tile(a, m, i, w, v, STEADY_PAGES);
-    }
-    wait_for_primary();
-#pragma unroll 1
-    for (int i = 0; i < a.stages && first.there(); i++, first.advance(a, v)) {
-        copy_tile(a, m, i, first, v, FRESH_PAGES);
-        copy_fresh(a, m, i, first, v);
-    }
-}
-
-/* When all lanes are done with the tile that is in the slot. */
-__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const tile_walk &w, const row_view &v) {
-    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w, v);
-    copy_tile(a, m, slot, w, v, ALL_PAGES);
-    copy_fresh(a, m, slot, w, v);
-}
-
-__device__ static inline void wait_tile(const tensor_memory &m, int slot, int phase) {
-    wait_phase(m.arrived + 8 * (uint32_t)slot, (uint32_t)phase);
-}
-
-#else
-
-__device__ static inline void copy_part(const attend_problem &a, const cached_pages &c,
-                                        const tile_walk &w, const row_view &v, uint32_t to,
-                                        int width) {
-    int pieces = width / VECTOR;
-    for (int e = threadIdx.x % 32; e < (min(w.high, v.fresh) - w.low) * pieces; e += 32) {
-        int j = w.low + e / pieces, piece = e % pieces * VECTOR;
-        const bf16 *from =
-            (const bf16 *)token_at(c, page_at(c, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
-        copy_piece(to + (uint32_t)((j - w.key) * width + piece) * 2, from + piece, true);
-    }
-}
-
-__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const tile_walk &w, const row_view &v) {
-    char *stage = m.stages + slot * stage_bytes(a);
-    uint32_t to = shared_address(stage);
-    copy_part(a, a.keys, w, v, to, a.dqk);
-    if (!a.joint) copy_part(a, a.values, w, v, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2, a.dv);
-    int j = w.key + (int)threadIdx.x % 32;
-    if (a.keys.number && j >= w.low && j < min(w.high, v.fresh))
-        ((float *)(stage + pair_bytes(a)))[j - w.key] =
-            *number_at(a.keys, page_at(a.keys, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
-    copy_fresh(a, m, slot, w, v);
-    end_copies();
-}
-
-__device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
-                                          tile_walk &w, const row_view &v) {
-    wait_for_primary();
-    for (int i = 0; i < a.stages && w.there(); i++, w.advance(a, v))
-        ask_for_tile(a, m, i, w, v);
-}
-
-__device__ static inline void wait_tile(const tensor_memory &, int, int) {
-    wait_copies();
-    __syncwarp();
-}
-
-#endif
+#include "cuda/decode/attend_copies.cuh"
 
 /* c += a b for 16 heads and eight columns, over 16 numbers: a as the instruction has it. */
 __device__ static inline void multiply_heads(float (&c)[4], uint4 a, unsigned b0, unsigned b1) {
@@ -724,22 +352,22 @@ __device__ static inline void go_through_quarters(const attend_problem &a, const
     }
 }
 
-enum { ALONE, TOGETHER, QUARTERED }; /* how leaves are gone through */
+enum { SINGLE_ROWS, SHARED_ROWS, QUARTERED }; /* how leaves are gone through */
 
-/* Warps from a.warps on only help with queries and joining. PLAIN: adjust_score would do nothing. TOGETHER:
- * rows may share a tile; one that shares it with none goes the way that it has in shorter runs. */
+/* Warps from a.warps on only help with queries and joining. PLAIN: adjust_score would do nothing.
+ * SHARED_ROWS: rows may share a tile; one that shares it with none goes the way that it has in shorter runs. */
 template <int UNITS, int HALVES, bool PLAIN, int WAY>
 static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     attend_tiles(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(128) char tensor_shared[];
     trigger_dependents();
     if (a.documents) wait_for_primary();
-    int warp = (int)threadIdx.x / 32, r = WAY == TOGETHER ? find_block_row(a) : (int)blockIdx.y;
+    int warp = (int)threadIdx.x / 32, r = WAY == SHARED_ROWS ? find_block_row(a) : (int)blockIdx.y;
     int slot = a.places.slot[r], own = slot < 0 ? -1 : a.places.position[r];
     const int32_t *table = a.places.table + (int64_t)slot * a.places.pages;
     row_view v = {r, (int)blockIdx.x, own, 0, table, 1, a.splits, 0};
     if (slot >= 0) v.seen = first_seen(a, r, v.own);
-    if (WAY == TOGETHER) {
+    if (WAY == SHARED_ROWS) {
         v.rows = count_rows(a, r);
         v.own += v.rows - 1;
         if (v.rows == 1) v.splits = a.apart;
@@ -755,18 +383,18 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         if (warp < a.warps) use.enter(a, v);
         tile_walk ask = use;
         bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
-        if (!made) find_factors<WAY == TOGETHER>(a, m, v);
+        if (!made) find_factors<WAY == SHARED_ROWS>(a, m, v);
         if (warp < a.warps)
             begin_tiles(a, m, ask, v);
         else
             wait_for_primary();
-        if (made) find_factors<WAY == TOGETHER>(a, m, v);
-        load_queries<WAY == TOGETHER>(a, m, v);
+        if (made) find_factors<WAY == SHARED_ROWS>(a, m, v);
+        load_queries<WAY == SHARED_ROWS>(a, m, v);
         __syncthreads();
         if (blockIdx.z == 0) write_row(a, v);
         if (WAY == QUARTERED)
             go_through_quarters<UNITS, HALVES, PLAIN>(a, m, v, leaves, use, ask);
-        else if (WAY == TOGETHER && v.rows > 1)
+        else if (WAY == SHARED_ROWS && v.rows > 1)
             go_through_leaves<UNITS, 2, PLAIN, true>(a, m, v, use, ask);
         else
             go_through_leaves<UNITS, HALVES, PLAIN, false>(a, m, v, use, ask);
@@ -818,15 +446,15 @@ static inline int most_warps(const attend_problem &a) {
 template <int UNITS, int WAY>
 static void (*choose_heads(const attend_problem &a))(const attend_problem) {
     if (a.rel || a.softcap > 0) return attend_tiles<UNITS, 2, false, WAY>;
-    if (WAY == TOGETHER || a.group <= TENSOR_ROWS / 2) return attend_tiles<UNITS, 1, true, WAY>;
-    return attend_tiles<UNITS, 2, true, ALONE>;
+    if (WAY == SHARED_ROWS || a.group <= TENSOR_ROWS / 2) return attend_tiles<UNITS, 1, true, WAY>;
+    return attend_tiles<UNITS, 2, true, SINGLE_ROWS>;
 }
 
 template <int UNITS> static void (*choose_rows(const attend_problem &a))(const attend_problem) {
     if (a.quarters)
         return a.rel || a.softcap > 0 ? attend_tiles<UNITS, 2, false, QUARTERED>
                                       : attend_tiles<UNITS, 2, true, QUARTERED>;
-    return a.together > 1 ? choose_heads<UNITS, TOGETHER>(a) : choose_heads<UNITS, ALONE>(a);
+    return a.together > 1 ? choose_heads<UNITS, SHARED_ROWS>(a) : choose_heads<UNITS, SINGLE_ROWS>(a);
 }
 
 static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {
