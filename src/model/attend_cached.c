@@ -104,7 +104,7 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
 }
 
 static weft_cached_graph *data_of(builder *b) {
-    return b->attend_data;
+    return b->build->attend_data;
 }
 
 static weft_tensor *new_state(builder *b, const char *name, weft_dtype dtype, int ndim,
