@@ -29,17 +29,13 @@ static weft_muon_parts matrices_of(const weft_optimizer *o, int64_t weight) {
     return weft_muon_matrices(&o->model->config, w->name, w->ndim, w->shape);
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
-}
-
 static weft_dtype kind_dtype(const weft_optimizer *o, int kind) {
     return kind == WEFT_STATE_MASK ? WEFT_I8 : o->dtype;
 }
 
 /* Adds a tensor to the list; its memory follows when all are known. */
 static weft_status list_state(weft_optimizer *o, int kind, const weft_weight *like) {
-    static const char *const kinds[] = {"m", "v", "v_max", "master", "mask", "start", "state"};
+    static const char *const kinds[] = {"m", "mask", "master", "start", "v", "v_max", "state"};
     weft_dtype dtype = kind_dtype(o, kind);
     char *name = o->names[o->n_state];
     int length = like->name ? snprintf(name, WEFT_STATE_NAME, "%s.%s", kinds[kind], like->name)
@@ -59,21 +55,18 @@ static bool has_kind(const weft_optimizer *o, int kind, int64_t weight) {
     const weft_weight *w = &o->model->weights[weight];
     const weft_config *c = &o->model->config;
     bool masked = weft_weight_is_masked(c, w->name, w->ndim);
-    const bool has[] = {true,       matrices_of(o, weight).n == 0,
-                        o->amsgrad, w->dtype == WEFT_BF16,
-                        masked,     masked && c->prune == WEFT_PRUNING_MOVEMENT};
+    const bool has[] = {true,
+                        masked,
+                        w->dtype == WEFT_BF16,
+                        masked && c->prune == WEFT_PRUNING_MOVEMENT,
+                        matrices_of(o, weight).n == 0,
+                        o->amsgrad};
     return has[kind];
 }
 
-weft_state_key weft_optimizer_key(const weft_optimizer *o, int64_t index) {
-    return o->keys[(o->state[index].name - o->names[0]) / WEFT_STATE_NAME];
-}
-
 int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weight) {
-    for (int64_t i = 0; i < o->n_state; i++) {
-        weft_state_key key = weft_optimizer_key(o, i);
-        if (key.kind == kind && key.weight == weight) return i;
-    }
+    for (int64_t i = 0; i < o->n_state; i++)
+        if (o->keys[i].kind == kind && o->keys[i].weight == weight) return i;
     return -1;
 }
 
@@ -116,12 +109,12 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     o->names = calloc((size_t)most, sizeof *o->names);
     o->keys = calloc((size_t)most, sizeof *o->keys);
     if (!o->state || !o->names || !o->keys) return weft_no_memory("optimizer");
-    for (int64_t i = 0; i < m->n_weights; i++)
-        for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
-            if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
     weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
-    WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
-    qsort(o->state, (size_t)o->n_state, sizeof *o->state, by_name);
+    for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++) {
+        if (kind == WEFT_STATE_V) WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
+        for (int64_t i = 0; i < m->n_weights; i++)
+            if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
+    }
     if (o->sharded) WEFT_TRY(weft_optimizer_shard_open(o));
     /* One slot a weight, or one for each stretch that this rank owns. */
     o->n_slots = o->sharded ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : m->n_weights;
@@ -137,7 +130,7 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
         return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
     place_slots(o, o->memory);
     for (int64_t i = 0; !o->sharded && i < o->n_state; i++) {
-        weft_state_key key = weft_optimizer_key(o, i);
+        weft_state_key key = o->keys[i];
         o->state[i].data =
             key.kind == WEFT_STATE_CONTROL ? o->control_state : o->slots[key.weight].of[key.kind];
     }

@@ -263,7 +263,7 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
 weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned char *tensor,
                                 bool collect) {
     const weft_partition *s = &o->shards;
-    weft_state_key key = weft_optimizer_key(o, index);
+    weft_state_key key = o->keys[index];
     int64_t size = (int64_t)weft_dtype_size(o->state[index].dtype), n = 0;
     if (key.kind == WEFT_STATE_CONTROL) { /* every rank has it */
         if (!collect) return weft_comm_broadcast(o->comm, o->control_state, o->state[index].bytes);
@@ -332,7 +332,7 @@ static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned c
     *tensor = weft_message_memory((size_t)w->bytes, 1);
     if (!*tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", w->name);
     memcpy(*tensor, weft_safetensors_find(o->file, w->name)->data, (size_t)w->bytes);
-    if (weft_optimizer_key(o, index).kind == WEFT_STATE_CONTROL)
+    if (o->keys[index].kind == WEFT_STATE_CONTROL)
         memcpy(o->control_state, *tensor, (size_t)w->bytes);
     return WEFT_OK;
 }
