@@ -68,7 +68,7 @@ static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
 }
 
 static void route(builder *b) {
-    if (!gathers_once(b)) b->routes = make_routes(b);
+    if (!gathers_once(b) && !b->routes.index) b->routes = make_routes(b);
 }
 
 static void gather(builder *b, weft_tensor **x, weft_tensor **second) {

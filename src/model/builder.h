@@ -87,7 +87,7 @@ typedef struct builder {
     weft_tensor *rho_q,
         *rho_k;          /* [B, T, H, 2D] raw means and deviations, where q and k hold none */
     weft_tensor *normed; /* what the feed-forward reads: [B, T, E] */
-    weft_routes routes;  /* of weft_attend.route */
+    weft_routes routes;  /* of weft_attend.route, or from an attention elsewhere */
 
     /* Sums over layers so far; NULL: none yet. */
     weft_tensor *aux_z, *aux_contrastive;

@@ -95,6 +95,7 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     b->rho_q = b->rho_k = b->lse = NULL;
     b->distance = b->positioned = false;
     b->means = 0;
+    b->routes = (weft_routes){0};
     b->part = "attention";
     if (b->out->moments) {
         weft_tensor *rows = weft_view(b->g, x, b->batch * b->time, b->width);
@@ -352,7 +353,6 @@ typedef struct {
     builder b;
     weft_model_part *out;
     const weft_part_form *form;
-    weft_attend attend; /* where it has one of its own */
 } part_builder;
 
 static weft_tensor *add_input(part_builder *p, const char *name, weft_dtype dtype, int ndim,
@@ -373,11 +373,6 @@ static bool routes_by_topk(const weft_config *c) {
     return c->cross_token && c->sparse_mode == WEFT_SPARSE_TOPK;
 }
 
-/* Routes that come from an attention elsewhere: they are in the builder from the start. */
-static void keep_routes(builder *b) {
-    (void)b;
-}
-
 /* What attention hands to a feed-forward that is built elsewhere. */
 static void hand_over(part_builder *p) {
     builder *b = &p->b;
@@ -395,9 +390,6 @@ static void take_over(part_builder *p) {
         b->latent = input(p, "latent", b->dtype, b->batch, b->time, c->ra_mla_latent_dim);
     if (b->latent && c->latent_detach) b->latent->needs_grad = false;
     if (!routes_by_topk(c)) return;
-    p->attend = *b->attend;
-    p->attend.route = keep_routes;
-    b->attend = &p->attend;
     b->routes.index = input(p, "routes.index", WEFT_I32, b->batch, b->time, c->sparse_k);
     b->routes.weight = input(p, "routes.weight", b->stat, b->batch, b->time, c->sparse_k);
     if (b->routes.weight) b->routes.weight->needs_grad = false;
