@@ -162,9 +162,6 @@ static weft_tensor *new_factor(weft_graph *g, const weft_model *m, const char *n
     return weft_graph_tensor(g, WEFT_ROLE_INPUT, as, weight->dtype, weight->ndim, weight->shape);
 }
 
-WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
-WEFT_ENDED_BY(weft_graph_destroy, weft_graph)
-
 static weft_status run_product(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_derived *d, weft_graph *g, void *out) {
     static const char *const as[WEFT_DERIVED_OF] = {"first", "second", "third", "fourth"};

@@ -62,7 +62,6 @@ static weft_status allocate(weft_contrast *c) {
 }
 
 WEFT_ENDED_BY(weft_contrast_close, weft_contrast)
-WEFT_ENDED_BY(weft_plan_destroy, weft_plan)
 weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_build *build, int64_t parts, weft_contrast **out) {
     *out = NULL;
