@@ -57,8 +57,7 @@ struct weft_optimizer {
     uint64_t mark;
 
     /* Where ranks share it. */
-    bool sharded;
-    weft_comm *comm;
+    weft_comm *comm; /* NULL: this one has all */
     weft_partition shards;
     weft_graph *norm_graph; /* the own chunks' part of the norm; NULL: none has a gradient */
     weft_exec *norm_exec;

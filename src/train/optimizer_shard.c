@@ -126,7 +126,7 @@ void weft_optimizer_shard_close(weft_optimizer *o) {
 }
 
 const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
-    return o->sharded ? &o->shards : NULL;
+    return o->comm ? &o->shards : NULL;
 }
 
 weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
@@ -310,7 +310,7 @@ weft_status weft_optimizer_collect(void *context, const weft_safetensor *t, cons
 }
 
 weft_status weft_optimizer_serve(weft_optimizer *o) {
-    if (!o->sharded) return WEFT_OK;
+    if (!o->comm) return WEFT_OK;
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     for (;;) {
         int64_t index;
@@ -322,7 +322,7 @@ weft_status weft_optimizer_serve(weft_optimizer *o) {
 
 weft_status weft_optimizer_served(weft_optimizer *o) {
     int64_t over = -1;
-    return o->sharded ? weft_comm_broadcast(o->comm, &over, sizeof over) : WEFT_OK;
+    return weft_comm_broadcast(o->comm, &over, sizeof over);
 }
 
 /* Rank 0's tensor out of the file, aligned. */
@@ -340,7 +340,7 @@ static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned c
 weft_status weft_optimizer_give_out(weft_optimizer *o) {
     bool has = o->file != NULL;
     unsigned char *tensor = NULL;
-    if (!o->sharded) return WEFT_OK;
+    if (!o->comm) return WEFT_OK;
     WEFT_TRY(weft_comm_broadcast(o->comm, &has, sizeof has));
     weft_status status = weft_mirror_use(o->mirror, NULL);
     for (int64_t i = 0; has && status == WEFT_OK && i < o->n_state; i++) {
