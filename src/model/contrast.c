@@ -133,8 +133,6 @@ weft_status weft_contrast_account(const weft_config *c, const weft_backend *back
     weft_build means = means_of(build);
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
-    *flops = 0;
-    *bytes = 0;
     WEFT_TRY(weft_model_program(c, &means, false, backend, threads, INT64_MAX, &m, &plan));
     *flops = flops_of(m.graph, 0, NULL) * (double)parts;
     *bytes = plan->arena_bytes;
