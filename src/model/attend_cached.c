@@ -256,10 +256,6 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
     return keys->common ? take_values(b, keys, a.o) : a.o;
 }
 
-static void route(builder *b) {
-    (void)b; /* attention has left its weights */
-}
-
 static weft_tensor *gather_part(builder *b, const weft_tensor *x, weft_tensor *pages) {
     const weft_config *c = b->c;
     weft_cached_graph *d = data_of(b);
@@ -332,7 +328,6 @@ static const weft_attend attend_cached = {
     .begin = begin,
     .documents = find_documents,
     .attention = attend,
-    .route = route,
     .gather = gather,
     .running_mean = running_mean,
     .joined = joined,

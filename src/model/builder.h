@@ -107,7 +107,8 @@ typedef struct weft_attend {
     void (*begin)(builder *b);
     weft_documents (*documents)(builder *b, weft_tensor *tokens, int32_t end);
     weft_tensor *(*attention)(builder *b, const builder_keys *keys);
-    /* Chooses the routes of this layer's attention, once, before anything is gathered by them. */
+    /* Chooses the routes of this layer's attention, once, before anything is gathered by them. NULL: attention has
+     * left its weights. */
     void (*route)(builder *b);
     /* *x [B, T, N] becomes Σ_j R_tj x_j, R being this layer's weights as SPARSE_MODE keeps them; so does
      * *second where that is not NULL. */

@@ -179,7 +179,7 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
 }
 
 static weft_tensor *gather(builder *b, weft_tensor *x) {
-    b->attend->route(b);
+    if (b->attend->route) b->attend->route(b);
     b->attend->gather(b, &x, NULL);
     return x;
 }
@@ -203,7 +203,7 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
     sum->cross_weight = make_weight(b, "ffn.cross_alpha", c->cross_alpha);
     if (behind) {
         sum->before = down;
-        b->attend->route(b);
+        if (b->attend->route) b->attend->route(b);
         return;
     }
     sum->gathered = gather(b, down ? read_hidden(b, sum, down, NULL) : sum->h);
