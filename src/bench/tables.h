@@ -178,7 +178,6 @@ typedef struct bench_limits bench_limits;
 weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out);
 void bench_limits_destroy(bench_limits *l);
 WEFT_ENDED_BY(bench_limits_destroy, bench_limits)
-WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 
 /* One measurement, in 1e9 a second: floating-point operations of a loop that reads no memory, on each
  * thread of the pool at once, in float or by the processor's instructions for bf16, or in float too where

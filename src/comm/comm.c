@@ -307,23 +307,22 @@ static weft_status start_thread(weft_comm *c) {
 
 static weft_status meet(weft_comm *c) {
     weft_rank_place own = weft_watch_place();
-    weft_rank_place *all = calloc((size_t)c->size, sizeof *all);
+    WEFT_AUTO_FREE weft_rank_place *all = calloc((size_t)c->size, sizeof *all);
     if (!all) return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", c->size);
-    weft_status status = weft_comm_gather(c, &own, sizeof own, all);
-    for (int i = 0; status == WEFT_OK && i < c->size; i++) {
+    WEFT_TRY(weft_comm_gather(c, &own, sizeof own, all));
+    for (int i = 0; i < c->size; i++) {
         bool here = strcmp(all[i].machine, own.machine) == 0;
         c->local_rank += here && i < c->rank;
         c->local_size += here;
     }
     weft_watch *watch = NULL;
-    if (status == WEFT_OK) status = weft_watch_open(c->mpi, c->rank, c->size, all, &watch);
+    WEFT_TRY(weft_watch_open(c->mpi, c->rank, c->size, all, &watch));
     cpu_set_t own_set; /* the processors that this process may use */
     CPU_ZERO(&own_set);
     bool known = sched_getaffinity(0, sizeof own_set, &own_set) == 0;
     atomic_store(&c->alone, c->local_size <= (known ? CPU_COUNT(&own_set) : 1));
     atomic_store(&c->watch, watch);
-    free(all);
-    return status;
+    return WEFT_OK;
 }
 
 weft_status weft_comm_open(weft_comm **out) {

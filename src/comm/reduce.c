@@ -84,9 +84,10 @@ static bool take_rows(weft_reduce *r) {
     return ok;
 }
 
+WEFT_ENDED_BY(weft_reduce_destroy, weft_reduce)
 weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce **out) {
     *out = NULL;
-    weft_reduce *r = calloc(1, sizeof *r);
+    WEFT_AUTO(weft_reduce_destroy_at) weft_reduce *r = calloc(1, sizeof *r);
     if (!r) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     r->o = *options;
     r->rank = weft_comm_rank(options->comm);
@@ -100,12 +101,9 @@ weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce *
     r->rows = calloc((size_t)r->own_nodes + 1, sizeof *r->rows);
     r->sent = calloc((size_t)r->buckets, sizeof *r->sent);
     r->order = calloc((size_t)r->buckets, sizeof *r->order);
-    if (!r->rows || !r->sent || !r->order || !take_rows(r) || !make_slots(r)) {
-        weft_reduce_destroy(r);
+    if (!r->rows || !r->sent || !r->order || !take_rows(r) || !make_slots(r))
         return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
-    }
-    *out = r;
-    return WEFT_OK;
+    return weft_hand(&r, out);
 }
 
 void weft_reduce_destroy(weft_reduce *r) {

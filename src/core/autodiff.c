@@ -14,9 +14,8 @@
 
 typedef struct {
     weft_graph *g;
-    int64_t n_tensors;   /* of the forward graph */
-    weft_tensor **grad;  /* [n_tensors] by id of the root: the gradient so far */
-    weft_tensor **clone; /* [n_tensors] by id of the root: its recomputed double */
+    weft_tensor **grad;  /* [forward tensors] by id of the root: the gradient so far */
+    weft_tensor **clone; /* the same: its recomputed double */
 } autodiff;
 
 /* Adds `grad` to what has arrived for `t`. A view hands its gradient on to the root. */
@@ -131,7 +130,7 @@ weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *l
     WEFT_AUTO_FREE weft_tensor **grad = calloc((size_t)tensors + 1, sizeof *grad);
     WEFT_AUTO_FREE weft_tensor **clone = calloc((size_t)tensors + 1, sizeof *clone);
     if (!grad || !clone) return weft_no_memory("backward");
-    autodiff a = {g, tensors, grad, clone};
+    autodiff a = {g, grad, clone};
     for (int i = 0; i < n; i++) {
         weft_keep(loss[i]);
         weft_tensor *start = dloss && dloss[i] ? dloss[i] : weft_autodiff_ops.ones(g, loss[i]);

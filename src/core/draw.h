@@ -64,20 +64,15 @@ WEFT_BOTH static inline uint64_t weft_draw_weight(float logit, float most, doubl
     if (!(y >= 0 && y < 40 * WEFT_DRAW_STEPS)) return 0;
     uint64_t steps = (uint64_t)y, halvings = steps >> 46;
     uint64_t x = weft_draw_high(steps << 18, UINT64_C(0xb17217f7d1cf79ac)); /* times ln 2 */
-    uint64_t p = UINT64_C(0x5849184f); /* 2^63 / 13!; then 2^63 / k! - x times what was */
-    p = UINT64_C(0x47bb63bfe) - weft_draw_high(p, x);
-    p = UINT64_C(0x35cc8acfeb) - weft_draw_high(p, x);
-    p = UINT64_C(0x24fc9f6ef14) - weft_draw_high(p, x);
-    p = UINT64_C(0x171de3a556c7) - weft_draw_high(p, x);
-    p = UINT64_C(0xd00d00d00d01) - weft_draw_high(p, x);
-    p = UINT64_C(0x6806806806807) - weft_draw_high(p, x);
-    p = UINT64_C(0x2d82d82d82d82e) - weft_draw_high(p, x);
-    p = UINT64_C(0x111111111111111) - weft_draw_high(p, x);
-    p = UINT64_C(0x555555555555555) - weft_draw_high(p, x);
-    p = UINT64_C(0x1555555555555555) - weft_draw_high(p, x);
-    p = UINT64_C(0x4000000000000000) - weft_draw_high(p, x);
-    p = UINT64_C(0x8000000000000000) - weft_draw_high(p, x);
-    p = UINT64_C(0x8000000000000000) - weft_draw_high(p, x);
+    /* 2^63 / k!, k from 13 down: each less x times what was before it. */
+    const uint64_t terms[] = {0x5849184f,         0x47bb63bfe,        0x35cc8acfeb,
+                              0x24fc9f6ef14,      0x171de3a556c7,     0xd00d00d00d01,
+                              0x6806806806807,    0x2d82d82d82d82e,   0x111111111111111,
+                              0x555555555555555,  0x1555555555555555, 0x4000000000000000,
+                              0x8000000000000000, 0x8000000000000000};
+    uint64_t p = terms[0];
+    for (int k = 1; k < 14; k++)
+        p = terms[k] - weft_draw_high(p, x);
     return (p + (UINT64_C(1) << (23 + halvings))) >> (24 + halvings);
 }
 

@@ -56,8 +56,6 @@ static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_opti
     return weft_program_make(g, x->backend, weft_pool_size(x->pool), &program, &x->plan);
 }
 
-WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
-
 weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                              const weft_exec_options *options, weft_exec **out) {
     static const weft_exec_options defaults;

@@ -87,6 +87,7 @@ typedef struct weft_binding {
 weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                              const weft_exec_options *options, weft_exec **out);
 void weft_exec_destroy(weft_exec *x);
+WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 
 /* From now on `after` is called for each node in their order, from the thread that runs, when what it makes
  * is there; NULL: not called. */

@@ -94,6 +94,7 @@ struct weft_op {
 
 weft_status weft_graph_create(weft_graph **out);
 void weft_graph_destroy(weft_graph *g);
+WEFT_ENDED_BY(weft_graph_destroy, weft_graph)
 
 /* The first error of a build, WEFT_OK if none; the message is set again for the caller. */
 weft_status weft_graph_status(const weft_graph *g);

@@ -202,7 +202,6 @@ static weft_status make_plan(planner *p) {
                      (double)p->plan->arena_bytes / gib, (double)limit / gib);
 }
 
-WEFT_ENDED_BY(weft_plan_destroy, weft_plan)
 weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, int threads,
                              const bool *bound, const weft_plan_options *options, weft_plan **out) {
     *out = NULL;

@@ -54,6 +54,7 @@ typedef struct {
 weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, int threads,
                              const bool *bound, const weft_plan_options *options, weft_plan **out);
 void weft_plan_destroy(weft_plan *plan);
+WEFT_ENDED_BY(weft_plan_destroy, weft_plan)
 
 /* Which places of an arena are taken when: the lowest place that is free for a while, found in time
  * that hardly grows with how many were taken before. A model of a thousand layers has a hundred

@@ -22,13 +22,18 @@ typedef struct {
 
 _Static_assert(sizeof(pool_share) == LINE, "nodes do not write to each other's line");
 
+typedef struct {
+    weft_pool *pool;
+    int thread, node;
+    pthread_t id;
+} pool_worker;
+
 struct weft_pool {
     int size, nodes;
     pid_t process;                  /* that has the threads: a fork of it has none */
-    int *node;                      /* [size] of each thread */
     int before[POOL_NODES_MAX + 1]; /* threads on the nodes before this one */
-    pthread_t *threads;             /* [size - 1]: the caller is thread 0 */
-    int started;
+    pool_worker *workers;           /* [size]: the caller is the first */
+    int started;                    /* of the others */
     pthread_mutex_t lock;
     pthread_cond_t wake; /* a run began, or the pool closes */
     atomic_int sleeping; /* workers that wait for it */
@@ -39,11 +44,6 @@ struct weft_pool {
     _Atomic(void *) context;
     pool_share shares[POOL_NODES_MAX];
 };
-
-typedef struct {
-    weft_pool *pool;
-    int thread;
-} pool_worker;
 
 static inline void pool_pause(void) {
 #if defined(__x86_64__)
@@ -76,11 +76,11 @@ static int64_t pool_take_share(weft_pool *pool, pool_share *share, int thread) {
 }
 
 /* What was done is reported once, so that no other run begins in between. */
-static void pool_take_tasks(weft_pool *pool, int thread) {
+static void pool_take_tasks(const pool_worker *w) {
+    weft_pool *pool = w->pool;
     int64_t done = 0;
     for (int i = 0; i < pool->nodes; i++)
-        done +=
-            pool_take_share(pool, &pool->shares[(pool->node[thread] + i) % pool->nodes], thread);
+        done += pool_take_share(pool, &pool->shares[(w->node + i) % pool->nodes], w->thread);
     if (done > 0) atomic_fetch_add_explicit(&pool->done, done, memory_order_release);
 }
 
@@ -103,13 +103,11 @@ static void pool_wait_for_run(weft_pool *pool) {
 }
 
 static void *pool_worker_main(void *argument) {
-    pool_worker worker = *(pool_worker *)argument;
-    free(argument);
-    weft_pool *pool = worker.pool;
+    const pool_worker *w = argument;
     for (;;) {
-        pool_wait_for_run(pool);
-        if (atomic_load(&pool->closing)) return NULL;
-        pool_take_tasks(pool, worker.thread);
+        pool_wait_for_run(w->pool);
+        if (atomic_load(&w->pool->closing)) return NULL;
+        pool_take_tasks(w);
     }
 }
 
@@ -126,20 +124,13 @@ static void pool_wake(weft_pool *pool, int64_t wanted) {
 }
 
 /* Where the system will not hold it, a worker runs anywhere. */
-static bool pool_start_worker(weft_pool *pool, int thread, weft_pin pin, const weft_topology *t) {
-    pool_worker *worker = malloc(sizeof *worker);
-    if (!worker) return false;
-    *worker = (pool_worker){pool, thread};
-    pthread_t *id = &pool->threads[thread - 1];
-    if (pthread_create(id, NULL, pool_worker_main, worker) != 0) {
-        free(worker);
-        return false;
-    }
-    pool->started++;
+static bool pool_start_worker(pool_worker *w, weft_pin pin, const weft_topology *t) {
     cpu_set_t place;
+    if (pthread_create(&w->id, NULL, pool_worker_main, w) != 0) return false;
+    w->pool->started++;
     if (pin == WEFT_PIN_NONE) return true;
-    weft_pin_place(pin, thread, t, &place);
-    pthread_setaffinity_np(*id, sizeof place, &place);
+    weft_pin_place(pin, w->thread, t, &place);
+    pthread_setaffinity_np(w->id, sizeof place, &place);
     return true;
 }
 
@@ -172,21 +163,21 @@ weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology 
     pool->process = getpid();
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
-    pool->threads = calloc((size_t)threads, sizeof *pool->threads);
-    pool->node = calloc((size_t)threads, sizeof *pool->node);
-    bool ok = pool->threads && pool->node;
+    pool->workers = calloc((size_t)threads, sizeof *pool->workers);
+    bool ok = pool->workers;
     weft_pin pin = threads > 1 ? weft_pin_choose(wish, threads, t) : WEFT_PIN_NONE;
     if (ok) { /* threads are shared out among nodes; without a pin all are on one */
         for (int i = 0; i < pool->size; i++) {
-            pool->node[i] = pin == WEFT_PIN_NONE ? 0 : t->list[i].node % POOL_NODES_MAX;
-            pool->before[pool->node[i] + 1]++;
-            if (pool->nodes <= pool->node[i]) pool->nodes = pool->node[i] + 1;
+            int node = pin == WEFT_PIN_NONE ? 0 : t->list[i].node % POOL_NODES_MAX;
+            pool->workers[i] = (pool_worker){.pool = pool, .thread = i, .node = node};
+            pool->before[node + 1]++;
+            if (pool->nodes <= node) pool->nodes = node + 1;
         }
         for (int i = 0; i < pool->nodes; i++)
             pool->before[i + 1] += pool->before[i];
     }
     for (int i = 1; ok && i < threads; i++)
-        ok = pool_start_worker(pool, i, pin, t);
+        ok = pool_start_worker(&pool->workers[i], pin, t);
     if (!ok) {
         weft_pool_destroy(pool);
         return weft_fail(WEFT_ENOMEM, "threads: the system would not start %d of them; try fewer",
@@ -200,11 +191,11 @@ void weft_pool_destroy(weft_pool *pool) {
     if (!pool) return;
     atomic_store(&pool->closing, true);
     pool_wake(pool, pool->size);
-    for (int i = 0; i < pool->started; i++)
-        pthread_join(pool->threads[i], NULL);
+    for (int i = 1; i <= pool->started; i++)
+        pthread_join(pool->workers[i].id, NULL);
     pthread_cond_destroy(&pool->wake);
     pthread_mutex_destroy(&pool->lock);
-    WEFT_FREE(pool->threads, pool->node, pool);
+    WEFT_FREE(pool->workers, pool);
 }
 
 WEFT_GETTER(int, weft_pool_size, weft_pool, size)
@@ -225,7 +216,7 @@ static void pool_run_some(weft_pool *pool, int64_t first, int64_t end, weft_task
         begin = behind;
     }
     pool_wake(pool, end - first - 1);
-    pool_take_tasks(pool, 0);
+    pool_take_tasks(&pool->workers[0]);
     /* More threads than processors: give the processor to a worker that still has a task. */
     for (int spin = 0; atomic_load_explicit(&pool->done, memory_order_acquire) < end - first;
          spin++) {
@@ -264,9 +255,10 @@ WEFT_TASK(zero_share) {
     atomic_fetch_add(&z->begun, 1);
     while (atomic_load(&z->begun) < pool->size)
         sched_yield();
-    int64_t share = pool->before[pool->node[thread]];
+    int node = pool->workers[thread].node;
+    int64_t share = pool->before[node];
     for (int i = 0; i < thread; i++)
-        share += pool->node[i] == pool->node[thread];
+        share += pool->workers[i].node == node;
     int64_t each = z->bytes / pool->size, first = each * share;
     int64_t bytes = share + 1 < pool->size ? each : z->bytes - first;
     memset(z->memory + first, 0, (size_t)bytes);

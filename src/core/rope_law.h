@@ -14,14 +14,9 @@
  * Under nvcc the functions are the device's and the host's; everything is computed in double. */
 #pragma once
 
-#include <math.h>
-#include <stdint.h>
+#include "base/random.h"
 
-#ifdef __CUDACC__
-#define ROPE_FUNCTION static __host__ __device__ inline
-#else
-#define ROPE_FUNCTION static inline
-#endif
+#include <math.h>
 
 typedef enum {
     WEFT_ROPE_PLAIN,
@@ -47,18 +42,19 @@ typedef struct {
 
 #define ROPE_TWO_PI 6.28318530717958647692
 
-ROPE_FUNCTION double weft_rope_within(double x) {
+WEFT_BOTH static inline double weft_rope_within(double x) {
     return x < 0 ? 0 : x > 1 ? 1 : x;
 }
 
 /* The place, with a fraction, of the pair that makes so many rotations in the context. */
-ROPE_FUNCTION double weft_rope_place(const weft_rope_law *law, double rotations, int64_t width) {
+WEFT_BOTH static inline double weft_rope_place(const weft_rope_law *law, double rotations,
+                                               int64_t width) {
     return (double)width * log(law->context / (rotations * ROPE_TWO_PI)) / (2 * log(law->base));
 }
 
 /* The share of a pair's own rate in what it is rotated by. */
-ROPE_FUNCTION double weft_rope_share(const weft_rope_law *law, int64_t i, int64_t width,
-                                     double rate) {
+WEFT_BOTH static inline double weft_rope_share(const weft_rope_law *law, int64_t i, int64_t width,
+                                               double rate) {
     if (law->scaling == WEFT_ROPE_LLAMA3) {
         double rotations = law->context * rate / ROPE_TWO_PI;
         return weft_rope_within((rotations - law->low) / (law->high - law->low));
@@ -72,7 +68,7 @@ ROPE_FUNCTION double weft_rope_share(const weft_rope_law *law, int64_t i, int64_
 }
 
 /* The angle of pair i per position. */
-ROPE_FUNCTION double weft_rope_rate(const weft_rope_law *law, int64_t i, int64_t width) {
+WEFT_BOTH static inline double weft_rope_rate(const weft_rope_law *law, int64_t i, int64_t width) {
     double rate = pow(law->base, -2.0 * (double)i / (double)width);
     if (law->scaling == WEFT_ROPE_PLAIN) return rate;
     if (law->scaling == WEFT_ROPE_LINEAR) return rate / law->factor;

@@ -145,13 +145,12 @@ static weft_status fill_rotations(const row_graph *g) {
     if (!rotations) return WEFT_OK;
     int64_t count = weft_tensor_count(rotations);
     WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
-    WEFT_AUTO_FREE float *narrow = malloc((size_t)count * sizeof *narrow);
-    if (!values || !narrow) return weft_no_memory("generate");
+    WEFT_AUTO_FREE void *data = malloc((size_t)weft_tensor_bytes(rotations));
+    if (!values || !data) return weft_no_memory("generate");
     weft_cached_rotations(&g->graph, values);
-    for (int64_t i = 0; i < count; i++)
-        narrow[i] = (float)values[i];
-    return weft_exec_write(g->exec, rotations,
-                           rotations->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
+    weft_weight to = {.dtype = rotations->dtype, .count = count, .data = data};
+    weft_weight_write(&to, values);
+    return weft_exec_write(g->exec, rotations, data);
 }
 
 static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph **out) {

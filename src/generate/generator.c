@@ -8,24 +8,21 @@
 
 enum { DEFAULT_SEQUENCES = 8 };
 
-static bool positions_end(const weft_config *c) {
-    return weft_position_of(c)->ends;
-}
-
 /* Fills in what was left 0, and refuses what the config's positions do not allow. */
 static weft_status complete_limits(const weft_config *c, weft_generator_limits *l) {
+    bool ends = weft_position_of(c)->ends;
     if (!l->sequences) l->sequences = DEFAULT_SEQUENCES;
     if (!l->context) l->context = c->context;
     if (l->sequences < 1 || l->sequences > 65536 || l->context < 1 || l->context > INT32_MAX / 2)
         return WEFT_BAD_INPUT("%lld sequences of %lld tokens cannot be generated",
                               (long long)l->sequences, (long long)l->context);
-    if (positions_end(c) && l->context > c->context)
+    if (ends && l->context > c->context)
         return WEFT_BAD_INPUT(
             "a context of %lld tokens is too long: the model's positions (%s) end at "
             "CONFIG_CONTEXT=%lld",
             (long long)l->context, weft_config_word(c, WEFT_OPTION(position)),
             (long long)c->context);
-    if (positions_end(c) && l->slide)
+    if (ends && l->slide)
         return WEFT_BAD_INPUT("a sliding context needs positions without an end: "
                               "CONFIG_POSITION=\"rope\", \"alibi\" or \"none\"");
     return WEFT_OK;
@@ -129,11 +126,11 @@ static weft_status check_request(const weft_generator *g, const int32_t *tokens,
                                   (long long)g->config.vocab_size - 1);
     bool slides = g->limits.slide, goes_on = total > count;
     if (total + (sampling->max_tokens > 0) > g->limits.context && !slides)
-        return WEFT_BAD_INPUT("%s %lld tokens, too many for a context of %lld; %s%s",
-                              goes_on ? "with this the conversation has" : "the prompt has",
-                              (long long)total, (long long)g->limits.context,
-                              goes_on ? "begin a new one" : "shorten it",
-                              positions_end(&g->config) ? "" : ", or let the context slide");
+        return WEFT_BAD_INPUT(
+            "%s %lld tokens, too many for a context of %lld; %s%s",
+            goes_on ? "with this the conversation has" : "the prompt has", (long long)total,
+            (long long)g->limits.context, goes_on ? "begin a new one" : "shorten it",
+            weft_position_of(&g->config)->ends ? "" : ", or let the context slide");
     int64_t end = total + sampling->max_tokens;
     if (!slides && end > g->limits.context) end = g->limits.context;
     int64_t most = (end - 1 + PAGE - 1) / PAGE; /* the last token leaves nothing behind */

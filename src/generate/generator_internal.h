@@ -86,13 +86,6 @@ typedef struct {
     uint32_t epoch; /* counts its ends and set-backs: what was begun before is not its own */
 } sequence;
 
-/* A run under way, whose tokens are sampled on the device: whose its rows are. */
-typedef struct {
-    int n;
-    int64_t id[WEFT_DECODER_ROWS_MAX];
-    uint32_t epoch[WEFT_DECODER_ROWS_MAX];
-} flight;
-
 /* Rows of one run, and whose they are. */
 typedef struct {
     weft_decoder_row rows[WEFT_DECODER_BLOCK];
@@ -122,7 +115,7 @@ struct weft_generator {
     draft_model *drafts;
     double row_cost;   /* of a row more, beside a step of one row; */
     double draft_cost; /* of a token by the draft model */
-    flight ahead;      /* n = 0: none */
+    batch ahead;       /* under way, tokens being sampled on the device, one of each; n = 0: none */
     batch prompts;     /* read in pieces; n = 0: none */
     double credit;     /* seconds that prompts may take in this step; below 0: they took too long */
     bool oldest;       /* whose prompt was read last; false: a short one's */
@@ -167,5 +160,12 @@ void generator_fit_draft(weft_generator *g, sequence *s, int64_t rows);
 void generator_settle_draft(weft_generator *g, sequence *s, int64_t right);
 /* Whether all that it waits for is the next token. */
 bool generator_wants_token(const sequence *s);
+/* Puts rows of a sequence's tokens from one on into a run, and behind the last of them rows of its draft. The
+ * logits of token `wanted` and of those behind it are. */
+void generator_put_rows(batch *b, sequence *s, int64_t from, int64_t rows, int64_t wanted);
+/* A run of the model or the draft model: g->logits of the rows that are wanted. With `samples` the decoder
+ * draws what follows each, and only logits that are needed beside that are wanted. */
+weft_status generator_run_rows(weft_generator *g, weft_decoder *d, batch *b, bool samples,
+                               int32_t *sampled);
 /* How the token `later` behind the next one is drawn. */
 weft_draw generator_draw(const sequence *s, int64_t later);

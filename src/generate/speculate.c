@@ -117,31 +117,6 @@ static weft_status rewind_model(const draft_model *m, const sequence *s, draft *
     return status;
 }
 
-/* A run of the draft model: rows that are known, and one behind the tokens drafted so far. */
-typedef struct {
-    weft_decoder_row rows[WEFT_DECODER_BLOCK];
-    int64_t n;
-    bool block; /* of a text, by itself */
-    sequence *of[WEFT_DECODER_ROWS_MAX];
-    int64_t end[WEFT_DECODER_ROWS_MAX]; /* of its rows */
-    int n_of;
-} draft_run;
-
-static void put_draft_rows(draft_run *b, sequence *s, int64_t rows) {
-    draft *d = &s->draft;
-    int64_t end = s->n_tokens + d->n;
-    b->of[b->n_of] = s;
-    b->end[b->n_of++] = b->n + rows;
-    for (int64_t i = 0; i < rows; i++, d->n_computed++) {
-        int64_t at = d->n_computed, drafted = at - s->n_tokens;
-        b->rows[b->n++] =
-            (weft_decoder_row){.token = drafted < 0 ? s->tokens[at] : d->tokens[drafted],
-                               .position = (int32_t)at,
-                               .slot = s->slot,
-                               .wanted = at + 1 == end};
-    }
-}
-
 /* The next token of a draft, where all before it have been run: what the device drew, or by the next
  * logits. */
 static weft_status draft_token(weft_generator *g, sequence *s, const int32_t *sampled,
@@ -158,43 +133,32 @@ static weft_status draft_token(weft_generator *g, sequence *s, const int32_t *sa
     return WEFT_OK;
 }
 
-/* Rows of the draft model; *samples: `sampled` has their tokens, and there are no logits. */
-static weft_status run_drafts(weft_generator *g, draft_run *b, int32_t *sampled, bool *samples) {
-    weft_decoder *d = g->drafts->decoder;
-    weft_draw draws[WEFT_DECODER_ROWS_MAX];
-    *samples = weft_decoder_draws(d) && !b->block;
-    if (b->block) return weft_decoder_run_block(d, b->rows, g->logits);
-    if (!*samples) return weft_decoder_run(d, b->rows, b->n, g->logits);
-    for (int64_t i = 0, r = 0; i < b->n_of; i++)
-        for (; r < b->end[i]; r++) {
-            draws[r] = generator_draw(b->of[i], b->of[i]->draft.n);
-            if (!b->rows[r].wanted) draws[r] = (weft_draw){.penalty = 1};
-            b->rows[r].wanted = false;
-        }
-    return weft_decoder_run_sampling(d, b->rows, b->n, draws, g->logits, sampled);
-}
-
-/* After an error whoever was in the run is read anew. */
+/* In each run known tokens, and one behind those drafted so far. After an error whoever was in the run is read
+ * anew. */
 static weft_status draft_by_model(weft_generator *g) {
     for (;;) {
-        draft_run b = {.n = 0};
+        batch b = {.n = 0};
         const float *logits = g->logits;
         int32_t sampled[WEFT_DECODER_ROWS_MAX];
-        bool samples;
         for (int64_t i = 0; i < g->n_list && b.n < g->drafts->rows; i++) {
             sequence *s = g->list[i];
-            const draft *d = &s->draft;
-            int64_t left = s->n_tokens + d->n - d->n_computed;
+            draft *d = &s->draft;
+            int64_t end = s->n_tokens + d->n, left = end - d->n_computed;
             if (d->n >= d->wanted) continue;
             bool block = left >= WEFT_DECODER_BLOCK;
             if (block && b.n > 0) continue;
             b.block = block;
-            put_draft_rows(&b, s, block ? WEFT_DECODER_BLOCK : least(left, g->drafts->rows - b.n));
+            int64_t rows = block ? WEFT_DECODER_BLOCK : least(left, g->drafts->rows - b.n);
+            generator_put_rows(&b, s, d->n_computed, rows, end - 1);
+            d->n_computed += rows;
         }
         if (b.n == 0) return WEFT_OK;
-        weft_status status = run_drafts(g, &b, sampled, &samples);
-        for (int i = 0; i < b.n_of && status == WEFT_OK; i++)
-            status = draft_token(g, b.of[i], samples ? sampled + b.end[i] - 1 : NULL, &logits);
+        bool samples = weft_decoder_draws(g->drafts->decoder) && !b.block;
+        weft_status status = generator_run_rows(g, g->drafts->decoder, &b, samples, sampled);
+        for (int64_t i = 0, end = 0; i < b.n_of && status == WEFT_OK; i++) {
+            end += b.count[i];
+            status = draft_token(g, b.of[i], samples ? sampled + end - 1 : NULL, &logits);
+        }
         for (int i = 0; i < b.n_of && status != WEFT_OK; i++)
             b.of[i]->draft.n_computed = 0;
         WEFT_TRY(status);

@@ -40,12 +40,6 @@ static weft_status append(buffer *b, const char *from, size_t bytes) {
     return WEFT_OK;
 }
 
-static void drop_front(buffer *b, size_t bytes) {
-    if (bytes == 0) return;
-    memmove(b->data, b->data + bytes, b->bytes - bytes);
-    b->bytes -= bytes;
-}
-
 WEFT_ENDED_BY(weft_stream_close, weft_stream)
 
 weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, int n_stops,
@@ -86,7 +80,8 @@ static weft_status move_characters(weft_stream *s, bool end) {
         WEFT_TRY(append(&s->text, REPLACEMENT, sizeof REPLACEMENT - 1));
         at += length < 0 ? (size_t)-length : s->held.bytes - at;
     }
-    drop_front(&s->held, at);
+    s->held.bytes -= at;
+    if (at > 0) memmove(s->held.data, s->held.data + at, s->held.bytes);
     return WEFT_OK;
 }
 

@@ -51,47 +51,50 @@ bool generator_tells_prompt(const sequence *s, int64_t row) {
     return s->sampling.prompt_logprobs && row + 1 < s->n_prompt && row + 1 >= s->n_made;
 }
 
-/* Rows of its tokens, and behind the last of them of its draft. */
-static void put_rows(batch *b, sequence *s, int64_t rows) {
+static void put_sequence(batch *b, sequence *s, int64_t rows) {
     b->of[b->n_of] = s;
     b->id[b->n_of] = s->id;
     b->epoch[b->n_of] = s->epoch;
     b->count[b->n_of++] = rows;
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t at = s->n_computed + i, drafted = at - s->n_tokens;
+}
+
+void generator_put_rows(batch *b, sequence *s, int64_t from, int64_t rows, int64_t wanted) {
+    put_sequence(b, s, rows);
+    for (int64_t at = from; at < from + rows; at++) {
+        int64_t drafted = at - s->n_tokens;
         b->rows[b->n++] =
             (weft_decoder_row){.token = drafted < 0 ? s->tokens[at] : s->draft.tokens[drafted],
                                .position = (int32_t)at,
                                .slot = s->slot,
-                               .wanted = drafted >= -1 || generator_tells_prompt(s, at)};
+                               .wanted = at >= wanted};
     }
+}
+
+static void put_rows(batch *b, sequence *s, int64_t rows) {
+    int64_t first = b->n;
+    generator_put_rows(b, s, s->n_computed, rows, s->n_tokens - 1);
+    for (int64_t i = 0; i < rows; i++)
+        b->rows[first + i].wanted |= generator_tells_prompt(s, s->n_computed + i);
 }
 
 weft_draw generator_draw(const sequence *s, int64_t later) {
     return weft_sampling_draw(&s->sampling, s->number + (uint32_t)later, s->tokens, s->n_tokens);
 }
 
-/* The model: g->logits of the rows that are wanted, and *samples, whether `sampled` has the token of each
- * row; then only the logits that are needed are wanted. *done: not so where the rows are prompts' that are
- * read in pieces. */
-static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool *samples,
-                             bool *done) {
-    *done = true;
-    *samples = weft_decoder_samples(g->decoder) && !b->block;
-    if (!*samples && b == &g->prompts && g->limits.prompt_share > 0)
-        return weft_decoder_run_piece(g->decoder, b->rows, b->n, b->block, g->credit, g->logits,
-                                      done);
-    if (b->block) return weft_decoder_run_block(g->decoder, b->rows, g->logits);
-    if (!*samples) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
+weft_status generator_run_rows(weft_generator *g, weft_decoder *d, batch *b, bool samples,
+                               int32_t *sampled) {
+    if (b->block) return weft_decoder_run_block(d, b->rows, g->logits);
+    if (!samples) return weft_decoder_run(d, b->rows, b->n, g->logits);
     weft_draw draws[WEFT_DECODER_ROWS_MAX];
     for (int64_t i = 0, r = 0; i < b->n_of; i++)
         for (int64_t end = r + b->count[i]; r < end; r++) {
             int64_t later = b->rows[r].position + 1 - b->of[i]->n_tokens;
-            bool told = needs_logits(g, b->of[i]), drawn = b->rows[r].wanted && !told && later >= 0;
+            bool told = d == g->decoder && needs_logits(g, b->of[i]);
+            bool drawn = b->rows[r].wanted && !told && later >= 0;
             draws[r] = drawn ? generator_draw(b->of[i], later) : (weft_draw){.penalty = 1};
             b->rows[r].wanted &= told;
         }
-    return weft_decoder_run_sampling(g->decoder, b->rows, b->n, draws, g->logits, sampled);
+    return weft_decoder_run_sampling(d, b->rows, b->n, draws, g->logits, sampled);
 }
 
 /* A token that the device sampled; -1: its logits are not numbers. */
@@ -190,9 +193,13 @@ static weft_status run_batch(weft_generator *g, batch *b) {
     if (b->n == 0) return WEFT_OK;
     int32_t sampled[WEFT_DECODER_ROWS_MAX];
     const float *logits = g->logits;
-    bool samples = false, done = true;
+    bool samples = weft_decoder_samples(g->decoder) && !b->block, done = true;
+    bool in_pieces = !samples && b == &g->prompts && g->limits.prompt_share > 0;
     weft_status status = save_states(g, b);
-    if (status == WEFT_OK) status = run_model(g, b, sampled, &samples, &done);
+    if (status == WEFT_OK)
+        status = in_pieces ? weft_decoder_run_piece(g->decoder, b->rows, b->n, b->block, g->credit,
+                                                    g->logits, &done)
+                           : generator_run_rows(g, g->decoder, b, samples, sampled);
     if (!done && status == WEFT_OK) return WEFT_OK;
     for (int64_t i = 0, first = 0; i < b->n_of; first += b->count[i++]) {
         if (status == WEFT_OK)
@@ -293,7 +300,7 @@ static weft_status run_prompts(weft_generator *g, double decoding) {
 }
 
 static bool is_ahead(const weft_generator *g, const sequence *s) {
-    for (int i = 0; i < g->ahead.n; i++)
+    for (int64_t i = 0; i < g->ahead.n; i++)
         if (g->ahead.id[i] == s->id) return g->ahead.epoch[i] == s->epoch;
     return false;
 }
@@ -315,9 +322,8 @@ static bool may_go_ahead(const weft_generator *g) {
 
 /* Begins the run that makes the token behind the next one of each sequence in g->ahead, or, without one
  * under way, the next of all that run. out->n = 0: there is nothing to begin, or no page free. */
-static weft_status begin_ahead(weft_generator *g, flight *out) {
-    const flight *now = &g->ahead;
-    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
+static weft_status begin_ahead(weft_generator *g, batch *out) {
+    const batch *now = &g->ahead;
     weft_draw draws[WEFT_DECODER_ROWS_MAX];
     int64_t later = now->n ? 1 : 0, count = now->n ? now->n : g->n_list;
     out->n = 0;
@@ -329,22 +335,21 @@ static weft_status begin_ahead(weft_generator *g, flight *out) {
             out->n = 0;
             return WEFT_OK;
         }
-        rows[out->n] =
+        draws[out->n] = generator_draw(s, later);
+        put_sequence(out, s, 1);
+        out->rows[out->n++] =
             (weft_decoder_row){.token = now->n ? -1 - (int32_t)i : s->tokens[s->n_computed],
                                .position = (int32_t)(s->n_computed + later),
                                .slot = s->slot};
-        draws[out->n] = generator_draw(s, later);
-        out->id[out->n] = s->id;
-        out->epoch[out->n++] = s->epoch;
     }
-    return out->n ? weft_decoder_begin(g->decoder, rows, out->n, draws) : WEFT_OK;
+    return out->n ? weft_decoder_begin(g->decoder, out->rows, out->n, draws) : WEFT_OK;
 }
 
 /* Takes the tokens of the run under way. After an error, whoever has not got its token begins anew, and
  * what the next run, if it has begun, makes for it is not taken: its epoch is another. */
 static weft_status end_ahead(weft_generator *g) {
     int32_t tokens[WEFT_DECODER_ROWS_MAX];
-    flight now = g->ahead;
+    batch now = g->ahead;
     g->ahead.n = 0;
     weft_status status = weft_decoder_end(g->decoder, tokens);
     for (int i = 0; i < now.n; i++) {
@@ -359,7 +364,7 @@ static weft_status end_ahead(weft_generator *g) {
 }
 
 weft_status weft_generator_step(weft_generator *g) {
-    flight next = {0};
+    batch next = {0};
     bool ahead = g->ahead.n > 0;
     if (ahead) {
         if (may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));

@@ -104,12 +104,10 @@ static reading find_readers(const weft_graph *g, const weft_tensor *t) {
     return r;
 }
 
-static weft_dtype choose_dtype(const weft_config *c, const weft_graph *g, const weft_tensor *t,
-                               reading *r) {
-    *r = find_readers(g, t);
+static weft_dtype choose_dtype(const weft_config *c, const weft_tensor *t, reading r) {
     bool narrow = c->weight_dtype == WEFT_WEIGHT_BF16 || c->weight_dtype == WEFT_WEIGHT_INT8;
-    if (!narrow || t->dtype != WEFT_F32 || r->other || !r->product) return t->dtype;
-    return c->weight_dtype == WEFT_WEIGHT_INT8 && r->by_rows ? WEFT_I8 : WEFT_BF16;
+    if (!narrow || t->dtype != WEFT_F32 || r.other || !r.product) return t->dtype;
+    return c->weight_dtype == WEFT_WEIGHT_INT8 && r.by_rows ? WEFT_I8 : WEFT_BF16;
 }
 
 static void quantise(const float *from, int64_t rows, int64_t columns, void *to) {
@@ -162,9 +160,6 @@ static weft_tensor *new_factor(weft_graph *g, const weft_model *m, const char *n
     return weft_graph_tensor(g, WEFT_ROLE_INPUT, as, weight->dtype, weight->ndim, weight->shape);
 }
 
-WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
-WEFT_ENDED_BY(weft_graph_destroy, weft_graph)
-
 static weft_status run_product(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_derived *d, weft_graph *g, void *out) {
     static const char *const as[WEFT_DERIVED_OF] = {"first", "second", "third", "fourth"};
@@ -208,8 +203,8 @@ static weft_status make_parameter(weft_generation_weights *w, const weft_model *
         return weft_fail(WEFT_EBUG, "generate: the graph's parameter '%s' is not the model's",
                          t->name);
     generation_weight *to = new_weight(w, t);
-    reading r;
-    weft_dtype dtype = choose_dtype(&m->config, g, t, &r);
+    reading r = find_readers(g, t);
+    weft_dtype dtype = choose_dtype(&m->config, t, r);
     to->table = (r.table || !r.other) && !r.product;
     if (dtype != t->dtype) {
         WEFT_TRY(weft_mirror_use(m->mirror, NULL));
@@ -227,8 +222,8 @@ static weft_status make_derived(weft_generation_weights *w, const weft_model *m,
     if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", d->tensor->name);
     WEFT_TRY(form_derived(m, w->backend, pool, d, values));
     generation_weight *to = new_weight(w, d->tensor);
-    reading r;
-    return keep_values(w, to, d->tensor, values, choose_dtype(&m->config, g, d->tensor, &r));
+    weft_dtype dtype = choose_dtype(&m->config, d->tensor, find_readers(g, d->tensor));
+    return keep_values(w, to, d->tensor, values, dtype);
 }
 
 /* A matrix [rows, columns] with a norm's gain and offset. */

@@ -8,9 +8,6 @@
 #include "model/contrast.h"
 #include "model/units.h"
 
-WEFT_ENDED_BY(weft_graph_destroy, weft_graph)
-WEFT_ENDED_BY(weft_plan_destroy, weft_plan)
-
 bool weft_config_two_phases(const weft_config *c) {
     const weft_ffn_kind *ffn = weft_ffn_of(c);
     return ffn->contrasts && ffn->contrasts(c) && weft_config_micro_batches(c) > 1;

@@ -104,7 +104,7 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
 }
 
 static weft_cached_graph *data_of(builder *b) {
-    return b->attend_data;
+    return b->build->attend_data;
 }
 
 static weft_tensor *new_state(builder *b, const char *name, weft_dtype dtype, int ndim,
@@ -256,10 +256,6 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
     return keys->common ? take_values(b, keys, a.o) : a.o;
 }
 
-static void route(builder *b) {
-    (void)b; /* attention has left its weights */
-}
-
 static weft_tensor *gather_part(builder *b, const weft_tensor *x, weft_tensor *pages) {
     const weft_config *c = b->c;
     weft_cached_graph *d = data_of(b);
@@ -332,7 +328,6 @@ static const weft_attend attend_cached = {
     .begin = begin,
     .documents = find_documents,
     .attention = attend,
-    .route = route,
     .gather = gather,
     .running_mean = running_mean,
     .joined = joined,

@@ -22,7 +22,7 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
 }
 
 bool gathers_once(const builder *b) {
-    return b->c->sparse_mode != WEFT_SPARSE_TOPK && !b->given_routes;
+    return b->c->sparse_mode != WEFT_SPARSE_TOPK && !b->build->given_routes;
 }
 
 /* The logsumexp of each row from which routing makes weights, exp(s − lse): attention's own, or, for
@@ -45,7 +45,7 @@ static weft_tensor *routing_lse(builder *b) {
 static weft_routes make_routes(builder *b) {
     const weft_config *c = b->c;
     bool use_max = !c->sparse_head_average;
-    if (b->given_routes) {
+    if (b->build->given_routes) {
         char index[48], weight_name[48];
         snprintf(index, sizeof index, "h.%d.routes.index", b->layer);
         snprintf(weight_name, sizeof weight_name, "h.%d.routes.weight", b->layer);
@@ -68,7 +68,7 @@ static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
 }
 
 static void route(builder *b) {
-    if (!gathers_once(b)) b->routes = make_routes(b);
+    if (!gathers_once(b) && !b->routes.index) b->routes = make_routes(b);
 }
 
 static void gather(builder *b, weft_tensor **x, weft_tensor **second) {

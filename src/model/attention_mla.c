@@ -46,7 +46,8 @@ static weft_tensor *latent_values_up(builder *b, weft_tensor *o, weft_tensor *ma
     int64_t latent = b->c->ra_mla_latent_dim, rows = b->batch * b->time * b->heads;
     if (b->c->ra_mla_per_head_v_up) return weft_grouped_linear(b->g, o, map, false);
     o = weft_view(b->g, o, rows, latent);
-    o = b->rows_alone ? weft_matmul_alone(b->g, o, map) : weft_matmul(b->g, o, map, false, false);
+    o = b->build->rows_alone ? weft_matmul_alone(b->g, o, map)
+                             : weft_matmul(b->g, o, map, false, false);
     return as_heads(b, o, b->heads, b->head_dim);
 }
 
@@ -61,7 +62,7 @@ static bool goes_by_head(const builder *b) {
         return false;
     if (c->qk_norm) return false;
     if (!c->ra_mla_per_head_q_latent || !c->ra_mla_per_head_v_up) return false;
-    if (b->form != WEFT_FORM_BY_SHAPE) return b->form == WEFT_FORM_CHEAP;
+    if (b->build->form != WEFT_FORM_BY_SHAPE) return b->build->form == WEFT_FORM_CHEAP;
     return b->head_dim < c->ra_mla_latent_dim;
 }
 

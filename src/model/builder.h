@@ -49,13 +49,9 @@ typedef struct builder {
     const weft_ffn_kind *ffn_kind;
     const weft_position_kind *position;
     const struct weft_attend *attend;
-    void *attend_data; /* its own */
-    weft_dtype dtype;  /* of activations and matrices */
-    weft_dtype stat;   /* of statistics and of parameters that are few */
-    bool train;
-    bool recompute; /* each layer is a segment to make again */
-    weft_form form;
-    bool given_routes, rows_alone; /* as in weft_build */
+    const weft_build *build; /* what it is built for */
+    weft_dtype dtype;        /* of activations and matrices */
+    weft_dtype stat;         /* of statistics and of parameters that are few */
     int64_t batch, time;
     int64_t width, heads, head_dim, ffn; /* E, H, D, F */
     int64_t inner;                       /* H D, the width of all heads */
@@ -91,14 +87,13 @@ typedef struct builder {
     weft_tensor *rho_q,
         *rho_k;          /* [B, T, H, 2D] raw means and deviations, where q and k hold none */
     weft_tensor *normed; /* what the feed-forward reads: [B, T, E] */
-    weft_routes routes;  /* of weft_attend.route */
+    weft_routes routes;  /* of weft_attend.route, or from an attention elsewhere */
 
     /* Sums over layers so far; NULL: none yet. */
     weft_tensor *aux_z, *aux_contrastive;
     weft_tensor *z_read; /* [B, T, E]: what WSFFN_Z_LOGITS makes logits of; NULL: nothing */
     /* Of each layer [N], for the losses that are made of all layers at once; NULL: none are. */
     struct wsffn_layer *wsffn;
-    weft_contrast_form contrast;
     weft_tensor **contexts; /* of each layer [N], where they are made one by one; NULL: not so */
 
     /* per_head_scalar's numbers, one pair for the whole model. */
@@ -112,7 +107,8 @@ typedef struct weft_attend {
     void (*begin)(builder *b);
     weft_documents (*documents)(builder *b, weft_tensor *tokens, int32_t end);
     weft_tensor *(*attention)(builder *b, const builder_keys *keys);
-    /* Chooses the routes of this layer's attention, once, before anything is gathered by them. */
+    /* Chooses the routes of this layer's attention, once, before anything is gathered by them. NULL: attention has
+     * left its weights. */
     void (*route)(builder *b);
     /* *x [B, T, N] becomes Σ_j R_tj x_j, R being this layer's weights as SPARSE_MODE keeps them; so does
      * *second where that is not NULL. */

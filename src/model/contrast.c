@@ -62,7 +62,6 @@ static weft_status allocate(weft_contrast *c) {
 }
 
 WEFT_ENDED_BY(weft_contrast_close, weft_contrast)
-WEFT_ENDED_BY(weft_plan_destroy, weft_plan)
 weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_build *build, int64_t parts, weft_contrast **out) {
     *out = NULL;
@@ -134,8 +133,6 @@ weft_status weft_contrast_account(const weft_config *c, const weft_backend *back
     weft_build means = means_of(build);
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
-    *flops = 0;
-    *bytes = 0;
     WEFT_TRY(weft_model_program(c, &means, false, backend, threads, INT64_MAX, &m, &plan));
     *flops = flops_of(m.graph, 0, NULL) * (double)parts;
     *bytes = plan->arena_bytes;

@@ -63,7 +63,7 @@ static weft_tensor *project_weights(builder *b) {
 /* Products of the two forms, forward and backward about alike: z for every token, against Q, S and
  * Q S. */
 static bool cheap_form_pays(const builder *b) {
-    if (b->form != WEFT_FORM_BY_SHAPE) return b->form == WEFT_FORM_CHEAP;
+    if (b->build->form != WEFT_FORM_BY_SHAPE) return b->build->form == WEFT_FORM_CHEAP;
     double tokens = (double)(b->batch * b->time), f = (double)b->ffn, e = (double)b->width;
     double z = b->c->wsffn_z_proj == WEFT_Z_DENSE ? f : f / (double)b->c->wsffn_n_head;
     return f * z * e + tokens * e * e + f * e * e < tokens * f * z;
@@ -115,7 +115,7 @@ static weft_tensor *repeat_context(builder *b, weft_tensor *context) {
 static void hand_contexts(builder *b, weft_tensor *rows) {
     weft_model_graph *m = b->out;
     m->contexts = rows;
-    if (b->contrast == WEFT_CONTRAST_MEANS)
+    if (b->build->contrast == WEFT_CONTRAST_MEANS)
         weft_keep(rows);
     else if (rows)
         m->d_contexts = weft_graph_tensor(b->g, WEFT_ROLE_INPUT, "d_contexts", rows->dtype,
@@ -128,7 +128,7 @@ static void contrast_means(builder *b, weft_tensor *mean, weft_tensor *w_z) {
     weft_tensor *context = project(b, mean, w_z);
     if (repeats_means(b)) context = repeat_context(b, context);
     weft_tensor *rows = view_contexts(b, context, 1);
-    if (b->contrast == WEFT_CONTRAST_HERE) {
+    if (b->build->contrast == WEFT_CONTRAST_HERE) {
         weft_tensor *loss = weft_contrast_loss(b->g, b->c, rows);
         b->aux_contrastive = add_optional(b, b->aux_contrastive, loss);
         return;
@@ -156,7 +156,7 @@ static void add_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor 
     bool last = b->layer + 1 == b->c->n_layer;
     if (b->c->wsffn_z_logits > 0 && last)
         w_logits = matrix(b, "ffn.z_logits.weight", init_normal(0.02), b->width, b->ffn);
-    if (!b->train || !b->c->wsffn_aux_loss) return;
+    if (!b->build->train || !b->c->wsffn_aux_loss) return;
     int64_t first = weft_graph_node_count(b->g);
     bool cheap = cheap_form_pays(b);
     if (!cheap || w_logits) z = project(b, weft_view(b->g, h1, b->batch * b->time, b->ffn), w_z);
@@ -189,7 +189,7 @@ static void add_sums(builder *b) {
     weft_tensor *context = weft_batched_matmul(b->g, sum, q, false, true);
     context = weft_scale(b->g, context, (double)count_spans(b) / (double)b->time);
     context = view_contexts(b, context, layers);
-    if (b->contrast == WEFT_CONTRAST_HERE)
+    if (b->build->contrast == WEFT_CONTRAST_HERE)
         b->aux_contrastive = weft_contrast_loss(b->g, b->c, context);
     else
         hand_contexts(b, context);

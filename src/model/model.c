@@ -109,28 +109,23 @@ int64_t weft_model_parameter_count(const weft_model *m) {
     return count;
 }
 
-weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
-                              const weft_graph *g) {
-    if (weft_mirror_place(m->mirror, backend) != WEFT_OK) return NULL;
+weft_status weft_model_bind(const weft_model *m, const weft_backend *backend, const weft_graph *g,
+                            weft_binding **out) {
+    *out = NULL;
+    WEFT_TRY(weft_mirror_place(m->mirror, backend));
     int64_t tensors = weft_graph_tensor_count(g), n = 0;
-    weft_binding *bindings = calloc((size_t)tensors + 1, sizeof *bindings);
-    if (!bindings) {
-        weft_no_memory("model");
-        return NULL;
-    }
+    WEFT_AUTO_FREE weft_binding *bindings = calloc((size_t)tensors + 1, sizeof *bindings);
+    if (!bindings) return weft_no_memory("model");
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(g, i);
         if (t->role != WEFT_ROLE_PARAM || t->view_of) continue;
         const weft_weight *w = weft_model_find(m, t->name);
-        if (!w || w->dtype != t->dtype || w->count != weft_tensor_count(t)) {
-            weft_fail(WEFT_EBUG, "model: the graph's parameter '%s' %s is not the model's", t->name,
-                      weft_tensor_describe(t));
-            free(bindings);
-            return NULL;
-        }
+        if (!w || w->dtype != t->dtype || w->count != weft_tensor_count(t))
+            return weft_fail(WEFT_EBUG, "model: the graph's parameter '%s' %s is not the model's",
+                             t->name, weft_tensor_describe(t));
         bindings[n++] = (weft_binding){t, weft_mirror_at(m->mirror, backend, w->data)};
     }
-    return bindings;
+    return weft_hand(&bindings, out);
 }
 
 static double number_at(const weft_weight *w, int64_t i) {

@@ -60,10 +60,10 @@ weft_muon_options weft_model_muon(const weft_config *c, const weft_backend *back
 int64_t weft_model_parameter_count(const weft_model *m);
 
 /* The bindings of a graph's parameters to the model's memory on a backend, for weft_exec_options;
- * freed by the caller with free(). Before a run there: weft_mirror_use(m->mirror, backend). NULL and
- * an error: a parameter of the graph is not the model's, or the backend has no room. */
-weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
-                              const weft_graph *g);
+ * freed by the caller with free(). Before a run there: weft_mirror_use(m->mirror, backend). An error where
+ * a parameter of the graph is not the model's, or the backend has no room. */
+weft_status weft_model_bind(const weft_model *m, const weft_backend *backend, const weft_graph *g,
+                            weft_binding **out);
 
 /* config.json and model.safetensors in a folder, which is made if it is not there. Loading takes
  * the folder's config, or, for a file written by others, checks names and shapes against it. */

@@ -59,7 +59,7 @@ static weft_tensor *add_weighed(builder *b, weft_tensor *y, weft_tensor *x, mixi
 static weft_tensor *export_latent(builder *b) {
     weft_tensor *x = b->latent;
     if (!x || !b->c->latent_detach) return x;
-    if (b->given_routes) {
+    if (b->build->given_routes) {
         char name[32];
         snprintf(name, sizeof name, "h.%d.latent", b->layer);
         return weft_graph_tensor(b->g, WEFT_ROLE_INPUT, name, x->dtype, x->ndim, x->shape);
@@ -82,7 +82,7 @@ static int64_t map_rows(const builder *b) {
 /* Products of the two forms for a share W c, W [F, rank]: W on every token, against M W formed once
  * and then used, M of `maps` rows. */
 static bool cheap_form_pays(const builder *b, int64_t maps, int64_t rank) {
-    if (b->form != WEFT_FORM_BY_SHAPE) return b->form == WEFT_FORM_CHEAP;
+    if (b->build->form != WEFT_FORM_BY_SHAPE) return b->build->form == WEFT_FORM_CHEAP;
     double tokens = (double)(b->batch * b->time), f = (double)b->ffn, m = (double)maps;
     return (m * f + tokens * m) * (double)rank < tokens * f * (double)rank;
 }
@@ -111,7 +111,7 @@ static bool forms_latent_sum(const builder *b) {
 }
 
 bool makes_hidden_again(const builder *b) {
-    return b->c->latent_recip && !b->recompute && forms_latent_sum(b);
+    return b->c->latent_recip && !b->build->recompute && forms_latent_sum(b);
 }
 
 weft_tensor *build_receive(builder *b, weft_tensor *latent) {
@@ -179,7 +179,7 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
 }
 
 static weft_tensor *gather(builder *b, weft_tensor *x) {
-    b->attend->route(b);
+    if (b->attend->route) b->attend->route(b);
     b->attend->gather(b, &x, NULL);
     return x;
 }
@@ -203,7 +203,7 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
     sum->cross_weight = make_weight(b, "ffn.cross_alpha", c->cross_alpha);
     if (behind) {
         sum->before = down;
-        b->attend->route(b);
+        if (b->attend->route) b->attend->route(b);
         return;
     }
     sum->gathered = gather(b, down ? read_hidden(b, sum, down, NULL) : sum->h);

@@ -10,10 +10,9 @@ weft_status weft_session_open(const weft_model *m, const weft_backend *backend, 
     WEFT_TRY(weft_mirror_place(m->mirror, backend)); /* before the plan asks how much is free */
     WEFT_TRY(weft_model_program(&m->config, build, grads, backend, weft_pool_size(pool), 0,
                                 &out->graph, &plan));
-    out->bindings = weft_model_bind(m, backend, out->graph.graph);
+    weft_status status = weft_model_bind(m, backend, out->graph.graph, &out->bindings);
     weft_exec_options options = {.planned = plan, .bindings = out->bindings, .poison = poison};
-    weft_status status = WEFT_ENOMEM;
-    if (out->bindings)
+    if (status == WEFT_OK)
         status = weft_exec_create(out->graph.graph, backend, pool, &options, &out->exec);
     else
         weft_plan_destroy(plan);

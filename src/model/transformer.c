@@ -39,7 +39,7 @@ static weft_tensor *apply_norm(builder *b, norm_parameters p, weft_tensor *x, we
 }
 
 static weft_tensor *drop(builder *b, weft_tensor *x, const char *name) {
-    if (!b->train || b->c->dropout <= 0) return x;
+    if (!b->build->train || b->c->dropout <= 0) return x;
     char site[64];
     snprintf(site, sizeof site, "h.%d.%s.drop", b->layer, name);
     return weft_dropout(b->g, x, b->c->dropout, site);
@@ -95,6 +95,7 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     b->rho_q = b->rho_k = b->lse = NULL;
     b->distance = b->positioned = false;
     b->means = 0;
+    b->routes = (weft_routes){0};
     b->part = "attention";
     if (b->out->moments) {
         weft_tensor *rows = weft_view(b->g, x, b->batch * b->time, b->width);
@@ -121,7 +122,7 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
                                                        .rho_q = weft_keep(b->rho_q),
                                                        .rho_k = weft_keep(b->rho_k)};
     /* The gated outputs are cheap to make again, so only the ungated ones are stored. */
-    bool again = (b->gate || own) && !b->recompute;
+    bool again = (b->gate || own) && !b->build->recompute;
     bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
     if (again) weft_graph_recompute_begin(b->g);
     if (b->gate) o = mix_gate(b, o);
@@ -160,7 +161,7 @@ static weft_tensor *build_ffn(builder *b, weft_tensor *x) {
 /* *x is the residual stream, *branch what is still to be added to it (NULL: nothing), which pre-norm does in the
  * next norm. */
 static void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
-    if (b->recompute) weft_graph_recompute_begin(b->g);
+    if (b->build->recompute) weft_graph_recompute_begin(b->g);
     norm_parameters first = make_norm(b, "ln_1"), second = make_norm(b, "ln_2");
     norm_parameters behind_first = {0}, behind_second = {0};
     bool both = b->c->norm_placement == WEFT_PLACEMENT_BOTH;
@@ -187,7 +188,7 @@ static void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
             *branch = build_ffn(b, y);
         }
     }
-    if (b->recompute) weft_graph_recompute_end(b->g);
+    if (b->build->recompute) weft_graph_recompute_end(b->g);
 }
 
 /* Cross-entropy and z-loss of logits that the head makes of x [B, T, E]. */
@@ -199,7 +200,7 @@ static weft_losses read_out(builder *b, weft_tensor *x, weft_tensor *head, doubl
                               b->c->softcap_logits);
 }
 
-static void build_loss(builder *b, weft_tensor *x, weft_tensor *head, bool logits) {
+static void build_loss(builder *b, weft_tensor *x, weft_tensor *head) {
     weft_model_graph *m = b->out;
     weft_losses parts = read_out(b, x, head, b->c->lambda_logits_z);
     if (b->z_read) {
@@ -215,7 +216,7 @@ static void build_loss(builder *b, weft_tensor *x, weft_tensor *head, bool logit
     loss = add_optional(b, loss, b->aux_contrastive);
     if (m->d_contexts) loss = weft_add(b->g, loss, weft_dot(b->g, m->contexts, m->d_contexts));
     m->loss = weft_keep(loss);
-    if (!logits) return;
+    if (!b->build->logits) return;
     x = weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE);
     m->logits = weft_keep(apply_softcap(b, x, b->c->softcap_logits));
 }
@@ -232,7 +233,7 @@ static weft_tensor *embed_tokens(builder *b, weft_tensor *wte, weft_tensor *wpe)
                     weft_embed(b->g, wpe, b->documents.place, NULL, NULL));
 }
 
-static void build_model(builder *b, const weft_build *build) {
+static void build_model(builder *b) {
     const weft_config *c = b->c;
     weft_model_graph *m = b->out;
     b->layer = -1;
@@ -265,14 +266,14 @@ static void build_model(builder *b, const weft_build *build) {
     weft_tensor *head = wte;
     if (!c->weight_tying)
         head = matrix(b, "lm_head.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
-    if (b->contrast == WEFT_CONTRAST_MEANS) return;
+    if (b->build->contrast == WEFT_CONTRAST_MEANS) return;
     if (b->attend->finish) {
         b->attend->finish(b, x, head);
         return;
     }
-    if (build->counted)
+    if (b->build->counted)
         m->count = weft_graph_tensor(b->g, WEFT_ROLE_INPUT, "count", b->stat, 0, NULL);
-    build_loss(b, x, head, build->logits);
+    build_loss(b, x, head);
 }
 
 static builder builder_of(const weft_config *c, const weft_build *build, weft_model_graph *out) {
@@ -283,15 +284,9 @@ static builder builder_of(const weft_config *c, const weft_build *build, weft_mo
                      .ffn_kind = weft_ffn_of(c),
                      .position = weft_position_of(c),
                      .attend = build->attend ? build->attend : &weft_attend_whole,
-                     .attend_data = build->attend_data,
+                     .build = build,
                      .dtype = build->dtype,
                      .stat = build->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32,
-                     .train = build->train,
-                     .form = build->form,
-                     .given_routes = build->given_routes,
-                     .contrast = build->contrast,
-                     .recompute = build->recompute,
-                     .rows_alone = build->rows_alone,
                      .batch = build->batch,
                      .time = build->time,
                      .width = c->n_embd,
@@ -309,16 +304,12 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
                               (long long)build->time, (long long)c->context);
     WEFT_TRY(weft_graph_create(&out->graph));
     size_t layers = (size_t)c->n_layer;
-    if (build->scores) out->scores = calloc(layers, sizeof *out->scores);
-    if (build->moments) out->moments = calloc(layers, sizeof *out->moments);
-    if (build->inside) out->inside = calloc(layers, sizeof *out->inside);
-    if ((build->scores && !out->scores) || (build->moments && !out->moments) ||
-        (build->inside && !out->inside)) {
-        weft_model_graph_destroy(out);
-        return weft_no_memory("model");
-    }
+    weft_graph *g = out->graph; /* where there is no memory the graph has failed */
+    if (build->scores) out->scores = weft_graph_alloc(g, layers * sizeof *out->scores);
+    if (build->moments) out->moments = weft_graph_alloc(g, layers * sizeof *out->moments);
+    if (build->inside) out->inside = weft_graph_alloc(g, layers * sizeof *out->inside);
     builder b = builder_of(c, build, out);
-    build_model(&b, build);
+    build_model(&b);
     weft_status status = weft_graph_status(out->graph);
     if (status != WEFT_OK) weft_model_graph_destroy(out);
     return status;
@@ -335,7 +326,7 @@ weft_status weft_model_build_nominal(const weft_config *c, weft_model_graph *out
 
 void weft_model_graph_destroy(weft_model_graph *m) {
     weft_graph_destroy(m->graph);
-    WEFT_FREE(m->parameters, m->scores, m->moments, m->inside);
+    free(m->parameters);
     *m = (weft_model_graph){0};
 }
 
@@ -362,7 +353,6 @@ typedef struct {
     builder b;
     weft_model_part *out;
     const weft_part_form *form;
-    weft_attend attend; /* where it has one of its own */
 } part_builder;
 
 static weft_tensor *add_input(part_builder *p, const char *name, weft_dtype dtype, int ndim,
@@ -383,11 +373,6 @@ static bool routes_by_topk(const weft_config *c) {
     return c->cross_token && c->sparse_mode == WEFT_SPARSE_TOPK;
 }
 
-/* Routes that come from an attention elsewhere: they are in the builder from the start. */
-static void keep_routes(builder *b) {
-    (void)b;
-}
-
 /* What attention hands to a feed-forward that is built elsewhere. */
 static void hand_over(part_builder *p) {
     builder *b = &p->b;
@@ -405,9 +390,6 @@ static void take_over(part_builder *p) {
         b->latent = input(p, "latent", b->dtype, b->batch, b->time, c->ra_mla_latent_dim);
     if (b->latent && c->latent_detach) b->latent->needs_grad = false;
     if (!routes_by_topk(c)) return;
-    p->attend = *b->attend;
-    p->attend.route = keep_routes;
-    b->attend = &p->attend;
     b->routes.index = input(p, "routes.index", WEFT_I32, b->batch, b->time, c->sparse_k);
     b->routes.weight = input(p, "routes.weight", b->stat, b->batch, b->time, c->sparse_k);
     if (b->routes.weight) b->routes.weight->needs_grad = false;
@@ -420,9 +402,9 @@ static weft_tensor *build_one(part_builder *p, weft_part_kind part, weft_tensor 
         build_layer(b, &x, &branch);
         return add_optional(b, x, branch);
     }
-    if (b->recompute) weft_graph_recompute_begin(b->g);
+    if (b->build->recompute) weft_graph_recompute_begin(b->g);
     weft_tensor *y = part == WEFT_PART_ATTENTION ? build_attention(b, x) : build_ffn(b, x);
-    if (b->recompute) weft_graph_recompute_end(b->g);
+    if (b->build->recompute) weft_graph_recompute_end(b->g);
     return y;
 }
 

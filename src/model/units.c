@@ -339,15 +339,10 @@ bool weft_weight_is_masked(const weft_config *c, const char *name, int ndim) {
     weft_unit_piece pieces[WEFT_UNIT_PIECES];
     int64_t layer;
     const char *own;
-    bool found = c->prune_what == WEFT_MASKS_WEIGHTS && ndim >= 2;
     if (c->prune == WEFT_PRUNING_NONE || !weft_in_layer(name, &layer, &own)) return false;
-    int n =
-        c->prune_what == WEFT_MASKS_WEIGHTS
-            ? 0
-            : list_pieces(c, c->prune_what == WEFT_MASKS_HEADS ? WEFT_PRUNE_HEADS : WEFT_PRUNE_FFN,
-                          pieces);
-    for (int i = 0; i < n; i++)
-        found =
-            found || ((pieces[i].counts || pieces[i].zeroed) && strcmp(pieces[i].name, own) == 0);
-    return found;
+    if (c->prune_what == WEFT_MASKS_WEIGHTS) return ndim >= 2;
+    bool heads = c->prune_what == WEFT_MASKS_HEADS;
+    for (int i = list_pieces(c, heads ? WEFT_PRUNE_HEADS : WEFT_PRUNE_FFN, pieces) - 1; i >= 0; i--)
+        if ((pieces[i].counts || pieces[i].zeroed) && strcmp(pieces[i].name, own) == 0) return true;
+    return false;
 }

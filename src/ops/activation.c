@@ -69,9 +69,8 @@ DEFINE_APPEND_WITH(softplus, (weft_tensor * x, int64_t start, double floor),
 
 INFER(gate_mix, void, o) {
     const weft_tensor *gate = n->in[1];
-    WEFT_TRY(weft_check_float(g, n, "o", o));
+    WEFT_TRY(weft_check_float_of(g, n, "o", o, 4));
     WEFT_TRY(weft_check_float(g, n, "gate", gate));
-    WEFT_TRY(weft_check_ndim(g, n, "o", o, 4));
     bool fits = gate->ndim == 3 && gate->shape[0] == o->shape[0] &&
                 (gate->shape[1] == o->shape[1] || gate->shape[1] == 1) &&
                 gate->shape[2] == o->shape[2];

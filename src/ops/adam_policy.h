@@ -2,30 +2,25 @@
  * for every backend. optimizer.c has the formulas, optimizer.h the two vectors.
  *
  * Include it with ADAM_REAL defined as the type of the vectors' elements. Under nvcc the functions are
- * the device's; everything is computed in double. */
+ * the device's too; everything is computed in double. */
 #pragma once
 
+#include "base/random.h"
 #include "ops/optimizer.h"
 
 #include <math.h>
-
-#ifdef __CUDACC__
-#define ADAM_FUNCTION static __device__ inline
-#else
-#define ADAM_FUNCTION static inline
-#endif
 
 /* Norms that must be known before one can be a spike. */
 enum { ADAM_SPIKE_KNOWN = 10 };
 
 /* A place in the ring, or a count of its norms: 0 where the state, which may have come from a file, says
  * something that is none. */
-ADAM_FUNCTION int adam_ring_number(double said, int most) {
+WEFT_BOTH static inline int adam_ring_number(double said, int most) {
     return said >= 0 && said <= most ? (int)said : 0;
 }
 
 /* Whether `norm` stands out from the norms before it. */
-ADAM_FUNCTION bool adam_is_spike(const ADAM_REAL *state, double norm, double threshold) {
+WEFT_BOTH static inline bool adam_is_spike(const ADAM_REAL *state, double norm, double threshold) {
     int known = adam_ring_number((double)state[WEFT_ADAM_KNOWN], WEFT_ADAM_HISTORY);
     if (threshold <= 0 || known < ADAM_SPIKE_KNOWN) return false;
     double mean = 0, squares = 0;
@@ -37,7 +32,7 @@ ADAM_FUNCTION bool adam_is_spike(const ADAM_REAL *state, double norm, double thr
     return norm > mean + threshold * sqrt(squares / (known - 1));
 }
 
-ADAM_FUNCTION void adam_remember_norm(ADAM_REAL *state, double norm) {
+WEFT_BOTH static inline void adam_remember_norm(ADAM_REAL *state, double norm) {
     int next = adam_ring_number((double)state[WEFT_ADAM_NEXT], WEFT_ADAM_HISTORY - 1);
     state[next] = (ADAM_REAL)norm;
     state[WEFT_ADAM_NEXT] = (ADAM_REAL)((next + 1) % WEFT_ADAM_HISTORY);
@@ -45,16 +40,16 @@ ADAM_FUNCTION void adam_remember_norm(ADAM_REAL *state, double norm) {
 }
 
 /* What the learning rate is multiplied by, `age` steps after a reset. */
-ADAM_FUNCTION double adam_warmup_factor(const weft_adam_options *o, const ADAM_REAL *state,
-                                        double age) {
+WEFT_BOTH static inline double adam_warmup_factor(const weft_adam_options *o,
+                                                  const ADAM_REAL *state, double age) {
     const double pi = 3.14159265358979323846;
     double steps = (double)o->warmup_steps;
     if (state[WEFT_ADAM_RESETS] == 0 || age > steps) return 1;
     return fmax(1e-3, 0.5 * (1 - cos(pi * age / steps)));
 }
 
-ADAM_FUNCTION void adam_decide_step(const weft_adam_options *o, double norm, double lr,
-                                    ADAM_REAL *state, ADAM_REAL *control) {
+WEFT_BOTH static inline void adam_decide_step(const weft_adam_options *o, double norm, double lr,
+                                              ADAM_REAL *state, ADAM_REAL *control) {
     bool spike = adam_is_spike(state, norm, o->spike_threshold);
     bool clipped = o->clip > 0 && norm > o->clip;
     double before = (double)state[WEFT_ADAM_AGE], age = before + 1;
@@ -88,8 +83,8 @@ ADAM_FUNCTION void adam_decide_step(const weft_adam_options *o, double norm, dou
 }
 
 /* The whole decision: a norm that is not finite leaves everything as it is. */
-ADAM_FUNCTION void adam_control_step(const weft_adam_options *o, ADAM_REAL norm, ADAM_REAL lr,
-                                     ADAM_REAL *state, ADAM_REAL *control) {
+WEFT_BOTH static inline void adam_control_step(const weft_adam_options *o, ADAM_REAL norm,
+                                               ADAM_REAL lr, ADAM_REAL *state, ADAM_REAL *control) {
     for (int i = 0; i < WEFT_ADAM_CONTROL; i++)
         control[i] = 0;
     control[WEFT_CONTROL_NORM] = norm;

@@ -56,7 +56,27 @@ int64_t weft_score_flops(const weft_attention_attr *a) {
     return 2 * a->batch * a->heads * a->dqk * (weft_score_pairs(a) + count_band_pairs(a));
 }
 
+/* q and k, or qkv. */
+static weft_status check_queries_and_keys(weft_graph *g, const weft_node *n,
+                                          const weft_attention_attr *a) {
+    const weft_tensor *q = n->in[WEFT_ATTN_Q], *k = n->in[WEFT_ATTN_K];
+    WEFT_TRY(weft_check_float(g, n, a->packed ? "qkv" : "q", q));
+    if (a->packed) {
+        if (q->ndim == 3 && q->shape[2] == (a->heads + 2 * a->kv_heads) * a->dqk) return WEFT_OK;
+        return REFUSE("qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
+                      "%lld query and %lld key heads",
+                      weft_tensor_describe(q), (long long)a->heads, (long long)a->kv_heads,
+                      (long long)a->heads, (long long)a->kv_heads);
+    }
+    WEFT_TRY(weft_check_ndim(g, n, "q", q, 4));
+    if (k->dtype != q->dtype)
+        return REFUSE("q is %s, but k is %s; they must have one type", weft_tensor_describe(q),
+                      weft_tensor_describe(k));
+    return weft_check_dims(g, n, "k", k, a->batch, a->keys, a->kv_heads, a->dqk);
+}
+
 weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
+    WEFT_TRY(check_queries_and_keys(g, n, a));
     if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
         return REFUSE(
             "%lld query heads and %lld key heads, but there must be 1 or more key heads and no "
@@ -102,22 +122,15 @@ weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_atten
     return weft_check_places(g, n, "first", in[WEFT_ATTN_FIRST], WEFT_DIMS(a->batch, a->queries));
 }
 
-static weft_status check_projections(weft_graph *g, const weft_node *n) {
-    const weft_attention_attr *a = n->attr;
-    weft_tensor *q = n->in[WEFT_ATTN_Q], *k = n->in[WEFT_ATTN_K], *v = n->in[WEFT_ATTN_V];
-    WEFT_TRY(weft_check_float(g, n, a->packed ? "qkv" : "q", q));
-    if (a->packed) return WEFT_OK;
-    if (!k || !v) return REFUSE("k and v must be given");
-    if (k->dtype != q->dtype || v->dtype != q->dtype)
-        return REFUSE("q is %s, k %s and v %s, but they must have one type",
-                      weft_tensor_describe(q), weft_tensor_describe(k), weft_tensor_describe(v));
-    WEFT_TRY(weft_check_dims(g, n, "k", k, a->batch, a->keys, a->kv_heads, a->dqk));
-    return weft_check_dims(g, n, "v", v, a->batch, a->keys, a->kv_heads, a->dv);
-}
-
 INFER(attention, weft_attention_attr, q) {
-    WEFT_TRY(check_projections(g, n));
+    const weft_tensor *v = n->in[WEFT_ATTN_V];
     WEFT_TRY(weft_score_check(g, n, attr));
+    if (v) {
+        if (v->dtype != q->dtype)
+            return REFUSE("q is %s, but v is %s; they must have one type", weft_tensor_describe(q),
+                          weft_tensor_describe(v));
+        WEFT_TRY(weft_check_dims(g, n, "v", v, attr->batch, attr->keys, attr->kv_heads, attr->dv));
+    }
     weft_node_output(g, n, 0, q->dtype,
                      WEFT_DIMS(attr->batch, attr->queries, attr->heads, attr->dv));
     weft_node_output(g, n, 1, weft_stat_dtype(q),
@@ -201,34 +214,11 @@ void weft_score_inputs(const weft_score *score, weft_tensor *in[WEFT_ATTN_INPUTS
     in[WEFT_ATTN_FIRST] = score->first;
 }
 
-/* What is to be attended with must be there, and of as many dimensions as its attributes are read from. */
-static weft_status check_given(weft_graph *g, const weft_score *s, const weft_tensor *v) {
-    const weft_tensor *qkv = s->packed;
-    if (!qkv && (!s->q || !s->k || !v)) {
-        WEFT_TRY(weft_graph_status(g));
-        return weft_graph_fail(g, "attention: q, k and v must be given, or packed");
-    }
-    if (!qkv && (s->q->ndim != 4 || s->k->ndim != 4 || v->ndim != 4))
-        return weft_graph_fail(
-            g, "attention: q is %s, k %s and v %s, but each must have 4 dimensions",
-            weft_tensor_describe(s->q), weft_tensor_describe(s->k), weft_tensor_describe(v));
-    if (!qkv) return WEFT_OK;
-    if (s->q || s->k)
-        return weft_graph_fail(g, "attention: q and k beside a packed qkv, which holds them");
-    int64_t parts = s->heads + 2 * s->kv_heads;
-    if (qkv->ndim == 3 && s->heads >= 1 && s->kv_heads >= 1 && qkv->shape[2] % parts == 0)
-        return WEFT_OK;
-    return weft_graph_fail(g,
-                           "attention: qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
-                           "%lld query and %lld key heads",
-                           weft_tensor_describe(qkv), (long long)s->heads, (long long)s->kv_heads,
-                           (long long)s->heads, (long long)s->kv_heads);
-}
-
 weft_attended weft_attention(weft_graph *g, const weft_score *score, weft_tensor *v) {
-    if (check_given(g, score, v) != WEFT_OK) return (weft_attended){NULL, NULL};
+    if (score->packed && (score->q || score->k))
+        weft_graph_fail(g, "attention: q and k beside a packed qkv, which holds them");
     weft_attention_attr attr = weft_score_attr(score);
-    if (!score->packed) attr.dv = v->shape[3];
+    if (!score->packed && v) attr.dv = v->shape[3];
     weft_tensor *in[WEFT_ATTN_INPUTS];
     weft_score_inputs(score, in);
     if (!score->packed) in[WEFT_ATTN_V] = v;

@@ -87,7 +87,7 @@ enum {
 };
 
 /* For routing, which makes the same weights again: a score's attributes; its inputs but for v; what is
- * wrong with its heads, its options and what comes beside q and k; the pairs of a query and a key that is
+ * wrong with q and k, its heads, its options and what comes beside; the pairs of a query and a key that is
  * seen, of one head and sequence; and the operations of all scores. */
 weft_attention_attr weft_score_attr(const weft_score *score);
 void weft_score_inputs(const weft_score *score, weft_tensor *in[WEFT_ATTN_INPUTS]);

@@ -164,8 +164,7 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
 
 INFER(cache_gather, weft_cache_gather_attr, position) {
     const weft_tensor *weights = n->in[WEFT_CACHE_X];
-    WEFT_TRY(weft_check_float(g, n, "weights", weights));
-    WEFT_TRY(weft_check_ndim(g, n, "weights", weights, 2));
+    WEFT_TRY(weft_check_float_of(g, n, "weights", weights, 2));
     WEFT_TRY(check_rows(g, n, weights->shape[0]));
     WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_DOCUMENTS]));
     WEFT_TRY(check_pages(g, n, n->in[WEFT_CACHE_PAGES], &attr->part));

@@ -12,32 +12,11 @@
 
 #include "ops/define.h"
 
-static weft_status check_queries_and_keys(weft_graph *g, const weft_node *n,
-                                          const weft_attention_attr *a) {
-    const weft_tensor *q = n->in[WEFT_ATTN_Q], *k = n->in[WEFT_ATTN_K];
-    WEFT_TRY(weft_check_float(g, n, a->packed ? "qkv" : "q", q));
-    if (a->packed) {
-        WEFT_TRY(weft_check_ndim(g, n, "qkv", q, 3));
-        if (q->shape[2] == (a->heads + 2 * a->kv_heads) * a->dqk) return WEFT_OK;
-        return REFUSE("qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
-                      "%lld query and %lld key heads",
-                      weft_tensor_describe(q), (long long)a->heads, (long long)a->kv_heads,
-                      (long long)a->heads, (long long)a->kv_heads);
-    }
-    WEFT_TRY(weft_check_ndim(g, n, "q", q, 4));
-    WEFT_TRY(weft_check_ndim(g, n, "k", k, 4));
-    if (k->dtype != q->dtype || k->shape[0] != q->shape[0] || k->shape[3] != q->shape[3])
-        return REFUSE("q is %s, but k is %s; batch, width and type must agree",
-                      weft_tensor_describe(q), weft_tensor_describe(k));
-    return WEFT_OK;
-}
-
 /* What route_topk and route_dense share: everything that makes R. */
 static weft_status check_score(weft_graph *g, const weft_node *n) {
     const weft_attention_attr *a = &((const weft_route_attr *)n->attr)->score;
     const weft_tensor *q = n->in[WEFT_ATTN_Q], *lse = n->in[WEFT_ROUTE_LSE];
     if (!lse) return REFUSE("lse is missing");
-    WEFT_TRY(check_queries_and_keys(g, n, a));
     WEFT_TRY(weft_score_check(g, n, a));
     if (!a->causal && a->pos != WEFT_POS_NONE) return REFUSE("positions need a causal attention");
     if (a->keys != a->queries)

@@ -124,55 +124,46 @@ static int64_t own_bytes(const weft_gradients *g) {
     return g->own_at[weft_cut_buckets(&g->shards.cut)] * (int64_t)weft_dtype_size(g->dtype);
 }
 
-/* A weight's numbers are copied to the upper end of their place in the row, which has room for what is
- * narrower; what is, is widened from there. */
-static unsigned char *raw_place(const weft_gradients *g, const weft_gradient *from, int64_t count,
-                                unsigned char *to) {
-    return to + (weft_dtype_size(g->dtype) - weft_dtype_size(from->dtype)) * (size_t)count;
-}
-
-static const unsigned char *raw_data(const weft_gradient *from, const weft_stretch *c,
-                                     int64_t *bytes) {
-    int64_t size = (int64_t)weft_dtype_size(from->dtype);
-    *bytes = c->count * size;
-    return (const unsigned char *)from->data + c->first * size;
-}
-
-static void widen(const unsigned char *raw, int64_t count, unsigned char *to) {
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, raw + 2 * i, sizeof bits);
-        ((float *)(void *)to)[i] = weft_bf16_to_float(bits);
-    }
-}
-
 typedef struct {
     const weft_gradients *g;
     int64_t first; /* chunk */
     unsigned char *to;
 } bucket_pack;
 
-/* The i-th chunk of a bucket, and its place among the packed ones. */
-static const weft_stretch *chunk_of(const bucket_pack *t, int64_t i, unsigned char **to) {
+/* A chunk's gradient as it lies there (data NULL: zeros), and its place in the bucket. `raw` is the upper end of
+ * that, where as many bytes go: what is narrower than the row is widened from there. */
+typedef struct {
+    weft_dtype dtype;
+    const unsigned char *data;
+    unsigned char *to, *raw;
+    int64_t count, bytes;
+} packed_chunk;
+
+static packed_chunk chunk_of(const bucket_pack *t, int64_t i) {
     const weft_partition *h = &t->g->shards;
-    int64_t before = h->borders[t->first + i] - h->borders[t->first];
-    *to = t->to + (size_t)before * weft_dtype_size(t->g->dtype);
-    return &h->chunks[t->first + i];
+    const weft_stretch *c = &h->chunks[t->first + i];
+    const weft_gradient *from = &t->g->from[c->weight];
+    int64_t width = (int64_t)weft_dtype_size(h->dtype),
+            size = (int64_t)weft_dtype_size(from->dtype);
+    packed_chunk p = {.dtype = from->dtype, .count = c->count, .bytes = c->count * size};
+    p.to = t->to + (h->borders[t->first + i] - h->borders[t->first]) * width;
+    p.raw = p.to + c->count * width - p.bytes;
+    if (from->data) p.data = (const unsigned char *)from->data + c->first * size;
+    return p;
 }
 
 WEFT_TASK(pack_chunk) {
     const bucket_pack *t = context;
-    unsigned char *to;
-    int64_t bytes;
-    const weft_stretch *c = chunk_of(t, task, &to);
-    const weft_gradient *from = &t->g->from[c->weight];
-    unsigned char *raw = raw_place(t->g, from, c->count, to);
-    const unsigned char *data = raw_data(from, c, &bytes);
-    if (!from->data)
-        memset(to, 0, (size_t)c->count * weft_dtype_size(t->g->dtype));
+    packed_chunk p = chunk_of(t, task);
+    if (!p.data)
+        memset(p.to, 0, (size_t)p.count * weft_dtype_size(t->g->dtype));
     else if (!t->g->rows)
-        memcpy(raw, data, (size_t)bytes);
-    if (from->data && from->dtype == WEFT_BF16) widen(raw, c->count, to);
+        memcpy(p.raw, p.data, (size_t)p.bytes);
+    for (int64_t i = 0; p.data && p.dtype == WEFT_BF16 && i < p.count; i++) {
+        uint16_t bits;
+        memcpy(&bits, p.raw + 2 * i, sizeof bits);
+        ((float *)(void *)p.to)[i] = weft_bf16_to_float(bits);
+    }
 }
 
 static weft_status pack(void *context, int64_t bucket, unsigned char *packed) {
@@ -180,12 +171,8 @@ static weft_status pack(void *context, int64_t bucket, unsigned char *packed) {
     weft_span blocks = weft_cut_bucket(&g->shards.cut, bucket);
     bucket_pack t = {g, blocks.first, packed};
     for (int64_t i = 0; g->rows && i < blocks.count; i++) {
-        unsigned char *to;
-        int64_t bytes;
-        const weft_stretch *c = chunk_of(&t, i, &to);
-        const weft_gradient *from = &g->from[c->weight];
-        const unsigned char *data = raw_data(from, c, &bytes);
-        if (from->data) g->rows->fetch(g->queue, raw_place(g, from, c->count, to), data, bytes);
+        packed_chunk p = chunk_of(&t, i);
+        if (p.data) g->rows->fetch(g->queue, p.raw, p.data, p.bytes);
     }
     if (g->rows) WEFT_TRY(g->rows->wait(g->queue));
     weft_pool_run(g->pool, blocks.count, pack_chunk, &t);

@@ -29,17 +29,13 @@ static weft_muon_parts matrices_of(const weft_optimizer *o, int64_t weight) {
     return weft_muon_matrices(&o->model->config, w->name, w->ndim, w->shape);
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
-}
-
 static weft_dtype kind_dtype(const weft_optimizer *o, int kind) {
     return kind == WEFT_STATE_MASK ? WEFT_I8 : o->dtype;
 }
 
 /* Adds a tensor to the list; its memory follows when all are known. */
 static weft_status list_state(weft_optimizer *o, int kind, const weft_weight *like) {
-    static const char *const kinds[] = {"m", "v", "v_max", "master", "mask", "start", "state"};
+    static const char *const kinds[] = {"m", "mask", "master", "start", "v", "v_max", "state"};
     weft_dtype dtype = kind_dtype(o, kind);
     char *name = o->names[o->n_state];
     int length = like->name ? snprintf(name, WEFT_STATE_NAME, "%s.%s", kinds[kind], like->name)
@@ -59,21 +55,18 @@ static bool has_kind(const weft_optimizer *o, int kind, int64_t weight) {
     const weft_weight *w = &o->model->weights[weight];
     const weft_config *c = &o->model->config;
     bool masked = weft_weight_is_masked(c, w->name, w->ndim);
-    const bool has[] = {true,       matrices_of(o, weight).n == 0,
-                        o->amsgrad, w->dtype == WEFT_BF16,
-                        masked,     masked && c->prune == WEFT_PRUNING_MOVEMENT};
+    const bool has[] = {true,
+                        masked,
+                        w->dtype == WEFT_BF16,
+                        masked && c->prune == WEFT_PRUNING_MOVEMENT,
+                        matrices_of(o, weight).n == 0,
+                        o->amsgrad};
     return has[kind];
 }
 
-weft_state_key weft_optimizer_key(const weft_optimizer *o, int64_t index) {
-    return o->keys[(o->state[index].name - o->names[0]) / WEFT_STATE_NAME];
-}
-
 int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weight) {
-    for (int64_t i = 0; i < o->n_state; i++) {
-        weft_state_key key = weft_optimizer_key(o, i);
-        if (key.kind == kind && key.weight == weight) return i;
-    }
+    for (int64_t i = 0; i < o->n_state; i++)
+        if (o->keys[i].kind == kind && o->keys[i].weight == weight) return i;
     return -1;
 }
 
@@ -109,35 +102,34 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
                           .options = adam_options(&m->config),
                           .amsgrad = m->config.optimizer == WEFT_OPTIMIZER_ADAMWSPAM &&
                                      m->config.spam_amsgrad,
-                          .comm = comm,
-                          .sharded = comm && m->config.shard != WEFT_SHARD_NONE};
+                          .comm = m->config.shard != WEFT_SHARD_NONE ? comm : NULL};
     int64_t most = m->n_weights * WEFT_STATE_CONTROL + 1;
     o->state = calloc((size_t)most, sizeof *o->state);
     o->names = calloc((size_t)most, sizeof *o->names);
     o->keys = calloc((size_t)most, sizeof *o->keys);
     if (!o->state || !o->names || !o->keys) return weft_no_memory("optimizer");
-    for (int64_t i = 0; i < m->n_weights; i++)
-        for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
-            if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
     weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
-    WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
-    qsort(o->state, (size_t)o->n_state, sizeof *o->state, by_name);
-    if (o->sharded) WEFT_TRY(weft_optimizer_shard_open(o));
+    for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++) {
+        if (kind == WEFT_STATE_V) WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
+        for (int64_t i = 0; i < m->n_weights; i++)
+            if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
+    }
+    if (o->comm) WEFT_TRY(weft_optimizer_shard_open(o));
     /* One slot a weight, or one for each stretch that this rank owns. */
-    o->n_slots = o->sharded ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : m->n_weights;
+    o->n_slots = o->comm ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : m->n_weights;
     WEFT_AUTO_FREE weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
     o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
     if (!parts || !o->slots) return weft_no_memory("optimizer");
-    if (o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
+    if (o->comm) weft_partition_owned(&o->shards, o->shards.rank, parts);
     for (int64_t i = 0; i < o->n_slots; i++)
-        o->slots[i].part = o->sharded ? parts[i] : (weft_stretch){i, 0, m->weights[i].count, 0};
+        o->slots[i].part = o->comm ? parts[i] : (weft_stretch){i, 0, m->weights[i].count, 0};
     int64_t bytes = place_slots(o, NULL);
     o->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
     if (!o->memory)
         return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
     place_slots(o, o->memory);
-    for (int64_t i = 0; !o->sharded && i < o->n_state; i++) {
-        weft_state_key key = weft_optimizer_key(o, i);
+    for (int64_t i = 0; !o->comm && i < o->n_state; i++) {
+        weft_state_key key = o->keys[i];
         o->state[i].data =
             key.kind == WEFT_STATE_CONTROL ? o->control_state : o->slots[key.weight].of[key.kind];
     }
@@ -159,13 +151,13 @@ static void unbind(weft_optimizer *o) {
     free(o->bound);
     o->bound = NULL;
     o->mark = 0;
-    if (o->sharded) weft_optimizer_shard_unbind(o);
+    if (o->comm) weft_optimizer_shard_unbind(o);
 }
 
 void weft_optimizer_destroy(weft_optimizer *o) {
     if (!o) return;
     unbind(o);
-    if (o->sharded) weft_optimizer_shard_close(o);
+    if (o->comm) weft_optimizer_shard_close(o);
     weft_mirror_destroy(o->mirror);
     WEFT_FREE(o->slots, o->memory, o->names, o->keys, o->state, o);
 }
@@ -237,14 +229,14 @@ static weft_status build_graph(weft_optimizer *o) {
         grads[n] = slots[n].grad;
         n++;
     }
-    if (n == 0 && !o->sharded) return WEFT_BAD_INPUT("optimizer: no weight has a gradient");
+    if (n == 0 && !o->comm) return WEFT_BAD_INPUT("optimizer: no weight has a gradient");
     o->lr = weft_graph_tensor(o->graph, WEFT_ROLE_INPUT, "lr", o->dtype, 0, NULL);
     weft_tensor *state =
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
     void *place = weft_mirror_at(o->mirror, o->backend, o->control_state);
     if (state) bindings[b.n++] = (weft_binding){state, place};
     weft_tensor *norm =
-        o->sharded ? weft_optimizer_shard_norm(o) : weft_global_norm(o->graph, grads, n);
+        o->comm ? weft_optimizer_shard_norm(o) : weft_global_norm(o->graph, grads, n);
     o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
     weft_muon_options muon = weft_model_muon(&o->model->config, o->backend);
     o->cut = n > 0 ? weft_adamw(o->graph, o->control, slots, n) : NULL;
@@ -268,7 +260,7 @@ weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradient
             (unsigned char *)g.data + (own ? p->at : p->first) * (int64_t)weft_dtype_size(g.dtype);
         o->bound[i] = g;
     }
-    weft_status status = o->sharded ? weft_optimizer_shard_bind(o, gradients) : WEFT_OK;
+    weft_status status = o->comm ? weft_optimizer_shard_bind(o, gradients) : WEFT_OK;
     if (status == WEFT_OK) status = build_graph(o);
     if (status != WEFT_OK) unbind(o);
     return status;
@@ -297,9 +289,9 @@ weft_status weft_optimizer_run(weft_optimizer *o, double rate) {
     WEFT_TRY(weft_exec_write(o->exec, o->lr, o->dtype == WEFT_F64 ? (const void *)&rate : &narrow));
     WEFT_TRY(weft_mirror_use(o->mirror, o->backend));
     WEFT_TRY(weft_mirror_use(o->model->mirror, o->backend));
-    if (o->sharded) WEFT_TRY(weft_optimizer_shard_before(o));
+    if (o->comm) WEFT_TRY(weft_optimizer_shard_before(o));
     weft_status status = weft_exec_run(o->exec, NULL);
-    if (status == WEFT_OK && o->sharded) status = weft_optimizer_shard_after(o);
+    if (status == WEFT_OK && o->comm) status = weft_optimizer_shard_after(o);
     weft_mirror_wrote(o->mirror, o->backend);
     weft_mirror_wrote(o->model->mirror, o->backend);
     return status;
@@ -326,9 +318,9 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
         double raw[WEFT_ADAM_CONTROL]; /* room for either type */
         int32_t cut = 0;
         WEFT_TRY(weft_exec_read(o->exec, o->control, raw));
-        if (o->cut && !o->sharded) WEFT_TRY(weft_exec_read(o->exec, o->cut, &cut));
+        if (o->cut && !o->comm) WEFT_TRY(weft_exec_read(o->exec, o->cut, &cut));
         widen(o, raw, WEFT_ADAM_CONTROL, control);
-        out->cut = o->sharded ? o->cut_of_all : cut;
+        out->cut = o->comm ? o->cut_of_all : cut;
     }
     double narrow[WEFT_ADAM_STATE]; /* room for either type */
     WEFT_TRY(weft_mirror_read(o->mirror, o->control_state,
@@ -371,9 +363,9 @@ const char *weft_optimizer_find_bad(const weft_optimizer *o) {
         bool there = host && o->backend->download(host, g.data, bytes) == WEFT_OK;
         if (there && !weft_all_finite(g.dtype, host, count)) bad = o->slots[i].part.weight;
     }
-    int ranks = o->sharded ? o->shards.cut.size : 1;
+    int ranks = weft_comm_size(o->comm);
     WEFT_AUTO_FREE int64_t *all = calloc((size_t)ranks, sizeof *all);
-    if (all && weft_comm_gather(o->sharded ? o->comm : NULL, &bad, sizeof bad, all) == WEFT_OK)
+    if (all && weft_comm_gather(o->comm, &bad, sizeof bad, all) == WEFT_OK)
         for (int r = 0; r < ranks; r++)
             first = all[r] < first ? all[r] : first;
     return first < n ? o->model->weights[first].name : NULL;
@@ -428,7 +420,7 @@ weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft
                                        .dtype = weft_file_dtype_of(w->dtype),
                                        .ndim = w->ndim,
                                        .data = w->data,
-                                       .make = o->sharded ? weft_optimizer_collect : NULL,
+                                       .make = o->comm ? weft_optimizer_collect : NULL,
                                        .context = &collector};
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
@@ -455,7 +447,7 @@ weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
         return WEFT_BAD_INPUT(
             "%s: %lld tensors, but the optimizer has %lld; is it of another OPTIMIZER?", path,
             (long long)weft_safetensors_count(file), (long long)o->n_state);
-    if (o->sharded) {
+    if (o->comm) {
         weft_safetensors_close(o->file);
         o->file = weft_steal(&file);
         return WEFT_OK;

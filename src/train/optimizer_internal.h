@@ -7,14 +7,15 @@
 
 enum { WEFT_STATE_NAME = 160 };
 
-/* The kinds of state of a weight, and behind them the controlling state. */
+/* The kinds of state of a weight, in the order of their names ("m", "mask", ...), and behind them the controlling
+ * state, whose name ("state") comes before "v". */
 enum {
     WEFT_STATE_M,
+    WEFT_STATE_MASK, /* i8, 0: pruned */
+    WEFT_STATE_MASTER,
+    WEFT_STATE_START, /* the weight before the first step */
     WEFT_STATE_V,
     WEFT_STATE_V_MAX,
-    WEFT_STATE_MASTER,
-    WEFT_STATE_MASK,  /* i8, 0: pruned */
-    WEFT_STATE_START, /* the weight before the first step */
     WEFT_STATE_CONTROL
 };
 
@@ -41,7 +42,7 @@ struct weft_optimizer {
     weft_weight *state; /* [n_state], by name; without data where it is shared */
     int64_t n_state;
     char (*names)[WEFT_STATE_NAME];
-    weft_state_key *keys; /* of the names */
+    weft_state_key *keys; /* [n_state]: what each is of */
     void *memory;
     weft_mirror *mirror; /* of the memory */
     int64_t seen;        /* changes of the model's weights by the host that the masters know of */
@@ -56,8 +57,7 @@ struct weft_optimizer {
     uint64_t mark;
 
     /* Where ranks share it. */
-    bool sharded;
-    weft_comm *comm;
+    weft_comm *comm; /* NULL: this one has all */
     weft_partition shards;
     weft_graph *norm_graph; /* the own chunks' part of the norm; NULL: none has a gradient */
     weft_exec *norm_exec;
@@ -91,9 +91,6 @@ weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned
 int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weight);
 /* A number of the controlling state. */
 weft_status weft_optimizer_number(const weft_optimizer *o, int index, double *out);
-
-/* What a tensor of the state is of. */
-weft_state_key weft_optimizer_key(const weft_optimizer *o, int64_t index);
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o);
 void weft_optimizer_shard_close(weft_optimizer *o);

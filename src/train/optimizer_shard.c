@@ -126,7 +126,7 @@ void weft_optimizer_shard_close(weft_optimizer *o) {
 }
 
 const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
-    return o->sharded ? &o->shards : NULL;
+    return o->comm ? &o->shards : NULL;
 }
 
 weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
@@ -263,7 +263,7 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
 weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned char *tensor,
                                 bool collect) {
     const weft_partition *s = &o->shards;
-    weft_state_key key = weft_optimizer_key(o, index);
+    weft_state_key key = o->keys[index];
     int64_t size = (int64_t)weft_dtype_size(o->state[index].dtype), n = 0;
     if (key.kind == WEFT_STATE_CONTROL) { /* every rank has it */
         if (!collect) return weft_comm_broadcast(o->comm, o->control_state, o->state[index].bytes);
@@ -310,7 +310,7 @@ weft_status weft_optimizer_collect(void *context, const weft_safetensor *t, cons
 }
 
 weft_status weft_optimizer_serve(weft_optimizer *o) {
-    if (!o->sharded) return WEFT_OK;
+    if (!o->comm) return WEFT_OK;
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     for (;;) {
         int64_t index;
@@ -322,7 +322,7 @@ weft_status weft_optimizer_serve(weft_optimizer *o) {
 
 weft_status weft_optimizer_served(weft_optimizer *o) {
     int64_t over = -1;
-    return o->sharded ? weft_comm_broadcast(o->comm, &over, sizeof over) : WEFT_OK;
+    return weft_comm_broadcast(o->comm, &over, sizeof over);
 }
 
 /* Rank 0's tensor out of the file, aligned. */
@@ -332,7 +332,7 @@ static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned c
     *tensor = weft_message_memory((size_t)w->bytes, 1);
     if (!*tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", w->name);
     memcpy(*tensor, weft_safetensors_find(o->file, w->name)->data, (size_t)w->bytes);
-    if (weft_optimizer_key(o, index).kind == WEFT_STATE_CONTROL)
+    if (o->keys[index].kind == WEFT_STATE_CONTROL)
         memcpy(o->control_state, *tensor, (size_t)w->bytes);
     return WEFT_OK;
 }
@@ -340,7 +340,7 @@ static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned c
 weft_status weft_optimizer_give_out(weft_optimizer *o) {
     bool has = o->file != NULL;
     unsigned char *tensor = NULL;
-    if (!o->sharded) return WEFT_OK;
+    if (!o->comm) return WEFT_OK;
     WEFT_TRY(weft_comm_broadcast(o->comm, &has, sizeof has));
     weft_status status = weft_mirror_use(o->mirror, NULL);
     for (int64_t i = 0; has && status == WEFT_OK && i < o->n_state; i++) {

@@ -19,7 +19,7 @@ static weft_status get_state(const weft_optimizer *o, int kind, const weft_weigh
                              unsigned char **own, const unsigned char **data) {
     int64_t index = weft_optimizer_state_of(o, kind, w - o->model->weights);
     *data = o->state[index].data;
-    if (!o->sharded) return WEFT_OK;
+    if (!o->comm) return WEFT_OK;
     *data = *own = calloc((size_t)o->state[index].bytes, 1);
     return *own ? weft_optimizer_move(o, index, *own, true) : weft_no_memory("pruning");
 }
@@ -57,12 +57,11 @@ static weft_status mask_weight(const weft_optimizer *o, const weft_weighing *how
         weft_mark_largest(scores, w->count, w->count - weft_masked_of(sparsity, w->count), stay);
     }
     int64_t index = weft_optimizer_state_of(o, WEFT_STATE_MASK, w - o->model->weights);
-    unsigned char *mask =
-        o->sharded ? weft_message_memory((size_t)w->count, 1) : o->state[index].data;
+    unsigned char *mask = o->comm ? weft_message_memory((size_t)w->count, 1) : o->state[index].data;
     if (!mask) return weft_no_memory("pruning");
     for (int64_t i = 0; i < w->count; i++)
         mask[i] = stay[i];
-    if (!o->sharded) return WEFT_OK;
+    if (!o->comm) return WEFT_OK;
     weft_status status = weft_optimizer_move(o, index, mask, false);
     weft_message_done(mask, status);
     return status;
