@@ -64,10 +64,8 @@ typedef struct {
     int retry_after;
     const struct served *model; /* the job's */
     weft_job *job;
-    weft_answer *answer;
     char *events; /* to be sent */
     size_t event_bytes, event_at;
-    bool ended;
 } exchange;
 
 static const char json_media[] = "application/json";
@@ -307,14 +305,12 @@ static bool start_job(exchange *x) {
     uint64_t drawn = 0;
     if (!request.has_seed && getrandom(&drawn, sizeof drawn, 0) == sizeof drawn)
         request.sampling.seed = drawn >> 11; /* as large as a seed may be in JSON */
-    x->job = weft_job_create(&request);
+    x->job = weft_job_create(&request, x->model->is.tokenizer, x->model->is.name);
     if (!x->job) return refuse_memory(x);
     x->job->submitted = x->start;
     x->job->wake = wake;
     x->job->context = x->mhd;
     if (!encode_prompts(x) || !weft_job_check(x->job, &x->refusal)) return false;
-    x->answer = weft_answer_open(x->job, x->model->is.tokenizer, x->model->is.name);
-    if (!x->answer) return refuse_memory(x);
     if (!weft_worker_submit(x->model->worker, x->job, &x->refusal, &x->retry_after)) return false;
     weft_connection_watch(s->connections, x->connection, x->job);
     return true;
@@ -329,9 +325,9 @@ static ssize_t read_events(void *context, uint64_t position, char *to, size_t mo
         free(x->events);
         x->events = NULL;
         x->event_at = x->event_bytes = 0;
-        if (x->ended) return MHD_CONTENT_READER_END_OF_STREAM;
+        if (j->ended) return MHD_CONTENT_READER_END_OF_STREAM;
         pthread_mutex_lock(&j->lock);
-        x->events = atomic_load(&j->cancelled) ? NULL : weft_answer_events(x->answer, &x->ended);
+        x->events = atomic_load(&j->cancelled) ? NULL : weft_answer_events(j);
         x->event_bytes = x->events ? strlen(x->events) : 0;
         bool waits = x->events && !x->event_bytes;
         if (waits) {
@@ -379,7 +375,7 @@ static enum MHD_Result answer_job(exchange *x) {
     if (gone && !why.status) weft_refuse(&why, 499, NULL, NULL, "the client went away");
     if (why.status && (!j->request.stream || made == 0)) return send_refusal(x, &why);
     if (j->request.stream) return send_events(x);
-    return send_text(x, 200, json_media, weft_answer_whole(x->answer), false);
+    return send_text(x, 200, json_media, weft_answer_whole(j), false);
 }
 
 static enum MHD_Result begin(exchange *x, const char *url) {
@@ -438,7 +434,6 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
     if (x->connection) weft_connection_end(s->connections, x->connection);
     weft_server_metrics_request(s->metrics, x->path, whole ? x->status : 499, seconds);
     weft_log(WEFT_LOG_DEBUG, "serve: %d after %.3f s", whole ? x->status : 499, seconds);
-    weft_answer_close(x->answer);
     weft_job_release(x->job);
     WEFT_FREE(x->events, x->body, x);
 }
