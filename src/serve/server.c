@@ -288,10 +288,9 @@ static bool start_job(exchange *x) {
     weft_server *s = x->server;
     const weft_server_options *o = &s->options;
     weft_request request;
-    weft_request_limits limits = {.texts = o->sequences + o->queue};
     weft_endpoint endpoint = x->path == WEFT_PATH_CHAT ? WEFT_CHAT : WEFT_COMPLETIONS;
-    if (!weft_request_parse(x->body ? x->body : "", x->bytes, endpoint, &limits, &request,
-                            &x->refusal))
+    if (!weft_request_parse(x->body ? x->body : "", x->bytes, endpoint, o->sequences + o->queue,
+                            &request, &x->refusal))
         return false;
     free(x->body);
     x->body = NULL;

@@ -160,8 +160,7 @@ static void test_a_prompt_is_told_whole(void **state) {
     weft_refusal why;
     weft_tokenizer *t;
     assert_int_equal(weft_tokenizer_open("tests/vectors/tokenizer.own.json", &t), WEFT_OK);
-    assert_true(weft_request_parse(body, sizeof body - 1, WEFT_COMPLETIONS,
-                                   &(weft_request_limits){.texts = 4}, &r, &why));
+    assert_true(weft_request_parse(body, sizeof body - 1, WEFT_COMPLETIONS, 4, &r, &why));
     weft_job *j = weft_job_create(&r, t, "m");
     j->choices[0].tokens = calloc(3, sizeof(weft_sampled));
     for (int64_t told = 1; told <= 3; told++) {
