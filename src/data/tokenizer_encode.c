@@ -289,25 +289,11 @@ static bool merge_piece(weft_encoder *e, const char *piece, size_t bytes) {
     return true;
 }
 
-/* A word, zeros behind it, as four numbers; the last two bytes stay free for the counts. */
-static inline void load_word(const char *piece, size_t bytes, uint64_t word[4]) {
-    word[0] = word[1] = word[2] = word[3] = 0;
-    if (bytes < 8) {
-        char few[8] = {0};
-        for (size_t i = 0; i < bytes; i++)
-            few[i] = piece[i];
-        memcpy(word, few, 8);
-    } else {
-        memcpy(word, piece, 8);
-        if (bytes > 8) memcpy(word + 1, piece + 8, bytes - 8);
-    }
-}
-
 static bool add_piece(weft_encoder *e, const char *piece, size_t bytes) {
     if (!reserve_tokens(e, bytes < SHORT_PIECE ? SHORT_PIECE : bytes)) return false;
     if (bytes > WORD_BYTES) return merge_piece(e, piece, bytes);
-    uint64_t word[4];
-    load_word(piece, bytes, word);
+    uint64_t word[4] = {0};
+    memcpy(word, piece, bytes);
     uint64_t h = weft_hash_mix(word[0] ^ bytes << 56) ^ word[1];
     h = weft_hash_mix(h * 0xD6E8FEB86659FD93ull ^ word[2]) ^ word[3];
     kept_word *set = e->words + 2 * (weft_hash_mix(h) & (WORD_SETS - 1)), *found = NULL;
