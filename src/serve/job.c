@@ -244,18 +244,13 @@ static json_t *choice_json(const weft_job *j, int64_t i, bool event) {
     else if (r->logprobs)
         logprobs = text_logprobs(j, c, p->tokens, &p->offset);
     json_t *finish = c->finish ? json_string(c->finish) : json_null();
-    if (!is_chat(j))
-        object = json_pack("{s:I, s:o, s:o, s:o}", "index", (json_int_t)i, "text", text, "logprobs",
-                           logprobs, "finish_reason", finish);
-    else if (!event)
-        object = json_pack("{s:I, s:{s:s, s:o, s:n}, s:o, s:o}", "index", (json_int_t)i, "message",
-                           "role", "assistant", "content", text, "refusal", "logprobs", logprobs,
-                           "finish_reason", finish);
-    else
-        object = json_pack("{s:I, s:{s:o}, s:o, s:o}", "index", (json_int_t)i, "delta", "content",
-                           text, "logprobs", logprobs, "finish_reason", finish);
-    if (event && is_chat(j) && !p->begun)
-        json_object_set_new(json_object_get(object, "delta"), "role", json_string("assistant"));
+    const char *form = !is_chat(j) ? "text" : event ? "delta" : "message";
+    if (is_chat(j) && !event)
+        text = json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", text, "refusal");
+    else if (is_chat(j))
+        text = weft_json_make("content:o role:s*", text, p->begun ? NULL : "assistant");
+    object = json_pack("{s:I, s:o, s:o, s:o}", "index", (json_int_t)i, form, text, "logprobs",
+                       logprobs, "finish_reason", finish);
     if (!r->token_ids) return object;
     const weft_request_prompt *prompt = r->prompts + c->prompt;
     int64_t from = p->tokens > c->n_told ? p->tokens : c->n_told;
