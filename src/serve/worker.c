@@ -22,10 +22,10 @@ struct weft_worker {
     weft_job *jobs; /* the thread's own: all that it works on */
 
     pthread_mutex_t lock;
-    pthread_cond_t news, begun;
+    pthread_cond_t news;
     weft_job *incoming, **incoming_end;
     int64_t sequences; /* of all jobs that are not finished */
-    bool ready, stopping, nudged;
+    bool stopping, nudged;
     weft_generator_stats stats;
 };
 
@@ -169,8 +169,6 @@ static void *run(void *context) {
     do {
         pthread_mutex_lock(&w->lock);
         weft_generator_count(w->generator, &w->stats);
-        w->ready = true;
-        pthread_cond_signal(&w->begun);
         while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
             pthread_cond_wait(&w->news, &w->lock);
         incoming = w->incoming;
@@ -198,7 +196,6 @@ static void *run(void *context) {
 }
 
 static void free_worker(weft_worker *w) {
-    pthread_cond_destroy(&w->begun);
     pthread_cond_destroy(&w->news);
     pthread_mutex_destroy(&w->lock);
     free(w);
@@ -217,16 +214,12 @@ weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
     w->incoming_end = &w->incoming;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->news, NULL);
-    pthread_cond_init(&w->begun, NULL);
+    weft_generator_count(g, &w->stats);
     int error = pthread_create(&w->thread, NULL, run, w);
     if (error) {
         free_worker(w);
         return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
     }
-    pthread_mutex_lock(&w->lock);
-    while (!w->ready)
-        pthread_cond_wait(&w->begun, &w->lock);
-    pthread_mutex_unlock(&w->lock);
     *out = w;
     return WEFT_OK;
 }

@@ -145,7 +145,7 @@ typedef struct {
     double seconds;    /* a job may take, from its arrival on */
 } weft_worker_limits;
 
-/* Returns when the thread waits for jobs, and weft_worker_count tells what the generator has. */
+/* From then on weft_worker_count tells what the generator has. */
 weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
                              const weft_worker_limits *limits, weft_server_metrics *metrics,
                              weft_worker **out);
