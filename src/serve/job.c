@@ -82,6 +82,12 @@ void weft_job_wake(weft_job *j) {
     j->wake(j->context);
 }
 
+void weft_job_give_up(weft_job *j) {
+    atomic_store(&j->cancelled, true);
+    WEFT_LOCK(&j->lock);
+    weft_job_wake(j);
+}
+
 void weft_job_finish(weft_job *j, const weft_refusal *failure) {
     WEFT_LOCK(&j->lock);
     if (!j->finished) {

@@ -429,21 +429,12 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
     *out = NULL;
     bool whole = how == MHD_REQUEST_TERMINATED_COMPLETED_OK;
     double seconds = weft_clock() - x->start;
-    if (x->job) weft_worker_cancel(x->model->worker, x->job); /* one that is finished stays so */
+    if (x->job) atomic_store(&x->job->cancelled, true); /* one that is finished stays so */
     if (x->connection) weft_connection_end(s->connections, x->connection);
     weft_server_metrics_request(s->metrics, x->path, whole ? x->status : 499, seconds);
     weft_log(WEFT_LOG_DEBUG, "serve: %d after %.3f s", whole ? x->status : 499, seconds);
     weft_job_release(x->job);
     WEFT_FREE(x->events, x->body, x);
-}
-
-/* Of a client that has gone: its job is given up. */
-static void give_up(void *server, weft_job *j) {
-    weft_server *s = server;
-    for (int i = 0; i < s->n_models; i++) /* the one that has it, and the other looks around once */
-        weft_worker_cancel(s->models[i].worker, j);
-    WEFT_LOCK(&j->lock);
-    weft_job_wake(j);
 }
 
 static weft_status start_daemon(weft_server *s) {
@@ -491,7 +482,7 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
     WEFT_TRY(weft_server_metrics_create(&s->metrics));
     for (int i = 0; i < n; i++)
         WEFT_TRY(open_model(s, models + i));
-    WEFT_TRY(weft_connections_open(o->request_seconds, give_up, s, &s->connections));
+    WEFT_TRY(weft_connections_open(o->request_seconds, &s->connections));
     WEFT_TRY(start_daemon(s));
     return weft_hand(&s, out);
 }

@@ -25,7 +25,7 @@ struct weft_worker {
     pthread_cond_t news;
     weft_job *incoming, **incoming_end;
     int64_t sequences; /* of all jobs that are not finished */
-    bool stopping, nudged;
+    bool stopping;
     weft_generator_stats stats;
 };
 
@@ -169,12 +169,11 @@ static void *run(void *context) {
     do {
         pthread_mutex_lock(&w->lock);
         weft_generator_count(w->generator, &w->stats);
-        while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
+        while (!w->incoming && !w->stopping && !w->jobs)
             pthread_cond_wait(&w->news, &w->lock);
         incoming = w->incoming;
         w->incoming = NULL;
         w->incoming_end = &w->incoming;
-        w->nudged = false;
         goes_on = !w->stopping;
         pthread_mutex_unlock(&w->lock);
         while (incoming) {
@@ -263,13 +262,6 @@ bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *ret
     *retry_after = all < 1 ? 1 : all > RETRY_MOST ? RETRY_MOST : (int)all;
     return weft_refuse(why, 429, "rate_limit_exceeded", NULL,
                        "the queue is full; send the request again in %d s", *retry_after);
-}
-
-void weft_worker_cancel(weft_worker *w, weft_job *j) {
-    atomic_store(&j->cancelled, true);
-    WEFT_LOCK(&w->lock);
-    w->nudged = true;
-    pthread_cond_signal(&w->news);
 }
 
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued) {

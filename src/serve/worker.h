@@ -51,8 +51,8 @@ struct weft_job {
     weft_choice *choices; /* n of the first prompt, n of the second, ... */
     int64_t n_choices;
     bool keeps_tokens;
-    double submitted; /* on weft_clock */
-    atomic_bool cancelled;
+    double submitted;      /* on weft_clock */
+    atomic_bool cancelled; /* given up; its pages are free after the step that runs */
     atomic_int owners;
     /* Called with the lock held when there is something new and somebody waits for it. */
     void (*wake)(void *context);
@@ -80,6 +80,8 @@ void weft_job_release(weft_job *j);
 /* Marks it as finished, with the failure if there is one (NULL: none), and wakes who waits. A job
  * that is finished already stays as it is. */
 void weft_job_finish(weft_job *j, const weft_refusal *failure);
+/* Of a client that has gone: nobody waits for the job any more, and whoever holds its connection is woken. */
+void weft_job_give_up(weft_job *j);
 /* Wakes who waits; with the lock held. */
 void weft_job_wake(weft_job *j);
 
@@ -158,8 +160,6 @@ void weft_worker_close(weft_worker *w);
 /* Adds a job and holds it until it is finished. False: it was refused, *why says why and
  * *retry_after (where the queue is full) in how many seconds to come again. */
 bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *retry_after);
-/* Ends a job that nobody waits for any more; its pages are free after the step that runs. */
-void weft_worker_cancel(weft_worker *w, weft_job *j);
 
 /* Adds what it counts, as of the last step. */
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued);
