@@ -88,15 +88,6 @@ void weft_job_give_up(weft_job *j) {
     weft_job_wake(j);
 }
 
-void weft_job_finish(weft_job *j, const weft_refusal *failure) {
-    WEFT_LOCK(&j->lock);
-    if (!j->finished) {
-        j->finished = true;
-        if (failure) j->failure = *failure;
-    }
-    weft_job_wake(j);
-}
-
 enum { TOKEN_TEXT = 4 * 256 + 16 };
 
 /* A token's text for humans: as it is where it is whole characters, else by its bytes. */

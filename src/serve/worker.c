@@ -67,6 +67,7 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
     return WEFT_OK;
 }
 
+/* Ends a job, with the failure if there is one (NULL: none), and wakes who waits. */
 static void drop_job(weft_worker *w, weft_job *j, const weft_refusal *failure) {
     for (int64_t i = 0; i < j->n_choices; i++)
         end_choice(w, j->choices + i);
@@ -74,7 +75,11 @@ static void drop_job(weft_worker *w, weft_job *j, const weft_refusal *failure) {
     w->sequences -= j->n_choices;
     weft_generator_count(w->generator, &w->stats);
     pthread_mutex_unlock(&w->lock);
-    weft_job_finish(j, failure);
+    pthread_mutex_lock(&j->lock);
+    j->finished = true;
+    if (failure) j->failure = *failure;
+    weft_job_wake(j);
+    pthread_mutex_unlock(&j->lock);
     weft_job_release(j);
 }
 

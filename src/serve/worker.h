@@ -77,9 +77,6 @@ bool weft_job_check(const weft_job *j, weft_refusal *why);
 void weft_job_hold(weft_job *j);
 void weft_job_release(weft_job *j);
 
-/* Marks it as finished, with the failure if there is one (NULL: none), and wakes who waits. A job
- * that is finished already stays as it is. */
-void weft_job_finish(weft_job *j, const weft_refusal *failure);
 /* Of a client that has gone: nobody waits for the job any more, and whoever holds its connection is woken. */
 void weft_job_give_up(weft_job *j);
 /* Wakes who waits; with the lock held. */
