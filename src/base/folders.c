@@ -268,16 +268,6 @@ weft_status weft_below_file(int root, const char *path, int *descriptor) {
     return open_below(root, path, S_IFREG, descriptor);
 }
 
-weft_status weft_below_stream(int root, const char *path, FILE **out) {
-    int file;
-    *out = NULL;
-    WEFT_TRY(weft_below_file(root, path, &file));
-    *out = fdopen(file, "rb");
-    if (*out) return WEFT_OK;
-    close(file);
-    return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
-}
-
 weft_status weft_below_read(int root, const char *path, size_t most, char **out, size_t *bytes) {
     WEFT_AUTO_CLOSE int file = -1;
     *out = NULL;

@@ -56,9 +56,8 @@ weft_status weft_folder_remove(const char *path);
 weft_status weft_below_root(const char *path, int *descriptor);
 /* A folder below; "" is the folder itself. */
 weft_status weft_below_folder(int root, const char *path, int *descriptor);
-/* A plain file, for reading; the same as a stream. */
+/* A plain file, for reading. */
 weft_status weft_below_file(int root, const char *path, int *descriptor);
-weft_status weft_below_stream(int root, const char *path, FILE **out);
 /* The whole of one, ended by a zero that is not counted; the caller frees it. More than `most` bytes are
  * an error. */
 weft_status weft_below_read(int root, const char *path, size_t most, char **out, size_t *bytes);

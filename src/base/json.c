@@ -83,10 +83,6 @@ json_t *weft_json_number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-json_t *weft_json_whole(double value) {
-    return fabs(value) < 9.2e18 ? json_integer((json_int_t)value) : json_null();
-}
-
 json_t *weft_json_text(const char *text) {
     char *repaired = weft_text_repair(text);
     json_t *string = repaired ? json_string(repaired) : NULL;
@@ -101,8 +97,8 @@ static json_t *take_value(char type, va_list *values) {
     if (type == 'b') return json_boolean(va_arg(*values, int));
     if (type == 'f' || type == 'w') {
         double number = va_arg(*values, double);
-        json_t *made = type == 'f' ? weft_json_number(number) : weft_json_whole(number);
-        return json_is_null(made) ? NULL : made;
+        if (type == 'f') return isfinite(number) ? json_real(number) : NULL;
+        return fabs(number) < 9.2e18 ? json_integer((json_int_t)number) : NULL;
     }
     void *value = va_arg(*values, void *);
     if (type == 's' && value) return weft_json_text(value);

@@ -27,8 +27,6 @@ weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum);
 char *weft_json_line(json_t *object);
 /* null where the value is not finite. The caller owns it. */
 json_t *weft_json_number(double value);
-/* The same as a whole number. */
-json_t *weft_json_whole(double value);
 /* A text; bytes of it that are no UTF-8 are U+FFFD. The caller owns it. */
 json_t *weft_json_text(const char *text);
 /* An object of fields in their order, "name:s seconds:f": s a text as above, i an int, I an int64_t, f a number,

@@ -64,37 +64,23 @@ void weft_log_set_level(weft_log_level level) {
 }
 
 /* A file that is gone or full is nothing a log could report. */
-static void write_to(int file, const char *text, size_t bytes) {
-    while (bytes > 0) {
-        ssize_t n = write(file, text, bytes);
+static void write_to(int file, const char *text) {
+    while (*text) {
+        ssize_t n = write(file, text, strlen(text));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return;
         text += n;
-        bytes -= (size_t)n;
     }
-}
-
-static void append(char *buffer, size_t *at, const char *text) {
-    size_t n = strlen(text);
-    memcpy(buffer + *at, text, n + 1);
-    *at += n;
 }
 
 /* The status line, the inside of its bar coloured. */
-static void append_status(char *buffer, size_t *at) {
+static void draw_status(char out[STATUS_MAX + PREFIX_MAX]) {
     const char *open = strchr(status, '['), *close = open ? strchr(open, ']') : NULL;
-    if (!colours || !close) {
-        append(buffer, at, status);
-        return;
-    }
-    char part[STATUS_MAX + 1];
-    snprintf(part, sizeof part, "%.*s", (int)(open + 1 - status), status);
-    append(buffer, at, part);
-    append(buffer, at, "\033[36m");
-    snprintf(part, sizeof part, "%.*s", (int)(close - open - 1), open + 1);
-    append(buffer, at, part);
-    append(buffer, at, "\033[0m");
-    append(buffer, at, close);
+    if (colours && close)
+        snprintf(out, STATUS_MAX + PREFIX_MAX, "%.*s\033[36m%.*s\033[0m%s",
+                 (int)(open + 1 - status), status, (int)(close - open - 1), open + 1, close);
+    else
+        snprintf(out, STATUS_MAX + PREFIX_MAX, "%s", status);
 }
 
 /* One line that can be shown, whatever is in it. */
@@ -118,46 +104,41 @@ static void blank_controls(char *text) {
     }
 }
 
-static void append_prefix(char *buffer, size_t *at, weft_log_level level) {
-    char text[PREFIX_MAX];
-    if (times) {
-        struct timespec now;
-        struct tm local;
-        char date[32], zone[8];
-        clock_gettime(CLOCK_REALTIME, &now);
-        localtime_r(&now.tv_sec, &local);
-        strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &local);
-        strftime(zone, sizeof zone, "%z", &local);
-        snprintf(text, sizeof text, "%s.%03d%s ", date, (int)(now.tv_nsec / 1000000), zone);
-        append(buffer, at, text);
-    }
-    const char *colour = colours ? levels[level].colour : "";
-    snprintf(text, sizeof text, "%s%-5s%s ", colour, levels[level].name, *colour ? "\033[0m" : "");
-    append(buffer, at, text);
+/* "2026-01-31T12:00:00.000+0100 " where times are asked for. */
+static void write_time(char out[PREFIX_MAX]) {
+    struct timespec now;
+    struct tm local;
+    char date[32], zone[8];
+    *out = '\0';
+    if (!times) return;
+    clock_gettime(CLOCK_REALTIME, &now);
+    localtime_r(&now.tv_sec, &local);
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &local);
+    strftime(zone, sizeof zone, "%z", &local);
+    snprintf(out, PREFIX_MAX, "%s.%03d%s ", date, (int)(now.tv_nsec / 1000000), zone);
 }
 
 void weft_log(weft_log_level level, const char *format, ...) {
     if (!weft_log_enabled(level)) return;
     int error = errno;
     char text[RECORD_MAX + 1], buffer[RECORD_MAX + STATUS_MAX + 4 * PREFIX_MAX];
+    char when[PREFIX_MAX], line[STATUS_MAX + PREFIX_MAX];
+    const char *name = levels[level].name;
     va_list args;
     va_start(args, format);
     int length = vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (length > RECORD_MAX) memcpy(text + weft_utf8_cut(text, RECORD_MAX - 3), "...", 4);
     clean(text);
-    size_t at = 0;
+    const char *colour = colours ? levels[level].colour : "";
     pthread_mutex_lock(&lock);
-    if (*status) append(buffer, &at, erase_line);
-    append_prefix(buffer, &at, level);
-    append(buffer, &at, text);
-    append(buffer, &at, "\n");
-    append_status(buffer, &at);
-    write_to(STDERR_FILENO, buffer, at);
-    if (copy >= 0) {
-        int n = snprintf(buffer, sizeof buffer, "%-5s %s\n", levels[level].name, text);
-        write_to(copy, buffer, (size_t)n);
-    }
+    write_time(when);
+    draw_status(line);
+    snprintf(buffer, sizeof buffer, "%s%s%s%-5s%s %s\n%s", *status ? erase_line : "", when, colour,
+             name, *colour ? "\033[0m" : "", text, line);
+    write_to(STDERR_FILENO, buffer);
+    snprintf(buffer, sizeof buffer, "%-5s %s\n", name, text);
+    if (copy >= 0) write_to(copy, buffer);
     pthread_mutex_unlock(&lock);
     errno = error;
 }
@@ -181,14 +162,13 @@ int weft_log_status_width(void) {
 void weft_log_status(const char *text) {
     pthread_once(&once, read_environment);
     if (!terminal) return;
-    char buffer[STATUS_MAX + PREFIX_MAX];
-    size_t at = 0;
+    char line[STATUS_MAX + PREFIX_MAX], buffer[STATUS_MAX + 2 * PREFIX_MAX];
     WEFT_LOCK(&lock);
     if (*status || (text && *text)) {
         snprintf(status, sizeof status, "%s", text ? text : "");
         blank_controls(status);
-        append(buffer, &at, erase_line);
-        append_status(buffer, &at);
-        write_to(STDERR_FILENO, buffer, at);
+        draw_status(line);
+        snprintf(buffer, sizeof buffer, "%s%s", erase_line, line);
+        write_to(STDERR_FILENO, buffer);
     }
 }

@@ -102,67 +102,48 @@ typedef struct {
     char form[16]; /* of the peer's, the one that was the fastest */
 } result;
 
-/* Starts run number `at` of those that a step of `batch` rows takes. */
-static weft_status begin_run(weft_decoder *d, int64_t context, int64_t batch, int64_t runs,
-                             int64_t at) {
+/* Run number `at` of those that a step of `batch` rows takes, of up to `room` each; without `logits` it is begun alone. */
+static weft_status run_rows(weft_decoder *d, int64_t context, int64_t batch, int64_t room,
+                            int64_t at, float *logits) {
     weft_decoder_row rows[WEFT_DECODER_ROWS_MAX] = {{0}};
-    int64_t most = weft_decoder_rows(d), first = at % runs * most;
-    int64_t n = batch - first < most ? batch - first : most;
-    for (int64_t k = 0; k < n; k++) {
-        int32_t token =
-            runs == 1 && at > 0 ? -1 - (int32_t)k : 1; /* what the run before has made */
-        rows[k] = (weft_decoder_row){token, (int32_t)(context - 1), (int32_t)(first + k), true};
-    }
-    return weft_decoder_begin(d, rows, n, NULL);
+    int64_t runs = (batch + room - 1) / room, first = at % runs * room;
+    int64_t n = batch - first < room ? batch - first : room;
+    bool follows = !logits && runs == 1 && at > 0; /* reads what the run before has made */
+    for (int64_t k = 0; k < n; k++)
+        rows[k] = (weft_decoder_row){follows ? -1 - (int32_t)k : 1, (int32_t)(context - 1),
+                                     (int32_t)(first + k), true};
+    return logits ? weft_decoder_run(d, rows, n, logits) : weft_decoder_begin(d, rows, n, NULL);
 }
 
-/* The same where tokens are sampled on the device: the next run begins before the last one's are here,
- * as in generation. */
-static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, int64_t batch,
-                                   result *r) {
-    int32_t tokens[WEFT_DECODER_ROWS_MAX];
-    int64_t most = weft_decoder_rows(d), runs = (batch + most - 1) / most, at = 0;
-    WEFT_AUTO(bench_samples_free) bench_samples samples = {0};
-    WEFT_TRY(begin_run(d, context, batch, runs, at++));
-    double begin = weft_clock(), last = begin;
-    for (int i = -10; i < SAMPLED_MAX; i++) {
-        for (int64_t k = 0; k < runs; k++) {
-            WEFT_TRY(begin_run(d, context, batch, runs, at++));
-            WEFT_TRY(weft_decoder_end(d, tokens));
-        }
-        double now = weft_clock();
-        if (i >= 0) bench_samples_add(&samples, now - last);
-        last = now;
-        if (b->opt->steps ? i + 1 >= b->opt->steps : now - begin > b->row_seconds) break;
-    }
-    WEFT_TRY(weft_decoder_end(d, tokens));
-    r->step = bench_median(&samples);
-    r->spread = bench_spread(&samples);
-    return WEFT_OK;
-}
-
+/* Where tokens are sampled on the device the next run begins before the last one's are here, as in generation. */
 static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int64_t batch,
                                  int64_t vocab, result *r) {
-    weft_decoder_row rows[WEFT_DECODER_ROWS];
-    WEFT_AUTO_FREE float *logits = malloc((size_t)(WEFT_DECODER_ROWS * vocab) * sizeof *logits);
-    if (!logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    WEFT_AUTO(bench_samples_free) bench_samples samples = {0};
-    double begin = weft_clock();
-    for (int i = -2; i < STEPS_MAX; i++) {
-        double start = weft_clock();
-        if (i >= (b->opt->steps ? b->opt->steps : 5) &&
-            (b->opt->steps || start - begin > b->row_seconds))
-            break;
-        for (int64_t first = 0; first < batch; first += WEFT_DECODER_ROWS) {
-            int64_t n = batch - first < WEFT_DECODER_ROWS ? batch - first : WEFT_DECODER_ROWS;
-            for (int64_t k = 0; k < n; k++)
-                rows[k] = (weft_decoder_row){1, (int32_t)(context - 1), (int32_t)(first + k), true};
-            WEFT_TRY(weft_decoder_run(d, rows, n, logits));
+    bool samples = weft_decoder_samples(d);
+    int64_t room = samples ? weft_decoder_rows(d) : WEFT_DECODER_ROWS, at = 0;
+    int unmeasured = samples ? 10 : 2, least = samples ? 1 : 5,
+        most = samples ? SAMPLED_MAX : STEPS_MAX;
+    int32_t tokens[WEFT_DECODER_ROWS_MAX];
+    WEFT_AUTO(bench_samples_free) bench_samples taken = {0};
+    WEFT_AUTO_FREE float *logits = NULL;
+    if (!samples) logits = malloc((size_t)(WEFT_DECODER_ROWS * vocab) * sizeof *logits);
+    if (!samples && !logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    if (samples) WEFT_TRY(run_rows(d, context, batch, room, at++, NULL));
+    double begin = weft_clock(), last = begin;
+    for (int i = -unmeasured; i < most; i++) {
+        for (int64_t done = 0; done < batch; done += room) {
+            WEFT_TRY(run_rows(d, context, batch, room, at++, logits));
+            if (samples) WEFT_TRY(weft_decoder_end(d, tokens));
         }
-        if (i >= 0) bench_samples_add(&samples, weft_clock() - start);
+        double now = weft_clock();
+        if (i >= 0) bench_samples_add(&taken, now - last);
+        last = now;
+        if (i + 1 >= (b->opt->steps ? b->opt->steps : least) &&
+            (b->opt->steps || now - begin > b->row_seconds))
+            break;
     }
-    r->step = bench_median(&samples);
-    r->spread = bench_spread(&samples);
+    if (samples) WEFT_TRY(weft_decoder_end(d, tokens));
+    r->step = bench_median(&taken);
+    r->spread = bench_spread(&taken);
     return WEFT_OK;
 }
 
@@ -240,8 +221,7 @@ static weft_status measure_decoder(bench *b, const weft_model *m, int64_t contex
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(d, (int32_t)s)[p] = (int32_t)(s * table + p);
     r->weights = weft_decoder_weight_bytes(d);
-    return weft_decoder_samples(d) ? measure_sampled(b, d, context, batch, r)
-                                   : measure_steps(b, d, context, batch, m->config.vocab_size, r);
+    return measure_steps(b, d, context, batch, m->config.vocab_size, r);
 }
 
 weft_status bench_decode_model(const weft_model *m, const weft_backend *backend, weft_pool *pool,

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "bench/tables.h"
 #include "cpu/backend.h"
+#include "model/builder.h"
 
 #include <math.h>
 
@@ -121,5 +122,5 @@ double bench_product_gflops(const weft_backend *backend, weft_pool *pool, bool b
         weft_exec_create(g.graph, backend, pool, NULL, &x) != WEFT_OK ||
         bench_graph_fill(&g, x) != WEFT_OK || time_products(x, &seconds) != WEFT_OK)
         return 0;
-    return 1e-9 * bench_graph_flops(g.graph) / bench_median(&seconds);
+    return 1e-9 * flops_of(g.graph, 0, NULL) / bench_median(&seconds);
 }

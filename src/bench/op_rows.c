@@ -275,15 +275,6 @@ json_t *bench_row_sizes(const bench_row *row) {
     return sizes;
 }
 
-double bench_graph_flops(const weft_graph *g) {
-    double sum = 0;
-    for (int64_t i = 0; i < weft_graph_node_count(g); i++) {
-        const weft_node *n = weft_graph_node(g, i);
-        if (n->op->flops) sum += (double)n->op->flops(n);
-    }
-    return sum;
-}
-
 /* A number in [-1, 1) from a hash of the index: the same as peer.py's noise(). */
 static float noise(uint32_t salt, uint32_t index) {
     uint32_t h = index + salt * 0x9E3779B9u;

@@ -6,6 +6,7 @@
 #include "bench/tables.h"
 #include "core/program.h"
 #include "cpu/backend.h"
+#include "model/builder.h"
 
 #include <math.h>
 
@@ -112,7 +113,7 @@ static weft_status measure_row(bench *b, const bench_row *row, bool backward, me
     WEFT_TRY(bench_graph_fill(&g, x));
     WEFT_TRY(weft_exec_run(x, &(weft_run){.seed = 1}));
     int64_t traffic = row->traffic[backward];
-    m->units = traffic > 0 ? (double)traffic : bench_graph_flops(g.graph);
+    m->units = traffic > 0 ? (double)traffic : flops_of(g.graph, 0, NULL);
     m->runs = row->sizes.copies ? (int)row->sizes.copies : 1;
     m->peer = b->peer && prepare_peer(b, row, &g, x, m);
     weft_status status = alternate_sides(b, row, x, m);

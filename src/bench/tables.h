@@ -305,9 +305,6 @@ static inline void bench_graph_free(bench_graph *g) {
 
 json_t *bench_row_sizes(const bench_row *row);
 
-/* Floating-point operations of one run of all nodes, what backward computes again included. */
-double bench_graph_flops(const weft_graph *g);
-
 weft_status bench_graph_fill(const bench_graph *g, weft_exec *x);
 
 /* The root mean squares of the outputs, then of the gradients; returns how many. */

@@ -56,12 +56,6 @@ static double step_flops(const row *r) {
     return r->account.built_flops * step_tokens(r);
 }
 
-typedef struct {
-    const bench *b;
-    const row *r;
-    bool eager; /* the peer compiles nothing */
-} job;
-
 /* Bytes of this process, as Linux tells them: in memory now (VmRSS), and at most since it began (VmHWM); 0
  * where it does not. A process that was forked begins with what it shares with its parent. */
 static int64_t read_status(const char *key) {
@@ -96,6 +90,17 @@ typedef struct {
     uint32_t iteration;
     double losses[CHECKED_STEPS]; /* of the first steps */
 } training;
+
+/* A row in its process. */
+typedef struct {
+    const bench *b;
+    const row *r;
+    bool eager; /* the peer compiles nothing */
+    bench_limits *limits;
+    training t;
+    char folder[PATH_ROOM]; /* of the weights, for the peer; empty: there is none */
+    json_t *out;            /* what came of it */
+} job;
 
 static bool is_bf16(const job *j) {
     return weft_config_dtype(&j->r->config) == WEFT_BF16;
@@ -159,28 +164,29 @@ static weft_status train_step(training *t) {
 }
 
 /* A step of a smaller model of the same kind, for what only a first run takes. */
-static weft_status touch_everything(const job *j, const training *like) {
+static weft_status touch_everything(const job *j) {
     weft_config c = j->r->config;
     c.n_layer = c.n_layer < SMALL_LAYERS ? c.n_layer : SMALL_LAYERS;
     c.context = c.context < SMALL_TIME ? c.context : SMALL_TIME;
     c.vocab_size = c.vocab_size < SMALL_VOCAB ? c.vocab_size : SMALL_VOCAB;
     c.batch_size = 1;
     c.micro_batch = 0;
-    WEFT_AUTO(close_training) training t = {.backend = like->backend, .pool = like->pool};
+    WEFT_AUTO(close_training) training t = {.backend = j->t.backend, .pool = j->t.pool};
     WEFT_TRY(make_model(&c, &t));
     WEFT_TRY(open_training(&c, &t));
     return train_step(&t);
 }
 
-static weft_status save_weights(const weft_model *m, char *folder, size_t room) {
+static weft_status save_weights(job *j) {
     const char *under = getenv("TMPDIR");
-    int length = snprintf(folder, room, "%s/weft-bench-XXXXXX", under && *under ? under : "/tmp");
-    if (length < 0 || (size_t)length >= room || !mkdtemp(folder)) {
-        folder[0] = '\0';
+    int length =
+        snprintf(j->folder, PATH_ROOM, "%s/weft-bench-XXXXXX", under && *under ? under : "/tmp");
+    if (length < 0 || length >= PATH_ROOM || !mkdtemp(j->folder)) {
+        j->folder[0] = '\0';
         return weft_fail(WEFT_EIO, "bench: no folder for the weights: %s", strerror(errno));
     }
-    WEFT_TRY(weft_folder_mark(folder));
-    return weft_model_save(m, folder);
+    WEFT_TRY(weft_folder_mark(j->folder));
+    return weft_model_save(j->t.model, j->folder);
 }
 
 static json_t *tokens_json(const int32_t *tokens, int64_t n) {
@@ -189,14 +195,15 @@ static json_t *tokens_json(const int32_t *tokens, int64_t n) {
 }
 
 /* Has the peer take the same first steps; whether it is there to be measured. */
-static bool prepare_peer(const job *j, const training *t, const char *folder, json_t *out) {
+static bool prepare_peer(job *j) {
+    const training *t = &j->t;
     int64_t width = t->time + 1;
     WEFT_JSON_LIST(tokens, b, t->batch, tokens_json(t->tokens + b * width, width));
     json_t *reply = bench_peer_ask(
         j->b->peer, weft_json_make("do:s model:s tokens:o rate:f steps:i eager:b", "prepare",
-                                   folder, tokens, t->rate, CHECKED_STEPS, j->eager));
+                                   j->folder, tokens, t->rate, CHECKED_STEPS, j->eager));
     if (!reply) {
-        weft_json_add(out, "peer_error:s", bench_peer_error(j->b->peer));
+        weft_json_add(j->out, "peer_error:s", bench_peer_error(j->b->peer));
         return false;
     }
     json_t *theirs = json_object_get(reply, "losses");
@@ -206,73 +213,79 @@ static bool prepare_peer(const job *j, const training *t, const char *folder, js
         double other = json_number_value(json_array_get(theirs, (size_t)i));
         differs = !(fabs(t->losses[i] - other) <= tolerance * fabs(other));
     }
-    weft_json_add(out, "differs:b peer_losses:O* peer_form:O* peer_forms:O*", differs, theirs,
+    weft_json_add(j->out, "differs:b peer_losses:O* peer_form:O* peer_forms:O*", differs, theirs,
                   json_object_get(reply, "form"), json_object_get(reply, "forms"));
     json_decref(reply);
     return true;
 }
 
 /* A GPU is given no pause: it would be cooler and faster than in training. */
-static weft_status measure_speed(const job *j, training *t, bench_limits *limits, bool *peer,
-                                 bench_sides *m, json_t *out) {
-    bool remote = t->backend->remote;
+static weft_status measure_speed(job *j) {
+    training *t = &j->t;
+    bool remote = t->backend->remote, peer = j->b->peer && prepare_peer(j);
+    WEFT_AUTO(bench_sides_free) bench_sides m = {0};
     int steps = j->b->steps;
     double began = weft_clock();
     for (int i = 0; i < steps; i++) {
         if (!remote) bench_pause(0.005);
         double start = weft_clock();
         WEFT_TRY(train_step(t));
-        bench_samples_add(&m->ours, weft_clock() - start);
-        if (!remote) bench_samples_add(&m->limit, 1 / bench_limit_gflops(limits, is_bf16(j)));
-        if (*peer) *peer = bench_peer_run(j->b->peer, 1, &m->peers);
+        bench_samples_add(&m.ours, weft_clock() - start);
+        if (!remote) bench_samples_add(&m.limit, 1 / bench_limit_gflops(j->limits, is_bf16(j)));
+        if (peer) peer = bench_peer_run(j->b->peer, 1, &m.peers);
     }
     double whole = remote ? (weft_clock() - began) / (double)steps : NAN;
-    double seconds = bench_median(&m->ours);
+    double seconds = bench_median(&m.ours);
     double rate = seconds > 0 ? 1e-9 * step_flops(j->r) / seconds : 0;
-    weft_json_add(out, "seconds:f spread:f mean_seconds:f* samples:i of_limit:f", seconds,
-                  bench_spread(&m->ours), whole, (int)m->ours.count,
-                  m->limit.count ? rate * bench_median(&m->limit) : 0.0);
-    if (*peer)
-        weft_json_add(out, "peer_seconds:f peer_spread:f", bench_median(&m->peers),
-                      bench_spread(&m->peers));
-    else if (j->b->peer && !json_object_get(out, "peer_error"))
-        weft_json_add(out, "peer_error:s", bench_peer_error(j->b->peer));
+    weft_json_add(j->out, "seconds:f spread:f mean_seconds:f* samples:i of_limit:f", seconds,
+                  bench_spread(&m.ours), whole, (int)m.ours.count,
+                  m.limit.count ? rate * bench_median(&m.limit) : 0.0);
+    if (peer)
+        weft_json_add(j->out, "peer_seconds:f peer_spread:f", bench_median(&m.peers),
+                      bench_spread(&m.peers));
+    else if (j->b->peer && !json_object_get(j->out, "peer_error"))
+        weft_json_add(j->out, "peer_error:s", bench_peer_error(j->b->peer));
     return WEFT_OK;
 }
 
 /* What went by since `start`, which is then now. */
-static void note_time(json_t *out, const char *key, double *start) {
+static void note_time(job *j, const char *key, double *start) {
     double now = weft_clock();
-    json_object_set_new(out, key, json_real(now - *start));
+    json_object_set_new(j->out, key, json_real(now - *start));
     *start = now;
 }
 
-/* All of a row but the pool and the limits, which are there before memory is looked at. */
-static weft_status measure_steps(const job *j, training *t, bench_limits *limits, char *folder,
-                                 json_t *out) {
+/* The pool and the limits are there before memory is looked at. What it makes ends with the process. */
+static weft_status run_job(job *j) {
+    training *t = &j->t;
+    json_t *out = j->out;
+    double start = weft_clock();
+    int64_t device = j->r->config.device == WEFT_DEVICE_CUDA ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
+    WEFT_TRY(weft_device_open(device, weft_config_dtype(&j->r->config), &t->backend));
+    note_time(j, "device_seconds", &start);
+    WEFT_TRY(weft_pool_create(j->b->threads, &t->pool));
+    WEFT_TRY(bench_limits_create(t->pool, false, &j->limits));
     bool remote = t->backend->remote; /* then memory is the device's, above its first reading */
-    if (!remote) WEFT_TRY(touch_everything(j, t));
-    if (!remote) bench_limit_gflops(limits, is_bf16(j));
+    if (!remote) WEFT_TRY(touch_everything(j));
+    if (!remote) bench_limit_gflops(j->limits, is_bf16(j));
     if (j->b->opt->profile) setenv("WEFT_PROFILE", "1", 0);
     int64_t before = remote ? 1 : read_status("VmRSS:");
-    double start = weft_clock();
+    start = weft_clock();
     WEFT_TRY(make_model(&j->r->config, t));
-    if (j->b->peer) WEFT_TRY(save_weights(t->model, folder, PATH_ROOM));
-    note_time(out, "draw_seconds", &start);
+    if (j->b->peer) WEFT_TRY(save_weights(j));
+    note_time(j, "draw_seconds", &start);
     WEFT_TRY(open_training(&j->r->config, t));
     trim_memory(); /* what drawing the weights took in passing */
-    note_time(out, "open_seconds", &start);
+    note_time(j, "open_seconds", &start);
     /* What is compared with the peer, or one to warm up where more than one is measured. */
     int unmeasured = remote ? GPU_UNMEASURED : j->b->peer ? CHECKED_STEPS : j->b->steps > 1;
     for (int i = 0; i < unmeasured; i++) {
         WEFT_TRY(train_step(t));
-        if (i == 0) note_time(out, "first_step_seconds", &start);
+        if (i == 0) note_time(j, "first_step_seconds", &start);
     }
     for (start = weft_clock(); weft_clock() - start < j->b->opt->settle;)
         WEFT_TRY(train_step(t));
-    WEFT_AUTO(bench_sides_free) bench_sides sides = {0};
-    bool peer = j->b->peer && prepare_peer(j, t, folder, out);
-    weft_status status = measure_speed(j, t, limits, &peer, &sides, out);
+    weft_status status = measure_speed(j);
     if (j->b->peer) {
         json_decref(bench_peer_ask(j->b->peer, weft_json_make("do:s", "drop")));
         weft_json_add(out, "peer_gone:b", bench_peer_gone(j->b->peer));
@@ -291,21 +304,6 @@ static weft_status measure_steps(const job *j, training *t, bench_limits *limits
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
-static weft_status run_job(const job *j, char *folder, json_t *out) {
-    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
-    WEFT_AUTO(bench_limits_destroy_at) bench_limits *limits = NULL;
-    WEFT_AUTO(close_training) training t = {0};
-    double start = weft_clock();
-    int64_t device = j->r->config.device == WEFT_DEVICE_CUDA ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
-    WEFT_TRY(weft_device_open(device, weft_config_dtype(&j->r->config), &t.backend));
-    note_time(out, "device_seconds", &start);
-    WEFT_TRY(weft_pool_create(j->b->threads, &pool));
-    WEFT_TRY(bench_limits_create(pool, false, &limits));
-    t.pool = pool;
-    return measure_steps(j, &t, limits, folder, out);
-}
-
 /* Runs a row in a process of its own, since a peak of memory is a process's, and gives what came
  * of it, the caller's to json_decref; NULL and an error when it failed. Keys:
  *
@@ -322,7 +320,7 @@ static weft_status run_job(const job *j, char *folder, json_t *out) {
  *                              with a peer. differs: its losses are not ours
  *   peer_error                 one line on why the peer has no numbers
  *   peer_gone                  whether its process has ended */
-static json_t *fork_row(const job *j) {
+static json_t *fork_row(job *j) {
     int ends[2];
     pid_t parent = getpid();
     fflush(NULL);
@@ -336,18 +334,13 @@ static json_t *fork_row(const job *j) {
         /* It does not go on without the process that wants its row. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent) _exit(1);
-        char folder[PATH_ROOM] = "";
-        json_t *result = json_object();
-        weft_status failed = run_job(j, folder, result);
-        if (folder[0]) weft_folder_remove(folder);
+        j->out = json_object();
+        weft_status failed = run_job(j);
         if (failed)
-            weft_json_add(result, "error:o",
+            weft_json_add(j->out, "error:o",
                           weft_json_make("status:i message:s", failed, weft_error_message()));
-        char *text = json_dumps(result, JSON_COMPACT);
-        size_t length = text ? strlen(text) : 0;
-        bool sent = text && write(ends[1], text, length) == (ssize_t)length;
-        free(text);
-        json_decref(result);
+        if (j->folder[0]) weft_folder_remove(j->folder);
+        bool sent = json_dumpfd(j->out, ends[1], JSON_COMPACT) == 0;
         fflush(stderr);
         _exit(sent ? 0 : 1); /* the parent's output buffers are not this process's to flush */
     }
@@ -455,7 +448,7 @@ static void start_peer(bench *b) {
 }
 
 static json_t *run_row(bench *b, const row *r, bool eager) {
-    json_t *result = fork_row(&(job){b, r, eager});
+    json_t *result = fork_row(&(job){.b = b, .r = r, .eager = eager});
     if (b->peer && (!result || json_is_true(json_object_get(result, "peer_gone")))) start_peer(b);
     return result;
 }

@@ -96,8 +96,10 @@ weft_status weft_config_override(weft_config *c, const char *assignment, const c
 weft_status weft_config_override_all(weft_config *c, const char *assignments, const char *where);
 /* Reads Kconfig-style text over what is there: KEY=value, `# CONFIG_X is not set`, comments. */
 weft_status weft_config_read(weft_config *c, const char *path);
-/* The same of a file that is open, which it closes; `path` names it in messages. */
-weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path);
+/* The same of its text, with a zero behind it, which it cuts into lines; `path` names it in messages. A file has
+ * so many bytes at most. */
+enum { WEFT_CONFIG_BYTES = 1 << 24 };
+weft_status weft_config_read_text(weft_config *c, char *text, size_t bytes, const char *path);
 
 /* Sets what a preset (a number of PRESET's) sets, over what is there. */
 weft_status weft_config_preset(weft_config *c, int preset);

@@ -199,49 +199,32 @@ static weft_status read_line(weft_config *c, char *line, const char *where) {
     return weft_config_override(c, line, where);
 }
 
-typedef enum { LINE_READ, LINE_NONE, LINE_LONG, LINE_BINARY } line_kind;
-
-/* The next line of a file that may be anything: never more than LINE_MOST of it is taken in. */
-static line_kind next_line(FILE *file, char line[LINE_MOST]) {
-    size_t length = 0;
-    int letter = getc(file);
-    if (letter == EOF) return LINE_NONE;
-    for (; letter != EOF && letter != '\n'; letter = getc(file)) {
-        if (letter == '\0') return LINE_BINARY;
-        if (length + 1 == LINE_MOST) return LINE_LONG;
-        line[length++] = (char)letter;
-    }
-    line[length] = '\0';
-    return LINE_READ;
-}
-
 weft_status weft_config_read(weft_config *c, const char *path) {
-    FILE *file;
-    WEFT_TRY(weft_file_open_stream(path, &file));
-    return weft_config_read_stream(c, file, path);
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes;
+    WEFT_TRY(weft_file_read(path, WEFT_CONFIG_BYTES, &text, &bytes));
+    return weft_config_read_text(c, text, bytes, path);
 }
 
-weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path) {
+weft_status weft_config_read_text(weft_config *c, char *text, size_t bytes, const char *path) {
     static const char blanks[] = " \t\r\n";
-    char line[LINE_MOST], where[600];
-    weft_status status = WEFT_OK;
-    line_kind kind = LINE_READ;
-    for (int number = 1; status == WEFT_OK && kind == LINE_READ; number++) {
+    char where[600], *end = text;
+    for (int number = 1; end < text + bytes; number++, end++) {
+        char *line = end;
+        end = memchr(line, '\n', (size_t)(text + bytes - line));
+        if (!end) end = text + bytes;
+        *end = '\0';
         snprintf(where, sizeof where, "%.560s:%d", path, number);
-        kind = next_line(file, line);
-        if (kind != LINE_READ) break;
-        char *from = line + strspn(line, blanks), *end = from + strlen(from);
-        while (end > from && strchr(blanks, end[-1]))
-            *--end = '\0';
-        status = read_line(c, from, where);
+        size_t length = strlen(line);
+        if (length < (size_t)(end - line))
+            return WEFT_BAD_INPUT("%s: not text: a config has lines CONFIG_KEY=value", where);
+        if (length >= LINE_MOST)
+            return WEFT_BAD_INPUT("%s: a line of %d characters or more", where, LINE_MOST);
+        while (length > 0 && strchr(blanks, line[length - 1]))
+            line[--length] = '\0';
+        WEFT_TRY(read_line(c, line + strspn(line, blanks), where));
     }
-    if (kind == LINE_LONG)
-        status = WEFT_BAD_INPUT("%s: a line of %d characters or more", where, LINE_MOST);
-    if (kind == LINE_BINARY)
-        status = WEFT_BAD_INPUT("%s: not text: a config has lines CONFIG_KEY=value", where);
-    if (status == WEFT_OK && ferror(file)) status = weft_path_failed(path);
-    fclose(file);
-    return status;
+    return WEFT_OK;
 }
 
 weft_status weft_config_step(weft_config *c, int step) {

@@ -283,8 +283,7 @@ static weft_status make_token(weft_tokenizer *t, uint64_t key, int32_t *made) {
 }
 
 weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t least,
-                                 void (*watch)(void *context, int64_t tokens), void *context,
-                                 weft_tokenizer **out) {
+                                 weft_progress *progress, weft_tokenizer **out) {
     static const char end[] = "<|endoftext|>";
     *out = NULL;
     if (vocab < WEFT_BPE_VOCAB_MIN || vocab > TOKENIZER_VOCAB_MAX)
@@ -309,7 +308,7 @@ weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t lea
             return no_memory();
         b->merges[b->n_merges++] = key;
         if (!join_pair(b, top.pair, made)) return no_memory();
-        if (watch) watch(context, t->vocab);
+        weft_progress_update(progress, t->vocab, NULL);
     }
     WEFT_TRY(weft_tokenizer_reserve_merges(t, b->n_merges));
     for (int64_t i = 0; i < b->n_merges; i++) {

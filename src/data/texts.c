@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "base/folders.h"
-#include "base/progress.h"
 #include "base/text.h"
 #include "data/shards.h"
 #include "data/tokens.h"
@@ -36,10 +35,6 @@ static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
     return status;
 }
 
-static void show_progress(void *progress, int64_t tokens) {
-    weft_progress_update(progress, tokens, NULL);
-}
-
 weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
                              weft_tokenizer **out, int64_t *words) {
     WEFT_AUTO(weft_input_close_at) weft_input *in = NULL;
@@ -52,7 +47,7 @@ weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int
         return WEFT_BAD_INPUT("there is no text in the input");
     weft_progress *p = weft_progress_begin(&(weft_progress_options){
         .label = "tokenizer", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
-    weft_status status = weft_bpe_trainer_run(b, vocab, least, show_progress, p, out);
+    weft_status status = weft_bpe_trainer_run(b, vocab, least, p, out);
     weft_progress_end(p, false);
     return status;
 }

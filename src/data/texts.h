@@ -2,6 +2,7 @@
  * become token shards. Both show a progress bar. */
 #pragma once
 
+#include "base/progress.h"
 #include "core/pool.h"
 #include "data/tokenizer.h"
 
@@ -95,7 +96,6 @@ int64_t weft_bpe_trainer_words(const weft_bpe_trainer *b);
 
 /* Joins pairs until there are `vocab` tokens, "<|endoftext|>" (the last) included, or no pair
  * occurs `least` times any more. Of pairs that are as frequent, the one of lower numbers is first.
- * `watch` is told how many tokens there are; NULL: nobody. Once a trainer. */
+ * `progress` is told how many tokens there are; NULL: nobody. Once a trainer. */
 weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t least,
-                                 void (*watch)(void *context, int64_t tokens), void *context,
-                                 weft_tokenizer **out);
+                                 weft_progress *progress, weft_tokenizer **out);

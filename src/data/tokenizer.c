@@ -31,7 +31,7 @@ void weft_tokenizer_close(weft_tokenizer *t) {
     for (int i = 0; i < t->n_added; i++)
         free(t->added[i].text);
     for (int i = 0; i < t->n_steps; i++)
-        pcre2_code_free(t->steps[i].pattern);
+        pcre2_code_free(t->steps[i]);
     WEFT_FREE(t->added, t->merge_list, t->merges, t->score, t->sorted, t->index, t->pool, t->length,
               t->offset, t->source);
     for (int i = 0; i < BESIDE_FILES; i++)
@@ -211,7 +211,7 @@ const char *weft_tokenizer_token(const weft_tokenizer *t, int32_t token, int32_t
 
 bool weft_tokenizer_cuttable(const weft_tokenizer *t) {
     if (t->bytes_only) return true;
-    bool plain = !t->nfc && t->n_steps == 1 && !t->steps[0].pattern;
+    bool plain = !t->nfc && t->n_steps == 1 && !t->steps[0];
     for (int i = 0; i < t->n_added; i++)
         plain = plain && t->added[i].special;
     return plain;

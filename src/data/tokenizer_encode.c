@@ -64,7 +64,7 @@ weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
         if (ok) e->words = (kept_word *)(((uintptr_t)e->memory + 63) / 64 * 64);
     }
     for (int i = 0; i < t->n_steps; i++) {
-        if (!t->steps[i].pattern) continue;
+        if (!t->steps[i]) continue;
         patterns = true;
         e->match[i] = pcre2_match_data_create(1, NULL);
         ok = ok && e->match[i];
@@ -289,25 +289,11 @@ static bool merge_piece(weft_encoder *e, const char *piece, size_t bytes) {
     return true;
 }
 
-/* A word, zeros behind it, as four numbers; the last two bytes stay free for the counts. */
-static inline void load_word(const char *piece, size_t bytes, uint64_t word[4]) {
-    word[0] = word[1] = word[2] = word[3] = 0;
-    if (bytes < 8) {
-        char few[8] = {0};
-        for (size_t i = 0; i < bytes; i++)
-            few[i] = piece[i];
-        memcpy(word, few, 8);
-    } else {
-        memcpy(word, piece, 8);
-        if (bytes > 8) memcpy(word + 1, piece + 8, bytes - 8);
-    }
-}
-
 static bool add_piece(weft_encoder *e, const char *piece, size_t bytes) {
     if (!reserve_tokens(e, bytes < SHORT_PIECE ? SHORT_PIECE : bytes)) return false;
     if (bytes > WORD_BYTES) return merge_piece(e, piece, bytes);
-    uint64_t word[4];
-    load_word(piece, bytes, word);
+    uint64_t word[4] = {0};
+    memcpy(word, piece, bytes);
     uint64_t h = weft_hash_mix(word[0] ^ bytes << 56) ^ word[1];
     h = weft_hash_mix(h * 0xD6E8FEB86659FD93ull ^ word[2]) ^ word[3];
     kept_word *set = e->words + 2 * (weft_hash_mix(h) & (WORD_SETS - 1)), *found = NULL;
@@ -338,7 +324,7 @@ static weft_status split_text(weft_encoder *e, int step, const char *text, size_
  * over a long run of blanks, need more, so a text may have a second try for every few thousand of its
  * bytes. A text's work is at most so many steps per byte whatever the pattern is. */
 static int match_piece(weft_encoder *e, int step, const char *text, size_t bytes, size_t at) {
-    const pcre2_code *pattern = e->t->steps[step].pattern;
+    const pcre2_code *pattern = e->t->steps[step];
     pcre2_set_match_limit(e->context, STEPS_FEW);
     int found = pcre2_match(pattern, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK,
                             e->match[step], e->context);
@@ -379,7 +365,7 @@ static weft_status split_by_pattern(weft_encoder *e, int step, const char *text,
 
 static weft_status split_text(weft_encoder *e, int step, const char *text, size_t bytes) {
     if (step == e->t->n_steps) return add_piece(e, text, bytes) ? WEFT_OK : no_memory(e);
-    if (e->t->steps[step].pattern) return split_by_pattern(e, step, text, bytes);
+    if (e->t->steps[step]) return split_by_pattern(e, step, text, bytes);
     bool last = step + 1 == e->t->n_steps;
     for (size_t at = 0; at < bytes;) {
         size_t length = weft_gpt2_piece(text + at, bytes - at);

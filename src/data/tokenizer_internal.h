@@ -43,12 +43,6 @@ typedef struct {
     bool special; /* only on request */
 } weft_added;
 
-/* One way to cut a text into pieces. Without a pattern it is GPT-2's, which has a scanner of its
- * own. */
-typedef struct {
-    pcre2_code *pattern;
-} weft_split_step;
-
 struct weft_tokenizer {
     char *name;
     bool bytes_only; /* token = byte; no table below is used but the vocabulary */
@@ -88,7 +82,8 @@ struct weft_tokenizer {
     int32_t unknown_token; /* a run of such characters; -1: they are bytes */
     int32_t *sorted;       /* its tokens by their bytes */
     int64_t n_sorted;
-    weft_split_step steps[TOKENIZER_STEPS_MAX];
+    pcre2_code *steps
+        [TOKENIZER_STEPS_MAX]; /* a pattern each; NULL: GPT-2's, which has a scanner of its own */
     int n_steps;
     bool whole_words; /* a piece that is a token is that token, whatever the merges say */
 

@@ -92,14 +92,11 @@ static weft_status refuse(const weft_tokenizer *t, const char *what, const char 
 weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
     if (t->n_steps == TOKENIZER_STEPS_MAX)
         return tokenizer_refuse(t, "more than %d splitting steps", TOKENIZER_STEPS_MAX);
-    if (!pattern || weft_pattern_is_gpt2(pattern)) {
-        WEFT_TRY(weft_gpt2_prepare());
-        t->steps[t->n_steps++].pattern = NULL;
-        return WEFT_OK;
-    }
     char where[256];
     snprintf(where, sizeof where, "tokenizer %.200s", t->name);
-    WEFT_TRY(weft_split_compile(pattern, where, &t->steps[t->n_steps].pattern));
+    bool gpt2 = !pattern || weft_pattern_is_gpt2(pattern);
+    WEFT_TRY(gpt2 ? weft_gpt2_prepare()
+                  : weft_split_compile(pattern, where, &t->steps[t->n_steps]));
     t->n_steps++;
     return WEFT_OK;
 }

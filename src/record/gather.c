@@ -134,12 +134,13 @@ static double seconds_of(int folder) {
 /* A run without a config has the defaults. */
 static weft_status read_config(gathering *g, int folder, const char *name) {
     struct stat is;
-    FILE *file;
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes;
     weft_config_defaults(g->config);
     if (fstatat(folder, "config", &is, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) return WEFT_OK;
     WEFT_PATH(path, "%s/%s/config", g->folder, name);
-    WEFT_TRY(weft_below_stream(folder, "config", &file));
-    return weft_config_read_stream(g->config, file, path);
+    WEFT_TRY(weft_below_read(folder, "config", WEFT_CONFIG_BYTES, &text, &bytes));
+    return weft_config_read_text(g->config, text, bytes, path);
 }
 
 static weft_status fill(gathering *g) {

@@ -203,10 +203,12 @@ static json_t *options_json(const weft_config *c, const weft_config *plain) {
 /* The options that are not the default, and what steps and tokens follow from them. */
 static void read_config(weft_watched *w, run *r, int folder) {
     weft_config *c = w->config;
-    FILE *file;
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes;
     weft_config_defaults(c);
-    if (weft_below_stream(folder, "config", &file) != WEFT_OK) return;
-    if (weft_config_read_stream(c, file, "config") != WEFT_OK) return;
+    if (weft_below_read(folder, "config", WEFT_CONFIG_BYTES, &text, &bytes) != WEFT_OK ||
+        weft_config_read_text(c, text, bytes, "config") != WEFT_OK)
+        return;
     json_decref(r->options);
     r->options = options_json(c, w->plain);
     r->steps = c->steps;

@@ -93,14 +93,14 @@ bool weft_key_matches(const char *key, const char *header) {
     return !differs;
 }
 
-/* Watching connections. A list under one lock; `gone` is called with it held, so a job that it gets
- * is still held by its connection. */
+/* Watching connections. A list under one lock; a job is given up with it held, so its connection still holds
+ * it. */
 enum { LOOK_MS = 50 };
 
 struct weft_connection {
     int socket;
     double deadline;
-    bool busy, told;
+    bool busy;
     weft_job *job; /* NULL: nothing to watch */
     weft_connection *next, *before;
 };
@@ -113,8 +113,6 @@ struct weft_connections {
     int64_t count, busy;
     double seconds;
     bool closing;
-    void (*gone)(void *context, weft_job *j);
-    void *context;
     struct pollfd *polled;
     int64_t room;
 };
@@ -125,15 +123,13 @@ static void find_gone(weft_connections *all) {
     if (!weft_grow_list(&all->polled, &all->room, all->count, sizeof *all->polled))
         return; /* looked at again when there is memory */
     for (weft_connection *c = all->first; c; c = c->next) {
-        if (!c->job || c->told) continue;
+        if (!c->job) continue;
         all->polled[n++] = (struct pollfd){.fd = c->socket, .events = POLLRDHUP};
     }
     if (n == 0 || poll(all->polled, n, 0) <= 0) return;
     for (weft_connection *c = all->first; c; c = c->next) {
-        if (!c->job || c->told) continue;
-        if (!(all->polled[i++].revents & (POLLRDHUP | POLLHUP | POLLERR))) continue;
-        c->told = true;
-        all->gone(all->context, c->job);
+        if (c->job && all->polled[i++].revents & (POLLRDHUP | POLLHUP | POLLERR))
+            weft_job_give_up(c->job);
     }
 }
 
@@ -148,8 +144,7 @@ static void *watch(void *context) {
         for (weft_connection *c = all->first; c; c = c->next) {
             if (now < c->deadline) continue;
             shutdown(c->socket, SHUT_RDWR);
-            if (c->job && !c->told) all->gone(all->context, c->job);
-            c->told = true;
+            if (c->job) weft_job_give_up(c->job);
             c->deadline = now + all->seconds;
         }
         weft_http_wait(&all->news, &all->lock, &all->closing, LOOK_MS);
@@ -157,14 +152,11 @@ static void *watch(void *context) {
     return NULL;
 }
 
-weft_status weft_connections_open(double seconds, void (*gone)(void *context, weft_job *j),
-                                  void *context, weft_connections **out) {
+weft_status weft_connections_open(double seconds, weft_connections **out) {
     *out = NULL;
     WEFT_AUTO_FREE weft_connections *all = calloc(1, sizeof *all);
     if (!all) return weft_fail(WEFT_ENOMEM, "serve: no memory");
     all->seconds = seconds;
-    all->gone = gone;
-    all->context = context;
     pthread_mutex_init(&all->lock, NULL);
     weft_http_condition(&all->news);
     int error = pthread_create(&all->thread, NULL, watch, all);
@@ -192,7 +184,6 @@ void weft_connections_close(weft_connections *all) {
 static void let_go(weft_connections *all, weft_connection *c) {
     all->busy -= c->busy;
     c->busy = false;
-    c->told = false;
     weft_job_release(c->job);
     c->job = NULL;
 }

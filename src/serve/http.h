@@ -39,12 +39,11 @@ void weft_http_log(void *context, const char *format, va_list list);
  * if it sends a byte now and then; and while its answer is being made the connection is looked at a
  * few times a second, since nothing else reads from it then. What is found is told in two ways: a
  * connection that took too long is shut down, so that whoever reads from it sees its end; of a client
- * that has gone, `gone` is called with its job. */
+ * that has gone, the job is given up. */
 typedef struct weft_connections weft_connections;
 typedef struct weft_connection weft_connection;
 
-weft_status weft_connections_open(double seconds, void (*gone)(void *context, weft_job *j),
-                                  void *context, weft_connections **out);
+weft_status weft_connections_open(double seconds, weft_connections **out);
 /* When no connection is left. */
 void weft_connections_close(weft_connections *all);
 

@@ -19,7 +19,11 @@ static void destroy(weft_job *j) {
     free(j);
 }
 
-weft_job *weft_job_create(weft_request *request) {
+static bool is_chat(const weft_job *j) {
+    return j->request.endpoint == WEFT_CHAT;
+}
+
+weft_job *weft_job_create(weft_request *request, const weft_tokenizer *t, const char *model) {
     weft_job *j = calloc(1, sizeof *j);
     if (!j) {
         weft_request_free(request);
@@ -27,6 +31,13 @@ weft_job *weft_job_create(weft_request *request) {
     }
     j->request = *request;
     *request = (weft_request){0};
+    j->tokenizer = t;
+    j->model = model;
+    j->created = (int64_t)time(NULL);
+    uint64_t words[2] = {0};
+    if (getrandom(words, sizeof words, GRND_NONBLOCK) < 0) words[0] = (uint64_t)time(NULL);
+    snprintf(j->id, sizeof j->id, "%s-%016llx%016llx", is_chat(j) ? "chatcmpl" : "cmpl",
+             (unsigned long long)words[0], (unsigned long long)words[1]);
     pthread_mutex_init(&j->lock, NULL);
     atomic_init(&j->cancelled, false);
     atomic_init(&j->owners, 1);
@@ -71,65 +82,18 @@ void weft_job_wake(weft_job *j) {
     j->wake(j->context);
 }
 
-void weft_job_finish(weft_job *j, const weft_refusal *failure) {
+void weft_job_give_up(weft_job *j) {
+    atomic_store(&j->cancelled, true);
     WEFT_LOCK(&j->lock);
-    if (!j->finished) {
-        j->finished = true;
-        if (failure) j->failure = *failure;
-    }
     weft_job_wake(j);
-}
-
-/* How far a choice was sent. */
-typedef struct {
-    size_t bytes;
-    int64_t tokens, offset;
-    bool begun, ended;
-} progress;
-
-struct weft_answer {
-    weft_job *job;
-    const weft_tokenizer *tokenizer;
-    const char *model;
-    char id[48];
-    int64_t created;
-    progress *sent; /* [n_choices] */
-    bool ended;
-};
-
-weft_answer *weft_answer_open(weft_job *j, const weft_tokenizer *t, const char *model) {
-    WEFT_AUTO_FREE weft_answer *a = calloc(1, sizeof *a);
-    if (a) a->sent = calloc((size_t)j->n_choices, sizeof *a->sent);
-    if (!a || !a->sent) return NULL;
-    weft_job_hold(j);
-    a->job = j;
-    a->tokenizer = t;
-    a->model = model;
-    a->created = (int64_t)time(NULL);
-    uint64_t words[2] = {0};
-    if (getrandom(words, sizeof words, GRND_NONBLOCK) < 0) words[0] = (uint64_t)time(NULL);
-    snprintf(a->id, 48, "%s-%016llx%016llx", j->request.endpoint == WEFT_CHAT ? "chatcmpl" : "cmpl",
-             (unsigned long long)words[0], (unsigned long long)words[1]);
-    return weft_steal(&a);
-}
-
-void weft_answer_close(weft_answer *a) {
-    if (!a) return;
-    weft_job_release(a->job);
-    free(a->sent);
-    free(a);
-}
-
-static bool is_chat(const weft_answer *a) {
-    return a->job->request.endpoint == WEFT_CHAT;
 }
 
 enum { TOKEN_TEXT = 4 * 256 + 16 };
 
 /* A token's text for humans: as it is where it is whole characters, else by its bytes. */
-static const char *token_text(const weft_answer *a, int32_t token, char out[TOKEN_TEXT]) {
+static const char *token_text(const weft_job *j, int32_t token, char out[TOKEN_TEXT]) {
     int32_t bytes = 0;
-    const char *text = weft_tokenizer_token(a->tokenizer, token, &bytes);
+    const char *text = weft_tokenizer_token(j->tokenizer, token, &bytes);
     json_t *whole = text ? json_stringn(text, (size_t)bytes) : NULL;
     bool plain = whole && bytes < TOKEN_TEXT && !memchr(text, 0, (size_t)bytes);
     json_decref(whole);
@@ -144,60 +108,60 @@ static const char *token_text(const weft_answer *a, int32_t token, char out[TOKE
     return out;
 }
 
-static json_t *chat_token(const weft_answer *a, int32_t token, float logprob) {
+static json_t *chat_token(const weft_job *j, int32_t token, float logprob) {
     char text[TOKEN_TEXT];
     int32_t bytes = 0;
-    const char *raw = weft_tokenizer_token(a->tokenizer, token, &bytes);
+    const char *raw = weft_tokenizer_token(j->tokenizer, token, &bytes);
     WEFT_JSON_LIST(list, i, raw ? bytes : 0, json_integer((unsigned char)raw[i]));
-    return json_pack("{s:s, s:o, s:o}", "token", token_text(a, token, text), "logprob",
+    return json_pack("{s:s, s:o, s:o}", "token", token_text(j, token, text), "logprob",
                      weft_json_number((double)logprob), "bytes", list);
 }
 
-static json_t *chat_logprobs(const weft_answer *a, const weft_choice *c, int64_t from) {
+static json_t *chat_logprobs(const weft_job *j, const weft_choice *c, int64_t from) {
     json_t *content = json_array();
     for (int64_t i = from; i < c->n_tokens; i++) {
         const weft_sampled *t = c->tokens + i;
-        json_t *entry = chat_token(a, t->token, t->logprob);
-        WEFT_JSON_LIST(top, k, t->n_top, chat_token(a, t->top[k], t->top_logprob[k]));
+        json_t *entry = chat_token(j, t->token, t->logprob);
+        WEFT_JSON_LIST(top, k, t->n_top, chat_token(j, t->top[k], t->top_logprob[k]));
         json_object_set_new(entry, "top_logprobs", top);
         json_array_append_new(content, entry);
     }
     return json_pack("{s:o, s:n}", "content", content, "refusal");
 }
 
-static int64_t count_characters(const weft_answer *a, int32_t token) {
+static int64_t count_characters(const weft_job *j, int32_t token) {
     int32_t bytes = 0;
-    const char *raw = weft_tokenizer_token(a->tokenizer, token, &bytes);
+    const char *raw = weft_tokenizer_token(j->tokenizer, token, &bytes);
     return raw ? weft_utf8_count(raw, (size_t)bytes) : 0;
 }
 
 /* Where the tokens of an echoed prompt begin, so that they end where its text does: below 0 where the
  * tokenizer put something before it. */
-static int64_t find_offset(const weft_answer *a, const weft_choice *c) {
-    const weft_request_prompt *given = a->job->request.prompts + c->prompt;
+static int64_t find_offset(const weft_job *j, const weft_choice *c) {
+    const weft_request_prompt *given = j->request.prompts + c->prompt;
     int64_t offset = given->text ? weft_utf8_count(given->text, given->bytes) : 0;
     for (int64_t i = 0; given->text && i < c->n_told; i++)
-        offset -= count_characters(a, c->tokens[i].token);
+        offset -= count_characters(j, c->tokens[i].token);
     return offset;
 }
 
 /* The older shape: lists side by side. *offset: characters before these tokens. */
-static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t from,
+static json_t *text_logprobs(const weft_job *j, const weft_choice *c, int64_t from,
                              int64_t *offset) {
     char text[TOKEN_TEXT];
-    bool wanted = a->job->request.sampling.top_logprobs > 0;
+    bool wanted = j->request.sampling.top_logprobs > 0;
     json_t *tokens = json_array(), *values = json_array(), *offsets = json_array();
     json_t *tops = wanted ? json_array() : NULL;
-    json_t *ids = wanted && a->job->request.token_ids ? json_array() : NULL;
+    json_t *ids = wanted && j->request.token_ids ? json_array() : NULL;
     for (int64_t i = from; i < c->n_tokens; i++) {
         const weft_sampled *t = c->tokens + i;
-        json_array_append_new(tokens, json_string(token_text(a, t->token, text)));
+        json_array_append_new(tokens, json_string(token_text(j, t->token, text)));
         json_array_append_new(values, weft_json_number((double)t->logprob));
         json_array_append_new(offsets, json_integer(*offset > 0 ? *offset : 0));
-        *offset += count_characters(a, t->token);
+        *offset += count_characters(j, t->token);
         json_t *top = json_object(), *top_ids = json_object();
         for (int k = 0; k < t->n_top; k++) {
-            const char *name = token_text(a, t->top[k], text);
+            const char *name = token_text(j, t->top[k], text);
             json_object_set_new(top, name, weft_json_number((double)t->top_logprob[k]));
             json_object_set_new(top_ids, name, json_integer(t->top[k]));
         }
@@ -227,20 +191,20 @@ static json_t *usage(const weft_job *j) {
                      shared);
 }
 
-static json_t *head(const weft_answer *a, const char *object) {
-    return json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", a->id, "object", object, "created",
-                     (json_int_t)a->created, "model", a->model, "seed",
-                     (json_int_t)a->job->request.sampling.seed);
+static json_t *head(const weft_job *j, const char *object) {
+    return json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", j->id, "object", object, "created",
+                     (json_int_t)j->created, "model", j->model, "seed",
+                     (json_int_t)j->request.sampling.seed);
 }
 
 /* The prompt's text, for echo. */
-static void put_prompt(const weft_answer *a, const weft_choice *c, FILE *to) {
-    const weft_request_prompt *p = a->job->request.prompts + c->prompt;
+static void put_prompt(const weft_job *j, const weft_choice *c, FILE *to) {
+    const weft_request_prompt *p = j->request.prompts + c->prompt;
     weft_stream *stream;
     size_t bytes;
     bool stopped;
     if (p->text) fwrite(p->text, 1, p->bytes, to);
-    if (p->text || weft_stream_open(a->tokenizer, NULL, 0, &stream) != WEFT_OK) return;
+    if (p->text || weft_stream_open(j->tokenizer, NULL, 0, &stream) != WEFT_OK) return;
     weft_status status = WEFT_OK;
     for (int64_t i = 0; status == WEFT_OK && i < p->n_tokens; i++)
         status = weft_stream_put(stream, p->tokens[i], &stopped);
@@ -251,43 +215,39 @@ static void put_prompt(const weft_answer *a, const weft_choice *c, FILE *to) {
 }
 
 /* What was not sent yet of a choice's text. */
-static json_t *new_text(const weft_answer *a, const weft_choice *c, const progress *p) {
+static json_t *new_text(const weft_job *j, const weft_choice *c) {
     char *both = NULL;
     size_t bytes = 0;
     const char *made = weft_stream_text(c->stream, &bytes);
-    if (!a->job->request.echo || p->begun)
-        return json_stringn(made + p->bytes, c->bytes - p->bytes);
+    if (!j->request.echo || c->sent.begun)
+        return json_stringn(made + c->sent.bytes, c->bytes - c->sent.bytes);
     FILE *to = open_memstream(&both, &bytes);
     if (!to) return NULL;
-    put_prompt(a, c, to);
+    put_prompt(j, c, to);
     if (c->bytes) fwrite(made, 1, c->bytes, to);
     json_t *text = fclose(to) == 0 ? json_stringn(both, bytes) : NULL;
     free(both);
     return text;
 }
 
-static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool event) {
-    const weft_choice *c = a->job->choices + i;
-    const weft_request *r = &a->job->request;
-    json_t *logprobs = json_null(), *text = new_text(a, c, p), *object;
-    if (!p->begun && r->sampling.prompt_logprobs) p->offset = find_offset(a, c);
-    if (r->logprobs && is_chat(a))
-        logprobs = chat_logprobs(a, c, p->tokens);
+static json_t *choice_json(const weft_job *j, int64_t i, bool event) {
+    weft_choice *c = j->choices + i;
+    weft_sent *p = &c->sent;
+    const weft_request *r = &j->request;
+    json_t *logprobs = json_null(), *text = new_text(j, c), *object;
+    if (!p->begun && r->sampling.prompt_logprobs) p->offset = find_offset(j, c);
+    if (r->logprobs && is_chat(j))
+        logprobs = chat_logprobs(j, c, p->tokens);
     else if (r->logprobs)
-        logprobs = text_logprobs(a, c, p->tokens, &p->offset);
+        logprobs = text_logprobs(j, c, p->tokens, &p->offset);
     json_t *finish = c->finish ? json_string(c->finish) : json_null();
-    if (!is_chat(a))
-        object = json_pack("{s:I, s:o, s:o, s:o}", "index", (json_int_t)i, "text", text, "logprobs",
-                           logprobs, "finish_reason", finish);
-    else if (!event)
-        object = json_pack("{s:I, s:{s:s, s:o, s:n}, s:o, s:o}", "index", (json_int_t)i, "message",
-                           "role", "assistant", "content", text, "refusal", "logprobs", logprobs,
-                           "finish_reason", finish);
-    else
-        object = json_pack("{s:I, s:{s:o}, s:o, s:o}", "index", (json_int_t)i, "delta", "content",
-                           text, "logprobs", logprobs, "finish_reason", finish);
-    if (event && is_chat(a) && !p->begun)
-        json_object_set_new(json_object_get(object, "delta"), "role", json_string("assistant"));
+    const char *form = !is_chat(j) ? "text" : event ? "delta" : "message";
+    if (is_chat(j) && !event)
+        text = json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", text, "refusal");
+    else if (is_chat(j))
+        text = weft_json_make("content:o role:s*", text, p->begun ? NULL : "assistant");
+    object = json_pack("{s:I, s:o, s:o, s:o}", "index", (json_int_t)i, form, text, "logprobs",
+                       logprobs, "finish_reason", finish);
     if (!r->token_ids) return object;
     const weft_request_prompt *prompt = r->prompts + c->prompt;
     int64_t from = p->tokens > c->n_told ? p->tokens : c->n_told;
@@ -299,60 +259,56 @@ static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool ev
     return object;
 }
 
-char *weft_answer_whole(const weft_answer *a) {
-    json_t *object = head(a, is_chat(a) ? "chat.completion" : "text_completion");
+char *weft_answer_whole(const weft_job *j) {
+    json_t *object = head(j, is_chat(j) ? "chat.completion" : "text_completion");
     json_t *list = json_array();
-    for (int64_t i = 0; i < a->job->n_choices; i++) {
-        progress none = {0};
-        json_array_append_new(list, choice_json(a, i, &none, false));
-    }
+    for (int64_t i = 0; i < j->n_choices; i++)
+        json_array_append_new(list, choice_json(j, i, false));
     json_object_set_new(object, "choices", list);
-    json_object_set_new(object, "usage", usage(a->job));
+    json_object_set_new(object, "usage", usage(j));
     return weft_json_line(object);
 }
 
 /* One event; `choice` is taken, NULL: none. */
-static void put_event(const weft_answer *a, FILE *to, json_t *choice, json_t *used) {
-    json_t *object = head(a, is_chat(a) ? "chat.completion.chunk" : "text_completion");
+static void put_event(const weft_job *j, FILE *to, json_t *choice, json_t *used) {
+    json_t *object = head(j, is_chat(j) ? "chat.completion.chunk" : "text_completion");
     json_t *list = json_array();
     if (choice) json_array_append_new(list, choice);
     json_object_set_new(object, "choices", list);
-    if (a->job->request.include_usage) json_object_set_new(object, "usage", used);
+    if (j->request.include_usage) json_object_set_new(object, "usage", used);
     WEFT_AUTO_FREE char *text = weft_json_line(object);
     fprintf(to, "data: %s\n\n", text ? text : "{}");
 }
 
-char *weft_answer_events(weft_answer *a, bool *ended) {
-    const weft_job *j = a->job;
+char *weft_answer_events(weft_job *j) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *to = open_memstream(&text, &bytes);
     if (!to) return NULL;
     for (int64_t i = 0; i < j->n_choices; i++) {
-        const weft_choice *c = j->choices + i;
-        progress *p = a->sent + i;
+        weft_choice *c = j->choices + i;
+        weft_sent *p = &c->sent;
         bool more = c->bytes > p->bytes || (j->keeps_tokens && c->n_tokens > p->tokens) ||
                     (c->finish && !p->ended);
         /* A prompt that is told is told whole. */
         bool told = !j->request.sampling.prompt_logprobs ||
                     c->n_told == j->request.prompts[c->prompt].n_tokens;
         if (!more || !told) continue;
-        put_event(a, to, choice_json(a, i, p, true), json_null());
+        put_event(j, to, choice_json(j, i, true), json_null());
         p->bytes = c->bytes;
         p->tokens = c->n_tokens;
         p->begun = true;
         p->ended = c->finish != NULL;
     }
-    if (j->finished && !a->ended) {
-        a->ended = true;
+    if (j->finished && !j->ended) {
+        j->ended = true;
         if (j->failure.status) {
             WEFT_AUTO_FREE char *error = weft_refusal_json(&j->failure);
             fprintf(to, "data: %s\n\n", error ? error : "{\"error\":{}}");
         } else {
-            if (j->request.include_usage) put_event(a, to, NULL, usage(j));
+            if (j->request.include_usage) put_event(j, to, NULL, usage(j));
             fputs("data: [DONE]\n\n", to);
         }
     }
-    *ended = a->ended;
     return weft_memory_end(to, &text);
 }

@@ -68,8 +68,9 @@ static void head(FILE *to, const char *name, const char *type, const char *help)
     fprintf(to, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void one(FILE *to, const char *name, const char *type, const char *help, int64_t value) {
-    head(to, name, type, help);
+/* A name that ends on _total is a counter's. */
+static void one(FILE *to, const char *name, const char *help, int64_t value) {
+    head(to, name, strstr(name, "_total") ? "counter" : "gauge", help);
     fprintf(to, "%s %lld\n", name, (long long)value);
 }
 
@@ -97,6 +98,7 @@ static int64_t resident_bytes(void) {
 char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics_now *now) {
     char *text = NULL;
     size_t bytes = 0;
+    const weft_generator_stats *g = &now->generator;
     FILE *to = open_memstream(&text, &bytes);
     if (!to) return NULL;
     /* Backslash, quote and line end are escaped in a label. */
@@ -123,29 +125,23 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
     print_histogram(to, "weft_first_token_seconds",
                     "Seconds from a request's arrival to its first token.", &m->first_token);
     pthread_mutex_unlock(&m->lock);
-    one(to, "weft_prompt_tokens_total", "counter", "Tokens of prompts that were computed.",
-        now->generator.prompt_tokens);
-    one(to, "weft_shared_tokens_total", "counter",
-        "Tokens of prompts that were found in pages of others.", now->generator.shared_tokens);
-    one(to, "weft_generated_tokens_total", "counter", "Tokens that were made.",
-        now->generator.sampled_tokens);
-    one(to, "weft_drafted_tokens_total", "counter", "Tokens that were drafted and checked.",
-        now->generator.drafted_tokens);
-    one(to, "weft_accepted_tokens_total", "counter", "Drafted tokens that were right.",
-        now->generator.accepted_tokens);
-    one(to, "weft_set_back_total", "counter",
-        "Times that a sequence gave its pages back, to be computed again.",
-        now->generator.set_back);
-    one(to, "weft_sequences_running", "gauge", "Sequences that are being made.",
-        now->generator.running);
-    one(to, "weft_cache_pages", "gauge", "Pages of the cache.", now->generator.pages);
-    one(to, "weft_cache_pages_used", "gauge", "Pages that sequences hold.",
-        now->generator.pages_used);
-    one(to, "weft_cache_pages_kept", "gauge", "Pages that are kept for others that begin alike.",
-        now->generator.pages_kept);
-    one(to, "weft_cache_bytes", "gauge", "Bytes of the cache.", now->generator.cache_bytes);
-    one(to, "weft_sequences_waiting", "gauge", "Sequences that wait for a place.", now->queued);
-    one(to, "weft_connections", "gauge", "Open connections.", now->connections);
-    one(to, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());
+    one(to, "weft_prompt_tokens_total", "Tokens of prompts that were computed.", g->prompt_tokens);
+    one(to, "weft_shared_tokens_total", "Tokens of prompts that were found in pages of others.",
+        g->shared_tokens);
+    one(to, "weft_generated_tokens_total", "Tokens that were made.", g->sampled_tokens);
+    one(to, "weft_drafted_tokens_total", "Tokens that were drafted and checked.",
+        g->drafted_tokens);
+    one(to, "weft_accepted_tokens_total", "Drafted tokens that were right.", g->accepted_tokens);
+    one(to, "weft_set_back_total",
+        "Times that a sequence gave its pages back, to be computed again.", g->set_back);
+    one(to, "weft_sequences_running", "Sequences that are being made.", g->running);
+    one(to, "weft_cache_pages", "Pages of the cache.", g->pages);
+    one(to, "weft_cache_pages_used", "Pages that sequences hold.", g->pages_used);
+    one(to, "weft_cache_pages_kept", "Pages that are kept for others that begin alike.",
+        g->pages_kept);
+    one(to, "weft_cache_bytes", "Bytes of the cache.", g->cache_bytes);
+    one(to, "weft_sequences_waiting", "Sequences that wait for a place.", now->queued);
+    one(to, "weft_connections", "Open connections.", now->connections);
+    one(to, "process_resident_memory_bytes", "Resident memory.", resident_bytes());
     return weft_memory_end(to, &text);
 }

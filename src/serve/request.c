@@ -93,7 +93,7 @@ static const struct {
 enum { MEMBERS = sizeof members / sizeof members[0] };
 
 typedef struct {
-    const weft_request_limits *limits;
+    int64_t texts; /* the most */
     weft_request *r;
     weft_refusal *why;
 } reading;
@@ -214,11 +214,11 @@ static bool read_prompts(const reading *in) {
     bool list = json_is_array(value) && !json_is_integer(json_array_get(value, 0));
     size_t count = list ? json_array_size(value) : 1;
     if (count == 0) return WRONG(in, "prompt", "a list without prompts");
-    if ((int64_t)count > in->limits->texts / r->n)
+    if ((int64_t)count > in->texts / r->n)
         return WRONG(in, "prompt",
                      "%lld prompts with n = %lld are more texts than the %lld that one "
                      "request may ask for; send several requests",
-                     (long long)count, (long long)r->n, (long long)in->limits->texts);
+                     (long long)count, (long long)r->n, (long long)in->texts);
     r->prompts = calloc(count, sizeof *r->prompts);
     if (!r->prompts) return no_memory(in);
     r->n_prompts = (int64_t)count;
@@ -373,14 +373,14 @@ static bool read_rest(const reading *in) {
 static bool read_all(const reading *in) {
     weft_request *r = in->r;
     r->n = 1;
-    int64_t most = in->limits->texts < WEFT_REQUEST_N ? in->limits->texts : WEFT_REQUEST_N;
+    int64_t most = in->texts < WEFT_REQUEST_N ? in->texts : WEFT_REQUEST_N;
     return read_number(in, "n", 1, (double)most, &r->n, NULL) && check_members(in) &&
            read_sampling(in) && read_logprobs(in) && read_stops(in) && read_stream(in) &&
            read_rest(in) && (r->endpoint == WEFT_CHAT ? read_messages(in) : read_prompts(in));
 }
 
-bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,
-                        const weft_request_limits *limits, weft_request *out, weft_refusal *why) {
+bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint, int64_t texts,
+                        weft_request *out, weft_refusal *why) {
     json_error_t error;
     *out = (weft_request){.endpoint = endpoint};
     *why = (weft_refusal){0};
@@ -390,7 +390,7 @@ bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,
         return weft_refuse(why, 400, "invalid_json", NULL,
                            "the body is not JSON: line %d, column %d: %s", error.line, error.column,
                            error.text);
-    reading in = {limits, out, why};
+    reading in = {texts, out, why};
     bool good = json_is_object(out->root)
                     ? read_all(&in)
                     : weft_refuse(why, 400, "invalid_json", NULL,

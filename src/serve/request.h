@@ -72,13 +72,9 @@ typedef struct {
     json_t *root;             /* holds the texts */
 } weft_request;
 
-typedef struct {
-    int64_t texts; /* prompts times n */
-} weft_request_limits;
-
-/* False: *why says what is wrong, and nothing is to be freed. */
-bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,
-                        const weft_request_limits *limits, weft_request *out, weft_refusal *why);
+/* `texts`: the most of them, prompts times n. False: *why says what is wrong, and nothing is to be freed. */
+bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint, int64_t texts,
+                        weft_request *out, weft_refusal *why);
 void weft_request_free(weft_request *r);
 
 /* From a conversation to a prompt: CONFIG_CHAT_TEMPLATE.

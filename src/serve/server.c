@@ -64,10 +64,8 @@ typedef struct {
     int retry_after;
     const struct served *model; /* the job's */
     weft_job *job;
-    weft_answer *answer;
     char *events; /* to be sent */
     size_t event_bytes, event_at;
-    bool ended;
 } exchange;
 
 static const char json_media[] = "application/json";
@@ -290,10 +288,9 @@ static bool start_job(exchange *x) {
     weft_server *s = x->server;
     const weft_server_options *o = &s->options;
     weft_request request;
-    weft_request_limits limits = {.texts = o->sequences + o->queue};
     weft_endpoint endpoint = x->path == WEFT_PATH_CHAT ? WEFT_CHAT : WEFT_COMPLETIONS;
-    if (!weft_request_parse(x->body ? x->body : "", x->bytes, endpoint, &limits, &request,
-                            &x->refusal))
+    if (!weft_request_parse(x->body ? x->body : "", x->bytes, endpoint, o->sequences + o->queue,
+                            &request, &x->refusal))
         return false;
     free(x->body);
     x->body = NULL;
@@ -307,14 +304,12 @@ static bool start_job(exchange *x) {
     uint64_t drawn = 0;
     if (!request.has_seed && getrandom(&drawn, sizeof drawn, 0) == sizeof drawn)
         request.sampling.seed = drawn >> 11; /* as large as a seed may be in JSON */
-    x->job = weft_job_create(&request);
+    x->job = weft_job_create(&request, x->model->is.tokenizer, x->model->is.name);
     if (!x->job) return refuse_memory(x);
     x->job->submitted = x->start;
     x->job->wake = wake;
     x->job->context = x->mhd;
     if (!encode_prompts(x) || !weft_job_check(x->job, &x->refusal)) return false;
-    x->answer = weft_answer_open(x->job, x->model->is.tokenizer, x->model->is.name);
-    if (!x->answer) return refuse_memory(x);
     if (!weft_worker_submit(x->model->worker, x->job, &x->refusal, &x->retry_after)) return false;
     weft_connection_watch(s->connections, x->connection, x->job);
     return true;
@@ -329,9 +324,9 @@ static ssize_t read_events(void *context, uint64_t position, char *to, size_t mo
         free(x->events);
         x->events = NULL;
         x->event_at = x->event_bytes = 0;
-        if (x->ended) return MHD_CONTENT_READER_END_OF_STREAM;
+        if (j->ended) return MHD_CONTENT_READER_END_OF_STREAM;
         pthread_mutex_lock(&j->lock);
-        x->events = atomic_load(&j->cancelled) ? NULL : weft_answer_events(x->answer, &x->ended);
+        x->events = atomic_load(&j->cancelled) ? NULL : weft_answer_events(j);
         x->event_bytes = x->events ? strlen(x->events) : 0;
         bool waits = x->events && !x->event_bytes;
         if (waits) {
@@ -379,7 +374,7 @@ static enum MHD_Result answer_job(exchange *x) {
     if (gone && !why.status) weft_refuse(&why, 499, NULL, NULL, "the client went away");
     if (why.status && (!j->request.stream || made == 0)) return send_refusal(x, &why);
     if (j->request.stream) return send_events(x);
-    return send_text(x, 200, json_media, weft_answer_whole(x->answer), false);
+    return send_text(x, 200, json_media, weft_answer_whole(j), false);
 }
 
 static enum MHD_Result begin(exchange *x, const char *url) {
@@ -434,22 +429,12 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
     *out = NULL;
     bool whole = how == MHD_REQUEST_TERMINATED_COMPLETED_OK;
     double seconds = weft_clock() - x->start;
-    if (x->job) weft_worker_cancel(x->model->worker, x->job); /* one that is finished stays so */
+    if (x->job) atomic_store(&x->job->cancelled, true); /* one that is finished stays so */
     if (x->connection) weft_connection_end(s->connections, x->connection);
     weft_server_metrics_request(s->metrics, x->path, whole ? x->status : 499, seconds);
     weft_log(WEFT_LOG_DEBUG, "serve: %d after %.3f s", whole ? x->status : 499, seconds);
-    weft_answer_close(x->answer);
     weft_job_release(x->job);
     WEFT_FREE(x->events, x->body, x);
-}
-
-/* Of a client that has gone: its job is given up. */
-static void give_up(void *server, weft_job *j) {
-    weft_server *s = server;
-    for (int i = 0; i < s->n_models; i++) /* the one that has it, and the other looks around once */
-        weft_worker_cancel(s->models[i].worker, j);
-    WEFT_LOCK(&j->lock);
-    weft_job_wake(j);
 }
 
 static weft_status start_daemon(weft_server *s) {
@@ -497,7 +482,7 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
     WEFT_TRY(weft_server_metrics_create(&s->metrics));
     for (int i = 0; i < n; i++)
         WEFT_TRY(open_model(s, models + i));
-    WEFT_TRY(weft_connections_open(o->request_seconds, give_up, s, &s->connections));
+    WEFT_TRY(weft_connections_open(o->request_seconds, &s->connections));
     WEFT_TRY(start_daemon(s));
     return weft_hand(&s, out);
 }

@@ -22,10 +22,10 @@ struct weft_worker {
     weft_job *jobs; /* the thread's own: all that it works on */
 
     pthread_mutex_t lock;
-    pthread_cond_t news, begun;
+    pthread_cond_t news;
     weft_job *incoming, **incoming_end;
     int64_t sequences; /* of all jobs that are not finished */
-    bool ready, stopping, nudged;
+    bool stopping;
     weft_generator_stats stats;
 };
 
@@ -67,6 +67,7 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
     return WEFT_OK;
 }
 
+/* Ends a job, with the failure if there is one (NULL: none), and wakes who waits. */
 static void drop_job(weft_worker *w, weft_job *j, const weft_refusal *failure) {
     for (int64_t i = 0; i < j->n_choices; i++)
         end_choice(w, j->choices + i);
@@ -74,7 +75,11 @@ static void drop_job(weft_worker *w, weft_job *j, const weft_refusal *failure) {
     w->sequences -= j->n_choices;
     weft_generator_count(w->generator, &w->stats);
     pthread_mutex_unlock(&w->lock);
-    weft_job_finish(j, failure);
+    pthread_mutex_lock(&j->lock);
+    j->finished = true;
+    if (failure) j->failure = *failure;
+    weft_job_wake(j);
+    pthread_mutex_unlock(&j->lock);
     weft_job_release(j);
 }
 
@@ -169,14 +174,11 @@ static void *run(void *context) {
     do {
         pthread_mutex_lock(&w->lock);
         weft_generator_count(w->generator, &w->stats);
-        w->ready = true;
-        pthread_cond_signal(&w->begun);
-        while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
+        while (!w->incoming && !w->stopping && !w->jobs)
             pthread_cond_wait(&w->news, &w->lock);
         incoming = w->incoming;
         w->incoming = NULL;
         w->incoming_end = &w->incoming;
-        w->nudged = false;
         goes_on = !w->stopping;
         pthread_mutex_unlock(&w->lock);
         while (incoming) {
@@ -198,7 +200,6 @@ static void *run(void *context) {
 }
 
 static void free_worker(weft_worker *w) {
-    pthread_cond_destroy(&w->begun);
     pthread_cond_destroy(&w->news);
     pthread_mutex_destroy(&w->lock);
     free(w);
@@ -217,16 +218,12 @@ weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
     w->incoming_end = &w->incoming;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->news, NULL);
-    pthread_cond_init(&w->begun, NULL);
+    weft_generator_count(g, &w->stats);
     int error = pthread_create(&w->thread, NULL, run, w);
     if (error) {
         free_worker(w);
         return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
     }
-    pthread_mutex_lock(&w->lock);
-    while (!w->ready)
-        pthread_cond_wait(&w->begun, &w->lock);
-    pthread_mutex_unlock(&w->lock);
     *out = w;
     return WEFT_OK;
 }
@@ -270,13 +267,6 @@ bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *ret
     *retry_after = all < 1 ? 1 : all > RETRY_MOST ? RETRY_MOST : (int)all;
     return weft_refuse(why, 429, "rate_limit_exceeded", NULL,
                        "the queue is full; send the request again in %d s", *retry_after);
-}
-
-void weft_worker_cancel(weft_worker *w, weft_job *j) {
-    atomic_store(&j->cancelled, true);
-    WEFT_LOCK(&w->lock);
-    w->nudged = true;
-    pthread_cond_signal(&w->news);
 }
 
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued) {

@@ -18,6 +18,13 @@
  *
  * What is under the lock is said below; the rest is written before the worker sees the job and only
  * read afterwards, or the worker's alone. */
+/* How far a choice was sent. */
+typedef struct {
+    size_t bytes;
+    int64_t tokens, offset;
+    bool begun, ended;
+} weft_sent;
+
 typedef struct {
     int64_t prompt; /* the number of its prompt */
     /* The worker's alone. */
@@ -31,16 +38,21 @@ typedef struct {
     int64_t made;                          /* tokens */
     int64_t shared;                        /* tokens of its prompt that were not computed again */
     const char *finish;                    /* "stop" or "length"; NULL: it goes on */
+    weft_sent sent;
 } weft_choice;
 
 typedef struct weft_job weft_job;
 struct weft_job {
     weft_request request;
+    const weft_tokenizer *tokenizer;
+    const char *model;
+    char id[48];
+    int64_t created;
     weft_choice *choices; /* n of the first prompt, n of the second, ... */
     int64_t n_choices;
     bool keeps_tokens;
-    double submitted; /* on weft_clock */
-    atomic_bool cancelled;
+    double submitted;      /* on weft_clock */
+    atomic_bool cancelled; /* given up; its pages are free after the step that runs */
     atomic_int owners;
     /* Called with the lock held when there is something new and somebody waits for it. */
     void (*wake)(void *context);
@@ -49,13 +61,15 @@ struct weft_job {
     pthread_mutex_t lock;
     bool waiting;         /* somebody does */
     bool finished;        /* nothing more comes */
+    bool ended;           /* and its last event was made */
     weft_refusal failure; /* why it finished without all its text; status 0: it did not */
 
     weft_job *next; /* the worker's: in its list */
 };
 
-/* A job for a request, which it takes over, whatever comes back. NULL: no memory. */
-weft_job *weft_job_create(weft_request *request);
+/* A job for a request, which it takes over, whatever comes back. `model`, its name, and the tokenizer must outlive
+ * the answer. NULL: no memory. */
+weft_job *weft_job_create(weft_request *request, const weft_tokenizer *t, const char *model);
 /* With its prompts' tokens: an answer that tells of their tokens is as large as they are, for each text and alternative, so
  * it has so many numbers at most. False: *why says so. */
 enum { WEFT_JOB_TOLD = 1 << 20 };
@@ -63,9 +77,8 @@ bool weft_job_check(const weft_job *j, weft_refusal *why);
 void weft_job_hold(weft_job *j);
 void weft_job_release(weft_job *j);
 
-/* Marks it as finished, with the failure if there is one (NULL: none), and wakes who waits. A job
- * that is finished already stays as it is. */
-void weft_job_finish(weft_job *j, const weft_refusal *failure);
+/* Of a client that has gone: nobody waits for the job any more, and whoever holds its connection is woken. */
+void weft_job_give_up(weft_job *j);
 /* Wakes who waits; with the lock held. */
 void weft_job_wake(weft_job *j);
 
@@ -74,19 +87,13 @@ void weft_job_wake(weft_job *j);
  * Whole it is one object. As events it is one object for each piece of text of each choice, then one
  * that says why the choice ended; then, where the request wants it, one with the usage; then
  * `data: [DONE]`. */
-typedef struct weft_answer weft_answer;
-
-/* `model` and the tokenizer must outlive it. The job is held. NULL: no memory. */
-weft_answer *weft_answer_open(weft_job *j, const weft_tokenizer *t, const char *model);
-void weft_answer_close(weft_answer *a);
 
 /* Of a job that is finished and did not fail. malloc'd; NULL: no memory. */
-char *weft_answer_whole(const weft_answer *a);
+char *weft_answer_whole(const weft_job *j);
 
-/* Events for what came since the last call, malloc'd and perhaps empty; NULL: no memory. *ended: the
- * last ones are among them. Of a job that failed they end with an error in place of [DONE]. With the
+/* Events for what came since the last call, malloc'd and perhaps empty; NULL: no memory. Of a job that failed they end with an error in place of [DONE]. With the
  * job's lock held. */
-char *weft_answer_events(weft_answer *a, bool *ended);
+char *weft_answer_events(weft_job *j);
 
 /* What the server counts, in the text format of Prometheus. Any thread may count. */
 
@@ -137,7 +144,7 @@ typedef struct {
     double seconds;    /* a job may take, from its arrival on */
 } weft_worker_limits;
 
-/* Returns when the thread waits for jobs, and weft_worker_count tells what the generator has. */
+/* From then on weft_worker_count tells what the generator has. */
 weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
                              const weft_worker_limits *limits, weft_server_metrics *metrics,
                              weft_worker **out);
@@ -150,8 +157,6 @@ void weft_worker_close(weft_worker *w);
 /* Adds a job and holds it until it is finished. False: it was refused, *why says why and
  * *retry_after (where the queue is full) in how many seconds to come again. */
 bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *retry_after);
-/* Ends a job that nobody waits for any more; its pages are free after the step that runs. */
-void weft_worker_cancel(weft_worker *w, weft_job *j);
 
 /* Adds what it counts, as of the last step. */
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued);

@@ -408,8 +408,7 @@ static weft_status start_daemon(live *w) {
     int listening;
     bool six = false;
     double seconds = w->options.request_seconds;
-    WEFT_TRY(weft_connections_open(seconds > 0 ? seconds : REQUEST_SECONDS, NULL, NULL,
-                                   &w->connections));
+    WEFT_TRY(weft_connections_open(seconds > 0 ? seconds : REQUEST_SECONDS, &w->connections));
     WEFT_TRY(weft_http_listen(w->options.host, w->options.port, &listening, &six));
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
                      MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);

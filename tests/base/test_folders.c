@@ -2,7 +2,6 @@
 #include "base/folders.h"
 #include "support/command.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,12 +13,6 @@
 #include <cmocka.h>
 
 static int root;
-
-/* In the C library's place: there may be no memory for a stream. */
-static bool no_streams;
-FILE *fdopen(int descriptor, const char *mode) {
-    return no_streams ? NULL : ((__typeof__(&fdopen))dlsym(RTLD_NEXT, "fdopen"))(descriptor, mode);
-}
 
 /* How many descriptors are open, of the first hundred. */
 static int count_open(void) {
@@ -34,7 +27,6 @@ static void expect(const char *path, weft_status status, const char *word) {
     struct stat is;
     char *text;
     size_t bytes;
-    FILE *stream;
     int before = count_open();
     alarm(60 * (unsigned)command_patience()); /* a pipe is not waited for */
     assert_int_equal(weft_below_file(root, path, &file), status);
@@ -42,7 +34,6 @@ static void expect(const char *path, weft_status status, const char *word) {
         if (!strstr(weft_error_message(), word))
             fail_msg("'%s' does not say '%s'", weft_error_message(), word);
         assert_int_equal(file, -1);
-        assert_int_equal(weft_below_stream(root, path, &stream), status);
         assert_int_equal(weft_below_read(root, path, 100, &text, &bytes), status);
         assert_null(text);
         assert_false(weft_below_look(root, path, &is));
@@ -57,13 +48,6 @@ static void expect(const char *path, weft_status status, const char *word) {
     free(text);
     assert_int_equal(weft_below_read(root, path, 3, &text, &bytes), WEFT_EINPUT);
     assert_int_not_equal(weft_below_folder(root, path, &folder), WEFT_OK);
-    assert_int_equal(weft_below_stream(root, path, &stream), WEFT_OK);
-    assert_int_equal(fgetc(stream), 't');
-    fclose(stream);
-    no_streams = true;
-    assert_int_equal(weft_below_stream(root, path, &stream), WEFT_ENOMEM);
-    no_streams = false;
-    assert_null(stream);
     assert_int_equal(count_open(), before);
     alarm(0);
 }

@@ -14,7 +14,7 @@ static weft_tokenizer *train(const char *const *texts, int64_t vocab, int64_t le
     assert_int_equal(weft_bpe_trainer_open(&b), WEFT_OK);
     for (; *texts; texts++)
         assert_int_equal(weft_bpe_trainer_add(b, *texts, strlen(*texts)), WEFT_OK);
-    if (weft_bpe_trainer_run(b, vocab, least, NULL, NULL, &t) != WEFT_OK)
+    if (weft_bpe_trainer_run(b, vocab, least, NULL, &t) != WEFT_OK)
         fail_msg("%s", weft_error_message());
     weft_bpe_trainer_close(b);
     return t;
@@ -136,9 +136,9 @@ TEST(test_sizes_are_checked) {
     weft_bpe_trainer *b;
     weft_tokenizer *t;
     assert_int_equal(weft_bpe_trainer_open(&b), WEFT_OK);
-    assert_int_equal(weft_bpe_trainer_run(b, 256, 2, NULL, NULL, &t), WEFT_EINPUT);
+    assert_int_equal(weft_bpe_trainer_run(b, 256, 2, NULL, &t), WEFT_EINPUT);
     assert_null(t);
-    assert_int_equal(weft_bpe_trainer_run(b, 257, 2, NULL, NULL, &t), WEFT_OK);
+    assert_int_equal(weft_bpe_trainer_run(b, 257, 2, NULL, &t), WEFT_OK);
     assert_int_equal(weft_tokenizer_vocab(t), 257);
     weft_tokenizer_close(t);
     weft_bpe_trainer_close(b);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const weft_request_limits limits = {.texts = 16};
+enum { TEXTS = 16 };
 
 static void check_prompts(const weft_request *r) {
     for (int64_t i = 0; i < r->n_prompts; i++) {
@@ -26,7 +26,7 @@ static void check_prompts(const weft_request *r) {
 static void check_request(const weft_request *r) {
     bool chat = r->endpoint == WEFT_CHAT;
     FUZZ_PROMISE(chat ? r->n_messages > 0 : r->n_prompts > 0, "a request has a prompt");
-    FUZZ_PROMISE(r->n >= 1 && (chat ? r->n : r->n * r->n_prompts) <= limits.texts,
+    FUZZ_PROMISE(r->n >= 1 && (chat ? r->n : r->n * r->n_prompts) <= TEXTS,
                  "there are no more texts than the server allows");
     FUZZ_PROMISE(weft_sampling_check(&r->sampling) == WEFT_OK, "what is drawn by is in its range");
     FUZZ_PROMISE(r->sampling.max_tokens <= WEFT_REQUEST_TOKENS,
@@ -70,7 +70,7 @@ bool fuzz_request(const uint8_t *data, size_t size) {
     char *template = fuzz_text(fuzz_until_zero(&in));
     weft_request r;
     weft_refusal why = {0};
-    bool taken = weft_request_parse((const char *)in.data, in.size, endpoint, &limits, &r, &why);
+    bool taken = weft_request_parse((const char *)in.data, in.size, endpoint, TEXTS, &r, &why);
     if (taken) {
         check_request(&r);
         if (endpoint == WEFT_CHAT) check_template(template, &r);

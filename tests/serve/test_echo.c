@@ -159,21 +159,17 @@ static void test_a_prompt_is_told_whole(void **state) {
     weft_request r;
     weft_refusal why;
     weft_tokenizer *t;
-    bool ended;
     assert_int_equal(weft_tokenizer_open("tests/vectors/tokenizer.own.json", &t), WEFT_OK);
-    assert_true(weft_request_parse(body, sizeof body - 1, WEFT_COMPLETIONS,
-                                   &(weft_request_limits){.texts = 4}, &r, &why));
-    weft_job *j = weft_job_create(&r);
-    weft_answer *a = weft_answer_open(j, t, "m");
+    assert_true(weft_request_parse(body, sizeof body - 1, WEFT_COMPLETIONS, 4, &r, &why));
+    weft_job *j = weft_job_create(&r, t, "m");
     j->choices[0].tokens = calloc(3, sizeof(weft_sampled));
     for (int64_t told = 1; told <= 3; told++) {
         j->choices[0].tokens[told - 1].token = j->request.prompts[0].tokens[told - 1];
         j->choices[0].n_told = j->choices[0].n_tokens = told;
-        char *events = weft_answer_events(a, &ended);
+        char *events = weft_answer_events(j);
         assert_int_equal(events[0] != 0, told == 3);
         free(events);
     }
-    weft_answer_close(a);
     weft_job_release(j);
     weft_tokenizer_close(t);
 }
