@@ -12,7 +12,7 @@
 #include "cpu/vec.h"
 #include "ops/adam_policy.h"
 
-enum { TILE = 1024, CHUNK = WEFT_NORM_CHUNK, SUM_LANES = 16, SIDE = 4 };
+enum { TILE = 1024, CHUNK = WEFT_NORM_CHUNK, SUM_LANES = 16 };
 _Static_assert(CHUNK % TILE == 0, "a chunk is whole tiles");
 
 /* Where the tensors' chunks are: those of tensor i have the numbers first[i] .. first[i+1] − 1. */
@@ -156,69 +156,24 @@ typedef struct {
     real step, root, eps;
 } update_data;
 
-/* `count` vectors of `part` elements in three steps: v and its root; m and the quotient; p. A root and a
- * quotient take longer than all the rest, and the machine does not look far enough ahead to begin the next ones
- * by itself: so the roots of the next vectors stand between the quotients and the weights that wait for them. */
-static ALWAYS_INLINE void take_roots(const update_data u, int64_t i, int count, int64_t part,
-                                     bool with_max, vreal *g, vreal *root) {
-    for (int k = 0; k < count; k++, i += VLEN) {
-        g[k] = vload_n(u.t.g + i, part) * u.t.grad_factor;
-        vreal v = vfma(vload_n(u.t.v + i, part), vset(u.v), g[k] * g[k] * u.v_rest);
-        vstore_n(u.t.v + i, v, part);
-        if (with_max) {
-            v = vmax(vload_n(u.t.v_max + i, part), v);
-            vstore_n(u.t.v_max + i, v, part);
-        }
-        root[k] = vsqrt(v);
+/* n elements of a vector. */
+static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t n,
+                                        const bool with_max) {
+    vreal g = vload_n(u.t.g + i, n) * u.t.grad_factor;
+    vreal v = vfma(vload_n(u.t.v + i, n), vset(u.v), g * g * u.v_rest);
+    vreal m = vfma(vload_n(u.t.m + i, n), vset(u.m), g * u.m_rest);
+    vstore_n(u.t.v + i, v, n);
+    vstore_n(u.t.m + i, m, n);
+    if (with_max) {
+        v = vmax(vload_n(u.t.v_max + i, n), v);
+        vstore_n(u.t.v_max + i, v, n);
     }
+    vreal p = vload_n(u.t.p + i, n), by = m * u.step / (vsqrt(v) * u.root + u.eps);
+    vstore_n(u.t.p + i, p - (p * u.t.decay + by), n);
 }
 
-static ALWAYS_INLINE void divide(const update_data u, int64_t i, int count, int64_t part,
-                                 const vreal *g, const vreal *root, vreal *by) {
-    for (int k = 0; k < count; k++, i += VLEN) {
-        vreal m = vfma(vload_n(u.t.m + i, part), vset(u.m), g[k] * u.m_rest);
-        vstore_n(u.t.m + i, m, part);
-        by[k] = m * u.step / (root[k] * u.root + u.eps);
-    }
-}
-
-static ALWAYS_INLINE void move_weights(const update_data u, int64_t i, int count, int64_t part,
-                                       const vreal *by) {
-    for (int k = 0; k < count; k++, i += VLEN) {
-        vreal p = vload_n(u.t.p + i, part);
-        vstore_n(u.t.p + i, p - (p * u.t.decay + by[k]), part);
-    }
-}
-
-static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t part,
-                                        bool with_max) {
-    vreal g, root, by;
-    take_roots(u, i, 1, part, with_max, &g, &root);
-    divide(u, i, 1, part, &g, &root, &by);
-    move_weights(u, i, 1, part, &by);
-}
-
-/* Whole groups of SIDE vectors; returns where the rest begins. */
-static ALWAYS_INLINE int64_t update_groups(const update_data u, int64_t len) {
-    const int64_t group = SIDE * VLEN;
-    vreal g[SIDE], next[SIDE], root[SIDE], by[SIDE];
-    if (len < group) return 0;
-    take_roots(u, 0, SIDE, VLEN, false, g, root);
+static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, const bool with_max) {
     int64_t i = 0;
-    for (; i + 2 * group <= len; i += group) {
-        divide(u, i, SIDE, VLEN, g, root, by);
-        take_roots(u, i + group, SIDE, VLEN, false, next, root);
-        move_weights(u, i, SIDE, VLEN, by);
-        for (int k = 0; k < SIDE; k++)
-            g[k] = next[k];
-    }
-    divide(u, i, SIDE, VLEN, g, root, by);
-    move_weights(u, i, SIDE, VLEN, by);
-    return i + group;
-}
-
-static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, bool with_max) {
-    int64_t i = with_max ? 0 : update_groups(u, len);
     for (; i + VLEN <= len; i += VLEN)
         update_vector(u, i, VLEN, with_max);
     if (i < len) update_vector(u, i, len - i, with_max);
