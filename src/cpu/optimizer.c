@@ -42,15 +42,6 @@ static int64_t list_workspace(const weft_node *n, int start, int stride) {
     return (tensors + 1 + count_chunks(n, start, stride, NULL)) * 8;
 }
 
-/* Lays out the chunks in the node's workspace, and returns how many there are. */
-static int64_t list_chunks(chunk_list *list, weft_exec *x, const weft_node *n, int start,
-                           int stride) {
-    *list = (chunk_list){.x = x, .n = n, .tensors = (int)ceil_div(n->n_in - start, stride)};
-    list->first = weft_workspace(x, n);
-    list->result = list->first + list->tensors + 1;
-    return count_chunks(n, start, stride, list->first);
-}
-
 WEFT_TASK(run_some) {
     chunk_list *list = context;
     int64_t chunks = list->first[list->tensors], end = (task + 1) * list->together;
@@ -58,11 +49,19 @@ WEFT_TASK(run_some) {
         list->each(list, i, thread);
 }
 
-static void run_chunks(chunk_list *list, int64_t chunks, weft_task each) {
-    weft_pool *pool = weft_exec_pool(list->x);
+/* Each chunk of a list by all threads; returns how many there are. What they find is at `result`, or behind the
+ * list in the node's workspace. */
+static int64_t run_chunks(chunk_list *list, weft_exec *x, const weft_node *n, int start, int stride,
+                          weft_task each, void *result) {
+    weft_pool *pool = weft_exec_pool(x);
+    *list = (chunk_list){.x = x, .n = n, .tensors = (int)ceil_div(n->n_in - start, stride)};
+    list->first = weft_workspace(x, n);
+    list->result = result ? result : list->first + list->tensors + 1;
     list->each = each;
+    int64_t chunks = count_chunks(n, start, stride, list->first);
     list->together = tasks_together(chunks, weft_pool_size(pool));
     weft_pool_run(pool, ceil_div(chunks, list->together), run_some, list);
+    return chunks;
 }
 
 static void add_squares(double *restrict sum, const real *restrict a, int64_t n) {
@@ -102,17 +101,14 @@ static real join_parts(const double *parts, int64_t chunks) {
 DEFINE_WORKSPACE(global_norm, list_workspace(n, 0, 1))
 DEFINE_KERNEL(global_norm, .workspace = global_norm_workspace) {
     chunk_list list;
-    int64_t chunks = list_chunks(&list, x, n, 0, 1);
-    run_chunks(&list, chunks, norm_chunk);
+    int64_t chunks = run_chunks(&list, x, n, 0, 1, norm_chunk, NULL);
     *(real *)weft_data(x, n->out[0]) = join_parts(list.result, chunks);
     return WEFT_OK;
 }
 
 DEFINE_KERNEL(norm_parts, .workspace = global_norm_workspace) {
     chunk_list list;
-    int64_t chunks = list_chunks(&list, x, n, 0, 1);
-    list.result = weft_data(x, n->out[0]);
-    run_chunks(&list, chunks, norm_chunk);
+    run_chunks(&list, x, n, 0, 1, norm_chunk, weft_data(x, n->out[0]));
     return WEFT_OK;
 }
 
@@ -257,8 +253,7 @@ DEFINE_KERNEL(adamw, .workspace = adamw_workspace) {
     const real *control = weft_data(x, n->in[0]);
     if (control[WEFT_CONTROL_APPLY] != 0) {
         chunk_list list;
-        int64_t chunks = list_chunks(&list, x, n, 1, WEFT_SLOT_SIZE);
-        run_chunks(&list, chunks, adamw_chunk);
+        int64_t chunks = run_chunks(&list, x, n, 1, WEFT_SLOT_SIZE, adamw_chunk, NULL);
         for (int64_t i = 0; i < chunks; i++)
             cuts += ((int64_t *)list.result)[i];
     }
@@ -400,7 +395,6 @@ WEFT_TASK(zero_masked_chunk) {
 DEFINE_WORKSPACE(zero_masked, list_workspace(n, 0, WEFT_MASKED_SIZE))
 DEFINE_KERNEL(zero_masked, .workspace = zero_masked_workspace) {
     chunk_list list;
-    int64_t chunks = list_chunks(&list, x, n, 0, WEFT_MASKED_SIZE);
-    run_chunks(&list, chunks, zero_masked_chunk);
+    run_chunks(&list, x, n, 0, WEFT_MASKED_SIZE, zero_masked_chunk, NULL);
     return WEFT_OK;
 }
