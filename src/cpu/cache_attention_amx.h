@@ -26,7 +26,7 @@ enum {
 /* Sixteen numbers of each of sixteen rows, as sixteen rows of those. */
 static inline void transpose_square(const void *from, int64_t stride, void *to, int64_t step) {
     for (int i = 0; i < TILE; i += 4)
-        transpose_lanes((const char *)from + 4 * i, stride, (char *)to + i * step, step, 4);
+        transpose_lanes((const char *)from + 4 * i, stride, (char *)to + i * step, step);
 }
 
 static void amx_queries(const block_task *b, int64_t g) {

@@ -182,36 +182,17 @@ enum {
     SCORE_HEADS = 12                   /* whose scores of a page wait for their scales */
 };
 
+/* Sixteen columns of a page's keys as [4][16 keys][4]; fours of bytes are moved as if they were reals. */
+static ALWAYS_INLINE void transpose_columns(const char *k, int64_t width, char *to) {
 #if VBYTES == 64
-
-/* Sixteen columns of a page's keys as [4][16 keys][4]. */
-static ALWAYS_INLINE void transpose_columns(const char *k, int64_t width, char *to) {
-    transpose_lanes(k, width, to, PAGE_STEP, 4);
-}
-
+    transpose_lanes(k, width, to, PAGE_STEP);
 #else
-
-/* Sixteen columns of a key and of the one four behind it. */
-static ALWAYS_INLINE __m256i two_keys(const char *k, int64_t width) {
-    __m128i one = _mm_loadu_si128((const __m128i *)(const void *)k);
-    __m128i two = _mm_loadu_si128((const __m128i *)(const void *)(k + 4 * width));
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(one), two, 1);
-}
-
-static ALWAYS_INLINE void transpose_columns(const char *k, int64_t width, char *to) {
-    for (int half = 0; half < PAGE_VECTORS; half++, k += 8 * width, to += VBYTES) {
-        __m256i r0 = two_keys(k, width), r1 = two_keys(k + width, width);
-        __m256i r2 = two_keys(k + 2 * width, width), r3 = two_keys(k + 3 * width, width);
-        __m256i a = _mm256_unpacklo_epi32(r0, r1), b = _mm256_unpackhi_epi32(r0, r1);
-        __m256i c = _mm256_unpacklo_epi32(r2, r3), d = _mm256_unpackhi_epi32(r2, r3);
-        __m256i four[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c),
-                           _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
-        for (int i = 0; i < 4; i++)
-            memcpy(to + i * PAGE_STEP, &four[i], VBYTES);
-    }
-}
-
+    for (int64_t i = 0; i < WEFT_PAGE_TOKENS; i += 4, k += 4 * width)
+        transpose_quads(load_quad(k), load_quad(k + width), load_quad(k + 2 * width),
+                        load_quad(k + 3 * width), (real *)(void *)to + i,
+                        PAGE_STEP / (int64_t)sizeof(real));
 #endif
+}
 
 /* A page's keys as [width / 2][16 keys][2]. Of four bytes of a key the first and the third are a pair, and
  * the second and the fourth: shifts widen them where they stand. */

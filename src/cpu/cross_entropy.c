@@ -1,6 +1,6 @@
-/* Linear, softmax and cross-entropy on the CPU, the logits in parts.
+/* Linear, softmax and cross-entropy on the CPU, the logits in parts: l [N, V] = x wᵀ.
  *
- * The loss alone: the [N, V] logits are taken tile by tile. x is copied for the product's kernel once,
+ * The loss alone: the logits are taken tile by tile. x is copied for the product's kernel once,
  * the table some words at a time. A task makes one tile in its thread's scratch and leaves, for each of
  * its rows, the maximum and the sum of exponentials there; a tile that holds a row's target leaves that
  * logit too. A second pass joins each row's pieces in the order of the vocabulary.
@@ -10,24 +10,37 @@
  * the gradient of the logits, and two products give dx of these rows and add to dw. One exponential a
  * logit, three products, never more than some rows of logits. Each part reads the table twice and dw
  * once, and copies the table: so a part has as many rows as PART_BYTES hold. Where both products round the
- * matrix to bf16, it is kept as that; a target's gradient, p - 1, is then made of the logit itself. */
-#include "cpu/cross_entropy.h"
+ * matrix to bf16, it is kept as that; a target's gradient, p - 1, is then made of the logit itself.
+ *
+ * The forward pass makes gradients as if the losses' own were 1. Where these turn out equal, what it made is
+ * scaled, in place and not at all if they are 1; otherwise the parts are gone through again. */
+#include "ops/loss.h"
 
 #include "cpu/chunks.h"
+#include "cpu/gemm.h"
+#include "cpu/matrix.h"
 
 enum {
     PART_BYTES = 1 << 28,      /* of logits that are held at a time with gradients, about; */
     PART_BYTES_BF16 = 3 << 25, /* as bf16 nearly as many rows */
     PART_ROWS = 64,            /* and no fewer rows than this */
     WORD_VALUES = 1 << 22,     /* of the table that are copied at a time, about */
-    JOIN_ROWS = 64             /* rows a task of the second pass joins; a multiple of VLEN */
+    JOIN_ROWS = 64,            /* rows a task of the second pass joins; a multiple of VLEN */
+    FILL_VALUES = 1 << 14      /* of a gradient that a task scales or rounds */
 };
 
 typedef struct {
     const weft_exec *x;
     const weft_node *n;
-    const int32_t *targets; /* [N] */
-    entropy_part part;
+    const weft_tensor *dx, *dw; /* NULL: not wanted */
+    const int32_t *targets;     /* [N] */
+    real *lse;                  /* [N] */
+    bool again;                 /* it is known, from the forward pass */
+    double divisor;             /* the count that was given, or the targets' own number */
+    real d_ce, d_z;             /* gradients of the losses: over the divisor; times 2 z / N */
+    struct {
+        int64_t row, rows;
+    } part;              /* of x and the targets, in hand */
     gemm_product logits; /* of the part */
     gemm_cut cut;
     gemm_product in_hand; /* the words of it that are copied, */
@@ -35,13 +48,100 @@ typedef struct {
     gemm_matrix kept;     /* [rows, V] of the part; data NULL: the tiles are not kept */
     real *most, *sum; /* [pieces, rows]: of each row's tile, its maximum and Σ exp(l − maximum) */
     real *target_logit;   /* [N]: the target's logit */
+    real *dw_sums;        /* [V, E], where dw is bf16 */
     char *rows, *columns; /* x and words as the product's kernel reads them */
     char *scratch;        /* [threads][scratch_bytes] */
     int64_t scratch_bytes;
     char *product_space;
-    entropy_upstream upstream;
     real softcap;
 } entropy_work;
+
+static weft_status check_targets(const int32_t *targets, int64_t rows, int64_t vocabulary,
+                                 int64_t *count) {
+    *count = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        if (targets[i] < -1 || targets[i] >= vocabulary)
+            return WEFT_BAD_INPUT(
+                "cross_entropy: target %d at row %lld is outside the vocabulary of "
+                "%lld, and only -1 means none",
+                targets[i], (long long)i, (long long)vocabulary);
+        *count += targets[i] >= 0;
+    }
+    return WEFT_OK;
+}
+
+/* l [rows, V] = x wᵀ, taken tile by tile. */
+static gemm_product product_logits(const entropy_work *w) {
+    const weft_tensor *x = w->n->in[WEFT_CE_X], *words = w->n->in[WEFT_CE_W];
+    gemm_product p = {.batch = 1, .m = w->part.rows, .tb = true, .alpha = 1};
+    p.n = words->shape[0];
+    p.k = words->shape[1];
+    p.a = gemm_rows(w->x, x, w->part.row);
+    p.b = gemm_rows(w->x, words, 0);
+    return p;
+}
+
+/* dx [rows, E] = l w, or with `dw` that, [V, E] = lᵀ x, `l` being the gradient of the logits by then; or +=
+ * where `add`. */
+static gemm_product product_back(const entropy_work *w, bool dw, gemm_matrix to, bool add) {
+    int64_t rows = w->part.rows, words = w->logits.n;
+    gemm_product p = {.batch = 1, .ta = dw, .alpha = 1, .accumulate = add, .a = w->kept, .c = to};
+    p.m = dw ? words : rows;
+    p.k = dw ? rows : words;
+    p.n = w->logits.k;
+    p.b = dw ? w->logits.a : w->logits.b;
+    p.a.rounds = !w->kept.bf16 && p.b.bf16;
+    return p;
+}
+
+/* Whether the gradient of the logits is kept as bf16: both of its products round it to that, and by
+ * instructions that take bf16 alone. */
+static bool keeps_bf16(const weft_node *n) {
+    return WEFT_REAL == 32 && weft_cpu_matrix() != WEFT_MATRIX_NONE &&
+           n->in[WEFT_CE_X]->dtype == WEFT_BF16 && n->in[WEFT_CE_W]->dtype == WEFT_BF16;
+}
+
+/* The tile of a task; the rows of a column of tiles one after the other, which read the same words. */
+typedef struct {
+    gemm_place place;
+    int64_t piece; /* which column of tiles */
+} entropy_tile;
+
+static entropy_tile tile_of(const gemm_product *p, const gemm_cut *cut, int64_t task) {
+    entropy_tile t = {.piece = task / cut->rows};
+    t.place.row = task % cut->rows * cut->tile_m;
+    t.place.column = t.piece * cut->tile_n;
+    t.place.m = min_i64(cut->tile_m, p->m - t.place.row);
+    t.place.n = min_i64(cut->tile_n, p->n - t.place.column);
+    return t;
+}
+
+/* c · tanh(l / c) of n logits, in their place. */
+static void cap_logits(real *l, int64_t n, real c) {
+    for (int64_t i = 0; i < n; i += VLEN) {
+        int64_t count = min_i64(VLEN, n - i);
+        vstore_n(l + i, c * vtanh(vload_n(l + i, count) * (1 / c)), count);
+    }
+}
+
+/* The slope at a capped logit; 1 where there is no cap. */
+static real cap_slope(real l, real c) {
+    return c > 0 ? 1 - l / c * (l / c) : 1;
+}
+
+static vreal vcap_slope(vreal l, real c) {
+    vreal t = l * (1 / c);
+    return 1 - t * t;
+}
+
+/* A row's gradient: dl = p · weight − [v = target] · penalty. */
+static real row_penalty(const entropy_work *w, int32_t target) {
+    return target >= 0 ? w->d_ce : 0;
+}
+
+static real row_weight(const entropy_work *w, int32_t target, real lse) {
+    return row_penalty(w, target) + w->d_z * lse;
+}
 
 /* The maximum of a row and the sum of exponentials below it, which take the row's place, each times the
  * slope of a soft-cap c where there is one. */
@@ -116,7 +216,7 @@ static vreal join_pieces(const entropy_work *w, int64_t row, int64_t count) {
 
 WEFT_TASK(join_rows) {
     const entropy_work *w = context;
-    real *lse = (real *)weft_data(w->x, w->n->out[WEFT_CE_LSE]) + w->part.row;
+    real *lse = w->lse + w->part.row;
     int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows);
     for (int64_t row = task * JOIN_ROWS; row < end; row += VLEN) {
         int64_t count = min_i64(VLEN, end - row);
@@ -127,15 +227,15 @@ WEFT_TASK(join_rows) {
 /* Exponentials of a tile to gradients of its logits. */
 WEFT_TASK(differentiate_tile) {
     const entropy_work *w = context;
-    const real *lse = (const real *)weft_data(w->x, w->n->out[WEFT_CE_LSE]) + w->part.row;
+    const real *lse = w->lse + w->part.row;
     entropy_tile t = tile_of(&w->logits, &w->cut, task);
     for (int64_t i = 0; i < t.place.m; i++) {
         int64_t row = t.place.row + i;
         int32_t target = w->targets[w->part.row + row];
         gemm_matrix at = gemm_part(w->kept, 0, row, t.place.column);
-        real weight = row_weight(w->upstream, target, lse[row]);
+        real weight = row_weight(w, target, lse[row]);
         real slope = cap_slope(w->target_logit[w->part.row + row], w->softcap);
-        real penalty = row_penalty(w->upstream, target);
+        real penalty = row_penalty(w, target);
         real above = w->most[t.piece * w->part.rows + row] - lse[row];
         real factor = vexp(vset(above))[0] * weight, *l = at.data;
         bool here = target >= t.place.column && target < t.place.column + t.place.n;
@@ -162,46 +262,57 @@ static int64_t words_in_hand(const gemm_product *logits, const gemm_cut *cut) {
     return min_i64(tiles * cut->tile_n, logits->n);
 }
 
-/* Sums into bf16 cannot wait for the next words (panels.c): those of dx are made as reals. */
-static gemm_matrix sums_of(const weft_exec *x, const weft_tensor *dx, entropy_part part,
-                           real *sums) {
-    if (dx->dtype == WEFT_BF16) return (gemm_matrix){.data = sums, .ld = weft_tensor_width(dx)};
-    return gemm_rows(x, dx, part.row);
+/* Sums into bf16 cannot wait for the next words or rows (panels.c): those are made as reals. */
+static gemm_matrix sums_of(const weft_exec *x, const weft_tensor *t, int64_t row, real *sums) {
+    if (t->dtype == WEFT_BF16) return (gemm_matrix){.data = sums, .ld = weft_tensor_width(t)};
+    return gemm_rows(x, t, row);
 }
 
-WEFT_TASK(round_rows) {
-    const entropy_work *w = context;
-    gemm_matrix dx = gemm_rows(w->x, w->n->out[WEFT_CE_DX], w->part.row);
-    int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows), width = dx.ld;
-    const real *sums = (const real *)w->rows;
-    for (int64_t row = task * JOIN_ROWS; row < end; row++)
-        round_bf16((uint16_t *)dx.data + row * width, sums + row * width, width);
+/* Elements of a tensor from `first` on: rounded sums, or those of another tensor times a factor. */
+typedef struct {
+    const weft_exec *x;
+    const weft_tensor *from, *to;
+    const real *sums; /* NULL: `from` */
+    int64_t first, count;
+    real factor;
+} filling;
+
+WEFT_TASK(fill_values) {
+    const filling *f = context;
+    int64_t at = task * FILL_VALUES, n = min_i64(FILL_VALUES, f->count - at);
+    if (f->sums)
+        round_bf16((uint16_t *)weft_data(f->x, f->to) + f->first + at, f->sums + at, n);
+    else
+        apply_tensors(f->x, scale_vector, 1, &f->from, f->to, f->first + at, n, &f->factor);
+}
+
+static void fill_tensor(filling f) {
+    run_tasks(f.x, ceil_div(f.count, FILL_VALUES), fill_values, &f);
+}
+
+static void round_sums(const entropy_work *w, const weft_tensor *to, int64_t first, int64_t count,
+                       const real *sums) {
+    if (to->dtype != WEFT_BF16) return;
+    fill_tensor((filling){.x = w->x, .to = to, .sums = sums, .first = first, .count = count});
 }
 
 static void differentiate_part(weft_pool *pool, entropy_work *w) {
-    const weft_tensor *dx = w->n->out[WEFT_CE_DX], *dw = w->n->out[WEFT_CE_DW];
     weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
-    if (dw) {
-        gemm_product p = product_back(w->x, w->n, w->part, true, w->kept, gemm_rows(w->x, dw, 0),
-                                      w->part.row > 0);
+    if (w->dw) {
+        gemm_matrix sums = sums_of(w->x, w->dw, 0, w->dw_sums);
+        gemm_product p = product_back(w, true, sums, w->part.row > 0);
         KERNEL(gemm)(pool, &p, w->product_space);
     }
-    if (!dx) return;
-    gemm_matrix sums = sums_of(w->x, dx, w->part, (real *)w->rows);
-    gemm_product p = product_back(w->x, w->n, w->part, false, w->kept, sums, false);
+    if (!w->dx) return;
+    real *dx_sums = (real *)w->rows;
+    int64_t width = w->logits.k;
+    gemm_product p = product_back(w, false, sums_of(w->x, w->dx, w->part.row, dx_sums), false);
     KERNEL(gemm)(pool, &p, w->product_space);
-    if (dx->dtype == WEFT_BF16)
-        weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), round_rows, w);
+    round_sums(w, w->dx, w->part.row * width, w->part.rows * width, dx_sums);
 }
 
-static bool has_gradients(const weft_node *n) {
-    return n->out[WEFT_CE_DX] || n->out[WEFT_CE_DW];
-}
-
-/* Without its place. */
-static gemm_matrix kept_matrix(const weft_node *n) {
-    return (gemm_matrix){.ld = n->in[WEFT_CE_W]->shape[0],
-                         .bf16 = has_gradients(n) && keeps_bf16(n)};
+static bool has_gradients(const entropy_work *w) {
+    return w->dx || w->dw;
 }
 
 static int64_t kept_size(const weft_node *n) {
@@ -209,90 +320,150 @@ static int64_t kept_size(const weft_node *n) {
 }
 
 /* Rows that are taken at a time: all for the loss alone. */
-static int64_t part_rows(const weft_node *n) {
-    int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]);
-    if (!has_gradients(n)) return rows;
-    int64_t bytes = keeps_bf16(n) ? PART_BYTES_BF16 : PART_BYTES;
-    int64_t most = max_i64(bytes / kept_size(n) / n->in[WEFT_CE_W]->shape[0], PART_ROWS);
+static int64_t part_rows(const entropy_work *w) {
+    int64_t rows = weft_tensor_rows(w->n->in[WEFT_CE_X]);
+    if (!has_gradients(w)) return rows;
+    int64_t bytes = keeps_bf16(w->n) ? PART_BYTES_BF16 : PART_BYTES;
+    int64_t most = max_i64(bytes / kept_size(w->n) / w->n->in[WEFT_CE_W]->shape[0], PART_ROWS);
     int64_t parts = ceil_div(rows, most);
     return ceil_div(rows, parts);
 }
 
 /* Bytes of the products behind the logits. */
-static int64_t products_bytes(const weft_node *n, entropy_part part, int threads) {
-    gemm_matrix l = kept_matrix(n);
-    const weft_tensor *dw_out = n->out[WEFT_CE_DW] ? n->out[WEFT_CE_DW] : n->in[WEFT_CE_W];
-    gemm_matrix sums = sums_of(NULL, n->in[WEFT_CE_X], part, NULL);
-    gemm_product dx = product_back(NULL, n, part, false, l, sums, false);
-    gemm_product dw = product_back(NULL, n, part, true, l, gemm_rows(NULL, dw_out, 0), true);
-    return max_i64(KERNEL(gemm_workspace)(&dx, threads), KERNEL(gemm_workspace)(&dw, threads));
+static int64_t products_bytes(const entropy_work *w, int threads) {
+    int64_t bytes = 0;
+    for (int dw = 0; dw < 2; dw++) {
+        const weft_tensor *to = dw ? w->dw : w->dx;
+        if (!to) continue;
+        gemm_product p = product_back(w, dw, sums_of(NULL, to, 0, NULL), dw);
+        bytes = max_i64(bytes, KERNEL(gemm_workspace)(&p, threads));
+    }
+    return bytes;
 }
 
-/* The workspace from `at` on, for a part of `rows`; returns its bytes. The copies of x and, behind the logits,
- * the sums of dx share a place; so do what the tiles need and what the products do. */
-static int64_t cut_part(const weft_node *n, int64_t rows, int threads, char *at, entropy_work *w) {
-    entropy_part part = {.rows = rows, .words = n->in[WEFT_CE_W]->shape[0]};
-    gemm_product logits = product_logits(NULL, n, part);
-    gemm_cut cut = KERNEL(gemm_tiles)(&logits);
-    gemm_product in_hand = logits;
-    in_hand.n = words_in_hand(&logits, &cut);
-    bool back = has_gradients(n);
-    int64_t cells = real_bytes(cut.columns * rows), sums = back ? real_bytes(rows * logits.k) : 0;
-    w->kept = kept_matrix(n);
+/* Goes on to `rows` rows from `row` on, with the workspace from `at` on; returns its bytes. The copies of x and,
+ * behind the logits, the sums of dx share a place; so do what the tiles need and what the products do. */
+static int64_t cut_part(entropy_work *w, int64_t row, int64_t rows, int threads, char *at) {
+    const weft_node *n = w->n;
+    bool back = has_gradients(w);
+    w->part.row = row;
+    w->part.rows = rows;
+    w->logits = product_logits(w);
+    w->cut = KERNEL(gemm_tiles)(&w->logits);
+    w->scratch_bytes = tile_bytes(&w->cut);
+    w->kept = (gemm_matrix){.ld = w->logits.n, .bf16 = back && keeps_bf16(n)};
+    gemm_product in_hand = w->logits;
+    in_hand.n = words_in_hand(&w->logits, &w->cut);
+    int64_t cells = real_bytes(w->cut.columns * rows);
+    int64_t sums = back ? real_bytes(rows * w->logits.k) : 0;
+    bool rounds = w->dw && w->dw->dtype == WEFT_BF16;
     int64_t used = CUT_MEMORY(
-        at, {&w->target_logit, real_bytes(weft_tensor_rows(n->in[WEFT_CE_X]))}, {&w->most, cells},
-        {&w->sum, cells}, {&w->rows, max_i64(KERNEL(gemm_copy_bytes)(&logits, false), sums)},
-        {&w->kept.data, back ? rows * part.words * kept_size(n) : 0});
+        at, {&w->target_logit, real_bytes(weft_tensor_rows(n->in[WEFT_CE_X]))},
+        {&w->dw_sums, rounds ? real_bytes(weft_tensor_count(w->dw)) : 0}, {&w->most, cells},
+        {&w->sum, cells}, {&w->rows, max_i64(KERNEL(gemm_copy_bytes)(&w->logits, false), sums)},
+        {&w->kept.data, back ? rows * w->logits.n * kept_size(n) : 0});
     w->product_space = at ? at + used : NULL;
     int64_t tiles =
         CUT_MEMORY(w->product_space, {&w->columns, KERNEL(gemm_copy_bytes)(&in_hand, true)},
-                   {&w->scratch, threads * tile_bytes(&cut)});
-    return used + max_i64(tiles, back ? products_bytes(n, part, threads) : 0);
+                   {&w->scratch, threads * w->scratch_bytes});
+    return used + max_i64(tiles, back ? products_bytes(w, threads) : 0);
 }
 
 /* The last part may have fewer rows and another cut. */
-static int64_t cross_entropy_workspace(const weft_node *n, int threads) {
-    int64_t all = weft_tensor_rows(n->in[WEFT_CE_X]), rows = part_rows(n);
+static int64_t parts_workspace(entropy_work w, int threads) {
+    int64_t all = weft_tensor_rows(w.n->in[WEFT_CE_X]), rows = part_rows(&w);
     int64_t last = all - (ceil_div(all, rows) - 1) * rows;
-    entropy_work w;
-    return max_i64(cut_part(n, rows, threads, NULL, &w), cut_part(n, last, threads, NULL, &w));
+    return max_i64(cut_part(&w, 0, rows, threads, NULL), cut_part(&w, 0, last, threads, NULL));
 }
 
-DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
-    weft_pool *pool = weft_exec_pool(x);
+static weft_status run_parts(entropy_work *w, const weft_tensor *count, real d_ce, real d_z) {
+    const weft_node *n = w->n;
+    const weft_cross_entropy_attr *attr = n->attr;
+    weft_pool *pool = weft_exec_pool(w->x);
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0];
-    int64_t step = part_rows(n), count;
-    entropy_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[WEFT_CE_TARGETS])};
-    WEFT_TRY(check_targets(w.targets, rows, words, &count));
-    double divisor = divisor_of(x, n->in[WEFT_CE_COUNT], count);
-    w.upstream = scale_upstream(n, divisor, 1, weft_z_trains(n->attr) ? 1 : 0);
-    w.softcap = (real)ATTR(n, weft_cross_entropy_attr)->softcap;
+    int64_t step = part_rows(w), own;
+    w->targets = weft_data(w->x, n->in[WEFT_CE_TARGETS]);
+    WEFT_TRY(check_targets(w->targets, rows, words, &own));
+    w->divisor = count ? (double)read_number(w->x, count) : (double)own;
+    w->d_ce = w->divisor > 0 ? d_ce / (real)w->divisor : 0;
+    w->d_z = (real)(2 * attr->z / (double)rows) * d_z;
+    w->softcap = (real)attr->softcap;
     for (int64_t row = 0; row < rows; row += step) {
-        w.part = (entropy_part){row, min_i64(step, rows - row), 0, words};
-        cut_part(n, w.part.rows, weft_pool_size(pool), weft_workspace(x, n), &w);
-        /* lse of the part's rows. */
-        w.logits = product_logits(x, n, w.part);
-        w.cut = KERNEL(gemm_tiles)(&w.logits);
-        w.scratch_bytes = tile_bytes(&w.cut);
-        int64_t held = words_in_hand(&w.logits, &w.cut);
-        KERNEL(gemm_copy)(pool, &w.logits, false, w.rows);
+        cut_part(w, row, min_i64(step, rows - row), weft_pool_size(pool), weft_workspace(w->x, n));
+        int64_t held = words_in_hand(&w->logits, &w->cut);
+        KERNEL(gemm_copy)(pool, &w->logits, false, w->rows);
         for (int64_t word = 0; word < words; word += held) {
             int64_t some = min_i64(held, words - word);
-            w.in_hand = gemm_tile(&w.logits, 0, 0, w.part.rows, word, some, 0, w.logits.k);
-            w.piece = word / w.cut.tile_n;
-            KERNEL(gemm_copy)(pool, &w.in_hand, true, w.columns);
-            weft_pool_run(pool, w.cut.rows * ceil_div(some, w.cut.tile_n), measure_tile, &w);
+            w->in_hand = gemm_tile(&w->logits, 0, 0, w->part.rows, word, some, 0, w->logits.k);
+            w->piece = word / w->cut.tile_n;
+            KERNEL(gemm_copy)(pool, &w->in_hand, true, w->columns);
+            weft_pool_run(pool, w->cut.rows * ceil_div(some, w->cut.tile_n), measure_tile, w);
         }
-        weft_pool_run(pool, ceil_div(w.part.rows, JOIN_ROWS), join_rows, &w);
-        if (has_gradients(n)) differentiate_part(pool, &w);
+        if (!w->again) weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), join_rows, w);
+        if (has_gradients(w)) differentiate_part(pool, w);
     }
+    if (w->dw) round_sums(w, w->dw, 0, weft_tensor_count(w->dw), w->dw_sums);
+    return WEFT_OK;
+}
+
+/* `x` NULL: for sizes. */
+static entropy_work forward_work(weft_exec *x, const weft_node *n) {
+    return (entropy_work){.x = x, .n = n, .dx = n->out[WEFT_CE_DX], .dw = n->out[WEFT_CE_DW]};
+}
+
+DEFINE_WORKSPACE(cross_entropy, parts_workspace(forward_work(NULL, n), threads))
+DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
     const weft_cross_entropy_attr *attr = n->attr;
-    const real *lse = weft_data(x, n->out[WEFT_CE_LSE]);
+    int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]);
+    entropy_work w = forward_work(x, n);
+    w.lse = weft_data(x, n->out[WEFT_CE_LSE]);
+    WEFT_TRY(run_parts(&w, n->in[WEFT_CE_COUNT], 1, weft_z_trains(attr) ? 1 : 0));
     double ce = 0, squares = 0;
     for (int64_t i = 0; i < rows; i++) {
-        if (w.targets[i] >= 0) ce += (double)lse[i] - (double)w.target_logit[i];
-        squares += (double)lse[i] * (double)lse[i];
+        if (w.targets[i] >= 0) ce += (double)w.lse[i] - (double)w.target_logit[i];
+        squares += (double)w.lse[i] * (double)w.lse[i];
     }
-    write_number(x, n->out[WEFT_CE_LOSS], divisor > 0 ? ce / divisor : 0);
+    write_number(x, n->out[WEFT_CE_LOSS], w.divisor > 0 ? ce / w.divisor : 0);
     return write_number(x, n->out[WEFT_CE_Z], attr->z != 0 ? attr->z * squares / (double)rows : 0);
+}
+
+static entropy_work back_work(weft_exec *x, const weft_node *n) {
+    return (entropy_work){.x = x, .n = n, .dx = n->out[0], .dw = n->out[1], .again = true};
+}
+
+static const weft_tensor *root_of(const weft_tensor *t) {
+    return t && t->view_of ? t->view_of : t;
+}
+
+/* The forward pass made gradients, and both losses have the same one: always so where the z-loss has none. */
+static bool only_scales(const weft_node *n) {
+    const weft_tensor *d_z = n->in[WEFT_CE_BACK_D_Z];
+    bool made = n->in[WEFT_CE_BACK_DX] || n->in[WEFT_CE_BACK_DW];
+    return made && (!d_z || root_of(d_z) == root_of(n->in[WEFT_CE_BACK_D_CE]));
+}
+
+static real read_seed(const weft_exec *x, const weft_tensor *t) {
+    return t ? read_number(x, t) : 0;
+}
+
+DEFINE_WORKSPACE(cross_entropy_back,
+                 only_scales(n) ? 0 : parts_workspace(back_work(NULL, n), threads))
+DEFINE_KERNEL(cross_entropy_back, .workspace = cross_entropy_back_workspace) {
+    const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
+    real d_ce = read_seed(x, n->in[WEFT_CE_BACK_D_CE]);
+    real d_z = read_seed(x, n->in[WEFT_CE_BACK_D_Z]);
+    if (!only_scales(n) && !((made[0] || made[1]) && d_ce == d_z)) {
+        entropy_work w = back_work(x, n);
+        w.lse = weft_data(x, n->in[WEFT_CE_BACK_LSE]);
+        return run_parts(&w, n->in[WEFT_CE_BACK_COUNT], d_ce, d_z);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (!n->out[i] || (weft_data(x, made[i]) == weft_data(x, n->out[i]) && d_ce == 1)) continue;
+        fill_tensor((filling){.x = x,
+                              .from = made[i],
+                              .to = n->out[i],
+                              .count = weft_tensor_count(n->out[i]),
+                              .factor = d_ce});
+    }
+    return WEFT_OK;
 }

@@ -60,75 +60,20 @@ static void put_values(gemm_matrix x, int64_t at, const real *from, int64_t n) {
         memcpy((real *)x.data + at, from, (size_t)n * sizeof(real));
 }
 
-/* In one pass, where a vector is wide enough to pay for the questions. */
-#if WEFT_REAL == 32 && defined(__AVX2__)
-
-typedef uint32_t vbits __attribute__((vector_size(VBYTES)));
-typedef uint16_t vhalves __attribute__((vector_size(VBYTES / 2)));
-
-static ALWAYS_INLINE vreal take_vector(gemm_matrix x, int64_t at) {
-    return vload_narrow(x.data, at, VLEN, x.bf16);
-}
-
-/* As weft_float_to_bf16 rounds. */
-static ALWAYS_INLINE void put_vector(gemm_matrix x, int64_t at, vreal v) {
-    if (!x.bf16) {
-        vstore((real *)x.data + at, v);
-        return;
-    }
-    vbits bits = (vbits)v, nan = (vbits)((bits & 0x7fffffffu) > 0x7f800000u);
-    vbits rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-    rounded = (nan & (bits | 0x400000u)) | (~nan & rounded);
-#if defined(__AVX512F__)
-    vhalves half = (vhalves)_mm512_cvtepi32_epi16((__m512i)(rounded >> 16));
-#else
-    vhalves half = __builtin_convertvector(rounded >> 16, vhalves);
-#endif
-    memcpy((uint16_t *)x.data + at, &half, sizeof half);
-}
-
-/* Whole vectors of row i; returns where the rest of it begins. p by value: stores may alias what lies in
- * memory. */
-static ALWAYS_INLINE int64_t finish_vectors(const gemm_product p, int64_t i, const real *sums,
-                                            const bool add) {
-    int64_t j = 0;
-    for (; j + VLEN <= p.n; j += VLEN) {
-        vreal v = vload(sums + j);
-        if (add) v += take_vector(p.c, i * p.c.ld + j);
-        if (p.bias.data) v += take_vector(p.bias, j);
-        if (p.addend.data) v += take_vector(p.addend, i * p.addend.ld + j);
-        if (p.gelu_back)
-            v *= vgelu_slope(take_vector(p.pre, i * p.pre.ld + j));
-        else if (p.pre.data)
-            put_vector(p.pre, i * p.pre.ld + j, v);
-        if (p.gelu) v = vgelu(v);
-        put_vector(p.c, i * p.c.ld + j, v);
-    }
-    return j;
-}
-
-#else
-
-static int64_t finish_vectors(const gemm_product p, int64_t i, const real *sums, bool add) {
-    (void)p, (void)i, (void)sums, (void)add;
-    return 0;
-}
-
-#endif
-
 void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bool add) {
     bool plain = !p->bias.data && !p->addend.data && !p->gelu && !p->pre.data && !add;
     if (plain && sums == p->c.data) return;
-    real row[FINISH], pre[FINISH];
-    for (int64_t i = 0; i < p->m; i++) {
-        if (plain) {
-            put_values(p->c, i * p->c.ld, sums + i * ld, p->n);
-            continue;
-        }
-        for (int64_t j = finish_vectors(*p, i, sums + i * ld, add); j < p->n; j += FINISH) {
+    /* A row of reals is finished where it lies, unless its addend waits there. */
+    bool apart = p->c.bf16 || p->addend.data == p->c.data;
+    real own[FINISH], pre[FINISH];
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t j = 0; j < p->n; j += FINISH) {
             int64_t n = min_i64(FINISH, p->n - j), at = i * p->c.ld + j;
-            memcpy(row, sums + i * ld + j, (size_t)n * sizeof(real));
-            if (add) add_values(row, p->c, at, n);
+            const real *from = sums + i * ld + j;
+            real *row = apart ? own : (real *)p->c.data + at;
+            for (int64_t k = 0; add && k < n; k++)
+                row[k] += from[k];
+            if (!add && row != from) memcpy(row, from, (size_t)n * sizeof(real));
             if (p->bias.data) add_values(row, p->bias, j, n);
             if (p->addend.data) add_values(row, p->addend, i * p->addend.ld + j, n);
             if (p->gelu_back) {
@@ -138,9 +83,8 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
                 put_values(p->pre, i * p->pre.ld + j, row, n);
             }
             if (p->gelu) vgelu_all(row, n);
-            put_values(p->c, at, row, n);
+            if (apart) put_values(p->c, at, row, n);
         }
-    }
 }
 
 WEFT_TASK(copy_rows) {

@@ -226,17 +226,12 @@ typedef struct {
     const weft_tensor *from, *to;
 } transposing;
 
-#define TRANSPOSE_BAND(bits)                                                                       \
-    typedef uint##bits##_t __attribute__((may_alias)) word_##bits;                                 \
-    static void transpose_band_##bits(const word_##bits *from, word_##bits *to, int64_t n,         \
-                                      int64_t rows, int64_t columns) {                             \
-        for (int64_t j = 0; j < columns; j++)                                                      \
-            for (int64_t i = 0; i < n; i++)                                                        \
-                to[j * rows + i] = from[i * columns + j];                                          \
-    }
-TRANSPOSE_BAND(16)
-TRANSPOSE_BAND(32)
-TRANSPOSE_BAND(64)
+static ALWAYS_INLINE void transpose_band(const char *from, char *to, int64_t n, int64_t rows,
+                                         int64_t columns, const int64_t size) {
+    for (int64_t j = 0; j < columns; j++)
+        for (int64_t i = 0; i < n; i++)
+            memcpy(to + (j * rows + i) * size, from + (i * columns + j) * size, (size_t)size);
+}
 
 WEFT_TASK(head_transpose_task) {
     const transposing *k = context;
@@ -246,11 +241,11 @@ WEFT_TASK(head_transpose_task) {
     const char *from = (const char *)weft_data(k->x, k->from) + (first + row * columns) * size;
     char *to = (char *)weft_data(k->x, k->to) + (first + row) * size;
     if (size == 2)
-        transpose_band_16((const word_16 *)from, (word_16 *)to, n, rows, columns);
+        transpose_band(from, to, n, rows, columns, 2);
     else if (size == 4)
-        transpose_band_32((const word_32 *)from, (word_32 *)to, n, rows, columns);
+        transpose_band(from, to, n, rows, columns, 4);
     else
-        transpose_band_64((const word_64 *)from, (word_64 *)to, n, rows, columns);
+        transpose_band(from, to, n, rows, columns, 8);
 }
 
 DEFINE_KERNEL(head_transpose) {

@@ -168,8 +168,7 @@ WEFT_TASK(run_columns) {
 
 int64_t KERNEL(i8_rows_workspace)(const gemm_product *p) {
     int64_t ld = p->b.ld, rows = min_i64(p->m + p->m % 2, GEMM_FEW_ROWS);
-    return ceil_div(rows * ld + rows * (ld / BLOCK) * (int64_t)sizeof(float), WEFT_ARENA_ALIGN) *
-           WEFT_ARENA_ALIGN;
+    return weft_arena_bytes(rows * ld + rows * (ld / BLOCK) * (int64_t)sizeof(float));
 }
 
 /* GEMM_FEW_ROWS rows after the other. */

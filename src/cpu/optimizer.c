@@ -12,7 +12,7 @@
 #include "cpu/vec.h"
 #include "ops/adam_policy.h"
 
-enum { TILE = 1024, CHUNK = WEFT_NORM_CHUNK, SUM_LANES = 16, SIDE = 4 };
+enum { TILE = 1024, CHUNK = WEFT_NORM_CHUNK, SUM_LANES = 16 };
 _Static_assert(CHUNK % TILE == 0, "a chunk is whole tiles");
 
 /* Where the tensors' chunks are: those of tensor i have the numbers first[i] .. first[i+1] − 1. */
@@ -42,15 +42,6 @@ static int64_t list_workspace(const weft_node *n, int start, int stride) {
     return (tensors + 1 + count_chunks(n, start, stride, NULL)) * 8;
 }
 
-/* Lays out the chunks in the node's workspace, and returns how many there are. */
-static int64_t list_chunks(chunk_list *list, weft_exec *x, const weft_node *n, int start,
-                           int stride) {
-    *list = (chunk_list){.x = x, .n = n, .tensors = (int)ceil_div(n->n_in - start, stride)};
-    list->first = weft_workspace(x, n);
-    list->result = list->first + list->tensors + 1;
-    return count_chunks(n, start, stride, list->first);
-}
-
 WEFT_TASK(run_some) {
     chunk_list *list = context;
     int64_t chunks = list->first[list->tensors], end = (task + 1) * list->together;
@@ -58,11 +49,19 @@ WEFT_TASK(run_some) {
         list->each(list, i, thread);
 }
 
-static void run_chunks(chunk_list *list, int64_t chunks, weft_task each) {
-    weft_pool *pool = weft_exec_pool(list->x);
+/* Each chunk of a list by all threads; returns how many there are. What they find is at `result`, or behind the
+ * list in the node's workspace. */
+static int64_t run_chunks(chunk_list *list, weft_exec *x, const weft_node *n, int start, int stride,
+                          weft_task each, void *result) {
+    weft_pool *pool = weft_exec_pool(x);
+    *list = (chunk_list){.x = x, .n = n, .tensors = (int)ceil_div(n->n_in - start, stride)};
+    list->first = weft_workspace(x, n);
+    list->result = result ? result : list->first + list->tensors + 1;
     list->each = each;
+    int64_t chunks = count_chunks(n, start, stride, list->first);
     list->together = tasks_together(chunks, weft_pool_size(pool));
     weft_pool_run(pool, ceil_div(chunks, list->together), run_some, list);
+    return chunks;
 }
 
 static void add_squares(double *restrict sum, const real *restrict a, int64_t n) {
@@ -102,17 +101,14 @@ static real join_parts(const double *parts, int64_t chunks) {
 DEFINE_WORKSPACE(global_norm, list_workspace(n, 0, 1))
 DEFINE_KERNEL(global_norm, .workspace = global_norm_workspace) {
     chunk_list list;
-    int64_t chunks = list_chunks(&list, x, n, 0, 1);
-    run_chunks(&list, chunks, norm_chunk);
+    int64_t chunks = run_chunks(&list, x, n, 0, 1, norm_chunk, NULL);
     *(real *)weft_data(x, n->out[0]) = join_parts(list.result, chunks);
     return WEFT_OK;
 }
 
 DEFINE_KERNEL(norm_parts, .workspace = global_norm_workspace) {
     chunk_list list;
-    int64_t chunks = list_chunks(&list, x, n, 0, 1);
-    list.result = weft_data(x, n->out[0]);
-    run_chunks(&list, chunks, norm_chunk);
+    run_chunks(&list, x, n, 0, 1, norm_chunk, weft_data(x, n->out[0]));
     return WEFT_OK;
 }
 
@@ -156,69 +152,24 @@ typedef struct {
     real step, root, eps;
 } update_data;
 
-/* `count` vectors of `part` elements in three steps: v and its root; m and the quotient; p. A root and a
- * quotient take longer than all the rest, and the machine does not look far enough ahead to begin the next ones
- * by itself: so the roots of the next vectors stand between the quotients and the weights that wait for them. */
-static ALWAYS_INLINE void take_roots(const update_data u, int64_t i, int count, int64_t part,
-                                     bool with_max, vreal *g, vreal *root) {
-    for (int k = 0; k < count; k++, i += VLEN) {
-        g[k] = vload_n(u.t.g + i, part) * u.t.grad_factor;
-        vreal v = vfma(vload_n(u.t.v + i, part), vset(u.v), g[k] * g[k] * u.v_rest);
-        vstore_n(u.t.v + i, v, part);
-        if (with_max) {
-            v = vmax(vload_n(u.t.v_max + i, part), v);
-            vstore_n(u.t.v_max + i, v, part);
-        }
-        root[k] = vsqrt(v);
+/* n elements of a vector. */
+static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t n,
+                                        const bool with_max) {
+    vreal g = vload_n(u.t.g + i, n) * u.t.grad_factor;
+    vreal v = vfma(vload_n(u.t.v + i, n), vset(u.v), g * g * u.v_rest);
+    vreal m = vfma(vload_n(u.t.m + i, n), vset(u.m), g * u.m_rest);
+    vstore_n(u.t.v + i, v, n);
+    vstore_n(u.t.m + i, m, n);
+    if (with_max) {
+        v = vmax(vload_n(u.t.v_max + i, n), v);
+        vstore_n(u.t.v_max + i, v, n);
     }
+    vreal p = vload_n(u.t.p + i, n), by = m * u.step / (vsqrt(v) * u.root + u.eps);
+    vstore_n(u.t.p + i, p - (p * u.t.decay + by), n);
 }
 
-static ALWAYS_INLINE void divide(const update_data u, int64_t i, int count, int64_t part,
-                                 const vreal *g, const vreal *root, vreal *by) {
-    for (int k = 0; k < count; k++, i += VLEN) {
-        vreal m = vfma(vload_n(u.t.m + i, part), vset(u.m), g[k] * u.m_rest);
-        vstore_n(u.t.m + i, m, part);
-        by[k] = m * u.step / (root[k] * u.root + u.eps);
-    }
-}
-
-static ALWAYS_INLINE void move_weights(const update_data u, int64_t i, int count, int64_t part,
-                                       const vreal *by) {
-    for (int k = 0; k < count; k++, i += VLEN) {
-        vreal p = vload_n(u.t.p + i, part);
-        vstore_n(u.t.p + i, p - (p * u.t.decay + by[k]), part);
-    }
-}
-
-static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t part,
-                                        bool with_max) {
-    vreal g, root, by;
-    take_roots(u, i, 1, part, with_max, &g, &root);
-    divide(u, i, 1, part, &g, &root, &by);
-    move_weights(u, i, 1, part, &by);
-}
-
-/* Whole groups of SIDE vectors; returns where the rest begins. */
-static ALWAYS_INLINE int64_t update_groups(const update_data u, int64_t len) {
-    const int64_t group = SIDE * VLEN;
-    vreal g[SIDE], next[SIDE], root[SIDE], by[SIDE];
-    if (len < group) return 0;
-    take_roots(u, 0, SIDE, VLEN, false, g, root);
+static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, const bool with_max) {
     int64_t i = 0;
-    for (; i + 2 * group <= len; i += group) {
-        divide(u, i, SIDE, VLEN, g, root, by);
-        take_roots(u, i + group, SIDE, VLEN, false, next, root);
-        move_weights(u, i, SIDE, VLEN, by);
-        for (int k = 0; k < SIDE; k++)
-            g[k] = next[k];
-    }
-    divide(u, i, SIDE, VLEN, g, root, by);
-    move_weights(u, i, SIDE, VLEN, by);
-    return i + group;
-}
-
-static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, bool with_max) {
-    int64_t i = with_max ? 0 : update_groups(u, len);
     for (; i + VLEN <= len; i += VLEN)
         update_vector(u, i, VLEN, with_max);
     if (i < len) update_vector(u, i, len - i, with_max);
@@ -302,8 +253,7 @@ DEFINE_KERNEL(adamw, .workspace = adamw_workspace) {
     const real *control = weft_data(x, n->in[0]);
     if (control[WEFT_CONTROL_APPLY] != 0) {
         chunk_list list;
-        int64_t chunks = list_chunks(&list, x, n, 1, WEFT_SLOT_SIZE);
-        run_chunks(&list, chunks, adamw_chunk);
+        int64_t chunks = run_chunks(&list, x, n, 1, WEFT_SLOT_SIZE, adamw_chunk, NULL);
         for (int64_t i = 0; i < chunks; i++)
             cuts += ((int64_t *)list.result)[i];
     }
@@ -445,7 +395,6 @@ WEFT_TASK(zero_masked_chunk) {
 DEFINE_WORKSPACE(zero_masked, list_workspace(n, 0, WEFT_MASKED_SIZE))
 DEFINE_KERNEL(zero_masked, .workspace = zero_masked_workspace) {
     chunk_list list;
-    int64_t chunks = list_chunks(&list, x, n, 0, WEFT_MASKED_SIZE);
-    run_chunks(&list, chunks, zero_masked_chunk);
+    run_chunks(&list, x, n, 0, WEFT_MASKED_SIZE, zero_masked_chunk, NULL);
     return WEFT_OK;
 }

@@ -137,7 +137,7 @@ static ALWAYS_INLINE void transpose_pair_line(const uint16_t *from, int64_t ld, 
     for (int64_t i = 0; i < width; i += 16)
         for (int64_t e = 0; e < PAIR_LINE; e += 8)
             transpose_lanes((const char *)(from + i * ld + e), ld * (int64_t)sizeof *from,
-                            (char *)(to + e * width + 2 * i), 2 * width * (int64_t)sizeof *to, 4);
+                            (char *)(to + e * width + 2 * i), 2 * width * (int64_t)sizeof *to);
 }
 
 #endif

@@ -2,7 +2,6 @@
  * block of results fills the registers: 12 × 8 on NEON, 6 × 64 on AVX-512, 4 × 24 on AVX2, and 4 × 3
  * vectors elsewhere; of doubles half as many columns. */
 #include "cpu/panel_form.h"
-#include "cpu/transpose.h"
 #include "cpu/vec.h"
 
 #if defined(__aarch64__) && WEFT_REAL == 32
@@ -59,32 +58,10 @@ static ALWAYS_INLINE real load_one(const void *data, int64_t i, const bool bf16)
     return bf16 ? weft_bf16_to_float(((const uint16_t *)data)[i]) : ((const real *)data)[i];
 }
 
-#if defined(__AVX512F__) && WEFT_REAL == 32
-
-/* LINE terms of a whole panel. */
-static ALWAYS_INLINE void transpose_line(const real *from, int64_t ld, real *to,
-                                         const int64_t width) {
-    int64_t stride = ld * (int64_t)sizeof(real), step = width * (int64_t)sizeof(real);
-    for (int64_t i = 0; i < width; i += 16)
-        for (int64_t e = 0; e < LINE; e += 4)
-            if (width == 6)
-                transpose_six((const char *)(from + e), stride, (char *)(to + e * width), step);
-            else
-                transpose_lanes((const char *)(from + i * ld + e), stride,
-                                (char *)(to + e * width + i), step, 4);
-}
-
-#endif
-
 /* A panel of `count` ≤ width vectors that lie one after the other, k terms each. */
 static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, real *to,
                                      const int64_t width, const bool bf16) {
     int64_t d = 0;
-#if defined(__AVX512F__) && WEFT_REAL == 32
-    if (count == width && !bf16)
-        for (; d + LINE <= k; d += LINE)
-            transpose_line((const real *)x.data + d, x.ld, to + d * width, width);
-#endif
     if (count == width && width % 4 == 0)
         for (; d + LINE <= k; d += LINE)
             for (int64_t i = 0; i < width; i += 4)

@@ -322,6 +322,7 @@ TEST(test_a_large_loss_is_one_of_plain_sums) {
     check_large_loss(WEFT_F32, 0.1, 0.5f, 0.5f, 1e-5); /* one gradient: scaled */
     check_large_loss(WEFT_F32, 0.1, 0.5f, 2, 1e-5);    /* two: made again */
     check_large_loss(WEFT_BF16, 0.1, 1, 1, 1e-2);
+    check_large_loss(WEFT_BF16, 0.1, 0.5f, 2, 1e-2);
 }
 
 /* p − 1 where p is nearly 1, which bf16 cannot tell from it; among more words than are taken at a time. */
