@@ -13,8 +13,7 @@ enum { CONTEXT = 256, WINDOWS = 4, WINDOWS_MOST = 4 }; /* of held-out sequences,
  *
  * The mean of the latents is left out: in keys it adds the same to all scores of a query, and in values
  * the same to all outputs. What tokens tell each other is in the differences. */
-static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_look *out,
-                              weft_layer_sums *sums) {
+static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_look *look) {
     const weft_tensor *gate = s->graph.inside[layer].gate;
     WEFT_AUTO_FREE double *values = NULL;
     WEFT_TRY(weft_session_take(s, gate, &values));
@@ -23,26 +22,24 @@ static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_l
     for (int64_t i = 0; i < rows * heads; i++) {
         double g = 1 / (1 + exp(-values[i]));
         int bin = (int)(g * WEFT_GATE_BINS);
-        weft_head_sums *own = &sums->heads[i % heads];
+        weft_head_look *own = &look->heads[i % heads];
         own->number[WEFT_HEAD_GATE] += g;
         own->number[WEFT_HEAD_GATE_SPREAD] += g * g;
-        own->gates++;
-        out->heads[i % heads].gates[bin < WEFT_GATE_BINS ? bin : WEFT_GATE_BINS - 1]++;
+        own->gates[bin < WEFT_GATE_BINS ? bin : WEFT_GATE_BINS - 1]++;
     }
     return WEFT_OK;
 }
 
-static weft_status look_latent(const weft_session *s, const weft_tensor *latent, int which,
-                               weft_spectrum_look *out, weft_layer_sums *sums) {
+static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
+                               weft_spectrum_look *look) {
     WEFT_AUTO_FREE double *rows = NULL;
     WEFT_TRY(weft_session_take(s, latent, &rows));
     if (!rows) return WEFT_OK;
     int64_t width = latent->shape[2], n = weft_tensor_count(latent) / width;
-    out->width = width;
-    if (!sums->latents[which])
-        sums->latents[which] = calloc((size_t)(width * (width + 1)), sizeof(double));
-    if (!sums->latents[which]) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    double *sum = sums->latents[which], *gram = sum + width;
+    look->width = width;
+    if (!look->sums) look->sums = calloc((size_t)(width * (width + 1)), sizeof *look->sums);
+    if (!look->sums) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    double *sum = look->sums, *gram = sum + width;
     /* Adds rows [n, L] to a sum and to the sum of products. */
     for (int64_t i = 0; i < n; i++) {
         const double *x = rows + i * width;
@@ -52,7 +49,7 @@ static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
                 gram[a * width + b] += x[a] * x[b];
         }
     }
-    if (which == 0) sums->latent_rows += (double)n;
+    look->rows += (double)n;
     return WEFT_OK;
 }
 
@@ -68,13 +65,13 @@ static int64_t holding(const double *values, int64_t n, double share) {
     return n;
 }
 
-static weft_status finish_latent(weft_layer_look *look, int which, const weft_layer_sums *sums) {
+static weft_status finish_latent(weft_layer_look *look, int which) {
     weft_spectrum_look *out = &look->latents[which];
     double *numbers = &look->number[WEFT_LAYER_LATENTS + 3 * which];
     int64_t width = out->width;
     numbers[0] = numbers[1] = numbers[2] = NAN;
     if (!width) return WEFT_OK;
-    double *sum = sums->latents[which], *gram = sum + width, rows = sums->latent_rows;
+    double *sum = out->sums, *gram = sum + width, rows = out->rows;
     WEFT_AUTO_FREE double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
     out->values = malloc((size_t)width * sizeof *out->values);
     if (!vectors || !out->values) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
@@ -131,15 +128,15 @@ static weft_status mean_input(const weft_session *s, int64_t layer, double **out
 /* WsFFN's z-heads: whether they tell sequences and heads apart, as their contrastive loss wants, and
  * whether the dense W_z stays with the blocks that it starts from. */
 static weft_status look_z(const weft_session *s, int64_t layer, int64_t window, int64_t windows,
-                          weft_layer_sums *sums) {
+                          weft_layer_look *look) {
     const weft_weight *w_z = weft_layer_weight(s->model, layer, "ffn.z_proj.weight");
     const weft_weight *w_1 = weft_layer_weight(s->model, layer, "ffn.w1.weight");
     if (!w_z || !w_1) return WEFT_OK;
     int64_t ffn = w_1->shape[0], width = w_1->shape[1];
     WEFT_AUTO_FREE double *x = NULL, *first = NULL, *second = NULL,
                           *h = calloc((size_t)ffn, sizeof *h);
-    if (!sums->contexts) sums->contexts = calloc((size_t)(windows * ffn), sizeof(double));
-    if (!h || !sums->contexts) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!look->contexts) look->contexts = calloc((size_t)(windows * ffn), sizeof(double));
+    if (!h || !look->contexts) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     WEFT_TRY(mean_input(s, layer, &x));
     WEFT_TRY(look_weight(w_1, &first));
     WEFT_TRY(look_weight(w_z, &second));
@@ -148,7 +145,7 @@ static weft_status look_z(const weft_session *s, int64_t layer, int64_t window, 
     int64_t heads = w_z->ndim == 3 ? w_z->shape[0] : 1, size = ffn / heads;
     for (int64_t i = 0; i < heads; i++)
         multiply(second + i * size * size, h + i * size, size, size,
-                 sums->contexts + window * ffn + i * size);
+                 look->contexts + window * ffn + i * size);
     return WEFT_OK;
 }
 
@@ -163,11 +160,11 @@ static double cosine(const double *a, const double *b, int64_t n) {
 }
 
 /* The mean over pairs; contexts [windows, heads, z]. */
-static void compare_contexts(const double *contexts, int64_t windows, int64_t heads, int64_t size,
-                             weft_layer_look *out) {
+static void compare_contexts(int64_t windows, int64_t heads, int64_t size, weft_layer_look *look) {
     double between = 0, across = 0;
     int64_t n_between = 0, n_across = 0;
     int64_t row = heads * size;
+    const double *contexts = look->contexts;
     for (int64_t w = 0; w < windows; w++)
         for (int64_t i = 0; i < heads; i++) {
             const double *own = contexts + w * row + i * size;
@@ -176,8 +173,8 @@ static void compare_contexts(const double *contexts, int64_t windows, int64_t he
             for (int64_t v = w + 1; v < windows; v++, n_across++)
                 across += cosine(own, contexts + v * row + i * size, size);
         }
-    out->number[WEFT_LAYER_Z_BETWEEN] = n_between > 0 ? between / (double)n_between : NAN;
-    out->number[WEFT_LAYER_Z_ACROSS] = n_across > 0 ? across / (double)n_across : NAN;
+    look->number[WEFT_LAYER_Z_BETWEEN] = n_between > 0 ? between / (double)n_between : NAN;
+    look->number[WEFT_LAYER_Z_ACROSS] = n_across > 0 ? across / (double)n_across : NAN;
 }
 
 static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double *out) {
@@ -198,14 +195,14 @@ static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double 
 }
 
 static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
-                            weft_layer_look *out, const weft_layer_sums *sums) {
+                            weft_layer_look *look) {
     const weft_weight *w_z = weft_layer_weight(m, layer, "ffn.z_proj.weight");
     for (int n = WEFT_LAYER_Z_OFF; n < WEFT_LAYER_NUMBERS; n++)
-        out->number[n] = NAN;
-    if (!w_z || !sums->contexts) return WEFT_OK;
+        look->number[n] = NAN;
+    if (!w_z || !look->contexts) return WEFT_OK;
     int64_t heads = m->config.wsffn_n_head, ffn = weft_config_ffn_dim(&m->config);
-    compare_contexts(sums->contexts, windows, heads, ffn / heads, out);
-    return share_off_blocks(w_z, heads, &out->number[WEFT_LAYER_Z_OFF]);
+    compare_contexts(windows, heads, ffn / heads, look);
+    return share_off_blocks(w_z, heads, &look->number[WEFT_LAYER_Z_OFF]);
 }
 
 /* Of the mechanism that a tensor belongs to: its part of the plan, with the three of reciprocal.c apart. */
@@ -269,54 +266,45 @@ static weft_status look_gradients(const weft_model *m, weft_backing place, const
 
 void weft_inspection_free(weft_inspection *i) {
     for (int64_t l = 0; i->layers && l < i->n_layers; l++) {
-        WEFT_FREE(i->layers[l].heads, i->layers[l].latents[0].values,
-                  i->layers[l].latents[1].values);
+        weft_layer_look *look = &i->layers[l];
+        for (int64_t h = 0; look->heads && h < i->n_heads; h++)
+            free(look->heads[h].sigma);
+        for (int k = 0; k < 2; k++)
+            WEFT_FREE(look->latents[k].values, look->latents[k].sums);
+        WEFT_FREE(look->heads, look->contexts);
     }
     free(i->layers);
     *i = (weft_inspection){0};
 }
 
-typedef struct {
-    const weft_config *config;
-    weft_layer_sums *sums; /* [layers] */
-    weft_head_sums *heads; /* [layers, H] */
-    double *scores;        /* [H, T, T] */
-    unsigned char *chosen; /* routes of this layer and of the one before: [2, T, T] */
-} inspector;
-
-static void end_inspector(inspector *p) {
-    int64_t layers = p->config->n_layer;
-    for (int64_t l = 0; p->sums && l < layers; l++)
-        WEFT_FREE(p->sums[l].latents[0], p->sums[l].latents[1], p->sums[l].contexts);
-    for (int64_t h = 0; p->heads && h < layers * p->config->n_head; h++)
-        free(p->heads[h].sigma);
-    WEFT_FREE(p->sums, p->heads, p->scores, p->chosen);
-}
-
-static weft_status look_at_layer(const inspector *p, const weft_session *s, int64_t layer,
-                                 int64_t window, weft_inspection *out) {
+/* scores: [H, T, T]; chosen: routes of this layer and of the one before, [2, T, T]. */
+static weft_status look_at_layer(const weft_session *s, int64_t layer, int64_t window,
+                                 double *scores, unsigned char *chosen, weft_inspection *out) {
     int64_t pairs = out->time * out->time;
     weft_layer_look *look = &out->layers[layer];
-    weft_layer_sums *sums = &p->sums[layer];
-    WEFT_TRY(weft_session_scores(s, layer, p->scores));
-    WEFT_TRY(weft_look_gaussians(s, layer, p->scores, look, sums));
-    weft_look_weights(p->config, p->scores, out->time, sums);
-    WEFT_TRY(weft_look_routes(s, layer, p->scores, out->time,
-                              layer ? p->chosen + (layer - 1) % 2 * pairs : NULL,
-                              p->chosen + layer % 2 * pairs, sums));
-    WEFT_TRY(look_gates(s, layer, look, sums));
+    WEFT_TRY(weft_session_scores(s, layer, scores));
+    WEFT_TRY(weft_look_gaussians(s, layer, scores, look));
+    weft_look_weights(&s->model->config, scores, out->time, look);
+    WEFT_TRY(weft_look_routes(s, layer, scores, out->time,
+                              layer ? chosen + (layer - 1) % 2 * pairs : NULL,
+                              chosen + layer % 2 * pairs, look));
+    WEFT_TRY(look_gates(s, layer, look));
     const weft_layer_inside *in = &s->graph.inside[layer];
-    WEFT_TRY(look_latent(s, in->latent, 0, &look->latents[0], sums));
-    WEFT_TRY(look_latent(s, in->latent_v, 1, &look->latents[1], sums));
-    return look_z(s, layer, window, out->windows, sums);
+    WEFT_TRY(look_latent(s, in->latent, &look->latents[0]));
+    WEFT_TRY(look_latent(s, in->latent_v, &look->latents[1]));
+    return look_z(s, layer, window, out->windows, look);
 }
 
-static weft_status look_at_windows(const inspector *p, const weft_model *m, weft_backing place,
+static weft_status look_at_windows(const weft_model *m, weft_backing place,
                                    const weft_windows *text, weft_inspection *out) {
     WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_build build = {
         .batch = 1, .time = text->time, .dtype = m->dtype, .scores = true, .inside = true};
     weft_loss_parts parts;
+    size_t pairs = (size_t)(text->time * text->time);
+    WEFT_AUTO_FREE double *scores = malloc((size_t)out->n_heads * pairs * sizeof *scores);
+    WEFT_AUTO_FREE unsigned char *chosen = malloc(2 * pairs);
+    if (!scores || !chosen) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     WEFT_TRY(weft_session_open(m, place.backend, place.pool, &build, false, false, &s));
     for (int64_t w = 0; w < text->windows; w++) {
         const int32_t *tokens = text->tokens + w * (text->time + 1);
@@ -325,14 +313,14 @@ static weft_status look_at_windows(const inspector *p, const weft_model *m, weft
         out->loss += parts.cross_entropy / (double)text->windows;
         WEFT_TRY(weft_mirror_use(m->mirror, NULL));
         for (int64_t l = 0; l < out->n_layers; l++)
-            WEFT_TRY(look_at_layer(p, &s, l, w, out));
+            WEFT_TRY(look_at_layer(&s, l, w, scores, chosen, out));
     }
     for (int64_t l = 0; l < out->n_layers; l++) {
         weft_layer_look *look = &out->layers[l];
-        weft_finish_heads(look, &p->sums[l], out->n_heads);
+        weft_finish_heads(look, out->n_heads);
         for (int i = 0; i < 2; i++)
-            WEFT_TRY(finish_latent(look, i, &p->sums[l]));
-        WEFT_TRY(finish_z(m, l, out->windows, look, &p->sums[l]));
+            WEFT_TRY(finish_latent(look, i));
+        WEFT_TRY(finish_z(m, l, out->windows, look));
     }
     return WEFT_OK;
 }
@@ -340,26 +328,18 @@ static weft_status look_at_windows(const inspector *p, const weft_model *m, weft
 weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_windows *text,
                          bool gradients, weft_inspection *out) {
     const weft_config *c = &m->config;
-    WEFT_AUTO(end_inspector) inspector p = {.config = c};
     *out = (weft_inspection){
         .n_layers = c->n_layer, .n_heads = c->n_head, .windows = text->windows, .time = text->time};
-    size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads,
-           pairs = (size_t)(text->time * text->time);
-    p.sums = calloc(layers, sizeof *p.sums);
-    p.heads = calloc(layers * heads, sizeof *p.heads);
+    size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads;
     out->layers = calloc(layers, sizeof *out->layers);
-    p.scores = malloc(heads * pairs * sizeof *p.scores);
-    p.chosen = malloc(2 * pairs);
-    if (!p.sums || !p.heads || !out->layers || !p.scores || !p.chosen)
-        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!out->layers) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     for (size_t l = 0; l < layers; l++) {
-        p.sums[l].heads = p.heads + l * heads;
         out->layers[l].heads = calloc(heads, sizeof *out->layers[l].heads);
         if (!out->layers[l].heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
         for (size_t h = 0; h < heads; h++)
             out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
     }
-    WEFT_TRY(look_at_windows(&p, m, place, text, out));
+    WEFT_TRY(look_at_windows(m, place, text, out));
     return gradients ? look_gradients(m, place, text, out) : WEFT_OK;
 }
 

@@ -27,9 +27,15 @@ enum {
     WEFT_HEAD_NUMBERS
 };
 
+/* While windows are looked at, the numbers are sums over tokens: ENTROPY_SHARE of the entropy of equal weights,
+ * GATE_SPREAD of squares. */
 typedef struct {
     double number[WEFT_HEAD_NUMBERS];
     int64_t gates[WEFT_GATE_BINS]; /* how many lie in each tenth of 0 to 1 */
+    double rows, moved_rows;       /* that were added */
+    double *sigma;                 /* of queries, then keys: sum and sum of squares [width] */
+    int64_t width;                 /* of the deviations; 0: none */
+    double tokens;                 /* that were added to sigma */
 } weft_head_look;
 
 /* Directions that tokens take in a latent of `width` numbers: the singular values of the latents
@@ -39,6 +45,8 @@ typedef struct {
     double *values; /* [width], falling */
     double rank;    /* effective: exp of the entropy of the values as shares of their sum */
     int64_t dirs_90, dirs_99; /* how many directions hold 90% and 99% of the variance */
+    double *sums,
+        rows; /* the sum [L] and that of products [L, L] of the tokens so far, and how many */
 } weft_spectrum_look;
 
 /* What is measured of a layer, in the order of weft_inside_layers. Routes are those by SPARSE_MODE of the heads' weights,
@@ -60,7 +68,9 @@ enum {
 typedef struct {
     weft_head_look *heads; /* [H] */
     double number[WEFT_LAYER_NUMBERS];
-    weft_spectrum_look latents[2]; /* c^K and c^V; a joint latent is the first alone */
+    double rows[WEFT_LAYER_LATENTS]; /* whose sums the numbers of routes are at first */
+    weft_spectrum_look latents[2];   /* c^K and c^V; a joint latent is the first alone */
+    double *contexts;                /* of z-heads, of all windows: [windows, F] */
 } weft_layer_look;
 
 /* Tensors of one mechanism in a training pass. */
@@ -104,35 +114,18 @@ void weft_inspection_facts(const weft_inspection *i, json_t *facts);
 weft_status weft_inspect_held_out(const weft_model *m, weft_backing place, json_t *facts);
 
 /* Between the files of this folder: each looks at one thing in what a session kept of one window, and adds
- * it up over windows. */
-
-/* Sums over tokens so far, of one head or of one layer; see the files. */
-typedef struct {
-    double number
-        [WEFT_HEAD_NUMBERS]; /* ENTROPY_SHARE: the entropy of equal weights; GATE_SPREAD: squares */
-    double rows, moved_rows, gates; /* that were added */
-    double *sigma;                  /* of queries, then keys: sum and sum of squares [width] */
-    int64_t width;                  /* of the deviations; 0: none */
-    double tokens;                  /* that were added to sigma */
-} weft_head_sums;
-
-typedef struct {
-    weft_head_sums *heads;                                       /* [H] */
-    double routes[WEFT_LAYER_LATENTS], rows[WEFT_LAYER_LATENTS]; /* sums, and how many */
-    double *latents[2]; /* of c^K and c^V: the sum [L], and that of products [L, L] */
-    double latent_rows;
-    double *contexts; /* of z-heads, of all windows: [windows, F] */
-} weft_layer_sums;
+ * it to what was seen of a layer so far. */
 
 /* scores [H, T, T] become weights; adds them to the heads' sums. */
-void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_layer_sums *sums);
+void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_layer_look *look);
 /* The routes of these weights, which become those that routing takes: chosen [T, T] is set to 0 and 1;
  * `before` is the layer's before, or NULL. */
 weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weights, int64_t time,
                              const unsigned char *before, unsigned char *chosen,
-                             weft_layer_sums *sums);
+                             weft_layer_look *look);
 
 /* Deviations; `scores` are still scores. */
 weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
-                                weft_layer_look *out, weft_layer_sums *sums);
-void weft_finish_heads(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);
+                                weft_layer_look *look);
+/* Means in the place of the sums. */
+void weft_finish_heads(weft_layer_look *look, int64_t heads);

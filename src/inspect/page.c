@@ -36,17 +36,14 @@ static weft_status add_routes(const weft_session *s, int64_t layer, int64_t time
     const weft_config *c = &s->model->config;
     size_t pairs = (size_t)(time * time);
     if (!c->cross_token) return WEFT_OK;
-    size_t scores = (size_t)c->n_head * pairs * sizeof(double),
-           sums_of = (size_t)c->n_head * sizeof(weft_head_sums);
-    WEFT_AUTO_FREE char *room =
-        calloc(1, scores + sums_of + pairs); /* weights, sums, what was chosen */
-    if (!room) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    double *weights = (double *)(void *)room;
-    weft_layer_sums sums = {.heads = (weft_head_sums *)(void *)(room + scores)};
-    unsigned char *chosen = (unsigned char *)room + scores + sums_of;
+    WEFT_AUTO_FREE double *weights = malloc((size_t)c->n_head * pairs * sizeof *weights);
+    WEFT_AUTO_FREE weft_head_look *heads = calloc((size_t)c->n_head, sizeof *heads);
+    WEFT_AUTO_FREE unsigned char *chosen = malloc(pairs);
+    if (!weights || !heads || !chosen) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    weft_layer_look look = {.heads = heads};
     WEFT_TRY(weft_session_scores(s, layer, weights));
-    weft_look_weights(c, weights, time, &sums);
-    WEFT_TRY(weft_look_routes(s, layer, weights, time, NULL, chosen, &sums));
+    weft_look_weights(c, weights, time, &look);
+    WEFT_TRY(weft_look_routes(s, layer, weights, time, NULL, chosen, &look));
     json_t *all = json_array();
     for (int64_t i = 0; i < time; i++) {
         json_t *row = json_array();

@@ -16,7 +16,7 @@ static int64_t hidden_from(const double *p, int64_t seen) {
     return hidden;
 }
 
-static void add_row(weft_head_sums *h, const double *p, int64_t token, int64_t seen) {
+static void add_row(weft_head_look *h, const double *p, int64_t token, int64_t seen) {
     int64_t visible = seen - hidden_from(p, seen);
     if (visible < 2) return;
     h->rows++;
@@ -31,14 +31,14 @@ static void add_row(weft_head_sums *h, const double *p, int64_t token, int64_t s
         h->number[WEFT_HEAD_BACK] += p[j] * fabs((double)(token - j));
 }
 
-void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_layer_sums *sums) {
+void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_layer_look *look) {
     for (int64_t h = 0; h < c->n_head; h++)
         for (int64_t i = 0; i < time; i++) {
             double *row = scores + (h * time + i) * time;
             int64_t seen = seen_by(c, i, time);
             weft_scores_softmax(row, seen);
             memset(row + seen, 0, (size_t)(time - seen) * sizeof *row);
-            add_row(&sums->heads[h], row, i, seen);
+            add_row(&look->heads[h], row, i, seen);
         }
 }
 
@@ -71,12 +71,12 @@ static double shared(const unsigned char *these, const unsigned char *those, int
     return both / all;
 }
 
-static void add(weft_layer_sums *sums, int number, double value) {
-    sums->routes[number] += value;
-    sums->rows[number]++;
+static void add(weft_layer_look *look, int number, double value) {
+    look->number[number] += value;
+    look->rows[number]++;
 }
 
-static void add_routes(weft_layer_sums *sums, const double *row, const unsigned char *chosen,
+static void add_routes(weft_layer_look *look, const double *row, const unsigned char *chosen,
                        int64_t seen) {
     double all = 0, kept = 0, count = 0;
     for (int64_t j = 0; j < seen; j++) {
@@ -84,8 +84,8 @@ static void add_routes(weft_layer_sums *sums, const double *row, const unsigned 
         kept += chosen[j] ? row[j] : 0;
         count += chosen[j];
     }
-    add(sums, WEFT_LAYER_ROUTES, count);
-    add(sums, WEFT_LAYER_ROUTES_WEIGHT, kept / all);
+    add(look, WEFT_LAYER_ROUTES, count);
+    add(look, WEFT_LAYER_ROUTES_WEIGHT, kept / all);
 }
 
 /* With ROUTE_AFTER_GATE a head's weights count as much as the gate leaves of it. */
@@ -106,7 +106,7 @@ static weft_status weigh_by_gate(const weft_session *s, int64_t layer, double *w
 
 weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weights, int64_t time,
                              const unsigned char *before, unsigned char *chosen,
-                             weft_layer_sums *sums) {
+                             weft_layer_look *look) {
     const weft_config *c = &s->model->config;
     WEFT_AUTO_FREE double *row = calloc((size_t)time, sizeof *row);
     if (!row) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
@@ -129,9 +129,9 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
         choose(c, row + hidden, seen - hidden, mine + hidden);
         /* A token that sees no more than are kept has no choice. */
         if (seen - hidden <= (c->sparse_mode == WEFT_SPARSE_TOPK ? c->sparse_k : 1)) continue;
-        add_routes(sums, row + hidden, mine + hidden, seen - hidden);
-        if (before) add(sums, WEFT_LAYER_LAYER_BEFORE, shared(mine, before + i * time, seen));
-        if (i > 0) add(sums, WEFT_LAYER_TOKEN_BEFORE, shared(mine, mine - time, seen));
+        add_routes(look, row + hidden, mine + hidden, seen - hidden);
+        if (before) add(look, WEFT_LAYER_LAYER_BEFORE, shared(mine, before + i * time, seen));
+        if (i > 0) add(look, WEFT_LAYER_TOKEN_BEFORE, shared(mine, mine - time, seen));
     }
     return WEFT_OK;
 }
@@ -149,6 +149,10 @@ typedef struct {
     double *rows[2];
     int64_t heads[2], means, width, time;
 } gaussians;
+
+static void end_gaussians(gaussians *g) {
+    WEFT_FREE(g->rows[0], g->rows[1]);
+}
 
 static const double *deviations(const gaussians *g, int which, int64_t token, int64_t head,
                                 int64_t query_heads) {
@@ -213,58 +217,52 @@ static weft_status read_tau(const weft_session *s, const weft_score *l, double *
     return WEFT_OK;
 }
 
-static weft_status look(const weft_session *s, int64_t layer, const double *scores,
-                        const gaussians *g, weft_layer_look *out, weft_layer_sums *sums) {
+weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
+                                weft_layer_look *look) {
     const weft_layer_scores *l = &s->graph.scores[layer];
     WEFT_AUTO_FREE double *tau = NULL;
-    if (!g->width) return WEFT_OK;
+    WEFT_AUTO(end_gaussians) gaussians g = {0};
+    WEFT_TRY(read_gaussians(s, layer, &g));
+    if (!g.width) return WEFT_OK;
     int64_t heads = l->score.heads;
     for (int64_t h = 0; h < heads; h++) {
-        weft_head_sums *own = &sums->heads[h];
-        if (!own->sigma) own->sigma = calloc(4 * (size_t)g->width, sizeof *own->sigma);
+        weft_head_look *own = &look->heads[h];
+        if (!own->sigma) own->sigma = calloc(4 * (size_t)g.width, sizeof *own->sigma);
         if (!own->sigma) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-        own->width = g->width;
-        for (int64_t t = 0; t < g->time; t++)
+        own->width = g.width;
+        for (int64_t t = 0; t < g.time; t++)
             for (int which = 0; which < 2; which++) {
-                const double *sigma = deviations(g, which, t, h, heads);
-                double *sum = own->sigma + 2 * which * g->width, *squares = sum + g->width;
-                for (int64_t d = 0; d < g->width; d++) {
+                const double *sigma = deviations(&g, which, t, h, heads);
+                double *sum = own->sigma + 2 * which * g.width, *squares = sum + g.width;
+                for (int64_t d = 0; d < g.width; d++) {
                     sum[d] += sigma[d];
                     squares[d] += sigma[d] * sigma[d];
                 }
             }
-        own->tokens += (double)g->time;
+        own->tokens += (double)g.time;
     }
     if (!l->means) return WEFT_OK;
     WEFT_TRY(read_tau(s, &l->score, &tau));
     for (int64_t h = 0; h < heads; h++)
-        out->heads[h].number[WEFT_HEAD_TAU] = tau[h];
-    WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g->time) * sizeof *rows);
+        look->heads[h].number[WEFT_HEAD_TAU] = tau[h];
+    WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g.time) * sizeof *rows);
     if (!rows) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     for (int64_t h = 0; h < heads; h++)
-        for (int64_t i = 0; i < g->time; i++) {
-            int64_t seen = l->score.causal ? i + 1 : g->time;
+        for (int64_t i = 0; i < g.time; i++) {
+            int64_t seen = l->score.causal ? i + 1 : g.time;
             if (seen < 2) continue;
-            sums->heads[h].number[WEFT_HEAD_MOVED] +=
-                row_moved(g, scores + (h * g->time + i) * g->time, seen, i, h, heads,
-                          2 / (tau[h] + TAU_EPS), rows, rows + g->time);
-            sums->heads[h].moved_rows++;
+            look->heads[h].number[WEFT_HEAD_MOVED] +=
+                row_moved(&g, scores + (h * g.time + i) * g.time, seen, i, h, heads,
+                          2 / (tau[h] + TAU_EPS), rows, rows + g.time);
+            look->heads[h].moved_rows++;
         }
     return WEFT_OK;
 }
 
-weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
-                                weft_layer_look *out, weft_layer_sums *sums) {
-    gaussians g;
-    weft_status status = read_gaussians(s, layer, &g);
-    if (status == WEFT_OK) status = look(s, layer, scores, &g, out, sums);
-    free(g.rows[0]);
-    free(g.rows[1]);
-    return status;
-}
-
 /* The mean deviation, and its standard deviation over the mean, both in the mean over dimensions. */
-static void finish_sigma(const weft_head_sums *h, int which, double *sigma, double *spread) {
+static void finish_sigma(weft_head_look *h, int which) {
+    double *sigma = &h->number[WEFT_HEAD_SIGMA + which],
+           *spread = &h->number[WEFT_HEAD_SPREAD + which];
     *sigma = *spread = h->width ? 0 : NAN;
     for (int64_t d = 0; d < h->width; d++) {
         const double *at = h->sigma + 2 * which * h->width + d; /* its sum, and that of squares */
@@ -279,20 +277,21 @@ static double mean(double sum, double count) {
     return count > 0 ? sum / count : NAN;
 }
 
-void weft_finish_heads(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads) {
+void weft_finish_heads(weft_layer_look *look, int64_t heads) {
     for (int n = 0; n < WEFT_LAYER_LATENTS; n++)
-        out->number[n] = mean(sums->routes[n], sums->rows[n]);
-    for (int64_t h = 0; h < heads; h++) {
-        const weft_head_sums *s = &sums->heads[h];
-        double *to = out->heads[h].number;
+        look->number[n] = mean(look->number[n], look->rows[n]);
+    for (weft_head_look *h = look->heads; h < look->heads + heads; h++) {
+        double *to = h->number, gates = 0;
         for (int n = 0; n < WEFT_HEAD_TAU; n++)
-            to[n] = mean(s->number[n], s->rows);
+            to[n] = mean(to[n], h->rows);
         to[WEFT_HEAD_ENTROPY_SHARE] = to[WEFT_HEAD_ENTROPY] / to[WEFT_HEAD_ENTROPY_SHARE];
         for (int which = 0; which < 2; which++)
-            finish_sigma(s, which, &to[WEFT_HEAD_SIGMA + which], &to[WEFT_HEAD_SPREAD + which]);
-        to[WEFT_HEAD_MOVED] = mean(s->number[WEFT_HEAD_MOVED], s->moved_rows);
-        double gate = to[WEFT_HEAD_GATE] = mean(s->number[WEFT_HEAD_GATE], s->gates);
-        double variance = mean(s->number[WEFT_HEAD_GATE_SPREAD], s->gates) - gate * gate;
+            finish_sigma(h, which);
+        to[WEFT_HEAD_MOVED] = mean(to[WEFT_HEAD_MOVED], h->moved_rows);
+        for (int bin = 0; bin < WEFT_GATE_BINS; bin++)
+            gates += (double)h->gates[bin];
+        double gate = to[WEFT_HEAD_GATE] = mean(to[WEFT_HEAD_GATE], gates);
+        double variance = mean(to[WEFT_HEAD_GATE_SPREAD], gates) - gate * gate;
         to[WEFT_HEAD_GATE_SPREAD] = variance < 0 ? 0 : sqrt(variance);
     }
 }
