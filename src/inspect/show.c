@@ -8,10 +8,21 @@
 
 enum { HEADS_MOST = 16, DIGITS = 4 };
 
+/* The mean of a number over the heads of all layers, or over the layers, where it is one; NaN: nowhere. */
+static double mean_number(const weft_inspection *i, int n, bool of_heads) {
+    int64_t heads = of_heads ? i->n_heads : 1;
+    double sum = 0, count = 0;
+    for (int64_t k = 0; k < i->n_layers * heads; k++) {
+        const weft_layer_look *at = &i->layers[k / heads];
+        double value = of_heads ? at->heads[k % heads].number[n] : at->number[n];
+        sum += isfinite(value) ? value : 0;
+        count += isfinite(value);
+    }
+    return sum / count;
+}
+
 static bool has_number(const weft_inspection *i, int n) {
-    for (int64_t k = 0; k < i->n_layers * i->n_heads; k++)
-        if (isfinite(i->layers[k / i->n_heads].heads[k % i->n_heads].number[n])) return true;
-    return false;
+    return isfinite(mean_number(i, n, true));
 }
 
 static void print_number(FILE *out, double value) {
@@ -233,24 +244,10 @@ static void set_fact(json_t *facts, const char *kind, const char *name, double v
 }
 
 void weft_inspection_facts(const weft_inspection *i, json_t *facts) {
-    for (int n = 0; n < WEFT_HEAD_NUMBERS; n++) {
-        double sum = 0, count = 0; /* of what is a number */
-        for (int64_t k = 0; k < i->n_layers * i->n_heads; k++) {
-            double value = i->layers[k / i->n_heads].heads[k % i->n_heads].number[n];
-            sum += isfinite(value) ? value : 0;
-            count += isfinite(value);
-        }
-        set_fact(facts, "", weft_inside_heads[n].name, sum / count);
-    }
-    for (int n = 0; n < WEFT_LAYER_NUMBERS; n++) {
-        double sum = 0, count = 0;
-        for (int64_t l = 0; l < i->n_layers; l++) {
-            double value = i->layers[l].number[n];
-            sum += isfinite(value) ? value : 0;
-            count += isfinite(value);
-        }
-        set_fact(facts, "", weft_inside_layers[n].name, sum / count);
-    }
+    for (int n = 0; n < WEFT_HEAD_NUMBERS; n++)
+        set_fact(facts, "", weft_inside_heads[n].name, mean_number(i, n, true));
+    for (int n = 0; n < WEFT_LAYER_NUMBERS; n++)
+        set_fact(facts, "", weft_inside_layers[n].name, mean_number(i, n, false));
     for (int p = 0; p < i->n_parts; p++) {
         set_fact(facts, "gradient ", i->parts[p].name, i->parts[p].gradient_norm);
         set_fact(facts, "weight ", i->parts[p].name, i->parts[p].weight_norm);
