@@ -120,21 +120,16 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int variant
  * a score. The smaller of equals. */
 static weft_status find_best_rate(weft_database *d, const weft_study *s, int variant, int *place) {
     bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC;
-    double best = NAN, best_rate = NAN;
-    int ended = 0;
-    EACH_ROW(rows, d,
-             "SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
-             " AND status IN ('done', 'diverged') ORDER BY learning_rate",
-             "ii", (int64_t)variant, s->base.study_rate_seed) {
-        ended++;
-        double score = weft_column_number(rows, 1);
-        if (!isfinite(score) || !(isnan(best) || (higher ? score > best : score < best))) continue;
-        best = score;
-        best_rate = sqlite3_column_double(rows, 0);
-    }
     *place = -1;
-    for (int i = 0; ended == s->n_rates && i < s->n_rates; i++)
-        if (s->rates[i] == best_rate) *place = i;
+    EACH_ROW(rows, d,
+             "WITH ended AS (SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
+             " AND status IN ('done', 'diverged'))"
+             " SELECT learning_rate FROM ended WHERE abs(score) < 9e999 AND"
+             " (SELECT count(*) FROM ended) = ? ORDER BY score * ?, learning_rate LIMIT 1",
+             "iiii", (int64_t)variant, s->base.study_rate_seed, (int64_t)s->n_rates,
+             (int64_t)(higher ? -1 : 1))
+        for (int i = 0; i < s->n_rates; i++)
+            if (s->rates[i] == sqlite3_column_double(rows, 0)) *place = i;
     return weft_database_end(d);
 }
 
