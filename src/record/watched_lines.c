@@ -8,11 +8,7 @@
 #include <errno.h>
 #include <math.h>
 
-enum {
-    LINE_MOST = 1 << 16,
-    ROWS_MOST = 4096, /* that are kept */
-    ROWS_TOLD = 2000  /* about so many in one answer */
-};
+enum { LINE_MOST = 1 << 16, ROWS_MOST = 2000 /* that are kept */ };
 
 void weft_watched_lines_clear(weft_watched_lines *l) {
     free(l->rows);
@@ -31,7 +27,7 @@ static void keep_row(weft_watched_lines *l, const weft_watched_row *row) {
         int64_t kept = 0, evaluations = 0;
         for (int64_t i = 0; i < l->n; i++)
             evaluations += is_evaluation(&l->rows[i]);
-        l->sparse = evaluations >= ROWS_MOST / 4;
+        l->sparse = evaluations >= ROWS_MOST / 2;
         for (int64_t i = 0; i < l->n; i++)
             if (i % 2 == 0 || (is_evaluation(&l->rows[i]) && !l->sparse))
                 l->rows[kept++] = l->rows[i];
@@ -121,27 +117,17 @@ bool weft_watched_lines_read(weft_watched_lines *l, int folder, int64_t bytes, i
 }
 
 static json_t *row_json(const weft_watched_row *r) {
-    json_t *list = json_array();
-    for (int i = 0; list && i < WEFT_ROW_VALUES; i++)
-        json_array_append_new(list, weft_json_number(r->value[i]));
+    WEFT_JSON_LIST(list, i, WEFT_ROW_VALUES, weft_json_number(r->value[i]));
     return list;
 }
 
 json_t *weft_watched_lines_json(const weft_watched_lines *l, int64_t after) {
-    json_t *list = json_array();
-    const weft_watched_row *told = NULL;
-    int64_t first = l->n, evaluations = 0;
+    int64_t first = l->n;
     while (first > 0 && l->rows[first - 1].version > after)
-        evaluations += is_evaluation(&l->rows[--first]);
-    int64_t every = (l->n - first) / ROWS_TOLD + 1;
-    for (int64_t i = first; list && i < l->n; i++) {
-        bool few = evaluations < ROWS_TOLD / 2;
-        if ((i - first) % every != 0 && !(few && is_evaluation(&l->rows[i]))) continue;
-        told = &l->rows[i];
-        json_array_append_new(list, row_json(told));
-    }
-    bool all = told && memcmp(told->value, l->last.value, sizeof told->value) == 0;
-    if (list && !all && l->n && l->last.version > after)
-        json_array_append_new(list, row_json(&l->last));
+        first--;
+    WEFT_JSON_LIST(list, i, l->n - first, row_json(&l->rows[first + i]));
+    const weft_watched_row *end = &l->last;
+    bool told = first < l->n && memcmp(l->rows[l->n - 1].value, end->value, sizeof end->value) == 0;
+    if (!told && l->n && end->version > after) json_array_append_new(list, row_json(end));
     return list;
 }
