@@ -195,10 +195,10 @@ const weftCharts = (() => {
 
   /* What a chart shows now: [{series, style, points, runs, join}]. */
   function shown(chart, spec, active) {
-    const bySeries = new Map(spec.series.map((s, i) => [i, s])), list = [];
+    const list = [];
     const look = (s) => { const rank = rankOf(s, spec.series, active); return {series: s, style: s.style, rank, colour: colourOf(s.style, rank)}; };
     for (const line of chart.lines || []) {
-      const s = bySeries.get(line.series);
+      const s = spec.series[line.series];
       if (!s || hidden.has(s.key)) continue;
       let base = null;
       if (chart.difference) {
@@ -209,7 +209,7 @@ const weftCharts = (() => {
       list.push({...look(s), runs, points: summary(runs), join: true, band: true});
     }
     for (const set of chart.points || []) {
-      const s = bySeries.get(set.series);
+      const s = spec.series[set.series];
       if (s && !hidden.has(s.key)) list.push({...look(s), runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, fit: set.fit, least: set.least, size: set.size || 1, bars: true});
     }
     return list.filter((l) => l.points.length);
@@ -267,8 +267,8 @@ const weftCharts = (() => {
     }
     const axis = chart.points ? chart.x || spec.x[0] : spec.x.find((a) => a.key === state.x) || spec.x[0];
     const logY = state.logY && !chart.difference;
-    const sx = scaleOf(axis.unit, range.x1), sy = scaleOf(chart.scale, range.y1);
-    const yTicks = logY ? logTicks(range.y0 / sy.by, range.y1 / sy.by, height / 36) : ticks(range.y0 / sy.by, range.y1 / sy.by, height / 44);
+    const sx = scaleOf(axis.unit, range.x1);
+    const yTicks = logY ? logTicks(range.y0, range.y1, height / 36) : ticks(range.y0, range.y1, height / 44);
     const yText = labels(yTicks, false);
     const left = 14 + 7.6 * Math.max(3, ...yText.map((t) => t.length)), right = 14, top = 30, bottom = 44;
     const most = Math.max(2, Math.floor((width - left - right) / 72));
@@ -280,8 +280,8 @@ const weftCharts = (() => {
     const py = (v) => height - bottom - place(v, range.y0, range.y1, logY) * (height - top - bottom);
 
     for (const [i, v] of yTicks.entries()) {
-      make("line", {x1: left, x2: width - right, y1: py(v * sy.by), y2: py(v * sy.by), class: "grid"}, svg);
-      make("text", {x: left - 7, y: py(v * sy.by) + 4.5, "text-anchor": "end"}, svg, yText[i]);
+      make("line", {x1: left, x2: width - right, y1: py(v), y2: py(v), class: "grid"}, svg);
+      make("text", {x: left - 7, y: py(v) + 4.5, "text-anchor": "end"}, svg, yText[i]);
     }
     for (const [i, v] of xTicks.entries()) {
       const at = px(v * sx.by), anchor = at > width - 26 ? "end" : "middle";
@@ -290,7 +290,7 @@ const weftCharts = (() => {
     }
     make("line", {x1: left, x2: width - right, y1: height - bottom, y2: height - bottom, class: "axis"}, svg);
     if (chart.difference) make("line", {x1: left, x2: width - right, y1: py(0), y2: py(0), class: "zero"}, svg);
-    make("text", {x: 4, y: 16, class: "name"}, svg, fullLabel(chart.label, chart.unit || sy.name));
+    make("text", {x: 4, y: 16, class: "name"}, svg, fullLabel(chart.label, chart.unit));
     make("text", {x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle", class: "name"}, svg, fullLabel(axis.label, sx.name));
 
     const id = "clip" + view.id, clip = make("clipPath", {id}, svg);
@@ -325,21 +325,20 @@ const weftCharts = (() => {
         if (i % every === (l.bars ? 0 : Math.floor(every / 2))) marker(g, l, px(p.x), py(p.y), l.bars ? 5 * l.size : 3);
       });
     }
-    view.map = {px, py, left, right: width - right, top, bottom: height - bottom, list, axis, sx, sy, width, height};
+    view.map = {px, py, left, right: width - right, top, bottom: height - bottom, list, axis, sx, width, height};
     view.cursor = make("line", {class: "cursor", y1: top - 6, y2: height - bottom, visibility: "hidden"}, svg);
   }
 
-  function valueText(v, chart, sy, difference) {
-    const text = short(v / sy.by, difference ? 3 : 5) + (sy.by > 1 ? " " + sy.name : "");
-    return difference && v > 0 ? "+" + text : text;
+  function valueText(v, chart) {
+    const text = short(v, chart.difference ? 3 : 5);
+    return chart.difference && v > 0 ? "+" + text : text;
   }
 
+  /* Which of some numbers is nearest to one. */
+  const closest = (list, x) => list.reduce((best, v, i) => (Math.abs(v - x) < Math.abs(list[best] - x) ? i : best), 0);
+
   /* The point of a line nearest to a place on the screen. */
-  function nearest(l, map, x) {
-    let best = l.points[0];
-    for (const p of l.points) if (Math.abs(map.px(p.x) - x) < Math.abs(map.px(best.x) - x)) best = p;
-    return best;
-  }
+  const nearest = (l, map, x) => l.points[closest(l.points.map((p) => map.px(p.x)), x)];
 
   /* How far a place is before a line's first point or after its last: there it has no value. */
   function beyond(l, map, x) {
@@ -347,13 +346,11 @@ const weftCharts = (() => {
   }
 
   function describe(view, found, focus) {
-    const {chart, map} = view, rows = found.map(({line, point}) => {
-      const spread = isFinite(point.low) && isFinite(point.high) && point.high > point.low
-        ? " (" + valueText(point.low, chart, map.sy, chart.difference) + " to " + valueText(point.high, chart, map.sy, chart.difference) + ")" : "";
-      return {line, text: valueText(point.y, chart, map.sy, chart.difference), spread, on: line === focus};
+    const say = (v) => valueText(v, view.chart);
+    return [...found].sort((a, b) => b.point.y - a.point.y).map(({line, point}) => {
+      const wide = isFinite(point.low) && isFinite(point.high) && point.high > point.low;
+      return {line, text: say(point.y), spread: wide ? " (" + say(point.low) + " to " + say(point.high) + ")" : "", on: line === focus};
     });
-    rows.sort((a, b) => found.find((f) => f.line === b.line).point.y - found.find((f) => f.line === a.line).point.y);
-    return rows;
   }
 
   /* Of many rows those around the one that is pointed at, so that the box has room in its chart. */
@@ -364,12 +361,8 @@ const weftCharts = (() => {
 
   /* "seed 1: 2.41, seed 2: 2.43": the single runs of a line at a place. */
   function runsText(view, line, x) {
-    const {chart, map} = view;
-    return line.runs.slice(0, RUNS_TOLD).map((r) => {
-      let best = 0;
-      r.x.forEach((v, i) => { if (Math.abs(v - x) < Math.abs(r.x[best] - x)) best = i; });
-      return r.name + ": " + valueText(r.y[best], chart, map.sy, chart.difference);
-    }).join(", ") + (line.runs.length > RUNS_TOLD ? ", \u2026" : "");
+    return line.runs.slice(0, RUNS_TOLD).map((r) => r.name + ": " + valueText(r.y[closest(r.x, x)], view.chart)).join(", ") +
+      (line.runs.length > RUNS_TOLD ? ", \u2026" : "");
   }
 
   /* The cells of CELL pixels that lines and points run through, so that a box can keep clear of them. */
@@ -486,8 +479,8 @@ const weftCharts = (() => {
     }
     const order = map.list.map((l) => l.series.key);
     let key = view.at ? view.at.key : order[0];
-    let line = map.list.find((l) => l.series.key === key) || map.list[0], i = line.points.length - 1;
-    if (view.at) line.points.forEach((p, k) => { if (Math.abs(p.x - view.at.value) < Math.abs(line.points[i].x - view.at.value)) i = k; });
+    let line = map.list.find((l) => l.series.key === key) || map.list[0];
+    let i = view.at ? closest(line.points.map((p) => p.x), view.at.value) : line.points.length - 1;
     const moves = {ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9};
     if (event.key in moves) {
       if (view.at) i += moves[event.key];
