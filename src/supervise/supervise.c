@@ -17,15 +17,10 @@
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-enum {
-    LINE_ROOM = WEFT_STUDY_LINE,
-    NOTE_ROOM = 160,
-    PAUSE_MS = 20,
-    LEFT_MS = 5000,
-    ASIDE_MOST = 10000
-};
+enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160, ASIDE_MOST = 10000 };
 
-static const double orphan_seconds = 20; /* for a killed study's last run to be gone */
+/* For a killed study's last run to be another program, and to be gone. */
+static const double left_seconds = 5, orphan_seconds = 20;
 
 typedef struct {
     weft_record_run *job; /* NULL: free */
@@ -68,14 +63,13 @@ static bool read_holder(int fd, char holder[32]) {
 /* Whether another study holds the lock. The run that a study had just forked as it was killed holds it
  * too, until it has become another program: where the holder is gone, that is waited for. */
 static bool is_held(int fd, char holder[32]) {
-    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
-    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-         waited += PAUSE_MS) {
+    double begun = weft_clock();
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         read_holder(fd, holder);
         long pid = strtol(holder, NULL, 10);
         bool gone = pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
-        if (waited >= LEFT_MS || !gone) return true;
-        nanosleep(&pause, NULL);
+        if (weft_clock() - begun >= left_seconds || !gone) return true;
+        weft_pause(weft_clock() - begun);
     }
     return false;
 }
@@ -104,17 +98,16 @@ static weft_status hold_folder(const char *path, int *descriptor) {
     return WEFT_OK;
 }
 
-/* Until no process trains into a run's folder, at most so long. */
-static void wait_folder(const char *path, double seconds) {
-    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+/* Until no process trains into a run's folder, or for too long. */
+static void wait_folder(const char *path) {
+    double begun = weft_clock();
     char lines[WEFT_PATH_MAX];
     if (weft_path(lines, "%s/metrics.jsonl", path) != WEFT_OK) return;
     WEFT_AUTO_CLOSE int fd = open(lines, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return;
-    for (int waited = 0; 0.001 * waited < seconds; waited += PAUSE_MS) {
-        if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) break;
-        nanosleep(&pause, NULL);
-    }
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK &&
+           weft_clock() - begun < orphan_seconds)
+        weft_pause(weft_clock() - begun);
 }
 
 static weft_status set_aside(const supervisor *v, const weft_record_run *job) {
@@ -418,7 +411,7 @@ static weft_status run_jobs(supervisor *v) {
             WEFT_PATH(runs, "%s/runs", o->out);
             WEFT_TRY(refuse_link(runs));
             WEFT_TRY(refuse_link(s->folder));
-            if (job->begun) wait_folder(s->folder, orphan_seconds);
+            if (job->begun) wait_folder(s->folder);
             weft_study_run_config(v->study, job->variant, job->rate, job->seed, &c);
             WEFT_TRY(weft_record_start(v->database, job));
             job->status = WEFT_RUN_RUNNING;
