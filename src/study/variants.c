@@ -327,17 +327,16 @@ static weft_status add_point(weft_variants *out, const weft_variant *variant, bo
  * variant's baseline; the points of a variant that has none, with its first. */
 static weft_status sweep_variants(const weft_config *base, const char *where, weft_variants *s) {
     char here[700];
-    weft_sweep sweep;
-    weft_variants swept = {0};
+    WEFT_AUTO(weft_sweep_free) weft_sweep sweep = {0};
+    WEFT_AUTO(weft_variants_free) weft_variants swept = {0};
     bool alone = s->n == 1;
     snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_SWEEP", where);
     WEFT_TRY(weft_sweep_read(base->study_sweep, (int)base->study_sweep_points,
                              WEFT_VARIANTS_MAX / s->n, (uint64_t)base->seed, here, &sweep));
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < s->n; i++)
-        for (int p = 0; status == WEFT_OK && p < sweep.n; p++)
-            status = add_point(&swept, &s->list[i], alone, &sweep, p, here);
-    for (int i = 0; status == WEFT_OK && i < swept.n; i++) {
+    for (int i = 0; i < s->n; i++)
+        for (int p = 0; p < sweep.n; p++)
+            WEFT_TRY(add_point(&swept, &s->list[i], alone, &sweep, p, here));
+    for (int i = 0; i < swept.n; i++) {
         const weft_variant *from = &s->list[i / sweep.n];
         int p = i % sweep.n;
         swept.list[i].baseline = from->baseline >= 0 ? from->baseline * sweep.n + p
@@ -345,10 +344,10 @@ static weft_status sweep_variants(const weft_config *base, const char *where, we
                                                      : -1;
         swept.list[i].repeats = from->repeats >= 0 ? from->repeats * sweep.n + p : -1;
     }
-    weft_sweep_free(&sweep);
-    weft_variants_free(s);
+    weft_variants plain = *s;
     *s = swept;
-    return status;
+    swept = plain;
+    return WEFT_OK;
 }
 
 weft_status weft_variants_parse(const weft_config *base, const char *where, const char *name,
