@@ -99,11 +99,6 @@ static bool is_in_front(const weft_report_variant *v, int cost) {
     return true;
 }
 
-static int by_x(const void *a, const void *b) {
-    const weft_plot_point *left = a, *right = b;
-    return weft_order(left->x, right->x);
-}
-
 /* Where the runs measured it: marks whose area is the speed of decoding, and the sentence that says so. */
 static const char *size_by_speed(const weft_report_data *d, weft_plot_series *series) {
     double least = NAN, most = NAN;
@@ -143,7 +138,7 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, int cos
     note = weft_page_keep(p, "On the Pareto front, variants that no other beats on both: %s.%s",
                           *names ? names : "none", speeds);
     if (!front || !title || !note) return no_memory();
-    qsort(front, (size_t)n, sizeof *front, by_x);
+    qsort(front, (size_t)n, sizeof *front, weft_order_doubles); /* by x, the first number of each */
     *title = (char)toupper((unsigned char)*title);
     caption = weft_page_keep(p, "%s. %s", title, note);
     *plot = plot_scores(d, WEFT_PLOT_POINTS, title,

@@ -117,8 +117,7 @@ void weft_axis_log_ticks(double low, double high, int most, weft_ticks *out) {
         int unit = 0;
         for (; out->at[i] >= 1e4 && value >= 999.5 && unit < COUNT(units) - 1; unit++)
             value /= 1000;
-        put_number(out->text[i], value < 1e-4 ? "%.*e" : "%.*g", value < 1e-4 ? 0 : 4, value,
-                   units[unit]);
+        put_number(out->text[i], "%.*g", 4, value, units[unit]);
     }
 }
 
@@ -457,15 +456,15 @@ static json_t *point_json(weft_plot_point at) {
 }
 
 static json_t *points_json(const weft_plot_point *points, int n) {
-    json_t *list = json_array();
-    for (int i = 0; i < n; i++)
-        json_array_append_new(list, point_json(points[i]));
+    WEFT_JSON_LIST(list, i, n, point_json(points[i]));
     return list;
 }
 
 json_t *weft_plot_json(const weft_plot *p) {
     static const char *const kinds[] = {"count", "seconds", "bytes"};
-    WEFT_AUTO_DECREF json_t *sets = json_array(), *front = json_array();
+    WEFT_AUTO_DECREF json_t *sets = json_array();
+    WEFT_AUTO_DECREF WEFT_JSON_LIST(front, i, p->n_front,
+                                    json_pack("[f, f]", p->front[i].x, p->front[i].y));
     json_t *chart =
         weft_json_make("title:o label:o difference:b higher:b", weft_page_json(p->title),
                        weft_page_json(p->y_label), p->zero, p->rises);
@@ -478,8 +477,6 @@ json_t *weft_plot_json(const weft_plot *p) {
                              one->n_fit ? point_json(one->least) : NULL,
                              one->size > 0 ? one->size : NAN);
     }
-    for (int i = 0; i < p->n_front; i++)
-        json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));
     if (p->lines)
         json_object_set(chart, "lines", p->lines);
     else
