@@ -52,8 +52,8 @@ weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const
                              "iiss", run, step, kind, detail);
 }
 
-static weft_status insert_study(weft_database *d, const weft_study *s,
-                                const weft_study_place *place) {
+static weft_status insert_study(weft_database *d, const weft_study *s, int threads,
+                                const char *device) {
     char host[HOST_ROOM], machine[512], seeds[LIST_ROOM], rates[LIST_ROOM];
     WEFT_AUTO_FREE char *config = weft_record_config(&s->base);
     if (!config) return no_memory();
@@ -69,7 +69,7 @@ static weft_status insert_study(weft_database *d, const weft_study *s,
         "issssssissssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
         weft_config_word(&s->base, WEFT_OPTION(study_equal)),
         weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail, weft_version(),
-        weft_git_commit(), host, machine, (int64_t)place->threads, place->device);
+        weft_git_commit(), host, machine, (int64_t)threads, device);
 }
 
 /* Runs of a rate: one for each seed, and the one that chooses. */
@@ -225,11 +225,11 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
     return WEFT_OK;
 }
 
-weft_status weft_record_create(weft_database *d, const weft_study *s,
-                               const weft_study_place *place) {
+weft_status weft_record_create(weft_database *d, const weft_study *s, int threads,
+                               const char *device) {
     WEFT_TRY(weft_database_begin(d));
     weft_status status = weft_database_make_tables(d);
-    if (status == WEFT_OK) status = insert_study(d, s, place);
+    if (status == WEFT_OK) status = insert_study(d, s, threads, device);
     for (int i = 0; status == WEFT_OK && i < s->variants.n; i++)
         status = insert_variant(d, s, i);
     return weft_database_finish(d, status);
@@ -336,10 +336,44 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
             }
         }
     char seeds[LIST_ROOM];
-    WEFT_AUTO_FREE char *config = weft_record_config(&s->base);
-    if (!config) return no_memory();
     weft_study_seeds_text(s, seeds, LIST_ROOM);
-    return weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
+    weft_log(WEFT_LOG_INFO, "this study had %lld seeds and has %lld now; their runs are added",
+             (long long)before, (long long)s->base.study_seeds);
+    return weft_database_run(d, "UPDATE study SET seeds = ?", "s", seeds);
+}
+
+static weft_status renew_variant(weft_database *d, const weft_study *s, int variant) {
+    int64_t runs;
+    if (s->rate_as[variant] >= 0) /* since a while ago: what was to choose its rate has not begun */
+        WEFT_TRY(weft_database_run(d,
+                                   "DELETE FROM runs WHERE variant = ? AND seed = ? AND"
+                                   " status = 'waiting' AND started IS NULL",
+                                   "ii", (int64_t)variant, s->base.study_rate_seed));
+    WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE variant = ?", "i",
+                                  (int64_t)variant));
+    if (runs == 0 && !*s->built[variant].error) {
+        WEFT_TRY(
+            weft_database_run(d, "DELETE FROM variants WHERE variant = ?", "i", (int64_t)variant));
+        return insert_variant(d, s, variant);
+    }
+    return weft_database_run(d, "UPDATE variants SET error = nullif(?, '') WHERE variant = ?", "si",
+                             s->built[variant].error, (int64_t)variant);
+}
+
+/* What a study that goes on has other than when it ended, when it had `seeds`. */
+static weft_status renew_all(weft_database *d, const weft_study *s, int64_t seeds) {
+    WEFT_AUTO(weft_record_runs_free) weft_record_runs checked = {0};
+    if (seeds != s->base.study_seeds) WEFT_TRY(add_seeds(d, s, seeds));
+    WEFT_TRY(weft_record_read_runs(d, s, &checked));
+    WEFT_TRY(weft_database_script(
+        d, "INSERT INTO events(run, kind, detail, at) SELECT run, 'killed',"
+           " 'the study was cut off', " WEFT_SQL_NOW " FROM runs WHERE status = 'running';"
+           "UPDATE runs SET status = 'waiting' WHERE status = 'running'"));
+    for (int i = 0; i < s->variants.n; i++)
+        WEFT_TRY(renew_variant(d, s, i));
+    WEFT_AUTO_FREE char *config = weft_record_config(&s->base); /* the question may be another */
+    if (!config) return no_memory();
+    return weft_database_run(d, "UPDATE study SET config = ?", "s", config);
 }
 
 weft_status weft_record_match(weft_database *d, weft_study *s) {
@@ -372,51 +406,8 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
     WEFT_TRY(weft_database_end(d));
     WEFT_TRY(weft_database_update(d)); /* not before: what is refused stays as it was */
     if (seeds < 1) return WEFT_BAD_INPUT("%s: its study has no seeds", weft_database_path(d));
-    if (seeds != s->base.study_seeds) {
-        WEFT_TRY(weft_database_begin(d));
-        WEFT_TRY(weft_database_finish(d, add_seeds(d, s, seeds)));
-        weft_log(WEFT_LOG_INFO, "this study had %lld seeds and has %lld now; their runs are added",
-                 (long long)seeds, (long long)s->base.study_seeds);
-    }
-    weft_record_runs jobs;
-    WEFT_TRY(weft_record_read_runs(d, s, &jobs));
-    weft_record_runs_free(&jobs);
-    return WEFT_OK;
-}
-
-static weft_status renew_variant(weft_database *d, const weft_study *s, int variant) {
-    int64_t runs;
-    if (s->rate_as[variant] >= 0) /* since a while ago: what was to choose its rate has not begun */
-        WEFT_TRY(weft_database_run(d,
-                                   "DELETE FROM runs WHERE variant = ? AND seed = ? AND"
-                                   " status = 'waiting' AND started IS NULL",
-                                   "ii", (int64_t)variant, s->base.study_rate_seed));
-    WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE variant = ?", "i",
-                                  (int64_t)variant));
-    if (runs == 0 && !*s->built[variant].error) {
-        WEFT_TRY(
-            weft_database_run(d, "DELETE FROM variants WHERE variant = ?", "i", (int64_t)variant));
-        return insert_variant(d, s, variant);
-    }
-    return weft_database_run(d, "UPDATE variants SET error = nullif(?, '') WHERE variant = ?", "si",
-                             s->built[variant].error, (int64_t)variant);
-}
-
-static weft_status renew_all(weft_database *d, const weft_study *s) {
-    WEFT_TRY(weft_database_script(
-        d, "INSERT INTO events(run, kind, detail, at) SELECT run, 'killed',"
-           " 'the study was cut off', " WEFT_SQL_NOW " FROM runs WHERE status = 'running';"
-           "UPDATE runs SET status = 'waiting' WHERE status = 'running'"));
-    for (int i = 0; i < s->variants.n; i++)
-        WEFT_TRY(renew_variant(d, s, i));
-    WEFT_AUTO_FREE char *config = weft_record_config(&s->base); /* the question may be another */
-    if (!config) return no_memory();
-    return weft_database_run(d, "UPDATE study SET config = ?", "s", config);
-}
-
-weft_status weft_record_renew(weft_database *d, const weft_study *s) {
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, renew_all(d, s));
+    return weft_database_finish(d, renew_all(d, s, seeds));
 }
 
 /* A row's run as the study would have made it, by its number; what else the row says of it must be

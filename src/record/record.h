@@ -37,22 +37,15 @@ typedef struct {
     int n;
 } weft_record_runs;
 
-/* Where the study runs: what the database says of it and no result depends on. */
-typedef struct {
-    int threads;
-    const char *device;
-} weft_study_place;
-
-/* The tables, the study, its variants and its runs, all waiting. */
-weft_status weft_record_create(weft_database *d, const weft_study *s,
-                               const weft_study_place *place);
+/* The tables, the study, its variants and its runs, all waiting. No result depends on where it runs: the threads
+ * and the device. */
+weft_status weft_record_create(weft_database *d, const weft_study *s, int threads,
+                               const char *device);
 /* Whether the database is of this study: the first key that differs is named with both values. For
  * equal time, the measured seconds are taken from it and the iterations follow. Where the study has more
- * seeds now, their runs join the database; those of further variants do in weft_record_renew. */
+ * seeds or variants now, their runs join the database; so do those of a variant that could not be built and
+ * now can. What a killed study left as running waits again. */
 weft_status weft_record_match(weft_database *d, weft_study *s);
-/* After a match: what a killed study left as running waits again; a variant that could not be built and
- * now can gets its runs. */
-weft_status weft_record_renew(weft_database *d, const weft_study *s);
 
 /* With STUDY_RATE_SEED: a variant whose rates have all been tried gets its runs with the study's seeds
  * at the best of them. With STUDY_COMPARE=minimum: one whose minimum is at the edge of its rates gets runs at another

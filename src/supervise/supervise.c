@@ -205,10 +205,7 @@ static weft_status open_record(supervisor *v) {
     bool fresh;
     WEFT_PATH(path, "%s/runs.db", o->out);
     WEFT_TRY(weft_database_open(path, WEFT_DATABASE_MAKE, &v->database, &fresh));
-    if (!fresh) {
-        WEFT_TRY(weft_record_match(v->database, v->study));
-        return weft_record_renew(v->database, v->study);
-    }
+    if (!fresh) return weft_record_match(v->database, v->study);
     /* Each run leaves at least a checkpoint, or as STUDY_WEIGHTS has it. */
     int runs = 0;
     int64_t need = 0;
@@ -225,8 +222,7 @@ static weft_status open_record(supervisor *v) {
         WEFT_TRY(weft_measure_variants(v->study, o->out, share > 0 ? share : 1));
         WEFT_TRY(weft_equal_time(v->study));
     }
-    weft_study_place place = {o->threads, o->device};
-    return weft_record_create(v->database, v->study, &place);
+    return weft_record_create(v->database, v->study, o->threads, o->device);
 }
 
 /* Seed by seed, so that a study which is cut off has whole comparisons; then by rate and variant. */

@@ -73,7 +73,7 @@ static void begin(void) {
     snprintf(path, sizeof path, "%s", fuzz_path("whole.db"));
     need(small_study(file, &study) == WEFT_OK, "the study");
     need(weft_database_open(path, WEFT_DATABASE_MAKE, &d, &fresh) == WEFT_OK, "a new database");
-    need(weft_record_create(d, study, &(weft_study_place){1, "cpu"}) == WEFT_OK, "its tables");
+    need(weft_record_create(d, study, 1, "cpu") == WEFT_OK, "its tables");
     need(weft_database_script(d, results) == WEFT_OK, "results");
     list_columns(d);
     weft_database_close(d);
@@ -155,7 +155,6 @@ static weft_status go_on(const char *path) {
     WEFT_TRY(weft_database_open(path, WEFT_DATABASE_WRITE, &d, NULL));
     weft_database_script(d, "PRAGMA synchronous = OFF");
     weft_status status = weft_record_match(d, study);
-    if (status == WEFT_OK) status = weft_record_renew(d, study);
     if (status == WEFT_OK) status = weft_record_choose(d, study, &added);
     if (status == WEFT_OK) status = weft_record_read_runs(d, study, &jobs);
     if (status == WEFT_OK) {
