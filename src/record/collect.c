@@ -12,7 +12,6 @@
 
 enum {
     RATES_MOST = 256,
-    RESULT_MOST = 1 << 20,
     FACT_MOST = 1 << 16,
     MANIFEST_MOST = 1 << 24,
     BLOCK = 1 << 20,
@@ -134,10 +133,8 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     if (!e->diverged && u->last != u->iters)
         return WEFT_BAD_INPUT("%s: ends at step %lld of %lld", path, (long long)u->last,
                               (long long)u->iters);
-    WEFT_TRY(weft_path(path, "%s/result.json", e->folder));
-    WEFT_AUTO_DECREF json_t *result = weft_json_file(path, RESULT_MOST);
     WEFT_TRY(weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run));
-    EACH_MEMBER(fact, json_object_get(result, "facts"))
+    EACH_MEMBER(fact, json_object_get(e->result, "facts"))
         if (!json_is_null(fact.value)) WEFT_TRY(add_fact(d, u->job->run, fact.key, fact.value));
     const weft_config *c = &u->study->built[u->job->variant].config;
     double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
@@ -176,12 +173,6 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_r
     weft_status status = take_run(d, &u, ending, kept ? weights : NULL);
     *score = ending->diverged ? NAN : score_of(&u);
     return weft_database_finish(d, status);
-}
-
-void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
-    WEFT_AUTO_DECREF json_t *object = weft_json_file(path, RESULT_MOST);
-    snprintf(end, 16, "%s", weft_json_text_of(object, "end"));
-    snprintf(why, room, "%s", weft_json_text_of(object, "why"));
 }
 
 double weft_collect_rate(const char *folder) {

@@ -103,16 +103,13 @@ weft_status weft_repeats_check(weft_database *d, const weft_study *s, const char
 
 /* What the supervisor knows of an ended run. */
 typedef struct {
-    const char *folder; /* the run's, as it can be opened */
+    const char *folder;   /* the run's, as it can be opened */
+    const json_t *result; /* what `weft train --json` printed; NULL: nothing */
     bool diverged;
     const char *why; /* of a diverged one */
     double seconds;
     int64_t memory;
 } weft_ending;
-
-/* The object that `weft train --json` left in a file: how it ended ("done", "stopped", "diverged")
- * and why. Both empty: there is none. */
-void weft_collect_end(const char *path, char end[16], char *why, size_t room);
 
 /* Takes a run that is done or has diverged over into the database. *score is what STUDY_SCORE asks
  * for; NaN: none. */

@@ -3,6 +3,7 @@
 #include "supervise/supervise.h"
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/order.h"
 #include "base/progress.h"
@@ -17,7 +18,7 @@
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160, ASIDE_MOST = 10000 };
+enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160, RESULT_MOST = 1 << 20, ASIDE_MOST = 10000 };
 
 /* For a killed study's last run to be another program, and to be gone. */
 static const double left_seconds = 5, orphan_seconds = 20;
@@ -350,12 +351,15 @@ static weft_status look_at_slots(supervisor *v, bool *moved) {
         if (!s->job || !weft_process_ended(s->pid, false, &end)) continue;
         *moved = true;
         /* What became of a run whose process ended. */
-        char word[16], why[LINE_ROOM], failure[LINE_ROOM];
+        char why[LINE_ROOM], failure[LINE_ROOM];
         double seconds = weft_clock() - s->begun;
         weft_status status = WEFT_OK;
         WEFT_PATH(path, "%s/result.json", s->folder);
-        weft_collect_end(path, word, why, sizeof why);
+        WEFT_AUTO_DECREF json_t *result = weft_json_file(path, RESULT_MOST);
+        const char *word = weft_json_text_of(result, "end");
+        snprintf(why, sizeof why, "%s", weft_json_text_of(result, "why"));
         weft_ending ending = {.folder = s->folder,
+                              .result = result,
                               .diverged = strcmp(word, "diverged") == 0,
                               .why = why,
                               .seconds = seconds,
