@@ -139,7 +139,7 @@ typedef struct {
     pthread_t thread;
     pthread_mutex_t lock; /* of all below, and of the runs */
     pthread_cond_t news;  /* a look was taken, or the end */
-    int64_t looks, version;
+    int64_t looks;
     news all, changes; /* those last composed: everything, and after a change */
     bool closing, started, full;
 } live;
@@ -168,7 +168,6 @@ static void *look(void *context) {
     WEFT_LOCK(&w->lock);
     while (!w->closing) {
         bool all = weft_watched_look(w->runs);
-        w->version = weft_watched_version(w->runs);
         w->looks++;
         if (!w->full && (w->full = weft_watched_is_full(w->runs)))
             weft_log(WEFT_LOG_WARN, "watch: there are more runs than are shown, the first %d",
@@ -224,10 +223,11 @@ static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, con
 /* What is new for a stream. The lock is held. */
 static void compose(stream *s) {
     live *w = s->watch;
+    int64_t version = weft_watched_version(w->runs);
     s->at = 0;
-    if (s->version == 0 || w->version > s->version) {
+    if (s->version == 0 || version > s->version) {
         s->parts[0] = take_news(w, s->version);
-        s->version = w->version > 0 ? w->version : 1;
+        s->version = version > 0 ? version : 1;
         s->quiet = 0;
     }
     WEFT_AUTO_FREE char *machine = w->gpus ? weft_json_line(gpus_json(w->gpus)) : NULL;
@@ -449,7 +449,6 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     w->gpus = open_gpus();
     if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_watched_look(runs);
-    w->version = weft_watched_version(runs);
     w->told.found = weft_watched_count(runs);
     WEFT_TRY(start_daemon(w));
     w->told.port = MHD_get_daemon_info(w->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
