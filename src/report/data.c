@@ -197,22 +197,19 @@ static double chosen_rate(const weft_report_variant *v) {
 /* The smaller rate wins where all is equal, being the first. */
 static void choose_rate(weft_report_variant *v, double *scores) {
     double best = NAN;
+    int done = 0;
     v->rate = chosen_rate(v);
-    if (isfinite(v->rate)) {
-        v->done = list_scores(v, v->rate, false, scores);
-        return;
-    }
+    if (isfinite(v->rate)) return;
     for (int i = 0; i < v->study->n_rates; i++) {
         int n = list_scores(v, v->study->rates[i], v->study->rate_seed >= 0, scores);
         double mean = weft_mean(scores, n);
-        if (n < 1 || n < v->done) continue;
+        if (n < 1 || n < done) continue;
         bool better = v->study->higher_is_better ? mean > best : mean < best;
-        if (n == v->done && !better) continue;
+        if (n == done && !better) continue;
         best = mean;
-        v->done = n;
+        done = n;
         v->rate = v->study->rates[i];
     }
-    if (v->study->rate_seed >= 0) v->done = list_scores(v, v->rate, false, scores);
 }
 
 /* Adds up what the finished runs of a variant measured. A device counts what other programs hold of its
@@ -233,11 +230,11 @@ static void sum_up_variant(weft_report_variant *v, double *scores) {
         device = fmin(device, isnan(own) ? 0 : own);
     }
     if (isfinite(device) && device > 0) v->memory = device;
-    int n = list_scores(v, v->rate, false, scores);
-    v->mean = weft_mean(scores, n);
-    v->sd = weft_sd(scores, n);
-    if (n) v->speed = speed / n;
-    if (n) v->seconds = seconds / n;
+    v->done = list_scores(v, v->rate, false, scores);
+    v->mean = weft_mean(scores, v->done);
+    v->sd = weft_sd(scores, v->done);
+    if (v->done) v->speed = speed / v->done;
+    if (v->done) v->seconds = seconds / v->done;
 }
 
 bool weft_report_next_pair(const weft_report_variant *v, const weft_report_variant *baseline,
