@@ -233,7 +233,7 @@ weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, 
                       "numbers are in the table above.");
     weft_page_pictures_open(&p, NULL);
     weft_inside_put_heads(&p, inside, 0);
-    if (weft_inside_has_latent(inside, "keys")) {
+    if (json_object_get(inside, "keys")) {
         weft_page_heading(&p, "Latents",
                           "How many directions hold how much of what differs between tokens.");
         weft_page_pictures_open(&p, NULL);

@@ -166,7 +166,7 @@ static void put_grid(weft_page *p, const json_t *table, const char *name, const 
                 values[i]);
     }
     fputs("</svg>\n", p->words);
-    weft_page_thumbnail(
+    weft_page_picture(
         p, weft_page_words(p),
         weft_say("%s%s%s; strongest colour = %.3g", name, *name ? ": " : "", title, high));
 }
@@ -178,10 +178,6 @@ void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
     put_grid(p, json_object_get(inside, "gates"), "",
              "histogram of the gates: each layer's share in each tenth of 0 to 1",
              "gate, in tenths from", 0, NAN, style + 2);
-}
-
-bool weft_inside_has_latent(const json_t *inside, const char *name) {
-    return json_array_size(json_object_get(json_object_get(inside, name), "held")) > 0;
 }
 
 static void put_latent(weft_page *p, const json_t *latent, const char *caption) {
@@ -213,7 +209,7 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
                       .n_series = n,
                       .top = NAN};
     bool drawn = weft_plot_svg(&plot, ++p->pictures, p->words) == WEFT_OK;
-    weft_page_thumbnail(p, drawn ? weft_page_words(p) : NULL, caption);
+    weft_page_picture(p, drawn ? weft_page_words(p) : NULL, caption);
 }
 
 void weft_inside_put_latents(weft_page *p, const json_t *inside) {
@@ -330,7 +326,7 @@ static void put_variant(weft_page *p, const weft_report_variant *v, const json_t
                          head.n, sigma ? "; below: each token's \xcf\x83" : "");
             draw_head(p->words, head.value, sigma, time, v->place,
                       weft_say("%.200s%s%s", v->label, *v->label ? ", " : "", place));
-            weft_page_thumbnail(p, weft_page_words(p), place);
+            weft_page_picture(p, weft_page_words(p), place);
         }
     }
 }

@@ -357,18 +357,13 @@ void weft_page_picture_md(weft_page *p, const char *svg, const char *caption) {
     fputs("\n", p->md);
 }
 
-void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption) {
+void weft_page_picture(weft_page *p, const char *svg, const char *caption) {
     fputs("<figure>\n", p->html);
     if (svg)
         fputs(svg, p->html);
     else
         put_html(p, "<div class=\"none\">", weft_error_message(), "</div>\n");
     put_html(p, "<figcaption>", caption, "</figcaption>\n</figure>\n");
-}
-
-void weft_page_picture(weft_page *p, const char *svg, const char *caption) {
-    weft_page_thumbnail(p, svg, caption);
-    weft_page_picture_md(p, svg, caption);
 }
 
 void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {

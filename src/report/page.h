@@ -176,12 +176,9 @@ void weft_page_cells_of(weft_page *p, const char *const *texts);
 /* Pictures of one section, beside each other where there is room. `spec` is what charts.js draws in
  * their place where scripts run (the page takes it over); NULL: they stay as they are. */
 void weft_page_pictures_open(weft_page *p, json_t *spec);
-/* `svg` goes into the HTML as it is, and into a file that the Markdown shows; where it is NULL the
- * caption is followed by what weft_error_message() says of it. */
+/* A picture for the HTML; where `svg` is NULL the caption follows what weft_error_message() says of it. */
 void weft_page_picture(weft_page *p, const char *svg, const char *caption);
-/* A small picture of many, for the HTML alone. */
-void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption);
-/* A picture for the Markdown alone, of what the HTML shows otherwise. */
+/* One for the Markdown, which shows it from a file. */
 void weft_page_picture_md(weft_page *p, const char *svg, const char *caption);
 
 /* Texts side by side, each with its title; what was given to the model stands out from what it wrote. */
@@ -228,5 +225,3 @@ int weft_inside_direction(int width, int i, int n);
 void weft_inside_put_heads(weft_page *p, const json_t *inside, int style);
 /* A curve for each latent, of a few layers. */
 void weft_inside_put_latents(weft_page *p, const json_t *inside);
-/* Whether there is such a latent, "keys" or "values". */
-bool weft_inside_has_latent(const json_t *inside, const char *name);

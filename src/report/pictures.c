@@ -41,7 +41,9 @@ void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes
     weft_page_pictures_open(p, spec);
     for (int i = 0; i < n; i++) {
         bool drawn = weft_plot_svg(&plots[i], ++p->pictures, p->words) == WEFT_OK;
-        weft_page_picture(p, drawn ? weft_page_words(p) : NULL, plots[i].caption);
+        const char *svg = drawn ? weft_page_words(p) : NULL;
+        weft_page_picture(p, svg, plots[i].caption);
+        weft_page_picture_md(p, svg, plots[i].caption);
     }
 }
 
