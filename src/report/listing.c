@@ -24,13 +24,10 @@ static bool is_baseline(const weft_report_variant *v) {
 }
 
 /* What the runs say together: a variant's mean at its rate, and its difference to its baseline. */
-static weft_status print_variants(const char *path, FILE *out) {
-    WEFT_AUTO(weft_report_free) weft_report_data d = {0};
-    WEFT_TRY(weft_report_read(path, &d));
-    if (d.n_variants < 2) return WEFT_OK;
+static void print_variants(const weft_report_data *d, FILE *out) {
     fprintf(out, "\n%-16s %9s %5s %9s %9s  %s\n", "variant", "lr", "runs", "mean", "sd",
             "difference and its 95% interval");
-    EACH_VARIANT(v, &d) {
+    EACH_VARIANT(v, d) {
         char rate[32] = "-";
         if (isfinite(v->rate)) weft_study_number(v->rate, rate, sizeof rate);
         fprintf(out, "%-16s %9s %5d", weft_shown(v->name), rate, v->done);
@@ -49,29 +46,23 @@ static weft_status print_variants(const char *path, FILE *out) {
         }
         fprintf(out, "\n");
     }
-    return WEFT_OK;
 }
 
 weft_status weft_listing_table(const char *path, FILE *out) {
-    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
-    WEFT_TRY(weft_listing_open(path, &d));
-    EACH_ROW(rows, d,
-             "SELECT name, (SELECT count(*) FROM runs WHERE status = 'done'),"
-             " (SELECT count(*) FROM runs), equal, score, created FROM study")
-        fprintf(out, "%s: %d of %d runs done, equal %s, scored by %s, made %s\n",
-                weft_column_shown(rows, 0), sqlite3_column_int(rows, 1),
-                sqlite3_column_int(rows, 2), weft_column_shown(rows, 3), weft_column_shown(rows, 4),
-                weft_column_shown(rows, 5));
-    WEFT_TRY(weft_database_end(d));
+    WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+    int done = 0;
+    WEFT_TRY(weft_report_read(path, &d));
+    EACH_RUN(run, &d)
+        done += strcmp(run->status, "done") == 0;
+    fprintf(out, "%s: %d of %d runs done, equal %s, scored by %s, made %s\n", weft_shown(d.name),
+            done, d.n_runs, weft_shown(d.equal), weft_shown(d.score), weft_shown(d.created));
     /* "variant 1: Gate": what the numbers of an ablation mean. */
-    EACH_ROW(rows, d,
-             "SELECT name, title FROM variants WHERE title <> '' AND"
-             " title <> name ORDER BY variant")
-        fprintf(out, "variant %s: %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
-    WEFT_TRY(weft_database_end(d));
+    EACH_VARIANT(v, &d)
+        if (*v->title && strcmp(v->title, v->name) != 0)
+            fprintf(out, "variant %s: %s\n", weft_shown(v->name), weft_shown(v->title));
     fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr", "seed",
             "status", "iters", "val_loss", "score", "seconds", "tokens/s", "MiB");
-    EACH_ROW(rows, d,
+    EACH_ROW(rows, d.database,
              "SELECT run, name, learning_rate, seed, status, runs.iters,"
              " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
              " FROM runs JOIN variants USING (variant) ORDER BY run") {
@@ -88,8 +79,8 @@ weft_status weft_listing_table(const char *path, FILE *out) {
         fprintf(out, "%s%s\n", *weft_column_text(rows, 11) ? "  " : "",
                 weft_column_shown(rows, 11));
     }
-    WEFT_TRY(weft_database_end(d));
-    return print_variants(path, out);
+    if (d.n_variants > 1) print_variants(&d, out);
+    return weft_database_end(d.database);
 }
 
 /* One row as an object: every column by its name. */
