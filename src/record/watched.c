@@ -80,15 +80,17 @@ struct weft_watched {
     weft_config *config, *plain; /* room for one, and the defaults */
 };
 
-static bool look_at(int folder, const char *name, stamp *s, bool *changed) {
+/* Whether it changed. */
+static bool look_at(int folder, const char *name, stamp *s) {
     struct stat is;
     stamp now = {0};
     if (folder >= 0 && weft_below_look(folder, name, &is))
         now = (stamp){true, (int64_t)is.st_size, is.st_mtim, (uint64_t)is.st_ino};
-    *changed = now.there != s->there || now.bytes != s->bytes ||
-               now.changed.tv_sec != s->changed.tv_sec || now.changed.tv_nsec != s->changed.tv_nsec;
+    bool changed = now.there != s->there || now.bytes != s->bytes ||
+                   now.changed.tv_sec != s->changed.tv_sec ||
+                   now.changed.tv_nsec != s->changed.tv_nsec;
     *s = now;
-    return now.there;
+    return changed;
 }
 
 /* -1: it is not there, or no longer a folder by itself. The caller closes it. */
@@ -100,12 +102,16 @@ static int open_place(const weft_watched *w, const place *p) {
     return folder;
 }
 
-static bool make_place(const weft_watched *w, const char *path, int root, place *p) {
+/* And its name as it is shown: the path below the folder that was named, or that folder's own. */
+static bool make_place(const weft_watched *w, const char *path, int root, place *p, char **name) {
     size_t n = strlen(w->roots[root]);
+    const char *slash = strrchr(path, '/');
     p->path = strdup(path);
     p->root = root;
     p->below = p->path ? p->path + n + (p->path[n] == '/') : NULL;
-    return p->path != NULL;
+    if (p->path)
+        *name = weft_text_repair(*p->below ? p->below : slash && slash[1] ? slash + 1 : path);
+    return *name != NULL;
 }
 
 static bool is_known(const weft_watched *w, const char *folder, bool of_study) {
@@ -116,22 +122,11 @@ static bool is_known(const weft_watched *w, const char *folder, bool of_study) {
     return false;
 }
 
-/* A name as it is shown: the path below the folder that was named, or that folder's own. */
-static char *name_of(const weft_watched *w, const char *folder) {
-    for (int i = 0; i < w->n_roots; i++) {
-        size_t n = strlen(w->roots[i]);
-        if (strncmp(folder, w->roots[i], n) == 0 && folder[n] == '/')
-            return weft_text_repair(folder + n + 1);
-    }
-    const char *slash = strrchr(folder, '/');
-    return weft_text_repair(slash && slash[1] ? slash + 1 : folder);
-}
-
 static void add_study(weft_watched *w, const char *folder, int root) {
     study *s = WEFT_ADD(w->studies, w->n_studies);
     if (!s) return;
-    *s = (study){.name = name_of(w, folder), .version = ++w->version};
-    if (!make_place(w, folder, root, &s->at) || !s->name) w->n_studies--;
+    s->version = ++w->version;
+    if (!make_place(w, folder, root, &s->at, &s->name)) w->n_studies--;
 }
 
 /* The study that a run belongs to: the nearest folder above it. */
@@ -152,13 +147,10 @@ static void add_run(weft_watched *w, const char *folder, int root) {
     if (w->n_runs == RUNS_MOST) w->full = true;
     run *r = w->full ? NULL : WEFT_ADD(w->runs, w->n_runs);
     if (!r) return;
-    *r = (run){.name = name_of(w, folder),
-               .study = study_of(w, folder),
-               .version = ++w->version,
-               .status = "waiting"};
+    *r = (run){.study = study_of(w, folder), .version = ++w->version, .status = "waiting"};
     r->reset = r->version;
     weft_watched_lines_clear(&r->rows);
-    if (!make_place(w, folder, root, &r->at) || !r->name) w->n_runs--;
+    if (!make_place(w, folder, root, &r->at, &r->name)) w->n_runs--;
 }
 
 /* Links are not followed: a tree has an end. */
@@ -244,11 +236,10 @@ static const char *status_of(const weft_watched *w, const run *r) {
 }
 
 static void look_at_run(weft_watched *w, run *r) {
-    bool lines, config, result;
     int folder = open_place(w, &r->at);
-    look_at(folder, "metrics.jsonl", &r->lines, &lines);
-    look_at(folder, "config", &r->config, &config);
-    look_at(folder, "result.json", &r->result, &result);
+    bool lines = look_at(folder, "metrics.jsonl", &r->lines);
+    bool config = look_at(folder, "config", &r->config);
+    bool result = look_at(folder, "result.json", &r->result);
     int64_t next = w->version + 1;
     if (lines || config || result || r->rows.more) w->version = r->version = next;
     if (config) read_config(w, r, folder);
@@ -321,9 +312,8 @@ bool weft_watched_look(weft_watched *w) {
     if (file) fclose(file);
     for (int i = 0; i < w->n_studies; i++) {
         study *s = &w->studies[i];
-        bool changed;
         int folder = open_place(w, &s->at);
-        look_at(folder, "runs.db", &s->database, &changed);
+        bool changed = look_at(folder, "runs.db", &s->database);
         if (folder >= 0) close(folder);
         if (changed) s->version = ++w->version;
         if (changed || s->named != w->n_runs) read_study(w, s);
