@@ -18,9 +18,9 @@ typedef struct {
     const char *folder;
     weft_watched *watched;
     weft_database *d;
-    weft_config *config, *first; /* a run's, and the first run's */
-    int64_t run;                 /* whose lines are read, */
-    weft_status taken;           /* and what became of them */
+    weft_config config, first; /* a run's, and the first run's */
+    int64_t run;               /* whose lines are read, */
+    weft_status taken;         /* and what became of them */
 } gathering;
 
 static weft_status no_memory(void) {
@@ -29,7 +29,7 @@ static weft_status no_memory(void) {
 
 /* A new variant, compared with the first of the same text and tokens: losses of others cannot be compared. */
 static weft_status insert_variant(gathering *g, int64_t variant, const char *name) {
-    const weft_config *c = g->config;
+    const weft_config *c = &g->config;
     weft_account a = {0};
     bool counted = weft_account_make(c, NULL, 1, &a) == WEFT_OK;
     int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
@@ -39,8 +39,8 @@ static weft_status insert_variant(gathering *g, int64_t variant, const char *nam
     FILE *out = open_memstream(&text, &bytes);
     for (const weft_option *o = weft_options(NULL); out && o->key; o++) {
         if (o->owner == WEFT_OWNER_STUDY || o == WEFT_OPTION(learning_rate)) continue;
-        weft_config_format(g->config, o, own, sizeof own);
-        weft_config_format(g->first, o, first, sizeof first);
+        weft_config_format(&g->config, o, own, sizeof own);
+        weft_config_format(&g->first, o, first, sizeof first);
         if (strcmp(own, first) != 0) fprintf(out, "%s%s=%s", ftell(out) ? " " : "", o->key, own);
     }
     WEFT_AUTO_FREE char *overrides = out ? weft_memory_end(out, &text) : NULL;
@@ -74,7 +74,7 @@ static weft_status find_variant(gathering *g, const json_t *run, int64_t *out) {
         g->d, -1, out,
         "SELECT min(variant) FROM sorted s WHERE key = ? AND NOT EXISTS (SELECT 1 FROM runs"
         " WHERE variant = s.variant AND learning_rate = ? AND seed = ?)",
-        "sdi", key, g->config->learning_rate, g->config->seed));
+        "sdi", key, g->config.learning_rate, g->config.seed));
     if (*out >= 0) return WEFT_OK;
     snprintf(own, sizeof own, "%s", name);
     for (int i = 0; i < 2; i++) { /* "runs/gate-lr0.002-seed1" is variant "gate" */
@@ -108,7 +108,7 @@ static weft_status insert_run(gathering *g, int64_t id, int64_t variant, const j
     snprintf(folder, FOLDER_ROOM, "runs/%s%.140s", *name == '.' ? "_" : "", name);
     for (char *at = folder + 5; *at; at++)
         if (*at == '/') *at = '_';
-    WEFT_AUTO_FREE char *config = weft_record_config_json(g->config);
+    WEFT_AUTO_FREE char *config = weft_record_config_json(&g->config);
     if (!config) return no_memory();
     double val = weft_json_number_of(run, "val_loss");
     return weft_database_run(
@@ -117,7 +117,7 @@ static weft_status insert_run(gathering *g, int64_t id, int64_t variant, const j
         "val_loss,"
         " best_val_loss, score, seconds, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
         "?)",
-        "iidisssiddddd", id, variant, g->config->learning_rate, g->config->seed, folder, status,
+        "iidisssiddddd", id, variant, g->config.learning_rate, g->config.seed, folder, status,
         config, (int64_t)json_integer_value(json_object_get(run, "step")), done ? val : NAN,
         weft_json_number_of(run, "best_val_loss"), done ? val : NAN, seconds,
         weft_json_number_of(run, "tokens_per_s"));
@@ -136,11 +136,11 @@ static weft_status read_config(gathering *g, int folder, const char *name) {
     struct stat is;
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
-    weft_config_defaults(g->config);
+    weft_config_defaults(&g->config);
     if (fstatat(folder, "config", &is, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) return WEFT_OK;
     WEFT_PATH(path, "%s/%s/config", g->folder, name);
     WEFT_TRY(weft_below_read(folder, "config", WEFT_CONFIG_BYTES, &text, &bytes));
-    return weft_config_read_text(g->config, text, bytes, path);
+    return weft_config_read_text(&g->config, text, bytes, path);
 }
 
 static weft_status fill(gathering *g) {
@@ -158,7 +158,7 @@ static weft_status fill(gathering *g) {
             weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
         if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
         WEFT_TRY(read_config(g, folder, name));
-        if (count == 0) *g->first = *g->config;
+        if (count == 0) g->first = g->config;
         WEFT_TRY(find_variant(g, run, &variant));
         WEFT_TRY(insert_run(g, ++count, variant, run, seconds_of(folder)));
         weft_lines_place place = {0};
@@ -171,7 +171,7 @@ static weft_status fill(gathering *g) {
         WEFT_TRY(g->taken);
     }
     /* The study's own row: its name is the folder's, its config the first run's. */
-    WEFT_AUTO_FREE char *lines = weft_record_config(g->first);
+    WEFT_AUTO_FREE char *lines = weft_record_config(&g->first);
     if (!lines) return no_memory();
     const char *slash = strrchr(g->folder, '/');
     WEFT_TRY(weft_database_run(
@@ -184,17 +184,13 @@ static weft_status fill(gathering *g) {
 
 static void end_gathering(gathering *g) {
     weft_database_close(g->d);
-    free(g->config);
-    free(g->first);
     weft_watched_close(g->watched);
 }
 
 static weft_status gather(const char *folder, weft_database **out) {
     *out = NULL;
     WEFT_AUTO(end_gathering)
-    gathering g = {
-        .folder = folder, .config = malloc(sizeof *g.config), .first = malloc(sizeof *g.first)};
-    if (!g.config || !g.first) return no_memory();
+    gathering g = {.folder = folder};
     WEFT_TRY(weft_watched_open(&folder, 1, false, &g.watched));
     while (!weft_watched_look(g.watched))
         ;

@@ -77,7 +77,7 @@ struct weft_watched {
     double walked;
     weft_notes *notes;
     locks held;
-    weft_config *config, *plain; /* room for one, and the defaults */
+    weft_config config, plain; /* room for one, and the defaults */
 };
 
 /* Whether it changed. */
@@ -194,7 +194,7 @@ static json_t *options_json(const weft_config *c, const weft_config *plain) {
 
 /* The options that are not the default, and what steps and tokens follow from them. */
 static void read_config(weft_watched *w, run *r, int folder) {
-    weft_config *c = w->config;
+    weft_config *c = &w->config;
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     weft_config_defaults(c);
@@ -202,7 +202,7 @@ static void read_config(weft_watched *w, run *r, int folder) {
         weft_config_read_text(c, text, bytes, "config") != WEFT_OK)
         return;
     json_decref(r->options);
-    r->options = options_json(c, w->plain);
+    r->options = options_json(c, &w->plain);
     r->steps = c->steps;
     r->tokens_per_step = c->batch_size * c->gradient_accumulation * c->context;
 }
@@ -373,7 +373,7 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
     for (int i = 0; i < w->n_runs; i++)
         if (w->runs[i].version > after) json_array_append_new(runs, run_json(w, i, after));
     return weft_json_make("version:I studies:o runs:o defaults:o*", w->version, studies, runs,
-                          after == 0 ? options_json(w->plain, NULL) : NULL);
+                          after == 0 ? options_json(&w->plain, NULL) : NULL);
 }
 
 int weft_watched_folder(const weft_watched *w, int64_t id) {
@@ -431,10 +431,8 @@ weft_status weft_watched_open(const char *const *folders, int n, bool notes, wef
     WEFT_AUTO(weft_watched_close_at) weft_watched *w = calloc(1, sizeof *w);
     if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     w->roots = calloc((size_t)n, sizeof *w->roots);
-    w->config = malloc(sizeof *w->config);
-    w->plain = malloc(sizeof *w->plain);
-    if (!w->roots || !w->config || !w->plain) return weft_fail(WEFT_ENOMEM, "watch: no memory");
-    weft_config_defaults(w->plain);
+    if (!w->roots) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+    weft_config_defaults(&w->plain);
     for (int i = 0; i < n; i++) {
         WEFT_TRY(find_root(folders[i], notes, &w->roots[i]));
         w->n_roots++;
@@ -456,7 +454,7 @@ void weft_watched_close(weft_watched *w) {
         free(w->studies[i].at.path);
         free(w->studies[i].name);
     }
-    WEFT_FREE(w->roots, w->runs, w->studies, w->config, w->plain, w->held.list);
+    WEFT_FREE(w->roots, w->runs, w->studies, w->held.list);
     weft_notes_close(w->notes);
     free(w);
 }
