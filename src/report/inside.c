@@ -114,30 +114,25 @@ static void draw_head(FILE *out, const json_t *rows, const json_t *sigma, size_t
     fputs("</svg>\n", out);
 }
 
-/* Rows of equal length as numbers [rows, columns], NaN where there is none; NULL: they are not of that form.
- * The page has it. */
-static double *table_of(weft_page *p, const json_t *table, int *rows, int *columns, double *most) {
-    size_t n = json_array_size(table), m = json_array_size(json_array_get(table, 0));
-    if (n < 1 || n > SIDE_MOST || m < 1 || m > SIDE_MOST) return NULL;
-    double *values = weft_page_room(p, n * m * sizeof *values);
-    *most = NAN;
-    for (size_t i = 0; values && i < n * m; i++) {
-        const json_t *row = json_array_get(table, i / m), *one = json_array_get(row, i % m);
-        if (json_array_size(row) != m && !json_is_null(row)) return NULL;
-        values[i] = json_is_number(one) ? json_number_value(one) : NAN;
-        *most = fmax(*most, values[i]);
-    }
-    *rows = (int)n;
-    *columns = (int)m;
-    return values;
+/* A number of a table [rows, columns]; NaN: there is none. */
+static double number_at(const json_t *table, int i, int columns) {
+    const json_t *row = json_array_get(table, (size_t)(i / columns)),
+                 *one = json_array_get(row, (size_t)(i % columns));
+    return json_is_number(one) ? json_number_value(one) : NAN;
 }
 
 /* The darkest square is `high`, or where that is NaN the largest number. */
 static void put_grid(weft_page *p, const json_t *table, const char *name, const char *title,
                      const char *head, int first, double high, int style) {
-    int rows, columns;
-    double most = NAN, *values = table_of(p, table, &rows, &columns, &most);
-    if (!values || !isfinite(most)) return;
+    size_t n = json_array_size(table), m = json_array_size(json_array_get(table, 0));
+    int rows = (int)n, columns = (int)m;
+    double most = NAN;
+    if (n < 1 || n > SIDE_MOST || m < 1 || m > SIDE_MOST) return;
+    EACH_ITEM(row, table)
+        if (json_array_size(row.value) != m && !json_is_null(row.value)) return;
+    for (int i = 0; i < rows * columns; i++)
+        most = fmax(most, number_at(table, i, columns));
+    if (!isfinite(most)) return;
     if (isnan(high)) high = most;
     /* A table of numbers [rows, columns] as a picture: a square for each, darker where it is larger up to `high`, which
      * tells its value on hover; NaN: none. Rows are layers, columns have numbers from `first` on. */
@@ -156,14 +151,14 @@ static void put_grid(weft_page *p, const json_t *table, const char *name, const 
         weft_svg_text(p->words, LEFT - 8, TOP + SIDE * (i + 0.65), "end", weft_say("%d", 1 + i));
     for (int i = 0; i < rows * columns; i++) {
         int row = i / columns, column = i % columns;
-        if (!isfinite(values[i])) continue;
+        double value = number_at(table, i, columns);
+        if (!isfinite(value)) continue;
         fprintf(p->words,
                 "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" "
                 "fill-opacity=\"%.3f\" stroke=\"faint\" stroke-width=\"0.5\"><title>%d, %d: %.4g"
                 "</title></rect>\n",
                 LEFT + SIDE * column, TOP + SIDE * row, SIDE - 1, SIDE - 1, weft_plot_colour(style),
-                fmin(fmax(high > 0 ? values[i] / high : 0, 0.02), 1), 1 + row, first + column,
-                values[i]);
+                fmin(fmax(high > 0 ? value / high : 0, 0.02), 1), 1 + row, first + column, value);
     }
     fputs("</svg>\n", p->words);
     weft_page_picture(
