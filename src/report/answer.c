@@ -70,7 +70,7 @@ static bool has_two_seeds(const weft_report_variant *v) {
 }
 
 static bool has_fewer_seeds(const weft_report_variant *v) {
-    return has_two_seeds(v) && weft_report_most_pairs(v->study) > 2;
+    return has_two_seeds(v) && v->study->most_pairs > 2;
 }
 
 static bool has_two_versions(const weft_report_variant *v) {
@@ -97,27 +97,6 @@ static int count_verdicts(const weft_report_data *d, weft_verdict verdict) {
     EACH_VARIANT(v, d)
         n += comes_out(v, verdict);
     return n;
-}
-
-static int count_finished(const weft_report_data *d) {
-    int n = 0;
-    EACH_RUN(run, d)
-        n += run->finished;
-    return n;
-}
-
-int weft_report_waiting(const weft_report_data *d) {
-    int n = 0;
-    EACH_VARIANT(v, d)
-        n += v->waiting;
-    return n;
-}
-
-int weft_report_most_pairs(const weft_report_data *d) {
-    int most = 0;
-    EACH_VARIANT(v, d)
-        if (weft_report_is_compared(v)) most = (int)fmax(most, v->compared.pairs);
-    return most;
 }
 
 /* The one whose difference is the largest, of those with a verdict, or of all with an interval. */
@@ -196,8 +175,7 @@ static void write_power(FILE *out, const weft_report_data *d) {
         if (!(share <= most)) most = share, wide = c;
     }
     if (!wide || !narrow) return;
-    fprintf(out, "%s could have shown a difference of ",
-            weft_say_pairs(d, weft_report_most_pairs(d)));
+    fprintf(out, "%s could have shown a difference of ", weft_say_pairs(d, d->most_pairs));
     if (most > 1.5 * least)
         fprintf(out, "%s to %s, depending on the variant",
                 weft_say_share(narrow, (narrow->high - narrow->low) / 2),
@@ -283,11 +261,11 @@ static void write_alone(FILE *out, const weft_report_data *d) {
 
 static void write_sentence(FILE *out, const weft_report_data *d) {
     int comparisons = weft_report_count(d, weft_report_is_compared);
-    int counted = weft_report_count(d, weft_report_counts), waiting = weft_report_waiting(d);
+    int counted = weft_report_count(d, weft_report_counts);
     if (d->n_variants == 0) {
         fputs("There are no variants yet.", out);
-    } else if (waiting) {
-        fprintf(out, "Not yet: %d of %d runs are finished.", count_finished(d), d->n_runs);
+    } else if (d->waiting) {
+        fprintf(out, "Not yet: %d of %d runs are finished.", d->finished, d->n_runs);
         if (!count_verdicts(d, WEFT_BETTER) && !count_verdicts(d, WEFT_WORSE)) return;
         fputs(" So far: ", out);
         write_sides(out, d, false, counted);
@@ -305,9 +283,9 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
               "tokens, as "
               "its baseline does.",
               out);
-    } else if (weft_report_most_pairs(d) == 0) {
+    } else if (d->most_pairs == 0) {
         fputs("Nothing can be compared: no seed was finished by a variant and its baseline.", out);
-    } else if (weft_report_most_pairs(d) == 1) {
+    } else if (d->most_pairs == 1) {
         fputs("One seed cannot tell: a difference needs at least two to be told from chance.", out);
     } else {
         write_outcome(out, d);
@@ -396,7 +374,7 @@ json_t *weft_report_caveats(const weft_report_data *d) {
     int failed = 0;
     EACH_RUN(run, d)
         failed += strcmp(run->status, "failed") == 0 || strcmp(run->status, "diverged") == 0;
-    if (weft_report_most_pairs(d) == 2 && !d->nothing_learned)
+    if (d->most_pairs == 2 && !d->nothing_learned)
         json_array_append_new(
             list,
             json_string("Two seeds are too few: the interval of two is 12.7 standard errors to "
@@ -407,16 +385,6 @@ json_t *weft_report_caveats(const weft_report_data *d) {
             json_sprintf("%d of %d runs failed or diverged and are left out.", failed, d->n_runs));
     list_variant_caveats(d, list);
     return list;
-}
-
-const weft_report_variant *weft_report_baseline(const weft_report_data *d) {
-    const weft_report_variant *base = NULL;
-    EACH_VARIANT(v, d) {
-        if (!weft_report_is_compared(v)) continue;
-        if (base && v->baseline != base) return NULL;
-        base = v->baseline;
-    }
-    return base;
 }
 
 bool weft_report_is_repeat(const weft_report_variant *v) {
@@ -435,17 +403,16 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
         d->n_runs == 1
             ? "1 run"
             : weft_say("%s, %s, %s; %d of %d runs", counts, weft_say_plural(d->n_seeds, "seed"),
-                       weft_say_plural(d->n_rates, "learning rate"), count_finished(d), d->n_runs);
+                       weft_say_plural(d->n_rates, "learning rate"), d->finished, d->n_runs);
     weft_page_line(p, "facts", "%s%s%s%s%s%.12s%s%s%s%s finished.", day,
                    *day && *d->version ? ", " : "", *d->version ? "weft " : "", d->version,
                    *d->commit ? ", commit " : "", d->commit, *d->machine ? ", " : "", d->machine,
                    *day || *d->version ? "; " : "", counts);
-    const weft_report_variant *base = weft_report_baseline(d);
     if (*d->question)
         weft_page_line(p, "question", "%s", d->question);
-    else if (base)
+    else if (d->baseline)
         weft_page_line(p, "question", "Does any variant have a %s %s than %s?",
-                       d->higher_is_better ? "higher" : "lower", d->score_name, base->label);
+                       d->higher_is_better ? "higher" : "lower", d->score_name, d->baseline->label);
     else if (d->n_variants > 1)
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
     /* What the sentence says first is the headline; the rest follows in plain size. */

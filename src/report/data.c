@@ -401,8 +401,19 @@ static weft_status draw_conclusions(weft_report_data *d) {
         choose_rate(v, scores);
         sum_up_variant(v, scores);
     }
-    EACH_VARIANT(v, d)
-        if (v->baseline) WEFT_TRY(weft_report_compare(v, v->baseline, &v->compared, &v->why));
+    int compared = 0;
+    EACH_RUN(run, d)
+        d->finished += run->finished;
+    EACH_VARIANT(v, d) {
+        d->waiting += v->waiting;
+        if (!v->baseline) continue;
+        WEFT_TRY(weft_report_compare(v, v->baseline, &v->compared, &v->why));
+        int pairs = v->compared.pairs;
+        if (v->repeats) continue;
+        d->baseline = compared++ == 0 || d->baseline == v->baseline ? v->baseline : NULL;
+        d->comparisons += pairs >= 2 && v->leaks == v->baseline->leaks;
+        if (pairs > d->most_pairs) d->most_pairs = pairs;
+    }
     weft_report_holm(d);
     return WEFT_OK;
 }
@@ -444,13 +455,6 @@ const char *weft_report_ended(const weft_report_run *run) {
     if (strcmp(run->status, "waiting") == 0) return "has not been run yet";
     if (strcmp(run->status, "running") == 0) return "is running";
     return run->status; /* failed, diverged */
-}
-
-int weft_report_comparisons(const weft_report_data *d) {
-    int n = 0;
-    EACH_VARIANT(v, d)
-        n += v->compared.pairs >= 2 && !v->repeats && v->leaks == v->baseline->leaks;
-    return n;
 }
 
 /* The study's own word is taken for the files; the checksum of the weights and the metrics are

@@ -171,7 +171,7 @@ static void put_row(weft_page *p, const weft_report_variant *v, const extent *e)
               v == weft_report_headline(v->study) ? "<div role=\"row\" class=\"lit\""
                                                   : "<div role=\"row\"",
               "", " data-key=\"", v->name, "\"><span class=\"step\" role=\"rowheader\">", v->label);
-    if (!weft_report_baseline(v->study) || strlen(v->baseline->label) <= SHORT_LABEL)
+    if (!v->study->baseline || strlen(v->baseline->label) <= SHORT_LABEL)
         weft_html(out, " <small>against ", v->baseline->label, "</small>");
     fputs("</span>", out);
     put_track(out, c, e, counted && !doubted);
@@ -269,9 +269,9 @@ static void draw_forest(FILE *out, const weft_report_data *d, const extent *e, i
 
 /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
 static void say_what_it_is(weft_page *p, const weft_report_data *d) {
-    const weft_report_variant *base = weft_report_baseline(d);
+    const weft_report_variant *base = d->baseline;
     const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
-    const char *seeds = weft_say_pairs(d, weft_report_most_pairs(d));
+    const char *seeds = weft_say_pairs(d, d->most_pairs);
     weft_page_line(p, "about",
                    "Each row is a variant's difference in %s from %s%s, %sin percent of the "
                    "baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
@@ -325,7 +325,7 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
     int n = weft_report_count(d, has_row), said = 0;
     int to_come = weft_report_count(d, weft_report_is_compared) - n;
-    if (weft_report_waiting(d) > 0 && find_config(d, folder, config)) {
+    if (d->waiting > 0 && find_config(d, folder, config)) {
         weft_page_say(p, "This command continues the study:");
         weft_page_command(p, "weft study --config %s --out %s", config, folder);
     }

@@ -125,8 +125,8 @@ static weft_status study_json(const char *database, json_t **object) {
         "name:s question:s answer:s warnings:o score:s score_name:s higher_is_better:b "
         "confidence:f comparisons:i common:o verdicts:O steps:O repeats:O yardsticks:O",
         d.name, d.question, answer ? answer : "", weft_report_caveats(&d), d.score, d.score_name,
-        d.higher_is_better, WEFT_CONFIDENCE, weft_report_comparisons(&d),
-        weft_report_common_json(&d), verdicts, variants, repeats, yardsticks);
+        d.higher_is_better, WEFT_CONFIDENCE, d.comparisons, weft_report_common_json(&d), verdicts,
+        variants, repeats, yardsticks);
     return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for it");
 }
 

@@ -8,7 +8,7 @@
 
 /* What the intervals are worth, all together. */
 static void say_confidence(weft_page *p, const weft_report_data *d) {
-    int n = weft_report_comparisons(d);
+    int n = d->comparisons;
     if (n == 0) {
         weft_page_say(p, "No comparison has the two seeds that an interval takes, so nothing is "
                          "called better or worse.");
@@ -145,7 +145,7 @@ static void add_name(FILE *out, const weft_report_variant *v, bool *any) {
  * chance: the first is answered by a pooled standard deviation, the second by Holm's method. */
 static void say_together(weft_page *p, const weft_report_data *d) {
     common spread;
-    if (weft_report_comparisons(d) < 2) return;
+    if (d->comparisons < 2) return;
     fputs("Counted together by Holm's method, ", p->words);
     bool any = false;
     EACH_VARIANT(v, d) {

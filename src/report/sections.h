@@ -65,8 +65,13 @@ struct weft_report_data {
     double effect;          /* STUDY_EFFECT */
     double vocabulary;      /* VOCAB_SIZE; NaN: unknown */
     bool nothing_learned;   /* every finished run is at the loss of guessing */
+    int finished, waiting;  /* runs: finished, and those that wait or run */
+    int comparisons;        /* with an interval; repeats are the same ones again */
+    int most_pairs;         /* the seeds of the comparison that has most of them */
 
     weft_report_variant *variants;
+    const weft_report_variant
+        *baseline; /* what all are compared with; NULL: not all with the same */
     weft_report_run *runs;
     json_t *facts; /* of any run, each under its name */
     int n_variants, n_runs;
@@ -131,9 +136,6 @@ bool weft_report_at_edge(const weft_report_variant *v);
 /* How a run of a variant ended, in a few words. */
 const char *weft_report_ended(const weft_report_run *run);
 
-/* How many comparisons there are; repeats are the same ones again. */
-int weft_report_comparisons(const weft_report_data *d);
-
 typedef enum { WEFT_REPEAT_UNKNOWN, WEFT_REPEAT_EQUAL, WEFT_REPEAT_UNEQUAL } weft_repeat;
 
 /* One run of a repeat and the run that it repeats (NULL: there is none). */
@@ -195,17 +197,11 @@ weft_variant_is weft_report_is_compared, weft_report_counts, weft_report_is_repe
     weft_report_is_finished, weft_report_is_in_doubt;
 /* The comparison that the answer is about, which pictures colour: the largest that is shown; NULL: none. */
 const weft_report_variant *weft_report_headline(const weft_report_data *d);
-/* How many runs wait or run. */
-int weft_report_waiting(const weft_report_data *d);
 /* How many variants are that. */
 int weft_report_count(const weft_report_data *d, weft_variant_is *is);
 /* Opens a table with a column for each of them, or for all (NULL), behind the first. */
 void weft_report_open_table(weft_page *p, const weft_report_data *d, const char *first,
                             weft_variant_is *is);
-/* The seeds of the comparison that has most of them. */
-int weft_report_most_pairs(const weft_report_data *d);
-/* What all are compared with; NULL: not all with the same. */
-const weft_report_variant *weft_report_baseline(const weft_report_data *d);
 
 /* The answer in a sentence; the caller's to free. NULL: no memory. report/answer.c */
 char *weft_report_sentence(const weft_report_data *d);
