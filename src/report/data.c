@@ -415,6 +415,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
         if (pairs > d->most_pairs) d->most_pairs = pairs;
     }
     weft_report_holm(d);
+    weft_report_find_ranges(d);
     return WEFT_OK;
 }
 

@@ -297,9 +297,7 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
         positions);
     if (!made) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     /* The loss by position, where the runs' records have it. */
-    weft_report_range ranges[WEFT_REPORT_RANGES];
-    int n = weft_report_ranges(&d, ranges);
-    for (const weft_report_range *r = ranges; r < ranges + n; r++) {
+    EACH_RANGE(r, &d) {
         WEFT_TRY(weft_report_compare_seeds(two, one, r->name, false, &c));
         if (c.pairs > 0)
             weft_json_append(positions, "first:I last:I a:f b:f difference:f low:f high:f",

@@ -6,7 +6,7 @@
 
 #include <ctype.h>
 
-enum { RATES_MOST = 24, NAMES_ROOM = 400, CURVE = 41, RANGES_MOST = WEFT_REPORT_RANGES };
+enum { RATES_MOST = 24, NAMES_ROOM = 400, CURVE = 41 };
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
@@ -241,57 +241,50 @@ static int by_first(const void *a, const void *b) {
     return (x->last > y->last) - (x->last < y->last);
 }
 
-int weft_report_ranges(const weft_report_data *d, weft_report_range out[RANGES_MOST]) {
-    int n = 0;
+void weft_report_find_ranges(weft_report_data *d) {
     EACH_MEMBER(fact, d->facts) {
         weft_report_range r;
         int end = 0;
-        if (n == RANGES_MOST || !json_is_number(fact.value) || strlen(fact.key) >= sizeof r.name ||
+        if (d->n_ranges == WEFT_REPORT_RANGES || !json_is_number(fact.value) ||
+            strlen(fact.key) >= sizeof r.name ||
             sscanf(fact.key, "loss_at_%lld_%lld%n", &r.first, &r.last, &end) != 2 ||
             fact.key[end] || r.first < 0 || r.last < r.first)
             continue;
         snprintf(r.name, sizeof r.name, "%s", fact.key);
-        out[n++] = r;
+        d->ranges[d->n_ranges++] = r;
     }
-    qsort(out, (size_t)n, sizeof *out, by_first);
-    return n;
+    qsort(d->ranges, (size_t)d->n_ranges, sizeof *d->ranges, by_first);
 }
 
-static bool has_positions(const weft_report_variant *v, const weft_report_range *r, int n) {
-    for (int k = 0; k < n; k++)
-        if (isfinite(weft_report_fact_mean(v, r[k].name))) return !v->repeats;
+static bool has_positions(const weft_report_variant *v) {
+    EACH_RANGE(r, v->study)
+        if (isfinite(weft_report_fact_mean(v, r->name))) return !v->repeats;
     return false;
 }
 
 /* A column for each range. */
-static void open_table(weft_page *p, const weft_report_range *r, int n) {
+static void open_table(weft_page *p, const weft_report_data *d) {
     weft_page_table_open(p, "variant");
-    for (int k = 0; k < n; k++) {
-        if (r[k].first == r[k].last)
-            weft_page_head(p, ">%lld", r[k].first);
-        else
-            weft_page_head(p, ">%lld–%lld", r[k].first, r[k].last);
-    }
+    EACH_RANGE(r, d)
+        weft_page_head(p, r->first == r->last ? ">%lld" : ">%lld–%lld", r->first, r->last);
 }
 
 /* Differences with their intervals; nothing where no variant has a baseline that has them too. */
-static weft_status put_differences(weft_page *p, const weft_report_data *d,
-                                   const weft_report_range *r, int n) {
+static weft_status put_differences(weft_page *p, const weft_report_data *d) {
     int told = 0;
     EACH_VARIANT(v, d) {
-        if (!weft_report_counts(v) || !has_positions(v, r, n) || !has_positions(v->baseline, r, n))
-            continue;
+        if (!weft_report_counts(v) || !has_positions(v) || !has_positions(v->baseline)) continue;
         if (told++ == 0) {
             weft_page_say(p,
                           "The differences from the baseline, seed by seed, with their %.0f%% "
                           "intervals:",
                           100 * WEFT_CONFIDENCE);
-            open_table(p, r, n);
+            open_table(p, d);
         }
         weft_page_cell(p, "%s against %s", v->label, v->baseline->label);
-        for (int k = 0; k < n; k++) {
+        EACH_RANGE(r, d) {
             weft_comparison c;
-            WEFT_TRY(weft_report_compare_seeds(v, v->baseline, r[k].name, false, &c));
+            WEFT_TRY(weft_report_compare_seeds(v, v->baseline, r->name, false, &c));
             weft_page_cell(p, "%s", weft_say_interval(&c));
         }
     }
@@ -299,23 +292,19 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
 }
 
 weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
-    weft_report_range ranges[RANGES_MOST];
-    int n = weft_report_ranges(d, ranges);
-    bool any = false;
-    EACH_VARIANT(v, d)
-        any = any || has_positions(v, ranges, n);
-    if (!any) return WEFT_OK;
+    if (!weft_report_count(d, has_positions)) return WEFT_OK;
     weft_page_heading(
         p, "Loss by position",
         "The held-out loss of the tokens at each position of a sequence, the mean over "
         "seeds: a later token has more to look back at.");
     weft_plot_series *series;
-    WEFT_TRY(weft_report_plot_series(p, d, n, &series));
+    WEFT_TRY(weft_report_plot_series(p, d, d->n_ranges, &series));
     EACH_VARIANT(v, d) {
         weft_plot_series *s = &series[v->place];
-        for (int k = 0; k < n && !v->repeats; k++) {
-            double loss = weft_report_fact_mean(v, ranges[k].name);
-            double middle = sqrt((double)(ranges[k].first + 1) * (double)(ranges[k].last + 1));
+        if (v->repeats) continue;
+        EACH_RANGE(r, d) {
+            double loss = weft_report_fact_mean(v, r->name);
+            double middle = sqrt((double)(r->first + 1) * (double)(r->last + 1));
             if (isfinite(loss)) s->points[s->n++] = (weft_plot_point){middle, loss, NAN, NAN};
         }
     }
@@ -325,14 +314,14 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
     plot.y_label = "held-out loss";
     plot.y_unit = "nats per token";
     weft_report_put_plots(p, d, NULL, &plot, 1);
-    open_table(p, ranges, n);
+    open_table(p, d);
     EACH_VARIANT(v, d) {
-        if (!has_positions(v, ranges, n)) continue;
+        if (!has_positions(v)) continue;
         weft_page_cell(p, "%s", v->label);
-        for (int k = 0; k < n; k++)
-            weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(v, ranges[k].name)));
+        EACH_RANGE(r, d)
+            weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(v, r->name)));
     }
-    return put_differences(p, d, ranges, n);
+    return put_differences(p, d);
 }
 
 /* Where each variant does best over its learning rates: the parabola through its runs, its minimum, and how they are

@@ -60,13 +60,11 @@ static json_t *verdict_json(const weft_report_variant *v) {
 }
 
 static json_t *positions_json(const weft_report_variant *v) {
-    weft_report_range ranges[WEFT_REPORT_RANGES];
-    int n = weft_report_ranges(v->study, ranges);
     json_t *list = json_array();
-    for (int i = 0; i < n; i++) {
-        double loss = weft_report_fact_mean(v, ranges[i].name);
+    EACH_RANGE(r, v->study) {
+        double loss = weft_report_fact_mean(v, r->name);
         if (isfinite(loss))
-            weft_json_append(list, "first:I last:I loss:f", ranges[i].first, ranges[i].last, loss);
+            weft_json_append(list, "first:I last:I loss:f", r->first, r->last, loss);
     }
     return list;
 }

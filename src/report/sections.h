@@ -49,6 +49,13 @@ typedef struct {
     json_t *facts; /* what its record says beside its results (record/record.h), by name */
 } weft_report_run;
 
+/* Positions whose loss is a fact. */
+enum { WEFT_REPORT_RANGES = 40 };
+typedef struct {
+    long long first, last;
+    char name[64]; /* of the fact */
+} weft_report_range;
+
 struct weft_report_data {
     weft_database *database;
     const char *path;
@@ -78,7 +85,8 @@ struct weft_report_data {
     int64_t rate_seed; /* the seed that only chose rates; -1: none */
     int64_t *seeds;    /* of all runs but those, ascending */
     double *rates;
-    int n_seeds, n_rates;
+    int n_seeds, n_rates, n_ranges;
+    weft_report_range ranges[WEFT_REPORT_RANGES]; /* in their order */
 
     json_t *texts; /* every text above, freed together */
 };
@@ -90,6 +98,8 @@ struct weft_report_data {
 #define EACH_RUN_OF(run, v)                                                                        \
     EACH_RUN(run, (v)->study)                                                                      \
         if (run->variant == (v))
+#define EACH_RANGE(r, d)                                                                           \
+    for (const weft_report_range *r = (d)->ranges; r - (d)->ranges < (d)->n_ranges; r++)
 
 /* `path` is a database or a study's folder and must outlive the data, which the caller frees on failure, too. */
 weft_status weft_report_read(const char *path, weft_report_data *d);
@@ -219,14 +229,8 @@ weft_status weft_report_plot_series(weft_page *p, const weft_report_data *d, int
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n);
 
-/* The ranges of positions whose losses the records have, in their order; returns how many.
- * report/pictures.c */
-enum { WEFT_REPORT_RANGES = 40 };
-typedef struct {
-    long long first, last;
-    char name[64]; /* of the fact */
-} weft_report_range;
-int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REPORT_RANGES]);
+/* Finds the ranges of positions whose losses the records have. report/pictures.c */
+void weft_report_find_ranges(weft_report_data *d);
 
 /* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/laws.c */
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
