@@ -76,8 +76,8 @@ static bool has_fewer_seeds(const weft_report_variant *v) {
 static bool has_two_versions(const weft_report_variant *v) {
     if (!is_shown(v) && !is_equivalent(v)) return false;
     EACH_PAIR(pair, v, v->baseline)
-        if (pair.counts && strcmp(weft_report_fact(pair.variant, "commit"),
-                                  weft_report_fact(pair.baseline, "commit")) != 0)
+        if (pair.counts && strcmp(weft_json_text_of(pair.variant->facts, "commit"),
+                                  weft_json_text_of(pair.baseline->facts, "commit")) != 0)
             return true;
     return false;
 }

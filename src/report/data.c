@@ -110,7 +110,8 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
                  &run->status, &run->config, &run->metric, &run->weights, &run->started,
                  &run->ended, &run->score, &run->iters, &run->seconds, &run->speed, &run->memory);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
-    v->waiting += strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
+    run->to_come = strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
+    v->waiting += run->to_come;
     run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
     return WEFT_OK;
 }
@@ -271,10 +272,6 @@ static const char *say_why(const weft_report_variant *v, const weft_report_varia
 
 bool weft_report_run_counts(const weft_report_run *run) {
     return run->finished && !run->chooses && run->rate == run->variant->rate;
-}
-
-const char *weft_report_fact(const weft_report_run *run, const char *name) {
-    return weft_json_text_of(run->facts, name);
 }
 
 double weft_report_fact_mean(const weft_report_variant *v, const char *name) {

@@ -86,10 +86,6 @@ static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool
     fputs("</div>", out);
 }
 
-static bool is_to_come(const weft_report_run *run) {
-    return run && (strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0);
-}
-
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
 static void write_left_out(FILE *out, const weft_report_variant *v, bool brief) {
     bool any = false;
@@ -99,7 +95,7 @@ static void write_left_out(FILE *out, const weft_report_variant *v, bool brief) 
         if (pair.counts || (!pair.variant && !pair.baseline)) continue;
         fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)pair.seed);
         any = true;
-        if (is_to_come(pair.variant) && is_to_come(pair.baseline)) {
+        if (pair.variant && pair.baseline && pair.variant->to_come && pair.baseline->to_come) {
             fputs("not finished)", out);
             continue;
         }

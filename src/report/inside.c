@@ -414,7 +414,7 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
     fputs("\n(The pictures are in report.html.)\n", p->md);
     EACH_VARIANT(v, d) {
         const weft_report_run *run = has_inside(v) ? first_run(v) : NULL;
-        const char *text = run ? weft_report_fact(run, "inside") : "";
+        const char *text = run ? weft_json_text_of(run->facts, "inside") : "";
         WEFT_AUTO_DECREF json_t *inside = weft_json_read(text, strlen(text), 0, NULL);
         if (!inside) continue;
         weft_page_subtitle(p, v->label);

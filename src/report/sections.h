@@ -45,6 +45,7 @@ typedef struct {
     const char *folder, *status, *config, *metric, *weights, *started, *ended;
     double score, iters, seconds, speed, memory;
     bool finished; /* done, with a score that is a number */
+    bool to_come;  /* it waits or runs */
     bool chooses;  /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
     json_t *facts; /* what its record says beside its results (record/record.h), by name */
 } weft_report_run;
@@ -113,8 +114,6 @@ const weft_report_run *weft_report_find(const weft_report_variant *v, double rat
 
 /* Whether a run is one of those that its variant's score is the mean of. */
 bool weft_report_run_counts(const weft_report_run *run);
-/* A text of a run's record; "": it has none of that name. */
-const char *weft_report_fact(const weft_report_run *run, const char *name);
 /* The mean of a number over the runs of a variant that count; NaN: none has it. */
 double weft_report_fact_mean(const weft_report_variant *v, const char *name);
 /* What can be said of one variant against another over the seeds that both finished, by the score, or by a fact of
