@@ -60,7 +60,7 @@ typedef struct {
 typedef struct {
     weft_args *args;
     const char *path, *prompt, *file, *tokens, *speculate;
-    bool interactive, slide, unchecked;
+    bool interactive, slide;
     int64_t samples, context, top_logprobs;
     weft_sampling sampling;
     weft_loaded loaded, draft;
@@ -80,7 +80,6 @@ static weft_status read_options(generation *g, int argc, char **argv) {
         {"-i", .flag = &g->interactive},
         {"--interactive", .flag = &g->interactive},
         {"--slide", .flag = &g->slide},
-        {"--unchecked", .flag = &g->unchecked},
         {"--max-tokens", .number = &s->max_tokens, .min = 1, .max = 1 << 30},
         {"--temperature", .real = &s->temperature, .max = 100},
         {"--top-k", .number = &s->top_k, .max = 1 << 30},
@@ -93,7 +92,7 @@ static weft_status read_options(generation *g, int argc, char **argv) {
         {"--speculate", .value = &g->speculate},
         {.name = "--stop"},
         {0}};
-    WEFT_TRY(weft_args_parse(a, argc, argv, ARGS_ALL, own, NULL, 0));
+    WEFT_TRY(weft_args_parse(a, argc, argv, ARGS_ALL | ARGS_UNCHECKED, own, NULL, 0));
     s->top_logprobs = (int)g->top_logprobs;
     s->token_only = !a->json;
     if ((g->prompt != NULL) + (g->file != NULL) + (g->tokens != NULL) > 1)
@@ -111,13 +110,13 @@ static weft_status read_options(generation *g, int argc, char **argv) {
 
 static weft_status open_all(generation *g) {
     weft_loaded *l = &g->loaded;
-    WEFT_TRY(weft_loaded_open(g->args, g->path, g->unchecked,
+    WEFT_TRY(weft_loaded_open(g->args, g->path,
                               g->tokens ? WEFT_LOADED_NUMBERS : WEFT_LOADED_GENERATION, l));
     g->sampling.seed = (uint64_t)l->config.seed;
     g->sampling.ends = l->tokenizer;
     weft_generator_limits limits = {
         .sequences = g->samples, .context = g->context, .slide = g->slide};
-    WEFT_TRY(weft_speculation_open(g->args, g->speculate, g->unchecked, l, &g->draft, &limits));
+    WEFT_TRY(weft_speculation_open(g->args, g->speculate, l, &g->draft, &limits));
     return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
 }
 
