@@ -51,7 +51,7 @@ typedef struct {
     weft_stream *stream; /* NULL: its text is numbers */
     size_t shown;        /* bytes of its text */
     weft_sampled *tokens;
-    int64_t n_tokens, tokens_room;
+    int64_t n_tokens;
     bool done;
     const char *finish;
     double first; /* seconds to the first token */
@@ -160,9 +160,9 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
            (take = weft_generator_take(g->generator, s->id, &token)) != WEFT_TAKE_WAIT) {
         if (take == WEFT_TAKE_TOKEN) {
             if (s->n_tokens == 0) s->first = weft_clock() - start;
-            if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof token))
-                return no_memory("tokens");
-            s->tokens[s->n_tokens++] = token;
+            weft_sampled *one = WEFT_ADD(s->tokens, s->n_tokens);
+            if (!one) return no_memory("tokens");
+            *one = token;
             if (!s->stream) continue;
             WEFT_TRY(weft_stream_put(s->stream, token.token, &stopped));
             if (!stopped) continue;
@@ -317,7 +317,6 @@ static weft_status read_beginning(const generation *g, bool input, char **text, 
 
 /* Numbers with blanks or commas between them; malloc'd. */
 static weft_status read_numbers(const generation *g, int32_t **out, int64_t *count) {
-    int64_t room = 0;
     *count = 0;
     for (const char *at = g->tokens; *(at += strspn(at, " ,\t\n"));) {
         char *end;
@@ -327,8 +326,9 @@ static weft_status read_numbers(const generation *g, int32_t **out, int64_t *cou
             return WEFT_BAD_INPUT(
                 "--tokens: '%.*s' is not a number from 0 to %lld, the model's last token",
                 (int)strcspn(at, " ,\t\n"), at, (long long)g->loaded.config.vocab_size - 1);
-        if (!weft_grow_list(out, &room, *count + 1, sizeof **out)) return no_memory("tokens");
-        (*out)[(*count)++] = (int32_t)token;
+        int32_t *one = WEFT_ADD(*out, *count);
+        if (!one) return no_memory("tokens");
+        *one = (int32_t)token;
         at = end;
     }
     return *count ? WEFT_OK : WEFT_BAD_INPUT("--tokens: there is no number in it");
