@@ -97,16 +97,12 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
                               char folder[WEFT_PATH_MAX], weft_model **out) {
     weft_config c;
     weft_config_defaults(&c);
-    if (theirs) {
-        WEFT_TRY(weft_path(folder, "%s", v->model));
-        if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
-        if (!args->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(folder)));
-        return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
-    }
-    WEFT_TRY(weft_checkpoint_folder(v->model, folder));
+    WEFT_TRY(theirs ? weft_path(folder, "%s", v->model) : weft_checkpoint_folder(v->model, folder));
     if (!args->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(folder)));
-    WEFT_TRY(weft_model_read_config(folder, &c));
+    if (!theirs) WEFT_TRY(weft_model_read_config(folder, &c));
     if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
+    if (theirs)
+        return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
     return weft_model_load_as(folder, &c, weft_config_dtype(&c), NULL, out);
 }
 
