@@ -62,7 +62,6 @@ typedef struct {
 typedef struct {
     weft_api_entry *entries;
     int n;
-    int64_t room;
 } weft_api_list;
 
 typedef struct {

@@ -14,14 +14,9 @@ bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const c
     if (list->n == WEFT_API_TENSORS_MAX)
         return weft_graph_refuse(g, "'%s': a block has up to %d inputs, weights and outputs each",
                                  name, WEFT_API_TENSORS_MAX);
-    char *copy = strdup(name);
-    if (!copy || !weft_grow_list(&list->entries, &list->room, list->n + 1, sizeof *list->entries)) {
-        free(copy);
-        return weft_graph_no_memory(g, "block: no memory for its tensors");
-    }
-    list->entries[list->n++] =
-        (weft_api_entry){.tensor = t, .name = copy, .wants_grad = wants_grad};
-    return true;
+    weft_api_entry *e = WEFT_ADD(list->entries, list->n);
+    if (e) *e = (weft_api_entry){.tensor = t, .name = strdup(name), .wants_grad = wants_grad};
+    return (e && e->name) || weft_graph_no_memory(g, "block: no memory for its tensors");
 }
 
 void weft_api_lists_free(weft_api_lists *lists) {

@@ -2,8 +2,8 @@
  * group what this step shall do and doing it (ops/optimizer.h). Tensors are flat: whether one decays is
  * said by its number of dimensions, which is what the operation looks at, and matrices are told to Muon's.
  *
- * A call's addresses are bound in one list: of each group its rate, state, report and cut, then of each
- * tensor its parameter, gradient, moments, v_max and copy, those that it has. */
+ * A call's addresses are bound in one list of places: of each group its rate, state, report and cut, then of each
+ * tensor its parameter, gradient, moments, v_max and copy. */
 #include "api/api.h"
 #include "core/function.h"
 #include "core/graph_internal.h"
@@ -22,8 +22,8 @@ struct weft_step {
     weft_engine *engine;
     weft_graph *graph;
     weft_function *function;
-    const weft_tensor **bound; /* NULL: that one is not there */
-    void **addresses;          /* of the call that runs */
+    const weft_tensor **bound; /* [places] NULL: that one is not there */
+    void **addresses;          /* [places] of the call that runs */
     int n_groups, n_tensors;
     pthread_mutex_t lock; /* of the addresses */
 };
@@ -134,18 +134,6 @@ static weft_status build(const wish *w) {
     return weft_program_differentiate(s->graph, &(weft_program_options){.n_losses = 0});
 }
 
-/* Of every list the places that are empty are left out. */
-static weft_status make_function(weft_step *s) {
-    int n = 0, all = GROUP_BOUND * s->n_groups + SLOT_BOUND * s->n_tensors;
-    WEFT_AUTO_FREE const weft_tensor **packed = calloc((size_t)all + 1, sizeof *packed);
-    s->addresses = calloc((size_t)all + 1, sizeof *s->addresses);
-    if (!packed || !s->addresses) return weft_no_memory("weft_step_open");
-    for (int i = 0; i < all; i++)
-        if (s->bound[i]) packed[n++] = s->bound[i];
-    return weft_function_create(s->graph, s->engine->backend, s->engine->pool, packed, n,
-                                &s->function);
-}
-
 WEFT_ENDED_BY(weft_step_close, weft_step)
 
 weft_status weft_step_open(weft_engine *engine, const char *type, const weft_step_group *groups,
@@ -184,14 +172,15 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
     if (!s) return weft_no_memory(__func__);
     *s = (weft_step){.engine = engine, .n_groups = n_groups, .n_tensors = n_tensors};
     pthread_mutex_init(&s->lock, NULL);
-    s->bound =
-        calloc((size_t)GROUP_BOUND * (size_t)n_groups + (size_t)SLOT_BOUND * (size_t)n_tensors,
-               sizeof *s->bound);
+    int places = GROUP_BOUND * n_groups + SLOT_BOUND * n_tensors;
+    s->bound = calloc((size_t)places, sizeof *s->bound);
+    s->addresses = calloc((size_t)places, sizeof *s->addresses);
     w.step = s;
-    if (!s->bound) return weft_no_memory(__func__);
+    if (!s->bound || !s->addresses) return weft_no_memory(__func__);
     WEFT_TRY(weft_graph_create(&s->graph));
     WEFT_TRY(build(&w));
-    WEFT_TRY(make_function(s));
+    WEFT_TRY(weft_function_create(s->graph, engine->backend, engine->pool, s->bound, places,
+                                  &s->function));
     return weft_hand(&s, out);
 }
 
@@ -207,22 +196,23 @@ int64_t weft_step_bytes(const weft_step *step) {
     return step ? weft_function_workspace_bytes(step->function, WEFT_HALF_FORWARD) : 0;
 }
 
-/* Packs the addresses of one list of lists; `width` of them belong to each entry. */
-static int take_addresses(const weft_tensor *const *bound, void *const *const *lists, int width,
-                          int n, void **out) {
-    int taken = 0;
+/* The addresses of a list of lists, place by place; `width` of them belong to each of n entries. */
+static void take_addresses(const weft_tensor *const *bound, void *const *const *lists, int width,
+                           int n, void **out) {
     for (int i = 0; i < n; i++)
-        for (int k = 0; k < width; k++)
-            if (bound[(int64_t)i * width + k]) out[taken++] = lists[k] ? lists[k][i] : NULL;
-    return taken;
+        for (int k = 0; k < width; k++) {
+            int64_t at = (int64_t)i * width + k;
+            out[at] = bound[at] && lists[k] ? lists[k][i] : NULL;
+        }
 }
 
 static weft_status run_step(weft_step *s, const weft_step_call *call) {
     void *const *const groups[GROUP_BOUND] = {call->rates, call->states, call->reports, call->cuts};
     void *const *const slots[SLOT_BOUND] = {call->params, call->grads, call->m,
                                             call->v,      call->v_max, call->copies};
-    int n = take_addresses(s->bound, groups, GROUP_BOUND, s->n_groups, s->addresses);
-    take_addresses(slot_bound(s, 0), slots, SLOT_BOUND, s->n_tensors, s->addresses + n);
+    take_addresses(s->bound, groups, GROUP_BOUND, s->n_groups, s->addresses);
+    take_addresses(slot_bound(s, 0), slots, SLOT_BOUND, s->n_tensors,
+                   s->addresses + GROUP_BOUND * s->n_groups);
     weft_call_memory memory = {
         .bound = s->addresses, .workspace = call->workspace, .stream = call->stream};
     if (s->engine->backend->remote)

@@ -39,6 +39,7 @@ static void list_options(known_options *k, weft_args *a, unsigned taken, const w
         {ARGS_CONFIG, {"--variant", .value = &a->variant}},
         {ARGS_CONFIG, {"--seed", .number = &a->seed, .max = 9007199254740991}},
         {ARGS_JSON, {"--json", .flag = &a->json}},
+        {ARGS_UNCHECKED, {"--unchecked", .flag = &a->unchecked}},
         {ARGS_THREADS, {"--threads", .number = &k->threads, .max = 1024}},
         {ARGS_DTYPE, {"--dtype", .value = &a->dtype}},
         {ARGS_DEVICE, {"--device", .value = &a->device}},

@@ -27,6 +27,7 @@ typedef struct {
     int n_overrides;
     const char *variant;                     /* --variant NAME|N; NULL: not given */
     bool json;                               /* --json */
+    bool unchecked;                          /* --unchecked: no checksums are verified */
     int threads;                             /* --threads N; 0: one per processor */
     int64_t seed;                            /* --seed N; -1: the config's */
     const char *dtype;                       /* --dtype; NULL: the config's */
@@ -61,7 +62,8 @@ enum {
     ARGS_DEVICE = 8,
     ARGS_CONFIG = 16, /* --config, --variant, --seed and -o */
     ARGS_ALL = 31,
-    ARGS_OVERRIDES = 32 /* -o alone */
+    ARGS_OVERRIDES = 32, /* -o alone */
+    ARGS_UNCHECKED = 64
 };
 
 /* Reads argv[1..]; `own` ends on a NULL name. Words that are no option go to `words`, up to n_words. */
@@ -143,16 +145,15 @@ typedef enum {
 } weft_loaded_for;
 
 /* Opens what `path` stands for, with what the arguments change of its config. Its checksums are
- * verified unless `unchecked`. After a failure too it is to be closed. */
-weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
-                             weft_loaded_for purpose, weft_loaded *out);
+ * verified unless it is --unchecked. After a failure too it is to be closed. */
+weft_status weft_loaded_open(const weft_args *a, const char *path, weft_loaded_for purpose,
+                             weft_loaded *out);
 void weft_loaded_close(weft_loaded *l);
 
 /* What --speculate says, for a generator of `model`: "ngram", or the folder of a draft model, which is opened;
  * NULL: nothing. After a failure too the draft is to be closed. */
-weft_status weft_speculation_open(const weft_args *a, const char *how, bool unchecked,
-                                  const weft_loaded *model, weft_loaded *draft,
-                                  weft_generator_limits *limits);
+weft_status weft_speculation_open(const weft_args *a, const char *how, const weft_loaded *model,
+                                  weft_loaded *draft, weft_generator_limits *limits);
 
 /* Publishes a model that was made of another: a folder with config.json, model.safetensors, tokenizer.json and
  * model.config, with which it can be trained further. An error where a model would be replaced, unless

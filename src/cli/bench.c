@@ -132,8 +132,8 @@ static weft_status bench_speculate(const weft_args *a, bench_options *own) {
         return WEFT_BAD_INPUT(
             "--speculate takes --model, --text, -o, --device, --dtype, --threads and --json");
     if (own->text) WEFT_TRY(weft_file_read(own->text, TEXT_MOST, &text, &bytes));
-    WEFT_TRY(weft_loaded_open(a, own->model, false, WEFT_LOADED_GENERATION, &model));
-    WEFT_TRY(weft_speculation_open(a, own->speculate, false, &model, &draft, &limits));
+    WEFT_TRY(weft_loaded_open(a, own->model, WEFT_LOADED_GENERATION, &model));
+    WEFT_TRY(weft_speculation_open(a, own->speculate, &model, &draft, &limits));
     bench_drafting drafting = {model.model,
                                limits.draft,
                                model.encoder,

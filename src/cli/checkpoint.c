@@ -41,12 +41,12 @@ static weft_status open_tokenizer(weft_loaded *l) {
         (long long)weft_tokenizer_vocab(l->tokenizer), (long long)c->vocab_size);
 }
 
-weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
-                             weft_loaded_for purpose, weft_loaded *out) {
+weft_status weft_loaded_open(const weft_args *a, const char *path, weft_loaded_for purpose,
+                             weft_loaded *out) {
     *out = (weft_loaded){0};
     weft_config *c = &out->config;
     WEFT_TRY(weft_checkpoint_folder(path, out->folder));
-    if (!unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(out->folder)));
+    if (!a->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(out->folder)));
     WEFT_TRY(weft_model_read_config(out->folder, c));
     for (int i = 0; i < a->n_settings; i++)
         WEFT_TRY(weft_config_override(c, a->settings[i].text, a->settings[i].where));
@@ -74,10 +74,10 @@ static bool have_same_tokens(const weft_tokenizer *a, const weft_tokenizer *b) {
     return same;
 }
 
-static weft_status open_draft(const weft_args *a, const char *path, bool unchecked,
-                              const weft_loaded *model, weft_loaded *draft) {
+static weft_status open_draft(const weft_args *a, const char *path, const weft_loaded *model,
+                              weft_loaded *draft) {
     WEFT_TRY(weft_loaded_open(
-        a, path, unchecked, model->encoder ? WEFT_LOADED_GENERATION : WEFT_LOADED_NUMBERS, draft));
+        a, path, model->encoder ? WEFT_LOADED_GENERATION : WEFT_LOADED_NUMBERS, draft));
     weft_pool_destroy(draft->pool); /* it runs on the model's */
     draft->pool = NULL;
     if (model->tokenizer && draft->tokenizer &&
@@ -87,12 +87,11 @@ static weft_status open_draft(const weft_args *a, const char *path, bool uncheck
     return WEFT_OK;
 }
 
-weft_status weft_speculation_open(const weft_args *a, const char *how, bool unchecked,
-                                  const weft_loaded *model, weft_loaded *draft,
-                                  weft_generator_limits *limits) {
+weft_status weft_speculation_open(const weft_args *a, const char *how, const weft_loaded *model,
+                                  weft_loaded *draft, weft_generator_limits *limits) {
     limits->ngram = how && strcmp(how, "ngram") == 0;
     if (!how || limits->ngram) return WEFT_OK;
-    weft_status status = open_draft(a, how, unchecked, model, draft);
+    weft_status status = open_draft(a, how, model, draft);
     limits->draft = draft->model;
     return status == WEFT_OK ? status
                              : weft_fail(status, "--speculate %s: %s", how, weft_error_message());

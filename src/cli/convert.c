@@ -49,7 +49,7 @@ enum { TEXT_TIME = 256, TEXT_TOKENS = 16384 };
 
 typedef struct {
     const char *model, *out, *latent_text, *rope_text, *spread_text, *text, *add, *chat;
-    bool to_hf, to_mla, to_w2, joint, no_tokenizer, force, unchecked;
+    bool to_hf, to_mla, to_w2, joint, no_tokenizer, force;
     int64_t latent, rope;
     double spread;
 } conversion;
@@ -97,16 +97,12 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
                               char folder[WEFT_PATH_MAX], weft_model **out) {
     weft_config c;
     weft_config_defaults(&c);
-    if (theirs) {
-        WEFT_TRY(weft_path(folder, "%s", v->model));
-        if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
-        if (!v->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(folder)));
-        return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
-    }
-    WEFT_TRY(weft_checkpoint_folder(v->model, folder));
-    if (!v->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(folder)));
-    WEFT_TRY(weft_model_read_config(folder, &c));
+    WEFT_TRY(theirs ? weft_path(folder, "%s", v->model) : weft_checkpoint_folder(v->model, folder));
+    if (!args->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_sums(folder)));
+    if (!theirs) WEFT_TRY(weft_model_read_config(folder, &c));
     if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
+    if (theirs)
+        return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
     return weft_model_load_as(folder, &c, weft_config_dtype(&c), NULL, out);
 }
 
@@ -311,11 +307,10 @@ weft_status weft_cmd_convert(weft_args *args, int argc, char **argv) {
         {"--no-tokenizer", .flag = &v.no_tokenizer},
         {"--chat-template", .value = &v.chat},
         {"--force", .flag = &v.force},
-        {"--unchecked", .flag = &v.unchecked},
         {.name = "--ignore-key"},
         {0}};
-    WEFT_TRY(
-        weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_DTYPE | ARGS_OVERRIDES, own, NULL, 0));
+    WEFT_TRY(weft_args_parse(
+        args, argc, argv, ARGS_JSON | ARGS_DTYPE | ARGS_OVERRIDES | ARGS_UNCHECKED, own, NULL, 0));
     if (v.to_hf + v.to_mla + v.to_w2 + (v.add != NULL) > 1)
         return wrong("--to-hf, --to-mla, --to-w2 and --add do not go together");
     if (v.to_mla != (v.latent_text != NULL)) return wrong("--to-mla and --latent go together");

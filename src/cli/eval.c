@@ -45,7 +45,7 @@ const char weft_help_eval[] =
 /* What is to be read off a model. */
 typedef struct {
     const char *folder, *suite, *details;
-    bool unchecked, needle;
+    bool needle;
     const char *lengths, *depths, *trials; /* of --needle as they were given; NULL: not */
     weft_evaluation what;
     char checkpoint[WEFT_PATH_MAX];
@@ -201,7 +201,7 @@ static weft_status run_job(const weft_args *args, eval_job *job) {
     WEFT_TRY(check_output(job->what.logits, job->folder, &job->what));
     WEFT_TRY(check_output(job->what.grads, job->folder, &job->what));
     WEFT_TRY(check_output(job->what.scores, job->folder, &job->what));
-    WEFT_TRY(weft_loaded_open(args, job->folder, job->unchecked,
+    WEFT_TRY(weft_loaded_open(args, job->folder,
                               text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
     if (job->needle) {
         weft_needle_score answers;
@@ -239,14 +239,13 @@ weft_status weft_cmd_eval(weft_args *args, int argc, char **argv) {
         {"--scores", .value = &what->scores},
         {"--suite", .value = &job.suite},
         {"--details", .value = &job.details},
-        {"--unchecked", .flag = &job.unchecked},
         {"--text", .value = &what->text},
         {"--needle", .flag = &job.needle},
         {"--lengths", .value = &job.lengths},
         {"--depths", .value = &job.depths},
         {"--trials", .value = &job.trials, .number = &job.hidden.trials, .min = 1, .max = 1000000},
         {0}};
-    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL | ARGS_UNCHECKED, own, NULL, 0));
     WEFT_TRY(check_usage(args, &job));
     WEFT_TRY(find_inputs(&job));
     const weft_arg lengths = {"--lengths", .number = job.hidden.lengths, .min = 1,

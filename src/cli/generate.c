@@ -51,7 +51,7 @@ typedef struct {
     weft_stream *stream; /* NULL: its text is numbers */
     size_t shown;        /* bytes of its text */
     weft_sampled *tokens;
-    int64_t n_tokens, tokens_room;
+    int64_t n_tokens;
     bool done;
     const char *finish;
     double first; /* seconds to the first token */
@@ -60,7 +60,7 @@ typedef struct {
 typedef struct {
     weft_args *args;
     const char *path, *prompt, *file, *tokens, *speculate;
-    bool interactive, slide, unchecked;
+    bool interactive, slide;
     int64_t samples, context, top_logprobs;
     weft_sampling sampling;
     weft_loaded loaded, draft;
@@ -80,7 +80,6 @@ static weft_status read_options(generation *g, int argc, char **argv) {
         {"-i", .flag = &g->interactive},
         {"--interactive", .flag = &g->interactive},
         {"--slide", .flag = &g->slide},
-        {"--unchecked", .flag = &g->unchecked},
         {"--max-tokens", .number = &s->max_tokens, .min = 1, .max = 1 << 30},
         {"--temperature", .real = &s->temperature, .max = 100},
         {"--top-k", .number = &s->top_k, .max = 1 << 30},
@@ -93,7 +92,7 @@ static weft_status read_options(generation *g, int argc, char **argv) {
         {"--speculate", .value = &g->speculate},
         {.name = "--stop"},
         {0}};
-    WEFT_TRY(weft_args_parse(a, argc, argv, ARGS_ALL, own, NULL, 0));
+    WEFT_TRY(weft_args_parse(a, argc, argv, ARGS_ALL | ARGS_UNCHECKED, own, NULL, 0));
     s->top_logprobs = (int)g->top_logprobs;
     s->token_only = !a->json;
     if ((g->prompt != NULL) + (g->file != NULL) + (g->tokens != NULL) > 1)
@@ -111,13 +110,13 @@ static weft_status read_options(generation *g, int argc, char **argv) {
 
 static weft_status open_all(generation *g) {
     weft_loaded *l = &g->loaded;
-    WEFT_TRY(weft_loaded_open(g->args, g->path, g->unchecked,
+    WEFT_TRY(weft_loaded_open(g->args, g->path,
                               g->tokens ? WEFT_LOADED_NUMBERS : WEFT_LOADED_GENERATION, l));
     g->sampling.seed = (uint64_t)l->config.seed;
     g->sampling.ends = l->tokenizer;
     weft_generator_limits limits = {
         .sequences = g->samples, .context = g->context, .slide = g->slide};
-    WEFT_TRY(weft_speculation_open(g->args, g->speculate, g->unchecked, l, &g->draft, &limits));
+    WEFT_TRY(weft_speculation_open(g->args, g->speculate, l, &g->draft, &limits));
     return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
 }
 
@@ -161,9 +160,9 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
            (take = weft_generator_take(g->generator, s->id, &token)) != WEFT_TAKE_WAIT) {
         if (take == WEFT_TAKE_TOKEN) {
             if (s->n_tokens == 0) s->first = weft_clock() - start;
-            if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof token))
-                return no_memory("tokens");
-            s->tokens[s->n_tokens++] = token;
+            weft_sampled *one = WEFT_ADD(s->tokens, s->n_tokens);
+            if (!one) return no_memory("tokens");
+            *one = token;
             if (!s->stream) continue;
             WEFT_TRY(weft_stream_put(s->stream, token.token, &stopped));
             if (!stopped) continue;
@@ -318,7 +317,6 @@ static weft_status read_beginning(const generation *g, bool input, char **text, 
 
 /* Numbers with blanks or commas between them; malloc'd. */
 static weft_status read_numbers(const generation *g, int32_t **out, int64_t *count) {
-    int64_t room = 0;
     *count = 0;
     for (const char *at = g->tokens; *(at += strspn(at, " ,\t\n"));) {
         char *end;
@@ -328,8 +326,9 @@ static weft_status read_numbers(const generation *g, int32_t **out, int64_t *cou
             return WEFT_BAD_INPUT(
                 "--tokens: '%.*s' is not a number from 0 to %lld, the model's last token",
                 (int)strcspn(at, " ,\t\n"), at, (long long)g->loaded.config.vocab_size - 1);
-        if (!weft_grow_list(out, &room, *count + 1, sizeof **out)) return no_memory("tokens");
-        (*out)[(*count)++] = (int32_t)token;
+        int32_t *one = WEFT_ADD(*out, *count);
+        if (!one) return no_memory("tokens");
+        *one = (int32_t)token;
         at = end;
     }
     return *count ? WEFT_OK : WEFT_BAD_INPUT("--tokens: there is no number in it");

@@ -27,7 +27,7 @@ enum { CONTEXT = 256, WINDOWS = 8 };
 
 typedef struct {
     const char *model, *text, *tokens, *out, *context_text;
-    bool force, no_gradients, unchecked;
+    bool force, no_gradients;
     int64_t context, windows;
 } inspect_job;
 
@@ -48,8 +48,7 @@ static weft_status inspect(const weft_args *a, const inspect_job *job) {
     weft_loaded *l = &loaded;
     WEFT_AUTO(weft_windows_free) weft_windows text = {0};
     WEFT_AUTO(weft_inspection_free) weft_inspection found = {0};
-    WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
-                              job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_MODEL, l));
+    WEFT_TRY(weft_loaded_open(a, job->model, job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_MODEL, l));
     l->model->config.dropout = 0;
     weft_backing place = {l->backend, l->pool};
     WEFT_TRY(read_windows(job, l, &text));
@@ -80,9 +79,8 @@ weft_status weft_cmd_inspect(weft_args *args, int argc, char **argv) {
         {"--out", .value = &job.out},
         {"--force", .flag = &job.force},
         {"--no-gradients", .flag = &job.no_gradients},
-        {"--unchecked", .flag = &job.unchecked},
         {0}};
-    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, &word, 1));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL | ARGS_UNCHECKED, own, &word, 1));
     if (!job.model) job.model = word;
     if (!job.model || (word && job.model != word))
         return WEFT_BAD_INPUT(

@@ -195,30 +195,6 @@ static weft_status choose(const char *const *paths, int n, const char *data, dou
     return WEFT_OK;
 }
 
-static weft_status prepare(const char *const *paths, int n, const char *out, double minutes,
-                           weft_pool *pool, facts *f) {
-    choice h;
-    WEFT_PATH(data, "%s/data", out);
-    WEFT_TRY(choose(paths, n, data, minutes, pool, f, &h));
-    const weft_config *c = &h.config;
-    weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
-             weft_count_text(f->train + f->val), weft_count_text(f->vocab));
-    double used = (double)(c->steps * c->batch_size * c->context);
-    double share = used * h.flops_per_token / f->flops;
-    weft_log(WEFT_LOG_INFO,
-             "a model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
-             "steps, about %.0f%s; --minutes M for more",
-             weft_count_text(h.parameters), (long long)c->n_layer, (long long)c->n_embd,
-             (long long)c->context, (long long)c->steps,
-             fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
-             minutes * share >= 1 ? " minutes" : " seconds");
-    /* The dataset is named as it lies in the run's folder, which may be moved. */
-    WEFT_PATH(path, "%s/config", out);
-    snprintf(h.config.dataset, sizeof h.config.dataset, "data");
-    WEFT_TRY(weft_config_cut_batch(&h.config, f->backend, f->threads, 1));
-    return weft_config_save(&h.config, path);
-}
-
 static weft_status open_backend(const weft_args *a, weft_pool **pool, facts *f) {
     weft_config c;
     weft_config_defaults(&c);
@@ -245,14 +221,31 @@ weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, i
 weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
                                   const char *out, double minutes) {
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
-    weft_metrics *hold = NULL;
+    WEFT_AUTO(weft_metrics_close_at) weft_metrics *hold = NULL;
     facts f = {0};
+    choice h;
     WEFT_TRY(weft_folder_make(out));
     WEFT_TRY(weft_checkpoint_unused(out));
     WEFT_TRY(open_backend(a, &pool, &f));
     /* From here on the folder is a run's, and this process's alone. */
     WEFT_TRY(weft_metrics_hold(out, &hold));
-    weft_status status = prepare(paths, n_paths, out, minutes, pool, &f);
-    weft_metrics_close(hold);
-    return status;
+    WEFT_PATH(data, "%s/data", out);
+    WEFT_TRY(choose(paths, n_paths, data, minutes, pool, &f, &h));
+    const weft_config *c = &h.config;
+    weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
+             weft_count_text(f.train + f.val), weft_count_text(f.vocab));
+    double used = (double)(c->steps * c->batch_size * c->context);
+    double share = used * h.flops_per_token / f.flops;
+    weft_log(WEFT_LOG_INFO,
+             "a model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
+             "steps, about %.0f%s; --minutes M for more",
+             weft_count_text(h.parameters), (long long)c->n_layer, (long long)c->n_embd,
+             (long long)c->context, (long long)c->steps,
+             fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
+             minutes * share >= 1 ? " minutes" : " seconds");
+    /* The dataset is named as it lies in the run's folder, which may be moved. */
+    WEFT_PATH(path, "%s/config", out);
+    snprintf(h.config.dataset, sizeof h.config.dataset, "data");
+    WEFT_TRY(weft_config_cut_batch(&h.config, f.backend, f.threads, 1));
+    return weft_config_save(&h.config, path);
 }

@@ -37,7 +37,7 @@ enum { TEXT_TIME = 256, TEXT_WINDOWS = 32 };
 
 typedef struct {
     const char *model, *out, *what_text, *by_text, *keep_text, *text;
-    bool sparse, force, unchecked;
+    bool sparse, force;
     weft_prune_what what;
     double keep;
 } prune_job;
@@ -67,8 +67,8 @@ static weft_status wrong(const char *what, const char *word) {
     return WEFT_BAD_INPUT("%s '%s'; see 'weft help prune'", what, word);
 }
 
-static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_windows *text,
-                         prune_result *r) {
+static weft_status prune(const weft_args *args, const prune_job *job, const weft_loaded *l,
+                         const weft_windows *text, prune_result *r) {
     weft_backing place = {l->backend, l->pool};
     WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *state = NULL;
     WEFT_AUTO_FREE double *given = NULL;
@@ -82,7 +82,7 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
                 "it. --by magnitude needs none",
                 file);
         /* A state of another model would rank by what has nothing to do with the weights. */
-        if (!job->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_optimizer(l->folder)));
+        if (!args->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_optimizer(l->folder)));
         WEFT_TRY(weft_safetensors_open(file, &state));
     }
     if (strcmp(job->by_text, "gate") == 0) {
@@ -156,9 +156,8 @@ weft_status weft_cmd_prune(weft_args *args, int argc, char **argv) {
                             {"--text", .value = &job.text},
                             {"--sparse", .flag = &job.sparse},
                             {"--force", .flag = &job.force},
-                            {"--unchecked", .flag = &job.unchecked},
                             {0}};
-    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, own, NULL, 0));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL | ARGS_UNCHECKED, own, NULL, 0));
     int what = find_word(whats, 4, job.what_text);
     if (what < 0) return wrong("--what is heads, ffn, z-heads or cross, not", job.what_text);
     job.what = (weft_prune_what)what;
@@ -176,12 +175,12 @@ weft_status weft_cmd_prune(weft_args *args, int argc, char **argv) {
     weft_loaded *l = &loaded;
     WEFT_AUTO(weft_windows_free) weft_windows text = {0};
     WEFT_AUTO(end_result) prune_result r = {.loss_before = NAN, .loss_after = NAN};
-    WEFT_TRY(weft_loaded_open(args, job.model, job.unchecked,
+    WEFT_TRY(weft_loaded_open(args, job.model,
                               job.text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
     int64_t time = l->config.context < TEXT_TIME ? l->config.context : TEXT_TIME;
     if (job.text)
         WEFT_TRY(weft_windows_read(job.text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), &text));
-    WEFT_TRY(prune(&job, l, &text, &r));
+    WEFT_TRY(prune(args, &job, l, &text, &r));
     WEFT_TRY(weft_new_model_write(job.out, job.force, r.model, l->tokenizer));
     r.before = weft_model_parameter_count(l->model);
     r.after = weft_model_parameter_count(r.model);

@@ -90,7 +90,6 @@ enum { KEY_MOST = 4096, NAME_MOST = 256, POLL_MS = 50 };
 typedef struct {
     weft_args *args;
     const char *paths[WEFT_SERVED_MOST], *key_file, *name, *speculate;
-    bool unchecked;
     int64_t port, context, cache_mib, prompt_share, request_seconds, answer_seconds;
     weft_server_options options;
     weft_loaded loaded[WEFT_SERVED_MOST], drafts[WEFT_SERVED_MOST];
@@ -109,7 +108,6 @@ static weft_status read_options(serving *s, int argc, char **argv) {
         {"--host", .value = &o->host},
         {"--name", .value = &s->name},
         {"--api-key-file", .value = &s->key_file},
-        {"--unchecked", .flag = &s->unchecked},
         {"--port", .number = &s->port, .max = 65535},
         {"--sequences", .number = &o->sequences, .min = 1, .max = 4096},
         {"--queue", .number = &o->queue, .max = 1 << 20},
@@ -123,7 +121,7 @@ static weft_status read_options(serving *s, int argc, char **argv) {
         {"--request-timeout", .number = &s->request_seconds, .min = 1, .max = 86400},
         {"--answer-timeout", .number = &s->answer_seconds, .min = 1, .max = 86400},
         {0}};
-    WEFT_TRY(weft_args_parse(s->args, argc, argv, ARGS_ALL, own, NULL, 0));
+    WEFT_TRY(weft_args_parse(s->args, argc, argv, ARGS_ALL | ARGS_UNCHECKED, own, NULL, 0));
     o->port = (int)s->port;
     o->request_seconds = (double)s->request_seconds;
     o->answer_seconds = (double)s->answer_seconds;
@@ -148,7 +146,7 @@ static void allow_files(int64_t connections) {
 static weft_status open_model(serving *s, int k) {
     weft_loaded *l = s->loaded + k;
     weft_served_model *m = s->models + k;
-    WEFT_TRY(weft_loaded_open(s->args, s->paths[k], s->unchecked, WEFT_LOADED_GENERATION, l));
+    WEFT_TRY(weft_loaded_open(s->args, s->paths[k], WEFT_LOADED_GENERATION, l));
     /* The folder's name; best/ and last/ are the run's. Of a second model of one name it says which it is. */
     char *to = s->names[k], *full = realpath(s->loaded[k].folder, NULL),
          *slash = full ? strrchr(full, '/') : NULL;
@@ -169,7 +167,7 @@ static weft_status open_model(serving *s, int k) {
                                     .context = s->context,
                                     .cache_bytes = s->cache_mib << 20,
                                     .prompt_share = 0.01 * (double)s->prompt_share};
-    WEFT_TRY(weft_speculation_open(s->args, s->speculate, s->unchecked, l, s->drafts + k, &limits));
+    WEFT_TRY(weft_speculation_open(s->args, s->speculate, l, s->drafts + k, &limits));
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
     weft_generator_count(m->generator, s->sizes + k);
     int64_t held = s->sizes[k].context, wanted = s->context ? s->context : l->config.context;

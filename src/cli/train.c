@@ -54,7 +54,6 @@ typedef struct {
     weft_train_options options;
     const char *peak, *minutes_text;
     double minutes;
-    bool unchecked;
     char out[OUT_ROOM], config[WEFT_PATH_MAX], from[WEFT_PATH_MAX];
 } train_args;
 
@@ -238,7 +237,7 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     if (kept) args->config = own->config;
     WEFT_TRY(weft_comm_agree(comm, weft_args_config(args, &c)));
     WEFT_TRY(weft_comm_agree(comm, find_data(args->config, &c)));
-    bool reads = options->from && !own->unchecked && weft_comm_rank(comm) == 0;
+    bool reads = options->from && !args->unchecked && weft_comm_rank(comm) == 0;
     WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_checked(weft_model_check_sums(options->from))
                                          : WEFT_OK));
     args->threads = share_threads(args, comm);
@@ -300,9 +299,8 @@ weft_status weft_cmd_train(weft_args *args, int argc, char **argv) {
         {"--from", .value = &o->from},
         {"--save-last", .flag = &o->keep_last},
         {"--peak-flops", .value = &own.peak, .real = &o->peak_flops, .max = 1e30},
-        {"--unchecked", .flag = &own.unchecked},
         {0}};
-    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, list, NULL, 0));
+    WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL | ARGS_UNCHECKED, list, NULL, 0));
     WEFT_TRY(find_config(args, &own));
     WEFT_TRY(weft_folder_has(o->out, "runs.db", &study));
     if (study)

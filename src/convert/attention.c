@@ -73,7 +73,7 @@ static void write_weight(weft_model *out, int64_t layer, const char *name, const
     if (w) weft_weight_write(w, values);
 }
 
-/* A model of another config with the weights that both have. */
+/* A model of another config with the weights that both have, for others to be written. */
 static weft_status model_with(const weft_model *m, const weft_config *c, weft_model **out) {
     WEFT_TRY(weft_model_check(c, "convert"));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
@@ -84,14 +84,7 @@ static weft_status model_with(const weft_model *m, const weft_config *c, weft_mo
         if (from && from->bytes == w->bytes && from->dtype == w->dtype)
             memcpy(w->data, from->data, (size_t)w->bytes);
     }
-    weft_mirror_wrote((*out)->mirror, NULL);
     return WEFT_OK;
-}
-
-static weft_status finish(weft_model **out, weft_status status) {
-    weft_mirror_wrote((*out)->mirror, NULL);
-    if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
-    return status;
 }
 
 /* From dot to MLA. All heads' keys of a layer are k = W x, W [n, E]. With the n directions u_i of
@@ -392,8 +385,9 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
     }
     int64_t scored = v.rotated.kept ? v.width + v.rotated.kept : options->latent;
     v.factor = sqrt((double)scored / (double)v.width);
-    WEFT_TRY(model_with(m, &c, out));
-    v.to = *out;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *to = NULL;
+    WEFT_TRY(model_with(m, &c, &to));
+    v.to = to;
     directions d;
     weft_status status = open_directions(&d, options->joint ? 2 * v.n : v.n, v.e, options->latent);
     weft_progress *bar = NULL; /* on a terminal: seconds per layer at GPT-2's size */
@@ -406,7 +400,8 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
     }
     weft_progress_end(bar, false);
     free(d.w);
-    return finish(out, status);
+    weft_mirror_wrote(to->mirror, NULL);
+    return status == WEFT_OK ? weft_hand(&to, out) : status;
 }
 
 /* From dot to W2. With means a q and k/a, equal deviations and τ = 2√D,
@@ -484,15 +479,16 @@ weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed
     c.w2_tau = 0;
     c.w2_sigma_dim = 0;
     c.w2_tau_learned = true;
-    WEFT_TRY(model_with(m, &c, out));
+    WEFT_AUTO(weft_model_destroy_at) weft_model *to = NULL;
+    WEFT_TRY(model_with(m, &c, &to));
     conversion v = conversion_of(m);
-    v.to = *out;
+    v.to = to;
     v.seed = seed;
     v.spread = spread;
-    weft_status status = WEFT_OK;
-    for (int64_t l = 0; status == WEFT_OK && l < c.n_layer; l++)
-        status = convert_to_w2(&v, l);
-    return finish(out, status);
+    for (int64_t l = 0; l < c.n_layer; l++)
+        WEFT_TRY(convert_to_w2(&v, l));
+    weft_mirror_wrote(to->mirror, NULL);
+    return weft_hand(&to, out);
 }
 
 weft_status weft_convert_add_word(const weft_config *was, const char *word, size_t n,

@@ -204,6 +204,11 @@ static void note(source *s, weft_status status) {
     if (s->status == WEFT_OK) s->status = status;
 }
 
+/* A key's value, which is not supported. */
+static void refuse_key(source *s, const char *key, const char *remedy) {
+    note(s, refuse(s, key, json_object_get(s->root, key), remedy));
+}
+
 /* A number; `fallback` where it is not there, which is an error where that is NaN. */
 static double number_of(source *s, const json_t *object, const char *key, double fallback) {
     const json_t *value = json_object_get(object, key);
@@ -234,11 +239,9 @@ static void read_flag(source *s, weft_config *c, const char *key, const char *th
 }
 
 static void read_gpt2(source *s, weft_config *c) {
-    const json_t *act = json_object_get(s->root, "activation_function");
-    const char *word = json_string_value(act);
+    const char *word = json_string_value(json_object_get(s->root, "activation_function"));
     if (word && strcmp(word, "gelu_new") != 0 && strcmp(word, "gelu_pytorch_tanh") != 0)
-        note(s,
-             refuse(s, "activation_function", act, "\"gelu_new\" and \"gelu_pytorch_tanh\" are"));
+        refuse_key(s, "activation_function", "\"gelu_new\" and \"gelu_pytorch_tanh\" are");
     double e = number_of(s, s->root, "n_embd", 768);
     set_number(s, c, "N_EMBD", e);
     set_number(s, c, "N_HEAD", number_of(s, s->root, "n_head", 12));
@@ -338,8 +341,7 @@ static double every_nth(source *s, int64_t layers, bool (*is_so)(const source *,
         n++;
     for (int64_t i = 0; i < layers; i++)
         if (is_so(s, i) != ((i + 1) % n == 0)) {
-            note(s, refuse(s, key, json_object_get(s->root, key),
-                           "every n-th layer may be other than the rest"));
+            refuse_key(s, key, "every n-th layer may be other than the rest");
             return 0;
         }
     return n <= layers ? (double)n : 0;
@@ -369,14 +371,14 @@ static void read_windows(source *s, weft_config *c) {
     bool counts = width < (double)c->context || c->rope_local_theta > 0;
     if (s->status != WEFT_OK || !in_use || width <= 0 || !counts) return;
     if (s->like->no_window) {
-        note(s, refuse(s, "sliding_window", window,
-                       "this family sees all earlier tokens; --ignore-key sliding_window reads the "
-                       "model as such"));
+        refuse_key(s, "sliding_window",
+                   "this family sees all earlier tokens; --ignore-key sliding_window reads the "
+                   "model as such");
         return;
     }
     const json_t *pattern = json_object_get(s->root, "sliding_window_pattern");
     if (json_is_number(pattern) && json_integer_value(pattern) < 1)
-        note(s, refuse(s, "sliding_window_pattern", pattern, "a whole number from 1 on is"));
+        refuse_key(s, "sliding_window_pattern", "a whole number from 1 on is");
     const char *key = json_object_get(s->root, "layer_types") ? "layer_types" : "max_window_layers";
     double every = every_nth(s, c->n_layer, sees_all, key);
     if (every == 1) return;
@@ -397,7 +399,7 @@ static void read_gemma(source *s, weft_config *c) {
     double scalar = number_of(s, s->root, "query_pre_attn_scalar", like->scalar);
     /* "gelu" there means the formula with tanh, as the others do */
     if (json_is_string(act) && strncmp(json_string_value(act), "gelu", 4) != 0)
-        note(s, refuse(s, "hidden_act", act, "\"gelu_pytorch_tanh\" is"));
+        refuse_key(s, "hidden_act", "\"gelu_pytorch_tanh\" is");
     set_word(s, c, "FFN", "geglu");
     set_number(s, c, "EMBED_SCALE", sqrt((double)c->n_embd));
     if (like->full_every) set_word(s, c, "NORM_PLACEMENT", "both");
@@ -429,15 +431,12 @@ static void read_deepseek(source *s, weft_config *c) {
     double rope = number_of(s, s->root, "qk_rope_head_dim", NAN);
     if (json_is_integer(experts) &&
         number_of(s, s->root, "first_k_dense_replace", 0) < (double)c->n_layer)
-        note(s, refuse(s, "n_routed_experts", experts,
-                       "only layers without experts are: first_k_dense_replace must be as many as "
-                       "num_hidden_layers"));
-    if (rope < 2)
-        note(s, refuse(s, "qk_rope_head_dim", json_object_get(s->root, "qk_rope_head_dim"),
-                       "it must be 2 at least"));
+        refuse_key(s, "n_routed_experts",
+                   "only layers without experts are: first_k_dense_replace must be as many as "
+                   "num_hidden_layers");
+    if (rope < 2) refuse_key(s, "qk_rope_head_dim", "it must be 2 at least");
     if (number_of(s, s->root, "v_head_dim", NAN) != head)
-        note(s, refuse(s, "v_head_dim", json_object_get(s->root, "v_head_dim"),
-                       "it must be qk_nope_head_dim"));
+        refuse_key(s, "v_head_dim", "it must be qk_nope_head_dim");
     static const char latent[] =
         "ATTENTION=mla POSITION=none RA_MLA_JOINT_KV=y RA_MLA_LATENT_NORM=y KV_HEADS=0";
     note(s, weft_config_override_all(c, latent, s->where));
@@ -488,8 +487,7 @@ static void read_llama(source *s, weft_config *c) {
     if (like->family == WEFT_HF_GEMMA) read_gemma(s, c);
     if (like == &weft_hf_likes[DEEPSEEK]) read_deepseek(s, c);
     if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
-        note(s, refuse(s, "rms_norm_eps", json_object_get(s->root, "rms_norm_eps"),
-                       "where queries and keys are normed only 1e-6 is"));
+        refuse_key(s, "rms_norm_eps", "where queries and keys are normed only 1e-6 is");
 }
 
 static void read_neox(source *s, weft_config *c) {
@@ -501,7 +499,7 @@ static void read_neox(source *s, weft_config *c) {
     for (int i = 0; i < 3; i++)
         by_tanh = by_tanh || strcmp(word, tanhs[i]) == 0;
     if (!by_tanh && strcmp(word, "gelu") != 0)
-        note(s, refuse(s, "hidden_act", act, "\"gelu\" and \"gelu_new\" are"));
+        refuse_key(s, "hidden_act", "\"gelu\" and \"gelu_new\" are");
     set_word(s, c, "FFN", by_tanh ? "gelu" : "gelu_erf");
     set_word(s, c, "POSITION", "rope");
     read_sizes(s, c);

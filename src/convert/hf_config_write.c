@@ -25,8 +25,8 @@ static int64_t query_scalar(const weft_config *c) {
 static bool is_gemma(const weft_config *c, int like) {
     bool first = like == GEMMA, third = like == GEMMA3;
     double root = sqrt((double)c->n_embd);
-    return fabs(c->embed_scale - root) <= 1e-12 * root && query_scalar(c) > 0 &&
-           c->n_embd % c->n_head == 0 && c->rope_scaling != WEFT_ROPE_SCALING_LONGROPE &&
+    return c->ffn == WEFT_FFN_GEGLU && fabs(c->embed_scale - root) <= 1e-12 * root &&
+           query_scalar(c) > 0 && c->n_embd % c->n_head == 0 &&
            c->norm_placement == (first ? WEFT_PLACEMENT_PRE : WEFT_PLACEMENT_BOTH) &&
            (like == GEMMA2 || !(c->softcap_attention > 0)) &&
            (!first || (!(c->softcap_logits > 0) && !(c->attention_scale > 0) && !c->window)) &&
@@ -37,6 +37,7 @@ static bool is_gemma(const weft_config *c, int like) {
 static bool is_gpt2(const weft_config *c, int like) {
     bool neox = like == NEOX;
     return c->attention == WEFT_ATTENTION_DOT && !c->window && is_unscaled(c) &&
+           c->position == (neox ? WEFT_POSITION_ROPE : WEFT_POSITION_LEARNED) &&
            c->norm_placement == WEFT_PLACEMENT_PRE && c->norm == WEFT_NORM_LAYERNORM && c->bias &&
            (c->ffn == WEFT_FFN_GELU || (neox && c->ffn == WEFT_FFN_GELU_ERF)) &&
            (neox || !c->parallel_residual) && !c->nope_every && !c->qk_norm &&
@@ -44,56 +45,41 @@ static bool is_gpt2(const weft_config *c, int like) {
            weft_config_kv_heads(c) == c->n_head && c->n_head * weft_config_head_dim(c) == c->n_embd;
 }
 
-/* Which of the likes has all of it. */
-static int choose_like(const weft_config *c) {
-    bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
-    if (c->position == WEFT_POSITION_LEARNED) return GPT2;
-    if (c->position == WEFT_POSITION_ROPE && c->norm == WEFT_NORM_LAYERNORM) return NEOX;
-    if (c->attention == WEFT_ATTENTION_MLA) return DEEPSEEK;
-    if (c->ffn == WEFT_FFN_GEGLU)
-        return c->norm_placement == WEFT_PLACEMENT_PRE ? GEMMA : c->qk_norm ? GEMMA3 : GEMMA2;
-    if (c->norm_placement == WEFT_PLACEMENT_REORDERED) return c->window ? OLMO3 : OLMO2;
-    if (c->rope_dim || c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE) return PHI3;
-    if (c->window) return MISTRAL;
-    return c->nope_every ? SMOLLM3 : c->qk_norm ? QWEN3 : qkv ? QWEN2 : LLAMA;
-}
-
 /* DeepSeek's form of MLA. Its latent is always normed: where ours is not, the weights are written so that its
  * norm changes nothing, which takes the usual epsilon (hf_pieces.c). */
 static bool is_deepseek(const weft_config *c) {
     bool usual = !(c->norm_eps > 0) || c->norm_eps == 1e-6;
-    return c->ra_mla_rope_dim && c->ra_mla_joint_kv && c->ra_mla_latent_heads == 1 &&
-           c->ra_mla_per_head_q_latent && c->ra_mla_per_head_v_up &&
+    return c->attention == WEFT_ATTENTION_MLA && c->ra_mla_rope_dim && c->ra_mla_joint_kv &&
+           c->ra_mla_latent_heads == 1 && c->ra_mla_per_head_q_latent && c->ra_mla_per_head_v_up &&
            c->ra_mla_score == WEFT_SCORE_DOT && !(c->ra_mla_ra_alpha > 0) && !c->latent_recip &&
            (c->position == WEFT_POSITION_NONE || c->position == WEFT_POSITION_ROPE) &&
            weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_NONE &&
            (c->ra_mla_latent_norm || usual);
 }
 
-static bool is_like_llama(const weft_config *c, int like) {
+static bool is_like_llama(const weft_config *c, int number) {
+    const llama_like *like = &weft_hf_likes[number];
     int bias = weft_hf_attention_bias(c);
     bool dot = c->attention == WEFT_ATTENTION_DOT && c->position == WEFT_POSITION_ROPE;
-    bool gemma = weft_hf_likes[like].family == WEFT_HF_GEMMA,
-         by_layer = weft_hf_likes[like].full_every > 0;
+    bool phi3 = number == PHI3, by_layer = like->full_every > 0;
     bool is_long = c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE;
-    return (like == DEEPSEEK ? is_deepseek(c) : dot) &&
-           (gemma ? is_gemma(c, like)
-                  : c->ffn == WEFT_FFN_SWIGLU && is_unscaled(c) &&
-                        c->norm_placement != WEFT_PLACEMENT_BOTH) &&
-           !c->parallel_residual && c->norm == WEFT_NORM_RMSNORM &&
-           c->norm_placement != WEFT_PLACEMENT_POST && c->qk_norm == weft_hf_likes[like].qk_norm &&
-           (!c->nope_every || like == SMOLLM3) &&
-           (bias != WEFT_ATTENTION_BIAS_QKV || like == QWEN2) &&
-           (bias != WEFT_ATTENTION_BIAS_ALL || (like != PHI3 && like != MISTRAL)) &&
-           (!c->ffn_bias || like == LLAMA || like == SMOLLM3) && (by_layer || !c->window_every) &&
-           (!c->window || like == MISTRAL || like == PHI3 || by_layer) &&
-           (!has_local_law(c) || weft_hf_likes[like].local_theta > 0) &&
-           (like != OLMO3 || has_local_law(c) || c->rope_scaling == WEFT_ROPE_SCALING_NONE) &&
-           (!c->rope_dim || like == PHI3) &&
-           (is_long || like != PHI3 || c->rope_scaling == WEFT_ROPE_SCALING_NONE) &&
-           (like == PHI3 ? c->n_head * weft_config_head_dim(c) == c->n_embd : !is_long) &&
-           (!c->qk_norm || (c->qk_norm_whole == weft_hf_likes[like].reordered &&
-                            (!(c->norm_eps > 0) || c->norm_eps == 1e-6)));
+    bool plain = c->rope_scaling == WEFT_ROPE_SCALING_NONE;
+    int placement = like->reordered ? WEFT_PLACEMENT_REORDERED : WEFT_PLACEMENT_PRE;
+    bool llama = c->ffn == WEFT_FFN_SWIGLU && c->norm_placement == placement && is_unscaled(c);
+    return (number == DEEPSEEK ? is_deepseek(c) : dot) &&
+           (like->family == WEFT_HF_GEMMA ? is_gemma(c, number) : llama) && !c->parallel_residual &&
+           c->norm == WEFT_NORM_RMSNORM && c->qk_norm == like->qk_norm &&
+           (!c->nope_every || like->nope_every) &&
+           (bias == WEFT_ATTENTION_BIAS_QKV) == like->qkv_bias &&
+           (bias != WEFT_ATTENTION_BIAS_ALL || !like->windows) &&
+           (!c->ffn_bias || number == LLAMA || number == SMOLLM3) &&
+           (!c->window || like->windows || by_layer) && (!c->window_every || by_layer) &&
+           (!has_local_law(c) || like->local_theta > 0) &&
+           (number != OLMO3 || has_local_law(c) || (c->window && plain)) &&
+           (!c->rope_dim || phi3) && (phi3 ? is_long || plain : !is_long) &&
+           (!phi3 || c->n_head * weft_config_head_dim(c) == c->n_embd) &&
+           (!c->qk_norm ||
+            (c->qk_norm_whole == like->reordered && (!(c->norm_eps > 0) || c->norm_eps == 1e-6)));
 }
 
 static json_t *list_factors(const char *text) {
@@ -244,12 +230,14 @@ static void write_specials(const weft_tokenizer *t, json_t *root) {
 weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
                                  weft_hf_family *family, json_t **out) {
     *out = NULL;
-    int like = choose_like(c);
-    *family = like == DEEPSEEK ? WEFT_HF_LLAMA_PAIRS : weft_hf_likes[like].family;
+    /* The first that has all of it. */
+    int like = 0;
+    while (like < LIKES && !(like < GPT2 ? is_like_llama : is_gpt2)(c, like))
+        like++;
     /* What no family has. */
     bool other = !c->causal || c->mup || c->kv_share != 1 || c->attention_gate ||
                  c->document_mask || c->attn_gate || c->cross_token;
-    if (other || !(like < GPT2 ? is_like_llama : is_gpt2)(c, like)) {
+    if (other || like == LIKES) {
         *family = WEFT_HF_OWN;
         /* Of a model that none of their own classes computes: the folder brings the class along, in plain PyTorch, and its
          * config.json says so (auto_map). Tensors keep weft's names, and the options are in "weft": all that say what
@@ -271,6 +259,7 @@ weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
         write_specials(t, *out);
         return WEFT_OK;
     }
+    *family = like == DEEPSEEK ? WEFT_HF_LLAMA_PAIRS : weft_hf_likes[like].family;
     json_t *root = like == GPT2   ? write_gpt2(c)
                    : like == NEOX ? write_neox(c)
                                   : write_llama(c, like);

@@ -121,13 +121,14 @@ static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_mod
     return WEFT_OK;
 }
 
-static bool ends_on(const char *text, const char *end) {
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
-static int by_theirs(const void *a, const void *b) {
-    return strcmp(((const hf_piece *)a)->theirs, ((const hf_piece *)b)->theirs);
+/* Whether a tensor of theirs needs no piece: it is made from the config, or written twice. */
+static bool is_spare(const weft_config *c, const char *name) {
+    static const char *const ends[] = {".attn.bias", ".attn.masked_bias", ".attention.bias",
+                                       ".attention.masked_bias", ".rotary_emb.inv_freq"};
+    bool spare = c->weight_tying && strcmp(name, "lm_head.weight") == 0;
+    for (size_t i = 0, n = strlen(name); !spare && i < sizeof ends / sizeof ends[0]; i++)
+        spare = n >= strlen(ends[i]) && strcmp(name + n - strlen(ends[i]), ends[i]) == 0;
+    return spare;
 }
 
 static void close_files(weight_files *f) {
@@ -163,20 +164,13 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     if (!pieces) return WEFT_ENOMEM;
     for (int64_t i = 0; i < n; i++)
         WEFT_TRY(check_piece(&files, &pieces[i]));
-    qsort(pieces, (size_t)n, sizeof *pieces, by_theirs);
     for (int i = 0; i < files.n; i++)
         for (int64_t k = 0; k < weft_safetensors_count(files.list[i]); k++) {
             const char *name = weft_safetensors_at(files.list[i], k)->name;
-            hf_piece key = {.first = 0};
-            int length = snprintf(key.theirs, sizeof key.theirs, "%s", name);
-            if (length < (int)sizeof key.theirs &&
-                bsearch(&key, pieces, (size_t)n, sizeof key, by_theirs))
-                continue;
-            /* Those are made from the config, or written twice. */
-            if (!ends_on(name, ".attn.bias") && !ends_on(name, ".attn.masked_bias") &&
-                !ends_on(name, ".attention.bias") && !ends_on(name, ".attention.masked_bias") &&
-                !ends_on(name, ".rotary_emb.inv_freq") &&
-                !(m->config.weight_tying && strcmp(name, "lm_head.weight") == 0))
+            int64_t at = 0;
+            while (at < n && strcmp(pieces[at].theirs, name) != 0)
+                at++;
+            if (at == n && !is_spare(&m->config, name))
                 return WEFT_BAD_INPUT("%s: tensor '%.120s' is not one of the model's", files.folder,
                                       name);
         }

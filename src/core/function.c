@@ -129,7 +129,7 @@ weft_status weft_function_create(weft_graph *g, const weft_backend *backend, wef
     WEFT_AUTO_FREE bool *outside = calloc((size_t)f->all.n_tensors + 1, sizeof *outside);
     if (!outside) return weft_no_memory("function");
     for (int i = 0; i < f->n_bound; i++)
-        outside[bound[i]->id] = true;
+        if (bound[i]) outside[bound[i]->id] = true;
     weft_program_options options = {
         .complete = true, .bound = outside, .plan = {.cut = true, .memory_limit = INT64_MAX}};
     WEFT_TRY(
@@ -293,7 +293,7 @@ weft_status weft_function_prepare(weft_function *f) {
     int64_t forward = weft_function_workspace_bytes(f, WEFT_HALF_FORWARD);
     int64_t backward = weft_function_workspace_bytes(f, WEFT_HALF_BACKWARD);
     for (int i = 0; i < f->n_bound; i++)
-        bytes[i] = weft_tensor_bytes(f->bound[i]);
+        bytes[i] = f->bound[i] ? weft_tensor_bytes(f->bound[i]) : 0;
     bytes[n - 2] = weft_function_saved_bytes(f);
     bytes[n - 1] = forward > backward ? forward : backward;
     for (int i = 0; i < n; i++)

@@ -51,7 +51,7 @@ typedef struct {
 } weft_call_memory;
 
 /* `bound`: the tensors whose addresses calls bring: every input, parameter and state, and every kept
- * tensor. The graph is complete (program.h) and stays the caller's; it outlives the function. */
+ * tensor; places that are NULL count, and nothing uses them. The graph is complete (program.h) and stays the caller's; it outlives the function. */
 weft_status weft_function_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                                  const weft_tensor *const *bound, int n_bound, weft_function **out);
 void weft_function_destroy(weft_function *f);

@@ -33,9 +33,9 @@ typedef struct {
     bool begins;   /* before every context */
     const char *path;
     request *requests;
-    int64_t n_requests, request_room;
+    int64_t n_requests;
     question *questions;
-    int64_t n_questions, question_room;
+    int64_t n_questions;
 } suite;
 
 static void end_suite(suite *s) {
@@ -46,10 +46,8 @@ static void end_suite(suite *s) {
 }
 
 static weft_status add_request(suite *s, const char *context, const char *choice) {
-    if (!weft_grow_list(&s->requests, &s->request_room, s->n_requests + 1, sizeof *s->requests))
-        return weft_no_memory(s->path);
-    request *r = &s->requests[s->n_requests];
-    *r = (request){0};
+    request *r = WEFT_ADD(s->requests, s->n_requests);
+    if (!r) return weft_no_memory(s->path);
     /* The tokens of both together; those behind the context's own number are the choice's. */
     size_t head = strlen(context), tail = strlen(choice);
     WEFT_AUTO_FREE char *whole = malloc(head + tail + 1);
@@ -74,7 +72,6 @@ static weft_status add_request(suite *s, const char *context, const char *choice
     r->n = n + extra;
     r->choice = n - n_context;
     r->characters = weft_utf8_count(choice, strlen(choice));
-    s->n_requests++;
     int64_t context_room = s->model->config.context, over = r->n - (context_room + 1);
     if (r->choice > context_room)
         return WEFT_BAD_INPUT("a choice has %lld tokens, but CONTEXT is %lld", (long long)r->choice,
@@ -97,10 +94,9 @@ static weft_status add_question(suite *s, const json_t *line) {
     if (json_integer_value(answer) < 0 || json_integer_value(answer) >= (json_int_t)n)
         return WEFT_BAD_INPUT("answer is %lld, but the choices are 0 to %lld",
                               (long long)json_integer_value(answer), (long long)n - 1);
-    if (!weft_grow_list(&s->questions, &s->question_room, s->n_questions + 1, sizeof *s->questions))
-        return weft_no_memory(s->path);
-    s->questions[s->n_questions++] =
-        (question){s->n_requests, (int64_t)n, json_integer_value(answer)};
+    question *q = WEFT_ADD(s->questions, s->n_questions);
+    if (!q) return weft_no_memory(s->path);
+    *q = (question){s->n_requests, (int64_t)n, json_integer_value(answer)};
     for (size_t i = 0; i < n; i++) {
         const char *choice = json_string_value(json_array_get(choices, i));
         if (!choice || !*choice)

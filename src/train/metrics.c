@@ -156,7 +156,6 @@ struct weft_metrics {
     char run[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
 };
 
-WEFT_ENDED_BY(weft_metrics_close, weft_metrics)
 weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     *out = NULL;
     WEFT_AUTO(weft_metrics_close_at) weft_metrics *m = calloc(1, sizeof *m);

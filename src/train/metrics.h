@@ -35,6 +35,7 @@ weft_status weft_metrics_sync(weft_metrics *m);
 /* A value that is not finite is null in the line and left out of the event file. */
 weft_status weft_metrics_add(weft_metrics *m, const weft_metrics_row *row);
 void weft_metrics_close(weft_metrics *m);
+WEFT_ENDED_BY(weft_metrics_close, weft_metrics)
 
 /* The lines of such a file (samples.jsonl is another) as they are found: which may stay, and what is
  * missing. */

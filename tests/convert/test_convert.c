@@ -358,6 +358,18 @@ TEST(test_weights_that_do_not_fit_are_refused_by_name) {
                   SAYS("transformer.h.1.", "not one of the model's"));
 }
 
+/* In DeepSeek's layout norms are before the branches. */
+TEST(test_norms_behind_the_branches_do_not_leave_in_deepseeks_layout) {
+    const char *model = scratch_path("model");
+    command_succeeds(RUN("init", "--force", SIZES, LLAMA, "-o", "ATTENTION=mla", "-o", "KV_HEADS=0",
+                         "-o", "POSITION=none", "-o", "RA_MLA_LATENT_DIM=6", "-o",
+                         "RA_MLA_JOINT_KV=y", "-o", "RA_MLA_ROPE_DIM=4", "-o",
+                         "NORM_PLACEMENT=reordered", "--out", model),
+                     NULL);
+    goes_around(model);
+    expect_theirs("weft");
+}
+
 /* What none of their classes computes: the folder has weft's own, and says where it is. */
 TEST(test_other_models_bring_their_class_along) {
     static const char *const options[] = {"ATTENTION=w2",        "ATTENTION=mla",
