@@ -91,29 +91,19 @@ WEFT_TASK(norm_chunk) {
     ((double *)list->result)[task] = sum[0];
 }
 
-static real join_parts(const double *parts, int64_t chunks) {
-    double sum = 0;
-    for (int64_t i = 0; i < chunks; i++)
-        sum += parts[i];
-    return (real)sqrt(sum);
-}
-
-DEFINE_WORKSPACE(global_norm, list_workspace(n, 0, 1))
-DEFINE_KERNEL(global_norm, .workspace = global_norm_workspace) {
-    chunk_list list;
-    int64_t chunks = run_chunks(&list, x, n, 0, 1, norm_chunk, NULL);
-    *(real *)weft_data(x, n->out[0]) = join_parts(list.result, chunks);
-    return WEFT_OK;
-}
-
-DEFINE_KERNEL(norm_parts, .workspace = global_norm_workspace) {
+DEFINE_WORKSPACE(norm_parts, list_workspace(n, 0, 1))
+DEFINE_KERNEL(norm_parts, .workspace = norm_parts_workspace) {
     chunk_list list;
     run_chunks(&list, x, n, 0, 1, norm_chunk, weft_data(x, n->out[0]));
     return WEFT_OK;
 }
 
 DEFINE_KERNEL(norm_join) {
-    *(real *)weft_data(x, n->out[0]) = join_parts(weft_data(x, n->in[0]), n->in[0]->shape[0]);
+    const double *parts = weft_data(x, n->in[0]);
+    double sum = 0;
+    for (int64_t i = 0; i < n->in[0]->shape[0]; i++)
+        sum += parts[i];
+    *(real *)weft_data(x, n->out[0]) = (real)sqrt(sum);
     return WEFT_OK;
 }
 

@@ -120,7 +120,6 @@
     X(infonce)                                                                                     \
     X(infonce_back)                                                                                \
     /* optimizer */                                                                                \
-    X(global_norm)                                                                                 \
     X(norm_parts)                                                                                  \
     X(norm_join)                                                                                   \
     X(adam_control)                                                                                \

@@ -1,6 +1,6 @@
 /* AdamW, AdamWSPAM (spike-aware Adam with momentum reset) and Muon: what a step does, in this order.
  *
- * global_norm   norm = √ Σ g²
+ * norm_parts    Σ g² of chunks, which norm_join makes a norm of: √ Σ g²
  *
  * adam_control  a norm that is NaN or infinite: the step is skipped, nothing but a counter changes
  *               spike       norm > mean + threshold · deviation (n − 1) of the last 100 norms, of
@@ -63,29 +63,6 @@ static weft_status check_written(weft_graph *g, const weft_node *n, const char *
                   weft_tensor_describe(t));
 }
 
-INFER(global_norm, void, first) {
-    for (int i = 0; i < n->n_in; i++)
-        WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
-    return weft_output(g, n, 0, weft_stat_dtype(first), 0, NULL);
-}
-
-DEFINE_OP(global_norm, .infer = global_norm_infer);
-
-static weft_tensor *append_norm(weft_graph *g, const weft_op *op, weft_tensor *const *grads,
-                                int n) {
-    weft_tensor **in = n > 0 ? tensor_list(g, n) : NULL;
-    int count = 0;
-    for (int i = 0; in && i < n; i++)
-        if (grads[i]) in[count++] = grads[i];
-    if (count == 0)
-        return weft_graph_refuse(g, "%s: there is no gradient to take the norm of", op->name);
-    return weft_append_list(g, op, NULL, 0, count, count, in);
-}
-
-weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
-    return append_norm(g, &weft_op_global_norm, grads, n);
-}
-
 INFER(norm_parts, void, first) {
     int64_t chunks = 0;
     for (int i = 0; i < n->n_in; i++) {
@@ -98,8 +75,13 @@ INFER(norm_parts, void, first) {
 DEFINE_OP(norm_parts, .infer = norm_parts_infer);
 
 weft_tensor *weft_norm_parts(weft_graph *g, weft_tensor *const *grads, int n) {
-    weft_tensor *parts = append_norm(g, &weft_op_norm_parts, grads, n);
-    return parts ? weft_keep(parts) : NULL;
+    weft_tensor **in = n > 0 ? tensor_list(g, n) : NULL;
+    int count = 0;
+    for (int i = 0; in && i < n; i++)
+        if (grads[i]) in[count++] = grads[i];
+    if (count == 0)
+        return weft_graph_refuse(g, "norm_parts: there is no gradient to take the norm of");
+    return weft_append_list(g, &weft_op_norm_parts, NULL, 0, count, count, in);
 }
 
 INFER(norm_join, weft_dtype, parts) {
@@ -112,6 +94,11 @@ INFER(norm_join, weft_dtype, parts) {
 
 DEFINE_OP(norm_join, .infer = norm_join_infer);
 DEFINE_APPEND_WITH(norm_join, (weft_tensor * parts, weft_dtype dtype), dtype, parts)
+
+weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
+    weft_tensor *parts = weft_norm_parts(g, grads, n);
+    return parts ? weft_norm_join(g, parts, weft_stat_dtype(parts->producer->in[0])) : NULL;
+}
 
 static weft_status check_range(weft_graph *g, const char *what, double value, double below) {
     if (value >= 0 && value < below) return WEFT_OK;

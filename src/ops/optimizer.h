@@ -71,12 +71,12 @@ enum {
  * sum is taken in double. NULLs in the list stand for zeros. */
 weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n);
 
-/* The same in two halves, for gradients of which no one process has all. A gradient is cut into chunks
+/* Its two halves, also for gradients of which no one process has all. A gradient is cut into chunks
  * of WEFT_NORM_CHUNK elements from its first on, and the sums of their squares are added up in the
  * order of the chunks; whoever has some of the chunks, whole, makes their sums, and whoever has all
- * sums joins them: to the bits of weft_global_norm. */
+ * sums joins them. */
 enum { WEFT_NORM_CHUNK = 1 << 14 };
-/* The sums of n gradients' chunks, i32 [chunks, 2], kept: doubles, as they lie in memory. */
+/* The sums of n gradients' chunks, i32 [chunks, 2]: doubles, as they lie in memory. */
 weft_tensor *weft_norm_parts(weft_graph *g, weft_tensor *const *grads, int n);
 /* parts [chunks, 2] to the norm, one number of that type. */
 weft_tensor *weft_norm_join(weft_graph *g, weft_tensor *parts, weft_dtype dtype);

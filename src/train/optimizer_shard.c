@@ -166,7 +166,7 @@ weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gr
                                                    g->dtype, g->data);
     }
     if (given == 0) return WEFT_OK;
-    o->norm_parts = weft_norm_parts(o->norm_graph, grads, given);
+    o->norm_parts = weft_keep(weft_norm_parts(o->norm_graph, grads, given));
     WEFT_TRY(weft_graph_status(o->norm_graph));
     weft_exec_options options = {.bindings = bindings};
     return weft_exec_create(o->norm_graph, o->backend, o->pool, &options, &o->norm_exec);

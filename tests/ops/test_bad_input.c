@@ -318,9 +318,9 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(ce_mixed, "cross_entropy",                                                                   \
       weft_cross_entropy(g, D(6, 3), F(5, 3), I(6), NULL, 0, false, 0).ce)                         \
     /* optimizer */                                                                                \
-    X(global_norm_of_integers, "global_norm", norm_of(g, F(3), I(3)))                              \
-    X(global_norm_mixed, "global_norm", norm_of(g, F(3), D(3)))                                    \
-    X(global_norm_of_nothing, "global_norm", weft_global_norm(g, NULL, 0))                         \
+    X(global_norm_of_integers, "norm_parts", norm_of(g, F(3), I(3)))                               \
+    X(global_norm_mixed, "norm_parts", norm_of(g, F(3), D(3)))                                     \
+    X(global_norm_of_nothing, "norm_parts", weft_global_norm(g, NULL, 0))                          \
     X(control_short_state, "adam_control", control(g, F(1), F(1), 5, 0.9))                         \
     X(control_beta_of_one, "adam_control", control(g, F(1), F(1), WEFT_ADAM_STATE, 1))             \
     X(control_norm_of_two, "adam_control", control(g, F(2), F(1), WEFT_ADAM_STATE, 0.9))           \

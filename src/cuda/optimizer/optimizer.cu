@@ -10,7 +10,7 @@
  * compiled, since a choice between two loads would wait for the one taken. What is left of a
  * tensor behind that goes element by element.
  *
- * Floor, global_norm: the gradients' bytes. adamw: for each element p, m and v read and written, g
+ * Floor, norm_parts: the gradients' bytes. adamw: for each element p, m and v read and written, g
  * read, the bf16 copy written: 28 bytes in bf16 training, 32 with v_max twice over. A copy that is read
  * too: 2 more. */
 #include "cuda/pack.cuh"
@@ -158,27 +158,16 @@ static int64_t count_chunks(const weft_node *n, int start, int stride, int64_t c
 
 static_assert((int)NORM_CHUNK == (int)WEFT_NORM_CHUNK, "the chunks that ranks share");
 
-/* Starts the sums of all chunks, and returns how many there are. */
-static int64_t sum_norm_chunks(weft_exec *x, const weft_node *n, double *partial) {
-    return launch_slots(
+CUDA_RUN(norm_parts) {
+    double *parts = (double *)data_of<int32_t>(x, n->out[0]);
+    launch_slots(
         n, 0, 1, NORM_CHUNK,
         [&](int i) {
             return norm_slot{any_of(x, n->in[i]), weft_tensor_count(n->in[i])};
         },
         [&](const slot_list<norm_slot> &list, unsigned chunks, int64_t done) {
-            sum_norm_chunk<<<chunks, PACK_THREADS, 0, stream_of(x)>>>(list, partial + done);
+            sum_norm_chunk<<<chunks, PACK_THREADS, 0, stream_of(x)>>>(list, parts + done);
         });
-}
-
-CUDA_RUN_WITH(global_norm, count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double)) {
-    double *partial = workspace_of<double>(x, n);
-    int64_t chunks = sum_norm_chunks(x, n, partial);
-    join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(chunks, partial, data_of<float>(x, n->out[0]));
-    return launched(n);
-}
-
-CUDA_RUN(norm_parts) {
-    sum_norm_chunks(x, n, (double *)data_of<int32_t>(x, n->out[0]));
     return launched(n);
 }
 
