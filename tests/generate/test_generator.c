@@ -108,8 +108,8 @@ static void check_among_others(size_t n_names, double share) {
         }
         weft_generator_stats stats;
         weft_generator_count(f.g, &stats);
-        if (share == 0) assert_true(stats.set_back > 0);
-        assert_true(stats.shared_tokens > 0);
+        /* Of prompts in pieces the clock says how much of one is there when the next one comes. */
+        if (share == 0) assert_true(stats.set_back > 0 && stats.shared_tokens > 0);
         for (int i = 0; i < N; i++)
             weft_generator_remove(f.g, ids[i]);
         weft_generator_count(f.g, &stats);
