@@ -101,7 +101,7 @@ hostile-run: $(PROGRAM) $(OUT)/tests/fuzz/test_regressions
 
 # On a machine without a GPU each of them says that it is skipped, and why. One at a time: they share
 # the GPU.
-test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/products_cuda $(OUT)/bench/rows_cuda) ## the tests that need a GPU; QUICK=1: a line of each operation
+test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/products_cuda $(OUT)/bench/rows_cuda) ## the tests that need a GPU; QUICK=1: a part of their cases
 	@JOBS=1 TIMEOUT='$(TIMEOUT)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' WEFT_QUICK='$(QUICK)' \
 		tests/run '$(OUT)/tests' $(CUDA_CHOSEN)
 	@$(if $(CONFIG_NVCC),WEFT_QUICK='$(QUICK)' $(RUNNER) $(OUT)/bench/products_cuda check)

@@ -5,6 +5,7 @@
 #include "cuda/backend.h"
 #include "ops/documents.h"
 #include "support/table.h"
+#include "support/test.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -295,6 +296,11 @@ static void check_form(const form *f, weft_dtype dtype, weft_dtype cached) {
     close_decoder(&cpu);
 }
 
+/* Of a list of forms every third where a part is to do. */
+static size_t stride(void) {
+    return test_is_quick() ? 3 : 1;
+}
+
 static void need_gpu(void) {
     if (weft_cuda_backend()) return;
     printf("%s\n", weft_error_message());
@@ -304,7 +310,7 @@ static void need_gpu(void) {
 static void test_caches_agree_with_the_cpu(void **state) {
     (void)state;
     need_gpu();
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i += stride()) {
         check_form(&forms[i], WEFT_F32, WEFT_F32);
         check_form(&forms[i], WEFT_F32, WEFT_I8);
         check_form(&forms[i], WEFT_BF16, WEFT_BF16);
@@ -318,7 +324,7 @@ static void test_a_row_has_the_bits_it_has_alone(void **state) {
     static step steps[64];
     static float together[MANY * MOST_WIDTH], alone[MANY * MOST_WIDTH];
     int n = make_steps(steps);
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i += stride()) {
         decoder d;
         /* A row's own query takes the place of one that it read; the end of a document is passed. */
         if (forms[i].window || forms[i].document) continue;
@@ -396,9 +402,10 @@ static void check_rows(const form *f, int32_t tokens, int32_t many, int32_t few,
 static void test_rows_of_a_sequence_have_the_bits_they_have_alone(void **state) {
     (void)state;
     need_gpu();
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        check_rows(&forms[i], MOST - 1, ROWS, 1, false);
-        check_rows(&forms[i], MOST - 1, MANY, 1, false);
+    int32_t tokens = test_is_quick() ? ROWS : MOST - 1, few = test_is_quick() ? 50 : 1;
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i += stride()) {
+        check_rows(&forms[i], tokens, ROWS, 1, false);
+        check_rows(&forms[i], MOST - 1, MANY, few, false);
     }
 }
 
@@ -411,8 +418,8 @@ static void test_long_sequences(void **state) {
         {"mla", 12, 1, 128, 128, .own_values = true, .context = LONG},
     };
     need_gpu();
-    for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++)
-        check_rows(&longer[i], LONG, ROWS, 1, true);
+    for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i += stride())
+        check_rows(&longer[i], LONG, ROWS, test_is_quick() ? ROWS / 2 : 1, true);
 }
 
 /* Leaves of a row are so many that warps join groups of them; of many heads they are longer. */
@@ -425,7 +432,7 @@ static void test_rows_of_far_positions(void **state) {
         {"mla, far", 12, 1, 64, 64, .own_values = true, .context = FAR},
     };
     need_gpu();
-    for (size_t i = 0; i < sizeof far / sizeof far[0]; i++)
+    for (size_t i = 0; i < sizeof far / sizeof far[0]; i += stride())
         check_rows(&far[i], FAR, MANY, 50, true);
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/backend.h"
 #include "ops/list.h"
 #include "support/case_run.h"
+#include "support/test.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -156,10 +157,10 @@ static const case_builder *find_builder(const case_builder *list, const char *na
 }
 
 static bool is_wanted(const case_family *f, const case_line *lines, int i) {
-    const char *filter = getenv("WEFT_CASES"), *quick = getenv("WEFT_QUICK");
+    const char *filter = getenv("WEFT_CASES");
     if (filter && *filter && !strstr(lines[i].text, filter) && strcmp(filter, f->name) != 0)
         return false;
-    if (!quick || !*quick) return true;
+    if (!test_is_quick()) return true;
     for (int k = 0; k < i; k++)
         if (!strcmp(lines[k].name, lines[i].name)) return false;
     return true;

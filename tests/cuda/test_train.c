@@ -6,6 +6,7 @@
 #include "model/account.h"
 #include "support/command.h"
 #include "support/lost_copies.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
@@ -32,11 +33,6 @@ static void skip_behind_runner(void) {
     if (!runner || !*runner) return;
     printf("the status is that of RUNNER, %s\n", runner);
     skip();
-}
-
-static bool is_quick(void) {
-    const char *quick = getenv("WEFT_QUICK");
-    return quick && *quick;
 }
 
 /* One run; `keys` ends on NULL: KEY=VALUE. */
@@ -88,7 +84,7 @@ static double mean(const double *values, int count) {
 static void test_bf16_tracks_the_cpu_in_f32(void **state) {
     (void)state;
     skip_without_gpu();
-    int steps = is_quick() ? QUICK_STEPS : STEPS;
+    int steps = test_is_quick() ? QUICK_STEPS : STEPS;
     double want[STEPS], got[STEPS], most = 0;
     char a[300], b[300];
 #define TRACKED "LOG_INTERVAL=1", "LEARNING_RATE=1e-3", "MIN_LR=1e-4"

@@ -15,6 +15,11 @@ void expect_ok(weft_status status) {
     if (status != WEFT_OK) fail_msg("%s", weft_error_message());
 }
 
+bool test_is_quick(void) {
+    const char *quick = getenv("WEFT_QUICK");
+    return quick && *quick;
+}
+
 int tests_run(CMFixtureFunction setup, CMFixtureFunction teardown) {
     return _cmocka_run_group_tests("tests", tests, n_tests, setup, teardown);
 }

@@ -15,6 +15,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,6 +38,9 @@
 
 /* Fails with weft's message unless a call succeeded. */
 void expect_ok(weft_status status);
+
+/* Whether a part of the cases is to do (QUICK=1), as under compute-sanitizer. */
+bool test_is_quick(void);
 
 void test_list(const struct CMUnitTest *test);
 int tests_run(CMFixtureFunction setup, CMFixtureFunction teardown);
