@@ -145,6 +145,7 @@ weft_status weft_cuda_capture(weft_exec *x, cudaStreamCaptureMode mode, int64_t 
         check_cuda(cudaStreamBeginCapture(stream_of(x), mode), "the run could not be captured"));
     weft_status status = weft_exec_walk_part(x, first, last);
     cudaError_t error = cudaStreamEndCapture(stream_of(x), &graph);
+    if (status != WEFT_OK) cudaGetLastError(); /* of the capture's end, not of the next call */
     if (status == WEFT_OK)
         status =
             check_cuda(error, "the run could not be captured (WEFT_CUDA_GRAPH=0 does without)");

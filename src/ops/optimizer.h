@@ -1,4 +1,4 @@
-/* The optimizer's step as three operations: the gradient norm, what this step shall do, doing it.
+/* The optimizer's step as four operations: the gradient norm, which is two, what this step shall do, doing it.
  *
  *     norm    = weft_global_norm(g, grads, n);
  *     control = weft_adam_control(g, norm, lr, state, &options);

@@ -1,5 +1,5 @@
 /* The optimizer's memory and its graph. The state is one block of named tensors; binding gradients
- * makes a graph of three operations over it, with Muon some for the matrices of a shape, and one that applies masks. It is made anew for each place
+ * makes a graph of four operations over it, with Muon some for the matrices of a shape, and one that applies masks. It is made anew for each place
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 

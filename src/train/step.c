@@ -4,7 +4,7 @@
  *     gradients      forward and backward of each micro-batch by one graph, added in a fixed tree, as the
  *                    ranks' sums are (gradients.c)
  *     masks          of what is pruned, where it is time for more (prune.c)
- *     optimizer      the gradient's norm, clipping and AdamW, a graph of three operations (optimizer.c)
+ *     optimizer      the gradient's norm, clipping and AdamW, a graph of four operations (optimizer.c)
  *     result         losses, norm, rate; and what was not finite, if something was
  *
  * All of this depends on the config, the number of the step, the weights and the optimizer's tensors alone.

@@ -34,6 +34,7 @@ NOT_RUN = [
     ("docs/guide/studies.md", r"scripts/evidence", "needs that text; supervise/test_evidence runs its smallest form"),
     ("docs/guide/studies.md", r"weft study .*--slurm", "needs Slurm; supervise/test_slurm runs it"),
     ("docs/internals/cuda.md", r"weft train|make build CUDA=1", "needs a GPU's compiler; the tests of cuda run it"),
+    ("docs/results/decoding.md", r"weft bench decode --device cuda", "needs a GPU"),
     ("docs/results/findings.md", r"git clone|docs/results/public-code", "needs the network and PyTorch"),
     ("docs/results/modules.md", r"python bench/", "needs PyTorch; make test-torch runs the modules"),
     ("docs/results/performance.md", r"weft bench train|taskset ", "takes minutes; cli/test_bench runs its smallest forms"),

@@ -1,5 +1,5 @@
 /* What fusing does to SwiGLU: two linear layers and the gate between them become one node, and the
- * gate's gradient goes into its product; the values keep their bits, also where layers are
+ * gate's gradient comes right behind its product; the values keep their bits, also where layers are
  * recomputed. */
 #include "base/random.h"
 #include "core/exec.h"
@@ -11,6 +11,7 @@
 #include "ops/list.h"
 #include "support/test.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -203,6 +204,31 @@ TEST(test_fused_layers_keep_their_bits) {
     compare_runs(plain, fused, n, "both passes fused");
     assert_int_equal(run_fused(true, true, true, fused), n);
     compare_runs(plain, fused, n, "recomputed layers");
+}
+
+/* gelu(x wᵀ + silu_mul(a, b)), a and b the same for all rows: the product that makes the sum's gradient also adds
+ * up its rows for them, and others read it before the gate's gradient is made. */
+TEST(test_a_product_that_makes_sums_stays) {
+    static float values[2][MOST];
+    int64_t n = 0;
+    for (int fused = 0; fused < 2; fused++) {
+        stack s = {0};
+        assert_int_equal(weft_graph_create(&s.g), WEFT_OK);
+        weft_tensor *a = weft_view(s.g, new_param(&s, 1, HIDDEN), HIDDEN);
+        weft_tensor *h = weft_silu_mul(s.g, a, weft_view(s.g, new_param(&s, 1, HIDDEN), HIDDEN));
+        weft_tensor *x = new_param(&s, ROWS, WIDTH), *w = new_param(&s, HIDDEN, WIDTH);
+        h = weft_gelu(s.g, weft_add(s.g, weft_linear(s.g, x, w, NULL, WEFT_ACT_NONE), h));
+        h = weft_linear(s.g, h, new_param(&s, WIDTH, HIDDEN), NULL, WEFT_ACT_NONE);
+        s.loss = weft_sum_squares(s.g, h, 0.5);
+        assert_int_equal(weft_graph_backward(s.g, s.loss, NULL), WEFT_OK);
+        if (fused) assert_int_equal(weft_fuse(s.g), WEFT_OK);
+        n = run_stack(&s, values[fused]);
+        weft_graph_destroy(s.g);
+    }
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabsf(values[1][i] - values[0][i]) <= 1e-4f))
+            fail_msg("value %lld is %g and not %g", (long long)i, (double)values[1][i],
+                     (double)values[0][i]);
 }
 
 RUN_TESTS(NULL, NULL)

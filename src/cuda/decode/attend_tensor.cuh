@@ -461,9 +461,24 @@ static inline void (*choose_tiles(const attend_problem &a))(const attend_problem
     return a.dv <= 64 ? choose_rows<2>(a) : a.dv <= 128 ? choose_rows<4>(a) : choose_rows<8>(a);
 }
 
+static inline bool fits_block(const attend_problem &a) {
+    return tensor_bytes(a) + JOIN_BYTES <= weft_cuda_device()->shared_memory;
+}
+
+/* A block's warps and stages. Leaves are quartered where a block has room for the quarters' sums. */
+static inline void choose_stages(attend_problem *a) {
+    a->quarters = a->units == 1 && a->group > TENSOR_ROWS / 2;
+    a->stages = a->quarters ? 1 : TENSOR_STAGES;
+    a->warps = most_warps(*a);
+    if (!a->quarters || fits_block(*a)) return;
+    a->quarters = false;
+    a->stages = TENSOR_STAGES;
+    a->warps = most_warps(*a);
+}
+
 /* Whether it takes the problem: follows from types, sizes and options alone. */
 static inline bool suits_tensor(const attend_problem &a, bool q_is_bf16) {
     return q_is_bf16 && a.keys.kind == CACHED_BF16 && a.values.kind == CACHED_BF16 &&
            !copies_keys(a) && !a.squares && !a.band && a.dqk % VECTOR == 0 && a.dv % VECTOR == 0 &&
-           a.q_columns % VECTOR == 0 && tensor_bytes(a) <= weft_cuda_device()->shared_memory;
+           a.q_columns % VECTOR == 0 && fits_block(a);
 }

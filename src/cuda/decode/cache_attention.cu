@@ -361,9 +361,7 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
     a.units = tensor_units(a);
-    a.quarters = a.units == 1 && a.group > TENSOR_ROWS / 2;
-    a.stages = a.quarters ? 1 : TENSOR_STAGES;
-    a.warps = most_warps(a);
+    choose_stages(&a);
     a.tensor = suits_tensor(a, a.q.is_bf16);
     a.leaf = BLOCK;
     if (a.tensor) choose_leaf(&a);
@@ -498,7 +496,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     unsigned rows = (unsigned)a.places.rows;
     if (a.keys.kind != a.values.kind)
         return WEFT_BAD_INPUT("cache_attention: keys and values of different types");
-    if (attend_bytes(a) > weft_cuda_device()->shared_memory && !a.tensor)
+    if (attend_bytes(a) + JOIN_BYTES > weft_cuda_device()->shared_memory && !a.tensor)
         return WEFT_BAD_INPUT(
             "cache_attention: %d heads of %d numbers for one key head are more than a "
             "block of this GPU has room for; --device cpu can",
