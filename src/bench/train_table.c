@@ -255,7 +255,7 @@ static void note_time(job *j, const char *key, double *start) {
     *start = now;
 }
 
-/* The pool and the limits are there before memory is looked at. What it makes ends with the process. */
+/* The pool and the limits, which end with the process, are there before memory is looked at. */
 static weft_status run_job(job *j) {
     training *t = &j->t;
     json_t *out = j->out;
@@ -339,6 +339,7 @@ static json_t *fork_row(job *j) {
         if (failed)
             weft_json_add(j->out, "error:o",
                           weft_json_make("status:i message:s", failed, weft_error_message()));
+        close_training(&j->t); /* which prints its profile */
         if (j->folder[0]) weft_folder_remove(j->folder);
         bool sent = json_dumpfd(j->out, ends[1], JSON_COMPACT) == 0;
         fflush(stderr);

@@ -51,7 +51,7 @@ typedef struct {
     weft_stream *stream; /* NULL: its text is numbers */
     size_t shown;        /* bytes of its text */
     weft_sampled *tokens;
-    int64_t n_tokens;
+    int64_t n_tokens, tokens_room;
     bool done;
     const char *finish;
     double first; /* seconds to the first token */
@@ -160,9 +160,9 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
            (take = weft_generator_take(g->generator, s->id, &token)) != WEFT_TAKE_WAIT) {
         if (take == WEFT_TAKE_TOKEN) {
             if (s->n_tokens == 0) s->first = weft_clock() - start;
-            weft_sampled *one = WEFT_ADD(s->tokens, s->n_tokens);
-            if (!one) return no_memory("tokens");
-            *one = token;
+            if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof token))
+                return no_memory("tokens");
+            s->tokens[s->n_tokens++] = token;
             if (!s->stream) continue;
             WEFT_TRY(weft_stream_put(s->stream, token.token, &stopped));
             if (!stopped) continue;

@@ -21,11 +21,11 @@ static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_l
     int64_t heads = gate->shape[2], rows = weft_tensor_count(gate) / heads;
     for (int64_t i = 0; i < rows * heads; i++) {
         double g = 1 / (1 + exp(-values[i]));
-        int bin = (int)(g * WEFT_GATE_BINS);
+        int bin = (int)fmin(g * WEFT_GATE_BINS, WEFT_GATE_BINS - 1); /* a NaN's is none */
         weft_head_look *own = &look->heads[i % heads];
         own->number[WEFT_HEAD_GATE] += g;
         own->number[WEFT_HEAD_GATE_SPREAD] += g * g;
-        own->gates[bin < WEFT_GATE_BINS ? bin : WEFT_GATE_BINS - 1]++;
+        own->gates[bin] += !isnan(g);
     }
     return WEFT_OK;
 }

@@ -110,10 +110,11 @@ weft_status weft_lines_follow(int file, weft_lines_place *place, int64_t *budget
 
 typedef struct {
     weft_lines_place place;
-    bool more;                      /* there are lines for which the last look had no bytes left */
-    weft_watched_row *rows, last;   /* the last is told even where it is not kept */
-    int64_t n, room, n_read, every; /* one in so many lines is kept */
-    bool sparse;                    /* that holds of evaluations too: they are many */
+    bool more;                    /* there are lines for which the last look had no bytes left */
+    weft_watched_row *rows, last; /* the last is told even where it is not kept */
+    int64_t n, room;
+    int64_t n_read[2],
+        every[2]; /* of lines that are no evaluations, and of those: one in so many is kept */
     double val_loss, best_val_loss; /* the last and the lowest of all; NaN: none */
     int64_t version;                /* of the change that lines come with */
     double timed, times; /* steps whose speed is known, and each over its speed, summed */

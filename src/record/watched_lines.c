@@ -12,7 +12,7 @@ enum { LINE_MOST = 1 << 16, ROWS_MOST = 2000 /* that are kept */ };
 
 void weft_watched_lines_clear(weft_watched_lines *l) {
     free(l->rows);
-    *l = (weft_watched_lines){.every = 1, .val_loss = NAN, .best_val_loss = NAN};
+    *l = (weft_watched_lines){.every = {1, 1}, .val_loss = NAN, .best_val_loss = NAN};
 }
 
 static bool is_evaluation(const weft_watched_row *r) {
@@ -20,19 +20,22 @@ static bool is_evaluation(const weft_watched_row *r) {
 }
 
 static void keep_row(weft_watched_lines *l, const weft_watched_row *row) {
-    if (l->n_read++ % l->every != 0 && (l->sparse || !is_evaluation(row))) return;
+    bool kind = is_evaluation(row);
+    if (l->n_read[kind]++ % l->every[kind] != 0) return;
     if (l->n == ROWS_MOST) {
         /* Every second row is forgotten, and from now on every second line. Evaluations stay as long as they
          * are few. */
-        int64_t kept = 0, evaluations = 0;
+        int64_t kept = 0, evaluations = 0, seen[2] = {0};
         for (int64_t i = 0; i < l->n; i++)
             evaluations += is_evaluation(&l->rows[i]);
-        l->sparse = evaluations >= ROWS_MOST / 2;
-        for (int64_t i = 0; i < l->n; i++)
-            if (i % 2 == 0 || (is_evaluation(&l->rows[i]) && !l->sparse))
-                l->rows[kept++] = l->rows[i];
+        bool thinned[] = {true, evaluations >= ROWS_MOST / 2};
+        for (int64_t i = 0; i < l->n; i++) {
+            bool own = is_evaluation(&l->rows[i]);
+            if (seen[own]++ % 2 == 0 || !thinned[own]) l->rows[kept++] = l->rows[i];
+        }
         l->n = kept;
-        l->every *= 2;
+        for (int k = 0; k < 2; k++)
+            l->every[k] <<= thinned[k];
     }
     if (weft_grow_list(&l->rows, &l->room, l->n + 1, sizeof *l->rows)) l->rows[l->n++] = *row;
 }

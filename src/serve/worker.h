@@ -11,13 +11,6 @@
 
 #include <stdatomic.h>
 
-/* A request while it is being answered. Two threads hold it: the one that speaks HTTP, and the
- * worker's. The worker adds text to it; the other takes it from there and sends it. It is freed by
- * whoever lets go of it last, so that neither has to wait for the other: a client that goes away
- * leaves the job to the worker, a worker that stops leaves it to the connection.
- *
- * What is under the lock is said below; the rest is written before the worker sees the job and only
- * read afterwards, or the worker's alone. */
 /* How far a choice was sent. */
 typedef struct {
     size_t bytes;
@@ -25,6 +18,7 @@ typedef struct {
     bool begun, ended;
 } weft_sent;
 
+/* One of the texts that a request asks for. */
 typedef struct {
     int64_t prompt; /* the number of its prompt */
     /* The worker's alone. */
@@ -41,6 +35,13 @@ typedef struct {
     weft_sent sent;
 } weft_choice;
 
+/* A request while it is being answered. Two threads hold it: the one that speaks HTTP, and the
+ * worker's. The worker adds text to it; the other takes it from there and sends it. It is freed by
+ * whoever lets go of it last, so that neither has to wait for the other: a client that goes away
+ * leaves the job to the worker, a worker that stops leaves it to the connection.
+ *
+ * What is under the lock is said below; the rest is written before the worker sees the job and only
+ * read afterwards, or the worker's alone. */
 typedef struct weft_job weft_job;
 struct weft_job {
     weft_request request;

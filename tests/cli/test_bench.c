@@ -60,6 +60,16 @@ TEST(test_train_prints_the_rows_that_are_named) {
     assert_non_null(strstr(out, "2 layers, 32 wide, 4 heads, 16 tokens × 2, vocabulary 64, f32"));
 }
 
+TEST(test_train_tells_where_a_step_s_time_goes) {
+    command_result r =
+        command_run(RUN("bench", "train", "--variants", "dot", "--steps", "2", "--profile", TINY));
+    if (r.status != 0) fail_msg("%s", r.err);
+    /* The model's own: a step to warm up and two that are measured, of two layers. */
+    assert_non_null(strstr(r.err, "profile: 3 runs of"));
+    assert_non_null(strstr(r.err, "attention"));
+    command_free(&r);
+}
+
 /* A config gives the sizes, the variant its own choices, an override wins over both. */
 TEST(test_train_takes_a_config) {
     const char *path = scratch_path("sizes.config");

@@ -139,6 +139,32 @@ TEST(test_a_text_is_read_in_windows) {
     json_decref(again);
 }
 
+/* A gate that is not a number lies in no tenth. */
+TEST(test_weights_that_are_not_numbers_are_looked_at) {
+    const char *folder = make_model("nan", "ATTENTION=mla", "FFN=gelu");
+    weft_model *m;
+    if (weft_model_load(folder, WEFT_F32, &m) != WEFT_OK) fail_msg("%s", weft_error_message());
+    weft_weight *w = weft_model_find(m, "h.0.ffn.gate_heads.weight");
+    assert_non_null(w);
+    float nan = NAN;
+    memcpy(w->data, &nan, sizeof nan); /* of the first of two heads */
+    if (weft_model_save(m, folder) != WEFT_OK) fail_msg("%s", weft_error_message());
+    weft_model_destroy(m);
+    json_t *all = command_json(
+        RUN("inspect", folder, "--text", make_text(), "--unchecked", "--no-gradients", "--json"));
+    const json_t *heads =
+        json_object_get(json_array_get(json_object_get(all, "layers"), 1), "heads");
+    for (size_t h = 0; h < 2; h++) {
+        const json_t *head = json_array_get(heads, h), *gates = json_object_get(head, "gates");
+        json_int_t n = 0;
+        for (size_t k = 0; k < json_array_size(gates); k++)
+            n += json_integer_value(json_array_get(gates, k));
+        assert_int_equal(n, h ? 256 : 0);
+        assert_true(json_is_null(json_object_get(head, "gate")) == (h == 0));
+    }
+    json_decref(all);
+}
+
 static int count(const char *text, const char *word) {
     int n = 0;
     for (; (text = strstr(text, word)); text += strlen(word))

@@ -149,6 +149,40 @@ TEST_WITH(test_lines_that_were_replaced_are_told_anew, open_scratch, scratch_tea
     weft_watched_close(w);
 }
 
+/* Every second line is an evaluation, or every tenth. */
+TEST_WITH(test_evaluations_of_long_runs_are_told_to_the_end, open_scratch, scratch_teardown) {
+    enum { LINES = 30000 };
+    for (int every = 2; every <= 10; every += 8) {
+        const char *run = format_text("every-%d", every);
+        make_run(run);
+        FILE *out = fopen(at(format_text("%s/metrics.jsonl", run)), "w");
+        assert_non_null(out);
+        for (int i = 1; i <= LINES; i++)
+            fprintf(out, "{\"step\":%d,\"loss\":4%s}\n", i, i % every ? "" : ",\"val_loss\":4");
+        assert_int_equal(fclose(out), 0);
+    }
+    weft_watched *w;
+    const char *path = root;
+    assert_int_equal(weft_watched_open(&path, 1, true, &w), WEFT_OK);
+    while (!weft_watched_look(w))
+        ;
+    WEFT_AUTO_DECREF json_t *news = weft_watched_news(w, 0);
+    for (int run = 0; run < 2; run++) {
+        const json_t *rows = json_object_get(run_at(news, run), "rows");
+        int of[2][3] = {{0}}; /* other lines and evaluations, of each third of the run */
+        EACH_ITEM(row, rows) {
+            double step = json_number_value(json_array_get(row.value, 0));
+            of[json_is_number(json_array_get(row.value, 2))][(int)((step - 1) * 3 / LINES)]++;
+        }
+        assert_true(json_array_size(rows) <= 2001);
+        for (int part = 0; part < 3; part++) { /* as many of each */
+            assert_true(of[0][part] > 50 && of[0][part] < 2 * of[0][0]);
+            assert_true(of[1][part] > 200 && of[1][part] < 2 * of[1][0]);
+        }
+    }
+    weft_watched_close(w);
+}
+
 static void expect_tail(const weft_watched *w, int id, bool samples, size_t most,
                         const char *wanted) {
     WEFT_AUTO_FREE char *text = weft_watched_tail(w, id, samples, most);
