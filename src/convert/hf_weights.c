@@ -168,8 +168,7 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
         for (int64_t k = 0; k < weft_safetensors_count(files.list[i]); k++) {
             const char *name = weft_safetensors_at(files.list[i], k)->name;
             int64_t at = 0;
-            /* Of those that are spare there may be any number. */
-            if (is_spare(&m->config, name)) continue;
+            if (is_spare(&m->config, name)) continue; /* there may be any number of them */
             while (at < n && strcmp(pieces[at].theirs, name) != 0)
                 at++;
             if (at == n)

@@ -139,10 +139,6 @@ static real row_penalty(const entropy_work *w, int32_t target) {
     return target >= 0 ? w->d_ce : 0;
 }
 
-static real row_weight(const entropy_work *w, int32_t target, real lse) {
-    return row_penalty(w, target) + w->d_z * lse;
-}
-
 /* The maximum of a row and the sum of exponentials below it, which take the row's place, each times the
  * slope of a soft-cap c where there is one. */
 static void measure_row(real *l, int64_t n, real c, real *most, real *sum) {
@@ -171,10 +167,6 @@ static void measure_row(real *l, int64_t n, real c, real *most, real *sum) {
 /* An odd number of cache lines from row to row of a tile: they would else lie in the same few sets. */
 static int64_t tile_ld(const gemm_cut *cut) {
     return ceil_div(cut->tile_n, 32) * 32 + 16;
-}
-
-static int64_t tile_bytes(const gemm_cut *cut) {
-    return real_bytes(cut->tile_m * tile_ld(cut));
 }
 
 WEFT_TASK(measure_tile) {
@@ -233,9 +225,8 @@ WEFT_TASK(differentiate_tile) {
         int64_t row = t.place.row + i;
         int32_t target = w->targets[w->part.row + row];
         gemm_matrix at = gemm_part(w->kept, 0, row, t.place.column);
-        real weight = row_weight(w, target, lse[row]);
+        real penalty = row_penalty(w, target), weight = penalty + w->d_z * lse[row];
         real slope = cap_slope(w->target_logit[w->part.row + row], w->softcap);
-        real penalty = row_penalty(w, target);
         real above = w->most[t.piece * w->part.rows + row] - lse[row];
         real factor = vexp(vset(above))[0] * weight, *l = at.data;
         bool here = target >= t.place.column && target < t.place.column + t.place.n;
@@ -350,7 +341,7 @@ static int64_t cut_part(entropy_work *w, int64_t row, int64_t rows, int threads,
     w->part.rows = rows;
     w->logits = product_logits(w);
     w->cut = KERNEL(gemm_tiles)(&w->logits);
-    w->scratch_bytes = tile_bytes(&w->cut);
+    w->scratch_bytes = real_bytes(w->cut.tile_m * tile_ld(&w->cut));
     w->kept = (gemm_matrix){.ld = w->logits.n, .bf16 = back && keeps_bf16(n)};
     gemm_product in_hand = w->logits;
     in_hand.n = words_in_hand(&w->logits, &w->cut);

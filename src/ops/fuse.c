@@ -381,8 +381,7 @@ static bool fuse_silu_mul(weft_rewrite *r, const weft_match *m) {
 }
 
 /* Its gradient comes right behind the product that makes what it reads, so that nothing else takes memory
- * between them: the gradient of what the gate made has been read by then. A product that makes sums too stays:
- * they, or its result, may be read before. */
+ * between them. A product that makes sums too stays where it is: they may be read before. */
 static bool fuse_silu_mul_back(weft_rewrite *r, const weft_match *m) {
     if (m->maker->out[1]) return false;
     weft_rewrite_move_before(r, m->maker, m->reader);

@@ -113,8 +113,7 @@ typedef struct {
     bool more;                    /* there are lines for which the last look had no bytes left */
     weft_watched_row *rows, last; /* the last is told even where it is not kept */
     int64_t n, room;
-    int64_t n_read[2],
-        every[2]; /* of lines that are no evaluations, and of those: one in so many is kept */
+    int64_t n_read[2], every[2];    /* of other lines, of evaluations: one in so many is kept */
     double val_loss, best_val_loss; /* the last and the lowest of all; NaN: none */
     int64_t version;                /* of the change that lines come with */
     double timed, times; /* steps whose speed is known, and each over its speed, summed */

@@ -28,14 +28,14 @@ static void keep_row(weft_watched_lines *l, const weft_watched_row *row) {
         int64_t kept = 0, evaluations = 0, seen[2] = {0};
         for (int64_t i = 0; i < l->n; i++)
             evaluations += is_evaluation(&l->rows[i]);
-        bool thinned[] = {true, evaluations >= ROWS_MOST / 2};
+        bool many = evaluations >= ROWS_MOST / 2;
         for (int64_t i = 0; i < l->n; i++) {
             bool own = is_evaluation(&l->rows[i]);
-            if (seen[own]++ % 2 == 0 || !thinned[own]) l->rows[kept++] = l->rows[i];
+            if (seen[own]++ % 2 == 0 || (own && !many)) l->rows[kept++] = l->rows[i];
         }
         l->n = kept;
-        for (int k = 0; k < 2; k++)
-            l->every[k] <<= thinned[k];
+        l->every[0] *= 2;
+        l->every[1] <<= many;
     }
     if (weft_grow_list(&l->rows, &l->room, l->n + 1, sizeof *l->rows)) l->rows[l->n++] = *row;
 }

@@ -18,7 +18,6 @@ typedef struct {
     bool begun, ended;
 } weft_sent;
 
-/* One of the texts that a request asks for. */
 typedef struct {
     int64_t prompt; /* the number of its prompt */
     /* The worker's alone. */

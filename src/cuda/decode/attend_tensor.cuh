@@ -466,14 +466,11 @@ static inline bool fits_block(const attend_problem &a) {
 }
 
 /* A block's warps and stages. Leaves are quartered where a block has room for the quarters' sums. */
-static inline void choose_stages(attend_problem *a) {
-    a->quarters = a->units == 1 && a->group > TENSOR_ROWS / 2;
-    a->stages = a->quarters ? 1 : TENSOR_STAGES;
+static inline void choose_stages(attend_problem *a, bool quarters) {
+    a->quarters = quarters;
+    a->stages = quarters ? 1 : TENSOR_STAGES;
     a->warps = most_warps(*a);
-    if (!a->quarters || fits_block(*a)) return;
-    a->quarters = false;
-    a->stages = TENSOR_STAGES;
-    a->warps = most_warps(*a);
+    if (quarters && !fits_block(*a)) choose_stages(a, false);
 }
 
 /* Whether it takes the problem: follows from types, sizes and options alone. */
