@@ -27,7 +27,7 @@ enum {
     LONG = 5800,
     FAR_TABLE = 1256,
     FAR = 20000,
-    MOST_WIDTH = 2048
+    MOST_WIDTH = 4096
 };
 
 /* A kind of attention over a cache. */
@@ -54,6 +54,7 @@ static const form forms[] = {
     {"relative", 2, 2, 32, 32, .context = MOST, .pos = WEFT_POS_RELATIVE},
     {"w2", 4, 4, 128, 64, .number = true, .log_tau = true, .context = MOST},
     {"mla", 12, 1, 128, 128, .own_values = true, .context = MOST},
+    {"mla, keys of 320", 12, 1, 320, 256, .context = MOST},
     {"mla, rotated", 5, 1, 96, 64, .rotated = 32, .context = MOST},
     {"mla, w2", 4, 1, 64, 32, .gaussian = true, .squares = true, .log_tau = true, .context = MOST},
     {"a band", 4, 2, 32, 32, .window = 5, .context = MOST},

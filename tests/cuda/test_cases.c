@@ -6,7 +6,8 @@
  * must give the same bits. tests/cuda/cases has lines of sizes that only matter here.
  *
  *   WEFT_CASES=text   only lines that hold it, or that family
- *   WEFT_QUICK=1      one line of each operation: what compute-sanitizer is run on */
+ *   WEFT_QUICK=1      one line of each operation, and in bf16 one for every pair of widths that the
+ *                     tensor cores' attention and routing take: what compute-sanitizer is run on */
 #include "cuda/backend.h"
 #include "ops/list.h"
 #include "support/case_run.h"
@@ -156,13 +157,28 @@ static const case_builder *find_builder(const case_builder *list, const char *na
     return NULL;
 }
 
-static bool is_wanted(const case_family *f, const case_line *lines, int i) {
+static const char *value_of(const case_line *line, const char *key) {
+    for (int i = 0; i < line->n; i++)
+        if (!strcmp(line->key[i], key)) return line->value[i];
+    return "";
+}
+
+/* Whether two lines have one operation and, in bf16, widths of heads and positions too. */
+static bool same_kernels(const case_line *a, const case_line *b, weft_dtype dtype) {
+    static const char *const keys[] = {"Q", "V", "pos"};
+    if (strcmp(a->name, b->name) != 0) return false;
+    for (size_t i = 0; dtype == WEFT_BF16 && i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(value_of(a, keys[i]), value_of(b, keys[i])) != 0) return false;
+    return true;
+}
+
+static bool is_wanted(const case_family *f, const case_line *lines, int i, weft_dtype dtype) {
     const char *filter = getenv("WEFT_CASES");
     if (filter && *filter && !strstr(lines[i].text, filter) && strcmp(filter, f->name) != 0)
         return false;
     if (!test_is_quick()) return true;
     for (int k = 0; k < i; k++)
-        if (!strcmp(lines[k].name, lines[i].name)) return false;
+        if (same_kernels(&lines[k], &lines[i], dtype)) return false;
     return true;
 }
 
@@ -174,7 +190,7 @@ static void run_lines(const case_family *f, const char *path, weft_dtype dtype, 
         const case_builder *builder = find_builder(f->builders, lines[i].name);
         char why[WHY] = "";
         /* An optimizer's trajectory has no builder: whole trainings hold it. */
-        if (!builder || !is_wanted(f, lines, i)) continue;
+        if (!builder || !is_wanted(f, lines, i, dtype)) continue;
         t->cases++;
         if (run_case(&lines[i], builder, dtype, t, why)) continue;
         if (!t->failed++) snprintf(t->first, sizeof t->first, "%.200s: %.300s", lines[i].text, why);
