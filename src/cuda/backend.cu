@@ -247,6 +247,7 @@ weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream) {
     s->follows = weft_cuda_device()->code >= 90;
     s->alone = true;
     s->launched = 0;
+    s->ahead = -1;
     weft_status status = start_run(x, s);
     s->follows = s->alone = false;
     s->stream = own;

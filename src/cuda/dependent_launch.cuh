@@ -51,6 +51,16 @@ static inline bool is_launched(const weft_exec *x, const weft_node *n) {
     return follows(x) && n->index < ((const weft_cuda_state *)weft_exec_state(x))->launched;
 }
 
+/* The next kernel to be launched, a node's, may come only when all before the one ahead of it have ended: what they
+ * made is there for it then, before wait_for_primary. */
+static inline void let_ahead(const weft_exec *x, const weft_node *next) {
+    ((weft_cuda_state *)weft_exec_state(x))->ahead = next->index;
+}
+
+static inline bool is_let_ahead(const weft_exec *x, const weft_node *n) {
+    return follows(x) && n->index == ((const weft_cuda_state *)weft_exec_state(x))->ahead;
+}
+
 /* The node behind n, if it is of the same operation. */
 static inline const weft_node *next_alike(const weft_exec *x, const weft_node *n) {
     const weft_graph *g = weft_exec_graph(x);

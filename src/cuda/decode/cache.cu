@@ -87,14 +87,75 @@ static bool can_join(const weft_exec *x, const weft_node *a, const weft_node *b)
            ATTR(a, weft_cache_write_attr)->part.dtype == ATTR(b, weft_cache_write_attr)->part.dtype;
 }
 
-/* Attention behind them does them where it can. Two writes behind each other, of keys and of values, are one
- * kernel in a run that follows another. */
+/* Up to LISTED of the largest weights are found by each block of a gathering for itself. */
+enum { LISTED = 64 };
+
+static const weft_node *node_at(const weft_exec *x, int64_t index) {
+    const weft_graph *g = weft_exec_graph(x);
+    return index >= 0 && index < weft_graph_node_count(g) ? weft_graph_node(g, index) : NULL;
+}
+
+/* Whether a gathering lists the largest weights itself (gather_largest). */
+static bool lists_largest(const weft_node *n) {
+    const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
+    return attr->keep == WEFT_KEEP_TOPK && min_i64(attr->k, n->in[WEFT_CACHE_X]->shape[1]) <= LISTED;
+}
+
+/* The gathering that does a write ahead of it, in a run that follows another: of vectors as they are stored, with
+ * nothing but writes and gatherings between, none of which makes anything where the vectors are. NULL: there is
+ * none. */
+static const weft_node *find_gather(const weft_exec *x, const weft_node *write) {
+    const weft_cache_part *part = &ATTR(write, weft_cache_write_attr)->part;
+    const weft_node *found = NULL, *n;
+    if (!follows(x) || part->heads != 1 || part->number || part->dtype == WEFT_I8 ||
+        part->dtype != write->in[WEFT_CACHE_X]->dtype)
+        return NULL;
+    for (int64_t i = write->index + 1; (n = node_at(x, i)) != NULL; i++) {
+        bool gathers = n->op->id == WEFT_OP_cache_gather;
+        if (!gathers && n->op->id != WEFT_OP_cache_write) break;
+        if (!spares(x, n, write)) return NULL;
+        if (!gathers || n->in[WEFT_CACHE_PAGES] != write->in[WEFT_CACHE_PAGES]) continue;
+        const weft_cache_part *own = &ATTR(n, weft_cache_gather_attr)->part;
+        if (found || !lists_largest(n) || own->heads != 1 || own->width != part->width) return NULL;
+        for (int k = WEFT_CACHE_POSITION; k <= WEFT_CACHE_TABLE; k++)
+            if (n->in[k] != write->in[k]) return NULL;
+        found = n;
+    }
+    return found;
+}
+
+/* The write that a gathering does; NULL: its vectors are all in pages. */
+static const weft_node *find_write(const weft_exec *x, const weft_node *gather) {
+    const weft_node *n;
+    for (int64_t i = gather->index - 1; (n = node_at(x, i)) != NULL; i--) {
+        bool writes = n->op->id == WEFT_OP_cache_write;
+        if (!writes && n->op->id != WEFT_OP_cache_gather) return NULL;
+        if (writes && n->in[WEFT_CACHE_PAGES] == gather->in[WEFT_CACHE_PAGES])
+            return find_gather(x, n) == gather ? n : NULL;
+    }
+    return NULL;
+}
+
+const weft_node *gathering_behind(const weft_exec *x, const weft_node *last) {
+    const weft_node *n;
+    bool wrote = false;
+    if (!follows(x)) return NULL;
+    for (int64_t i = last->index + 1; (n = node_at(x, i)) != NULL; i++) {
+        if (n->op->id == WEFT_OP_cache_gather) return wrote && lists_largest(n) ? n : NULL;
+        if (n->op->id != WEFT_OP_cache_write || !find_gather(x, n)) return NULL;
+        wrote = true;
+    }
+    return NULL;
+}
+
+/* Attention behind them does them where it can, and so does a gathering. Two writes behind each other, of keys and
+ * of values, are one kernel in a run that follows another. */
 static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
-    if (is_launched(x, n) || is_written_later(x, n)) return WEFT_OK;
+    if (is_launched(x, n) || is_written_later(x, n) || find_gather(x, n)) return WEFT_OK;
     row_places p = places_of(x, n);
     cached_write first = describe_write(x, n), second = {};
     const weft_node *next = follows(x) ? next_alike(x, n) : NULL;
-    if (next && can_join(x, n, next) && !is_written_later(x, next)) {
+    if (next && can_join(x, n, next) && !is_written_later(x, next) && !find_gather(x, next)) {
         second = describe_write(x, next);
         launched_until(x, next);
     }
@@ -267,6 +328,7 @@ struct gathered_part {
     unsigned blocks;
     any_tensor addend, y;
     float2 *moments; /* NULL: not wanted */
+    cached_write write; /* of the run's own vectors, into the pages; done NULL: they are there */
 };
 
 struct gathered_parts {
@@ -294,14 +356,16 @@ __device__ static __noinline__ void leave_moments(const gathered_part &part, int
             make_float2(mean, halves[1][warp] + halves[1][warp + 1]);
 }
 
+__device__ static inline float load_addend(const gathered_part &part, int r, int column) {
+    if (!part.addend.data || column >= part.width) return 0.0f;
+    return load_any(part.addend, (int64_t)r * part.width + column);
+}
+
 /* Ends a row's sum: all threads of a block come here, a column each. */
 __device__ static inline void leave_gathered(const gathered_part &part, int r, int column,
-                                             float sum) {
-    int64_t at = (int64_t)r * part.width + column;
-    if (column < part.width) {
-        if (part.addend.data) sum += load_any(part.addend, at);
-        store_any(part.y, at, sum);
-    }
+                                             float sum, float addend) {
+    if (part.addend.data) sum += addend;
+    if (column < part.width) store_any(part.y, (int64_t)r * part.width + column, sum);
     if (part.moments) leave_moments(part, r, column, sum);
 }
 
@@ -320,14 +384,10 @@ static __global__ void gather_chosen(row_places p, gather_work g, gathered_part 
             sum += weighted_number<KIND>(p, part.pages, r, first + j, w[j] * row.factor, column);
         }
     }
-    leave_gathered(part, r, column, sum);
+    leave_gathered(part, r, column, sum, load_addend(part, r, column));
 }
 
-/* Up to LISTED of the largest are found by each block for itself: every warp lists those of its share in
- * order, and the first warp joins the lists. A lane looks again at its own only when one of them was
- * taken. */
-enum { LISTED = 64 };
-
+/* The LISTED largest: every warp lists those of its share in order, and each of these finds its place among all. */
 struct listed_key {
     float weight;
     int column;
@@ -337,73 +397,191 @@ __device__ static inline bool comes_first(listed_key a, listed_key b) {
     return comes_first(a.weight, a.column, b.weight, b.column);
 }
 
-/* The first of `lanes` lanes beside each other, to all of them. */
-__device__ static inline listed_key first_of_lanes(listed_key c, int lanes) {
-    for (int step = lanes / 2; step > 0; step /= 2) {
-        listed_key other = {__shfl_xor_sync(0xffffffffu, c.weight, step),
-                            __shfl_xor_sync(0xffffffffu, c.column, step)};
-        if (comes_first(other, c)) c = other;
-    }
-    return c;
+/* Of a weight's bits a number without a sign, in the same order, both zeros being one; and back. */
+__device__ static inline unsigned rank_of(float weight) {
+    unsigned bits = __float_as_uint(weight + 0.0f);
+    return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
-/* The first of a lane's that comes behind `last`. */
-__device__ static inline listed_key first_behind(const float *w, int seen, listed_key last) {
-    listed_key best = {-INFINITY, INT32_MAX};
-    for (int j = (int)threadIdx.x; j < seen; j += THREADS) {
-        listed_key one = {w[j], j};
-        if (comes_first(last, one) && comes_first(one, best)) best = one;
-    }
-    return best;
+__device__ static inline float weight_of(unsigned rank) {
+    return __uint_as_float(rank >> 31 ? rank & ~(1u << 31) : ~rank);
 }
 
-/* The `count` largest of a row, in order, to `chosen`; where fewer are numbers, NaN of the first key. */
+/* The first of the warp's lanes, to all of them. */
+__device__ static inline listed_key first_of_lanes(listed_key c) {
+    unsigned rank = rank_of(c.weight), most = __reduce_max_sync(0xffffffffu, rank);
+    unsigned column = rank == most ? (unsigned)c.column : UINT_MAX;
+    return listed_key{weight_of(most), (int)__reduce_min_sync(0xffffffffu, column)};
+}
+
+/* The first two of a lane's that come behind one. */
+struct lane_keys {
+    listed_key first, second;
+};
+
+__device__ static inline lane_keys keys_behind(const float *w, int seen, listed_key last) {
+    lane_keys k = {{-INFINITY, INT32_MAX}, {-INFINITY, INT32_MAX}};
+    for (int from = (int)threadIdx.x; from < seen; from += THREADS * VECTOR) {
+        float weight[VECTOR];
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            weight[i] = from + i * THREADS < seen ? __ldcg(w + from + i * THREADS) : NAN;
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            listed_key one = {weight[i], from + i * THREADS};
+            if (!comes_first(last, one)) continue;
+            if (comes_first(one, k.first))
+                k.second = k.first, k.first = one;
+            else if (comes_first(one, k.second))
+                k.second = one;
+        }
+    }
+    return k;
+}
+
+/* The `count` largest of a row, in order, to `chosen`; where fewer are numbers, NaN of the first key. A lane looks
+ * through its own again only when two of them were taken. */
 __device__ static inline void list_largest(const float *w, int seen, int count,
                                            listed_key *chosen) {
-    __shared__ listed_key lists[THREADS / 32][LISTED + 1];
+    constexpr int WARPS_OF = THREADS / 32;
+    __shared__ listed_key lists[WARPS_OF][LISTED];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    listed_key own = first_behind(w, seen, listed_key{INFINITY, -1});
+    lane_keys own = keys_behind(w, seen, listed_key{INFINITY, -1});
+    bool known = true; /* own.second is */
     for (int m = 0; m < count; m++) {
-        listed_key best = first_of_lanes(own, 32);
+        listed_key best = first_of_lanes(own.first);
         if (lane == 0) lists[warp][m] = best;
-        if (own.column == best.column && own.column != INT32_MAX) own = first_behind(w, seen, own);
+        if (own.first.column != best.column || best.column == INT32_MAX) continue;
+        if (known)
+            own.first = own.second;
+        else
+            own = keys_behind(w, seen, own.first);
+        known = !known;
     }
-    if (lane == 0) lists[warp][count] = listed_key{-INFINITY, INT32_MAX};
+    if ((int)threadIdx.x < count) chosen[threadIdx.x] = listed_key{NAN, 0};
     __syncthreads();
-    for (int m = 0, at = 0; m < count && warp == 0; m++) {
-        listed_key front = lists[lane % (THREADS / 32)][at];
-        listed_key best = first_of_lanes(front, THREADS / 32);
-        if (front.column == best.column && at < count) at++;
-        if (best.column == INT32_MAX) best = listed_key{NAN, 0};
-        if (lane == 0) chosen[m] = best;
+    for (int e = (int)threadIdx.x; e < WARPS_OF * count; e += THREADS) {
+        listed_key one = lists[e / count][e % count];
+        int before = 0;
+        for (int k = 0; k < WARPS_OF; k++)
+            for (int m = 0; m < count; m++)
+                before += comes_first(lists[k][m], one);
+        if (one.column != INT32_MAX && before < count) chosen[before] = one;
     }
     __syncthreads();
 }
 
-/* A thread a column of one part or the other, of the chosen few in their order. */
+/* Where the numbers of a chosen key are, and its share of the sum. */
+struct chosen_key {
+    const char *numbers;
+    float share;
+    bool fresh; /* the kernel ahead makes them */
+};
+
+/* From where on a row's keys are vectors of this run: rows of a sequence stand side by side. By whole warps. */
+__device__ static inline int find_fresh(const row_places &p, int r) {
+    int own = p.position[r], fresh = own;
+    for (int first = r - 1; first >= 0; first -= 32) {
+        int at = first - (int)threadIdx.x % 32;
+        bool same = at >= 0 && p.slot[at] == p.slot[r] && p.position[at] == own - (r - at);
+        unsigned rows = __ballot_sync(0xffffffffu, same);
+        fresh -= __popc(rows & ~(rows + 1));
+        if (rows != 0xffffffffu) break;
+    }
+    return fresh;
+}
+
+/* The numbers that the part's write has for row r. */
+template <int KIND>
+__device__ static inline const char *fresh_at(const cached_write &w, int r) {
+    return (const char *)w.x.data + (r * w.columns + w.offset) * (KIND == CACHED_BF16 ? 2 : 4);
+}
+
+/* Of the `count` chosen ones: a thread finds one, since each waits for the page table. */
+template <int KIND>
+__device__ static inline void find_chosen(const row_places &p, const gathered_part &part, int r,
+                                          int first, const listed_key *listed, int count,
+                                          bool normalize, chosen_key *chosen) {
+    const cached_pages &c = part.pages;
+    int m = (int)threadIdx.x, fresh = part.write.done ? find_fresh(p, r) : INT32_MAX;
+    if (m < count) {
+        int j = first + listed[m].column, token = j % WEFT_PAGE_TOKENS;
+        chosen_key to = {NULL, 0, j >= fresh};
+        float scale = 1.0f;
+        if (to.fresh) {
+            to.numbers = fresh_at<KIND>(part.write, r - (p.position[r] - j));
+        } else {
+            char *page = page_at(c, p, r, j);
+            if (KIND == CACHED_I8) scale = *scale_at(c, page, 0, token);
+            to.numbers = token_at(c, page, 0, token);
+        }
+        double all = 0;
+        for (int i = 0; i < count; i++)
+            all += (double)listed[i].weight;
+        float factor = isnan(all) ? NAN : !normalize ? 1.0f : all > 0 ? (float)(1 / all) : 0.0f;
+        to.share = listed[m].weight * factor * scale;
+        chosen[m] = to;
+    }
+    __syncthreads();
+}
+
+/* A row's own vector to its page: a thread a column. */
+template <int KIND>
+__device__ static inline void write_own(const row_places &p, const gathered_part &part, int r,
+                                        int column) {
+    int j = p.position[r];
+    char *to = token_at(part.pages, page_at(part.pages, p, r, j), 0, j % WEFT_PAGE_TOKENS);
+    const char *from = fresh_at<KIND>(part.write, r);
+    if (KIND == CACHED_BF16)
+        ((bf16 *)to)[column] = ((const bf16 *)from)[column];
+    else
+        ((float *)to)[column] = ((const float *)from)[column];
+}
+
+/* A thread a column of one part or the other, of the chosen few in their order. `ahead`: the kernel ahead lets this
+ * one come when those before it have ended, so that weights are there, and what pages had before the run. */
 template <int KIND>
 static __global__ void __launch_bounds__(THREADS)
     gather_largest(const __grid_constant__ row_places p, const __grid_constant__ gather_work g,
-                   const __grid_constant__ gathered_parts parts, bool normalize) {
-    __shared__ listed_key chosen[LISTED];
-    int r = (int)blockIdx.y;
-    follow_primary();
+                   const __grid_constant__ gathered_parts parts, bool normalize, bool ahead) {
+    __shared__ listed_key listed[LISTED];
+    __shared__ chosen_key chosen[LISTED];
+    int r = (int)blockIdx.y, count = 0;
+    trigger_dependents();
+    bool there = p.slot[r] >= 0;
+    if (!ahead) wait_for_primary();
     bool second = blockIdx.x >= parts.of[0].blocks;
     const gathered_part &part = parts.of[second];
     int column = (int)(blockIdx.x - (second ? parts.of[0].blocks : 0)) * THREADS + (int)threadIdx.x;
-    float sum = 0;
-    if (p.slot[r] >= 0) {
-        int seen = keys_seen(p, r, g), first = p.position[r] + 1 - seen, count = min(g.k, seen);
-        list_largest(g.weights + (int64_t)r * g.context, seen, count, chosen);
-        double all = 0;
-        for (int m = 0; m < count; m++)
-            all += (double)chosen[m].weight;
-        float factor = isnan(all) ? NAN : !normalize ? 1.0f : all > 0 ? (float)(1 / all) : 0.0f;
-        for (int m = 0; m < count && column < part.width; m++)
-            sum += weighted_number<KIND>(p, part.pages, r, first + chosen[m].column,
-                                         chosen[m].weight * factor, column);
+    bool inside = column < part.width;
+    float sum = 0, numbers[VECTOR] = {};
+    if (there) {
+        int seen = keys_seen(p, r, g), first = p.position[r] + 1 - seen;
+        count = min(g.k, seen);
+        list_largest(g.weights + (int64_t)r * g.context, seen, count, listed);
+        find_chosen<KIND>(p, part, r, first, listed, count, normalize, chosen);
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++)
+            if (e < count && inside && !chosen[e].fresh)
+                numbers[e] = load_cached<KIND>(chosen[e].numbers, column);
     }
-    leave_gathered(part, r, column, sum);
+    if (ahead) wait_for_primary();
+    float addend = load_addend(part, r, column);
+    if (there && inside && part.write.done) write_own<KIND>(p, part, r, column);
+    for (int m = 0; m < count && inside; m += VECTOR) {
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++) {
+            const chosen_key &one = chosen[min(m + e, count - 1)];
+            if (m > 0 || one.fresh) numbers[e] = load_cached<KIND>(one.numbers, column);
+        }
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++)
+            if (m + e < count) sum += chosen[m + e].share * numbers[e];
+    }
+    leave_gathered(part, r, column, sum, addend);
+    if (thread_index() > 0 || r > 0) return;
+    for (const gathered_part &one : parts.of)
+        if (one.write.done) *one.write.done = 0;
 }
 
 /* A thread a column, and a block of keys: those between absolute positions. */
@@ -431,7 +609,7 @@ static __global__ void join_gathered(row_places p, gather_work g, gathered_part 
         for (int b = 0; b < blocks; b++)
             sum += g.parts[((int64_t)r * g.blocks + b) * g.width + column];
     }
-    leave_gathered(part, r, column, sum);
+    leave_gathered(part, r, column, sum, load_addend(part, r, column));
 }
 
 /* Divides the workspace; `base` NULL: only measures it. Returns its bytes. */
@@ -459,13 +637,15 @@ static int64_t cache_gather_workspace(const weft_node *n, int) {
 
 static gathered_part describe_gathered(const weft_exec *x, const weft_node *n) {
     const weft_cache_part *part = &ATTR(n, weft_cache_gather_attr)->part;
+    const weft_node *write = find_write(x, n);
     int width = (int)(part->heads * part->width);
     return gathered_part{pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), part),
                          width,
                          (unsigned)ceil_div(width, THREADS),
                          any_of(x, n->in[WEFT_CACHE_ADDEND]),
                          any_of(x, n->out[0]),
-                         data_of<float2>(x, n->out[1])};
+                         data_of<float2>(x, n->out[1]),
+                         write ? describe_write(x, write) : cached_write{}};
 }
 
 /* Whether the second gathers the same keys as the first. */
@@ -489,10 +669,11 @@ static void gather_few(const weft_exec *x, const weft_node *n, const row_places 
         launched_until(x, next);
     }
     unsigned blocks = parts.of[0].blocks + parts.of[1].blocks;
+    bool ahead = is_let_ahead(x, n);
     with_kind(parts.of[0].pages.kind, [&](auto k) {
         launch_following(follows(x), stream_of(x), dim3(blocks, (unsigned)p.rows), THREADS, 0,
                          gather_largest<decltype(k)::value>, p, g, parts,
-                         ATTR(n, weft_cache_gather_attr)->normalize);
+                         ATTR(n, weft_cache_gather_attr)->normalize, ahead);
     });
 }
 

@@ -303,17 +303,30 @@ static unsigned join_warps(const attend_problem &a, int64_t blocks) {
     return (unsigned)max_i64(JOINED_COLUMNS / 32, min_i64(room, most));
 }
 
-/* The weights of a row's keys, over all heads: one thread per key. */
+/* The weights of a row's keys, over all heads: one thread per key, which asks for some heads' scores at a time. */
 static __global__ void join_weights(const __grid_constant__ attend_problem a) {
-    follow_primary();
+    enum { AT_ONCE = 16 };
     int r = blockIdx.y, j = (int)thread_index(), i = a.places.position[r];
-    if (a.places.slot[r] < 0 || j > i - first_seen(a, r, i)) return;
+    bool there = a.places.slot[r] >= 0;
+    follow_primary();
+    if (!there || j > i - first_seen(a, r, i)) return;
     float sum = 0;
-    for (int h = 0; h < a.heads; h++) {
-        int64_t at = (int64_t)r * a.heads + h;
-        float p = exp2f(a.scores[at * a.context + j] - a.rows[2 * at]) / a.rows[2 * at + 1];
-        if (a.shares) p *= a.shares[at];
-        sum = a.weights == WEFT_WEIGHTS_MAX ? fmaxf(sum, p) : sum + p;
+    for (int h0 = 0; h0 < a.heads; h0 += AT_ONCE) {
+        float score[AT_ONCE];
+        float2 row[AT_ONCE];
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; e++) {
+            int64_t at = (int64_t)r * a.heads + min(h0 + e, a.heads - 1);
+            score[e] = a.scores[at * a.context + j];
+            row[e] = *(const float2 *)(a.rows + 2 * at);
+        }
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; e++) {
+            if (h0 + e >= a.heads) break;
+            float p = exp2f(score[e] - row[e].x) / row[e].y;
+            if (a.shares) p *= a.shares[(int64_t)r * a.heads + h0 + e];
+            sum = a.weights == WEFT_WEIGHTS_MAX ? fmaxf(sum, p) : sum + p;
+        }
     }
     a.weight[(int64_t)r * a.context + j] =
         a.weights == WEFT_WEIGHTS_MAX ? sum : sum / (float)a.heads;
@@ -391,7 +404,10 @@ static int64_t cache_attention_workspace(const weft_node *n, int) {
 static void launch_kernel(const weft_exec *x, const attend_problem &a,
                           void (*kernel)(const attend_problem), int64_t bytes, unsigned rows) {
     dim3 grid((unsigned)a.keys.heads, rows, (unsigned)a.splits);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    /* Never less than a launch that a graph keeps asked for. */
+    cudaFuncAttributes of = {};
+    if (cudaFuncGetAttributes(&of, kernel) != cudaSuccess || of.maxDynamicSharedSizeBytes < bytes)
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     launch_following(follows(x), stream_of(x), grid, a.tensor ? 32 * TENSOR_WARPS : THREADS, bytes,
                      kernel, a);
 }

@@ -76,6 +76,9 @@ static inline cached_write describe_write(const weft_exec *x, const weft_node *n
 /* Whether the attention behind a write does it (cache_attention.cu). */
 bool is_written_later(const weft_exec *x, const weft_node *write);
 
+/* The gathering that is launched next behind a node, doing all writes between (cache.cu); NULL: another kernel is. */
+const weft_node *gathering_behind(const weft_exec *x, const weft_node *last);
+
 /* The page of position j of row r's sequence. */
 __device__ static inline char *page_at(const cached_pages &c, const row_places &p, int r, int j) {
     int page = p.table[(int64_t)p.slot[r] * p.pages + j / WEFT_PAGE_TOKENS % p.pages];

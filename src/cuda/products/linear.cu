@@ -10,6 +10,7 @@
  * summed in two steps of a fixed order, bands of rows, then the bands' sums. How many bands there are
  * follows from the shape and the GPU. Behind gelu the same pass makes the rows: its floor is dy, x and
  * dx once. */
+#include "cuda/decode/cached.cuh"
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 #include "cuda/products/gemm.cuh"
@@ -403,6 +404,12 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
         nodes[count++] = m;
     }
     if (count < 2) return false;
+    for (int i = 0; i < count; i++)
+        streamed = streamed && streamed_can(&p[i]);
+    const weft_node *next = streamed ? gathering_behind(x, nodes[count - 1]) : NULL;
+    for (int i = 0; i < count; i++)
+        p[i].late = next != NULL;
+    if (next) let_ahead(x, next);
     gemm_run_together(x, p, count);
     launched_until(x, nodes[count - 1]);
     return true;

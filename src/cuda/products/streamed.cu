@@ -66,6 +66,7 @@ struct streamed_problem {
     int cluster;
     bool sends; /* sums to the block of the first part */
     bool steady;
+    bool late; /* what follows may come when a is there */
 };
 
 static_assert(sizeof(streamed_problem) <= 4096 - 64, "a kernel's parameters");
@@ -130,6 +131,7 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
     for (int i = 0; i < ready; i++)
         load_b(i);
     if (p.steady) wait_for_primary();
+    if (p.late) trigger_dependents();
     for (int i = 0; i < ready; i++)
         load_a(i);
     for (int i = ready; i < t.stages; i++) {
@@ -565,7 +567,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
     uint32_t received = memory + shape::AT_BARRIERS + 16 * STAGES;
-    trigger_dependents(); /* the next product may ask for its own */
+    if (!p.late) trigger_dependents(); /* the next product may ask for its own */
     streamed_place t = find_place < MODE == SILU ? shape::WIDTH / 2 : shape::WIDTH > (p);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
@@ -620,7 +622,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     if (finishes) added = share.addends(share.first());
     __syncwarp();
     wait_for_cluster(p.cluster);
-    if (finishes) share.finish(memory, added, rotated);
+    if (finishes && t.stages > 0) share.finish(memory, added, rotated);
     __syncwarp();
     meet_cluster(p.cluster);
     wait_for_cluster(p.cluster); /* nobody reads here any more */
@@ -775,6 +777,7 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
     if (p->rope) k.rope = *p->rope;
     k.m = (int)p->m;
     k.steady = p->steady;
+    k.late = p->late;
     k.cluster = 1;
     for (int i = 0; i < n; i++) {
         k.of[i].n = (int)p[i].n;
