@@ -31,7 +31,7 @@ const char weft_help_serve[] =
     "the same tokenizer, whose cache comes on top of --cache-mib\n"
     "  --prompt-share N\twhile texts are written, the time that prompts take of a step, in percent "
     "of that for the texts' next tokens; default: 75, which aims at less than twice the usual time "
-    "between tokens; 0: pieces of 256 tokens\n"
+    "between tokens; 0: pieces of 256 tokens, on a GPU of up to 512\n"
     "  --max-tokens N\tmost tokens of one text, whatever a request asks for; default: as many as "
     "fit the context\n"
     "  --max-body BYTES\tmost bytes of a request; default: 1048576\n"

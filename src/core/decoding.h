@@ -55,4 +55,7 @@ typedef struct weft_sampler_backend {
     /* Whether it draws tokens (rows->draws), and not the likeliest ones alone. */
     bool (*draws)(void);
     weft_foldable (*folds)(void); /* NULL: nothing */
+    /* Rows of a prompt, one behind the other, that one run (weft_run.alone) is best for, none of them sampled; 0: no
+     * more than others. */
+    int64_t (*reads)(void);
 } weft_sampler_backend;

@@ -17,6 +17,7 @@ typedef struct {
     uint64_t seed;
     uint32_t iteration;
     uint32_t sequence; /* place in the whole batch of this graph's first sequence */
+    bool alone; /* of a decode graph: a row's bits are those of a run of one (core/decoding.h) */
 } weft_run;
 
 /* One operation on one backend. */

@@ -214,10 +214,18 @@ weft_status weft_cuda_explain(weft_exec *x, unsigned long long fault) {
     return WEFT_BAD_INPUT("%s: a value at %lld cannot be used", n->op->name, (long long)place);
 }
 
+static void set_alone(weft_cuda_state *s, bool alone) {
+    s->alone = alone;
+    s->follows = alone && weft_cuda_device()->code >= 90;
+    s->launched = 0;
+    s->ahead = -1;
+}
+
 static weft_status cuda_run(weft_exec *x) {
     weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
     const weft_run *run = weft_exec_current_run(x);
     bool watched = weft_exec_is_watched(x), in_parts = watched && !s->marks;
+    set_alone(s, run->alone);
     *s->staged = weft_cuda_run{run->seed, run->iteration, run->sequence, ~0ULL};
     WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check_cuda(
@@ -244,12 +252,8 @@ weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream) {
     weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
     cudaStream_t own = s->stream;
     s->stream = stream;
-    s->follows = weft_cuda_device()->code >= 90;
-    s->alone = true;
-    s->launched = 0;
-    s->ahead = -1;
+    set_alone(s, true);
     weft_status status = start_run(x, s);
-    s->follows = s->alone = false;
     s->stream = own;
     if (status == WEFT_OK) s->runs++;
     return status;

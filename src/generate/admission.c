@@ -63,12 +63,12 @@ bool generator_find_pages(weft_generator *g, sequence *s, int64_t end, bool free
     return true;
 }
 
-int64_t generator_block_end(const sequence *s) {
-    return s->n_prompt / WEFT_DECODER_BLOCK * WEFT_DECODER_BLOCK;
+int64_t generator_block_end(const weft_generator *g, const sequence *s) {
+    return g->reads ? 0 : s->n_prompt / WEFT_DECODER_BLOCK * WEFT_DECODER_BLOCK;
 }
 
-static int page_kind(const sequence *s, int64_t page) {
-    return page * PAGE < generator_block_end(s);
+static int page_kind(const weft_generator *g, const sequence *s, int64_t page) {
+    return page * PAGE < generator_block_end(g, s);
 }
 
 /* Takes over pages of others that begin alike. The last token is always computed, for its logits. */
@@ -80,12 +80,12 @@ static weft_status share_beginning(weft_generator *g, sequence *s) {
     most = most < 1024 ? most : 1024;
     while (found < most) {
         int32_t page =
-            weft_pages_find(g->pages, before, s->tokens + found * PAGE, page_kind(s, found));
+            weft_pages_find(g->pages, before, s->tokens + found * PAGE, page_kind(g, s, found));
         if (page < 0) break;
         pages[found++] = before = page;
         /* A block is computed as a whole or not at all. */
         bool whole =
-            found * PAGE >= generator_block_end(s) || found * PAGE % WEFT_DECODER_BLOCK == 0;
+            found * PAGE >= generator_block_end(g, s) || found * PAGE % WEFT_DECODER_BLOCK == 0;
         if (whole && (!g->state_bytes || weft_pages_state(g->pages, page))) usable = found;
     }
     for (int64_t i = 0; i < usable; i++) {
@@ -171,7 +171,7 @@ weft_status generator_seal_pages(weft_generator *g, sequence *s) {
             state = g->state;
         }
         WEFT_TRY(weft_pages_seal(g->pages, s->pages[page], page ? s->pages[page - 1] : -1,
-                                 s->tokens + page * PAGE, page_kind(s, page), state,
+                                 s->tokens + page * PAGE, page_kind(g, s, page), state,
                                  (size_t)g->state_bytes));
     }
     return WEFT_OK;

@@ -42,7 +42,8 @@ struct weft_decoder {
     int n_graphs;
     row_graph *begun; /* in pieces, up to operation begun_at; NULL: none */
     int64_t begun_at, begun_wanted;
-    int32_t *table;                       /* [slots, table_pages] */
+    int32_t *table; /* [slots, table_pages] */
+    int64_t reads;
     int32_t *ints;                        /* tokens, positions, slots, wanted: of a run */
     const weft_sampler_backend *samplers; /* NULL: runs are waited for */
     void *sampler;
@@ -225,7 +226,11 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     d->pool = pool;
     d->limits = *limits;
     d->table = calloc((size_t)(limits->slots * d->limits.table_pages), sizeof *d->table);
-    d->ints = calloc(4 * WEFT_DECODER_BLOCK, sizeof *d->ints);
+    /* In f32 the products of training are faster. */
+    if (backend->samplers && backend->samplers->reads && m->dtype == WEFT_BF16)
+        d->reads = backend->samplers->reads();
+    int64_t rows = d->reads > WEFT_DECODER_BLOCK ? d->reads : WEFT_DECODER_BLOCK;
+    d->ints = calloc((size_t)(4 * rows), sizeof *d->ints);
     d->changed = calloc((size_t)limits->slots, sizeof *d->changed);
     row_graph *first;
     if (d->backend->samplers) d->there = backend->alloc(table_bytes(d));
@@ -317,6 +322,16 @@ weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *r
     return WEFT_OK;
 }
 
+/* What is in d->ints, of so many rows, to a graph's inputs. */
+static weft_status write_inputs(weft_decoder *d, const row_graph *g, int64_t rows) {
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.model.tokens, d->ints));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.position, d->ints + rows));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.slot, d->ints + 2 * rows));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.wanted, d->ints + 3 * rows));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.table, d->table));
+    return weft_mirror_use(d->model->mirror, d->backend);
+}
+
 /* Puts rows into a graph for as many, for blocks and apart as `use` says; *wanted: how many of them are. */
 static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                               graph_use use, row_graph **out, int64_t *n_wanted) {
@@ -337,14 +352,25 @@ static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int
     use.rows = room;
     use.wanted = count <= 1 ? 1 : room;
     WEFT_TRY(find_graph(d, &use, out));
-    row_graph *g = *out;
     *n_wanted = count;
-    WEFT_TRY(weft_exec_write(g->exec, g->graph.model.tokens, tokens));
-    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.position, position));
-    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.slot, slot));
-    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.table, d->table));
-    WEFT_TRY(weft_exec_write(g->exec, g->graph.wanted, wanted));
-    return weft_mirror_use(d->model->mirror, d->backend);
+    return write_inputs(d, *out, room);
+}
+
+weft_status weft_decoder_read(weft_decoder *d, int32_t slot, const int32_t *tokens, int64_t first,
+                              int64_t n) {
+    if (n < 1 || n > d->reads)
+        return weft_fail(WEFT_EBUG, "generate: %lld rows of a prompt", (long long)n);
+    row_graph *g;
+    int64_t room = round_rows(n);
+    WEFT_TRY(find_graph(d, &(graph_use){.rows = room, .wanted = 1}, &g));
+    memset(d->ints, 0, (size_t)(4 * room) * sizeof *d->ints);
+    memcpy(d->ints, tokens, (size_t)n * sizeof *tokens);
+    for (int64_t r = 0; r < room; r++) {
+        d->ints[room + r] = r < n ? (int32_t)(first + r) : 0;
+        d->ints[2 * room + r] = r < n ? slot : -1;
+    }
+    WEFT_TRY(write_inputs(d, g, room));
+    return weft_exec_run(g->exec, &(weft_run){.alone = true});
 }
 
 static weft_status run_and_wait(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
@@ -398,6 +424,7 @@ void weft_decoder_drop(weft_decoder *d) {
     d->begun = NULL;
 }
 
+WEFT_GETTER(int64_t, weft_decoder_reads, weft_decoder, reads)
 WEFT_GETTER(int64_t, weft_decoder_state_bytes, weft_decoder, state_bytes)
 WEFT_GETTER(int64_t, weft_decoder_page_bytes, weft_decoder, page_bytes)
 

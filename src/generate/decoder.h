@@ -46,8 +46,9 @@ typedef struct {
 } weft_decoder_row;
 
 /* Rows of a run: up to weft_decoder_rows, which is WEFT_DECODER_ROWS or more and at most
- * WEFT_DECODER_ROWS_MAX. A row's bits do not depend on how many there are. A block of a prompt,
- * WEFT_DECODER_BLOCK rows of it, goes through the products of training, and has bits of its own. */
+ * WEFT_DECODER_ROWS_MAX. A row's bits do not depend on how many there are. Of a long prompt more may be read at
+ * once: with those bits as well, up to weft_decoder_reads rows; where that is 0, a block, WEFT_DECODER_BLOCK rows,
+ * which goes through the products of training and has bits of its own. */
 enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = WEFT_RUN_ROWS, WEFT_DECODER_BLOCK = 256 };
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
@@ -61,7 +62,10 @@ int32_t *weft_decoder_table(weft_decoder *d, int32_t slot);
 /* Runs n rows (ops/cache.h says in which order). logits [wanted rows, V], in their order. */
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                              float *logits);
-/* The same with the rows of a block. */
+/* Reads n tokens of a sequence, the first at position `first`. */
+weft_status weft_decoder_read(weft_decoder *d, int32_t slot, const int32_t *tokens, int64_t first,
+                              int64_t n);
+/* weft_decoder_run with the rows of a block. */
 weft_status weft_decoder_run_block(weft_decoder *d, const weft_decoder_row *rows, float *logits);
 
 /* Either of them in pieces: runs operations of the rows that were begun last, or begins these, as long as that
@@ -74,6 +78,7 @@ weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows
 void weft_decoder_drop(weft_decoder *d);
 
 int64_t weft_decoder_rows(const weft_decoder *d);
+int64_t weft_decoder_reads(const weft_decoder *d);
 
 /* A token of each row, -1 where its logits are not numbers: where the backend runs its graphs one behind the
  * other (core/decoding.h) nothing else needs to come back to the host. `draws` [n] says how they are drawn;

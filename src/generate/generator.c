@@ -58,6 +58,8 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     g->state_bytes = weft_decoder_state_bytes(g->decoder);
     g->slot_used = calloc((size_t)l.sequences, sizeof *g->slot_used);
     g->rows = weft_decoder_rows(g->decoder);
+    /* Not where pages are written again, or what is kept beside them has to be looked at. */
+    g->reads = l.slide || g->state_bytes ? 0 : weft_decoder_reads(g->decoder);
     g->logit_rows = g->rows;
     g->logits = malloc((size_t)(g->rows * m->config.vocab_size) * sizeof *g->logits);
     g->scratch = malloc(weft_sample_room(m->config.vocab_size));

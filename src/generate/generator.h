@@ -43,7 +43,7 @@ typedef struct {
      * cache comes on top of cache_bytes. */
     const weft_model *draft;
     /* While tokens are made, a step's time for prompts is at most this many times that for the tokens, or one
-     * operation's; 0: a whole block of a prompt. */
+     * operation's; 0: a whole block of a prompt, or on a GPU a quarter of what is read at once. */
     double prompt_share;
 } weft_generator_limits;
 

@@ -90,7 +90,8 @@ typedef struct {
 typedef struct {
     weft_decoder_row rows[WEFT_DECODER_BLOCK];
     int64_t n;
-    bool block;                          /* of a prompt, by itself */
+    bool block; /* of a prompt, by itself */
+    bool read;  /* the same, of tokens that need no logits: not in `rows` */
     sequence *of[WEFT_DECODER_ROWS_MAX]; /* sequences of the run, in order */
     int64_t count[WEFT_DECODER_ROWS_MAX], id[WEFT_DECODER_ROWS_MAX];
     uint32_t epoch[WEFT_DECODER_ROWS_MAX]; /* theirs when it began */
@@ -107,6 +108,7 @@ struct weft_generator {
     int64_t n_list, list_room, next_id;
     bool *slot_used;
     int64_t rows;  /* of a run, at most: weft_decoder_rows */
+    int64_t reads; /* of a prompt, at once: weft_decoder_reads; 0: blocks are */
     float *logits; /* [logit_rows, V] */
     int64_t logit_rows;
     void *scratch; /* for sampling */
@@ -145,7 +147,7 @@ void generator_give_back(weft_generator *g, sequence *s);
 /* it then waits, and is computed anew. */
 void generator_set_back(weft_generator *g, sequence *s);
 /* The end of the part of a prompt that is computed in whole blocks. */
-int64_t generator_block_end(const sequence *s);
+int64_t generator_block_end(const weft_generator *g, const sequence *s);
 
 /* Opens limits.draft, if there is one. */
 weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend, weft_pool *pool);

@@ -19,10 +19,11 @@
  *   text        the token joins its sequence; weft_generator_take gives it to the       generator.c,
  *               caller, who makes text of it                                            text.c
  *
- * What a sequence's tokens leave behind does not depend on the batch, but there are two ways to compute
- * it (decoder.h): whole blocks of a prompt by the products of training, everything else row by row.
- * Which tokens go which way follows from the prompt's length alone, so it is the same when a sequence is
- * set back and computed again, and pages are shared only between equal ways.
+ * What a sequence's tokens leave behind does not depend on the batch. Where rows of long prompts are not read
+ * with the bits that they have alone, there are two ways to compute it (decoder.h): whole blocks of a prompt
+ * by the products of training, everything else row by row. Which tokens go which way follows from the prompt's
+ * length alone, so it is the same when a sequence is set back and computed again, and pages are shared only
+ * between equal ways.
  *
  * Where all that is to be done is the next token of sequences that run, and the decoder samples it itself,
  * a step runs ahead of the host: it begins before the tokens of the last one are here, takes
@@ -84,6 +85,10 @@ weft_draw generator_draw(const sequence *s, int64_t later) {
 weft_status generator_run_rows(weft_generator *g, weft_decoder *d, batch *b, bool samples,
                                int32_t *sampled) {
     if (b->block) return weft_decoder_run_block(d, b->rows, g->logits);
+    if (b->read) {
+        const sequence *s = b->of[0];
+        return weft_decoder_read(d, s->slot, s->tokens + s->n_computed, s->n_computed, b->n);
+    }
     if (!samples) return weft_decoder_run(d, b->rows, b->n, g->logits);
     weft_draw draws[WEFT_DECODER_ROWS_MAX];
     for (int64_t i = 0, r = 0; i < b->n_of; i++)
@@ -193,8 +198,9 @@ static weft_status run_batch(weft_generator *g, batch *b) {
     if (b->n == 0) return WEFT_OK;
     int32_t sampled[WEFT_DECODER_ROWS_MAX];
     const float *logits = g->logits;
-    bool samples = weft_decoder_samples(g->decoder) && !b->block, done = true;
-    bool in_pieces = !samples && b == &g->prompts && g->limits.prompt_share > 0;
+    bool whole = b->block || b->read, done = true;
+    bool samples = weft_decoder_samples(g->decoder) && !whole;
+    bool in_pieces = !samples && !b->read && b == &g->prompts && g->limits.prompt_share > 0;
     weft_status status = save_states(g, b);
     if (status == WEFT_OK)
         status = in_pieces ? weft_decoder_run_piece(g->decoder, b->rows, b->n, b->block, g->credit,
@@ -206,7 +212,7 @@ static weft_status run_batch(weft_generator *g, batch *b) {
             status = take_rows(g, b->of[i], b->count[i], samples ? sampled + first : NULL, &logits);
         if (status != WEFT_OK) generator_set_back(g, b->of[i]);
     }
-    b->n = b->n_of = b->block = 0;
+    b->n = b->n_of = b->block = b->read = 0;
     return status;
 }
 
@@ -238,8 +244,8 @@ static int64_t prompt_left(const sequence *s) {
     return s->state == SEQUENCE_RUNNING && !generator_wants_token(s) ? known_rows(s) : 0;
 }
 
-/* A block of the oldest prompt that has one, or rows of as many prompts as fit. */
-static void gather_prompts(weft_generator *g, batch *b) {
+/* A block of the oldest prompt that has one, or up to `reads` rows of it, or rows of as many prompts as fit. */
+static void gather_prompts(weft_generator *g, batch *b, int64_t reads) {
     /* How much may be left of a prompt that is read now. Where prompts are read in pieces, every other time only
      * those without a whole block or, where there are none, the shortest, so that they do not wait for the end of
      * a long one. */
@@ -254,16 +260,22 @@ static void gather_prompts(weft_generator *g, batch *b) {
         sequence *s = g->list[i];
         int64_t left = prompt_left(s);
         if (!left || left > longest) continue;
-        bool block = s->n_computed + WEFT_DECODER_BLOCK <= generator_block_end(s);
-        if (block && b->n > 0) break;
-        int64_t rows = block ? WEFT_DECODER_BLOCK : g->rows - b->n;
-        rows = rows < left ? rows : left;
+        bool block = s->n_computed + WEFT_DECODER_BLOCK <= generator_block_end(g, s);
+        bool read = g->reads && left > g->rows && !s->sampling.prompt_logprobs;
+        if ((block || read) && b->n > 0) break;
+        int64_t rows = block ? WEFT_DECODER_BLOCK : read ? reads : g->rows - b->n;
+        int64_t most = read ? left - 1 : left; /* the last one's logits are needed */
+        rows = rows < most ? rows : most;
         if (!block) rows = generator_rows_until_kept(g, s, rows);
         if (!generator_find_pages(g, s, s->n_computed + rows, false)) continue;
         /* Whoever was set back for these pages is younger, and in no batch yet. */
-        put_rows(b, s, rows);
+        if (read)
+            put_sequence(b, s, b->n = rows);
+        else
+            put_rows(b, s, rows);
         b->block = block;
-        if (block) break;
+        b->read = read;
+        if (block || read) break;
     }
 }
 
@@ -292,7 +304,8 @@ static weft_status run_prompts(weft_generator *g, double decoding) {
     check_prompts(g, &g->prompts);
     g->credit = share > 0 && decoding > 0 ? fmin(g->credit, 0) + share * decoding : INFINITY;
     if (g->credit <= 0) return WEFT_OK;
-    if (!g->prompts.n) gather_prompts(g, &g->prompts);
+    /* Fewer rows at once where others wait for their tokens. */
+    if (!g->prompts.n) gather_prompts(g, &g->prompts, decoding > 0 ? g->reads / 4 : g->reads);
     if (!g->prompts.n) return WEFT_OK;
     WEFT_TRY(run_batch(g, &g->prompts));
     g->credit -= weft_clock() - start;

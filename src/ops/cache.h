@@ -4,7 +4,7 @@
  * one sequence stand side by side in the order of their positions. What later tokens will read is
  * written into pages of a pool, WEFT_PAGE_TOKENS tokens each; a table says which page holds which
  * tokens of which sequence. Rows write first and read afterwards, so a row sees those before it in
- * the same run.
+ * the same run. A run of more than WEFT_RUN_ROWS rows (core/decoding.h) has those of one sequence alone.
  *
  * No sum crosses rows, and sums over keys are cut at absolute positions (blocks of WEFT_KEY_BLOCK):
  * a row's bits depend on its sequence alone, not on the batch, the pages' places or the threads. */

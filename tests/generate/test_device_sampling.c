@@ -51,6 +51,10 @@ static const form forms[] = {
     {"dot-rope", 0, WEFT_BF16, {"ATTENTION=dot", "POSITION=rope", "N_HEAD=2", NULL}},
     {"dot-rope-one-head", 0, WEFT_BF16, {"ATTENTION=dot", "POSITION=rope", "N_HEAD=1", NULL}},
     {"w2", 0, WEFT_BF16, {"ATTENTION=w2", "N_HEAD=2", NULL}},
+    {"dot-window",
+     0,
+     WEFT_BF16,
+     {"ATTENTION=dot", "POSITION=rope", "N_HEAD=2", "WINDOW=40", "WINDOW_EVERY=3", NULL}},
     {"cosine-odd-vocabulary", 0, WEFT_BF16, {"ATTENTION=cosine", "VOCAB_SIZE=97", NULL}},
     {"dot", 0, WEFT_BF16, {"ATTENTION=dot", NULL}},
     {"w2-shared-keys", 0, WEFT_BF16, {"ATTENTION=w2", "KV_HEADS=2", "ATTENTION_BIAS=qkv", NULL}},
@@ -276,6 +280,56 @@ static void test_sampled_tokens_go_on_where_they_were_sampled(void **state) {
                          (int)got[last][r], (int)want[of[last][r]][t - 1]);
     }
     close_decoding(&d);
+}
+
+/* Rows [from, to) of a slot's sequence, by runs or by reading. */
+static void fill_slot(const form *f, decoding *d, int32_t slot, int32_t from, int32_t to,
+                      bool reads) {
+    int32_t tokens[CONTEXT];
+    float logits[WEFT_DECODER_ROWS_MAX * VOCAB];
+    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
+    int64_t most = weft_decoder_rows(d->decoder);
+    for (int32_t t = from; t < to; t++) {
+        tokens[t] = token_of(slot, t);
+        grow(d, &(weft_decoder_row){tokens[t], t, slot, false});
+    }
+    if (reads) check(f, weft_decoder_read(d->decoder, slot, tokens + from, from, to - from));
+    for (int32_t first = from; first < to && !reads; first += (int32_t)most) {
+        int64_t n = to - first < most ? to - first : most;
+        for (int32_t i = 0; i < n; i++)
+            rows[i] = (weft_decoder_row){tokens[first + i], first + i, slot, false};
+        check(f, weft_decoder_run(d->decoder, rows, n, logits));
+    }
+}
+
+/* Of two prompts, each in two parts, the later of them short: the next tokens have the bits that they have
+ * behind runs of rows. */
+static void test_prompts_are_read_with_the_bits_of_rows(void **state) {
+    enum { NEXT = 3, PARTS = 2 };
+    const form *f = *state;
+    need_backend();
+    decoding d[2];
+    float logits[2][2 * NEXT * VOCAB];
+    memset(logits, 0, sizeof logits);
+    for (int reads = 0; reads < 2; reads++) {
+        open_decoding(f, &d[reads], make_model(f), 2, false);
+        int32_t most = (int32_t)weft_decoder_reads(d[reads].decoder);
+        int32_t first = most > 270 ? 270 : most - 1, ends[PARTS] = {first, first + 11};
+        for (int part = 0; part < PARTS && most; part++)
+            for (int32_t slot = 0; slot < 2; slot++)
+                fill_slot(f, &d[reads], slot, part ? ends[part - 1] - 3 * slot : 0,
+                          ends[part] - 3 * slot, reads);
+        for (int32_t slot = 0; slot < 2 && most; slot++)
+            for (int32_t i = 0, at = ends[PARTS - 1] - 3 * slot; i < NEXT; i++, at++) {
+                weft_decoder_row row = {token_of(slot, at), at, slot, true};
+                grow(&d[reads], &row);
+                check(f, weft_decoder_run(d[reads].decoder, &row, 1,
+                                          logits[reads] + (slot * NEXT + i) * VOCAB));
+            }
+        close_decoding(&d[reads]);
+    }
+    if (memcmp(logits[0], logits[1], sizeof *logits) != 0)
+        fail_msg("%s: other bits behind prompts that were read", f->name);
 }
 
 #ifdef ON_GPU
@@ -655,7 +709,7 @@ static void test_tokens_that_there_are_not_are_refused(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[8 * FORMS + 3];
+    struct CMUnitTest tests[9 * FORMS + 3];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < FORMS; i += test_is_quick() ? 5 : 1) {
@@ -681,6 +735,9 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){"test_a_token_that_breaks_a_text_is_kept_as_such",
                                 test_a_token_that_breaks_a_text_is_kept_as_such, NULL, NULL, f};
+        tests[n++] =
+            (struct CMUnitTest){"test_prompts_are_read_with_the_bits_of_rows",
+                                test_prompts_are_read_with_the_bits_of_rows, NULL, NULL, f};
 #ifdef ON_GPU
         tests[n++] =
             (struct CMUnitTest){"test_many_rows_have_the_bits_they_have_alone",

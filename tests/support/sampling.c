@@ -134,8 +134,14 @@ static bool draws(void) {
     return !draws_off;
 }
 
+static int64_t reads(void);
+
 static weft_sampler_backend samplers = {WEFT_FEW_ROWS, open_sampler, free,  set_pages, start,
-                                        finish,        read_logits,  draws, NULL};
+                                        finish,        read_logits,  draws, NULL,      reads};
+
+static int64_t reads(void) {
+    return samplers.rows > WEFT_FEW_ROWS ? 0 : WEFT_FEW_ROWS;
+}
 
 void sampling_set_rows(int64_t rows) {
     samplers.rows = rows;

@@ -7,7 +7,8 @@
 #include "generate/decoder.h"
 
 const weft_backend *sampling_backend(void);
-/* Rows of a run, at most; WEFT_FEW_ROWS at first, up to which a row's bits are those it has alone. */
+/* Rows of a run, at most; WEFT_FEW_ROWS at first, up to which a row's bits are those it has alone. So many are
+ * read of a prompt at once then; with more, blocks are. */
 void sampling_set_rows(int64_t rows);
 
 /* Runs of two rows for each of SAMPLING_RULES slots, each by rules of its own: the tokens are those that the

@@ -454,7 +454,8 @@ template <int UNITS> static void (*choose_rows(const attend_problem &a))(const a
     if (a.quarters)
         return a.rel || a.softcap > 0 ? attend_tiles<UNITS, 2, false, QUARTERED>
                                       : attend_tiles<UNITS, 2, true, QUARTERED>;
-    return a.together > 1 ? choose_heads<UNITS, SHARED_ROWS>(a) : choose_heads<UNITS, SINGLE_ROWS>(a);
+    return a.together > 1 ? choose_heads<UNITS, SHARED_ROWS>(a)
+                          : choose_heads<UNITS, SINGLE_ROWS>(a);
 }
 
 static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {

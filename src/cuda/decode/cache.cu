@@ -98,7 +98,8 @@ static const weft_node *node_at(const weft_exec *x, int64_t index) {
 /* Whether a gathering lists the largest weights itself (gather_largest). */
 static bool lists_largest(const weft_node *n) {
     const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
-    return attr->keep == WEFT_KEEP_TOPK && min_i64(attr->k, n->in[WEFT_CACHE_X]->shape[1]) <= LISTED;
+    return attr->keep == WEFT_KEEP_TOPK &&
+           min_i64(attr->k, n->in[WEFT_CACHE_X]->shape[1]) <= LISTED;
 }
 
 /* The gathering that does a write ahead of it, in a run that follows another: of vectors as they are stored, with
@@ -327,7 +328,7 @@ struct gathered_part {
     int width;
     unsigned blocks;
     any_tensor addend, y;
-    float2 *moments; /* NULL: not wanted */
+    float2 *moments;    /* NULL: not wanted */
     cached_write write; /* of the run's own vectors, into the pages; done NULL: they are there */
 };
 
@@ -492,8 +493,7 @@ __device__ static inline int find_fresh(const row_places &p, int r) {
 }
 
 /* The numbers that the part's write has for row r. */
-template <int KIND>
-__device__ static inline const char *fresh_at(const cached_write &w, int r) {
+template <int KIND> __device__ static inline const char *fresh_at(const cached_write &w, int r) {
     return (const char *)w.x.data + (r * w.columns + w.offset) * (KIND == CACHED_BF16 ? 2 : 4);
 }
 

@@ -382,9 +382,13 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     return a;
 }
 
+/* That share the workspace, at a time. */
+enum { ATTENDED_ROWS = WEFT_RUN_ROWS };
+
 /* Divides the workspace; `base` NULL: only measures it. Returns its bytes. */
 static int64_t lay_out(const weft_node *n, char *base, attend_problem *a) {
-    int64_t rows = n->in[WEFT_CACHE_X]->shape[0], heads = rows * a->heads, used = 0;
+    int64_t rows = min_i64(n->in[WEFT_CACHE_X]->shape[0], ATTENDED_ROWS);
+    int64_t heads = rows * a->heads, used = 0;
     auto take = [&](int64_t count) {
         char *at = base ? base + used : NULL;
         used += align_bytes(count * (int64_t)sizeof(float));
@@ -401,21 +405,22 @@ static int64_t cache_attention_workspace(const weft_node *n, int) {
     return lay_out(n, NULL, &a);
 }
 
-static void launch_kernel(const weft_exec *x, const attend_problem &a,
-                          void (*kernel)(const attend_problem), int64_t bytes, unsigned rows) {
-    dim3 grid((unsigned)a.keys.heads, rows, (unsigned)a.splits);
+/* `early`: behind the kernel of another node, and not behind rows of this one, whose workspace it takes. */
+static void launch_kernel(const weft_exec *x, const attend_problem &a, bool early,
+                          void (*kernel)(const attend_problem), int64_t bytes) {
+    dim3 grid((unsigned)a.keys.heads, (unsigned)a.places.rows, (unsigned)a.splits);
     /* Never less than a launch that a graph keeps asked for. */
     cudaFuncAttributes of = {};
     if (cudaFuncGetAttributes(&of, kernel) != cudaSuccess || of.maxDynamicSharedSizeBytes < bytes)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch_following(follows(x), stream_of(x), grid, a.tensor ? 32 * TENSOR_WARPS : THREADS, bytes,
-                     kernel, a);
+    launch_following(early && follows(x), stream_of(x), grid,
+                     a.tensor ? 32 * TENSOR_WARPS : THREADS, bytes, kernel, a);
 }
 
-template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, unsigned rows) {
+template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, bool early) {
     bool aligned = a.dqk % VECTOR == 0 && a.dv % VECTOR == 0;
-    launch_kernel(x, a, aligned ? attend_block<KIND, true> : attend_block<KIND, false>,
-                  attend_bytes(a), rows);
+    launch_kernel(x, a, early, aligned ? attend_block<KIND, true> : attend_block<KIND, false>,
+                  attend_bytes(a));
 }
 
 /* Of a run whose keys and values attention may write. Of more, which a prompt has, every row would copy
@@ -494,6 +499,41 @@ bool is_written_later(const weft_exec *x, const weft_node *write) {
     return w.keys == write || w.values == write;
 }
 
+static any_tensor rows_behind(any_tensor t, int64_t values) {
+    return any_tensor{(const char *)t.data + values * (t.is_bf16 ? 2 : 4), t.is_bf16};
+}
+
+/* ATTENDED_ROWS rows of a run, or what is left of it, from `first` on. */
+static void attend_rows(const weft_exec *x, attend_problem a, int first) {
+    a.places.rows = (int)min_i64(a.places.rows - first, ATTENDED_ROWS);
+    a.places.position += first;
+    a.places.slot += first;
+    a.q = rows_behind(a.q, first * a.q_columns);
+    a.o = rows_behind(a.o, (int64_t)first * a.heads * a.dv);
+    if (a.documents) a.documents += first;
+    if (a.shares) a.shares += first * a.heads;
+    if (a.weight) a.weight += (int64_t)first * a.context;
+    unsigned rows = (unsigned)a.places.rows;
+    a.splits = a.blocks;
+    if (a.tensor) share_out_leaves(&a);
+    if (has_few_leaves(a) && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
+        a.joins = device_counters(x);
+    if (a.tensor)
+        launch_kernel(x, a, first == 0, choose_tiles(a), tensor_bytes(a));
+    else
+        with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, first == 0); });
+    dim3 heads(rows * (unsigned)a.heads, (unsigned)ceil_div(a.dv, JOINED_COLUMNS));
+    if (!a.joins)
+        launch_following(follows(x), stream_of(x), heads,
+                         32 * join_warps(a, (int64_t)heads.x * heads.y), 0, join_blocks, a);
+    if (a.weights)
+        launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.context, 256), rows),
+                         256, 0, join_weights, a);
+    if (a.band && a.window > 0)
+        keep_queries<<<dim3((unsigned)ceil_div((int64_t)a.heads * a.dqk, 256), rows), 256, 0,
+                       stream_of(x)>>>(a);
+}
+
 static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     attend_problem a = make_problem(x, n);
     lay_out(n, workspace_of<char>(x, n), &a);
@@ -509,7 +549,6 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.documents = data_of<int32_t>(x, n->in[WEFT_CACHE_FIRST]);
     a.shares = data_of<float>(x, n->in[WEFT_CACHE_SHARES]);
     if (a.weights) a.weight = data_of<float>(x, n->out[1]);
-    unsigned rows = (unsigned)a.places.rows;
     if (a.keys.kind != a.values.kind)
         return WEFT_BAD_INPUT("cache_attention: keys and values of different types");
     if (attend_bytes(a) + JOIN_BYTES > weft_cuda_device()->shared_memory && !a.tensor)
@@ -517,27 +556,11 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
             "cache_attention: %d heads of %d numbers for one key head are more than a "
             "block of this GPU has room for; --device cpu can",
             a.group, a.dqk);
-    a.splits = a.blocks;
-    if (a.tensor) share_out_leaves(&a);
     attended_writes writes = find_writes(x, n);
     if (writes.keys) a.key_write = describe_write(x, writes.keys);
     if (writes.values) a.value_write = describe_write(x, writes.values);
-    if (has_few_leaves(a) && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
-        a.joins = device_counters(x);
-    if (a.tensor)
-        launch_kernel(x, a, choose_tiles(a), tensor_bytes(a), rows);
-    else
-        with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, rows); });
-    dim3 heads(rows * (unsigned)a.heads, (unsigned)ceil_div(a.dv, JOINED_COLUMNS));
-    if (!a.joins)
-        launch_following(follows(x), stream_of(x), heads,
-                         32 * join_warps(a, (int64_t)heads.x * heads.y), 0, join_blocks, a);
-    if (a.weights)
-        launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.context, 256), rows),
-                         256, 0, join_weights, a);
-    if (a.band && a.window > 0)
-        keep_queries<<<dim3((unsigned)ceil_div((int64_t)a.heads * a.dqk, 256), rows), 256, 0,
-                       stream_of(x)>>>(a);
+    for (int first = 0; first < a.places.rows; first += ATTENDED_ROWS)
+        attend_rows(x, a, first);
     return launched(n);
 }
 

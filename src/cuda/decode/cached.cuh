@@ -5,6 +5,7 @@
 #include "cuda/kernel.cuh"
 
 extern "C" {
+#include "core/decoding.h"
 #include "ops/cache.h"
 }
 

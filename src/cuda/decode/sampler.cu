@@ -15,7 +15,7 @@
 
 extern "C" const struct weft_sampler_backend weft_cuda_samplers;
 
-enum { ROWS = WEFT_RUN_ROWS, THREADS = 512 };
+enum { ROWS = WEFT_RUN_ROWS, READ_ROWS = 2048, THREADS = 512 };
 static_assert(sizeof(weft_run_rows) <= 4000,
               "they are a parameter of a kernel, with 96 bytes more");
 
@@ -301,7 +301,12 @@ static weft_foldable folds(void) {
     return weft_foldable{STREAMED_NORM_WIDTH, 8 << 20};
 }
 
+/* As many as fill the GPU; without wgmma the products of training are faster than those of rows alone. */
+static int64_t reads(void) {
+    return weft_cuda_device()->wgmma ? READ_ROWS : 0;
+}
+
 const struct weft_sampler_backend weft_cuda_samplers = {
     ROWS,   open_sampler, close_sampler,   set_pages, start,
-    finish, read_logits,  weft_cuda_draws, folds,
+    finish, read_logits,  weft_cuda_draws, folds,     reads,
 };

@@ -80,8 +80,8 @@ static bool run_streamed(const weft_exec *x, const weft_node *n) {
     const weft_tensor *y = n->out[WEFT_GATED_Y], *kept = n->out[WEFT_GATED_UP];
     cuda_gemm gate = describe_streamed(x, n, WEFT_GATED_GATE);
     cuda_gemm up = describe_streamed(x, n, WEFT_GATED_UP);
-    if (gate.m > GEMM_STREAMED_ROWS || y->dtype != WEFT_BF16 || !streamed_can(&gate) ||
-        !streamed_can(&up))
+    if ((gate.m > GEMM_STREAMED_ROWS && !are_alone(x)) || y->dtype != WEFT_BF16 ||
+        !streamed_can(&gate) || !streamed_can(&up))
         return false;
     if (kept) gate.c.data = weft_data(x, n->out[WEFT_GATED_GATE]), up.c.data = weft_data(x, kept);
     streamed_launch_gated(stream_of(x), &gate, &up, any_of(x, y));
