@@ -177,8 +177,7 @@ void weft_connections_close(weft_connections *all) {
     pthread_join(all->thread, NULL);
     pthread_cond_destroy(&all->news);
     pthread_mutex_destroy(&all->lock);
-    free(all->polled);
-    free(all);
+    WEFT_FREE(all->polled, all);
 }
 
 static void let_go(weft_connections *all, weft_connection *c) {
@@ -212,7 +211,7 @@ void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
     } else if (*own) {
         weft_connections *of = all;
         weft_connection *gone = *own;
-        pthread_mutex_lock(&of->lock);
+        WEFT_LOCK(&of->lock);
         let_go(of, gone);
         if (gone->before)
             gone->before->next = gone->next;
@@ -220,7 +219,6 @@ void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
             of->first = gone->next;
         if (gone->next) gone->next->before = gone->before;
         of->count--;
-        pthread_mutex_unlock(&of->lock);
         free(gone);
         *own = NULL;
     }

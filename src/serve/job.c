@@ -113,8 +113,8 @@ static json_t *chat_token(const weft_job *j, int32_t token, float logprob) {
     int32_t bytes = 0;
     const char *raw = weft_tokenizer_token(j->tokenizer, token, &bytes);
     WEFT_JSON_LIST(list, i, raw ? bytes : 0, json_integer((unsigned char)raw[i]));
-    return json_pack("{s:s, s:o, s:o}", "token", token_text(j, token, text), "logprob",
-                     weft_json_number((double)logprob), "bytes", list);
+    return weft_json_make("token:s logprob:f bytes:o", token_text(j, token, text), (double)logprob,
+                          list);
 }
 
 static json_t *chat_logprobs(const weft_job *j, const weft_choice *c, int64_t from) {
@@ -191,10 +191,13 @@ static json_t *usage(const weft_job *j) {
                      shared);
 }
 
-static json_t *head(const weft_job *j, const char *object) {
-    return json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", j->id, "object", object, "created",
-                     (json_int_t)j->created, "model", j->model, "seed",
-                     (json_int_t)j->request.sampling.seed);
+/* An answer of the kind `object` as one line; it takes its choices, and its usage, which is left out where it is NULL. */
+static char *answer_line(const weft_job *j, const char *object, json_t *choices, json_t *used) {
+    json_t *answer =
+        json_pack("{s:s, s:s, s:I, s:s, s:I, s:o, s:o*}", "id", j->id, "object", object, "created",
+                  (json_int_t)j->created, "model", j->model, "seed",
+                  (json_int_t)j->request.sampling.seed, "choices", choices, "usage", used);
+    return weft_json_line(answer);
 }
 
 /* The prompt's text, for echo. */
@@ -216,7 +219,7 @@ static void put_prompt(const weft_job *j, const weft_choice *c, FILE *to) {
 
 /* What was not sent yet of a choice's text. */
 static json_t *new_text(const weft_job *j, const weft_choice *c) {
-    char *both = NULL;
+    WEFT_AUTO_FREE char *both = NULL;
     size_t bytes = 0;
     const char *made = weft_stream_text(c->stream, &bytes);
     if (!j->request.echo || c->sent.begun)
@@ -225,9 +228,7 @@ static json_t *new_text(const weft_job *j, const weft_choice *c) {
     if (!to) return NULL;
     put_prompt(j, c, to);
     if (c->bytes) fwrite(made, 1, c->bytes, to);
-    json_t *text = fclose(to) == 0 ? json_stringn(both, bytes) : NULL;
-    free(both);
-    return text;
+    return fclose(to) == 0 ? json_stringn(both, bytes) : NULL;
 }
 
 static json_t *choice_json(const weft_job *j, int64_t i, bool event) {
@@ -260,23 +261,17 @@ static json_t *choice_json(const weft_job *j, int64_t i, bool event) {
 }
 
 char *weft_answer_whole(const weft_job *j) {
-    json_t *object = head(j, is_chat(j) ? "chat.completion" : "text_completion");
-    json_t *list = json_array();
-    for (int64_t i = 0; i < j->n_choices; i++)
-        json_array_append_new(list, choice_json(j, i, false));
-    json_object_set_new(object, "choices", list);
-    json_object_set_new(object, "usage", usage(j));
-    return weft_json_line(object);
+    WEFT_JSON_LIST(list, i, j->n_choices, choice_json(j, i, false));
+    return answer_line(j, is_chat(j) ? "chat.completion" : "text_completion", list, usage(j));
 }
 
 /* One event; `choice` is taken, NULL: none. */
 static void put_event(const weft_job *j, FILE *to, json_t *choice, json_t *used) {
-    json_t *object = head(j, is_chat(j) ? "chat.completion.chunk" : "text_completion");
     json_t *list = json_array();
     if (choice) json_array_append_new(list, choice);
-    json_object_set_new(object, "choices", list);
-    if (j->request.include_usage) json_object_set_new(object, "usage", used);
-    WEFT_AUTO_FREE char *text = weft_json_line(object);
+    WEFT_AUTO_FREE char *text =
+        answer_line(j, is_chat(j) ? "chat.completion.chunk" : "text_completion", list,
+                    j->request.include_usage ? used : NULL);
     fprintf(to, "data: %s\n\n", text ? text : "{}");
 }
 

@@ -159,26 +159,24 @@ static bool is_neutral(const reading *in, const char *key, const json_t *value) 
 static bool check_members(const reading *in) {
     unsigned where = in->r->endpoint == WEFT_CHAT ? CHAT : TEXT;
     EACH_MEMBER(m, in->r->root) {
-        const char *key = m.key;
-        const json_t *value = m.value;
         size_t i = 0;
-        while (i < MEMBERS && (strcmp(members[i].name, key) != 0 || !(members[i].where & where)))
+        while (i < MEMBERS && (strcmp(members[i].name, m.key) != 0 || !(members[i].where & where)))
             i++;
         if (i == MEMBERS) {
-            weft_nearest nearest = weft_nearest_slip(key);
+            weft_nearest nearest = weft_nearest_slip(m.key);
             for (size_t k = 0; k < MEMBERS; k++)
                 if ((members[k].where & where) && !members[k].refused)
                     weft_nearest_offer(&nearest, members[k].name);
             if (*nearest.name)
-                return weft_refuse(in->why, 400, "unknown_parameter", key,
-                                   "unknown parameter '%.64s'; did you mean '%s'?", key,
+                return weft_refuse(in->why, 400, "unknown_parameter", m.key,
+                                   "unknown parameter '%.64s'; did you mean '%s'?", m.key,
                                    nearest.name);
-            return weft_refuse(in->why, 400, "unknown_parameter", key,
-                               "unknown parameter '%.64s'; leave it out", key);
+            return weft_refuse(in->why, 400, "unknown_parameter", m.key,
+                               "unknown parameter '%.64s'; leave it out", m.key);
         }
-        if (members[i].refused && !is_neutral(in, key, value))
-            return weft_refuse(in->why, 400, "unsupported_parameter", key,
-                               "'%s' is not supported; %s", key, members[i].refused);
+        if (members[i].refused && !is_neutral(in, m.key, m.value))
+            return weft_refuse(in->why, 400, "unsupported_parameter", m.key,
+                               "'%s' is not supported; %s", m.key, members[i].refused);
     }
     return true;
 }
@@ -190,14 +188,12 @@ static bool read_prompt(const reading *in, const json_t *value, weft_request_pro
         if (count == 0) return WRONG(in, "prompt", "a prompt without tokens");
         out->tokens = malloc(count * sizeof *out->tokens);
         if (!out->tokens) return no_memory(in);
-        for (size_t i = 0; i < count; i++) {
-            const json_t *item = json_array_get(value, i);
-            json_int_t token = json_integer_value(item);
-            if (!json_is_integer(item) || token < 0 || token > INT32_MAX)
+        EACH_ITEM(item, value) {
+            json_int_t token = json_integer_value(item.value);
+            if (!json_is_integer(item.value) || token < 0 || token > INT32_MAX)
                 return refuse_type(in, "prompt", prompts);
-            out->tokens[i] = (int32_t)token;
+            out->tokens[out->n_tokens++] = (int32_t)token;
         }
-        out->n_tokens = (int64_t)count;
         return true;
     }
     if (!json_is_string(value)) return refuse_type(in, "prompt", prompts);
@@ -228,9 +224,9 @@ static bool read_prompts(const reading *in) {
 }
 
 static bool join_parts(const reading *in, const json_t *parts, weft_message *out) {
-    for (size_t i = 0; i < json_array_size(parts); i++) {
-        const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
-        if (strcmp(weft_json_text_of(part, "type"), "text") != 0 || !json_is_string(text))
+    EACH_ITEM(part, parts) {
+        const json_t *text = json_object_get(part.value, "text");
+        if (strcmp(weft_json_text_of(part.value, "type"), "text") != 0 || !json_is_string(text))
             return refuse_type(in, "messages",
                                "messages of text: content is a text, or a list of "
                                "{\"type\": \"text\", \"text\": ...}");
@@ -404,8 +400,7 @@ void weft_request_free(weft_request *r) {
         free(r->prompts[i].tokens);
     for (int64_t i = 0; r->messages && i < r->n_messages; i++)
         free(r->messages[i].content);
-    free(r->prompts);
-    free(r->messages);
+    WEFT_FREE(r->prompts, r->messages);
     json_decref(r->root);
     *r = (weft_request){0};
 }

@@ -16,10 +16,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "serve/http.h"
-#include "serve/request.h"
-#include "serve/worker.h"
 
-#include <microhttpd.h>
 #include <strings.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -212,7 +209,7 @@ static enum MHD_Result send_models(exchange *x, const char *name) {
         return send_text(x, 200, json_media, weft_json_line(model_json(s, find_model(x, name))),
                          false);
     WEFT_JSON_LIST(list, i, s->n_models, model_json(s, s->models + i));
-    json_t *all = json_pack("{s:s, s:o}", "object", "list", "data", list);
+    json_t *all = weft_json_make("object:s data:o", "list", list);
     return send_text(x, 200, json_media, weft_json_line(all), false);
 }
 
@@ -247,11 +244,6 @@ static bool refuse_memory(exchange *x) {
     return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
 }
 
-static bool refuse_failed(exchange *x, weft_status status) {
-    return weft_refuse(&x->refusal, status == WEFT_EINPUT ? 400 : 503, NULL, NULL, "%s",
-                       weft_error_message());
-}
-
 static bool encode_prompts(exchange *x) {
     const weft_served_model *m = &x->model->is;
     weft_request *r = &x->job->request;
@@ -266,7 +258,9 @@ static bool encode_prompts(exchange *x) {
         else if (p->text)
             status = weft_prompt_encode(m->tokenizer, m->encoder, p->text, p->bytes, true, &tokens,
                                         &p->n_tokens);
-        if (status != WEFT_OK) return refuse_failed(x, status);
+        if (status != WEFT_OK)
+            return weft_refuse(&x->refusal, status == WEFT_EINPUT ? 400 : 503, NULL, NULL, "%s",
+                               weft_error_message());
         if (p->text) {
             size_t bytes = (size_t)p->n_tokens * sizeof *tokens;
             p->tokens = malloc(bytes ? bytes : 1);
@@ -518,7 +512,6 @@ void weft_server_close(weft_server *s) {
         weft_template_close(s->models[i].chat);
     }
     weft_server_metrics_destroy(s->metrics);
-    free(s->page);
-    free(s);
+    WEFT_FREE(s->page, s);
 }
 #endif

@@ -191,9 +191,7 @@ weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_t
 
 void weft_template_close(weft_template *m) {
     if (!m) return;
-    free(m->text);
-    free(m->stop);
-    free(m);
+    WEFT_FREE(m->text, m->stop, m);
 }
 
 WEFT_GETTER(const char *, weft_template_stop, weft_template, stop)
@@ -276,8 +274,7 @@ static bool is_system(const weft_message *message) {
 }
 
 static void end_prompt(prompt *p) {
-    free(p->text);
-    free(p->tokens);
+    WEFT_FREE(p->text, p->tokens);
 }
 
 weft_status weft_template_encode(const weft_template *m, weft_encoder *e,

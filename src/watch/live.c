@@ -14,10 +14,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <math.h>
-#include <microhttpd.h>
-#include <pthread.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 enum {
     LOOK_MS = 1000,
@@ -266,23 +263,20 @@ static ssize_t read_stream(void *context, uint64_t at, char *out, size_t room) {
     live *w = s->watch;
     size_t n;
     (void)at;
-    pthread_mutex_lock(&w->lock);
+    WEFT_LOCK(&w->lock);
     while ((n = copy_next(s, out, room)) == 0 && !w->closing) {
         forget_sent(s);
         while (s->looks == w->looks && !w->closing)
             pthread_cond_wait(&w->news, &w->lock);
         if (!w->closing) compose(s);
     }
-    pthread_mutex_unlock(&w->lock);
     return n ? (ssize_t)n : MHD_CONTENT_READER_END_OF_STREAM;
 }
 
 static void free_stream(void *context) {
     stream *s = context;
-    live *w = s->watch;
-    pthread_mutex_lock(&w->lock);
+    WEFT_LOCK(&s->watch->lock);
     forget_sent(s);
-    pthread_mutex_unlock(&w->lock);
     free(s);
 }
 
@@ -388,8 +382,7 @@ static void end_request(void *context, struct MHD_Connection *c, void **own,
     weft_connection *connection = weft_connection_of(c);
     (void)how;
     if (connection) weft_connection_end(w->connections, connection);
-    if (r) free(r->body);
-    free(r);
+    if (r) WEFT_FREE(r->body, r);
     *own = NULL;
 }
 
@@ -475,8 +468,7 @@ void weft_live_close(weft_live *page) {
     pthread_cond_destroy(&w->news);
     pthread_mutex_destroy(&w->lock);
     close_gpus(w->gpus);
-    free(w->page);
-    free(w);
+    WEFT_FREE(w->page, w);
 }
 
 #else
