@@ -1,7 +1,6 @@
 /* Runs the text through the model a window at a time and looks at what each layer made; at attention in weights.c. */
 #include "inspect/inspect.h"
 
-#include "convert/measure.h"
 #include "data/dataset.h"
 #include "model/units.h"
 
@@ -53,11 +52,16 @@ static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
     return WEFT_OK;
 }
 
+static double squares(const double *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return sum;
+}
+
 /* How many of the falling values hold a share of the squares' sum. */
 static int64_t holding(const double *values, int64_t n, double share) {
-    double all = 0, held = 0;
-    for (int64_t i = 0; i < n; i++)
-        all += values[i] * values[i];
+    double all = squares(values, n), held = 0;
     for (int64_t i = 0; i < n; i++) {
         held += values[i] * values[i];
         if (held >= share * all) return i + 1;
@@ -216,13 +220,6 @@ static weft_part_look *part_of(weft_inspection *out, const weft_weight *w) {
     if (out->n_parts == WEFT_LOOK_PARTS) return NULL;
     out->parts[out->n_parts].name = name;
     return &out->parts[out->n_parts++];
-}
-
-static double squares(const double *x, int64_t n) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += x[i] * x[i];
-    return sum;
 }
 
 /* How large the gradient is in each mechanism's tensors, of one training pass without dropout. */

@@ -135,15 +135,13 @@ static void put_sentence(weft_page *p, const int counts[NAMES], int heads) {
  * are. */
 static int put_heads(weft_page *p, const json_t *layers, const weft_inspection *i,
                      const weft_windows *text, int64_t time, bool shown, int counts[NAMES]) {
-    const json_t *layer, *rows;
-    size_t l, h;
     int heads = 0;
-    json_array_foreach(layers, l, layer) {
-        size_t at = (size_t)json_integer_value(json_object_get(layer, "layer"));
-        json_array_foreach(json_object_get(layer, "heads"), h, rows) {
-            const double *numbers = i->layers[at].heads[h].number;
+    EACH_ITEM(layer, layers) {
+        size_t at = (size_t)json_integer_value(json_object_get(layer.value, "layer"));
+        EACH_ITEM(head, json_object_get(layer.value, "heads")) {
+            const double *numbers = i->layers[at].heads[head.n - 1].number;
             double habits[HABITS];
-            find_habits(rows, text->tokens, time, numbers, habits);
+            find_habits(head.value, text->tokens, time, numbers, habits);
             int most = 0;
             for (int k = 1; k < HABITS; k++)
                 if (habits[k] > habits[most]) most = k;
@@ -151,7 +149,7 @@ static int put_heads(weft_page *p, const json_t *layers, const weft_inspection *
                        : numbers[WEFT_HEAD_ENTROPY_SHARE] >= ALIKE ? EVERYWHERE
                                                                    : SEVERAL;
             if (shown) {
-                weft_page_cell(p, "%zu.%zu", at + 1, h + 1);
+                weft_page_cell(p, "%zu.%zu", at + 1, head.n);
                 weft_page_cell(p, "%s", habit_names[name]);
                 weft_page_cell(p, "–");
                 for (int k = 0; k < HABITS; k++)

@@ -8,8 +8,6 @@
 #include "base/text.h"
 #include "base/version.h"
 
-#include <errno.h>
-
 enum {
     RATES_MOST = 256,
     FACT_MOST = 1 << 16,
@@ -86,14 +84,13 @@ static weft_status read_lines(weft_database *d, summary *u, const char *path) {
         WEFT_TRY(add_events(d, u, line, step));
         double rate = weft_json_number_of(line, "tokens_per_s"),
                val = weft_json_number_of(line, "val_loss");
-        double cross_entropy = weft_json_number_of(line, "cross_entropy");
         const weft_config *c = &u->study->built[u->job->variant].config;
         if (rate > 0)
             u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
         u->val_loss = val;
         if (val < u->best_val_loss || isnan(u->best_val_loss)) u->best_val_loss = val;
         if (step > u->iters - u->study->base.study_tail) {
-            u->tail_sum += cross_entropy;
+            u->tail_sum += weft_json_number_of(line, "cross_entropy");
             u->tail_lines++;
         }
         u->last = step;

@@ -116,32 +116,26 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int variant
                              json);
 }
 
-/* The place of the best rate by the runs that choose; -1: some of them have not ended, or none has
- * a score. The smaller of equals. */
-static weft_status find_best_rate(weft_database *d, const weft_study *s, int variant, int *place) {
-    bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC;
-    *place = -1;
-    EACH_ROW(rows, d,
-             "WITH ended AS (SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
-             " AND status IN ('done', 'diverged'))"
-             " SELECT learning_rate FROM ended WHERE abs(score) < 9e999 AND"
-             " (SELECT count(*) FROM ended) = ? ORDER BY score * ?, learning_rate LIMIT 1",
-             "iiii", (int64_t)variant, s->base.study_rate_seed, (int64_t)s->n_rates,
-             (int64_t)(higher ? -1 : 1))
-        for (int i = 0; i < s->n_rates; i++)
-            if (s->rates[i] == sqlite3_column_double(rows, 0)) *place = i;
-    return weft_database_end(d);
-}
-
 static weft_status choose_rate(weft_database *d, const weft_study *s, int variant, int *added) {
-    int place;
+    bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC;
+    int chooser = s->rate_as[variant] >= 0 ? s->rate_as[variant] : variant, place = -1;
     int64_t there;
     WEFT_TRY(weft_database_number(d, 0, &there,
                                   "SELECT count(*) FROM runs WHERE variant = ? AND seed <> ?", "ii",
                                   (int64_t)variant, s->base.study_rate_seed));
     if (there) return WEFT_OK;
-    WEFT_TRY(
-        find_best_rate(d, s, s->rate_as[variant] >= 0 ? s->rate_as[variant] : variant, &place));
+    /* The place of the best rate by the runs that choose; -1: some of them have not ended, or none has
+     * a score. The smaller of equals. */
+    EACH_ROW(rows, d,
+             "WITH ended AS (SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
+             " AND status IN ('done', 'diverged'))"
+             " SELECT learning_rate FROM ended WHERE abs(score) < 9e999 AND"
+             " (SELECT count(*) FROM ended) = ? ORDER BY score * ?, learning_rate LIMIT 1",
+             "iiii", (int64_t)chooser, s->base.study_rate_seed, (int64_t)s->n_rates,
+             (int64_t)(higher ? -1 : 1))
+        for (int i = 0; i < s->n_rates; i++)
+            if (s->rates[i] == sqlite3_column_double(rows, 0)) place = i;
+    WEFT_TRY(weft_database_end(d));
     for (int k = 0; place >= 0 && k < (int)s->base.study_seeds; k++) {
         WEFT_TRY(insert_run(d, s, variant, place, k, NAN));
         ++*added;

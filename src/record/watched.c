@@ -429,9 +429,8 @@ static weft_status find_root(const char *folder, bool waits, char **out) {
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out) {
     *out = NULL;
     WEFT_AUTO(weft_watched_close_at) weft_watched *w = calloc(1, sizeof *w);
-    if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
-    w->roots = calloc((size_t)n, sizeof *w->roots);
-    if (!w->roots) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+    if (w) w->roots = calloc((size_t)n, sizeof *w->roots);
+    if (!w || !w->roots) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_config_defaults(&w->plain);
     for (int i = 0; i < n; i++) {
         WEFT_TRY(find_root(folders[i], notes, &w->roots[i]));
@@ -450,10 +449,8 @@ void weft_watched_close(weft_watched *w) {
         weft_watched_lines_clear(&w->runs[i].rows);
         json_decref(w->runs[i].options);
     }
-    for (int i = 0; i < w->n_studies; i++) {
-        free(w->studies[i].at.path);
-        free(w->studies[i].name);
-    }
+    for (int i = 0; i < w->n_studies; i++)
+        WEFT_FREE(w->studies[i].at.path, w->studies[i].name);
     WEFT_FREE(w->roots, w->runs, w->studies, w->held.list);
     weft_notes_close(w->notes);
     free(w);

@@ -51,7 +51,6 @@ int weft_watched_folder(const weft_watched *w, int64_t id);
  * malloc'd. NULL: there is neither. */
 char *weft_watched_tail(const weft_watched *w, int64_t id, bool samples, size_t most);
 
-/* Keeps a note and tags of a run. */
 weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags);
 
 /* Notes and tags of runs (record/notes.c), in a small SQLite database beside them: notes.db in the folder that
