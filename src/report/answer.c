@@ -184,7 +184,6 @@ static void write_power(FILE *out, const weft_report_data *d) {
         fputs(weft_say_share(wide, (wide->high - wide->low) / 2), out);
 }
 
-/* What came out in both directions. */
 static void write_sides(FILE *out, const weft_report_data *d, bool none, int all) {
     const char *gain = d->higher_is_better ? "raised" : "lowered";
     const char *loss = d->higher_is_better ? "lowered" : "raised";

@@ -27,7 +27,6 @@ typedef struct {
     int n;
 } curve;
 
-/* What a picture is of. */
 typedef struct {
     const char *name, *column, *unit;
     bool falls; /* from far above: the first steps may be cut off */

@@ -41,7 +41,6 @@ static void take_columns(const weft_report_data *d, sqlite3_stmt *s, const char 
     va_end(to);
 }
 
-/* Takes a row of a query. */
 typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
 
 static weft_status no_memory(const weft_report_data *d) {

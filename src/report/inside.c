@@ -5,8 +5,6 @@
  * token that looks, darker where it looks more. And what generation costs (EVAL_DECODE): tokens per second and the
  * cache, by variant. Files and JSON are read as any by others: sizes and numbers beyond what weft writes are not
  * drawn. */
-#include "report/page.h"
-
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -328,7 +326,7 @@ static void put_variant(weft_page *p, const weft_report_variant *v, const json_t
 
 weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
-    bool open = false;
+    int told = 0;
     find_folder(d, folder);
     EACH_VARIANT(v, d) {
         const weft_report_run *run = first_run(v);
@@ -336,14 +334,15 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
         WEFT_AUTO_DECREF json_t *map = NULL;
         if (run && weft_path(path, "%s/%s/attention.json", folder, run->folder) == WEFT_OK)
             map = weft_json_file(path, FILE_MOST);
-        if (map && !open)
+        if (!map) continue;
+        if (told++ == 0) {
             weft_page_fold(p, "What attention looks at",
                            "Each variant's heads of the first and the last layer, over the text "
                            "above: a row for each token, stronger where it looks more. The first "
                            "token is at the top left.");
-        if (map && !open) fputs("\n(The pictures are in report.html.)\n", p->md);
-        open = open || map;
-        if (map) put_variant(p, v, map);
+            fputs("\n(The pictures are in report.html.)\n", p->md);
+        }
+        put_variant(p, v, map);
     }
     return WEFT_OK;
 }

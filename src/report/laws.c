@@ -27,17 +27,14 @@ enum { MEASURES = sizeof measures / sizeof measures[0], YARDSTICKS = 2 /* the fi
 
 /* Whether a list with commas, of so many letters, names a variant. */
 static bool is_in(const char *list, size_t length, const char *name) {
-    size_t n = strlen(name), at = 0;
-    while (at < length) {
-        size_t end = at + strcspn(list + at, ",;");
-        if (end > length) end = length;
+    size_t n = strlen(name);
+    for (size_t at = 0, end; at < length; at = end + 1) {
+        end = at + strcspn(list + at, ",;");
+        at += strspn(list + at, " \t");
         size_t last = end;
-        while (at < last && strchr(" \t", list[at]))
-            at++;
         while (last > at && strchr(" \t", list[last - 1]))
             last--;
         if (last - at == n && strncmp(list + at, name, n) == 0) return true;
-        at = end + 1;
     }
     return false;
 }

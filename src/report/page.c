@@ -166,8 +166,7 @@ void weft_page_free(weft_page *p) {
     if (p->md) fclose(p->md);
     if (p->words) fclose(p->words);
     if (p->names) fclose(p->names);
-    free(p->html_text);
-    WEFT_FREE(p->md_text, p->words_text, p->names_text, p->kinds);
+    WEFT_FREE(p->html_text, p->md_text, p->words_text, p->names_text, p->kinds);
     json_decref(p->svgs);
     json_decref(p->charts);
     for (struct weft_page_room *next, *room = p->rooms; room; room = next) {
@@ -474,11 +473,11 @@ static weft_status finish(weft_page *p) {
     fprintf(p->html, "<script>\n%s%s</script>\n", weft_charts_script, weft_report_script);
     fputs("</body>\n</html>\n", p->html);
     fputs("\n" MD_MARK "\n", p->md);
-    if (p->cut || fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
+    if (p->cut || fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md) ||
+        fflush(p->names) != 0)
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     /* The contents come first, where the keyboard looks for them, and are known last. */
     char *whole;
-    if (fflush(p->names) != 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     if (!p->names_size) return WEFT_OK;
     int n = asprintf(&whole,
                      "%.*s<nav class=\"contents\" aria-label=\"Contents\">\n<ol>\n<li><a "
@@ -515,9 +514,8 @@ weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     }
     /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a
      * report, and a full disk costs no old one. */
-    char path[WEFT_PATH_MAX];
     weft_new_file first, second;
-    WEFT_TRY(weft_path(path, "%s/report.html", folder));
+    WEFT_PATH(path, "%s/report.html", folder);
     WEFT_TRY(weft_new_file_begin(&first, path));
     weft_status status = weft_path(path, "%s/report.md", folder);
     if (status == WEFT_OK) status = weft_new_file_begin(&second, path);

@@ -162,7 +162,6 @@ typedef struct {
     weft_scale x_scale;
     weft_ticks x_ticks, y_ticks;
     double left, right, height; /* of the area, and of the picture */
-    int id;
 } canvas;
 
 static void take_in(range *r, double value) {
@@ -424,7 +423,7 @@ int weft_plot_count(const weft_plot *plot) {
 
 weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
     if (weft_plot_count(p) == 0) return WEFT_BAD_INPUT("nothing to draw yet");
-    canvas on = {.plot = p, .id = id, .out = out}, *c = &on;
+    canvas on = {.plot = p, .out = out}, *c = &on;
     int needed = TOP + BOTTOM + LABEL_HEIGHT * p->n_series;
     c->height = needed > HEIGHT ? needed : HEIGHT;
     find_ranges(c);
@@ -437,9 +436,9 @@ weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
     fprintf(c->out,
             "\">\n<clipPath id=\"area%d\"><rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" "
             "height=\"%.1f\"/></clipPath>\n",
-            c->id, c->left - 6, TOP - 8, c->right - c->left + 12, c->height - TOP - BOTTOM + 14);
+            id, c->left - 6, TOP - 8, c->right - c->left + 12, c->height - TOP - BOTTOM + 14);
     put_frame(c);
-    fprintf(c->out, "<g clip-path=\"url(#area%d)\">\n", c->id);
+    fprintf(c->out, "<g clip-path=\"url(#area%d)\">\n", id);
     for (int s = 0; s < p->n_series && p->kind == WEFT_PLOT_CURVES; s++)
         put_band(c, &p->series[s]);
     put_front(c);

@@ -344,14 +344,13 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
         counts[r.result]++;
         anew += r.first && *run->started && strcmp(run->started, r.first->started) != 0;
         const weft_report_run *first = r.first;
-        weft_page_cells(p, run->variant->name, run->variant->repeats->name);
-        weft_page_cell(p, "%lld", (long long)run->seed);
-        weft_page_cell(p, "%g", run->rate);
         bool bits = r.result == WEFT_REPEAT_EQUAL && r.files;
-        weft_page_cell(p, "%s", bits ? "equal, bit for bit" : results[r.result]);
-        weft_page_cell(p, "%.12s / %.12s", *run->weights ? run->weights : "–",
-                       first && *first->weights ? first->weights : "–");
-        weft_page_cells(p, r.rows >= 0 ? weft_say("%lld", (long long)r.rows) : "–",
+        weft_page_cells(p, run->variant->name, run->variant->repeats->name,
+                        weft_say("%lld", (long long)run->seed), weft_say("%g", run->rate),
+                        bits ? "equal, bit for bit" : results[r.result],
+                        weft_say("%.12s / %.12s", *run->weights ? run->weights : "–",
+                                 first && *first->weights ? first->weights : "–"),
+                        r.rows >= 0 ? weft_say("%lld", (long long)r.rows) : "–",
                         weft_say_times(run), weft_say_times(first), r.detail);
     }
     weft_page_say(
