@@ -45,14 +45,24 @@ static bool is_equivalent(const weft_report_variant *v) {
     return weft_report_counts(v) && v->compared.verdict == WEFT_EQUIVALENT;
 }
 
+/* A variant's rate, or its minimum, is at the least or the most of those that were tried for it. */
+static bool is_rate_at_edge(const weft_report_variant *v) {
+    double least = NAN, most = NAN;
+    if (v->study->minima) return v->minimum.edge != 0;
+    EACH_RUN_OF(run, v) {
+        least = fmin(least, run->rate);
+        most = fmax(most, run->rate);
+    }
+    return least < most && (v->rate == least || v->rate == most);
+}
+
 /* Equivalent by itself; or its minimum, or the baseline's, may lie beyond the rates that were tried. */
 static bool is_hardly_equivalent(const weft_report_variant *v) {
-    return is_equivalent(v) &&
-           (!v->left || weft_report_at_edge(v) || weft_report_at_edge(v->baseline));
+    return is_equivalent(v) && (!v->left || is_rate_at_edge(v) || is_rate_at_edge(v->baseline));
 }
 
 static bool is_at_edge(const weft_report_variant *v) {
-    return !v->repeats && v->done > 0 && weft_report_at_edge(v);
+    return !v->repeats && v->done > 0 && is_rate_at_edge(v);
 }
 
 /* The side that came off worse might have done better with a rate that was not tried. (With the other
@@ -279,8 +289,7 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
         write_alone(out, d);
     } else if (counted == 0) {
         fputs("Nothing can be compared: no variant can be built and keeps from seeing later "
-              "tokens, as "
-              "its baseline does.",
+              "tokens, as its baseline does.",
               out);
     } else if (d->most_pairs == 0) {
         fputs("Nothing can be compared: no seed was finished by a variant and its baseline.", out);

@@ -202,14 +202,13 @@ static weft_status put_subject(weft_page *p, const weft_report_data *d, const su
     WEFT_AUTO_DECREF json_t *lines = lines_json(d, curves);
     for (int i = 0; i < 2; i++)
         WEFT_TRY(make_picture(p, d, curves, lines, of, i, &plots[i]));
-    if (weft_plot_count(&plots[0]) > 0)
-        weft_report_put_plots(p, d,
-                              json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]",
-                                        "key", "step", "label", "training step", "key", "tokens",
-                                        "label", "tokens", "key", "flops", "label",
-                                        "FLOPs, counted", "key", "seconds", "label",
-                                        "training time", "unit", "seconds"),
-                              plots, any_difference(d, curves) ? 2 : 1);
+    if (weft_plot_count(&plots[0]) == 0) return WEFT_OK;
+    json_t *axes = json_array();
+    weft_json_append(axes, "key:s label:s", "step", "training step");
+    weft_json_append(axes, "key:s label:s", "tokens", "tokens");
+    weft_json_append(axes, "key:s label:s", "flops", "FLOPs, counted");
+    weft_json_append(axes, "key:s label:s unit:s", "seconds", "training time", "seconds");
+    weft_report_put_plots(p, d, axes, plots, any_difference(d, curves) ? 2 : 1);
     return WEFT_OK;
 }
 

@@ -370,6 +370,28 @@ static bool waits_for_rate(const weft_report_variant *v) {
     return false;
 }
 
+static int by_first(const void *a, const void *b) {
+    const weft_report_range *x = a, *y = b;
+    if (x->first != y->first) return x->first < y->first ? -1 : 1;
+    return (x->last > y->last) - (x->last < y->last);
+}
+
+/* Finds the ranges of positions whose losses the records have. */
+static void find_ranges(weft_report_data *d) {
+    EACH_MEMBER(fact, d->facts) {
+        weft_report_range r;
+        int end = 0;
+        if (d->n_ranges == WEFT_REPORT_RANGES || !json_is_number(fact.value) ||
+            strlen(fact.key) >= sizeof r.name ||
+            sscanf(fact.key, "loss_at_%lld_%lld%n", &r.first, &r.last, &end) != 2 ||
+            fact.key[end] || r.first < 0 || r.last < r.first)
+            continue;
+        snprintf(r.name, sizeof r.name, "%s", fact.key);
+        d->ranges[d->n_ranges++] = r;
+    }
+    qsort(d->ranges, (size_t)d->n_ranges, sizeof *d->ranges, by_first);
+}
+
 static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
@@ -411,7 +433,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
         if (pairs > d->most_pairs) d->most_pairs = pairs;
     }
     weft_report_holm(d);
-    weft_report_find_ranges(d);
+    find_ranges(d);
     return WEFT_OK;
 }
 
@@ -435,16 +457,6 @@ void weft_report_free(weft_report_data *d) {
     *d = (weft_report_data){0};
 }
 
-bool weft_report_at_edge(const weft_report_variant *v) {
-    double least = NAN, most = NAN;
-    if (v->study->minima) return v->minimum.edge != 0;
-    EACH_RUN_OF(run, v) {
-        least = fmin(least, run->rate);
-        most = fmax(most, run->rate);
-    }
-    return least < most && (v->rate == least || v->rate == most);
-}
-
 const char *weft_report_ended(const weft_report_run *run) {
     if (!run) return "was not run";
     if (run->finished) return "finished";
@@ -454,8 +466,7 @@ const char *weft_report_ended(const weft_report_run *run) {
     return run->status; /* failed, diverged */
 }
 
-/* The study's own word is taken for the files; the checksum of the weights and the metrics are
- * compared here once more. */
+/* The study's own word is taken for the files; the checksum of the weights and the metrics are compared here once more. */
 weft_status weft_report_repeat_of(const weft_report_run *run, weft_report_repeat *out) {
     const weft_report_data *d = run->variant->study;
     *out = (weft_report_repeat){.run = run, .rows = -1, .detail = ""};

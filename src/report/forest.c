@@ -9,14 +9,8 @@
 
 #include <ctype.h>
 
-enum {
-    SEEDS_MOST = 100,
-    SHORT_LABEL = 24,
-    FOREST_TICKS = 6,
-    ROW = 42,
-    TRACK_LEFT = 300,
-    TRACK_WIDTH = 380
-};
+enum { SEEDS_MOST = 100, SHORT_LABEL = 24, FOREST_TICKS = 6 };
+enum { ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 }; /* of the picture */
 
 /* The range of the forest: every interval, and 0; widths beyond four times the median are cut, so that
  * one that lies far out does not press the others flat; an arrow at the edge stands for it. */

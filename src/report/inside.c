@@ -1,10 +1,9 @@
 /* What the trained models do. What they write, side by side: the last sample of each variant's first seed, where the
  * study has SAMPLE_PROMPT and the runs' folders are still there; and what attention looks at over that text
- * (attention.json, see train/samples.h). What their mechanisms do inside (EVAL_INSIDE): numbers by variant, and pictures
- * of the first seed. A grid is squares as SVG: numbers by rows and columns, or what a head looks at, a row for each
- * token that looks, darker where it looks more. And what generation costs (EVAL_DECODE): tokens per second and the
- * cache, by variant. Files and JSON are read as any by others: sizes and numbers beyond what weft writes are not
- * drawn. */
+ * (attention.json, see train/samples.h). What their mechanisms do inside (EVAL_INSIDE): numbers by variant, and
+ * pictures of the first seed. A grid is squares as SVG: numbers by rows and columns, or what a head looks at, a row for
+ * each token that looks, darker where it looks more. And what generation costs (EVAL_DECODE): tokens per second and the
+ * cache, by variant. Files and JSON are read as any by others: sizes and numbers beyond what weft writes are not drawn. */
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"

@@ -248,8 +248,7 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
             double at = x_of(v, run, x);
             if (!(at > 0) || !(run->score > 0))
                 return WEFT_BAD_INPUT(
-                    "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
-                    "above 0",
+                    "%s: variant '%s' has %s %g and score %g; a power law is for numbers above 0",
                     d.path, weft_shown(v->name), x, at, run->score);
             weft_json_append(rows, "step:s seed:I x:f score:f", v->name, run->seed, at, run->score);
         }
@@ -263,5 +262,5 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
     if (!object) return WEFT_OK;
     *object = weft_json_make("x:s factor:f power:f low:f high:f spread:f runs:O", x, exp(line.at),
                              line.slope, line.low, line.high, line.spread, rows);
-    return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
+    return *object ? WEFT_OK : weft_no_memory("runs");
 }

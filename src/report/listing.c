@@ -111,7 +111,7 @@ weft_status weft_listing_json(const char *path, json_t **object) {
     WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     WEFT_AUTO_DECREF json_t *all = weft_json_make("path:s", path);
     *object = NULL;
-    if (!all) return weft_fail(WEFT_ENOMEM, "runs: no memory");
+    if (!all) return weft_no_memory("runs");
     WEFT_TRY(weft_listing_open(path, &d));
     for (int i = 0; i < 3; i++) {
         WEFT_AUTO_DECREF json_t *list = json_array();
@@ -295,7 +295,7 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
         a, b, d.score, one->rate, two->rate, config_differences(one, two), pair_up(one, two),
         c.mean, c.low, c.high, weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why,
         positions);
-    if (!made) return weft_fail(WEFT_ENOMEM, "runs: no memory");
+    if (!made) return weft_no_memory("runs");
     /* The loss by position, where the runs' records have it. */
     EACH_RANGE(r, &d) {
         WEFT_TRY(weft_report_compare_seeds(two, one, r->name, false, &c));

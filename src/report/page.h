@@ -81,8 +81,7 @@ typedef struct {
 int weft_plot_count(const weft_plot *plot);
 /* The same picture as charts.js takes it. The caller owns it. */
 json_t *weft_plot_json(const weft_plot *plot);
-/* Draws. `id` makes the names inside unlike those of other pictures on the page. WEFT_EINPUT: there is nothing to
- * draw. */
+/* Draws. `id` makes the names inside unlike those of other pictures on the page. WEFT_EINPUT: there is nothing to draw. */
 weft_status weft_plot_svg(const weft_plot *plot, int id, FILE *out);
 
 /* "12", "3.4k", "115M", "2.5G": a number for people, with `digits` that count. */
@@ -140,8 +139,7 @@ weft_status weft_page_open(weft_page *p, const char *title);
 weft_status weft_page_write(weft_page *p, const char *folder, bool force);
 /* An error where one of the two is there and no report of weft's, unless `force`. */
 weft_status weft_page_vacant(const char *folder, bool force);
-/* Writes the HTML alone, as a file of that name; as above, nothing but a page of weft's is written over
- * unless `force`. */
+/* Writes the HTML alone, as a file of that name; as above, nothing but a page of weft's is written over unless `force`. */
 weft_status weft_page_write_html(weft_page *p, const char *path, bool force);
 void weft_page_free(weft_page *p);
 

@@ -235,27 +235,6 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static int by_first(const void *a, const void *b) {
-    const weft_report_range *x = a, *y = b;
-    if (x->first != y->first) return x->first < y->first ? -1 : 1;
-    return (x->last > y->last) - (x->last < y->last);
-}
-
-void weft_report_find_ranges(weft_report_data *d) {
-    EACH_MEMBER(fact, d->facts) {
-        weft_report_range r;
-        int end = 0;
-        if (d->n_ranges == WEFT_REPORT_RANGES || !json_is_number(fact.value) ||
-            strlen(fact.key) >= sizeof r.name ||
-            sscanf(fact.key, "loss_at_%lld_%lld%n", &r.first, &r.last, &end) != 2 ||
-            fact.key[end] || r.first < 0 || r.last < r.first)
-            continue;
-        snprintf(r.name, sizeof r.name, "%s", fact.key);
-        d->ranges[d->n_ranges++] = r;
-    }
-    qsort(d->ranges, (size_t)d->n_ranges, sizeof *d->ranges, by_first);
-}
-
 static bool has_positions(const weft_report_variant *v) {
     EACH_RANGE(r, v->study)
         if (isfinite(weft_report_fact_mean(v, r->name))) return !v->repeats;

@@ -9,21 +9,11 @@
 #include "base/text.h"
 #include "report/page.h"
 
-enum {
-    WIDTH = 640,
-    HEIGHT = 360,
-    FONT = 14,
-    LETTER = 8, /* pixels a letter, about */
-    LABEL_LETTERS = 24,
-    LABEL_HEIGHT = 19,
-    TOP = 34,
-    BOTTOM = 50,
-    TICKS = 7,
-    MARKERS = 6,       /* on a curve */
-    SERIES_MOST = 256, /* as many as a study has variants */
-    TAIL = 8,
-    HEAD = LABEL_LETTERS - TAIL - 1
-};
+enum { WIDTH = 640, HEIGHT = 360, TOP = 34, BOTTOM = 50, FONT = 14 };
+enum { LETTER = 8 /* pixels a letter, about */, LABEL_LETTERS = 24, LABEL_HEIGHT = 19 };
+enum { TAIL = 8, HEAD = LABEL_LETTERS - TAIL - 1 }; /* letters of a label that is cut */
+enum { TICKS = 7, MARKERS = 6 /* on a curve */ };
+enum { SERIES_MOST = 256 }; /* as many as a study has variants */
 
 /* Okabe and Ito's colours, in an order that keeps neighbours apart; their black, which a dark page
  * would hide, is a grey here, and their yellow, which a light one would, is darker. */

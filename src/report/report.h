@@ -16,8 +16,7 @@
  * ones as they are; so does one in whose place something else lies. */
 weft_status weft_report_write(const char *database, const char *folder);
 
-/* One report of several studies, a section each. With `force` whatever lies in its place is written
- * over. */
+/* One report of several studies, a section each. With `force` whatever lies in its place is written over. */
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force);
 

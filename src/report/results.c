@@ -268,9 +268,8 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     if (d->n_variants == 0) return WEFT_OK;
     weft_page_heading(p, "The variants in numbers", "What each variant scored, and what it costs.");
     weft_page_table_open(
-        p, weft_say("variant|>parameters|>%.120s ± sd|>seeds|"
-                    ">change [%.0f%% interval]|%s|>tokens/s|>cache bytes per token|"
-                    ">FLOPs per token%s",
+        p, weft_say("variant|>parameters|>%.120s ± sd|>seeds|>change [%.0f%% interval]|%s|"
+                    ">tokens/s|>cache bytes per token|>FLOPs per token%s",
                     d->score_name, 100 * WEFT_CONFIDENCE,
                     all_on_device(d) ? ">GPU memory, by its own count" : ">memory, measured peak",
                     d->n_rates > 1 ? "|>learning rate" : ""));
@@ -295,14 +294,12 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
             weft_say_score(single->score), single->folder);
     weft_page_line(
         p, "about",
-        "Score: mean and standard deviation over the seeds that finished. Change: the "
-        "mean of the differences from the baseline, seed by seed, so it may differ from "
-        "the difference of two rows where a seed is missing. Memory measured is the device's, by "
-        "its own count, the "
+        "Score: mean and standard deviation over the seeds that finished. Change: the mean of the "
+        "differences from the baseline, seed by seed, so it may differ from the difference of two "
+        "rows where a seed is missing. Memory measured is the device's, by its own count, the "
         "least of the seeds, or, on the CPU, the whole process at its largest. Tokens/s depend on "
-        "what else the machine did meanwhile. Cache bytes and "
-        "FLOPs (forward and backward) are counted. Where the models write samples, their section "
-        "has the cache as measured.");
+        "what else the machine did meanwhile. Cache bytes and FLOPs (forward and backward) are "
+        "counted. Where the models write samples, their section has the cache as measured.");
     if (d->n_rates > 1 && d->rate_seed >= 0)
         weft_page_say(p,
                       "Each variant was run at %d learning rates with seed %lld, which counts for "

@@ -139,9 +139,6 @@ bool weft_report_next_pair(const weft_report_variant *v, const weft_report_varia
 weft_status weft_report_compare(const weft_report_variant *v, const weft_report_variant *baseline,
                                 weft_comparison *out, const char **why);
 
-/* Whether a variant's rate, or its minimum, is at the least or the most of those that were tried for it. */
-bool weft_report_at_edge(const weft_report_variant *v);
-
 /* How a run of a variant ended, in a few words. */
 const char *weft_report_ended(const weft_report_run *run);
 
@@ -198,9 +195,8 @@ bool weft_next_setting(const char **at, char end, char key[WEFT_SETTING_KEY],
                        char value[WEFT_SETTING_VALUE]);
 
 /* What a variant is. Compared: it has a baseline and is no repeat. Counted: its comparison counts, too: it can be
- * built, and sees later tokens only where its baseline does. A repeat of another, which pictures leave out.
- * Finished: some run of it that counts is. In doubt: a difference is shown that a caveat takes back.
- * report/answer.c */
+ * built, and sees later tokens only where its baseline does. A repeat of another, which pictures leave out. Finished:
+ * some run of it that counts is. In doubt: a difference is shown that a caveat takes back. report/answer.c */
 typedef bool weft_variant_is(const weft_report_variant *v);
 weft_variant_is weft_report_is_compared, weft_report_counts, weft_report_is_repeat,
     weft_report_is_finished, weft_report_is_in_doubt;
@@ -227,9 +223,6 @@ weft_status weft_report_plot_series(weft_page *p, const weft_report_data *d, int
  * where there are no scripts the static pictures. Without axes (NULL) these alone. report/pictures.c */
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n);
-
-/* Finds the ranges of positions whose losses the records have. report/pictures.c */
-void weft_report_find_ranges(weft_report_data *d);
 
 /* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/laws.c */
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
