@@ -8,13 +8,8 @@
 #include "base/text.h"
 #include "base/version.h"
 
-enum {
-    RATES_MOST = 256,
-    FACT_MOST = 1 << 16,
-    MANIFEST_MOST = 1 << 24,
-    BLOCK = 1 << 20,
-    DETAIL_ROOM = 512
-};
+enum { RATES_MOST = 256, FACT_MOST = 1 << 16, MANIFEST_MOST = 1 << 24 };
+enum { BLOCK = 1 << 20, DETAIL_ROOM = 512 };
 
 /* What is summed up while the lines go by. */
 typedef struct {
@@ -166,10 +161,9 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_r
     if ((kept || !ending->diverged) && weft_file_sum(path, &sum) != WEFT_OK)
         return WEFT_EINPUT; /* with its message: the run's fault, not the database's */
     snprintf(weights, sizeof weights, "%08x", (unsigned)sum.crc);
-    WEFT_TRY(weft_database_begin(d));
-    weft_status status = take_run(d, &u, ending, kept ? weights : NULL);
+    weft_status status = weft_database_within(d, take_run(d, &u, ending, kept ? weights : NULL));
     *score = ending->diverged ? NAN : score_of(&u);
-    return weft_database_finish(d, status);
+    return status;
 }
 
 double weft_collect_rate(const char *folder) {
@@ -339,6 +333,5 @@ weft_status weft_repeats_check(weft_database *d, const weft_study *s, const char
     WEFT_AUTO(weft_record_runs_free) weft_record_runs jobs = {0};
     *out = (weft_repeats){0};
     WEFT_TRY(weft_record_read_runs(d, s, &jobs));
-    WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, check_all(d, s, &jobs, folder, out));
+    return weft_database_within(d, check_all(d, s, &jobs, folder, out));
 }

@@ -9,13 +9,9 @@
 #include <math.h>
 #include <stdarg.h>
 
-enum {
-    BUSY_MS = 10000,
-    MESSAGE_ROOM = 2048,
-    VALUE_MOST = 1 << 24,
-    HEAD_BYTES = 100,  /* of a database's file */
-    TICK_STEPS = 10000 /* of SQLite's machine between two looks at the clock */
-};
+enum { BUSY_MS = 10000, MESSAGE_ROOM = 2048, VALUE_MOST = 1 << 24 };
+enum { HEAD_BYTES = 100 };   /* of a database's file */
+enum { TICK_STEPS = 10000 }; /* of SQLite's machine between two looks at the clock */
 static const double runs_seconds = 600;
 
 struct weft_database {
@@ -322,8 +318,7 @@ static weft_status check_all(weft_database *d, bool *fresh) {
     EACH_ROW(rows, d, "PRAGMA integrity_check(1)")
         if (strcmp(weft_column_text(rows, 0), "ok") != 0)
             weft_database_break(
-                d, WEFT_BAD_INPUT("%s: damaged (%.200s); move it away, or take another "
-                                  "folder",
+                d, WEFT_BAD_INPUT("%s: damaged (%.200s); move it away, or take another folder",
                                   d->path, weft_column_text(rows, 0)));
     WEFT_TRY(weft_database_end(d));
     if (version < s->newest) {
@@ -335,8 +330,7 @@ static weft_status check_all(weft_database *d, bool *fresh) {
 
 weft_status weft_database_update(weft_database *d) {
     if (!d->older) return WEFT_OK;
-    WEFT_TRY(weft_database_begin(d));
-    WEFT_TRY(weft_database_finish(d, weft_database_script(d, d->older->update)));
+    WEFT_TRY(weft_database_within(d, weft_database_script(d, d->older->update)));
     d->older = NULL;
     return WEFT_OK;
 }
@@ -417,7 +411,7 @@ weft_status weft_database_open(const char *path, weft_database_mode mode, weft_d
 weft_status weft_database_scratch(const char *path, weft_database **out) {
     *out = NULL;
     WEFT_AUTO(weft_database_close_at) weft_database *d = calloc(1, sizeof *d);
-    if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    if (!d) return weft_no_memory(path);
     d->schema = &weft_runs_schema;
     d->seconds = runs_seconds;
     d->entered = true;

@@ -1,15 +1,14 @@
 /* The one door to SQLite: a thin layer, where a failed call is a status with one line.
  *
- * A database is input, and so are its neighbours: somebody may have written them by hand, or with
- * intent. So every database that weft opens is opened here. Nothing on its path below the folder that
- * the user named is a link; the journal beside it is SQLite's, and names no file that SQLite would
- * remove; before SQLite may act on any of it, the file's head says that weft made it; its tables are
- * weft's own, word for word, and nothing else is in it: no view of others', no trigger, no index. It is
- * whole, and its values keep their schema's rules. No statement runs longer than its time. What does not
- * hold is refused, and left as it was.
+ * A database is input, and so are its neighbours: somebody may have written them by hand, or with intent. So every
+ * database that weft opens is opened here. Nothing on its path below the folder that the user named is a link; the
+ * journal beside it is SQLite's, and names no file that SQLite would remove; before SQLite may act on any of it, the
+ * file's head says that weft made it; its tables are weft's own, word for word, and nothing else is in it: no view of
+ * others', no trigger, no index. It is whole, and its values keep their schema's rules. No statement runs longer than
+ * its time. What does not hold is refused, and left as it was.
  *
- * A database keeps SQLite's rollback journal and full syncing, so a transaction is there whole or not at
- * all after a kill at any moment, and a database at rest is one file. */
+ * A database keeps SQLite's rollback journal and full syncing, so a transaction is there whole or not at all after a
+ * kill at any moment, and a database at rest is one file. */
 #pragma once
 
 #include "base/error.h"
@@ -40,24 +39,22 @@ typedef enum {
     WEFT_DATABASE_MAKE /* there may be none yet */
 } weft_database_mode;
 
-/* Opens the database `name` below `folder`, which is as the user named it. `seconds` is how long one
- * statement, and opening with all its checks, may take. *fresh tells that it is empty, which is an error
- * in the first two modes. Nothing is written by opening: one of an older version is read by the newest one's
- * names. */
+/* Opens the database `name` below `folder`, which is as the user named it. `seconds` is how long one statement, and
+ * opening with all its checks, may take. *fresh tells that it is empty, which is an error in the first two modes.
+ * Nothing is written by opening: one of an older version is read by the newest one's names. */
 weft_status weft_database_enter(const weft_schema *schema, const char *folder, const char *name,
                                 weft_database_mode mode, double seconds, weft_database **out,
                                 bool *fresh);
 
 /* The database of runs (record/schema.c). docs/guide/studies.md tells what each column holds.
  *
- * The view `contents` is what a study says of itself: everything but time, speed, memory, the
- * machine, and the events of starting and going on. It has one text row a fact and an order of its
- * own, so two databases hold the same study where it gives the same rows.
+ * The view `contents` is what a study says of itself: everything but time, speed, memory, the machine, and the events
+ * of starting and going on. It has one text row a fact and an order of its own, so two databases hold the same study
+ * where it gives the same rows.
  *
- * Whoever reads the tables may rely on this: every column has its type. Variants are numbered from 0
- * without a gap; what names a variant or a run names one that is there; seeds, iterations and counts are
- * whole numbers in their range; a run's folder is a plain name in `runs`. Texts may hold anything: they are
- * escaped where they are shown. */
+ * Whoever reads the tables may rely on this: every column has its type. Variants are numbered from 0 without a gap;
+ * what names a variant or a run names one that is there; seeds, iterations and counts are whole numbers in their range;
+ * a run's folder is a plain name in `runs`. Texts may hold anything: they are escaped where they are shown. */
 enum { WEFT_SCHEMA_VERSION = 3 };
 extern const weft_schema weft_runs_schema;
 
@@ -79,13 +76,11 @@ weft_status weft_database_make_tables(weft_database *d);
 weft_status weft_database_check(weft_database *d);
 const char *weft_database_path(const weft_database *d);
 
-/* Puts the file of an open database beside another's, under a name; a copy of one in a file that is not
- * there yet. */
+/* Puts the file of an open database beside another's, under a name; a copy of one in a file that is not there yet. */
 weft_status weft_database_attach(weft_database *d, const weft_database *other, const char *name);
 weft_status weft_database_copy(weft_database *d, const char *path);
 
-/* Runs one statement. `types` has a letter for each `?`: i int64_t, d double (NaN is NULL), s text
- * (NULL is NULL). */
+/* Runs one statement. `types` has a letter for each `?`: i int64_t, d double (NaN is NULL), s text (NULL is NULL). */
 weft_status weft_database_run(weft_database *d, const char *sql, const char *types, ...);
 /* Runs several statements without parameters. */
 weft_status weft_database_script(weft_database *d, const char *sql);
@@ -112,6 +107,8 @@ weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *o
 /* One transaction. Commit after all went well; otherwise roll back, which keeps the message. */
 weft_status weft_database_begin(weft_database *d);
 weft_status weft_database_finish(weft_database *d, weft_status status);
+/* Both around a call. */
+#define weft_database_within(d, call) weft_database_finish(d, weft_database_begin(d) ?: (call))
 
 /* A column as text, "" for NULL; as a number, NaN for NULL. */
 const char *weft_column_text(sqlite3_stmt *rows, int column);
@@ -138,10 +135,9 @@ typedef struct {
     int runs, done; /* of the joined study: all, and those that ended */
 } weft_merged;
 
-/* Joins the databases (or studies' folders) of `paths` into a new one: `out` if that ends on .db, else
- * out/runs.db. A run that ended in one of them is taken from there. Refused: a study of another
- * config, naming the first key that differs; a run that ended in two of them with different results;
- * an `out` that is there. `say` (NULL: nobody) gets one line per run: where it came from, and which commit
- * on which machine made it. */
+/* Joins the databases (or studies' folders) of `paths` into a new one: `out` if that ends on .db, else out/runs.db. A
+ * run that ended in one of them is taken from there. Refused: a study of another config, naming the first key that
+ * differs; a run that ended in two of them with different results; an `out` that is there. `say` (NULL: nobody) gets
+ * one line per run: where it came from, and which commit on which machine made it. */
 weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *say,
                        weft_merged *result);

@@ -34,14 +34,15 @@ static weft_status insert_variant(gathering *g, int64_t variant, const char *nam
     bool counted = weft_account_make(c, NULL, 1, &a) == WEFT_OK;
     int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
     /* What a run has other than the first, "KEY=VALUE KEY=VALUE". */
-    char *text = NULL, own[WEFT_TEXT_MAX], first[WEFT_TEXT_MAX];
+    char *text = NULL, own[WEFT_TEXT_MAX];
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
     for (const weft_option *o = weft_options(NULL); out && o->key; o++) {
-        if (o->owner == WEFT_OWNER_STUDY || o == WEFT_OPTION(learning_rate)) continue;
-        weft_config_format(&g->config, o, own, sizeof own);
-        weft_config_format(&g->first, o, first, sizeof first);
-        if (strcmp(own, first) != 0) fprintf(out, "%s%s=%s", ftell(out) ? " " : "", o->key, own);
+        if (o->owner == WEFT_OWNER_STUDY || o == WEFT_OPTION(learning_rate) ||
+            weft_option_same(c, &g->first, o))
+            continue;
+        weft_config_format(c, o, own, sizeof own);
+        fprintf(out, "%s%s=%s", ftell(out) ? " " : "", o->key, own);
     }
     WEFT_AUTO_FREE char *overrides = out ? weft_memory_end(out, &text) : NULL;
     if (!overrides) return no_memory();
@@ -204,8 +205,7 @@ static weft_status gather(const char *folder, weft_database **out) {
                               "in it",
                               folder, weft_watched_count(g.watched));
     WEFT_TRY(weft_database_scratch(g.folder, &g.d));
-    WEFT_TRY(weft_database_begin(g.d));
-    WEFT_TRY(weft_database_finish(g.d, fill(&g)));
+    WEFT_TRY(weft_database_within(g.d, fill(&g)));
     *out = g.d;
     g.d = NULL;
     return WEFT_OK;
@@ -355,8 +355,7 @@ static weft_status build(const char *const *paths, int n, const char *file, FILE
     int64_t runs, done;
     WEFT_PATH(copy, "%s.part", file);
     WEFT_TRY(open_copy(paths[0], file, &d));
-    /* The first one's runs have their origin too, once there are others beside them; and nobody runs
-     * them here. */
+    /* The first one's runs have their origin too, once there are others beside them; and nobody runs them here. */
     WEFT_TRY(weft_database_script(
         d, "UPDATE runs SET status = 'waiting' WHERE status = 'running';" ADD_ORIGIN(
                "(SELECT run FROM runs WHERE status" ENDED ")", "main.study")));
@@ -367,8 +366,7 @@ static weft_status build(const char *const *paths, int n, const char *file, FILE
         WEFT_TRY(open_copy(path, copy, &part));
         weft_status status = weft_database_attach(d, part, "part");
         weft_database_close(part);
-        if (status == WEFT_OK) status = weft_database_begin(d);
-        if (status == WEFT_OK) status = weft_database_finish(d, take_part(d, path));
+        if (status == WEFT_OK) status = weft_database_within(d, take_part(d, path));
         if (status == WEFT_OK) status = weft_database_script(d, "DETACH DATABASE part");
         unlink(copy);
         WEFT_TRY(status);

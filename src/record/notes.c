@@ -41,10 +41,7 @@ static weft_status open_file(weft_notes *n) {
     bool fresh;
     WEFT_TRY(weft_database_enter(&schema, n->folder, "notes.db", WEFT_DATABASE_MAKE,
                                  statement_seconds, &d, &fresh));
-    if (fresh) {
-        WEFT_TRY(weft_database_begin(d));
-        WEFT_TRY(weft_database_finish(d, weft_database_make_tables(d)));
-    }
+    if (fresh) WEFT_TRY(weft_database_within(d, weft_database_make_tables(d)));
     return weft_hand(&d, &n->file);
 }
 
@@ -52,7 +49,7 @@ weft_status weft_notes_open(const char *folder, weft_notes **out) {
     WEFT_AUTO(weft_notes_close_at) weft_notes *n = calloc(1, sizeof *n);
     bool there;
     *out = NULL;
-    if (!n) return weft_fail(WEFT_ENOMEM, "notes: no memory");
+    if (!n) return weft_no_memory("notes");
     WEFT_TRY(weft_path(n->folder, "%s", folder));
     WEFT_PATH(path, "%s/notes.db", folder);
     WEFT_TRY(weft_path_there(path, &there));

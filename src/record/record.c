@@ -400,12 +400,10 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
     WEFT_TRY(weft_database_end(d));
     WEFT_TRY(weft_database_update(d)); /* not before: what is refused stays as it was */
     if (seeds < 1) return WEFT_BAD_INPUT("%s: its study has no seeds", weft_database_path(d));
-    WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, renew_all(d, s, seeds));
+    return weft_database_within(d, renew_all(d, s, seeds));
 }
 
-/* A row's run as the study would have made it, by its number; what else the row says of it must be
- * the same. */
+/* A row's run as the study would have made it, by its number; what else the row says of it must be the same. */
 static weft_status check_job(const weft_database *d, const weft_study *s, sqlite3_stmt *rows,
                              weft_record_run *job) {
     int64_t run = sqlite3_column_int64(rows, 0), row = runs_of_rate(s);

@@ -52,11 +52,9 @@ weft_status weft_record_match(weft_database *d, weft_study *s);
  * beyond it. *added tells how many runs that made. */
 weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added);
 
-/* "KEY=VALUE" lines of every option in their order, as a study keeps its config; the caller frees it. NULL: no
- * memory. */
+/* "KEY=VALUE" lines of every option in their order, as a study keeps its config; the caller frees it. NULL: no memory. */
 char *weft_record_config(const weft_config *c);
-/* The value of an option in such lines; its default where a weft without it wrote
- * them. */
+/* The value of an option in such lines; its default where a weft without it wrote them. */
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room);
 
 /* The first option in which two such texts differ, with its values, and of which runs that were made depend; NULL:
@@ -66,8 +64,7 @@ const weft_option *weft_record_difference(const char *a, const char *b, bool gro
 /* A run's config as its row has it; the caller frees it. NULL: no memory. */
 char *weft_record_config_json(const weft_config *c);
 
-/* The study's runs. A row that this study would not have made (another number, rate, seed or folder)
- * is refused. */
+/* The study's runs. A row that this study would not have made (another number, rate, seed or folder) is refused. */
 weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_record_runs *out);
 void weft_record_runs_free(weft_record_runs *j);
 const char *weft_run_status_name(weft_run_status status);
@@ -111,17 +108,15 @@ typedef struct {
     int64_t memory;
 } weft_ending;
 
-/* Takes a run that is done or has diverged over into the database. *score is what STUDY_SCORE asks
- * for; NaN: none. */
+/* Takes a run that is done or has diverged over into the database. *score is what STUDY_SCORE asks for; NaN: none. */
 weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_record_run *job,
                              const weft_ending *ending, double *score);
 
 /* The median of tokens_per_s over the lines of a metrics.jsonl but the first; NaN: there are none. */
 double weft_collect_rate(const char *folder);
 
-/* What a run's record says beside its results: the program, the machine and the data it was made
- * with, the device's memory, the loss by position. A flat JSON object of texts and numbers, which
- * `weft train --json` prints as `facts` and the run database keeps in a table of that name. `device` is in
- * words. A dataset's folder may have a manifest.json, as scripts/corpus writes it: its hash and its packages are
- * facts of every run on it. NULL: no memory. */
+/* What a run's record says beside its results: the program, the machine and the data it was made with, the device's
+ * memory, the loss by position. A flat JSON object of texts and numbers, which `weft train --json` prints as `facts`
+ * and the run database keeps in a table of that name. `device` is in words. A dataset's folder may have a
+ * manifest.json, as scripts/corpus writes it: its hash and its packages are facts of every run on it. NULL: no memory. */
 json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r);

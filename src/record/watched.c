@@ -12,12 +12,8 @@
 #include <errno.h>
 #include <math.h>
 
-enum {
-    DEPTH_MOST = 6,
-    RUNS_MOST = 4096,
-    FILE_MOST = 1 << 20,
-    LOOK_MOST = 1 << 20, /* bytes of lines in one look */
-};
+enum { DEPTH_MOST = 6, RUNS_MOST = 4096, FILE_MOST = 1 << 20 };
+enum { LOOK_MOST = 1 << 20 }; /* bytes of lines in one look */
 static const double walk_seconds = 2, fresh_seconds = 20, database_seconds = 5;
 
 /* A file as it was when it was read. */
@@ -178,14 +174,13 @@ static void walk(weft_watched *w, int root, int folder, const char *path, int de
 
 /* The options of a config but for a study's own; with `plain` those that are not as there, and the seed. */
 static json_t *options_json(const weft_config *c, const weft_config *plain) {
-    char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
+    char value[WEFT_TEXT_MAX];
     json_t *object = json_object();
     for (const weft_option *o = weft_options(NULL); object && o->key; o++) {
         bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
-        weft_config_format(c, o, value, sizeof value);
-        if (plain) weft_config_format(plain, o, usual, sizeof usual);
-        bool same = plain && strcmp(value, usual) == 0, seed = plain && o == WEFT_OPTION(seed);
+        bool same = plain && weft_option_same(c, plain, o), seed = plain && o == WEFT_OPTION(seed);
         if ((same || o->owner == WEFT_OWNER_STUDY) && !seed) continue;
+        weft_config_format(c, o, value, sizeof value);
         json_object_set_new(object, o->key,
                             number ? json_real(strtod(value, NULL)) : weft_json_text(value));
     }
@@ -420,7 +415,7 @@ static weft_status find_root(const char *folder, bool waits, char **out) {
         *out = there ? weft_steal(&here) : strdup(folder);
     else if (here && asprintf(out, "%s/%s", here, folder) < 0)
         *out = NULL;
-    if (!*out) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+    if (!*out) return weft_no_memory("watch");
     for (size_t n = strlen(*out); n > 1 && (*out)[n - 1] == '/';)
         (*out)[--n] = '\0';
     return WEFT_OK;
@@ -430,7 +425,7 @@ weft_status weft_watched_open(const char *const *folders, int n, bool notes, wef
     *out = NULL;
     WEFT_AUTO(weft_watched_close_at) weft_watched *w = calloc(1, sizeof *w);
     if (w) w->roots = calloc((size_t)n, sizeof *w->roots);
-    if (!w || !w->roots) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+    if (!w || !w->roots) return weft_no_memory("watch");
     weft_config_defaults(&w->plain);
     for (int i = 0; i < n; i++) {
         WEFT_TRY(find_root(folders[i], notes, &w->roots[i]));

@@ -34,10 +34,9 @@ int64_t weft_watched_version(const weft_watched *w);
  *
  * With everything comes "defaults": {"KEY": value}, what an option is that a run does not name.
  *
- * A row is [step, loss, val_loss, lr, grad_norm, tokens_per_s, mfu], null where there is none; rows are
- * those after that change, or all of them where "reset" is true. `status` is waiting, running, done,
- * stopped, diverged or ended: it does not run and did not say how it ended. `title` is that of its
- * variant in the study, or null. */
+ * A row is [step, loss, val_loss, lr, grad_norm, tokens_per_s, mfu], null where there is none; rows are those after
+ * that change, or all of them where "reset" is true. `status` is waiting, running, done, stopped, diverged or ended: it
+ * does not run and did not say how it ended. `title` is that of its variant in the study, or null. */
 json_t *weft_watched_news(const weft_watched *w, int64_t after);
 
 int weft_watched_count(const weft_watched *w);
@@ -53,9 +52,8 @@ char *weft_watched_tail(const weft_watched *w, int64_t id, bool samples, size_t 
 
 weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags);
 
-/* Notes and tags of runs (record/notes.c), in a small SQLite database beside them: notes.db in the folder that
- * is watched, made with the first note. Runs are named by their path from that folder, so that the tree
- * can be moved. */
+/* Notes and tags of runs (record/notes.c), in a small SQLite database beside them: notes.db in the folder that is
+ * watched, made with the first note. Runs are named by their path from that folder, so that the tree can be moved. */
 enum { WEFT_NOTE_MOST = 1 << 16 }; /* bytes of a note, and of its tags */
 
 typedef struct weft_notes weft_notes;
@@ -69,12 +67,11 @@ void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags);
 /* WEFT_EINPUT: a text is too long, or the database is not weft's. */
 weft_status weft_notes_set(weft_notes *n, const char *run, const char *note, const char *tags);
 
-/* The lines of a run's metrics.jsonl, as the live page has them: read as they are written, a bounded
- * number kept.
+/* The lines of a run's metrics.jsonl, as the live page has them: read as they are written, a bounded number kept.
  *
- * Where they are more, every second is forgotten, then every second of those that are left; of the lines
- * that follow as many are kept as of those before. One look reads a bounded number of bytes, so that
- * whoever asks meanwhile waits for a moment and not for a file. */
+ * Where they are more, every second is forgotten, then every second of those that are left; of the lines that follow as
+ * many are kept as of those before. One look reads a bounded number of bytes, so that whoever asks meanwhile waits for
+ * a moment and not for a file. */
 
 enum {
     WEFT_ROW_STEP,

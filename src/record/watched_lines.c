@@ -23,8 +23,7 @@ static void keep_row(weft_watched_lines *l, const weft_watched_row *row) {
     bool kind = is_evaluation(row);
     if (l->n_read[kind]++ % l->every[kind] != 0) return;
     if (l->n == ROWS_MOST) {
-        /* Every second row is forgotten, and from now on every second line. Evaluations stay as long as they
-         * are few. */
+        /* Every second row is forgotten, and from now on every second line. Evaluations stay as long as they are few. */
         int64_t kept = 0, evaluations = 0, seen[2] = {0};
         for (int64_t i = 0; i < l->n; i++)
             evaluations += is_evaluation(&l->rows[i]);
