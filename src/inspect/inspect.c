@@ -37,7 +37,7 @@ static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
     int64_t width = latent->shape[2], n = weft_tensor_count(latent) / width;
     look->width = width;
     if (!look->sums) look->sums = calloc((size_t)(width * (width + 1)), sizeof *look->sums);
-    if (!look->sums) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!look->sums) return weft_no_memory("inspect");
     double *sum = look->sums, *gram = sum + width;
     /* Adds rows [n, L] to a sum and to the sum of products. */
     for (int64_t i = 0; i < n; i++) {
@@ -78,7 +78,7 @@ static weft_status finish_latent(weft_layer_look *look, int which) {
     double *sum = out->sums, *gram = sum + width, rows = out->rows;
     WEFT_AUTO_FREE double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
     out->values = malloc((size_t)width * sizeof *out->values);
-    if (!vectors || !out->values) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!vectors || !out->values) return weft_no_memory("inspect");
     /* The covariance in the place of the sum of products, of which there is one half. */
     for (int64_t a = 0; a < width; a++)
         for (int64_t b = 0; b <= a; b++)
@@ -101,7 +101,7 @@ static weft_status finish_latent(weft_layer_look *look, int which) {
 
 static weft_status look_weight(const weft_weight *w, double **out) {
     *out = malloc((size_t)w->count * sizeof **out);
-    if (!*out) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!*out) return weft_no_memory("inspect");
     weft_weight_read(w, *out);
     return WEFT_OK;
 }
@@ -140,7 +140,7 @@ static weft_status look_z(const weft_session *s, int64_t layer, int64_t window, 
     WEFT_AUTO_FREE double *x = NULL, *first = NULL, *second = NULL,
                           *h = calloc((size_t)ffn, sizeof *h);
     if (!look->contexts) look->contexts = calloc((size_t)(windows * ffn), sizeof(double));
-    if (!h || !look->contexts) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!h || !look->contexts) return weft_no_memory("inspect");
     WEFT_TRY(mean_input(s, layer, &x));
     WEFT_TRY(look_weight(w_1, &first));
     WEFT_TRY(look_weight(w_z, &second));
@@ -233,7 +233,7 @@ static weft_status look_gradients(const weft_model *m, weft_backing place, const
     WEFT_TRY(weft_session_open(&quiet, place.backend, place.pool, &build, true, false, &s));
     size_t row = (size_t)text->time * sizeof(int32_t);
     WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
-    if (!tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!tokens) return weft_no_memory("inspect");
     int32_t *targets = tokens + windows * text->time;
     for (int64_t w = 0; w < windows; w++) {
         const int32_t *from = text->tokens + w * (text->time + 1);
@@ -301,7 +301,7 @@ static weft_status look_at_windows(const weft_model *m, weft_backing place,
     size_t pairs = (size_t)(text->time * text->time);
     WEFT_AUTO_FREE double *scores = malloc((size_t)out->n_heads * pairs * sizeof *scores);
     WEFT_AUTO_FREE unsigned char *chosen = malloc(2 * pairs);
-    if (!scores || !chosen) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!scores || !chosen) return weft_no_memory("inspect");
     WEFT_TRY(weft_session_open(m, place.backend, place.pool, &build, false, false, &s));
     for (int64_t w = 0; w < text->windows; w++) {
         const int32_t *tokens = text->tokens + w * (text->time + 1);
@@ -329,10 +329,10 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
         .n_layers = c->n_layer, .n_heads = c->n_head, .windows = text->windows, .time = text->time};
     size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads;
     out->layers = calloc(layers, sizeof *out->layers);
-    if (!out->layers) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!out->layers) return weft_no_memory("inspect");
     for (size_t l = 0; l < layers; l++) {
         out->layers[l].heads = calloc(heads, sizeof *out->layers[l].heads);
-        if (!out->layers[l].heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+        if (!out->layers[l].heads) return weft_no_memory("inspect");
         for (size_t h = 0; h < heads; h++)
             out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
     }
@@ -350,7 +350,7 @@ static weft_status read_held_out(const weft_config *c, weft_windows *out) {
     WEFT_AUTO_FREE int32_t *targets = malloc(count * sizeof *targets);
     *out = (weft_windows){.windows = WINDOWS, .time = time - 1};
     out->tokens = malloc(WINDOWS * count * sizeof *out->tokens);
-    if (!targets || !out->tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!targets || !out->tokens) return weft_no_memory("inspect");
     for (int64_t w = 0; w < WINDOWS; w++)
         WEFT_TRY(weft_dataset_fill(d, WEFT_SPLIT_VAL, 0, 0, (uint32_t)w, time,
                                    out->tokens + w * time, targets, NULL));

@@ -1,8 +1,7 @@
 /* What the mechanisms of a trained model do on a text, as numbers.
  *
- * One forward pass a window keeps what each layer made (weft_build.scores, .inside); everything here is
- * computed from that in double, by the plain formulas. What a model does not have is NaN, or 0 of
- * them. */
+ * One forward pass a window keeps what each layer made (weft_build.scores, .inside); everything here is computed from
+ * that in double, by the plain formulas. What a model does not have is NaN, or 0 of them. */
 #pragma once
 
 #include "convert/measure.h"

@@ -39,7 +39,7 @@ static weft_status add_routes(const weft_session *s, int64_t layer, int64_t time
     WEFT_AUTO_FREE double *weights = malloc((size_t)c->n_head * pairs * sizeof *weights);
     WEFT_AUTO_FREE weft_head_look *heads = calloc((size_t)c->n_head, sizeof *heads);
     WEFT_AUTO_FREE unsigned char *chosen = malloc(pairs);
-    if (!weights || !heads || !chosen) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!weights || !heads || !chosen) return weft_no_memory("inspect");
     weft_layer_look look = {.heads = heads};
     WEFT_TRY(weft_session_scores(s, layer, weights));
     weft_look_weights(c, weights, time, &look);
@@ -188,8 +188,7 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
                   "The first tokens of the text. Point at one, or tap it, to see from there: the "
                   "table's third column has what each head looks at most, and the colour of the "
                   "tokens is the weight that the chosen head gives them, strongest where it is "
-                  "largest. "
-                  "A click on a row chooses its head.%s",
+                  "largest. A click on a row chooses its head.%s",
                   json_object_get(json_array_get(layers, 0), "sigma")
                       ? " The bar below a token is its query's mean deviation \xcf\x83."
                   : json_object_get(json_array_get(layers, json_array_size(layers) - 1), "gates")

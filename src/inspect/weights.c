@@ -109,7 +109,7 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
                              weft_layer_look *look) {
     const weft_config *c = &s->model->config;
     WEFT_AUTO_FREE double *row = calloc((size_t)time, sizeof *row);
-    if (!row) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!row) return weft_no_memory("inspect");
     WEFT_TRY(weigh_by_gate(s, layer, weights, time));
     memset(chosen, 0, (size_t)(time * time));
     for (int64_t i = 0; i < time; i++) {
@@ -136,12 +136,11 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
     return WEFT_OK;
 }
 
-/* Deviations of Gaussian tokens: their size, how much they differ from token to token, and what they do to
- * attention.
+/* Deviations of Gaussian tokens: their size, how much they differ from token to token, and what they do to attention.
  *
- * Where every key has the same deviations, ‖σ_q − σ_k‖² is the same for all keys of a query and leaves
- * the softmax as it is. So the weights without that term are the weights of a model whose deviations
- * carry nothing, and how far the two are apart is what deviations do. */
+ * Where every key has the same deviations, ‖σ_q − σ_k‖² is the same for all keys of a query and leaves the softmax as
+ * it is. So the weights without that term are the weights of a model whose deviations carry nothing, and how far the
+ * two are apart is what deviations do. */
 static const double TAU_EPS = 1e-6, OVERLAP_EPS = 1e-4;
 
 /* Queries and keys of one window [T, heads, means + width], deviations behind the means. */
@@ -211,7 +210,7 @@ static weft_status read_tau(const weft_session *s, const weft_score *l, double *
     WEFT_TRY(weft_session_take(s, l->log_tau, out));
     bool learned = *out != NULL;
     if (!learned) *out = malloc((size_t)l->heads * sizeof **out);
-    if (!*out) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!*out) return weft_no_memory("inspect");
     for (int64_t h = 0; h < l->heads; h++)
         (*out)[h] = learned ? exp((*out)[h]) : 2 / l->scale_value - TAU_EPS;
     return WEFT_OK;
@@ -228,7 +227,7 @@ weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const doub
     for (int64_t h = 0; h < heads; h++) {
         weft_head_look *own = &look->heads[h];
         if (!own->sigma) own->sigma = calloc(4 * (size_t)g.width, sizeof *own->sigma);
-        if (!own->sigma) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+        if (!own->sigma) return weft_no_memory("inspect");
         own->width = g.width;
         for (int64_t t = 0; t < g.time; t++)
             for (int which = 0; which < 2; which++) {
@@ -246,7 +245,7 @@ weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const doub
     for (int64_t h = 0; h < heads; h++)
         look->heads[h].number[WEFT_HEAD_TAU] = tau[h];
     WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g.time) * sizeof *rows);
-    if (!rows) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!rows) return weft_no_memory("inspect");
     for (int64_t h = 0; h < heads; h++)
         for (int64_t i = 0; i < g.time; i++) {
             int64_t seen = l->score.causal ? i + 1 : g.time;

@@ -93,8 +93,7 @@ bool weft_key_matches(const char *key, const char *header) {
     return !differs;
 }
 
-/* Watching connections. A list under one lock; a job is given up with it held, so its connection still holds
- * it. */
+/* Watching connections. A list under one lock; a job is given up with it held, so its connection still holds it. */
 enum { LOOK_MS = 50 };
 
 struct weft_connection {
@@ -155,7 +154,7 @@ static void *watch(void *context) {
 weft_status weft_connections_open(double seconds, weft_connections **out) {
     *out = NULL;
     WEFT_AUTO_FREE weft_connections *all = calloc(1, sizeof *all);
-    if (!all) return weft_fail(WEFT_ENOMEM, "serve: no memory");
+    if (!all) return weft_no_memory("serve");
     all->seconds = seconds;
     pthread_mutex_init(&all->lock, NULL);
     weft_http_condition(&all->news);

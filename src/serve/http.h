@@ -14,8 +14,7 @@
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src "      \
     "'self'; img-src data:; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
 
-/* A socket that listens at the first address of the host that can be had; *six: by IPv6. Port 0: any
- * that is free. */
+/* A socket that listens at the first address of the host that can be had; *six: by IPv6. Port 0: any that is free. */
 weft_status weft_http_listen(const char *host, int port_number, int *out, bool *six);
 
 /* Whether a name, with or without a port, means this machine and no other. */
@@ -32,14 +31,13 @@ void weft_http_wait(pthread_cond_t *c, pthread_mutex_t *lock, const bool *closin
 /* libmicrohttpd's own messages, into the log for debugging. */
 void weft_http_log(void *context, const char *format, va_list list);
 
-/* The connections that are open, and a thread that watches them: for clients that are too slow, and
- * for clients that have gone.
+/* The connections that are open, and a thread that watches them: for clients that are too slow, and for clients that
+ * have gone.
  *
- * A client must send a request whole within some seconds of connecting, or of its last answer, even
- * if it sends a byte now and then; and while its answer is being made the connection is looked at a
- * few times a second, since nothing else reads from it then. What is found is told in two ways: a
- * connection that took too long is shut down, so that whoever reads from it sees its end; of a client
- * that has gone, the job is given up. */
+ * A client must send a request whole within some seconds of connecting, or of its last answer, even if it sends a byte
+ * now and then; and while its answer is being made the connection is looked at a few times a second, since nothing else
+ * reads from it then. What is found is told in two ways: a connection that took too long is shut down, so that whoever
+ * reads from it sees its end; of a client that has gone, the job is given up. */
 typedef struct weft_connections weft_connections;
 typedef struct weft_connection weft_connection;
 

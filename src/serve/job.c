@@ -241,14 +241,13 @@ static json_t *choice_json(const weft_job *j, int64_t i, bool event) {
         logprobs = chat_logprobs(j, c, p->tokens);
     else if (r->logprobs)
         logprobs = text_logprobs(j, c, p->tokens, &p->offset);
-    json_t *finish = c->finish ? json_string(c->finish) : json_null();
     const char *form = !is_chat(j) ? "text" : event ? "delta" : "message";
     if (is_chat(j) && !event)
         text = json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", text, "refusal");
     else if (is_chat(j))
         text = weft_json_make("content:o role:s*", text, p->begun ? NULL : "assistant");
-    object = json_pack("{s:I, s:o, s:o, s:o}", "index", (json_int_t)i, form, text, "logprobs",
-                       logprobs, "finish_reason", finish);
+    object = json_pack("{s:I, s:o, s:o, s:s?}", "index", (json_int_t)i, form, text, "logprobs",
+                       logprobs, "finish_reason", c->finish);
     if (!r->token_ids) return object;
     const weft_request_prompt *prompt = r->prompts + c->prompt;
     int64_t from = p->tokens > c->n_told ? p->tokens : c->n_told;

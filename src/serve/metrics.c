@@ -24,7 +24,7 @@ struct weft_server_metrics {
 
 weft_status weft_server_metrics_create(weft_server_metrics **out) {
     *out = calloc(1, sizeof **out);
-    if (!*out) return weft_fail(WEFT_ENOMEM, "serve: no memory");
+    if (!*out) return weft_no_memory("serve");
     pthread_mutex_init(&(*out)->lock, NULL);
     return WEFT_OK;
 }
@@ -88,10 +88,8 @@ static void print_histogram(FILE *to, const char *name, const char *help, const 
 
 static int64_t resident_bytes(void) {
     long long all, resident = 0;
-    FILE *file = fopen("/proc/self/statm", "r");
-    if (!file) return 0;
-    if (fscanf(file, "%lld %lld", &all, &resident) != 2) resident = 0;
-    fclose(file);
+    WEFT_AUTO_FCLOSE FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%lld %lld", &all, &resident) != 2) return 0;
     return (int64_t)resident * sysconf(_SC_PAGESIZE);
 }
 

@@ -1,9 +1,8 @@
 /* What a client wants: the body of a request, checked and in a struct.
  *
- * Bodies are not trusted. They must be JSON (RFC 8259) in UTF-8, one object without repeated keys;
- * every member must be known, of its type and in its range. What OpenAI's interface has and this
- * server does not is refused by name, unless its value asks for nothing. This file knows nothing of
- * HTTP and of the model, and can be called on any bytes. */
+ * Bodies are not trusted. They must be JSON (RFC 8259) in UTF-8, one object without repeated keys; every member must be
+ * known, of its type and in its range. What OpenAI's interface has and this server does not is refused by name, unless
+ * its value asks for nothing. This file knows nothing of HTTP and of the model, and can be called on any bytes. */
 #pragma once
 
 #include "data/tokenizer.h"
@@ -79,19 +78,18 @@ void weft_request_free(weft_request *r);
 
 /* From a conversation to a prompt: CONFIG_CHAT_TEMPLATE.
  *
- * The template is one message's text, with {role} and {content} in it, as in "{role}:\n{content}\n\n".
- * A conversation is its messages one behind the other, and then the beginning of the assistant's, up
- * to its content, which is the model's to write. What follows the content ends it: it is a stop
- * string. \n, \t and \\ mean a line end, a tab and a backslash.
+ * The template is one message's text, with {role} and {content} in it, as in "{role}:\n{content}\n\n". A conversation
+ * is its messages one behind the other, and then the beginning of the assistant's, up to its content, which is the
+ * model's to write. What follows the content ends it: it is a stop string. \n, \t and \\ mean a line end, a tab and a
+ * backslash.
  *
- * Where roles are written differently, the template has a form for each, behind its name:
- * {begin}, what a conversation begins with; {default}, what stands where there is no system message;
- * {system}, {user} and {assistant}, messages; without {system} such messages are refused;
- * {first}, the user's behind a system message, where it is another; and {answer}, what an answer begins behind.
- * {content|trim} is the content without blanks around it, {content|lstrip} and {content|rstrip} without those before and
- * behind it, {content|lines} without line ends before it; {content|cut} is what follows its last </think>, and
- * {content|think} that without the line ends before it. Several are {content|cut|lines}.
- * scripts/chat-template makes such a template of a model's own.
+ * Where roles are written differently, the template has a form for each, behind its name: {begin}, what a conversation
+ * begins with; {default}, what stands where there is no system message; {system}, {user} and {assistant}, messages;
+ * without {system} such messages are refused; {first}, the user's behind a system message, where it is another; and
+ * {answer}, what an answer begins behind. {content|trim} is the content without blanks around it, {content|lstrip} and
+ * {content|rstrip} without those before and behind it, {content|lines} without line ends before it; {content|cut} is
+ * what follows its last </think>, and {content|think} that without the line ends before it. Several are
+ * {content|cut|lines}. scripts/chat-template makes such a template of a model's own.
  *
  * A token that the tokenizer begins every text with comes first, unless there is a {begin}. Names of special tokens in
  * the template become these tokens; in what people wrote they are text like any other, so nobody can write what the

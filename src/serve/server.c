@@ -1,12 +1,11 @@
 /* The server, and one request and its answer from the first byte of the one to the last of the other.
  *
- * libmicrohttpd calls for a request's head, for each piece of its body, and once more when it is whole. A
- * request that is wrong is still read to its end (within limits), so that the client gets to read what
- * is wrong with it.
+ * libmicrohttpd calls for a request's head, for each piece of its body, and once more when it is whole. A request that
+ * is wrong is still read to its end (within limits), so that the client gets to read what is wrong with it.
  *
- * While the worker works the connection is suspended, under the job's lock: either the worker has
- * something new already, or it sees that somebody waits and resumes the connection. A connection
- * that is suspended does not end, so the worker never resumes one that is gone. */
+ * While the worker works the connection is suspended, under the job's lock: either the worker has something new
+ * already, or it sees that somebody waits and resumes the connection. A connection that is suspended does not end, so
+ * the worker never resumes one that is gone. */
 #include "serve/server.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
@@ -462,7 +461,7 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
                              weft_server **out) {
     *out = NULL;
     WEFT_AUTO(weft_server_close_at) weft_server *s = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "serve: no memory");
+    if (!s) return weft_no_memory("serve");
     s->options = *o;
     s->listening = -1;
     s->started = (int64_t)time(NULL);
@@ -472,7 +471,7 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
     if (asprintf(&s->page, "%.*s%s%s", (int)(own - weft_page_html), weft_page_html, weft_page_style,
                  own) < 0)
         s->page = NULL;
-    if (!s->page) return weft_fail(WEFT_ENOMEM, "serve: no memory");
+    if (!s->page) return weft_no_memory("serve");
     WEFT_TRY(weft_server_metrics_create(&s->metrics));
     for (int i = 0; i < n; i++)
         WEFT_TRY(open_model(s, models + i));

@@ -1,6 +1,5 @@
-/* Templates: read once into a list of pieces, which are put together for each conversation. Text is
- * encoded in one go from one special token to the next, so that it becomes the tokens it would have
- * anywhere else. */
+/* Templates: read once into a list of pieces, which are put together for each conversation. Text is encoded in one go
+ * from one special token to the next, so that it becomes the tokens it would have anywhere else. */
 #include "serve/request.h"
 
 #include "base/text.h"
@@ -165,16 +164,16 @@ static weft_status find_stop(weft_template *m) {
     if (end == from) end = all;
     if (end == from) return WEFT_OK;
     m->stop = strndup(m->text + from, end - from);
-    return m->stop ? WEFT_OK : weft_fail(WEFT_ENOMEM, "chat template: no memory");
+    return m->stop ? WEFT_OK : weft_no_memory("chat template");
 }
 
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out) {
     *out = NULL;
     WEFT_AUTO(weft_template_close_at) weft_template *m = calloc(1, sizeof *m);
-    if (!m) return weft_fail(WEFT_ENOMEM, "chat template: no memory");
+    if (!m) return weft_no_memory("chat template");
     m->tokenizer = t;
     m->text = strdup(text);
-    if (!m->text) return weft_fail(WEFT_ENOMEM, "chat template: no memory");
+    if (!m->text) return weft_no_memory("chat template");
     char *to = m->text;
     for (const char *from = m->text; *from; from++) {
         char next = *from == '\\' ? from[1] : 0;
@@ -205,8 +204,7 @@ typedef struct {
 } prompt;
 
 static weft_status put_text(prompt *p, const char *text, size_t bytes) {
-    if (!weft_grow(&p->text, &p->room, p->bytes + bytes))
-        return weft_fail(WEFT_ENOMEM, "chat template: no memory");
+    if (!weft_grow(&p->text, &p->room, p->bytes + bytes)) return weft_no_memory("chat template");
     if (bytes) memcpy(p->text + p->bytes, text, bytes);
     p->bytes += bytes;
     return WEFT_OK;
@@ -215,7 +213,7 @@ static weft_status put_text(prompt *p, const char *text, size_t bytes) {
 static weft_status put_tokens(prompt *p, const int32_t *tokens, int64_t count) {
     if (count <= 0) return WEFT_OK;
     if (!weft_grow_list(&p->tokens, &p->tokens_room, p->count + count, sizeof *p->tokens))
-        return weft_fail(WEFT_ENOMEM, "chat template: no memory");
+        return weft_no_memory("chat template");
     memcpy(p->tokens + p->count, tokens, (size_t)count * sizeof *tokens);
     p->count += count;
     return WEFT_OK;

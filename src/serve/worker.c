@@ -1,8 +1,7 @@
 /* The worker's loop: take what came in, end what is over, make one step, hand out what it made.
  *
- * The lock protects what others see: the list of new jobs, how many sequences there are, whether to
- * stop, and the copy of the generator's figures. It is never held while the generator works, nor
- * together with a job's lock. */
+ * The lock protects what others see: the list of new jobs, how many sequences there are, whether to stop, and the copy
+ * of the generator's figures. It is never held while the generator works, nor together with a job's lock. */
 #include "serve/worker.h"
 
 #include "base/clock.h"
@@ -210,7 +209,7 @@ weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
                              weft_worker **out) {
     *out = NULL;
     weft_worker *w = calloc(1, sizeof *w);
-    if (!w) return weft_fail(WEFT_ENOMEM, "serve: no memory");
+    if (!w) return weft_no_memory("serve");
     w->generator = g;
     w->tokenizer = t;
     w->limits = *limits;

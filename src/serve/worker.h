@@ -84,9 +84,8 @@ void weft_job_wake(weft_job *j);
 
 /* The answer to a job in OpenAI's shapes: whole, or as server-sent events.
  *
- * Whole it is one object. As events it is one object for each piece of text of each choice, then one
- * that says why the choice ended; then, where the request wants it, one with the usage; then
- * `data: [DONE]`. */
+ * Whole it is one object. As events it is one object for each piece of text of each choice, then one that says why the
+ * choice ended; then, where the request wants it, one with the usage; then `data: [DONE]`. */
 
 /* Of a job that is finished and did not fail. malloc'd; NULL: no memory. */
 char *weft_answer_whole(const weft_job *j);
@@ -115,8 +114,7 @@ extern const char *const weft_path_names[WEFT_PATHS];
 weft_status weft_server_metrics_create(weft_server_metrics **out);
 void weft_server_metrics_destroy(weft_server_metrics *m);
 
-/* A request that was answered with that status of HTTP after so many seconds; 499: its client was
- * gone. */
+/* A request that was answered with that status of HTTP after so many seconds; 499: its client was gone. */
 void weft_server_metrics_request(weft_server_metrics *m, weft_path_name path, int status,
                                  double seconds);
 /* A job's first token, and its end. */
@@ -148,8 +146,7 @@ typedef struct {
 weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
                              const weft_worker_limits *limits, weft_server_metrics *metrics,
                              weft_worker **out);
-/* Ends all jobs, which are finished with a failure, and the thread. What is submitted from now on is
- * refused. */
+/* Ends all jobs, which are finished with a failure, and the thread. What is submitted from now on is refused. */
 void weft_worker_stop(weft_worker *w);
 /* Stops it if it was not, and frees it: nobody may use it any more. */
 void weft_worker_close(weft_worker *w);

@@ -1,6 +1,5 @@
-/* The server of the live page. A thread for each connection, so that a stream of events may simply wait
- * for the next look; all are of this machine. What many are to be told is composed once, and they share
- * the text. */
+/* The server of the live page. A thread for each connection, so that a stream of events may simply wait for the next
+ * look; all are of this machine. What many are to be told is composed once, and they share the text. */
 #include "watch/live.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
@@ -423,24 +422,23 @@ static void close_live(live **w) {
 weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_live **out) {
     *out = NULL;
     WEFT_AUTO(close_live) live *w = calloc(1, sizeof *w);
-    if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+    if (!w) return weft_no_memory("watch");
     w->options = *o;
     w->runs = runs;
     pthread_mutex_init(&w->lock, NULL);
     weft_http_condition(&w->news);
     extern const char weft_live_body[], weft_live_script[], weft_live_style[];
-    char *text;
-    int n = asprintf(&text,
-                     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-                     "<link rel=\"icon\" href=\"data:,\">\n"
-                     "<title>weft watch</title>\n<style>\n%s%s%s</style></head>\n<body>\n%s"
-                     "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
-                     weft_page_style, weft_charts_style, weft_live_style, weft_live_body,
-                     weft_charts_script, weft_live_script);
-    w->page = n < 0 ? NULL : text;
+    if (asprintf(&w->page,
+                 "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+                 "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+                 "<link rel=\"icon\" href=\"data:,\">\n"
+                 "<title>weft watch</title>\n<style>\n%s%s%s</style></head>\n<body>\n%s"
+                 "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
+                 weft_page_style, weft_charts_style, weft_live_style, weft_live_body,
+                 weft_charts_script, weft_live_script) < 0)
+        w->page = NULL;
     w->gpus = open_gpus();
-    if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+    if (!w->page) return weft_no_memory("watch");
     weft_watched_look(runs);
     w->told.found = weft_watched_count(runs);
     WEFT_TRY(start_daemon(w));

@@ -1,5 +1,5 @@
-/* The live page of runs: `weft watch`. One thread looks at the runs once a second; every browser has a
- * stream of server-sent events, each of which says what is new since the one before.
+/* The live page of runs: `weft watch`. One thread looks at the runs once a second; every browser has a stream of
+ * server-sent events, each of which says what is new since the one before.
  *
  *   GET  /            the page
  *   GET  /api/runs    everything, as weft_watched_news tells it
@@ -7,8 +7,7 @@
  *   GET  /api/log     ?id=N: the end of a run's log, or of its samples; &samples=1: of these alone
  *   POST /api/note    {"id": N, "note": TEXT, "tags": TEXT}
  *
- * It is for this machine: names that others gave lead nowhere (see http.h), and a note is taken from
- * the page alone. */
+ * It is for this machine: names that others gave lead nowhere (see http.h), and a note is taken from the page alone. */
 #pragma once
 
 #include "record/watched.h"
