@@ -411,7 +411,7 @@ weft_status weft_database_open(const char *path, weft_database_mode mode, weft_d
 weft_status weft_database_scratch(const char *path, weft_database **out) {
     *out = NULL;
     WEFT_AUTO(weft_database_close_at) weft_database *d = calloc(1, sizeof *d);
-    if (!d) return weft_no_memory(path);
+    if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     d->schema = &weft_runs_schema;
     d->seconds = runs_seconds;
     d->entered = true;

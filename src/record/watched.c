@@ -55,12 +55,6 @@ typedef struct {
     int named; /* how many runs there were when they were last given titles */
 } study;
 
-/* Files that processes of this machine hold by a lock, by the numbers of their inodes. */
-typedef struct {
-    uint64_t *list;
-    int64_t n, room;
-} locks;
-
 struct weft_watched {
     char **roots;
     int n_roots;
@@ -72,7 +66,11 @@ struct weft_watched {
     int64_t version, budget; /* the bytes that this look may still read */
     double walked;
     weft_notes *notes;
-    locks held;
+    struct
+    { /* files that processes of this machine hold by a lock, by the numbers of their inodes */
+        uint64_t *list;
+        int64_t n, room;
+    } held;
     weft_config config, plain; /* room for one, and the defaults */
 };
 
