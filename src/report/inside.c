@@ -223,24 +223,29 @@ static void find_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
         snprintf(folder, WEFT_PATH_MAX, ".");
 }
 
-/* The last whole line of a run's samples; NULL: there is none. */
-static json_t *last_sample(const char *folder, const weft_report_run *run) {
-    char path[WEFT_PATH_MAX];
+/* Where a file of a run is; false: there is none. */
+static bool find_file(const char *folder, const weft_report_run *run, const char *name,
+                      char path[WEFT_PATH_MAX]) {
     /* Runs that no study made are not in runs/ (record/database.h). */
     const char *names[] = {run->folder, strchr(run->folder, '/')};
     bool there = false;
     for (int i = 0; i < 2 && !there && names[i]; i++) {
-        const char *name = names[i] + i;
-        if (weft_path(path, "%s/%s/samples.jsonl", folder, name) != WEFT_OK) return NULL;
+        if (weft_path(path, "%s/%s/%s", folder, names[i] + i, name) != WEFT_OK) return false;
         /* One that cannot be looked at is opened too: that tells why. */
         if (weft_path_there(path, &there) != WEFT_OK) there = true;
     }
+    return there;
+}
+
+/* The last whole line of a run's samples; NULL: there is none. */
+static json_t *last_sample(const char *folder, const weft_report_run *run) {
+    char path[WEFT_PATH_MAX];
     WEFT_AUTO_FCLOSE FILE *file = NULL;
     WEFT_AUTO_FREE char *line = NULL;
     size_t room = 0;
     ssize_t n;
     json_t *last = NULL;
-    if (!there) return NULL;
+    if (!find_file(folder, run, "samples.jsonl", path)) return NULL;
     if (weft_file_open_stream(path, &file) != WEFT_OK) {
         weft_log(WEFT_LOG_WARN, "report: without the samples of a run: %s", weft_error_message());
         return NULL;
@@ -331,7 +336,7 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
         const weft_report_run *run = first_run(v);
         char path[WEFT_PATH_MAX];
         WEFT_AUTO_DECREF json_t *map = NULL;
-        if (run && weft_path(path, "%s/%s/attention.json", folder, run->folder) == WEFT_OK)
+        if (run && find_file(folder, run, "attention.json", path))
             map = weft_json_file(path, FILE_MOST);
         if (!map) continue;
         if (told++ == 0) {

@@ -91,10 +91,14 @@ TEST(test_runs_are_compared_seed_by_seed) {
 }
 
 TEST(test_runs_are_reported_and_exported) {
+    static const char map[] = "{\"tokens\": [\"a\", \"b\"], \"layers\": [{\"layer\": 0, \"heads\":"
+                              " [[[100], [25, 75]]]}]}";
     size_t n;
+    file_write(scratch_path("runs/dot-seed1/attention.json"), map, sizeof map - 1);
     command_succeeds(RUN("report", runs, "--out", scratch_path(".")), NULL);
     char *page = file_read(scratch_path("report.md"), &n);
     assert_non_null(strstr(page, "w2"));
+    assert_non_null(strstr(page, "What attention looks at"));
     free(page);
     command_succeeds(RUN("runs", runs, "--metrics-csv", scratch_path("lines.csv")), NULL);
     char *lines = file_read(scratch_path("lines.csv"), &n);
