@@ -69,11 +69,12 @@ static weft_status read_lines(weft_database *d, summary *u, const char *path) {
         WEFT_AUTO_DECREF json_t *line = weft_json_read(text, (size_t)n, 0, &error);
         if (!line) return WEFT_BAD_INPUT("%s:%ld: %s", path, number, error.text);
         const json_t *at = json_object_get(line, "step");
-        if (!json_is_integer(at)) return WEFT_BAD_INPUT("a line without a step");
+        if (!json_is_integer(at))
+            return WEFT_BAD_INPUT("%s:%ld: a line without a step", path, number);
         int64_t step = (int64_t)json_integer_value(at);
         if (step < u->last || step > u->iters)
-            return WEFT_BAD_INPUT("a line of step %lld after step %lld of %lld", (long long)step,
-                                  (long long)u->last, (long long)u->iters);
+            return WEFT_BAD_INPUT("%s:%ld: a line of step %lld after step %lld of %lld", path,
+                                  number, (long long)step, (long long)u->last, (long long)u->iters);
         u->metric_value = metric_of(line, u->metric);
         WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
         WEFT_TRY(add_events(d, u, line, step));

@@ -219,7 +219,7 @@ extern const weft_inside_number weft_inside_layers[];
 /* The k of point i of n in a latent's curve. */
 int weft_inside_direction(int width, int i, int n);
 
-/* Grids of heads by layers, and the histogram of the gates; between weft_page_pictures_open and _close. */
+/* Grids of heads by layers, and the histogram of the gates; behind weft_page_pictures_open. */
 void weft_inside_put_heads(weft_page *p, const json_t *inside, int style);
 /* A curve for each latent, of a few layers. */
 void weft_inside_put_latents(weft_page *p, const json_t *inside);
