@@ -1,6 +1,4 @@
 /* The thread's last error message, and the version. */
-#include "base/error.h"
-
 #include "base/text.h"
 
 #include <stdarg.h>

@@ -32,7 +32,7 @@ weft_status weft_path_failed(const char *path) {
     return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
 }
 
-static weft_kind kind_of(mode_t mode) {
+weft_kind weft_kind_of(mode_t mode) {
     return S_ISREG(mode)   ? WEFT_KIND_FILE
            : S_ISDIR(mode) ? WEFT_KIND_FOLDER
            : S_ISLNK(mode) ? WEFT_KIND_LINK
@@ -43,7 +43,7 @@ weft_status weft_path_kind(const char *path, weft_kind *out) {
     struct stat is;
     *out = WEFT_KIND_NOTHING;
     if (lstat(path, &is) == 0) {
-        *out = kind_of(is.st_mode);
+        *out = weft_kind_of(is.st_mode);
         return WEFT_OK;
     }
     if (errno == ENOENT || errno == ENOTDIR) return WEFT_OK;
@@ -73,7 +73,7 @@ static weft_status check_plain(const char *path, int *descriptor, const char *re
         return WEFT_OK;
     else
         status = WEFT_BAD_INPUT("%s: is %s, not a file%s", path,
-                                weft_kind_name(kind_of(is.st_mode)), remedy);
+                                weft_kind_name(weft_kind_of(is.st_mode)), remedy);
     close(*descriptor);
     *descriptor = -1;
     return status;

@@ -9,6 +9,8 @@
 
 #include "base/error.h"
 
+#include <sys/stat.h>
+
 enum { WEFT_PATH_MAX = 4096 };
 
 /* A path by a format: weft_path(path, "%s/%s", folder, name). One that is too long is an error. */
@@ -33,6 +35,8 @@ typedef enum {
 } weft_kind;
 
 weft_status weft_path_kind(const char *path, weft_kind *out);
+/* The same of what stat says. */
+weft_kind weft_kind_of(mode_t mode);
 /* Whether there is anything, for files that may be missing. One that is there and cannot be read, or a
  * link that leads nowhere, is there: opening it then says what is wrong. */
 weft_status weft_path_there(const char *path, bool *there);

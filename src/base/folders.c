@@ -1,6 +1,8 @@
 /* Folders, by descriptor: what was looked at is what is removed, whatever takes its name meanwhile. */
 #include "base/folders.h"
 
+#include "base/text.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -99,12 +101,10 @@ void weft_names_free(weft_names *names) {
 }
 
 static weft_status add_name(weft_names *names, const char *name, const char *path) {
-    char **larger = realloc(names->list, ((size_t)names->n + 1) * sizeof *larger);
-    if (larger) names->list = larger;
-    char *copy = larger ? strdup(name) : NULL;
-    if (!copy) return weft_fail(WEFT_ENOMEM, "%s: no memory for its names", path);
-    names->list[names->n++] = copy;
-    return WEFT_OK;
+    char **added = WEFT_ADD(names->list, names->n);
+    if (added) *added = strdup(name);
+    if (added && *added) return WEFT_OK;
+    return weft_fail(WEFT_ENOMEM, "%s: no memory for its names", path);
 }
 
 /* Reads an open folder from its start; takes the descriptor. */
@@ -188,8 +188,6 @@ weft_status weft_folder_remove(const char *path) {
     return rmdir(path) == 0 || errno == ENOENT ? WEFT_OK : weft_path_failed(path);
 }
 
-/* One component at a time, by openat with O_NOFOLLOW. */
-
 enum { OPEN_FILE = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC };
 
 static weft_status failed_below(const char *path, const char *name) {
@@ -198,10 +196,7 @@ static weft_status failed_below(const char *path, const char *name) {
 
 static weft_status refuse(const char *path, const char *name, mode_t mode) {
     return WEFT_BAD_INPUT("%s: %s is %s, which is not followed", path, name,
-                          S_ISLNK(mode)   ? "a link"
-                          : S_ISDIR(mode) ? "a folder"
-                          : S_ISREG(mode) ? "a file"
-                                          : "a pipe or a device");
+                          weft_kind_name(weft_kind_of(mode)));
 }
 
 /* One name in an open folder, which must be of that type: looked at before it is opened, since opening

@@ -8,8 +8,6 @@
 
 #include "base/files.h"
 
-#include <sys/stat.h>
-
 /* The mark's name. */
 #define WEFT_FOLDER_MARK ".weft"
 

@@ -2,7 +2,6 @@
  * screen is one write: the status line is erased, the record written, the status line drawn again,
  * all in one buffer. */
 #include "base/log.h"
-#include "base/scope.h"
 
 #include "base/text.h"
 

@@ -120,14 +120,11 @@ static void join(char *out, size_t size, const char *const *parts, int n) {
             at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
 }
 
-/* What stands behind the bar. With `cut` it is shorter by the rate; what is too long even then loses
- * the last parts of the note. */
-static void describe_tail(const weft_progress *p, double now, int cut, char *out, size_t size) {
-    char place[TEXT_MAX + 32], speed[TEXT_MAX + 24], left[32];
-    if (p->total > 0)
-        snprintf(place, sizeof place, "%lld/%lld", (long long)p->done, (long long)p->total);
-    else
-        snprintf(place, sizeof place, "%lld", (long long)p->done);
+/* What stands behind the bar or the place. With `cut` it is shorter by the rate; what is too long even then
+ * loses the last parts of the note. */
+static void describe_tail(const weft_progress *p, double now, const char *place, bool cut,
+                          char *out, size_t size) {
+    char speed[TEXT_MAX + 24], left[32];
     describe_speed(p, now, speed, sizeof speed);
     describe_left(p, now, left, sizeof left);
     join(out, size, (const char *const[]){place, cut ? "" : speed, left, p->note}, 4);
@@ -162,11 +159,15 @@ static void draw_curve(const weft_progress *p, int width, char *out) {
  * it goes. */
 static void draw_bar(const weft_progress *p, double now, int width) {
     char head[TEXT_MAX + 4], tail[RATE_MAX + 128], line[2 * RATE_MAX + 256],
-        bar[4 * BAR_MOST + 8] = "";
+        bar[4 * BAR_MOST + 8] = "", place[TEXT_MAX + 32];
+    if (p->total > 0)
+        snprintf(place, sizeof place, "%lld/%lld", (long long)p->done, (long long)p->total);
+    else
+        snprintf(place, sizeof place, "%lld", (long long)p->done);
     snprintf(head, sizeof head, "%s ", p->label);
     int words = width - columns(head) - 3, room = 0;
     for (int cut = 0; cut < 2 && room < BAR_LEAST; cut++) {
-        describe_tail(p, now, cut, tail, sizeof tail);
+        describe_tail(p, now, place, cut, tail, sizeof tail);
         room = words - columns(tail);
     }
     if (room < BAR_LEAST && width >= BAR_WIDTH && words - BAR_LEAST > 0) {
@@ -204,10 +205,7 @@ static void show(weft_progress *p, double now) {
                      (long long)p->total, (int)(100 * fraction(p)));
         else
             snprintf(place, sizeof place, "%lld %s", (long long)p->done, p->unit);
-        char speed[TEXT_MAX + 24], left[32];
-        describe_speed(p, now, speed, sizeof speed);
-        describe_left(p, now, left, sizeof left);
-        join(rate, sizeof rate, (const char *const[]){speed, left, p->note}, 3);
+        describe_tail(p, now, "", false, rate, sizeof rate);
         weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
         p->tenth = tenth;
     }

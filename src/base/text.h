@@ -5,12 +5,7 @@
  * characters, those that turn the direction of writing, and bytes that are no UTF-8 as \xNN. */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "base/error.h"
 
 /* The bytes of the UTF-8 letter that begins at `text`, of which so many bytes are known; 0: it may be one
  * when more come; -n: n bytes that are none. */
@@ -53,8 +48,6 @@ typedef struct {
 weft_nearest weft_nearest_to(const char *wanted);
 weft_nearest weft_nearest_slip(const char *wanted);
 void weft_nearest_offer(weft_nearest *n, const char *name);
-
-/* Room for a text whose length is not known beforehand. */
 
 /* Makes room for at least `want` bytes in a block of *room bytes, twice as much when it grows; false: no
  * memory, and the block is as it was. */

@@ -13,8 +13,6 @@ const char *weft_git_commit(void) {
     return WEFT_GIT_COMMIT;
 }
 
-/* What uname and sysconf say. */
-
 void weft_machine_text(char *text, size_t room) {
     struct utsname is;
     if (uname(&is) == 0)

@@ -7,7 +7,5 @@
  * "unknown" where the build was not made in a git tree. */
 const char *weft_git_commit(void);
 
-/* The machine in words, for records of what was run on it. */
-
-/* "x86_64 Linux 6.1.0, 16 processors". */
+/* The machine in words, for records of what was run on it: "x86_64 Linux 6.1.0, 16 processors". */
 void weft_machine_text(char *text, size_t room);
