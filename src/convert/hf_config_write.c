@@ -215,8 +215,7 @@ int weft_hf_attention_bias(const weft_config *c) {
 static void write_specials(const weft_tokenizer *t, json_t *root) {
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     const char *text = t ? weft_tokenizer_generation(t) : NULL;
-    json_error_t error;
-    WEFT_AUTO_DECREF json_t *was = text ? weft_json_read(text, strlen(text), 0, &error) : NULL;
+    WEFT_AUTO_DECREF json_t *was = text ? weft_json_read(text, strlen(text), 0, NULL) : NULL;
     int32_t end = t && !was ? weft_tokenizer_end(t) : -1;
     for (int i = 0; i < 3; i++) {
         json_t *value = json_object_get(was, keys[i]);

@@ -38,6 +38,7 @@ struct weft_shards {
     char *folder;
     int64_t vocab, largest;
     shard_list splits[2];
+    int64_t bytes; /* of all files */
 };
 
 static const char *const SPLIT_NAMES[2] = {"train", "val"};
@@ -164,6 +165,7 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
             shard *one = &list->all[i];
             WEFT_TRY(map_shard(one));
             list->tokens += one->count;
+            s->bytes += one->bytes;
             for (int64_t t = 0; t < one->count && t < LOOK; t++) {
                 int64_t token = read_token(one, t);
                 if (token > s->largest) s->largest = token;
@@ -183,8 +185,7 @@ void weft_shards_close(weft_shards *s) {
         }
         free(s->splits[split].all);
     }
-    free(s->folder);
-    free(s);
+    WEFT_FREE(s->folder, s);
 }
 
 int64_t weft_shards_vocab(const weft_shards *s) {
@@ -196,12 +197,8 @@ int64_t weft_shards_tokens(const weft_shards *s, weft_split split) {
 }
 
 weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
-    int64_t bytes = 0;
     *crc = 0;
-    for (int split = 0; split < 2; split++)
-        for (int64_t i = 0; i < s->splits[split].count; i++)
-            bytes += s->splits[split].all[i].bytes;
-    int64_t part = bytes / WEFT_SHARDS_SUMMED + 1, stride = SUM_BLOCK * part;
+    int64_t part = s->bytes / WEFT_SHARDS_SUMMED + 1, stride = SUM_BLOCK * part;
     WEFT_AUTO_FREE unsigned char *block = malloc(SUM_BLOCK);
     if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory for its checksum", s->folder);
     for (int split = 0; split < 2; split++)

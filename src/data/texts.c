@@ -13,45 +13,6 @@
 
 enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20, COPY_TOKENS = 1 << 18 };
 
-static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
-    const weft_input_unit *units;
-    int64_t count = 0, read = 0;
-    weft_status status;
-    weft_progress *p = weft_progress_begin(&(weft_progress_options){
-        .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
-    while ((status = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
-        for (int64_t i = 0; i < count && status == WEFT_OK; i++) {
-            WEFT_AUTO_FREE char *keep = NULL;
-            const char *text;
-            size_t bytes;
-            status = weft_input_text(in, &units[i], &keep, &text, &bytes);
-            if (status == WEFT_OK) status = weft_bpe_trainer_add(b, text, bytes);
-            read += (int64_t)units[i].bytes;
-        }
-        if (status != WEFT_OK) break;
-        weft_progress_update(p, read / 1000, NULL);
-    }
-    weft_progress_end(p, false);
-    return status;
-}
-
-weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
-                             weft_tokenizer **out, int64_t *words) {
-    WEFT_AUTO(weft_input_close_at) weft_input *in = NULL;
-    WEFT_AUTO(weft_bpe_trainer_close_at) weft_bpe_trainer *b = NULL;
-    *out = NULL;
-    WEFT_TRY(weft_input_open(input, &in));
-    WEFT_TRY(weft_bpe_trainer_open(&b));
-    WEFT_TRY(count_texts(b, in));
-    if (!(*words = weft_bpe_trainer_words(b)))
-        return WEFT_BAD_INPUT("there is no text in the input");
-    weft_progress *p = weft_progress_begin(&(weft_progress_options){
-        .label = "tokenizer", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
-    weft_status status = weft_bpe_trainer_run(b, vocab, least, p, out);
-    weft_progress_end(p, false);
-    return status;
-}
-
 typedef struct {
     int32_t *tokens;
     int64_t count;
@@ -63,6 +24,7 @@ typedef struct {
 typedef struct {
     const weft_tokenizer *tokenizer;
     weft_input *input;
+    weft_bpe_trainer *trainer; /* where a tokenizer is learned */
     weft_pool *pool;
     weft_encoder **encoders; /* one a thread */
     weft_shard_writer *writers[2];
@@ -76,6 +38,52 @@ typedef struct {
     bool began[2];      /* a document was written to this split */
     int folder;         /* held by a lock; -1: not yet */
 } job;
+
+/* All batches, under a bar by that name. */
+static weft_status each_batch(job *j, size_t want, const char *label,
+                              weft_status (*take)(job *j, int64_t count)) {
+    int64_t read = 0, count = 0;
+    weft_status status;
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = label, .unit = "KB", .total = weft_input_total(j->input) / 1000});
+    while ((status = weft_input_next(j->input, want, &j->units, &count)) == WEFT_OK && count > 0) {
+        if ((status = take(j, count)) != WEFT_OK) break;
+        for (int64_t i = 0; i < count; i++)
+            read += (int64_t)j->units[i].bytes;
+        weft_progress_update(p, read / 1000, NULL);
+    }
+    weft_progress_end(p, false);
+    return status;
+}
+
+static weft_status count_batch(job *j, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        WEFT_AUTO_FREE char *keep = NULL;
+        const char *text;
+        size_t bytes;
+        WEFT_TRY(weft_input_text(j->input, &j->units[i], &keep, &text, &bytes));
+        WEFT_TRY(weft_bpe_trainer_add(j->trainer, text, bytes));
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
+                             weft_tokenizer **out, int64_t *words) {
+    WEFT_AUTO(weft_input_close_at) weft_input *in = NULL;
+    WEFT_AUTO(weft_bpe_trainer_close_at) weft_bpe_trainer *b = NULL;
+    *out = NULL;
+    WEFT_TRY(weft_input_open(input, &in));
+    WEFT_TRY(weft_bpe_trainer_open(&b));
+    job j = {.input = in, .trainer = b};
+    WEFT_TRY(each_batch(&j, BATCH_BYTES, "count", count_batch));
+    if (!(*words = weft_bpe_trainer_words(b)))
+        return WEFT_BAD_INPUT("there is no text in the input");
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = "tokenizer", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
+    weft_status status = weft_bpe_trainer_run(b, vocab, least, p, out);
+    weft_progress_end(p, false);
+    return status;
+}
 
 static weft_status encode_unit(job *j, int64_t i, int thread, result *r) {
     WEFT_AUTO_FREE char *keep = NULL;
@@ -126,22 +134,6 @@ static weft_status run_batch(job *j, int64_t count) {
         if (status == WEFT_OK) status = write_unit(j, &j->units[i], &j->results[i]);
         free(j->results[i].tokens);
     }
-    return status;
-}
-
-static weft_status run_all(job *j) {
-    size_t want = (size_t)weft_pool_size(j->pool) * BATCH_A_THREAD * UNIT_BYTES;
-    int64_t read = 0, count = 0;
-    weft_status status;
-    weft_progress *p = weft_progress_begin(&(weft_progress_options){
-        .label = "tokenize", .unit = "KB", .total = weft_input_total(j->input) / 1000});
-    while ((status = weft_input_next(j->input, want, &j->units, &count)) == WEFT_OK && count > 0) {
-        if ((status = run_batch(j, count)) != WEFT_OK) break;
-        for (int64_t i = 0; i < count; i++)
-            read += (int64_t)j->units[i].bytes;
-        weft_progress_update(p, read / 1000, NULL);
-    }
-    weft_progress_end(p, false);
     return status;
 }
 
@@ -245,8 +237,7 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
 static void close_job(job *j) {
     for (int i = 0; j->encoders && j->encoders[i]; i++)
         weft_encoder_close(j->encoders[i]);
-    free(j->encoders);
-    free(j->results);
+    WEFT_FREE(j->encoders, j->results);
     weft_shard_writer_close(j->writers[0]);
     weft_shard_writer_close(j->writers[1]);
     if (j->folder >= 0) close(j->folder);
@@ -263,7 +254,8 @@ weft_status weft_texts_tokenize(const weft_input_options *input, const weft_toke
     if (!t && !j.copies) return weft_fail(WEFT_EBUG, "texts are tokenized without a tokenizer");
     WEFT_TRY(open_job(&j, &cut, folder, shard_tokens));
     double start = weft_clock();
-    WEFT_TRY(j.copies ? copy_all(&j, input) : run_all(&j));
+    size_t want = (size_t)weft_pool_size(pool) * BATCH_A_THREAD * UNIT_BYTES;
+    WEFT_TRY(j.copies ? copy_all(&j, input) : each_batch(&j, want, "tokenize", run_batch));
     double took = weft_clock() - start;
     *out = (weft_texts_sum){
         .documents = j.documents,

@@ -32,12 +32,10 @@ void weft_tokenizer_close(weft_tokenizer *t) {
         free(t->added[i].text);
     for (int i = 0; i < t->n_steps; i++)
         pcre2_code_free(t->steps[i]);
-    WEFT_FREE(t->added, t->merge_list, t->merges, t->score, t->sorted, t->index, t->pool, t->length,
-              t->offset, t->source);
     for (int i = 0; i < BESIDE_FILES; i++)
         free(t->beside[i]);
-    free(t->name);
-    free(t);
+    WEFT_FREE(t->added, t->merge_list, t->merges, t->score, t->sorted, t->index, t->pool, t->length,
+              t->offset, t->source, t->name, t);
 }
 
 /* The slot where these bytes are, or would be. */

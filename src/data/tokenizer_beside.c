@@ -26,14 +26,11 @@ static weft_status read_optional(const char *dir, const char *name, char **out) 
 /* The model's config.json, where it is one of theirs; NULL: there is none. What is no JSON is somebody
  * else's. */
 static weft_status read_model_config(const char *dir, json_t **out) {
-    json_error_t error;
     WEFT_AUTO_FREE char *text = NULL;
     *out = NULL;
     WEFT_TRY(read_optional(dir, "config.json", &text));
-    if (text) *out = weft_json_read(text, strlen(text), 0, &error);
-    if (json_is_string(json_object_get(*out, "model_type"))) return WEFT_OK;
-    json_decref(*out);
-    *out = NULL;
+    if (text) *out = weft_json_read(text, strlen(text), 0, NULL);
+    if (!json_is_string(json_object_get(*out, "model_type"))) json_decref(weft_steal(out));
     return WEFT_OK;
 }
 
@@ -87,8 +84,7 @@ weft_status weft_tokenizer_save_beside(const weft_tokenizer *t, const char *path
 /* tokenizer_config.json; NULL: there is none. Its model_max_length may be a number beyond 64 bits. */
 static json_t *parse_config(const weft_tokenizer *t) {
     const char *text = t->beside[BESIDE_CONFIG];
-    json_error_t error;
-    return text ? weft_json_read(text, strlen(text), JSON_DECODE_INT_AS_REAL, &error) : NULL;
+    return text ? weft_json_read(text, strlen(text), JSON_DECODE_INT_AS_REAL, NULL) : NULL;
 }
 
 bool weft_tokenizer_is_beside(const char *name) {
@@ -98,9 +94,7 @@ bool weft_tokenizer_is_beside(const char *name) {
     return is;
 }
 
-const char *weft_tokenizer_generation(const weft_tokenizer *t) {
-    return t->beside[BESIDE_GENERATION];
-}
+WEFT_GETTER(const char *, weft_tokenizer_generation, weft_tokenizer, beside[BESIDE_GENERATION])
 
 /* A file of its own; or in tokenizer_config.json, as a text, or as a list of them by name. */
 weft_status weft_tokenizer_chat(const weft_tokenizer *t, char **out) {
