@@ -351,13 +351,9 @@ static void put_sums(document *d) {
 
 int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
                              char text[WEFT_CORPUS_DOCUMENT]) {
-    document d;
+    document d = {.text = text, .room = WEFT_CORPUS_DOCUMENT - 3, .last = THINGS[0]};
     d.random = weft_random_stream_at(p, "data.embedded.train", "data.embedded.val",
                                      number * DOCUMENT_BLOCKS);
-    d.text = text;
-    d.length = 0;
-    d.room = WEFT_CORPUS_DOCUMENT - 3;
-    d.last = THINGS[0];
     uint32_t kind = draw(&d, 16);
     d.she = draw_name(&d, d.hero);
     do
@@ -370,15 +366,10 @@ int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
     d.object = THINGS[d.object_index];
     d.look = PICK(&d, LOOKS);
     /* The saying is written where the text goes, then taken away from there. */
-    int64_t start = d.length;
     put_sentence(&d, PICK(&d, SAYINGS));
-    size_t bytes = (size_t)(d.length - start);
-    if (bytes >= SAYING_ROOM) bytes = SAYING_ROOM - 1;
-    memcpy(d.saying, d.text + start, bytes);
-    d.saying[bytes] = '\0';
-    d.length = start;
+    snprintf(d.saying, SAYING_ROOM, "%.*s", (int)d.length, text);
+    d.length = 0;
     /* Two to five things, no noun twice. */
-    d.listed = 0;
     uint32_t wanted = 2 + draw(&d, LIST_MAX - 1);
     while (d.listed < wanted) {
         const char *noun = draw_thing(&d);

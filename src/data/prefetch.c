@@ -6,6 +6,7 @@
 #include "data/prefetch.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 
 enum { SLOTS = 3, MESSAGE_ROOM = 1024 };
 
@@ -18,7 +19,7 @@ struct weft_prefetch {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int64_t made, released;
-    bool stop;
+    atomic_bool stop;
     weft_status status; /* of the batch `made`, once that failed; nothing is made after it */
     char message[MESSAGE_ROOM];
     int64_t next; /* the taker's: the batch to take */
@@ -32,10 +33,7 @@ static weft_status make_batch(weft_prefetch *p, int64_t number) {
     b->iteration = o->iteration + (uint32_t)(part / o->parts);
     b->part = part % o->parts;
     for (int64_t s = 0; s < o->sequences; s++) {
-        pthread_mutex_lock(&p->lock);
-        bool stop = p->stop;
-        pthread_mutex_unlock(&p->lock);
-        if (stop) break;
+        if (atomic_load(&p->stop)) break;
         int64_t at = s * o->time, place = b->part * o->sequences + s;
         if (o->group) place = place / o->group * o->step + place % o->group;
         WEFT_TRY(weft_dataset_fill(p->dataset, o->split, o->seed, b->iteration,

@@ -364,14 +364,10 @@ static weft_status start_shard(weft_shard_writer *w) {
 static weft_status end_shard(weft_shard_writer *w) {
     bool ok = fseek(w->file, 0, SEEK_SET) == 0 && write_header(w) && fflush(w->file) == 0 &&
               fsync(fileno(w->file)) == 0;
-    int error = errno;
-    if (fclose(w->file) != 0 && ok) {
-        ok = false;
-        error = errno;
-    }
+    weft_status status = ok ? WEFT_OK : write_failed(w);
+    if (fclose(w->file) != 0 && ok) status = write_failed(w);
     w->file = NULL;
-    errno = error;
-    return ok ? WEFT_OK : write_failed(w);
+    return status;
 }
 
 weft_status weft_shard_writer_put(weft_shard_writer *w, const int32_t *tokens, int64_t count) {
