@@ -9,7 +9,6 @@
 #include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
-#include "model/account.h"
 #include "ops/arith.h"
 
 struct weft_block {

@@ -85,8 +85,7 @@ weft_status weft_estimate(const char *path, const char *const *overrides, int th
                       .cache_bytes_per_token = a.cache_bytes_token,
                       .forward_flops = a.forward_flops,
                       .backward_flops = a.backward_flops};
-    size_t known = size < sizeof cost ? size : sizeof cost;
     memset(out, 0, size);
-    memcpy(out, &cost, known);
+    memcpy(out, &cost, size < sizeof cost ? size : sizeof cost);
     return WEFT_OK;
 }

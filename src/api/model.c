@@ -2,7 +2,6 @@
 #include "api/api.h"
 
 #include "base/text.h"
-#include "model/account.h"
 #include "model/folder.h"
 #include "model/kinds.h"
 #include "train/optimizer.h"

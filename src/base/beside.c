@@ -141,8 +141,6 @@ weft_status weft_beside_clear(const char *path) {
     return WEFT_OK;
 }
 
-/* Folders beside their places. The lock on one is the same as on a file beside (beside.h). */
-
 /* Removes what is worth nothing. The message stays the one of `status`, of the name that was to be: nobody
  * knows the other. */
 static weft_status discard(const weft_new_folder *f, weft_status status) {

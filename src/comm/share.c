@@ -42,8 +42,7 @@ weft_status weft_tree_make(int64_t leaves, int size, weft_tree *out) {
 }
 
 void weft_tree_free(weft_tree *t) {
-    free(t->nodes);
-    free(t->merges);
+    WEFT_FREE(t->nodes, t->merges);
     *t = (weft_tree){0};
 }
 

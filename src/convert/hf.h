@@ -12,8 +12,6 @@
 #include "model/folder.h"
 #include "model/model.h"
 
-#include <stdbool.h>
-
 /* WEFT_HF_LLAMA_PAIRS: the columns that are rotated together are neighbours. WEFT_HF_PHI3: Llama with queries,
  * keys and values in one tensor, and so the feed-forward's two first maps. WEFT_HF_GEMMA: Llama with gains that
  * are kept less 1, and with norms before and behind the branches. WEFT_HF_OWN: none of theirs; the
@@ -92,8 +90,6 @@ enum {
 };
 
 extern const llama_like weft_hf_likes[LIKES];
-
-/* Which of Hugging Face's tensors is which of ours. */
 
 /* One of their tensors, and the rows of ours that hold it. */
 typedef struct {

@@ -7,10 +7,7 @@
 
 const hf_body weft_hf_bodies[] = {
     [WEFT_HF_GPT2] = {"transformer.", "wte.weight"},
-    [WEFT_HF_LLAMA] = {"model.", "embed_tokens.weight"},
-    [WEFT_HF_LLAMA_PAIRS] = {"model.", "embed_tokens.weight"},
-    [WEFT_HF_PHI3] = {"model.", "embed_tokens.weight"},
-    [WEFT_HF_GEMMA] = {"model.", "embed_tokens.weight"},
+    [WEFT_HF_LLAMA... WEFT_HF_GEMMA] = {"model.", "embed_tokens.weight"},
     [WEFT_HF_NEOX] = {"gpt_neox.", "embed_in.weight"},
 };
 

@@ -45,6 +45,7 @@ typedef struct {
     weft_model *to;
     const weft_prune_options *options;
     weft_units units;
+    bool columns; /* W_c becomes two matrices */
 } cutting;
 
 static weft_status choose_layer(cutting *v, int64_t layer, const weft_pruned *did) {
@@ -131,8 +132,7 @@ static weft_status count_left(const cutting *v, weft_pruned *did) {
             "--keep %g: of %lld none would be removed; a smaller share removes some", o->keep,
             (long long)block);
     did->left = left * blocks;
-    bool columns = o->what == WEFT_PRUNE_CROSS && !v->from->config.cross_rank && !o->sparse;
-    if (columns && 2 * did->left >= did->units)
+    if (v->columns && 2 * did->left >= did->units)
         return WEFT_BAD_INPUT(
             "--keep %g: %lld columns with the matrix that picks them have as many parameters as "
             "W_c itself; keep less than half, or --sparse zeroes columns in place",
@@ -149,6 +149,7 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
                        weft_pruned *did) {
     WEFT_AUTO(end_cutting) cutting v = {.from = m, .options = options};
     weft_config c = m->config;
+    v.columns = options->what == WEFT_PRUNE_CROSS && !c.cross_rank && !options->sparse;
     *out = NULL;
     *did = (weft_pruned){.n_layers = c.n_layer};
     c.prune = WEFT_PRUNING_NONE; /* its masks are of the whole model */
@@ -171,8 +172,7 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
         else
             memcpy(to->data, from->data, (size_t)to->bytes);
     }
-    bool columns = v.options->what == WEFT_PRUNE_CROSS && !v.from->config.cross_rank;
-    for (int64_t l = 0; l < v.from->config.n_layer && columns && !v.options->sparse; l++)
+    for (int64_t l = 0; v.columns && l < did->n_layers; l++)
         WEFT_TRY(cut_cross(&v, l));
     weft_mirror_wrote(v.to->mirror, NULL);
     return weft_hand(&v.to, out);
