@@ -13,8 +13,7 @@
  *     weft_reduce_begin(r, factor);
  *     weft_reduce_send(r, bucket);       each of them once, in the same order on every rank
  *     weft_reduce_look(r);               now and then: others wait for what this rank adds
- *     weft_reduce_end(r);                those that were not sent yet, and waits for all
- */
+ *     weft_reduce_end(r);                those that were not sent yet, and waits for all */
 #pragma once
 
 #include "comm/comm.h"
@@ -39,8 +38,8 @@ typedef struct {
     void *const *rows;
     void *queue;
     /* For a caller that keeps no rows: puts a bucket of its own node into memory that a device copies to
-     * at full speed; takes numbers of the own piece of all nodes
-     * (weft_reduce_values). Then `scatter` is set, and nothing else is done with them. */
+     * at full speed; takes numbers of the own piece of all nodes (weft_reduce_values). Then `scatter` is set, and
+     * nothing else is done with them. */
     weft_status (*pack)(void *context, int64_t bucket, unsigned char *to);
     void (*add)(void *context, const weft_reduce_bucket *b, int64_t bucket, weft_span own);
     void *context;

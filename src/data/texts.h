@@ -69,11 +69,10 @@ typedef struct {
 /* Whether the files hold tokens already (tokens.h); some of them only is an error. */
 weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out);
 
-/* Writes the shards train_* and val_* of the texts into a folder, which is made where it is not, and
- * its tokenizer.json. Batches of texts are read, encoded by the pool, a unit a task, and written in
- * their order, so the shards are the same for any number of threads. Nothing appears under its name
- * before everything is written. Files of tokens are copied, the share at the end of each kept apart; `t` may
- * then be NULL. */
+/* Writes the shards train_* and val_* of the texts into a folder, which is made where it is not, and its
+ * tokenizer.json. Batches of texts are read, encoded by the pool, a unit a task, and written in their order,
+ * so the shards are the same for any number of threads. Nothing appears under its name before everything is
+ * written. Files of tokens are copied, the share at the end of each kept apart; `t` may then be NULL. */
 weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
                                 weft_pool *pool, const char *folder, int64_t shard_tokens,
                                 weft_texts_sum *out);

@@ -86,12 +86,11 @@ static int next_note(void *text, int *from) {
     return MPI_Recv(text, WEFT_MPI_NOTE, MPI_BYTE, *from, NOTE_TAG, notes, MPI_STATUS_IGNORE);
 }
 
-static void explain(int error, char *text, int room_there) {
+static void explain(int error, char *text, int room) {
     char whole[MPI_MAX_ERROR_STRING] = "";
     int length;
     MPI_Error_string(error, whole, &length);
-    strncpy(text, whole, (size_t)room_there - 1);
-    text[room_there - 1] = 0;
+    snprintf(text, (size_t)room, "%s", whole);
 }
 
 __attribute__((visibility("default"))) const weft_mpi weft_mpi_table = {
