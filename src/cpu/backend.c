@@ -26,9 +26,9 @@ typedef const weft_kernel *const kernel_table[WEFT_OP_COUNT];
 
 typedef struct {
     const char *name;
-    kernel_table *f32, *f64;
-    bool (*runs)(void);
-    weft_matrix matrix;                                           /* that it uses */
+    bool (*runs)(void); /* NULL: everywhere */
+    weft_matrix matrix; /* that it uses */
+    kernel_table *f32;
     double (*work)(int64_t rounds), (*work_bf16)(int64_t rounds); /* cpu/peak.c */
 } instruction_set;
 
@@ -41,8 +41,8 @@ extern kernel_table DOUBLE_TABLE; /* one for all sets: double is for checks */
     extern kernel_table weft_cpu_table_##isa##_32;                                                 \
     double weft_cpu_peak_real_##isa##_32(int64_t rounds);                                          \
     double weft_cpu_peak_bf16_##isa##_32(int64_t rounds);
-#define TABLES(isa) &weft_cpu_table_##isa##_32, &DOUBLE_TABLE
-#define WORK(isa) weft_cpu_peak_real_##isa##_32, weft_cpu_peak_bf16_##isa##_32
+#define BUILT(isa)                                                                                 \
+    &weft_cpu_table_##isa##_32, weft_cpu_peak_real_##isa##_32, weft_cpu_peak_bf16_##isa##_32
 
 DECLARE_TABLES(avx512)
 DECLARE_TABLES(avx2)
@@ -80,29 +80,28 @@ static __attribute__((unused)) bool runs_bfmmla(void) {
 /* Best first; the last runs everywhere. */
 static const instruction_set sets[] = {
 #if defined(WEFT_HAVE_ISA_avx512)
-    {"amx", TABLES(avx512), runs_amx, WEFT_MATRIX_AMX, WORK(avx512)},
-    {"avx512-bf16", TABLES(avx512), runs_avx512_bf16, WEFT_MATRIX_AVX512_BF16, WORK(avx512)},
-    {"avx512", TABLES(avx512), runs_avx512, WEFT_MATRIX_NONE, WORK(avx512)},
+    {"amx", runs_amx, WEFT_MATRIX_AMX, BUILT(avx512)},
+    {"avx512-bf16", runs_avx512_bf16, WEFT_MATRIX_AVX512_BF16, BUILT(avx512)},
+    {"avx512", runs_avx512, WEFT_MATRIX_NONE, BUILT(avx512)},
 #endif
 #if defined(WEFT_HAVE_ISA_avx2)
-    {"avx2", TABLES(avx2), runs_avx2, WEFT_MATRIX_NONE, WORK(avx2)},
+    {"avx2", runs_avx2, WEFT_MATRIX_NONE, BUILT(avx2)},
 #endif
 #if defined(WEFT_HAVE_ISA_sse2)
-    {"sse2", TABLES(sse2), NULL, WEFT_MATRIX_NONE, WORK(sse2)},
+    {"sse2", NULL, WEFT_MATRIX_NONE, BUILT(sse2)},
 #endif
 #if defined(WEFT_HAVE_ISA_neon)
-    {"neon-bf16", TABLES(neon), runs_bfmmla, WEFT_MATRIX_BFMMLA, WORK(neon)},
-    {"neon", TABLES(neon), NULL, WEFT_MATRIX_NONE, WORK(neon)},
+    {"neon-bf16", runs_bfmmla, WEFT_MATRIX_BFMMLA, BUILT(neon)},
+    {"neon", NULL, WEFT_MATRIX_NONE, BUILT(neon)},
 #endif
 #if defined(WEFT_HAVE_ISA_plain)
-    {"plain", TABLES(plain), NULL, WEFT_MATRIX_NONE, WORK(plain)},
+    {"plain", NULL, WEFT_MATRIX_NONE, BUILT(plain)},
 #endif
 };
 
 static const instruction_set *chosen;
-static bool held_to_it; /* by WEFT_CPU */
-static weft_status chosen_status;
-static char chosen_message[512];
+static bool held_to_it;          /* by WEFT_CPU */
+static char chosen_message[512]; /* why it is NULL */
 
 static void choose_instruction_set(void) {
     const char *asked = getenv("WEFT_CPU");
@@ -115,13 +114,12 @@ static void choose_instruction_set(void) {
     if (chosen) return;
     snprintf(chosen_message, sizeof chosen_message,
              "WEFT_CPU=%s: not in this build, or this processor does not run it", asked);
-    chosen_status = WEFT_EINPUT;
 }
 
 static const weft_kernel *cpu_kernel(const weft_node *n) {
     for (int i = 0; i < n->n_in + n->n_out; i++) {
         const weft_tensor *t = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
-        if (t && t->dtype == WEFT_F64) return (*chosen->f64)[n->op->id];
+        if (t && t->dtype == WEFT_F64) return DOUBLE_TABLE[n->op->id];
     }
     return (*chosen->f32)[n->op->id];
 }
@@ -174,8 +172,8 @@ static const weft_backend cpu = {
 const weft_backend *weft_cpu_backend(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, choose_instruction_set);
-    if (chosen_status == WEFT_OK) return &cpu;
-    weft_fail(chosen_status, "%s", chosen_message);
+    if (chosen) return &cpu;
+    WEFT_BAD_INPUT("%s", chosen_message);
     return NULL;
 }
 

@@ -4,8 +4,7 @@
 #include "core/exec.h"
 
 /* The backend with the best kernels this processor can run: WEFT_CPU=sse2, avx2, ... in the
- * environment chooses lesser ones. NULL and an error message where those
- * are not there. */
+ * environment chooses lesser ones. NULL and an error message where those are not there. */
 const weft_backend *weft_cpu_backend(void);
 
 /* The instruction set in use: "neon", "avx2", ... */
