@@ -10,10 +10,8 @@
  * [key][query], the output is [dv][query]. Then the softmax is lane-wise, and
  * the weights are already packed as the second product wants them. The keys'
  * tile is packed once a task and used for every panel of TILE_N queries; a
- * panel ends at its last visible key, so little above the diagonal is computed.
- */
+ * panel ends at its last visible key, so little above the diagonal is computed. */
 #include "cpu/attention_bf16.h"
-#include "ops/list.h"
 
 #define LOWEST ((real)-1e30)
 
@@ -104,7 +102,7 @@ static int64_t distance_bias_size(const weft_attention_attr *a) {
 
 static int64_t attention_workspace(const weft_node *n, int threads) {
     if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n))
-        return KERNEL(attention_bf16_workspace)(n, threads);
+        return KERNEL(attention_bf16).workspace(n, threads);
     const weft_attention_attr *a = ATTR(n, weft_attention_attr);
     return real_bytes(distance_bias_size(a)) + threads * scratch_size(a) * (int64_t)sizeof(real);
 }
@@ -146,8 +144,7 @@ static void add_band(const query_task *t, int64_t lane0, int64_t key0, int64_t s
         }
 }
 
-/* The position's part of the scores of one key for VLEN queries from `place`.
- */
+/* The position's part of the scores of one key for VLEN queries from `place`. */
 static ALWAYS_INLINE vreal position_part(const query_task *t, int64_t place, int64_t key) {
     if (t->f->distance_bias) return vload(t->f->distance_bias + KEY_TILE + place - key);
     return -t->slope * vabs(viota() + (real)(place - key));
@@ -335,7 +332,7 @@ WEFT_TASK(attend_tile) {
 }
 
 DEFINE_KERNEL(attention, .workspace = attention_workspace) {
-    if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16)(x, n);
+    if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16).run(x, n);
     forward f = {.p = make_problem(x, n, n->in)};
     const weft_attention_attr *a = f.p.a;
     real_block memory = {weft_workspace(x, n), 0};

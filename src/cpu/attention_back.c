@@ -8,7 +8,6 @@
  * one to the next; here are the operands' tiles, and the biases of distances. */
 #include "cpu/attention_bf16.h"
 #include "cpu/attention_pair.h"
-#include "ops/list.h"
 
 typedef struct {
     back_problem g;
@@ -150,7 +149,7 @@ static int64_t lay_out(backward *w, real *base) {
 
 static int64_t attention_back_workspace(const weft_node *n, int threads) {
     if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
-        return KERNEL(attention_back_bf16_workspace)(n, threads);
+        return KERNEL(attention_back_bf16).workspace(n, threads);
     backward w = {.g.p.a = ATTR(n, weft_attention_attr)};
     w.g.split = divide_work(w.g.p.a, PAIR_KEYS);
     int64_t shared = lay_out(&w, NULL);
@@ -159,7 +158,7 @@ static int64_t attention_back_workspace(const weft_node *n, int threads) {
 
 DEFINE_KERNEL(attention_back, .workspace = attention_back_workspace) {
     if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
-        return KERNEL(attention_back_bf16)(x, n);
+        return KERNEL(attention_back_bf16).run(x, n);
     backward w = {.g = make_back_problem(x, n, PAIR_KEYS)};
     const weft_attention_attr *a = w.g.p.a;
     w.extras = w.g.p.n || a->pos != WEFT_POS_NONE ? EXTRAS_SCORE : EXTRAS_NONE;

@@ -265,8 +265,7 @@ static void work_tiles(const backward *w, pair_task *t, UNUSED int64_t first) {
     if (w->g.dq.t) add_over_keys(t);
 }
 
-static void begin_task(const backward *w, pair_task *t, int64_t task) {
-    (void)task;
+static void begin_task(const backward *w, pair_task *t, UNUSED int64_t task) {
     t->form = w->form;
 }
 
@@ -279,7 +278,7 @@ static void choose_panels(backward *w) {
     w->g.end = w->form->end;
 }
 
-int64_t KERNEL(attention_back_bf16_workspace)(const weft_node *n, int threads) {
+static int64_t attention_back_bf16_workspace(const weft_node *n, int threads) {
     backward w = {.g.p.a = ATTR(n, weft_attention_attr)};
     w.g.split = divide_work(w.g.p.a, SIDE);
     choose_panels(&w);
@@ -287,7 +286,7 @@ int64_t KERNEL(attention_back_bf16_workspace)(const weft_node *n, int threads) {
     return (shared + threads * w.g.scratch_size) * (int64_t)sizeof(real);
 }
 
-weft_status KERNEL(attention_back_bf16)(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(attention_back_bf16, .workspace = attention_back_bf16_workspace) {
     backward w = {.g = make_back_problem(x, n, SIDE)};
     choose_panels(&w);
     lay_out_workspace(&w, weft_workspace(x, n));

@@ -79,10 +79,6 @@ static forward describe(const weft_node *n) {
     return f;
 }
 
-int64_t KERNEL(attention_bf16_workspace)(const weft_node *n, int threads) {
-    return threads * describe(n).scratch_size * (int64_t)sizeof(real);
-}
-
 bool KERNEL(attention_bf16_runs)(const weft_node *n) {
     return n->out[0]->dtype == WEFT_BF16 && fits_bf16(ATTR(n, weft_attention_attr), n->in);
 }
@@ -234,7 +230,8 @@ WEFT_TASK(attend_tile) {
     if (f->form->end) f->form->end();
 }
 
-weft_status KERNEL(attention_bf16)(weft_exec *x, const weft_node *n) {
+DEFINE_WORKSPACE(attention_bf16, threads *describe(n).scratch_size *(int64_t)sizeof(real))
+DEFINE_KERNEL(attention_bf16, .workspace = attention_bf16_workspace) {
     forward f = describe(n);
     f.p = make_problem(x, n, n->in);
     const weft_attention_attr *a = f.p.a;

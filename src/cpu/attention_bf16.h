@@ -17,10 +17,7 @@
 bool KERNEL(attention_bf16_runs)(const weft_node *n);
 bool KERNEL(attention_back_bf16_runs)(const weft_node *n);
 
-weft_status KERNEL(attention_bf16)(weft_exec *x, const weft_node *n);
-int64_t KERNEL(attention_bf16_workspace)(const weft_node *n, int threads);
-weft_status KERNEL(attention_back_bf16)(weft_exec *x, const weft_node *n);
-int64_t KERNEL(attention_back_bf16_workspace)(const weft_node *n, int threads);
+extern const weft_kernel KERNEL(attention_bf16), KERNEL(attention_back_bf16);
 
 #if WEFT_REAL == 32
 

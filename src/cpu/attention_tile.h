@@ -151,8 +151,7 @@ static inline head_numbers numbers_of_head(const attention_problem *p, int64_t h
     return f;
 }
 
-/* Memory given out piece by piece, each aligned. Without a base it only counts.
- */
+/* Memory given out piece by piece, each aligned. Without a base it only counts. */
 typedef struct {
     real *base;
     int64_t used; /* reals */
