@@ -1,7 +1,6 @@
 /* Activations on the CPU. */
 #include "ops/activation.h"
 
-#include "base/random.h"
 #include "cpu/gaussian_back.h"
 
 /* The kernel of an operation that does NAME_vector to each element: of so many inputs and outputs. */

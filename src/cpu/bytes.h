@@ -36,8 +36,7 @@ typedef int32x4_t sdot_sums;
 typedef int32x4_t int_four;
 typedef float32x4_t real_four;
 
-static ALWAYS_INLINE sdot_sums sdot_start(const int8_t *x) {
-    (void)x;
+static ALWAYS_INLINE sdot_sums sdot_start(UNUSED const int8_t *x) {
     return vdupq_n_s32(0);
 }
 
@@ -63,8 +62,7 @@ typedef __m256i madd_sums;
 typedef __m128i int_four;
 typedef __m128 real_four;
 
-static ALWAYS_INLINE madd_sums madd_start(const int8_t *x) {
-    (void)x;
+static ALWAYS_INLINE madd_sums madd_start(UNUSED const int8_t *x) {
     return _mm256_setzero_si256();
 }
 

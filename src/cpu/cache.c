@@ -201,11 +201,9 @@ static int64_t chosen_room(const weft_node *n) {
     return attr->keep == WEFT_KEEP_TOPK ? min_i64(attr->k, context) : 0;
 }
 
-WORKSPACE(cache_gather_workspace) {
-    int64_t rows = n->in[WEFT_CACHE_X]->shape[0];
-    return rows * ((int64_t)sizeof(kept) + chosen_room(n) * (int64_t)sizeof(int32_t));
-}
-
+DEFINE_WORKSPACE(cache_gather,
+                 n->in[WEFT_CACHE_X]->shape[0] *
+                     ((int64_t)sizeof(kept) + chosen_room(n) * (int64_t)sizeof(int32_t)))
 DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
     gather_run g = {.x = x, .n = n, .attr = n->attr, .places = places_of(x, n)};
     g.pages = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &g.attr->part);

@@ -23,8 +23,8 @@
 #elif BYTES_X86
 #include "cpu/cache_attention_x86.h"
 #else
-static const attend_way *narrow_way(const weft_cache_part *part, int64_t group, bool several) {
-    (void)part, (void)group, (void)several;
+static const attend_way *narrow_way(UNUSED const weft_cache_part *part, UNUSED int64_t group,
+                                    UNUSED bool several) {
     return NULL;
 }
 #endif
@@ -52,8 +52,7 @@ static void exponentials(real *s, int64_t count, real *largest, real *sum) {
     if (j < count) {
         vreal e = vexp2_low(vload_part(s + j, count - j) - tops[0]);
         vstore_part(s + j, e, count - j);
-        vreal part = vload_part(s + j, count - j);
-        total += part;
+        total += vload_part(s + j, count - j);
     }
     *largest = top;
     *sum = vsum(total);
@@ -330,11 +329,6 @@ static int64_t cut_workspace(const weft_node *n, int threads, char *at, attend_r
         {&a->scratch, threads * a->thread_bytes});
 }
 
-static int64_t cache_attention_workspace(const weft_node *n, int threads) {
-    attend_run a;
-    return cut_workspace(n, threads, NULL, &a);
-}
-
 /* Whether row r sees what the row before it sees, but for one key more, or fewer of the first. */
 static bool follows(const attend_run *a, int64_t r) {
     const row_places *p = &a->places;
@@ -363,6 +357,7 @@ static int64_t cut_tasks(attend_run *a, int threads) {
     return blocks * a->parts;
 }
 
+DEFINE_WORKSPACE(cache_attention, cut_workspace(n, threads, NULL, &(attend_run){0}))
 DEFINE_KERNEL(cache_attention, .workspace = cache_attention_workspace) {
     const weft_cache_attention_attr *attr = n->attr;
     const weft_tensor *values = n->in[WEFT_CACHE_VALUES];

@@ -49,10 +49,9 @@ BYTES_TARGET static ALWAYS_INLINE void BYTES(add_columns)(const int8_t *p, const
 }
 
 /* Whole cache lines of a key's values, where it has some. */
-BYTES_TARGET static void BYTES(add_alone)(const block_task *b, const page_run *run, int n,
-                                          int64_t g) {
+BYTES_TARGET static void BYTES(add_alone)(const block_task *b, const page_run *run,
+                                          UNUSED int n /* 1, for one line */, int64_t g) {
     enum { LINE = 64, PARTS = LINE / (2 * NARROW_STEP) };
-    (void)n; /* 1, for one line */
     int64_t width = b->a->dv, i = 0;
     const int8_t *v = (const int8_t *)head_at(&b->a->values, run->page, g);
     const int8_t *p = (const int8_t *)weights_of(b, g) + 2 * run->at;

@@ -54,13 +54,11 @@ struct chunked {
     int first_in, n_in, n_out;
     tile_fn tile;
     int64_t count, chunk; /* elements, and those of a chunk */
-    double *
-        partial; /* [chunks], in place of `tile`: Σ of the first input times the last; nothing else is
-                        written */
+    /* [chunks], in place of `tile`: Σ of the first input times the last; nothing else is written. */
+    double *partial;
 };
 
-static inline void run_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+static inline void run_chunk(void *context, int64_t task, UNUSED int thread) {
     const chunked *c = context;
     real in_scratch[CHUNK_TENSORS][TILE_SCRATCH], out_scratch[CHUNK_TENSORS][TILE_SCRATCH];
     const real *in[CHUNK_TENSORS];
@@ -117,8 +115,7 @@ static inline double sum_products(weft_exec *x, const weft_node *n, int n_in) {
     return sum;
 }
 
-static inline int64_t sum_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static inline int64_t sum_workspace(const weft_node *n, UNUSED int threads) {
     int64_t count = weft_tensor_count(n->in[0]);
     return ceil_div(count, chunk_length(count)) * (int64_t)sizeof(double);
 }
@@ -132,8 +129,7 @@ typedef struct {
     int64_t rows, block;
 } row_list;
 
-static inline void run_row_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static inline void run_row_block(void *context, int64_t task, UNUSED int thread) {
     const row_list *l = context;
     int64_t end = min_i64((task + 1) * l->block, l->rows);
     for (int64_t row = task * l->block; row < end; row++)

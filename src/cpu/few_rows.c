@@ -172,7 +172,6 @@ typedef struct {
     gemm_matrix x; /* real: p->a, or its widened copy */
     uint16_t
         *tiles; /* [tiles, ld / 8, 2, 4] in its place, with zeros behind k; NULL: not by BFMMLA */
-    bool split; /* a tile is a row, high and low; else it is two rows */
     int64_t ld;
     int64_t columns; /* of a task */
     int64_t tasks;   /* of a piece of rows */

@@ -109,8 +109,7 @@ static inline gemm_product gemm_tile(const gemm_product *p, int64_t g, int64_t r
 }
 
 /* Writes rows × columns sums to c: adds bias and addend (and c, if `add`), keeps pre, applies gelu or
- * its slope. `sums` may
- * be c's own memory. */
+ * its slope. `sums` may be c's own memory. */
 void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bool add);
 
 /* Asking for weights before they are read, by products of one row, which wait for memory and for little

@@ -10,7 +10,6 @@
 #include "ops/linear.h"
 #include "cpu/chunks.h"
 #include "cpu/gemm.h"
-#include "cpu/vec.h"
 #include "ops/gated.h"
 
 enum { BAND = 256, STRIP = 512, TOGETHER = 4 };

@@ -8,7 +8,6 @@
  * The squares of a norm are summed in double in lanes that are the same for every instruction set:
  * the square of a float is exact there, so the norm of f32 gradients is the same on all machines. */
 #define ADAM_REAL real
-#include "cpu/kernel.h"
 #include "cpu/vec.h"
 #include "ops/adam_policy.h"
 

@@ -20,9 +20,9 @@ typedef struct {
     int64_t depth; /* terms that are summed in registers before they are added to c */
     int64_t terms; /* k is padded to a multiple of this; divides depth */
     int64_t size;  /* bytes of a number in a panel */
-    int64_t copy,
-        read; /* multiply-adds in the time that it takes to copy a number of a, and to read one
-                           of b from afar, about: products are then cut by them. 0: by rows first */
+    /* Multiply-adds in the time that it takes to copy a number of a, and to read one of b from afar, about:
+     * products are then cut by them. 0: by rows first. */
+    int64_t copy, read;
     int64_t share_rows; /* most rows of a of which all tasks share one copy; 0: never */
     /* Panels of `count` vectors of k terms each, which lie one behind the other or, `across`, side by
      * side. */

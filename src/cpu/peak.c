@@ -180,8 +180,7 @@ double KERNEL(peak_bf16)(int64_t rounds) {
 
 #else
 
-double KERNEL(peak_bf16)(int64_t rounds) {
-    (void)rounds;
+double KERNEL(peak_bf16)(UNUSED int64_t rounds) {
     return 0;
 }
 

@@ -4,7 +4,6 @@
  * The gradient turns the lists round first, by a counting sort in the workspace: an entry's number
  * t·k + m goes to its column's list, in ascending order, so that each column adds up alone and in a
  * fixed order, with no two threads writing to one place. */
-#include "cpu/kernel.h"
 #include "cpu/vec.h"
 #include "ops/routing.h"
 

@@ -200,29 +200,21 @@ typedef __m128 vnative;
 
 /* The larger and the smaller. NaN in b comes through everywhere; NaN in a on some machines only. */
 #if defined(VNATIVE)
-static inline vreal vmax(vreal a, vreal b) {
-    return (vreal)VNATIVE(max)((vnative)a, (vnative)b);
-}
-
-static inline vreal vmin(vreal a, vreal b) {
-    return (vreal)VNATIVE(min)((vnative)a, (vnative)b);
-}
+#define VCHOOSE(op, before) (vreal) VNATIVE(op)((vnative)a, (vnative)b)
 #else
+#define VCHOOSE(op, before) vselect(a before b, a, b)
+#endif
 static inline vreal vmax(vreal a, vreal b) {
-    return vselect(a > b, a, b);
+    return VCHOOSE(max, >);
 }
 
 static inline vreal vmin(vreal a, vreal b) {
-    return vselect(a < b, a, b);
+    return VCHOOSE(min, <);
 }
-#endif
 
 static inline vreal vabs(vreal a) {
-#if WEFT_REAL == 64
-    return (vreal)((vint)a & ((vint){0} + INT64_MAX));
-#else
-    return (vreal)((vint)a & ((vint){0} + INT32_MAX));
-#endif
+    const vint_lane all = (vint_lane)(WEFT_REAL == 64 ? INT64_MAX : INT32_MAX);
+    return (vreal)((vint)a & ((vint){0} + all));
 }
 
 /* a·b + c rounded once where the machine can. `a * b + c` mostly compiles to the same, but whether
