@@ -130,7 +130,7 @@ void weft_log(weft_log_level level, const char *format, ...) {
     if (length > RECORD_MAX) memcpy(text + weft_utf8_cut(text, RECORD_MAX - 3), "...", 4);
     clean(text);
     const char *colour = colours ? levels[level].colour : "";
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     write_time(when);
     draw_status(line);
     snprintf(buffer, sizeof buffer, "%s%s%s%-5s%s %s\n%s", *status ? erase_line : "", when, colour,
@@ -138,7 +138,6 @@ void weft_log(weft_log_level level, const char *format, ...) {
     write_to(STDERR_FILENO, buffer);
     snprintf(buffer, sizeof buffer, "%-5s %s\n", name, text);
     if (copy >= 0) write_to(copy, buffer);
-    pthread_mutex_unlock(&lock);
     errno = error;
 }
 

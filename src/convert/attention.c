@@ -225,14 +225,19 @@ static weft_status write_maps(const conversion *v, int64_t layer, const char *na
     return WEFT_OK;
 }
 
+static const double *moments_of(const conversion *v, int64_t layer) {
+    const double *all = v->options->moments;
+    return all ? all + layer * v->e * v->e : NULL;
+}
+
 /* The keys and the values, each with a latent of its own, or with one. */
 static weft_status convert_latents(const conversion *v, int64_t layer, const dot_layer *dot,
-                                   const double *moments, directions *d, weft_latent_error *error) {
+                                   directions *d, weft_latent_error *error) {
     bool joint = v->options->joint;
     for (int part = 0; part < (joint ? 1 : 2); part++) {
         /* the values follow the keys */
         memcpy(d->w, part ? dot->v : dot->k, (size_t)(d->n * v->e) * sizeof *d->w);
-        multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
+        multiply_moments(d->w, moments_of(v, layer), d->n, d->e, d->room, d->gram);
         for (int64_t i = 0; i < d->n; i++)
             d->scale[i] = 1;
         if (joint) balance(d, 0, v->n);
@@ -247,11 +252,6 @@ static weft_status convert_latents(const conversion *v, int64_t layer, const dot
         error->values = lost(d, first, v->n);
     }
     return WEFT_OK;
-}
-
-static const double *moments_of(const conversion *v, int64_t layer) {
-    const double *all = v->options->moments;
-    return all ? all + layer * v->e * v->e : NULL;
 }
 
 static double sum_diagonal(const double *a, int64_t n) {
@@ -296,12 +296,11 @@ static weft_status take_rotated(const conversion *v, int64_t layer, dot_layer *d
 
 static weft_status convert_to_mla(const conversion *v, int64_t layer, directions *d,
                                   weft_latent_error *error) {
-    const double *moments = moments_of(v, layer);
     WEFT_AUTO(end_dot) dot_layer dot = {0};
     double left;
     WEFT_TRY(read_dot(v->from, layer, &dot));
     WEFT_TRY(take_rotated(v, layer, &dot, d, &left));
-    WEFT_TRY(convert_latents(v, layer, &dot, moments, d, error));
+    WEFT_TRY(convert_latents(v, layer, &dot, d, error));
     error->keys *= sqrt(left);
     error->positions = v->rotated.kept ? sqrt(left) : 0;
     write_weight(v->to, layer, "attn.q.weight", dot.q);

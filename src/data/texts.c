@@ -256,14 +256,13 @@ weft_status weft_texts_tokenize(const weft_input_options *input, const weft_toke
     double start = weft_clock();
     size_t want = (size_t)weft_pool_size(pool) * BATCH_A_THREAD * UNIT_BYTES;
     WEFT_TRY(j.copies ? copy_all(&j, input) : each_batch(&j, want, "tokenize", run_batch));
-    double took = weft_clock() - start;
     *out = (weft_texts_sum){
         .documents = j.documents,
         .bytes = j.bytes,
         .tokens = {weft_shard_writer_tokens(j.writers[0]), weft_shard_writer_tokens(j.writers[1])},
         .shards = weft_shard_writer_shards(j.writers[0]) + weft_shard_writer_shards(j.writers[1]),
         .vocab = t ? weft_tokenizer_vocab(t) : (int64_t)j.largest + 1,
-        .seconds = took};
+        .seconds = weft_clock() - start};
     if (!out->tokens[0] && !out->tokens[1]) return WEFT_BAD_INPUT("there is no text in the input");
     WEFT_PATH(path, "%s/tokenizer.json", folder);
     if (t && !j.has_tokenizer) WEFT_TRY(weft_tokenizer_save(t, path, NULL));

@@ -103,11 +103,9 @@ weft_status weft_tokenizer_chat(const weft_tokenizer *t, char **out) {
     const json_t *chat = json_object_get(root, "chat_template");
     *out = NULL;
     if (!text) text = json_string_value(chat);
-    for (size_t i = 0; i < json_array_size(chat) && !text; i++) {
-        const json_t *one = json_array_get(chat, i);
-        if (strcmp(weft_json_text_of(one, "name"), "default") == 0)
-            text = json_string_value(json_object_get(one, "template"));
-    }
+    EACH_ITEM(one, chat)
+        if (!text && strcmp(weft_json_text_of(one.value, "name"), "default") == 0)
+            text = json_string_value(json_object_get(one.value, "template"));
     if (!text) return WEFT_OK;
     *out = strdup(text);
     return *out ? WEFT_OK : weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
