@@ -21,11 +21,9 @@ typedef struct {
 /* Adds `grad` to what has arrived for `t`. A view hands its gradient on to the root. */
 static weft_status accumulate(autodiff *a, weft_tensor *t, weft_tensor *grad) {
     if (!grad) return WEFT_OK;
-    if (!weft_tensor_same_shape(t, grad) || t->dtype != grad->dtype) {
-        weft_graph_fail(a->g, "backward: the gradient of %s came out as %s",
-                        weft_tensor_describe(t), weft_tensor_describe(grad));
-        return weft_graph_status(a->g);
-    }
+    if (!weft_tensor_same_shape(t, grad) || t->dtype != grad->dtype)
+        return weft_graph_fail(a->g, "backward: the gradient of %s came out as %s",
+                               weft_tensor_describe(t), weft_tensor_describe(grad));
     weft_tensor *root = weft_tensor_root(t);
     grad = weft_reshape(a->g, grad, root->ndim, root->shape);
     weft_tensor **slot = &a->grad[root->id];

@@ -31,8 +31,7 @@ typedef struct {
 
 /* What a backend wants to have folded into products (generate/fold.h). */
 typedef struct {
-    int64_t
-        width; /* columns of a row up to which products make moments and take them (ops/linear.h) */
+    int64_t width; /* columns of a row up to which products make and take moments (ops/linear.h) */
     int64_t bytes; /* that matrices may have more for a launch less */
 } weft_foldable;
 

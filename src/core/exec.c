@@ -132,9 +132,10 @@ void weft_exec_destroy(weft_exec *x) {
     WEFT_FREE(x->data, x->kernels, x->parts, x);
 }
 
-static weft_status fill_memory(const weft_exec *x, void *to, int byte, int64_t bytes) {
-    if (x->backend->fill) return x->backend->fill(to, byte, bytes);
-    memset(to, byte, (size_t)bytes);
+/* NaN, of every type: all bits are set. */
+static weft_status poison(const weft_exec *x, void *to, int64_t bytes) {
+    if (x->backend->fill) return x->backend->fill(to, 0xff, bytes);
+    memset(to, 0xff, (size_t)bytes);
     return WEFT_OK;
 }
 
@@ -184,18 +185,16 @@ weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node
 weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
     x->run = run ? *run : (weft_run){0};
     weft_beat();
-    /* Fills what a run makes with NaN (all bits set), so that a kernel which leaves an element
-     * unwritten, or reads what is no longer alive, shows. */
+    /* So that a kernel which leaves an element unwritten, or reads what is no longer alive, shows. */
     if (x->poison) {
         for (int64_t i = 0; i < x->n_tensors; i++) {
             const weft_tensor *t = weft_graph_tensor_at(x->g, i);
             if (t->role == WEFT_ROLE_TEMP && !t->view_of && x->plan->offset[i] >= 0)
-                WEFT_TRY(fill_memory(x, x->data[i], 0xff, weft_tensor_bytes(t)));
+                WEFT_TRY(poison(x, x->data[i], weft_tensor_bytes(t)));
         }
         for (int64_t i = 0; i < x->n_nodes; i++)
             if (x->plan->work_offset[i] >= 0)
-                WEFT_TRY(fill_memory(x, x->arena + x->plan->work_offset[i], 0xff,
-                                     x->plan->work_bytes[i]));
+                WEFT_TRY(poison(x, x->arena + x->plan->work_offset[i], x->plan->work_bytes[i]));
     }
     return x->backend->run ? x->backend->run(x) : weft_exec_walk(x, NULL);
 }

@@ -52,14 +52,12 @@ static weft_status graph_record(weft_graph *g, weft_status status, const char *m
 
 weft_status weft_graph_fail(weft_graph *g, const char *format, ...) {
     char text[768], line[1024];
+    const char *scope = g->scope ? g->scope : "";
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (g->scope)
-        snprintf(line, sizeof line, "%s: %s", g->scope, text);
-    else
-        snprintf(line, sizeof line, "%s", text);
+    snprintf(line, sizeof line, "%s%s%s", scope, g->scope ? ": " : "", text);
     return graph_record(g, WEFT_EINPUT, line);
 }
 
@@ -169,12 +167,10 @@ weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, 
     if (!t) return NULL;
     t->name = graph_copy_name(g, name);
     t->needs_grad = role == WEFT_ROLE_PARAM && !g->constant;
-    if (t->name && graph_grow_named(g)) {
-        g->named[named_slot(g, name)] = t;
-        g->n_named++;
-        return t;
-    }
-    return NULL;
+    if (!t->name || !graph_grow_named(g)) return NULL;
+    g->named[named_slot(g, name)] = t;
+    g->n_named++;
+    return t;
 }
 
 weft_tensor *weft_graph_find(const weft_graph *g, const char *name) {
@@ -257,10 +253,8 @@ static weft_status check_still_there(weft_graph *g, const weft_node *n) {
 weft_node *weft_graph_append(weft_graph *g, const weft_op *op, weft_tensor *const *in, int n_in,
                              int required, int n_out, const void *attr, size_t attr_size) {
     if (g->status != WEFT_OK) return NULL;
-    for (int i = 0; i < required; i++) {
-        if (in[i]) continue;
-        return weft_graph_refuse(g, "%s: input %d is missing", op->name, i);
-    }
+    for (int i = 0; i < required; i++)
+        if (!in[i]) return weft_graph_refuse(g, "%s: input %d is missing", op->name, i);
     void *attr_copy = NULL;
     if (attr_size) {
         attr_copy = weft_graph_alloc(g, attr_size);
@@ -331,8 +325,6 @@ weft_tensor *weft_graph_tensor_at(const weft_graph *g, int64_t i) {
 int64_t weft_graph_forward_count(const weft_graph *g) {
     return g->n_forward < 0 ? g->n_nodes : g->n_forward;
 }
-
-/* Sizes, names and descriptions of tensors. */
 
 int64_t weft_tensor_count(const weft_tensor *t) {
     int64_t count = 1;

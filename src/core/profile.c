@@ -39,8 +39,7 @@ void weft_profile_end_run(weft_profile *p) {
 }
 
 static int by_time(const void *a, const void *b) {
-    double x = ((const share *)a)->seconds, y = ((const share *)b)->seconds;
-    return weft_order(y, x);
+    return weft_order(((const share *)b)->seconds, ((const share *)a)->seconds);
 }
 
 /* "matmul", or "matmul bf16 [8, 4] < bf16 [8, 2], bf16 [4, 2]". */

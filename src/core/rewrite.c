@@ -188,9 +188,10 @@ void weft_graph_close_holes(weft_graph *g) {
 
 weft_status weft_graph_rewrite(weft_graph *g, const weft_rule *rules) {
     WEFT_TRY(weft_graph_status(g));
-    weft_rewrite r = {.g = g, .rules = rules, .first = g->n_forward < 0 ? 0 : g->n_forward};
-    r.reads = calloc((size_t)g->n_tensors + 1, sizeof *r.reads);
-    if (!r.reads) return weft_no_memory("rewrite");
+    WEFT_AUTO_FREE int32_t *reads = calloc((size_t)g->n_tensors + 1, sizeof *reads);
+    if (!reads) return weft_no_memory("rewrite");
+    int64_t first = g->n_forward < 0 ? 0 : g->n_forward;
+    weft_rewrite r = {.g = g, .rules = rules, .first = first, .reads = reads};
     for (int64_t i = 0; i < r.g->n_nodes; i++) {
         const weft_node *n = r.g->nodes[i];
         for (int k = 0; k < n->n_in; k++)
@@ -206,6 +207,5 @@ weft_status weft_graph_rewrite(weft_graph *g, const weft_rule *rules) {
         }
     }
     weft_graph_close_holes(g);
-    free(r.reads);
     return weft_graph_status(g);
 }

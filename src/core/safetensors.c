@@ -111,10 +111,9 @@ static weft_status read_dtype(const weft_safetensors *f, const char *name, const
     const char *text = json_string_value(value);
     if (!text) return bad_tensor(f, name, "'dtype' is missing or no string");
     for (int i = 0; i < FILE_DTYPES; i++) {
-        if (strcmp(text, file_dtypes[i].name) == 0) {
-            *out = (weft_file_dtype)i;
-            return WEFT_OK;
-        }
+        if (strcmp(text, file_dtypes[i].name) != 0) continue;
+        *out = (weft_file_dtype)i;
+        return WEFT_OK;
     }
     return WEFT_BAD_INPUT(
         "%s: tensor '%s' is of type '%.20s', which is not supported: convert it to "
@@ -226,7 +225,6 @@ static weft_status read_entries(weft_safetensors *f, const unsigned char *data, 
     return WEFT_OK;
 }
 
-/* Reads the header of a mapped file. */
 static weft_status read_header(weft_safetensors *f) {
     uint64_t length;
     memcpy(&length, f->map, LENGTH_BYTES);
@@ -370,10 +368,9 @@ static json_t *describe_tensor(const weft_safetensor *t, int64_t begin) {
 static json_t *describe_metadata(const char *const *metadata) {
     json_t *object = json_object();
     for (; metadata[0] && metadata[1]; metadata += 2) {
-        if (json_object_set_new(object, metadata[0], json_string(metadata[1])) != 0) {
-            json_decref(object);
-            return NULL;
-        }
+        if (json_object_set_new(object, metadata[0], json_string(metadata[1])) == 0) continue;
+        json_decref(object);
+        return NULL;
     }
     return object;
 }

@@ -13,9 +13,8 @@ enum { LIST_ROOM = 4096 };
 /* The numbers in a file that also are in `among`; none where there is no such file. */
 static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) {
     char text[LIST_ROOM];
-    FILE *file = fopen(path, "re");
+    WEFT_AUTO_FCLOSE FILE *file = fopen(path, "re");
     size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
-    if (file) fclose(file);
     text[length] = '\0';
     const char *at = text;
     /* Reads numbers, and ranges of them, up to the first that is none; those a set has no room for
@@ -93,8 +92,6 @@ void weft_topology_free(weft_topology *t) {
     free(t->list);
     *t = (weft_topology){0};
 }
-
-/* Choosing what threads are held to. */
 
 weft_status weft_pin_wish(weft_pin *out) {
     static const char *const names[] = {"", "none", "nodes", "cores"};

@@ -48,8 +48,6 @@ INFER(product, void, a) {
     DEFINE_APPEND(op, (weft_tensor * a, weft_tensor * b), a, b)
 WEFT_GATE_OPS(GATE, )
 
-/* softplus */
-
 INFER(softplus, weft_softplus_attr, x) {
     if (attr->start < 0 || attr->start > weft_tensor_width(x))
         return REFUSE("start %lld is outside x's last dimension, %s", (long long)attr->start,
@@ -64,8 +62,6 @@ DEFINE_OP(softplus, .infer = softplus_infer, .grad = softplus_grad, .inplace = w
 DEFINE_OP(softplus_back, .infer = weft_infer_back, .inplace = weft_over_back);
 DEFINE_APPEND_WITH(softplus, (weft_tensor * x, int64_t start, double floor),
                    ((weft_softplus_attr){start, floor}), x)
-
-/* gate_mix */
 
 INFER(gate_mix, void, o) {
     const weft_tensor *gate = n->in[1];

@@ -13,8 +13,6 @@
 #include "ops/define.h"
 #include "ops/linear.h"
 
-/* fill */
-
 INFER(fill, weft_fill_attr, none) {
     if (attr->dtype == WEFT_I32) return REFUSE("makes f32, f64 or bf16, not i32");
     return weft_output(g, n, 0, attr->dtype, attr->ndim, attr->shape);
@@ -35,8 +33,6 @@ static weft_tensor *ones_like(weft_graph *g, const weft_tensor *like) {
 }
 
 const weft_autodiff weft_autodiff_ops = {.add = weft_add, .ones = ones_like};
-
-/* add */
 
 INFER(add, void, a) {
     const weft_tensor *b = n->in[1];
@@ -78,13 +74,9 @@ weft_tensor *weft_add(weft_graph *g, weft_tensor *a, weft_tensor *b) {
     return weft_add_scaled(g, a, b, 1);
 }
 
-/* scale */
-
 DEFINE_GRAD_AS(scale, weft_scale(g, d_out[0], ((const weft_alpha_attr *)n->attr)->alpha))
 DEFINE_OP(scale, .infer = weft_infer_like_first, .grad = scale_grad, .inplace = weft_over_first);
 DEFINE_APPEND_WITH(scale, (weft_tensor * a, double alpha), (weft_alpha_attr){alpha}, a)
-
-/* cast */
 
 INFER(cast, weft_cast_attr, a) {
     weft_dtype to = attr->to;
@@ -104,8 +96,6 @@ weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {
     return weft_append(g, &weft_op_cast, &attr, sizeof attr, a);
 }
 
-/* dot */
-
 INFER(dot, void, a) {
     WEFT_TRY(weft_check_pair(g, n));
     return weft_output(g, n, 0, weft_stat_dtype(a), 0, NULL);
@@ -116,8 +106,6 @@ DEFINE_OP(dot, .infer = dot_infer, .grad = dot_grad);
 DEFINE_OP(dot_back, .infer = weft_infer_wanted, .inplace = weft_over_own);
 DEFINE_APPEND(dot, (weft_tensor * a, weft_tensor *b), a, b)
 
-/* sum_squares */
-
 INFER(sum_squares, void, x) {
     WEFT_TRY(weft_check_float(g, n, "x", x));
     return weft_output(g, n, 0, weft_stat_dtype(x), 0, NULL);
@@ -127,8 +115,6 @@ DEFINE_GRAD(sum_squares, sizeof(weft_alpha_attr), n->in[0])
 DEFINE_OP(sum_squares, .infer = sum_squares_infer, .grad = sum_squares_grad);
 DEFINE_OP(sum_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
 DEFINE_APPEND_WITH(sum_squares, (weft_tensor * x, double factor), (weft_alpha_attr){factor}, x)
-
-/* row_squares */
 
 INFER(row_squares, weft_row_squares_attr, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));

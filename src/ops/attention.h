@@ -20,9 +20,9 @@ typedef enum { WEFT_POS_NONE, WEFT_POS_ALIBI, WEFT_POS_RELATIVE } weft_attention
 typedef struct {
     weft_tensor *q; /* [B, T, H, dqk] */
     weft_tensor *k; /* [B, S, KV, dqk]; query head h reads key head ⌊h·KV/H⌋ */
-    weft_tensor
-        *packed; /* in place of both and of v: qkv [B, T, (H + 2·KV)·D], H query heads, then KV
-                            key heads, then KV value heads, each D wide; nothing is copied apart */
+    /* In place of both and of v: qkv [B, T, (H + 2·KV)·D], H query heads, then KV key heads, then KV
+     * value heads, each D wide; nothing is copied apart. */
+    weft_tensor *packed;
     int64_t heads, kv_heads; /* H and KV of packed */
     weft_tensor *n;          /* [B, KV, S], of the statistics' type: a number per key */
     weft_tensor *scale;      /* [H] statistics' type; NULL: the constant below for every head */
@@ -34,9 +34,8 @@ typedef struct {
                              less than that of the query before; NULL: 0 */
     double scale_value; /* where scale and log_tau are NULL */
     weft_attention_pos pos;
-    bool
-        causal; /* false: every key is seen (no relative, no band, reach or first then; else S = T) */
-    bool band; /* the reciprocal term */
+    bool causal; /* else every key is seen: no relative, band, reach or first then; causal: S = T */
+    bool band;   /* the reciprocal term */
     int64_t window;
     double band_alpha;
     int64_t reach;  /* keys that a query sees at most, itself included; 0: all before it */

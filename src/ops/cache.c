@@ -158,8 +158,7 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
                          rows->first,    query->shares};
     weft_node *n = weft_graph_append(g, &weft_op_cache_attention, in, WEFT_CACHE_ATTENTION_INPUTS,
                                      WEFT_CACHE_VALUES, 2, &attr, sizeof attr);
-    if (!n) return (weft_cache_attended){0};
-    return (weft_cache_attended){n->out[0], n->out[1]};
+    return n ? (weft_cache_attended){n->out[0], n->out[1]} : (weft_cache_attended){0};
 }
 
 INFER(cache_gather, weft_cache_gather_attr, position) {

@@ -70,9 +70,9 @@ typedef struct {
     bool squares;             /* n = ‖k̂‖², made when read */
     weft_tensor *query_cache; /* [slots, window, H, dqk], a state: the last queries, for the band */
     weft_weights weights;     /* also give the weights, one row for all heads */
-    weft_tensor
-        *shares; /* [R, H] of the statistics' type, with weights: each head's are multiplied by
-                                 it before they are joined; NULL: 1 */
+    /* [R, H] of the statistics' type, with weights: each head's are multiplied by it before they are
+     * joined; NULL: 1. */
+    weft_tensor *shares;
 } weft_cache_query;
 
 typedef struct {

@@ -117,7 +117,6 @@ static bool sums_rows_of(const weft_node *bias, const weft_tensor *dx) {
     return weft_tensor_width(bias->in[0]) == weft_tensor_width(dx);
 }
 
-/* The product takes gelu's slope. */
 static bool fuse_slope(weft_rewrite *r, const weft_match *m) {
     weft_node *back = m->reader, *product = m->maker;
     weft_tensor *at = back->in[1];

@@ -15,8 +15,6 @@
 
 #include "ops/define.h"
 
-/* head_columns */
-
 static weft_status check_part(weft_graph *g, const weft_node *n, int i) {
     const weft_head_columns_attr *a = n->attr;
     const weft_tensor *x = n->in[i];
@@ -162,8 +160,6 @@ weft_tensor *weft_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale, i
 weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale, int64_t width) {
     return append_rows(g, &weft_op_head_spread, c, scale, width, false);
 }
-
-/* head_transpose */
 
 INFER(head_transpose, void, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));

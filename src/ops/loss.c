@@ -157,18 +157,14 @@ GRAD(infonce) {
 }
 
 /* The scores: N² D multiply-adds; the gradient makes them again and multiplies them with u. */
-static int64_t infonce_flops(const weft_node *n) {
-    weft_infonce_sizes s = weft_infonce_measure(n->in[0]);
+static int64_t scores_flops(const weft_tensor *x) {
+    weft_infonce_sizes s = weft_infonce_measure(x);
     return 2 * s.losses * s.rows * s.rows * s.width;
 }
 
-static int64_t infonce_back_flops(const weft_node *n) {
-    weft_infonce_sizes s = weft_infonce_measure(n->in[WEFT_INFONCE_BACK_X]);
-    return 4 * s.losses * s.rows * s.rows * s.width;
-}
-
+DEFINE_FLOPS(infonce, scores_flops(n->in[0]))
+DEFINE_FLOPS(infonce_back, 2 * scores_flops(n->in[WEFT_INFONCE_BACK_X]))
 DEFINE_OP(infonce, .infer = infonce_infer, .grad = infonce_grad, .flops = infonce_flops);
-
 DEFINE_OP(infonce_back, .infer = weft_infer_like_second, .flops = infonce_back_flops);
 
 weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, int64_t group, double tau, double factor) {

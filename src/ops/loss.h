@@ -5,11 +5,10 @@
 #include "core/graph.h"
 
 typedef struct {
-    weft_tensor *ce; /* []: mean over the targets that count, or their sum over `count`; 0 where
+    weft_tensor *ce;  /* []: mean over the targets that count, or their sum over `count`; 0 where
                          none does */
-    weft_tensor *z;  /* []: z · mean over all rows of lse² */
-    weft_tensor
-        *lse; /* of targets' shape: the logsumexp of each row of logits; it has no gradient */
+    weft_tensor *z;   /* []: z · mean over all rows of lse² */
+    weft_tensor *lse; /* of targets' shape: the logsumexp of a row of logits; without a gradient */
 } weft_losses;
 
 /* Logits are x wᵀ, or softcap · tanh(x wᵀ / softcap) where that is not 0: x [..., E], w [V, E]; targets [...] i32 with x's leading dimensions, −1: does

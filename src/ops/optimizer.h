@@ -106,10 +106,10 @@ typedef struct {
     weft_tensor *m, *v; /* states of param's type that start as zeros */
     weft_tensor *v_max; /* the same; with it the update is AMSGrad's. NULL: none */
     weft_tensor *copy;  /* bf16: gets the new parameter, rounded. NULL: none */
-    weft_tensor
-        *given;  /* bf16, may be `copy`: where it is not the parameter rounded, someone else wrote
-                           it, and the parameter takes its value before the step. NULL: none */
-    double rate; /* factor of its learning rate, decay apart; 0: 1 */
+    /* bf16, may be `copy`: where it is not the parameter rounded, someone else wrote it, and the
+     * parameter takes its value before the step. NULL: none. */
+    weft_tensor *given;
+    double rate;              /* factor of its learning rate, decay apart; 0: 1 */
     weft_muon_parts matrices; /* which fill it: Muon's, with grad and m alone. n 0: AdamW's */
     weft_tensor *mask;        /* i8: weft_zero_masked's. NULL: none */
 } weft_adam_slot;
@@ -124,9 +124,9 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
 typedef struct {
     double momentum;
     bool narrow; /* bf16 products where the parameters are f32 */
-    int64_t
-        together; /* most bytes of equal shapes of several tensors that go through the products as one
-                       * batch; 0: every tensor's by themselves */
+    /* Most bytes of equal shapes of several tensors that go through the products as one batch; 0: every
+     * tensor's by themselves. */
+    int64_t together;
 } weft_muon_options;
 
 /* What serves on a GPU (`remote`), where many matrices at a time keep it busy, and on a CPU, where that is

@@ -21,15 +21,10 @@ INFER(rope, weft_rope_attr, x) {
     return weft_output_like(g, n, 0, x->dtype, x);
 }
 
-static weft_tensor *append_rope(weft_graph *g, weft_tensor *x, weft_tensor *start,
-                                const weft_rope_attr *attr) {
-    return weft_append_some(g, &weft_op_rope, attr, sizeof *attr, 1, x, start);
-}
-
 GRAD(rope) {
     weft_rope_attr back = *(const weft_rope_attr *)n->attr;
     back.inverse = !back.inverse;
-    d_in[0] = append_rope(g, d_out[0], n->in[1], &back);
+    d_in[0] = weft_append_some(g, &weft_op_rope, &back, sizeof back, 1, d_out[0], n->in[1]);
     return weft_graph_status(g);
 }
 
@@ -38,5 +33,5 @@ DEFINE_OP(rope, .infer = rope_infer, .grad = rope_grad, .inplace = weft_over_fir
 weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
                        weft_tensor *start, const weft_rope_law *law) {
     weft_rope_attr attr = {.width = width, .heads = heads, .law = *law};
-    return append_rope(g, x, start, &attr);
+    return weft_append_some(g, &weft_op_rope, &attr, sizeof attr, 1, x, start);
 }

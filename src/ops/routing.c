@@ -28,8 +28,6 @@ static weft_status check_score(weft_graph *g, const weft_node *n) {
 
 DEFINE_FLOPS(score, weft_score_flops(&((const weft_route_attr *)n->attr)->score))
 
-/* route_topk */
-
 INFER(route_topk, weft_route_attr, q) {
     WEFT_TRY(check_score(g, n));
     if (attr->k < 1) return REFUSE("k is %lld, but it must be at least 1", (long long)attr->k);
@@ -51,8 +49,6 @@ weft_routes weft_route_topk(weft_graph *g, const weft_score *score, weft_tensor 
                                      attr.score.packed ? 1 : 2, 2, &attr, sizeof attr);
     return n ? (weft_routes){n->out[0], n->out[1]} : (weft_routes){NULL, NULL};
 }
-
-/* route_gather */
 
 /* What a tensor that is gathered must be beside index and weight. */
 static weft_status check_gathered(weft_graph *g, const weft_node *n, const char *name,
@@ -147,8 +143,6 @@ weft_route_pair weft_route_gather_pair(weft_graph *g, weft_tensor *first, weft_t
                                      WEFT_GATHER_INPUTS, 2, NULL, 0);
     return n ? (weft_route_pair){n->out[0], n->out[1]} : (weft_route_pair){NULL, NULL};
 }
-
-/* route_dense */
 
 INFER(route_dense, weft_route_attr, q) {
     const weft_tensor *h = n->in[WEFT_ROUTE_H];

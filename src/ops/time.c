@@ -82,6 +82,6 @@ DEFINE_OP(moments_back, .infer = weft_infer_like_first, .flops = moments_flops);
 
 weft_moments_of weft_moments(weft_graph *g, weft_tensor *x) {
     weft_node *n = weft_graph_append(g, &weft_op_moments, &x, 1, 1, WEFT_MOMENTS_OUTPUTS, NULL, 0);
-    if (!n) return (weft_moments_of){NULL, NULL};
-    return (weft_moments_of){n->out[WEFT_MOMENTS_SUM], n->out[WEFT_MOMENTS_GRAM]};
+    return n ? (weft_moments_of){n->out[WEFT_MOMENTS_SUM], n->out[WEFT_MOMENTS_GRAM]}
+             : (weft_moments_of){NULL, NULL};
 }
