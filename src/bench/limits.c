@@ -1,4 +1,3 @@
-
 #include "base/clock.h"
 #include "bench/tables.h"
 #include "cpu/backend.h"
@@ -53,8 +52,7 @@ weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out
 
 void bench_limits_destroy(bench_limits *l) {
     if (!l) return;
-    free(l->rates);
-    WEFT_FREE(l->from, l->to, l);
+    WEFT_FREE(l->rates, l->from, l->to, l);
 }
 
 /* By the thread's own clock: what else the machine does is not the loop's. */
@@ -93,34 +91,23 @@ double bench_limit_gbytes(bench_limits *l) {
 }
 
 double bench_peak_flops(weft_pool *pool, bool bf16) {
-    bench_limits *limits;
+    WEFT_AUTO(bench_limits_destroy_at) bench_limits *limits = NULL;
     double best = 0;
     if (bench_limits_create(pool, false, &limits) != WEFT_OK) return 0;
     for (int i = 0; i < PEAK_MEASUREMENTS; i++)
         best = fmax(best, bench_limit_gflops(limits, bf16));
-    bench_limits_destroy(limits);
     return best * 1e9;
-}
-
-static weft_status time_products(weft_exec *x, bench_samples *seconds) {
-    weft_run run = {.seed = 1};
-    for (int i = 0; i < PRODUCTS_UNMEASURED; i++)
-        WEFT_TRY(weft_exec_run(x, &run));
-    for (int i = 0; i < PRODUCTS_MEASURED; i++) {
-        double start = weft_clock();
-        WEFT_TRY(weft_exec_run(x, &run));
-        bench_samples_add(seconds, weft_clock() - start);
-    }
-    return WEFT_OK;
 }
 
 double bench_product_gflops(const weft_backend *backend, weft_pool *pool, bool bf16) {
     WEFT_AUTO(bench_graph_free) bench_graph g = {0};
     WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;
-    WEFT_AUTO(bench_samples_free) bench_samples seconds = {0};
+    WEFT_AUTO(bench_samples_free) bench_samples unmeasured = {0}, seconds = {0};
     if (bench_graph_build(&bench_limit_rows[bf16], false, &g) != WEFT_OK ||
         weft_exec_create(g.graph, backend, pool, NULL, &x) != WEFT_OK ||
-        bench_graph_fill(&g, x) != WEFT_OK || time_products(x, &seconds) != WEFT_OK)
+        bench_graph_fill(&g, x) != WEFT_OK ||
+        bench_time(x, PRODUCTS_UNMEASURED, &unmeasured) != WEFT_OK ||
+        bench_time(x, PRODUCTS_MEASURED, &seconds) != WEFT_OK)
         return 0;
     return 1e-9 * flops_of(g.graph, 0, NULL) / bench_median(&seconds);
 }

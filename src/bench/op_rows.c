@@ -29,9 +29,7 @@ static weft_tensor *add_leaf(bench_graph *g, uint32_t salt, weft_dtype dtype, in
     return t;
 }
 
-#define LEAF_OF(g, salt, dtype, ...)                                                               \
-    add_leaf((g), (salt), (dtype), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),      \
-             (int64_t[]){__VA_ARGS__})
+#define LEAF_OF(g, salt, dtype, ...) add_leaf((g), (salt), (dtype), WEFT_DIMS(__VA_ARGS__))
 #define LEAF(g, salt, ...) LEAF_OF(g, salt, WEFT_F32, __VA_ARGS__)
 
 static weft_dtype operands_of(const bench_row *row) {
@@ -44,7 +42,7 @@ static void scale_last(bench_graph *g, float scale, float shift) {
 }
 
 static void add_output(bench_graph *g, weft_tensor *t) {
-    g->output[g->outputs++] = t ? weft_keep(t) : NULL;
+    g->output[g->outputs++] = weft_keep(t);
 }
 
 static void build_linear(bench_graph *g, const bench_row *row) {
@@ -67,7 +65,7 @@ static void build_decode(bench_graph *g, const bench_row *row) {
     weft_tensor *x = LEAF(g, 1, s->m, s->k), *y = NULL;
     for (int64_t i = 0; i < s->copies; i++) {
         y = weft_linear(g->graph, x, LEAF(g, (uint32_t)(2 + i), s->n, s->k), NULL, WEFT_ACT_NONE);
-        if (y) weft_keep(y);
+        weft_keep(y);
     }
     add_output(g, y);
 }
@@ -153,9 +151,7 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
     {                                                                                              \
         .group = "decode", .label = #K "→" #N " M=" #M, .op = "decode", .build = build_decode,     \
         .sizes = {.m = M, .k = K, .n = N, .copies = COPIES(K, N)}, .forward_only = true,           \
-        .quick = QUICK, .traffic = {                                                               \
-            (int64_t)4 * ((K) * (N) + (M) * ((K) + (N))) * COPIES(K, N)                            \
-        }                                                                                          \
+        .quick = QUICK, .traffic[0] = (int64_t)4 * ((K) * (N) + (M) * ((K) + (N))) * COPIES(K, N)  \
     }
 
 /* 4096 tokens of 12 heads; q, k and v bf16 as a model with weights in bf16 has them. */
@@ -174,19 +170,16 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
 #define NORM(NAME)                                                                                 \
     {                                                                                              \
         .group = "norm", .label = #NAME " 8192×768", .op = #NAME, .build = build_norm,             \
-        .sizes = {.m = 8192, .e = 768}, .quick = true, .traffic = {                                \
-            4 * 4 * 8192 * 768,                                                                    \
-            8 * 4 * 8192 * 768                                                                     \
-        }                                                                                          \
+        .sizes = {.m = 8192, .e = 768}, .quick = true, .traffic[0] = 4 * 4 * 8192 * 768,           \
+        .traffic[1] = 8 * 4 * 8192 * 768                                                           \
     }
 
 /* Reads a weight, its gradient and its two moments; writes all but the gradient. */
 #define ADAMW(M, E)                                                                                \
     {                                                                                              \
         .group = "optimizer", .label = "adamw " #M "×" #E, .op = "adamw", .build = build_adamw,    \
-        .sizes = {.m = M, .e = E}, .forward_only = true, .quick = true, .traffic = {               \
-            (int64_t)7 * 4 * (M) * (E)                                                             \
-        }                                                                                          \
+        .sizes = {.m = M, .e = E}, .forward_only = true, .quick = true,                            \
+        .traffic[0] = (int64_t)7 * 4 * (M) * (E)                                                   \
     }
 
 #define CROSS_ENTROPY(M, V, QUICK)                                                                 \

@@ -42,19 +42,10 @@ static int repeats_for(double round, double seconds) {
     return n < 1 ? 1 : n > 1000 ? 1000 : (int)n;
 }
 
-static weft_status run_ours(weft_exec *x, int repeats, bench_samples *to) {
-    for (int i = 0; i < repeats; i++) {
-        double start = weft_clock();
-        WEFT_TRY(weft_exec_run(x, &(weft_run){.seed = 1}));
-        bench_samples_add(to, weft_clock() - start);
-    }
-    return WEFT_OK;
-}
-
 /* Asks the peer for the row, and whether it computes the same numbers. */
 static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, weft_exec *x,
                          measured *m) {
-    json_t *reply =
+    WEFT_AUTO_DECREF json_t *reply =
         bench_peer_ask(b->peer, weft_json_make("do:s op:s backward:b sizes:o", "prepare", row->op,
                                                g->backward, bench_row_sizes(row)));
     if (!reply) {
@@ -75,7 +66,6 @@ static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, w
                     other);
     }
     *b->differing += !same;
-    json_decref(reply);
     return true;
 }
 
@@ -85,18 +75,16 @@ static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x,
     double seconds = quick ? 0.02 : 0.05, all = row->longer ? 8.0 : 4.0;
     if (quick) all = row->longer ? 2.0 : 0.8;
     int least = quick ? 3 : 5, most = quick ? 9 : 25;
-    bench_samples first = {0}, first_peer = {0};
-    weft_status status = run_ours(x, 2, &first);
+    WEFT_AUTO(bench_samples_free) bench_samples first = {0}, first_peer = {0};
+    weft_status status = bench_time(x, 2, &first);
     if (m->peer) m->peer = bench_peer_run(b->peer, 1, &first_peer);
     int ours = repeats_for(seconds, bench_median(&first));
     int peers = repeats_for(seconds, bench_median(&first_peer));
-    bench_samples_free(&first);
-    bench_samples_free(&first_peer);
     double start = weft_clock();
     for (int round = 0; !status && round < most; round++) {
         if (round >= least && weft_clock() - start > all) break;
-        bench_pause(0.005);
-        status = run_ours(x, ours, &m->sides.ours);
+        bench_pause();
+        status = bench_time(x, ours, &m->sides.ours);
         double rate = row->traffic[0] > 0 ? bench_limit_gbytes(b->limits)
                                           : bench_limit_gflops(b->limits, row->sizes.bf16);
         bench_samples_add(&m->sides.limit, 1 / rate);
@@ -172,12 +160,11 @@ static weft_status plan_memory(bench *b, const bench_row *like, int64_t tokens, 
     row.sizes.b = 1;
     row.sizes.t = tokens;
     WEFT_AUTO(bench_graph_free) bench_graph g = {0};
-    weft_plan *plan;
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     WEFT_TRY(bench_graph_build(&row, true, &g));
     WEFT_TRY(weft_program_make(g.graph, b->backend, weft_pool_size(b->pool),
                                &(weft_program_options){.complete = true}, &plan));
     *bytes = plan->arena_bytes;
-    weft_plan_destroy(plan);
     return WEFT_OK;
 }
 

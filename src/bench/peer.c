@@ -48,17 +48,16 @@ bench_peer *bench_peer_start(const char *command, int threads, char *why, size_t
         bench_peer_stop(p);
         return NULL;
     }
-    json_t *reply = bench_peer_ask(p, weft_json_make("do:s threads:i", "hello", threads));
+    WEFT_AUTO_DECREF json_t *reply =
+        bench_peer_ask(p, weft_json_make("do:s threads:i", "hello", threads));
     const char *name = json_string_value(json_object_get(reply, "name"));
-    if (!name) {
-        snprintf(why, size, "%s: %s", command, reply ? "it gave no name" : p->error);
-        bench_peer_stop(p);
-        p = NULL;
-    } else {
+    if (name) {
         snprintf(why, size, "%s", name);
+        return p;
     }
-    json_decref(reply);
-    return p;
+    snprintf(why, size, "%s: %s", command, reply ? "it gave no name" : p->error);
+    bench_peer_stop(p);
+    return NULL;
 }
 
 void bench_peer_stop(bench_peer *p) {
@@ -96,10 +95,10 @@ void bench_sides_free(bench_sides *s) {
 }
 
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to) {
-    json_t *reply = bench_peer_ask(p, weft_json_make("do:s repeats:i", "run", repeats));
+    WEFT_AUTO_DECREF json_t *reply =
+        bench_peer_ask(p, weft_json_make("do:s repeats:i", "run", repeats));
     if (!reply) return false;
     EACH_ITEM(seconds, json_object_get(reply, "seconds"))
         bench_samples_add(to, json_number_value(seconds.value));
-    json_decref(reply);
     return true;
 }

@@ -43,9 +43,8 @@ typedef struct {
     int n_rates, n_prompts, n_most;
     request *requests;
     int64_t count;
-    uint32_t round; /* with another, a server knows no prompt from before */
-    bench_samples
-        *between; /* takes the seconds between tokens, of all requests; NULL: nobody does */
+    uint32_t round;         /* with another, a server knows no prompt from before */
+    bench_samples *between; /* takes the seconds between tokens, of all requests; NULL: none does */
     json_t *rows, *long_row;
     int *failed;
 } bench;

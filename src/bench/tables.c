@@ -1,15 +1,14 @@
 /* Medians and quartiles: on a shared machine a mean says more of the neighbours than of the code. */
 #include "bench/tables.h"
 
+#include "base/clock.h"
 #include "base/order.h"
 #include "base/text.h"
 
 #include <stdarg.h>
-#include <time.h>
 
-void bench_pause(double seconds) {
-    struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    nanosleep(&t, NULL);
+void bench_pause(void) {
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 }
 
 void bench_samples_add(bench_samples *s, double seconds) {
@@ -23,6 +22,15 @@ void bench_samples_add(bench_samples *s, double seconds) {
 void bench_samples_free(bench_samples *s) {
     free(s->value);
     *s = (bench_samples){0};
+}
+
+weft_status bench_time(weft_exec *x, int repeats, bench_samples *to) {
+    for (int i = 0; i < repeats; i++) {
+        double start = weft_clock();
+        WEFT_TRY(weft_exec_run(x, &(weft_run){.seed = 1}));
+        bench_samples_add(to, weft_clock() - start);
+    }
+    return WEFT_OK;
 }
 
 weft_status bench_list_read(const char *text, const char *what, double unit, int64_t *list,

@@ -54,8 +54,8 @@ typedef struct {
     FILE *json;       /* the same for a program; NULL: none */
     bench_config_source source;
     const char *shape; /* the source's */
-    const char *
-        variants; /* names with commas; NULL: the shape's; of generation: dot, w2, mla and its mechanisms */
+    /* Names with commas; NULL: the shape's; of generation: dot, w2, mla and its mechanisms. */
+    const char *variants;
     const char *rows; /* only rows with this word in their operation or name; NULL: all */
     int64_t steps;    /* measured per row; 0: the shape's; of generation: by time */
     double settle;    /* seconds of training steps before those; below 0: not given */
@@ -75,17 +75,15 @@ typedef struct {
     const char *url, *words; /* words: of the server that is started */
     char host[256];
     int port;
-    int64_t vocab;     /* prompts are tokens below this */
-    const char *rates; /* requests in a second, with commas */
-    const char *prompts,
-        *tokens;         /* tokens of prompts and of texts, from which each request draws one */
-    int64_t requests;    /* of a row */
-    int64_t long_prompt; /* tokens; 0: that is left out; below 0: not given */
-    int64_t streams;     /* texts beside it */
+    int64_t vocab;                /* prompts are tokens below this */
+    const char *rates;            /* requests in a second, with commas */
+    const char *prompts, *tokens; /* of prompts and of texts; each request draws one of them */
+    int64_t requests;             /* of a row */
+    int64_t long_prompt;          /* tokens; 0: that is left out; below 0: not given */
+    int64_t streams;              /* texts beside it */
     int64_t seed;
-    int64_t good_first,
-        good_between; /* ms within which the first token, and on average the others, come in a
-                                             request that counts as good */
+    /* ms within which the first token, and on average the others, come in a request that counts as good. */
+    int64_t good_first, good_between;
 } bench_options;
 
 /* Training: one row per variant, with tokens per second, memory against the plan, the part of the machine's
@@ -127,8 +125,8 @@ weft_status bench_serve_table(const bench_options *o, int *failed);
 enum { BENCH_LIST_MAX = 16 };
 weft_status bench_list_read(const char *text, const char *what, double unit, int64_t *list, int *n);
 
-/* Sleeps, so that threads of the other side which still spin for work go to sleep first. */
-void bench_pause(double seconds);
+/* Sleeps 5 ms, so that threads of the other side which still spin for work go to sleep first. */
+void bench_pause(void);
 
 /* Measurements of one thing, in seconds. Starts as {0}; bench_samples_free gives it back. */
 typedef struct {
@@ -140,6 +138,9 @@ typedef struct {
 /* Ends the program when there is no memory: a benchmark has nothing to save. */
 void bench_samples_add(bench_samples *s, double seconds);
 void bench_samples_free(bench_samples *s);
+
+/* Runs it so many times and adds the times. */
+weft_status bench_time(weft_exec *x, int repeats, bench_samples *to);
 
 /* The value below which a part `p` of the measurements lies, interpolated; 0 without measurements. */
 double bench_quantile(const bench_samples *s, double p);

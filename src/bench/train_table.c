@@ -199,7 +199,7 @@ static bool prepare_peer(job *j) {
     const training *t = &j->t;
     int64_t width = t->time + 1;
     WEFT_JSON_LIST(tokens, b, t->batch, tokens_json(t->tokens + b * width, width));
-    json_t *reply = bench_peer_ask(
+    WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(
         j->b->peer, weft_json_make("do:s model:s tokens:o rate:f steps:i eager:b", "prepare",
                                    j->folder, tokens, t->rate, CHECKED_STEPS, j->eager));
     if (!reply) {
@@ -215,7 +215,6 @@ static bool prepare_peer(job *j) {
     }
     weft_json_add(j->out, "differs:b peer_losses:O* peer_form:O* peer_forms:O*", differs, theirs,
                   json_object_get(reply, "form"), json_object_get(reply, "forms"));
-    json_decref(reply);
     return true;
 }
 
@@ -227,7 +226,7 @@ static weft_status measure_speed(job *j) {
     int steps = j->b->steps;
     double began = weft_clock();
     for (int i = 0; i < steps; i++) {
-        if (!remote) bench_pause(0.005);
+        if (!remote) bench_pause();
         double start = weft_clock();
         WEFT_TRY(train_step(t));
         bench_samples_add(&m.ours, weft_clock() - start);
