@@ -18,8 +18,7 @@ typedef struct {
 #define WORD(field, ...) int field;
 #define TEXT(field, ...) char field[WEFT_TEXT_MAX];
 #include "config/options.def"
-    unsigned char
-        given[WEFT_OPTIONS_MAX]; /* by place: 1 where it was set, not left at its default */
+    unsigned char given[WEFT_OPTIONS_MAX]; /* by place: 1: it was set, not left at its default */
 } weft_config;
 
 /* The numbers of words: one enum for each WORD option, such as
@@ -131,6 +130,8 @@ bool weft_option_matters(const weft_config *c, const weft_option *o);
  * steps), and of settings that undo each other. */
 void weft_config_advise(const weft_config *const *configs, int n, const char *where);
 
+/* A number as configs write it: the shortest text that reads back the same. */
+void weft_number_format(double value, char *text, size_t room);
 /* One option's value as text ("y", "12", "0.1", "dot"). */
 void weft_config_format(const weft_config *c, const weft_option *option, char *text, size_t room);
 bool weft_option_same(const weft_config *a, const weft_config *b, const weft_option *option);

@@ -35,10 +35,9 @@ json_t *weft_config_to_json(const weft_config *c) {
                         : o->type == WEFT_OPT_INT    ? json_integer(*(const int64_t *)field)
                         : o->type == WEFT_OPT_NUMBER ? json_real(*(const double *)field)
                                                      : json_string(text);
-        if (json_object_set_new(object, key, value) != 0) {
-            json_decref(object);
-            return NULL;
-        }
+        if (json_object_set_new(object, key, value) == 0) continue;
+        json_decref(object);
+        return NULL;
     }
     return object;
 }

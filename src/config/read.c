@@ -21,10 +21,10 @@ static weft_status set_bool(bool *field, const weft_option *o, const char *value
     static const char *const yes[] = {"y", "yes", "true", "1"}, *const no[] = {"n", "no", "false",
                                                                                "0"};
     for (int i = 0; i < 4; i++) {
-        if (strcasecmp(value, yes[i]) == 0 || strcasecmp(value, no[i]) == 0) {
-            *field = strcasecmp(value, yes[i]) == 0;
-            return WEFT_OK;
-        }
+        bool is = strcasecmp(value, yes[i]) == 0;
+        if (!is && strcasecmp(value, no[i]) != 0) continue;
+        *field = is;
+        return WEFT_OK;
     }
     return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be y or n", where, o->key, value);
 }
@@ -240,6 +240,13 @@ const char *weft_config_word(const weft_config *c, const weft_option *o) {
     return o->words[*(const int *)((const char *)c + o->offset)];
 }
 
+void weft_number_format(double value, char *text, size_t room) {
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, room, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+}
+
 void weft_config_format(const weft_config *c, const weft_option *o, char *text, size_t room) {
     const void *field = (const char *)c + o->offset;
     switch (o->type) {
@@ -249,15 +256,9 @@ void weft_config_format(const weft_config *c, const weft_option *o, char *text, 
     case WEFT_OPT_INT:
         snprintf(text, room, "%lld", (long long)*(const int64_t *)field);
         break;
-    case WEFT_OPT_NUMBER: {
-        /* The shortest text that reads back as the same number. */
-        double value = *(const double *)field;
-        for (int digits = 1; digits <= 17; digits++) {
-            snprintf(text, room, "%.*g", digits, value);
-            if (strtod(text, NULL) == value) break;
-        }
+    case WEFT_OPT_NUMBER:
+        weft_number_format(*(const double *)field, text, room);
         break;
-    }
     case WEFT_OPT_WORD:
         snprintf(text, room, "%s", weft_config_word(c, o));
         break;

@@ -79,7 +79,7 @@ static int runs_of_rate(const weft_study *s) {
 
 static void name_folder(const weft_study *s, weft_record_run *job) {
     char number[32];
-    weft_study_number(job->rate, number, sizeof number);
+    weft_number_format(job->rate, number, sizeof number);
     snprintf(job->folder, sizeof job->folder, "runs/%s-lr%s-seed%lld",
              s->variants.list[job->variant].name, number, (long long)job->seed);
 }

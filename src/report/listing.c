@@ -29,7 +29,7 @@ static void print_variants(const weft_report_data *d, FILE *out) {
             "difference and its 95% interval");
     EACH_VARIANT(v, d) {
         char rate[32] = "-";
-        if (isfinite(v->rate)) weft_study_number(v->rate, rate, sizeof rate);
+        if (isfinite(v->rate)) weft_number_format(v->rate, rate, sizeof rate);
         fprintf(out, "%-16s %9s %5d", weft_shown(v->name), rate, v->done);
         print_number(out, 9, 4, v->mean);
         print_number(out, 9, 4, v->sd);
@@ -67,7 +67,7 @@ weft_status weft_listing_table(const char *path, FILE *out) {
              " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
              " FROM runs JOIN variants USING (variant) ORDER BY run") {
         char rate[32];
-        weft_study_number(sqlite3_column_double(rows, 2), rate, sizeof rate);
+        weft_number_format(sqlite3_column_double(rows, 2), rate, sizeof rate);
         fprintf(out, "%4lld %-16s %9s %6lld %-8s %8lld", (long long)sqlite3_column_int64(rows, 0),
                 weft_column_shown(rows, 1), rate, (long long)sqlite3_column_int64(rows, 3),
                 weft_column_shown(rows, 4), (long long)sqlite3_column_int64(rows, 5));
@@ -167,7 +167,7 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
                 char number[32];
                 if (k) fputc(',', out);
                 if (sqlite3_column_type(rows, k) == SQLITE_FLOAT) {
-                    weft_study_number(sqlite3_column_double(rows, k), number, sizeof number);
+                    weft_number_format(sqlite3_column_double(rows, k), number, sizeof number);
                     fputs(number, out);
                 } else {
                     write_field(out, weft_column_text(rows, k));

@@ -51,13 +51,6 @@ void weft_study_run_config(const weft_study *s, int variant, double rate, int64_
     c->seed = seed;
 }
 
-void weft_study_number(double value, char *text, size_t room) {
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, room, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-}
-
 __attribute__((format(printf, 3, 4))) static void append(char *text, size_t room,
                                                          const char *format, ...) {
     size_t at = strlen(text);
@@ -96,7 +89,7 @@ void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
     *text = '\0';
     for (int k = 0; k < weft_study_variant_rates(s); k++) {
         char one[32];
-        weft_study_number(s->n_rates ? s->rates[k] : s->base.learning_rate, one, sizeof one);
+        weft_number_format(s->n_rates ? s->rates[k] : s->base.learning_rate, one, sizeof one);
         append(text, room, "%s%s", k ? "," : "", one);
     }
 }
@@ -188,13 +181,12 @@ int64_t weft_equal_unit(const weft_config *c) {
 /* A config's parameters, from its graph, where N_FFN is so wide. */
 static weft_status count_parameters(const weft_config *c, int64_t width, int64_t *out) {
     weft_config wide = *c;
-    weft_model_graph m;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     wide.n_ffn = width;
     WEFT_TRY(weft_model_build_nominal(&wide, &m));
     *out = 0;
     for (int64_t i = 0; i < m.n_parameters; i++)
         *out += weft_tensor_count(m.parameters[i].tensor);
-    weft_model_graph_destroy(&m);
     return WEFT_OK;
 }
 

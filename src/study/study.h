@@ -65,8 +65,6 @@ void weft_study_overrides(const weft_study *s, int variant, char *text, size_t r
 /* Lists with commas: the seeds; the learning rates. */
 void weft_study_seeds_text(const weft_study *s, char *text, size_t room);
 void weft_study_rates_text(const weft_study *s, char *text, size_t room);
-/* A number as configs write it: the shortest text that reads back the same. */
-void weft_study_number(double value, char *text, size_t room);
 
 /* What the variants have in common (STUDY_EQUAL). The first one is the measure: it stays as it
  * is configured, and the others are fitted to it.

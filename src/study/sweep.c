@@ -17,10 +17,6 @@ typedef struct {
     bool logarithmic;
 } axis;
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "study: no memory for its sweep");
-}
-
 void weft_sweep_free(weft_sweep *s) {
     free(s->points);
     *s = (weft_sweep){0};
@@ -96,7 +92,7 @@ static weft_status read_values(axis *a, const char *text, const char *where) {
                                   VALUES_MAX);
         /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller frees every axis's values */
         char(*added)[WEFT_SWEEP_VALUE] = WEFT_ADD(a->values, a->n);
-        if (!added) return no_memory();
+        if (!added) return weft_fail(WEFT_ENOMEM, "study: no memory for its sweep");
         memcpy(*added, value, sizeof value);
         if (!text[n]) return WEFT_OK;
         text += n + 1;
@@ -201,7 +197,7 @@ static weft_status make_points(const axis *axes, int points, int most, uint64_t 
                               "them: CONFIG_STUDY_SWEEP_POINTS",
                               where, n, most);
     out->points = calloc((size_t)n, sizeof *out->points);
-    if (!out->points) return no_memory();
+    if (!out->points) return weft_fail(WEFT_ENOMEM, "study: no memory for its sweep");
     if (!whole) return draw_points(axes, n, seed, where, out);
     for (; out->n < n; out->n++)
         for (int i = out->axes - 1, number = out->n; i >= 0; number /= axes[i--].n)

@@ -11,10 +11,6 @@
 
 enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6, LABEL_ROOM = 42 };
 
-static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
-}
-
 void weft_variants_free(weft_variants *s) {
     for (int i = 0; i < s->n; i++) {
         for (int k = 0; k < s->list[i].n_sets; k++)
@@ -33,7 +29,7 @@ static weft_status add_variant(weft_variants *s, const char *name, const char *w
     if (s->n == WEFT_VARIANTS_MAX)
         return WEFT_BAD_INPUT("%s: more than %d variants", where, WEFT_VARIANTS_MAX);
     *out = WEFT_ADD(s->list, s->n);
-    if (!*out) return no_memory();
+    if (!*out) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
     (*out)->baseline = (*out)->repeats = -1;
     snprintf((*out)->name, sizeof(*out)->name, "%s", name);
     snprintf((*out)->title, sizeof(*out)->title, "%s", name);
@@ -43,7 +39,8 @@ static weft_status add_variant(weft_variants *s, const char *name, const char *w
 static weft_status add_set(weft_variant *variant, const weft_option *option, const char *value) {
     weft_setting *set = WEFT_ADD(variant->sets, variant->n_sets);
     if (set) *set = (weft_setting){option, strdup(value)};
-    return set && set->value ? WEFT_OK : no_memory();
+    return set && set->value ? WEFT_OK
+                             : weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
 }
 
 bool weft_variant_sets(const weft_variant *v, const weft_option *option) {

@@ -2,6 +2,7 @@
 #include "supervise/supervise.h"
 
 #include "base/folders.h"
+#include "base/text.h"
 
 enum { NUMBER_ROOM = 32, SPARE_MIB = 256 };
 
@@ -26,9 +27,8 @@ typedef void maker(FILE *out, const job *j);
 static weft_status make_text(maker *make, const job *j, char **text) {
     size_t bytes;
     FILE *out = open_memstream(text, &bytes);
-    if (!out) return weft_fail(WEFT_ENOMEM, "study: no memory");
-    make(out, j);
-    return fclose(out) == 0 ? WEFT_OK : weft_fail(WEFT_ENOMEM, "study: no memory");
+    if (out) make(out, j);
+    return out && weft_memory_end(out, text) ? WEFT_OK : weft_no_memory("study");
 }
 
 static bool is_chosen(const weft_study *s, const weft_slurm_options *o, int i) {

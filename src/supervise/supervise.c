@@ -274,7 +274,7 @@ static weft_status refuse_link(const char *path) {
 /* "variant 2, lr 0.001, seed 3" */
 static void describe_job(const supervisor *v, const weft_record_run *job, char *text, size_t room) {
     char rate[32];
-    weft_study_number(job->rate, rate, sizeof rate);
+    weft_number_format(job->rate, rate, sizeof rate);
     snprintf(text, room, "variant %s, lr %s, seed %lld", v->study->variants.list[job->variant].name,
              rate, (long long)job->seed);
 }

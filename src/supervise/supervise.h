@@ -92,11 +92,10 @@ void weft_pause(double waited);
 typedef struct {
     const char *out;      /* DIR; made where it is not */
     const bool *variants; /* which; NULL: all */
-    const char *const
-        *words;       /* of `weft study` in each job, but for --variants, --out, --threads; end on
-                                 NULL */
-    const char *more; /* further options of sbatch, as a shell reads them; NULL: none */
-    int cpus;         /* of a job */
+    /* Of `weft study` in each job, but for --variants, --out, --threads; they end on NULL. */
+    const char *const *words;
+    const char *more;         /* further options of sbatch, as a shell reads them; NULL: none */
+    int cpus;                 /* of a job */
     const weft_backend *host; /* whose workspaces count in a job's memory */
     bool gpu;                 /* it needs one */
 } weft_slurm_options;
