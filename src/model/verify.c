@@ -15,15 +15,10 @@
 
 enum { VERIFY_BATCH = 2, VERIFY_TIME = 24, VERIFY_VOCAB = 61 };
 
-typedef struct {
-    const char *name, *what;
-    const char *overrides; /* KEY=VALUE with blanks between */
-} verify_block;
-
 /* Each attention and feed-forward as it is, then what has options of its own. */
 #define ATTENTION(NAME, name, title, help) {#name, help, "ATTENTION=" #name},
 #define FFN(NAME, name, title, help) {#name, help, "FFN=" #name},
-static const verify_block blocks[] = {
+const weft_verify_block weft_verify_blocks[] = {
     /* clang-format off */
     WEFT_ATTENTIONS(ATTENTION)
     WEFT_FFNS(FFN)
@@ -69,24 +64,9 @@ static const verify_block blocks[] = {
      "ATTENTION=mla FFN=wsffn RA_MLA_MLP_ATTN_GATE=y RA_MLA_MLP_CROSS_TOKEN=y "
      "RA_MLA_MLP_LATENT_RECIP=y"},
 };
-enum { N_BLOCKS = sizeof blocks / sizeof blocks[0] };
+const int weft_verify_count = sizeof weft_verify_blocks / sizeof weft_verify_blocks[0];
 
-const char *weft_verify_check_name(weft_verify_check check) {
-    static const char *const names[] = {"shapes", "forward", "gradients", "causality"};
-    return names[check];
-}
-
-int weft_verify_count(void) {
-    return N_BLOCKS;
-}
-
-const char *weft_verify_name(int block) {
-    return blocks[block].name;
-}
-
-const char *weft_verify_what(int block) {
-    return blocks[block].what;
-}
+const char *const weft_verify_check_names[] = {"shapes", "forward", "gradients", "causality"};
 
 typedef struct {
     weft_model *model;
@@ -217,7 +197,7 @@ weft_status weft_verify_run(int block, weft_verify_check check, const weft_backe
         "RA_MLA_LATENT_DIM=8 WSFFN_N_HEAD=4 RA_MLA_MLP_GATE_DIM=5 RA_MLA_MLP_LATENT_DIM=6";
     weft_config_defaults(&c);
     WEFT_TRY(weft_config_override_all(&c, sizes, "verify"));
-    WEFT_TRY(weft_config_override_all(&c, blocks[block].overrides, "verify"));
+    WEFT_TRY(weft_config_override_all(&c, weft_verify_blocks[block].overrides, "verify"));
     WEFT_TRY(weft_model_check(&c, "verify"));
     for (int i = 0; i < VERIFY_BATCH * VERIFY_TIME; i++) {
         v.tokens[i] = (int32_t)(weft_random_word(3, 0, 0, 0, (uint64_t)i) % VERIFY_VOCAB);

@@ -12,12 +12,15 @@ typedef enum {
 } weft_verify_check;
 
 /* "shapes", "forward", "gradients", "causality". */
-const char *weft_verify_check_name(weft_verify_check check);
+extern const char *const weft_verify_check_names[WEFT_VERIFY_CHECKS];
 
-/* The blocks that can be verified, by number; `what` says in a few words what the block is. */
-int weft_verify_count(void);
-const char *weft_verify_name(int block);
-const char *weft_verify_what(int block);
+/* The blocks that can be verified: a name, in a few words what it is, and what makes it: KEY=VALUE with
+ * blanks between. */
+typedef struct {
+    const char *name, *what, *overrides;
+} weft_verify_block;
+extern const weft_verify_block weft_verify_blocks[];
+extern const int weft_verify_count;
 
 /* One check of one block. Passed: WEFT_OK. Failed: another status, and why in
  * weft_error_message(). */
