@@ -241,10 +241,6 @@ weft_status weft_args_no_config(const weft_args *a) {
                           a->config ? "--config" : "--variant");
 }
 
-weft_source weft_args_source(const weft_args *a) {
-    return (weft_source){a->config, a->settings, a->n_settings};
-}
-
 /* The variant that is meant, in `variants`' place *at; *at is -1 where there is none. `base` is the config
  * without any. */
 static weft_status find_variant(const weft_args *a, const weft_config *base,
@@ -272,7 +268,7 @@ static weft_status find_variant(const weft_args *a, const weft_config *base,
 }
 
 weft_status weft_args_config(const weft_args *a, weft_config *c) {
-    weft_source source = weft_args_source(a);
+    weft_source source = {a->config, a->settings, a->n_settings};
     WEFT_AUTO(weft_variants_free) weft_variants variants = {0};
     int at;
     WEFT_TRY(weft_source_read(&source, NULL, c));

@@ -76,9 +76,6 @@ bool weft_args_is(const char *word, const char *name);
 /* Refuses --config and --variant, since a checkpoint has a config of its own. */
 weft_status weft_args_no_config(const weft_args *a);
 
-/* Where the arguments say that a config comes from. It points into `a`. */
-weft_source weft_args_source(const weft_args *a);
-
 /* The config that the arguments describe: file, variant, overrides, --seed, --dtype, --device, in
  * that order, and checked. An ablation without --variant means its step 0, named variants their first. */
 weft_status weft_args_config(const weft_args *a, weft_config *c);

@@ -120,10 +120,6 @@ static weft_status open_all(generation *g) {
     return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
 }
 
-static weft_status no_memory(const char *what) {
-    return weft_fail(WEFT_ENOMEM, "generate: no memory for %s", what);
-}
-
 static weft_status open_sample(const generation *g, sample_text *s) {
     if (!g->loaded.tokenizer) return WEFT_OK; /* no text is made */
     return weft_stream_open(g->loaded.tokenizer, g->args->repeated, g->args->n_repeated,
@@ -161,7 +157,7 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
         if (take == WEFT_TAKE_TOKEN) {
             if (s->n_tokens == 0) s->first = weft_clock() - start;
             if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof token))
-                return no_memory("tokens");
+                return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
             s->tokens[s->n_tokens++] = token;
             if (!s->stream) continue;
             WEFT_TRY(weft_stream_put(s->stream, token.token, &stopped));
@@ -305,7 +301,7 @@ static weft_status read_beginning(const generation *g, bool input, char **text, 
     if (g->prompt) {
         *text = strdup(g->prompt);
         *bytes = strlen(g->prompt);
-        return *text ? WEFT_OK : no_memory("text");
+        return *text ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory for text");
     }
     if (!g->file && !input) return WEFT_OK;
     const char *path = g->file ? g->file : "-";
@@ -327,7 +323,7 @@ static weft_status read_numbers(const generation *g, int32_t **out, int64_t *cou
                 "--tokens: '%.*s' is not a number from 0 to %lld, the model's last token",
                 (int)strcspn(at, " ,\t\n"), at, (long long)g->loaded.config.vocab_size - 1);
         int32_t *one = WEFT_ADD(*out, *count);
-        if (!one) return no_memory("tokens");
+        if (!one) return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
         *one = (int32_t)token;
         at = end;
     }
@@ -393,14 +389,13 @@ static weft_status answer(generation *g, int64_t *id, int64_t *held, const char 
 }
 
 static weft_status converse(generation *g) {
-    char *line = NULL;
+    WEFT_AUTO_FREE char *line = NULL;
     size_t room = 0, bytes = 0;
     int64_t id = -1, held = 0;
     bool terminal = isatty(STDIN_FILENO);
     weft_status status = read_beginning(g, false, &line, &bytes);
     if (status == WEFT_OK && bytes) status = answer(g, &id, &held, line, bytes);
-    free(line);
-    line = NULL;
+    free(weft_steal(&line)); /* what getline fills is its own */
     while (status == WEFT_OK) {
         if (terminal) fputs("> ", stderr);
         ssize_t got = getline(&line, &room, stdin);
@@ -408,7 +403,6 @@ static weft_status converse(generation *g) {
         status = answer(g, &id, &held, line, (size_t)got);
     }
     if (terminal) fputs("\n", stderr);
-    free(line);
     return status;
 }
 

@@ -64,14 +64,14 @@ typedef struct {
 typedef struct {
     weft_config config;
     int64_t parameters;
-    double flops_per_token,
-        tokens; /* tokens: that it is trained on, passes over the text included */
+    double flops_per_token;
+    double tokens; /* that it is trained on, passes over the text included */
 } choice;
 
 /* The first words of a text that are plain letters, for samples to begin with. */
 static void find_prompt(const char *path, char *out) {
     char line[256];
-    FILE *file = fopen(path, "r");
+    WEFT_AUTO_FCLOSE FILE *file = fopen(path, "r");
     *out = '\0';
     while (file && !*out && fgets(line, sizeof line, file)) {
         size_t length = strcspn(line, "\r\n"), from = strspn(line, " \t"), cut = 0;
@@ -85,7 +85,6 @@ static void find_prompt(const char *path, char *out) {
         bool whole = cut > from && isalpha((unsigned char)line[from]);
         if (whole) snprintf(out, PROMPT_MOST + 1, "%.*s", (int)(cut - from), line + from);
     }
-    if (file) fclose(file);
 }
 
 static weft_status cost(const facts *f, const rung *r, choice *out) {

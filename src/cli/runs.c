@@ -58,10 +58,8 @@ static weft_status list_runs(const weft_args *args, const runs_args *own) {
 /* With --force too, a database is not written over. */
 static weft_status refuse_database(const char *path) {
     char head[16] = "";
-    FILE *file = fopen(path, "rb");
-    if (!file) return WEFT_OK;
-    size_t n = fread(head, 1, sizeof head, file);
-    fclose(file);
+    WEFT_AUTO_FCLOSE FILE *file = fopen(path, "rb");
+    size_t n = file ? fread(head, 1, sizeof head, file) : 0;
     if (n < sizeof head || memcmp(head, "SQLite format 3", sizeof head) != 0) return WEFT_OK;
     return WEFT_BAD_INPUT("%s: is a database; name another file", path);
 }

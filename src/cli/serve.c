@@ -148,8 +148,8 @@ static weft_status open_model(serving *s, int k) {
     weft_served_model *m = s->models + k;
     WEFT_TRY(weft_loaded_open(s->args, s->paths[k], WEFT_LOADED_GENERATION, l));
     /* The folder's name; best/ and last/ are the run's. Of a second model of one name it says which it is. */
-    char *to = s->names[k], *full = realpath(s->loaded[k].folder, NULL),
-         *slash = full ? strrchr(full, '/') : NULL;
+    WEFT_AUTO_FREE char *full = realpath(l->folder, NULL);
+    char *to = s->names[k], *slash = full ? strrchr(full, '/') : NULL;
     if (slash && slash > full && (!strcmp(slash, "/best") || !strcmp(slash, "/last"))) {
         *slash = 0;
         slash = strrchr(full, '/');
@@ -158,10 +158,8 @@ static weft_status open_model(serving *s, int k) {
              k == 0 && s->name   ? s->name
              : slash && slash[1] ? slash + 1
                                  : "weft");
-    free(full);
-    json_t *text = json_string(to);
+    WEFT_AUTO_DECREF json_t *text = json_string(to);
     if (!text) snprintf(to, NAME_MOST, "weft"); /* what is no UTF-8 cannot be told in JSON */
-    json_decref(text);
     if (k > 0 && strcmp(to, s->names[0]) == 0) snprintf(to, NAME_MOST, "%.240s (2)", s->names[0]);
     weft_generator_limits limits = {.sequences = s->options.sequences,
                                     .context = s->context,

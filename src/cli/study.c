@@ -333,7 +333,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
 }
 
 static weft_status study(const weft_args *args, const study_args *own, weft_study_result *r) {
-    weft_source source = weft_args_source(args);
+    weft_source source = {args->config, args->settings, args->n_settings};
     const weft_backend *backend;
     WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     weft_config c;
@@ -394,11 +394,10 @@ weft_status weft_cmd_study(weft_args *args, int argc, char **argv) {
     if (weft_launch_look(&several) != WEFT_OK || several)
         return WEFT_BAD_INPUT("a study starts its runs itself: without mpirun or srun; --jobs, "
                               "--gpus or --slurm run several at a time");
-    own.words = job_words(argc, argv);
-    weft_status status =
-        own.words ? study(args, &own, &result) : weft_fail(WEFT_ENOMEM, "study: no memory");
-    free(own.words);
-    if (status != WEFT_OK || !*result.why) return status;
+    WEFT_AUTO_FREE const char **words = own.words = job_words(argc, argv);
+    if (!words) return weft_no_memory("study");
+    WEFT_TRY(study(args, &own, &result));
+    if (!*result.why) return WEFT_OK;
     fprintf(stderr, "weft study: %s\n", result.why);
     if (result.failed + result.waiting > 0) {
         fprintf(stderr, "next: %s study", weft_args_word(program_invocation_name));

@@ -289,7 +289,7 @@ weft_status weft_cmd_train(weft_args *args, int argc, char **argv) {
     train_args own = {.minutes = WEFT_OWN_TEXT_MINUTES};
     weft_train_options *o = &own.options;
     weft_train_result result;
-    json_t *facts = NULL;
+    WEFT_AUTO_DECREF json_t *facts = NULL;
     bool study = false;
     const weft_arg list[] = {
         {"--out", .value = &o->out},
@@ -324,6 +324,5 @@ weft_status weft_cmd_train(weft_args *args, int argc, char **argv) {
     args->exit = weft_args_end(args, status);
     weft_stop_remove(); /* a signal that comes when all is done does not keep it from being told */
     weft_comm_close(o->comm);
-    json_decref(facts);
     return WEFT_OK;
 }

@@ -44,9 +44,9 @@ weft_status weft_needle(const weft_model *m, const weft_tokenizer *t, const weft
 /* Multiple-choice questions: which of several texts does the model think likeliest behind a context? */
 typedef struct {
     int64_t questions;
-    double acc,
-        acc_norm; /* shares of questions whose answer is the likeliest; by the log-likelihood,
-                             and by that over the choice's number of characters */
+    /* Shares of questions whose answer is the likeliest; by the log-likelihood, and by that over the
+     * choice's number of characters. */
+    double acc, acc_norm;
     double acc_error, acc_norm_error; /* standard errors; 0 where there is one question */
 } weft_suite_score;
 
