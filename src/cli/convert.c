@@ -5,7 +5,6 @@
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
-#include "model/add.h"
 #include "model/kinds.h"
 
 const char weft_help_convert[] =

@@ -24,7 +24,6 @@ weft_build weft_training_build(const weft_config *c) {
                         .contrast = two ? WEFT_CONTRAST_GIVEN : WEFT_CONTRAST_HERE};
 }
 
-/* The step's first phase, where it has two. */
 static weft_status account_first_phase(const weft_config *c, const weft_backend *backend,
                                        int threads, double *flops, int64_t *bytes) {
     weft_build build = weft_training_build(c);

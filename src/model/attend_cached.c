@@ -114,21 +114,17 @@ static weft_tensor *new_state(builder *b, const char *name, weft_dtype dtype, in
     return weft_graph_tensor(b->g, WEFT_ROLE_STATE, full, dtype, ndim, shape);
 }
 
-/* A part's pages in this layer. */
-static weft_tensor *new_pages(builder *b, const char *name, const weft_cache_part *part) {
-    return new_state(b, name, WEFT_I8, 2,
-                     (int64_t[]){data_of(b)->shape.pages, weft_cache_page_bytes(part)});
-}
-
 static weft_cache_part part_of(builder *b, int64_t heads, int64_t width) {
     return (weft_cache_part){heads, width, data_of(b)->shape.cache_dtype, false};
 }
 
-/* Keeps columns of x, from one on, as a part; *pages are its own. */
+/* Keeps columns of x, from one on, as a part; *pages are its own in this layer. */
 static void write_pages(builder *b, const char *name, const weft_cache_part *part, weft_tensor *x,
                         int64_t column, weft_tensor *n_extra, weft_tensor **pages) {
-    *pages = new_pages(b, name, part);
-    weft_cache_write(b->g, part, x, column, n_extra, *pages, &data_of(b)->rows);
+    const weft_cached_graph *d = data_of(b);
+    *pages =
+        new_state(b, name, WEFT_I8, 2, (int64_t[]){d->shape.pages, weft_cache_page_bytes(part)});
+    weft_cache_write(b->g, part, x, column, n_extra, *pages, &d->rows);
 }
 
 static void begin(builder *b) {
@@ -217,7 +213,6 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
     } else if (keys->common) {
         write_common(b, keys, &query);
     } else if (keys->packed) {
-        /* Where q, k and v lie in one tensor. */
         int64_t queries = b->heads * b->head_dim, width = keys->kv_heads * b->head_dim;
         score.q = keys->packed;
         query.key = query.value = part_of(b, keys->kv_heads, b->head_dim);
@@ -286,19 +281,13 @@ static weft_tensor *running_mean(builder *b, weft_tensor *x) {
     return weft_cache_mean(b->g, x, sum, &data_of(b)->rows);
 }
 
-static weft_derived *new_derived(builder *b) {
+static weft_tensor *joined(builder *b, weft_tensor *const *maps, int n, double factor) {
     weft_cached_graph *d = data_of(b);
+    const weft_tensor *first = NULL, *last = NULL;
     if (!weft_grow_list(&d->derived, &d->cap_derived, d->n_derived + 1, sizeof *d->derived))
         return weft_graph_no_memory(b->g, "model: no memory for its matrices");
-    d->derived[d->n_derived] = (weft_derived){.factor = 1};
-    return d->derived + d->n_derived++;
-}
-
-static weft_tensor *joined(builder *b, weft_tensor *const *maps, int n, double factor) {
-    weft_derived *derived = new_derived(b);
-    const weft_tensor *first = NULL, *last = NULL;
-    if (!derived) return NULL;
-    derived->factor = factor;
+    weft_derived *derived = &d->derived[d->n_derived++];
+    *derived = (weft_derived){.factor = factor};
     for (int i = 0; i < n; i++) {
         if (!maps[i]) continue;
         first = first ? first : maps[i];

@@ -161,7 +161,8 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     }
     p.to_latent = query_map(b);
     if (!b->shares) {
-        b->latent = norm_latents(b, build_receive(b, attention_map(b, x, "k_down", latents)));
+        weft_tensor *down = attention_map(b, x, "k_down", latents);
+        b->latent = norm_latents(b, add_optional(b, down, b->received));
         if (!c->ra_mla_joint_kv) b->latent_v = attention_map(b, x, "v_down", latents);
         if (rope) {
             common = map_to_heads(b, x, "k_rope", 1, rope);

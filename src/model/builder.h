@@ -77,15 +77,16 @@ typedef struct builder {
 
     /* Of this layer's attention, for its feed-forward. */
     weft_score score; /* what rebuilds the weights */
-    bool distance;    /* the score is a distance: the query's own norm, which drops out of the
-                            softmax, belongs to the raw scores */
-    int64_t means;    /* of Gaussians: a query's columns behind these are its deviations; 0: it has
-                            none */
-    weft_tensor *lse; /* [B, H, T] */
+    /* The score is a distance: the query's own norm, which drops out of the softmax, belongs to the raw
+     * scores. */
+    bool distance;
+    /* Of Gaussians: a query's columns behind these are its deviations; 0: it has none. */
+    int64_t means;
+    weft_tensor *lse;      /* [B, H, T] */
     weft_tensor *latent;   /* c^K [B, T, L] after u, before rotation; where the kind has one */
     weft_tensor *latent_v; /* c^V [B, T, L], where it is another */
-    weft_tensor *rho_q,
-        *rho_k;          /* [B, T, H, 2D] raw means and deviations, where q and k hold none */
+    /* [B, T, H, 2D] raw means and deviations, where q and k hold none. */
+    weft_tensor *rho_q, *rho_k;
     weft_tensor *normed; /* what the feed-forward reads: [B, T, E] */
     weft_routes routes;  /* of weft_attend.route, or from an attention elsewhere */
 
@@ -215,5 +216,3 @@ void begin_reciprocal(builder *b);
  * that the config asks for between them. */
 weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_out,
                               weft_tensor *bias);
-/* Adds what the layer before sent to c^K. */
-weft_tensor *build_receive(builder *b, weft_tensor *latent);

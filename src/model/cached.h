@@ -13,12 +13,11 @@ typedef struct {
     int64_t slots;   /* sequences that have a place */
     int64_t pages;   /* of the pool */
     int64_t context; /* tokens that a row sees at most */
-    int64_t
-        table_pages; /* of a sequence; weft_cached_table_pages, or more where rows of one run may
-                            take the place of what its first rows still see */
+    /* Of a sequence; weft_cached_table_pages, or more where rows of one run may take the place of what
+     * its first rows still see. */
+    int64_t table_pages;
     weft_dtype dtype, cache_dtype;
-    bool
-        head_copy; /* the head has a matrix of its own: it is kept in another type than the table */
+    bool head_copy; /* the head's matrix is its own: kept in another type than the table */
 } weft_cached_shape;
 
 /* A matrix that is formed once when generation begins: factor times the product of some parameters of the

@@ -123,8 +123,6 @@ weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **o
     return weft_model_load_as(folder, &c, dtype, NULL, out);
 }
 
-/* Whose a folder is, is told by what is in it. */
-
 const char *const weft_parts[WEFT_PARTS] = {"config.json", "model.safetensors",
                                             "optimizer.safetensors", "tokenizer.json"};
 
@@ -183,17 +181,13 @@ weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
     return *own && c->n > 0 && !c->mark ? is_of_before(path, c, own) : WEFT_OK;
 }
 
-/* {"bytes": ..., "crc32c": ...} */
-static json_t *sum_to_json(const weft_sum *sum) {
-    char text[16];
-    snprintf(text, sizeof text, "%08x", (unsigned)sum->crc);
-    return json_pack("{s:I, s:s}", "bytes", (json_int_t)sum->bytes, "crc32c", text);
-}
-
 json_t *weft_parts_to_json(const weft_sum sums[WEFT_PARTS]) {
     json_t *files = json_object();
     for (int i = 0; i < WEFT_PARTS; i++)
-        if (sums[i].bytes) json_object_set_new(files, weft_parts[i], sum_to_json(&sums[i]));
+        if (sums[i].bytes)
+            json_object_set_new(files, weft_parts[i],
+                                json_pack("{s:I, s:o}", "bytes", (json_int_t)sums[i].bytes,
+                                          "crc32c", json_sprintf("%08x", sums[i].crc)));
     return files;
 }
 
@@ -258,8 +252,6 @@ weft_status weft_model_publish(const char *path, weft_may_replace may, weft_part
     WEFT_TRY(weft_new_folder_begin(&f, path));
     return weft_new_folder_end(&f, write_all(f.beside, write, context), may);
 }
-
-/* state.json. */
 
 enum { STATE_MOST = 1 << 20, TAIL_ROOM = 64, ATTEMPTS = 10 };
 

@@ -75,11 +75,6 @@ weft_weight *weft_model_find(const weft_model *m, const char *name) {
     return bsearch(&key, m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
 }
 
-double weft_model_rate(const weft_model *m, const weft_weight *w) {
-    bool hidden = m->config.mup && w->ndim >= 2 && weft_is_hidden(w->part);
-    return hidden ? 1 / weft_config_mup(&m->config) : 1;
-}
-
 weft_muon_parts weft_muon_matrices(const weft_config *c, const char *name, int ndim,
                                    const int64_t *shape) {
     weft_muon_parts out = {0};

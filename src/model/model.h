@@ -48,8 +48,6 @@ WEFT_ENDED_BY(weft_model_destroy, weft_model)
 weft_status weft_model_start(weft_model *m, uint64_t seed, weft_pool *pool);
 
 weft_weight *weft_model_find(const weft_model *m, const char *name);
-/* The factor of a weight's learning rate: with MUP, 1 / the width's growth for maps between layers. */
-double weft_model_rate(const weft_model *m, const weft_weight *w);
 /* Which matrices a weight is to OPTIMIZER: those of the layers with muon, "qkv" as three, and one for each
  * head where a weight is of heads. Others, and all with another optimizer, have none: n is 0. */
 weft_muon_parts weft_muon_matrices(const weft_config *c, const char *name, int ndim,
@@ -76,6 +74,17 @@ weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **o
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
                                weft_pool *pool, weft_model **out);
 weft_status weft_model_read_config(const char *folder, weft_config *c);
+
+/* `m` with the mechanisms that `c` has and m's config has not: the reciprocal gate, cross-token routing,
+ * the latent coupling, the output gate, WsFFN's z-heads, and the learned weights of the first three. What reads a mechanism's result starts at zero,
+ * so its logits are m's within rounding, and the gradient is not zero. Refuses a config that differs in
+ * other tensors. New weights are drawn by `seed`. */
+weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,
+                           weft_pool *pool, weft_model **out);
+
+/* weft_model_load_as, of a folder whose model may have fewer mechanisms than c: they are added. */
+weft_status weft_model_load_more(const char *folder, const weft_config *c, weft_dtype dtype,
+                                 weft_pool *pool, weft_model **out);
 
 /* Numbers of a weight as doubles, whatever its type, and back; as floats; and times a factor. */
 void weft_weight_read(const weft_weight *w, double *out);

@@ -114,11 +114,6 @@ bool makes_hidden_again(const builder *b) {
     return b->c->latent_recip && !b->build->recompute && forms_latent_sum(b);
 }
 
-weft_tensor *build_receive(builder *b, weft_tensor *latent) {
-    if (!b->received) return latent;
-    return weft_add(b->g, latent, b->received);
-}
-
 /* M h', or its like for whatever map reads h': map [out, F]. */
 static weft_tensor *read_hidden(builder *b, const hidden_sum *sum, weft_tensor *map,
                                 weft_tensor *bias) {

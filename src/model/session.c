@@ -125,13 +125,6 @@ static double key_number(const score_values *v, int64_t b, int64_t h, int64_t j)
     return v->n[(b * v->s->kv_heads + head) * v->time + j];
 }
 
-/* What a key's number holds beside its squared norm: nothing for the distance, the deviations'
- * logarithm for the overlap. */
-static double key_excess(const score_values *v, int64_t b, int64_t h, int64_t j) {
-    const double *k = key(v, b, j, h);
-    return key_number(v, b, h, j) - product(k, k, v->dqk);
-}
-
 /* The score without position. Where it is a distance, beta is −scale/2, and with the query's norm
  * scale⟨q,k⟩ − scale/2 ‖k‖² becomes −scale/2 ‖q − k‖². */
 static double pair_score(const score_values *v, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -139,7 +132,12 @@ static double pair_score(const score_values *v, int64_t b, int64_t h, int64_t i,
     const double *q = query(v, b, i, h), *k = key(v, b, j, h);
     double scale = v->scale ? v->scale[h] : s->scale_value, beta = v->beta ? v->beta[h] : 0;
     if (v->log_tau) scale = 2 / (exp(v->log_tau[h]) + TAU_EPS);
-    if (v->distance) return -scale / 2 * (squared_distance(q, k, v->dqk) + key_excess(v, b, h, j));
+    if (v->distance) {
+        /* What a key's number holds beside its squared norm: nothing for the distance, the deviations'
+         * logarithm for the overlap. */
+        double excess = key_number(v, b, h, j) - product(k, k, v->dqk);
+        return -scale / 2 * (squared_distance(q, k, v->dqk) + excess);
+    }
     double score = scale * product(q, k, v->dqk);
     if (v->n) score += beta * key_number(v, b, h, j);
     if (s->band && i - j <= s->window)

@@ -60,9 +60,9 @@ WEFT_TASK(remove_strip) {
 
 /* Makes the `count` vectors of `length` (count ≤ length) orthonormal, in order. */
 static weft_status orthonormalize(double *vectors, int64_t count, int64_t length, weft_pool *pool) {
-    projection p = {.earlier = vectors, .length = length};
-    p.along = malloc((size_t)count * PANEL * sizeof *p.along);
-    if (!p.along) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
+    WEFT_AUTO_FREE double *products = malloc((size_t)count * PANEL * sizeof *products);
+    if (!products) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
+    projection p = {.earlier = vectors, .along = products, .length = length};
     for (p.done = 0; p.done < count; p.done += p.width) {
         p.width = count - p.done < PANEL ? count - p.done : PANEL;
         p.panel = vectors + p.done * length;
@@ -88,7 +88,6 @@ static weft_status orthonormalize(double *vectors, int64_t count, int64_t length
             }
         }
     }
-    free(p.along);
     return WEFT_OK;
 }
 

@@ -247,7 +247,6 @@ static void build_model(builder *b) {
     begin_reciprocal(b);
     weft_tensor *x = embed_tokens(b, wte, wpe);
     if (c->embed_scale != 1) x = weft_scale(b->g, x, c->embed_scale);
-    /* The layers, and the last norm. */
     weft_tensor *branch = NULL;
     for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {
         char scope[32];
@@ -408,16 +407,6 @@ static weft_tensor *build_one(part_builder *p, weft_part_kind part, weft_tensor 
     return y;
 }
 
-static void add_losses(part_builder *p) {
-    builder *b = &p->b;
-    if (p->form->one_loss) {
-        add_output(p, "aux", add_optional(b, b->aux_z, b->aux_contrastive));
-        return;
-    }
-    add_output(p, "aux_z", b->aux_z);
-    add_output(p, "aux_contrastive", b->aux_contrastive);
-}
-
 static void build_part(part_builder *p) {
     builder *b = &p->b;
     weft_part_kind part = p->form->kind;
@@ -443,7 +432,10 @@ static void build_part(part_builder *p) {
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     if (b->c->attn_gate) add_output(p, "gate", b->gate);
     if (b->c->latent_recip) add_output(p, "sent", b->received);
-    add_losses(p);
+    bool one = p->form->one_loss;
+    if (one) add_output(p, "aux", add_optional(b, b->aux_z, b->aux_contrastive));
+    if (!one) add_output(p, "aux_z", b->aux_z);
+    if (!one) add_output(p, "aux_contrastive", b->aux_contrastive);
 }
 
 weft_status weft_model_build_part(const weft_config *c, const weft_build *build,

@@ -65,8 +65,7 @@ typedef struct {
 
 /* What a layer's raw scores are made from; kept where weft_build.scores asks for it. */
 typedef struct {
-    weft_score
-        score; /* its tensors are kept, and heads and kv_heads are set also where not packed */
+    weft_score score; /* its tensors are kept; heads and kv_heads are set also where not packed */
     int64_t dqk;
     bool distance; /* the query's norm belongs to the score */
     /* Of Gaussians: columns of a query that are means, those behind them deviations; 0: they are none. */

@@ -175,17 +175,10 @@ static int64_t stride_of(const weft_weight *w, int axis) {
 }
 
 static double importance(weft_prune_by by, double w, double other) {
-    switch (by) {
-    case WEFT_BY_MAGNITUDE:
-        return w * w;
-    case WEFT_BY_CURVATURE:
-        return w * (w * other);
-    case WEFT_BY_STATE:
-        return w * w * sqrt(other);
-    case WEFT_BY_MOVEMENT:
-        return w * (w - other);
-    }
-    return 0;
+    return by == WEFT_BY_MAGNITUDE   ? w * w
+           : by == WEFT_BY_CURVATURE ? w * (w * other)
+           : by == WEFT_BY_STATE     ? w * w * sqrt(other)
+                                     : w * (w - other);
 }
 
 weft_status weft_weigh(const weft_weight *w, const weft_weighing *how, double **out) {
@@ -212,17 +205,16 @@ static int64_t unit_of(const weft_unit_piece *p, int64_t index, int64_t units) {
 weft_status weft_units_weigh(const weft_units *u, const weft_model *m, int64_t layer,
                              const weft_weighing *how, double *sums) {
     memset(sums, 0, (size_t)u->units * sizeof *sums);
-    for (int i = 0; i < u->n_pieces; i++) {
-        const weft_weight *w = weft_layer_weight(m, layer, u->pieces[i].name);
+    for (const weft_unit_piece *p = u->pieces; p < u->pieces + u->n_pieces; p++) {
+        const weft_weight *w = p->counts ? weft_layer_weight(m, layer, p->name) : NULL;
+        if (!w) continue;
         /* The importance of a piece's elements goes to its units. */
-        if (w && u->pieces[i].counts) {
-            WEFT_AUTO_FREE double *values = NULL;
-            int64_t stride = stride_of(w, u->pieces[i].axis), n = w->shape[u->pieces[i].axis];
-            WEFT_TRY(weft_weigh(w, how, &values));
-            for (int64_t k = 0; k < w->count; k++) {
-                int64_t unit = unit_of(&u->pieces[i], k / stride % n, u->units);
-                if (unit >= 0) sums[unit] += values[k];
-            }
+        WEFT_AUTO_FREE double *values = NULL;
+        int64_t stride = stride_of(w, p->axis), n = w->shape[p->axis];
+        WEFT_TRY(weft_weigh(w, how, &values));
+        for (int64_t k = 0; k < w->count; k++) {
+            int64_t unit = unit_of(p, k / stride % n, u->units);
+            if (unit >= 0) sums[unit] += values[k];
         }
     }
     return WEFT_OK;

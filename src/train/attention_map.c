@@ -70,9 +70,8 @@ json_t *weft_attention_map_tokens(const weft_tokenizer *t, const int32_t *tokens
     for (int64_t i = 0; i < count; i++) {
         int32_t bytes = 0;
         const char *text = weft_tokenizer_token(t, tokens[i], &bytes);
-        char *copy = strndup(text ? text : "", (size_t)bytes);
+        WEFT_AUTO_FREE char *copy = strndup(text ? text : "", (size_t)bytes);
         json_array_append_new(list, weft_json_text(copy ? copy : ""));
-        free(copy);
     }
     return list;
 }

@@ -447,8 +447,3 @@ weft_status weft_checkpoint_load(const char *run, const char *name, weft_model *
     WEFT_TRY(read_state(folder, state));
     return weft_model_load_as(folder, c, dtype, pool, m_out);
 }
-
-weft_status weft_checkpoint_load_optimizer(const char *run, const char *name, weft_optimizer *o) {
-    WEFT_PATH(path, "%s/%s/optimizer.safetensors", run, name);
-    return weft_optimizer_read(o, path);
-}

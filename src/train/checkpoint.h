@@ -66,7 +66,6 @@ weft_status weft_checkpoint_check(const char *run, const char *name, const weft_
 weft_status weft_checkpoint_load(const char *run, const char *name, weft_model **m_out,
                                  const weft_config *c, weft_dtype dtype, weft_pool *pool,
                                  weft_train_state *state);
-weft_status weft_checkpoint_load_optimizer(const char *run, const char *name, weft_optimizer *o);
 
 /* So many of a model's parts (model/parts.h) are always in a checkpoint; the last one, the tokenizer, only
  * where tokens stand for text. */

@@ -10,7 +10,6 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "model/account.h"
-#include "model/add.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/samples.h"
@@ -111,7 +110,9 @@ static weft_status open_model(trainer *t) {
         WEFT_TRY(weft_model_start(t->model, (uint64_t)c->seed, t->pool));
     }
     WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, t->comm, &t->optimizer));
-    return *t->resumed ? weft_checkpoint_load_optimizer(o->out, t->resumed, t->optimizer) : WEFT_OK;
+    if (!*t->resumed) return WEFT_OK;
+    WEFT_PATH(path, "%s/%s/optimizer.safetensors", o->out, t->resumed);
+    return weft_optimizer_read(t->optimizer, path);
 }
 
 static weft_status open_passes(trainer *t) {

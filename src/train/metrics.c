@@ -24,11 +24,10 @@ weft_status weft_lines_open(const char *path, FILE **out) {
 
 /* -1: the line is damaged. */
 static int64_t step_of_line(const char *line, size_t length) {
-    json_t *row = weft_json_read(line, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
-    json_t *step = json_object_get(row, "step");
-    int64_t value = json_is_integer(step) ? (int64_t)json_integer_value(step) : -1;
-    json_decref(row);
-    return value > 0 ? value : -1;
+    WEFT_AUTO_DECREF json_t *row =
+        weft_json_read(line, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+    int64_t step = (int64_t)json_integer_value(json_object_get(row, "step"));
+    return step > 0 ? step : -1;
 }
 
 /* A step between two lines that should have had one. */
@@ -140,13 +139,11 @@ weft_status weft_lines_start(FILE **file, const char *path, int64_t step, int64_
 }
 
 weft_status weft_lines_add(FILE *file, const char *path, json_t *row) {
-    char *text = row ? json_dumps(row, JSON_COMPACT) : NULL;
-    json_decref(row);
+    WEFT_AUTO_FREE char *text = weft_json_line(row);
     if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line", path);
     size_t n = strlen(text);
     text[n] = '\n'; /* in the end's place: a line is written at once */
     bool ok = fwrite(text, 1, n + 1, file) == n + 1 && fflush(file) == 0;
-    free(text);
     return ok ? WEFT_OK : weft_path_failed(path);
 }
 

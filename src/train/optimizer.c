@@ -195,6 +195,8 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
     for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
         of[kind] = weft_mirror_at(o->mirror, o->backend, slot->of[kind]);
     void *master = of[WEFT_STATE_MASTER];
+    /* With MUP maps between layers learn as much slower as the width has grown. */
+    bool slower = o->model->config.mup && w->ndim >= 2 && weft_is_hidden(w->part);
     return (weft_adam_slot){
         .param = weft_optimizer_tensor(b, WEFT_ROLE_PARAM, "param", p, o->dtype,
                                        master ? master : weight),
@@ -207,7 +209,7 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
         .mask = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "mask", p, WEFT_I8, of[WEFT_STATE_MASK]),
         .copy =
             master ? weft_optimizer_tensor(b, WEFT_ROLE_STATE, "copy", p, w->dtype, weight) : NULL,
-        .rate = weft_model_rate(o->model, w),
+        .rate = slower ? 1 / weft_config_mup(&o->model->config) : 1,
         .matrices = matrices_of(o, p->weight),
     };
 }
@@ -302,12 +304,12 @@ static void widen(const weft_optimizer *o, const void *from, int64_t n, double *
                      out);
 }
 
-weft_status weft_optimizer_number(const weft_optimizer *o, int index, double *out) {
+weft_status weft_optimizer_numbers(const weft_optimizer *o, int first, int n, double *out) {
     int64_t size = (int64_t)weft_dtype_size(o->dtype);
-    double raw; /* room for either type */
-    WEFT_TRY(
-        weft_mirror_read(o->mirror, (unsigned char *)o->control_state + index * size, size, &raw));
-    widen(o, &raw, 1, out);
+    const unsigned char *from = (const unsigned char *)o->control_state + first * size;
+    double raw[WEFT_ADAM_STATE]; /* room for either type */
+    WEFT_TRY(weft_mirror_read(o->mirror, from, n * size, raw));
+    widen(o, raw, n, out);
     return WEFT_OK;
 }
 
@@ -322,10 +324,7 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
         widen(o, raw, WEFT_ADAM_CONTROL, control);
         out->cut = o->comm ? o->cut_of_all : cut;
     }
-    double narrow[WEFT_ADAM_STATE]; /* room for either type */
-    WEFT_TRY(weft_mirror_read(o->mirror, o->control_state,
-                              WEFT_ADAM_STATE * (int64_t)weft_dtype_size(o->dtype), narrow));
-    widen(o, narrow, WEFT_ADAM_STATE, state);
+    WEFT_TRY(weft_optimizer_numbers(o, 0, WEFT_ADAM_STATE, state));
     out->norm = control[WEFT_CONTROL_NORM];
     out->rate = control[WEFT_CONTROL_LR];
     out->warmup = control[WEFT_CONTROL_WARMUP];
@@ -380,7 +379,7 @@ weft_status weft_optimizer_refresh(weft_optimizer *o) {
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     o->seen = writes;
     double steps;
-    WEFT_TRY(weft_optimizer_number(o, WEFT_ADAM_STEPS, &steps));
+    WEFT_TRY(weft_optimizer_numbers(o, WEFT_ADAM_STEPS, 1, &steps));
     for (int64_t i = 0; i < o->n_slots; i++) {
         const weft_stretch *p = &o->slots[i].part;
         const weft_weight *w = &o->model->weights[p->weight];

@@ -89,8 +89,8 @@ weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned
                                 bool collect);
 /* A weight's tensor of a kind, as its place in the list; -1: it has none. */
 int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weight);
-/* A number of the controlling state. */
-weft_status weft_optimizer_number(const weft_optimizer *o, int index, double *out);
+/* Numbers of the controlling state. */
+weft_status weft_optimizer_numbers(const weft_optimizer *o, int first, int n, double *out);
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o);
 void weft_optimizer_shard_close(weft_optimizer *o);

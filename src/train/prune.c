@@ -112,8 +112,8 @@ weft_status weft_optimizer_prune(weft_optimizer *o, double sparsity) {
     o->pruned = false;
     if (!(sparsity > 0)) return WEFT_OK;
     WEFT_TRY(weft_prune_check(&o->model->config, "config", &units));
-    WEFT_TRY(weft_optimizer_number(o, WEFT_ADAM_MASKED, &now));
-    WEFT_TRY(weft_optimizer_number(o, WEFT_ADAM_AGE, &age));
+    WEFT_TRY(weft_optimizer_numbers(o, WEFT_ADAM_MASKED, 1, &now));
+    WEFT_TRY(weft_optimizer_numbers(o, WEFT_ADAM_AGE, 1, &age));
     double share = share_of(o, &units, sparsity);
     if (o->dtype == WEFT_F32) share = (double)(float)share;
     /* Before the first step, and behind a reset, neither moments nor movement tell one from another: the

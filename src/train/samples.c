@@ -95,15 +95,12 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
 }
 
 static void tell(const weft_samples *s, int64_t step, const char *made, size_t bytes) {
-    char *text = NULL, *rest, *line;
+    WEFT_AUTO_FREE char *text = NULL;
     if (asprintf(&text, "%s%.*s", s->config->sample_prompt, (int)bytes, made) < 0) return;
-    rest = text;
-    for (bool first = true; (line = strsep(&rest, "\n")); first = false)
-        if (first)
-            weft_log(WEFT_LOG_INFO, "step %lld: %s", (long long)step, line);
-        else
-            weft_log(WEFT_LOG_INFO, "    %s", line);
-    free(text);
+    char *rest = text;
+    weft_log(WEFT_LOG_INFO, "step %lld: %s", (long long)step, strsep(&rest, "\n"));
+    for (char *line; (line = strsep(&rest, "\n"));)
+        weft_log(WEFT_LOG_INFO, "    %s", line);
 }
 
 weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_backend *backend,

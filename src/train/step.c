@@ -213,7 +213,6 @@ weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
     if (weft_config_two_phases(c))
         WEFT_TRY(weft_contrast_open(s->model, backend, pool, &build, s->parts, &s->contrast));
     WEFT_TRY(weft_gradients_create(optimizer, &s->session, pool, s->comm, s->parts, &s->gradients));
-    /* What is this rank's. */
     int ranks = weft_comm_size(s->comm), rank = weft_comm_rank(s->comm);
     bool dealt = weft_gradients_are_dealt(s->gradients);
     weft_span span = weft_tree_span(s->parts, rank, ranks);
