@@ -121,12 +121,11 @@ static void report_row(bench *b, const bench_row *row, bool backward, const meas
                 m->peer ? 1e3 * peers / m->runs : NAN,
                 m->peer ? 100 * bench_spread(&m->sides.peers) : NAN, m->peer ? ratio : NAN,
                 m->peer ? m->form : "-");
-    json_t *j =
-        weft_json_make("group:s row:s pass:s sizes:o seconds:f spread:f samples:i rate:f unit:s "
-                       "of_limit:f",
-                       row->group, row->label, pass, bench_row_sizes(row), seconds / m->runs,
-                       bench_spread(&m->sides.ours), (int)m->sides.ours.count, rate,
-                       bytes ? "GB/s" : "GFLOP/s", part);
+    json_t *j = weft_json_make(
+        "group:s row:s pass:s sizes:o seconds:f spread:f samples:i rate:f unit:s of_limit:f",
+        row->group, row->label, pass, bench_row_sizes(row), seconds / m->runs,
+        bench_spread(&m->sides.ours), (int)m->sides.ours.count, rate, bytes ? "GB/s" : "GFLOP/s",
+        part);
     if (m->peer)
         weft_json_add(j, "peer_seconds:f peer_spread:f peer_form:s ratio:f", peers / m->runs,
                       bench_spread(&m->sides.peers), m->form, ratio);
@@ -221,16 +220,15 @@ weft_status bench_op_table(const bench_options *o, int *differing) {
     }
     const char *isa = weft_cpu_isa();
     if (o->table)
-        fprintf(
-            o->table,
-            "weft %s, %s, threads: %d\n"
-            "limits of %s on all threads: %.1f GFLOP/s in f32 and %.1f in bf16 (multiply-adds in "
-            "registers alone), %.1f GB/s (a copy of 256 MiB, read + written)\n"
-            "peer: %s%s\n"
-            "of limit: against the limit measured in the same rounds. ratio: PyTorch's time / "
-            "ours.\n\n",
-            weft_version(), isa, weft_pool_size(b->pool), isa, gflops, bf16_gflops, gbytes,
-            b->peer_name, b->peer ? ", as many threads" : "; its columns say -");
+        fprintf(o->table,
+                "weft %s, %s, threads: %d\n"
+                "limits of %s on all threads: %.1f GFLOP/s in f32 and %.1f in bf16 (multiply-adds "
+                "in registers alone), %.1f GB/s (a copy of 256 MiB, read + written)\n"
+                "peer: %s%s\n"
+                "of limit: against the limit measured in the same rounds. ratio: PyTorch's time / "
+                "ours.\n\n",
+                weft_version(), isa, weft_pool_size(b->pool), isa, gflops, bf16_gflops, gbytes,
+                b->peer_name, b->peer ? ", as many threads" : "; its columns say -");
     bench_table_start(&b->table, o->table,
                       "operation:-13|row:-23|pass:-7|ms:9|±:4|rate:14|of limit:8|PyTorch ms:10|±:4|"
                       "ratio:6|PyTorch's form:-21");

@@ -257,10 +257,9 @@ static weft_status turn_streams(bench *b) {
         request *r = b->requests + i;
         if (!r->ended) continue;
         if (r->status != 200)
-            return WEFT_BAD_INPUT(
-                "a text beside the long prompt ended with status %d; the server must "
-                "take --streams texts and one more at once",
-                r->status);
+            return WEFT_BAD_INPUT("a text beside the long prompt ended with status %d; the server "
+                                  "must take --streams texts and one more at once",
+                                  r->status);
         *r = (request){.prompt = r->prompt, .most = r->most};
     }
     return turn(b);
@@ -335,18 +334,16 @@ weft_status bench_serve_table(const bench_options *o, int *failed) {
         *b->requests = (request){.prompt = b->prompts[i], .most = 2};
         WEFT_TRY(run_to_end(b));
         if (b->requests->status != 200)
-            return WEFT_BAD_INPUT(
-                "the server answers a prompt of %lld tokens with status %d; --prompts "
-                "and --tokens must fit its context",
-                (long long)b->prompts[i], b->requests->status);
+            return WEFT_BAD_INPUT("the server answers a prompt of %lld tokens with status %d; "
+                                  "--prompts and --tokens must fit its context",
+                                  (long long)b->prompts[i], b->requests->status);
     }
     if (o->table)
-        fprintf(
-            o->table,
-            "serve: %s, %lld requests a row, prompts of %s tokens, texts of %s, seed %lld; times "
-            "in ms; good: the first token within %g ms, then one in %g on average\n\n",
-            o->model, (long long)o->requests, o->prompts, o->tokens, (long long)o->seed,
-            (double)o->good_first, (double)o->good_between);
+        fprintf(o->table,
+                "serve: %s, %lld requests a row, prompts of %s tokens, texts of %s, seed %lld; "
+                "times in ms; good: the first token within %g ms, then one in %g on average\n\n",
+                o->model, (long long)o->requests, o->prompts, o->tokens, (long long)o->seed,
+                (double)o->good_first, (double)o->good_between);
     bench_table t;
     bench_table_start(&t, o->table,
                       "rate:6|done:5|refused:7|tokens/s:9|done/s:7|first p50:9|p95:8|p99:8|"

@@ -259,10 +259,9 @@ static weft_status find_variant(const weft_args *a, const weft_config *base,
     if (!a->variant && !*base->ra_mla_ablation_steps) return WEFT_OK;
     long number = a->variant ? strtol(a->variant, &end, 10) : 0;
     if (a->variant && (end == a->variant || *end || number < 0 || number > 5))
-        return WEFT_BAD_INPUT(
-            "--variant '%s' must be a whole number from 0 to 5: the config names no "
-            "variants, and these are the ablation's",
-            a->variant);
+        return WEFT_BAD_INPUT("--variant '%s' must be a whole number from 0 to 5: the config names "
+                              "no variants, and these are the ablation's",
+                              a->variant);
     *at = 0;
     return weft_variants_ablation(base, (int)number, variants);
 }

@@ -15,16 +15,14 @@ weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]) {
         if (is) return WEFT_OK;
     }
     if (stat(path, &s) == 0 && !S_ISDIR(s.st_mode))
-        return WEFT_BAD_INPUT("%s is a file; a checkpoint is a folder with config.json and "
-                              "model.safetensors",
-                              path);
+        return WEFT_BAD_INPUT(
+            "%s is a file; a checkpoint is a folder with config.json and model.safetensors", path);
     if (weft_folder_has(path, "runs.db", &is) == WEFT_OK && is)
         return WEFT_BAD_INPUT("%s is a study's folder; name one of its runs, in %s/runs", path,
                               path);
-    return WEFT_BAD_INPUT(
-        "%s: no checkpoint (config.json and model.safetensors) there, nor in its best/ or last/; "
-        "weft train --out DIR makes one",
-        path);
+    return WEFT_BAD_INPUT("%s: no checkpoint (config.json and model.safetensors) there, nor in its "
+                          "best/ or last/; weft train --out DIR makes one",
+                          path);
 }
 
 /* Its tokenizer.json, or what the config names, to be closed after a failure too. Of a larger vocabulary than

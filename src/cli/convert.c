@@ -114,10 +114,9 @@ static weft_status read_text(const conversion *v, const weft_model *m, const wef
     if (!t) WEFT_TRY(weft_tokenizer_open(m->config.tokenizer, &own));
     if (!t) t = own;
     if (weft_tokenizer_vocab(t) > m->config.vocab_size)
-        return WEFT_BAD_INPUT(
-            "--text: the tokenizer has %lld tokens, but the model knows %lld; its own "
-            "belongs beside it as tokenizer.json",
-            (long long)weft_tokenizer_vocab(t), (long long)m->config.vocab_size);
+        return WEFT_BAD_INPUT("--text: the tokenizer has %lld tokens, but the model knows %lld; "
+                              "its own belongs beside it as tokenizer.json",
+                              (long long)weft_tokenizer_vocab(t), (long long)m->config.vocab_size);
     return weft_windows_read(v->text, t, time, TEXT_TOKENS, text);
 }
 
@@ -267,10 +266,9 @@ static weft_status convert(const weft_args *args, const conversion *v) {
             v->model);
     WEFT_TRY(read_model(args, v, theirs, folder, &m));
     if (!theirs && !v->to_hf && !changes && !v->add)
-        return WEFT_BAD_INPUT(
-            "%s is a checkpoint of weft's already; --to-hf, --to-mla, --to-w2 and "
-            "--add make something else of it",
-            v->model);
+        return WEFT_BAD_INPUT("%s is a checkpoint of weft's already; --to-hf, --to-mla, --to-w2 "
+                              "and --add make something else of it",
+                              v->model);
     WEFT_TRY(open_tokenizer(v, folder, &m->config, &t));
     if (theirs || v->chat) WEFT_TRY(set_text_options(v, t, folder, &m->config));
     if (changes) WEFT_TRY(change_attention(args, v, t, &m, &did));

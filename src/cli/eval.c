@@ -117,11 +117,10 @@ static void print_parts(const weft_args *args, const weft_evaluated *e) {
                p->aux_contrastive, p->logits_z);
         return;
     }
-    json_t *object =
-        weft_json_make("loss:f cross_entropy:f aux_z:f aux_contrastive:f logits_z:f tokens:I "
-                       "perplexity:f bits_per_byte:f",
-                       p->loss, p->cross_entropy, p->aux_z, p->aux_contrastive, p->logits_z,
-                       e->tokens, perplexity, bits);
+    json_t *object = weft_json_make("loss:f cross_entropy:f aux_z:f aux_contrastive:f logits_z:f "
+                                    "tokens:I perplexity:f bits_per_byte:f",
+                                    p->loss, p->cross_entropy, p->aux_z, p->aux_contrastive,
+                                    p->logits_z, e->tokens, perplexity, bits);
     weft_args_print(object, 0);
 }
 

@@ -77,10 +77,9 @@ static weft_status prune(const weft_args *args, const prune_job *job, const weft
         WEFT_PATH(file, "%s/optimizer.safetensors", l->folder);
         WEFT_TRY(weft_path_there(file, &there));
         if (!there)
-            return WEFT_BAD_INPUT(
-                "%s: is not there, and --by state reads it; a run's checkpoints have "
-                "it. --by magnitude needs none",
-                file);
+            return WEFT_BAD_INPUT("%s: is not there, and --by state reads it; a run's checkpoints "
+                                  "have it. --by magnitude needs none",
+                                  file);
         /* A state of another model would rank by what has nothing to do with the weights. */
         if (!args->unchecked) WEFT_TRY(weft_args_checked(weft_model_check_optimizer(l->folder)));
         WEFT_TRY(weft_safetensors_open(file, &state));

@@ -110,8 +110,7 @@ static const char *const presets[] = {
     [WEFT_PRESET_W2] = "ATTENTION=w2 W2_KERNEL=w2 FFN=swiglu POSITION=rope NORM=rmsnorm "
                        "NORM_PLACEMENT=pre BIAS=n",
     [WEFT_PRESET_WSFFN] = "ATTENTION=dot FFN=wsffn WSFFN_N_HEAD=8 WSFFN_Z_PROJ=dense "
-                          "WSFFN_AUX_LOSS=y NORM=layernorm NORM_PLACEMENT=pre "
-                          "WEIGHT_TYING=n",
+                          "WSFFN_AUX_LOSS=y NORM=layernorm NORM_PLACEMENT=pre WEIGHT_TYING=n",
     [WEFT_PRESET_RA_MLA] =
         "ATTENTION=mla RA_MLA_LATENT_DIM=128 RA_MLA_RA_WINDOW=64 RA_MLA_RA_ALPHA=0 FFN=gelu "
         "POSITION=learned NORM=layernorm NORM_PLACEMENT=pre RA_MLA_MLP_ATTN_GATE=y "

@@ -115,10 +115,9 @@ static weft_status read_dtype(const weft_safetensors *f, const char *name, const
         *out = (weft_file_dtype)i;
         return WEFT_OK;
     }
-    return WEFT_BAD_INPUT(
-        "%s: tensor '%s' is of type '%.20s', which is not supported: convert it to "
-        "F64, F32, BF16, F16, I64 or I32",
-        shown(f->path), shown(name), shown(text));
+    return WEFT_BAD_INPUT("%s: tensor '%s' is of type '%.20s', which is not supported: convert it "
+                          "to F64, F32, BF16, F16, I64 or I32",
+                          shown(f->path), shown(name), shown(text));
 }
 
 static weft_status read_shape(const weft_safetensors *f, const char *name, const json_t *value,
@@ -149,10 +148,9 @@ static weft_status read_range(const weft_safetensors *f, const char *name, const
     if (begin < 0 || end < begin)
         return bad_tensor(f, name, "'data_offsets' are negative or in the wrong order");
     if (end > data_bytes)
-        return WEFT_BAD_INPUT(
-            "%s: tensor '%s' ends at byte %lld of the data, but there are %lld: the "
-            "file is cut short or damaged",
-            shown(f->path), shown(name), (long long)end, (long long)data_bytes);
+        return WEFT_BAD_INPUT("%s: tensor '%s' ends at byte %lld of the data, but there are %lld: "
+                              "the file is cut short or damaged",
+                              shown(f->path), shown(name), (long long)end, (long long)data_bytes);
     if (end - begin != out->tensor.bytes)
         return WEFT_BAD_INPUT("%s: tensor '%s' has %lld bytes, but its shape and type ask for %lld",
                               shown(f->path), shown(name), (long long)(end - begin),
@@ -386,10 +384,9 @@ static weft_status make_header(layout *l, const char *const *metadata) {
                                  describe_tensor(&l->tensors[i], l->begin[i])) == 0;
     WEFT_AUTO_FREE char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
     if (!text)
-        return WEFT_BAD_INPUT(
-            "%s: cannot be written: a name or metadata is no valid UTF-8, or there is "
-            "no memory for the header",
-            shown(l->path));
+        return WEFT_BAD_INPUT("%s: cannot be written: a name or metadata is no valid UTF-8, or "
+                              "there is no memory for the header",
+                              shown(l->path));
     size_t length = strlen(text), padded = (length + ALIGN - 1) / ALIGN * ALIGN;
     if (padded > WEFT_SAFETENSORS_HEADER_MAX)
         return WEFT_BAD_INPUT("%s: cannot be written: its header would be over 100 MB",

@@ -61,10 +61,9 @@ static weft_status cut_hay(const needle_run *r, weft_random_stream *random,
         return WEFT_OK;
     }
     if (r->n_hay < n)
-        return WEFT_BAD_INPUT(
-            "%s: has %lld tokens, and a prompt needs %lld of it; give a longer text or "
-            "smaller --lengths",
-            r->options->text, (long long)r->n_hay, (long long)n);
+        return WEFT_BAD_INPUT("%s: has %lld tokens, and a prompt needs %lld of it; give a longer "
+                              "text or smaller --lengths",
+                              r->options->text, (long long)r->n_hay, (long long)n);
     int64_t at = weft_random_stream_below(random, (uint32_t)(r->n_hay - n + 1));
     memcpy(out, r->hay + at, (size_t)n * sizeof *out);
     return WEFT_OK;

@@ -61,8 +61,7 @@ static weft_status add_request(suite *s, const char *context, const char *choice
     if (head) WEFT_TRY(weft_encode(s->encoder, whole, head, false, &tokens, &n_context));
     WEFT_TRY(weft_encode(s->encoder, whole, bytes, false, &tokens, &n));
     if (extra && s->begin < 0)
-        return WEFT_BAD_INPUT("a context is empty, and the tokenizer has no token to begin "
-                              "with");
+        return WEFT_BAD_INPUT("a context is empty, and the tokenizer has no token to begin with");
     if (n <= n_context)
         return WEFT_BAD_INPUT("choice '%.40s' adds no token to its context", choice);
     r->tokens = malloc((size_t)(n + extra) * sizeof *r->tokens);
@@ -201,9 +200,8 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                .begin = weft_tokenizer_first(tokenizer),
                .begins = weft_tokenizer_begin(tokenizer) >= 0};
     if (!m->config.causal)
-        return WEFT_BAD_INPUT("%s: a model with CAUSAL=n has seen the answers; its "
-                              "likelihoods mean nothing",
-                              path);
+        return WEFT_BAD_INPUT(
+            "%s: a model with CAUSAL=n has seen the answers; its likelihoods mean nothing", path);
     WEFT_TRY(weft_encoder_open(tokenizer, &s.encoder));
     WEFT_TRY(read_questions(&s));
     int64_t most = m->config.context;

@@ -31,9 +31,8 @@ static const struct {
 
 static weft_status refuse(const weft_weight *w, const char *what) {
     return WEFT_BAD_INPUT(
-        "tensor '%s' %s; a gate, cross-token routing, a latent coupling, learned "
-        "alphas, an output gate and wsffn in place of swiglu can be added, nothing "
-        "else",
+        "tensor '%s' %s; a gate, cross-token routing, a latent coupling, learned alphas, an output "
+        "gate and wsffn in place of swiglu can be added, nothing else",
         w->name, what);
 }
 

@@ -188,18 +188,15 @@ static weft_status check(const weft_config *c, const char *where) {
          "{NOPE_EVERY} does not go with {ATTENTION}; set it to 0"},
         {c->rope_dim && rope, "{ROPE_DIM} does not go with {RA_MLA_ROPE_DIM}, columns that are all "
                               "rotated; set it to 0"},
-        {c->ra_mla_ra_alpha > 0 && w2,
-         "{RA_MLA_RA_ALPHA} (reciprocal scoring) does not go with {RA_MLA_SCORE}; set one of them "
-         "back"},
+        {c->ra_mla_ra_alpha > 0 && w2, "{RA_MLA_RA_ALPHA} (reciprocal scoring) does not go with "
+                                       "{RA_MLA_SCORE}; set one of them back"},
         {c->ra_mla_ra_alpha > 0 && !c->causal, "{RA_MLA_RA_ALPHA} needs CONFIG_CAUSAL=y"},
         {c->n_head % n, "{N_HEAD} is not divisible by {RA_MLA_LATENT_HEADS}"},
-        {n > 1 && c->latent_recip,
-         "{RA_MLA_MLP_LATENT_RECIP} couples the feed-forward with one latent, so it needs "
-         "CONFIG_RA_MLA_LATENT_HEADS=1"},
+        {n > 1 && c->latent_recip, "{RA_MLA_MLP_LATENT_RECIP} couples the feed-forward with one "
+                                   "latent, so it needs CONFIG_RA_MLA_LATENT_HEADS=1"},
         {rope % 2, "{RA_MLA_ROPE_DIM} rotates pairs; make it even"},
-        {rope && c->ra_mla_use_rope,
-         "{RA_MLA_ROPE_DIM} does not go with {RA_MLA_USE_ROPE}, which rotates the latent itself; "
-         "set one of them back"},
+        {rope && c->ra_mla_use_rope, "{RA_MLA_ROPE_DIM} does not go with {RA_MLA_USE_ROPE}, which "
+                                     "rotates the latent itself; set one of them back"},
         {rope && w2, "{RA_MLA_ROPE_DIM} does not go with {RA_MLA_SCORE}; set one of them back"},
         {c->ra_mla_latent_norm && (!c->ra_mla_joint_kv || c->qk_norm),
          "{RA_MLA_LATENT_NORM} norms the one latent of keys and values: it needs "

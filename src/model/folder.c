@@ -196,10 +196,9 @@ static weft_status read_own(const char *path, weft_contents *c) {
     bool own;
     WEFT_TRY(weft_contents_read(path, c, &own));
     if (own) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: is not a model's folder that weft made, or has other things in it; a "
-        "model's folder is replaced whole: move it away, or name another",
-        path);
+    return WEFT_BAD_INPUT("%s: is not a model's folder that weft made, or has other things in it; "
+                          "a model's folder is replaced whole: move it away, or name another",
+                          path);
 }
 
 weft_status weft_model_may_force(const char *path) {
@@ -215,8 +214,7 @@ weft_status weft_model_may_save(const char *path) {
     bool run = read ? json_object_get(state, "iteration") != NULL : c.file[WEFT_PART_OPTIMIZER];
     if (!run) return WEFT_OK;
     return WEFT_BAD_INPUT(
-        "%s: is a checkpoint that a run goes on from, and would not any more; name "
-        "another folder",
+        "%s: is a checkpoint that a run goes on from, and would not any more; name another folder",
         path);
 }
 
@@ -302,10 +300,9 @@ weft_status weft_state_read(const char *folder, json_t **out) {
     json_int_t format = json_integer_value(json_object_get(state, "format"));
     if (!state) return WEFT_BAD_INPUT("%s:%d: %s", path, error.line, error.text);
     if (format < 1 || format > WEFT_STATE_FORMAT)
-        return WEFT_BAD_INPUT(
-            "%s: of format %lld, and this weft knows formats 1 to %d; use the weft "
-            "that wrote it, or a newer one",
-            path, (long long)format, WEFT_STATE_FORMAT);
+        return WEFT_BAD_INPUT("%s: of format %lld, and this weft knows formats 1 to %d; use the "
+                              "weft that wrote it, or a newer one",
+                              path, (long long)format, WEFT_STATE_FORMAT);
     if (format == WEFT_STATE_FORMAT) WEFT_TRY(check_own(path, text, bytes));
     return weft_hand(&state, out);
 }

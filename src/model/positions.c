@@ -98,8 +98,7 @@ weft_status check_common_law(const weft_config *c, const char *where) {
 weft_status check_rotated(const weft_config *c, const char *where, int64_t width) {
     if (c->rope_dim <= width) return WEFT_OK;
     return WEFT_BAD_INPUT(
-        "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for "
-        "all of them",
+        "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for all of them",
         where, (long long)c->rope_dim, (long long)width);
 }
 

@@ -318,11 +318,10 @@ weft_status weft_prune_check(const weft_config *c, const char *where, weft_units
     snprintf(option, sizeof option, "%s: CONFIG_PRUNE_WHAT=", where);
     WEFT_TRY(weft_units_make(c, heads ? WEFT_PRUNE_HEADS : WEFT_PRUNE_FFN, true, option, units));
     if (weft_masked_of(c->prune_sparsity, units->block) > 0) return WEFT_OK;
-    weft_status status =
-        WEFT_BAD_INPUT("%s: CONFIG_PRUNE_SPARSITY=%g of %lld %s is none; take more of "
-                       "them, or CONFIG_PRUNE_WHAT=\"weights\"",
-                       where, c->prune_sparsity, (long long)units->block,
-                       heads ? "heads" : "columns of the feed-forward");
+    weft_status status = WEFT_BAD_INPUT("%s: CONFIG_PRUNE_SPARSITY=%g of %lld %s is none; take "
+                                        "more of them, or CONFIG_PRUNE_WHAT=\"weights\"",
+                                        where, c->prune_sparsity, (long long)units->block,
+                                        heads ? "heads" : "columns of the feed-forward");
     weft_units_free(units);
     return status;
 }

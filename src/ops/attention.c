@@ -78,10 +78,9 @@ static weft_status check_queries_and_keys(weft_graph *g, const weft_node *n,
 weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
     WEFT_TRY(check_queries_and_keys(g, n, a));
     if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
-        return REFUSE(
-            "%lld query heads and %lld key heads, but there must be 1 or more key heads and no "
-            "more than query heads",
-            (long long)a->heads, (long long)a->kv_heads);
+        return REFUSE("%lld query heads and %lld key heads, but there must be 1 or more key heads "
+                      "and no more than query heads",
+                      (long long)a->heads, (long long)a->kv_heads);
     weft_tensor *const *in = n->in;
     if ((in[WEFT_ATTN_BETA] != NULL || in[WEFT_ATTN_LOG_TAU] != NULL) != (in[WEFT_ATTN_N] != NULL))
         return REFUSE("n and one of beta and log_tau go together");

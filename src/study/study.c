@@ -307,17 +307,15 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     /* A seed that chooses rates and counts in the verdicts too would be what it is there to avoid. */
     int64_t seed = s->base.study_rate_seed, first = weft_study_seed(s, 0);
     if (weft_study_chooses(s) && seed >= first && seed < first + s->base.study_seeds)
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, %lld to "
-            "%lld; take another",
-            s->where, (long long)seed, (long long)first,
-            (long long)(first + s->base.study_seeds - 1));
+        return WEFT_BAD_INPUT("%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, "
+                              "%lld to %lld; take another",
+                              s->where, (long long)seed, (long long)first,
+                              (long long)(first + s->base.study_seeds - 1));
     if (weft_study_fits(s) && (s->n_rates < 3 || s->base.study_seeds < 2 || seed >= 0))
-        return WEFT_BAD_INPUT(
-            "%s: CONFIG_STUDY_COMPARE=\"minimum\" takes three or more "
-            "CONFIG_STUDY_LEARNING_RATES and two or more CONFIG_STUDY_SEEDS, without "
-            "CONFIG_STUDY_RATE_SEED",
-            s->where);
+        return WEFT_BAD_INPUT("%s: CONFIG_STUDY_COMPARE=\"minimum\" takes three or more "
+                              "CONFIG_STUDY_LEARNING_RATES and two or more CONFIG_STUDY_SEEDS, "
+                              "without CONFIG_STUDY_RATE_SEED",
+                              s->where);
     WEFT_TRY(parse_rate_as(s));
     /* "small, middle, large; others" */
     for (const char *list = s->base.study_yardstick; *(list += strspn(list, " \t,;"));)

@@ -131,8 +131,7 @@ static weft_status read_axes(const char *text, const char *where, axis *axes, in
         ++*n; /* its values are freed with the others */
         if (status != WEFT_OK || !*at) return status;
         if (!is_separator(at, &at))
-            return WEFT_BAD_INPUT("%s: '×' (or x, *) is expected between two options, not "
-                                  "'%.20s'",
+            return WEFT_BAD_INPUT("%s: '×' (or x, *) is expected between two options, not '%.20s'",
                                   where, at);
         at = weft_skip_blanks(at);
     }
@@ -187,9 +186,8 @@ static weft_status make_points(const axis *axes, int points, int most, uint64_t 
         size *= axes[i].n;
     int grid = size < 1e9 ? (int)size : 1000000000;
     if (grid == 0 && points == 0)
-        return WEFT_BAD_INPUT("%s has a range; say how many points to draw: "
-                              "CONFIG_STUDY_SWEEP_POINTS",
-                              where);
+        return WEFT_BAD_INPUT(
+            "%s has a range; say how many points to draw: CONFIG_STUDY_SWEEP_POINTS", where);
     bool whole = grid > 0 && (points == 0 || points >= grid);
     int n = whole ? grid : points;
     if (n > most)

@@ -92,10 +92,9 @@ static weft_status read_name(const char **at, const char *where, const char *aft
     while (is_name_letter(from[n]))
         n++;
     if (n == 0)
-        return WEFT_BAD_INPUT(
-            "%s: a variant's name is expected %s, not '%.20s'; names have letters, "
-            "digits, '.', '_' and '-'",
-            where, after, from);
+        return WEFT_BAD_INPUT("%s: a variant's name is expected %s, not '%.20s'; names have "
+                              "letters, digits, '.', '_' and '-'",
+                              where, after, from);
     if (n >= WEFT_VARIANT_NAME)
         return WEFT_BAD_INPUT("%s: the variant's name '%.20s...' is longer than %d letters", where,
                               from, WEFT_VARIANT_NAME - 1);

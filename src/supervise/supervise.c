@@ -83,13 +83,11 @@ static weft_status hold_folder(const char *path, int *descriptor) {
     WEFT_PATH(lock, "%s/lock", path);
     WEFT_TRY(weft_file_open_own(lock, &fd));
     if (is_held(fd, holder))
-        return WEFT_BAD_INPUT(
-            "%s: another weft study (process %s) runs in this folder; wait for it, or "
-            "take another --out",
-            path, *holder ? holder : "unknown");
+        return WEFT_BAD_INPUT("%s: another weft study (process %s) runs in this folder; wait for "
+                              "it, or take another --out",
+                              path, *holder ? holder : "unknown");
     if (!read_holder(fd, holder))
-        return WEFT_BAD_INPUT("%s: is not a lock of weft's; move it away, or take another "
-                              "--out",
+        return WEFT_BAD_INPUT("%s: is not a lock of weft's; move it away, or take another --out",
                               lock);
     int n = snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
     if (ftruncate(fd, 0) != 0 || pwrite(fd, holder, (size_t)n, 0) != n)
@@ -140,9 +138,7 @@ static weft_status restart(const supervisor *v) {
             strcmp(slash ? slash + 1 : job->folder, which) == 0 || strcmp(job->folder, which) == 0;
         if (named && job->status != WEFT_RUN_FAILED)
             return WEFT_BAD_INPUT(
-                "--restart %s: this run did not fail; only one that did is started "
-                "anew",
-                which);
+                "--restart %s: this run did not fail; only one that did is started anew", which);
         if (job->status != WEFT_RUN_FAILED || (!all && !named)) continue;
         found = true;
         WEFT_TRY(set_aside(v, job));

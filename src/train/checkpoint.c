@@ -45,10 +45,9 @@ weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out) {
 static weft_status need_own(const char *path, weft_checkpoint_kind *out) {
     WEFT_TRY(weft_checkpoint_look(path, out));
     if (*out != WEFT_CHECKPOINT_FOREIGN) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: is not a checkpoint that weft made, or has other things in it; move it "
-        "away, weft neither removes nor replaces it",
-        path);
+    return WEFT_BAD_INPUT("%s: is not a checkpoint that weft made, or has other things in it; move "
+                          "it away, weft neither removes nor replaces it",
+                          path);
 }
 
 int64_t weft_checkpoint_step_of(const char *name) {
@@ -168,8 +167,7 @@ weft_status weft_checkpoint_unused(const char *run) {
     bool run_there = f.last || f.last_old || f.best || f.steps || f.lines;
     if (!run_there && f.other && !f.begun)
         return WEFT_BAD_INPUT(
-            "%s/%s is no run's, and a run would write over it; move it away, or take "
-            "another --out",
+            "%s/%s is no run's, and a run would write over it; move it away, or take another --out",
             run, f.other);
     if (!run_there) return WEFT_OK;
     return WEFT_BAD_INPUT("%s has a run in it already (%s); --resume continues it, another --out "
@@ -234,10 +232,9 @@ static weft_status choose_without_last(const char *run, const findings *f,
                               "another --out starts anew",
                               run, f->list);
     if (f->steps > 0 || (*f->list && saved))
-        return WEFT_BAD_INPUT(
-            "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "
-            "by name, another --out starts anew",
-            run, f->list);
+        return WEFT_BAD_INPUT("%s: last/ is gone; there is %s: --resume=NAME goes on from a "
+                              "checkpoint by name, another --out starts anew",
+                              run, f->list);
     if (f->best) {
         snprintf(name, WEFT_CHECKPOINT_NAME, "best");
     } else if (saved) {

@@ -48,10 +48,9 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
     out->borders[blocks] = at;
     int64_t largest = weft_cut_largest(&out->cut) * size;
     if (largest <= INT32_MAX) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "training: a rank's matrices make a message of %lld bytes, past 2^31 - 1; "
-        "take CONFIG_SHARD=\"none\", or CONFIG_OPTIMIZER=\"adamw\"",
-        (long long)largest);
+    return WEFT_BAD_INPUT("training: a rank's matrices make a message of %lld bytes, past 2^31 - "
+                          "1; take CONFIG_SHARD=\"none\", or CONFIG_OPTIMIZER=\"adamw\"",
+                          (long long)largest);
 }
 
 void weft_partition_free(weft_partition *s) {
