@@ -296,11 +296,6 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     return WEFT_OK;
 }
 
-static void close_model(bench *b) {
-    weft_model_destroy(b->model);
-    b->model = NULL;
-}
-
 static void measure_all(bench *b) {
     char columns[400];
     snprintf(columns, sizeof columns,
@@ -312,7 +307,7 @@ static void measure_all(bench *b) {
     for (int i = 0; i < b->n; i++) {
         const bench_decode_row *row = b->list + i;
         double start = weft_clock();
-        if (i && !bench_row_same_model(row - 1, row)) close_model(b);
+        if (i && !bench_row_same_model(row - 1, row)) weft_model_destroy(weft_steal(&b->model));
         if (b->opt->minutes > 0 && start - b->began + b->longest > 60 * b->opt->minutes) {
             leave_out(b, row, "the minutes are over");
             continue;
@@ -322,11 +317,11 @@ static void measure_all(bench *b) {
             ++*b->failed;
             while (i + 1 < b->n && bench_row_same_model(row, b->list + i + 1))
                 i++; /* they have the same fault */
-            close_model(b);
+            weft_model_destroy(weft_steal(&b->model));
         }
         b->longest = fmax(b->longest, weft_clock() - start);
     }
-    close_model(b);
+    weft_model_destroy(weft_steal(&b->model));
 }
 
 static weft_status list_rows(bench *b) {

@@ -53,8 +53,7 @@ static void end_request(request *r) {
     if (r->socket) close(r->socket);
     r->socket = 0;
     r->ended = true;
-    free(r->in);
-    r->in = NULL;
+    free(weft_steal(&r->in));
     r->bytes = r->room = 0;
 }
 
@@ -165,8 +164,7 @@ static weft_status turn(bench *b) {
 static void end_load(bench *b) {
     for (int64_t i = 0; i < b->count; i++)
         end_request(b->requests + i);
-    free(b->requests);
-    b->requests = NULL;
+    free(weft_steal(&b->requests));
     b->count = 0;
 }
 

@@ -76,8 +76,7 @@ static weft_status open_draft(const weft_args *a, const char *path, const weft_l
                               weft_loaded *draft) {
     WEFT_TRY(weft_loaded_open(
         a, path, model->encoder ? WEFT_LOADED_GENERATION : WEFT_LOADED_NUMBERS, draft));
-    weft_pool_destroy(draft->pool); /* it runs on the model's */
-    draft->pool = NULL;
+    weft_pool_destroy(weft_steal(&draft->pool)); /* it runs on the model's */
     if (model->tokenizer && draft->tokenizer &&
         !have_same_tokens(model->tokenizer, draft->tokenizer))
         return WEFT_BAD_INPUT("its tokenizer is not the model's; a draft model must have "

@@ -299,8 +299,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
                             .seconds = 60 * own->minutes,
                             .begins = args->json ? NULL : announce};
     /* From here on this process has one thread: it starts others. */
-    weft_pool_destroy(*pool);
-    *pool = NULL;
+    weft_pool_destroy(weft_steal(pool));
     weft_status status = choose_variants(s, own->variants, &chosen);
     o.variants = chosen;
     if (status == WEFT_OK) status = weft_page_vacant(o.out, false);

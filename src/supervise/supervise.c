@@ -232,10 +232,8 @@ static int compare_jobs(const void *a, const void *b) {
 
 static weft_status line_up(supervisor *v) {
     weft_record_runs_free(&v->jobs);
-    free(v->order);
-    free(v->slots);
-    v->order = NULL;
-    v->slots = NULL;
+    free(weft_steal(&v->order));
+    free(weft_steal(&v->slots));
     v->n_order = v->next = 0;
     v->result->runs = 0;
     v->iters_done = 0;

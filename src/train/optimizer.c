@@ -143,13 +143,10 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
 }
 
 static void unbind(weft_optimizer *o) {
-    weft_exec_destroy(o->exec);
-    weft_graph_destroy(o->graph);
-    o->exec = NULL;
-    o->graph = NULL;
+    weft_exec_destroy(weft_steal(&o->exec));
+    weft_graph_destroy(weft_steal(&o->graph));
     o->lr = o->control = o->cut = NULL;
-    free(o->bound);
-    o->bound = NULL;
+    free(weft_steal(&o->bound));
     o->mark = 0;
     if (o->comm) weft_optimizer_shard_unbind(o);
 }

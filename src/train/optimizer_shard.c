@@ -6,7 +6,6 @@
  *
  * A checkpoint is written and read by rank 0, tensor after tensor: it says which one is next, and the
  * owners send or get their stretches of it. So no rank ever has the whole state. */
-#include "base/scope.h"
 #include "train/optimizer_internal.h"
 
 enum { UNDER_WAY = 4 }; /* buckets of weights */
@@ -110,10 +109,8 @@ weft_status weft_optimizer_shard_open(weft_optimizer *o) {
 }
 
 void weft_optimizer_shard_unbind(weft_optimizer *o) {
-    weft_exec_destroy(o->norm_exec);
-    weft_graph_destroy(o->norm_graph);
-    o->norm_exec = NULL;
-    o->norm_graph = NULL;
+    weft_exec_destroy(weft_steal(&o->norm_exec));
+    weft_graph_destroy(weft_steal(&o->norm_graph));
     o->norm_parts = o->all_parts = NULL;
 }
 
@@ -348,7 +345,6 @@ weft_status weft_optimizer_give_out(weft_optimizer *o) {
     }
     weft_message_done(tensor, status);
     weft_mirror_wrote(o->mirror, NULL);
-    weft_safetensors_close(o->file);
-    o->file = NULL;
+    weft_safetensors_close(weft_steal(&o->file));
     return status;
 }
