@@ -26,10 +26,6 @@ static weft_tensor *build_geglu(builder *b, weft_tensor *x) {
 }
 
 const weft_ffn_kind weft_ffn_swiglu = {
-    .build = build_swiglu,
-    .out = "ffn.w2",
-    .may_be_biased = true,
-    .mup = true,
-};
+    .build = build_swiglu, .out = "ffn.w2", .may_be_biased = true, .mup = true};
 
 const weft_ffn_kind weft_ffn_geglu = {.build = build_geglu, .out = "ffn.w2", .mup = true};

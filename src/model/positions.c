@@ -35,10 +35,7 @@ static void add_biases(builder *b, weft_score *score) {
 }
 
 const weft_position_kind weft_position_relative = {
-    .score = add_biases,
-    .check = check_distances,
-    .ends = true,
-};
+    .score = add_biases, .check = check_distances, .ends = true};
 
 /* Rotary positions: queries and keys are rotated by angles that grow with their position, so that a
  * product depends on the distance. */

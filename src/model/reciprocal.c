@@ -173,12 +173,6 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
     if (b->attend->joined) send_latent(b, h, &m, sum->latent_weight);
 }
 
-static weft_tensor *gather(builder *b, weft_tensor *x) {
-    if (b->attend->route) b->attend->route(b);
-    b->attend->gather(b, &x, NULL);
-    return x;
-}
-
 /* Adds what comes from the tokens before. */
 static void cross_tokens(builder *b, hidden_sum *sum) {
     const weft_config *c = b->c;
@@ -201,7 +195,9 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
         if (b->attend->route) b->attend->route(b);
         return;
     }
-    sum->gathered = gather(b, down ? read_hidden(b, sum, down, NULL) : sum->h);
+    sum->gathered = down ? read_hidden(b, sum, down, NULL) : sum->h;
+    if (b->attend->route) b->attend->route(b);
+    b->attend->gather(b, &sum->gathered, NULL);
     if (cheap) return;
     weft_tensor *added = weft_linear(b->g, sum->gathered, sum->cross, NULL, WEFT_ACT_NONE);
     sum->h = add_weighed(b, sum->h, added, sum->cross_weight);
