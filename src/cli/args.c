@@ -3,7 +3,6 @@
 
 #include "base/text.h"
 #include "device/device.h"
-#include "model/folder.h"
 #include "model/kinds.h"
 
 #include <dirent.h>

@@ -11,7 +11,6 @@
 #include "study/study.h"
 
 #include <jansson.h>
-#include <stdbool.h>
 #include <sys/types.h>
 
 enum { WEFT_EXIT_DONE = 0, WEFT_EXIT_FAILED = 1, WEFT_EXIT_USAGE = 2 };

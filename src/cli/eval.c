@@ -181,12 +181,11 @@ static bool is_same_file(const char *a, const char *b) {
 static weft_status check_output(const char *out, const char *folder, const weft_evaluation *what) {
     static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "config.json",
                                         "state.json", "tokenizer.json"};
-    char path[WEFT_PATH_MAX];
     bool input = out && ((what->tokens && is_same_file(out, what->tokens)) ||
                          (what->text && is_same_file(out, what->text)) ||
                          (what->targets && is_same_file(out, what->targets)));
     for (int i = 0; out && !input && i < 5; i++) {
-        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
+        WEFT_PATH(path, "%s/%s", folder, names[i]);
         input = is_same_file(out, path);
     }
     if (!input) return WEFT_OK;

@@ -133,8 +133,7 @@ static void print_json(const prune_job *job, const prune_result *r) {
     json_t *layers = json_array();
     for (int64_t l = 0; l < r->did.n_layers; l++) {
         WEFT_JSON_LIST(kept, k, r->did.left, json_integer(r->did.layers[l].kept[k]));
-        json_array_append_new(
-            layers, weft_json_make("importance_kept:f kept:o", r->did.layers[l].share, kept));
+        weft_json_append(layers, "importance_kept:f kept:o", r->did.layers[l].share, kept);
     }
     json_t *object =
         weft_json_make("out:s what:s by:s sparse:b units:I left:I parameters_before:I parameters:I "

@@ -356,9 +356,7 @@ static weft_status check_tensor(const layout *l, int64_t i) {
 }
 
 static json_t *describe_tensor(const weft_safetensor *t, int64_t begin) {
-    json_t *shape = json_array();
-    for (int d = 0; shape && d < t->ndim; d++)
-        json_array_append_new(shape, json_integer(t->shape[d]));
+    WEFT_JSON_LIST(shape, d, t->ndim, json_integer(t->shape[d]));
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", file_dtypes[t->dtype].name, "shape", shape,
                      "data_offsets", (json_int_t)begin, (json_int_t)(begin + t->bytes));
 }

@@ -32,9 +32,8 @@ static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) 
 }
 
 static weft_status read_core(const char *root, const cpu_set_t *allowed, weft_processor *p) {
-    char path[WEFT_PATH_MAX];
     cpu_set_t siblings;
-    WEFT_TRY(weft_path(path, "%s/cpu/cpu%d/topology/thread_siblings_list", root, p->cpu));
+    WEFT_PATH(path, "%s/cpu/cpu%d/topology/thread_siblings_list", root, p->cpu);
     read_list(path, allowed, &siblings);
     p->core = p->cpu;
     for (int cpu = p->cpu - 1; cpu >= 0; cpu--)
@@ -59,9 +58,8 @@ weft_status weft_topology_read(const char *root, const cpu_set_t *allowed, weft_
     if (!t.list) return weft_fail(WEFT_ENOMEM, "threads: no memory for a list of processors");
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET((size_t)cpu, allowed)) t.list[t.n++].cpu = cpu;
-    char path[WEFT_PATH_MAX];
     cpu_set_t nodes, cpus;
-    WEFT_TRY(weft_path(path, "%s/node/online", root));
+    WEFT_PATH(path, "%s/node/online", root);
     read_list(path, NULL, &nodes);
     for (int node = 0; node < CPU_SETSIZE; node++) {
         if (!CPU_ISSET((size_t)node, &nodes)) continue;

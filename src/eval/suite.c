@@ -179,9 +179,8 @@ static weft_status write_details(const suite *s, const char *path) {
     weft_status status = WEFT_OK;
     for (int64_t k = 0; status == WEFT_OK && k < s->n_questions; k++) {
         const question *q = &s->questions[k];
-        json_t *likelihoods = json_array();
-        for (int64_t i = 0; i < q->n; i++)
-            json_array_append_new(likelihoods, json_real(s->requests[q->first + i].likelihood));
+        const request *r = &s->requests[q->first];
+        WEFT_JSON_LIST(likelihoods, i, q->n, json_real(r[i].likelihood));
         json_t *line = weft_json_make("answer:I chosen:I chosen_norm:I loglikelihoods:o", q->answer,
                                       choose(s, q, false), choose(s, q, true), likelihoods);
         status = weft_eval_put(&f, line, JSON_REAL_PRECISION(12));

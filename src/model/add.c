@@ -9,7 +9,6 @@
  * The reciprocal gate leaves 1 − α/2 of a head in every layer but the first, the output gate a half; with
  * GATE_OPEN its bias is there, and the first leaves 1 − α (1 − σ(b)). An α that is learned, of a mechanism that
  * is new or was there, begins as the config's. */
-#include "model/folder.h"
 #include "model/kinds.h"
 #include "model/units.h"
 

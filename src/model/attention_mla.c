@@ -13,7 +13,6 @@
  *
  * With RA_MLA_SCORE="w2" queries and keys are Gaussians in the latent: means in its first half,
  * deviations in its second. */
-#include "base/scope.h"
 #include "model/builder.h"
 #include "model/units.h"
 

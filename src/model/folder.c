@@ -4,7 +4,6 @@
 
 #include "base/crc32c.h"
 #include "base/json.h"
-#include "base/version.h"
 #include "core/safetensors.h"
 #include "data/tokenizer.h"
 #include "model/kinds.h"
@@ -165,7 +164,6 @@ static weft_status is_of_before(const char *path, const weft_contents *c, bool *
 }
 
 weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
-    char inside[WEFT_PATH_MAX];
     WEFT_AUTO(weft_names_free) weft_names names = {0};
     weft_kind kind;
     *c = (weft_contents){0};
@@ -173,7 +171,7 @@ weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
     c->n = names.n;
     for (int i = 0; i < names.n; i++) {
         take_name(c, names.list[i]);
-        WEFT_TRY(weft_path(inside, "%s/%s", path, names.list[i]));
+        WEFT_PATH(inside, "%s/%s", path, names.list[i]);
         WEFT_TRY(weft_path_kind(inside, &kind));
         if (kind != WEFT_KIND_FILE) c->foreign = true;
     }

@@ -7,8 +7,6 @@
 #include "model/account.h"
 #include "study/variants.h"
 
-#include <stdint.h>
-
 enum { WEFT_STUDY_LINE = 1024, WEFT_STUDY_RATES_MAX = 64, WEFT_RATES_ADDED = 4 };
 
 typedef struct {

@@ -11,11 +11,9 @@ static json_t *heads_json(double *scores, int64_t heads, int64_t time, bool caus
     for (int64_t h = 0; h < heads; h++) {
         json_t *rows = json_array();
         for (int64_t i = 0; i < time; i++, scores += time) {
-            json_t *row = json_array();
             int64_t seen = causal ? i + 1 : time;
             weft_scores_softmax(scores, seen);
-            for (int64_t j = 0; j < seen; j++)
-                json_array_append_new(row, json_integer((json_int_t)lround(100 * scores[j])));
+            WEFT_JSON_LIST(row, j, seen, json_integer((json_int_t)lround(100 * scores[j])));
             json_array_append_new(rows, row);
         }
         json_array_append_new(list, rows);

@@ -284,12 +284,11 @@ static weft_status write_all(const char *folder, const weft_checkpoint *c) {
 
 /* The files of RUN/FROM under further names in another folder. */
 static weft_status link_all(const char *from, const char *folder) {
-    char path[WEFT_PATH_MAX], other[WEFT_PATH_MAX];
     for (int i = 0; i <= WEFT_PARTS; i++) {
         const char *name = i < WEFT_PARTS ? weft_parts[i] : "state.json";
         bool may_miss = i >= WEFT_CHECKPOINT_PARTS && i < WEFT_PARTS;
-        WEFT_TRY(weft_path(path, "%s/%s", from, name));
-        WEFT_TRY(weft_path(other, "%s/%s", folder, name));
+        WEFT_PATH(path, "%s/%s", from, name);
+        WEFT_PATH(other, "%s/%s", folder, name);
         if (link(path, other) != 0 && !(may_miss && errno == ENOENT))
             return weft_path_failed(other);
     }

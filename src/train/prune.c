@@ -5,7 +5,6 @@
  * share, exactly. What is masked counts as lower than all else: masks only grow. Every rank makes them by the
  * same calls; where ranks share the state, rank 0 gets what it has to compare, and its masks go to the
  * owners. */
-#include "base/scope.h"
 #include "model/units.h"
 #include "train/optimizer_internal.h"
 
