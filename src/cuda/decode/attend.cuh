@@ -51,6 +51,8 @@ struct attend_problem {
     int together;  /* rows that may share a tile there; 1: none do */
     int apart;     /* splits of rows that share none */
     int warps;     /* of a block that have leaves, in attend_tensor.cuh */
+    int all_warps; /* of a block there */
+    int resident;  /* blocks that a multiprocessor has at a time there */
     int units;     /* of a leaf, there */
     int stages;    /* of a warp, there */
     bool quarters; /* a leaf's are warps' of one block, there */

@@ -17,8 +17,9 @@ enum {
     TENSOR_STAGES = 2,       /* tiles of a warp in shared memory; one, where leaves are quartered */
     QUARTERS = 4,
     QUARTER_PAD = 4,  /* floats behind a head's sums of a quarter: the largest score, the sum */
-    TENSOR_WARPS = 6, /* of a block */
-    TENSOR_ROOM = 100 << 10, /* bytes of a block's stages, so that two are there, or a product's */
+    TENSOR_WARPS = 6, /* of a block, at most */
+    TENSOR_SMALL = 3, /* of a small one */
+    TENSOR_ROOM = 100 << 10, /* bytes of a block's stages, so that two are there, or a product's; of a small one half */
     JOIN_BYTES = 9 << 10     /* that a block has beside, for join_heads and ends_last */
 };
 
@@ -235,7 +236,7 @@ __device__ static inline void wait_fresh(const attend_problem &a, const tensor_m
 
 /* The row's own key and value to their pages, a warp each: the bytes of write_vector (cache.cu). */
 __device__ static inline void write_row(const attend_problem &a, const row_view &v) {
-    int part = TENSOR_WARPS - 1 - (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int part = ((int)blockDim.x - 1 - (int)threadIdx.x) / 32, lane = (int)threadIdx.x % 32;
     const cached_write &w = part ? a.value_write : a.key_write;
     if (part > 1 || !w.done) return;
     int token = v.own % WEFT_PAGE_TOKENS;

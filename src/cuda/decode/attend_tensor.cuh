@@ -210,7 +210,7 @@ __device__ static inline void load_queries(const attend_problem &a, const tensor
         const bf16 *from = q + row.r * a.q_columns + (int64_t)row.head * a.dqk + column;
         return row.there && column < a.dqk ? *(const uint2 *)from : make_uint2(0, 0);
     };
-    for (int e = (int)threadIdx.x; e < heads * steps * 2; e += 32 * TENSOR_WARPS) {
+    for (int e = (int)threadIdx.x; e < heads * steps * 2; e += (int)blockDim.x) {
         int lane = e % 32, step = e / 32 % steps, h = e / 32 / steps * TENSOR_ROWS + lane / 4;
         int column = step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
         uint2 high = load(h, column), low = load(h + 8, column);
@@ -221,7 +221,7 @@ __device__ static inline void load_queries(const attend_problem &a, const tensor
 template <bool TOGETHER>
 __device__ static inline void find_factors(const attend_problem &a, const tensor_memory &m,
                                            const row_view &v) {
-    for (int h = (int)threadIdx.x; h < tensor_heads(a); h += 32 * TENSOR_WARPS)
+    for (int h = (int)threadIdx.x; h < tensor_heads(a); h += (int)blockDim.x)
         m.factors[h] =
             factors_of(a, find_row<TOGETHER>(a, v, TOGETHER ? h : min(h, a.group - 1)).head);
 }
@@ -309,7 +309,7 @@ __device__ static inline void leave_quarter(const attend_problem &a, const tenso
 __device__ static inline void join_quarters(const attend_problem &a, const tensor_memory &m,
                                             const row_view &v, int leaf) {
     int pairs = a.dv / 2, step = quarter_step(a), apart = TENSOR_ROWS * step;
-    for (int e = (int)threadIdx.x; e < a.group * pairs; e += 32 * TENSOR_WARPS) {
+    for (int e = (int)threadIdx.x; e < a.group * pairs; e += (int)blockDim.x) {
         int h = e / pairs, d = e % pairs * 2;
         const float *from = m.sums + h * step;
         float top = -INFINITY, total = 0;
@@ -363,7 +363,7 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     trigger_dependents();
     if (a.documents) wait_for_primary();
     int warp = (int)threadIdx.x / 32, r = WAY == SHARED_ROWS ? find_block_row(a) : (int)blockIdx.y;
-    int slot = a.places.slot[r], own = slot < 0 ? -1 : a.places.position[r];
+    int slot = a.places.slot[r], position = a.places.position[r], own = slot < 0 ? -1 : position;
     const int32_t *table = a.places.table + (int64_t)slot * a.places.pages;
     row_view v = {r, (int)blockIdx.x, own, 0, table, 1, a.splits, 0};
     if (slot >= 0) v.seen = first_seen(a, r, v.own);
@@ -408,16 +408,37 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     if (a.value_write.done) *a.value_write.done = 0;
 }
 
+static inline int probe(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
 /* Blocks for each of so many rows and key heads: all that fit at a time, or half as many again. */
 static inline int choose_splits(const attend_problem &a, int64_t rows) {
-    int64_t room = 2 * multiprocessors(), pairs = rows * a.keys.heads;
-    int64_t splits = pairs <= room ? room / pairs : ceil_div(3 * room / 2, pairs);
+    int64_t room = a.resident * multiprocessors(), pairs = rows * a.keys.heads;
+    int64_t splits = pairs <= room ? room / pairs : ceil_div(probe("WEFT_A_MORE", 3) * room / 2, pairs);
     return (int)min_i64((int64_t)a.blocks * a.units, splits);
 }
 
-/* Rows of a tile, at most, blocks, and warps of each. */
+/* Warps that have leaves, of so many at most, whose stages have so many bytes. */
+static inline int most_warps(const attend_problem &a, int warps, int64_t room) {
+    if (a.quarters) return QUARTERS;
+    return (int)max_i64(1, min_i64(warps, room / (TENSOR_STAGES * (int64_t)stage_bytes(a))));
+}
+
+/* Rows of a tile, at most, blocks, and warps of each. Where there are many rows and key heads blocks are small: more
+ * of them are there at a time, so that some read while others begin and end. */
 static inline void share_out_leaves(attend_problem *a) {
     int rows = a->places.rows;
+    bool small = !a->quarters && (int64_t)rows * a->keys.heads >= probe("WEFT_A_PAIRS", 4 * multiprocessors());
+    a->resident = 2;
+    a->all_warps = TENSOR_WARPS;
+    if (small) {
+        a->warps = probe("WEFT_A_WARPS", TENSOR_SMALL);
+        a->all_warps = max(max(a->warps, probe("WEFT_A_ALL", TENSOR_SMALL)), 2);
+        int64_t bytes = tensor_bytes(*a) + JOIN_BYTES + 1024;
+        a->resident = probe("WEFT_A_RESIDENT", (int)max_i64(1, (227 << 10) / bytes));
+    }
     bool alone = rows <= TENSOR_APART || a->group > TENSOR_ROWS / 2;
     a->together = alone ? 1 : TENSOR_ROWS / a->group;
     a->apart = choose_splits(*a, rows);
@@ -434,13 +455,6 @@ static inline void choose_leaf(attend_problem *a) {
     while (has_few_heads(*a) && a->leaf_bits < 8 && a->context >> a->leaf_bits > FEW_LEAVES - 2)
         a->leaf_bits++;
     a->leaf = 1 << a->leaf_bits;
-}
-
-/* Warps that have leaves, at most. */
-static inline int most_warps(const attend_problem &a) {
-    if (a.quarters) return QUARTERS;
-    int64_t warps = TENSOR_ROOM / (TENSOR_STAGES * (int64_t)stage_bytes(a));
-    return (int)max_i64(1, min_i64(TENSOR_WARPS, warps));
 }
 
 template <int UNITS, int WAY>
@@ -470,7 +484,7 @@ static inline bool fits_block(const attend_problem &a) {
 static inline void choose_stages(attend_problem *a, bool quarters) {
     a->quarters = quarters;
     a->stages = quarters ? 1 : TENSOR_STAGES;
-    a->warps = most_warps(*a);
+    a->warps = most_warps(*a, TENSOR_WARPS, TENSOR_ROOM);
     if (quarters && !fits_block(*a)) choose_stages(a, false);
 }
 

@@ -414,7 +414,7 @@ static void launch_kernel(const weft_exec *x, const attend_problem &a, bool earl
     if (cudaFuncGetAttributes(&of, kernel) != cudaSuccess || of.maxDynamicSharedSizeBytes < bytes)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     launch_following(early && follows(x), stream_of(x), grid,
-                     a.tensor ? 32 * TENSOR_WARPS : THREADS, bytes, kernel, a);
+                     a.tensor ? 32 * a.all_warps : THREADS, bytes, kernel, a);
 }
 
 template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, bool early) {
