@@ -305,11 +305,12 @@ __device__ static inline void leave_quarter(const attend_problem &a, const tenso
     }
 }
 
-/* A leaf's result from its quarters, to the workspace: two columns of a head at a time. */
+/* The result of a leaf and a tile of heads from its quarters, to the workspace: two columns of a head at a time. */
 __device__ static inline void join_quarters(const attend_problem &a, const tensor_memory &m,
-                                            const row_view &v, int leaf) {
+                                            const row_view &v, int leaf, int tile) {
     int pairs = a.dv / 2, step = quarter_step(a), apart = TENSOR_ROWS * step;
-    for (int e = (int)threadIdx.x; e < a.group * pairs; e += (int)blockDim.x) {
+    int heads = min((int)TENSOR_ROWS, a.group - tile * TENSOR_ROWS);
+    for (int e = (int)threadIdx.x; e < heads * pairs; e += (int)blockDim.x) {
         int h = e / pairs, d = e % pairs * 2;
         const float *from = m.sums + h * step;
         float top = -INFINITY, total = 0;
@@ -325,14 +326,14 @@ __device__ static inline void join_quarters(const attend_problem &a, const tenso
             sum.x = fmaf(factor, own[d], sum.x);
             sum.y = fmaf(factor, own[d + 1], sum.y);
         }
-        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
+        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + tile * TENSOR_ROWS + h;
         float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
         *(float2 *)(to + d) = sum;
         if (d == 0) *(float2 *)(to + a.dv) = make_float2(top, total);
     }
 }
 
-/* The leaves of a block, whose warps have a quarter of each. */
+/* The units of a block, whose warps have a quarter of each. */
 template <int UNITS, int HALVES, bool PLAIN>
 __device__ static inline void go_through_quarters(const attend_problem &a, const tensor_memory &m,
                                                   const row_view &v, int leaves, tile_walk use,
@@ -340,14 +341,16 @@ __device__ static inline void go_through_quarters(const attend_problem &a, const
     unit_sums<UNITS> s;
     int i = 0;
 #pragma unroll 1
-    for (int leaf = (int)blockIdx.z; leaf < leaves; leaf += v.splits) {
+    for (int unit = (int)blockIdx.z; unit < leaves * a.units; unit += v.splits) {
+        int leaf = unit, tile = 0;
+        if (a.units > 1) leaf = unit / a.units, tile = unit % a.units;
         clear_sums(s);
 #pragma unroll 1
-        for (; use.there() && use.unit == leaf; i++, use.advance(a, v))
-            add_tile<UNITS, HALVES, PLAIN, false, 1>(a, m, v, i, 0, 0, use, ask, s);
+        for (; use.there() && use.unit == unit; i++, use.advance(a, v))
+            add_tile<UNITS, HALVES, PLAIN, false, 1>(a, m, v, i, tile, 0, use, ask, s);
         if (threadIdx.x < 32 * QUARTERS) leave_quarter<UNITS, HALVES>(a, m, s);
         __syncthreads();
-        join_quarters(a, m, v, leaf);
+        join_quarters(a, m, v, leaf, tile);
         __syncthreads();
     }
 }

@@ -374,7 +374,7 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
     a.units = tensor_units(a);
-    choose_stages(&a, a.units == 1 && a.group > TENSOR_ROWS / 2);
+    choose_stages(&a, a.dv <= TENSOR_COLUMNS && a.group > TENSOR_ROWS / 2);
     a.tensor = suits_tensor(a, a.q.is_bf16);
     a.leaf = BLOCK;
     if (a.tensor) choose_leaf(&a);
