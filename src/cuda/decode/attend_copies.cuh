@@ -19,8 +19,10 @@ enum {
     QUARTER_PAD = 4,  /* floats behind a head's sums of a quarter: the largest score, the sum */
     TENSOR_WARPS = 6, /* of a block, at most */
     TENSOR_SMALL = 3, /* of a small one */
-    TENSOR_ROOM = 100 << 10, /* bytes of a block's stages, so that two are there, or a product's; of a small one half */
-    JOIN_BYTES = 9 << 10     /* that a block has beside, for join_heads and ends_last */
+    TENSOR_ROOM =
+        100
+        << 10, /* bytes of a block's stages, so that two are there, or a product's; of a small one half */
+    JOIN_BYTES = 9 << 10 /* that a block has beside, for join_heads and ends_last */
 };
 
 __host__ __device__ static inline int tensor_heads(const attend_problem &a) {

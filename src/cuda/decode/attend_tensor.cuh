@@ -419,7 +419,8 @@ static inline int probe(const char *name, int otherwise) {
 /* Blocks for each of so many rows and key heads: all that fit at a time, or half as many again. */
 static inline int choose_splits(const attend_problem &a, int64_t rows) {
     int64_t room = a.resident * multiprocessors(), pairs = rows * a.keys.heads;
-    int64_t splits = pairs <= room ? room / pairs : ceil_div(probe("WEFT_A_MORE", 3) * room / 2, pairs);
+    int64_t splits =
+        pairs <= room ? room / pairs : ceil_div(probe("WEFT_A_MORE", 3) * room / 2, pairs);
     return (int)min_i64((int64_t)a.blocks * a.units, splits);
 }
 
@@ -433,7 +434,8 @@ static inline int most_warps(const attend_problem &a, int warps, int64_t room) {
  * of them are there at a time, so that some read while others begin and end. */
 static inline void share_out_leaves(attend_problem *a) {
     int rows = a->places.rows;
-    bool small = !a->quarters && (int64_t)rows * a->keys.heads >= probe("WEFT_A_PAIRS", 4 * multiprocessors());
+    bool small = !a->quarters &&
+                 (int64_t)rows * a->keys.heads >= probe("WEFT_A_PAIRS", 4 * multiprocessors());
     a->resident = 2;
     a->all_warps = TENSOR_WARPS;
     if (small) {

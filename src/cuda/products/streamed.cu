@@ -10,7 +10,8 @@
  * the parts are a cluster: each leaves its sums in shared memory, and each adds a share of all, part after
  * part, reading from the others. How k is cut follows from n and k alone, and within a part the sum goes
  * from k to k: hence a row's bits. Of few rows the blocks send their sums to that of the first part, which
- * finishes them all: nobody waits for the others then but that one.
+ * finishes them all: nobody waits for the others then but that one. Of many rows a block has all parts of k, one
+ * after the other, and adds each to those before it: the same sums, and no cluster.
  *
  * A norm before the product is behind it here: the rows of a are the residual stream itself, and a row's
  * mean and rstd are put to its sums. They come from the product that made the stream, which leaves the
@@ -35,8 +36,11 @@ enum {
     LONG_STAGES = 8,  /* of 64 rows, of each multiprocessor */
     JOIN_COST = 64,   /* of a block's sums, in rows of a stage */
     MOST_ROWS = 256,  /* of a in a block */
-    ROW_LANES = 16,   /* that finish 64 columns of a row */
-    SENT_ROWS = 4,    /* whose sums are sent, at most */
+    WHOLE_ROWS = 64,  /* of a in a block that has all of k */
+    WHOLE_WIDE = 128, /* the same of long runs */
+    WHOLE_STAGES = 6,
+    ROW_LANES = 16, /* that finish 64 columns of a row */
+    SENT_ROWS = 4,  /* whose sums are sent, at most */
     DESCRIBED = 0x3ffff
 };
 
@@ -54,7 +58,8 @@ struct streamed_matrix {
     int n;          /* rows of b */
     int k, stages;  /* columns; of DEPTH of them */
     float share;    /* 1 / k */
-    int parts;      /* of k */
+    int parts;      /* of k, a block each */
+    int cuts;       /* of k, all of one block */
     unsigned after; /* the launch's block behind its last */
 };
 
@@ -80,11 +85,10 @@ template <int N, int G, int STAGES> struct streamed_shape {
         MEMORY = AT_BARRIERS + 16 * STAGES + 16 + 1024 /* the start is rounded up */;
     static_assert((MOST_PARTS - 1) * SENT_ROWS * WIDTH * 4 <= STAGE, "what is sent to a block");
     static_assert(N * PITCH * 4 <= AT_BARRIERS, "sums lie where the stages were");
-    static_assert(N == MOST_ROWS || 2 * (MEMORY + 1024) <= 228 << 10, "two blocks at a time");
 };
 
 #ifndef USE_MMA_SYNC
-#define BLOCKS(n) ((n) == MOST_ROWS ? 1 : 2)
+#define BLOCKS(n, stages) ((n) == MOST_ROWS || (n) * (stages) >= WHOLE_WIDE * WHOLE_STAGES ? 1 : 2)
 
 /* A block's place: whose product, which rows of b, which stages of k. */
 struct streamed_place {
@@ -206,6 +210,39 @@ __device__ static inline void multiply_stage(const streamed_problem &p, const st
         wgmma<N>::template tiles<true, false>(c, move_on(left, (uint32_t)k * 32),
                                               move_on(right, (uint32_t)k * 32));
     end_products();
+}
+
+/* Sums of a part to those of the parts before it, which may be none. */
+template <int N>
+__device__ static inline void add_part(bool first, float (&c)[N / 8][4], float (&sum)[N / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            sum[n][e] = first ? c[n][e] : sum[n][e] + c[n][e];
+}
+
+/* All of them, part after part. */
+template <int N, int G, int STAGES, int MODE>
+__device__ static inline void multiply_parts(const streamed_problem &p, const streamed_place &t,
+                                             uint32_t memory, float (&sum)[N / 8][4]) {
+    uint32_t empty = memory + streamed_shape<N, G, STAGES>::AT_BARRIERS + 8 * STAGES;
+    const streamed_matrix &w = p.of[t.of];
+    float c[N / 8][4];
+    if (MODE == HEADS) wait_for_primary();
+    for (int part = 0, i = 0; part < w.cuts; part++) {
+        int end = w.stages * (part + 1) / w.cuts;
+        multiply_stage<N, G, STAGES, MODE, true>(p, t, memory, i, c);
+        for (i++; i < end; i++) {
+            multiply_stage<N, G, STAGES, MODE, false>(p, t, memory, i, c);
+            wait_products<1>();
+            if (threadIdx.x % 32 == 0) arrive(empty + 8 * (uint32_t)((i - 1) % STAGES));
+        }
+        wait_products<0>();
+        settle(c);
+        if (threadIdx.x % 32 == 0) arrive(empty + 8 * (uint32_t)((i - 1) % STAGES));
+        add_part<N>(part == 0, c, sum);
+    }
 }
 
 /* All of them, one or more. A stage is given back when its products are done, one stage later. */
@@ -556,11 +593,11 @@ __device__ static inline void wait_received(uint32_t barrier) {
 #define LAUNCH_THREADS(n, g, stages) streamed_shape<n, g, stages>::THREADS
 #else
 #define LAUNCH_THREADS(n, g, stages) 32
-#define BLOCKS(n) 1
+#define BLOCKS(n, stages) 1
 #endif
 
-template <int N, int G, int STAGES, int MODE>
-static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N))
+template <int N, int G, int STAGES, int MODE, bool WHOLE>
+static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N, STAGES))
     multiply_streamed(const __grid_constant__ streamed_problem p) {
 #ifndef USE_MMA_SYNC
     using shape = streamed_shape<N, G, STAGES>;
@@ -594,7 +631,10 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
         __syncwarp();
     } else if (t.stages > 0) {
         float c[N / 8][4];
-        multiply_stages<N, G, STAGES, MODE>(p, t, memory, c);
+        if (WHOLE)
+            multiply_parts<N, G, STAGES, MODE>(p, t, memory, c);
+        else
+            multiply_stages<N, G, STAGES, MODE>(p, t, memory, c);
         /* The other warpgroup may still read what the sums are written over. */
         asm volatile("bar.sync 1, %0;" ::"n"(G * 128) : "memory");
         leave_sums<N, shape::PITCH>(c, (float *)(raw + (memory - raw_at)));
@@ -663,6 +703,17 @@ static int rows_of(int64_t m) {
     return rows;
 }
 
+static int probe(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
+/* Rows of a block that has all of k; 0: none has. */
+static int whole_rows(int64_t m) {
+    if (m < probe("WEFT_S_WHOLE", 65)) return 0;
+    return m < probe("WEFT_S_WIDE", 1024) ? WHOLE_ROWS : WHOLE_WIDE;
+}
+
 /* What the busiest multiprocessor reads, in rows of a stage: blocks of so many rows of b, and of a. */
 static int64_t busiest(const cuda_gemm *p, int parts, int width, int64_t rows) {
     int64_t blocks = ceil_div(p->n, width) * parts;
@@ -713,12 +764,14 @@ static bool can_send(const streamed_problem &p, int stages) {
     return p.cluster > 1 && p.m <= SENT_ROWS;
 }
 
-template <int N, int G, int STAGES, int MODE>
+template <int N, int G, int STAGES, int MODE, bool WHOLE = false>
 static void launch_shape(cudaStream_t stream, streamed_problem &p, bool follows) {
     using shape = streamed_shape<N, G, STAGES>;
+    static_assert(BLOCKS(N, STAGES) == 1 || 2 * (shape::MEMORY + 1024) <= 228 << 10,
+                  "two at a time");
     p.sends = can_send(p, STAGES);
     static cudaError_t allowed =
-        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, MODE>,
+        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, MODE, WHOLE>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
     cudaLaunchAttribute how[2] = {};
     int hows = 0;
@@ -743,7 +796,7 @@ static void launch_shape(cudaStream_t stream, streamed_problem &p, bool follows)
     config.attrs = how;
     config.numAttrs = (unsigned)hows;
     if (allowed == cudaSuccess)
-        cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES, MODE>, p);
+        cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES, MODE, WHOLE>, p);
 }
 
 template <int G, int MODE>
@@ -760,6 +813,15 @@ static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) 
         launch_shape<MOST_ROWS, G, 4, MODE>(stream, p, follows);
 }
 
+/* Blocks that have all of k. */
+template <int G, int MODE>
+static void launch_whole(cudaStream_t stream, streamed_problem &p, bool follows) {
+    if (whole_rows(p.m) == WHOLE_ROWS)
+        launch_shape<WHOLE_ROWS, G, G == 1 ? 6 : 4, MODE, true>(stream, p, follows);
+    else
+        launch_shape<WHOLE_WIDE, G, WHOLE_STAGES, MODE, true>(stream, p, follows);
+}
+
 /* With RoPE. */
 template <int G> static void launch_few(cudaStream_t stream, streamed_problem &p, bool follows) {
     if (p.m <= 16)
@@ -773,6 +835,7 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
                        bool gated) {
     int64_t wide = 0;
     bool heads = p->gate.of.data != NULL;
+    int whole = p->rope ? 0 : whole_rows(p->m);
     k.gate = p->gate;
     if (p->rope) k.rope = *p->rope;
     k.m = (int)p->m;
@@ -786,19 +849,30 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
         k.of[i].stages = count_stages(&p[i]);
         k.of[i].norm = p[i].norm;
         k.of[i].moments = p[i].moments;
-        k.of[i].parts = count_parts(&p[i], gated);
+        k.of[i].cuts = count_parts(&p[i], gated);
+        k.of[i].parts = whole ? 1 : k.of[i].cuts;
         k.cluster = k.of[i].parts > k.cluster ? k.of[i].parts : k.cluster;
         wide += ceil_div(p[i].n, 2 * GROUP_ROWS) * k.of[i].parts;
     }
     bool rotates = p->rope != NULL;
     int groups = gated || is_wide(p, n, wide) || k.rope.half == DEPTH ? 2 : 1;
+    if (whole && !gated)
+        groups = whole == WHOLE_WIDE || wide * ceil_div(p->m, whole) >= multiprocessors() ? 2 : 1;
     int width = gated ? GROUP_ROWS : groups * GROUP_ROWS;
     for (int i = 0; i < n; i++) {
         int64_t blocks = ceil_div(p[i].n, width) * k.of[i].parts;
         k.of[i].after =
             (unsigned)(ceil_div(blocks, k.cluster) * k.cluster) + (i ? k.of[i - 1].after : 0);
     }
-    if (gated)
+    if (whole && gated)
+        launch_whole<2, SILU>(stream, k, p->follows);
+    else if (whole && groups == 2)
+        heads ? launch_whole<2, HEADS>(stream, k, p->follows)
+              : launch_whole<2, PLAIN>(stream, k, p->follows);
+    else if (whole)
+        heads ? launch_whole<1, HEADS>(stream, k, p->follows)
+              : launch_whole<1, PLAIN>(stream, k, p->follows);
+    else if (gated)
         launch_wide<2, SILU>(stream, k, p->follows);
     else if (rotates)
         groups == 2 ? launch_few<2>(stream, k, p->follows) : launch_few<1>(stream, k, p->follows);
@@ -816,7 +890,9 @@ static void describe_b(const cuda_gemm *p, CUtensorMap *map) {
 }
 
 static void describe_a(const cuda_gemm *p, CUtensorMap *map) {
-    make_matrix_map(map, (const bf16 *)p->a.data, p->m, p->k, p->a.ld, rows_of(p->m), DEPTH);
+    int whole = p->rope ? 0 : whole_rows(p->m);
+    make_matrix_map(map, (const bf16 *)p->a.data, p->m, p->k, p->a.ld,
+                    whole ? whole : rows_of(p->m), DEPTH);
 }
 
 /* A cluster has the blocks of one part of columns, or of several whole ones. */
