@@ -95,5 +95,6 @@ weft_status weft_comm_any(weft_comm *c, bool own, bool *any);
 /* WEFT_OK where all ranks are; else every rank has the first failed one's status and message, and
  * weft_comm_fail has nothing to tell. */
 weft_status weft_comm_agree(weft_comm *c, weft_status own);
-/* The same text on all ranks, else every rank fails with "NAME differs: rank R has ..., rank 0 ...". */
+/* The same text on all ranks; else every rank fails, and is told by the first whose text differs: "its NAME is not
+ * rank 0's: ... in place of ...". */
 weft_status weft_comm_same(weft_comm *c, const char *name, const char *text);
