@@ -66,8 +66,8 @@ struct weft_watched {
     int64_t version, budget; /* the bytes that this look may still read */
     double walked;
     weft_notes *notes;
-    struct
-    { /* files that processes of this machine hold by a lock, by the numbers of their inodes */
+    /* Files that processes of this machine hold by a lock, by the numbers of their inodes. */
+    struct {
         uint64_t *list;
         int64_t n, room;
     } held;
