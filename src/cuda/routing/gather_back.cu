@@ -20,14 +20,16 @@
  * rows read through the caches. */
 #include "cuda/routing/panel.cuh"
 
+#include <numeric>
+
 enum {
     LONG = 128,
     SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
     AHEAD = 4,                   /* times 32: entries that a warp has on their way together */
-    CHUNK = 2048,                /* entries of a chunk, */
+    CHUNK = 1024,                /* entries of a chunk, */
     MOST_CHUNKS = SORT_THREADS,  /* unless they would be more than these */
-    FEW_COLUMNS = 128,           /* of a bucket, */
+    FEW_COLUMNS = 64,            /* of a bucket, */
     MOST_BUCKETS = 1024,         /* likewise */
     MOST_COLUMNS = MOST_BUCKETS, /* that a block counts at one time */
     COUNT_BYTES = SORT_WARPS * MOST_BUCKETS * (int)sizeof(int)
@@ -310,9 +312,18 @@ __device__ static inline void sum_long(const panel_place<T> &p, const uint2 *ent
     __syncthreads();
 }
 
+/* How far a panel's tiles are apart that follow each other. The first columns of a sequence have the most entries,
+ * and a run of tiles is to have some of these and some of the others. */
+static unsigned choose_stride(int64_t tiles) {
+    int64_t stride = tiles * 3 / 8 | 1;
+    while (std::gcd(stride, tiles) > 1)
+        stride += 2;
+    return tiles < 1 << 16 ? (unsigned)stride : 1; /* their product has 32 bits */
+}
+
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
-    sum_columns(panel_shape s, column_lists c, panel_data<T> data) {
+    sum_columns(panel_shape s, unsigned stride, column_lists c, panel_data<T> data) {
     __shared__ float sums[THREADS / 32][LANES * PIECE<T>];
     int panels = s.panels[0] + s.panels[1];
     for (int64_t i = blockIdx.x, all = (int64_t)*c.longs * panels; i < all; i += gridDim.x) {
@@ -323,7 +334,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     for (tile_walk at(s); at.more(); at.next()) {
         panel_place<T> p = find_place(s, data, at.b, at.panel);
-        int64_t column = (int64_t)at.tile * GROUPS + threadIdx.x / LANES;
+        int64_t tile = (unsigned)at.tile * stride % (unsigned)s.tiles;
+        int64_t column = tile * GROUPS + threadIdx.x / LANES;
         int2 span = make_int2(0, INT32_MAX);
         if (column < s.out_rows) span = c.span[at.b * s.out_rows + column];
         if (span.y - span.x <= LONG) {
@@ -357,7 +369,8 @@ CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index
     with_type(dc, [&](auto tag) {
         using T = decltype(tag);
         auto kernel = weft_cuda_gather_is_aligned(n) ? sum_columns<T, true> : sum_columns<T, false>;
-        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, c, find_panels<T>(x, n));
+        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, choose_stride(s.tiles), c,
+                                                            find_panels<T>(x, n));
     });
     return launched(n);
 }
