@@ -51,6 +51,7 @@ struct attend_problem {
     int together;  /* rows that may share a tile there; 1: none do */
     int apart;     /* splits of rows that share none */
     int warps;     /* of a block that have leaves, in attend_tensor.cuh */
+    int all_warps; /* and with those that only help */
     int units;     /* of a leaf, there */
     int stages;    /* of a warp, there */
     bool quarters; /* a leaf's are warps' of one block, there */
@@ -252,8 +253,8 @@ __device__ static inline float2 join_chain(const float *from, int step, const fl
  * leaves' factors of a head, then each thread adds two columns of a head, leaf after leaf; of few heads lanes
  * eight apart have every fourth leaf each. */
 template <int CHAINS>
-__device__ static inline void join_heads(const attend_problem &a, int r, int g, int rows) {
-    __shared__ float factors[JOINED_HEADS][FEW_LEAVES], totals[JOINED_HEADS];
+__device__ static inline void join_heads(const attend_problem &a, int r, int g, int rows,
+                                         float (*factors)[FEW_LEAVES], float *totals) {
     int few = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32, all = rows * a.group;
     /* Of head h of these; the rows' heads lie one behind the other. */
     auto row_of = [&](int h) { return rows > 1 ? h / a.group : 0; };
@@ -324,10 +325,11 @@ static inline bool has_few_leaves(const attend_problem &a) {
 }
 
 __device__ static inline void join_group(const attend_problem &a, int r, int g, int rows) {
+    __shared__ float factors[JOINED_HEADS][FEW_LEAVES], totals[JOINED_HEADS];
     if (has_few_heads(a))
-        join_heads<JOIN_CHAINS>(a, r, g, rows);
+        join_heads<JOIN_CHAINS>(a, r, g, rows, factors, totals);
     else
-        join_heads<1>(a, r, g, rows);
+        join_heads<1>(a, r, g, rows, factors, totals);
 }
 
 /* Whether the block is the last of the `sharing` blocks of a row and key head to come here, and so is to join

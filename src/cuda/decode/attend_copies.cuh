@@ -14,12 +14,15 @@ enum {
     TENSOR_LONG = 1 << 13,   /* the shortest context whose leaves are longer, of many heads */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
-    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory; one, where leaves are quartered */
-    QUARTERS = 4,
-    QUARTER_PAD = 4,  /* floats behind a head's sums of a quarter: the largest score, the sum */
-    TENSOR_WARPS = 6, /* of a block */
+    TENSOR_WARPS = 6,        /* of a block */
+    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
     TENSOR_ROOM = 100 << 10, /* bytes of a block's stages, so that two are there, or a product's */
-    JOIN_BYTES = 9 << 10     /* that a block has beside, for join_heads and ends_last */
+    SMALL_WARPS = 4,         /* of a small block, whose warps have one tile each, */
+    SMALL_BLOCKS = 3,        /* and so many are there, with fewer warps if need be */
+    QUARTERS = 4,
+    QUARTER_PAD = 4,     /* floats behind a head's sums of a quarter: the largest score, the sum */
+    ENDS_COST = 6,       /* tiles in whose time a block begins and ends */
+    JOIN_BYTES = 5 << 10 /* that a block has beside, for join_heads and ends_last */
 };
 
 __host__ __device__ static inline int tensor_heads(const attend_problem &a) {
@@ -54,12 +57,32 @@ __host__ __device__ static inline int64_t quarter_bytes(const attend_problem &a)
     return a.quarters ? QUARTERS * TENSOR_ROWS * quarter_step(a) * (int64_t)sizeof(float) : 0;
 }
 
+/* Of barriers, 8 each: up to the next 16. */
+__host__ __device__ static inline int barrier_bytes(const attend_problem &a) {
+    return (a.warps * a.stages + 1) / 2 * 16;
+}
+
 /* Shared memory: quarters' sums; the warps' stages; a barrier for each; q, a number of 16 bytes for each step and
  * lane of each tile of heads; heads' factors. */
 static inline int64_t tensor_bytes(const attend_problem &a) {
     int64_t head = tensor_steps(a) * 2 * (int64_t)sizeof(uint4) + (int64_t)sizeof(head_factors);
-    return a.warps * a.stages * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head +
-           quarter_bytes(a);
+    return a.warps * a.stages * (int64_t)stage_bytes(a) + barrier_bytes(a) +
+           tensor_heads(a) * head + quarter_bytes(a);
+}
+
+/* What a lane asks for of each tile: of two lanes each the two pages of keys, of values and of their numbers. */
+struct lane_copies {
+    const char *from; /* the head's in the first page */
+    int page_bytes;   /* 0: it asks for nothing */
+    int token_bytes;  /* 0: numbers, a page's at a time */
+};
+
+__device__ static inline lane_copies share_out_copies(const attend_problem &a) {
+    int lane = (int)threadIdx.x % 32, g = (int)blockIdx.x;
+    const cached_pages &c = lane / 2 == 1 ? a.values : a.keys;
+    bool numbers = lane >= 4, asks = numbers ? lane < 6 && c.number : lane < 2 || !a.joint;
+    return {numbers ? (const char *)number_at(c, c.data, g, 0) : token_at(c, c.data, g, 0),
+            asks ? (int)c.page_bytes : 0, numbers ? 0 : (int)c.token_bytes};
 }
 
 struct tensor_memory {
@@ -68,6 +91,7 @@ struct tensor_memory {
     uint32_t arrived; /* the warp's barriers */
     uint4 *q;
     head_factors *factors;
+    lane_copies copies;
 };
 
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
@@ -75,10 +99,13 @@ __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a
     float *sums = (float *)memory;
     memory += quarter_bytes(a);
     char *barriers = memory + stages * stage_bytes(a);
-    uint4 *q = (uint4 *)(barriers + stages * 8);
-    return {sums, memory + warp * a.stages * stage_bytes(a),
-            shared_address(barriers) + (uint32_t)(warp * a.stages * 8), q,
-            (head_factors *)(q + tensor_heads(a) * tensor_steps(a) * 2)};
+    uint4 *q = (uint4 *)(barriers + barrier_bytes(a));
+    return {sums,
+            memory + warp * a.stages * stage_bytes(a),
+            shared_address(barriers) + (uint32_t)(warp * a.stages * 8),
+            q,
+            (head_factors *)(q + tensor_heads(a) * tensor_steps(a) * 2),
+            share_out_copies(a)};
 }
 
 __device__ static inline few_words read_words(const void *from) {
@@ -162,6 +189,7 @@ __device__ static inline int count_rows(const attend_problem &a, int r) {
 /* A warp's way through its units, tile by tile: keys [low, high) of the tile at `key`, of a leaf up to `end`. */
 struct tile_walk {
     int unit, key, low, high, end;
+    int page; /* that the lane asks for, of the pool */
 
     __device__ bool there() const {
         return low < high;
@@ -188,6 +216,12 @@ struct tile_walk {
         } else {
             low = key += TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
         }
+    }
+    /* Ahead of the tile's copies, which need it. */
+    __device__ void find_page(const attend_problem &a, const row_view &v) {
+        int at = key / WEFT_PAGE_TOKENS + (int)threadIdx.x % 2;
+        if (at >= a.places.pages) at %= a.places.pages;
+        page = there() ? v.table[at] : 0;
     }
 };
 
@@ -235,7 +269,7 @@ __device__ static inline void wait_fresh(const attend_problem &a, const tensor_m
 
 /* The row's own key and value to their pages, a warp each: the bytes of write_vector (cache.cu). */
 __device__ static inline void write_row(const attend_problem &a, const row_view &v) {
-    int part = TENSOR_WARPS - 1 - (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int part = ((int)blockDim.x - 1 - (int)threadIdx.x) / 32, lane = (int)threadIdx.x % 32;
     const cached_write &w = part ? a.value_write : a.key_write;
     if (part > 1 || !w.done) return;
     int token = v.own % WEFT_PAGE_TOKENS;
@@ -272,32 +306,26 @@ __device__ static inline void expect_tile(const attend_problem &a, uint32_t barr
     __syncwarp();
 }
 
-/* Two lanes ask for the pages of keys, two for those of values, two for their numbers: for those that no
- * row of this run writes, for the others, or for all. */
+/* Pages that no row of this run writes, the others, or all. */
 __device__ static inline void copy_tile(const attend_problem &a, const tensor_memory &m, int slot,
                                         const tile_walk &w, const row_view &v, int which) {
-    int lane = (int)threadIdx.x % 32, part = lane / 2, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
-    int begin = max(w.low, page * WEFT_PAGE_TOKENS);
-    int end = min(min(w.high, v.fresh), (page + 1) * WEFT_PAGE_TOKENS);
+    const lane_copies &c = m.copies;
+    int first = (w.key / WEFT_PAGE_TOKENS + (int)threadIdx.x % 2) * WEFT_PAGE_TOKENS;
+    int begin = max(w.low, first), end = min(min(w.high, v.fresh), first + WEFT_PAGE_TOKENS);
     /* Before the first row of the sequence that this run has, or may have. */
     bool steady = a.key_write.done || end + a.places.rows <= v.own + 1;
     int is = steady ? STEADY_PAGES : FRESH_PAGES;
-    bool asked = part == 0 || (part == 1 && !a.joint) || (part == 2 && a.keys.number);
-    if (!asked || begin >= end || !(is & which)) return;
-    const cached_pages &c = part == 1 ? a.values : a.keys;
-    char *from = c.data + v.table[page % a.places.pages] * c.page_bytes;
-    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
-    int bytes = (end - begin) * (int)c.token_bytes;
-    if (part < 2) {
-        from = token_at(c, from, v.g, begin % WEFT_PAGE_TOKENS);
-        to +=
-            (uint32_t)((part ? TENSOR_KEYS * a.dqk * 2 : 0) + (begin - w.key) * (int)c.token_bytes);
-    } else {
+    if (c.page_bytes == 0 || begin >= end || !(is & which)) return;
+    int bytes = (end - begin) * c.token_bytes, to = (begin - w.key) * c.token_bytes;
+    if (c.token_bytes == 0) {
         bytes = WEFT_PAGE_TOKENS * (int)sizeof(float);
-        from = (char *)number_at(c, from, v.g, 0);
-        to += (uint32_t)(pair_bytes(a) + lane % 2 * bytes);
+        to = pair_bytes(a) + (first - w.key) * (int)sizeof(float);
+    } else if ((int)threadIdx.x % 32 >= 2) {
+        to += TENSOR_KEYS * a.dqk * (int)sizeof(bf16);
     }
-    bulk_copy(to, from, bytes, m.arrived + 8 * (uint32_t)slot);
+    const char *page = c.from + (int64_t)w.page * c.page_bytes;
+    bulk_copy(shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a) + to),
+              page + (begin - first) * c.token_bytes, bytes, m.arrived + 8 * (uint32_t)slot);
 }
 
 /* The warp's first tiles, at which `w` stands; afterwards it stands behind them. The kernel ahead has
@@ -305,6 +333,7 @@ __device__ static inline void copy_tile(const attend_problem &a, const tensor_me
 __device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
                                           tile_walk &w, const row_view &v) {
     tile_walk first = w;
+    w.find_page(a, v);
     if (threadIdx.x % 32 == 0) {
         for (int i = 0; i < a.stages; i++)
             init_barrier(m.arrived + 8 * (uint32_t)i, 1);
@@ -312,24 +341,33 @@ __device__ static inline void begin_tiles(const attend_problem &a, const tensor_
     }
     __syncwarp();
 #pragma unroll 1
-    for (int i = 0; i < a.stages && w.there(); i++, w.advance(a, v)) {
+    for (int i = 0; i < a.stages && w.there(); i++) {
+        tile_walk next = w;
+        next.advance(a, v);
+        next.find_page(a, v);
         expect_tile(a, m.arrived + 8 * (uint32_t)i, w, v);
         copy_tile(a, m, i, w, v, STEADY_PAGES);
+        w = next;
     }
     wait_for_primary();
 #pragma unroll 1
     for (int i = 0; i < a.stages && first.there(); i++, first.advance(a, v)) {
-        copy_tile(a, m, i, first, v, FRESH_PAGES);
+        if (!a.key_write.done) {
+            first.find_page(a, v);
+            copy_tile(a, m, i, first, v, FRESH_PAGES);
+        }
         copy_fresh(a, m, i, first, v);
     }
 }
 
 /* When all lanes are done with the tile that is in the slot. */
 __device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const tile_walk &w, const row_view &v) {
+                                           int slot, tile_walk &w, const row_view &v) {
     expect_tile(a, m.arrived + 8 * (uint32_t)slot, w, v);
     copy_tile(a, m, slot, w, v, ALL_PAGES);
     copy_fresh(a, m, slot, w, v);
+    w.advance(a, v);
+    w.find_page(a, v);
 }
 
 __device__ static inline void wait_tile(const tensor_memory &m, int slot, int phase) {
@@ -351,7 +389,7 @@ __device__ static inline void copy_part(const attend_problem &a, const cached_pa
 }
 
 __device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const tile_walk &w, const row_view &v) {
+                                           int slot, tile_walk &w, const row_view &v) {
     char *stage = m.stages + slot * stage_bytes(a);
     uint32_t to = shared_address(stage);
     copy_part(a, a.keys, w, v, to, a.dqk);
@@ -362,12 +400,13 @@ __device__ static inline void ask_for_tile(const attend_problem &a, const tensor
             *number_at(a.keys, page_at(a.keys, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
     copy_fresh(a, m, slot, w, v);
     end_copies();
+    w.advance(a, v);
 }
 
 __device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
                                           tile_walk &w, const row_view &v) {
     wait_for_primary();
-    for (int i = 0; i < a.stages && w.there(); i++, w.advance(a, v))
+    for (int i = 0; i < a.stages && w.there(); i++)
         ask_for_tile(a, m, i, w, v);
 }
 

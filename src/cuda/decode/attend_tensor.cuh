@@ -5,6 +5,8 @@
  * online, in registers. What no row of this run writes is asked for before the kernel ahead has ended.
  * Keys and values of this run may not be in the pages yet: they are copied from where the products left
  * them then, and the first block of a row writes the row's own.
+ * Where rows and key heads are many blocks may be small, whose warps have one tile each: what the others ask for is
+ * on its way while one multiplies.
  * Values that are the keys are copied once. Each leaf's result goes to memory by itself, so that it
  * changes nothing which warp has which.
  *
@@ -210,7 +212,7 @@ __device__ static inline void load_queries(const attend_problem &a, const tensor
         const bf16 *from = q + row.r * a.q_columns + (int64_t)row.head * a.dqk + column;
         return row.there && column < a.dqk ? *(const uint2 *)from : make_uint2(0, 0);
     };
-    for (int e = (int)threadIdx.x; e < heads * steps * 2; e += 32 * TENSOR_WARPS) {
+    for (int e = (int)threadIdx.x; e < heads * steps * 2; e += (int)blockDim.x) {
         int lane = e % 32, step = e / 32 % steps, h = e / 32 / steps * TENSOR_ROWS + lane / 4;
         int column = step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
         uint2 high = load(h, column), low = load(h + 8, column);
@@ -221,24 +223,24 @@ __device__ static inline void load_queries(const attend_problem &a, const tensor
 template <bool TOGETHER>
 __device__ static inline void find_factors(const attend_problem &a, const tensor_memory &m,
                                            const row_view &v) {
-    for (int h = (int)threadIdx.x; h < tensor_heads(a); h += 32 * TENSOR_WARPS)
+    for (int h = (int)threadIdx.x; h < tensor_heads(a); h += (int)blockDim.x)
         m.factors[h] =
             factors_of(a, find_row<TOGETHER>(a, v, TOGETHER ? h : min(h, a.group - 1)).head);
 }
 
 /* Adds the i-th tile of a warp, `use`, of a tile of heads and of columns from `from` on, and asks for the next one. */
-template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER, int STAGES>
+template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
 __device__ static inline void add_tile(const attend_problem &a, const tensor_memory &m,
                                        const row_view &v, int i, int tile, int from,
                                        const tile_walk &use, tile_walk &ask, unit_sums<UNITS> &s) {
-    int slot = i % STAGES;
+    int slot = i & (a.stages - 1); /* 1 or 2 of them */
     const char *stage = m.stages + slot * stage_bytes(a);
     const bf16 *keys = (const bf16 *)stage;
     const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
     const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
     bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
     float c[4][4] = {};
-    wait_tile(m, slot, i / STAGES);
+    wait_tile(m, slot, i >> (a.stages - 1));
     if (use.high > v.fresh) wait_fresh(a, m, slot, use, v);
     if (even)
         score_tile<true>(a, queries, keys, c);
@@ -251,9 +253,7 @@ __device__ static inline void add_tile(const attend_problem &a, const tensor_mem
     else
         sum_tile<UNITS, HALVES, false>(a, use, values, from, c, s);
     __syncwarp();
-    if (!ask.there()) return;
-    ask_for_tile(a, m, slot, ask, v);
-    ask.advance(a, v);
+    if (ask.there()) ask_for_tile(a, m, slot, ask, v);
 }
 
 template <int UNITS> __device__ static inline void clear_sums(unit_sums<UNITS> &s) {
@@ -270,13 +270,16 @@ __device__ static inline void go_through_leaves(const attend_problem &a, const t
     bool fresh = true;
 #pragma unroll 1
     for (int i = 0; use.there(); i++) {
-        int leaf = use.unit, within = 0;
-        if (a.units > 1) leaf = use.unit / a.units, within = use.unit % a.units;
-        int tile = within % tiles, from = within / tiles * TENSOR_COLUMNS;
+        int leaf = use.unit, tile = 0, from = 0;
         if (fresh) clear_sums(s);
         fresh = use.ends_leaf();
-        add_tile<UNITS, HALVES, PLAIN, TOGETHER, TENSOR_STAGES>(a, m, v, i, tile, from, use, ask,
-                                                                s);
+        if (a.units > 1) {
+            int within = use.unit % a.units;
+            leaf = use.unit / a.units;
+            tile = within % tiles;
+            from = within / tiles * TENSOR_COLUMNS;
+        }
+        add_tile<UNITS, HALVES, PLAIN, TOGETHER>(a, m, v, i, tile, from, use, ask, s);
         if (fresh) keep_leaf<UNITS, HALVES, TOGETHER>(a, v, leaf, tile, from, s);
         use.advance(a, v);
     }
@@ -305,34 +308,40 @@ __device__ static inline void leave_quarter(const attend_problem &a, const tenso
     }
 }
 
-/* A leaf's result from its quarters, to the workspace: two columns of a head at a time. */
+/* The result of a leaf and a tile of heads from its quarters, to the workspace: a head by a warp, two columns
+ * by a lane. */
 __device__ static inline void join_quarters(const attend_problem &a, const tensor_memory &m,
-                                            const row_view &v, int leaf) {
-    int pairs = a.dv / 2, step = quarter_step(a), apart = TENSOR_ROWS * step;
-    for (int e = (int)threadIdx.x; e < a.group * pairs; e += 32 * TENSOR_WARPS) {
-        int h = e / pairs, d = e % pairs * 2;
+                                            const row_view &v, int leaf, int tile) {
+    int step = quarter_step(a), apart = TENSOR_ROWS * step, lane = (int)threadIdx.x % 32;
+    int heads = min((int)TENSOR_ROWS, a.group - tile * TENSOR_ROWS);
+    for (int h = (int)threadIdx.x / 32; h < heads; h += (int)blockDim.x / 32) {
         const float *from = m.sums + h * step;
-        float top = -INFINITY, total = 0;
-        float2 sum = make_float2(0, 0);
+        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + tile * TENSOR_ROWS + h;
+        float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
+        float top = -INFINITY, total = 0, factor[QUARTERS];
 #pragma unroll
         for (int i = 0; i < QUARTERS; i++)
             top = fmaxf(top, from[i * apart + a.dv]);
 #pragma unroll
         for (int i = 0; i < QUARTERS; i++) {
-            const float *own = from + i * apart;
-            float factor = power_of_two(own[a.dv] - top);
-            total = fmaf(factor, own[a.dv + 1], total);
-            sum.x = fmaf(factor, own[d], sum.x);
-            sum.y = fmaf(factor, own[d + 1], sum.y);
+            factor[i] = power_of_two(from[i * apart + a.dv] - top);
+            total = fmaf(factor[i], from[i * apart + a.dv + 1], total);
         }
-        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
-        float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
-        *(float2 *)(to + d) = sum;
-        if (d == 0) *(float2 *)(to + a.dv) = make_float2(top, total);
+        for (int d = 2 * lane; d < a.dv; d += 64) {
+            float2 sum = make_float2(0, 0);
+#pragma unroll
+            for (int i = 0; i < QUARTERS; i++) {
+                float2 own = *(const float2 *)(from + i * apart + d);
+                sum.x = fmaf(factor[i], own.x, sum.x);
+                sum.y = fmaf(factor[i], own.y, sum.y);
+            }
+            *(float2 *)(to + d) = sum;
+        }
+        if (lane == 0) *(float2 *)(to + a.dv) = make_float2(top, total);
     }
 }
 
-/* The leaves of a block, whose warps have a quarter of each. */
+/* The units of a block, whose warps have a quarter of each. */
 template <int UNITS, int HALVES, bool PLAIN>
 __device__ static inline void go_through_quarters(const attend_problem &a, const tensor_memory &m,
                                                   const row_view &v, int leaves, tile_walk use,
@@ -340,14 +349,16 @@ __device__ static inline void go_through_quarters(const attend_problem &a, const
     unit_sums<UNITS> s;
     int i = 0;
 #pragma unroll 1
-    for (int leaf = (int)blockIdx.z; leaf < leaves; leaf += v.splits) {
+    for (int unit = (int)blockIdx.z; unit < leaves * a.units; unit += v.splits) {
+        int leaf = unit, tile = 0;
+        if (a.units > 1) leaf = unit / a.units, tile = unit % a.units;
         clear_sums(s);
 #pragma unroll 1
-        for (; use.there() && use.unit == leaf; i++, use.advance(a, v))
-            add_tile<UNITS, HALVES, PLAIN, false, 1>(a, m, v, i, 0, 0, use, ask, s);
+        for (; use.there() && use.unit == unit; i++, use.advance(a, v))
+            add_tile<UNITS, HALVES, PLAIN, false>(a, m, v, i, tile, 0, use, ask, s);
         if (threadIdx.x < 32 * QUARTERS) leave_quarter<UNITS, HALVES>(a, m, s);
         __syncthreads();
-        join_quarters(a, m, v, leaf);
+        join_quarters(a, m, v, leaf, tile);
         __syncthreads();
     }
 }
@@ -363,7 +374,7 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     trigger_dependents();
     if (a.documents) wait_for_primary();
     int warp = (int)threadIdx.x / 32, r = WAY == SHARED_ROWS ? find_block_row(a) : (int)blockIdx.y;
-    int slot = a.places.slot[r], own = slot < 0 ? -1 : a.places.position[r];
+    int slot = a.places.slot[r], position = a.places.position[r], own = slot < 0 ? -1 : position;
     const int32_t *table = a.places.table + (int64_t)slot * a.places.pages;
     row_view v = {r, (int)blockIdx.x, own, 0, table, 1, a.splits, 0};
     if (slot >= 0) v.seen = first_seen(a, r, v.own);
@@ -408,22 +419,60 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     if (a.value_write.done) *a.value_write.done = 0;
 }
 
-/* Blocks for each of so many rows and key heads: all that fit at a time, or half as many again. */
-static inline int choose_splits(const attend_problem &a, int64_t rows) {
-    int64_t room = 2 * multiprocessors(), pairs = rows * a.keys.heads;
-    int64_t splits = pairs <= room ? room / pairs : ceil_div(3 * room / 2, pairs);
-    return (int)min_i64((int64_t)a.blocks * a.units, splits);
+/* Columns of values that a warp sums, by 32. */
+static inline int value_units(const attend_problem &a) {
+    return a.dv <= 64 ? 2 : a.dv <= 128 ? 4 : 8;
 }
 
-/* Rows of a tile, at most, blocks, and warps of each. */
+/* Blocks that a multiprocessor has room for, by attend_tiles' registers and by their shared memory. */
+static inline int64_t count_resident(const attend_problem &a) {
+    bool wide = value_units(a) > 4, small = a.all_warps <= SMALL_WARPS;
+    int64_t most = small ? (wide ? 2 : SMALL_BLOCKS) : wide ? 1 : 2;
+    int64_t driver = 1 << 10, room = weft_cuda_device()->shared_memory + driver;
+    return max_i64(1, min_i64(most, room / (tensor_bytes(a) + JOIN_BYTES + driver)));
+}
+
+/* Finds how many blocks each of so many rows and key heads has: those that take the least time, by an estimate that
+ * it returns, in tiles. Blocks that there is room for at the same time take as long as one; all multiprocessors
+ * have two where there are leaves enough. */
+static inline int64_t choose_splits(const attend_problem &a, int64_t rows, int *best) {
+    int64_t units = (int64_t)a.blocks * a.units, pairs = rows * a.keys.heads, least = INT64_MAX;
+    int64_t room = count_resident(a) * multiprocessors(), tiles = a.leaf / TENSOR_KEYS;
+    int64_t first = max_i64(1, min_i64(units, 2 * multiprocessors() / pairs));
+    for (int64_t splits = first; splits <= units; splits++) {
+        int64_t own = ceil_div(units, splits); /* of a block; and a warp's tiles */
+        int64_t each = a.quarters ? ceil_div(own * tiles, a.warps) : ceil_div(own, a.warps) * tiles;
+        int64_t cost = ceil_div(pairs * splits, room) * (each + ENDS_COST);
+        if (cost < least) least = cost, *best = (int)splits;
+    }
+    return least;
+}
+
+/* Rows of a tile, at most, blocks, and warps of each. Blocks are small where they are ready sooner, by a tenth or
+ * more: a multiprocessor has more of them at a time, and some read while others begin and end. */
 static inline void share_out_leaves(attend_problem *a) {
-    int rows = a->places.rows;
+    int rows = a->places.rows, together = 0;
     bool alone = rows <= TENSOR_APART || a->group > TENSOR_ROWS / 2;
     a->together = alone ? 1 : TENSOR_ROWS / a->group;
-    a->apart = choose_splits(*a, rows);
-    a->splits = (int)max_i64(a->apart, choose_splits(*a, ceil_div(rows, a->together)));
+    a->all_warps = TENSOR_WARPS;
+    int64_t cost = choose_splits(*a, rows, &a->splits);
+    if (alone && !a->quarters) {
+        attend_problem small = *a;
+        small.stages = 1;
+        small.all_warps = small.warps = SMALL_WARPS;
+        while (small.warps > 1 && count_resident(small) < SMALL_BLOCKS)
+            small.warps--;
+        if (10 * choose_splits(small, rows, &small.splits) < 9 * cost) *a = small;
+    }
+    a->apart = a->splits;
+    if (!alone) {
+        choose_splits(*a, ceil_div(rows, a->together), &together);
+        a->splits = max(a->splits, together);
+    }
     int64_t each = ceil_div((int64_t)a->blocks * a->units, a->splits);
-    if (!a->quarters) a->warps = (int)ceil_div(each, ceil_div(each, a->warps));
+    if (a->quarters) return;
+    a->warps = (int)ceil_div(each, ceil_div(each, a->warps));
+    a->all_warps = max(a->warps, (int)SMALL_WARPS);
 }
 
 /* Keys of a leaf, by the heads and the context alone, which all runs of a decoder have in common. Of few heads as
@@ -434,13 +483,6 @@ static inline void choose_leaf(attend_problem *a) {
     while (has_few_heads(*a) && a->leaf_bits < 8 && a->context >> a->leaf_bits > FEW_LEAVES - 2)
         a->leaf_bits++;
     a->leaf = 1 << a->leaf_bits;
-}
-
-/* Warps that have leaves, at most. */
-static inline int most_warps(const attend_problem &a) {
-    if (a.quarters) return QUARTERS;
-    int64_t warps = TENSOR_ROOM / (TENSOR_STAGES * (int64_t)stage_bytes(a));
-    return (int)max_i64(1, min_i64(TENSOR_WARPS, warps));
 }
 
 template <int UNITS, int WAY>
@@ -459,7 +501,8 @@ template <int UNITS> static void (*choose_rows(const attend_problem &a))(const a
 }
 
 static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {
-    return a.dv <= 64 ? choose_rows<2>(a) : a.dv <= 128 ? choose_rows<4>(a) : choose_rows<8>(a);
+    int units = value_units(a);
+    return units == 2 ? choose_rows<2>(a) : units == 4 ? choose_rows<4>(a) : choose_rows<8>(a);
 }
 
 static inline bool fits_block(const attend_problem &a) {
@@ -468,9 +511,10 @@ static inline bool fits_block(const attend_problem &a) {
 
 /* A block's warps and stages. Leaves are quartered where a block has room for the quarters' sums. */
 static inline void choose_stages(attend_problem *a, bool quarters) {
+    int64_t stages = TENSOR_ROOM / (TENSOR_STAGES * (int64_t)stage_bytes(*a));
     a->quarters = quarters;
     a->stages = quarters ? 1 : TENSOR_STAGES;
-    a->warps = most_warps(*a);
+    a->warps = quarters ? QUARTERS : (int)max_i64(1, min_i64(TENSOR_WARPS, stages));
     if (quarters && !fits_block(*a)) choose_stages(a, false);
 }
 

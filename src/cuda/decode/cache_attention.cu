@@ -374,7 +374,7 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
     a.units = tensor_units(a);
-    choose_stages(&a, a.units == 1 && a.group > TENSOR_ROWS / 2);
+    choose_stages(&a, a.dv <= TENSOR_COLUMNS && a.group > TENSOR_ROWS / 2);
     a.tensor = suits_tensor(a, a.q.is_bf16);
     a.leaf = BLOCK;
     if (a.tensor) choose_leaf(&a);
@@ -413,8 +413,8 @@ static void launch_kernel(const weft_exec *x, const attend_problem &a, bool earl
     cudaFuncAttributes of = {};
     if (cudaFuncGetAttributes(&of, kernel) != cudaSuccess || of.maxDynamicSharedSizeBytes < bytes)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch_following(early && follows(x), stream_of(x), grid,
-                     a.tensor ? 32 * TENSOR_WARPS : THREADS, bytes, kernel, a);
+    launch_following(early && follows(x), stream_of(x), grid, a.tensor ? 32 * a.all_warps : THREADS,
+                     bytes, kernel, a);
 }
 
 template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, bool early) {
