@@ -112,7 +112,7 @@ static weft_status insert_run(gathering *g, int64_t id, int64_t variant, const j
     WEFT_AUTO_FREE char *config = weft_record_config_json(&g->config);
     if (!config) return no_memory();
     double val = weft_json_number_of(run, "val_loss");
-    return weft_database_run(
+    WEFT_TRY(weft_database_run(
         g->d,
         "INSERT INTO runs(run, variant, learning_rate, seed, folder, status, config, iters, "
         "val_loss,"
@@ -121,7 +121,10 @@ static weft_status insert_run(gathering *g, int64_t id, int64_t variant, const j
         "iidisssiddddd", id, variant, g->config.learning_rate, g->config.seed, folder, status,
         config, (int64_t)json_integer_value(json_object_get(run, "step")), done ? val : NAN,
         weft_json_number_of(run, "best_val_loss"), done ? val : NAN, seconds,
-        weft_json_number_of(run, "tokens_per_s"));
+        weft_json_number_of(run, "tokens_per_s")));
+    /* Where it is, for its samples and maps. */
+    return weft_database_run(g->d, "INSERT INTO facts(run, name, value) VALUES (?, 'place', ?)",
+                             "is", id, name);
 }
 
 static double seconds_of(int folder) {

@@ -226,11 +226,12 @@ static void find_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
 /* Where a file of a run is; false: there is none. */
 static bool find_file(const char *folder, const weft_report_run *run, const char *name,
                       char path[WEFT_PATH_MAX]) {
-    /* Runs that no study made are not in runs/ (record/database.h). */
-    const char *names[] = {run->folder, strchr(run->folder, '/')};
-    bool there = false;
+    /* Runs that no study made are not in runs/ (record/gather.c). A database may be by anyone. */
+    const char *place = weft_json_text_of(run->facts, "place");
+    bool there = false, below = *place && *place != '/' && !strstr(place, "..");
+    const char *names[] = {run->folder, below ? place : NULL};
     for (int i = 0; i < 2 && !there && names[i]; i++) {
-        if (weft_path(path, "%s/%s/%s", folder, names[i] + i, name) != WEFT_OK) return false;
+        if (weft_path(path, "%s/%s/%s", folder, names[i], name) != WEFT_OK) return false;
         /* One that cannot be looked at is opened too: that tells why. */
         if (weft_path_there(path, &there) != WEFT_OK) there = true;
     }

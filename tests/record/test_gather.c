@@ -100,6 +100,12 @@ TEST(test_runs_are_reported_and_exported) {
     assert_non_null(strstr(page, "w2"));
     assert_non_null(strstr(page, "What attention looks at"));
     free(page);
+    shell_succeeds("mkdir -p '%s' && cp -r '%s' '%s'", scratch_path("above/deeper"),
+                   scratch_path("runs/dot-seed1"), scratch_path("above/deeper"));
+    command_succeeds(RUN("report", scratch_path("above"), "--out", scratch_path("above")), NULL);
+    page = file_read(scratch_path("above/report.md"), &n);
+    assert_non_null(strstr(page, "What attention looks at"));
+    free(page);
     command_succeeds(RUN("runs", runs, "--metrics-csv", scratch_path("lines.csv")), NULL);
     char *lines = file_read(scratch_path("lines.csv"), &n);
     int count = 0;
