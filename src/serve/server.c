@@ -214,10 +214,13 @@ static enum MHD_Result send_models(exchange *x, const char *name) {
 
 static enum MHD_Result send_metrics(exchange *x) {
     const weft_server *s = x->server;
-    weft_server_metrics_now now = {.model = s->models[0].is.name};
+    const char *names[WEFT_SERVED_MOST];
+    weft_server_metrics_now now = {.models = names, .n_models = s->n_models};
     int64_t busy;
-    for (int i = 0; i < s->n_models; i++)
+    for (int i = 0; i < s->n_models; i++) {
+        names[i] = s->models[i].is.name;
         weft_worker_count(s->models[i].worker, &now.generator, &now.queued);
+    }
     weft_connections_count(x->server->connections, &now.connections, &busy);
     return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
                      weft_server_metrics_text(x->server->metrics, &now), false);

@@ -126,9 +126,10 @@ double weft_server_metrics_job_seconds(weft_server_metrics *m);
 /* What is now, beside what was counted. */
 typedef struct {
     weft_generator_stats generator;
-    int64_t queued;      /* sequences that wait */
-    int64_t connections; /* open */
-    const char *model;
+    int64_t queued;            /* sequences that wait */
+    int64_t connections;       /* open */
+    const char *const *models; /* names */
+    int n_models;
 } weft_server_metrics_now;
 
 /* All as text, malloc'd; NULL: no memory. */
