@@ -58,10 +58,11 @@ __device__ static inline void score_tile(const attend_problem &a, const uint4 *q
     }
 }
 
-/* What a warp has of its unit: a lane those of two heads, row and row + 8 of the tile. */
-template <int UNITS> struct unit_sums {
+/* What a warp has of its unit: a lane those of two heads, row and row + 8 of the tile. Weights of even keys and of
+ * odd ones are summed apart, so that both layouts add in one order. */
+template <int UNITS, int HALVES> struct unit_sums {
     float o[UNITS][4][4]; /* Σ p v of 32 columns: [eight of them][head and column] */
-    float top[2], sum[2];
+    float top[2], sum[2][2];
 };
 
 /* What few models have: relative positions, a soft cap. */
@@ -71,17 +72,17 @@ __device__ static inline float adjust_score(const attend_problem &a, float score
 }
 
 /* From raw products to exponentials under the largest score so far; what was summed before follows it.
- * HALVES 1: only the first eight heads of a tile are there. TOGETHER: it has several rows. One that has keys of
- * the leaf has some in its first tile; one that has none gets NaN, which no other row sees, nor is it kept. */
-template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
+ * TOGETHER: the tile has several rows. One that has keys of the leaf has some in its first tile; one that has none
+ * gets NaN, which no other row sees, nor is it kept. */
+template <int UNITS, bool PLAIN, bool TOGETHER>
 __device__ static inline void weigh_tile(const attend_problem &a, const tile_walk &w,
                                          const row_view &v, const head_factors *factors,
                                          const float *numbers, int tile, float (&c)[4][4],
-                                         unit_sums<UNITS> &s) {
+                                         unit_sums<UNITS, 2> &s) {
     int lane = threadIdx.x % 32, at = lane % 4 * 8;
-    float shrink[2] = {1, 1};
+    float shrink[2];
 #pragma unroll
-    for (int half = 0; half < HALVES; half++) {
+    for (int half = 0; half < 2; half++) {
         int h = tile * TENSOR_ROWS + lane / 4 + 8 * half;
         tile_row row = find_row<TOGETHER>(a, v, h);
         int end = TOGETHER ? min(w.high, row.own + 1) : w.high;
@@ -117,36 +118,38 @@ __device__ static inline void weigh_tile(const attend_problem &a, const tile_wal
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
         shrink[half] = power_of_two(s.top[half] - top);
         s.top[half] = top;
-        float sum = 0;
-        each([&](int, float score) {
+        float sum[2] = {0, 0};
+        each([&](int e, float score) {
             float p = power_of_two(score - top);
-            return sum += p, p;
+            return sum[e % 2] += p, p;
         });
-        s.sum[half] = fmaf(s.sum[half], shrink[half], sum);
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++)
+            s.sum[half][odd] = fmaf(s.sum[half][odd], shrink[half], sum[odd]);
     }
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
         for (int t = 0; t < 4; t++)
 #pragma unroll
-            for (int e = 0; e < 2 * HALVES; e++)
+            for (int e = 0; e < 4; e++)
                 s.o[u][t][e] *= shrink[e / 2];
 }
 
 /* O += P V for 16 heads, from column `from` on. */
-template <int UNITS, int HALVES, bool EVEN>
+template <int UNITS, bool EVEN>
 __device__ static inline void sum_tile(const attend_problem &a, const tile_walk &w,
                                        const bf16 *values, int from, const float (&p)[4][4],
-                                       unit_sums<UNITS> &s) {
+                                       unit_sums<UNITS, 2> &s) {
     int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
     int pitch = a.joint ? a.dqk : a.dv;
     uint4 weights[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        weights[i] = make_uint4(join_halves(p[2 * i][0], p[2 * i][1]),
-                                HALVES > 1 ? join_halves(p[2 * i][2], p[2 * i][3]) : 0,
-                                join_halves(p[2 * i + 1][0], p[2 * i + 1][1]),
-                                HALVES > 1 ? join_halves(p[2 * i + 1][2], p[2 * i + 1][3]) : 0);
+        weights[i] =
+            make_uint4(join_halves(p[2 * i][0], p[2 * i][1]), join_halves(p[2 * i][2], p[2 * i][3]),
+                       join_halves(p[2 * i + 1][0], p[2 * i + 1][1]),
+                       join_halves(p[2 * i + 1][2], p[2 * i + 1][3]));
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         int column = from + 32 * u + 8 * quarter;
@@ -174,13 +177,13 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
 }
 
 /* A unit's result to the workspace. */
-template <int UNITS, int HALVES, bool TOGETHER>
+template <int UNITS, bool TOGETHER>
 __device__ static inline void keep_leaf(const attend_problem &a, const row_view &v, int leaf,
-                                        int tile, int from, unit_sums<UNITS> &s) {
+                                        int tile, int from, unit_sums<UNITS, 2> &s) {
     int lane = threadIdx.x % 32, quarter = lane % 4;
 #pragma unroll
-    for (int half = 0; half < HALVES; half++) {
-        float sum = s.sum[half];
+    for (int half = 0; half < 2; half++) {
+        float sum = s.sum[half][0] + s.sum[half][1];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int h = tile * TENSOR_ROWS + lane / 4 + 8 * half;
@@ -198,6 +201,159 @@ __device__ static inline void keep_leaf(const attend_problem &a, const row_view 
                 for (int t = 0; t < 4; t++)
                     *(float2 *)(to + 32 * u + 2 * t) =
                         make_float2(s.o[u][t][2 * half], s.o[u][t][2 * half + 1]);
+    }
+}
+
+/* Up to eight heads: keys and columns of values are the rows of the instruction, heads its columns, of which a lane
+ * has two, 2 t and 2 t + 1 (t: lane mod 4), and with those the keys 8 ⌊g/2⌋ + g mod 2 + 2 n (g: lane / 4; n up to 4)
+ * and the columns 8 g to 8 g + 7 of each 64. Each step adds the same products in the same places as above. */
+template <int UNITS> struct unit_sums<UNITS, 1> {
+    float o[2 * UNITS][4]; /* Σ p v of 16 columns: [column 8 g + 2 j and the next][head] */
+    float top[2], sum[2];  /* sum: of even keys or of odd ones */
+};
+
+/* S = K Qᵀ for 32 keys and eight heads. */
+template <bool EVEN>
+__device__ static inline void score_tile(const attend_problem &a, const uint4 *queries,
+                                         const bf16 *keys, float (&c)[2][4]) {
+    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
+    const uint4 *q = queries + lane;
+    const bf16 *key = keys + (row / 2 * 8 + row % 2) * a.dqk + quarter * 8;
+#pragma unroll 2
+    for (int k = 0; k < a.dqk; k += 32, q += 64) {
+        few_words own[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            own[n] =
+                EVEN || k + quarter * 8 < a.dqk ? read_words(key + 2 * n * a.dqk + k) : few_words{};
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            uint4 heads = q[32 * step];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                multiply_heads(c[i],
+                               make_uint4(own[2 * i].word[2 * step], own[2 * i + 1].word[2 * step],
+                                          own[2 * i].word[2 * step + 1],
+                                          own[2 * i + 1].word[2 * step + 1]),
+                               heads.x, heads.z);
+        }
+    }
+}
+
+/* As weigh_tile, for scores without adjust_score. */
+template <int UNITS>
+__device__ static inline void weigh_few(const attend_problem &a, const tile_walk &w,
+                                        const row_view &v, const head_factors *factors,
+                                        const float *numbers, float (&c)[2][4],
+                                        unit_sums<UNITS, 1> &s) {
+    int lane = threadIdx.x % 32, at = lane / 8 * 8 + lane / 4 % 2;
+    float shrink[2];
+#pragma unroll
+    for (int own = 0; own < 2; own++) {
+        int h = lane % 4 * 2 + own;
+        head_factors f = factors[h];
+        auto each = [&](auto change) {
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                c[n / 2][n % 2 * 2 + own] = change(at + 2 * n, c[n / 2][n % 2 * 2 + own]);
+        };
+        each([&](int, float score) { return score * f.scale; });
+        if (a.keys.number)
+            each([&](int e, float score) { return fmaf(numbers[e], f.beta, score); });
+        if (a.pos == WEFT_POS_ALIBI)
+            each([&](int e, float score) { return score - f.slope * (float)(v.own - w.key - e); });
+        if (a.scores && h < a.group) {
+            int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
+            float *to = a.scores + head * a.context + w.key - v.seen;
+            each([&](int e, float score) {
+                if (w.key + e >= w.low && w.key + e < w.high) to[e] = score;
+                return score;
+            });
+        }
+        if (w.high - w.low < TENSOR_KEYS)
+            each([&](int e, float score) {
+                return w.key + e >= w.low && w.key + e < w.high ? score : -INFINITY;
+            });
+        float top = s.top[own], sum = 0;
+        each([&](int, float score) { return top = fmaxf(top, score), score; });
+#pragma unroll
+        for (int i = 4; i < 32; i *= 2)
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, i));
+        shrink[own] = power_of_two(s.top[own] - top);
+        s.top[own] = top;
+        each([&](int, float score) {
+            float p = power_of_two(score - top);
+            return sum += p, p;
+        });
+        s.sum[own] = fmaf(s.sum[own], shrink[own], sum);
+    }
+#pragma unroll
+    for (int t = 0; t < 2 * UNITS; t++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            s.o[t][e] *= shrink[e % 2];
+}
+
+/* Oᵀ += Vᵀ Pᵀ for eight heads, from column `from` on. Weights are transposed in registers; of values a lane has four
+ * keys' at a time, and puts those of two keys beside each other. */
+template <int UNITS, bool EVEN>
+__device__ static inline void sum_tile(const attend_problem &a, const tile_walk &w,
+                                       const bf16 *values, int from, const float (&p)[2][4],
+                                       unit_sums<UNITS, 1> &s) {
+    int lane = threadIdx.x % 32, row = lane / 4, pitch = a.joint ? a.dqk : a.dv;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        unsigned b0 = few_transpose(join_halves(p[i][0], p[i][1]));
+        unsigned b1 = few_transpose(join_halves(p[i][2], p[i][3]));
+        int at = lane % 4 * 8 + 4 * i;
+#pragma unroll
+        for (int wide = 0; wide < UNITS / 2; wide++) {
+            int column = from + 64 * wide + 8 * row;
+            few_words own[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int j = w.key + at + e;
+                bool there = column < a.dv && (EVEN || (j >= w.low && j < w.high));
+                own[e] = there ? read_words(values + (at + e) * pitch + column) : few_words{};
+            }
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                auto pair = [&](int e, unsigned which) {
+                    return __byte_perm(own[e].word[t], own[e + 1].word[t], which);
+                };
+                multiply_heads(
+                    s.o[4 * wide + t],
+                    make_uint4(pair(0, 0x5410), pair(0, 0x7632), pair(2, 0x5410), pair(2, 0x7632)),
+                    b0, b1);
+            }
+        }
+    }
+}
+
+template <int UNITS>
+__device__ static inline void keep_few(const attend_problem &a, const row_view &v, int leaf,
+                                       int from, unit_sums<UNITS, 1> &s) {
+    int lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll
+    for (int own = 0; own < 2; own++) {
+        float sum = s.sum[own];
+#pragma unroll
+        for (int i = 4; i < 32; i *= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, i);
+        int h = lane % 4 * 2 + own;
+        if (h >= a.group) continue;
+        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
+        float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
+        if (row == 0 && from == 0) *(float2 *)(to + a.dv) = make_float2(s.top[own], sum);
+#pragma unroll
+        for (int wide = 0; wide < UNITS / 2; wide++) {
+            int column = from + 64 * wide + 8 * row;
+            if (column >= a.dv) continue;
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+                *(float2 *)(to + column + 2 * t) =
+                    make_float2(s.o[4 * wide + t][own], s.o[4 * wide + t][2 + own]);
+        }
     }
 }
 
@@ -230,33 +386,37 @@ __device__ static inline void find_factors(const attend_problem &a, const tensor
 
 /* Adds the i-th tile of a warp, `use`, of a tile of heads and of columns from `from` on, and asks for the next one. */
 template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
-__device__ static inline void add_tile(const attend_problem &a, const tensor_memory &m,
-                                       const row_view &v, int i, int tile, int from,
-                                       const tile_walk &use, tile_walk &ask, unit_sums<UNITS> &s) {
+__device__ static inline void
+add_tile(const attend_problem &a, const tensor_memory &m, const row_view &v, int i, int tile,
+         int from, const tile_walk &use, tile_walk &ask, unit_sums<UNITS, HALVES> &s) {
     int slot = i & (a.stages - 1); /* 1 or 2 of them */
     const char *stage = m.stages + slot * stage_bytes(a);
     const bf16 *keys = (const bf16 *)stage;
     const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
     const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
+    const float *numbers = (const float *)(stage + pair_bytes(a));
     bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
-    float c[4][4] = {};
+    float c[2 * HALVES][4] = {};
     wait_tile(m, slot, i >> (a.stages - 1));
     if (use.high > v.fresh) wait_fresh(a, m, slot, use, v);
     if (even)
         score_tile<true>(a, queries, keys, c);
     else
         score_tile<false>(a, queries, keys, c);
-    weigh_tile<UNITS, HALVES, PLAIN, TOGETHER>(a, use, v, m.factors,
-                                               (const float *)(stage + pair_bytes(a)), tile, c, s);
-    if (even)
-        sum_tile<UNITS, HALVES, true>(a, use, values, from, c, s);
+    if constexpr (HALVES == 1)
+        weigh_few(a, use, v, m.factors, numbers, c, s);
     else
-        sum_tile<UNITS, HALVES, false>(a, use, values, from, c, s);
+        weigh_tile<UNITS, PLAIN, TOGETHER>(a, use, v, m.factors, numbers, tile, c, s);
+    if (even)
+        sum_tile<UNITS, true>(a, use, values, from, c, s);
+    else
+        sum_tile<UNITS, false>(a, use, values, from, c, s);
     __syncwarp();
     if (ask.there()) ask_for_tile(a, m, slot, ask, v);
 }
 
-template <int UNITS> __device__ static inline void clear_sums(unit_sums<UNITS> &s) {
+template <int UNITS, int HALVES>
+__device__ static inline void clear_sums(unit_sums<UNITS, HALVES> &s) {
     s = {};
     s.top[0] = s.top[1] = -INFINITY;
 }
@@ -266,7 +426,7 @@ template <int UNITS, int HALVES, bool PLAIN, bool TOGETHER>
 __device__ static inline void go_through_leaves(const attend_problem &a, const tensor_memory &m,
                                                 const row_view &v, tile_walk use, tile_walk ask) {
     int tiles = tensor_heads(a) / TENSOR_ROWS;
-    unit_sums<UNITS> s;
+    unit_sums<UNITS, HALVES> s;
     bool fresh = true;
 #pragma unroll 1
     for (int i = 0; use.there(); i++) {
@@ -280,19 +440,24 @@ __device__ static inline void go_through_leaves(const attend_problem &a, const t
             from = within / tiles * TENSOR_COLUMNS;
         }
         add_tile<UNITS, HALVES, PLAIN, TOGETHER>(a, m, v, i, tile, from, use, ask, s);
-        if (fresh) keep_leaf<UNITS, HALVES, TOGETHER>(a, v, leaf, tile, from, s);
+        if (fresh) {
+            if constexpr (HALVES == 1)
+                keep_few(a, v, leaf, from, s);
+            else
+                keep_leaf<UNITS, TOGETHER>(a, v, leaf, tile, from, s);
+        }
         use.advance(a, v);
     }
 }
 
 /* A warp's quarter to shared memory. */
-template <int UNITS, int HALVES>
+template <int UNITS>
 __device__ static inline void leave_quarter(const attend_problem &a, const tensor_memory &m,
-                                            const unit_sums<UNITS> &s) {
+                                            const unit_sums<UNITS, 2> &s) {
     int lane = threadIdx.x % 32, quarter = lane % 4;
 #pragma unroll
-    for (int half = 0; half < HALVES; half++) {
-        float sum = s.sum[half];
+    for (int half = 0; half < 2; half++) {
+        float sum = s.sum[half][0] + s.sum[half][1];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int row = (int)threadIdx.x / 32 * TENSOR_ROWS + lane / 4 + 8 * half;
@@ -342,11 +507,11 @@ __device__ static inline void join_quarters(const attend_problem &a, const tenso
 }
 
 /* The units of a block, whose warps have a quarter of each. */
-template <int UNITS, int HALVES, bool PLAIN>
+template <int UNITS, bool PLAIN>
 __device__ static inline void go_through_quarters(const attend_problem &a, const tensor_memory &m,
                                                   const row_view &v, int leaves, tile_walk use,
                                                   tile_walk ask) {
-    unit_sums<UNITS> s;
+    unit_sums<UNITS, 2> s;
     int i = 0;
 #pragma unroll 1
     for (int unit = (int)blockIdx.z; unit < leaves * a.units; unit += v.splits) {
@@ -355,21 +520,29 @@ __device__ static inline void go_through_quarters(const attend_problem &a, const
         clear_sums(s);
 #pragma unroll 1
         for (; use.there() && use.unit == unit; i++, use.advance(a, v))
-            add_tile<UNITS, HALVES, PLAIN, false>(a, m, v, i, tile, 0, use, ask, s);
-        if (threadIdx.x < 32 * QUARTERS) leave_quarter<UNITS, HALVES>(a, m, s);
+            add_tile<UNITS, 2, PLAIN, false>(a, m, v, i, tile, 0, use, ask, s);
+        if (threadIdx.x < 32 * QUARTERS) leave_quarter(a, m, s);
         __syncthreads();
         join_quarters(a, m, v, leaf, tile);
         __syncthreads();
     }
 }
 
+/* To measure: 128 has room for four blocks of four warps, 96 for five. */
+#ifndef ATTEND_REGISTERS
+#define ATTEND_REGISTERS 128
+#endif
+
 enum { SINGLE_ROWS, SHARED_ROWS, QUARTERED }; /* how leaves are gone through */
 
 /* Warps from a.warps on only help with queries and joining. PLAIN: adjust_score would do nothing.
  * SHARED_ROWS: rows may share a tile; one that shares it with none goes the way that it has in shorter runs. */
 template <int UNITS, int HALVES, bool PLAIN, int WAY>
-static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
-    attend_tiles(const __grid_constant__ attend_problem a) {
+static __global__ void __launch_bounds__(32 * TENSOR_WARPS)
+    __maxnreg__(UNITS > 4                                       ? 255
+                : UNITS > 2 || HALVES > 1 || WAY != SINGLE_ROWS ? 168
+                                                                : ATTEND_REGISTERS)
+        attend_tiles(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(128) char tensor_shared[];
     trigger_dependents();
     if (a.documents) wait_for_primary();
@@ -404,7 +577,7 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         __syncthreads();
         if (blockIdx.z == 0) write_row(a, v);
         if (WAY == QUARTERED)
-            go_through_quarters<UNITS, HALVES, PLAIN>(a, m, v, leaves, use, ask);
+            go_through_quarters<UNITS, PLAIN>(a, m, v, leaves, use, ask);
         else if (WAY == SHARED_ROWS && v.rows > 1)
             go_through_leaves<UNITS, 2, PLAIN, true>(a, m, v, use, ask);
         else
@@ -424,10 +597,17 @@ static inline int value_units(const attend_problem &a) {
     return a.dv <= 64 ? 2 : a.dv <= 128 ? 4 : 8;
 }
 
+static inline int probe(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
 /* Blocks that a multiprocessor has room for, by attend_tiles' registers and by their shared memory. */
 static inline int64_t count_resident(const attend_problem &a) {
     bool wide = value_units(a) > 4, small = a.all_warps <= SMALL_WARPS;
     int64_t most = small ? (wide ? 2 : SMALL_BLOCKS) : wide ? 1 : 2;
+    if (small && a.dv <= 64 && a.group <= 8 && !a.rel && !(a.softcap > 0))
+        most = probe("WEFT_A_BLOCKS", 4);
     int64_t driver = 1 << 10, room = weft_cuda_device()->shared_memory + driver;
     return max_i64(1, min_i64(most, room / (tensor_bytes(a) + JOIN_BYTES + driver)));
 }
@@ -442,7 +622,7 @@ static inline int64_t choose_splits(const attend_problem &a, int64_t rows, int *
     for (int64_t splits = first; splits <= units; splits++) {
         int64_t own = ceil_div(units, splits); /* of a block; and a warp's tiles */
         int64_t each = a.quarters ? ceil_div(own * tiles, a.warps) : ceil_div(own, a.warps) * tiles;
-        int64_t cost = ceil_div(pairs * splits, room) * (each + ENDS_COST);
+        int64_t cost = ceil_div(pairs * splits, room) * (each + probe("WEFT_A_ENDS", ENDS_COST));
         if (cost < least) least = cost, *best = (int)splits;
     }
     return least;
@@ -462,7 +642,8 @@ static inline void share_out_leaves(attend_problem *a) {
         small.all_warps = small.warps = SMALL_WARPS;
         while (small.warps > 1 && count_resident(small) < SMALL_BLOCKS)
             small.warps--;
-        if (10 * choose_splits(small, rows, &small.splits) < 9 * cost) *a = small;
+        if (10 * choose_splits(small, rows, &small.splits) < probe("WEFT_A_SMALL", 9) * cost)
+            *a = small;
     }
     a->apart = a->splits;
     if (!alone) {
