@@ -5,38 +5,29 @@
  * products' operations and the bytes of x, y, gate and up, once. Few rows, as generation has them, take
  * one kernel too, that of streamed.cuh. Otherwise the layers are done piece by piece, by the kernels of
  * the nodes that they stand for. */
-#include "cuda/dependent_launch.cuh"
 #include "cuda/products/gemm_fused.cuh"
 #include "cuda/products/streamed.cuh"
 
-extern "C" {
-#include "ops/gated.h"
-
-extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul;
-}
+extern "C" const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul;
 
 /* Where our kernel wins by itself. Its products are slower than the library's, so it loses with depth
  * what it saves in a pass over the result: measured at 32768 × 3072 and a depth of 768; beyond, this is
  * an estimate. Smaller results have fewer tiles than there are multiprocessors. */
 enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024 };
 
-/* Adds a product of rows to our kernel's; `x` NULL: without addresses. */
-static void add_segment(const weft_exec *x, const weft_gated_part *part, fused_product *p) {
-    const weft_matmul_attr *attr = ATTR(&part->node, weft_matmul_attr);
-    const weft_tensor *a = part->in[WEFT_MATMUL_A], *b = part->in[WEFT_MATMUL_B];
-    weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
-    p->m = s.m, p->n = s.n;
-    p->segment[p->segments++] = fused_segment{x ? data_of<bf16>(x, a) : NULL,
-                                              x ? data_of<bf16>(x, b) : NULL, s.k, attr->tb, 1.0f};
+/* One of the two products; `x` NULL: without addresses. */
+static cuda_gemm describe_part(const weft_exec *x, const weft_node *n, int out) {
+    weft_gated_part part;
+    weft_gated_product(n, out, &part);
+    return gemm_describe(x, &part.node, 0);
 }
 
 static fused_product describe_forward(const weft_exec *x, const weft_node *n) {
     fused_product p = {};
     p.epilogue = FUSED_SILU_MUL;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
-        weft_gated_part part;
-        weft_gated_product(n, out, &part);
-        add_segment(x, &part, &p);
+        cuda_gemm part = describe_part(x, n, out);
+        fused_add(&p, &part);
     }
     bool kept = n->out[WEFT_GATED_UP] != NULL;
     for (int out = 0; x && out < (kept ? WEFT_GATED_OUTPUTS : 1); out++)
@@ -53,52 +44,17 @@ static bool is_fused(const weft_node *n, const fused_product *p) {
     return p->m * p->n >= LEAST_VALUES && p->segment[0].k <= MOST_DEPTH && fused_can(p);
 }
 
-/* One of the two products as streamed.cuh takes it. */
-static cuda_gemm describe_streamed(const weft_exec *x, const weft_node *n, int out) {
-    weft_gated_part part;
-    weft_gated_product(n, out, &part);
-    const weft_tensor *b = part.in[WEFT_MATMUL_B];
-    fused_product f = {};
-    add_segment(x, &part, &f);
-    const fused_segment *s = &f.segment[0];
-    cuda_gemm p = {};
-    p.batch = 1, p.m = f.m, p.n = f.n, p.k = s->k, p.tb = s->tb, p.alpha = 1;
-    p.follows = follows(x);
-    p.steady = p.follows && is_steady(b);
-    p.a = cuda_gemm_matrix{(void *)s->a, s->k, 0, part.in[WEFT_MATMUL_A]->dtype == WEFT_BF16};
-    p.b = cuda_gemm_matrix{(void *)s->b, s->tb ? s->k : f.n, 0, b->dtype == WEFT_BF16};
-    p.c = cuda_gemm_matrix{NULL, f.n, 0, true};
-    p.norm.moments = data_of<float2>(x, part.in[WEFT_MATMUL_MOMENTS]);
-    p.norm.sums = data_of<float>(x, part.in[WEFT_MATMUL_SUMS]);
-    p.bias.data = weft_data(x, part.in[WEFT_MATMUL_BIAS]);
-    p.norm.eps = (float)ATTR(n, weft_matmul_attr)->eps;
-    return p;
-}
-
 /* Gate and up are kept where a gradient asks for them. */
 static bool run_streamed(const weft_exec *x, const weft_node *n) {
     const weft_tensor *y = n->out[WEFT_GATED_Y], *kept = n->out[WEFT_GATED_UP];
-    cuda_gemm gate = describe_streamed(x, n, WEFT_GATED_GATE);
-    cuda_gemm up = describe_streamed(x, n, WEFT_GATED_UP);
+    cuda_gemm gate = describe_part(x, n, WEFT_GATED_GATE);
+    cuda_gemm up = describe_part(x, n, WEFT_GATED_UP);
     if ((gate.m > GEMM_STREAMED_ROWS && !are_alone(x)) || y->dtype != WEFT_BF16 ||
         !streamed_can(&gate) || !streamed_can(&up))
         return false;
-    if (kept) gate.c.data = weft_data(x, n->out[WEFT_GATED_GATE]), up.c.data = weft_data(x, kept);
+    if (!kept) gate.c.data = up.c.data = NULL;
     streamed_launch_gated(stream_of(x), &gate, &up, any_of(x, y));
     return true;
-}
-
-static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
-    fused_product p = describe_forward(x, n);
-    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
-    if (run_streamed(x, n)) return launched(n);
-    weft_gated_part part;
-    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
-        weft_gated_product(n, out, &part);
-        WEFT_TRY(weft_cuda_matmul.run(x, &part.node));
-    }
-    weft_gated_silu_mul(n, &part);
-    return weft_cuda_silu_mul.run(x, &part.node);
 }
 
 static int64_t gated_linear_workspace(const weft_node *n, int threads) {
@@ -113,4 +69,15 @@ static int64_t gated_linear_workspace(const weft_node *n, int threads) {
     return most;
 }
 
-CUDA_KERNEL(gated_linear, gated_linear_run, gated_linear_workspace)
+CUDA_RUN(gated_linear, gated_linear_workspace) {
+    fused_product p = describe_forward(x, n);
+    if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (run_streamed(x, n)) return launched(n);
+    weft_gated_part part;
+    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
+        weft_gated_product(n, out, &part);
+        WEFT_TRY(weft_cuda_matmul.run(x, &part.node));
+    }
+    weft_gated_silu_mul(n, &part);
+    return weft_cuda_silu_mul.run(x, &part.node);
+}

@@ -80,6 +80,10 @@ typedef struct {
     const gemm_rope *rope; /* and this, by itself: neither addend, gelu nor moments; NULL: none */
 } cuda_gemm;
 
+/* Product i of a matmul node, added to those before; the last does what is behind the sum. `x` NULL:
+ * without addresses, for sizes. */
+cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i);
+
 /* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and
  * `pre.data` must be NULL exactly where they are in the run; other addresses do not matter. */
 int64_t gemm_workspace(const cuda_gemm *p);

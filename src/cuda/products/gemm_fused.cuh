@@ -6,7 +6,7 @@
  * and behind it one of `fused_epilogue`, while the next tile of c is multiplied. */
 #pragma once
 
-#include "cuda/kernel.cuh"
+#include "cuda/products/gemm.cuh"
 
 enum { FUSED_SEGMENTS = 6 };
 
@@ -35,6 +35,13 @@ typedef struct {
     float *sums; /* [fused_bands(m), n]: column sums of y, as f32 has it, over each band of
                     rows; NULL: not wanted. Only with GELU_BACK. */
 } fused_product;
+
+/* Adds a product of rows to the sum, or beside it. */
+static inline void fused_add(fused_product *t, const cuda_gemm *p) {
+    t->m = p->m, t->n = p->n;
+    t->segment[t->segments++] =
+        fused_segment{(const bf16 *)p->a.data, (const bf16 *)p->b.data, p->k, p->tb, p->alpha};
+}
 
 /* Whether this product can be done here: code for compute capability 9.0a, n and all k multiples of 8,
  * tensors aligned to 16 bytes as the arena's are, and not too small to be worth it. Follows from

@@ -17,13 +17,6 @@
 #include "cuda/products/gemm_fused.cuh"
 #include "cuda/products/streamed.cuh"
 
-extern "C" {
-#include "ops/activation.h"
-#include "ops/linear.h"
-#include "ops/list.h"
-#include "ops/rope.h"
-}
-
 /* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
 typedef struct {
     const weft_tensor *dy, *x, *dx; /* x NULL: no gelu */
@@ -46,15 +39,15 @@ struct summed_rows {
 };
 
 /* How the rows are cut: enough bands to fill the GPU once, none shorter than worth a block. */
-static int64_t band_rows(const column_pass *p) {
-    int64_t blocks = multiprocessors() * (p->x ? GELU_BLOCKS : BLOCKS);
-    int64_t bands = max_i64(1, blocks / ceil_div(p->columns, COLUMNS));
-    return max_i64(BAND_LEAST, ceil_div(p->rows, bands));
+static int64_t band_rows(const column_pass &p) {
+    int64_t blocks = multiprocessors() * (p.x ? GELU_BLOCKS : BLOCKS);
+    int64_t bands = max_i64(1, blocks / ceil_div(p.columns, COLUMNS));
+    return max_i64(BAND_LEAST, ceil_div(p.rows, bands));
 }
 
 /* Bytes of the node's workspace that the pass needs. */
-static int64_t column_pass_bytes(const column_pass *p) {
-    return ceil_div(p->rows, band_rows(p)) * p->columns * (int64_t)sizeof(float);
+static int64_t column_pass_bytes(const column_pass &p) {
+    return ceil_div(p.rows, band_rows(p)) * p.columns * (int64_t)sizeof(float);
 }
 
 /* N rows of a lane's n columns, a pack, `step` elements apart. */
@@ -164,16 +157,16 @@ static void add_column_bands(const weft_exec *x, const weft_tensor *db, int64_t 
         bands, columns, sums, any_of(x, db));
 }
 
-static weft_status run_column_pass(weft_exec *x, const weft_node *n, const column_pass *p) {
-    int64_t band = band_rows(p), bands = ceil_div(p->rows, band);
+static weft_status run_column_pass(weft_exec *x, const weft_node *n, const column_pass &p) {
+    int64_t band = band_rows(p), bands = ceil_div(p.rows, band);
     float *sums = workspace_of<float>(x, n);
-    summed_rows from = {any_of(x, p->dy), any_of(x, p->x), any_of(x, p->dx)};
-    dim3 grid((unsigned)ceil_div(p->columns, COLUMNS), (unsigned)bands);
-    bool whole = are_whole(p->columns, from.dy, from.x, from.dx);
-    auto kernel = p->x ? (whole ? sum_bands<true, true> : sum_bands<false, true>)
-                       : (whole ? sum_bands<true, false> : sum_bands<false, false>);
-    kernel<<<grid, WARPS * 32, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
-    if (p->db) add_column_bands(x, p->db, bands, sums);
+    summed_rows from = {any_of(x, p.dy), any_of(x, p.x), any_of(x, p.dx)};
+    dim3 grid((unsigned)ceil_div(p.columns, COLUMNS), (unsigned)bands);
+    bool whole = are_whole(p.columns, from.dy, from.x, from.dx);
+    auto kernel = p.x ? (whole ? sum_bands<true, true> : sum_bands<false, true>)
+                      : (whole ? sum_bands<true, false> : sum_bands<false, false>);
+    kernel<<<grid, WARPS * 32, 0, stream_of(x)>>>(p.rows, p.columns, band, from, sums);
+    if (p.db) add_column_bands(x, p.db, bands, sums);
     return launched(n);
 }
 
@@ -190,18 +183,12 @@ static column_pass pass_of(const weft_node *n) {
                          n->out[gelu ? 1 : 0], weft_tensor_width(n->in[0]));
 }
 
-static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
-    column_pass p = pass_of(n);
-    return run_column_pass(x, n, &p);
+static int64_t pass_workspace(const weft_node *n, int) {
+    return column_pass_bytes(pass_of(n));
 }
 
-static int64_t bias_back_workspace(const weft_node *n, int) {
-    column_pass p = pass_of(n);
-    return column_pass_bytes(&p);
-}
-
-CUDA_KERNEL(bias_back, bias_back_run, bias_back_workspace)
-CUDA_KERNEL(gelu_bias_back, bias_back_run, bias_back_workspace)
+CUDA_KERNEL_CALLS(bias_back, run_column_pass(x, n, pass_of(n)), pass_workspace)
+CUDA_KERNEL_CALLS(gelu_bias_back, run_column_pass(x, n, pass_of(n)), pass_workspace)
 
 /* Our own kernel saves passes over the result and multiplies more slowly than the library, so it wins
  * up to a depth of all sums together: so much for each product behind the first, and so much for
@@ -231,8 +218,7 @@ static void *place_of(const weft_exec *x, const weft_tensor *t) {
     return x ? weft_data(x, t) : (void *)&something;
 }
 
-/* Product i of the node by the library, added to those before; the last does what is behind the sum. */
-static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i) {
+cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     bool first = i == 0, last = i == attr->more;
     weft_matmul_pair pair = weft_matmul_pair_of(n, i);
@@ -287,7 +273,7 @@ static int count_readers(const weft_exec *x, const weft_tensor *y) {
 /* The product n with the gates that a node gate_mix would put to its rows. */
 static cuda_gemm describe_gated(const weft_exec *x, const weft_node *n, const weft_node *gate) {
     const weft_tensor *o = gate->in[0];
-    cuda_gemm p = describe_product(x, n, 0);
+    cuda_gemm p = gemm_describe(x, n, 0);
     p.a.data = weft_data(x, o);
     p.gate = gemm_gate{any_of(x, gate->in[1]), (int)o->shape[2], (int)o->shape[3],
                        (float)ATTR(gate, weft_gate_mix_attr)->alpha};
@@ -324,7 +310,7 @@ static bool describe_rotated(const weft_exec *x, const weft_node *n, gemm_rope *
         if (overlap(x, y, n->in[i])) return false;
     *k = gemm_rope{data_of<int32_t>(x, rope->in[1]), (int)r->heads, (int)y->shape[3],
                    (int)(r->width / 2), r->law};
-    *p = describe_product(x, n, 0);
+    *p = gemm_describe(x, n, 0);
     p->c.data = weft_data(x, y);
     p->rope = k;
     return p->steady && streamed_can(p);
@@ -341,12 +327,8 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
     bool slope = attr->act == WEFT_ACT_GELU_BACK;
     fused_product t = {};
     for (int i = 0; i <= attr->more; i++) {
-        weft_matmul_pair p = weft_matmul_pair_of(n, i);
-        weft_matmul_sizes s = weft_matmul_measure(&p.attr, p.a, p.b);
-        t.m = s.m, t.n = s.n;
-        t.segment[t.segments++] =
-            fused_segment{(const bf16 *)place_of(x, p.a), (const bf16 *)place_of(x, p.b), s.k,
-                          p.attr.tb, (float)p.attr.alpha};
+        cuda_gemm p = gemm_describe(x, n, i);
+        fused_add(&t, &p);
     }
     t.epilogue = slope ? FUSED_GELU_BACK : FUSED_PLAIN;
     t.in = (const bf16 *)place_of(x, n->in[slope ? WEFT_MATMUL_AT : WEFT_MATMUL_ADDEND]);
@@ -384,7 +366,7 @@ static weft_status run_fused(weft_exec *x, const weft_node *n) {
 static bool describe_joining(const weft_exec *x, const weft_node *n, cuda_gemm *p) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK) return false;
-    *p = describe_product(x, n, 0);
+    *p = gemm_describe(x, n, 0);
     return gemm_joins(p);
 }
 
@@ -404,8 +386,6 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
         nodes[count++] = m;
     }
     if (count < 2) return false;
-    for (int i = 0; i < count; i++)
-        streamed = streamed && streamed_can(&p[i]);
     const weft_node *next = streamed ? gathering_behind(x, nodes[count - 1]) : NULL;
     for (int i = 0; i < count; i++)
         p[i].late = next != NULL;
@@ -415,7 +395,21 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
     return true;
 }
 
-static weft_status matmul_run(weft_exec *x, const weft_node *n) {
+static int64_t matmul_workspace(const weft_node *n, int) {
+    int64_t bytes = 0;
+    if (is_fused(n)) {
+        fused_product t = describe_fused(NULL, n);
+        return ATTR(n, weft_matmul_attr)->sums ? fused_bands(t.m) * t.n * (int64_t)sizeof(float)
+                                               : 0;
+    }
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
+        cuda_gemm p = gemm_describe(NULL, n, i);
+        bytes = max_i64(bytes, gemm_workspace(&p));
+    }
+    return has_pass(n) ? max_i64(bytes, column_pass_bytes(pass_behind(n))) : bytes;
+}
+
+CUDA_RUN(matmul, matmul_workspace) {
     if (is_launched(x, n)) return WEFT_OK;
     const weft_node *before = node_at(x, n->index - 1);
     if (before && gemm_has_gate(x, before)) {
@@ -433,28 +427,8 @@ static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     if (follows(x) && run_together(x, n)) return launched(n);
     if (!are_alone(x) && is_fused(n)) return run_fused(x, n);
     for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        cuda_gemm p = describe_product(x, n, i);
+        cuda_gemm p = gemm_describe(x, n, i);
         WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
     }
-    if (!has_pass(n)) return WEFT_OK;
-    column_pass pass = pass_behind(n);
-    return run_column_pass(x, n, &pass);
+    return has_pass(n) ? run_column_pass(x, n, pass_behind(n)) : WEFT_OK;
 }
-
-static int64_t matmul_workspace(const weft_node *n, int) {
-    int64_t bytes = 0;
-    if (is_fused(n)) {
-        fused_product t = describe_fused(NULL, n);
-        return ATTR(n, weft_matmul_attr)->sums ? fused_bands(t.m) * t.n * (int64_t)sizeof(float)
-                                               : 0;
-    }
-    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        cuda_gemm p = describe_product(NULL, n, i);
-        bytes = max_i64(bytes, gemm_workspace(&p));
-    }
-    if (!has_pass(n)) return bytes;
-    column_pass pass = pass_behind(n);
-    return max_i64(bytes, column_pass_bytes(&pass));
-}
-
-CUDA_KERNEL(matmul, matmul_run, matmul_workspace)
