@@ -137,27 +137,17 @@ template <class F> static __device__ inline void walk_row(const entropy_rows &k,
     }
 }
 
-/* The row's logsumexp. */
-static __device__ inline float measure_row(const entropy_rows &k, int64_t at, top_sum *shared) {
-    top_sum own = {-INFINITY, 0};
-    walk_row(k, at, [&](int64_t, int n, float(&v)[VECTOR]) { own = add_pack(own, v, n); });
+/* The row's logsumexp, of the threads' shares, which is kept. */
+static __device__ inline float join_row(const entropy_rows &k, int64_t row, top_sum own) {
+    __shared__ top_sum shared[ROW_THREADS / 32];
     own = join_block(own, shared);
-    return own.top + logf(own.sum);
+    float lse = own.top + logf(own.sum);
+    if (threadIdx.x == 0) k.lse[row] = lse;
+    return lse;
 }
 
-static __device__ inline void differentiate_row(const entropy_rows &k, int64_t at, int64_t target,
-                                                float lse, float weight, float penalty) {
-    walk_row(k, at, [&](int64_t column, int n, float(&v)[VECTOR]) {
-        int hit = (int)(target - column);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++) {
-            float slope = k.softcap > 0 ? cap_slope(v[j], k.softcap) : 1.0f;
-            v[j] = __expf(v[j] - lse) * weight;
-            v[j] -= j == hit ? penalty : 0.0f;
-            v[j] *= slope;
-        }
-        store_pack(k.l, at + column, n, v);
-    });
+static __device__ inline void keep_target(const entropy_rows &k, int64_t row, float logit) {
+    k.target_logit[row] = k.softcap > 0 ? cap_logit(logit, k.softcap) : logit;
 }
 
 /* The thread's packs `first`, first + ROW_THREADS, ... below `end` of a row of bf16, on their way
@@ -199,7 +189,6 @@ static __device__ inline void add_packed(top_sum *own, const float (&v)[VECTOR])
 static __global__ void __launch_bounds__(ROW_THREADS, 2)
     entropy_shared(entropy_rows k, bool known) {
     extern __shared__ uint4 row_packs[];
-    __shared__ top_sum shared[ROW_THREADS / 32];
     int64_t row = k.first + blockIdx.x, target = k.targets[row];
     bf16 *l = (bf16 *)(void *)k.l.data + blockIdx.x * k.ld;
     int packs = (int)(k.ld / VECTOR), words = (int)k.words, first = (int)threadIdx.x;
@@ -207,10 +196,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2)
     bool counts = target >= 0 && target < k.words;
     load_packs(l, row_packs, first, half < packs ? half : packs);
     load_packs(l, row_packs, first + half, packs);
-    if (threadIdx.x == 0 && !known) {
-        float own = counts ? to_float(l[target]) : 0.0f;
-        k.target_logit[row] = k.softcap > 0 ? cap_logit(own, k.softcap) : own;
-    }
+    if (threadIdx.x == 0 && !known) keep_target(k, row, counts ? to_float(l[target]) : 0.0f);
     top_sum own = {-INFINITY, 0};
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     for (int i = first; i < packs; i += ROW_THREADS) {
@@ -222,14 +208,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2)
         cap_pack(v, k.softcap);
         add_packed(&own, v);
     }
-    float lse;
-    if (known) {
-        lse = k.lse[row];
-    } else {
-        own = join_block(own, shared);
-        lse = own.top + logf(own.sum);
-        if (threadIdx.x == 0) k.lse[row] = lse;
-    }
+    float lse = known ? k.lse[row] : join_row(k, row, own);
     if (!k.gradients) return;
     float penalty = row_penalty(k.upstream, counts);
     float weight = row_weight(k.upstream, penalty, lse), scaled = lse * LOG2E;
@@ -257,24 +236,29 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2)
 
 /* The same for rows of any type and length. `known`: the lse is there already. */
 static __global__ void __launch_bounds__(ROW_THREADS) entropy_part(entropy_rows k, bool known) {
-    __shared__ top_sum shared[ROW_THREADS / 32];
     int64_t row = k.first + blockIdx.x, at = blockIdx.x * k.ld, target = k.targets[row];
     bool counts = target >= 0 && target < k.words;
-    float lse;
-    if (known) {
-        lse = k.lse[row];
-    } else {
-        if (threadIdx.x == 0) {
-            float own = counts ? load_any(k.l, at + target) : 0.0f;
-            k.target_logit[row] = k.softcap > 0 ? cap_logit(own, k.softcap) : own;
-        }
-        lse = measure_row(k, at, shared);
-        if (threadIdx.x == 0) k.lse[row] = lse;
+    top_sum own = {-INFINITY, 0};
+    if (!known) {
+        if (threadIdx.x == 0) keep_target(k, row, counts ? load_any(k.l, at + target) : 0.0f);
+        walk_row(k, at, [&](int64_t, int n, float(&v)[VECTOR]) { own = add_pack(own, v, n); });
     }
+    float lse = known ? k.lse[row] : join_row(k, row, own);
     if (!k.gradients) return;
     float penalty = row_penalty(k.upstream, counts);
     float weight = row_weight(k.upstream, penalty, lse);
-    differentiate_row(k, at, counts ? target : -1, lse, weight, penalty);
+    if (!counts) target = -1;
+    walk_row(k, at, [&](int64_t column, int n, float(&v)[VECTOR]) {
+        int hit = (int)(target - column);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) {
+            float slope = k.softcap > 0 ? cap_slope(v[j], k.softcap) : 1.0f;
+            v[j] = __expf(v[j] - lse) * weight;
+            v[j] -= j == hit ? penalty : 0.0f;
+            v[j] *= slope;
+        }
+        store_pack(k.l, at + column, n, v);
+    });
 }
 
 /* `count` rows from k.first on. `known`: the lse is there already. */
