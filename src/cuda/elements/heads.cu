@@ -4,6 +4,8 @@
  * narrow numbers. The floor of each is the bytes of the wide and the narrow tensor, once. */
 #include "cuda/pack.cuh"
 
+#include <numeric>
+
 /* head_columns and its gradient: between [B·T, Hx, Wx] and [B·T, H, W]. */
 struct joining {
     int64_t positions;
@@ -12,19 +14,16 @@ struct joining {
     int64_t x_heads, x_width, z_heads, z_width;
 };
 
-static int64_t divisor(int64_t a, int64_t b) {
-    return b ? divisor(b, a % b) : a;
-}
-
 /* As many columns as a thread takes: a pack where every part begins and ends at one, else 1. */
 static int columns_together(const joining &k) {
     int64_t d = VECTOR;
     for (int i = 0; i < 2; i++) {
         const weft_columns &c = k.attr.part[i];
-        d = divisor(
-            divisor(divisor(divisor(divisor(c.from, c.count), c.to), c.from_step), c.to_step), d);
+        for (int64_t n : {c.from, c.count, c.to, c.from_step, c.to_step})
+            d = std::gcd(d, n);
     }
-    d = divisor(divisor(divisor(k.attr.width, k.x_width), k.z_width), d);
+    for (int64_t n : {k.attr.width, k.x_width, k.z_width})
+        d = std::gcd(d, n);
     return d == VECTOR ? VECTOR : 1;
 }
 

@@ -12,8 +12,6 @@
  *   wide    a block per row, which is read again for each sum: from the first cache. */
 #include "cuda/norm/norm.cuh"
 
-#include "cuda/dependent_launch.cuh"
-
 enum {
     WARP_ROWS = 4, /* warps of a block */
     ROWS = 4       /* rows at a time */

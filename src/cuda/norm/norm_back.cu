@@ -190,7 +190,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row_back(norm_args a
     for (int64_t row = begin; row < end; row++) {
         int64_t start = place_of(a, row) * a.width;
         float sums[2] = {0, 0}, mean = a.mean ? a.mean[place_of(a, row)] : 0.0f;
-        float dy[VECTOR], s[VECTOR], w[VECTOR], dx[VECTOR] = {0};
+        float dy[VECTOR], s[VECTOR], w[VECTOR];
         for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
             int n = pack_length(a.width, column);
             load_pack(a.dy, start + column, n, dy);
@@ -207,9 +207,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row_back(norm_args a
             load_pack(a.dy, at, n, dy);
             load_pack(a.s, at, n, s);
             load_pack(a.w, column, n, w);
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++)
-                dx[j] = 0;
+            float dx[VECTOR] = {0};
             if (a.ds.data) load_pack(a.ds, at, n, dx);
             if (a.partial && row > begin)
 #pragma unroll

@@ -161,12 +161,8 @@ static muon_list list_of(const weft_node *n) {
     return l;
 }
 
-static int64_t muon_direction_workspace(const weft_node *n, int) {
-    muon_list l = list_of(n);
-    return l.first[l.pieces] * (int64_t)sizeof(double);
-}
-
-CUDA_RUN(muon_direction, muon_direction_workspace) {
+CUDA_RUN_WITH(muon_direction,
+              list_of(n).first[ATTR(n, weft_muon_attr)->n] * (int64_t)sizeof(double)) {
     muon_list l = list_of(n);
     l.x = any_of(x, n->out[0]);
     for (int i = 0; i < l.pieces; i++) {
