@@ -6,12 +6,7 @@
 #include "cuda/products/library.cuh"
 
 #include <errno.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 extern "C" {
 #include "base/log.h"
@@ -64,7 +59,8 @@ static choice *find_choice(const char *key) {
     return NULL;
 }
 
-static void add_choice(const char *key, const cublasLtMatmulAlgo_t *algorithm, bool measured) {
+static void add_choice(const char *key, const cublasLtMatmulAlgo_t *algorithm, bool measured,
+                       bool used) {
     if (n_choices == room) {
         int64_t more = room ? 2 * room : 64;
         choice *grown = (choice *)realloc(choices, (size_t)more * sizeof *choices);
@@ -76,7 +72,7 @@ static void add_choice(const char *key, const cublasLtMatmulAlgo_t *algorithm, b
     snprintf(c->key, sizeof c->key, "%s", key);
     c->algorithm = *algorithm;
     c->measured = measured;
-    c->used = false;
+    c->used = used;
 }
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == 8 * sizeof(uint64_t), "the file holds eight words");
@@ -92,7 +88,7 @@ static void read_choice(char *line) {
         if (end == tab) return;
         tab = end;
     }
-    if (!find_choice(line)) add_choice(line, &algorithm, true);
+    if (!find_choice(line)) add_choice(line, &algorithm, true, false);
 }
 
 /* Reads this machine's choices, or, with `to`, copies the others'. */
@@ -148,7 +144,7 @@ static bool write_file(const char *path, const char *fresh) {
 
 void save_algorithms(void) {
     char path[PATH_ROOM], fresh[PATH_ROOM + 32];
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     if (is_changed && find_path(path)) {
         make_folders(path);
         qsort(choices, (size_t)n_choices, sizeof *choices, by_key);
@@ -162,12 +158,11 @@ void save_algorithms(void) {
         }
     }
     is_changed = false;
-    pthread_mutex_unlock(&lock);
 }
 
 /* FNV-1a over the choices in the order of their keys. */
 uint32_t hash_algorithms(void) {
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     if (choices) qsort(choices, (size_t)n_choices, sizeof *choices, by_key);
     uint32_t hash = 0x811c9dc5u;
     for (int64_t i = 0; i < n_choices; i++) {
@@ -178,7 +173,6 @@ uint32_t hash_algorithms(void) {
         for (size_t b = 0; b < sizeof choices[i].algorithm; b++)
             hash = (hash ^ bytes[b]) * 0x01000193u;
     }
-    pthread_mutex_unlock(&lock);
     return hash;
 }
 
@@ -276,7 +270,7 @@ bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cuda
                     cublasLtMatmulAlgo_t *out) {
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     cublasLtMatmulHeuristicResult_t candidates[CANDIDATES];
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     load_choices(blas);
     choice *known = find_choice(call->key);
     int n = known ? 1 : list_candidates(blas, call, candidates);
@@ -290,10 +284,8 @@ bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cuda
         int best = measured ? measure_all(blas, call, candidates, n, stream) : -1;
         measured = best >= 0;
         *out = candidates[measured ? best : 0].algo;
-        add_choice(call->key, out, measured);
-        if ((known = find_choice(call->key)) != NULL) known->used = true;
+        add_choice(call->key, out, measured, true);
         is_changed |= measured;
     }
-    pthread_mutex_unlock(&lock);
     return n > 0;
 }

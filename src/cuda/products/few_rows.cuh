@@ -282,17 +282,9 @@ static inline bool few_is_aligned(const cuda_gemm_matrix *x, int64_t width, int6
 }
 
 static inline few_rows few_describe(const cuda_gemm *p) {
-    return few_rows{any_tensor{p->a.data, p->a.is_bf16},
-                    any_tensor{p->b.data, p->b.is_bf16},
-                    p->a.ld,
-                    p->a.stride,
-                    p->b.ld,
-                    p->b.stride,
-                    p->m,
-                    p->n,
-                    p->k,
-                    p->alpha,
-                    p->steady};
+    any_tensor a = {p->a.data, p->a.is_bf16}, b = {p->b.data, p->b.is_bf16};
+    return {a,    b,    p->a.ld, p->a.stride, p->b.ld,  p->b.stride,
+            p->m, p->n, p->k,    p->alpha,    p->steady};
 }
 
 static inline bool few_has_tensor(const cuda_gemm *p) {

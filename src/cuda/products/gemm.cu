@@ -372,7 +372,7 @@ bool gemm_joins(const cuda_gemm *p) {
 
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
     finish_one finish[GEMM_TOGETHER];
-    bool streamed = streamed_can(p);
+    bool streamed = true;
     for (int i = 0; i < n; i++) {
         finish[i] = finish_one{describe_finish(&p[i])};
         streamed = streamed && streamed_can(&p[i]);
@@ -398,8 +398,5 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace
         run_thin(stream, p, (float *)workspace);
     else
         WEFT_TRY(run_with_library(stream, p, &recipe, (char *)workspace));
-    cudaError_t error = cudaGetLastError();
-    if (error == cudaSuccess) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "cuda: a matrix product did not start: %s",
-                     cudaGetErrorString(error));
+    return check_cuda(cudaGetLastError(), "a matrix product did not start");
 }

@@ -25,8 +25,6 @@
 #include "cuda/tensor/pipeline.cuh"
 #include "cuda/tensor/tma_map.cuh"
 
-#include <string.h>
-
 enum {
     TILE_ROWS = 256,
     TILE_COLUMNS = 128,
@@ -508,8 +506,6 @@ weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
         made = made && describe_segment(p, i, &k);
     if (!made) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
     cudaError_t error = launch_kernel(stream, k, p->epilogue);
-    if (error == cudaSuccess) error = cudaGetLastError();
-    if (error == cudaSuccess) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "cuda: a fused product did not start: %s",
-                     cudaGetErrorString(error));
+    return check_cuda(error == cudaSuccess ? cudaGetLastError() : error,
+                      "a fused product did not start");
 }

@@ -10,10 +10,6 @@
 
 #include "cuda/products/gemm.cuh"
 
-extern "C" {
-#include "ops/linear.h"
-}
-
 enum {
     I8_WARPS = 8,           /* columns of a block */
     I8_AT_ONCE = 8,         /* rows that a warp holds sums of */

@@ -7,10 +7,6 @@
 
 #include <algorithm>
 #include <dlfcn.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #ifndef WEFT_CUDA_LIBRARIES
 #define WEFT_CUDA_LIBRARIES "/usr/local/cuda/lib64"
@@ -62,9 +58,11 @@ static weft_status check_blas(const weft_cuda_blas *blas, cublasStatus_t status,
                      blas->GetStatusString(status));
 }
 
+/* Of a matrix whose transpose, or else itself, has so many rows and columns. */
 static cublasStatus_t make_layout(const weft_cuda_blas *blas, const cuda_gemm_matrix *x,
-                                  int64_t rows, int64_t columns, int64_t batch,
+                                  bool transposed, int64_t rows, int64_t columns, int64_t batch,
                                   cublasLtMatrixLayout_t *out) {
+    if (transposed) std::swap(rows, columns);
     cublasStatus_t status = blas->MatrixLayoutCreate(out, x->is_bf16 ? CUDA_R_16BF : CUDA_R_32F,
                                                      (uint64_t)columns, (uint64_t)rows, x->ld);
     int32_t count = (int32_t)batch;
@@ -146,13 +144,11 @@ static weft_status describe_all(const weft_cuda_blas *blas, const cuda_gemm *p, 
     describe_key(p, c);
     cublasStatus_t status = describe_call(blas, p, &c->what);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status =
-            make_layout(blas, &p->b, p->tb ? p->n : p->k, p->tb ? p->k : p->n, p->batch, &c->a);
+        status = make_layout(blas, &p->b, p->tb, p->k, p->n, p->batch, &c->a);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status =
-            make_layout(blas, &p->a, p->ta ? p->k : p->m, p->ta ? p->m : p->k, p->batch, &c->b);
+        status = make_layout(blas, &p->a, p->ta, p->m, p->k, p->batch, &c->b);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = make_layout(blas, &p->c, p->m, p->n, p->batch, &c->c);
+        status = make_layout(blas, &p->c, false, p->m, p->n, p->batch, &c->c);
     return check_blas(blas, status, c->key);
 }
 

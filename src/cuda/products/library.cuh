@@ -67,7 +67,6 @@ typedef struct {
 bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cudaStream_t stream,
                     cublasLtMatmulAlgo_t *out);
 
-/* Makes the call. */
 cublasStatus_t call_library(const weft_cuda_blas *blas, const algorithm_call *c,
                             const cublasLtMatmulAlgo_t *algorithm, cudaStream_t stream);
 
