@@ -71,16 +71,18 @@ struct streamed_problem {
 
 static_assert(sizeof(streamed_problem) <= 4096 - 64, "a kernel's parameters");
 
-/* N rows of a, G warpgroups, that is 64 G rows of b. */
-template <int N, int G, int STAGES> struct streamed_shape {
-    static constexpr int WIDTH = G * GROUP_ROWS, THREADS = G * 128 + 32,
-                         B_BYTES = WIDTH * DEPTH * 2, STAGE = B_BYTES + N * DEPTH * 2,
-                         PITCH = WIDTH + 4, AT_BARRIERS = STAGES * STAGE,
-                         AT_RECEIVED = (STAGES - 1) * STAGE, /* a stage that is not used then */
-        MEMORY = AT_BARRIERS + 16 * STAGES + 16 + 1024 /* the start is rounded up */;
+/* N rows of a, G warpgroups, that is 64 G rows of b, and as many stages as there is room for. */
+template <int N, int G> struct streamed_shape {
+    static constexpr int WIDTH = G * GROUP_ROWS, THREADS = G * 128 + 32, PITCH = WIDTH + 4;
+    static constexpr int B_BYTES = WIDTH * DEPTH * 2, STAGE = B_BYTES + N * DEPTH * 2;
+    static constexpr int SPARE = 16 + 1024; /* a barrier, and the start is rounded up */
+    static constexpr int ROOM = (N == MOST_ROWS ? 227 : 113)
+                                << 10; /* for one block, or each of two */
+    static constexpr int STAGES = (ROOM - SPARE) / (STAGE + 16), AT_BARRIERS = STAGES * STAGE;
+    static constexpr int AT_RECEIVED = (STAGES - 1) * STAGE; /* a stage that is not used then */
+    static constexpr int MEMORY = AT_BARRIERS + 16 * STAGES + SPARE;
     static_assert((MOST_PARTS - 1) * SENT_ROWS * WIDTH * 4 <= STAGE, "what is sent to a block");
     static_assert(N * PITCH * 4 <= AT_BARRIERS, "sums lie where the stages were");
-    static_assert(N == MOST_ROWS || 2 * (MEMORY + 1024) <= 228 << 10, "two blocks at a time");
 };
 
 #ifndef USE_MMA_SYNC
@@ -104,16 +106,16 @@ template <int WIDTH> __device__ static inline streamed_place find_place(const st
     return t;
 }
 
-template <int N, int G, int STAGES, int MODE>
+template <int N, int G, int MODE>
 __device__ static inline void produce_stages(const streamed_problem &p, const streamed_place &t,
                                              uint32_t memory) {
-    using shape = streamed_shape<N, G, STAGES>;
+    using shape = streamed_shape<N, G>;
     const streamed_matrix &w = p.of[t.of];
-    int row = (int)blockIdx.y * N, ready = min(t.stages, STAGES);
+    int row = (int)blockIdx.y * N, ready = min(t.stages, shape::STAGES);
     asm volatile("prefetch.tensormap [%0];" ::"l"(&w.a) : "memory"); /* wanted when a is there */
     auto load_b = [&](int i) {
-        uint32_t full = memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES);
-        uint32_t to = memory + (uint32_t)(i % STAGES * shape::STAGE);
+        uint32_t full = memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % shape::STAGES);
+        uint32_t to = memory + (uint32_t)(i % shape::STAGES * shape::STAGE);
         int k = (t.first + i) * DEPTH;
         arrive_expect_tx(full, shape::STAGE);
 #pragma unroll
@@ -123,9 +125,9 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
                         t.column + (MODE == SILU ? 0 : g * GROUP_ROWS), full);
     };
     auto load_a = [&](int i) {
-        tma_load_2d(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES), &w.a,
+        tma_load_2d(memory + (uint32_t)(i % shape::STAGES * shape::STAGE + shape::B_BYTES), &w.a,
                     (t.first + i) * DEPTH, row,
-                    memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES));
+                    memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % shape::STAGES));
     };
     if (!p.steady) wait_for_primary();
     for (int i = 0; i < ready; i++)
@@ -135,8 +137,8 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
     for (int i = 0; i < ready; i++)
         load_a(i);
     for (int i = ready; i < t.stages; i++) {
-        wait_phase(memory + shape::AT_BARRIERS + 8 * (uint32_t)(STAGES + i % STAGES),
-                   (uint32_t)(i / STAGES) + 1);
+        wait_phase(memory + shape::AT_BARRIERS + 8 * (uint32_t)(shape::STAGES + i % shape::STAGES),
+                   (uint32_t)(i / shape::STAGES) + 1);
         load_b(i);
         load_a(i);
     }
@@ -187,18 +189,20 @@ template <int N, int G> struct stage_gates {
 };
 
 /* Starts the products of stage i: the warpgroup's 64 rows of b by all of a. SET: c begins with them. */
-template <int N, int G, int STAGES, int MODE, bool SET>
+template <int N, int G, int MODE, bool SET>
 __device__ static inline void multiply_stage(const streamed_problem &p, const streamed_place &t,
                                              uint32_t memory, int i, float (&c)[N / 8][4]) {
-    using shape = streamed_shape<N, G, STAGES>;
+    using shape = streamed_shape<N, G>;
     stage_gates<N, G> gates;
     if (MODE == HEADS) gates.load(p, t.first + i);
-    uint32_t stage = (memory + (uint32_t)(i % STAGES * shape::STAGE)) & DESCRIBED;
+    uint32_t stage = (memory + (uint32_t)(i % shape::STAGES * shape::STAGE)) & DESCRIBED;
     uint64_t left =
         describe_tile<GROUP_ROWS, DEPTH>(stage + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2));
     uint64_t right = describe_tile<N, DEPTH>(stage + shape::B_BYTES);
-    wait_phase(memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES), (uint32_t)(i / STAGES));
-    if (MODE == HEADS) gates.apply(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES));
+    wait_phase(memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % shape::STAGES),
+               (uint32_t)(i / shape::STAGES));
+    if (MODE == HEADS)
+        gates.apply(memory + (uint32_t)(i % shape::STAGES * shape::STAGE + shape::B_BYTES));
     begin_products();
     wgmma<N>::template tiles<!SET, false>(c, left, right);
 #pragma unroll
@@ -209,16 +213,17 @@ __device__ static inline void multiply_stage(const streamed_problem &p, const st
 }
 
 /* All of them, one or more. A stage is given back when its products are done, one stage later. */
-template <int N, int G, int STAGES, int MODE>
+template <int N, int G, int MODE>
 __device__ static inline void multiply_stages(const streamed_problem &p, const streamed_place &t,
                                               uint32_t memory, float (&c)[N / 8][4]) {
-    uint32_t empty = memory + streamed_shape<N, G, STAGES>::AT_BARRIERS + 8 * STAGES;
+    using shape = streamed_shape<N, G>;
+    uint32_t empty = memory + shape::AT_BARRIERS + 8 * shape::STAGES;
     if (MODE == HEADS) wait_for_primary();
-    multiply_stage<N, G, STAGES, MODE, true>(p, t, memory, 0, c);
+    multiply_stage<N, G, MODE, true>(p, t, memory, 0, c);
     for (int i = 1; i < t.stages; i++) {
-        multiply_stage<N, G, STAGES, MODE, false>(p, t, memory, i, c);
+        multiply_stage<N, G, MODE, false>(p, t, memory, i, c);
         wait_products<1>();
-        if (threadIdx.x % 32 == 0) arrive(empty + 8 * (uint32_t)((i - 1) % STAGES));
+        if (threadIdx.x % 32 == 0) arrive(empty + 8 * (uint32_t)((i - 1) % shape::STAGES));
     }
     wait_products<0>();
     settle(c);
@@ -406,8 +411,8 @@ __device__ static inline float4 rotate_four(const gemm_rope &k, int column, cons
 }
 
 /* The block's share of the rows of a and the columns of its tile: four columns of a row at a time. */
-template <int N, int G, int STAGES, int MODE> struct streamed_share {
-    using shape = streamed_shape<N, G, STAGES>;
+template <int N, int G, int MODE> struct streamed_share {
+    using shape = streamed_shape<N, G>;
     static constexpr int FOURS = shape::WIDTH / (MODE == SILU ? 8 : 4);
     const streamed_problem &p;
     const streamed_place &t;
@@ -553,32 +558,32 @@ __device__ static inline void wait_received(uint32_t barrier) {
                  "}\n" ::"r"(barrier)
                  : "memory");
 }
-#define LAUNCH_THREADS(n, g, stages) streamed_shape<n, g, stages>::THREADS
+#define LAUNCH_THREADS(n, g) streamed_shape<n, g>::THREADS
 #else
-#define LAUNCH_THREADS(n, g, stages) 32
+#define LAUNCH_THREADS(n, g) 32
 #define BLOCKS(n) 1
 #endif
 
-template <int N, int G, int STAGES, int MODE>
-static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N))
+template <int N, int G, int MODE>
+static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G), BLOCKS(N))
     multiply_streamed(const __grid_constant__ streamed_problem p) {
 #ifndef USE_MMA_SYNC
-    using shape = streamed_shape<N, G, STAGES>;
+    using shape = streamed_shape<N, G>;
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
-    uint32_t received = memory + shape::AT_BARRIERS + 16 * STAGES;
+    uint32_t received = memory + shape::AT_BARRIERS + 16 * shape::STAGES;
     if (!p.late) trigger_dependents(); /* the next product may ask for its own */
     streamed_place t = find_place < MODE == SILU ? shape::WIDTH / 2 : shape::WIDTH > (p);
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < STAGES; i++) {
+        for (uint32_t i = 0; i < shape::STAGES; i++) {
             init_barrier(memory + shape::AT_BARRIERS + 8 * i, 1);
-            init_barrier(memory + shape::AT_BARRIERS + 8 * (STAGES + i), 4 * G);
+            init_barrier(memory + shape::AT_BARRIERS + 8 * (shape::STAGES + i), 4 * G);
         }
         init_barrier(received, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    streamed_share<N, G, STAGES, MODE> share(p, t);
+    streamed_share<N, G, MODE> share(p, t);
     bool finishes = threadIdx.x < G * 128;
     if (p.sends) {
         if (threadIdx.x == 0)
@@ -590,11 +595,11 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N)
     if (finishes) share.angles(share.first(), rotated);
     __syncwarp();
     if (threadIdx.x >= G * 128) {
-        if (threadIdx.x == G * 128) produce_stages<N, G, STAGES, MODE>(p, t, memory);
+        if (threadIdx.x == G * 128) produce_stages<N, G, MODE>(p, t, memory);
         __syncwarp();
     } else if (t.stages > 0) {
         float c[N / 8][4];
-        multiply_stages<N, G, STAGES, MODE>(p, t, memory, c);
+        multiply_stages<N, G, MODE>(p, t, memory, c);
         /* The other warpgroup may still read what the sums are written over. */
         asm volatile("bar.sync 1, %0;" ::"n"(G * 128) : "memory");
         leave_sums<N, shape::PITCH>(c, (float *)(raw + (memory - raw_at)));
@@ -713,13 +718,12 @@ static bool can_send(const streamed_problem &p, int stages) {
     return p.cluster > 1 && p.m <= SENT_ROWS;
 }
 
-template <int N, int G, int STAGES, int MODE>
-static void launch_shape(cudaStream_t stream, streamed_problem &p, bool follows) {
-    using shape = streamed_shape<N, G, STAGES>;
-    p.sends = can_send(p, STAGES);
-    static cudaError_t allowed =
-        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES, MODE>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
+template <int N, int G, int MODE>
+static void launch_shape(cudaStream_t stream, streamed_problem &p, unsigned blocks, bool follows) {
+    using shape = streamed_shape<N, G>;
+    p.sends = can_send(p, shape::STAGES);
+    static cudaError_t allowed = cudaFuncSetAttribute(
+        multiply_streamed<N, G, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
     cudaLaunchAttribute how[2] = {};
     int hows = 0;
     if (p.cluster > 1) {
@@ -732,9 +736,6 @@ static void launch_shape(cudaStream_t stream, streamed_problem &p, bool follows)
         how[hows].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         how[hows++].val.programmaticStreamSerializationAllowed = 1;
     }
-    unsigned blocks = 0;
-    for (int i = 0; i < GEMM_TOGETHER; i++)
-        blocks = p.of[i].after > blocks ? p.of[i].after : blocks;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(blocks, (unsigned)ceil_div(p.m, N));
     config.blockDim = dim3(shape::THREADS);
@@ -742,37 +743,26 @@ static void launch_shape(cudaStream_t stream, streamed_problem &p, bool follows)
     config.stream = stream;
     config.attrs = how;
     config.numAttrs = (unsigned)hows;
-    if (allowed == cudaSuccess)
-        cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES, MODE>, p);
+    if (allowed == cudaSuccess) cudaLaunchKernelEx(&config, multiply_streamed<N, G, MODE>, p);
 }
 
 template <int G, int MODE>
-static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) {
-    if (p.m <= 16)
-        launch_shape<16, G, G == 1 ? 11 : 6, MODE>(stream, p, follows);
-    else if (p.m <= 32)
-        launch_shape<32, G, G == 1 ? 9 : 5, MODE>(stream, p, follows);
-    else if (p.m <= 64)
-        launch_shape<64, G, G == 1 ? 6 : 4, MODE>(stream, p, follows);
-    else if (p.m <= 128)
-        launch_shape<128, G, G == 1 ? 4 : 3, MODE>(stream, p, follows);
+static void launch_rows(cudaStream_t stream, streamed_problem &p, unsigned blocks, bool follows) {
+    auto launch = [&](auto rows) {
+        launch_shape<decltype(rows)::value, G, MODE>(stream, p, blocks, follows);
+    };
+    if constexpr (MODE == ROPE)
+        with_constant<16, 32>(p.m, launch);
+    else if constexpr (G == 1)
+        with_constant<16, 32, 64, 128>(p.m, launch);
     else
-        launch_shape<MOST_ROWS, G, 4, MODE>(stream, p, follows);
-}
-
-/* With RoPE. */
-template <int G> static void launch_few(cudaStream_t stream, streamed_problem &p, bool follows) {
-    if (p.m <= 16)
-        launch_shape<16, G, G == 1 ? 11 : 6, ROPE>(stream, p, follows);
-    else
-        launch_shape<32, G, G == 1 ? 9 : 5, ROPE>(stream, p, follows);
+        with_constant<16, 32, 64, 128, MOST_ROWS>(p.m, launch);
 }
 
 /* The products' blocks: whole clusters. */
 static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_problem &k,
                        bool gated) {
     int64_t wide = 0;
-    bool heads = p->gate.of.data != NULL;
     k.gate = p->gate;
     if (p->rope) k.rope = *p->rope;
     k.m = (int)p->m;
@@ -790,7 +780,6 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
         k.cluster = k.of[i].parts > k.cluster ? k.of[i].parts : k.cluster;
         wide += ceil_div(p[i].n, 2 * GROUP_ROWS) * k.of[i].parts;
     }
-    bool rotates = p->rope != NULL;
     int groups = gated || is_wide(p, n, wide) || k.rope.half == DEPTH ? 2 : 1;
     int width = gated ? GROUP_ROWS : groups * GROUP_ROWS;
     for (int i = 0; i < n; i++) {
@@ -798,16 +787,15 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
         k.of[i].after =
             (unsigned)(ceil_div(blocks, k.cluster) * k.cluster) + (i ? k.of[i - 1].after : 0);
     }
-    if (gated)
-        launch_wide<2, SILU>(stream, k, p->follows);
-    else if (rotates)
-        groups == 2 ? launch_few<2>(stream, k, p->follows) : launch_few<1>(stream, k, p->follows);
-    else if (groups == 2)
-        heads ? launch_wide<2, HEADS>(stream, k, p->follows)
-              : launch_wide<2, PLAIN>(stream, k, p->follows);
-    else
-        heads ? launch_wide<1, HEADS>(stream, k, p->follows)
-              : launch_wide<1, PLAIN>(stream, k, p->follows);
+    unsigned all = k.of[n - 1].after;
+    if (gated) return launch_rows<2, SILU>(stream, k, all, p->follows);
+    with_constant<1, 2>(groups, [&](auto of) {
+        constexpr int G = decltype(of)::value;
+        auto launch = p->rope           ? launch_rows<G, ROPE>
+                      : p->gate.of.data ? launch_rows<G, HEADS>
+                                        : launch_rows<G, PLAIN>;
+        launch(stream, k, all, p->follows);
+    });
 }
 
 /* The driver makes maps of all that streamed_can takes. */
