@@ -317,14 +317,10 @@ template <class F> static void run_few_rows(cudaStream_t stream, const cuda_gemm
         });
         return;
     }
-    dim3 grid(1, (unsigned)p->batch, (unsigned)ceil_div(p->m, FEW_AT_ONCE));
-    if (p->tb) {
-        grid.x = (unsigned)ceil_div(p->n, FEW_WARPS);
-        few_rows_by_warp<<<grid, FEW_WARPS * 32, 0, stream>>>(f, finish);
-    } else {
-        grid.x = (unsigned)ceil_div(p->n, 32);
-        few_rows_by_lane<<<grid, FEW_SHARES * 32, 0, stream>>>(f, finish);
-    }
+    dim3 grid((unsigned)ceil_div(p->n, p->tb ? FEW_WARPS : 32), (unsigned)p->batch,
+              (unsigned)ceil_div(p->m, FEW_AT_ONCE));
+    auto kernel = p->tb ? few_rows_by_warp<F> : few_rows_by_lane<F>;
+    kernel<<<grid, (p->tb ? FEW_WARPS : FEW_SHARES) * 32, 0, stream>>>(f, finish);
 }
 
 /* Whether a product can be one of several that are launched together. */
