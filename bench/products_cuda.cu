@@ -277,7 +277,7 @@ static void run_product(problem &x, int s, bf16 *c) {
     q.c = q.addend = cuda_gemm_matrix{c, p.n, 0, true};
     q.addend.data = s == 0 && p.epilogue == FUSED_PLAIN ? (void *)p.in : NULL;
     q.accumulate = s > 0 && p.epilogue != FUSED_SILU_MUL;
-    must(gemm_launch(0, &q, x.workspace));
+    must(gemm_launch(0, q, x.workspace));
 }
 
 static void run_library(problem &x) {

@@ -191,7 +191,7 @@ static void run(cudaStream_t stream, const problem &p, bf16 *b, int m, bool foll
         up.b.data = p.up;
         if (p.norm == LAYER_NORM) up.norm.sums = p.up_sums;
         streamed_launch_gated(stream, &g, &up, any_tensor{p.c, true});
-    } else if (gemm_launch(stream, &g, NULL) != WEFT_OK) {
+    } else if (gemm_launch(stream, g, NULL) != WEFT_OK) {
         fprintf(stderr, "rows_cuda: %s\n", weft_error_message());
         exit(1);
     }

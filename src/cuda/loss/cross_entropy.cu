@@ -397,15 +397,15 @@ static weft_status launch_words(const weft_exec *x, const entropy_layout &k, con
     cuda_gemm part[2];
     int parts = split_words(p, k.words, part);
     for (int i = 0; i < parts; i++)
-        WEFT_TRY(gemm_launch(stream_of(x), &part[i], k.products));
+        WEFT_TRY(gemm_launch(stream_of(x), part[i], k.products));
     return WEFT_OK;
 }
 
 static int64_t words_workspace(const entropy_layout &k, const cuda_gemm &p) {
     cuda_gemm part[2];
     int parts = split_words(p, k.words, part);
-    int64_t bytes = gemm_workspace(&part[0]);
-    return parts == 2 ? max_i64(bytes, gemm_workspace(&part[1])) : bytes;
+    int64_t bytes = gemm_workspace(part[0]);
+    return parts == 2 ? max_i64(bytes, gemm_workspace(part[1])) : bytes;
 }
 
 static int64_t product_bytes(const entropy_layout &k, const weft_node *n, int64_t rows) {

@@ -25,10 +25,8 @@ static cuda_gemm describe_part(const weft_exec *x, const weft_node *n, int out) 
 static fused_product describe_forward(const weft_exec *x, const weft_node *n) {
     fused_product p = {};
     p.epilogue = FUSED_SILU_MUL;
-    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
-        cuda_gemm part = describe_part(x, n, out);
-        fused_add(&p, &part);
-    }
+    fused_add(&p, describe_part(x, n, WEFT_GATED_GATE));
+    fused_add(&p, describe_part(x, n, WEFT_GATED_UP));
     bool kept = n->out[WEFT_GATED_UP] != NULL;
     for (int out = 0; x && out < (kept ? WEFT_GATED_OUTPUTS : 1); out++)
         p.out[out] = data_of<bf16>(x, n->out[out]);

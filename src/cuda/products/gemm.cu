@@ -161,8 +161,8 @@ static gemm_recipe make_recipe(const cuda_gemm *p) {
     return recipe;
 }
 
-int64_t gemm_workspace(const cuda_gemm *p) {
-    return make_recipe(p).bytes;
+int64_t gemm_workspace(const cuda_gemm &p) {
+    return make_recipe(&p).bytes;
 }
 
 /* From bf16 to f32 or back. */
@@ -383,7 +383,8 @@ void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
         run_few_together(stream_of(x), p, n, finish);
 }
 
-weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace) {
+weft_status gemm_launch(cudaStream_t stream, const cuda_gemm &product, void *workspace) {
+    const cuda_gemm *p = &product;
     gemm_recipe recipe = make_recipe(p);
     if (is_folded(p) && !(recipe.few_rows && streamed_can(p)))
         return weft_fail(WEFT_EBUG, "cuda: a product of %lld × %lld has no norm or map behind it",

@@ -4,7 +4,7 @@
  *     p.batch = 1, p.m = M, p.n = N, p.k = K, p.tb = true, p.alpha = 1;
  *     p.a = cuda_gemm_matrix{x, K, 0, true};
  *     ...
- *     return gemm_launch(stream, &p, workspace);
+ *     return gemm_launch(stream, p, workspace);
  *
  * The products are cuBLASLt's, with sums in f32. Which of its algorithms does one is measured once
  * for a shape and kept (algorithms.cu); only algorithms whose sums have a fixed order are taken, so
@@ -86,11 +86,11 @@ cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i);
 
 /* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and
  * `pre.data` must be NULL exactly where they are in the run; other addresses do not matter. */
-int64_t gemm_workspace(const cuda_gemm *p);
+int64_t gemm_workspace(const cuda_gemm &p);
 
 /* Launches it, never by the fused kernel (gemm_fused.cuh). `workspace` may be shared by products that
  * follow each other. */
-weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace);
+weft_status gemm_launch(cudaStream_t stream, const cuda_gemm &p, void *workspace);
 
 /* Several products in one launch, with the bits that each has by itself: up to GEMM_TOGETHER that
  * gemm_joins takes, of the same a or all streamed.cuh's and of as many rows, none needing what another makes. An error is cudaGetLastError's. */

@@ -37,10 +37,10 @@ typedef struct {
 } fused_product;
 
 /* Adds a product of rows to the sum, or beside it. */
-static inline void fused_add(fused_product *t, const cuda_gemm *p) {
-    t->m = p->m, t->n = p->n;
+static inline void fused_add(fused_product *t, const cuda_gemm &p) {
+    t->m = p.m, t->n = p.n;
     t->segment[t->segments++] =
-        fused_segment{(const bf16 *)p->a.data, (const bf16 *)p->b.data, p->k, p->tb, p->alpha};
+        fused_segment{(const bf16 *)p.a.data, (const bf16 *)p.b.data, p.k, p.tb, p.alpha};
 }
 
 /* Whether this product can be done here: code for compute capability 9.0a, n and all k multiples of 8,

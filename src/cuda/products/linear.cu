@@ -326,10 +326,8 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     bool slope = attr->act == WEFT_ACT_GELU_BACK;
     fused_product t = {};
-    for (int i = 0; i <= attr->more; i++) {
-        cuda_gemm p = gemm_describe(x, n, i);
-        fused_add(&t, &p);
-    }
+    for (int i = 0; i <= attr->more; i++)
+        fused_add(&t, gemm_describe(x, n, i));
     t.epilogue = slope ? FUSED_GELU_BACK : FUSED_PLAIN;
     t.in = (const bf16 *)place_of(x, n->in[slope ? WEFT_MATMUL_AT : WEFT_MATMUL_ADDEND]);
     t.out[0] = (bf16 *)place_of(x, n->out[0]);
@@ -402,10 +400,8 @@ static int64_t matmul_workspace(const weft_node *n, int) {
         return ATTR(n, weft_matmul_attr)->sums ? fused_bands(t.m) * t.n * (int64_t)sizeof(float)
                                                : 0;
     }
-    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        cuda_gemm p = gemm_describe(NULL, n, i);
-        bytes = max_i64(bytes, gemm_workspace(&p));
-    }
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++)
+        bytes = max_i64(bytes, gemm_workspace(gemm_describe(NULL, n, i)));
     return has_pass(n) ? max_i64(bytes, column_pass_bytes(pass_behind(n))) : bytes;
 }
 
@@ -426,9 +422,7 @@ CUDA_RUN(matmul, matmul_workspace) {
     }
     if (follows(x) && run_together(x, n)) return launched(n);
     if (!are_alone(x) && is_fused(n)) return run_fused(x, n);
-    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        cuda_gemm p = gemm_describe(x, n, i);
-        WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
-    }
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++)
+        WEFT_TRY(gemm_launch(stream_of(x), gemm_describe(x, n, i), weft_workspace(x, n)));
     return has_pass(n) ? run_column_pass(x, n, pass_behind(n)) : WEFT_OK;
 }

@@ -164,13 +164,8 @@ static cuda_gemm describe_gram(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static int64_t product_bytes(cuda_gemm p) {
-    return gemm_workspace(&p);
-}
-
-CUDA_RUN_WITH(moments, product_bytes(describe_gram(NULL, n))) {
-    cuda_gemm p = describe_gram(x, n);
-    WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
+CUDA_RUN_WITH(moments, gemm_workspace(describe_gram(NULL, n))) {
+    WEFT_TRY(gemm_launch(stream_of(x), describe_gram(x, n), weft_workspace(x, n)));
     launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
     return launched(n);
 }
@@ -193,7 +188,6 @@ static cuda_gemm describe_back(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-CUDA_RUN_WITH(moments_back, product_bytes(describe_back(NULL, n))) {
-    cuda_gemm p = describe_back(x, n);
-    return gemm_launch(stream_of(x), &p, weft_workspace(x, n));
+CUDA_RUN_WITH(moments_back, gemm_workspace(describe_back(NULL, n))) {
+    return gemm_launch(stream_of(x), describe_back(x, n), weft_workspace(x, n));
 }
