@@ -321,10 +321,9 @@ static weft_status explain_target(weft_exec *x, const weft_node *n, int64_t plac
 /* The sizes of a node, and its workspace. */
 struct entropy_layout {
     int64_t rows, words, width, ld, step;
-    bool is_bf16;          /* the logits */
-    bool dx, dw;           /* wanted */
-    bool own_dw;           /* dw is bf16 and there are several parts: summed in f32 first */
-    bool dw_bf16, dx_bf16; /* types of the products' results */
+    bool is_bf16;               /* the logits */
+    const weft_tensor *dx, *dw; /* NULL: not wanted */
+    bool own_dw;                /* dw is bf16 and there are several parts: summed in f32 first */
     int32_t *count;
     float *target_logit;
     char *logits; /* of a part */
@@ -344,14 +343,12 @@ struct entropy_products {
 };
 
 static entropy_products describe_products(const weft_exec *x, const weft_node *n,
-                                          const entropy_layout &k, int64_t first, int64_t rows,
-                                          void *dx, void *dw) {
-    const weft_tensor *in = n->in[WEFT_CE_X], *weights = n->in[WEFT_CE_W];
-    int64_t at = first * k.width;
-    cuda_gemm_matrix from =
-        matrix_at(x ? weft_data(x, in) : NULL, at, k.width, in->dtype == WEFT_BF16);
-    cuda_gemm_matrix w =
-        matrix_at(x ? weft_data(x, weights) : NULL, 0, k.width, weights->dtype == WEFT_BF16);
+                                          const entropy_layout &k, int64_t first, int64_t rows) {
+    auto place = [&](const weft_tensor *t, int64_t row) {
+        return matrix_at(x ? weft_data(x, t) : NULL, row * k.width, k.width,
+                         t && t->dtype == WEFT_BF16);
+    };
+    cuda_gemm_matrix from = place(n->in[WEFT_CE_X], first), w = place(n->in[WEFT_CE_W], 0);
     cuda_gemm_matrix l = matrix_at(k.logits, 0, k.ld, k.is_bf16);
     cuda_gemm p = {};
     p.batch = 1, p.alpha = 1;
@@ -360,9 +357,10 @@ static entropy_products describe_products(const weft_exec *x, const weft_node *n
     all.logits.m = rows, all.logits.n = k.words, all.logits.k = k.width, all.logits.tb = true;
     all.logits.a = from, all.logits.b = w, all.logits.c = l;
     all.dx.m = rows, all.dx.n = k.width, all.dx.k = k.words;
-    all.dx.a = l, all.dx.b = w, all.dx.c = matrix_at(dx, at, k.width, k.dx_bf16);
+    all.dx.a = l, all.dx.b = w, all.dx.c = place(k.dx, first);
     all.dw.m = k.words, all.dw.n = k.width, all.dw.k = rows, all.dw.ta = true;
-    all.dw.a = l, all.dw.b = from, all.dw.c = matrix_at(dw, 0, k.width, k.dw_bf16);
+    all.dw.a = l, all.dw.b = from, all.dw.c = place(k.dw, 0);
+    if (k.own_dw) all.dw.c = matrix_at(k.sums, 0, k.width, false);
     all.dw.accumulate = first > 0;
     return all;
 }
@@ -409,7 +407,7 @@ static int64_t words_workspace(const entropy_layout &k, const cuda_gemm &p) {
 }
 
 static int64_t product_bytes(const entropy_layout &k, const weft_node *n, int64_t rows) {
-    entropy_products p = describe_products(NULL, n, k, 0, rows, NULL, NULL);
+    entropy_products p = describe_products(NULL, n, k, 0, rows);
     int64_t most = words_workspace(k, p.logits);
     if (k.dx) most = max_i64(most, words_workspace(k, p.dx));
     for (int add = 0; k.dw && add < 2; add++) {
@@ -448,11 +446,9 @@ static entropy_layout lay_out_entropy(const weft_node *n, const weft_tensor *dx,
     k.ld = ceil_div(k.words, VECTOR) * VECTOR;
     k.is_bf16 = x->dtype == WEFT_BF16 && w->dtype == WEFT_BF16;
     k.step = part_rows(k);
-    k.dx = dx != NULL;
-    k.dw = dw != NULL;
-    k.dx_bf16 = dx && dx->dtype == WEFT_BF16;
+    k.dx = dx;
+    k.dw = dw;
     k.own_dw = dw && dw->dtype == WEFT_BF16 && k.step < k.rows;
-    k.dw_bf16 = dw && dw->dtype == WEFT_BF16 && !k.own_dw;
     int64_t last = k.rows - (ceil_div(k.rows, k.step) - 1) * k.step;
     int64_t products = max_i64(product_bytes(k, n, k.step), product_bytes(k, n, last));
     workspace_pieces pieces = {workspace, 0};
@@ -465,13 +461,13 @@ static entropy_layout lay_out_entropy(const weft_node *n, const weft_tensor *dx,
     return k;
 }
 
-/* All parts: logits, the kernel, dx and dw. `dx` and `dw` are where the results go. */
+/* All parts: logits, the kernel, dx and dw. */
 static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_layout &k,
-                             entropy_rows rows, bool known, void *dx, void *dw) {
+                             entropy_rows rows, bool known) {
     rows.l = any_tensor{k.logits, k.is_bf16};
     for (rows.first = 0; rows.first < k.rows; rows.first += k.step) {
         int64_t count = min_i64(k.step, k.rows - rows.first);
-        entropy_products p = describe_products(x, n, k, rows.first, count, dx, dw);
+        entropy_products p = describe_products(x, n, k, rows.first, count);
         WEFT_TRY(launch_words(x, k, p.logits));
         run_entropy_rows(stream_of(x), rows, count, known);
         if (k.dw) WEFT_TRY(launch_words(x, k, p.dw));
@@ -502,12 +498,12 @@ static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_l
 CUDA_RUN_WITH(cross_entropy, lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW], NULL).bytes,
               explain_target) {
     const weft_cross_entropy_attr *attr = ATTR(n, weft_cross_entropy_attr);
-    const weft_tensor *dx = n->out[WEFT_CE_DX], *dw = n->out[WEFT_CE_DW];
-    entropy_layout k = lay_out_entropy(n, dx, dw, workspace_of<char>(x, n));
+    entropy_layout k =
+        lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW], workspace_of<char>(x, n));
     entropy_rows rows = start_rows(x, n, k, n->in[WEFT_CE_COUNT]);
     rows.lse = data_of<float>(x, n->out[WEFT_CE_LSE]);
     if (!weft_z_trains(attr)) rows.upstream.z_scale = 0;
-    WEFT_TRY(run_parts(x, n, k, rows, false, weft_data(x, dx), weft_data(x, dw)));
+    WEFT_TRY(run_parts(x, n, k, rows, false));
     join_losses<<<1, JOIN_THREADS, 0, stream_of(x)>>>(k.rows, rows, attr->z,
                                                       data_of<float>(x, n->out[WEFT_CE_LOSS]),
                                                       data_of<float>(x, n->out[WEFT_CE_Z]));
@@ -551,8 +547,7 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
     rows.upstream.d_z = data_of<float>(x, n->in[WEFT_CE_BACK_D_Z]);
     if (!rows.upstream.d_ce) rows.upstream.ce_scale = 0;
     if (!rows.upstream.d_z) rows.upstream.z_scale = 0;
-    WEFT_TRY(run_parts(x, n, k, rows, true, weft_data(x, n->out[0]),
-                       k.own_dw ? k.sums : weft_data(x, n->out[1])));
+    WEFT_TRY(run_parts(x, n, k, rows, true));
     if (k.own_dw) scale_values(x, any_tensor{k.sums, false}, n->out[1], NULL);
     return launched(n);
 }
