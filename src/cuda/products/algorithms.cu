@@ -44,12 +44,9 @@ static bool find_path(char *path) {
 }
 
 static void describe_machine(const weft_cuda_blas *blas) {
-    struct cudaDeviceProp is;
-    int device = 0, driver = 0;
-    cudaGetDevice(&device);
+    int driver = 0;
     cudaDriverGetVersion(&driver);
-    bool known = cudaGetDeviceProperties(&is, device) == cudaSuccess;
-    snprintf(machine, sizeof machine, "# %s, driver %d, cublasLt %zu", known ? is.name : "?",
+    snprintf(machine, sizeof machine, "# %s, driver %d, cublasLt %zu", weft_cuda_device()->name,
              driver, blas->GetVersion());
 }
 
