@@ -47,15 +47,16 @@ static const double PAD_FLOPS = 1e9; /* fewer are not worth the copies */
 /* A product's recipe: what has to be done around the library's call. */
 typedef struct {
     bool i8, few_rows, thin;
-    bool widen_a, widen_b;                /* bf16 beside f32 */
-    bool round_bias;                      /* f32 bias for a bf16 epilogue */
-    bool finish;                          /* sums in f32 first, then bias, gelu and rounding */
-    bool sums_apart;                      /* and they lie in the workspace, not in c */
-    bool padded;                          /* the library's product is of m, n, k in eights: */
-    int64_t m, n, k;                      /* those */
-    bool copy_a, copy_b;                  /* and these are copied for it */
-    int64_t a_at, b_at, bias_at, sums_at; /* places in the workspace */
-    int64_t library_bytes, bytes;
+    bool widen_a, widen_b;                    /* bf16 beside f32 */
+    bool round_bias;                          /* f32 bias for a bf16 epilogue */
+    bool finish;                              /* sums in f32 first, then bias, gelu and rounding */
+    bool sums_apart;                          /* and they lie in the workspace, not in c */
+    bool padded;                              /* the library's product is of m, n, k in eights: */
+    int64_t m, n, k;                          /* those */
+    bool copy_a, copy_b;                      /* and these are copied for it */
+    char *a_copy, *b_copy, *bias_copy, *sums; /* places in the workspace, behind the library's */
+    int64_t library_bytes;
+    workspace_pieces pieces;
 } gemm_recipe;
 
 static int64_t a_values(const cuda_gemm *p) {
@@ -64,12 +65,6 @@ static int64_t a_values(const cuda_gemm *p) {
 
 static int64_t b_values(const cuda_gemm *p) {
     return gemm_values(&p->b, p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n);
-}
-
-static int64_t take_bytes(gemm_recipe *recipe, int64_t bytes) {
-    int64_t at = recipe->bytes;
-    recipe->bytes += align_bytes(bytes);
-    return at;
 }
 
 /* Whether the library's epilogue can do all that is asked of a bf16 result: the kept values' rows
@@ -120,29 +115,32 @@ static void pad_product(const cuda_gemm *p, gemm_recipe *recipe) {
     recipe->copy_b = begins_anywhere(&p->b, p->batch) || recipe->n != p->n || recipe->k != p->k;
     recipe->padded = recipe->copy_a || recipe->copy_b || begins_anywhere(&p->c, p->batch);
     int64_t size = p->batch * (int64_t)sizeof(bf16);
-    if (recipe->copy_a) recipe->a_at = take_bytes(recipe, size * recipe->m * recipe->k);
-    if (recipe->copy_b) recipe->b_at = take_bytes(recipe, size * recipe->k * recipe->n);
+    if (recipe->copy_a) recipe->pieces.take(&recipe->a_copy, size * recipe->m * recipe->k);
+    if (recipe->copy_b) recipe->pieces.take(&recipe->b_copy, size * recipe->k * recipe->n);
     recipe->sums_apart = recipe->padded && (recipe->m != p->m || recipe->n != p->n ||
                                             begins_anywhere(&p->c, p->batch));
-    if (recipe->sums_apart) recipe->sums_at = take_bytes(recipe, 2 * size * recipe->m * recipe->n);
+    if (recipe->sums_apart) recipe->pieces.take(&recipe->sums, 2 * size * recipe->m * recipe->n);
     recipe->finish = recipe->sums_apart;
 }
 
-static gemm_recipe make_recipe(const cuda_gemm *p) {
+/* `workspace` NULL: only for its size. */
+static gemm_recipe make_recipe(const cuda_gemm *p, void *workspace) {
     gemm_recipe recipe = {};
+    workspace_pieces &pieces = recipe.pieces;
+    pieces.base = (char *)workspace;
     recipe.i8 = p->b.is_i8;
-    if (recipe.i8) recipe.bytes = i8_workspace(p);
+    if (recipe.i8) pieces.bytes = i8_workspace(p);
     if (recipe.i8) return recipe;
     int64_t few = streamed_fits(p) ? GEMM_STREAMED_ROWS : GEMM_FEW_ROWS;
     recipe.few_rows = (p->m <= few || p->alone) && !p->ta;
     if (recipe.few_rows) return recipe;
     double flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
     recipe.library_bytes = flops < LARGE_FLOPS ? LIBRARY_SMALL : LIBRARY_LARGE;
-    recipe.bytes = recipe.library_bytes + LIBRARY_ALIGN;
+    pieces.bytes = recipe.library_bytes + LIBRARY_ALIGN;
     /* Whoever plans these for many rows may run the last few with the same workspace, and those are
      * the library's. */
     recipe.thin = is_thin(p);
-    if (recipe.thin) recipe.bytes = max_i64(recipe.bytes, thin_workspace(p));
+    if (recipe.thin) pieces.bytes = max_i64(pieces.bytes, thin_workspace(p));
     if (recipe.thin) return recipe;
     bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
     if (is_bf16 && flops >= PAD_FLOPS) pad_product(p, &recipe);
@@ -152,17 +150,16 @@ static gemm_recipe make_recipe(const cuda_gemm *p) {
     recipe.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
     recipe.sums_apart = recipe.finish && p->c.is_bf16 && !sums_are_rounded(p);
     recipe.round_bias = !recipe.finish && p->bias.data && !p->bias.is_bf16;
-    if (recipe.widen_a) recipe.a_at = take_bytes(&recipe, a_values(p) * (int64_t)sizeof(float));
-    if (recipe.widen_b) recipe.b_at = take_bytes(&recipe, b_values(p) * (int64_t)sizeof(float));
-    if (recipe.round_bias)
-        recipe.bias_at = take_bytes(&recipe, bias_values(p) * (int64_t)sizeof(bf16));
-    if (recipe.sums_apart)
-        recipe.sums_at = take_bytes(&recipe, p->batch * p->m * p->n * (int64_t)sizeof(float));
+    if (recipe.widen_a) pieces.take(&recipe.a_copy, a_values(p) * (int64_t)sizeof(float));
+    if (recipe.widen_b) pieces.take(&recipe.b_copy, b_values(p) * (int64_t)sizeof(float));
+    if (recipe.round_bias) pieces.take(&recipe.bias_copy, bias_values(p) * (int64_t)sizeof(bf16));
+    int64_t sums = p->batch * p->m * p->n;
+    if (recipe.sums_apart) pieces.take(&recipe.sums, sums * (int64_t)sizeof(float));
     return recipe;
 }
 
 int64_t gemm_workspace(const cuda_gemm &p) {
-    return make_recipe(&p).bytes;
+    return make_recipe(&p, NULL).pieces.bytes;
 }
 
 /* From bf16 to f32 or back. */
@@ -321,28 +318,26 @@ static void leave_sums(cuda_gemm *p) {
 }
 
 static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
-                                    const gemm_recipe *recipe, char *workspace) {
+                                    const gemm_recipe *recipe) {
     cuda_gemm q = *p;
     bool found;
-    if (recipe->widen_a) convert_matrix(stream, &q.a, a_values(p), workspace + recipe->a_at);
-    if (recipe->widen_b) convert_matrix(stream, &q.b, b_values(p), workspace + recipe->b_at);
-    if (recipe->round_bias)
-        convert_matrix(stream, &q.bias, bias_values(p), workspace + recipe->bias_at);
+    if (recipe->widen_a) convert_matrix(stream, &q.a, a_values(p), recipe->a_copy);
+    if (recipe->widen_b) convert_matrix(stream, &q.b, b_values(p), recipe->b_copy);
+    if (recipe->round_bias) convert_matrix(stream, &q.bias, bias_values(p), recipe->bias_copy);
     if (recipe->copy_a)
         pad_factor(stream, &q.a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k,
-                   p->ta ? recipe->k : recipe->m, p->ta ? recipe->m : recipe->k,
-                   workspace + recipe->a_at);
+                   p->ta ? recipe->k : recipe->m, p->ta ? recipe->m : recipe->k, recipe->a_copy);
     if (recipe->copy_b)
         pad_factor(stream, &q.b, p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n,
-                   p->tb ? recipe->n : recipe->k, p->tb ? recipe->k : recipe->n,
-                   workspace + recipe->b_at);
+                   p->tb ? recipe->n : recipe->k, p->tb ? recipe->k : recipe->n, recipe->b_copy);
     if (recipe->padded) q.m = recipe->m, q.n = recipe->n, q.k = recipe->k;
     if (recipe->sums_apart) {
-        q.c = cuda_gemm_matrix{workspace + recipe->sums_at, q.n, q.m * q.n, false};
+        q.c = cuda_gemm_matrix{recipe->sums, q.n, q.m * q.n, false};
         q.addend.data = NULL;
         q.accumulate = false;
     }
     if (recipe->finish) leave_sums(&q);
+    char *workspace = recipe->pieces.base;
     char *aligned =
         workspace + (LIBRARY_ALIGN - (uintptr_t)workspace % LIBRARY_ALIGN) % LIBRARY_ALIGN;
     bool finish = recipe->finish;
@@ -385,7 +380,7 @@ void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
 
 weft_status gemm_launch(cudaStream_t stream, const cuda_gemm &product, void *workspace) {
     const cuda_gemm *p = &product;
-    gemm_recipe recipe = make_recipe(p);
+    gemm_recipe recipe = make_recipe(p, workspace);
     if (is_folded(p) && !(recipe.few_rows && streamed_can(p)))
         return weft_fail(WEFT_EBUG, "cuda: a product of %lld × %lld has no norm or map behind it",
                          (long long)p->n, (long long)p->k);
@@ -398,6 +393,6 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm &product, void *wor
     else if (recipe.thin)
         run_thin(stream, p, (float *)workspace);
     else
-        WEFT_TRY(run_with_library(stream, p, &recipe, (char *)workspace));
+        WEFT_TRY(run_with_library(stream, p, &recipe));
     return check_cuda(cudaGetLastError(), "a matrix product did not start");
 }

@@ -228,11 +228,10 @@ cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i) {
     weft_matmul_sizes s = weft_matmul_measure(&pair.attr, a, b);
     bool grouped = pair.attr.form == WEFT_MATMUL_GROUPED;
     bool grouped_outer = pair.attr.form == WEFT_MATMUL_GROUPED_OUTER;
-    bool ta = pair.attr.ta || grouped_outer || pair.attr.form == WEFT_MATMUL_OUTER;
-    bool tb = pair.attr.tb;
     cuda_gemm p = {};
     p.batch = s.groups, p.m = s.m, p.n = s.n, p.k = s.k;
-    p.ta = ta, p.tb = tb;
+    p.ta = pair.attr.ta || grouped_outer || pair.attr.form == WEFT_MATMUL_OUTER;
+    p.tb = pair.attr.tb;
     p.alpha = (float)pair.attr.alpha;
     p.alone = pair.attr.alone || (x && are_alone(x));
     p.follows = x && follows(x);
@@ -240,9 +239,9 @@ cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i) {
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
     p.group = last && attr->act == WEFT_ACT_DEVIATIONS ? (int)attr->group : 0;
-    p.a = as_matrix(place_of(x, a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,
+    p.a = as_matrix(place_of(x, a), a, p.ta ? s.k : s.m, p.ta ? s.m : s.k, s.groups,
                     grouped || grouped_outer);
-    p.b = as_matrix(place_of(x, b), b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups, grouped_outer);
+    p.b = as_matrix(place_of(x, b), b, p.tb ? s.n : s.k, p.tb ? s.k : s.n, s.groups, grouped_outer);
     p.c = as_matrix(place_of(x, y), y, s.m, s.n, s.groups, grouped);
     if (bias) p.bias = as_matrix(place_of(x, bias), bias, 1, s.n, 1, false);
     const weft_tensor *pre = p.gelu_back ? n->in[WEFT_MATMUL_AT] : p.gelu ? n->out[1] : NULL;
