@@ -28,9 +28,10 @@ struct gaussians : head_shape {
     bool means;     /* of the distance: they are looked at */
 };
 
-static gaussians gaussians_of(const weft_tensor *x) {
-    gaussians k = {head_shape_of(x)};
+static gaussians gaussians_of(const weft_exec *x, const weft_tensor *of) {
+    gaussians k = {head_shape_of(of)};
     k.width /= 2;
+    k.x = any_of(x, of);
     return k;
 }
 
@@ -102,9 +103,8 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
 }
 
 CUDA_RUN(gaussian) {
-    gaussians k = gaussians_of(n->in[0]);
+    gaussians k = gaussians_of(x, n->in[0]);
     int lanes = lanes_of_row(k.width);
-    k.x = any_of(x, n->in[0]);
     k.y = any_of(x, n->out[0]);
     k.numbers = n->n_out > 1 ? data_of<float>(x, n->out[1]) : NULL;
     k.means = k.numbers || k.y.data != k.x.data;
@@ -156,9 +156,9 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
 
 static void launch_back(weft_exec *x, const weft_tensor *y, const weft_tensor *dy, float *dn,
                         const weft_tensor *dx) {
-    gaussians k = gaussians_of(y);
+    gaussians k = gaussians_of(x, y);
     int lanes = lanes_of_row(k.width);
-    k.y = any_of(x, y);
+    k.y = k.x;
     k.dy = any_of(x, dy);
     k.numbers = dn;
     k.dx = any_of(x, dx);
@@ -204,8 +204,7 @@ static __global__ void scale_overlap(gaussians k, int lanes) {
 }
 
 CUDA_RUN(overlap) {
-    gaussians k = gaussians_of(n->in[0]);
-    k.x = any_of(x, n->in[0]);
+    gaussians k = gaussians_of(x, n->in[0]);
     int lanes = lanes_of_row(k.width);
     k.y = any_of(x, n->out[0]);
     k.numbers = data_of<float>(x, n->out[1]);
@@ -236,8 +235,7 @@ static __global__ void scale_overlap_back(gaussians k) {
 }
 
 CUDA_RUN(overlap_back) {
-    gaussians k = gaussians_of(n->in[0]);
-    k.x = any_of(x, n->in[0]);
+    gaussians k = gaussians_of(x, n->in[0]);
     k.dy = any_of(x, n->in[1]);
     k.numbers = data_of<float>(x, n->in[2]);
     k.dx = any_of(x, n->out[0]);

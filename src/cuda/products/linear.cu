@@ -18,11 +18,15 @@
 #include "cuda/products/streamed.cuh"
 
 /* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
-typedef struct {
+struct column_pass {
     const weft_tensor *dy, *x, *dx; /* x NULL: no gelu */
     const weft_tensor *db;          /* NULL: the sums are not wanted */
-    int64_t rows, columns;
-} column_pass;
+    int64_t columns;
+
+    int64_t rows() const {
+        return weft_tensor_count(dy) / columns;
+    }
+};
 
 enum {
     WARPS = 8,
@@ -42,12 +46,12 @@ struct summed_rows {
 static int64_t band_rows(const column_pass &p) {
     int64_t blocks = multiprocessors() * (p.x ? GELU_BLOCKS : BLOCKS);
     int64_t bands = max_i64(1, blocks / ceil_div(p.columns, COLUMNS));
-    return max_i64(BAND_LEAST, ceil_div(p.rows, bands));
+    return max_i64(BAND_LEAST, ceil_div(p.rows(), bands));
 }
 
 /* Bytes of the node's workspace that the pass needs. */
 static int64_t column_pass_bytes(const column_pass &p) {
-    return ceil_div(p.rows, band_rows(p)) * p.columns * (int64_t)sizeof(float);
+    return ceil_div(p.rows(), band_rows(p)) * p.columns * (int64_t)sizeof(float);
 }
 
 /* N rows of a lane's n columns, a pack, `step` elements apart. */
@@ -158,29 +162,23 @@ static void add_column_bands(const weft_exec *x, const weft_tensor *db, int64_t 
 }
 
 static weft_status run_column_pass(weft_exec *x, const weft_node *n, const column_pass &p) {
-    int64_t band = band_rows(p), bands = ceil_div(p.rows, band);
+    int64_t band = band_rows(p), bands = ceil_div(p.rows(), band);
     float *sums = workspace_of<float>(x, n);
     summed_rows from = {any_of(x, p.dy), any_of(x, p.x), any_of(x, p.dx)};
     dim3 grid((unsigned)ceil_div(p.columns, COLUMNS), (unsigned)bands);
     bool whole = are_whole(p.columns, from.dy, from.x, from.dx);
     auto kernel = p.x ? (whole ? sum_bands<true, true> : sum_bands<false, true>)
                       : (whole ? sum_bands<true, false> : sum_bands<false, false>);
-    kernel<<<grid, WARPS * 32, 0, stream_of(x)>>>(p.rows, p.columns, band, from, sums);
+    kernel<<<grid, WARPS * 32, 0, stream_of(x)>>>(p.rows(), p.columns, band, from, sums);
     if (p.db) add_column_bands(x, p.db, bands, sums);
     return launched(n);
-}
-
-/* x, dx and db may be NULL. */
-static column_pass describe_pass(const weft_tensor *dy, const weft_tensor *x, const weft_tensor *dx,
-                                 const weft_tensor *db, int64_t columns) {
-    return column_pass{dy, x, dx, db, weft_tensor_count(dy) / columns, columns};
 }
 
 /* Of bias_back, dy to db, and of gelu_bias_back, dy and x to dx and db. */
 static column_pass pass_of(const weft_node *n) {
     bool gelu = n->n_in > 1;
-    return describe_pass(n->in[0], gelu ? n->in[1] : NULL, gelu ? n->out[0] : NULL,
-                         n->out[gelu ? 1 : 0], weft_tensor_width(n->in[0]));
+    return {n->in[0], gelu ? n->in[1] : NULL, gelu ? n->out[0] : NULL, n->out[gelu ? 1 : 0],
+            weft_tensor_width(n->in[0])};
 }
 
 static int64_t pass_workspace(const weft_node *n, int) {
@@ -318,7 +316,7 @@ static bool describe_rotated(const weft_exec *x, const weft_node *n, gemm_rope *
 /* Over the result itself. */
 static column_pass pass_behind(const weft_node *n) {
     int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
-    return describe_pass(n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns);
+    return {n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns};
 }
 
 static fused_product describe_fused(const weft_exec *x, const weft_node *n) {
