@@ -266,7 +266,6 @@ static int64_t pass_bytes(const weft_node *n, const weft_tensor *x, bool back) {
 }
 
 CUDA_RUN_WITH(infonce, pass_bytes(n, n->in[0], false)) {
-    const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
     contrast k = sizes_of(n, n->in[0]);
     float *y = data_of<float>(x, n->out[WEFT_INFONCE_Y]);
     if (!n->out[WEFT_INFONCE_LSE]) {
@@ -278,7 +277,7 @@ CUDA_RUN_WITH(infonce, pass_bytes(n, n->in[0], false)) {
     k.x = any_of(x, n->in[0]);
     k.norm = data_of<float>(x, n->out[WEFT_INFONCE_NORM]);
     k.lse = data_of<float>(x, n->out[WEFT_INFONCE_LSE]);
-    k.factor = attr->factor / anchors(&k);
+    k.factor = ATTR(n, weft_infonce_attr)->factor / anchors(&k);
     unsigned tiles = (unsigned)ceil_div(k.rows, TILE);
     unsigned losses = (unsigned)k.losses, rows = (unsigned)(k.losses * k.rows);
     normalise_rows<<<rows, BLOCK, 0, stream_of(x)>>>(k, true);
