@@ -194,14 +194,6 @@ CUDA_KERNEL_CALLS(gelu_bias_back, run_column_pass(x, n, pass_of(n)), pass_worksp
  * an H200; for larger sizes and few columns these are estimates. */
 enum { DEPTH_OF_PRODUCT = 1024, DEPTH_OF_SLOPE = 2048, NARROW = 128 };
 
-/* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
-static cuda_gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
-                                  int64_t groups, bool inside) {
-    return cuda_gemm_matrix{data, inside ? groups * columns : columns,
-                            inside ? columns : rows * columns, t->dtype == WEFT_BF16,
-                            t->dtype == WEFT_I8};
-}
-
 /* Whether gelu's slope is left to the pass that sums columns. */
 static bool has_pass(const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
@@ -214,6 +206,14 @@ static void *place_of(const weft_exec *x, const weft_tensor *t) {
     static char something;
     if (!t) return NULL;
     return x ? weft_data(x, t) : (void *)&something;
+}
+
+/* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
+static cuda_gemm_matrix as_matrix(const weft_exec *x, const weft_tensor *t, int64_t rows,
+                                  int64_t columns, int64_t groups, bool inside) {
+    return cuda_gemm_matrix{place_of(x, t), inside ? groups * columns : columns,
+                            inside ? columns : rows * columns, t->dtype == WEFT_BF16,
+                            t->dtype == WEFT_I8};
 }
 
 cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i) {
@@ -237,11 +237,10 @@ cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i) {
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
     p.group = last && attr->act == WEFT_ACT_DEVIATIONS ? (int)attr->group : 0;
-    p.a = as_matrix(place_of(x, a), a, p.ta ? s.k : s.m, p.ta ? s.m : s.k, s.groups,
-                    grouped || grouped_outer);
-    p.b = as_matrix(place_of(x, b), b, p.tb ? s.n : s.k, p.tb ? s.k : s.n, s.groups, grouped_outer);
-    p.c = as_matrix(place_of(x, y), y, s.m, s.n, s.groups, grouped);
-    if (bias) p.bias = as_matrix(place_of(x, bias), bias, 1, s.n, 1, false);
+    p.a = as_matrix(x, a, p.ta ? s.k : s.m, p.ta ? s.m : s.k, s.groups, grouped || grouped_outer);
+    p.b = as_matrix(x, b, p.tb ? s.n : s.k, p.tb ? s.k : s.n, s.groups, grouped_outer);
+    p.c = as_matrix(x, y, s.m, s.n, s.groups, grouped);
+    if (bias) p.bias = as_matrix(x, bias, 1, s.n, 1, false);
     const weft_tensor *pre = p.gelu_back ? n->in[WEFT_MATMUL_AT] : p.gelu ? n->out[1] : NULL;
     p.addend = p.pre = p.c;
     p.addend.data = place_of(x, addend);
