@@ -11,9 +11,6 @@
  * threads add to the bins in any order. */
 #include "cuda/decode/draw.cuh"
 
-#include <stdlib.h>
-#include <string.h>
-
 typedef unsigned long long whole;
 
 static_assert(sizeof(whole) == sizeof(uint64_t), "weights are whole numbers of 64 bits");
@@ -315,18 +312,34 @@ static __global__ void __launch_bounds__(THREADS) choose_tokens(draw_problem p) 
 
 struct cuda_draws {
     int64_t rows, vocab; /* that there is room for */
-    char *room;          /* device */
-    char *rules;         /* device: rules and tokens that were seen */
-    char *staged[2];     /* pinned: the same */
-    int64_t rule_bytes, staged_bytes[2];
+    cuda_room room;      /* device */
+    cuda_room rules;     /* device: rules and tokens that were seen */
+    cuda_room staged[2]; /* pinned: the same */
 };
+
+void weft_cuda_free_room(cuda_room *r, bool pinned) {
+    if (pinned && r->at) cudaFreeHost(r->at);
+    if (!pinned) cudaFree(r->at);
+    *r = {};
+}
+
+weft_status weft_cuda_make_room(cuda_room *r, bool pinned, int64_t least, int64_t bytes,
+                                const char *problem) {
+    if (r->bytes >= least) return WEFT_OK;
+    weft_cuda_free_room(r, pinned);
+    cudaError_t error = pinned ? cudaMallocHost((void **)&r->at, (size_t)bytes)
+                               : cudaMalloc((void **)&r->at, (size_t)bytes);
+    WEFT_TRY(check_cuda(error, problem));
+    r->bytes = bytes;
+    return WEFT_OK;
+}
 
 void weft_cuda_draws_close(cuda_draws *d) {
     if (!d) return;
-    cudaFree(d->room);
-    cudaFree(d->rules);
-    for (char *staged : d->staged)
-        if (staged) cudaFreeHost(staged);
+    weft_cuda_free_room(&d->room, false);
+    weft_cuda_free_room(&d->rules, false);
+    for (cuda_room &staged : d->staged)
+        weft_cuda_free_room(&staged, true);
     free(d);
 }
 
@@ -356,32 +369,11 @@ static weft_status make_room(cuda_draws *d, int64_t least, int64_t vocab) {
     if (d->rows >= least && d->vocab == vocab) return WEFT_OK;
     while (rows < least)
         rows *= 2;
-    cudaFree(d->room);
-    d->room = NULL;
+    int64_t bytes = divide_room(NULL, rows, vocab, &p);
     d->rows = 0;
-    WEFT_TRY(check_cuda(cudaMalloc((void **)&d->room, (size_t)divide_room(NULL, rows, vocab, &p)),
-                        "no memory for draws of tokens"));
+    WEFT_TRY(weft_cuda_make_room(&d->room, false, bytes, bytes, "no memory for draws of tokens"));
     d->rows = rows;
     d->vocab = vocab;
-    return WEFT_OK;
-}
-
-static weft_status make_rule_room(cuda_draws *d, unsigned buffer, int64_t bytes) {
-    if (d->staged_bytes[buffer] < bytes) {
-        if (d->staged[buffer]) cudaFreeHost(d->staged[buffer]);
-        d->staged[buffer] = NULL;
-        d->staged_bytes[buffer] = 0;
-        WEFT_TRY(check_cuda(cudaMallocHost((void **)&d->staged[buffer], (size_t)(2 * bytes)),
-                            "no pinned memory for draws of tokens"));
-        d->staged_bytes[buffer] = 2 * bytes;
-    }
-    if (d->rule_bytes >= bytes) return WEFT_OK;
-    cudaFree(d->rules);
-    d->rules = NULL;
-    d->rule_bytes = 0;
-    WEFT_TRY(check_cuda(cudaMalloc((void **)&d->rules, (size_t)(2 * bytes)),
-                        "no memory for draws of tokens"));
-    d->rule_bytes = 2 * bytes;
     return WEFT_OK;
 }
 
@@ -391,9 +383,14 @@ static weft_status send_rules(cuda_draws *d, cudaStream_t stream, const weft_run
     int64_t n_seen = 0, rule_bytes = rows->count * (int64_t)sizeof(draw_rule);
     for (int64_t r = 0; r < rows->count; r++)
         n_seen += rows->draws[r].n_seen;
-    WEFT_TRY(make_rule_room(d, buffer, rule_bytes + n_seen * (int64_t)sizeof(int32_t)));
-    draw_rule *rules = (draw_rule *)d->staged[buffer];
-    int32_t *seen = (int32_t *)(d->staged[buffer] + rule_bytes);
+    int64_t least = rule_bytes + n_seen * (int64_t)sizeof(int32_t);
+    cuda_room *staged = d->staged + buffer;
+    WEFT_TRY(weft_cuda_make_room(staged, true, least, 2 * least,
+                                 "no pinned memory for draws of tokens"));
+    WEFT_TRY(
+        weft_cuda_make_room(&d->rules, false, least, 2 * least, "no memory for draws of tokens"));
+    draw_rule *rules = (draw_rule *)staged->at;
+    int32_t *seen = (int32_t *)(staged->at + rule_bytes);
     int64_t at = 0;
     for (int64_t r = 0; r < rows->count; r++) {
         const weft_draw *w = rows->draws + r;
@@ -411,9 +408,9 @@ static weft_status send_rules(cuda_draws *d, cudaStream_t stream, const weft_run
         memcpy(seen + at, w->seen, (size_t)w->n_seen * sizeof *seen);
         at += w->n_seen;
     }
-    p->rules = (const draw_rule *)d->rules;
-    p->seen = (const int32_t *)(d->rules + rule_bytes);
-    return check_cuda(cudaMemcpyAsync(d->rules, d->staged[buffer],
+    p->rules = (const draw_rule *)d->rules.at;
+    p->seen = (const int32_t *)(d->rules.at + rule_bytes);
+    return check_cuda(cudaMemcpyAsync(d->rules.at, staged->at,
                                       (size_t)rule_bytes + (size_t)at * sizeof *seen,
                                       cudaMemcpyHostToDevice, stream),
                       "rules of draws were not copied");
@@ -430,11 +427,11 @@ weft_status weft_cuda_draw(cuda_draws **draws, cudaStream_t stream, const draw_s
     p.inputs = from->inputs;
     p.tokens = tokens;
     WEFT_TRY(make_room(d, rows->count, p.vocab));
-    divide_room(d->room, d->rows, p.vocab, &p);
+    divide_room(d->room.at, d->rows, p.vocab, &p);
     WEFT_TRY(send_rules(d, stream, rows, buffer, &p));
     size_t cleared =
-        (size_t)((char *)(from->inputs ? (void *)p.weights : (void *)p.marks) - d->room);
-    WEFT_TRY(check_cuda(cudaMemsetAsync(d->room, 0, cleared, stream), "a draw did not start"));
+        (size_t)((char *)(from->inputs ? (void *)p.weights : (void *)p.marks) - d->room.at);
+    WEFT_TRY(check_cuda(cudaMemsetAsync(d->room.at, 0, cleared, stream), "a draw did not start"));
     if (from->inputs) mark_seen<<<(unsigned)rows->count, SPREAD, 0, stream>>>(p);
     dim3 parts((unsigned)ceil_div(p.vocab, PART), (unsigned)rows->count);
     with_type(from->dtype, [&](auto tag) {

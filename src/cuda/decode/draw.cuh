@@ -31,6 +31,17 @@ __device__ static inline unsigned long long best_of_warp(unsigned long long best
     return best;
 }
 
+/* Memory of the device, or pinned. */
+struct cuda_room {
+    char *at; /* NULL: none was taken */
+    int64_t bytes;
+};
+
+/* Where it has fewer than `least`, takes so many bytes in its place; what is in it is lost then. */
+weft_status weft_cuda_make_room(cuda_room *r, bool pinned, int64_t least, int64_t bytes,
+                                const char *problem);
+void weft_cuda_free_room(cuda_room *r, bool pinned);
+
 /* Memory for draws; NULL before the first. */
 struct cuda_draws;
 

@@ -10,9 +10,6 @@
 #include "cuda/decode/draw.cuh"
 #include "cuda/products/streamed.cuh"
 
-#include <stdlib.h>
-#include <string.h>
-
 extern "C" const struct weft_sampler_backend weft_cuda_samplers;
 
 enum { ROWS = WEFT_RUN_ROWS, READ_ROWS = 2048, THREADS = 512 };
@@ -43,8 +40,7 @@ struct cuda_sampler {
     weft_sampler_graph graph[2];
     int64_t rows[2];
     unsigned started, finished;
-    void *logits; /* pinned; NULL: nobody has asked yet */
-    int64_t logit_bytes;
+    cuda_room logits; /* pinned; none: nobody has asked yet */
 };
 
 static void close_sampler(void *sampler) {
@@ -56,7 +52,7 @@ static void close_sampler(void *sampler) {
     cudaFree(s->best);
     weft_cuda_draws_close(s->draws);
     if (s->told) cudaFreeHost(s->told);
-    if (s->logits) cudaFreeHost(s->logits);
+    weft_cuda_free_room(&s->logits, true);
     if (s->stream) cudaStreamDestroy(s->stream);
     free(s);
 }
@@ -265,32 +261,23 @@ static weft_status finish(void *sampler, int32_t *tokens) {
     return WEFT_OK;
 }
 
-static weft_status logit_room(cuda_sampler *s, int64_t bytes) {
-    if (s->logit_bytes >= bytes) return WEFT_OK;
-    if (s->logits) cudaFreeHost(s->logits);
-    s->logits = NULL;
-    s->logit_bytes = 0;
-    WEFT_TRY(check_cuda(cudaMallocHost(&s->logits, (size_t)bytes), "no pinned memory for logits"));
-    s->logit_bytes = bytes;
-    return WEFT_OK;
-}
-
 static weft_status read_logits(void *sampler, int64_t first, int64_t count, float *out) {
     cuda_sampler *s = (cuda_sampler *)sampler;
     const weft_sampler_graph *g = &s->graph[(s->finished + 1) % 2];
     int64_t vocab = weft_tensor_width(g->logits), size = g->logits->dtype == WEFT_BF16 ? 2 : 4;
-    WEFT_TRY(logit_room(s, weft_tensor_bytes(g->logits)));
+    int64_t bytes = weft_tensor_bytes(g->logits);
+    WEFT_TRY(weft_cuda_make_room(&s->logits, true, bytes, bytes, "no pinned memory for logits"));
     WEFT_TRY(check_cuda(
-        cudaMemcpyAsync(s->logits, data_of<char>(g->exec, g->logits) + first * vocab * size,
+        cudaMemcpyAsync(s->logits.at, data_of<char>(g->exec, g->logits) + first * vocab * size,
                         (size_t)(count * vocab * size), cudaMemcpyDeviceToHost, s->stream),
         "logits were not copied"));
     WEFT_TRY(check_cuda(cudaStreamSynchronize(s->stream), "the run failed"));
     if (size == 4) {
-        memcpy(out, s->logits, (size_t)(count * vocab) * sizeof *out);
+        memcpy(out, s->logits.at, (size_t)(count * vocab) * sizeof *out);
         return WEFT_OK;
     }
     for (int64_t i = 0; i < count * vocab; i++)
-        out[i] = weft_bf16_to_float(((const uint16_t *)s->logits)[i]);
+        out[i] = weft_bf16_to_float(((const uint16_t *)s->logits.at)[i]);
     return WEFT_OK;
 }
 
