@@ -80,10 +80,8 @@ static __global__ void write_vectors(const __grid_constant__ row_places p,
 
 /* Whether the rows of two writes can be stored in either order, by one kernel. */
 static bool can_join(const weft_exec *x, const weft_node *a, const weft_node *b) {
-    bool same_rows = a->in[WEFT_CACHE_POSITION] == b->in[WEFT_CACHE_POSITION] &&
-                     a->in[WEFT_CACHE_SLOT] == b->in[WEFT_CACHE_SLOT] &&
-                     a->in[WEFT_CACHE_TABLE] == b->in[WEFT_CACHE_TABLE];
-    return same_rows && a->in[WEFT_CACHE_PAGES] != b->in[WEFT_CACHE_PAGES] && are_apart(x, a, b) &&
+    return share_inputs(a, b, WEFT_CACHE_POSITION, WEFT_CACHE_TABLE) &&
+           a->in[WEFT_CACHE_PAGES] != b->in[WEFT_CACHE_PAGES] && are_apart(x, a, b) &&
            ATTR(a, weft_cache_write_attr)->part.dtype == ATTR(b, weft_cache_write_attr)->part.dtype;
 }
 
@@ -117,9 +115,9 @@ static const weft_node *find_gather(const weft_exec *x, const weft_node *write) 
         if (!spares(x, n, write)) return NULL;
         if (!gathers || n->in[WEFT_CACHE_PAGES] != write->in[WEFT_CACHE_PAGES]) continue;
         const weft_cache_part *own = &ATTR(n, weft_cache_gather_attr)->part;
-        if (found || !lists_largest(n) || own->heads != 1 || own->width != part->width) return NULL;
-        for (int k = WEFT_CACHE_POSITION; k <= WEFT_CACHE_TABLE; k++)
-            if (n->in[k] != write->in[k]) return NULL;
+        if (found || !lists_largest(n) || own->heads != 1 || own->width != part->width ||
+            !share_inputs(n, write, WEFT_CACHE_POSITION, WEFT_CACHE_TABLE))
+            return NULL;
         found = n;
     }
     return found;
@@ -243,9 +241,7 @@ __device__ static void best_of_block(float &w, int &j) {
 
 __device__ static double sum_of_block(double v) {
     __shared__ double sums[THREADS / 32];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, step);
+    v = warp_sum(v);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
     __syncthreads();
     v = 0;
@@ -622,12 +618,11 @@ static int64_t lay_out(const weft_node *n, char *base, gather_work *g) {
     bool few = attr->keep == WEFT_KEEP_TOPK;
     g->k = few ? (int)min_i64(attr->k, context) : 0;
     g->blocks = few ? 0 : (int)(context / GATHER_KEYS + 2);
-    int64_t index = align_bytes(rows * (int64_t)sizeof(kept_row));
-    int64_t parts = index + align_bytes(rows * g->k * (int64_t)sizeof(int32_t));
-    g->rows = (kept_row *)base;
-    g->index = (int32_t *)(base + index);
-    g->parts = (float *)(base + parts);
-    return parts + rows * g->blocks * g->width * (int64_t)sizeof(float);
+    workspace_pieces pieces = {base, 0};
+    pieces.take(&g->rows, rows);
+    pieces.take(&g->index, rows * g->k);
+    pieces.take(&g->parts, rows * g->blocks * g->width);
+    return pieces.bytes;
 }
 
 static int64_t cache_gather_workspace(const weft_node *n, int) {
@@ -652,9 +647,8 @@ static gathered_part describe_gathered(const weft_exec *x, const weft_node *n) {
 static bool gathers_alike(const weft_exec *x, const weft_node *a, const weft_node *b) {
     const weft_cache_gather_attr *p = ATTR(a, weft_cache_gather_attr),
                                  *q = ATTR(b, weft_cache_gather_attr);
-    for (int i = WEFT_CACHE_POSITION; i <= WEFT_CACHE_X; i++)
-        if (a->in[i] != b->in[i]) return false;
-    return a->in[WEFT_CACHE_DOCUMENTS] == b->in[WEFT_CACHE_DOCUMENTS] &&
+    return share_inputs(a, b, WEFT_CACHE_POSITION, WEFT_CACHE_X) &&
+           a->in[WEFT_CACHE_DOCUMENTS] == b->in[WEFT_CACHE_DOCUMENTS] &&
            p->part.dtype == q->part.dtype && p->keep == q->keep && p->k == q->k &&
            p->normalize == q->normalize && are_apart(x, a, b);
 }

@@ -17,6 +17,7 @@
  *
  * Floor: the keys and values of the rows' contexts once. */
 #include "cuda/decode/attend_tensor.cuh"
+#include "cuda/pack.cuh"
 
 /* Shared memory, in floats: q [group, padded]; scores [group, BLOCK]; n [BLOCK]; the row's own key;
  * cosines and sines of the block's first position; then keys as they are read, or the values' sums. */
@@ -24,13 +25,10 @@ struct attend_memory {
     float *q, *scores, *n, *own, *coarse, *tile;
 };
 
-__device__ __host__ static inline int64_t attend_floats(const attend_problem &a) {
-    int64_t tile = SPREAD > KEY_TILE * a.padded || !copies_keys(a) ? SPREAD : KEY_TILE * a.padded;
-    return (int64_t)a.group * (a.padded + BLOCK) + BLOCK + a.padded + a.padded + tile;
-}
-
-static inline int64_t attend_bytes(const attend_problem &a) {
-    return attend_floats(a) * (int64_t)sizeof(float);
+static int64_t attend_bytes(const attend_problem &a) {
+    int64_t tile = copies_keys(a) ? max_i64(SPREAD, KEY_TILE * a.padded) : SPREAD;
+    int64_t floats = (int64_t)a.group * (a.padded + BLOCK) + BLOCK + 2 * a.padded + tile;
+    return floats * (int64_t)sizeof(float);
 }
 
 __device__ static inline attend_memory cut_memory(const attend_problem &a, float *memory) {
@@ -90,13 +88,6 @@ __device__ static inline void read_key(const attend_problem &a, int r, int g, in
     }
 }
 
-__device__ static inline float sum_lanes(float v) {
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, step);
-    return v;
-}
-
 /* The products of a key with all the group's queries, and its n: eight lanes a key, which all come here;
  * `inside`: it is one. */
 template <int KIND, bool ALIGNED>
@@ -125,12 +116,12 @@ __device__ static inline void score_key(const attend_problem &a, const attend_me
         }
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
-            float all = sum_lanes(sum[h]) * scale;
+            float all = lanes_sum(sum[h], LANES) * scale;
             if (lane == 0 && inside && h0 + h < a.group) m.scores[(h0 + h) * BLOCK + at] = all;
         }
     }
     if (!a.squares) return;
-    squares = sum_lanes(squares) * scale * scale;
+    squares = lanes_sum(squares, LANES) * scale * scale;
     if (lane == 0 && inside) m.n[at] = squares;
 }
 
@@ -388,16 +379,12 @@ enum { ATTENDED_ROWS = WEFT_RUN_ROWS };
 /* Divides the workspace; `base` NULL: only measures it. Returns its bytes. */
 static int64_t lay_out(const weft_node *n, char *base, attend_problem *a) {
     int64_t rows = min_i64(n->in[WEFT_CACHE_X]->shape[0], ATTENDED_ROWS);
-    int64_t heads = rows * a->heads, used = 0;
-    auto take = [&](int64_t count) {
-        char *at = base ? base + used : NULL;
-        used += align_bytes(count * (int64_t)sizeof(float));
-        return (float *)at;
-    };
-    a->partial = take(heads * a->blocks * (a->dv + 2));
-    a->rows = take(2 * heads);
-    if (a->weights) a->scores = take(heads * a->context);
-    return used;
+    int64_t heads = rows * a->heads;
+    workspace_pieces pieces = {base, 0};
+    pieces.take(&a->partial, heads * a->blocks * (a->dv + 2));
+    pieces.take(&a->rows, 2 * heads);
+    if (a->weights) pieces.take(&a->scores, heads * a->context);
+    return pieces.bytes;
 }
 
 static int64_t cache_attention_workspace(const weft_node *n, int) {
@@ -415,12 +402,6 @@ static void launch_kernel(const weft_exec *x, const attend_problem &a, bool earl
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     launch_following(early && follows(x), stream_of(x), grid, a.tensor ? 32 * a.all_warps : THREADS,
                      bytes, kernel, a);
-}
-
-template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, bool early) {
-    bool aligned = a.dqk % VECTOR == 0 && a.dv % VECTOR == 0;
-    launch_kernel(x, a, early, aligned ? attend_block<KIND, true> : attend_block<KIND, false>,
-                  attend_bytes(a));
 }
 
 /* Of a run whose keys and values attention may write. Of more, which a prompt has, every row would copy
@@ -451,10 +432,9 @@ static bool takes_write(const weft_exec *x, const weft_node *n, const weft_node 
     cached_write w = describe_write(x, write);
     if (w.c.heads != c.heads || w.c.width != c.width || w.c.number != c.number ||
         w.c.kind != c.kind || !w.x.is_bf16 || w.columns % VECTOR != 0 || w.offset % VECTOR != 0 ||
-        (uintptr_t)w.x.data % sizeof(uint4) != 0)
+        (uintptr_t)w.x.data % sizeof(uint4) != 0 ||
+        !share_inputs(n, write, WEFT_CACHE_POSITION, WEFT_CACHE_TABLE))
         return false;
-    for (int i = WEFT_CACHE_POSITION; i <= WEFT_CACHE_TABLE; i++)
-        if (n->in[i] != write->in[i]) return false;
     for (int64_t i = write->index + 1; i < n->index; i++)
         if (!leaves_write(x, weft_graph_node(weft_exec_graph(x), i), write)) return false;
     return spares(x, n, write) && works_apart(x, n, write->in[WEFT_CACHE_X]) &&
@@ -521,7 +501,13 @@ static void attend_rows(const weft_exec *x, attend_problem a, int first) {
     if (a.tensor)
         launch_kernel(x, a, first == 0, choose_tiles(a), tensor_bytes(a));
     else
-        with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, first == 0); });
+        with_kind(a.keys.kind, [&](auto k) {
+            constexpr int KIND = decltype(k)::value;
+            bool aligned = a.dqk % VECTOR == 0 && a.dv % VECTOR == 0;
+            launch_kernel(x, a, first == 0,
+                          aligned ? attend_block<KIND, true> : attend_block<KIND, false>,
+                          attend_bytes(a));
+        });
     dim3 heads(rows * (unsigned)a.heads, (unsigned)ceil_div(a.dv, JOINED_COLUMNS));
     if (!a.joins)
         launch_following(follows(x), stream_of(x), heads,

@@ -74,6 +74,13 @@ static inline cached_write describe_write(const weft_exec *x, const weft_node *n
     return w;
 }
 
+/* Whether inputs first .. last of two nodes are the same. */
+static inline bool share_inputs(const weft_node *a, const weft_node *b, int first, int last) {
+    for (int i = first; i <= last; i++)
+        if (a->in[i] != b->in[i]) return false;
+    return true;
+}
+
 /* Whether the attention behind a write does it (cache_attention.cu). */
 bool is_written_later(const weft_exec *x, const weft_node *write);
 
@@ -104,10 +111,6 @@ template <int KIND> __device__ static inline float load_cached(const char *from,
     return ((const float *)from)[i];
 }
 
-__device__ static inline float sign_extended(unsigned word, int byte) {
-    return (float)(int8_t)(word >> (8 * byte));
-}
-
 /* Eight numbers from element i, which is a multiple of eight; zeros behind `width`. ALIGNED: width is
  * a multiple of eight, and so is every vector aligned to them. */
 template <int KIND, bool ALIGNED>
@@ -124,20 +127,13 @@ __device__ static inline void load_eight(const char *from, int i, int width, flo
         uint2 words = *(const uint2 *)(from + i);
 #pragma unroll
         for (int e = 0; e < VECTOR; e++)
-            v[e] = sign_extended(e < 4 ? words.x : words.y, e % 4);
+            v[e] = (float)(int8_t)((e < 4 ? words.x : words.y) >> (8 * (e % 4)));
     } else {
         load_vector((const float *)from + i, v);
     }
 }
 
-/* Calls f with the kind as a constant: f(kind<CACHED_I8>()). */
-template <int K> struct kind { static constexpr int value = K; };
-
+/* Calls f with the kind as a constant: f(constant<CACHED_I8>()). */
 template <typename F> static inline void with_kind(cached_kind k, F f) {
-    if (k == CACHED_BF16)
-        f(kind<CACHED_BF16>());
-    else if (k == CACHED_I8)
-        f(kind<CACHED_I8>());
-    else
-        f(kind<CACHED_F32>());
+    with_constant<CACHED_F32, CACHED_BF16, CACHED_I8>(k, f);
 }
