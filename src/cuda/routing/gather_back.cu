@@ -52,24 +52,21 @@ typedef struct {
     int shift, buckets; /* columns of a bucket as a power of two, and how many */
 } column_lists;
 
-static column_lists measure_lists(const weft_node *n) {
+/* Divides the workspace; without one (NULL) only measures it. Returns its bytes. */
+static int64_t lay_out_lists(const weft_node *n, char *workspace, column_lists *c) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
-    column_lists c = {};
-    c.batch = index->shape[0];
-    c.entries = index->shape[1] * index->shape[2];
-    c.columns = (int)n->out[0]->shape[1];
-    c.k = (int)index->shape[2];
-    c.chunk = (int)(ceil_div(max_i64(CHUNK, ceil_div(c.entries, MOST_CHUNKS)), 32) * 32);
-    c.chunks = (int)ceil_div(c.entries, c.chunk);
-    while (FEW_COLUMNS > 1 << c.shift || ceil_div(c.columns, (int64_t)1 << c.shift) > MOST_BUCKETS)
-        c.shift++;
-    c.buckets = (int)ceil_div(c.columns, (int64_t)1 << c.shift);
-    return c;
-}
-
-/* Gives the lists their places in a workspace; returns its bytes. */
-static int64_t place_lists(column_lists *c, char *workspace) {
     workspace_pieces w = {workspace, 0};
+    *c = {};
+    c->batch = index->shape[0];
+    c->entries = index->shape[1] * index->shape[2];
+    c->columns = (int)n->out[0]->shape[1];
+    c->k = (int)index->shape[2];
+    c->chunk = (int)(ceil_div(max_i64(CHUNK, ceil_div(c->entries, MOST_CHUNKS)), 32) * 32);
+    c->chunks = (int)ceil_div(c->entries, c->chunk);
+    while (FEW_COLUMNS > 1 << c->shift ||
+           ceil_div(c->columns, (int64_t)1 << c->shift) > MOST_BUCKETS)
+        c->shift++;
+    c->buckets = (int)ceil_div(c->columns, (int64_t)1 << c->shift);
     w.take(&c->span, c->batch * c->columns);
     w.take(&c->entry, c->batch * c->entries);
     w.take(&c->longs, 1);
@@ -348,15 +345,15 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 static int64_t route_gather_back_workspace(const weft_node *n, int) {
-    column_lists c = measure_lists(n);
-    return place_lists(&c, NULL);
+    column_lists c;
+    return lay_out_lists(n, NULL, &c);
 }
 
 CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index) {
     const weft_tensor *dc = n->in[WEFT_GATHER_H];
     panel_shape s = make_panels(n);
-    column_lists c = measure_lists(n);
-    place_lists(&c, workspace_of<char>(x, n));
+    column_lists c;
+    lay_out_lists(n, workspace_of<char>(x, n), &c);
     int columns = (int)min_i64(MOST_COLUMNS, (int64_t)1 << c.shift);
     size_t chunk_bytes = (size_t)SORT_WARPS * (size_t)c.buckets * sizeof(int);
     size_t bucket_bytes = (size_t)SORT_WARPS * (size_t)columns * sizeof(int);
