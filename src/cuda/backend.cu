@@ -62,16 +62,15 @@ static int64_t cuda_memory(void) {
     return cudaMemGetInfo(&free_now, &total) == cudaSuccess ? (int64_t)free_now : 0;
 }
 
-static bool is_double(const weft_tensor *t) {
-    return t && t->dtype == WEFT_F64;
+static bool has_double(weft_tensor *const *t, int count) {
+    for (int i = 0; i < count; i++)
+        if (t[i] && t[i]->dtype == WEFT_F64) return true;
+    return false;
 }
 
 static const weft_kernel *cuda_kernel(const weft_node *n) {
-    for (int i = 0; i < n->n_in; i++)
-        if (is_double(n->in[i])) return NULL;
-    for (int i = 0; i < n->n_out; i++)
-        if (is_double(n->out[i])) return NULL;
-    return weft_cuda_kernel(n->op->id);
+    bool in_double = has_double(n->in, n->n_in) || has_double(n->out, n->n_out);
+    return in_double ? NULL : weft_cuda_kernel(n->op->id);
 }
 
 static void cuda_close(void *state) {
