@@ -2,6 +2,7 @@
  * the way from raw products to weights. */
 #pragma once
 
+#include "cuda/attention/attention.cuh"
 #include "cuda/decode/cached.cuh"
 #include "cuda/functions.cuh"
 
@@ -89,12 +90,6 @@ __device__ static inline block_place place_leaf(const attend_problem &a, int par
     return t;
 }
 
-/* The first of the group's heads; others lie `blocks` parts behind each other. */
-__device__ static inline float *partial_of(const attend_problem &a, const block_place &t) {
-    int64_t head = (int64_t)t.r * a.heads + t.g * a.group;
-    return a.partial + (head * a.blocks + t.part) * (a.dv + 2);
-}
-
 struct head_factors {
     float scale, beta, slope; /* to the base 2 */
 };
@@ -109,28 +104,20 @@ __device__ static inline head_factors factors_of(const attend_problem &a, int he
         beta = -1 / tau;
     }
     head_factors f = {(float)(scale * (double)LOG2E), (float)(beta * (double)LOG2E), 0};
-    if (a.pos == WEFT_POS_ALIBI) {
-        int power = 1;
-        while (power * 2 <= a.heads)
-            power *= 2;
-        f.slope = head < power ? exp2f(-8.0f * (float)(head + 1) / (float)power)
-                               : exp2f(-4.0f * (float)(2 * (head - power) + 1) / (float)power);
-        f.slope *= LOG2E;
-    }
+    if (a.pos == WEFT_POS_ALIBI) f.slope = alibi_slope(head, a.heads) * LOG2E;
     return f;
 }
 
-/* From raw products [group, pitch] to exponentials under the largest score, and zeros behind them; that
+/* From raw products [group, BLOCK] to exponentials under the largest score, and zeros behind them; that
  * score and their sum to the workspace. A warp a head. */
-__device__ static inline void weigh_keys(const attend_problem &a, float *scores, int pitch,
-                                         const float *n, const block_place &t, float *partial,
-                                         int64_t step) {
+__device__ static inline void weigh_keys(const attend_problem &a, float *scores, const float *n,
+                                         const block_place &t, float *partial, int64_t step) {
     int lane = threadIdx.x % 32, i = t.position, first = t.first, count = t.end - t.first;
     bool number = a.keys.number || a.squares;
     for (int h = (int)threadIdx.x / 32; h < a.group; h += THREADS / 32) {
         int head = t.g * a.group + h;
         head_factors f = factors_of(a, head);
-        float *s = scores + h * pitch, top = -INFINITY, sum = 0;
+        float *s = scores + h * BLOCK, top = -INFINITY, sum = 0;
         for (int j = lane; j < count; j += 32) {
             float score = s[j] * f.scale;
             if (number) score = fmaf(n[j], f.beta, score);
@@ -318,10 +305,6 @@ __device__ static inline void join_heads(const attend_problem &a, int r, int g, 
 /* Whether a key head has few query heads: then its leaves are many and short. */
 __device__ __host__ static inline bool has_few_heads(const attend_problem &a) {
     return a.group <= 4;
-}
-
-static inline bool has_few_leaves(const attend_problem &a) {
-    return a.blocks <= (has_few_heads(a) ? FEW_LEAVES : FEW_OF_MANY);
 }
 
 __device__ static inline void join_group(const attend_problem &a, int r, int g, int rows) {

@@ -259,9 +259,10 @@ __device__ static inline void attend_leaf(const attend_problem &a, const attend_
         score_pages<KIND, ALIGNED>(a, m, r, g, first, end);
     if (a.band && a.window > 0) add_band<KIND>(a, m, r, g, first, end);
     __syncthreads();
-    int64_t step = (int64_t)a.blocks * (a.dv + 2);
-    float *partial = partial_of(a, t);
-    weigh_keys(a, m.scores, BLOCK, m.n, t, partial, step);
+    /* Of the first of the group's heads; the others lie `step` behind each other. */
+    int64_t step = (int64_t)a.blocks * (a.dv + 2), head = (int64_t)r * a.heads + g * a.group;
+    float *partial = a.partial + (head * a.blocks + t.part) * (a.dv + 2);
+    weigh_keys(a, m.scores, m.n, t, partial, step);
     __syncthreads();
     sum_values<KIND, ALIGNED>(a, m, r, g, first, end, partial, step);
 }
@@ -496,7 +497,8 @@ static void attend_rows(const weft_exec *x, attend_problem a, int first) {
     unsigned rows = (unsigned)a.places.rows;
     a.splits = a.blocks;
     if (a.tensor) share_out_leaves(&a);
-    if (has_few_leaves(a) && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
+    bool few_leaves = a.blocks <= (has_few_heads(a) ? FEW_LEAVES : FEW_OF_MANY);
+    if (few_leaves && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = device_counters(x);
     if (a.tensor)
         launch_kernel(x, a, first == 0, choose_tiles(a), tensor_bytes(a));
