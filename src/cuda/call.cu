@@ -10,17 +10,14 @@
  * sequence of wishes. So the kernels of a list of addresses that comes a second time are captured as a
  * CUDA graph, on a stream of the call's own, and from then on one launch repeats them. Only the
  * addresses are in it; what lies there is read when it runs, and so are the run's numbers. */
-#include <cuda_runtime.h>
-
-#include <map>
-#include <vector>
+#include "cuda/products/library.cuh"
 
 extern "C" {
 #include "core/function.h"
-
-extern const struct weft_call_backend weft_cuda_calls;
 }
-#include "cuda/products/library.cuh"
+
+#include <map>
+#include <vector>
 
 static const unsigned long long NO_FAULT = ~0ULL;
 
@@ -194,6 +191,6 @@ static weft_status settle(void) {
 
 static_assert(sizeof(weft_cuda_run) <= WEFT_ARENA_ALIGN, "the run's numbers have a line");
 
-const struct weft_call_backend weft_cuda_calls = {
+extern "C" const struct weft_call_backend weft_cuda_calls = {
     WEFT_ARENA_ALIGN, open_call, close_call, start_call, find_fault, settle,
 };

@@ -10,8 +10,6 @@
 #include "cuda/decode/draw.cuh"
 #include "cuda/products/streamed.cuh"
 
-extern "C" const struct weft_sampler_backend weft_cuda_samplers;
-
 enum { ROWS = WEFT_RUN_ROWS, READ_ROWS = 2048, THREADS = 512 };
 static_assert(sizeof(weft_run_rows) <= 4000,
               "they are a parameter of a kernel, with 96 bytes more");
@@ -293,7 +291,7 @@ static int64_t reads(void) {
     return weft_cuda_device()->wgmma ? READ_ROWS : 0;
 }
 
-const struct weft_sampler_backend weft_cuda_samplers = {
+extern "C" const struct weft_sampler_backend weft_cuda_samplers = {
     ROWS,   open_sampler, close_sampler,   set_pages, start,
     finish, read_logits,  weft_cuda_draws, folds,     reads,
 };

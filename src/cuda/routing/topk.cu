@@ -28,7 +28,6 @@
 #include "cuda/functions.cuh"
 #include "cuda/routing/routing.cuh"
 #include "cuda/tensor/tma.cuh"
-#include "cuda/tensor/tma_map.cuh"
 
 enum {
     TILE = 128,
