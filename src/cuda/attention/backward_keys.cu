@@ -525,18 +525,13 @@ void flash_backward_dkdv(const attention_problem &p, const attention_gradients &
     with_widths(p, [&](auto widths) {
         using W = decltype(widths);
         using S = typename W::BY_KEYS;
-        auto kernel =
-            keyed ? flash_backward_dkdv_kernel<S, KEYED> : flash_backward_dkdv_kernel<S, GENERAL>;
-        if (p.pos == WEFT_POS_RELATIVE) {
-            kernel = flash_backward_dkdv_kernel<S, RELATIVE>;
-        } else if constexpr (W::HAS_BARE) {
-            if (p.softcap > 0)
-                kernel = flash_backward_dkdv_kernel<S, CAPPED>;
-            else if (!has_extras(p))
-                kernel = flash_backward_dkdv_kernel<S, BARE>;
-        }
         int64_t columns = (int64_t)p.batch * p.kv_heads * w.parts;
-        launch_backward<S>(kernel, p, g, w, group_blocks(columns, ceil_div(p.keys, S::KEYS)),
-                           stream);
+        dim3 blocks = group_blocks(columns, ceil_div(p.keys, S::KEYS));
+        with_extent<W>(p, [&](auto extent) {
+            constexpr int EXTENT = decltype(extent)::value;
+            auto kernel = flash_backward_dkdv_kernel<S, EXTENT>;
+            if (EXTENT == KEYED && !keyed) kernel = flash_backward_dkdv_kernel<S, GENERAL>;
+            launch_backward<S>(kernel, p, g, w, blocks, stream);
+        });
     });
 }

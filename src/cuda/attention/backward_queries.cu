@@ -358,15 +358,9 @@ void flash_backward_dq(const attention_problem &p, const attention_gradients &g,
     with_widths(p, [&](auto widths) {
         using W = decltype(widths);
         using S = typename W::BY_QUERIES;
-        auto kernel = flash_backward_dq_kernel<S, KEYED>;
-        if (p.pos == WEFT_POS_RELATIVE) {
-            kernel = flash_backward_dq_kernel<S, RELATIVE>;
-        } else if constexpr (W::HAS_BARE) {
-            if (p.softcap > 0)
-                kernel = flash_backward_dq_kernel<S, CAPPED>;
-            else if (!has_extras(p))
-                kernel = flash_backward_dq_kernel<S, BARE>;
-        }
-        launch_backward<S>(kernel, p, g, w, query_blocks(p, S::QUERIES), stream);
+        with_extent<W>(p, [&](auto extent) {
+            auto kernel = flash_backward_dq_kernel<S, decltype(extent)::value>;
+            launch_backward<S>(kernel, p, g, w, query_blocks(p, S::QUERIES), stream);
+        });
     });
 }

@@ -567,18 +567,14 @@ bool attention_fits_flash(const attention_problem &p) {
 void flash_forward(const attention_problem &p, cudaStream_t stream) {
     with_widths(p, [&](auto widths) {
         using W = decltype(widths);
-        if (p.pos == WEFT_POS_RELATIVE) return launch<typename W::FORWARD, RELATIVE>(p, stream);
-        if constexpr (W::HAS_BARE)
-            if (p.softcap > 0) return launch<typename W::FORWARD, CAPPED>(p, stream);
-        if constexpr (W::DQK >= 128 && W::DV >= 96)
-            if (weft_cuda_device()->wgmma) {
-                using S = produced_shape<W::DQK, W::DV, produced_keys<W::DQK, W::DV>>;
-                if constexpr (W::HAS_BARE)
-                    if (!has_extras(p)) return launch_produced<S, BARE>(p, stream);
-                return launch_produced<S, KEYED>(p, stream);
-            }
-        if constexpr (W::HAS_BARE)
-            if (!has_extras(p)) return launch<typename W::FORWARD, BARE>(p, stream);
-        launch<typename W::FORWARD, KEYED>(p, stream);
+        with_extent<W>(p, [&](auto extent) {
+            constexpr int EXTENT = decltype(extent)::value;
+            if constexpr (W::DQK >= 128 && W::DV >= 96 && (EXTENT == BARE || EXTENT == KEYED))
+                if (weft_cuda_device()->wgmma) {
+                    using S = produced_shape<W::DQK, W::DV, produced_keys<W::DQK, W::DV>>;
+                    return launch_produced<S, EXTENT>(p, stream);
+                }
+            launch<typename W::FORWARD, EXTENT>(p, stream);
+        });
     });
 }

@@ -27,6 +27,16 @@ static inline bool has_extras(const attention_problem &p) {
            p.softcap > 0;
 }
 
+/* Calls f with what a score has, as far as widths W are compiled for it: f(constant<KEYED>()). */
+template <typename W, typename F> static inline void with_extent(const attention_problem &p, F f) {
+    if (p.pos == WEFT_POS_RELATIVE) return f(constant<RELATIVE>());
+    if constexpr (W::HAS_BARE) {
+        if (p.softcap > 0) return f(constant<CAPPED>());
+        if (!has_extras(p)) return f(constant<BARE>());
+    }
+    f(constant<KEYED>());
+}
+
 /* The soft-cap of a score, both to the base 2. */
 __device__ static inline float softcapped(float s, float cap) {
     return cap - __fdividef(2.0f * cap, power_of_two(s * (2.0f * LOG2E / cap)) + 1.0f);
