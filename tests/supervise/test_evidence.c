@@ -16,8 +16,8 @@ static const struct {
 } studies[] = {{"longer", 3},       {"optim", 16},      {"tying", 15},       {"sparse", 15},
                {"latent", 18},      {"mix", 27},        {"ratio", 18},       {"long", 39},
                {"entailment", 15},  {"needle", 20},     {"mup", 48},         {"entailment-long", 9},
-               {"needle-more", 42}, {"again", 15},      {"pilot", 16},       {"ladder-10m", 84},
-               {"ladder-25m", 84},  {"cache-10m", 204}, {"winners-muon", 84}};
+               {"needle-more", 42}, {"again", 15},      {"pilot", 16},       {"ladder-10m", 63},
+               {"ladder-25m", 63},  {"cache-10m", 102}, {"winners-muon", 63}};
 enum { STUDIES = sizeof studies / sizeof studies[0] };
 
 /* The repository's root, from which the tests are run. */
