@@ -127,7 +127,7 @@ TEST(test_the_rungs_are_equal_in_what_they_say) {
         json_decref(all);
     }
     shell_succeeds("WEFT='%s' DATA=embedded scripts/evidence ladder-25m --device cpu --list "
-                   "2>/dev/null | grep -q '^about 301 minutes on an H200'",
+                   "2>/dev/null | grep -q '^about 225 minutes on an H200'",
                    weft());
 }
 
