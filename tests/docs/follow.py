@@ -1,11 +1,12 @@
 """Follows the pages on adding an option, an attention, a unary operation and another, to the letter, in a tree that may be changed.
 
-    follow.py TREE [option] [attention] [unary] [operation]
+    follow.py TREE [--places] [option] [attention] [unary] [operation]
 
 What is added comes from the pages' own blocks of code; the place where a page says it goes is found by a
 line that is there today. Then the page's commands are run. The reference vectors need PyTorch and NumPy in
 the python3 of the path: without them those lines, and the tests that need the vectors, are left out.
-Ends on 0, or on 1 with what failed. make test-long runs it.
+Ends on 0, or on 1 with what failed. make test-long runs it. --places: runs no command, only looks whether every
+place is there.
 """
 import os
 import re
@@ -16,6 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from commands import blocks, commands  # noqa: E402
 
 failed = []
+places = "--places" in sys.argv
 
 
 def read(path):
@@ -51,6 +53,8 @@ def put(path, after, text, before=False):
 
 
 def run(command, status=0):
+    if places:
+        return
     done = subprocess.run(["bash", "-c", command], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, check=False)
     print("$ %s\n  [exit %d] %s" % (command, done.returncode, (done.stdout.strip().split("\n") or [""])[-1][:160]), flush=True)
@@ -75,7 +79,7 @@ def run_page(page, torch, expect=(), leave=(), begin=""):
 def follow_option(torch):
     page = Page("docs/guide/add-an-option.md")
     put("src/config/options.def", '       "Dropout on the two residual branches, in training.")\n', page.block("NUMBER(head_scale"))
-    put("src/model/transformer.c", "    x = build_layers(b, x);\n", "    " + page.block("if (c->head_scale"))
+    put("src/model/transformer.c", "    if (c->mup) x = weft_scale(b->g, x, 1 / weft_config_mup(c)); /* the logits' scale */\n", "    " + page.block("if (c->head_scale"))
     put("tests/reference/model_config.py", '    "DROPOUT": (float, None),\n', "    " + page.block('"HEAD_SCALE": ('))
     put("tests/reference/model.py", '    x = norm(c, params, "ln_f", x)\n', "    " + page.block('x = x * c["HEAD_SCALE"]'))
     config = read("tests/model/configs/dot-rope.config").replace("# rotary positions", "# a factor of the logits", 1)
@@ -134,7 +138,7 @@ def main():
     os.chdir(sys.argv[1])
     torch = subprocess.run(["python3", "-c", "import torch, numpy"], stderr=subprocess.DEVNULL, check=False).returncode == 0
     pages = {"option": follow_option, "attention": follow_attention, "unary": follow_unary, "operation": follow_operation}
-    for name in sys.argv[2:] or list(pages):
+    for name in [name for name in sys.argv[2:] if name != "--places"] or list(pages):
         print("## add an %s" % name)
         pages[name](torch)
     for line in failed:

@@ -62,25 +62,34 @@ TEST(test_a_folder_of_two_pages_is_found) {
     free(said);
 }
 
-/* The three pages on adding something, followed in a copy of the tree, which is then built and tested. */
-TEST(test_the_pages_on_adding_can_be_followed) {
+/* The pages on adding something, followed in a copy of the tree. */
+static void follow_pages(const char *name, const char *options) {
     char line[4096];
-    if (!getenv("WEFT_TEST_LONG")) {
-        print_message("builds weft in a copy: make test-long does\n");
-        skip();
-    }
-    const char *tree = scratch_path("tree"), *said = scratch_path("said.txt");
+    const char *tree = scratch_path("%s", name), *said = scratch_path("%s.txt", name);
     snprintf(line, sizeof line,
              "mkdir '%s' && cp -a Makefile Kconfig weft.pc.in README.md CHANGELOG.md "
              "CONTRIBUTING.md SECURITY.md "
              "LICENSE bench completions defconfigs docs examples include mk python scripts src "
-             "tests '%s' && env -u MAKEFLAGS -u MAKELEVEL python3 tests/docs/follow.py '%s' "
+             "tests '%s' && env -u MAKEFLAGS -u MAKELEVEL python3 tests/docs/follow.py '%s' %s "
              ">'%s' 2>&1",
-             tree, tree, tree, said);
+             tree, tree, tree, options, said);
     if (system(line) != 0) {
         char *text = file_read(said, NULL), *wrong = strstr(text, "FAILED ");
         fail_msg("%s", wrong ? wrong : text);
     }
+}
+
+TEST(test_what_the_pages_on_adding_change_is_there) {
+    follow_pages("places", "--places");
+}
+
+/* Which is then built and tested. */
+TEST(test_the_pages_on_adding_can_be_followed) {
+    if (!getenv("WEFT_TEST_LONG")) {
+        print_message("builds weft in a copy: make test-long does\n");
+        skip();
+    }
+    follow_pages("tree", "");
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)
