@@ -214,8 +214,7 @@ static void add_piece(const weft_reduce *r, const weft_reduce_bucket *s, weft_sp
     put_mean(r, result, n);
 }
 
-WEFT_TASK(add_chunk) {
-    const weft_reduce_bucket *s = context;
+WEFT_TASK(add_chunk, const weft_reduce_bucket *s) {
     const weft_reduce *r = s->r;
     weft_span own = piece_of(r, s->bucket, r->rank);
     int64_t first = task * CHUNK, n = own.count - first < CHUNK ? own.count - first : CHUNK;

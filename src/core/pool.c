@@ -248,8 +248,7 @@ typedef struct {
 
 /* Each thread takes one task, since none ends before all have begun, and writes its own share,
  * whichever task it has. */
-WEFT_TASK(zero_share) {
-    zeroing *z = context;
+WEFT_TASK(zero_share, zeroing *z) {
     const weft_pool *pool = z->pool;
     (void)task;
     atomic_fetch_add(&z->begun, 1);

@@ -17,9 +17,15 @@ typedef struct weft_pool weft_pool;
 
 /* `thread` is 0 .. weft_pool_size - 1: an index for scratch memory, never for results. */
 typedef void (*weft_task)(void *context, int64_t task, int thread);
-/* One by name: WEFT_TASK(add_chunk) { ... } */
-#define WEFT_TASK(name)                                                                            \
-    static void name(void *context, int64_t task, __attribute__((unused)) int thread)
+/* One by name, with its context as what it is: WEFT_TASK(add_chunk, const sum *s) { ... } of s, task and
+ * thread; without, of `void *context`. */
+#define WEFT_TASK(...) WEFT_TASK_OF(__VA_ARGS__, void *context, )
+#define WEFT_TASK_OF(name, own, ...)                                                               \
+    static inline void name##_body(own, int64_t task, int thread);                                 \
+    static void name(void *context, int64_t task, int thread) {                                    \
+        name##_body(context, task, thread);                                                        \
+    }                                                                                              \
+    static inline void name##_body(own, int64_t task, __attribute__((unused)) int thread)
 
 /* A pool of `threads` (0: one a processor this process may use). The caller's thread is one of
  * them, so 1 starts none. */

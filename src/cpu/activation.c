@@ -141,8 +141,7 @@ static void gate_mix_back_row(const void *context, int64_t p) {
 }
 
 /* A task is one row of d_gate: a sequence's, or a position's. */
-WEFT_TASK(d_gate_row) {
-    const head_run *k = context;
+WEFT_TASK(d_gate_row, const head_run *k) {
     const real *dots = weft_workspace(k->x, k->n);
     int64_t span = gates_of(k)->shape[1] != k->time ? k->time : 1, first = task * span;
     for (int64_t h = 0; h < k->heads; h += VLEN) {
@@ -221,8 +220,7 @@ static void draw_words(uint64_t key, uint32_t first, uint32_t sequence, uint32_t
     }
 }
 
-WEFT_TASK(drop_chunk) {
-    const dropping *k = context;
+WEFT_TASK(drop_chunk, const dropping *k) {
     int64_t b = task / k->chunks, first = task % k->chunks * k->chunk;
     int64_t end = min_i64(first + k->chunk, k->length);
     const weft_run *run = weft_exec_current_run(k->x);

@@ -269,8 +269,7 @@ static void begin_tile(const query_task *t) {
     }
 }
 
-WEFT_TASK(attend_tile) {
-    const forward *f = context;
+WEFT_TASK(attend_tile, const forward *f) {
     const weft_attention_attr *a = f->p.a;
     real_block memory = {f->scratch + thread * f->scratch_size, 0};
     int64_t bh = task / f->tiles, tile = f->tiles - 1 - task % f->tiles;

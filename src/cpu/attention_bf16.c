@@ -186,8 +186,7 @@ static void attend_block(const query_task *t, int64_t row) {
                     columns);
 }
 
-WEFT_TASK(attend_tile) {
-    const forward *f = context;
+WEFT_TASK(attend_tile, const forward *f) {
     const weft_attention_attr *a = f->p.a;
     real_block memory = {f->scratch + thread * f->scratch_size, 0};
     int64_t bh = task / f->tiles, tile = f->tiles - 1 - task % f->tiles;

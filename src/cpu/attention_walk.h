@@ -163,8 +163,7 @@ static void work_head(const backward *w, pair_task *t, const division_part *of) 
         write_queries(g, t->b, t->h, 0, a->queries, t->dq, t->s.widened);
 }
 
-WEFT_TASK(work_task) {
-    const backward *w = context;
+WEFT_TASK(work_task, const backward *w) {
     const back_problem *g = &w->g;
     real_block memory = {g->scratch + thread * g->scratch_size, 0};
     division_part of = part_of_task(g->p.a, &g->split, task);
@@ -198,8 +197,8 @@ static void sum_panel_rows(sum_panels first, int64_t count, int64_t stride, int6
 }
 
 /* dQ of some rows of a head. */
-WEFT_TASK(sum_query_rows) {
-    const back_problem *g = &((const backward *)context)->g;
+WEFT_TASK(sum_query_rows, const backward *w) {
+    const back_problem *g = &w->g;
     const weft_attention_attr *a = g->p.a;
     int64_t blocks = ceil_div(a->queries, SUM_ROWS), bh = task / blocks;
     int64_t r0 = task % blocks * SUM_ROWS, rows = min_i64(SUM_ROWS, a->queries - r0);
@@ -211,8 +210,8 @@ WEFT_TASK(sum_query_rows) {
 }
 
 /* dK, dV and dn of some keys of a key head and a range. */
-WEFT_TASK(sum_key_rows) {
-    const back_problem *g = &((const backward *)context)->g;
+WEFT_TASK(sum_key_rows, const backward *w) {
+    const back_problem *g = &w->g;
     const weft_attention_attr *a = g->p.a;
     const division *d = &g->split;
     int64_t blocks = ceil_div(d->part_keys, SUM_ROWS), heads = a->batch * a->kv_heads;

@@ -143,8 +143,7 @@ static void choose_above(const gather_run *g, int64_t r, int64_t seen, kept *row
     if (g->attr->normalize) row->factor = sum > 0 ? (real)(1 / sum) : 0;
 }
 
-WEFT_TASK(choose_row) {
-    const gather_run *g = context;
+WEFT_TASK(choose_row, const gather_run *g) {
     kept *row = g->rows + task;
     *row = (kept){.factor = 1};
     if (g->places.slot[task] < 0) return;
@@ -190,8 +189,7 @@ static ALWAYS_INLINE void gather_strip_of(const gather_run *g, int64_t task,
     write_reals(g->x, g->n->out[0], r * g->width + column, n, sum);
 }
 
-WEFT_TASK(gather_strip) {
-    const gather_run *g = context;
+WEFT_TASK(gather_strip, const gather_run *g) {
     BY_KIND(g->pages.kind, gather_strip_of, g, task);
 }
 

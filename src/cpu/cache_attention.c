@@ -213,8 +213,7 @@ static int64_t count_blocks(const attend_run *a, int64_t row, int64_t last) {
     return a->places.position[last] / BLOCK - first_seen(a, row) / BLOCK + 1;
 }
 
-WEFT_TASK(attend_block) {
-    const attend_run *a = context;
+WEFT_TASK(attend_block, const attend_run *a) {
     int64_t at = task / a->parts, part = task % a->parts, run = find_last(a->first, a->runs, at);
     int64_t row = a->run[run], last = a->run[run + 1] - 1;
     int64_t base = (first_seen(a, row) / BLOCK + at - a->first[run]) * BLOCK;
@@ -242,8 +241,7 @@ static void add_times(real *restrict sum, const real *restrict x, real factor, i
 }
 
 /* A row's head: its blocks, in order. */
-WEFT_TASK(join_blocks) {
-    const attend_run *a = context;
+WEFT_TASK(join_blocks, const attend_run *a) {
     int64_t r = task / a->heads, blocks = count_blocks(a, r, r);
     const weft_tensor *o = a->n->out[0];
     real *sum = a->partial + task * a->blocks * (a->dv + 2), total = 0;
@@ -274,8 +272,7 @@ WEFT_TASK(join_blocks) {
 }
 
 /* The weights of a row's block of keys, over all heads. */
-WEFT_TASK(join_weights) {
-    const attend_run *a = context;
+WEFT_TASK(join_weights, const attend_run *a) {
     int64_t context_keys = a->attr->context, chunks = ceil_div(context_keys, BLOCK);
     int64_t r = task / chunks, first = task % chunks * BLOCK;
     if (a->places.slot[r] < 0) return;

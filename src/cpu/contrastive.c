@@ -64,8 +64,7 @@ static contrast contrast_of(weft_exec *x, const weft_node *n, const weft_tensor 
 }
 
 /* u_i = x_i / n_i. The norms are made in the forward pass and read in the backward pass. */
-WEFT_TASK(normalise_row) {
-    const contrast *c = context;
+WEFT_TASK(normalise_row, const contrast *c) {
     real *u = c->u + task * c->padded;
     const real *x = tile_in(c->x, c->from, task * c->width, c->width, u);
     if (c->measures) {
@@ -134,8 +133,7 @@ static double row_loss(real *score, int64_t rows, int64_t i, real *lse) {
     return (double)(top - own) + log1p(rest);
 }
 
-WEFT_TASK(loss_group) {
-    const contrast *c = context;
+WEFT_TASK(loss_group, const contrast *c) {
     real *strip = c->strip + thread * c->per_thread;
     group_scores(c, task, strip);
     int64_t start = loss_start(c, task), first = group_start(c, task);
@@ -177,8 +175,7 @@ static void weigh_scores(const contrast *c, const real *all, int64_t i, real *sc
     score[weft_infonce_other(c->pairs, i)] -= c->pairs ? c->slope : 2 * c->slope;
 }
 
-WEFT_TASK(back_group) {
-    const contrast *c = context;
+WEFT_TASK(back_group, const contrast *c) {
     real *strip = c->strip + thread * c->per_thread, *du = strip + GROUP * c->scores;
     int64_t start = loss_start(c, task), first = group_start(c, task);
     group_scores(c, task, strip);

@@ -169,8 +169,7 @@ static int64_t tile_ld(const gemm_cut *cut) {
     return ceil_div(cut->tile_n, 32) * 32 + 16;
 }
 
-WEFT_TASK(measure_tile) {
-    const entropy_work *w = context;
+WEFT_TASK(measure_tile, const entropy_work *w) {
     entropy_tile t = tile_of(&w->in_hand, &w->cut, task);
     real *tile = (real *)(w->scratch + thread * w->scratch_bytes);
     int64_t ld = tile_ld(&w->cut), first = w->piece * w->cut.tile_n + t.place.column;
@@ -206,8 +205,7 @@ static vreal join_pieces(const entropy_work *w, int64_t row, int64_t count) {
     return lse;
 }
 
-WEFT_TASK(join_rows) {
-    const entropy_work *w = context;
+WEFT_TASK(join_rows, const entropy_work *w) {
     real *lse = w->lse + w->part.row;
     int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows);
     for (int64_t row = task * JOIN_ROWS; row < end; row += VLEN) {
@@ -217,8 +215,7 @@ WEFT_TASK(join_rows) {
 }
 
 /* Exponentials of a tile to gradients of its logits. */
-WEFT_TASK(differentiate_tile) {
-    const entropy_work *w = context;
+WEFT_TASK(differentiate_tile, const entropy_work *w) {
     const real *lse = w->lse + w->part.row;
     entropy_tile t = tile_of(&w->logits, &w->cut, task);
     for (int64_t i = 0; i < t.place.m; i++) {
@@ -268,8 +265,7 @@ typedef struct {
     real factor;
 } filling;
 
-WEFT_TASK(fill_values) {
-    const filling *f = context;
+WEFT_TASK(fill_values, const filling *f) {
     int64_t at = task * FILL_VALUES, n = min_i64(FILL_VALUES, f->count - at);
     if (f->sums)
         round_bf16((uint16_t *)weft_data(f->x, f->to) + f->first + at, f->sums + at, n);

@@ -45,8 +45,7 @@ typedef struct {
     const int32_t *tokens; /* [batch · length] */
 } embed_work;
 
-WEFT_TASK(embed_tokens) {
-    const embed_work *e = context;
+WEFT_TASK(embed_tokens, const embed_work *e) {
     const weft_tensor *wte = e->n->in[0], *wpe = e->n->in[2];
     int64_t end = min_i64((task + 1) * TASK_TOKENS, e->batch * e->length);
     for (int64_t i = task * TASK_TOKENS; i < end; i++) {
@@ -83,8 +82,7 @@ DEFINE_KERNEL(embed) {
 }
 
 /* Rows of the table that tokens point to, or positions. */
-WEFT_TASK(sum_rows) {
-    const embed_work *e = context;
+WEFT_TASK(sum_rows, const embed_work *e) {
     const weft_tensor *addend = e->tokens ? e->n->in[WEFT_EMBED_BACK_ADDEND] : NULL;
     int64_t column = task % e->strips * STRIP, n = min_i64(STRIP, e->width - column);
     int64_t row = task / e->strips * e->band, end = min_i64(row + e->band, e->rows);

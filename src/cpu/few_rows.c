@@ -312,8 +312,7 @@ static void sum_task(const few_run *f, const dot_work *d, int64_t m, int64_t n, 
         EITHER(d->bf16, step_columns, d, m, n, sums);
 }
 
-WEFT_TASK(run_columns) {
-    const few_run *f = context;
+WEFT_TASK(run_columns, const few_run *f) {
     const gemm_product *p = f->p;
     int64_t piece = task / f->tasks, column = task % f->tasks * f->columns;
     int64_t g = piece / f->pieces, row = piece % f->pieces * GEMM_FEW_ROWS;

@@ -87,8 +87,7 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
         }
 }
 
-WEFT_TASK(copy_rows) {
-    const gemm_product *p = context;
+WEFT_TASK(copy_rows, const gemm_product *p) {
     int64_t bands = ceil_div(p->m, COPY_ROWS), g = task / bands, row = task % bands * COPY_ROWS;
     for (int64_t end = min_i64(row + COPY_ROWS, p->m); row < end; row++)
         memcpy(gemm_part(p->c, g, row, 0).data, gemm_part(p->addend, g, row, 0).data,

@@ -185,8 +185,7 @@ static weft_status run_groups(weft_exec *x, const weft_node *n, const weft_tenso
 DEFINE_KERNEL_AS(head_pool, run_groups(x, n, n->in[0], n->out[0], head_pool_row))
 DEFINE_KERNEL_AS(head_spread, run_groups(x, n, n->out[0], n->in[0], head_spread_row))
 
-WEFT_TASK(head_scale_back_block) {
-    const grouped *k = context;
+WEFT_TASK(head_scale_back_block, const grouped *k) {
     double *sums = k->partial + task * k->heads;
     int64_t end = min_i64((task + 1) * k->block, k->rows);
     for (int64_t h = 0; h < k->heads; h++)
@@ -233,8 +232,7 @@ static ALWAYS_INLINE void transpose_band(const char *from, char *to, int64_t n, 
             memcpy(to + (j * rows + i) * size, from + (i * columns + j) * size, (size_t)size);
 }
 
-WEFT_TASK(head_transpose_task) {
-    const transposing *k = context;
+WEFT_TASK(head_transpose_task, const transposing *k) {
     int64_t rows = k->from->shape[1], columns = k->from->shape[2], bands = ceil_div(rows, BAND);
     int64_t head = task / bands, row = task % bands * BAND, n = min_i64(BAND, rows - row);
     int64_t size = (int64_t)weft_dtype_size(k->from->dtype), first = head * rows * columns;
@@ -267,8 +265,7 @@ typedef struct {
     bool back;
 } copying;
 
-WEFT_TASK(copy_piece) {
-    const copying *c = context;
+WEFT_TASK(copy_piece, const copying *c) {
     int64_t i = task / c->pieces, at = task % c->pieces * c->piece;
     size_t length = (size_t)min_i64(c->piece, c->bytes - at);
     if (!c->parts[i]) return;

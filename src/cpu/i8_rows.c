@@ -139,8 +139,7 @@ TILE_TARGET static int64_t sum_tiles(const i8_run *r, int64_t m, const int8_t *w
 #include "cpu/bytes_each.h"
 #endif
 
-WEFT_TASK(run_columns) {
-    const i8_run *r = context;
+WEFT_TASK(run_columns, const i8_run *r) {
     const gemm_product *p = r->p;
     int64_t column = task * r->columns, n = min_i64(r->columns, p->n - column);
     const float *scales = (const float *)((const int8_t *)p->b.data + p->n * r->ld) + column;

@@ -80,8 +80,7 @@ static const real *take_row(const bias_run *b, int64_t at, int64_t n, real *scra
     return dx;
 }
 
-WEFT_TASK(sum_band) {
-    const bias_run *b = context;
+WEFT_TASK(sum_band, const bias_run *b) {
     int64_t band = task / b->strips, column = task % b->strips * STRIP;
     int64_t n = min_i64(STRIP, b->columns - column);
     int64_t end = min_i64((band + 1) * BAND, b->rows);
@@ -103,8 +102,7 @@ WEFT_TASK(sum_band) {
     }
 }
 
-WEFT_TASK(add_bands) {
-    const bias_run *b = context;
+WEFT_TASK(add_bands, const bias_run *b) {
     int64_t column = task * STRIP, n = min_i64(STRIP, b->columns - column);
     real total[STRIP];
     memcpy(total, b->sums + column, (size_t)n * sizeof(real));
@@ -151,8 +149,7 @@ typedef struct {
 } deviations_run;
 
 /* Of one group of columns of a row, in place. */
-WEFT_TASK(make_deviations) {
-    const deviations_run *d = context;
+WEFT_TASK(make_deviations, const deviations_run *d) {
     int64_t half = d->group / 2;
     apply_tensors(d->x, deviation_vector, 1, &d->y, d->y, task * d->group + half, half, NULL);
 }

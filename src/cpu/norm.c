@@ -222,8 +222,7 @@ static ALWAYS_INLINE void norm_rows(const norm_job *j, int64_t row, int64_t end,
 }
 
 /* With the usual kinds of norm as constants. */
-WEFT_TASK(norm_block) {
-    const norm_job *j = context;
+WEFT_TASK(norm_block, const norm_job *j) {
     real *scratch = j->scratch + thread * j->per_thread;
     int64_t row = task * j->block, end = min_i64(row + j->block, j->rows);
     if (!j->in[IN_R].data)
@@ -423,8 +422,7 @@ static ALWAYS_INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t
     finish_row(j, j->out[OUT_DX], trail.row, trail.dx);
 }
 
-WEFT_TASK(norm_back_blocks) {
-    const norm_job *j = context;
+WEFT_TASK(norm_back_blocks, const norm_job *j) {
     real *scratch = j->scratch + thread * j->per_thread;
     int64_t last = min_i64((task + 1) * j->together, ceil_div(j->rows, j->block));
     for (int64_t block = task * j->together; block < last; block++) {
@@ -458,8 +456,7 @@ static const weft_tensor *gain_sums(const norm_job *j) {
     return j->n->out[j->group.first ? WEFT_NORM_BACK_DW_NEXT : WEFT_NORM_BACK_DW];
 }
 
-WEFT_TASK(norm_sum_columns) {
-    const norm_job *j = context;
+WEFT_TASK(norm_sum_columns, const norm_job *j) {
     sum_blocks(j, gain_sums(j), 0, task * COLUMNS);
     sum_blocks(j, j->n->out[WEFT_NORM_BACK_DB], 1, task * COLUMNS);
     sum_blocks(j, j->n->out[WEFT_NORM_BACK_SUMS], 2, task * COLUMNS);

@@ -41,8 +41,7 @@ static int64_t list_workspace(const weft_node *n, int start, int stride) {
     return (tensors + 1 + count_chunks(n, start, stride, NULL)) * 8;
 }
 
-WEFT_TASK(run_some) {
-    chunk_list *list = context;
+WEFT_TASK(run_some, chunk_list *list) {
     int64_t chunks = list->first[list->tensors], end = (task + 1) * list->together;
     for (int64_t i = task * list->together; i < min_i64(end, chunks); i++)
         list->each(list, i, thread);
@@ -72,8 +71,7 @@ static void add_squares(double *restrict sum, const real *restrict a, int64_t n)
         sum[lane] += (double)a[i + lane] * (double)a[i + lane];
 }
 
-WEFT_TASK(norm_chunk) {
-    const chunk_list *list = context;
+WEFT_TASK(norm_chunk, const chunk_list *list) {
     int64_t index = find_last(list->first, list->tensors, task);
     const weft_tensor *t = list->n->in[index];
     int64_t at = (task - list->first[index]) * CHUNK;
@@ -189,8 +187,7 @@ static void take_given(real *p, const uint16_t *given, int64_t len) {
     }
 }
 
-WEFT_TASK(adamw_chunk) {
-    const chunk_list *list = context;
+WEFT_TASK(adamw_chunk, const chunk_list *list) {
     const real *control = weft_data(list->x, list->n->in[0]);
     int64_t index = find_last(list->first, list->tensors, task);
     weft_tensor *const *slot = list->n->in + 1 + index * WEFT_SLOT_SIZE;
@@ -291,8 +288,7 @@ static muon_place muon_place_of(const weft_muon_attr *a, int64_t chunk) {
     return m;
 }
 
-WEFT_TASK(muon_direction_chunk) {
-    const muon_run *r = context;
+WEFT_TASK(muon_direction_chunk, const muon_run *r) {
     muon_place at = muon_place_of(r->attr, task);
     weft_tensor *const *in = r->n->in + at.piece * WEFT_MUON_DIRECTION_SIZE;
     const weft_tensor *out = r->n->out[0];
@@ -341,8 +337,7 @@ DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
     return run_tasks(x, chunks, muon_direction_chunk, &r);
 }
 
-WEFT_TASK(muon_step_chunk) {
-    const muon_run *r = context;
+WEFT_TASK(muon_step_chunk, const muon_run *r) {
     muon_place at = muon_place_of(r->attr, task);
     weft_tensor *const *in = r->n->in + at.piece * WEFT_MUON_STEP_SIZE;
     const weft_tensor *copy = in[WEFT_MUON_COPY];
@@ -366,8 +361,7 @@ DEFINE_KERNEL(muon_step) {
     return WEFT_OK;
 }
 
-WEFT_TASK(zero_masked_chunk) {
-    const chunk_list *list = context;
+WEFT_TASK(zero_masked_chunk, const chunk_list *list) {
     int64_t index = find_last(list->first, list->tensors, task);
     weft_tensor *const *in = list->n->in + index * WEFT_MASKED_SIZE;
     real *p = weft_data(list->x, in[WEFT_MASKED_PARAM]);

@@ -63,8 +63,7 @@ static char *panels_at(const panel_copy *c, int64_t g, int64_t d) {
     return c->to + g * copy_bytes(c, c->p->k) + copy_bytes(c, d);
 }
 
-WEFT_TASK(copy_part) {
-    const panel_copy *c = context;
+WEFT_TASK(copy_part, const panel_copy *c) {
     const gemm_product *p = c->p;
     const panel_form *f = c->form;
     int64_t step = PACK * copy_width(c), parts = ceil_div(c->count, step);
@@ -272,8 +271,7 @@ static void multiply_chunks(const panel_run *r, band_place at, char *a) {
         }
 }
 
-WEFT_TASK(multiply_band) {
-    const panel_run *r = context;
+WEFT_TASK(multiply_band, const panel_run *r) {
     const panel_form *f = r->form;
     char *a = r->scratch + thread * r->scratch_bytes;
     if (f->begin) f->begin();
@@ -405,8 +403,7 @@ static bool cut_shared_rows(const gemm_product *p, int threads, shared_rows *out
     return p->batch * out->pieces >= 2 * threads;
 }
 
-WEFT_TASK(multiply_piece) {
-    const shared_rows *r = context;
+WEFT_TASK(multiply_piece, const shared_rows *r) {
     const gemm_product *p = r->p;
     const panel_form *f = r->form;
     int64_t g = task / r->pieces, column = task % r->pieces * r->width;

@@ -40,8 +40,7 @@ static int64_t cut_workspace(const weft_node *n, int threads, char *at, rotation
                       {&k->scratch, threads * thread});
 }
 
-WEFT_TASK(fill_table_row) {
-    const rotation *k = context;
+WEFT_TASK(fill_table_row, const rotation *k) {
     double position = (double)task, *cosine = k->fine + task * 2 * k->half, size = 1;
     if (task >= k->near) {
         size = k->amplitude;
@@ -89,8 +88,7 @@ static void rotate_head(const rotation *k, int64_t at, const real *cosine, const
     tile_done(k->x, k->n->out[0], at, k->width, y);
 }
 
-WEFT_TASK(rotate_block) {
-    const rotation *k = context;
+WEFT_TASK(rotate_block, const rotation *k) {
     real *cosine = k->scratch + thread * k->per_thread, *sine = cosine + k->half;
     const char *from = weft_data(k->x, k->n->in[0]);
     char *to = weft_data(k->x, k->n->out[0]);

@@ -415,8 +415,7 @@ static void finish_list(real *weight, const int32_t *index, int64_t k, bool norm
         weight[i] /= sum;
 }
 
-WEFT_TASK(route_topk_task) {
-    const routing *c = context;
+WEFT_TASK(route_topk_task, const routing *c) {
     const weft_node *n = c->p.node;
     route_side r = make_side(c, task, thread);
     real *tile = thread_strip(c, thread);
@@ -491,8 +490,7 @@ static void set_floors(const route_side *r, const weft_route_attr *a, const real
     }
 }
 
-WEFT_TASK(route_dense_task) {
-    const routing *c = context;
+WEFT_TASK(route_dense_task, const routing *c) {
     const weft_exec *x = c->p.x;
     const weft_node *n = c->p.node;
     const weft_route_attr *a = c->attr;
@@ -529,8 +527,7 @@ ROUTING(route_dense, false, strip_reals(n))
 /* route_dense_back: dh_j = Σ_t w_tj dc_t, keys on the lanes. Where causal, rows before the first key
  * of the task do not see any of its keys. */
 
-WEFT_TASK(route_dense_back_task) {
-    const routing *c = context;
+WEFT_TASK(route_dense_back_task, const routing *c) {
     const weft_exec *x = c->p.x;
     const weft_node *n = c->p.node;
     const weft_route_attr *a = c->attr;

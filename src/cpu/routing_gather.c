@@ -65,8 +65,7 @@ static void add_scaled(const gather *c, const weft_tensor *t, int64_t at, real w
     if (i < n) vstore_part(y + i, vload_part(y + i, n - i) + vload_part(v + i, n - i) * w, n - i);
 }
 
-WEFT_TASK(route_gather_task) {
-    const gather *c = context;
+WEFT_TASK(route_gather_task, const gather *c) {
     int64_t b = task / c->row_tasks, first = task % c->row_tasks * GATHER_ROWS;
     const int32_t *index = weft_data(c->x, c->n->in[WEFT_GATHER_INDEX]);
     const real *weight = weft_data(c->x, c->n->in[WEFT_GATHER_WEIGHT]);
@@ -94,16 +93,14 @@ DEFINE_KERNEL(route_gather) {
     return WEFT_OK;
 }
 
-WEFT_TASK(sort_entries_task) {
-    const gather *c = context;
+WEFT_TASK(sort_entries_task, const gather *c) {
     const int32_t *index = weft_data(c->x, c->n->in[WEFT_GATHER_INDEX]);
     int64_t count = c->rows * c->k;
     list_places(index + task * count, count, c->keys, c->first + task * (c->keys + 1),
                 c->entry + task * count);
 }
 
-WEFT_TASK(route_gather_back_task) {
-    const gather *c = context;
+WEFT_TASK(route_gather_back_task, const gather *c) {
     int64_t f = task % c->width_tasks * GATHER_WIDTH, len = min_i64(GATHER_WIDTH, c->width - f);
     int64_t block = task / c->width_tasks, b = block / c->row_tasks;
     int64_t begin = block % c->row_tasks * GATHER_ROWS, count = c->rows * c->k;

@@ -52,8 +52,7 @@ WEFT_TASK(running_mean_back_strip) {
     sum_along(context, task, true);
 }
 
-WEFT_TASK(time_mean_strip) {
-    const strip_job *j = context;
+WEFT_TASK(time_mean_strip, const strip_job *j) {
     double sum[STRIP] = {0};
     real scratch[PART][STRIP];
     int64_t len, at = strip_at(j, task, j->time, &len), to = strip_at(j, task, 1, &len);
@@ -80,8 +79,7 @@ WEFT_TASK(time_mean_strip) {
     tile_done(j->x, j->out, to, len, y);
 }
 
-WEFT_TASK(time_mean_back_strip) {
-    const strip_job *j = context;
+WEFT_TASK(time_mean_back_strip, const strip_job *j) {
     real in_scratch[STRIP], out_scratch[STRIP];
     int64_t len, at = strip_at(j, task, j->time, &len), from = strip_at(j, task, 1, &len);
     const real *dy = tile_in(j->x, j->in, from, len, in_scratch);
