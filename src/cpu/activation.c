@@ -5,10 +5,7 @@
 
 /* The kernel of an operation that does NAME_vector to each element: of so many inputs and outputs. */
 #define ELEMENTWISE(name, inputs, outputs)                                                         \
-    TILE_FN(name##_tile) {                                                                         \
-        apply(name##_vector, inputs, in, outputs, out, len, NULL);                                 \
-    }                                                                                              \
-    TILEWISE(name, 0, inputs, outputs)
+    ELEMENTWISE_BY(name, name##_vector, 0, inputs, outputs, 0)
 
 #define UNARY(X, name, value, reads, gradient)                                                     \
     VECTOR_FN(name##_vector) {                                                                     \
@@ -68,17 +65,13 @@ static ALWAYS_INLINE void apply_columns(const chunked *c, vector_fn f, int n_in,
     }
 }
 
-TILE_FN(softplus_tile) {
+TILEWISE(softplus, 0, 1, 1) {
     apply_columns(c, softplus_vector, 1, c->n->in[0], at, len, in, out[0]);
 }
 
-TILEWISE(softplus, 0, 1, 1)
-
-TILE_FN(softplus_back_tile) {
+TILEWISE(softplus_back, 0, 2, 1) {
     apply_columns(c, softplus_back_vector, 2, c->n->in[1], at, len, in, out[0]);
 }
-
-TILEWISE(softplus_back, 0, 2, 1)
 
 /* The gate: a row is a position, x is o [B, T, H, D]. */
 static const weft_tensor *gates_of(const head_run *k) {

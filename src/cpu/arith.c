@@ -4,13 +4,11 @@
 
 #include "cpu/chunks.h"
 
-TILE_FN(fill_tile) {
+TILEWISE(fill, 0, 0, 1) {
     real value = (real)ATTR(c->n, weft_fill_attr)->value, *y = out[0];
     for (int64_t i = 0; i < len; i++)
         y[i] = value;
 }
-
-TILEWISE(fill, 0, 0, 1)
 
 VECTOR_FN(add_vector) {
     out[0] = in[0] + arg[0] * in[1];
@@ -41,18 +39,11 @@ DEFINE_KERNEL(add) {
     return run_chunks(x, n, 0, 1, 1, add_rows_tile);
 }
 
-TILE_FN(scale_tile) {
-    real alpha = (real)ATTR(c->n, weft_alpha_attr)->alpha;
-    apply(scale_vector, 1, in, 1, out, len, &alpha);
-}
+ELEMENTWISE_BY(scale, scale_vector, 0, 1, 1, (real)ATTR(c->n, weft_alpha_attr)->alpha)
 
-TILEWISE(scale, 0, 1, 1)
-
-TILE_FN(cast_tile) {
+TILEWISE(cast, 0, 1, 1) {
     memcpy(out[0], in[0], (size_t)len * sizeof(real));
 }
-
-TILEWISE(cast, 0, 1, 1)
 
 DEFINE_KERNEL_AS(dot, write_number(x, n->out[0], sum_products(x, n, 2)), .workspace = sum_workspace)
 
@@ -61,27 +52,17 @@ VECTOR_FN(dot_back_vector) {
     out[1] = arg[0] * in[0];
 }
 
-TILE_FN(dot_back_tile) {
-    real dy = read_number(c->x, c->n->in[0]);
-    apply(dot_back_vector, 2, in, 2, out, len, &dy);
-}
-
-TILEWISE(dot_back, 1, 2, 2)
+ELEMENTWISE_BY(dot_back, dot_back_vector, 1, 2, 2, read_number(c->x, c->n->in[0]))
 
 DEFINE_KERNEL_AS(sum_squares,
                  write_number(x, n->out[0],
                               sum_products(x, n, 1) * ATTR(n, weft_alpha_attr)->alpha),
                  .workspace = sum_workspace)
 
-TILE_FN(sum_squares_back_tile) {
-    real factor = (real)(2 * ATTR(c->n, weft_alpha_attr)->alpha) * read_number(c->x, c->n->in[0]);
-    apply(scale_vector, 1, in, 1, out, len, &factor);
-}
+ELEMENTWISE_BY(sum_squares_back, scale_vector, 1, 1, 1,
+               (real)(2 * ATTR(c->n, weft_alpha_attr)->alpha) * read_number(c->x, c->n->in[0]))
 
-TILEWISE(sum_squares_back, 1, 1, 1)
-
-static void row_squares_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(row_squares, n->in[0]) {
     int64_t start = ATTR(k->n, weft_row_squares_attr)->start;
     real *n = weft_data(k->x, k->n->out[0]);
     for (int64_t h = 0; h < k->heads; h++) { /* a head's columns from start on */
@@ -90,15 +71,12 @@ static void row_squares_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL_AS(row_squares, run_positions(x, n, n->in[0], row_squares_row))
-
 VECTOR_FN(zero_vector) {
     (void)in;
     out[0] = vset(0);
 }
 
-static void row_squares_back_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(row_squares_back, n->in[1]) {
     int64_t start = ATTR(k->n, weft_row_squares_attr)->start;
     const real *dn = weft_data(k->x, k->n->in[0]);
     const weft_tensor *dx = k->n->out[0];
@@ -109,5 +87,3 @@ static void row_squares_back_row(const void *context, int64_t p) {
         apply_tensors(k->x, scale_vector, 1, &k->from, dx, at + start, k->width - start, &factor);
     }
 }
-
-DEFINE_KERNEL_AS(row_squares_back, run_positions(x, n, n->in[1], row_squares_back_row))

@@ -95,9 +95,17 @@ static inline weft_status run_chunks(weft_exec *x, const weft_node *n, int first
     return WEFT_OK;
 }
 
-/* The kernel of an operation that is done tile by tile, by name##_tile. */
+/* The kernel of an operation that is done tile by tile, TILEWISE(name, ...) { ... } as a TILE_FN; and of one
+ * that does f to each element, with `number`, an expression in c, as its argument. */
 #define TILEWISE(name, first_in, n_in, n_out)                                                      \
-    DEFINE_KERNEL_AS(name, run_chunks(x, n, first_in, n_in, n_out, name##_tile))
+    TILE_FN(name##_tile);                                                                          \
+    DEFINE_KERNEL_AS(name, run_chunks(x, n, first_in, n_in, n_out, name##_tile))                   \
+    TILE_FN(name##_tile)
+#define ELEMENTWISE_BY(name, f, first_in, inputs, outputs, number)                                 \
+    TILEWISE(name, first_in, inputs, outputs) {                                                    \
+        real arg = number;                                                                         \
+        apply(f, inputs, in, outputs, out, len, &arg);                                             \
+    }
 
 /* Σ of input 0 times itself (n_in 1) or times input 1, by chunks; the node needs sum_workspace. */
 static inline double sum_products(weft_exec *x, const weft_node *n, int n_in) {
@@ -163,6 +171,16 @@ static inline weft_status run_positions(weft_exec *x, const weft_node *n, const 
     head_run k = head_run_of(x, n, from);
     return run_rows(x, from->shape[0] * k.time, k.heads * k.width, each, &k);
 }
+
+/* The kernel of an operation that is done so, to `from`, a tensor of n: POSITIONWISE(name, n->in[0]) { ... } of k
+ * and position p. */
+#define POSITIONWISE(name, from)                                                                   \
+    static inline void name##_at(const head_run *k, int64_t p);                                    \
+    static void name##_row(const void *context, int64_t p) {                                       \
+        name##_at(context, p);                                                                     \
+    }                                                                                              \
+    DEFINE_KERNEL_AS(name, run_positions(x, n, from, name##_row))                                  \
+    static inline void name##_at(const head_run *k, int64_t p)
 
 /* Where the number of head h of position p stands. */
 static inline int64_t number_place(const head_run *k, int64_t p, int64_t h) {

@@ -29,8 +29,7 @@ VECTOR_FN(copy_vector) {
 }
 
 /* Means that stand already where they belong are left alone. */
-static void gaussian_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(gaussian, n->in[0]) {
     const weft_tensor *y = k->n->out[0];
     real *n = k->n->n_out > 1 ? weft_data(k->x, k->n->out[1]) : NULL;
     bool in_place = weft_data(k->x, k->from) == weft_data(k->x, y);
@@ -42,8 +41,6 @@ static void gaussian_row(const void *context, int64_t p) {
         if (n) n[number_place(k, p, h)] = (real)dot_tensors(k->x, y, y, at, 2 * k->half);
     }
 }
-
-DEFINE_KERNEL_AS(gaussian, run_positions(x, n, n->in[0], gaussian_row))
 
 /* in: y. arg: as in gaussian_back.h, but y has no gradient. */
 VECTOR_FN(deviation_square_back_vector) {
@@ -64,8 +61,7 @@ static void gaussian_half_back(const head_run *k, int64_t row, bool deviations, 
         apply_tensors(k->x, scale_vector, 1, in, dx, at, k->half, &factor);
 }
 
-static void gaussian_back_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(gaussian_back, n->in[0]) {
     const real *dn = weft_data(k->x, k->n->in[2]);
     bool means = dn || weft_data(k->x, k->n->in[1]) != weft_data(k->x, k->n->out[0]);
     for (int64_t h = 0; h < k->heads; h++) {
@@ -74,8 +70,6 @@ static void gaussian_back_row(const void *context, int64_t p) {
         gaussian_half_back(k, p * k->heads + h, true, factor);
     }
 }
-
-DEFINE_KERNEL_AS(gaussian_back, run_positions(x, n, n->in[0], gaussian_back_row))
 
 static inline vreal deviation(vreal rho) {
     return vsoftplus(rho) + SIGMA_FLOOR;
@@ -119,14 +113,11 @@ static real overlap_head(const head_run *k, int64_t row) {
     return (real)sum;
 }
 
-static void overlap_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(overlap, n->in[0]) {
     real *log_sigma = weft_data(k->x, k->n->out[1]);
     for (int64_t h = 0; h < k->heads; h++)
         log_sigma[number_place(k, p, h)] = overlap_head(k, p * k->heads + h);
 }
-
-DEFINE_KERNEL_AS(overlap, run_positions(x, n, n->in[0], overlap_row))
 
 /* arg: the gradient of the head's sum of logarithms. */
 static void overlap_back_vector(const vreal *in, vreal *out, const real *arg) {
@@ -153,12 +144,9 @@ static void overlap_back_head(const head_run *k, int64_t row, real d_log_sigma) 
         apply_places(k->x, log_sigma_back_vector, 2, in, 2, out, k->half, &d_log_sigma);
 }
 
-static void overlap_back_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(overlap_back, n->in[0]) {
     const real *d_log_sigma = weft_data(k->x, k->n->in[2]);
     for (int64_t h = 0; h < k->heads; h++)
         overlap_back_head(k, p * k->heads + h,
                           d_log_sigma ? d_log_sigma[number_place(k, p, h)] : 0);
 }
-
-DEFINE_KERNEL_AS(overlap_back, run_positions(x, n, n->in[0], overlap_back_row))

@@ -7,8 +7,7 @@
 #include "cpu/chunks.h"
 
 /* head_columns and its gradient: a task is some of the B·T positions. */
-static void head_columns_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(head_columns, n->out[0]) {
     const weft_head_columns_attr *a = k->n->attr;
     size_t size = weft_dtype_size(k->n->out[0]->dtype);
     int64_t taken = a->part[0].count + (k->n->n_in > 1 ? a->part[1].count : 0);
@@ -26,8 +25,6 @@ static void head_columns_row(const void *context, int64_t p) {
         }
     }
 }
-
-DEFINE_KERNEL_AS(head_columns, run_positions(x, n, n->out[0], head_columns_row))
 
 VECTOR_FN(add_vector) {
     out[0] = in[0] + in[1];
@@ -53,14 +50,11 @@ static void sum_columns(const head_run *k, int64_t p, int64_t head, int64_t d, i
     tile_done(k->x, k->n->out[0], own + d, len, sum);
 }
 
-static void head_columns_back_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(head_columns_back, n->out[0]) {
     for (int64_t h = 0; h < k->heads; h++)
         for (int64_t d = 0; d < k->width; d += TILE)
             sum_columns(k, p, h, d, min_i64(TILE, k->width - d));
 }
-
-DEFINE_KERNEL_AS(head_columns_back, run_positions(x, n, n->out[0], head_columns_back_row))
 
 typedef struct {
     weft_exec *x;

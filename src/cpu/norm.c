@@ -522,8 +522,7 @@ VECTOR_FN(mixed_vector) {
     out[0] = in[0] * arg[0] + in[1] * arg[1];
 }
 
-static void unit_row(const void *context, int64_t p) {
-    const head_run *k = context;
+POSITIONWISE(unit, n->in[0]) {
     const weft_tensor *dy = k->n->n_in > 1 ? k->n->in[0] : NULL; /* NULL: the forward pass */
     const weft_tensor *in[] = {dy ? dy : k->from, k->from}, *y = k->n->out[0];
     for (int64_t h = 0; h < k->heads; h++) {
@@ -545,5 +544,4 @@ static void unit_row(const void *context, int64_t p) {
     }
 }
 
-DEFINE_KERNEL_AS(unit, run_positions(x, n, n->in[0], unit_row))
 DEFINE_KERNEL_AS(unit_back, run_positions(x, n, n->in[1], unit_row))
