@@ -157,12 +157,7 @@ WEFT_TASK(d_gate_row, const head_run *k) {
     }
 }
 
-WORKSPACE(gate_mix_back_workspace) {
-    const weft_tensor *o = n->in[1];
-    return n->out[1] ? real_bytes(o->shape[0] * o->shape[1] * o->shape[2]) : 0;
-}
-
-DEFINE_KERNEL(gate_mix_back, .workspace = gate_mix_back_workspace) {
+DEFINE_KERNEL_IN(gate_mix_back, n->out[1] ? real_bytes(weft_tensor_rows(n->in[1])) : 0) {
     head_run k = head_run_of(x, n, n->in[1]);
     const weft_tensor *gates = gates_of(&k);
     run_positions(x, n, n->in[1], gate_mix_back_row);

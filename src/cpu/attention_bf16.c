@@ -229,8 +229,7 @@ WEFT_TASK(attend_tile, const forward *f) {
     if (f->form->end) f->form->end();
 }
 
-DEFINE_WORKSPACE(attention_bf16, threads *describe(n).scratch_size *(int64_t)sizeof(real))
-DEFINE_KERNEL(attention_bf16, .workspace = attention_bf16_workspace) {
+DEFINE_KERNEL_IN(attention_bf16, threads *describe(n).scratch_size *(int64_t)sizeof(real)) {
     forward f = describe(n);
     f.p = make_problem(x, n, n->in);
     const weft_attention_attr *a = f.p.a;

@@ -75,8 +75,7 @@ static int64_t write_thread_bytes(const weft_node *n) {
     return n->in[WEFT_CACHE_X]->dtype == WEFT_BF16 ? real_bytes(part->heads * part->width) : 0;
 }
 
-DEFINE_WORKSPACE(cache_write, write_thread_bytes(n) * threads)
-DEFINE_KERNEL(cache_write, .workspace = cache_write_workspace) {
+DEFINE_KERNEL_IN(cache_write, write_thread_bytes(n) * threads) {
     const weft_tensor *from = n->in[WEFT_CACHE_X];
     write_run w = {.x = x, .n = n, .places = places_of(x, n)};
     w.pages =
@@ -199,10 +198,9 @@ static int64_t chosen_room(const weft_node *n) {
     return attr->keep == WEFT_KEEP_TOPK ? min_i64(attr->k, context) : 0;
 }
 
-DEFINE_WORKSPACE(cache_gather,
+DEFINE_KERNEL_IN(cache_gather,
                  n->in[WEFT_CACHE_X]->shape[0] *
-                     ((int64_t)sizeof(kept) + chosen_room(n) * (int64_t)sizeof(int32_t)))
-DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
+                     ((int64_t)sizeof(kept) + chosen_room(n) * (int64_t)sizeof(int32_t))) {
     gather_run g = {.x = x, .n = n, .attr = n->attr, .places = places_of(x, n)};
     g.pages = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &g.attr->part);
     g.weights = weft_data(x, n->in[WEFT_CACHE_X]);
@@ -217,8 +215,7 @@ DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
     return run_tasks(x, g.places.rows * g.strips, gather_strip, &g);
 }
 
-DEFINE_WORKSPACE(cache_mean, real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X])))
-DEFINE_KERNEL(cache_mean, .workspace = cache_mean_workspace) {
+DEFINE_KERNEL_IN(cache_mean, real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X]))) {
     row_places p = places_of(x, n);
     const weft_tensor *in = n->in[WEFT_CACHE_X];
     int64_t width = weft_tensor_count(in) / p.rows;

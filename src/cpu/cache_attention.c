@@ -354,8 +354,7 @@ static int64_t cut_tasks(attend_run *a, int threads) {
     return blocks * a->parts;
 }
 
-DEFINE_WORKSPACE(cache_attention, cut_workspace(n, threads, NULL, &(attend_run){0}))
-DEFINE_KERNEL(cache_attention, .workspace = cache_attention_workspace) {
+DEFINE_KERNEL_IN(cache_attention, cut_workspace(n, threads, NULL, &(attend_run){0})) {
     const weft_cache_attention_attr *attr = n->attr;
     const weft_tensor *values = n->in[WEFT_CACHE_VALUES];
     attend_run a = {.x = x, .n = n, .attr = attr, .places = places_of(x, n)};

@@ -146,8 +146,7 @@ WEFT_TASK(loss_group, const contrast *c) {
     }
 }
 
-DEFINE_WORKSPACE(infonce, contrast_bytes(n->in[0], threads))
-DEFINE_KERNEL(infonce, .workspace = infonce_workspace) {
+DEFINE_KERNEL_IN(infonce, contrast_bytes(n->in[0], threads)) {
     if (!n->out[WEFT_INFONCE_LSE]) return write_number(x, n->out[WEFT_INFONCE_Y], 0);
     contrast c = contrast_of(x, n, n->in[0]);
     c.norm = weft_data(x, n->out[WEFT_INFONCE_NORM]);
@@ -208,8 +207,7 @@ WEFT_TASK(back_group, const contrast *c) {
     }
 }
 
-DEFINE_WORKSPACE(infonce_back, contrast_bytes(n->in[WEFT_INFONCE_BACK_X], threads))
-DEFINE_KERNEL(infonce_back, .workspace = infonce_back_workspace) {
+DEFINE_KERNEL_IN(infonce_back, contrast_bytes(n->in[WEFT_INFONCE_BACK_X], threads)) {
     const weft_infonce_attr *attr = n->attr;
     contrast c = contrast_of(x, n, n->in[WEFT_INFONCE_BACK_X]);
     c.norm = weft_data(x, n->in[WEFT_INFONCE_BACK_NORM]);

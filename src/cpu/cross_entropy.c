@@ -398,8 +398,7 @@ static entropy_work forward_work(weft_exec *x, const weft_node *n) {
     return (entropy_work){.x = x, .n = n, .dx = n->out[WEFT_CE_DX], .dw = n->out[WEFT_CE_DW]};
 }
 
-DEFINE_WORKSPACE(cross_entropy, parts_workspace(forward_work(NULL, n), threads))
-DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
+DEFINE_KERNEL_IN(cross_entropy, parts_workspace(forward_work(NULL, n), threads)) {
     const weft_cross_entropy_attr *attr = n->attr;
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]);
     entropy_work w = forward_work(x, n);
@@ -433,9 +432,8 @@ static real read_seed(const weft_exec *x, const weft_tensor *t) {
     return t ? read_number(x, t) : 0;
 }
 
-DEFINE_WORKSPACE(cross_entropy_back,
-                 only_scales(n) ? 0 : parts_workspace(back_work(NULL, n), threads))
-DEFINE_KERNEL(cross_entropy_back, .workspace = cross_entropy_back_workspace) {
+DEFINE_KERNEL_IN(cross_entropy_back,
+                 only_scales(n) ? 0 : parts_workspace(back_work(NULL, n), threads)) {
     const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
     real d_ce = read_seed(x, n->in[WEFT_CE_BACK_D_CE]);
     real d_z = read_seed(x, n->in[WEFT_CE_BACK_D_Z]);

@@ -107,10 +107,9 @@ static weft_status run_bands(const weft_exec *x, embed_work *e) {
     return run_tasks(x, ceil_div(e->rows, e->band) * e->strips, sum_rows, e);
 }
 
-DEFINE_WORKSPACE(embed_back,
+DEFINE_KERNEL_IN(embed_back,
                  (weft_tensor_count(n->in[1]) + ATTR(n, weft_embed_back_attr)->rows + 1) *
-                     (int64_t)sizeof(int32_t))
-DEFINE_KERNEL(embed_back, .workspace = embed_back_workspace) {
+                     (int64_t)sizeof(int32_t)) {
     const weft_tensor *ids = n->in[1];
     embed_work e = {.x = x, .n = n, .rows = ATTR(n, weft_embed_back_attr)->rows};
     int64_t count = weft_tensor_count(ids);

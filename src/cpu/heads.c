@@ -189,13 +189,8 @@ WEFT_TASK(head_scale_back_block, const grouped *k) {
             sums[h] += dot_group(k, row, h);
 }
 
-WORKSPACE(head_scale_back_workspace) {
-    const weft_tensor *wide = n->in[0];
-    int64_t tasks = ceil_div(weft_tensor_rows(wide), rows_of_task(wide));
-    return tasks * ATTR(n, weft_head_attr)->width * (int64_t)sizeof(double);
-}
-
-DEFINE_KERNEL(head_scale_back, .workspace = head_scale_back_workspace) {
+DEFINE_KERNEL_IN(head_scale_back, ceil_div(weft_tensor_rows(n->in[0]), rows_of_task(n->in[0])) *
+                                      ATTR(n, weft_head_attr)->width * (int64_t)sizeof(double)) {
     grouped k = grouped_of(x, n, n->in[0], n->in[1], ATTR(n, weft_head_attr)->width);
     k.partial = weft_workspace(x, n);
     int64_t tasks = ceil_div(k.rows, k.block);

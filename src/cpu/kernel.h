@@ -63,17 +63,18 @@ static inline weft_status run_tasks(const weft_exec *x, int64_t tasks, weft_task
     static weft_status name##_run(weft_exec *x, const weft_node *n);                               \
     const weft_kernel KERNEL(name) = {.run = name##_run, ##__VA_ARGS__};                           \
     static weft_status name##_run(weft_exec *x, const weft_node *n)
-/* The same of one expression in x and n; and a workspace's bytes, in n and threads. */
+/* The same of one expression in x and n; with a workspace of so many bytes, in n and threads; and those alone. */
 #define DEFINE_KERNEL_AS(name, result, ...)                                                        \
     DEFINE_KERNEL(name, ##__VA_ARGS__) {                                                           \
         return result;                                                                             \
     }
+#define DEFINE_KERNEL_IN(name, bytes)                                                              \
+    DEFINE_WORKSPACE(name, bytes)                                                                  \
+    DEFINE_KERNEL(name, .workspace = name##_workspace)
 #define DEFINE_WORKSPACE(name, bytes)                                                              \
     static int64_t name##_workspace(UNUSED const weft_node *n, UNUSED int threads) {               \
         return bytes;                                                                              \
     }
-/* A workspace that is the same for any number of threads. */
-#define WORKSPACE(name) static int64_t name(const weft_node *n, UNUSED int threads)
 
 static inline void widen_bf16(real *to, const uint16_t *from, int64_t n) {
     for (int64_t i = 0; i < n; i++)

@@ -284,9 +284,6 @@ static int64_t scratch_rows(const weft_node *n) {
     return 1;
 }
 
-/* Workspace: w and b widened, then every thread's scratch. */
-DEFINE_WORKSPACE(norm, (2 + scratch_rows(n) * threads) *
-                           real_bytes(weft_tensor_width(n->in[WEFT_NORM_X])))
 static void run_group(norm_job *j, int group) {
     weft_pool *pool = weft_exec_pool(j->x);
     const weft_tensor *w = j->n->in[group ? WEFT_NORM_W_NEXT : WEFT_NORM_W];
@@ -299,7 +296,9 @@ static void run_group(norm_job *j, int group) {
     weft_pool_run(pool, ceil_div(j->rows, j->block), norm_block, j);
 }
 
-DEFINE_KERNEL(norm, .workspace = norm_workspace) {
+/* Workspace: w and b widened, then every thread's scratch. */
+DEFINE_KERNEL_IN(norm, (2 + scratch_rows(n) * threads) *
+                           real_bytes(weft_tensor_width(n->in[WEFT_NORM_X]))) {
     norm_job j = norm_job_of(x, n, n->in[WEFT_NORM_X]);
     real *room = weft_workspace(x, n);
     if (n->in[WEFT_NORM_B]) j.b = tile_in(x, n->in[WEFT_NORM_B], 0, j.width, room + j.padded);

@@ -88,8 +88,7 @@ WEFT_TASK(norm_chunk, const chunk_list *list) {
     ((double *)list->result)[task] = sum[0];
 }
 
-DEFINE_WORKSPACE(norm_parts, list_workspace(n, 0, 1))
-DEFINE_KERNEL(norm_parts, .workspace = norm_parts_workspace) {
+DEFINE_KERNEL_IN(norm_parts, list_workspace(n, 0, 1)) {
     chunk_list list;
     run_chunks(&list, x, n, 0, 1, norm_chunk, weft_data(x, n->out[0]));
     return WEFT_OK;
@@ -233,8 +232,7 @@ WEFT_TASK(adamw_chunk, const chunk_list *list) {
     ((int64_t *)list->result)[task] = cuts;
 }
 
-DEFINE_WORKSPACE(adamw, list_workspace(n, 1, WEFT_SLOT_SIZE))
-DEFINE_KERNEL(adamw, .workspace = adamw_workspace) {
+DEFINE_KERNEL_IN(adamw, list_workspace(n, 1, WEFT_SLOT_SIZE)) {
     int64_t cuts = 0;
     const real *control = weft_data(x, n->in[0]);
     if (control[WEFT_CONTROL_APPLY] != 0) {
@@ -320,8 +318,7 @@ WEFT_TASK(muon_direction_chunk, const muon_run *r) {
         r->squares[task] += sums[lane];
 }
 
-DEFINE_WORKSPACE(muon_direction, muon_chunks(n->attr) * (int64_t)sizeof(double))
-DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
+DEFINE_KERNEL_IN(muon_direction, muon_chunks(n->attr) * (int64_t)sizeof(double)) {
     muon_run r = {.x = x,
                   .n = n,
                   .attr = n->attr,
@@ -375,8 +372,7 @@ WEFT_TASK(zero_masked_chunk, const chunk_list *list) {
     }
 }
 
-DEFINE_WORKSPACE(zero_masked, list_workspace(n, 0, WEFT_MASKED_SIZE))
-DEFINE_KERNEL(zero_masked, .workspace = zero_masked_workspace) {
+DEFINE_KERNEL_IN(zero_masked, list_workspace(n, 0, WEFT_MASKED_SIZE)) {
     chunk_list list;
     run_chunks(&list, x, n, 0, WEFT_MASKED_SIZE, zero_masked_chunk, NULL);
     return WEFT_OK;

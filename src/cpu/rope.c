@@ -103,8 +103,7 @@ WEFT_TASK(rotate_block, const rotation *k) {
     }
 }
 
-DEFINE_WORKSPACE(rope, cut_workspace(n, threads, NULL, &(rotation){0}))
-DEFINE_KERNEL(rope, .workspace = rope_workspace) {
+DEFINE_KERNEL_IN(rope, cut_workspace(n, threads, NULL, &(rotation){0})) {
     const weft_rope_attr *o = n->attr;
     const weft_tensor *in = n->in[0];
     rotation k = {.x = x,

@@ -116,13 +116,9 @@ WEFT_TASK(route_gather_back_task, const gather *c) {
     }
 }
 
-WORKSPACE(route_gather_back_workspace) {
-    const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
-    int64_t numbers = dh->shape[0] * (dh->shape[1] + 1) + weft_tensor_count(index);
-    return numbers * (int64_t)sizeof(int32_t);
-}
-
-DEFINE_KERNEL(route_gather_back, .workspace = route_gather_back_workspace) {
+DEFINE_KERNEL_IN(route_gather_back, (n->out[0]->shape[0] * (n->out[0]->shape[1] + 1) +
+                                     weft_tensor_count(n->in[WEFT_GATHER_INDEX])) *
+                                        (int64_t)sizeof(int32_t)) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
     WEFT_TRY(check_index(x, n, index, dh->shape[1]));
     int64_t batch = dh->shape[0];

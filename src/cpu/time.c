@@ -131,16 +131,14 @@ static int64_t moments_bytes(const weft_node *n, int threads, bool back) {
     return KERNEL(gemm_workspace)(&p, threads);
 }
 
-DEFINE_WORKSPACE(moments, moments_bytes(n, threads, false))
-DEFINE_KERNEL(moments, .workspace = moments_workspace) {
+DEFINE_KERNEL_IN(moments, moments_bytes(n, threads, false)) {
     gemm_product p = describe_moments(x, n, false);
     KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
     return run_strips_of(x, n->in[0], n->out[WEFT_MOMENTS_SUM], n->in[0], NULL, true,
                          time_mean_strip);
 }
 
-DEFINE_WORKSPACE(moments_back, moments_bytes(n, threads, true))
-DEFINE_KERNEL(moments_back, .workspace = moments_back_workspace) {
+DEFINE_KERNEL_IN(moments_back, moments_bytes(n, threads, true)) {
     gemm_product p = describe_moments(x, n, true);
     run_strips_of(x, n->in[WEFT_MOMENTS_BACK_SUM], n->out[0], n->out[0], NULL, true,
                   time_mean_back_strip);
