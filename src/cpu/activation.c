@@ -45,12 +45,11 @@ VECTOR_FN(softplus_back_vector) {
     out[0] = in[0] * (arg[0] == 0 ? vslope(in[1]) : vsigmoid(in[1]));
 }
 
-/* f on the columns from attr's start on; the others are copied. `like` has their width. */
-static ALWAYS_INLINE void apply_columns(const chunked *c, vector_fn f, int n_in,
-                                        const weft_tensor *like, int64_t at, int64_t len,
-                                        const real *const *in, real *out) {
+/* f on the columns from attr's start on; the others are copied. */
+static ALWAYS_INLINE void apply_columns(const chunked *c, vector_fn f, int n_in, int64_t at,
+                                        int64_t len, const real *const *in, real *out) {
     const weft_softplus_attr *attr = c->n->attr;
-    int64_t width = attr->start ? weft_tensor_width(like) : at + len;
+    int64_t width = attr->start ? weft_tensor_width(c->n->out[0]) : at + len;
     real floor_value = (real)attr->floor;
     for (int64_t i = 0, part; i < len; i += part) {
         int64_t column = (at + i) % width;
@@ -66,11 +65,11 @@ static ALWAYS_INLINE void apply_columns(const chunked *c, vector_fn f, int n_in,
 }
 
 TILEWISE(softplus, 0, 1, 1) {
-    apply_columns(c, softplus_vector, 1, c->n->in[0], at, len, in, out[0]);
+    apply_columns(c, softplus_vector, 1, at, len, in, out[0]);
 }
 
 TILEWISE(softplus_back, 0, 2, 1) {
-    apply_columns(c, softplus_back_vector, 2, c->n->in[1], at, len, in, out[0]);
+    apply_columns(c, softplus_back_vector, 2, at, len, in, out[0]);
 }
 
 /* The gate: a row is a position, x is o [B, T, H, D]. */
@@ -94,41 +93,21 @@ static vreal gate_sigmoid(const head_run *k, int64_t p, int64_t h, int64_t count
     return vsigmoid(count < VLEN ? vload_part(gate, count) : vload(gate));
 }
 
-/* out = factor · in for the D elements from `at` on. */
-static void scale_head(const head_run *k, const weft_tensor *from, int64_t at, real factor) {
-    apply_tensors(k->x, scale_vector, 1, &from, k->n->out[0], at, k->width, &factor);
-}
-
-/* σ's share of each head's factor. */
-static vreal gate_factor(const head_run *k, int64_t p, int64_t h, int64_t count) {
+/* y = o times its gate's factor, and back d_o of dy. The dots come first: d_o may lie over dy. */
+POSITIONWISE(gate_mix, n->in[0]) {
+    const weft_tensor *from = k->n->in[0];
+    real *dots =
+        weft_workspace(k->x, k->n); /* back: Σ_d dy · o of each position and head [B, T, H] */
     real alpha = alpha_of(k);
-    return 1 - alpha + alpha * gate_sigmoid(k, p, h, count);
-}
-
-static void gate_mix_row(const void *context, int64_t p) {
-    const head_run *k = context;
     for (int64_t h = 0; h < k->heads; h += VLEN) {
         int64_t count = min_i64(VLEN, k->heads - h);
-        vreal factor = gate_factor(k, p, h, count);
-        for (int64_t i = 0; i < count; i++)
-            scale_head(k, k->from, (p * k->heads + h + i) * k->width, factor[i]);
-    }
-}
-
-DEFINE_KERNEL_AS(gate_mix, run_positions(x, n, n->in[0], gate_mix_row))
-
-/* The dots come first: d_o may lie over dy. */
-static void gate_mix_back_row(const void *context, int64_t p) {
-    const head_run *k = context;
-    real *dots = weft_workspace(k->x, k->n); /* Σ_d dy · o of each position and head [B, T, H] */
-    for (int64_t h = 0; h < k->heads; h += VLEN) {
-        int64_t count = min_i64(VLEN, k->heads - h);
-        vreal factor = gate_factor(k, p, h, count);
+        vreal factors = 1 - alpha + alpha * gate_sigmoid(k, p, h, count);
         for (int64_t i = 0; i < count; i++) {
             int64_t row = p * k->heads + h + i, at = row * k->width;
-            if (k->n->out[1])
-                dots[row] = (real)dot_tensors(k->x, k->n->in[0], k->from, at, k->width);
-            if (k->n->out[0]) scale_head(k, k->n->in[0], at, factor[i]);
+            real factor = factors[i];
+            if (dots) dots[row] = (real)dot_tensors(k->x, from, k->from, at, k->width);
+            if (k->n->out[0])
+                apply_tensors(k->x, scale_vector, 1, &from, k->n->out[0], at, k->width, &factor);
         }
     }
 }
@@ -160,7 +139,7 @@ WEFT_TASK(d_gate_row, const head_run *k) {
 DEFINE_KERNEL_IN(gate_mix_back, n->out[1] ? real_bytes(weft_tensor_rows(n->in[1])) : 0) {
     head_run k = head_run_of(x, n, n->in[1]);
     const weft_tensor *gates = gates_of(&k);
-    run_positions(x, n, n->in[1], gate_mix_back_row);
+    run_positions(x, n, n->in[1], gate_mix_row);
     if (n->out[1]) run_tasks(x, gates->shape[0] * gates->shape[1], d_gate_row, &k);
     return WEFT_OK;
 }
