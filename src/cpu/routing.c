@@ -22,15 +22,15 @@ enum {
     ROUTE_TILE = ROUTE_LANES * ROUTE_STEPS
 };
 
-/* The fixed side of a task: `count` queries or keys of sequence `batch` from index `first`. The
- * caller fills the first part and calls route_fix. */
+/* The fixed side of a task: `count` queries or keys of sequence `batch` from index `first`; and behind that
+ * what is made of it, in its scratch. */
 typedef struct {
     const attention_problem *p; /* of the attention whose weights these are */
     const real *lse;            /* [B, H, T] */
     bool use_max;               /* over heads, in place of the mean */
     bool keys; /* the lanes are keys, and queries pass by; else the other way round */
     int64_t batch, first, count;
-    real *scratch; /* route_scratch reals */
+    real *scratch;
 
     real *packed;                  /* [heads of the fixed side][panels][dqk][TILE_N] */
     real *packed_other;            /* for the band: the other side's vectors at the same places */
@@ -45,41 +45,24 @@ static int64_t route_start(const attention_problem *p) {
     return p->a->causal ? 0 : p->a->keys;
 }
 
-/* Rows that are widened at a time. */
-static int64_t widened_rows(void) {
-    return max_i64(TILE_M, TILE_N);
+/* Where a side with keys, or queries, on the lanes has what it makes. */
+static void lay_out_side(const weft_attention_attr *a, bool keys, real_block *at, route_side *r) {
+    int64_t heads = keys ? a->kv_heads : a->heads, others = a->heads + a->kv_heads - heads;
+    r->packed = take_reals(at, heads * ROUTE_LANES * a->dqk);
+    r->packed_other = take_reals(at, a->band ? others * ROUTE_LANES * a->dqk : 0);
+    r->passing = take_reals(at, ROUTE_STEPS * a->dqk);
+    r->passing_other = take_reals(at, ROUTE_STEPS * a->dqk);
+    r->widened = take_reals(at, max_i64(TILE_M, TILE_N) * a->dqk);
+    r->dots = take_reals(at, TILE_M * ROUTE_LANES);
+    r->band_dots = take_reals(at, TILE_M * ROUTE_LANES);
 }
 
-/* Reals of scratch that a route_side needs. */
-static int64_t route_scratch(const weft_attention_attr *a, bool keys) {
-    int64_t heads = keys ? a->kv_heads : a->heads, other = a->heads + a->kv_heads - heads;
-    int64_t vectors = ROUTE_LANES * a->dqk;
-    return (heads + (a->band ? other : 0)) * vectors + (2 * ROUTE_STEPS + widened_rows()) * a->dqk +
-           2 * TILE_M * ROUTE_LANES;
-}
-
-/* The vectors of all heads at the fixed places, transposed into panels. */
-static void pack_side(const route_side *r, const head_rows *v, int64_t heads, real *packed) {
-    for (int64_t head = 0; head < heads; head++)
+/* The keys, or queries, of all heads at the fixed places, transposed into panels. */
+static void pack_side(const route_side *r, bool keys, real *packed) {
+    const head_rows *v = keys ? &r->p->k : &r->p->q;
+    for (int64_t head = 0; head < (keys ? r->p->a->kv_heads : r->p->a->heads); head++)
         pack_across(r->p, v, r->batch, head, r->first, r->count, TILE_N, 1,
                     packed + head * ROUTE_LANES * v->width, r->widened);
-}
-
-/* Transposes the fixed side. */
-static void route_fix(route_side *r) {
-    const weft_attention_attr *a = r->p->a;
-    const head_rows *fixed = r->keys ? &r->p->k : &r->p->q, *other = r->keys ? &r->p->q : &r->p->k;
-    int64_t heads = r->keys ? a->kv_heads : a->heads, others = r->keys ? a->heads : a->kv_heads;
-    int64_t vectors = ROUTE_LANES * a->dqk;
-    r->packed = r->scratch;
-    r->packed_other = r->packed + heads * vectors;
-    r->passing = r->packed_other + (a->band ? others * vectors : 0);
-    r->passing_other = r->passing + ROUTE_STEPS * a->dqk;
-    r->widened = r->passing_other + ROUTE_STEPS * a->dqk;
-    r->dots = r->widened + widened_rows() * a->dqk;
-    r->band_dots = r->dots + TILE_M * ROUTE_LANES;
-    pack_side(r, fixed, heads, r->packed);
-    if (a->band) pack_side(r, other, others, r->packed_other);
 }
 
 /* Vectors first .. first + steps of a head into panels, unless they are there already: `held` is the
@@ -310,26 +293,31 @@ static int64_t aligned_reals(int64_t n) {
 static routing measure_routing(const weft_node *n, bool keys, int64_t strip) {
     const weft_route_attr *attr = ATTR(n, weft_route_attr);
     const weft_attention_attr *a = &attr->score;
+    real_block side = {NULL, 0};
+    lay_out_side(a, keys, &side, &(route_side){0});
     return (routing){
         .attr = attr,
         .keys = keys,
         .tiles = ceil_div(keys ? a->keys : a->queries, ROUTE_LANES),
-        .scratch = aligned_reals(max_i64(route_scratch(a, keys), ROUTE_PRODUCT_SCRATCH)),
+        .scratch = aligned_reals(max_i64(side.used, ROUTE_PRODUCT_SCRATCH)),
         .strip = aligned_reals(strip),
     };
 }
 
-/* The kernel that does name##_task for each tile of one side, with so many reals of weights a thread. */
+static int64_t thread_bytes(routing c) {
+    return real_bytes(c.strip + c.scratch);
+}
+
+/* The kernel that does what follows for each tile of one side, of c, task and thread, with so many reals of weights
+ * a thread. */
 #define ROUTING(name, keys, reals)                                                                 \
-    static int64_t name##_workspace(const weft_node *n, int threads) {                             \
-        routing c = measure_routing(n, keys, reals);                                               \
-        return threads * real_bytes(c.strip + c.scratch);                                          \
-    }                                                                                              \
-    DEFINE_KERNEL(name, .workspace = name##_workspace) {                                           \
+    static void name##_task(void *context, int64_t task, int thread);                              \
+    DEFINE_KERNEL_IN(name, threads *thread_bytes(measure_routing(n, keys, reals))) {               \
         routing c = measure_routing(n, keys, reals);                                               \
         c.p = make_problem(x, n, n->in);                                                           \
         return run_tasks(x, c.p.a->batch * c.tiles, name##_task, &c);                              \
-    }
+    }                                                                                              \
+    WEFT_TASK(name##_task, const routing *c)
 
 /* The weights' memory of a thread; its scratch follows. */
 static real *thread_strip(const routing *c, int thread) {
@@ -353,7 +341,9 @@ static route_side make_side(const routing *c, int64_t task, int thread) {
         .count = min_i64(ROUTE_LANES, (c->keys ? a->keys : a->queries) - first),
         .scratch = thread_strip(c, thread) + c->strip,
     };
-    route_fix(&r);
+    lay_out_side(a, c->keys, &(real_block){r.scratch, 0}, &r);
+    pack_side(&r, c->keys, r.packed);
+    if (a->band) pack_side(&r, !c->keys, r.packed_other);
     return r;
 }
 
@@ -415,7 +405,7 @@ static void finish_list(real *weight, const int32_t *index, int64_t k, bool norm
         weight[i] /= sum;
 }
 
-WEFT_TASK(route_topk_task, const routing *c) {
+ROUTING(route_topk, false, ROUTE_TILE) {
     const weft_node *n = c->p.node;
     route_side r = make_side(c, task, thread);
     real *tile = thread_strip(c, thread);
@@ -450,8 +440,6 @@ WEFT_TASK(route_topk_task, const routing *c) {
     for (int64_t i = 0; i < r.count; i++)
         finish_list(lists.weight + i * k, lists.index + i * k, k, c->attr->normalize);
 }
-
-ROUTING(route_topk, false, ROUTE_TILE)
 
 /* sum[lane] += Σ_s w² or w of one tile. Tiles add up apart from one another, so that the error
  * does not grow with the number of keys. */
@@ -490,7 +478,11 @@ static void set_floors(const route_side *r, const weft_route_attr *a, const real
     }
 }
 
-WEFT_TASK(route_dense_task, const routing *c) {
+static int64_t strip_reals(const weft_node *n) {
+    return ceil_div(ATTR(n, weft_route_attr)->score.keys, ROUTE_STEPS) * ROUTE_TILE;
+}
+
+ROUTING(route_dense, false, strip_reals(n)) {
     const weft_exec *x = c->p.x;
     const weft_node *n = c->p.node;
     const weft_route_attr *a = c->attr;
@@ -518,16 +510,10 @@ WEFT_TASK(route_dense_task, const routing *c) {
                   r.scratch);
 }
 
-static int64_t strip_reals(const weft_node *n) {
-    return ceil_div(ATTR(n, weft_route_attr)->score.keys, ROUTE_STEPS) * ROUTE_TILE;
-}
-
-ROUTING(route_dense, false, strip_reals(n))
-
 /* route_dense_back: dh_j = Σ_t w_tj dc_t, keys on the lanes. Where causal, rows before the first key
  * of the task do not see any of its keys. */
 
-WEFT_TASK(route_dense_back_task, const routing *c) {
+ROUTING(route_dense_back, true, strip_reals(n)) {
     const weft_exec *x = c->p.x;
     const weft_node *n = c->p.node;
     const weft_route_attr *a = c->attr;
@@ -551,5 +537,3 @@ WEFT_TASK(route_dense_back_task, const routing *c) {
                   NULL, n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width,
                   r.scratch);
 }
-
-ROUTING(route_dense_back, true, strip_reals(n))
