@@ -33,6 +33,7 @@
     F(X, sigmoid_mul, a *vsigmoid(b), (dy * vsigmoid(b)),                                          \
       (dy * a * (vsigmoid(b) * (1 - vsigmoid(b)))))
 
+/* An operation, and the one that is its gradient. */
 #define WEFT_OP_PAIR(X, name, ...) X(name) X(name##_back)
 
 #define WEFT_OPS(X)                                                                                \
@@ -41,15 +42,11 @@
     X(add)                                                                                         \
     X(scale)                                                                                       \
     X(cast)                                                                                        \
-    X(dot)                                                                                         \
-    X(dot_back)                                                                                    \
-    X(sum_squares)                                                                                 \
-    X(sum_squares_back)                                                                            \
-    X(row_squares)                                                                                 \
-    X(row_squares_back)                                                                            \
+    WEFT_OP_PAIR(X, dot)                                                                           \
+    WEFT_OP_PAIR(X, sum_squares)                                                                   \
+    WEFT_OP_PAIR(X, row_squares)                                                                   \
     /* embedding */                                                                                \
-    X(embed)                                                                                       \
-    X(embed_back)                                                                                  \
+    WEFT_OP_PAIR(X, embed)                                                                         \
     X(position_back)                                                                               \
     /* linear */                                                                                   \
     X(matmul)                                                                                      \
@@ -58,19 +55,15 @@
     /* gated */                                                                                    \
     X(gated_linear)                                                                                \
     /* norm */                                                                                     \
-    X(norm)                                                                                        \
-    X(norm_back)                                                                                   \
+    WEFT_OP_PAIR(X, norm)                                                                          \
     /* rope */                                                                                     \
     X(rope)                                                                                        \
     /* attention */                                                                                \
-    X(attention)                                                                                   \
-    X(attention_back)                                                                              \
+    WEFT_OP_PAIR(X, attention)                                                                     \
     /* routing */                                                                                  \
     X(route_topk)                                                                                  \
-    X(route_gather)                                                                                \
-    X(route_gather_back)                                                                           \
-    X(route_dense)                                                                                 \
-    X(route_dense_back)                                                                            \
+    WEFT_OP_PAIR(X, route_gather)                                                                  \
+    WEFT_OP_PAIR(X, route_dense)                                                                   \
     /* cache */                                                                                    \
     X(cache_write)                                                                                 \
     X(cache_attention)                                                                             \
@@ -82,21 +75,15 @@
     /* activation */                                                                               \
     WEFT_UNARY_OPS(WEFT_OP_PAIR, X)                                                                \
     WEFT_GATE_OPS(WEFT_OP_PAIR, X)                                                                 \
-    X(softplus)                                                                                    \
-    X(softplus_back)                                                                               \
-    X(gate_mix)                                                                                    \
-    X(gate_mix_back)                                                                               \
+    WEFT_OP_PAIR(X, softplus)                                                                      \
+    WEFT_OP_PAIR(X, gate_mix)                                                                      \
     /* unit */                                                                                     \
-    X(unit)                                                                                        \
-    X(unit_back)                                                                                   \
+    WEFT_OP_PAIR(X, unit)                                                                          \
     /* gaussian */                                                                                 \
-    X(gaussian)                                                                                    \
-    X(gaussian_back)                                                                               \
-    X(overlap)                                                                                     \
-    X(overlap_back)                                                                                \
+    WEFT_OP_PAIR(X, gaussian)                                                                      \
+    WEFT_OP_PAIR(X, overlap)                                                                       \
     /* heads */                                                                                    \
-    X(head_columns)                                                                                \
-    X(head_columns_back)                                                                           \
+    WEFT_OP_PAIR(X, head_columns)                                                                  \
     X(head_pool)                                                                                   \
     X(head_spread)                                                                                 \
     X(head_scale_back)                                                                             \
@@ -107,18 +94,13 @@
     /* dropout */                                                                                  \
     X(dropout)                                                                                     \
     /* time */                                                                                     \
-    X(running_mean)                                                                                \
-    X(running_mean_back)                                                                           \
-    X(time_mean)                                                                                   \
-    X(time_mean_back)                                                                              \
-    X(moments)                                                                                     \
-    X(moments_back)                                                                                \
+    WEFT_OP_PAIR(X, running_mean)                                                                  \
+    WEFT_OP_PAIR(X, time_mean)                                                                     \
+    WEFT_OP_PAIR(X, moments)                                                                       \
     /* cross_entropy */                                                                            \
-    X(cross_entropy)                                                                               \
-    X(cross_entropy_back)                                                                          \
+    WEFT_OP_PAIR(X, cross_entropy)                                                                 \
     /* contrastive */                                                                              \
-    X(infonce)                                                                                     \
-    X(infonce_back)                                                                                \
+    WEFT_OP_PAIR(X, infonce)                                                                       \
     /* optimizer */                                                                                \
     X(norm_parts)                                                                                  \
     X(norm_join)                                                                                   \
