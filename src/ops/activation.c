@@ -48,7 +48,7 @@ INFER(product, void, a) {
     DEFINE_APPEND(op, (weft_tensor * a, weft_tensor * b), a, b)
 WEFT_GATE_OPS(GATE, )
 
-INFER(softplus, weft_softplus_attr, x) {
+OPERATION_WITH_GRAD(softplus, weft_softplus_attr, x, .inplace = weft_over_first) {
     if (attr->start < 0 || attr->start > weft_tensor_width(x))
         return REFUSE("start %lld is outside x's last dimension, %s", (long long)attr->start,
                       weft_tensor_describe(x));
@@ -58,12 +58,11 @@ INFER(softplus, weft_softplus_attr, x) {
 /* Without a floor the slope follows from y, 1 − e^−y, and x is dead once y is made. */
 DEFINE_GRAD(softplus, sizeof(weft_softplus_attr),
             ((const weft_softplus_attr *)n->attr)->floor == 0 ? n->out[0] : n->in[0])
-DEFINE_OP(softplus, .infer = softplus_infer, .grad = softplus_grad, .inplace = weft_over_first);
 DEFINE_OP(softplus_back, .infer = weft_infer_back, .inplace = weft_over_back);
 DEFINE_APPEND_WITH(softplus, (weft_tensor * x, int64_t start, double floor),
                    ((weft_softplus_attr){start, floor}), x)
 
-INFER(gate_mix, void, o) {
+OPERATION_WITH_GRAD(gate_mix, void, o, .inplace = weft_over_first) {
     const weft_tensor *gate = n->in[1];
     WEFT_TRY(weft_check_float_of(g, n, "o", o, 4));
     WEFT_TRY(weft_check_float(g, n, "gate", gate));
@@ -82,7 +81,6 @@ GRAD(gate_mix) {
                             n->in[0], n->in[1]);
 }
 
-DEFINE_OP(gate_mix, .infer = gate_mix_infer, .grad = gate_mix_grad, .inplace = weft_over_first);
 DEFINE_OP(gate_mix_back, .infer = weft_infer_wanted, .inplace = weft_over_first);
 DEFINE_APPEND_WITH(gate_mix, (weft_tensor * o, weft_tensor *gate, double alpha),
                    ((weft_gate_mix_attr){.alpha = alpha}), o, gate)
@@ -91,7 +89,7 @@ DEFINE_APPEND_WITH(gate_mix, (weft_tensor * o, weft_tensor *gate, double alpha),
  * The gradient is the same operation on dy; the attributes carry the site, so it draws the same
  * numbers. */
 
-INFER(dropout, weft_dropout_attr, x) {
+OPERATION_WITH_GRAD(dropout, weft_dropout_attr, x, .inplace = weft_over_first) {
     WEFT_TRY(weft_check_float(g, n, "x", x));
     if (!(attr->p >= 0 && attr->p < 1))
         return REFUSE("p is %g on %s, but it must be at least 0 and below 1", attr->p,
@@ -104,7 +102,6 @@ INFER(dropout, weft_dropout_attr, x) {
 
 DEFINE_GRAD_AS(dropout,
                weft_append(g, &weft_op_dropout, n->attr, sizeof(weft_dropout_attr), d_out[0]))
-DEFINE_OP(dropout, .infer = dropout_infer, .grad = dropout_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_dropout(weft_graph *g, weft_tensor *x, double p, const char *site) {
     if (p == 0) return x;

@@ -13,12 +13,10 @@
 #include "ops/define.h"
 #include "ops/linear.h"
 
-INFER(fill, weft_fill_attr, none) {
+OPERATION(fill, weft_fill_attr, none) {
     if (attr->dtype == WEFT_I32) return REFUSE("makes f32, f64 or bf16, not i32");
     return weft_output(g, n, 0, attr->dtype, attr->ndim, attr->shape);
 }
-
-DEFINE_OP(fill, .infer = fill_infer);
 
 weft_tensor *weft_fill(weft_graph *g, weft_dtype dtype, int ndim, const int64_t *shape,
                        double value) {
@@ -34,7 +32,7 @@ static weft_tensor *ones_like(weft_graph *g, const weft_tensor *like) {
 
 const weft_autodiff weft_autodiff_ops = {.add = weft_add, .ones = ones_like};
 
-INFER(add, void, a) {
+OPERATION_WITH_GRAD(add, void, a, .inplace = weft_over_first) {
     const weft_tensor *b = n->in[1];
     WEFT_TRY(weft_check_float(g, n, "a", a));
     WEFT_TRY(weft_check_float(g, n, "b", b));
@@ -63,8 +61,6 @@ GRAD(add) {
     return weft_graph_status(g);
 }
 
-DEFINE_OP(add, .infer = add_infer, .grad = add_grad, .inplace = weft_over_first);
-
 weft_tensor *weft_add_scaled(weft_graph *g, weft_tensor *a, weft_tensor *b, double alpha) {
     weft_alpha_attr attr = {alpha};
     return weft_append(g, &weft_op_add, &attr, sizeof attr, a, b);
@@ -78,7 +74,7 @@ DEFINE_GRAD_AS(scale, weft_scale(g, d_out[0], ((const weft_alpha_attr *)n->attr)
 DEFINE_OP(scale, .infer = weft_infer_like_first, .grad = scale_grad, .inplace = weft_over_first);
 DEFINE_APPEND_WITH(scale, (weft_tensor * a, double alpha), (weft_alpha_attr){alpha}, a)
 
-INFER(cast, weft_cast_attr, a) {
+OPERATION_WITH_GRAD(cast, weft_cast_attr, a) {
     weft_dtype to = attr->to;
     WEFT_TRY(weft_check_float(g, n, "a", a));
     if (a->dtype == WEFT_F64 || (to != WEFT_F32 && to != WEFT_BF16))
@@ -88,7 +84,6 @@ INFER(cast, weft_cast_attr, a) {
 }
 
 DEFINE_GRAD_AS(cast, weft_cast(g, d_out[0], n->in[0]->dtype))
-DEFINE_OP(cast, .infer = cast_infer, .grad = cast_grad);
 
 weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {
     if (a && a->dtype == to) return a;
@@ -96,27 +91,25 @@ weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {
     return weft_append(g, &weft_op_cast, &attr, sizeof attr, a);
 }
 
-INFER(dot, void, a) {
+OPERATION_WITH_GRAD(dot, void, a) {
     WEFT_TRY(weft_check_pair(g, n));
     return weft_output(g, n, 0, weft_stat_dtype(a), 0, NULL);
 }
 
 DEFINE_GRAD_OF_TWO(dot)
-DEFINE_OP(dot, .infer = dot_infer, .grad = dot_grad);
 DEFINE_OP(dot_back, .infer = weft_infer_wanted, .inplace = weft_over_own);
 DEFINE_APPEND(dot, (weft_tensor * a, weft_tensor *b), a, b)
 
-INFER(sum_squares, void, x) {
+OPERATION_WITH_GRAD(sum_squares, void, x) {
     WEFT_TRY(weft_check_float(g, n, "x", x));
     return weft_output(g, n, 0, weft_stat_dtype(x), 0, NULL);
 }
 
 DEFINE_GRAD(sum_squares, sizeof(weft_alpha_attr), n->in[0])
-DEFINE_OP(sum_squares, .infer = sum_squares_infer, .grad = sum_squares_grad);
 DEFINE_OP(sum_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
 DEFINE_APPEND_WITH(sum_squares, (weft_tensor * x, double factor), (weft_alpha_attr){factor}, x)
 
-INFER(row_squares, weft_row_squares_attr, x) {
+OPERATION_WITH_GRAD(row_squares, weft_row_squares_attr, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (attr->start < 0 || attr->start > x->shape[3])
         return REFUSE("start %lld is outside x's last dimension, %s", (long long)attr->start,
@@ -125,6 +118,5 @@ INFER(row_squares, weft_row_squares_attr, x) {
 }
 
 DEFINE_GRAD(row_squares, sizeof(weft_row_squares_attr), n->in[0])
-DEFINE_OP(row_squares, .infer = row_squares_infer, .grad = row_squares_grad);
 DEFINE_OP(row_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
 DEFINE_APPEND_WITH(row_squares, (weft_tensor * x, int64_t start), (weft_row_squares_attr){start}, x)

@@ -121,7 +121,12 @@ weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_atten
     return weft_check_places(g, n, "first", in[WEFT_ATTN_FIRST], WEFT_DIMS(a->batch, a->queries));
 }
 
-INFER(attention, weft_attention_attr, q) {
+static int64_t attention_flops(const weft_node *n) {
+    const weft_attention_attr *a = n->attr;
+    return weft_score_flops(a) + 2 * a->batch * a->heads * weft_score_pairs(a) * a->dv;
+}
+
+OPERATION_WITH_GRAD(attention, weft_attention_attr, q, .flops = attention_flops) {
     const weft_tensor *v = n->in[WEFT_ATTN_V];
     WEFT_TRY(weft_score_check(g, n, attr));
     if (v) {
@@ -146,14 +151,13 @@ GRAD(attention) {
                                  d_in, WEFT_ATTN_BACK_OUTPUTS, 4, WEFT_ATTN_BACK_INPUTS, in);
 }
 
-static int64_t attention_flops(const weft_node *n) {
+static int64_t attention_back_flops(const weft_node *n) {
     const weft_attention_attr *a = n->attr;
-    return weft_score_flops(a) + 2 * a->batch * a->heads * weft_score_pairs(a) * a->dv;
+    return 2 * a->batch * a->heads *
+           (weft_score_pairs(a) * (3 * a->dqk + 2 * a->dv) + 3 * count_band_pairs(a) * a->dqk);
 }
 
-DEFINE_OP(attention, .infer = attention_infer, .grad = attention_grad, .flops = attention_flops);
-
-INFER(attention_back, void, d_o) {
+OPERATION(attention_back, void, d_o, .flops = attention_back_flops) {
     weft_tensor *const *forward = n->in + WEFT_ATTN_BACK_FIRST;
     WEFT_TRY(weft_check_same(g, n, "d_o", d_o, "o", n->in[1]));
     for (int i = 0; i < WEFT_ATTN_BACK_OUTPUTS; i++)
@@ -161,14 +165,6 @@ INFER(attention_back, void, d_o) {
             weft_node_output_like(g, n, i, forward[i]->dtype, forward[i]);
     return weft_graph_status(g);
 }
-
-static int64_t attention_back_flops(const weft_node *n) {
-    const weft_attention_attr *a = n->attr;
-    return 2 * a->batch * a->heads *
-           (weft_score_pairs(a) * (3 * a->dqk + 2 * a->dv) + 3 * count_band_pairs(a) * a->dqk);
-}
-
-DEFINE_OP(attention_back, .infer = attention_back_infer, .flops = attention_back_flops);
 
 weft_attention_attr weft_score_attr(const weft_score *score) {
     weft_attention_attr a = {

@@ -58,7 +58,7 @@ static weft_status check_columns(weft_graph *g, const weft_node *n, const weft_t
                   (long long)(offset + width - 1), weft_tensor_describe(x), (long long)columns);
 }
 
-INFER(cache_write, weft_cache_write_attr, position) {
+OPERATION(cache_write, weft_cache_write_attr, position, .side_effect = true) {
     const weft_tensor *x = n->in[WEFT_CACHE_X], *extra = n->in[WEFT_CACHE_EXTRA];
     const weft_cache_part *part = &attr->part;
     WEFT_TRY(check_columns(g, n, x, attr->offset, part->heads * part->width));
@@ -72,8 +72,6 @@ INFER(cache_write, weft_cache_write_attr, position) {
     }
     return weft_output(g, n, 0, WEFT_I32, 0, NULL);
 }
-
-DEFINE_OP(cache_write, .infer = cache_write_infer, .side_effect = true);
 
 void weft_cache_write(weft_graph *g, const weft_cache_part *part, weft_tensor *x, int64_t offset,
                       weft_tensor *extra, weft_tensor *cache, const weft_rows *rows) {
@@ -104,7 +102,7 @@ static weft_status check_reading(weft_graph *g, const weft_node *n) {
                            attr->heads, attr->key.width);
 }
 
-INFER(cache_attention, weft_cache_attention_attr, position) {
+OPERATION(cache_attention, weft_cache_attention_attr, position, .side_effect = true) {
     const weft_tensor *q = n->in[WEFT_CACHE_X], *values = n->in[WEFT_CACHE_VALUES];
     WEFT_TRY(check_columns(g, n, q, 0, attr->heads * attr->key.width));
     WEFT_TRY(check_rows(g, n, q->shape[0]));
@@ -129,8 +127,6 @@ INFER(cache_attention, weft_cache_attention_attr, position) {
     if (!attr->weights) return weft_graph_status(g);
     return weft_output_of(g, n, 1, weft_stat_dtype(q), q->shape[0], attr->context);
 }
-
-DEFINE_OP(cache_attention, .infer = cache_attention_infer, .side_effect = true);
 
 weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *query,
                                          const weft_rows *rows) {
@@ -161,7 +157,8 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
     return n ? (weft_cache_attended){n->out[0], n->out[1]} : (weft_cache_attended){0};
 }
 
-INFER(cache_gather, weft_cache_gather_attr, position) {
+/* It reads what a run has written, so it may not move before that. */
+OPERATION(cache_gather, weft_cache_gather_attr, position, .side_effect = true) {
     const weft_tensor *weights = n->in[WEFT_CACHE_X];
     WEFT_TRY(weft_check_float_of(g, n, "weights", weights, 2));
     WEFT_TRY(check_rows(g, n, weights->shape[0]));
@@ -172,9 +169,6 @@ INFER(cache_gather, weft_cache_gather_attr, position) {
     return weft_output_of(g, n, 0, stat_of(attr->part.dtype), weights->shape[0], 1,
                           attr->part.heads * attr->part.width);
 }
-
-/* It reads what a run has written, so it may not move before that. */
-DEFINE_OP(cache_gather, .infer = cache_gather_infer, .side_effect = true);
 
 weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_tensor *cache,
                                weft_tensor *weights, weft_cache_keep keep, int64_t k,
@@ -187,7 +181,7 @@ weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_
     return n ? n->out[0] : NULL;
 }
 
-INFER(cache_mean, void, position) {
+OPERATION(cache_mean, void, position, .side_effect = true) {
     const weft_tensor *x = n->in[WEFT_CACHE_X], *sum = n->in[WEFT_CACHE_PAGES];
     WEFT_TRY(check_columns(g, n, x, 0, 1));
     WEFT_TRY(check_rows(g, n, x->shape[0]));
@@ -198,8 +192,6 @@ INFER(cache_mean, void, position) {
                              weft_tensor_count(x) / x->shape[0]));
     return weft_output_like(g, n, 0, x->dtype, x);
 }
-
-DEFINE_OP(cache_mean, .infer = cache_mean_infer, .side_effect = true);
 
 weft_tensor *weft_cache_mean(weft_graph *g, weft_tensor *x, weft_tensor *sum,
                              const weft_rows *rows) {

@@ -57,6 +57,16 @@ weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *
     static weft_status op##_grad(weft_graph *g, __attribute__((unused)) const weft_node *n,        \
                                  weft_tensor *const *d_out, weft_tensor **d_in)
 
+/* An operation by its rule: OPERATION(fill, weft_fill_attr, none, .side_effect = true) { ... }, with further fields of
+ * weft_op, and as INFER; and one that has a gradient, which GRAD or one of the following defines behind it. */
+#define OPERATION(op, type, first, ...)                                                            \
+    static weft_status op##_infer(weft_graph *g, weft_node *n);                                    \
+    DEFINE_OP(op, .infer = op##_infer, ##__VA_ARGS__);                                             \
+    INFER(op, type, first)
+#define OPERATION_WITH_GRAD(op, type, first, ...)                                                  \
+    GRAD(op);                                                                                      \
+    OPERATION(op, type, first, .grad = op##_grad, ##__VA_ARGS__)
+
 /* For grad: OP_grad appends OP_back of dy and what follows, with the operation's attributes of `size` bytes,
  * which makes dx. */
 #define DEFINE_GRAD(op, size, ...)                                                                 \

@@ -3,7 +3,7 @@
 
 #include "ops/define.h"
 
-INFER(documents, void, tokens) {
+OPERATION(documents, void, tokens) {
     WEFT_TRY(weft_check_int(g, n, "tokens", tokens));
     WEFT_TRY(weft_check_ndim(g, n, "tokens", tokens, 2));
     for (int i = 0; i < 2; i++)
@@ -11,15 +11,13 @@ INFER(documents, void, tokens) {
     return weft_graph_status(g);
 }
 
-DEFINE_OP(documents, .infer = documents_infer);
-
 weft_documents weft_find_documents(weft_graph *g, weft_tensor *tokens, int32_t end) {
     weft_documents_attr attr = {end};
     weft_node *n = weft_graph_append(g, &weft_op_documents, &tokens, 1, 1, 2, &attr, sizeof attr);
     return n ? (weft_documents){n->out[0], n->out[1]} : (weft_documents){0};
 }
 
-INFER(cache_documents, void, position) {
+OPERATION(cache_documents, void, position, .side_effect = true) {
     const weft_tensor *tokens = n->in[WEFT_CACHE_X], *begun = n->in[WEFT_CACHE_PAGES];
     WEFT_TRY(weft_check_int(g, n, "tokens", tokens));
     WEFT_TRY(weft_check_dims(g, n, "tokens", tokens, n->in[WEFT_CACHE_SLOT]->shape[0], 1));
@@ -30,8 +28,6 @@ INFER(cache_documents, void, position) {
     weft_node_output_like(g, n, 1, WEFT_I32, tokens);
     return weft_graph_status(g);
 }
-
-DEFINE_OP(cache_documents, .infer = cache_documents_infer, .side_effect = true);
 
 weft_documents weft_find_cached_documents(weft_graph *g, weft_tensor *tokens, int32_t end,
                                           weft_tensor *begun, const weft_rows *rows) {

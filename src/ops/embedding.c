@@ -21,7 +21,7 @@ static weft_status check_positions(weft_graph *g, const weft_node *n) {
     return weft_check_places(g, n, "start", start, 1, ids->shape);
 }
 
-INFER(embed, void, wte) {
+OPERATION_WITH_GRAD(embed, void, wte) {
     const weft_tensor *ids = n->in[1];
     WEFT_TRY(weft_check_float_of(g, n, "wte", wte, 2));
     WEFT_TRY(weft_check_int(g, n, "ids", ids));
@@ -47,8 +47,6 @@ GRAD(embed) {
     }
     return weft_graph_status(g);
 }
-
-DEFINE_OP(embed, .infer = embed_infer, .grad = embed_grad);
 
 /* Both gradients: a table of attr->rows rows as wide as dy's. */
 INFER(table, weft_embed_back_attr, dy) {

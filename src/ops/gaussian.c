@@ -31,7 +31,7 @@ static void output_numbers(weft_graph *g, weft_node *n) {
     weft_node_output(g, n, 1, weft_stat_dtype(x), WEFT_DIMS(x->shape[0], x->shape[2], x->shape[1]));
 }
 
-INFER(gaussian, void, x) {
+OPERATION_WITH_GRAD(gaussian, void, x, .inplace = weft_over_first) {
     WEFT_TRY(check_heads(g, n));
     weft_node_output_like(g, n, 0, x->dtype, x);
     if (n->n_out > 1) output_numbers(g, n);
@@ -40,7 +40,6 @@ INFER(gaussian, void, x) {
 
 DEFINE_GRAD_AS(gaussian, weft_append_some(g, &weft_op_gaussian_back, NULL, 0, 1, n->out[0],
                                           d_out[0], n->n_out > 1 ? d_out[1] : NULL))
-DEFINE_OP(gaussian, .infer = gaussian_infer, .grad = gaussian_grad, .inplace = weft_over_first);
 
 /* Over dy; where only n has a gradient, over y. */
 DEFINE_IN_PLACE(over_gradient, n->in[1] ? 1 : 0)
@@ -55,7 +54,7 @@ weft_gaussian weft_gaussian_key(weft_graph *g, weft_tensor *x) {
     return n ? (weft_gaussian){n->out[0], n->out[1]} : (weft_gaussian){NULL, NULL};
 }
 
-INFER(overlap, void, x) {
+OPERATION_WITH_GRAD(overlap, void, x) {
     WEFT_TRY(check_heads(g, n));
     weft_node_output(g, n, 0, x->dtype,
                      WEFT_DIMS(x->shape[0], x->shape[1], x->shape[2], x->shape[3] / 2));
@@ -65,8 +64,6 @@ INFER(overlap, void, x) {
 
 DEFINE_GRAD_AS(overlap,
                weft_append_some(g, &weft_op_overlap_back, NULL, 0, 1, n->in[0], d_out[0], d_out[1]))
-DEFINE_OP(overlap, .infer = overlap_infer, .grad = overlap_grad);
-
 DEFINE_OP(overlap_back, .infer = weft_infer_like_first, .inplace = weft_over_first);
 
 weft_overlap weft_overlap_scale(weft_graph *g, weft_tensor *x) {

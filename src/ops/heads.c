@@ -34,7 +34,7 @@ static weft_status check_part(weft_graph *g, const weft_node *n, int i) {
     return WEFT_OK;
 }
 
-INFER(head_columns, weft_head_columns_attr, x) {
+OPERATION_WITH_GRAD(head_columns, weft_head_columns_attr, x) {
     if (attr->heads < 1 || attr->slots < 1 || attr->heads % attr->slots)
         return REFUSE("%lld heads do not share %lld slots", (long long)attr->heads,
                       (long long)attr->slots);
@@ -62,14 +62,10 @@ GRAD(head_columns) {
     return weft_graph_status(g);
 }
 
-DEFINE_OP(head_columns, .infer = head_columns_infer, .grad = head_columns_grad);
-
-INFER(head_columns_back, weft_head_columns_attr, dy) {
+OPERATION(head_columns_back, weft_head_columns_attr, dy) {
     return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], dy->shape[1], attr->from_heads,
                           attr->from_width);
 }
-
-DEFINE_OP(head_columns_back, .infer = head_columns_back_infer);
 
 weft_tensor *weft_head_columns(weft_graph *g, weft_head_columns_attr attr, weft_tensor *x,
                                weft_tensor *z) {
@@ -147,11 +143,9 @@ GRAD(rows) {
 DEFINE_OP(head_pool, .infer = rows_infer, .grad = rows_grad, .inplace = weft_over_first);
 DEFINE_OP(head_spread, .infer = rows_infer, .grad = rows_grad, .inplace = weft_over_first);
 
-INFER(head_scale_back, weft_head_attr, wide) {
+OPERATION(head_scale_back, weft_head_attr, wide) {
     return weft_output(g, n, 0, weft_stat_dtype(wide), 1, &attr->width);
 }
-
-DEFINE_OP(head_scale_back, .infer = head_scale_back_infer);
 
 weft_tensor *weft_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale, int64_t width) {
     return append_rows(g, &weft_op_head_pool, x, scale, width, true);
@@ -161,19 +155,18 @@ weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale,
     return append_rows(g, &weft_op_head_spread, c, scale, width, false);
 }
 
-INFER(head_transpose, void, x) {
+OPERATION_WITH_GRAD(head_transpose, void, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     return weft_output_of(g, n, 0, x->dtype, x->shape[0], x->shape[2], x->shape[1]);
 }
 
 DEFINE_GRAD_AS(head_transpose, weft_head_transpose(g, d_out[0]))
-DEFINE_OP(head_transpose, .infer = head_transpose_infer, .grad = head_transpose_grad);
 DEFINE_APPEND(head_transpose, (weft_tensor * x), x)
 
 /* Stacks: y_i = x_i, and back dx_i = dy_i. unstack, the gradient, makes the parts that are wanted in
  * one node. Both copy: the parts are parameters, or are made at other times, and lie anywhere. */
 
-INFER(stack, void, first) {
+OPERATION_WITH_GRAD(stack, void, first) {
     if (first->ndim == WEFT_MAX_DIMS)
         return REFUSE("%s has as many dimensions as a tensor can have",
                       weft_tensor_describe(first));
@@ -198,15 +191,11 @@ GRAD(stack) {
     return weft_append_back(g, &weft_op_unstack, &attr, sizeof attr, d_in, n->n_in, d_out[0]);
 }
 
-DEFINE_OP(stack, .infer = stack_infer, .grad = stack_grad);
-
-INFER(unstack, weft_unstack_attr, dy) {
+OPERATION(unstack, weft_unstack_attr, dy) {
     for (int i = 0; i < n->n_out; i++)
         if (attr->wanted[i]) weft_node_output(g, n, i, dy->dtype, dy->ndim - 1, dy->shape + 1);
     return weft_graph_status(g);
 }
-
-DEFINE_OP(unstack, .infer = unstack_infer);
 
 weft_tensor *weft_stack(weft_graph *g, weft_tensor *const *parts, int64_t n) {
     if (n < 1 || n > INT32_MAX)

@@ -120,8 +120,21 @@ static int find_shape(const weft_matmul_pair *p, int64_t *shape) {
     return ndim;
 }
 
+/* The sum may be written over what is added to it. */
+DEFINE_IN_PLACE(over_addend, out == 0 && n->in[WEFT_MATMUL_ADDEND] ? WEFT_MATMUL_ADDEND : -1)
+
+static int64_t matmul_flops(const weft_node *n) {
+    int64_t flops = 0;
+    for (int i = 0; i <= ((const weft_matmul_attr *)n->attr)->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(n, i);
+        weft_matmul_sizes size = weft_matmul_measure(&p.attr, p.a, p.b);
+        flops += 2 * size.groups * size.m * size.n * size.k;
+    }
+    return flops;
+}
+
 /* What fusing gives a node is not looked at here: it takes over the results that were made. */
-INFER(matmul, weft_matmul_attr, a) {
+OPERATION_WITH_GRAD(matmul, weft_matmul_attr, a, .inplace = over_addend, .flops = matmul_flops) {
     weft_matmul_pair first = weft_matmul_pair_of(n, 0);
     const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS], *addend = n->in[WEFT_MATMUL_ADDEND];
     const weft_tensor *b = first.b;
@@ -256,28 +269,10 @@ GRAD(matmul) {
     return weft_graph_status(g);
 }
 
-/* The sum may be written over what is added to it. */
-DEFINE_IN_PLACE(over_addend, out == 0 && n->in[WEFT_MATMUL_ADDEND] ? WEFT_MATMUL_ADDEND : -1)
-
-static int64_t matmul_flops(const weft_node *n) {
-    int64_t flops = 0;
-    for (int i = 0; i <= ((const weft_matmul_attr *)n->attr)->more; i++) {
-        weft_matmul_pair p = weft_matmul_pair_of(n, i);
-        weft_matmul_sizes size = weft_matmul_measure(&p.attr, p.a, p.b);
-        flops += 2 * size.groups * size.m * size.n * size.k;
-    }
-    return flops;
-}
-
-DEFINE_OP(matmul, .infer = matmul_infer, .grad = matmul_grad, .inplace = over_addend,
-          .flops = matmul_flops);
-
-INFER(bias_back, weft_bias_back_attr, dy) {
+OPERATION(bias_back, weft_bias_back_attr, dy) {
     WEFT_TRY(weft_check_float(g, n, "dy", dy));
     return weft_output_of(g, n, 0, attr->dtype, weft_tensor_width(dy));
 }
-
-DEFINE_OP(bias_back, .infer = bias_back_infer);
 
 /* Neither shapes to infer nor a gradient: it is one, and takes over what the nodes made that it replaces. */
 DEFINE_OP(gelu_bias_back, .inplace = weft_over_first);

@@ -25,7 +25,13 @@
 
 #include "ops/define.h"
 
-INFER(cross_entropy, void, x) {
+/* One product of all logits, or of all their gradients. */
+DEFINE_FLOPS(product, 2 * weft_tensor_count(n->in[WEFT_CE_X]) * n->in[WEFT_CE_W]->shape[0])
+
+DEFINE_FLOPS(cross_entropy,
+             product_flops(n) * (1 + (n->out[WEFT_CE_DX] != NULL) + (n->out[WEFT_CE_DW] != NULL)))
+
+OPERATION_WITH_GRAD(cross_entropy, void, x, .flops = cross_entropy_flops) {
     const weft_tensor *w = n->in[1], *targets = n->in[2];
     WEFT_TRY(weft_check_float(g, n, "x", x));
     WEFT_TRY(weft_check_float(g, n, "w", w));
@@ -47,55 +53,35 @@ INFER(cross_entropy, void, x) {
     return weft_output_like(g, n, 2, stat, targets);
 }
 
-/* Asks the node that made the losses for their gradients; NULL: they would be of no use. */
-static const weft_node *ask_for_gradients(weft_graph *g, const weft_node *n,
-                                          weft_tensor *const *d_out) {
-    bool both = d_out[WEFT_CE_LOSS] && (!weft_z_trains(n->attr) || d_out[WEFT_CE_Z]);
-    weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
-    if (!both) return NULL;
-    /* The node itself: a gradient rule may see its inputs and outputs under other names. */
-    const weft_tensor *loss = n->out[WEFT_CE_LOSS];
-    while (loss->view_of)
-        loss = loss->view_of;
-    weft_node *made = loss->producer;
-    if (x->needs_grad) weft_node_output_like(g, made, WEFT_CE_DX, x->dtype, x);
-    if (w->needs_grad) weft_node_output_like(g, made, WEFT_CE_DW, weft_stat_dtype(w), w);
-    return made;
-}
-
 GRAD(cross_entropy) {
     const weft_cross_entropy_attr *attr = n->attr;
+    weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
     weft_tensor *d_z = weft_z_trains(attr) ? d_out[WEFT_CE_Z] : NULL;
     if (d_out[WEFT_CE_LSE]) return REFUSE("lse has no gradient");
     if (!d_out[WEFT_CE_LOSS] && !d_z) return WEFT_OK;
     weft_tensor *in[WEFT_CE_BACK_INPUTS] = {
-        [WEFT_CE_X] = n->in[WEFT_CE_X],
-        [WEFT_CE_W] = n->in[WEFT_CE_W],
+        [WEFT_CE_X] = x,
+        [WEFT_CE_W] = w,
         [WEFT_CE_TARGETS] = n->in[WEFT_CE_TARGETS],
         [WEFT_CE_BACK_LSE] = n->out[WEFT_CE_LSE],
         [WEFT_CE_BACK_D_CE] = d_out[WEFT_CE_LOSS],
         [WEFT_CE_BACK_D_Z] = d_z,
         [WEFT_CE_BACK_COUNT] = n->in[WEFT_CE_COUNT],
     };
-    const weft_node *made = ask_for_gradients(g, n, d_out);
-    if (made) in[WEFT_CE_BACK_DX] = made->out[WEFT_CE_DX];
-    if (made) in[WEFT_CE_BACK_DW] = made->out[WEFT_CE_DW];
+    /* Where they are of use, the node that made the losses is asked for their gradients: the node itself, for a
+     * gradient rule may see its inputs and outputs under other names. */
+    const weft_tensor *loss = n->out[WEFT_CE_LOSS];
+    while (loss->view_of)
+        loss = loss->view_of;
+    if (d_out[WEFT_CE_LOSS] && (!weft_z_trains(attr) || d_z)) {
+        if (x->needs_grad) weft_node_output_like(g, loss->producer, WEFT_CE_DX, x->dtype, x);
+        if (w->needs_grad)
+            weft_node_output_like(g, loss->producer, WEFT_CE_DW, weft_stat_dtype(w), w);
+        in[WEFT_CE_BACK_DX] = loss->producer->out[WEFT_CE_DX];
+        in[WEFT_CE_BACK_DW] = loss->producer->out[WEFT_CE_DW];
+    }
     return weft_append_back_list(g, &weft_op_cross_entropy_back, attr, sizeof *attr, d_in, 2,
                                  WEFT_CE_BACK_LSE + 1, WEFT_CE_BACK_INPUTS, in);
-}
-
-/* One product of all logits, or of all their gradients. */
-DEFINE_FLOPS(product, 2 * weft_tensor_count(n->in[WEFT_CE_X]) * n->in[WEFT_CE_W]->shape[0])
-
-DEFINE_FLOPS(cross_entropy,
-             product_flops(n) * (1 + (n->out[WEFT_CE_DX] != NULL) + (n->out[WEFT_CE_DW] != NULL)))
-DEFINE_OP(cross_entropy, .infer = cross_entropy_infer, .grad = cross_entropy_grad,
-          .flops = cross_entropy_flops);
-
-INFER(cross_entropy_back, void, x) {
-    for (int i = 0; i < 2; i++)
-        if (n->in[i]->needs_grad) weft_node_output_like(g, n, i, n->in[i]->dtype, n->in[i]);
-    return weft_graph_status(g);
 }
 
 /* Where the forward pass made the gradients: counted there. */
@@ -105,8 +91,12 @@ static int64_t cross_entropy_back_flops(const weft_node *n) {
 }
 
 DEFINE_IN_PLACE(over_made, n->in[WEFT_CE_BACK_DX + out] ? WEFT_CE_BACK_DX + out : -1)
-DEFINE_OP(cross_entropy_back, .infer = cross_entropy_back_infer, .inplace = over_made,
-          .flops = cross_entropy_back_flops);
+
+OPERATION(cross_entropy_back, void, x, .inplace = over_made, .flops = cross_entropy_back_flops) {
+    for (int i = 0; i < 2; i++)
+        if (n->in[i]->needs_grad) weft_node_output_like(g, n, i, n->in[i]->dtype, n->in[i]);
+    return weft_graph_status(g);
+}
 
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
                                weft_tensor *count, double z, bool detach, double softcap) {
@@ -129,7 +119,15 @@ weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, we
  * other rows' logsumexp. With anchors and positives apart p_ij is 0 where i is a positive, N the number
  * of anchors, and 2[i = j] becomes [i and j are a pair]. */
 
-INFER(infonce, weft_infonce_attr, x) {
+/* The scores: N² D multiply-adds; the gradient makes them again and multiplies them with u. */
+static int64_t scores_flops(const weft_tensor *x) {
+    weft_infonce_sizes s = weft_infonce_measure(x);
+    return 2 * s.losses * s.rows * s.rows * s.width;
+}
+
+DEFINE_FLOPS(infonce, scores_flops(n->in[0]))
+
+OPERATION_WITH_GRAD(infonce, weft_infonce_attr, x, .flops = infonce_flops) {
     WEFT_TRY(weft_check_float(g, n, "x", x));
     if (x->ndim != 2 && x->ndim != 3)
         return REFUSE("x is %s, but it must have 2 or 3 dimensions", weft_tensor_describe(x));
@@ -156,15 +154,7 @@ GRAD(infonce) {
                             n->out[WEFT_INFONCE_NORM]);
 }
 
-/* The scores: N² D multiply-adds; the gradient makes them again and multiplies them with u. */
-static int64_t scores_flops(const weft_tensor *x) {
-    weft_infonce_sizes s = weft_infonce_measure(x);
-    return 2 * s.losses * s.rows * s.rows * s.width;
-}
-
-DEFINE_FLOPS(infonce, scores_flops(n->in[0]))
 DEFINE_FLOPS(infonce_back, 2 * scores_flops(n->in[WEFT_INFONCE_BACK_X]))
-DEFINE_OP(infonce, .infer = infonce_infer, .grad = infonce_grad, .flops = infonce_flops);
 DEFINE_OP(infonce_back, .infer = weft_infer_like_second, .flops = infonce_back_flops);
 
 weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, int64_t group, double tau, double factor) {

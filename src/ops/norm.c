@@ -36,7 +36,14 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
     return check_one_type(g, "w", n->in[WEFT_NORM_W], "w_next", next);
 }
 
-INFER(norm, weft_norm_attr, x) {
+/* s takes x's memory, y takes r's: a row's s is complete before its y is written. */
+static int norm_in_place(const weft_node *n, int out) {
+    if (out == WEFT_NORM_S) return WEFT_NORM_X;
+    if (out == WEFT_NORM_Y) return n->in[WEFT_NORM_R] ? WEFT_NORM_R : WEFT_NORM_X;
+    return -1;
+}
+
+OPERATION_WITH_GRAD(norm, weft_norm_attr, x, .inplace = norm_in_place) {
     const weft_tensor *r = n->in[WEFT_NORM_R];
     const weft_tensor *w = n->in[WEFT_NORM_W], *b = n->in[WEFT_NORM_B];
     WEFT_TRY(weft_check_float(g, n, "x", x));
@@ -95,16 +102,9 @@ GRAD(norm) {
     return WEFT_OK;
 }
 
-/* s takes x's memory, y takes r's: a row's s is complete before its y is written. */
-static int norm_in_place(const weft_node *n, int out) {
-    if (out == WEFT_NORM_S) return WEFT_NORM_X;
-    if (out == WEFT_NORM_Y) return n->in[WEFT_NORM_R] ? WEFT_NORM_R : WEFT_NORM_X;
-    return -1;
-}
+DEFINE_IN_PLACE(over_dy, out == WEFT_NORM_BACK_DX ? WEFT_NORM_BACK_DY : -1)
 
-DEFINE_OP(norm, .infer = norm_infer, .grad = norm_grad, .inplace = norm_in_place);
-
-INFER(norm_back, weft_norm_attr, dy) {
+OPERATION(norm_back, weft_norm_attr, dy, .inplace = over_dy) {
     const weft_tensor *s = n->in[WEFT_NORM_BACK_S], *w = n->in[WEFT_NORM_BACK_W];
     if (attr->dx) weft_node_output_like(g, n, WEFT_NORM_BACK_DX, s->dtype, s);
     if (attr->dw) weft_node_output_like(g, n, WEFT_NORM_BACK_DW, w->dtype, w);
@@ -112,9 +112,6 @@ INFER(norm_back, weft_norm_attr, dy) {
     if (attr->dw_next) weft_node_output_like(g, n, WEFT_NORM_BACK_DW_NEXT, w->dtype, w);
     return weft_graph_status(g);
 }
-
-DEFINE_IN_PLACE(over_dy, out == WEFT_NORM_BACK_DX ? WEFT_NORM_BACK_DY : -1)
-DEFINE_OP(norm_back, .infer = norm_back_infer, .inplace = over_dy);
 
 weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
                       weft_norm_kind kind, double eps) {
@@ -145,7 +142,7 @@ weft_tensor *weft_norm_heads(weft_graph *g, weft_tensor *x, weft_tensor *w, int6
  * What of dy points along x is gone: a longer x makes the same y. Below the least length r is a
  * constant, and dx = r dy. */
 
-INFER(unit, weft_unit_attr, x) {
+OPERATION_WITH_GRAD(unit, weft_unit_attr, x, .inplace = weft_over_first) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (attr->heads < 1 || attr->heads > x->shape[2])
         return REFUSE("%lld heads to scale, but x is %s [B, T, H, D]", (long long)attr->heads,
@@ -154,6 +151,5 @@ INFER(unit, weft_unit_attr, x) {
 }
 
 DEFINE_GRAD(unit, sizeof(weft_unit_attr), n->in[0])
-DEFINE_OP(unit, .infer = unit_infer, .grad = unit_grad, .inplace = weft_over_first);
 DEFINE_OP(unit_back, .infer = weft_infer_back, .inplace = weft_over_back);
 DEFINE_APPEND_WITH(unit, (weft_tensor * x, int64_t heads), (weft_unit_attr){heads}, x)

@@ -63,7 +63,7 @@ static weft_status check_written(weft_graph *g, const weft_node *n, const char *
                   weft_tensor_describe(t));
 }
 
-INFER(norm_parts, void, first) {
+OPERATION(norm_parts, void, first) {
     int64_t chunks = 0;
     for (int i = 0; i < n->n_in; i++) {
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
@@ -71,8 +71,6 @@ INFER(norm_parts, void, first) {
     }
     return weft_output_of(g, n, 0, WEFT_I32, chunks, 2);
 }
-
-DEFINE_OP(norm_parts, .infer = norm_parts_infer);
 
 weft_tensor *weft_norm_parts(weft_graph *g, weft_tensor *const *grads, int n) {
     weft_tensor **in = n > 0 ? tensor_list(g, n) : NULL;
@@ -84,7 +82,7 @@ weft_tensor *weft_norm_parts(weft_graph *g, weft_tensor *const *grads, int n) {
     return weft_append_list(g, &weft_op_norm_parts, NULL, 0, count, count, in);
 }
 
-INFER(norm_join, weft_dtype, parts) {
+OPERATION(norm_join, weft_dtype, parts) {
     if (parts->dtype != WEFT_I32 || parts->ndim != 2 || parts->shape[1] != 2)
         return REFUSE("the sums are %s, but they must be i32 [chunks, 2]",
                       weft_tensor_describe(parts));
@@ -92,7 +90,6 @@ INFER(norm_join, weft_dtype, parts) {
     return check_real(g, n, "norm", n->out[0], n->out[0]);
 }
 
-DEFINE_OP(norm_join, .infer = norm_join_infer);
 DEFINE_APPEND_WITH(norm_join, (weft_tensor * parts, weft_dtype dtype), dtype, parts)
 
 weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
@@ -106,7 +103,7 @@ static weft_status check_range(weft_graph *g, const char *what, double value, do
                            what, value, below);
 }
 
-INFER(adam_control, weft_adam_options, norm) {
+OPERATION(adam_control, weft_adam_options, norm, .side_effect = true) {
     const weft_tensor *lr = n->in[1], *state = n->in[2];
     WEFT_TRY(check_range(g, "beta1", attr->beta1, 1));
     WEFT_TRY(check_range(g, "beta2", attr->beta2, 1));
@@ -127,8 +124,6 @@ INFER(adam_control, weft_adam_options, norm) {
     WEFT_TRY(check_written(g, n, "state", state));
     return weft_output_of(g, n, 0, norm->dtype, WEFT_ADAM_CONTROL);
 }
-
-DEFINE_OP(adam_control, .infer = adam_control_infer, .side_effect = true);
 
 weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr,
                                weft_tensor *state, const weft_adam_options *options) {
@@ -171,15 +166,13 @@ static weft_status check_slot(weft_graph *g, const weft_node *n, weft_tensor *co
     return check_half(g, n, "a given parameter", slot[WEFT_SLOT_GIVEN], param);
 }
 
-INFER(adamw, void, control) {
+OPERATION(adamw, void, control, .side_effect = true) {
     WEFT_TRY(check_real(g, n, "control", control, control));
     WEFT_TRY(weft_check_dims(g, n, "control", control, WEFT_ADAM_CONTROL));
     for (int i = 1; i < n->n_in; i += WEFT_SLOT_SIZE)
         WEFT_TRY(check_slot(g, n, n->in + i));
     return weft_output(g, n, 0, WEFT_I32, 0, NULL);
 }
-
-DEFINE_OP(adamw, .infer = adamw_infer, .side_effect = true);
 
 _Static_assert(offsetof(weft_adam_slot, given) == WEFT_SLOT_GIVEN * sizeof(weft_tensor *),
                "a slot begins with what the node reads of it");
@@ -212,7 +205,7 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
 static const double NEWTON_A = 3.4445, NEWTON_B = -4.7750, NEWTON_C = 2.0315;
 enum { NEWTON_ROUNDS = 5 };
 
-INFER(muon_direction, weft_muon_attr, control) {
+OPERATION(muon_direction, weft_muon_attr, control, .side_effect = true) {
     WEFT_TRY(weft_check_dims(g, n, "control", control, WEFT_ADAM_CONTROL));
     for (int i = 0; i < n->n_in - 1; i += WEFT_MUON_DIRECTION_SIZE) {
         const weft_tensor *grad = n->in[WEFT_MUON_GRAD + i], *m = n->in[WEFT_MUON_M + i];
@@ -228,9 +221,7 @@ INFER(muon_direction, weft_muon_attr, control) {
     return weft_output_of(g, n, 0, attr->dtype, last->at + last->count, attr->rows, attr->columns);
 }
 
-DEFINE_OP(muon_direction, .infer = muon_direction_infer, .side_effect = true);
-
-INFER(muon_step, void, control) {
+OPERATION(muon_step, void, control, .side_effect = true) {
     for (int i = 0; i < n->n_in - WEFT_MUON_PARAM; i += WEFT_MUON_STEP_SIZE) {
         const weft_tensor *param = n->in[WEFT_MUON_PARAM + i];
         WEFT_TRY(check_real(g, n, "a parameter", param, control));
@@ -240,8 +231,6 @@ INFER(muon_step, void, control) {
     }
     return WEFT_OK;
 }
-
-DEFINE_OP(muon_step, .infer = muon_step_infer, .side_effect = true);
 
 /* alpha · op(a) op(b) + addend, matrix by matrix. */
 static weft_tensor *multiply(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb,
@@ -364,7 +353,7 @@ void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots,
     }
 }
 
-INFER(zero_masked, void, first) {
+OPERATION(zero_masked, void, first, .side_effect = true) {
     for (int i = 0; i < n->n_in; i += WEFT_MASKED_SIZE) {
         const weft_tensor *param = n->in[i + WEFT_MASKED_PARAM],
                           *mask = n->in[i + WEFT_MASKED_MASK];
@@ -377,8 +366,6 @@ INFER(zero_masked, void, first) {
     }
     return WEFT_OK;
 }
-
-DEFINE_OP(zero_masked, .infer = zero_masked_infer, .side_effect = true);
 
 void weft_zero_masked(weft_graph *g, const weft_adam_slot *slots, int n) {
     int count = 0;

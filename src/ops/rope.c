@@ -4,7 +4,7 @@
 
 #include "ops/define.h"
 
-INFER(rope, weft_rope_attr, x) {
+OPERATION_WITH_GRAD(rope, weft_rope_attr, x, .inplace = weft_over_first) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (attr->width < 2 || attr->width % 2 != 0 || attr->width > x->shape[3])
         return REFUSE(
@@ -27,8 +27,6 @@ GRAD(rope) {
     d_in[0] = weft_append_some(g, &weft_op_rope, &back, sizeof back, 1, d_out[0], n->in[1]);
     return weft_graph_status(g);
 }
-
-DEFINE_OP(rope, .infer = rope_infer, .grad = rope_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
                        weft_tensor *start, const weft_rope_law *law) {

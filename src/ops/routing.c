@@ -28,15 +28,13 @@ static weft_status check_score(weft_graph *g, const weft_node *n) {
 
 DEFINE_FLOPS(score, weft_score_flops(&((const weft_route_attr *)n->attr)->score))
 
-INFER(route_topk, weft_route_attr, q) {
+OPERATION(route_topk, weft_route_attr, q, .flops = score_flops) {
     WEFT_TRY(check_score(g, n));
     if (attr->k < 1) return REFUSE("k is %lld, but it must be at least 1", (long long)attr->k);
     int64_t shape[] = {attr->score.batch, attr->score.queries, attr->k};
     weft_node_output(g, n, 0, WEFT_I32, 3, shape);
     return weft_output(g, n, 1, weft_stat_dtype(q), 3, shape);
 }
-
-DEFINE_OP(route_topk, .infer = route_topk_infer, .flops = score_flops);
 
 weft_routes weft_route_topk(weft_graph *g, const weft_score *score, weft_tensor *lse, int64_t k,
                             bool normalize, bool use_max) {
@@ -65,7 +63,14 @@ static weft_status check_gathered(weft_graph *g, const weft_node *n, const char 
     return WEFT_OK;
 }
 
-INFER(route_gather, void, h) {
+/* Both ways: an entry of the index is one multiply-add a column of c. */
+static int64_t route_gather_flops(const weft_node *n) {
+    int64_t width = n->out[0]->shape[2];
+    if (n->in[WEFT_GATHER_SECOND]) width += n->out[1]->shape[2];
+    return 2 * weft_tensor_count(n->in[WEFT_GATHER_INDEX]) * width;
+}
+
+OPERATION_WITH_GRAD(route_gather, void, h, .flops = route_gather_flops) {
     const weft_tensor *second = n->in[WEFT_GATHER_SECOND];
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     WEFT_TRY(weft_check_int(g, n, "index", index));
@@ -109,17 +114,7 @@ GRAD(route_gather) {
     return weft_graph_status(g);
 }
 
-/* Both ways: an entry of the index is one multiply-add a column of c. */
-static int64_t route_gather_flops(const weft_node *n) {
-    int64_t width = n->out[0]->shape[2];
-    if (n->in[WEFT_GATHER_SECOND]) width += n->out[1]->shape[2];
-    return 2 * weft_tensor_count(n->in[WEFT_GATHER_INDEX]) * width;
-}
-
-DEFINE_OP(route_gather, .infer = route_gather_infer, .grad = route_gather_grad,
-          .flops = route_gather_flops);
-
-INFER(route_gather_back, weft_route_gather_attr, first) {
+OPERATION(route_gather_back, weft_route_gather_attr, first, .flops = route_gather_flops) {
     for (int i = 0; i < 2; i++) {
         const weft_tensor *dc = weft_gather_input(n, i);
         if (dc)
@@ -127,8 +122,6 @@ INFER(route_gather_back, weft_route_gather_attr, first) {
     }
     return weft_graph_status(g);
 }
-
-DEFINE_OP(route_gather_back, .infer = route_gather_back_infer, .flops = route_gather_flops);
 
 weft_tensor *weft_route_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
                                weft_tensor *weight) {
@@ -144,7 +137,12 @@ weft_route_pair weft_route_gather_pair(weft_graph *g, weft_tensor *first, weft_t
     return n ? (weft_route_pair){n->out[0], n->out[1]} : (weft_route_pair){NULL, NULL};
 }
 
-INFER(route_dense, weft_route_attr, q) {
+static int64_t route_dense_flops(const weft_node *n) {
+    const weft_route_attr *a = n->attr;
+    return score_flops(n) + 2 * a->score.batch * a->width * weft_score_pairs(&a->score);
+}
+
+OPERATION_WITH_GRAD(route_dense, weft_route_attr, q, .flops = route_dense_flops) {
     const weft_tensor *h = n->in[WEFT_ROUTE_H];
     WEFT_TRY(check_score(g, n));
     if (!h) return REFUSE("h is missing");
@@ -173,20 +171,10 @@ GRAD(route_dense) {
     return weft_graph_status(g);
 }
 
-static int64_t route_dense_flops(const weft_node *n) {
-    const weft_route_attr *a = n->attr;
-    return score_flops(n) + 2 * a->score.batch * a->width * weft_score_pairs(&a->score);
-}
-
-DEFINE_OP(route_dense, .infer = route_dense_infer, .grad = route_dense_grad,
-          .flops = route_dense_flops);
-
-INFER(route_dense_back, weft_route_attr, q) {
+OPERATION(route_dense_back, weft_route_attr, q, .flops = route_dense_flops) {
     return weft_output_of(g, n, 0, n->in[WEFT_ROUTE_H]->dtype, attr->score.batch, attr->score.keys,
                           attr->width);
 }
-
-DEFINE_OP(route_dense_back, .infer = route_dense_back_infer, .flops = route_dense_flops);
 
 weft_tensor *weft_route_dense(weft_graph *g, const weft_score *score, weft_tensor *lse,
                               weft_tensor *h, weft_route_mode mode, double threshold,

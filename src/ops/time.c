@@ -12,7 +12,7 @@
 #include "ops/define.h"
 #include "ops/linear.h"
 
-INFER(running_mean, void, x) {
+OPERATION_WITH_GRAD(running_mean, void, x, .inplace = weft_over_first) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     WEFT_TRY(weft_check_places(g, n, "first", n->in[1], 2, x->shape));
     return weft_output_like(g, n, 0, x->dtype, x);
@@ -20,15 +20,13 @@ INFER(running_mean, void, x) {
 
 DEFINE_GRAD_AS(running_mean,
                weft_append_some(g, &weft_op_running_mean_back, NULL, 0, 1, d_out[0], n->in[1]))
-DEFINE_OP(running_mean, .infer = running_mean_infer, .grad = running_mean_grad,
-          .inplace = weft_over_first);
 DEFINE_OP(running_mean_back, .infer = running_mean_infer, .inplace = weft_over_first);
 
 weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x, weft_tensor *first) {
     return weft_append_some(g, &weft_op_running_mean, NULL, 0, 1, x, first);
 }
 
-INFER(time_mean, void, x) {
+OPERATION_WITH_GRAD(time_mean, void, x) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     return weft_output_of(g, n, 0, x->dtype, x->shape[0], 1, x->shape[2]);
 }
@@ -39,16 +37,20 @@ static weft_tensor *spread_mean(weft_graph *g, weft_tensor *dy, int64_t time) {
 }
 
 DEFINE_GRAD_AS(time_mean, spread_mean(g, d_out[0], n->in[0]->shape[1]))
-DEFINE_OP(time_mean, .infer = time_mean_infer, .grad = time_mean_grad);
 
-INFER(time_mean_back, weft_time_attr, dy) {
+OPERATION(time_mean_back, weft_time_attr, dy) {
     return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], attr->time, dy->shape[2]);
 }
 
-DEFINE_OP(time_mean_back, .infer = time_mean_back_infer);
 DEFINE_APPEND(time_mean, (weft_tensor * x), x)
 
-INFER(moments, void, x) {
+/* The Gram matrix's products; back as many again. */
+static int64_t moments_flops(const weft_node *n) {
+    int64_t width = weft_tensor_width(n->in[0]);
+    return 2 * weft_tensor_rows(n->in[0]) * width * width;
+}
+
+OPERATION_WITH_GRAD(moments, void, x, .flops = moments_flops) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     int64_t batch = x->shape[0], width = x->shape[2];
     weft_node_output(g, n, WEFT_MOMENTS_GRAM, x->dtype, WEFT_DIMS(width, width));
@@ -69,14 +71,6 @@ GRAD(moments) {
     }
     return weft_graph_status(g);
 }
-
-/* The Gram matrix's products; back as many again. */
-static int64_t moments_flops(const weft_node *n) {
-    int64_t width = weft_tensor_width(n->in[0]);
-    return 2 * weft_tensor_rows(n->in[0]) * width * width;
-}
-
-DEFINE_OP(moments, .infer = moments_infer, .grad = moments_grad, .flops = moments_flops);
 
 DEFINE_OP(moments_back, .infer = weft_infer_like_first, .flops = moments_flops);
 
