@@ -70,17 +70,6 @@ static weft_status check_targets(const int32_t *targets, int64_t rows, int64_t v
     return WEFT_OK;
 }
 
-/* l [rows, V] = x wᵀ, taken tile by tile. */
-static gemm_product product_logits(const entropy_work *w) {
-    const weft_tensor *x = w->n->in[WEFT_CE_X], *words = w->n->in[WEFT_CE_W];
-    gemm_product p = {.batch = 1, .m = w->part.rows, .tb = true, .alpha = 1};
-    p.n = words->shape[0];
-    p.k = words->shape[1];
-    p.a = gemm_rows(w->x, x, w->part.row);
-    p.b = gemm_rows(w->x, words, 0);
-    return p;
-}
-
 /* dx [rows, E] = l w, or with `dw` that, [V, E] = lᵀ x, `l` being the gradient of the logits by then; or +=
  * where `add`. */
 static gemm_product product_back(const entropy_work *w, bool dw, gemm_matrix to, bool add) {
@@ -116,14 +105,6 @@ static entropy_tile tile_of(const gemm_product *p, const gemm_cut *cut, int64_t 
     return t;
 }
 
-/* c · tanh(l / c) of n logits, in their place. */
-static void cap_logits(real *l, int64_t n, real c) {
-    for (int64_t i = 0; i < n; i += VLEN) {
-        int64_t count = min_i64(VLEN, n - i);
-        vstore_n(l + i, c * vtanh(vload_n(l + i, count) * (1 / c)), count);
-    }
-}
-
 /* The slope at a capped logit; 1 where there is no cap. */
 static real cap_slope(real l, real c) {
     return c > 0 ? 1 - l / c * (l / c) : 1;
@@ -132,11 +113,6 @@ static real cap_slope(real l, real c) {
 static vreal vcap_slope(vreal l, real c) {
     vreal t = l * (1 / c);
     return 1 - t * t;
-}
-
-/* A row's gradient: dl = p · weight − [v = target] · penalty. */
-static real row_penalty(const entropy_work *w, int32_t target) {
-    return target >= 0 ? w->d_ce : 0;
 }
 
 /* The maximum of a row and the sum of exponentials below it, which take the row's place, each times the
@@ -177,7 +153,10 @@ WEFT_TASK(measure_tile, const entropy_work *w) {
     for (int64_t i = 0; i < t.place.m; i++) {
         int64_t row = t.place.row + i, cell = (w->piece + t.piece) * w->part.rows + row;
         real *l = tile + i * ld;
-        if (w->softcap > 0) cap_logits(l, t.place.n, w->softcap);
+        for (int64_t j = 0; w->softcap > 0 && j < t.place.n; j += VLEN) {
+            int64_t count = min_i64(VLEN, t.place.n - j);
+            vstore_n(l + j, w->softcap * vtanh(vload_n(l + j, count) * (1 / w->softcap)), count);
+        }
         int64_t target = w->targets[w->part.row + row] - first;
         if (target >= 0 && target < t.place.n) w->target_logit[w->part.row + row] = l[target];
         measure_row(l, t.place.n, w->softcap, &w->most[cell], &w->sum[cell]);
@@ -190,31 +169,25 @@ WEFT_TASK(measure_tile, const entropy_work *w) {
     }
 }
 
-/* lse of VLEN rows, or `count` of them, from the pieces of the vocabulary in order. */
-static vreal join_pieces(const entropy_work *w, int64_t row, int64_t count) {
-    vreal high = vset(-INFINITY), total = vset(0);
-    for (int64_t piece = 0; piece < w->cut.columns; piece++)
-        high = vmax(high, vload_part(w->most + piece * w->part.rows + row, count));
-    for (int64_t piece = 0; piece < w->cut.columns; piece++) {
-        int64_t cell = piece * w->part.rows + row;
-        total += vload_part(w->sum + cell, count) * vexp(vload_part(w->most + cell, count) - high);
-    }
-    vreal lse = high;
-    for (int64_t i = 0; i < count; i++)
-        lse[i] += (real)log((double)total[i]);
-    return lse;
-}
-
+/* lse of some rows, VLEN or `count` at a time, from the pieces of the vocabulary in order. */
 WEFT_TASK(join_rows, const entropy_work *w) {
     real *lse = w->lse + w->part.row;
     int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows);
     for (int64_t row = task * JOIN_ROWS; row < end; row += VLEN) {
         int64_t count = min_i64(VLEN, end - row);
-        vstore_part(lse + row, join_pieces(w, row, count), count);
+        vreal high = vset(-INFINITY), total = vset(0);
+        for (int64_t cell = row; cell < w->cut.columns * w->part.rows; cell += w->part.rows)
+            high = vmax(high, vload_part(w->most + cell, count));
+        for (int64_t cell = row; cell < w->cut.columns * w->part.rows; cell += w->part.rows)
+            total +=
+                vload_part(w->sum + cell, count) * vexp(vload_part(w->most + cell, count) - high);
+        for (int64_t i = 0; i < count; i++)
+            high[i] += (real)log((double)total[i]);
+        vstore_part(lse + row, high, count);
     }
 }
 
-/* Exponentials of a tile to gradients of its logits. */
+/* Exponentials of a tile to gradients of its logits: dl = p · weight − [v = target] · penalty. */
 WEFT_TASK(differentiate_tile, const entropy_work *w) {
     const real *lse = w->lse + w->part.row;
     entropy_tile t = tile_of(&w->logits, &w->cut, task);
@@ -222,7 +195,7 @@ WEFT_TASK(differentiate_tile, const entropy_work *w) {
         int64_t row = t.place.row + i;
         int32_t target = w->targets[w->part.row + row];
         gemm_matrix at = gemm_part(w->kept, 0, row, t.place.column);
-        real penalty = row_penalty(w, target), weight = penalty + w->d_z * lse[row];
+        real penalty = target >= 0 ? w->d_ce : 0, weight = penalty + w->d_z * lse[row];
         real slope = cap_slope(w->target_logit[w->part.row + row], w->softcap);
         real above = w->most[t.piece * w->part.rows + row] - lse[row];
         real factor = vexp(vset(above))[0] * weight, *l = at.data;
@@ -335,7 +308,12 @@ static int64_t cut_part(entropy_work *w, int64_t row, int64_t rows, int threads,
     bool back = has_gradients(w);
     w->part.row = row;
     w->part.rows = rows;
-    w->logits = product_logits(w);
+    /* l [rows, V] = x wᵀ, taken tile by tile. */
+    w->logits = (gemm_product){.batch = 1, .m = rows, .tb = true, .alpha = 1};
+    w->logits.n = n->in[WEFT_CE_W]->shape[0];
+    w->logits.k = n->in[WEFT_CE_W]->shape[1];
+    w->logits.a = gemm_rows(w->x, n->in[WEFT_CE_X], row);
+    w->logits.b = gemm_rows(w->x, n->in[WEFT_CE_W], 0);
     w->cut = KERNEL(gemm_tiles)(&w->logits);
     w->scratch_bytes = real_bytes(w->cut.tile_m * tile_ld(&w->cut));
     w->kept = (gemm_matrix){.ld = w->logits.n, .bf16 = back && keeps_bf16(n)};
@@ -393,15 +371,15 @@ static weft_status run_parts(entropy_work *w, const weft_tensor *count, real d_c
     return WEFT_OK;
 }
 
-/* `x` NULL: for sizes. */
-static entropy_work forward_work(weft_exec *x, const weft_node *n) {
-    return (entropy_work){.x = x, .n = n, .dx = n->out[WEFT_CE_DX], .dw = n->out[WEFT_CE_DW]};
+/* Whose outputs from `dx` on are the gradients. `x` NULL: for sizes. */
+static entropy_work work_of(const weft_exec *x, const weft_node *n, int dx) {
+    return (entropy_work){.x = x, .n = n, .dx = n->out[dx], .dw = n->out[dx + 1]};
 }
 
-DEFINE_KERNEL_IN(cross_entropy, parts_workspace(forward_work(NULL, n), threads)) {
+DEFINE_KERNEL_IN(cross_entropy, parts_workspace(work_of(NULL, n, WEFT_CE_DX), threads)) {
     const weft_cross_entropy_attr *attr = n->attr;
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]);
-    entropy_work w = forward_work(x, n);
+    entropy_work w = work_of(x, n, WEFT_CE_DX);
     w.lse = weft_data(x, n->out[WEFT_CE_LSE]);
     WEFT_TRY(run_parts(&w, n->in[WEFT_CE_COUNT], 1, weft_z_trains(attr) ? 1 : 0));
     double ce = 0, squares = 0;
@@ -411,10 +389,6 @@ DEFINE_KERNEL_IN(cross_entropy, parts_workspace(forward_work(NULL, n), threads))
     }
     write_number(x, n->out[WEFT_CE_LOSS], w.divisor > 0 ? ce / w.divisor : 0);
     return write_number(x, n->out[WEFT_CE_Z], attr->z != 0 ? attr->z * squares / (double)rows : 0);
-}
-
-static entropy_work back_work(weft_exec *x, const weft_node *n) {
-    return (entropy_work){.x = x, .n = n, .dx = n->out[0], .dw = n->out[1], .again = true};
 }
 
 static const weft_tensor *root_of(const weft_tensor *t) {
@@ -428,17 +402,14 @@ static bool only_scales(const weft_node *n) {
     return made && (!d_z || root_of(d_z) == root_of(n->in[WEFT_CE_BACK_D_CE]));
 }
 
-static real read_seed(const weft_exec *x, const weft_tensor *t) {
-    return t ? read_number(x, t) : 0;
-}
-
 DEFINE_KERNEL_IN(cross_entropy_back,
-                 only_scales(n) ? 0 : parts_workspace(back_work(NULL, n), threads)) {
+                 only_scales(n) ? 0 : parts_workspace(work_of(NULL, n, 0), threads)) {
     const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
-    real d_ce = read_seed(x, n->in[WEFT_CE_BACK_D_CE]);
-    real d_z = read_seed(x, n->in[WEFT_CE_BACK_D_Z]);
+    const weft_tensor *seed = n->in[WEFT_CE_BACK_D_CE], *seed_z = n->in[WEFT_CE_BACK_D_Z];
+    real d_ce = seed ? read_number(x, seed) : 0, d_z = seed_z ? read_number(x, seed_z) : 0;
     if (!only_scales(n) && !((made[0] || made[1]) && d_ce == d_z)) {
-        entropy_work w = back_work(x, n);
+        entropy_work w = work_of(x, n, 0);
+        w.again = true;
         w.lse = weft_data(x, n->in[WEFT_CE_BACK_LSE]);
         return run_parts(&w, n->in[WEFT_CE_BACK_COUNT], d_ce, d_z);
     }
