@@ -110,48 +110,42 @@ DEFINE_KERNEL(adam_control) {
     return WEFT_OK;
 }
 
-/* A tile of one slot. */
+/* A tile of one slot and the factors of a step, by value: stores through vectors may alias anything, so what lies
+ * in memory would be loaded anew for each. */
 typedef struct {
     real *p, *m, *v, *v_max; /* v_max may be NULL */
     const real *g;
-    real grad_factor; /* 1 where g is clipped already */
-    real decay, rate;
-} tile_data;
+    real grad_factor;                    /* 1 where g is clipped already */
+    real m_keep, m_rest, v_keep, v_rest; /* of the moments, and of what is added to them */
+    real step, root, eps, decay;
+} update_data;
 
 static inline bool is_cut(real g, real limit) {
     return limit > 0 && g * g > limit;
 }
 
 /* How many elements of a tile spike clipping would cut. */
-static int64_t count_cuts(const tile_data *t, real limit_factor, int64_t len) {
+static int64_t count_cuts(const update_data *u, real limit_factor, int64_t len) {
     int64_t cuts = 0;
     for (int64_t i = 0; i < len; i++)
-        cuts += is_cut(t->g[i] * t->grad_factor, t->v[i] * limit_factor);
+        cuts += is_cut(u->g[i] * u->grad_factor, u->v[i] * limit_factor);
     return cuts;
 }
-
-/* The factors of a step, and a tile's addresses, by value: stores through vectors may alias
- * anything, so what lies in memory would be loaded anew for each. */
-typedef struct {
-    tile_data t;
-    real m, m_rest, v, v_rest; /* factors of the moments and of what is added to them */
-    real step, root, eps;
-} update_data;
 
 /* n elements of a vector. */
 static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t n,
                                         const bool with_max) {
-    vreal g = vload_n(u.t.g + i, n) * u.t.grad_factor;
-    vreal v = vfma(vload_n(u.t.v + i, n), vset(u.v), g * g * u.v_rest);
-    vreal m = vfma(vload_n(u.t.m + i, n), vset(u.m), g * u.m_rest);
-    vstore_n(u.t.v + i, v, n);
-    vstore_n(u.t.m + i, m, n);
+    vreal g = vload_n(u.g + i, n) * u.grad_factor;
+    vreal v = vfma(vload_n(u.v + i, n), vset(u.v_keep), g * g * u.v_rest);
+    vreal m = vfma(vload_n(u.m + i, n), vset(u.m_keep), g * u.m_rest);
+    vstore_n(u.v + i, v, n);
+    vstore_n(u.m + i, m, n);
     if (with_max) {
-        v = vmax(vload_n(u.t.v_max + i, n), v);
-        vstore_n(u.t.v_max + i, v, n);
+        v = vmax(vload_n(u.v_max + i, n), v);
+        vstore_n(u.v_max + i, v, n);
     }
-    vreal p = vload_n(u.t.p + i, n), by = m * u.step / (vsqrt(v) * u.root + u.eps);
-    vstore_n(u.t.p + i, p - (p * u.t.decay + by), n);
+    vreal p = vload_n(u.p + i, n), by = m * u.step / (vsqrt(v) * u.root + u.eps);
+    vstore_n(u.p + i, p - (p * u.decay + by), n);
 }
 
 static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, const bool with_max) {
@@ -162,18 +156,25 @@ static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, const
 }
 
 /* The tile at element `at` of a slot; bf16 gradients are widened into `scratch`. */
-static tile_data slot_tile(const weft_exec *x, weft_tensor *const *slot, const real *control,
-                           int64_t at, int64_t len, real *scratch) {
+static update_data slot_tile(const weft_exec *x, weft_tensor *const *slot, const real *control,
+                             real rate, int64_t at, int64_t len, real *scratch) {
     const weft_tensor *param = slot[WEFT_SLOT_PARAM], *grad = slot[WEFT_SLOT_GRAD];
     real *v_max = weft_data(x, slot[WEFT_SLOT_V_MAX]);
     if (!grad) memset(scratch, 0, (size_t)len * sizeof(real));
-    return (tile_data){
+    return (update_data){
         .p = (real *)weft_data(x, param) + at,
         .m = (real *)weft_data(x, slot[WEFT_SLOT_M]) + at,
         .v = (real *)weft_data(x, slot[WEFT_SLOT_V]) + at,
         .v_max = v_max ? v_max + at : NULL,
         .g = grad ? tile_in(x, grad, at, len, scratch) : scratch,
         .grad_factor = control[WEFT_CONTROL_GRAD],
+        .m_keep = control[WEFT_CONTROL_M] * control[WEFT_CONTROL_BETA1],
+        .m_rest = control[WEFT_CONTROL_BETA1_REST],
+        .v_keep = control[WEFT_CONTROL_V] * control[WEFT_CONTROL_BETA2],
+        .v_rest = control[WEFT_CONTROL_BETA2_REST],
+        .step = control[WEFT_CONTROL_STEP] * rate,
+        .root = control[WEFT_CONTROL_ROOT],
+        .eps = control[WEFT_CONTROL_EPS],
         .decay = param->ndim >= 2 ? control[WEFT_CONTROL_DECAY] : 0,
     };
 }
@@ -193,40 +194,29 @@ WEFT_TASK(adamw_chunk, const chunk_list *list) {
     const double *rates = list->n->attr;
     const uint16_t *given = weft_data(list->x, slot[WEFT_SLOT_GIVEN]);
     real limit_factor = control[WEFT_CONTROL_CUT] * control[WEFT_CONTROL_V];
-    real widened[TILE], clipped[TILE];
+    real rate = rates ? (real)rates[index] : 1, widened[TILE], clipped[TILE];
     int64_t at = (task - list->first[index]) * CHUNK, cuts = 0;
     int64_t end = min_i64(at + CHUNK, weft_tensor_count(slot[WEFT_SLOT_PARAM]));
     for (; at < end; at += TILE) {
         int64_t len = min_i64(TILE, end - at);
-        tile_data t = slot_tile(list->x, slot, control, at, len, widened);
-        t.rate = rates ? (real)rates[index] : 1;
-        if (given) take_given(t.p, given + at, len);
-        int64_t tile_cuts = limit_factor > 0 ? count_cuts(&t, limit_factor, len) : 0;
+        update_data u = slot_tile(list->x, slot, control, rate, at, len, widened);
+        if (given) take_given(u.p, given + at, len);
+        int64_t tile_cuts = limit_factor > 0 ? count_cuts(&u, limit_factor, len) : 0;
         /* The gradients of the tile, clipped. */
         if (tile_cuts > 0) {
             for (int64_t i = 0; i < len; i++) {
-                real g = t.g[i] * t.grad_factor, limit = t.v[i] * limit_factor;
+                real g = u.g[i] * u.grad_factor, limit = u.v[i] * limit_factor;
                 real most = (real)sqrt((double)limit);
                 clipped[i] = !is_cut(g, limit) ? g : g < 0 ? -most : most;
             }
-            t.g = clipped;
-            t.grad_factor = 1;
+            u.g = clipped;
+            u.grad_factor = 1;
         }
-        update_data u = {
-            .t = t,
-            .m = control[WEFT_CONTROL_M] * control[WEFT_CONTROL_BETA1],
-            .m_rest = control[WEFT_CONTROL_BETA1_REST],
-            .v = control[WEFT_CONTROL_V] * control[WEFT_CONTROL_BETA2],
-            .v_rest = control[WEFT_CONTROL_BETA2_REST],
-            .step = control[WEFT_CONTROL_STEP] * t.rate,
-            .root = control[WEFT_CONTROL_ROOT],
-            .eps = control[WEFT_CONTROL_EPS],
-        };
-        EITHER(t.v_max, update_vectors, u, len);
-        real *moments[] = {t.m, t.v, t.v_max};
+        EITHER(u.v_max, update_vectors, u, len);
+        real *moments[] = {u.m, u.v, u.v_max};
         for (int i = 0; control[WEFT_CONTROL_RESET] != 0 && i < 3; i++)
             if (moments[i]) memset(moments[i], 0, (size_t)len * sizeof(real));
-        if (slot[WEFT_SLOT_COPY]) tile_done(list->x, slot[WEFT_SLOT_COPY], at, len, t.p);
+        if (slot[WEFT_SLOT_COPY]) tile_done(list->x, slot[WEFT_SLOT_COPY], at, len, u.p);
         cuts += tile_cuts;
     }
     ((int64_t *)list->result)[task] = cuts;
