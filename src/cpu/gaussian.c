@@ -94,29 +94,25 @@ static real sum_reals(const real *a, int64_t n) {
     return vsum(s0 + s1);
 }
 
-/* Head `row` of all B·T·H: its y, and the sum of its logarithms. */
-static real overlap_head(const head_run *k, int64_t row) {
-    real mean_scratch[TILE_SCRATCH], rho_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
-    real logs[TILE];
-    const weft_tensor *y = k->n->out[0];
-    int64_t from = 2 * row * k->half, to = row * k->half;
-    double sum = 0;
-    for (int64_t d = 0; d < k->half; d += TILE) {
-        int64_t len = min_i64(TILE, k->half - d);
-        const real *in[] = {tile_in(k->x, k->from, from + d, len, mean_scratch),
-                            tile_in(k->x, k->from, from + k->half + d, len, rho_scratch)};
-        real *out[] = {tile_out(k->x, y, to + d, y_scratch), logs};
-        apply(overlap_vector, 2, in, 2, out, len, NULL);
-        tile_done(k->x, y, to + d, len, out[0]);
-        sum += (double)sum_reals(logs, len);
-    }
-    return (real)sum;
-}
-
+/* Of each head its y, and the sum of its logarithms. */
 POSITIONWISE(overlap, n->in[0]) {
-    real *log_sigma = weft_data(k->x, k->n->out[1]);
-    for (int64_t h = 0; h < k->heads; h++)
-        log_sigma[number_place(k, p, h)] = overlap_head(k, p * k->heads + h);
+    real mean_scratch[TILE_SCRATCH], rho_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
+    real logs[TILE], *log_sigma = weft_data(k->x, k->n->out[1]);
+    const weft_tensor *y = k->n->out[0];
+    for (int64_t h = 0; h < k->heads; h++) {
+        int64_t to = (p * k->heads + h) * k->half, from = 2 * to;
+        double sum = 0;
+        for (int64_t d = 0; d < k->half; d += TILE) {
+            int64_t len = min_i64(TILE, k->half - d);
+            const real *in[] = {tile_in(k->x, k->from, from + d, len, mean_scratch),
+                                tile_in(k->x, k->from, from + k->half + d, len, rho_scratch)};
+            real *out[] = {tile_out(k->x, y, to + d, y_scratch), logs};
+            apply(overlap_vector, 2, in, 2, out, len, NULL);
+            tile_done(k->x, y, to + d, len, out[0]);
+            sum += (double)sum_reals(logs, len);
+        }
+        log_sigma[number_place(k, p, h)] = (real)sum;
+    }
 }
 
 /* arg: the gradient of the head's sum of logarithms. */
@@ -133,20 +129,17 @@ static void log_sigma_back_vector(const vreal *in, vreal *out, const real *arg) 
 }
 
 /* dx may lie over x: of both runs, what is read stands where the result is written. */
-static void overlap_back_head(const head_run *k, int64_t row, real d_log_sigma) {
-    const weft_tensor *dy = k->n->in[1], *dx = k->n->out[0];
-    int64_t at = 2 * row * k->half;
-    const tensor_place in[] = {{k->from, at}, {k->from, at + k->half}, {dy, row * k->half}};
-    const tensor_place out[] = {{dx, at}, {dx, at + k->half}};
-    if (dy)
-        apply_places(k->x, overlap_back_vector, 3, in, 2, out, k->half, &d_log_sigma);
-    else
-        apply_places(k->x, log_sigma_back_vector, 2, in, 2, out, k->half, &d_log_sigma);
-}
-
 POSITIONWISE(overlap_back, n->in[0]) {
+    const weft_tensor *dy = k->n->in[1], *dx = k->n->out[0];
     const real *d_log_sigma = weft_data(k->x, k->n->in[2]);
-    for (int64_t h = 0; h < k->heads; h++)
-        overlap_back_head(k, p * k->heads + h,
-                          d_log_sigma ? d_log_sigma[number_place(k, p, h)] : 0);
+    for (int64_t h = 0; h < k->heads; h++) {
+        int64_t row = (p * k->heads + h) * k->half, at = 2 * row;
+        const tensor_place in[] = {{k->from, at}, {k->from, at + k->half}, {dy, row}};
+        const tensor_place out[] = {{dx, at}, {dx, at + k->half}};
+        real d = d_log_sigma ? d_log_sigma[number_place(k, p, h)] : 0;
+        if (dy)
+            apply_places(k->x, overlap_back_vector, 3, in, 2, out, k->half, &d);
+        else
+            apply_places(k->x, log_sigma_back_vector, 2, in, 2, out, k->half, &d);
+    }
 }
