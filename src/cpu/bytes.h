@@ -93,8 +93,7 @@ static ALWAYS_INLINE real_four scale_four(real_four total, int_four dots, float 
 
 typedef __m512i vnni_sums;
 
-/* The sums of four vectors. */
-static ALWAYS_INLINE int_four fold_four(const __m512i *s) {
+static ALWAYS_INLINE int_four vnni_four(const vnni_sums *s) {
     __m256i half[4];
     for (int i = 0; i < 4; i++)
         half[i] =
@@ -112,10 +111,6 @@ VNNI_TARGET static ALWAYS_INLINE vnni_sums vnni_add(vnni_sums sum, const int8_t 
                                                     const int8_t *w) {
     __m512i b = _mm512_xor_si512(_mm512_loadu_si512(w), _mm512_set1_epi8(-128));
     return _mm512_dpbusd_epi32(sum, b, _mm512_loadu_si512(x));
-}
-
-static ALWAYS_INLINE int_four vnni_four(const vnni_sums *s) {
-    return fold_four(s);
 }
 
 #endif

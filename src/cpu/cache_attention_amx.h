@@ -84,27 +84,21 @@ AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64
     }
 }
 
-/* A head's weights of n keys in 16 bits, as high bytes and, BLOCK behind them, low ones. */
-static real split_weights(real *p, const real *scales, int64_t n, int8_t *to) {
-    int16_t whole[BLOCK];
-    real scale = i8_round_weights(p, scales, n, whole);
-    for (int64_t j = 0; j < n; j++) {
-        to[j] = (int8_t)((whole[j] + 128) >> 8);
-        to[BLOCK + j] = (int8_t)whole[j];
-    }
-    return scale;
-}
-
+/* Beside bytes a head's weights are in 16 bits, as high bytes and, BLOCK behind them, low ones. */
 static void amx_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    bool bf16 = b->a->values.kind == CACHED_BF16;
     for (int64_t h = 0; h < b->lines; h++) {
         char *to = weights_of(b, g) + 2 * h * BLOCK;
         real *p = scores_of(b, g) + h * BLOCK + from;
-        if (bf16)
+        if (b->a->values.kind == CACHED_BF16) {
             bf16_round_row(p, n, (uint16_t *)to + from);
-        else
-            b->s->p_scales[line_of(b, g) + h] =
-                split_weights(p, b->s->scales + from, n, (int8_t *)to + from);
+            continue;
+        }
+        int16_t whole[BLOCK];
+        b->s->p_scales[line_of(b, g) + h] = i8_round_weights(p, b->s->scales + from, n, whole);
+        for (int64_t j = 0; j < n; j++) {
+            to[from + j] = (char)((whole[j] + 128) >> 8);
+            to[from + BLOCK + j] = (char)whole[j];
+        }
     }
 }
 
@@ -203,20 +197,15 @@ AMX_TARGET static void amx_add(const block_task *b, const page_run *runs, int n,
     EITHER(b->a->values.kind == CACHED_BF16, add_pages, b, runs, n, g);
 }
 
-static void finish_bf16(const block_task *b, int64_t g, int64_t h, real *to) {
-    int64_t width = b->a->dv;
-    const real *sums =
-        (const real *)sums_of(b, g) + 2 * (h / TILE * TILE * width) + h % TILE * TILE;
-    for (int64_t i = 0; i < width; i += 2 * TILE) {
-        vreal fours[2] = {vload(sums + i * TILE), vload(sums + (i + TILE) * TILE)};
+static void amx_finish(const block_task *b, int64_t g, int64_t h, real *to) {
+    int64_t width = b->a->dv, first = 2 * (h / TILE * TILE * width) + h % TILE * TILE;
+    const real *reals = (const real *)sums_of(b, g) + first;
+    for (int64_t i = 0; b->a->values.kind == CACHED_BF16 && i < width; i += 2 * TILE) {
+        vreal fours[2] = {vload(reals + i * TILE), vload(reals + (i + TILE) * TILE)};
         from_fours(fours, to + i);
     }
-}
-
-static void finish_i8(const block_task *b, int64_t g, int64_t h, real *to) {
-    int64_t width = b->a->dv;
-    const int32_t *sums =
-        (const int32_t *)sums_of(b, g) + 2 * (h / TILE * TILE * width) + h % TILE * TILE;
+    if (b->a->values.kind == CACHED_BF16) return;
+    const int32_t *sums = (const int32_t *)sums_of(b, g) + first;
     real scale = b->s->p_scales[line_of(b, g) + h];
     for (int64_t i = 0; i < width; i += TILE) {
         const int32_t *high = sums + 2 * i * TILE, *low = high + TILE * TILE;
@@ -226,10 +215,6 @@ static void finish_i8(const block_task *b, int64_t g, int64_t h, real *to) {
             to[column] = (real)(256 * high[c] + low[c]) * scale;
         }
     }
-}
-
-static void amx_finish(const block_task *b, int64_t g, int64_t h, real *to) {
-    (b->a->values.kind == CACHED_BF16 ? finish_bf16 : finish_i8)(b, g, h, to);
 }
 
 static const attend_way amx_tiles = {.queries = amx_queries,

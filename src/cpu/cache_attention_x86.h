@@ -82,7 +82,7 @@ static ALWAYS_INLINE vshort two_times(const void *two) {
 static ALWAYS_INLINE int_four sum_four(const vsums *s) {
     wide four[4] = {(wide)s[0], (wide)s[1], (wide)s[2], (wide)s[3]};
 #if VBYTES == 64
-    return fold_four(four);
+    return vnni_four(four);
 #else
     return madd_four(four);
 #endif
