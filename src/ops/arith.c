@@ -74,8 +74,8 @@ DEFINE_GRAD_AS(scale, weft_scale(g, d_out[0], ((const weft_alpha_attr *)n->attr)
 DEFINE_OP(scale, .infer = weft_infer_like_first, .grad = scale_grad, .inplace = weft_over_first);
 DEFINE_APPEND_WITH(scale, (weft_tensor * a, double alpha), (weft_alpha_attr){alpha}, a)
 
-OPERATION_WITH_GRAD(cast, weft_cast_attr, a) {
-    weft_dtype to = attr->to;
+OPERATION_WITH_GRAD(cast, weft_dtype, a) {
+    weft_dtype to = *attr;
     WEFT_TRY(weft_check_float(g, n, "a", a));
     if (a->dtype == WEFT_F64 || (to != WEFT_F32 && to != WEFT_BF16))
         return REFUSE("%s to %s; only f32 and bf16 are converted", weft_tensor_describe(a),
@@ -87,8 +87,7 @@ DEFINE_GRAD_AS(cast, weft_cast(g, d_out[0], n->in[0]->dtype))
 
 weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {
     if (a && a->dtype == to) return a;
-    weft_cast_attr attr = {to};
-    return weft_append(g, &weft_op_cast, &attr, sizeof attr, a);
+    return weft_append(g, &weft_op_cast, &to, sizeof to, a);
 }
 
 OPERATION_WITH_GRAD(dot, void, a) {

@@ -42,9 +42,5 @@ typedef struct {
 } weft_alpha_attr;
 
 typedef struct {
-    weft_dtype to;
-} weft_cast_attr;
-
-typedef struct {
     int64_t start;
 } weft_row_squares_attr;

@@ -187,13 +187,13 @@ GRAD(stack) {
     if (!wanted) return weft_graph_status(g);
     for (int i = 0; i < n->n_in; i++)
         wanted[i] = n->in[i]->needs_grad;
-    weft_unstack_attr attr = {wanted};
-    return weft_append_back(g, &weft_op_unstack, &attr, sizeof attr, d_in, n->n_in, d_out[0]);
+    return weft_append_back(g, &weft_op_unstack, wanted, (size_t)n->n_in * sizeof *wanted, d_in,
+                            n->n_in, d_out[0]);
 }
 
-OPERATION(unstack, weft_unstack_attr, dy) {
+OPERATION(unstack, bool, dy) {
     for (int i = 0; i < n->n_out; i++)
-        if (attr->wanted[i]) weft_node_output(g, n, i, dy->dtype, dy->ndim - 1, dy->shape + 1);
+        if (attr[i]) weft_node_output(g, n, i, dy->dtype, dy->ndim - 1, dy->shape + 1);
     return weft_graph_status(g);
 }
 

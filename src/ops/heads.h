@@ -58,8 +58,3 @@ typedef struct {
 
 /* y [n, ...]: the n tensors of `parts` one after another; all of one shape and type. */
 weft_tensor *weft_stack(weft_graph *g, weft_tensor *const *parts, int64_t n);
-
-/* Of unstack: the parts that are made. */
-typedef struct {
-    const bool *wanted;
-} weft_unstack_attr;

@@ -71,27 +71,19 @@ bool weft_matmul_is_by_rows(const weft_matmul_attr *attr, const weft_tensor *a) 
            (attr->form == WEFT_MATMUL_PLAIN && a->ndim == 2 && !attr->ta);
 }
 
-/* The dimensions each form asks for. */
-static bool ranks_fit(const weft_matmul_attr *attr, const weft_tensor *a, const weft_tensor *b) {
-    switch (attr->form) {
-    case WEFT_MATMUL_ROWS:
-        return a->ndim >= 1 && b->ndim == 2;
-    case WEFT_MATMUL_OUTER:
-        return a->ndim >= 1 && b->ndim == a->ndim;
-    case WEFT_MATMUL_PLAIN:
-        return (a->ndim == 2 || a->ndim == 3) && b->ndim == a->ndim;
-    case WEFT_MATMUL_GROUPED:
-        return a->ndim >= 2 && b->ndim == 3;
-    case WEFT_MATMUL_GROUPED_OUTER:
-        return a->ndim >= 2 && b->ndim == a->ndim;
-    }
-    return false;
-}
-
-/* The sizes that the two inputs must share. */
-static bool sizes_fit(const weft_matmul_attr *attr, const weft_tensor *a, const weft_tensor *b) {
-    bool outer = attr->form == WEFT_MATMUL_OUTER || attr->form == WEFT_MATMUL_GROUPED_OUTER;
-    if (outer) {
+/* Whether the two inputs have the dimensions that a form asks for, and share the sizes that they must. */
+static bool factors_fit(const weft_matmul_attr *attr, const weft_tensor *a, const weft_tensor *b) {
+    static const struct {
+        int least, most, second; /* dimensions of a; of b, 0: as many */
+    } ranks[] = {[WEFT_MATMUL_ROWS] = {1, WEFT_MAX_DIMS, 2},
+                 [WEFT_MATMUL_OUTER] = {1, WEFT_MAX_DIMS, 0},
+                 [WEFT_MATMUL_PLAIN] = {2, 3, 0},
+                 [WEFT_MATMUL_GROUPED] = {2, WEFT_MAX_DIMS, 3},
+                 [WEFT_MATMUL_GROUPED_OUTER] = {2, WEFT_MAX_DIMS, 0}};
+    int least = ranks[attr->form].least, most = ranks[attr->form].most;
+    int second = ranks[attr->form].second ? ranks[attr->form].second : a->ndim;
+    if (a->ndim < least || a->ndim > most || b->ndim != second) return false;
+    if (attr->form == WEFT_MATMUL_OUTER || attr->form == WEFT_MATMUL_GROUPED_OUTER) {
         for (int d = 0; d < a->ndim - 1; d++)
             if (a->shape[d] != b->shape[d]) return false;
         return true;
@@ -141,7 +133,7 @@ OPERATION_WITH_GRAD(matmul, weft_matmul_attr, a, .inplace = over_addend, .flops 
     const char *name = form_names[attr->form];
     WEFT_TRY(weft_check_float(g, n, "the first factor", a));
     WEFT_TRY(weft_check_float(g, n, "the second factor", b));
-    if (!ranks_fit(&first.attr, a, b) || !sizes_fit(&first.attr, a, b))
+    if (!factors_fit(&first.attr, a, b))
         return weft_graph_fail(g, "%s: %s%s does not go with %s%s", name, weft_tensor_describe(a),
                                first.attr.ta ? " transposed" : "", weft_tensor_describe(b),
                                first.attr.tb ? " transposed" : "");
@@ -223,8 +215,7 @@ static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy
     }
 }
 
-DEFINE_APPEND_WITH(bias_back, (weft_tensor * dy, weft_dtype dtype), (weft_bias_back_attr){dtype},
-                   dy)
+DEFINE_APPEND_WITH(bias_back, (weft_tensor * dy, weft_dtype dtype), dtype, dy)
 
 /* The gradients of one of the products: d_in[0] and d_in[1]. */
 static weft_status pair_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
@@ -269,9 +260,9 @@ GRAD(matmul) {
     return weft_graph_status(g);
 }
 
-OPERATION(bias_back, weft_bias_back_attr, dy) {
+OPERATION(bias_back, weft_dtype, dy) {
     WEFT_TRY(weft_check_float(g, n, "dy", dy));
-    return weft_output_of(g, n, 0, attr->dtype, weft_tensor_width(dy));
+    return weft_output_of(g, n, 0, *attr, weft_tensor_width(dy));
 }
 
 /* Neither shapes to infer nor a gradient: it is one, and takes over what the nodes made that it replaces. */

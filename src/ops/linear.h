@@ -121,8 +121,5 @@ weft_matmul_sizes weft_matmul_measure(const weft_matmul_attr *attr, const weft_t
 /* db [N] = Σ over rows of dy [..., N]: the gradient of what was added to every row. */
 weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype);
 
-/* Of bias_back, and of gelu_bias_back: dx = dy times gelu's slope at x, and db = Σ over rows of dx,
- * in one pass. Inputs dy, x; outputs dx, db. fuse.h makes it of gelu_back and bias_back. */
-typedef struct {
-    weft_dtype dtype; /* of db */
-} weft_bias_back_attr;
+/* gelu_bias_back: dx = dy times gelu's slope at x, and db = Σ over rows of dx, in one pass. Inputs dy, x;
+ * outputs dx, db. fuse.h makes it of gelu_back and bias_back. */

@@ -95,10 +95,10 @@ OPERATION_WITH_GRAD(route_gather, void, h, .flops = route_gather_flops) {
 
 /* The tensors whose gradient is wanted are gathered back in one node. */
 GRAD(route_gather) {
-    weft_route_gather_attr attr = {n->in[WEFT_GATHER_H]->shape[1]};
     weft_tensor *in[WEFT_GATHER_INPUTS] = {[WEFT_GATHER_INDEX] = n->in[WEFT_GATHER_INDEX],
                                            [WEFT_GATHER_WEIGHT] = n->in[WEFT_GATHER_WEIGHT]};
     weft_tensor **to[2];
+    const int64_t *keys = &n->in[WEFT_GATHER_H]->shape[1];
     int wanted = 0;
     for (int i = 0; i < 2; i++) {
         const weft_tensor *h = weft_gather_input(n, i);
@@ -108,17 +108,16 @@ GRAD(route_gather) {
     }
     if (wanted == 0) return WEFT_OK;
     weft_node *back = weft_graph_append(g, &weft_op_route_gather_back, in, WEFT_GATHER_INPUTS,
-                                        WEFT_GATHER_SECOND, wanted, &attr, sizeof attr);
+                                        WEFT_GATHER_SECOND, wanted, keys, sizeof *keys);
     for (int i = 0; back && i < wanted; i++)
         *to[i] = back->out[i];
     return weft_graph_status(g);
 }
 
-OPERATION(route_gather_back, weft_route_gather_attr, first, .flops = route_gather_flops) {
+OPERATION(route_gather_back, int64_t, first, .flops = route_gather_flops) {
     for (int i = 0; i < 2; i++) {
         const weft_tensor *dc = weft_gather_input(n, i);
-        if (dc)
-            weft_node_output(g, n, i, dc->dtype, WEFT_DIMS(dc->shape[0], attr->keys, dc->shape[2]));
+        if (dc) weft_node_output(g, n, i, dc->dtype, WEFT_DIMS(dc->shape[0], *attr, dc->shape[2]));
     }
     return weft_graph_status(g);
 }

@@ -75,8 +75,8 @@ enum {
 };
 
 /* route_gather makes c of h, index, weight, and where there is a second h, its c too;
- * route_gather_back makes dh of dc, index, weight in the same way, [B, S, F]: S is not to be seen
- * from its inputs. */
+ * route_gather_back makes dh of dc, index, weight in the same way, [B, S, F]: S, not to be seen from its
+ * inputs, is its attribute. */
 enum {
     WEFT_GATHER_H,
     WEFT_GATHER_INDEX,
@@ -84,10 +84,6 @@ enum {
     WEFT_GATHER_SECOND, /* may be NULL */
     WEFT_GATHER_INPUTS
 };
-
-typedef struct {
-    int64_t keys;
-} weft_route_gather_attr;
 
 /* Tensor `which`, 0 or 1, of those that are gathered; NULL: there is none. */
 static inline weft_tensor *weft_gather_input(const weft_node *n, int which) {

@@ -32,14 +32,13 @@ OPERATION_WITH_GRAD(time_mean, void, x) {
 }
 
 static weft_tensor *spread_mean(weft_graph *g, weft_tensor *dy, int64_t time) {
-    weft_time_attr attr = {time};
-    return weft_append(g, &weft_op_time_mean_back, &attr, sizeof attr, dy);
+    return weft_append(g, &weft_op_time_mean_back, &time, sizeof time, dy);
 }
 
 DEFINE_GRAD_AS(time_mean, spread_mean(g, d_out[0], n->in[0]->shape[1]))
 
-OPERATION(time_mean_back, weft_time_attr, dy) {
-    return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], attr->time, dy->shape[2]);
+OPERATION(time_mean_back, int64_t, dy) {
+    return weft_output_of(g, n, 0, dy->dtype, dy->shape[0], *attr, dy->shape[2]);
 }
 
 DEFINE_APPEND(time_mean, (weft_tensor * x), x)

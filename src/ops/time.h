@@ -20,8 +20,3 @@ weft_moments_of weft_moments(weft_graph *g, weft_tensor *x);
 enum { WEFT_MOMENTS_GRAM, WEFT_MOMENTS_SUM, WEFT_MOMENTS_OUTPUTS };
 /* dx = 2 x d_gram + d_sum, the latter for each of a sequence's rows. */
 enum { WEFT_MOMENTS_BACK_X, WEFT_MOMENTS_BACK_GRAM, WEFT_MOMENTS_BACK_SUM };
-
-/* Attribute of time_mean_back, for the kernel. */
-typedef struct {
-    int64_t time; /* T */
-} weft_time_attr;
