@@ -114,12 +114,12 @@ static void softmax_row(const block_task *b, int64_t g) {
 static void add_plain(const block_task *b, const page_run *runs, int n, int64_t g) {
     const attend_run *a = b->a;
     const cached_pages *c = &a->values;
-    plain_shape shape = {b->lines, a->dv, c->token_bytes, c->kind, BLOCK};
+    plain_shape shape = {b->lines, a->dv, c->token_bytes, c->kind};
     for (const page_run *run = runs; run < runs + n; run++)
-        plain_add(&shape, scores_of(b, g) + run->at + run->token,
-                  head_at(c, run->page, g) + run->token * c->token_bytes,
-                  c->kind == CACHED_I8 ? scale_at(c, run->page, g, run->token) : NULL,
-                  run->end - run->token, sums_of(b, g), 2 * a->dv);
+        BY_KIND(c->kind, plain_add, &shape, scores_of(b, g) + run->at + run->token,
+                head_at(c, run->page, g) + run->token * c->token_bytes,
+                c->kind == CACHED_I8 ? scale_at(c, run->page, g, run->token) : NULL,
+                run->end - run->token, sums_of(b, g), 2 * a->dv);
 }
 
 /* Whatever a part's type, and where no instructions are made for it. */

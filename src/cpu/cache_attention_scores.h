@@ -23,7 +23,6 @@ typedef struct {
     int64_t lines, width;
     int64_t token_bytes;
     cached_kind kind;
-    int64_t ld; /* of a row of scores */
 } plain_shape;
 
 /* The products of `queries` queries (ld width) and `keys` keys. */
@@ -53,7 +52,7 @@ static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, c
                     vfma(v, load_cached(k + j * p->token_bytes, i, width - i, kind), sum[h][j]);
         }
     UNROLLED(h, queries)
-        store_lane_sums(s + h * p->ld, 1, sum[h], keys);
+        store_lane_sums(s + h * BLOCK, 1, sum[h], keys);
 }
 
 static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q, const char *k,
@@ -72,10 +71,10 @@ static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q,
 static ALWAYS_INLINE void plain_dot_keys(const plain_shape *p, const real *q, const char *k,
                                          int64_t count, real *s, const cached_kind kind) {
     EACH_TILES(h, n, p->lines, PLAIN_QUERIES,
-               plain_dot_queries(p, q + h * p->width, k, count, s + h * p->ld, n, kind));
+               plain_dot_queries(p, q + h * p->width, k, count, s + h * BLOCK, n, kind));
 }
 
-/* s [group, ld]: the products of the group's queries with `count` keys that lie one after the other,
+/* s [group, BLOCK]: the products of the group's queries with `count` keys that lie one after the other,
  * without the scales of i8. */
 static void plain_score(const plain_shape *p, const real *q, const char *k, int64_t count,
                         real *s) {
@@ -101,7 +100,7 @@ static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weig
         for (; t + VLEN <= count; t += VLEN) {
             vreal w[PLAIN_QUERIES];
             UNROLLED(h, queries)
-                w[h] = vload(weights + h * p->ld + t);
+                w[h] = vload(weights + h * BLOCK + t);
 #pragma GCC unroll 4
             for (int m = 0; m < VLEN; m++, from += p->token_bytes) {
                 vreal value[PLAIN_ALONE];
@@ -118,7 +117,7 @@ static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weig
             value[v] =
                 load_cached(from, v * VLEN, whole ? VLEN : max_i64(room - v * VLEN, 0), kind);
         UNROLLED(h, queries) {
-            real weight = weights[h * p->ld + t];
+            real weight = weights[h * BLOCK + t];
             if (kind == CACHED_I8) weight *= (real)scale[t];
             vreal w = vset(weight);
             UNROLLED(v, vectors)
@@ -152,19 +151,14 @@ static ALWAYS_INLINE void plain_add_heads(const plain_shape *p, const real *weig
                         kind);
 }
 
-static ALWAYS_INLINE void plain_add_kind(const plain_shape *p, const real *weights,
-                                         const char *from, const float *scale, int64_t count,
-                                         real *sums, int64_t step, const cached_kind kind) {
-    EACH_TILES(h, n, p->lines, PLAIN_QUERIES,
-               plain_add_heads(p, weights + h * p->ld, from, scale, count, sums + h * step, step, n,
-                               n == 1 ? PLAIN_ALONE : PLAIN_VECTORS, kind));
-}
-
 /* sums [group, width] (ld `step`) += the weighted values of `count` keys that lie one after the other;
  * `scale` is of i8. */
-static void plain_add(const plain_shape *p, const real *weights, const char *from,
-                      const float *scale, int64_t count, real *sums, int64_t step) {
-    BY_KIND(p->kind, plain_add_kind, p, weights, from, scale, count, sums, step);
+static ALWAYS_INLINE void plain_add(const plain_shape *p, const real *weights, const char *from,
+                                    const float *scale, int64_t count, real *sums, int64_t step,
+                                    const cached_kind kind) {
+    EACH_TILES(h, n, p->lines, PLAIN_QUERIES,
+               plain_add_heads(p, weights + h * BLOCK, from, scale, count, sums + h * step, step, n,
+                               n == 1 ? PLAIN_ALONE : PLAIN_VECTORS, kind));
 }
 
 #define LOG2E 1.4426950408889634074
@@ -242,7 +236,7 @@ static void score_copied(const block_task *b, int64_t g) {
         read_key(a, b->row, g, j, s->coarse, to);
         if (a->attr->squares) numbers_of(b, g)[j - b->base] = square_of(to, a->dqk);
     }
-    plain_shape shape = {b->lines, a->dqk, a->dqk * (int64_t)sizeof(real), CACHED_REAL, BLOCK};
+    plain_shape shape = {b->lines, a->dqk, a->dqk * (int64_t)sizeof(real), CACHED_REAL};
     plain_score(&shape, queries_of(b, g), (const char *)s->copy, b->end - b->first,
                 scores_of(b, g) + lead);
 }
@@ -250,7 +244,7 @@ static void score_copied(const block_task *b, int64_t g) {
 static void score_plain(const block_task *b, const page_run *run, int64_t g) {
     const attend_run *a = b->a;
     const cached_pages *c = &a->keys;
-    plain_shape shape = {b->lines, a->dqk, c->token_bytes, c->kind, BLOCK};
+    plain_shape shape = {b->lines, a->dqk, c->token_bytes, c->kind};
     real *s = scores_of(b, g) + run->at;
     plain_score(&shape, queries_of(b, g), head_at(c, run->page, g) + run->token * c->token_bytes,
                 run->end - run->token, s + run->token);
