@@ -136,6 +136,18 @@ static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k
     }
 }
 
+/* c of all k terms from panels: of a's, which have `a_rows` rows in all, from row i on; of b's from column j. */
+static void multiply_panels(const panel_form *f, const gemm_product *p, int64_t terms,
+                            const char *a, int64_t a_rows, int64_t i, const char *b,
+                            int64_t b_columns, int64_t j) {
+    for (int64_t d = 0; d < terms; d += f->depth) {
+        int64_t k = min_i64(f->depth, terms - d);
+        row_source rows = {.panels = a + panel_bytes(f, a_rows, d) + panel_bytes(f, i, k)};
+        multiply_block(f, p, k, rows, b + panel_bytes(f, b_columns, d) + panel_bytes(f, j, k),
+                       d > 0);
+    }
+}
+
 /* A product, what of it is in hand, and how that is shared out. */
 typedef struct {
     const gemm_product *p;
@@ -259,13 +271,8 @@ static void multiply_chunks(const panel_run *r, band_place at, char *a) {
                 fetch_rows(tile.addend, m, n);
                 fetch_rows(tile.pre, m, n);
             }
-            for (int64_t d = 0; d < p->k; d += f->depth) {
-                int64_t k = min_i64(f->depth, p->k - d);
-                const char *panels = a + panel_bytes(f, f->band * f->rows, d);
-                const char *b = panels_at(&r->b, at.g, d) + panel_bytes(f, column, k);
-                row_source rows_in = {.panels = panels + panel_bytes(f, i, k)};
-                multiply_block(f, &tile, k, rows_in, b, d > 0);
-            }
+            multiply_panels(f, &tile, p->k, a, f->band * f->rows, i, panels_at(&r->b, at.g, 0),
+                            round_up(r->b.count, f->columns), column);
             tile.c = c;
             KERNEL(gemm_finish)(&tile, sums, ld, p->accumulate);
         }
@@ -501,13 +508,8 @@ void KERNEL(gemm_one_tile)(const gemm_product *p, gemm_place at, const void *row
             gemm_product tile = {.m = min_i64(m_step, at.m - i), .n = min_i64(chunk, at.n - j)};
             tile.alpha = p->alpha;
             tile.c = (gemm_matrix){.data = c + i * ldc + j, .ld = ldc};
-            for (int64_t d = 0; d < p->k; d += f->depth) {
-                int64_t k = min_i64(f->depth, p->k - d);
-                const char *a = (const char *)rows + panel_bytes(f, a_rows, d);
-                const char *b = (const char *)columns + panel_bytes(f, b_columns, d);
-                row_source rows_in = {.panels = a + panel_bytes(f, at.row + i, k)};
-                multiply_block(f, &tile, k, rows_in, b + panel_bytes(f, at.column + j, k), d > 0);
-            }
+            multiply_panels(f, &tile, p->k, rows, a_rows, at.row + i, columns, b_columns,
+                            at.column + j);
         }
     if (f->end) f->end();
 }
