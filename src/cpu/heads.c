@@ -30,30 +30,27 @@ VECTOR_FN(add_vector) {
     out[0] = in[0] + in[1];
 }
 
-/* Columns d .. d + len - 1 of head `head` of position p: Σ over the heads of dy that had them, in their
- * order. */
-static void sum_columns(const head_run *k, int64_t p, int64_t head, int64_t d, int64_t len) {
+/* Columns d .. d + len - 1 of a head: Σ over the heads of dy that had them, in their order. */
+POSITIONWISE(head_columns_back, n->out[0]) {
     real in_scratch[TILE_SCRATCH], out_scratch[TILE_SCRATCH];
     const weft_head_columns_attr *a = k->n->attr;
-    int64_t sharing = a->heads / a->from_heads, own = (p * a->from_heads + head) * a->from_width;
-    real *sum = tile_out(k->x, k->n->out[0], own + d, out_scratch);
-    memset(sum, 0, (size_t)len * sizeof *sum);
-    for (int64_t h = head * sharing; h < (head + 1) * sharing; h++) {
-        weft_columns_place at = weft_columns_of(a, 0, a->from_heads, h);
-        int64_t first = max_i64(d, at.from), end = min_i64(d + len, at.from + a->part[0].count);
-        if (first >= end) continue;
-        int64_t from = (p * a->heads + h) * a->width + at.to + first - at.from;
-        real *to = sum + first - d;
-        const real *in[] = {to, tile_in(k->x, k->n->in[0], from, end - first, in_scratch)};
-        apply(add_vector, 2, in, 1, &to, end - first, NULL);
+    int64_t tiles = ceil_div(k->width, TILE), sharing = a->heads / a->from_heads;
+    for (int64_t tile = 0; tile < k->heads * tiles; tile++) {
+        int64_t head = tile / tiles, d = tile % tiles * TILE, len = min_i64(TILE, k->width - d);
+        int64_t own = (p * k->heads + head) * k->width + d;
+        real *sum = tile_out(k->x, k->n->out[0], own, out_scratch);
+        memset(sum, 0, (size_t)len * sizeof *sum);
+        for (int64_t h = head * sharing; h < (head + 1) * sharing; h++) {
+            weft_columns_place at = weft_columns_of(a, 0, a->from_heads, h);
+            int64_t first = max_i64(d, at.from), end = min_i64(d + len, at.from + a->part[0].count);
+            if (first >= end) continue;
+            int64_t from = (p * a->heads + h) * a->width + at.to + first - at.from;
+            real *to = sum + first - d;
+            const real *in[] = {to, tile_in(k->x, k->n->in[0], from, end - first, in_scratch)};
+            apply(add_vector, 2, in, 1, &to, end - first, NULL);
+        }
+        tile_done(k->x, k->n->out[0], own, len, sum);
     }
-    tile_done(k->x, k->n->out[0], own + d, len, sum);
-}
-
-POSITIONWISE(head_columns_back, n->out[0]) {
-    for (int64_t h = 0; h < k->heads; h++)
-        for (int64_t d = 0; d < k->width; d += TILE)
-            sum_columns(k, p, h, d, min_i64(TILE, k->width - d));
 }
 
 typedef struct {

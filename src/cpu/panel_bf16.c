@@ -129,26 +129,17 @@ static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, u
         }
 }
 
-#if defined(__AVX512F__)
-
-/* PAIR_LINE terms of a whole panel of pairs, a cache line of each vector. */
-static ALWAYS_INLINE void transpose_pair_line(const uint16_t *from, int64_t ld, uint16_t *to,
-                                              const int64_t width) {
-    for (int64_t i = 0; i < width; i += 16)
-        for (int64_t e = 0; e < PAIR_LINE; e += 8)
-            transpose_lanes((const char *)(from + i * ld + e), ld * (int64_t)sizeof *from,
-                            (char *)(to + e * width + 2 * i), 2 * width * (int64_t)sizeof *to);
-}
-
-#endif
-
 /* A panel of pairs, all there. Copied pair by pair, each would go to a cache line of its own. */
 static ALWAYS_INLINE void pack_pairs_along(gemm_matrix x, int64_t k, uint16_t *to,
                                            const int64_t width) {
 #if defined(__AVX512F__)
-    if (width % 16 == 0 && k % PAIR_LINE == 0) {
+    if (width % 16 == 0 && k % PAIR_LINE == 0) { /* a cache line of each vector */
         for (int64_t d = 0; d < k; d += PAIR_LINE)
-            transpose_pair_line((const uint16_t *)x.data + d, x.ld, to + d * width, width);
+            for (int64_t i = 0; i < width; i += 16)
+                for (int64_t e = d; e < d + PAIR_LINE; e += 8)
+                    transpose_lanes((const char *)((const uint16_t *)x.data + i * x.ld + e),
+                                    x.ld * (int64_t)sizeof *to, (char *)(to + e * width + 2 * i),
+                                    2 * width * (int64_t)sizeof *to);
         return;
     }
 #endif

@@ -125,9 +125,8 @@ DEFINE_KERNEL_IN(route_gather_back, (n->out[0]->shape[0] * (n->out[0]->shape[1] 
     gather c = gather_of(x, n, dh->shape[1], dh->shape[1]);
     c.first = weft_workspace(x, n);
     c.entry = c.first + batch * (c.keys + 1);
-    weft_pool *pool = weft_exec_pool(x);
-    weft_pool_run(pool, batch, sort_entries_task, &c);
+    run_tasks(x, batch, sort_entries_task, &c);
     for (int i = 0; i < 2 && take_tensor(&c, i); i++)
-        weft_pool_run(pool, batch * c.row_tasks * c.width_tasks, route_gather_back_task, &c);
+        run_tasks(x, batch * c.row_tasks * c.width_tasks, route_gather_back_task, &c);
     return WEFT_OK;
 }
