@@ -223,6 +223,8 @@ WEFT_GETTER(const weft_plan *, weft_exec_plan, weft_exec, plan)
 WEFT_GETTER(weft_pool *, weft_exec_pool, weft_exec, pool)
 WEFT_GETTER(const weft_graph *, weft_exec_graph, weft_exec, g)
 WEFT_GETTER(void *, weft_exec_state, weft_exec, state)
+WEFT_GETTER(bool, weft_exec_profiled, weft_exec, profile != NULL)
+WEFT_GETTER(bool, weft_exec_is_watched, weft_exec, after != NULL)
 
 void *weft_data(const weft_exec *x, const weft_tensor *t) {
     return t ? x->data[t->id] : NULL;
@@ -239,12 +241,4 @@ const weft_run *weft_exec_current_run(const weft_exec *x) {
 
 const weft_kernel *weft_exec_kernel(const weft_exec *x, int64_t node) {
     return x->kernels[node];
-}
-
-bool weft_exec_profiled(const weft_exec *x) {
-    return x->profile != NULL;
-}
-
-bool weft_exec_is_watched(const weft_exec *x) {
-    return x->after != NULL;
 }

@@ -138,14 +138,6 @@ void weft_rewrite_again(weft_rewrite *r, weft_node *n) {
     r->again = n;
 }
 
-static bool try_input(weft_rewrite *r, const weft_rule *rule, weft_node *n, int input) {
-    if (input >= n->n_in || !n->in[input]) return false;
-    weft_node *maker = find_open(r, n->in[input], rule->maker, rule->shared, n);
-    if (!maker) return false;
-    int output = output_of(maker, weft_tensor_root(n->in[input]));
-    return output >= 0 && rule->apply(r, &(weft_match){n, maker, input, output});
-}
-
 static int64_t place_made(weft_tensor *t) {
     const weft_node *maker = t ? weft_tensor_root(t)->producer : NULL;
     return maker ? maker->index : -1;
@@ -167,8 +159,13 @@ static void try_rules(weft_rewrite *r, weft_node *n) {
     for (const weft_rule *rule = r->rules; rule->name; rule++) {
         bool any = rule->input == WEFT_ANY_INPUT;
         if (rule->reader != n->op) continue;
-        for (int k = any ? next_input(n, -1) : rule->input; k >= 0; k = any ? next_input(n, k) : -1)
-            if (try_input(r, rule, n, k)) return;
+        for (int k = any ? next_input(n, -1) : rule->input; k >= 0;
+             k = any ? next_input(n, k) : -1) {
+            if (k >= n->n_in || !n->in[k]) continue;
+            weft_node *maker = find_open(r, n->in[k], rule->maker, rule->shared, n);
+            int output = maker ? output_of(maker, weft_tensor_root(n->in[k])) : -1;
+            if (output >= 0 && rule->apply(r, &(weft_match){n, maker, k, output})) return;
+        }
     }
 }
 

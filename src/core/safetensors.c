@@ -159,14 +159,6 @@ static weft_status read_range(const weft_safetensors *f, const char *name, const
     return WEFT_OK;
 }
 
-static weft_status read_metadata(weft_safetensors *f, json_t *value) {
-    if (!json_is_object(value)) return bad_file(f, "'__metadata__' is no object");
-    EACH_MEMBER(m, value)
-        if (!json_is_string(m.value)) return bad_file(f, "a value of '__metadata__' is no string");
-    f->metadata = value;
-    return WEFT_OK;
-}
-
 static int by_range(const void *a, const void *b) {
     const entry *x = a, *y = b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -202,7 +194,11 @@ static weft_status read_entries(weft_safetensors *f, const unsigned char *data, 
     int64_t n = 0;
     EACH_MEMBER(m, f->header) {
         if (strcmp(m.key, "__metadata__") == 0) {
-            WEFT_TRY(read_metadata(f, m.value));
+            if (!json_is_object(m.value)) return bad_file(f, "'__metadata__' is no object");
+            EACH_MEMBER(own, m.value)
+                if (!json_is_string(own.value))
+                    return bad_file(f, "a value of '__metadata__' is no string");
+            f->metadata = m.value;
             continue;
         }
         if (!json_is_object(m.value))
