@@ -33,21 +33,6 @@ typedef struct {
     int64_t part, b, kv, first_key, end_key, first_head, end_head;
 } division_part;
 
-static inline division_part part_of_task(const weft_attention_attr *a, const division *d,
-                                         int64_t task) {
-    int64_t head_part = task % d->head_parts, rest = task / d->head_parts;
-    int64_t key_heads = a->batch * a->kv_heads;
-    division_part t = {
-        .part = rest / key_heads, .b = rest % key_heads / a->kv_heads, .kv = rest % a->kv_heads};
-    t.first_key = t.part * d->part_keys;
-    t.end_key = min_i64(t.first_key + d->part_keys, a->keys);
-    int64_t first = ceil_div(t.kv * a->heads, a->kv_heads);
-    int64_t heads = ceil_div((t.kv + 1) * a->heads, a->kv_heads) - first;
-    t.first_head = first + heads * head_part / d->head_parts;
-    t.end_head = first + heads * (head_part + 1) / d->head_parts;
-    return t;
-}
-
 static inline real inner_product(const real *x, const real *y, int64_t n) {
     vreal sum = vset(0);
     int64_t i = 0;
@@ -135,19 +120,5 @@ static inline void end_head_part(const back_problem *g, const division_part *of,
         real sum = column[j - of->first_key];
         dn[j - of->first_key] += head->beta * sum;
         numbers[1] += (double)sum * ((double)n[j] - (double)n[0]);
-    }
-}
-
-static inline void sum_head_numbers(const back_problem *g) {
-    const weft_attention_attr *a = g->p.a;
-    int64_t count = g->split.key_parts * HEAD_NUMBERS;
-    for (int64_t h = 0; h < a->heads; h++) {
-        double sum[HEAD_NUMBERS] = {0, 0, 0};
-        for (int64_t b = 0; b < a->batch; b++)
-            for (int64_t c = 0; c < count; c++)
-                sum[c % HEAD_NUMBERS] += g->numbers[(b * a->heads + h) * count + c];
-        if (g->dscale) g->dscale[h] = (real)sum[0];
-        if (g->dbeta) g->dbeta[h] = (real)sum[1];
-        if (g->dlog_tau) g->dlog_tau[h] = (real)sum[2];
     }
 }

@@ -74,21 +74,15 @@ typedef struct {
 } pair_task;
 
 /* C = start + AB for a row of blocks: C's and B's panels from c and b. */
-static ALWAYS_INLINE void multiply_row(int start, real *c, const real *a, const real *b,
-                                       int64_t keys, int64_t depth, const real *rows,
-                                       const real *columns) {
-    for (int64_t n = 0; n < keys; n += TILE_N) {
-        prefetch_part(a + TILE_M * depth, TILE_M * depth, n / TILE_N, PAIR_KEYS / TILE_N);
-        multiply_block(start, c + n * PAIR_QUERIES, TILE_N, a, TILE_M, b + n * depth, TILE_N, depth,
-                       rows, columns ? columns + n : NULL, NULL);
-    }
-}
-
 #define MULTIPLY_ROW(name, start)                                                                  \
     static __attribute__((noinline)) void name(real *c, const real *a, const real *b,              \
                                                int64_t keys, int64_t depth, const real *rows,      \
                                                const real *columns) {                              \
-        multiply_row(start, c, a, b, keys, depth, rows, columns);                                  \
+        for (int64_t n = 0; n < keys; n += TILE_N) {                                               \
+            prefetch_part(a + TILE_M * depth, TILE_M * depth, n / TILE_N, PAIR_KEYS / TILE_N);     \
+            multiply_block(start, c + n * PAIR_QUERIES, TILE_N, a, TILE_M, b + n * depth, TILE_N,  \
+                           depth, rows, columns ? columns + n : NULL, NULL);                       \
+        }                                                                                          \
     }
 MULTIPLY_ROW(multiply_row_only, TILE_SET)
 MULTIPLY_ROW(multiply_row_on_rows, TILE_ROWS)
@@ -193,12 +187,6 @@ static ALWAYS_INLINE void pass_band(const pair_task *t, const bool back) {
             vreal part = vselect(inside, alpha * vload(back ? t->s.ds + at : swapped), vset(0));
             vstore(back ? swapped : p, back ? part : vload(p) + part);
         }
-}
-
-static void add_band(const pair_task *t) {
-    multiply_visible(t, TILE_SET, t->s.swapped, t->s.place_k_across, t->s.place_q_across,
-                     t->p->a->dqk, NULL, NULL);
-    pass_band(t, false);
 }
 
 /* What the band sends back: to the queries at the keys' places, to the keys at
@@ -384,7 +372,9 @@ static void work_pair(pair_task *t) {
                     s->place_k_across, s->widened);
         pack_along(t->p, &t->p->k, t->b, t->kv, t->q0, t->n_queries, TILE_N, PAIR_QUERIES,
                    t->head.scale, s->place_k_along, s->widened);
-        add_band(t);
+        multiply_visible(t, TILE_SET, s->swapped, s->place_k_across, s->place_q_across, a->dqk,
+                         NULL, NULL);
+        pass_band(t, false);
     }
     softmax_pair(t);
     if (t->want_dv) add_over_queries(t, t->sums.dv, key, dv, s->p, s->do_along + t->q0 * dv);

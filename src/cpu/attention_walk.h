@@ -165,8 +165,19 @@ static void work_head(const backward *w, pair_task *t, const division_part *of) 
 
 WEFT_TASK(work_task, const backward *w) {
     const back_problem *g = &w->g;
+    const weft_attention_attr *a = g->p.a;
+    const division *d = &g->split;
     real_block memory = {g->scratch + thread * g->scratch_size, 0};
-    division_part of = part_of_task(g->p.a, &g->split, task);
+    int64_t head_part = task % d->head_parts, rest = task / d->head_parts;
+    int64_t key_heads = a->batch * a->kv_heads;
+    division_part of = {
+        .part = rest / key_heads, .b = rest % key_heads / a->kv_heads, .kv = rest % a->kv_heads};
+    of.first_key = of.part * d->part_keys;
+    of.end_key = min_i64(of.first_key + d->part_keys, a->keys);
+    int64_t first = ceil_div(of.kv * a->heads, a->kv_heads);
+    int64_t heads = ceil_div((of.kv + 1) * a->heads, a->kv_heads) - first;
+    of.first_head = first + heads * head_part / d->head_parts;
+    of.end_head = first + heads * (head_part + 1) / d->head_parts;
     pair_task t = {.p = &g->p,
                    .s = lay_out_thread(w, &memory),
                    .b = of.b,
@@ -239,5 +250,14 @@ static void run_back(weft_pool *pool, backward *w) {
         weft_pool_run(pool,
                       d->key_parts * a->batch * a->kv_heads * ceil_div(d->part_keys, SUM_ROWS),
                       sum_key_rows, w);
-    sum_head_numbers(&w->g);
+    int64_t count = d->key_parts * HEAD_NUMBERS;
+    for (int64_t h = 0; h < a->heads; h++) {
+        double sum[HEAD_NUMBERS] = {0, 0, 0};
+        for (int64_t b = 0; b < a->batch; b++)
+            for (int64_t c = 0; c < count; c++)
+                sum[c % HEAD_NUMBERS] += w->g.numbers[(b * a->heads + h) * count + c];
+        if (w->g.dscale) w->g.dscale[h] = (real)sum[0];
+        if (w->g.dbeta) w->g.dbeta[h] = (real)sum[1];
+        if (w->g.dlog_tau) w->g.dlog_tau[h] = (real)sum[2];
+    }
 }
