@@ -169,36 +169,26 @@ static void widen_stored(const cached_pages *c, const char *from, float scale, r
         vstore_n(to + i, (real)scale * BY_KIND(c->kind, load_cached, from, i, n), n);
 }
 
-static void rotate_key(const attend_run *a, const real *coarse, int64_t distance, real *k) {
-    int64_t half = a->attr->rotated / 2;
-    const real *near = a->rotations + distance * 2 * half;
-    for (int64_t i = 0; i < half; i++) {
-        real c = coarse[i] * near[i] - coarse[half + i] * near[half + i];
-        real s = coarse[half + i] * near[i] + coarse[i] * near[half + i];
-        real x = k[i], y = k[half + i];
-        k[i] = x * c - y * s;
-        k[half + i] = y * c + x * s;
-    }
-}
-
-static void make_deviations(const attend_run *a, real *k) {
-    int64_t half = a->dqk / 2;
-    real *rho = k + half;
-    for (int64_t i = 0; i < half; i += VLEN) {
-        int64_t n = min_i64(VLEN, half - i);
-        vstore_n(rho + i, vsoftplus(vload_n(rho + i, n)), n);
-    }
-}
-
-/* One key of key head g as scores see it. */
+/* One key of key head g as scores see it: rotated, its second half made deviations. */
 static void read_key(const attend_run *a, int64_t r, int64_t g, int64_t j, const real *coarse,
                      real *to) {
     char *page = page_at(&a->keys, &a->places, r, j);
     int64_t token = j % WEFT_PAGE_TOKENS;
     float scale = a->keys.kind == CACHED_I8 ? *scale_at(&a->keys, page, g, token) : 1;
     widen_stored(&a->keys, head_at(&a->keys, page, g) + token * a->keys.token_bytes, scale, to);
-    if (a->attr->rotated) rotate_key(a, coarse, j % BLOCK, to);
-    if (a->attr->gaussian) make_deviations(a, to);
+    int64_t half = a->attr->rotated / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const real *near = a->rotations + j % BLOCK * 2 * half;
+        real c = coarse[i] * near[i] - coarse[half + i] * near[half + i];
+        real s = coarse[half + i] * near[i] + coarse[i] * near[half + i];
+        real x = to[i], y = to[half + i];
+        to[i] = x * c - y * s;
+        to[half + i] = y * c + x * s;
+    }
+    for (int64_t i = a->dqk / 2; a->attr->gaussian && i < a->dqk; i += VLEN) {
+        int64_t n = min_i64(VLEN, a->dqk - i);
+        vstore_n(to + i, vsoftplus(vload_n(to + i, n)), n);
+    }
 }
 
 static void coarse_rotations(const attend_run *a, int64_t block, real *coarse) {

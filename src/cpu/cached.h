@@ -7,12 +7,6 @@
 
 typedef enum { CACHED_REAL, CACHED_BF16, CACHED_I8 } cached_kind;
 
-static inline cached_kind kind_of(const weft_cache_part *part) {
-    return part->dtype == WEFT_I8     ? CACHED_I8
-           : part->dtype == WEFT_BF16 ? CACHED_BF16
-                                      : CACHED_REAL;
-}
-
 /* The rows of a run. */
 typedef struct {
     const int32_t *position, *slot, *table;
@@ -38,7 +32,9 @@ typedef struct {
 } cached_pages;
 
 static inline cached_pages pages_of(void *data, const weft_cache_part *part) {
-    cached_pages c = {.data = data, .part = *part, .kind = kind_of(part)};
+    cached_pages c = {.data = data, .part = *part, .kind = CACHED_REAL};
+    if (part->dtype == WEFT_BF16) c.kind = CACHED_BF16;
+    if (part->dtype == WEFT_I8) c.kind = CACHED_I8;
     c.page_bytes = weft_cache_page_bytes(part);
     c.token_bytes = part->width * (int64_t)weft_dtype_size(part->dtype);
     c.head_bytes = WEFT_PAGE_TOKENS * c.token_bytes;
