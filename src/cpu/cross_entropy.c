@@ -91,17 +91,11 @@ static bool keeps_bf16(const weft_node *n) {
 }
 
 /* The tile of a task; the rows of a column of tiles one after the other, which read the same words. */
-typedef struct {
-    gemm_place place;
-    int64_t piece; /* which column of tiles */
-} entropy_tile;
-
-static entropy_tile tile_of(const gemm_product *p, const gemm_cut *cut, int64_t task) {
-    entropy_tile t = {.piece = task / cut->rows};
-    t.place.row = task % cut->rows * cut->tile_m;
-    t.place.column = t.piece * cut->tile_n;
-    t.place.m = min_i64(cut->tile_m, p->m - t.place.row);
-    t.place.n = min_i64(cut->tile_n, p->n - t.place.column);
+static gemm_place tile_of(const gemm_product *p, const gemm_cut *cut, int64_t task) {
+    gemm_place t = {.row = task % cut->rows * cut->tile_m,
+                    .column = task / cut->rows * cut->tile_n};
+    t.m = min_i64(cut->tile_m, p->m - t.row);
+    t.n = min_i64(cut->tile_n, p->n - t.column);
     return t;
 }
 
@@ -146,26 +140,27 @@ static int64_t tile_ld(const gemm_cut *cut) {
 }
 
 WEFT_TASK(measure_tile, const entropy_work *w) {
-    entropy_tile t = tile_of(&w->in_hand, &w->cut, task);
+    gemm_place t = tile_of(&w->in_hand, &w->cut, task);
     real *tile = (real *)(w->scratch + thread * w->scratch_bytes);
-    int64_t ld = tile_ld(&w->cut), first = w->piece * w->cut.tile_n + t.place.column;
-    KERNEL(gemm_one_tile)(&w->in_hand, t.place, w->rows, w->columns, tile, ld);
-    for (int64_t i = 0; i < t.place.m; i++) {
-        int64_t row = t.place.row + i, cell = (w->piece + t.piece) * w->part.rows + row;
+    int64_t ld = tile_ld(&w->cut), first = w->piece * w->cut.tile_n + t.column;
+    int64_t piece = w->piece + task / w->cut.rows;
+    KERNEL(gemm_one_tile)(&w->in_hand, t, w->rows, w->columns, tile, ld);
+    for (int64_t i = 0; i < t.m; i++) {
+        int64_t row = t.row + i, cell = piece * w->part.rows + row;
         real *l = tile + i * ld;
-        for (int64_t j = 0; w->softcap > 0 && j < t.place.n; j += VLEN) {
-            int64_t count = min_i64(VLEN, t.place.n - j);
+        for (int64_t j = 0; w->softcap > 0 && j < t.n; j += VLEN) {
+            int64_t count = min_i64(VLEN, t.n - j);
             vstore_n(l + j, w->softcap * vtanh(vload_n(l + j, count) * (1 / w->softcap)), count);
         }
         int64_t target = w->targets[w->part.row + row] - first;
-        if (target >= 0 && target < t.place.n) w->target_logit[w->part.row + row] = l[target];
-        measure_row(l, t.place.n, w->softcap, &w->most[cell], &w->sum[cell]);
+        if (target >= 0 && target < t.n) w->target_logit[w->part.row + row] = l[target];
+        measure_row(l, t.n, w->softcap, &w->most[cell], &w->sum[cell]);
         if (!w->kept.data) continue;
         gemm_matrix to = gemm_part(w->kept, 0, row, first);
         if (to.bf16)
-            round_bf16(to.data, l, t.place.n);
+            round_bf16(to.data, l, t.n);
         else
-            memcpy(to.data, l, (size_t)t.place.n * sizeof(real));
+            memcpy(to.data, l, (size_t)t.n * sizeof(real));
     }
 }
 
@@ -190,30 +185,31 @@ WEFT_TASK(join_rows, const entropy_work *w) {
 /* Exponentials of a tile to gradients of its logits: dl = p · weight − [v = target] · penalty. */
 WEFT_TASK(differentiate_tile, const entropy_work *w) {
     const real *lse = w->lse + w->part.row;
-    entropy_tile t = tile_of(&w->logits, &w->cut, task);
-    for (int64_t i = 0; i < t.place.m; i++) {
-        int64_t row = t.place.row + i;
+    gemm_place t = tile_of(&w->logits, &w->cut, task);
+    int64_t piece = task / w->cut.rows;
+    for (int64_t i = 0; i < t.m; i++) {
+        int64_t row = t.row + i;
         int32_t target = w->targets[w->part.row + row];
-        gemm_matrix at = gemm_part(w->kept, 0, row, t.place.column);
+        gemm_matrix at = gemm_part(w->kept, 0, row, t.column);
         real penalty = target >= 0 ? w->d_ce : 0, weight = penalty + w->d_z * lse[row];
         real slope = cap_slope(w->target_logit[w->part.row + row], w->softcap);
-        real above = w->most[t.piece * w->part.rows + row] - lse[row];
+        real above = w->most[piece * w->part.rows + row] - lse[row];
         real factor = vexp(vset(above))[0] * weight, *l = at.data;
-        bool here = target >= t.place.column && target < t.place.column + t.place.n;
+        bool here = target >= t.column && target < t.column + t.n;
         if (at.bf16) {
             uint16_t *halves = at.data;
-            for (int64_t j = 0; j < t.place.n; j++)
+            for (int64_t j = 0; j < t.n; j++)
                 halves[j] =
                     weft_float_to_bf16((float)((real)weft_bf16_to_float(halves[j]) * factor));
             if (!here) continue;
             real chance = vexp(vset(w->target_logit[w->part.row + row] - lse[row]))[0];
-            halves[target - t.place.column] =
+            halves[target - t.column] =
                 weft_float_to_bf16((float)((chance * weight - penalty) * slope));
             continue;
         }
-        for (int64_t j = 0; j < t.place.n; j++)
+        for (int64_t j = 0; j < t.n; j++)
             l[j] *= factor;
-        if (here) l[target - t.place.column] -= penalty * slope;
+        if (here) l[target - t.column] -= penalty * slope;
     }
 }
 
