@@ -86,11 +86,7 @@ typedef struct {
 static inline back_problem make_back_problem(weft_exec *x, const weft_node *n, int64_t step) {
     back_problem g = {.p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST)};
     const weft_attention_attr *a = g.p.a;
-    head_rows grads[3];
-    make_projections(a, n->out[WEFT_ATTN_Q], n->out[WEFT_ATTN_K], n->out[WEFT_ATTN_V], grads);
-    g.dq = grads[0];
-    g.dk = grads[1];
-    g.dv = grads[2];
+    make_projections(a, n->out, &g.dq, &g.dk, &g.dv);
     g.d_o = make_head_rows(n->in[0], a->heads, a->dv, a->queries);
     g.o = make_head_rows(n->in[1], a->heads, a->dv, a->queries);
     g.lse = weft_data(x, n->in[2]);

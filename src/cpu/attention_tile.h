@@ -51,20 +51,16 @@ static inline head_rows make_head_rows(const weft_tensor *t, int64_t heads, int6
 }
 
 /* A view of query heads, key heads or value heads: tensors of their own, or
- * parts of a packed one. `t` is q, k, v or their gradients; where packed, all
- * three are the same tensor. */
-static inline void make_projections(const weft_attention_attr *a, const weft_tensor *q,
-                                    const weft_tensor *k, const weft_tensor *v, head_rows rows[3]) {
-    if (!a->packed) {
-        rows[0] = make_head_rows(q, a->heads, a->dqk, a->queries);
-        rows[1] = make_head_rows(k, a->kv_heads, a->dqk, a->keys);
-        rows[2] = make_head_rows(v, a->kv_heads, a->dv, a->keys);
-        return;
-    }
-    rows[0] = make_head_rows(q, a->heads + 2 * a->kv_heads, a->dqk, a->queries);
-    rows[1] = rows[2] = rows[0];
-    rows[1].base = a->heads * a->dqk;
-    rows[2].base = (a->heads + a->kv_heads) * a->dqk;
+ * parts of a packed one, which is the first of `from`: q, k, v or their gradients. */
+static inline void make_projections(const weft_attention_attr *a, weft_tensor *const *from,
+                                    head_rows *q, head_rows *k, head_rows *v) {
+    int64_t heads = a->packed ? a->heads + 2 * a->kv_heads : a->heads;
+    *q = *k = *v = make_head_rows(from[WEFT_ATTN_Q], heads, a->dqk, a->queries);
+    k->base = a->heads * a->dqk;
+    v->base = (a->heads + a->kv_heads) * a->dqk;
+    if (a->packed) return;
+    *k = make_head_rows(from[WEFT_ATTN_K], a->kv_heads, a->dqk, a->keys);
+    *v = make_head_rows(from[WEFT_ATTN_V], a->kv_heads, a->dv, a->keys);
 }
 
 typedef struct {
@@ -91,11 +87,7 @@ typedef struct {
 static inline attention_problem make_problem(weft_exec *x, const weft_node *n,
                                              weft_tensor *const *in) {
     attention_problem p = {.x = x, .node = n, .a = ATTR(n, weft_attention_attr)};
-    head_rows rows[3];
-    make_projections(p.a, in[WEFT_ATTN_Q], in[WEFT_ATTN_K], in[WEFT_ATTN_V], rows);
-    p.q = rows[0];
-    p.k = rows[1];
-    p.v = rows[2];
+    make_projections(p.a, in, &p.q, &p.k, &p.v);
     p.n = weft_data(x, in[WEFT_ATTN_N]);
     p.scale = weft_data(x, in[WEFT_ATTN_SCALE]);
     p.beta = weft_data(x, in[WEFT_ATTN_BETA]);
