@@ -393,18 +393,6 @@ static void offer_key(row_lists *lists, const real *weights, int32_t key) {
     }
 }
 
-/* Places that no key took get weight 0; the others are divided by their sum where asked. */
-static void finish_list(real *weight, const int32_t *index, int64_t k, bool normalize) {
-    real sum = 0;
-    for (int64_t i = 0; i < k; i++) {
-        if (index[i] < 0) weight[i] = 0;
-        sum += weight[i];
-    }
-    if (!normalize || !(sum > 0)) return;
-    for (int64_t i = 0; i < k; i++)
-        weight[i] /= sum;
-}
-
 ROUTING(route_topk, false, ROUTE_TILE) {
     const weft_node *n = c->p.node;
     route_side r = make_side(c, task, thread);
@@ -437,8 +425,16 @@ ROUTING(route_topk, false, ROUTE_TILE) {
             offer_key(&lists, weights, (int32_t)(first + s));
         }
     }
-    for (int64_t i = 0; i < r.count; i++)
-        finish_list(lists.weight + i * k, lists.index + i * k, k, c->attr->normalize);
+    /* Places that no key took get weight 0; the others are divided by their sum where asked. */
+    for (int64_t i = 0; i < r.count; i++) {
+        real sum = 0, *weight = lists.weight + i * k;
+        for (int64_t m = 0; m < k; m++) {
+            if (lists.index[i * k + m] < 0) weight[m] = 0;
+            sum += weight[m];
+        }
+        for (int64_t m = 0; c->attr->normalize && sum > 0 && m < k; m++)
+            weight[m] /= sum;
+    }
 }
 
 /* sum[lane] += Σ_s w² or w of one tile. Tiles add up apart from one another, so that the error
