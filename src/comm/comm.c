@@ -165,23 +165,17 @@ static bool start_jobs(weft_comm *c) {
     return any;
 }
 
-/* Looks at one job's requests, from the last one on, up to one that is not done: each look lets MPI move
- * the data of all of them, and costs as much. */
-static int poll_job(weft_comm *c, weft_comm_job *job, bool *moved) {
-    while (job->pending > 0) {
-        int done, error = c->mpi->test(&job->requests[job->pending - 1], &done);
-        if (error || !done) return error;
-        job->pending--;
-        *moved = true;
-    }
-    return 0;
-}
-
+/* Looks at a job's requests, from the last one on, up to one that is not done: each look lets MPI move the
+ * data of all of them, and costs as much. */
 static bool poll_jobs(weft_comm *c) {
     bool any = false;
     for (weft_comm_job **at = &c->active; *at;) {
         weft_comm_job *job = *at;
-        int error = poll_job(c, job, &any);
+        int error = 0;
+        for (int done; job->pending > 0; job->pending--, any = true) {
+            error = c->mpi->test(&job->requests[job->pending - 1], &done);
+            if (error || !done) break;
+        }
         if (error) {
             fail_mpi(c, error);
             return true;

@@ -143,20 +143,13 @@ static weft_status cpu_copy(void *to, const void *from, int64_t bytes) {
 }
 
 /* A limit set on the process's group (a container) counts as the machine's memory. */
-static int64_t group_limit(void) {
-    FILE *file = fopen("/sys/fs/cgroup/memory.max", "r");
-    if (!file) return INT64_MAX;
-    long long limit = 0;
-    int read = fscanf(file, "%lld", &limit);
-    fclose(file);
-    return read == 1 && limit > 0 ? limit : INT64_MAX;
-}
-
 static int64_t cpu_memory(void) {
     int64_t pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
     int64_t physical = pages > 0 && size > 0 ? pages * size : 0;
-    int64_t limit = group_limit();
-    return physical && limit < physical ? limit : physical;
+    long long limit = 0;
+    WEFT_AUTO_FCLOSE FILE *file = fopen("/sys/fs/cgroup/memory.max", "r");
+    bool limited = file && fscanf(file, "%lld", &limit) == 1 && limit > 0;
+    return limited && limit < physical ? limit : physical;
 }
 
 static const weft_backend cpu = {

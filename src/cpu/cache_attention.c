@@ -66,17 +66,6 @@ static inline void clear_edges(real *x, int64_t lead, int64_t end) {
         x[j] = 0;
 }
 
-static void read_scales(const block_task *b, int64_t g) {
-    for (int64_t j = b->first; j < b->end;) {
-        page_run run = run_at(b, &b->a->values, j, b->end);
-        int64_t count = run.end - run.token;
-        memcpy(b->s->scales + run.at + run.token, scale_at(&b->a->values, run.page, g, run.token),
-               (size_t)count * sizeof(real));
-        j += count;
-    }
-    clear_edges(b->s->scales, b->first - b->base, b->end - b->base);
-}
-
 /* What a block leaves of the first head of a row and key head g; the next head's is `out_step` behind. */
 static int64_t out_step(const attend_run *a) {
     return a->blocks * (a->dv + 2);
@@ -106,7 +95,13 @@ static void softmax_row(const block_task *b, int64_t g) {
         int64_t end = b->end - b->base, from = lead & -NARROW_EDGE;
         for (int64_t h = 0; h < b->lines; h++)
             clear_edges(scores_of(b, g) + h * BLOCK, lead, end);
-        if (a->values.kind == CACHED_I8) read_scales(b, g);
+        if (a->values.kind == CACHED_I8) clear_edges(b->s->scales, lead, end);
+        for (int64_t j = b->first, n; a->values.kind == CACHED_I8 && j < b->end; j += n) {
+            page_run run = run_at(b, &a->values, j, b->end);
+            n = run.end - run.token;
+            memcpy(b->s->scales + run.at + run.token, scale_at(&a->values, run.page, g, run.token),
+                   (size_t)n * sizeof(real));
+        }
         b->value_way->weights(b, g, from, ceil_div(end - from, NARROW_EDGE) * NARROW_EDGE);
     }
 }

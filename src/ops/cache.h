@@ -105,7 +105,6 @@ enum {
     WEFT_CACHE_X,     /* write: x; attention: q; gather: weights; mean: x */
     WEFT_CACHE_PAGES, /* mean: its sums */
     WEFT_CACHE_EXTRA,
-    WEFT_CACHE_WRITE_INPUTS,
     WEFT_CACHE_SHORT_INPUTS = WEFT_CACHE_EXTRA,
     WEFT_CACHE_DOCUMENTS = WEFT_CACHE_EXTRA, /* gather and mean: the rows' first, or NULL */
     WEFT_CACHE_ADDEND,                       /* gather: like its result, or NULL */

@@ -3,9 +3,9 @@
 
 weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
                               int required, int n_in, weft_tensor *const *in) {
-    if (required > n_in) required = n_in;
-    const weft_node *n = weft_graph_append(g, op, in, n_in, required, 1, attr, size);
-    return n ? n->out[0] : NULL;
+    weft_tensor *out = NULL;
+    weft_append_back_list(g, op, attr, size, &out, 1, required, n_in, in);
+    return out;
 }
 
 weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
