@@ -28,11 +28,6 @@ static inline division divide_work(const weft_attention_attr *a, int64_t step) {
     return d;
 }
 
-/* What a task of it has. */
-typedef struct {
-    int64_t part, b, kv, first_key, end_key, first_head, end_head;
-} division_part;
-
 static inline real inner_product(const real *x, const real *y, int64_t n) {
     vreal sum = vset(0);
     int64_t i = 0;
@@ -97,24 +92,4 @@ static inline back_problem make_back_problem(weft_exec *x, const weft_node *n, i
     g.drel = weft_data(x, n->out[WEFT_ATTN_REL]);
     g.split = divide_work(a, step);
     return g;
-}
-
-/* What a part of the keys gives of head h: its numbers, and its share of dn. `number` is Σ of dscale or of
- * dlog_tau, `column` [keys of the part] the sums of dS over the queries. */
-static inline void end_head_part(const back_problem *g, const division_part *of, int64_t h,
-                                 const head_numbers *head, double number, const real *column,
-                                 real *dn) {
-    const weft_attention_attr *a = g->p.a;
-    int64_t place = (of->b * a->heads + h) * g->split.key_parts + of->part;
-    double *numbers = g->numbers + place * HEAD_NUMBERS;
-    numbers[0] = number;
-    numbers[1] = 0;
-    numbers[2] = number * (double)LN_2 * head->tau_factor;
-    if (!g->p.n) return;
-    const real *n = g->p.n + (of->b * a->kv_heads + of->kv) * a->keys;
-    for (int64_t j = of->first_key; j < of->end_key; j++) {
-        real sum = column[j - of->first_key];
-        dn[j - of->first_key] += head->beta * sum;
-        numbers[1] += (double)sum * ((double)n[j] - (double)n[0]);
-    }
 }

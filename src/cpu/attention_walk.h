@@ -131,14 +131,14 @@ static void write_keys(const back_problem *g, int64_t b, int64_t kv, int64_t r0,
                (size_t)rows * sizeof(real));
 }
 
-static void work_head(const backward *w, pair_task *t, const division_part *of) {
+static void work_head(const backward *w, pair_task *t, int64_t part) {
     const back_problem *g = &w->g;
     const weft_attention_attr *a = g->p.a;
     t->head = numbers_of_head(&g->p, t->h);
     t->number = 0;
     t->dq = t->s.dq;
+    int64_t place = (t->b * a->heads + t->h) * g->split.key_parts + part;
     if (g->query_parts) {
-        int64_t place = (t->b * a->heads + t->h) * g->split.key_parts + of->part;
         real_block own = {g->query_parts + place * g->query_size, 0};
         t->dq = lay_out_query_sums(g, &own);
     }
@@ -158,7 +158,17 @@ static void work_head(const backward *w, pair_task *t, const division_part *of) 
             work_tiles(w, t, first);
         }
     }
-    end_head_part(g, of, t->h, &t->head, t->number, t->s.column, t->sums.dn);
+    /* What a part of the keys gives of the head: its numbers, and its share of dn. */
+    double *numbers = g->numbers + place * HEAD_NUMBERS;
+    numbers[0] = t->number;
+    numbers[1] = 0;
+    numbers[2] = t->number * (double)LN_2 * t->head.tau_factor;
+    const real *n = g->p.n ? g->p.n + (t->b * a->kv_heads + t->kv) * a->keys : NULL;
+    for (int64_t j = t->first_key; n && j < t->end_key; j++) {
+        real sum = t->s.column[j - t->first_key];
+        t->sums.dn[j - t->first_key] += t->head.beta * sum;
+        numbers[1] += (double)sum * ((double)n[j] - (double)n[0]);
+    }
     if (g->dq.t && !g->query_parts)
         write_queries(g, t->b, t->h, 0, a->queries, t->dq, t->s.widened);
 }
@@ -169,21 +179,15 @@ WEFT_TASK(work_task, const backward *w) {
     const division *d = &g->split;
     real_block memory = {g->scratch + thread * g->scratch_size, 0};
     int64_t head_part = task % d->head_parts, rest = task / d->head_parts;
-    int64_t key_heads = a->batch * a->kv_heads;
-    division_part of = {
-        .part = rest / key_heads, .b = rest % key_heads / a->kv_heads, .kv = rest % a->kv_heads};
-    of.first_key = of.part * d->part_keys;
-    of.end_key = min_i64(of.first_key + d->part_keys, a->keys);
-    int64_t first = ceil_div(of.kv * a->heads, a->kv_heads);
-    int64_t heads = ceil_div((of.kv + 1) * a->heads, a->kv_heads) - first;
-    of.first_head = first + heads * head_part / d->head_parts;
-    of.end_head = first + heads * (head_part + 1) / d->head_parts;
-    pair_task t = {.p = &g->p,
-                   .s = lay_out_thread(w, &memory),
-                   .b = of.b,
-                   .kv = of.kv,
-                   .first_key = of.first_key,
-                   .end_key = of.end_key};
+    int64_t key_heads = a->batch * a->kv_heads, part = rest / key_heads;
+    pair_task t = {.p = &g->p, .s = lay_out_thread(w, &memory)};
+    t.b = rest % key_heads / a->kv_heads;
+    t.kv = rest % a->kv_heads;
+    t.first_key = part * d->part_keys;
+    t.end_key = min_i64(t.first_key + d->part_keys, a->keys);
+    int64_t first = ceil_div(t.kv * a->heads, a->kv_heads);
+    int64_t heads = ceil_div((t.kv + 1) * a->heads, a->kv_heads) - first;
+    int64_t end = first + heads * (head_part + 1) / d->head_parts;
     t.sums = t.s.sums;
     if (g->key_parts) {
         real_block own = {g->key_parts + task * g->key_size, 0};
@@ -192,8 +196,8 @@ WEFT_TASK(work_task, const backward *w) {
     memset(t.sums.dk.at, 0, (size_t)g->key_size * sizeof(real));
     begin_task(w, &t, task);
     if (g->begin) g->begin();
-    for (t.h = of.first_head; t.h < of.end_head; t.h++)
-        work_head(w, &t, &of);
+    for (t.h = first + heads * head_part / d->head_parts; t.h < end; t.h++)
+        work_head(w, &t, part);
     if (g->end) g->end();
     if (g->key_parts) return;
     write_keys(g, t.b, t.kv, t.first_key, t.end_key - t.first_key, &t.sums, 0, t.s.widened);
