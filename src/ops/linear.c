@@ -269,8 +269,8 @@ OPERATION(bias_back, weft_dtype, dy) {
 DEFINE_OP(gelu_bias_back, .inplace = weft_over_first);
 
 /* A product of the first factor's type; `ndim` not 0: the first factor must have so many dimensions. */
-static weft_tensor *append_typed(weft_graph *g, int ndim, weft_tensor *a, weft_tensor *b,
-                                 weft_tensor *bias, weft_matmul_attr attr) {
+static weft_tensor *append_typed_attr(weft_graph *g, int ndim, weft_tensor *a, weft_tensor *b,
+                                      weft_tensor *bias, weft_matmul_attr attr) {
     if (a && ndim && a->ndim != ndim)
         return weft_graph_refuse(g, "%s: %s does not have %d dimensions",
                                  ndim == 3 ? "batched matmul" : "matmul", weft_tensor_describe(a),
@@ -280,42 +280,38 @@ static weft_tensor *append_typed(weft_graph *g, int ndim, weft_tensor *a, weft_t
     return append_matmul(g, a, b, bias, attr);
 }
 
+/* The same with the attributes written out. */
+#define append_typed(ndim, a, b, bias, ...)                                                        \
+    append_typed_attr(g, ndim, a, b, bias, (weft_matmul_attr){__VA_ARGS__})
+
 weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                          weft_act act) {
-    return append_typed(g, 0, x, w, bias,
-                        (weft_matmul_attr){.form = WEFT_MATMUL_ROWS, .tb = true, .act = act});
+    return append_typed(0, x, w, bias, .form = WEFT_MATMUL_ROWS, .tb = true, .act = act);
 }
 
 weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
-    return append_typed(g, 2, a, b, NULL,
-                        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb});
+    return append_typed(2, a, b, NULL, .form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb);
 }
 
 weft_tensor *weft_matmul_alone(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    return append_typed(g, 2, a, b, NULL,
-                        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .alone = true});
+    return append_typed(2, a, b, NULL, .form = WEFT_MATMUL_PLAIN, .alone = true);
 }
 
 weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
-    return append_typed(g, 3, a, b, NULL,
-                        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb});
+    return append_typed(3, a, b, NULL, .form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb);
 }
 
 weft_tensor *weft_gram(weft_graph *g, weft_tensor *a) {
     if (a && a->ndim != 2 && a->ndim != 3)
         return weft_graph_refuse(g, "gram: %s has neither 2 nor 3 dimensions",
                                  weft_tensor_describe(a));
-    return append_typed(
-        g, 0, a, a, NULL,
-        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .ta = true, .symmetric = true});
+    return append_typed(0, a, a, NULL, .form = WEFT_MATMUL_PLAIN, .ta = true, .symmetric = true);
 }
 
 weft_tensor *weft_gram_back(weft_graph *g, weft_tensor *a, weft_tensor *dy) {
-    return append_typed(g, 0, a, dy, NULL,
-                        (weft_matmul_attr){.form = WEFT_MATMUL_PLAIN, .alpha = 2});
+    return append_typed(0, a, dy, NULL, .form = WEFT_MATMUL_PLAIN, .alpha = 2);
 }
 
 weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb) {
-    return append_typed(g, 0, x, w, NULL,
-                        (weft_matmul_attr){.form = WEFT_MATMUL_GROUPED, .tb = tb});
+    return append_typed(0, x, w, NULL, .form = WEFT_MATMUL_GROUPED, .tb = tb);
 }
