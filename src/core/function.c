@@ -114,12 +114,11 @@ weft_status weft_function_create(weft_graph *g, const weft_backend *backend, wef
     WEFT_TRY(weft_graph_status(g));
     WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
     if (!f) return weft_no_memory("function");
-    f->all = (weft_exec){.g = g, .backend = backend, .pool = pool};
+    int64_t nodes = weft_graph_node_count(g), forward = weft_graph_forward_count(g);
+    f->all = (weft_exec){.g = g, .backend = backend, .pool = pool, .n_nodes = nodes};
+    f->all.n_tensors = weft_graph_tensor_count(g);
     f->n_bound = n_bound;
     pthread_mutex_init(&f->lock, NULL);
-    int64_t nodes = weft_graph_node_count(g), forward = weft_graph_forward_count(g);
-    f->all.n_nodes = nodes;
-    f->all.n_tensors = weft_graph_tensor_count(g);
     f->all.kernels = calloc((size_t)nodes + 1, sizeof *f->all.kernels);
     f->bound = calloc((size_t)f->n_bound + 1, sizeof *f->bound);
     if (!f->all.kernels || !f->bound) return weft_no_memory("function");

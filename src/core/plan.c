@@ -39,25 +39,19 @@ static int64_t add_buffer(planner *p, int64_t bytes, int64_t first, int64_t last
     return p->n_buffers++;
 }
 
-/* An input that node n alone reads last, read once by it: the one whose memory may be taken. */
-static bool dies_here(const planner *p, const weft_node *n, int input) {
-    weft_tensor *root = weft_tensor_root(n->in[input]);
-    if (root->role != WEFT_ROLE_TEMP || root->keep || p->last_read[root->id] != n->index)
-        return false;
-    for (int k = 0; k < n->n_in; k++)
-        if (k != input && n->in[k] && weft_tensor_root(n->in[k]) == root) return false;
-    return p->buffer_of[root->id] >= 0;
-}
-
 static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
     if (p->options->no_inplace || p->options->no_reuse || !n->op->inplace) return -1;
     int input = n->op->inplace(n, out);
     if (input < 0 || input >= n->n_in || !n->in[input] || taken[input]) return -1;
-    if (!dies_here(p, n, input)) return -1;
+    /* The input must die here: node n alone reads it last, and once. */
     const weft_tensor *from = weft_tensor_root(n->in[input]), *to = n->out[out];
+    if (from->role != WEFT_ROLE_TEMP || from->keep || p->last_read[from->id] != n->index) return -1;
+    for (int k = 0; k < n->n_in; k++)
+        if (k != input && n->in[k] && weft_tensor_root(n->in[k]) == from) return -1;
     if (from->dtype != to->dtype || weft_tensor_bytes(from) != weft_tensor_bytes(to)) return -1;
     /* What is made in the forward pass and read in the backward pass others may read there too. */
     int64_t forward = weft_graph_forward_count(p->g), buffer = p->buffer_of[from->id];
+    if (buffer < 0) return -1;
     if (p->options->cut && n->index >= forward && p->buffers[buffer].first < forward) return -1;
     taken[input] = true;
     return buffer;
