@@ -58,8 +58,7 @@ struct chunked {
     double *partial;
 };
 
-static inline void run_chunk(void *context, int64_t task, UNUSED int thread) {
-    const chunked *c = context;
+WEFT_TASK(run_chunk, const chunked *c) {
     real in_scratch[CHUNK_TENSORS][TILE_SCRATCH], out_scratch[CHUNK_TENSORS][TILE_SCRATCH];
     const real *in[CHUNK_TENSORS];
     real *out[CHUNK_TENSORS];
@@ -137,8 +136,7 @@ typedef struct {
     int64_t rows, block;
 } row_list;
 
-static inline void run_row_block(void *context, int64_t task, UNUSED int thread) {
-    const row_list *l = context;
+WEFT_TASK(run_row_block, const row_list *l) {
     int64_t end = min_i64((task + 1) * l->block, l->rows);
     for (int64_t row = task * l->block; row < end; row++)
         l->each(l->context, row);

@@ -69,15 +69,12 @@ DEFINE_KERNEL(embed) {
     e.length = ids->shape[1];
     e.width = wte->shape[1];
     WEFT_TRY(check_tokens(e.ids, e.batch * e.length, e.length, wte->shape[0]));
-    if (wpe) {
-        for (int64_t b = 0; e.start && b < e.batch; b++)
-            if (e.start[b] < 0 || e.start[b] + e.length > wpe->shape[0])
-                return WEFT_BAD_INPUT(
-                    "embed: sequence %lld has positions %lld to %lld, but the table has "
-                    "%lld of them",
-                    (long long)b, (long long)e.start[b], (long long)(e.start[b] + e.length - 1),
-                    (long long)wpe->shape[0]);
-    }
+    for (int64_t b = 0; wpe && e.start && b < e.batch; b++)
+        if (e.start[b] < 0 || e.start[b] + e.length > wpe->shape[0])
+            return WEFT_BAD_INPUT(
+                "embed: sequence %lld has positions %lld to %lld, but the table has %lld of them",
+                (long long)b, (long long)e.start[b], (long long)(e.start[b] + e.length - 1),
+                (long long)wpe->shape[0]);
     return run_tasks(x, ceil_div(e.batch * e.length, TASK_TOKENS), embed_tokens, &e);
 }
 

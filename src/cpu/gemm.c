@@ -82,7 +82,7 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
             } else if (p->pre.data) {
                 put_values(p->pre, i * p->pre.ld + j, row, n);
             }
-            if (p->gelu) vgelu_all(row, n);
+            if (p->gelu) apply(gelu_rows_vector, 1, (const real *[]){row}, 1, &row, n, NULL);
             if (apart) put_values(p->c, at, row, n);
         }
 }

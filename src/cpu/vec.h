@@ -493,11 +493,6 @@ VECTOR_FN(gelu_rows_back_vector) {
     out[0] = in[0] * vgelu_slope(in[1]);
 }
 
-/* gelu of n numbers, in place. */
-static inline void vgelu_all(real *x, int64_t n) {
-    apply(gelu_rows_vector, 1, (const real *[]){x}, 1, &x, n, NULL);
-}
-
 /* out = dy times gelu's slope at x, n of each; out may be dy. */
 static inline void vgelu_back(real *out, const real *dy, const real *x, int64_t n) {
     apply(gelu_rows_back_vector, 2, (const real *[]){dy, x}, 1, &out, n, NULL);
