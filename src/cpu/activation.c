@@ -82,10 +82,6 @@ static int64_t gate_row(const head_run *k, int64_t p) {
     return (gates_of(k)->shape[1] != k->time ? p / k->time : p) * k->heads;
 }
 
-static real alpha_of(const head_run *k) {
-    return (real)ATTR(k->n, weft_gate_mix_attr)->alpha;
-}
-
 /* σ of `count` gates of position p from head h on. */
 static vreal gate_sigmoid(const head_run *k, int64_t p, int64_t h, int64_t count) {
     real scratch[VBYTES / sizeof(real)];
@@ -98,7 +94,7 @@ POSITIONWISE(gate_mix, n->in[0]) {
     const weft_tensor *from = k->n->in[0];
     real *dots =
         weft_workspace(k->x, k->n); /* back: Σ_d dy · o of each position and head [B, T, H] */
-    real alpha = alpha_of(k);
+    real alpha = (real)ATTR(k->n, weft_gate_mix_attr)->alpha;
     for (int64_t h = 0; h < k->heads; h += VLEN) {
         int64_t count = min_i64(VLEN, k->heads - h);
         vreal factors = 1 - alpha + alpha * gate_sigmoid(k, p, h, count);
@@ -131,7 +127,7 @@ WEFT_TASK(d_gate_row, const head_run *k) {
         int64_t at = gate_row(k, first) + h;
         vreal s = gate_sigmoid(k, first, h, count);
         real *out = tile_out(k->x, to, at, scratch);
-        vstore_part(out, alpha_of(k) * s * (1 - s) * sum, count);
+        vstore_part(out, (real)ATTR(k->n, weft_gate_mix_attr)->alpha * s * (1 - s) * sum, count);
         tile_done(k->x, to, at, count, out);
     }
 }

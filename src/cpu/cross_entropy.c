@@ -267,10 +267,6 @@ static void differentiate_part(weft_pool *pool, entropy_work *w) {
     round_sums(w, w->dx, w->part.row * width, w->part.rows * width, dx_sums);
 }
 
-static bool has_gradients(const entropy_work *w) {
-    return w->dx || w->dw;
-}
-
 static int64_t kept_size(const weft_node *n) {
     return keeps_bf16(n) ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(real);
 }
@@ -278,7 +274,7 @@ static int64_t kept_size(const weft_node *n) {
 /* Rows that are taken at a time: all for the loss alone. */
 static int64_t part_rows(const entropy_work *w) {
     int64_t rows = weft_tensor_rows(w->n->in[WEFT_CE_X]);
-    if (!has_gradients(w)) return rows;
+    if (!w->dx && !w->dw) return rows;
     int64_t bytes = keeps_bf16(w->n) ? PART_BYTES_BF16 : PART_BYTES;
     int64_t most = max_i64(bytes / kept_size(w->n) / w->n->in[WEFT_CE_W]->shape[0], PART_ROWS);
     int64_t parts = ceil_div(rows, most);
@@ -301,7 +297,7 @@ static int64_t products_bytes(const entropy_work *w, int threads) {
  * behind the logits, the sums of dx share a place; so do what the tiles need and what the products do. */
 static int64_t cut_part(entropy_work *w, int64_t row, int64_t rows, int threads, char *at) {
     const weft_node *n = w->n;
-    bool back = has_gradients(w);
+    bool back = w->dx || w->dw;
     w->part.row = row;
     w->part.rows = rows;
     /* l [rows, V] = x wᵀ, taken tile by tile. */
@@ -361,7 +357,7 @@ static weft_status run_parts(entropy_work *w, const weft_tensor *count, real d_c
             weft_pool_run(pool, w->cut.rows * ceil_div(some, w->cut.tile_n), measure_tile, w);
         }
         if (!w->again) weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), join_rows, w);
-        if (has_gradients(w)) differentiate_part(pool, w);
+        if (w->dx || w->dw) differentiate_part(pool, w);
     }
     if (w->dw) round_sums(w, w->dw, 0, weft_tensor_count(w->dw), w->dw_sums);
     return WEFT_OK;

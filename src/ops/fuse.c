@@ -344,18 +344,14 @@ static bool fuse_gaussian_back(weft_rewrite *r, const weft_match *m) {
  * All three nodes must be of one segment: a gate that is made again from stored products would else be
  * stored itself. */
 
-/* y = a b of rows and nothing else. */
-static bool is_bare(const weft_node *product) {
-    const weft_matmul_attr *attr = product->attr;
-    for (int k = 0; k < product->n_in; k++)
-        if (k != WEFT_MATMUL_A && k != WEFT_MATMUL_B && product->in[k]) return false;
-    return attr->form == WEFT_MATMUL_ROWS && attr->alpha == 1;
-}
-
-/* Whether a product is a linear layer whose result silu_mul reads as it is. */
+/* Whether a product is a linear layer, y = x wᵀ and nothing else, whose result silu_mul reads as it is. */
 static bool is_layer(const weft_node *p, const weft_tensor *t, const weft_node *silu_mul) {
-    return p && fuse_is_free(p, silu_mul) && is_bare(p) && p->out[0] == t &&
-           p->segment == silu_mul->segment && fuse_attr(p)->tb;
+    if (!p || !fuse_is_free(p, silu_mul) || p->out[0] != t) return false;
+    for (int k = 0; k < p->n_in; k++)
+        if (k != WEFT_MATMUL_A && k != WEFT_MATMUL_B && p->in[k]) return false;
+    const weft_matmul_attr *attr = fuse_attr(p);
+    bool bare = attr->form == WEFT_MATMUL_ROWS && attr->alpha == 1;
+    return bare && p->segment == silu_mul->segment && attr->tb;
 }
 
 static bool fuse_silu_mul(weft_rewrite *r, const weft_match *m) {
