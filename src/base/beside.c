@@ -170,29 +170,21 @@ static weft_status take_path(const char *path, char out[WEFT_PATH_MAX]) {
         *path ? path : "--out", *path ? path : ".");
 }
 
-static weft_status is_vacant(const char *path, bool *vacant) {
-    WEFT_AUTO(weft_names_free) weft_names names = {0};
-    weft_kind kind;
-    *vacant = true;
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
-    if (kind != WEFT_KIND_FOLDER)
-        return WEFT_BAD_INPUT("%s: is %s; name a folder", path, weft_kind_name(kind));
-    WEFT_TRY(weft_folder_list(path, &names));
-    *vacant = names.n == 0;
-    return WEFT_OK;
-}
-
 static weft_status refuse(const char *path) {
     return WEFT_BAD_INPUT("%s: is there already; name another", path);
 }
 
 weft_status weft_new_folder_room(const char *path, weft_may_replace may) {
     char name[WEFT_PATH_MAX];
-    bool vacant;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
+    weft_kind kind;
     WEFT_TRY(take_path(path, name));
-    WEFT_TRY(is_vacant(name, &vacant));
-    if (vacant) return WEFT_OK;
+    WEFT_TRY(weft_path_kind(name, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    if (kind != WEFT_KIND_FOLDER)
+        return WEFT_BAD_INPUT("%s: is %s; name a folder", name, weft_kind_name(kind));
+    WEFT_TRY(weft_folder_list(name, &names));
+    if (names.n == 0) return WEFT_OK;
     WEFT_TRY(may ? may(name) : refuse(name));
     /* It is emptied once it has lost its name, and would stay under another. */
     if (faccessat(AT_FDCWD, name, W_OK | X_OK, AT_EACCESS) == 0) return WEFT_OK;

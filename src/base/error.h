@@ -27,6 +27,9 @@ static inline weft_status weft_hand(void *at, void *out) {
     return WEFT_OK;
 }
 
+/* How long an array is. */
+#define WEFT_COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
 /* Leaves the current function with the status of a failed call. */
 #define WEFT_TRY(call)                                                                             \
     do {                                                                                           \

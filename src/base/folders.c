@@ -45,8 +45,10 @@ static weft_status look_for_mark(int folder, const char *path, bool *out) {
 }
 
 /* A mark that is there stays as it is: it may be one name of a file that has others. */
-static weft_status put_mark(int folder, const char *path) {
+weft_status weft_folder_mark(const char *path) {
     bool there;
+    WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
+    if (folder < 0) return weft_path_failed(path);
     WEFT_TRY(look_for_mark(folder, path, &there));
     if (there) return WEFT_OK;
     int fd = openat(folder, WEFT_FOLDER_MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -56,11 +58,6 @@ static weft_status put_mark(int folder, const char *path) {
     weft_status status = ok ? WEFT_OK : weft_path_failed(path);
     if (close(fd) != 0 && status == WEFT_OK) status = weft_path_failed(path);
     return status;
-}
-
-weft_status weft_folder_mark(const char *path) {
-    WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
-    return folder < 0 ? weft_path_failed(path) : put_mark(folder, path);
 }
 
 weft_status weft_folder_make_marked(const char *path) {

@@ -22,8 +22,6 @@ static const struct {
     [WEFT_LOG_ERROR] = {"error", "\033[31m"},
 };
 
-enum { LEVELS = sizeof levels / sizeof levels[0] };
-
 static const char erase_line[] = "\r\033[K";
 
 /* Read from the environment once, before the first use. */
@@ -42,7 +40,7 @@ static void read_environment(void) {
     colours = terminal && !(plain && *plain);
     times = time && *time && strcmp(time, "0") != 0;
     if (!level || !*level) return;
-    for (int i = 0; i < LEVELS; i++) {
+    for (int i = 0; i < WEFT_COUNT(levels); i++) {
         if (strcmp(level, levels[i].name) == 0) {
             atomic_store(&least, i);
             return;
@@ -82,17 +80,7 @@ static void draw_status(char out[STATUS_MAX + PREFIX_MAX]) {
         snprintf(out, STATUS_MAX + PREFIX_MAX, "%s", status);
 }
 
-/* One line that can be shown, whatever is in it. */
-static void clean(char text[RECORD_MAX + 1]) {
-    char shown[RECORD_MAX + 1];
-    size_t n = strlen(text);
-    while (n > 0 && text[n - 1] == '\n')
-        text[--n] = '\0';
-    weft_text_show(text, shown, sizeof shown);
-    memcpy(text, shown, strlen(shown) + 1);
-}
-
-/* The same without making it wider. */
+/* Makes of a text one that can be shown, and no wider. */
 static void blank_controls(char *text) {
     while (*text) {
         int n = weft_utf8_length(text);
@@ -120,7 +108,8 @@ static void write_time(char out[PREFIX_MAX]) {
 void weft_log(weft_log_level level, const char *format, ...) {
     if (!weft_log_enabled(level)) return;
     int error = errno;
-    char text[RECORD_MAX + 1], buffer[RECORD_MAX + STATUS_MAX + 4 * PREFIX_MAX];
+    char text[RECORD_MAX + 1], shown[RECORD_MAX + 1],
+        buffer[RECORD_MAX + STATUS_MAX + 4 * PREFIX_MAX];
     char when[PREFIX_MAX], line[STATUS_MAX + PREFIX_MAX];
     const char *name = levels[level].name;
     va_list args;
@@ -128,15 +117,17 @@ void weft_log(weft_log_level level, const char *format, ...) {
     int length = vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (length > RECORD_MAX) memcpy(text + weft_utf8_cut(text, RECORD_MAX - 3), "...", 4);
-    clean(text);
+    for (size_t n = strlen(text); n > 0 && text[n - 1] == '\n';)
+        text[--n] = '\0';
+    weft_text_show(text, shown, sizeof shown); /* one line, whatever is in it */
     const char *colour = colours ? levels[level].colour : "";
     WEFT_LOCK(&lock);
     write_time(when);
     draw_status(line);
     snprintf(buffer, sizeof buffer, "%s%s%s%-5s%s %s\n%s", *status ? erase_line : "", when, colour,
-             name, *colour ? "\033[0m" : "", text, line);
+             name, *colour ? "\033[0m" : "", shown, line);
     write_to(STDERR_FILENO, buffer);
-    snprintf(buffer, sizeof buffer, "%-5s %s\n", name, text);
+    snprintf(buffer, sizeof buffer, "%-5s %s\n", name, shown);
     if (copy >= 0) write_to(copy, buffer);
     errno = error;
 }

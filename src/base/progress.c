@@ -46,15 +46,6 @@ static void cut_columns(char *text, int width) {
     text[n] = '\0';
 }
 
-/* Cuts a text to so many columns at one of its commas, where there is one. */
-static void cut_parts(char *text, int width) {
-    if (columns(text) <= width) return;
-    cut_columns(text, width + 1);
-    char *comma = strrchr(text, ',');
-    if (comma) *comma = '\0';
-    cut_columns(text, width);
-}
-
 /* Copies as much of a text as fits, and no half character. */
 static void copy_text(char *to, size_t size, const char *from) {
     snprintf(to, size, "%.*s", (int)weft_utf8_cut(from, strnlen(from, size - 1)), from);
@@ -92,42 +83,25 @@ static double fraction(const weft_progress *p) {
     return f < 0 ? 0 : f > 1 ? 1 : f;
 }
 
-/* "3m05s left", or nothing where the end is unknown. */
-static void describe_left(const weft_progress *p, double now, char *out, size_t size) {
-    double passed = now - p->begun, moved = (double)(p->done - p->first);
-    double rest = (double)(p->total - p->done);
-    char left[16];
-    *out = '\0';
-    if (p->total <= 0) return;
-    format_time(rest <= 0 ? 0 : moved > 0 ? rest * passed / moved : INFINITY, left, sizeof left);
-    snprintf(out, size, "%s left", left);
-}
-
-/* "12.3 steps/s" */
-static void describe_speed(const weft_progress *p, double now, char *out, size_t size) {
-    double passed = now - p->begun, moved = (double)(p->done - p->first);
-    char rate[16] = "?";
-    if (passed > 0 && moved > 0) format_rate(moved / passed, rate, sizeof rate);
-    snprintf(out, size, "%s %s/s", rate, p->unit);
-}
-
-/* Parts with commas between them; empty ones are left out. */
-static void join(char *out, size_t size, const char *const *parts, int n) {
-    size_t at = 0;
-    *out = '\0';
-    for (int i = 0; i < n; i++)
-        if (*parts[i] && at < size)
-            at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
-}
-
-/* What stands behind the bar or the place. With `cut` it is shorter by the rate; what is too long even then
- * loses the last parts of the note. */
+/* What stands behind the bar or the place, with commas between: "12.3 steps/s, 3m05s left" and the note. Nothing is left
+ * where the end is unknown. With `cut` it is shorter by the rate; what is too long even then loses the last parts of the
+ * note. */
 static void describe_tail(const weft_progress *p, double now, const char *place, bool cut,
                           char *out, size_t size) {
-    char speed[TEXT_MAX + 24], left[32];
-    describe_speed(p, now, speed, sizeof speed);
-    describe_left(p, now, left, sizeof left);
-    join(out, size, (const char *const[]){place, cut ? "" : speed, left, p->note}, 4);
+    double passed = now - p->begun, moved = (double)(p->done - p->first);
+    double rest = (double)(p->total - p->done);
+    char rate[16] = "?";
+    char speed[TEXT_MAX + 24] = "", time[16], left[32] = "";
+    size_t at = 0;
+    if (passed > 0 && moved > 0) format_rate(moved / passed, rate, sizeof rate);
+    if (!cut) snprintf(speed, sizeof speed, "%s %s/s", rate, p->unit);
+    format_time(rest <= 0 ? 0 : moved > 0 ? rest * passed / moved : INFINITY, time, sizeof time);
+    if (p->total > 0) snprintf(left, sizeof left, "%s left", time);
+    const char *const parts[] = {place, speed, left, p->note};
+    *out = '\0';
+    for (int i = 0; i < 4; i++)
+        if (*parts[i] && at < size)
+            at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
 }
 
 /* Whether texts are UTF-8 here, as the environment says it. */
@@ -171,7 +145,11 @@ static void draw_bar(const weft_progress *p, double now, int width) {
         room = words - columns(tail);
     }
     if (room < BAR_LEAST && width >= BAR_WIDTH && words - BAR_LEAST > 0) {
-        cut_parts(tail, words - BAR_LEAST);
+        /* At one of its commas, where there is one. */
+        cut_columns(tail, words - BAR_LEAST + 1);
+        char *comma = strrchr(tail, ',');
+        if (comma) *comma = '\0';
+        cut_columns(tail, words - BAR_LEAST);
         room = words - columns(tail);
     }
     if (p->total > 0 && room >= BAR_LEAST) {
@@ -186,30 +164,6 @@ static void draw_bar(const weft_progress *p, double now, int width) {
     snprintf(line, sizeof line, "%s%s%s", head, bar, tail);
     cut_columns(line, width);
     weft_log_status(line);
-}
-
-static void show(weft_progress *p, double now) {
-    int width = weft_log_status_width();
-    int tenth = (int)(10 * fraction(p));
-    if (width > 0) {
-        if (now - p->shown < redraw_seconds) return;
-        draw_bar(p, now, width);
-    } else {
-        /* The end is told by the summary. */
-        bool at_tenth = tenth > p->tenth && tenth < 10;
-        if (!at_tenth && now - p->shown < p->seconds) return;
-        char place[TEXT_MAX + 32], rate[RATE_MAX];
-        /* "120/1000 (12%)", or "120 steps" where the end is unknown. */
-        if (p->total > 0)
-            snprintf(place, sizeof place, "%lld/%lld (%d%%)", (long long)p->done,
-                     (long long)p->total, (int)(100 * fraction(p)));
-        else
-            snprintf(place, sizeof place, "%lld %s", (long long)p->done, p->unit);
-        describe_tail(p, now, "", false, rate, sizeof rate);
-        weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
-        p->tenth = tenth;
-    }
-    p->shown = now;
 }
 
 weft_progress *weft_progress_begin(const weft_progress_options *options) {
@@ -235,7 +189,28 @@ void weft_progress_update(weft_progress *p, int64_t done, const char *note) {
     p->done = done;
     if (!weft_log_enabled(WEFT_LOG_INFO)) return;
     copy_text(p->note, sizeof p->note, note ? note : "");
-    show(p, weft_clock());
+    double now = weft_clock();
+    int width = weft_log_status_width();
+    int tenth = (int)(10 * fraction(p));
+    if (width > 0) {
+        if (now - p->shown < redraw_seconds) return;
+        draw_bar(p, now, width);
+    } else {
+        /* The end is told by the summary. */
+        bool at_tenth = tenth > p->tenth && tenth < 10;
+        if (!at_tenth && now - p->shown < p->seconds) return;
+        char place[TEXT_MAX + 32], rate[RATE_MAX];
+        /* "120/1000 (12%)", or "120 steps" where the end is unknown. */
+        if (p->total > 0)
+            snprintf(place, sizeof place, "%lld/%lld (%d%%)", (long long)p->done,
+                     (long long)p->total, (int)(100 * fraction(p)));
+        else
+            snprintf(place, sizeof place, "%lld %s", (long long)p->done, p->unit);
+        describe_tail(p, now, "", false, rate, sizeof rate);
+        weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
+        p->tenth = tenth;
+    }
+    p->shown = now;
 }
 
 /* When there are as many points as there is room for, two and two become one. */

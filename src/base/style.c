@@ -1,4 +1,3 @@
-
 #include "base/embed.h"
 
 WEFT_EMBED("weft_page_style", "src/base/page.css");
