@@ -258,19 +258,14 @@ static weft_status compare_files(const char *a, const char *b, int64_t *bytes, c
     return WEFT_OK;
 }
 
-static weft_status find_weights(const char *folder, const weft_record_run *job,
-                                char path[WEFT_PATH_MAX], bool *there) {
-    WEFT_TRY(weft_path(path, "%s/%s/last/model.safetensors", folder, job->folder));
-    return weft_path_there(path, there);
-}
-
 static weft_status compare_weights(const char *folder, const weft_record_run *run,
                                    const weft_record_run *first, int64_t *bytes, char *detail) {
-    char a[WEFT_PATH_MAX], b[WEFT_PATH_MAX];
     bool mine, other;
     *bytes = 0;
-    WEFT_TRY(find_weights(folder, run, a, &mine));
-    WEFT_TRY(find_weights(folder, first, b, &other));
+    WEFT_PATH(a, "%s/%s/last/model.safetensors", folder, run->folder);
+    WEFT_PATH(b, "%s/%s/last/model.safetensors", folder, first->folder);
+    WEFT_TRY(weft_path_there(a, &mine));
+    WEFT_TRY(weft_path_there(b, &other));
     if (mine && other) return compare_files(a, b, bytes, detail);
     if (mine != other)
         snprintf(detail, DETAIL_ROOM, "%s has no weights", mine ? first->folder : run->folder);

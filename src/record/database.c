@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdarg.h>
 
-enum { BUSY_MS = 10000, MESSAGE_ROOM = 2048, VALUE_MOST = 1 << 24 };
+enum { BUSY_MS = 10000, VALUE_MOST = 1 << 24 };
 enum { HEAD_BYTES = 100 };   /* of a database's file */
 enum { TICK_STEPS = 10000 }; /* of SQLite's machine between two looks at the clock */
 static const double runs_seconds = 600;
@@ -62,25 +62,17 @@ weft_status weft_database_script(weft_database *d, const char *sql) {
     return sqlite3_exec(d->handle, sql, NULL, NULL, NULL) == SQLITE_OK ? WEFT_OK : failed(d);
 }
 
-static bool bind_one(sqlite3_stmt *statement, int place, char type, va_list *values) {
-    if (type == 'i')
-        return sqlite3_bind_int64(statement, place, va_arg(*values, int64_t)) == SQLITE_OK;
-    if (type == 'd') {
-        double value = va_arg(*values, double);
-        return (isnan(value) ? sqlite3_bind_null(statement, place)
-                             : sqlite3_bind_double(statement, place, value)) == SQLITE_OK;
-    }
-    return sqlite3_bind_text(statement, place, va_arg(*values, const char *), -1,
-                             SQLITE_TRANSIENT) == SQLITE_OK;
-}
-
 static sqlite3_stmt *prepare(weft_database *d, const char *sql, const char *types,
                              va_list *values) {
     sqlite3_stmt *rows = NULL;
     start_time(d);
     bool good = sqlite3_prepare_v2(d->handle, sql, -1, &rows, NULL) == SQLITE_OK;
-    for (int i = 0; good && types[i]; i++)
-        good = bind_one(rows, i + 1, types[i], values);
+    for (int i = 0; good && types[i]; i++) /* to SQLite a NaN is NULL */
+        good = SQLITE_OK ==
+               (types[i] == 'i'   ? sqlite3_bind_int64(rows, i + 1, va_arg(*values, int64_t))
+                : types[i] == 'd' ? sqlite3_bind_double(rows, i + 1, va_arg(*values, double))
+                                  : sqlite3_bind_text(rows, i + 1, va_arg(*values, const char *),
+                                                      -1, SQLITE_TRANSIENT));
     d->asked = good ? WEFT_OK : failed(d);
     return rows;
 }
@@ -143,10 +135,8 @@ weft_status weft_database_begin(weft_database *d) {
 weft_status weft_database_finish(weft_database *d, weft_status status) {
     if (status == WEFT_OK) status = weft_database_script(d, "COMMIT");
     if (status == WEFT_OK) return WEFT_OK;
-    char message[MESSAGE_ROOM];
-    snprintf(message, sizeof message, "%s", weft_error_message());
     sqlite3_exec(d->handle, "ROLLBACK", NULL, NULL, NULL);
-    return weft_fail(status, "%s", message);
+    return status;
 }
 
 const char *weft_column_text(sqlite3_stmt *rows, int column) {
@@ -261,7 +251,7 @@ static void arm(weft_database *d) {
                                     {SQLITE_LIMIT_TRIGGER_DEPTH, 1},
                                     {SQLITE_LIMIT_VARIABLE_NUMBER, 100},
                                     {SQLITE_LIMIT_WORKER_THREADS, 0}};
-    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++)
+    for (int i = 0; i < WEFT_COUNT(limits); i++)
         sqlite3_limit(d->handle, limits[i][0], limits[i][1]);
     sqlite3_db_config(d->handle, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
     sqlite3_db_config(d->handle, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
@@ -396,6 +386,13 @@ static weft_status split(const char *path, char folder[WEFT_PATH_MAX], const cha
     return weft_path(folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
+weft_status weft_listing_folder(const char *path, char folder[WEFT_PATH_MAX]) {
+    struct stat is;
+    const char *name;
+    bool itself = stat(path, &is) == 0 && S_ISDIR(is.st_mode);
+    return itself ? weft_path(folder, "%s", path) : split(path, folder, &name);
+}
+
 weft_status weft_database_open(const char *path, weft_database_mode mode, weft_database **out,
                                bool *fresh) {
     char folder[WEFT_PATH_MAX];
@@ -426,7 +423,7 @@ weft_status weft_database_place(const char *folder) {
                                         "metrics.jsonl"};
     char path[WEFT_PATH_MAX];
     bool there;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    for (int i = 0; i < WEFT_COUNT(names); i++) {
         WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
         WEFT_TRY(weft_path_there(path, &there));
         if (there && i == 0) return WEFT_OK;

@@ -11,7 +11,7 @@
  * kill at any moment, and a database at rest is one file. */
 #pragma once
 
-#include "base/error.h"
+#include "base/files.h"
 
 #include <sqlite3.h>
 
@@ -130,6 +130,8 @@ double weft_column_number(sqlite3_stmt *rows, int column);
  * after the first of them; each is compared with the first that has its dataset and tokenizer. WEFT_EINPUT where the folder
  * holds no run. */
 weft_status weft_listing_open(const char *path, weft_database **out);
+/* The folder that a database lies in, or the folder that was named itself. */
+weft_status weft_listing_folder(const char *path, char folder[WEFT_PATH_MAX]);
 
 typedef struct {
     int runs, done; /* of the joined study: all, and those that ended */

@@ -209,9 +209,7 @@ static weft_status gather(const char *folder, weft_database **out) {
                               folder, weft_watched_count(g.watched));
     WEFT_TRY(weft_database_scratch(g.folder, &g.d));
     WEFT_TRY(weft_database_within(g.d, fill(&g)));
-    *out = g.d;
-    g.d = NULL;
-    return WEFT_OK;
+    return weft_hand(&g.d, out);
 }
 
 weft_status weft_listing_open(const char *path, weft_database **out) {

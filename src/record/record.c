@@ -13,7 +13,6 @@
 enum { HOST_ROOM = 256, SETS_ROOM = 2 * WEFT_TEXT_MAX, LIST_ROOM = 1 << 15 };
 
 static const char *const status_names[] = {"waiting", "running", "done", "failed", "diverged"};
-enum { STATUSES = sizeof status_names / sizeof status_names[0] };
 
 const char *weft_run_status_name(weft_run_status status) {
     return status_names[status];
@@ -307,7 +306,7 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
     static const char *const tables[] = {"runs", "metrics", "events", "facts"};
     int64_t row = runs_of_rate(s), more = s->base.study_seeds - before, old = row - more;
     char sql[160];
-    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
+    for (int i = 0; i < WEFT_COUNT(tables); i++) {
         snprintf(sql, sizeof sql,
                  "UPDATE %s SET run = -((run - 1) / ? * ? + (run - 1) %% ?"
                  " + ((run - 1) %% ? >= ?) * ? + 1)",
@@ -433,7 +432,7 @@ weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_re
              " status, started IS NOT NULL FROM runs ORDER BY run") {
         weft_record_run *job = WEFT_ADD(out->list, out->n);
         weft_database_break(d, job ? check_job(d, s, rows, job) : no_memory());
-        for (int i = 0; job && i < STATUSES; i++)
+        for (int i = 0; job && i < WEFT_COUNT(status_names); i++)
             if (strcmp(status_names[i], weft_column_text(rows, 5)) == 0)
                 job->status = (weft_run_status)i;
         if (job) job->begun = sqlite3_column_int(rows, 6);

@@ -193,7 +193,7 @@ static weft_status check_values(weft_database *d) {
     if (studies != 1)
         return WEFT_BAD_INPUT("%s: holds no study yet; 'weft study' puts it there",
                               weft_database_path(d));
-    for (const rule *r = rules; r < rules + sizeof rules / sizeof rules[0]; r++) {
+    for (const rule *r = rules; r < rules + WEFT_COUNT(rules); r++) {
         char columns[128], *rest = columns, *column, sql[SQL_ROOM];
         snprintf(columns, sizeof columns, "%s", r->columns);
         while ((column = strsep(&rest, " "))) {

@@ -123,26 +123,20 @@ static void add_study(weft_watched *w, const char *folder, int root) {
     if (!make_place(w, folder, root, &s->at, &s->name)) w->n_studies--;
 }
 
-/* The study that a run belongs to: the nearest folder above it. */
-static int study_of(const weft_watched *w, const char *folder) {
-    int found = -1;
-    size_t longest = 0;
-    for (int i = 0; i < w->n_studies; i++) {
-        size_t n = strlen(w->studies[i].at.path);
-        if (n > longest && strncmp(folder, w->studies[i].at.path, n) == 0 && folder[n] == '/') {
-            found = i;
-            longest = n;
-        }
-    }
-    return found;
-}
-
 static void add_run(weft_watched *w, const char *folder, int root) {
     if (w->n_runs == RUNS_MOST) w->full = true;
     run *r = w->full ? NULL : WEFT_ADD(w->runs, w->n_runs);
     if (!r) return;
-    *r = (run){.study = study_of(w, folder), .version = ++w->version, .status = "waiting"};
+    *r = (run){.study = -1, .version = ++w->version, .status = "waiting"};
     r->reset = r->version;
+    size_t longest = 0; /* it belongs to the study that is the nearest folder above it */
+    for (int i = 0; i < w->n_studies; i++) {
+        size_t n = strlen(w->studies[i].at.path);
+        if (n <= longest || strncmp(folder, w->studies[i].at.path, n) != 0 || folder[n] != '/')
+            continue;
+        r->study = i;
+        longest = n;
+    }
     weft_watched_lines_clear(&r->rows);
     if (!make_place(w, folder, root, &r->at, &r->name)) w->n_runs--;
 }
