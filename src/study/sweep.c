@@ -25,7 +25,7 @@ void weft_sweep_free(weft_sweep *s) {
 /* Whether a separator stands here; *end is behind it. */
 static bool is_separator(const char *at, const char **end) {
     static const char *const words[] = {"×", "x", "*"};
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    for (int i = 0; i < WEFT_COUNT(words); i++) {
         size_t n = strlen(words[i]);
         *end = at + n;
         if (strncmp(at, words[i], n) == 0 && (isspace((unsigned char)at[n]) || !at[n])) return true;

@@ -244,7 +244,7 @@ static weft_status add_ablation(weft_variants *s, const weft_config *base, int n
                  weft_attention_title(base));
     else
         snprintf(variant->title, sizeof variant->title, "%s", titles[number]);
-    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+    for (int i = 0; i < WEFT_COUNT(switches); i++) {
         char value[4];
         weft_config_format(&set, switches[i], value, sizeof value);
         WEFT_TRY(add_set(variant, switches[i], value));
@@ -289,33 +289,30 @@ static weft_status parse_variants(const weft_config *base, const char *where, co
 static weft_status add_point(weft_variants *out, const weft_variant *variant, bool alone,
                              const weft_sweep *sweep, int p, const char *where) {
     const weft_sweep_point *point = &sweep->points[p];
-    char name[WEFT_VARIANT_NAME], title[WEFT_VARIANT_TITLE] = "";
     weft_variant *made;
     /* "NAME-VALUE-VALUE", or the values alone where the study has one variant. */
-    char all[WEFT_VARIANT_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
-    int used = snprintf(all, sizeof all, "%s", alone ? "" : variant->name);
+    char name[WEFT_VARIANT_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
+    int used = snprintf(name, sizeof name, "%s", alone ? "" : variant->name);
     for (int i = 0; i < sweep->axes; i++)
-        used += snprintf(all + used, sizeof all - (size_t)used, "%s%s", used ? "-" : "",
+        used += snprintf(name + used, sizeof name - (size_t)used, "%s%s", used ? "-" : "",
                          point->text[i]);
     for (int i = 0; i < used; i++)
-        if (!is_name_letter(all[i])) all[i] = '_';
+        if (!is_name_letter(name[i])) name[i] = '_';
     if (used >= WEFT_VARIANT_NAME)
         return WEFT_BAD_INPUT("%s: the variant's name '%.20s...' is longer than %d letters", where,
-                              all, WEFT_VARIANT_NAME - 1);
-    memcpy(name, all, (size_t)used + 1);
+                              name, WEFT_VARIANT_NAME - 1);
     WEFT_TRY(add_variant(out, name, where, &made));
     for (int i = 0; i < variant->n_sets; i++)
         WEFT_TRY(add_set(made, variant->sets[i].option, variant->sets[i].value));
-    size_t n = 0;
-    if (!alone) n = (size_t)snprintf(title, sizeof title, "%s,", variant->title);
+    size_t n = 0, room = sizeof made->title;
+    if (!alone) n = (size_t)snprintf(made->title, room, "%s,", variant->title);
     for (int i = 0; i < sweep->axes; i++) {
         WEFT_TRY(check_key(made, sweep->option[i]->key, where));
         WEFT_TRY(add_set(made, sweep->option[i], point->text[i]));
-        if (n < sizeof title)
-            n += (size_t)snprintf(title + n, sizeof title - n, "%s%s=%s", n ? " " : "",
+        if (n < room)
+            n += (size_t)snprintf(made->title + n, room - n, "%s%s=%s", n ? " " : "",
                                   sweep->option[i]->key, point->text[i]);
     }
-    snprintf(made->title, sizeof made->title, "%s", title);
     return WEFT_OK;
 }
 
