@@ -187,20 +187,6 @@ static weft_status fill_cell(needle_run *r, weft_generator *g, int64_t length, d
     return WEFT_OK;
 }
 
-/* One trial alone: what its cache takes. */
-static weft_status measure_cache(const needle_run *r, weft_generator *g, int64_t length,
-                                 int64_t *bytes) {
-    WEFT_AUTO(end_trials) needle_trial one[TOGETHER] = {0};
-    int64_t pages = 0;
-    weft_generator_stats stats;
-    WEFT_TRY(make_trial(r, length, r->options->depths[0], 0, one));
-    WEFT_TRY(answer(g, one, 1, &pages));
-    weft_generator_count(g, &stats);
-    *bytes =
-        pages * WEFT_PAGE_TOKENS * stats.cache_bytes_per_token + stats.cache_bytes_per_sequence;
-    return WEFT_OK;
-}
-
 static weft_status fill_length(needle_run *r, int i, weft_needle_score *out) {
     const weft_needle_options *o = r->options;
     int64_t length = o->lengths[i], together = TOKENS_TOGETHER / length, pages = 0;
@@ -209,7 +195,14 @@ static weft_status fill_length(needle_run *r, int i, weft_needle_score *out) {
     weft_generator_limits limits = {.sequences = together, .context = length, .no_sharing = true};
     WEFT_AUTO(weft_generator_close_at) weft_generator *g = NULL;
     WEFT_TRY(weft_generator_open(r->model, r->backend, r->pool, &limits, &g));
-    WEFT_TRY(measure_cache(r, g, length, &out->cache_bytes[i]));
+    /* One trial alone: what its cache takes. */
+    WEFT_AUTO(end_trials) needle_trial one[TOGETHER] = {0};
+    weft_generator_stats stats;
+    WEFT_TRY(make_trial(r, length, o->depths[0], 0, one));
+    WEFT_TRY(answer(g, one, 1, &pages));
+    weft_generator_count(g, &stats);
+    out->cache_bytes[i] =
+        pages * WEFT_PAGE_TOKENS * stats.cache_bytes_per_token + stats.cache_bytes_per_sequence;
     for (int d = 0; d < o->n_depths; d++)
         WEFT_TRY(fill_cell(r, g, length, o->depths[d], (int)together, &out->cells[i][d], &pages));
     return WEFT_OK;

@@ -115,20 +115,6 @@ static void multiply(const double *w, const double *x, int64_t out, int64_t in, 
     }
 }
 
-/* mean_t x [E] of what the feed-forward reads. */
-static weft_status mean_input(const weft_session *s, int64_t layer, double **out) {
-    const weft_tensor *x = s->graph.inside[layer].normed;
-    int64_t time = x->shape[1], width = x->shape[2];
-    WEFT_TRY(weft_session_take(s, x, out));
-    for (int64_t e = 0; e < width; e++) {
-        double sum = 0;
-        for (int64_t t = 0; t < time; t++)
-            sum += (*out)[t * width + e];
-        (*out)[e] = sum / (double)time;
-    }
-    return WEFT_OK;
-}
-
 /* WsFFN's z-heads: whether they tell sequences and heads apart, as their contrastive loss wants, and
  * whether the dense W_z stays with the blocks that it starts from. */
 static weft_status look_z(const weft_session *s, int64_t layer, int64_t window, int64_t windows,
@@ -141,7 +127,16 @@ static weft_status look_z(const weft_session *s, int64_t layer, int64_t window, 
                           *h = calloc((size_t)ffn, sizeof *h);
     if (!look->contexts) look->contexts = calloc((size_t)(windows * ffn), sizeof(double));
     if (!h || !look->contexts) return weft_no_memory("inspect");
-    WEFT_TRY(mean_input(s, layer, &x));
+    /* mean_t x [E] of what the feed-forward reads. */
+    const weft_tensor *in = s->graph.inside[layer].normed;
+    int64_t time = in->shape[1];
+    WEFT_TRY(weft_session_take(s, in, &x));
+    for (int64_t e = 0; e < width; e++) {
+        double sum = 0;
+        for (int64_t t = 0; t < time; t++)
+            sum += x[t * width + e];
+        x[e] = sum / (double)time;
+    }
     WEFT_TRY(look_weight(w_1, &first));
     WEFT_TRY(look_weight(w_z, &second));
     multiply(first, x, ffn, width, h);
@@ -181,23 +176,6 @@ static void compare_contexts(int64_t windows, int64_t heads, int64_t size, weft_
     look->number[WEFT_LAYER_Z_ACROSS] = n_across > 0 ? across / (double)n_across : NAN;
 }
 
-static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double *out) {
-    WEFT_AUTO_FREE double *values = NULL;
-    double off = 0, all = 0;
-    *out = 0;
-    if (w->ndim != 2) return WEFT_OK;
-    WEFT_TRY(look_weight(w, &values));
-    int64_t ffn = w->shape[0], size = ffn / heads;
-    for (int64_t i = 0; i < ffn; i++)
-        for (int64_t j = 0; j < ffn; j++) {
-            double square = values[i * ffn + j] * values[i * ffn + j];
-            all += square;
-            if (i / size != j / size) off += square;
-        }
-    *out = all > 0 ? off / all : 0;
-    return WEFT_OK;
-}
-
 static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
                             weft_layer_look *look) {
     const weft_weight *w_z = weft_layer_weight(m, layer, "ffn.z_proj.weight");
@@ -205,8 +183,22 @@ static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
         look->number[n] = NAN;
     if (!w_z || !look->contexts) return WEFT_OK;
     int64_t heads = m->config.wsffn_n_head, ffn = weft_config_ffn_dim(&m->config);
-    compare_contexts(windows, heads, ffn / heads, look);
-    return share_off_blocks(w_z, heads, &look->number[WEFT_LAYER_Z_OFF]);
+    int64_t size = ffn / heads;
+    compare_contexts(windows, heads, size, look);
+    /* The share of W_z off its blocks. */
+    WEFT_AUTO_FREE double *values = NULL;
+    double off = 0, all = 0;
+    look->number[WEFT_LAYER_Z_OFF] = 0;
+    if (w_z->ndim != 2) return WEFT_OK;
+    WEFT_TRY(look_weight(w_z, &values));
+    for (int64_t i = 0; i < ffn; i++)
+        for (int64_t j = 0; j < ffn; j++) {
+            double square = values[i * ffn + j] * values[i * ffn + j];
+            all += square;
+            if (i / size != j / size) off += square;
+        }
+    look->number[WEFT_LAYER_Z_OFF] = all > 0 ? off / all : 0;
+    return WEFT_OK;
 }
 
 /* Of the mechanism that a tensor belongs to: its part of the plan, with the three of reciprocal.c apart. */
@@ -274,33 +266,16 @@ void weft_inspection_free(weft_inspection *i) {
     *i = (weft_inspection){0};
 }
 
-/* scores: [H, T, T]; chosen: routes of this layer and of the one before, [2, T, T]. */
-static weft_status look_at_layer(const weft_session *s, int64_t layer, int64_t window,
-                                 double *scores, unsigned char *chosen, weft_inspection *out) {
-    int64_t pairs = out->time * out->time;
-    weft_layer_look *look = &out->layers[layer];
-    WEFT_TRY(weft_session_scores(s, layer, scores));
-    WEFT_TRY(weft_look_gaussians(s, layer, scores, look));
-    weft_look_weights(&s->model->config, scores, out->time, look);
-    WEFT_TRY(weft_look_routes(s, layer, scores, out->time,
-                              layer ? chosen + (layer - 1) % 2 * pairs : NULL,
-                              chosen + layer % 2 * pairs, look));
-    WEFT_TRY(look_gates(s, layer, look));
-    const weft_layer_inside *in = &s->graph.inside[layer];
-    WEFT_TRY(look_latent(s, in->latent, &look->latents[0]));
-    WEFT_TRY(look_latent(s, in->latent_v, &look->latents[1]));
-    return look_z(s, layer, window, out->windows, look);
-}
-
 static weft_status look_at_windows(const weft_model *m, weft_backing place,
                                    const weft_windows *text, weft_inspection *out) {
     WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_build build = {
         .batch = 1, .time = text->time, .dtype = m->dtype, .scores = true, .inside = true};
     weft_loss_parts parts;
-    size_t pairs = (size_t)(text->time * text->time);
-    WEFT_AUTO_FREE double *scores = malloc((size_t)out->n_heads * pairs * sizeof *scores);
-    WEFT_AUTO_FREE unsigned char *chosen = malloc(2 * pairs);
+    int64_t pairs = text->time * text->time;
+    WEFT_AUTO_FREE double *scores = malloc((size_t)(out->n_heads * pairs) * sizeof *scores);
+    /* Routes of a layer and of the one before, [2, T, T]. */
+    WEFT_AUTO_FREE unsigned char *chosen = malloc(2 * (size_t)pairs);
     if (!scores || !chosen) return weft_no_memory("inspect");
     WEFT_TRY(weft_session_open(m, place.backend, place.pool, &build, false, false, &s));
     for (int64_t w = 0; w < text->windows; w++) {
@@ -309,8 +284,20 @@ static weft_status look_at_windows(const weft_model *m, weft_backing place,
         WEFT_TRY(weft_session_losses(&s, &parts));
         out->loss += parts.cross_entropy / (double)text->windows;
         WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-        for (int64_t l = 0; l < out->n_layers; l++)
-            WEFT_TRY(look_at_layer(&s, l, w, scores, chosen, out));
+        for (int64_t l = 0; l < out->n_layers; l++) {
+            weft_layer_look *look = &out->layers[l];
+            const weft_layer_inside *in = &s.graph.inside[l];
+            WEFT_TRY(weft_session_scores(&s, l, scores));
+            WEFT_TRY(weft_look_gaussians(&s, l, scores, look));
+            weft_look_weights(&m->config, scores, text->time, look);
+            WEFT_TRY(weft_look_routes(&s, l, scores, text->time,
+                                      l ? chosen + (l - 1) % 2 * pairs : NULL,
+                                      chosen + l % 2 * pairs, look));
+            WEFT_TRY(look_gates(&s, l, look));
+            WEFT_TRY(look_latent(&s, in->latent, &look->latents[0]));
+            WEFT_TRY(look_latent(&s, in->latent_v, &look->latents[1]));
+            WEFT_TRY(look_z(&s, l, w, out->windows, look));
+        }
     }
     for (int64_t l = 0; l < out->n_layers; l++) {
         weft_layer_look *look = &out->layers[l];
@@ -340,28 +327,22 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
     return gradients ? look_gradients(m, place, text, out) : WEFT_OK;
 }
 
-/* The first sequences that evaluation uses. A task's are taken whole, of a text the beginning. */
-static weft_status read_held_out(const weft_config *c, weft_windows *out) {
-    WEFT_AUTO(weft_dataset_close_at) weft_dataset *d = NULL;
-    WEFT_TRY(weft_dataset_open(c, &d));
-    int64_t time = c->context;
-    if (!weft_dataset_metric(d) && time > CONTEXT) time = CONTEXT;
-    size_t count = (size_t)time;
-    WEFT_AUTO_FREE int32_t *targets = malloc(count * sizeof *targets);
-    *out = (weft_windows){.windows = WINDOWS, .time = time - 1};
-    out->tokens = malloc(WINDOWS * count * sizeof *out->tokens);
-    if (!targets || !out->tokens) return weft_no_memory("inspect");
-    for (int64_t w = 0; w < WINDOWS; w++)
-        WEFT_TRY(weft_dataset_fill(d, WEFT_SPLIT_VAL, 0, 0, (uint32_t)w, time,
-                                   out->tokens + w * time, targets, NULL));
-    return WEFT_OK;
-}
-
 weft_status weft_inspect_held_out(const weft_model *m, weft_backing place, json_t *facts) {
     WEFT_AUTO(weft_windows_free) weft_windows text = {0};
     WEFT_AUTO(weft_inspection_free) weft_inspection found = {0};
-    if (m->config.context < 3) return WEFT_OK; /* there is nothing to look back at */
-    WEFT_TRY(read_held_out(&m->config, &text));
+    WEFT_AUTO(weft_dataset_close_at) weft_dataset *d = NULL;
+    int64_t time = m->config.context;
+    if (time < 3) return WEFT_OK; /* there is nothing to look back at */
+    /* The first sequences that evaluation uses. A task's are taken whole, of a text the beginning. */
+    WEFT_TRY(weft_dataset_open(&m->config, &d));
+    if (!weft_dataset_metric(d) && time > CONTEXT) time = CONTEXT;
+    WEFT_AUTO_FREE int32_t *targets = malloc((size_t)time * sizeof *targets);
+    text = (weft_windows){.windows = WINDOWS, .time = time - 1};
+    text.tokens = malloc(WINDOWS * (size_t)time * sizeof *text.tokens);
+    if (!targets || !text.tokens) return weft_no_memory("inspect");
+    for (int64_t w = 0; w < WINDOWS; w++)
+        WEFT_TRY(weft_dataset_fill(d, WEFT_SPLIT_VAL, 0, 0, (uint32_t)w, time,
+                                   text.tokens + w * time, targets, NULL));
     WEFT_TRY(weft_inspect(m, place, &text, true, &found));
     weft_inspection_facts(&found, facts);
     return WEFT_OK;

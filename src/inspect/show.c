@@ -35,28 +35,25 @@ static void print_number(FILE *out, double value) {
 }
 
 /* All heads, or where they are many the lowest, the middle and the highest. */
-static void print_row(FILE *out, int number, const weft_layer_look *layer, int64_t heads) {
+static void print_heads(const weft_inspection *i, int number, FILE *out) {
+    int64_t heads = i->n_heads;
     WEFT_AUTO_FREE double *values = malloc((size_t)heads * sizeof *values);
     if (!values) return;
-    for (int64_t h = 0; h < heads; h++)
-        values[h] = layer->heads[h].number[number];
-    if (heads > HEADS_MOST) qsort(values, (size_t)heads, sizeof *values, weft_order_doubles);
-    for (int64_t h = 0; h < heads; h++)
-        if (heads <= HEADS_MOST || h == 0 || h == heads / 2 || h == heads - 1)
-            print_number(out, values[h]);
-}
-
-static void print_heads(const weft_inspection *i, int number, FILE *out) {
     fprintf(out, "\n%s: %s\nlayer ", weft_inside_heads[number].name,
             weft_inside_heads[number].title);
-    if (i->n_heads > HEADS_MOST)
-        fprintf(out, "  lowest  median highest  of %lld heads", (long long)i->n_heads);
-    for (int64_t h = 0; h < i->n_heads && i->n_heads <= HEADS_MOST; h++)
+    if (heads > HEADS_MOST)
+        fprintf(out, "  lowest  median highest  of %lld heads", (long long)heads);
+    for (int64_t h = 0; h < heads && heads <= HEADS_MOST; h++)
         fprintf(out, "  head%2lld", (long long)h + 1);
     fprintf(out, "\n");
     for (int64_t l = 0; l < i->n_layers; l++) {
         fprintf(out, "%5lld ", (long long)l + 1);
-        print_row(out, number, &i->layers[l], i->n_heads);
+        for (int64_t h = 0; h < heads; h++)
+            values[h] = i->layers[l].heads[h].number[number];
+        if (heads > HEADS_MOST) qsort(values, (size_t)heads, sizeof *values, weft_order_doubles);
+        for (int64_t h = 0; h < heads; h++)
+            if (heads <= HEADS_MOST || h == 0 || h == heads / 2 || h == heads - 1)
+                print_number(out, values[h]);
         fprintf(out, "\n");
     }
 }

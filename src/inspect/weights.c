@@ -16,29 +16,25 @@ static int64_t hidden_from(const double *p, int64_t seen) {
     return hidden;
 }
 
-static void add_row(weft_head_look *h, const double *p, int64_t token, int64_t seen) {
-    int64_t visible = seen - hidden_from(p, seen);
-    if (visible < 2) return;
-    h->rows++;
-    double entropy = 0;
-    for (int64_t j = 0; j < seen; j++)
-        if (p[j] > 0) entropy -= p[j] * log(p[j]);
-    h->number[WEFT_HEAD_ENTROPY] += entropy;
-    h->number[WEFT_HEAD_ENTROPY_SHARE] += log((double)visible);
-    h->number[WEFT_HEAD_FIRST] += p[0];
-    h->number[WEFT_HEAD_SELF] += p[token];
-    for (int64_t j = 0; j < seen; j++)
-        h->number[WEFT_HEAD_BACK] += p[j] * fabs((double)(token - j));
-}
-
 void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_layer_look *look) {
     for (int64_t h = 0; h < c->n_head; h++)
         for (int64_t i = 0; i < time; i++) {
-            double *row = scores + (h * time + i) * time;
+            double *p = scores + (h * time + i) * time, entropy = 0;
             int64_t seen = seen_by(c, i, time);
-            weft_scores_softmax(row, seen);
-            memset(row + seen, 0, (size_t)(time - seen) * sizeof *row);
-            add_row(&look->heads[h], row, i, seen);
+            weft_scores_softmax(p, seen);
+            memset(p + seen, 0, (size_t)(time - seen) * sizeof *p);
+            weft_head_look *own = &look->heads[h];
+            int64_t visible = seen - hidden_from(p, seen);
+            if (visible < 2) continue;
+            own->rows++;
+            for (int64_t j = 0; j < seen; j++)
+                if (p[j] > 0) entropy -= p[j] * log(p[j]);
+            own->number[WEFT_HEAD_ENTROPY] += entropy;
+            own->number[WEFT_HEAD_ENTROPY_SHARE] += log((double)visible);
+            own->number[WEFT_HEAD_FIRST] += p[0];
+            own->number[WEFT_HEAD_SELF] += p[i];
+            for (int64_t j = 0; j < seen; j++)
+                own->number[WEFT_HEAD_BACK] += p[j] * fabs((double)(i - j));
         }
 }
 
@@ -74,18 +70,6 @@ static double shared(const unsigned char *these, const unsigned char *those, int
 static void add(weft_layer_look *look, int number, double value) {
     look->number[number] += value;
     look->rows[number]++;
-}
-
-static void add_routes(weft_layer_look *look, const double *row, const unsigned char *chosen,
-                       int64_t seen) {
-    double all = 0, kept = 0, count = 0;
-    for (int64_t j = 0; j < seen; j++) {
-        all += row[j];
-        kept += chosen[j] ? row[j] : 0;
-        count += chosen[j];
-    }
-    add(look, WEFT_LAYER_ROUTES, count);
-    add(look, WEFT_LAYER_ROUTES_WEIGHT, kept / all);
 }
 
 /* With ROUTE_AFTER_GATE a head's weights count as much as the gate leaves of it. */
@@ -129,7 +113,14 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
         choose(c, row + hidden, seen - hidden, mine + hidden);
         /* A token that sees no more than are kept has no choice. */
         if (seen - hidden <= (c->sparse_mode == WEFT_SPARSE_TOPK ? c->sparse_k : 1)) continue;
-        add_routes(look, row + hidden, mine + hidden, seen - hidden);
+        double all = 0, kept = 0, count = 0;
+        for (int64_t j = hidden; j < seen; j++) {
+            all += row[j];
+            kept += mine[j] ? row[j] : 0;
+            count += mine[j];
+        }
+        add(look, WEFT_LAYER_ROUTES, count);
+        add(look, WEFT_LAYER_ROUTES_WEIGHT, kept / all);
         if (before) add(look, WEFT_LAYER_LAYER_BEFORE, shared(mine, before + i * time, seen));
         if (i > 0) add(look, WEFT_LAYER_TOKEN_BEFORE, shared(mine, mine - time, seen));
     }
@@ -159,14 +150,6 @@ static const double *deviations(const gaussians *g, int which, int64_t token, in
     return g->rows[which] + (token * g->heads[which] + own) * (g->means + g->width) + g->means;
 }
 
-static void make_overlap_sigma(double *rows, int64_t n, int64_t width) {
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t d = width; d < 2 * width; d++) {
-            double *rho = rows + i * 2 * width + d;
-            *rho = fmax(*rho, 0) + log1p(exp(-fabs(*rho))) + OVERLAP_EPS;
-        }
-}
-
 static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussians *g) {
     const weft_layer_scores *l = &s->graph.scores[layer];
     const weft_layer_inside *in = &s->graph.inside[layer];
@@ -180,8 +163,12 @@ static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussian
     g->heads[1] = k->shape[2];
     WEFT_TRY(weft_session_take(s, q, &g->rows[0]));
     WEFT_TRY(weft_session_take(s, k, &g->rows[1]));
+    /* An overlap has rho behind the means, of which deviations are made. */
     for (int i = 0; i < 2 && !l->means; i++)
-        make_overlap_sigma(g->rows[i], g->time * g->heads[i], g->width);
+        for (int64_t d = 0; d < g->time * g->heads[i] * 2 * g->width; d++) {
+            double *rho = g->rows[i] + d;
+            if (d / g->width % 2) *rho = fmax(*rho, 0) + log1p(exp(-fabs(*rho))) + OVERLAP_EPS;
+        }
     return WEFT_OK;
 }
 

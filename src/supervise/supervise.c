@@ -444,14 +444,11 @@ static weft_status supervise(supervisor *v) {
             .label = "study", .unit = "iterations", .total = iters, .done = v->iters_done});
         weft_status status = run_jobs(v);
         if (status != WEFT_OK && v->active > 0) {
-            char message[2 * LINE_ROOM];
-            snprintf(message, sizeof message, "%s", weft_error_message());
             /* After an error: the runs save and leave; what they came to is found at the next start. */
             weft_process_end end;
             hand_on(v, SIGTERM);
             for (int i = 0; i < v->options->jobs; i++)
                 if (v->slots[i].job) weft_process_ended(v->slots[i].pid, true, &end);
-            weft_fail(status, "%s", message);
         }
         bool whole = status == WEFT_OK && !v->told && !v->result->late && v->n_order > 0;
         weft_progress_end(v->progress, whole);

@@ -57,7 +57,7 @@ typedef struct nvml_device nvml_device;
 #define NVML_SYMBOL(name, symbol, ...) symbol,
 
 static const char *const symbols[] = {NVML_FUNCTIONS(NVML_SYMBOL)};
-enum { FUNCTIONS = sizeof symbols / sizeof symbols[0] };
+enum { FUNCTIONS = WEFT_COUNT(symbols) };
 
 typedef struct {
     void *library;
@@ -216,24 +216,6 @@ static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, con
     return send_json(c, status, weft_json_make("error:s", why));
 }
 
-/* What is new for a stream. The lock is held. */
-static void compose(stream *s) {
-    live *w = s->watch;
-    int64_t version = weft_watched_version(w->runs);
-    s->at = 0;
-    if (s->version == 0 || version > s->version) {
-        s->parts[0] = take_news(w, s->version);
-        s->version = version > 0 ? version : 1;
-        s->quiet = 0;
-    }
-    WEFT_AUTO_FREE char *machine = w->gpus ? weft_json_line(gpus_json(w->gpus)) : NULL;
-    if (machine)
-        s->parts[1] = json_sprintf("event: machine\ndata: %s\n\n", machine);
-    else if (!s->parts[0] && s->quiet++ % BEATS == BEATS - 1)
-        s->parts[1] = json_string(": alive\n\n");
-    s->looks = w->looks;
-}
-
 /* The next bytes of the parts; 0: they are all sent. */
 static size_t copy_next(stream *s, char *out, size_t room) {
     size_t at = s->at, n = 0;
@@ -267,7 +249,21 @@ static ssize_t read_stream(void *context, uint64_t at, char *out, size_t room) {
         forget_sent(s);
         while (s->looks == w->looks && !w->closing)
             pthread_cond_wait(&w->news, &w->lock);
-        if (!w->closing) compose(s);
+        if (w->closing) break;
+        /* What is new. */
+        int64_t version = weft_watched_version(w->runs);
+        s->at = 0;
+        if (s->version == 0 || version > s->version) {
+            s->parts[0] = take_news(w, s->version);
+            s->version = version > 0 ? version : 1;
+            s->quiet = 0;
+        }
+        WEFT_AUTO_FREE char *machine = w->gpus ? weft_json_line(gpus_json(w->gpus)) : NULL;
+        if (machine)
+            s->parts[1] = json_sprintf("event: machine\ndata: %s\n\n", machine);
+        else if (!s->parts[0] && s->quiet++ % BEATS == BEATS - 1)
+            s->parts[1] = json_string(": alive\n\n");
+        s->looks = w->looks;
     }
     return n ? (ssize_t)n : MHD_CONTENT_READER_END_OF_STREAM;
 }
