@@ -37,7 +37,6 @@ static const struct {
     {"gpt2-1558m", "mla", 1024, {1, 64}},
     {"gpt2-1558m", "mla+all", 1024, {1, 64}},
 };
-enum { GRID = sizeof grid / sizeof grid[0] };
 
 const char *bench_row_name(const bench_decode_row *r, char name[BENCH_ROW_NAME]) {
     snprintf(name, BENCH_ROW_NAME, "%.40s%s%.40s, context %lld, batch %lld",
@@ -54,7 +53,7 @@ weft_status bench_grid_list(const bench_options *o, bench_decode_row *rows, int 
     char name[BENCH_ROW_NAME], shape[32];
     *n = 0;
     if (!rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    for (int i = 0; i < GRID; i++) {
+    for (int i = 0; i < WEFT_COUNT(grid); i++) {
         size_t length = strcspn(grid[i].model, " ");
         const char *setting = grid[i].model + length;
         char over[64];

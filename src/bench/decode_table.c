@@ -195,15 +195,6 @@ static json_t *make_request(const bench *b, const bench_decode_row *row) {
                           b->opt->cuda ? "cuda" : "cpu");
 }
 
-static void ask_peer(bench *b, const bench_decode_row *row, result *r) {
-    char name[BENCH_ROW_NAME];
-    WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(b->peer, make_request(b, row));
-    if (!reply) fprintf(stderr, "%s: %s\n", bench_row_name(row, name), bench_peer_error(b->peer));
-    const char *form = json_string_value(json_object_get(reply, "form"));
-    r->peer = json_number_value(json_object_get(reply, "seconds"));
-    if (form) snprintf(r->form, sizeof r->form, "%s", form);
-}
-
 /* A row without the floor. */
 static weft_status measure_decoder(bench *b, const weft_model *m, int64_t context, int64_t batch,
                                    result *r) {
@@ -279,7 +270,14 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     WEFT_TRY(status);
     r.rate = fmax(before, read_rate(b));
     r.floor = ((double)r.weights + (double)r.bytes) / r.rate;
-    if (b->peer) ask_peer(b, row, &r);
+    if (b->peer) {
+        char name[BENCH_ROW_NAME];
+        WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(b->peer, make_request(b, row));
+        if (!reply)
+            fprintf(stderr, "%s: %s\n", bench_row_name(row, name), bench_peer_error(b->peer));
+        r.peer = json_number_value(json_object_get(reply, "seconds"));
+        snprintf(r.form, sizeof r.form, "%s", weft_json_text_of(reply, "form"));
+    }
     int digits = b->opt->cuda ? 3 : 1;
     double tokens = (double)row->batch, first = r.first > 0 ? r.first : NAN,
            peer = r.peer > 0 ? r.peer : NAN;

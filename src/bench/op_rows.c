@@ -226,7 +226,7 @@ const bench_row bench_op_rows[] = {
     CROSS_ENTROPY(512, 50304, false),
     CROSS_ENTROPY(1024, 4096, true),
 };
-const int bench_op_row_count = sizeof bench_op_rows / sizeof bench_op_rows[0];
+const int bench_op_row_count = WEFT_COUNT(bench_op_rows);
 
 /* The gradients of the outputs are inputs; a loss has 1. */
 static weft_status append_backward(bench_graph *g) {
@@ -262,7 +262,7 @@ json_t *bench_row_sizes(const bench_row *row) {
                {"h", s->h}, {"kv", s->kv},         {"dqk", s->dqk},  {"dv", s->dv}, {"e", s->e},
                {"v", s->v}, {"copies", s->copies}, {"bf16", s->bf16}};
     json_t *sizes = json_object();
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    for (int i = 0; i < WEFT_COUNT(all); i++)
         if (all[i].value) json_object_set_new(sizes, all[i].name, json_integer(all[i].value));
     if (is_w2(row)) json_object_set_new(sizes, "log_tau", json_real(LOG_TAU));
     return sizes;

@@ -154,19 +154,6 @@ static weft_status measure_rows(bench *b) {
 
 /* The bytes that a training step of attention needs for T tokens of one sequence: inputs, output,
  * gradients, and everything between. Planned, not run. */
-static weft_status plan_memory(bench *b, const bench_row *like, int64_t tokens, int64_t *bytes) {
-    bench_row row = *like;
-    row.sizes.b = 1;
-    row.sizes.t = tokens;
-    WEFT_AUTO(bench_graph_free) bench_graph g = {0};
-    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
-    WEFT_TRY(bench_graph_build(&row, true, &g));
-    WEFT_TRY(weft_program_make(g.graph, b->backend, weft_pool_size(b->pool),
-                               &(weft_program_options){.complete = true}, &plan));
-    *bytes = plan->arena_bytes;
-    return WEFT_OK;
-}
-
 static weft_status report_memory(bench *b) {
     static const int64_t tokens[] = {1024, 4096, 16384};
     if (!chosen(b, "memory", "attention")) return WEFT_OK;
@@ -180,8 +167,15 @@ static weft_status report_memory(bench *b) {
         if (i > 0 && memcmp(&row->sizes, &row[-1].sizes, sizeof row->sizes) == 0)
             continue; /* the same graph again, for another peer */
         for (int k = 0; k < 3; k++) {
-            int64_t bytes;
-            WEFT_TRY(plan_memory(b, row, tokens[k], &bytes));
+            bench_row longer = *row;
+            longer.sizes.b = 1;
+            longer.sizes.t = tokens[k];
+            WEFT_AUTO(bench_graph_free) bench_graph g = {0};
+            WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
+            WEFT_TRY(bench_graph_build(&longer, true, &g));
+            WEFT_TRY(weft_program_make(g.graph, b->backend, weft_pool_size(b->pool),
+                                       &(weft_program_options){.complete = true}, &plan));
+            int64_t bytes = plan->arena_bytes;
             bench_cells(&b->table, "%s|%lld|%.1f|%.0f", row->op, (long long)tokens[k],
                         1e-6 * (double)bytes, (double)bytes / (double)tokens[k]);
             weft_json_append(b->memory, "op:s tokens:I arena_bytes:I", row->op, tokens[k], bytes);

@@ -43,21 +43,17 @@ bench_peer *bench_peer_start(const char *command, int threads, char *why, size_t
         return NULL;
     }
     int problem = spawn(p, command);
-    if (problem) {
-        snprintf(why, size, "%s cannot be started: %s", command, strerror(problem));
-        bench_peer_stop(p);
-        return NULL;
-    }
     WEFT_AUTO_DECREF json_t *reply =
-        bench_peer_ask(p, weft_json_make("do:s threads:i", "hello", threads));
+        problem ? NULL : bench_peer_ask(p, weft_json_make("do:s threads:i", "hello", threads));
     const char *name = json_string_value(json_object_get(reply, "name"));
-    if (name) {
+    if (problem)
+        snprintf(why, size, "%s cannot be started: %s", command, strerror(problem));
+    else if (name)
         snprintf(why, size, "%s", name);
-        return p;
-    }
-    snprintf(why, size, "%s: %s", command, reply ? "it gave no name" : p->error);
-    bench_peer_stop(p);
-    return NULL;
+    else
+        snprintf(why, size, "%s: %s", command, reply ? "it gave no name" : p->error);
+    if (!name) bench_peer_stop(weft_steal(&p));
+    return p;
 }
 
 void bench_peer_stop(bench_peer *p) {

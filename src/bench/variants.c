@@ -21,7 +21,7 @@ const bench_variant bench_variants[] = {
     {"wsffn-grouped", "dot + wsffn, grouped", 0, "ATTENTION=dot FFN=wsffn WSFFN_Z_PROJ=grouped"},
     {"mla-w2", "w2 in mla's latent", 0, "ATTENTION=mla RA_MLA_SCORE=w2 " PLAIN},
 };
-const int bench_variant_count = sizeof bench_variants / sizeof bench_variants[0];
+const int bench_variant_count = WEFT_COUNT(bench_variants);
 
 #define GPT2 "CONTEXT=1024 BATCH_SIZE=8 VOCAB_SIZE=50304 "
 
@@ -42,7 +42,7 @@ static const struct {
 
 const bench_variant *bench_variant_find(const char *name) {
     size_t length = strcspn(name, ",");
-    for (size_t i = 0; i < sizeof old_names / sizeof old_names[0]; i++)
+    for (int i = 0; i < WEFT_COUNT(old_names); i++)
         if (strlen(old_names[i].old) == length && strncmp(old_names[i].old, name, length) == 0)
             return bench_variant_find(old_names[i].name);
     for (int i = 0; i < bench_variant_count; i++)
@@ -53,7 +53,7 @@ const bench_variant *bench_variant_find(const char *name) {
 }
 
 const bench_shape *bench_shape_find(const char *name) {
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+    for (int i = 0; i < WEFT_COUNT(shapes); i++)
         if (strcmp(shapes[i].name, name) == 0) return &shapes[i];
     return NULL;
 }
