@@ -268,17 +268,22 @@ static void write_alone(FILE *out, const weft_report_data *d) {
     fputs(".", out);
 }
 
-static void write_sentence(FILE *out, const weft_report_data *d) {
+char *weft_report_sentence(const weft_report_data *d) {
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) return NULL;
     int comparisons = weft_report_count(d, weft_report_is_compared);
     int counted = weft_report_count(d, weft_report_counts);
     if (d->n_variants == 0) {
         fputs("There are no variants yet.", out);
     } else if (d->waiting) {
         fprintf(out, "Not yet: %d of %d runs are finished.", d->finished, d->n_runs);
-        if (!count_verdicts(d, WEFT_BETTER) && !count_verdicts(d, WEFT_WORSE)) return;
-        fputs(" So far: ", out);
-        write_sides(out, d, false, counted);
-        fputs(".", out);
+        if (count_verdicts(d, WEFT_BETTER) || count_verdicts(d, WEFT_WORSE)) {
+            fputs(" So far: ", out);
+            write_sides(out, d, false, counted);
+            fputs(".", out);
+        }
     } else if (d->nothing_learned) {
         fprintf(
             out,
@@ -298,14 +303,6 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
     } else {
         write_outcome(out, d);
     }
-}
-
-char *weft_report_sentence(const weft_report_data *d) {
-    char *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&text, &size);
-    if (!out) return NULL;
-    write_sentence(out, d);
     return weft_memory_end(out, &text);
 }
 
@@ -329,15 +326,14 @@ static bool is_unequal(const weft_report_variant *v) {
 static void list_variant_caveats(const weft_report_data *d, json_t *list) {
     static const struct {
         weft_variant_is *is;
-        const char *one, *more;
+        const char *one, *more; /* NULL: the same of several */
     } kinds[] = {
         {leaks_alone, " leaks: a token sees later ones, so its score is not one of prediction.",
          " leak: a token sees later ones, so their scores are not of prediction."},
         {cannot_be_built, " cannot be built and was not run.",
          " cannot be built and were not run."},
         {is_at_edge,
-         " got a learning rate at the edge of those tried: a better one may lie beyond it.",
-         " got a learning rate at the edge of those tried: a better one may lie beyond it."},
+         " got a learning rate at the edge of those tried: a better one may lie beyond it.", NULL},
         {is_not_left,
          " differs from its baseline, but not when all comparisons are counted together (Holm's "
          "method).",
@@ -355,9 +351,9 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
          "difference.",
          " were trained by other versions of weft than their baselines, which may be a part of the "
          "differences."},
-        {is_unequal, " did not repeat to the same bits.", " did not repeat to the same bits."},
+        {is_unequal, " did not repeat to the same bits.", NULL},
     };
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+    for (int i = 0; i < WEFT_COUNT(kinds); i++) {
         WEFT_AUTO_FREE char *text = NULL;
         size_t size;
         int n = weft_report_count(d, kinds[i].is), said = 0;
@@ -372,7 +368,7 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
             }
             fprintf(out, "%s%s", weft_say_between(said++, n), v->label);
         }
-        fputs(n == 1 ? kinds[i].one : kinds[i].more, out);
+        fputs(n == 1 || !kinds[i].more ? kinds[i].one : kinds[i].more, out);
         if (weft_memory_end(out, &text)) json_array_append_new(list, weft_json_text(text));
     }
 }

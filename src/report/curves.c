@@ -68,19 +68,6 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
     return status;
 }
 
-static weft_status read_curve(weft_page *p, const weft_report_variant *v, const char *column,
-                              curve *out) {
-    int most = v->study->n_seeds < RUNS_MOST ? v->study->n_seeds : RUNS_MOST;
-    out->runs = weft_page_room(p, (size_t)most * sizeof *out->runs);
-    if (!out->runs) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
-    EACH_RUN_OF(run, v) {
-        if (out->n == most || !weft_report_run_counts(run)) continue;
-        out->runs[out->n].seed = run->seed;
-        WEFT_TRY(read_run(v->study, run, column, most_iters(v->study), &out->runs[out->n++]));
-    }
-    return WEFT_OK;
-}
-
 static const curve_run *run_of(const curve *c, int64_t seed) {
     for (int i = 0; i < c->n; i++)
         if (c->runs[i].seed == seed) return &c->runs[i];
@@ -186,19 +173,25 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, const c
     return WEFT_OK;
 }
 
-static bool any_difference(const weft_report_data *d, const curve *curves) {
-    EACH_VARIANT(v, d)
-        if (v->baseline && curves[v->place].n && curves[v->baseline->place].n) return true;
-    return false;
-}
-
 static weft_status put_subject(weft_page *p, const weft_report_data *d, const subject *of) {
     curve *curves = weft_page_room(p, ((size_t)d->n_variants + 1) * sizeof *curves);
     weft_plot plots[2];
     if (!curves) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
-    /* Repeats' lines would lie upon those they repeat. */
+    int most = d->n_seeds < RUNS_MOST ? d->n_seeds : RUNS_MOST;
+    bool compared = false;
+    EACH_VARIANT(v, d) {
+        curve *own = &curves[v->place];
+        if (v->repeats) continue; /* their lines would lie upon those they repeat */
+        own->runs = weft_page_room(p, (size_t)most * sizeof *own->runs);
+        if (!own->runs) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+        EACH_RUN_OF(run, v) {
+            if (own->n == most || !weft_report_run_counts(run)) continue;
+            own->runs[own->n].seed = run->seed;
+            WEFT_TRY(read_run(d, run, of->column, most_iters(d), &own->runs[own->n++]));
+        }
+    }
     EACH_VARIANT(v, d)
-        if (!v->repeats) WEFT_TRY(read_curve(p, v, of->column, &curves[v->place]));
+        compared |= v->baseline && curves[v->place].n && curves[v->baseline->place].n;
     WEFT_AUTO_DECREF json_t *lines = lines_json(d, curves);
     for (int i = 0; i < 2; i++)
         WEFT_TRY(make_picture(p, d, curves, lines, of, i, &plots[i]));
@@ -208,7 +201,7 @@ static weft_status put_subject(weft_page *p, const weft_report_data *d, const su
     weft_json_append(axes, "key:s label:s", "tokens", "tokens");
     weft_json_append(axes, "key:s label:s", "flops", "FLOPs, counted");
     weft_json_append(axes, "key:s label:s unit:s", "seconds", "training time", "seconds");
-    weft_report_put_plots(p, d, axes, plots, any_difference(d, curves) ? 2 : 1);
+    weft_report_put_plots(p, d, axes, plots, compared ? 2 : 1);
     return WEFT_OK;
 }
 

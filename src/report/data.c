@@ -441,7 +441,7 @@ weft_status weft_report_read(const char *path, weft_report_data *d) {
     *d = (weft_report_data){.path = path, .texts = json_array(), .facts = json_object()};
     WEFT_TRY(weft_listing_open(d->path, &d->database));
     WEFT_TRY(weft_database_script(d->database, "BEGIN"));
-    for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
+    for (int i = 0; i < WEFT_COUNT(reads); i++) {
         EACH_ROW(s, d->database, reads[i].sql)
             weft_database_break(d->database, reads[i].take(d, s));
         WEFT_TRY(weft_database_end(d->database));

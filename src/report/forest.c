@@ -257,19 +257,6 @@ static void draw_forest(FILE *out, const weft_report_data *d, const extent *e, i
     fputs("</svg>\n", out);
 }
 
-/* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
-static void say_what_it_is(weft_page *p, const weft_report_data *d) {
-    const weft_report_variant *base = d->baseline;
-    const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
-    const char *seeds = weft_say_pairs(d, d->most_pairs);
-    weft_page_line(p, "about",
-                   "Each row is a variant's difference in %s from %s%s, %sin percent of the "
-                   "baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
-                   d->score_name, base ? base->label : "its own baseline",
-                   base ? weft_say(" (%s)", weft_say_score(base->mean)) : "", unit, seeds,
-                   100 * WEFT_CONFIDENCE);
-}
-
 /* The study's folder and the config in it, as words of a shell; false: none is there, or a path has a sign that a
  * shell takes for another. */
 static bool find_config(const weft_report_data *d, char *folder, char *config) {
@@ -338,7 +325,15 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
         write_note(p->words, v, false);
         weft_page_item_md(p, weft_say_verdict(v), weft_page_words(p));
     }
-    say_what_it_is(p, d);
+    /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
+    const weft_report_variant *base = d->baseline;
+    weft_page_line(p, "about",
+                   "Each row is a variant's difference in %s from %s%s, %sin percent of the "
+                   "baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
+                   d->score_name, base ? base->label : "its own baseline",
+                   base ? weft_say(" (%s)", weft_say_score(base->mean)) : "",
+                   d->higher_is_better ? "absolute and " : "in nats per token and ",
+                   weft_say_pairs(d, d->most_pairs), 100 * WEFT_CONFIDENCE);
     if (e.cut) weft_page_line(p, "about", "What reaches the edge goes on beyond it.");
     say_more_seeds(p, d);
     return WEFT_OK;

@@ -10,7 +10,6 @@
 #include "report/sections.h"
 
 #include <math.h>
-#include <sys/stat.h>
 
 enum { SHOWN = 600 /* bytes of a text */, FILE_MOST = 1 << 20, TOKENS_MOST = 64, MAPS_MOST = 8 };
 enum { PARTS_MOST = 24, NAME_ROOM = 96 };
@@ -211,18 +210,6 @@ void weft_inside_put_latents(weft_page *p, const json_t *inside) {
                "values' latent: share of the variance in the first directions");
 }
 
-/* The study's folder, in which the runs' are. */
-static void find_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
-    struct stat info;
-    snprintf(folder, WEFT_PATH_MAX, "%s", d->path);
-    if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode)) return;
-    char *slash = strrchr(folder, '/');
-    if (slash)
-        *slash = '\0';
-    else
-        snprintf(folder, WEFT_PATH_MAX, ".");
-}
-
 /* Where a file of a run is; false: there is none. */
 static bool find_file(const char *folder, const weft_report_run *run, const char *name,
                       char path[WEFT_PATH_MAX]) {
@@ -281,7 +268,7 @@ static const char *shown_text(weft_page *p, const json_t *value) {
 weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     int told = 0;
-    find_folder(d, folder);
+    WEFT_TRY(weft_listing_folder(d->path, folder));
     EACH_VARIANT(v, d) {
         const weft_report_run *run = first_run(v);
         WEFT_AUTO_DECREF json_t *sample = run ? last_sample(folder, run) : NULL;
@@ -332,7 +319,7 @@ static void put_variant(weft_page *p, const weft_report_variant *v, const json_t
 weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     int told = 0;
-    find_folder(d, folder);
+    WEFT_TRY(weft_listing_folder(d->path, folder));
     EACH_VARIANT(v, d) {
         const weft_report_run *run = first_run(v);
         char path[WEFT_PATH_MAX];

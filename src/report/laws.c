@@ -23,7 +23,7 @@ static const struct {
                 {"flops", "FLOPs", offsetof(weft_report_variant, work)},
                 {"tokens", "tokens", offsetof(weft_report_variant, tokens)},
                 {"cache_bytes", "bytes", offsetof(weft_report_variant, cache_bytes)}};
-enum { MEASURES = sizeof measures / sizeof measures[0], YARDSTICKS = 2 /* the first of them */ };
+enum { MEASURES = WEFT_COUNT(measures), YARDSTICKS = 2 /* the first of them */ };
 
 /* Whether a list with commas, of so many letters, names a variant. */
 static bool is_in(const char *list, size_t length, const char *name) {
@@ -96,18 +96,6 @@ static bool is_held(const weft_report_variant *v, const char *list, size_t lengt
     return v->done > 0 && !v->repeats && !v->leaks && !is_in(list, length, v->name);
 }
 
-static void put_row(weft_page *p, const weft_report_variant *v, const law laws[YARDSTICKS]) {
-    weft_page_cells(p, v->label, weft_say_score(v->mean));
-    for (int m = 0; m < YARDSTICKS; m++) {
-        stand at = stand_of(v, &laws[m], m, v->study->higher_is_better);
-        weft_page_cell(p, "%s",
-                       isfinite(at.low) ? weft_say("%+.4f [%+.4f, %+.4f] %s%s", at.difference,
-                                                   at.low, at.high, weft_verdict_word(at.verdict),
-                                                   at.beyond ? ", beyond the sizes" : "")
-                                        : "–");
-    }
-}
-
 static weft_status fit_laws(const weft_report_data *d, const char *list, size_t length,
                             law laws[YARDSTICKS]) {
     for (int m = 0; m < YARDSTICKS; m++) {
@@ -154,22 +142,21 @@ weft_status weft_report_yardstick(weft_page *p, const weft_report_data *d) {
                     laws[m].n, 100 * l->spread);
         }
         weft_page_table_open(p, "variant|>score|>against equal parameters|>against equal FLOPs");
-        EACH_VARIANT(v, d)
-            if (is_held(v, at, n)) put_row(p, v, laws);
+        EACH_VARIANT(v, d) {
+            if (!is_held(v, at, n)) continue;
+            weft_page_cells(p, v->label, weft_say_score(v->mean));
+            for (int m = 0; m < YARDSTICKS; m++) {
+                stand is = stand_of(v, &laws[m], m, d->higher_is_better);
+                weft_page_cell(p, "%s",
+                               isfinite(is.low)
+                                   ? weft_say("%+.4f [%+.4f, %+.4f] %s%s", is.difference, is.low,
+                                              is.high, weft_verdict_word(is.verdict),
+                                              is.beyond ? ", beyond the sizes" : "")
+                                   : "–");
+            }
+        }
     }
     return WEFT_OK;
-}
-
-static json_t *stand_json(const weft_report_variant *v, const law laws[YARDSTICKS]) {
-    json_t *row = weft_json_make("step:s", v->name);
-    for (int m = 0; m < YARDSTICKS; m++) {
-        stand at = stand_of(v, &laws[m], m, v->study->higher_is_better);
-        json_object_set_new(row, measures[m].name,
-                            weft_json_make("plain:f difference:f low:f high:f beyond:b verdict:s",
-                                           at.plain, at.difference, at.low, at.high, at.beyond,
-                                           weft_verdict_word(at.verdict)));
-    }
-    return row;
 }
 
 static json_t *law_json(const law *l) {
@@ -183,8 +170,19 @@ weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists)
         law laws[YARDSTICKS];
         WEFT_TRY(fit_laws(d, at, n, laws));
         json_t *rows = json_array();
-        EACH_VARIANT(v, d)
-            if (is_held(v, at, n)) json_array_append_new(rows, stand_json(v, laws));
+        EACH_VARIANT(v, d) {
+            if (!is_held(v, at, n)) continue;
+            json_t *row = weft_json_make("step:s", v->name);
+            for (int m = 0; m < YARDSTICKS; m++) {
+                stand is = stand_of(v, &laws[m], m, d->higher_is_better);
+                json_object_set_new(
+                    row, measures[m].name,
+                    weft_json_make("plain:f difference:f low:f high:f beyond:b verdict:s", is.plain,
+                                   is.difference, is.low, is.high, is.beyond,
+                                   weft_verdict_word(is.verdict)));
+            }
+            json_array_append_new(rows, row);
+        }
         weft_json_append(lists, "steps:o parameters:o flops:o variants:o", json_stringn(at, n),
                          law_json(&laws[0]), law_json(&laws[1]), rows);
     }

@@ -212,17 +212,6 @@ static json_t *config_differences(const weft_report_variant *a, const weft_repor
     return all;
 }
 
-/* The scores by seed, both at their best rate. */
-static json_t *pair_up(const weft_report_variant *a, const weft_report_variant *b) {
-    json_t *pairs = json_array();
-    EACH_PAIR(pair, b, a) {
-        if (!pair.counts) continue;
-        double one = pair.baseline->score, two = pair.variant->score;
-        weft_json_append(pairs, "seed:I a:f b:f difference:f", pair.seed, one, two, two - one);
-    }
-    return pairs;
-}
-
 static const char *text_of(const json_t *object, const char *key) {
     return weft_shown(weft_json_text_of(object, key));
 }
@@ -288,13 +277,17 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
     WEFT_TRY(find_variant(&d, a, &one));
     WEFT_TRY(find_variant(&d, b, &two));
     WEFT_TRY(weft_report_compare(two, one, &c, &why));
-    json_t *positions = json_array();
+    json_t *positions = json_array(), *pairs = json_array();
+    EACH_PAIR(pair, two, one) { /* the scores by seed, both at their best rate */
+        if (!pair.counts) continue;
+        double x = pair.baseline->score, y = pair.variant->score;
+        weft_json_append(pairs, "seed:I a:f b:f difference:f", pair.seed, x, y, y - x);
+    }
     WEFT_AUTO_DECREF json_t *made = weft_json_make(
         "a:s b:s score:s rate_a:f rate_b:f config:o pairs:o mean_difference:f low:f high:f p:f "
         "counted:i verdict:s why:s loss_by_position:o",
-        a, b, d.score, one->rate, two->rate, config_differences(one, two), pair_up(one, two),
-        c.mean, c.low, c.high, weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why,
-        positions);
+        a, b, d.score, one->rate, two->rate, config_differences(one, two), pairs, c.mean, c.low,
+        c.high, weft_comparison_p(&c), c.pairs, weft_comparison_word(&c), why, positions);
     if (!made) return weft_no_memory("runs");
     /* The loss by position, where the runs' records have it. */
     EACH_RANGE(r, &d) {

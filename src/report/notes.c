@@ -164,12 +164,11 @@ static const struct {
     {"FLOPs of the whole training", "FLOPs of the training", offsetof(weft_report_variant, work)},
     {"measured time", "seconds a run", offsetof(weft_report_variant, seconds)},
 };
-enum { QUANTITIES = sizeof quantities / sizeof quantities[0] };
 
 /* " Not equal: parameters (115M to 240M, 2.09 times)." */
 static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
     bool any = false;
-    for (int q = 0; q < QUANTITIES; q++) {
+    for (int q = 0; q < WEFT_COUNT(quantities); q++) {
         double least = NAN, most = NAN;
         EACH_VARIANT(v, d) {
             double value = weft_variant_number(v, quantities[q].at);
@@ -201,11 +200,11 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     const char *text = weft_page_words(p);
     if (*text) weft_page_say(p, "%s", text);
     weft_page_table_open(p, "variant");
-    for (int q = 0; q < QUANTITIES; q++)
+    for (int q = 0; q < WEFT_COUNT(quantities); q++)
         weft_page_head(p, ">%s", quantities[q].head);
     EACH_VARIANT(v, d) {
         weft_page_cell(p, "%s", v->label);
-        for (int q = 0; q < QUANTITIES; q++) {
+        for (int q = 0; q < WEFT_COUNT(quantities); q++) {
             double value = weft_variant_number(v, quantities[q].at);
             double base = v->baseline ? weft_variant_number(v->baseline, quantities[q].at) : NAN;
             bool other = isfinite(value) && base > 0 && value != base;

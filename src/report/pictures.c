@@ -77,7 +77,7 @@ static const struct {
              {"cache per token", WEFT_UNIT_BYTES, offsetof(weft_report_variant, cache_bytes)},
              {"measured memory", WEFT_UNIT_BYTES, offsetof(weft_report_variant, memory)},
              {"time per run", WEFT_UNIT_SECONDS, offsetof(weft_report_variant, seconds)}};
-enum { COSTS = sizeof costs / sizeof costs[0], CACHE = 2 };
+enum { COSTS = WEFT_COUNT(costs), CACHE = 2 };
 
 /* Where a variant stands in them: its mean, or its minimum over the learning rates, which has no bar. A repeat is the
  * same point again, and stands nowhere. */

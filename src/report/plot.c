@@ -21,10 +21,8 @@ static const char *const colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7"
                                       "#E69F00", "#56B4E9", "#8A8A8A", "#B5A500"};
 static const char *const dashes[] = {"", "9 4", "4 3", "9 4 2 4", "2 3"};
 
-#define COUNT(list) ((int)(sizeof(list) / sizeof(list)[0]))
-
 const char *weft_plot_colour(int style) {
-    return colours[style % COUNT(colours)];
+    return colours[style % WEFT_COUNT(colours)];
 }
 
 /* Axes: round numbers, and how to write them. The minus is the typographer's, as wide as a plus. */
@@ -45,7 +43,7 @@ static void write_texts(weft_ticks *t, double step) {
     int unit = 0;
     for (int i = 0; i < t->n; i++)
         most = fmax(most, fabs(t->at[i]));
-    for (; most >= 1e4 && most / scale >= 1000 && unit < COUNT(units) - 1; unit++)
+    for (; most >= 1e4 && most / scale >= 1000 && unit < WEFT_COUNT(units) - 1; unit++)
         scale *= 1000;
     int decimals = 0; /* that a step needs to be written whole */
     for (double s = step / scale; decimals < 8 && fabs(round(s) - s) > 1e-6 * s; decimals++)
@@ -105,7 +103,7 @@ void weft_axis_log_ticks(double low, double high, int most, weft_ticks *out) {
     for (int i = 0; i < out->n; i++) { /* 3k, 0.002: each number by itself */
         double value = out->at[i];
         int unit = 0;
-        for (; out->at[i] >= 1e4 && value >= 999.5 && unit < COUNT(units) - 1; unit++)
+        for (; out->at[i] >= 1e4 && value >= 999.5 && unit < WEFT_COUNT(units) - 1; unit++)
             value /= 1000;
         put_number(out->text[i], "%.*g", 4, value, units[unit]);
     }
@@ -302,7 +300,7 @@ static void put_band(const canvas *c, const weft_plot_series *s) {
 
 static void put_curve(const canvas *c, const weft_plot_series *s, const weft_plot_point *points,
                       int n) {
-    const char *dash = dashes[s->style % COUNT(dashes)];
+    const char *dash = dashes[s->style % WEFT_COUNT(dashes)];
     fprintf(c->out, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\"",
             weft_plot_colour(s->style));
     if (*dash) fprintf(c->out, " stroke-dasharray=\"%s\"", dash);
@@ -330,19 +328,6 @@ static void put_series(const canvas *c, const weft_plot_series *s) {
                           weft_plot_colour(s->style), 1.8);
         if (i % every == every / 2) put_marker(c, s->style, x, y_of(c, at.y), size);
     }
-}
-
-/* The front goes on to the right edge: whoever may spend more gets no better than its last step. */
-static void put_front(const canvas *c) {
-    const weft_plot *p = c->plot;
-    if (!p->n_front) return;
-    fprintf(c->out,
-            "<path fill=\"none\" stroke=\"ink\" stroke-width=\"1.4\" stroke-dasharray=\"5 4\" "
-            "d=\"M%.1f %.1f",
-            x_of(c, p->front[0].x), y_of(c, p->front[0].y));
-    for (int i = 1; i < p->n_front; i++)
-        fprintf(c->out, "H%.1fV%.1f", x_of(c, p->front[i].x), y_of(c, p->front[i].y));
-    fprintf(c->out, "H%.1f\"/>\n", c->right);
 }
 
 typedef struct {
@@ -431,7 +416,16 @@ weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
     fprintf(c->out, "<g clip-path=\"url(#area%d)\">\n", id);
     for (int s = 0; s < p->n_series && p->kind == WEFT_PLOT_CURVES; s++)
         put_band(c, &p->series[s]);
-    put_front(c);
+    /* The front goes on to the right edge: whoever may spend more gets no better than its last step. */
+    for (int i = 0; i < p->n_front; i++) {
+        double x = x_of(c, p->front[i].x), y = y_of(c, p->front[i].y);
+        fprintf(out,
+                i ? "H%.1fV%.1f"
+                  : "<path fill=\"none\" stroke=\"ink\" stroke-width=\"1.4\" "
+                    "stroke-dasharray=\"5 4\" d=\"M%.1f %.1f",
+                x, y);
+    }
+    if (p->n_front) fprintf(out, "H%.1f\"/>\n", c->right);
     for (int s = 0; s < p->n_series; s++)
         if (p->series[s].n) put_series(c, &p->series[s]);
     fputs("</g>\n", c->out);

@@ -29,7 +29,7 @@ weft_status weft_report_write_several(const char *const *databases, int n, const
         }
         weft_page_title(&page, n > 1 ? 2 : 1,
                         weft_say("%s %.180s", d.n_runs == 1 ? "Run" : "Study", d.name));
-        for (size_t k = 0; k < sizeof sections / sizeof sections[0]; k++)
+        for (int k = 0; k < WEFT_COUNT(sections); k++)
             WEFT_TRY(sections[k](&page, &d));
     }
     return weft_page_write(&page, folder, force);
@@ -97,46 +97,41 @@ static json_t *variant_json(const weft_report_variant *v) {
         positions_json(v), facts_json(v, "inside_"), facts_json(v, "decode_"));
 }
 
-static weft_status study_json(const char *database, json_t **object) {
-    WEFT_AUTO(weft_report_free) weft_report_data d = {0};
-    WEFT_AUTO_DECREF json_t *verdicts = json_array(), *variants = json_array(),
-                            *repeats = json_array(), *yardsticks = json_array();
-    *object = NULL;
-    WEFT_TRY(weft_report_read(database, &d));
-    EACH_VARIANT(v, &d) {
-        json_array_append_new(variants, variant_json(v));
-        if (v->baseline) json_array_append_new(verdicts, verdict_json(v));
-    }
-    EACH_RUN(run, &d) {
-        static const char *const words[] = {"not compared", "equal", "unequal"};
-        const weft_report_variant *v = run->variant;
-        weft_report_repeat r;
-        if (!v->repeats) continue;
-        WEFT_TRY(weft_report_repeat_of(run, &r));
-        weft_json_append(
-            repeats, "step:s repeats:s seed:I learning_rate:f result:s files_compared:b detail:s",
-            v->name, v->repeats->name, run->seed, run->rate, words[r.result], r.files, r.detail);
-    }
-    WEFT_TRY(weft_report_yardstick_json(&d, yardsticks));
-    WEFT_AUTO_FREE char *answer = weft_report_sentence(&d);
-    *object = weft_json_make(
-        "name:s question:s answer:s warnings:o score:s score_name:s higher_is_better:b "
-        "confidence:f comparisons:i common:o verdicts:O steps:O repeats:O yardsticks:O",
-        d.name, d.question, answer ? answer : "", weft_report_caveats(&d), d.score, d.score_name,
-        d.higher_is_better, WEFT_CONFIDENCE, d.comparisons, weft_report_common_json(&d), verdicts,
-        variants, repeats, yardsticks);
-    return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for it");
-}
-
 weft_status weft_report_json(const char *const *databases, int n, json_t **object) {
+    static const char *const words[] = {"not compared", "equal", "unequal"};
     WEFT_AUTO_DECREF json_t *studies = json_array();
     *object = NULL;
     for (int i = 0; i < n; i++) {
-        json_t *study;
-        WEFT_TRY(study_json(databases[i], &study));
-        json_array_append_new(studies, study);
+        WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+        WEFT_AUTO_DECREF json_t *verdicts = json_array(), *variants = json_array(),
+                                *repeats = json_array(), *yardsticks = json_array();
+        WEFT_TRY(weft_report_read(databases[i], &d));
+        EACH_VARIANT(v, &d) {
+            json_array_append_new(variants, variant_json(v));
+            if (v->baseline) json_array_append_new(verdicts, verdict_json(v));
+        }
+        EACH_RUN(run, &d) {
+            const weft_report_variant *v = run->variant;
+            weft_report_repeat r;
+            if (!v->repeats) continue;
+            WEFT_TRY(weft_report_repeat_of(run, &r));
+            weft_json_append(
+                repeats,
+                "step:s repeats:s seed:I learning_rate:f result:s files_compared:b detail:s",
+                v->name, v->repeats->name, run->seed, run->rate, words[r.result], r.files,
+                r.detail);
+        }
+        WEFT_TRY(weft_report_yardstick_json(&d, yardsticks));
+        WEFT_AUTO_FREE char *answer = weft_report_sentence(&d);
+        weft_json_append(
+            studies,
+            "name:s question:s answer:s warnings:o score:s score_name:s higher_is_better:b "
+            "confidence:f comparisons:i common:o verdicts:O steps:O repeats:O yardsticks:O",
+            d.name, d.question, answer ? answer : "", weft_report_caveats(&d), d.score,
+            d.score_name, d.higher_is_better, WEFT_CONFIDENCE, d.comparisons,
+            weft_report_common_json(&d), verdicts, variants, repeats, yardsticks);
     }
-    *object = weft_json_make("studies:O", studies);
+    if ((int)json_array_size(studies) == n) *object = weft_json_make("studies:O", studies);
     return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for it");
 }
 

@@ -135,7 +135,7 @@ static void write_words(FILE *out, const char *key, const char *value) {
             fputs(p->title, out);
             return;
         }
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+    for (int i = 0; i < WEFT_COUNT(numbers); i++)
         if (strcmp(numbers[i].key, key) == 0) {
             fprintf(out, "%s%s%s", numbers[i].before, value, numbers[i].after);
             return;
