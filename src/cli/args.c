@@ -45,7 +45,7 @@ static void list_options(known_options *k, weft_args *a, unsigned taken, const w
     };
     for (const weft_arg *o = own; o && o->name; o++)
         k->list[k->n++] = *o;
-    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
+    for (int i = 0; i < WEFT_COUNT(shared); i++)
         if (taken & shared[i].option) k->list[k->n++] = shared[i].arg;
     k->overrides = taken & (ARGS_CONFIG | ARGS_OVERRIDES);
 }
@@ -57,7 +57,7 @@ static bool is_option(const char *word, const char *name) {
 }
 
 static const char *current_name(const char *word) {
-    for (size_t i = 0; i < sizeof old_names / sizeof old_names[0]; i++)
+    for (int i = 0; i < WEFT_COUNT(old_names); i++)
         if (is_option(word, old_names[i].old)) return old_names[i].name;
     return NULL;
 }
@@ -138,7 +138,6 @@ static weft_status take_option(weft_args *a, const known_options *k, int argc, c
  * it is built, where make puts a link. A file in the working folder comes first: a name means what it meant
  * without them. */
 static const char *const beside[] = {"../share/weft/defconfigs", "defconfigs"};
-enum { N_BESIDE = sizeof beside / sizeof beside[0] };
 
 /* The path of the study of that name, in `room`; else `name` itself, NULL too. Where `nearest` is not NULL and `name`
  * is a plain word that is neither a file here nor one of these studies, it is the study whose name is nearest
@@ -153,7 +152,7 @@ static const char *find_study(const char *name, char room[WEFT_PATH_MAX], char *
     char *slash = strrchr(program, '/');
     if (slash) *slash = '\0';
     weft_nearest to = weft_nearest_slip(name);
-    for (int i = 0; i < N_BESIDE; i++) {
+    for (int i = 0; i < WEFT_COUNT(beside); i++) {
         int length = snprintf(room, WEFT_PATH_MAX, "%s/%s/%s", program, beside[i], name);
         if (length >= WEFT_PATH_MAX) continue;
         if (access(room, R_OK) == 0) {

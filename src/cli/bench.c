@@ -156,7 +156,7 @@ static weft_status list_words(const weft_args *a, const bench_options *own, char
                                     {"--dtype", a->dtype},
                                     {"--device", a->device}};
     snprintf(threads, sizeof threads, "%d", a->threads);
-    for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
+    for (int i = 0; i < WEFT_COUNT(given); i++) {
         if (i == 0 || given[i][1]) words[n++] = given[i][0];
         if (given[i][1]) words[n++] = given[i][1];
     }

@@ -8,7 +8,7 @@ weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]) {
     static const char *const inside[] = {"", "/best", "/last"};
     struct stat s;
     bool is;
-    for (size_t i = 0; i < sizeof inside / sizeof inside[0]; i++) {
+    for (int i = 0; i < WEFT_COUNT(inside); i++) {
         WEFT_TRY(weft_path(out, "%s%s", path, inside[i]));
         WEFT_TRY(weft_folder_has(out, "config.json", &is));
         if (is) WEFT_TRY(weft_folder_has(out, "model.safetensors", &is));

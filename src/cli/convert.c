@@ -241,7 +241,7 @@ static weft_status set_text_options(const conversion *v, const weft_tokenizer *t
     if (v->chat) return weft_config_set(c, "CHAT_TEMPLATE", v->chat, "--chat-template");
     if (!t) return WEFT_OK;
     WEFT_TRY(weft_tokenizer_chat(t, &chat));
-    for (size_t i = 0; chat && i < sizeof forms / sizeof forms[0]; i++)
+    for (int i = 0; chat && i < WEFT_COUNT(forms); i++)
         if (strstr(chat, forms[i][0]))
             return weft_config_set(c, "CHAT_TEMPLATE", forms[i][1], folder);
     if (chat)

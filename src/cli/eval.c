@@ -99,15 +99,11 @@ static void print_needles(const weft_args *a, const weft_needle_options *o,
     weft_args_print(weft_json_make("trials:I needle:o cache:o", o->trials, cells, caches), 0);
 }
 
-/* NaN where it is not known what the tokens stand for. */
-static double bits_per_byte(const weft_evaluated *e) {
-    double nats = e->parts.cross_entropy * (double)e->tokens;
-    return e->bytes > 0 ? nats / log(2) / (double)e->bytes : NAN;
-}
-
 static void print_parts(const weft_args *args, const weft_evaluated *e) {
     const weft_loss_parts *p = &e->parts;
-    double perplexity = exp(p->cross_entropy), bits = bits_per_byte(e);
+    double perplexity = exp(p->cross_entropy), nats = p->cross_entropy * (double)e->tokens;
+    /* By the byte; NaN where it is not known what the tokens stand for. */
+    double bits = e->bytes > 0 ? nats / log(2) / (double)e->bytes : NAN;
     if (!args->json) {
         printf("tokens          %s\nloss            %.6f\ncross_entropy   %.6f\n"
                "perplexity      %.4f\n",

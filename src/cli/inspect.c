@@ -31,18 +31,6 @@ typedef struct {
     int64_t context, windows;
 } inspect_job;
 
-static weft_status read_windows(const inspect_job *job, const weft_loaded *l, weft_windows *out) {
-    int64_t block = l->config.context, time = job->context;
-    if (job->context_text && time > block)
-        return WEFT_BAD_INPUT(
-            "--context %lld: the model has %lld tokens of context (CONFIG_CONTEXT)",
-            (long long)time, (long long)block);
-    if (time > block) time = block;
-    int64_t most = job->windows * (time + 1);
-    if (job->tokens) return weft_windows_tokens(job->tokens, time, job->windows, out);
-    return weft_windows_read(job->text, l->tokenizer, time, most, out);
-}
-
 static weft_status inspect(const weft_args *a, const inspect_job *job) {
     WEFT_AUTO(weft_loaded_close) weft_loaded loaded = {0};
     weft_loaded *l = &loaded;
@@ -51,7 +39,15 @@ static weft_status inspect(const weft_args *a, const inspect_job *job) {
     WEFT_TRY(weft_loaded_open(a, job->model, job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_MODEL, l));
     l->model->config.dropout = 0;
     weft_backing place = {l->backend, l->pool};
-    WEFT_TRY(read_windows(job, l, &text));
+    int64_t block = l->config.context, time = job->context;
+    if (job->context_text && time > block)
+        return WEFT_BAD_INPUT(
+            "--context %lld: the model has %lld tokens of context (CONFIG_CONTEXT)",
+            (long long)time, (long long)block);
+    if (time > block) time = block;
+    WEFT_TRY(job->tokens ? weft_windows_tokens(job->tokens, time, job->windows, &text)
+                         : weft_windows_read(job->text, l->tokenizer, time,
+                                             job->windows * (time + 1), &text));
     WEFT_TRY(weft_inspect(l->model, place, &text, !job->no_gradients, &found));
     char title[256];
     snprintf(title, sizeof title, "Inside %.200s", job->model);

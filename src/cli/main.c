@@ -91,10 +91,9 @@ static const command commands[] = {
     COMMANDS(ROW)
 #undef ROW
 };
-enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static const command *find_command(const char *name) {
-    for (size_t i = 0; i < N_COMMANDS; i++)
+    for (int i = 0; i < WEFT_COUNT(commands); i++)
         if (strcmp(commands[i].name, name) == 0) return &commands[i];
     return NULL;
 }
@@ -104,7 +103,7 @@ static int unknown_name(const char *what, const char *name, bool options) {
     int count;
     const weft_option *list = weft_options(&count);
     weft_nearest nearest = weft_nearest_slip(name);
-    for (size_t i = 0; i < N_COMMANDS; i++)
+    for (int i = 0; i < WEFT_COUNT(commands); i++)
         weft_nearest_offer(&nearest, commands[i].name);
     for (int i = 0; options && i < count; i++)
         weft_nearest_offer(&nearest, list[i].key);
@@ -118,7 +117,7 @@ static int unknown_name(const char *what, const char *name, bool options) {
 
 static void print_commands(FILE *to) {
     fputs("usage: weft COMMAND [options]\n", to);
-    for (size_t i = 0; i < N_COMMANDS; i++) {
+    for (int i = 0; i < WEFT_COUNT(commands); i++) {
         if (i == 0 || strcmp(commands[i].group, commands[i - 1].group) != 0)
             fprintf(to, "\n%s\n", commands[i].group);
         fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].summary);
@@ -221,7 +220,6 @@ static const struct {
     bool built;
 } parts[] = {PART("cuda", WEFT_HAVE_CUDA), PART("mpi", WEFT_HAVE_MPI),
              PART("http", WEFT_HAVE_MICROHTTPD), PART("utf8proc", WEFT_HAVE_UTF8PROC)};
-enum { N_PARTS = sizeof parts / sizeof parts[0] };
 
 const char weft_help_version[] = "  --json   as one JSON object\n";
 
@@ -231,13 +229,13 @@ weft_status weft_cmd_version(weft_args *args, int argc, char **argv) {
         return WEFT_BAD_INPUT("'%s' is not an option of it; there is --json", argv[1]);
     if (args->json) {
         printf("{\"version\": \"%s\", \"commit\": \"%s\"", weft_version(), weft_git_commit());
-        for (size_t i = 0; i < N_PARTS; i++)
+        for (int i = 0; i < WEFT_COUNT(parts); i++)
             printf(", \"%s\": %s", parts[i].name, parts[i].built ? "true" : "false");
         puts("}");
         return WEFT_OK;
     }
     printf("weft %s\n%-8s %s\n", weft_version(), "commit", weft_git_commit());
-    for (size_t i = 0; i < N_PARTS; i++)
+    for (int i = 0; i < WEFT_COUNT(parts); i++)
         printf("%-8s %s\n", parts[i].name, parts[i].built ? "yes" : "left out");
     return WEFT_OK;
 }

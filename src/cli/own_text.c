@@ -50,7 +50,6 @@ static const rung ladder[] = {
     {6, 6, 384, 256, 4e-3, 1e-3},     {8, 8, 512, 256, 4e-3, 1e-3},
     {12, 12, 768, 512, 2.8e-3, 6e-4}, {24, 16, 1024, 1024, 2e-3, 4e-4},
 };
-enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
 typedef struct {
     const weft_backend *backend;
@@ -165,7 +164,7 @@ static weft_status choose(const char *const *paths, int n, const char *data, dou
     f->flops = 60 * minutes * fmax(peak, SMALL_FLOPS_LEAST);
     /* The first rung always; a higher one where text and time are enough for it. */
     WEFT_TRY(cost(f, &ladder[0], h));
-    for (int i = 1; i < RUNGS; i++) {
+    for (int i = 1; i < WEFT_COUNT(ladder); i++) {
         choice next;
         WEFT_TRY(cost(f, &ladder[i], &next));
         double parameters = (double)next.parameters;

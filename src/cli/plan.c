@@ -36,20 +36,18 @@ static int64_t part_parameters(const weft_account *a, const char *name) {
     return 0;
 }
 
-enum { FLOPS_PARTS = 5 };
-
-typedef struct {
-    const char *name;
-    double flops;
-} flops_part;
-
 /* Forward by part, in the order of the model; 0 where it has none. */
-static void list_flops(const weft_account *a, flops_part out[FLOPS_PARTS]) {
-    out[0] = (flops_part){"attention", a->attention_flops};
-    out[1] = (flops_part){"feed-forward", a->ffn_flops};
-    out[2] = (flops_part){"z-heads", a->z_flops};
-    out[3] = (flops_part){"reciprocal", a->reciprocal_flops};
-    out[4] = (flops_part){"head", a->head_flops};
+static const struct {
+    const char *name;
+    size_t at; /* of an account */
+} flops_parts[] = {{"attention", offsetof(weft_account, attention_flops)},
+                   {"feed-forward", offsetof(weft_account, ffn_flops)},
+                   {"z-heads", offsetof(weft_account, z_flops)},
+                   {"reciprocal", offsetof(weft_account, reciprocal_flops)},
+                   {"head", offsetof(weft_account, head_flops)}};
+
+static double flops_of_part(const weft_account *a, int part) {
+    return *(const double *)(const void *)((const char *)a + flops_parts[part].at);
 }
 
 static void print_table(const weft_account *a) {
@@ -60,11 +58,9 @@ static void print_table(const weft_account *a) {
            (double)part_parameters(a, "feed-forward") / (double)part_parameters(a, "attention"));
     printf("operations per token\n");
     printf("  forward           %14.4g MFLOP\n", a->forward_flops / 1e6);
-    flops_part parts[FLOPS_PARTS];
-    list_flops(a, parts);
-    for (int i = 0; i < FLOPS_PARTS; i++)
-        if (parts[i].flops > 0)
-            printf("    %-15s %14.4g MFLOP\n", parts[i].name, parts[i].flops / 1e6);
+    for (int i = 0; i < WEFT_COUNT(flops_parts); i++)
+        if (flops_of_part(a, i) > 0)
+            printf("    %-15s %14.4g MFLOP\n", flops_parts[i].name, flops_of_part(a, i) / 1e6);
     printf("  backward          %14.4g MFLOP\n", a->backward_flops / 1e6);
     printf("  built, both       %14.4g MFLOP\n", a->built_flops / 1e6);
     if (a->first_phase_flops > 0)
@@ -151,12 +147,10 @@ static json_t *ranks_json(const weft_rank_bytes list[SHARDS], int ranks) {
 
 static json_t *to_json(const weft_account *a) {
     json_t *parts = json_object(), *forward = json_object();
-    flops_part list[FLOPS_PARTS];
     for (int i = 0; i < a->n_parts; i++)
         json_object_set_new(parts, a->parts[i].name, json_integer(a->parts[i].parameters));
-    list_flops(a, list);
-    for (int i = 0; i < FLOPS_PARTS; i++)
-        json_object_set_new(forward, list[i].name, json_real(list[i].flops));
+    for (int i = 0; i < WEFT_COUNT(flops_parts); i++)
+        json_object_set_new(forward, flops_parts[i].name, json_real(flops_of_part(a, i)));
     json_t *training = weft_json_make("weights:I gradients:I optimizer:I activations:I workspace:I",
                                       a->weights_bytes, a->gradients_bytes, a->optimizer_bytes,
                                       a->activations_bytes, a->workspace_bytes);

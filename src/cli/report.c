@@ -2,8 +2,7 @@
 #include "report/report.h"
 #include "base/text.h"
 #include "cli/args.h"
-
-#include <sys/stat.h>
+#include "record/database.h"
 
 const char weft_help_report[] =
     "  RUNS...\tstudies' folders or their runs.db, or folders with runs of weft train; several "
@@ -17,15 +16,6 @@ const char weft_help_report[] =
 
 enum { STUDIES_MOST = 256 };
 
-static const char *folder_of(const char *path, char room[WEFT_PATH_MAX]) {
-    struct stat is;
-    if (stat(path, &is) == 0 && S_ISDIR(is.st_mode)) return path;
-    const char *slash = strrchr(path, '/');
-    if (!slash) return ".";
-    snprintf(room, WEFT_PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
-    return room;
-}
-
 weft_status weft_cmd_report(weft_args *args, int argc, char **argv) {
     const char *studies[STUDIES_MOST] = {NULL}, *out = NULL;
     bool force = false;
@@ -35,8 +25,11 @@ weft_status weft_cmd_report(weft_args *args, int argc, char **argv) {
     if (n == 0) return WEFT_BAD_INPUT("name a study's folder or its runs.db");
     if (n > 1 && !out && !args->json)
         return WEFT_BAD_INPUT("--out is needed for a report of several studies");
-    char room[WEFT_PATH_MAX];
-    if (!out && !args->json) out = folder_of(studies[0], room);
+    char folder[WEFT_PATH_MAX];
+    if (!out && !args->json) {
+        WEFT_TRY(weft_listing_folder(studies[0], folder));
+        out = folder;
+    }
     if (out) WEFT_TRY(weft_report_write_several(studies, n, out, force));
     json_t *object = NULL;
     if (args->json) WEFT_TRY(weft_report_json(studies, n, &object));

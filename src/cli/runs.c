@@ -55,20 +55,16 @@ static weft_status list_runs(const weft_args *args, const runs_args *own) {
     return WEFT_OK;
 }
 
-/* With --force too, a database is not written over. */
-static weft_status refuse_database(const char *path) {
-    char head[16] = "";
-    WEFT_AUTO_FCLOSE FILE *file = fopen(path, "rb");
-    size_t n = file ? fread(head, 1, sizeof head, file) : 0;
-    if (n < sizeof head || memcmp(head, "SQLite format 3", sizeof head) != 0) return WEFT_OK;
-    return WEFT_BAD_INPUT("%s: is a database; name another file", path);
-}
-
 static weft_status write_csv(const runs_args *own, const char *path, bool metrics) {
     weft_new_file f;
+    char head[16] = "";
     if (strcmp(path, "-") == 0) return weft_listing_csv(own->paths, own->n, metrics, stdout);
     WEFT_TRY(weft_file_vacant(path, own->force));
-    WEFT_TRY(refuse_database(path));
+    /* With --force too, a database is not written over. */
+    WEFT_AUTO_FCLOSE FILE *old = fopen(path, "rb");
+    size_t n = old ? fread(head, 1, sizeof head, old) : 0;
+    if (n == sizeof head && memcmp(head, "SQLite format 3", sizeof head) == 0)
+        return WEFT_BAD_INPUT("%s: is a database; name another file", path);
     WEFT_TRY(weft_new_file_begin(&f, path));
     f.once = !own->force;
     int copy = dup(f.descriptor);
@@ -151,12 +147,11 @@ weft_status weft_cmd_runs(weft_args *args, int argc, char **argv) {
     if (own.csv) WEFT_TRY(write_csv(&own, own.csv, false));
     if (own.metrics_csv) WEFT_TRY(write_csv(&own, own.metrics_csv, true));
     FILE *text = args->json ? NULL : stdout;
-    json_t *compared = NULL, *fitted = NULL, **wanted = args->json ? &compared : NULL;
+    json_t *object = NULL, **wanted = args->json ? &object : NULL;
     if (own.a) WEFT_TRY(weft_listing_compare(own.paths[0], own.a, own.b, text, wanted));
-    if (compared) weft_args_print(compared, JSON_ENSURE_ASCII);
-    wanted = args->json ? &fitted : NULL;
+    if (object) weft_args_print(weft_steal(&object), JSON_ENSURE_ASCII);
     if (own.fit) WEFT_TRY(weft_listing_fit(own.paths, own.n, own.fit, own.variants, text, wanted));
-    if (fitted) weft_args_print(fitted, JSON_ENSURE_ASCII);
+    if (object) weft_args_print(object, JSON_ENSURE_ASCII);
     if (own.diff) return diff(args, &own);
     return own.a || own.csv || own.metrics_csv || own.fit ? WEFT_OK : list_runs(args, &own);
 }

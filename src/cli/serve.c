@@ -217,21 +217,6 @@ static void close_all(serving *s) {
     free(s->key);
 }
 
-/* Until a signal comes; then until nothing runs, or another one comes. */
-static void wait_for_end(serving *s, const sigset_t *signals) {
-    const struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
-    wait_for_signal(signals);
-    weft_server_drain(s->server);
-    int64_t busy = weft_server_busy(s->server);
-    if (busy)
-        weft_log(
-            WEFT_LOG_INFO,
-            "serve: stopping, requests still being answered: %lld; a second signal stops at once",
-            (long long)busy);
-    while (weft_server_busy(s->server) > 0)
-        if (sigtimedwait(signals, NULL, &pause) > 0) return;
-}
-
 weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
     WEFT_AUTO(close_all)
     serving s = {.args = args,
@@ -254,7 +239,18 @@ weft_status weft_cmd_serve(weft_args *args, int argc, char **argv) {
     print_address(args, what, s.options.host, weft_server_port(s.server),
                   weft_json_make("model:s context:I vocabulary:I", s.names[0], s.sizes[0].context,
                                  s.sizes[0].vocab));
-    wait_for_end(&s, &signals);
+    /* Until a signal comes; then until nothing runs, or another one comes. */
+    const struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
+    wait_for_signal(&signals);
+    weft_server_drain(s.server);
+    int64_t busy = weft_server_busy(s.server);
+    if (busy)
+        weft_log(
+            WEFT_LOG_INFO,
+            "serve: stopping, requests still being answered: %lld; a second signal stops at once",
+            (long long)busy);
+    while (weft_server_busy(s.server) > 0 && sigtimedwait(&signals, NULL, &pause) <= 0)
+        ;
     return WEFT_OK;
 }
 #else

@@ -215,7 +215,7 @@ static const char **job_words(int argc, char **argv) {
     words[n++] = "study";
     for (int i = 1; i < argc; i++) {
         bool skip = false, has_value = false;
-        for (size_t k = 0; k < sizeof own / sizeof *own; k++) {
+        for (int k = 0; k < WEFT_COUNT(own); k++) {
             if (!weft_args_is(argv[i], own[k])) continue;
             skip = true;
             has_value = k >= 1 && k <= 3 && !strchr(argv[i], '=');

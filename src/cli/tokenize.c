@@ -30,33 +30,6 @@ const char weft_help_tokenize[] =
 #define NO_FILES "no files are named; - is standard input"
 static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
 
-static weft_status tokenize(const weft_args *args, const char *tokenizer, const char *out,
-                            const weft_input_options *input, int64_t shard_tokens) {
-    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
-    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
-    weft_texts_sum sum;
-    bool tokens = false;
-    WEFT_TRY(weft_texts_are_tokens(input, &tokens));
-    if (tokenizer || !tokens) WEFT_TRY(weft_tokenizer_open(tokenizer ? tokenizer : "bytes", &t));
-    WEFT_TRY(weft_pool_create(args->threads, &pool));
-    WEFT_TRY(weft_texts_tokenize(input, t, pool, out, shard_tokens, &sum));
-    if ((input->val_share > 0 || input->val_path) && !sum.tokens[1])
-        weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
-    double rate = sum.seconds > 0 ? (double)sum.bytes / sum.seconds / 1e6 : 0;
-    if (args->json)
-        printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
-               "%lld, \"shards\": %lld, \"vocab\": %lld, \"seconds\": %.3f}\n",
-               (long long)sum.documents, (long long)sum.bytes, (long long)sum.tokens[0],
-               (long long)sum.tokens[1], (long long)sum.shards, (long long)sum.vocab, sum.seconds);
-    else
-        printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, vocabulary "
-               "%s, %.1f MB/s\n",
-               out, weft_count_text(sum.documents), weft_count_text(sum.bytes),
-               weft_count_text(sum.tokens[0]), weft_count_text(sum.tokens[1]),
-               (long long)sum.shards, weft_count_text(sum.vocab), rate);
-    return WEFT_OK;
-}
-
 weft_status weft_cmd_tokenize(weft_args *args, int argc, char **argv) {
     const char *tokenizer = NULL, *share = NULL, *out = NULL;
     weft_input_options input = {.val_share = -1};
@@ -77,7 +50,29 @@ weft_status weft_cmd_tokenize(weft_args *args, int argc, char **argv) {
     input.paths = files;
     input.n_paths = args->n_words;
     if (input.val_path) files[input.n_paths++] = input.val_path;
-    return tokenize(args, tokenizer, out, &input, shard_tokens);
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
+    weft_texts_sum sum;
+    bool tokens = false;
+    WEFT_TRY(weft_texts_are_tokens(&input, &tokens));
+    if (tokenizer || !tokens) WEFT_TRY(weft_tokenizer_open(tokenizer ? tokenizer : "bytes", &t));
+    WEFT_TRY(weft_pool_create(args->threads, &pool));
+    WEFT_TRY(weft_texts_tokenize(&input, t, pool, out, shard_tokens, &sum));
+    if ((input.val_share > 0 || input.val_path) && !sum.tokens[1])
+        weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
+    double rate = sum.seconds > 0 ? (double)sum.bytes / sum.seconds / 1e6 : 0;
+    if (args->json)
+        printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
+               "%lld, \"shards\": %lld, \"vocab\": %lld, \"seconds\": %.3f}\n",
+               (long long)sum.documents, (long long)sum.bytes, (long long)sum.tokens[0],
+               (long long)sum.tokens[1], (long long)sum.shards, (long long)sum.vocab, sum.seconds);
+    else
+        printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, vocabulary "
+               "%s, %.1f MB/s\n",
+               out, weft_count_text(sum.documents), weft_count_text(sum.bytes),
+               weft_count_text(sum.tokens[0]), weft_count_text(sum.tokens[1]),
+               (long long)sum.shards, weft_count_text(sum.vocab), rate);
+    return WEFT_OK;
 }
 
 const char weft_help_tokenizer[] =
