@@ -168,25 +168,6 @@ static weft_status score_trial(const needle_run *r, int64_t length, double depth
     return weft_eval_put(r->details, line, JSON_COMPACT | JSON_PRESERVE_ORDER);
 }
 
-/* A cell of the table, `together` trials at a time. */
-static weft_status fill_cell(needle_run *r, weft_generator *g, int64_t length, double depth,
-                             int together, weft_needle_cell *cell, int64_t *pages) {
-    for (int64_t at = 0; at < r->options->trials; at += together) {
-        WEFT_AUTO(end_trials) needle_trial trials[TOGETHER] = {0};
-        int n = (int)(r->options->trials - at < together ? r->options->trials - at : together);
-        for (int i = 0; i < n; i++)
-            WEFT_TRY(make_trial(r, length, depth, at + i, &trials[i]));
-        WEFT_TRY(answer(g, trials, n, pages));
-        for (int i = 0; i < n; i++)
-            WEFT_TRY(score_trial(r, length, depth, &trials[i], cell));
-        r->done += n;
-        weft_progress_update(r->progress, r->done, NULL);
-    }
-    cell->right /= (double)r->options->trials;
-    cell->tokens /= (double)r->options->trials;
-    return WEFT_OK;
-}
-
 static weft_status fill_length(needle_run *r, int i, weft_needle_score *out) {
     const weft_needle_options *o = r->options;
     int64_t length = o->lengths[i], together = TOKENS_TOGETHER / length, pages = 0;
@@ -203,8 +184,22 @@ static weft_status fill_length(needle_run *r, int i, weft_needle_score *out) {
     weft_generator_count(g, &stats);
     out->cache_bytes[i] =
         pages * WEFT_PAGE_TOKENS * stats.cache_bytes_per_token + stats.cache_bytes_per_sequence;
-    for (int d = 0; d < o->n_depths; d++)
-        WEFT_TRY(fill_cell(r, g, length, o->depths[d], (int)together, &out->cells[i][d], &pages));
+    for (int d = 0; d < o->n_depths; d++) {
+        weft_needle_cell *cell = &out->cells[i][d];
+        for (int64_t at = 0; at < o->trials; at += together) {
+            WEFT_AUTO(end_trials) needle_trial trials[TOGETHER] = {0};
+            int n = (int)(o->trials - at < together ? o->trials - at : together);
+            for (int k = 0; k < n; k++)
+                WEFT_TRY(make_trial(r, length, o->depths[d], at + k, &trials[k]));
+            WEFT_TRY(answer(g, trials, n, &pages));
+            for (int k = 0; k < n; k++)
+                WEFT_TRY(score_trial(r, length, o->depths[d], &trials[k], cell));
+            r->done += n;
+            weft_progress_update(r->progress, r->done, NULL);
+        }
+        cell->right /= (double)o->trials;
+        cell->tokens /= (double)o->trials;
+    }
     return WEFT_OK;
 }
 

@@ -158,24 +158,6 @@ static double cosine(const double *a, const double *b, int64_t n) {
     return ab / fmax(sqrt(aa) * sqrt(bb), 1e-16);
 }
 
-/* The mean over pairs; contexts [windows, heads, z]. */
-static void compare_contexts(int64_t windows, int64_t heads, int64_t size, weft_layer_look *look) {
-    double between = 0, across = 0;
-    int64_t n_between = 0, n_across = 0;
-    int64_t row = heads * size;
-    const double *contexts = look->contexts;
-    for (int64_t w = 0; w < windows; w++)
-        for (int64_t i = 0; i < heads; i++) {
-            const double *own = contexts + w * row + i * size;
-            for (int64_t j = i + 1; j < heads; j++, n_between++)
-                between += fabs(cosine(own, contexts + w * row + j * size, size));
-            for (int64_t v = w + 1; v < windows; v++, n_across++)
-                across += cosine(own, contexts + v * row + i * size, size);
-        }
-    look->number[WEFT_LAYER_Z_BETWEEN] = n_between > 0 ? between / (double)n_between : NAN;
-    look->number[WEFT_LAYER_Z_ACROSS] = n_across > 0 ? across / (double)n_across : NAN;
-}
-
 static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
                             weft_layer_look *look) {
     const weft_weight *w_z = weft_layer_weight(m, layer, "ffn.z_proj.weight");
@@ -183,8 +165,19 @@ static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
         look->number[n] = NAN;
     if (!w_z || !look->contexts) return WEFT_OK;
     int64_t heads = m->config.wsffn_n_head, ffn = weft_config_ffn_dim(&m->config);
-    int64_t size = ffn / heads;
-    compare_contexts(windows, heads, size, look);
+    int64_t size = ffn / heads, n_between = 0, n_across = 0;
+    /* The mean over pairs; contexts [windows, heads, z]. */
+    double between = 0, across = 0;
+    for (int64_t w = 0; w < windows; w++)
+        for (int64_t i = 0; i < heads; i++) {
+            const double *own = look->contexts + w * ffn + i * size;
+            for (int64_t j = i + 1; j < heads; j++, n_between++)
+                between += fabs(cosine(own, look->contexts + w * ffn + j * size, size));
+            for (int64_t v = w + 1; v < windows; v++, n_across++)
+                across += cosine(own, look->contexts + v * ffn + i * size, size);
+        }
+    look->number[WEFT_LAYER_Z_BETWEEN] = n_between > 0 ? between / (double)n_between : NAN;
+    look->number[WEFT_LAYER_Z_ACROSS] = n_across > 0 ? across / (double)n_across : NAN;
     /* The share of W_z off its blocks. */
     WEFT_AUTO_FREE double *values = NULL;
     double off = 0, all = 0;

@@ -192,21 +192,10 @@ static double row_moved(const gaussians *g, const double *scores, int64_t seen, 
     return apart;
 }
 
-/* The temperature of each head, learned or fixed. */
-static weft_status read_tau(const weft_session *s, const weft_score *l, double **out) {
-    WEFT_TRY(weft_session_take(s, l->log_tau, out));
-    bool learned = *out != NULL;
-    if (!learned) *out = malloc((size_t)l->heads * sizeof **out);
-    if (!*out) return weft_no_memory("inspect");
-    for (int64_t h = 0; h < l->heads; h++)
-        (*out)[h] = learned ? exp((*out)[h]) : 2 / l->scale_value - TAU_EPS;
-    return WEFT_OK;
-}
-
 weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
                                 weft_layer_look *look) {
     const weft_layer_scores *l = &s->graph.scores[layer];
-    WEFT_AUTO_FREE double *tau = NULL;
+    WEFT_AUTO_FREE double *learned = NULL; /* log(temperature) of each head; NULL: it is fixed */
     WEFT_AUTO(end_gaussians) gaussians g = {0};
     WEFT_TRY(read_gaussians(s, layer, &g));
     if (!g.width) return WEFT_OK;
@@ -228,35 +217,22 @@ weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const doub
         own->tokens += (double)g.time;
     }
     if (!l->means) return WEFT_OK;
-    WEFT_TRY(read_tau(s, &l->score, &tau));
-    for (int64_t h = 0; h < heads; h++)
-        look->heads[h].number[WEFT_HEAD_TAU] = tau[h];
+    WEFT_TRY(weft_session_take(s, l->score.log_tau, &learned));
     WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g.time) * sizeof *rows);
     if (!rows) return weft_no_memory("inspect");
-    for (int64_t h = 0; h < heads; h++)
+    for (int64_t h = 0; h < heads; h++) {
+        double tau = learned ? exp(learned[h]) : 2 / l->score.scale_value - TAU_EPS;
+        look->heads[h].number[WEFT_HEAD_TAU] = tau;
         for (int64_t i = 0; i < g.time; i++) {
             int64_t seen = l->score.causal ? i + 1 : g.time;
             if (seen < 2) continue;
             look->heads[h].number[WEFT_HEAD_MOVED] +=
                 row_moved(&g, scores + (h * g.time + i) * g.time, seen, i, h, heads,
-                          2 / (tau[h] + TAU_EPS), rows, rows + g.time);
+                          2 / (tau + TAU_EPS), rows, rows + g.time);
             look->heads[h].moved_rows++;
         }
-    return WEFT_OK;
-}
-
-/* The mean deviation, and its standard deviation over the mean, both in the mean over dimensions. */
-static void finish_sigma(weft_head_look *h, int which) {
-    double *sigma = &h->number[WEFT_HEAD_SIGMA + which],
-           *spread = &h->number[WEFT_HEAD_SPREAD + which];
-    *sigma = *spread = h->width ? 0 : NAN;
-    for (int64_t d = 0; d < h->width; d++) {
-        const double *at = h->sigma + 2 * which * h->width + d; /* its sum, and that of squares */
-        double mean = at[0] / h->tokens;
-        double variance = fmax(at[h->width] / h->tokens - mean * mean, 0);
-        *sigma += mean / (double)h->width;
-        *spread += sqrt(variance) / mean / (double)h->width;
     }
+    return WEFT_OK;
 }
 
 static double mean(double sum, double count) {
@@ -271,8 +247,18 @@ void weft_finish_heads(weft_layer_look *look, int64_t heads) {
         for (int n = 0; n < WEFT_HEAD_TAU; n++)
             to[n] = mean(to[n], h->rows);
         to[WEFT_HEAD_ENTROPY_SHARE] = to[WEFT_HEAD_ENTROPY] / to[WEFT_HEAD_ENTROPY_SHARE];
-        for (int which = 0; which < 2; which++)
-            finish_sigma(h, which);
+        /* The mean deviation, and its standard deviation over the mean, both in the mean over dimensions. */
+        for (int which = 0; which < 2; which++) {
+            double *sigma = &to[WEFT_HEAD_SIGMA + which], *spread = &to[WEFT_HEAD_SPREAD + which];
+            *sigma = *spread = h->width ? 0 : NAN;
+            for (int64_t d = 0; d < h->width; d++) {
+                const double *at = h->sigma + 2 * which * h->width + d; /* sum, and of squares */
+                double middle = at[0] / h->tokens;
+                double variance = fmax(at[h->width] / h->tokens - middle * middle, 0);
+                *sigma += middle / (double)h->width;
+                *spread += sqrt(variance) / middle / (double)h->width;
+            }
+        }
         to[WEFT_HEAD_MOVED] = mean(to[WEFT_HEAD_MOVED], h->moved_rows);
         for (int bin = 0; bin < WEFT_GATE_BINS; bin++)
             gates += (double)h->gates[bin];
