@@ -237,14 +237,23 @@ json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_t
 /* Repeats. The weights are compared as files, not by their checksums: the claim is about bytes, and a file that
  * was changed after its run shows. */
 
-/* Whether two files are the same; *bytes of them, or what differs. */
-static weft_status compare_files(const char *a, const char *b, int64_t *bytes, char *detail) {
+/* Whether the weights of two runs are the same files; *bytes of them, or what differs. */
+static weft_status compare_weights(const char *folder, const weft_record_run *run,
+                                   const weft_record_run *first, int64_t *bytes, char *detail) {
+    bool mine, other;
+    *bytes = 0;
+    WEFT_PATH(a, "%s/%s/last/model.safetensors", folder, run->folder);
+    WEFT_PATH(b, "%s/%s/last/model.safetensors", folder, first->folder);
+    WEFT_TRY(weft_path_there(a, &mine));
+    WEFT_TRY(weft_path_there(b, &other));
+    if (mine != other)
+        snprintf(detail, DETAIL_ROOM, "%s has no weights", mine ? first->folder : run->folder);
+    if (!mine || !other) return WEFT_OK;
     WEFT_AUTO_FREE unsigned char *block = malloc(2 * BLOCK);
     WEFT_AUTO_FCLOSE FILE *one = NULL, *two = NULL;
     if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", a);
     WEFT_TRY(weft_file_open_stream(a, &one));
     WEFT_TRY(weft_file_open_stream(b, &two));
-    *bytes = 0;
     for (size_t n = 1; n > 0 && !*detail; *bytes += (int64_t)n) {
         n = fread(block, 1, BLOCK, one);
         size_t m = fread(block + BLOCK, 1, BLOCK, two), at = 0;
@@ -255,20 +264,6 @@ static weft_status compare_files(const char *a, const char *b, int64_t *bytes, c
             snprintf(detail, DETAIL_ROOM, "the weights differ from byte %lld on",
                      (long long)(*bytes + (int64_t)at));
     }
-    return WEFT_OK;
-}
-
-static weft_status compare_weights(const char *folder, const weft_record_run *run,
-                                   const weft_record_run *first, int64_t *bytes, char *detail) {
-    bool mine, other;
-    *bytes = 0;
-    WEFT_PATH(a, "%s/%s/last/model.safetensors", folder, run->folder);
-    WEFT_PATH(b, "%s/%s/last/model.safetensors", folder, first->folder);
-    WEFT_TRY(weft_path_there(a, &mine));
-    WEFT_TRY(weft_path_there(b, &other));
-    if (mine && other) return compare_files(a, b, bytes, detail);
-    if (mine != other)
-        snprintf(detail, DETAIL_ROOM, "%s has no weights", mine ? first->folder : run->folder);
     return WEFT_OK;
 }
 

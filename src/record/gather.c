@@ -337,19 +337,6 @@ static weft_status take_part(weft_database *d, const char *path) {
            ";" ADD_ORIGIN("taken", "part.study") "DROP TABLE taken");
 }
 
-static weft_status tell_runs(weft_database *d, FILE *say) {
-    EACH_ROW(rows, d,
-             "SELECT folder, status, score,"
-             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'commit'),"
-             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'device'),"
-             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'machine')"
-             " FROM runs r WHERE status" ENDED " ORDER BY run")
-        fprintf(say, "%-32s %-8s %9.4f  %.12s  %s, %s\n", weft_column_shown(rows, 0),
-                weft_column_shown(rows, 1), weft_column_number(rows, 2), weft_column_shown(rows, 3),
-                weft_column_shown(rows, 4), weft_column_shown(rows, 5));
-    return weft_database_end(d);
-}
-
 static weft_status build(const char *const *paths, int n, const char *file, FILE *say,
                          weft_merged *result) {
     WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
@@ -376,7 +363,17 @@ static weft_status build(const char *const *paths, int n, const char *file, FILE
     WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs", ""));
     WEFT_TRY(weft_database_number(d, 0, &done, "SELECT count(*) FROM runs WHERE status" ENDED, ""));
     *result = (weft_merged){(int)runs, (int)done};
-    return say ? tell_runs(d, say) : WEFT_OK;
+    if (!say) return WEFT_OK;
+    EACH_ROW(rows, d,
+             "SELECT folder, status, score,"
+             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'commit'),"
+             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'device'),"
+             " (SELECT value FROM facts f WHERE f.run = r.run AND name = 'machine')"
+             " FROM runs r WHERE status" ENDED " ORDER BY run")
+        fprintf(say, "%-32s %-8s %9.4f  %.12s  %s, %s\n", weft_column_shown(rows, 0),
+                weft_column_shown(rows, 1), weft_column_number(rows, 2), weft_column_shown(rows, 3),
+                weft_column_shown(rows, 4), weft_column_shown(rows, 5));
+    return weft_database_end(d);
 }
 
 /* In a folder beside, which takes SQLite's journals too: half of it is worth nothing. Of several merges

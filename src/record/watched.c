@@ -116,13 +116,6 @@ static bool is_known(const weft_watched *w, const char *folder, bool of_study) {
     return false;
 }
 
-static void add_study(weft_watched *w, const char *folder, int root) {
-    study *s = WEFT_ADD(w->studies, w->n_studies);
-    if (!s) return;
-    s->version = ++w->version;
-    if (!make_place(w, folder, root, &s->at, &s->name)) w->n_studies--;
-}
-
 static void add_run(weft_watched *w, const char *folder, int root) {
     if (w->n_runs == RUNS_MOST) w->full = true;
     run *r = w->full ? NULL : WEFT_ADD(w->runs, w->n_runs);
@@ -147,8 +140,10 @@ static void walk(weft_watched *w, int root, int folder, const char *path, int de
     char inside[WEFT_PATH_MAX];
     struct stat is;
     int at;
-    if (weft_below_look(folder, "runs.db", &is) && !is_known(w, path, true))
-        add_study(w, path, root);
+    bool made = weft_below_look(folder, "runs.db", &is) && !is_known(w, path, true);
+    study *s = made ? WEFT_ADD(w->studies, w->n_studies) : NULL;
+    if (s) s->version = ++w->version;
+    if (s && !make_place(w, path, root, &s->at, &s->name)) w->n_studies--;
     if (weft_below_look(folder, "metrics.jsonl", &is)) {
         if (!is_known(w, path, false)) add_run(w, path, root);
         return;
