@@ -37,22 +37,6 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
                           n * (1 - WEFT_CONFIDENCE)));
 }
 
-/* What was said before the first run, and what became of it. */
-static void say_power(weft_page *p, const weft_report_data *d) {
-    char power[512];
-    double least = NAN, most = NAN;
-    if (!(d->spread > 0) || d->planned_seeds < 2) return;
-    weft_power_text(d->planned_seeds, d->spread, power, sizeof power);
-    EACH_VARIANT(v, d) {
-        if (!weft_report_counts(v)) continue;
-        least = fmin(least, v->compared.sd);
-        most = fmax(most, v->compared.sd);
-    }
-    weft_page_say(p, "Stated beforehand: %s%s%s%s", power,
-                  isfinite(least) ? weft_say(" They had %.2g", least) : "",
-                  least < most ? weft_say(" to %.2g", most) : "", isfinite(least) ? "." : "");
-}
-
 /* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: the
  * standard deviation pooled over them, with more degrees of freedom than a single comparison has. */
 typedef struct {
@@ -198,7 +182,20 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
                       "Every run ends at the loss of guessing, %.4f for %.0f tokens. Train for "
                       "longer, try another learning rate, or look at the data.",
                       log(d->vocabulary), d->vocabulary);
-    say_power(p, d);
+    if (d->spread > 0 && d->planned_seeds > 1) {
+        /* What was said before the first run, and what became of it. */
+        char power[512];
+        double least = NAN, most = NAN;
+        weft_power_text(d->planned_seeds, d->spread, power, sizeof power);
+        EACH_VARIANT(v, d) {
+            if (!weft_report_counts(v)) continue;
+            least = fmin(least, v->compared.sd);
+            most = fmax(most, v->compared.sd);
+        }
+        weft_page_say(p, "Stated beforehand: %s%s%s%s", power,
+                      isfinite(least) ? weft_say(" They had %.2g", least) : "",
+                      least < most ? weft_say(" to %.2g", most) : "", isfinite(least) ? "." : "");
+    }
     say_confidence(p, d);
     say_together(p, d);
     return WEFT_OK;

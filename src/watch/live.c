@@ -392,25 +392,6 @@ static unsigned most_connections(void) {
     return left / 2 < CONNECTIONS_MOST ? left / 2 : CONNECTIONS_MOST;
 }
 
-static weft_status start_daemon(live *w) {
-    int listening;
-    bool six = false;
-    double seconds = w->options.request_seconds;
-    WEFT_TRY(weft_connections_open(seconds > 0 ? seconds : REQUEST_SECONDS, &w->connections));
-    WEFT_TRY(weft_http_listen(w->options.host, w->options.port, &listening, &six));
-    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
-                     MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
-    w->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
-        MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
-        MHD_OPTION_NOTIFY_CONNECTION, weft_connections_note, w->connections,
-        MHD_OPTION_CONNECTION_LIMIT, most_connections(), MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
-    if (w->daemon) return WEFT_OK;
-    close(listening);
-    return weft_fail(WEFT_EIO, "watch: libmicrohttpd does not start; WEFT_LOG=debug tells more");
-}
-
 static void close_live(live **w) {
     weft_live_close(*w ? &(*w)->told : NULL);
 }
@@ -437,7 +418,24 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     if (!w->page) return weft_no_memory("watch");
     weft_watched_look(runs);
     w->told.found = weft_watched_count(runs);
-    WEFT_TRY(start_daemon(w));
+    int listening;
+    bool six = false;
+    double seconds = o->request_seconds;
+    WEFT_TRY(weft_connections_open(seconds > 0 ? seconds : REQUEST_SECONDS, &w->connections));
+    WEFT_TRY(weft_http_listen(o->host, o->port, &listening, &six));
+    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
+                     MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
+    w->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
+        MHD_OPTION_NOTIFY_CONNECTION, weft_connections_note, w->connections,
+        MHD_OPTION_CONNECTION_LIMIT, most_connections(), MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
+    if (!w->daemon) {
+        close(listening);
+        return weft_fail(WEFT_EIO,
+                         "watch: libmicrohttpd does not start; WEFT_LOG=debug tells more");
+    }
     w->told.port = MHD_get_daemon_info(w->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
     int error = pthread_create(&w->thread, NULL, look, w);
     if (error) return weft_fail(WEFT_EIO, "watch: no thread: %s", strerror(error));
