@@ -82,13 +82,6 @@ static weft_status find_source(const weft_args *a, bench_options *own, const cha
     return a->config ? weft_args_readable(a->config, NULL) : WEFT_OK;
 }
 
-static weft_status bench_train(const weft_args *a, bench_options *own, int *failed) {
-    if (own->quick)
-        return WEFT_BAD_INPUT("--quick is attention's; train has --variants and --steps");
-    WEFT_TRY(find_source(a, own, "small"));
-    return bench_train_table(own, failed);
-}
-
 static weft_status bench_attention(const weft_args *a, bench_options *own, int *failed) {
     if (a->config || a->n_overrides || a->variant || a->seed >= 0 || own->shape || own->variants ||
         own->steps || own->settle >= 0 || own->profile ||
@@ -274,7 +267,10 @@ weft_status weft_cmd_bench(weft_args *args, int argc, char **argv) {
     own.table = args->json ? NULL : stdout;
     own.json = args->json ? stdout : NULL;
     own.cuda = args->device && strcmp(args->device, "cuda") == 0;
-    WEFT_TRY(train       ? bench_train(args, &own, &failed)
+    if (train && own.quick)
+        return WEFT_BAD_INPUT("--quick is attention's; train has --variants and --steps");
+    if (train) WEFT_TRY(find_source(args, &own, "small"));
+    WEFT_TRY(train       ? bench_train_table(&own, &failed)
              : speculate ? bench_speculate(args, &own)
              : decode    ? bench_decode(args, &own, &failed)
              : serve     ? bench_serve(args, &own, &failed)

@@ -60,8 +60,7 @@ typedef struct {
 } change;
 
 static void end_change(change *did) {
-    free(did->errors);
-    free(did->apart);
+    WEFT_FREE(did->errors, did->apart);
 }
 
 /* The tokenizer of a folder, to be closed after a failure too; NULL where it has none. */

@@ -529,8 +529,7 @@ weft_status weft_study_run(weft_study *s, const weft_study_options *options,
     if (status == WEFT_OK) sum_up(&v);
     weft_database_close(v.database);
     weft_record_runs_free(&v.jobs);
-    free(v.order);
-    free(v.slots);
+    WEFT_FREE(v.order, v.slots);
     if (hold >= 0) close(hold);
     return status;
 }
