@@ -146,16 +146,14 @@ WEFT_ENDED_BY(destroy_block, weft_block)
 
 static weft_status new_block(weft_engine *engine, const char *key, weft_describe describe,
                              void *context, int purpose, weft_block **out) {
-    WEFT_AUTO(destroy_block_at) weft_block *b = calloc(1, sizeof *b);
-    if (!b) return weft_no_memory("block");
+    WEFT_NEW(weft_block, b, destroy_block, "block: no memory");
     b->engine = engine;
     b->purpose = purpose;
     b->opened = 1;
     b->key = key ? strdup(key) : NULL;
     if (key && !b->key) return weft_no_memory("block");
     WEFT_TRY(weft_graph_create(&b->graph));
-    b->lists = calloc(1, sizeof *b->lists);
-    if (!b->lists) return weft_no_memory("block");
+    WEFT_ROOM_AT(b->lists, 1, "block: no memory");
     b->lists->gradient = (b->purpose & WEFT_BLOCK_GRADIENT) != 0;
     b->graph->constant = !b->lists->gradient;
     b->graph->owner = b->lists;

@@ -28,8 +28,7 @@ weft_status weft_engine_open(int threads, const char *device, weft_engine **out)
     const weft_backend *backend = NULL;
     WEFT_TRY(check_threads(__func__, threads));
     WEFT_TRY(choose_backend(device, &backend));
-    WEFT_AUTO_FREE weft_engine *engine = calloc(1, sizeof *engine);
-    if (!engine) return weft_no_memory(__func__);
+    WEFT_ROOM(weft_engine, engine, 1, "%s: no memory", __func__);
     engine->backend = backend;
     WEFT_TRY(weft_pool_create(threads, &engine->pool));
     pthread_mutex_init(&engine->running, NULL);

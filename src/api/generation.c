@@ -17,8 +17,7 @@ weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t
     if (sequences < 0 || context < 0)
         return API_REFUSE("%lld sequences of %lld tokens", (long long)sequences,
                           (long long)context);
-    WEFT_AUTO_FREE weft_generation *g = calloc(1, sizeof *g);
-    if (!g) return weft_no_memory(__func__);
+    WEFT_ROOM(weft_generation, g, 1, "%s: no memory", __func__);
     weft_generator_limits limits = {.sequences = sequences, .context = context};
     WEFT_TRY(weft_generator_open(model, engine->backend, engine->pool, &limits, &g->generator));
     return weft_hand(&g, out);
@@ -119,8 +118,7 @@ weft_status weft_text_open(const char *name, weft_text **out) {
     API_NEED(out);
     *out = NULL;
     API_NEED(name);
-    WEFT_AUTO(weft_text_close_at) weft_text *t = calloc(1, sizeof *t);
-    if (!t) return weft_no_memory(__func__);
+    WEFT_NEW(weft_text, t, weft_text_close, "%s: no memory", __func__);
     WEFT_TRY(weft_tokenizer_open(name, &t->tokenizer));
     WEFT_TRY(weft_encoder_open(t->tokenizer, &t->encoder));
     return weft_hand(&t, out);

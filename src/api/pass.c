@@ -24,8 +24,7 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
     if ((purpose & WEFT_PASS_RECOMPUTE) && !(purpose & WEFT_PASS_TRAIN))
         return API_REFUSE("WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward pass "
                           "nothing is made again");
-    WEFT_AUTO(weft_pass_close_at) weft_pass *p = calloc(1, sizeof *p);
-    if (!p) return weft_no_memory(__func__);
+    WEFT_NEW(weft_pass, p, weft_pass_close, "%s: no memory", __func__);
     p->serial = 1 + atomic_fetch_add(&serials, 1);
     p->batch = batch;
     p->time = time;
@@ -37,8 +36,7 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
                         .logits = p->purpose & WEFT_PASS_LOGITS,
                         .recompute = p->purpose & WEFT_PASS_RECOMPUTE};
     int64_t count = p->batch * p->time;
-    p->no_targets = malloc((size_t)count * sizeof *p->no_targets);
-    if (!p->no_targets) return weft_no_memory("weft_pass_open");
+    WEFT_ROOM_AT(p->no_targets, count, "weft_pass_open: no memory");
     for (int64_t i = 0; i < count; i++)
         p->no_targets[i] = -1;
     WEFT_TRY(weft_session_open(model, engine->backend, engine->pool, &build, build.train, false,
@@ -100,8 +98,7 @@ weft_status weft_pass_loss(const weft_pass *pass, const char *part, double *out)
 /* A kept tensor as floats: as it lies where it is f32, by way of doubles otherwise. */
 static weft_status read_floats(const weft_pass *pass, const weft_tensor *t, int64_t n, float *out) {
     if (t && t->dtype == WEFT_F32) return weft_exec_read(pass->session.exec, t, out);
-    WEFT_AUTO_FREE double *values = malloc((size_t)n * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "pass: no memory to read a tensor");
+    WEFT_ROOM(double, values, n, "pass: no memory to read a tensor");
     WEFT_TRY(weft_session_values(&pass->session, t, n, values));
     for (int64_t i = 0; i < n; i++)
         out[i] = (float)values[i];

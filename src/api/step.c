@@ -115,9 +115,8 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
 static weft_status build(const wish *w) {
     weft_step *s = w->step;
     size_t n = (size_t)s->n_tensors;
-    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
-    WEFT_AUTO_FREE weft_tensor **grads = calloc(n, sizeof *grads);
-    if (!slots || !grads) return weft_no_memory("weft_step_open");
+    WEFT_ROOM(weft_adam_slot, slots, 2 * n, "weft_step_open: no memory");
+    WEFT_ROOM(weft_tensor *, grads, n, "weft_step_open: no memory");
     for (int i = 0; i < s->n_tensors; i++) {
         slots[i] = describe_slot(w, i);
         grads[i] = slots[i].grad;
@@ -168,8 +167,7 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
                               i, (long long)t->columns, (long long)t->first_rows,
                               (long long)t->rows);
     }
-    WEFT_AUTO(weft_step_close_at) weft_step *s = calloc(1, sizeof *s);
-    if (!s) return weft_no_memory(__func__);
+    WEFT_NEW(weft_step, s, weft_step_close, "%s: no memory", __func__);
     *s = (weft_step){.engine = engine, .n_groups = n_groups, .n_tensors = n_tensors};
     pthread_mutex_init(&s->lock, NULL);
     int places = GROUP_BOUND * n_groups + SLOT_BOUND * n_tensors;

@@ -36,3 +36,16 @@ static inline weft_status weft_hand(void *at, void *out) {
         weft_status try_status_ = (call);                                                          \
         if (try_status_ != WEFT_OK) return try_status_;                                            \
     } while (0)
+
+/* A new variable: room for so many of a type, zeroed, freed with its scope; one object, ended by close_at
+ * (WEFT_ENDED_BY); and room where there is a pointer, which whoever owns that frees. Where there is no memory
+ * they leave the function with that message. */
+#define WEFT_ROOM(type, name, count, ...)                                                          \
+    WEFT_AUTO_FREE type *name = calloc((size_t)(count), sizeof *name);                             \
+    WEFT_TRY(name ? WEFT_OK : weft_fail(WEFT_ENOMEM, __VA_ARGS__))
+#define WEFT_NEW(type, name, close, ...)                                                           \
+    WEFT_AUTO(close##_at) type *name = calloc(1, sizeof *name);                                    \
+    WEFT_TRY(name ? WEFT_OK : weft_fail(WEFT_ENOMEM, __VA_ARGS__))
+#define WEFT_ROOM_AT(at, count, ...)                                                               \
+    WEFT_TRY(((at) = calloc((size_t)(count), sizeof *(at))) ? WEFT_OK                              \
+                                                            : weft_fail(WEFT_ENOMEM, __VA_ARGS__))

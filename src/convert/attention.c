@@ -50,8 +50,8 @@ static weft_status read_dot(const weft_model *m, int64_t layer, dot_layer *out) 
     const weft_weight *to_bias = weft_layer_weight(m, layer, "attn.out.bias");
     *out = (dot_layer){0};
     if (!qkv || !to) return weft_fail(WEFT_EBUG, "convert: a layer without attention");
-    out->all = calloc((size_t)((inner + 2 * n) * (e + 1) + e * (inner + 1)), sizeof *out->all);
-    if (!out->all) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer");
+    WEFT_ROOM_AT(out->all, (inner + 2 * n) * (e + 1) + e * (inner + 1),
+                 "convert: no memory for a layer");
     out->q = out->all;
     out->k = out->q + inner * e;
     out->v = out->k + n * e;
@@ -133,8 +133,8 @@ typedef struct {
 static weft_status open_directions(directions *d, int64_t n, int64_t e, int64_t latent) {
     int64_t wide = n > e ? n : e;
     *d = (directions){.n = n, .e = e, .latent = latent};
-    d->w = calloc((size_t)(n * e + 2 * n + 2 * n * n + latent * e + n * wide), sizeof *d->w);
-    if (!d->w) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's keys");
+    WEFT_ROOM_AT(d->w, (n * e + 2 * n + 2 * n * n + latent * e + n * wide),
+                 "convert: no memory for a layer's keys");
     d->scale = d->w + n * e;
     d->values = d->scale + n;
     d->gram = d->values + n;
@@ -211,8 +211,7 @@ static conversion conversion_of(const weft_model *m) {
 static weft_status write_maps(const conversion *v, int64_t layer, const char *name,
                               const directions *d, int64_t first, double factor, bool transposed) {
     int64_t latent = d->latent, width = v->width;
-    WEFT_AUTO_FREE double *map = malloc((size_t)(v->heads * width * latent) * sizeof *map);
-    if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
+    WEFT_ROOM(double, map, (v->heads * width * latent), "convert: no memory for a layer's maps");
     for (int64_t h = 0; h < v->heads; h++)
         for (int64_t i = 0; i < width; i++)
             for (int64_t l = 0; l < latent; l++) {
@@ -269,9 +268,8 @@ static weft_status take_rotated(const conversion *v, int64_t layer, dot_layer *d
     int64_t e = v->e, inner = v->heads * v->width, rows = v->heads * f->kept;
     *left = 1;
     if (!f->kept) return WEFT_OK;
-    WEFT_AUTO_FREE double *room =
-        malloc((size_t)((rows + f->kept) * (e + 1) + inner) * sizeof *room);
-    if (!room) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's rotated part");
+    WEFT_ROOM(double, room, (rows + f->kept) * (e + 1) + inner,
+              "convert: no memory for a layer's rotated part");
     weft_rotated_rows all = {dot->q, dot->k, dot->bq, dot->bk}, part = {.q = room};
     part.k = part.q + rows * e;
     part.bq = part.k + f->kept * e;
@@ -346,8 +344,7 @@ static weft_status choose_rotated(conversion *v) {
                         .law = rope_law_of(c, 0)};
     f->kept = v->options->rope ? v->options->rope : f->columns;
     int64_t inner = v->heads * v->width;
-    WEFT_AUTO_FREE double *pairs = calloc((size_t)(f->columns + inner + v->n), sizeof *pairs);
-    if (!pairs) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_ROOM(double, pairs, f->columns + inner + v->n, "convert: no memory");
     double *q = pairs + f->columns, *k = q + inner;
     for (int64_t l = 0; f->kept < f->columns && l < c->n_layer; l++) {
         WEFT_AUTO(end_dot) dot_layer dot = {0};
@@ -421,8 +418,7 @@ static weft_status write_gaussian(const conversion *v, int64_t layer, const char
                                   double factor) {
     int64_t e = v->e, d = v->width, count = 2 * heads * d * e;
     char weight[32], bias_name[32], site[64];
-    WEFT_AUTO_FREE double *map = malloc((size_t)(count + 2 * heads * d) * sizeof *map);
-    if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
+    WEFT_ROOM(double, map, count + 2 * heads * d, "convert: no memory for a layer's maps");
     double *shift = map + count;
     snprintf(weight, sizeof weight, "attn.%s.weight", name);
     snprintf(bias_name, sizeof bias_name, "attn.%s.bias", name);

@@ -67,8 +67,7 @@ static weft_status open_index(weight_files *f) {
 static weft_status open_files(const char *folder, weight_files *f) {
     bool there;
     *f = (weight_files){.folder = folder};
-    f->list = calloc(SHARDS_MOST, sizeof *f->list);
-    if (!f->list) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_ROOM_AT(f->list, SHARDS_MOST, "convert: no memory");
     WEFT_TRY(weft_folder_has(folder, "model.safetensors", &there));
     if (there) return open_file(f, "model.safetensors");
     WEFT_TRY(weft_folder_has(folder, "model.safetensors.index.json", &there));
@@ -105,8 +104,7 @@ static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_mod
     if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the config's model", p->ours);
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
     int64_t theirs = t->shape[0] * (t->ndim == 2 ? t->shape[1] : 1);
-    WEFT_AUTO_FREE double *values = malloc((size_t)(theirs + count) * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    WEFT_ROOM(double, values, theirs + count, "convert: no memory for '%s'", p->theirs);
     double *ordered = values + theirs;
     weft_safetensor_values(t, 0, theirs, values);
     for (int64_t i = 0; i < p->rows; i++)
@@ -186,8 +184,7 @@ static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtyp
                               unsigned char *to) {
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
     size_t size = weft_dtype_size(dtype);
-    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    WEFT_ROOM(double, values, count, "convert: no memory for '%s'", p->theirs);
     weft_weight part = {.dtype = dtype, .count = count};
     if (w) part.data = (unsigned char *)w->data + (size_t)(p->first * width) * size;
     if (w) weft_weight_read(&part, values);
@@ -269,9 +266,8 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
         WEFT_AUTO_FREE hf_piece *pieces =
             weft_hf_pieces(&p->model->config, family, weft_hf_bodies[family].prefix, true, &n);
         if (!pieces) return WEFT_ENOMEM;
-        WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
-        WEFT_AUTO_FREE void **own = calloc((size_t)n, sizeof *own);
-        if (!tensors || !own) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+        WEFT_ROOM(weft_safetensor, tensors, n, "%s: no memory", path);
+        WEFT_ROOM(void *, own, n, "%s: no memory", path);
         WEFT_TRY(weft_mirror_use(p->model->mirror, NULL));
         weft_status status = fill_tensors(p->model, pieces, n, tensors, own, &count);
         if (status == WEFT_OK) status = weft_safetensors_write(path, tensors, count, metadata, sum);

@@ -48,9 +48,8 @@ weft_status weft_windows_tokens(const char *path, int64_t time, int64_t windows,
 weft_status weft_windows_random(int64_t vocab, int64_t time, int64_t windows, weft_windows *out) {
     int64_t count = windows * (time + 1);
     *out = (weft_windows){.windows = windows, .time = time};
-    out->tokens = malloc((size_t)count * sizeof *out->tokens);
-    WEFT_AUTO_FREE double *u = malloc((size_t)count * sizeof *u);
-    if (!out->tokens || !u) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_ROOM(double, u, count, "convert: no memory");
+    WEFT_ROOM_AT(out->tokens, count, "convert: no memory");
     weft_random_uniform(1, 0, weft_random_site("convert"), 0, count, u);
     for (int64_t i = 0; i < count; i++)
         out->tokens[i] = (int32_t)(u[i] * (double)vocab);
@@ -95,10 +94,9 @@ weft_status weft_windows_moments(const weft_model *m, weft_backing place, const 
     WEFT_AUTO(weft_session_close) weft_session s = {0};
     int64_t count = m->config.n_embd * m->config.n_embd;
     double share = 1 / (double)(text->windows * text->time);
-    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
-    WEFT_AUTO_FREE double *sums = calloc((size_t)(m->config.n_layer * count), sizeof *sums);
     *moments = NULL;
-    if (!values || !sums) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_ROOM(double, values, count, "convert: no memory");
+    WEFT_ROOM(double, sums, (m->config.n_layer * count), "convert: no memory");
     WEFT_TRY(open_session(m, place, text->time, &(weft_build){.moments = true}, &s));
     for (int64_t w = 0; w < text->windows; w++) {
         WEFT_TRY(run_window(&s, text, w));
@@ -143,9 +141,8 @@ weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_ba
     const weft_config *c = &a->config;
     int64_t time = text->time < COMPARED_TOKENS ? text->time : COMPARED_TOKENS;
     int64_t windows = text->windows < COMPARED_WINDOWS ? text->windows : COMPARED_WINDOWS;
-    WEFT_AUTO_FREE double *scores = malloc((size_t)(2 * c->n_head * time * time) * sizeof *scores);
+    WEFT_ROOM(double, scores, 2 * c->n_head * time * time, "convert: no memory");
     WEFT_AUTO(weft_session_close) weft_session first = {0}, second = {0};
-    if (!scores) return weft_fail(WEFT_ENOMEM, "convert: no memory");
     memset(apart, 0, (size_t)c->n_layer * sizeof *apart);
     weft_build build = {.scores = true};
     WEFT_TRY(open_session(a, place, time, &build, &first));

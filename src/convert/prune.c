@@ -57,12 +57,11 @@ static weft_status choose_layer(cutting *v, int64_t layer, const weft_pruned *di
                          .read = read_moments,
                          .context = (void *)(uintptr_t)o->state};
     weft_pruned_layer *out = &did->layers[layer];
-    WEFT_AUTO_FREE double *own = malloc((size_t)units->units * sizeof *own);
+    WEFT_ROOM(double, own, units->units, "prune: no memory");
     const double *sums = known ? given : own;
     double all = 0, held = 0;
     int64_t at = 0;
-    out->kept = malloc((size_t)did->left * sizeof *out->kept);
-    if (!own || !out->kept) return weft_fail(WEFT_ENOMEM, "prune: no memory");
+    WEFT_ROOM_AT(out->kept, did->left, "prune: no memory");
     if (!known) WEFT_TRY(weft_units_weigh(units, v->from, layer, &how, own));
     weft_units_choose(units, layer, sums, did->left * units->block / units->units);
     for (int64_t u = 0; u < units->units; u++) {
@@ -77,10 +76,9 @@ static weft_status choose_layer(cutting *v, int64_t layer, const weft_pruned *di
 
 /* A tensor of the new model from the old one's: what stays, one after the other, or zeros in between. */
 static weft_status cut(const cutting *v, const weft_weight *from, weft_weight *to) {
-    WEFT_AUTO_FREE double *values = malloc((size_t)from->count * sizeof *values);
-    WEFT_AUTO_FREE bool *stay = malloc((size_t)from->count);
+    WEFT_ROOM(double, values, from->count, "prune: no memory");
+    WEFT_ROOM(bool, stay, from->count, "prune: no memory");
     int64_t at = 0;
-    if (!values || !stay) return weft_fail(WEFT_ENOMEM, "prune: no memory");
     weft_weight_read(from, values);
     weft_units_mark(&v->units, from, stay);
     for (int64_t i = 0; i < from->count; i++) {
@@ -104,10 +102,9 @@ static weft_status cut_cross(const cutting *v, int64_t layer) {
     weft_weight *down = weft_layer_weight(v->to, layer, "ffn.cross_down.weight");
     weft_weight *up = weft_layer_weight(v->to, layer, "ffn.cross_up.weight");
     int64_t ffn = whole->shape[0], rank = down->shape[0], r = 0;
-    WEFT_AUTO_FREE double *all = malloc((size_t)whole->count * sizeof *all);
-    WEFT_AUTO_FREE double *picks = calloc((size_t)down->count, sizeof *picks);
-    WEFT_AUTO_FREE double *columns = malloc((size_t)up->count * sizeof *columns);
-    if (!all || !picks || !columns) return weft_fail(WEFT_ENOMEM, "prune: no memory");
+    WEFT_ROOM(double, all, whole->count, "prune: no memory");
+    WEFT_ROOM(double, picks, down->count, "prune: no memory");
+    WEFT_ROOM(double, columns, up->count, "prune: no memory");
     weft_weight_read(whole, all);
     for (int64_t j = 0; j < ffn; j++) {
         if (!v->units.kept[layer * v->units.units + j]) continue;
@@ -157,8 +154,7 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
     did->units = v.units.units;
     WEFT_TRY(count_left(&v, did));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    did->layers = calloc((size_t)did->n_layers, sizeof *did->layers);
-    if (!did->layers) return weft_fail(WEFT_ENOMEM, "prune: no memory");
+    WEFT_ROOM_AT(did->layers, did->n_layers, "prune: no memory");
     for (int64_t l = 0; l < did->n_layers; l++)
         WEFT_TRY(choose_layer(&v, l, did));
     if (!options->sparse) set_units(&c, options->what, did->units, did->left);

@@ -103,8 +103,8 @@ static weft_status find_shares(const weft_rotated *f, int64_t pair, const double
                                const double *gram, const double *q_squares, double *share,
                                double *size) {
     int64_t kv = f->kv, n = kv * f->width, half = f->columns / 2, wide = 2 * kv;
-    WEFT_AUTO_FREE double *room = malloc((size_t)(2 * wide * wide + wide) * sizeof *room);
-    if (!room) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's rotated part");
+    WEFT_ROOM(double, room, 2 * wide * wide + wide,
+              "convert: no memory for a layer's rotated part");
     double *vectors = room + wide * wide, *values = vectors + wide * wide, most = 0;
     memset(size, 0, (size_t)kv * sizeof *size);
     for (int64_t h = 0; h < f->heads; h++)
@@ -150,8 +150,7 @@ static void add_pair(row_list into, int64_t to, row_list source, int64_t from,
 static weft_status move_pair(const weft_rotated *f, int64_t pair, const weft_rotated_rows *all,
                              const double *gram, const double *q_squares,
                              const weft_rotated_rows *part) {
-    WEFT_AUTO_FREE double *share = malloc((size_t)(3 * f->kv) * sizeof *share);
-    if (!share) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's rotated part");
+    WEFT_ROOM(double, share, 3 * f->kv, "convert: no memory for a layer's rotated part");
     int64_t e = f->e, to = pair / f->stride, halves[] = {f->kept / 2, f->columns / 2};
     int64_t back[] = {halves[1], halves[0]};
     double *size = share + 2 * f->kv, *im = share + f->kv;

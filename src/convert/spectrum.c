@@ -140,8 +140,7 @@ static void order(problem *p) {
 }
 
 weft_status weft_spectrum(double *a, int64_t n, double *values, double *vectors) {
-    WEFT_AUTO_FREE double *room = calloc((size_t)n * 3, sizeof *room);
-    if (!room) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_ROOM(double, room, (size_t)n * 3, "convert: no memory");
     problem p = {n, a, vectors, values, room, room + n, room + 2 * n};
     memset(vectors, 0, (size_t)(n * n) * sizeof *vectors);
     for (int64_t i = 0; i < n; i++)

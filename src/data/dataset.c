@@ -68,8 +68,7 @@ weft_status weft_dataset_tokenizer(const weft_config *c, weft_tokenizer **out) {
 
 weft_status weft_dataset_open(const weft_config *c, weft_dataset **out) {
     *out = NULL;
-    WEFT_AUTO_FREE weft_dataset *d = calloc(1, sizeof *d);
-    if (!d) return weft_fail(WEFT_ENOMEM, "DATASET: no memory");
+    WEFT_ROOM(weft_dataset, d, 1, "DATASET: no memory");
     memcpy(d->name, c->dataset, sizeof d->name);
     d->kind = find_kind(c);
     if (d->kind == SHARDS) WEFT_TRY(weft_shards_open(c->dataset, c->vocab_size, &d->shards));

@@ -70,8 +70,7 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
         o->time > INT64_MAX / 64 / o->sequences || o->parts > UINT32_MAX / o->sequences)
         return WEFT_BAD_INPUT("prefetch: %lld x %lld sequences of %lld tokens", (long long)o->parts,
                               (long long)o->sequences, (long long)o->time);
-    WEFT_AUTO(weft_prefetch_close_at) weft_prefetch *p = calloc(1, sizeof *p);
-    if (!p) return weft_fail(WEFT_ENOMEM, "no memory for batches");
+    WEFT_NEW(weft_prefetch, p, weft_prefetch_close, "no memory for batches");
     p->dataset = d;
     p->options = *options;
     pthread_mutex_init(&p->lock, NULL);

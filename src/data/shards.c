@@ -199,8 +199,7 @@ int64_t weft_shards_tokens(const weft_shards *s, weft_split split) {
 weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
     *crc = 0;
     int64_t part = s->bytes / WEFT_SHARDS_SUMMED + 1, stride = SUM_BLOCK * part;
-    WEFT_AUTO_FREE unsigned char *block = malloc(SUM_BLOCK);
-    if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory for its checksum", s->folder);
+    WEFT_ROOM(unsigned char, block, SUM_BLOCK, "%s: no memory for its checksum", s->folder);
     for (int split = 0; split < 2; split++)
         for (int64_t i = 0; i < s->splits[split].count; i++) {
             const shard *one = &s->splits[split].all[i];

@@ -155,8 +155,7 @@ static weft_status copy_tokens(job *j, weft_tokens *f, double val_share, bool al
     int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : INT32_MAX;
     int64_t count = f->rows * f->columns;
     int64_t train = all_val ? 0 : count - (int64_t)((double)count * val_share);
-    WEFT_AUTO_FREE int32_t *some = malloc(COPY_TOKENS * sizeof *some);
-    if (!some) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
+    WEFT_ROOM(int32_t, some, COPY_TOKENS, "%s: no memory for its tokens", f->path);
     while (f->read < count) {
         bool val = f->read >= train;
         int64_t left = (val ? count : train) - f->read, n = left < COPY_TOKENS ? left : COPY_TOKENS;

@@ -52,9 +52,9 @@ static weft_status no_memory(const weft_encoder *e) {
 }
 
 weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
-    WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = calloc(1, sizeof *e);
     *out = NULL;
-    if (!e) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory to encode with", t->name);
+    WEFT_NEW(weft_encoder, e, weft_encoder_close, "tokenizer %s: no memory to encode with",
+             t->name);
     e->t = t;
     bool ok = true, patterns = false;
     if (!t->bytes_only) {

@@ -46,8 +46,7 @@ static weft_status add_vocab(weft_tokenizer *t, const json_t *vocab) {
         size_t length = strlen(key);
         if (!json_is_integer(value))
             return tokenizer_refuse(t, "the number of token \"%.40s\" is no number", key);
-        WEFT_AUTO_FREE char *bytes = malloc(length + 1);
-        if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+        WEFT_ROOM(char, bytes, length + 1, "tokenizer %s: no memory", t->name);
         int64_t n = token_bytes(t, key, length, bytes);
         int byte = byte_of(t, key);
         if (byte >= 0) {
@@ -67,8 +66,7 @@ static weft_status add_vocab(weft_tokenizer *t, const json_t *vocab) {
 static weft_status add_merge(weft_tokenizer *t, const char *left, size_t left_length,
                              const char *right, size_t right_length, bool numbering) {
     long long number = (long long)t->n_merges + 1;
-    WEFT_AUTO_FREE char *bytes = malloc(left_length + right_length + 1);
-    if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    WEFT_ROOM(char, bytes, left_length + right_length + 1, "tokenizer %s: no memory", t->name);
     int64_t l = token_bytes(t, left, left_length, bytes), r = -1;
     if (l > 0) r = token_bytes(t, right, right_length, bytes + l);
     if (r <= 0) return tokenizer_refuse(t, "merge %lld is not two byte-level tokens", number);
@@ -102,9 +100,8 @@ weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
 }
 
 static weft_status add_literal(weft_tokenizer *t, const char *text) {
-    WEFT_AUTO_FREE char *pattern = malloc(2 * strlen(text) + 1);
+    WEFT_ROOM(char, pattern, 2 * strlen(text) + 1, "tokenizer %s: no memory", t->name);
     char *to = pattern;
-    if (!pattern) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
     for (; *text; text++) {
         if ((*text & 0x80) == 0 && strchr("\\^$.|?*+()[]{}&", *text)) *to++ = '\\';
         *to++ = *text;

@@ -254,9 +254,8 @@ weft_status weft_split_compile(const char *pattern, const char *where, pcre2_cod
     if (strlen(pattern) > PATTERN_MOST)
         return WEFT_BAD_INPUT("%s: the pattern is longer than %d bytes", where, PATTERN_MOST);
     /* An escape of two letters becomes this much at most. */
-    WEFT_AUTO_FREE char *text =
-        malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1);
-    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
+    WEFT_ROOM(char, text, strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1,
+              "%s: no memory for the pattern", where);
     const char *refused = translate(pattern, &(pattern_text){text, 0});
     if (refused)
         return WEFT_BAD_INPUT("%s: the pattern has %s, which is not supported", where, refused);

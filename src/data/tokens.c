@@ -25,8 +25,8 @@ static weft_status check_size(weft_tokens *f, int64_t at) {
 }
 
 weft_status weft_tokens_next(weft_tokens *f, int64_t count, int32_t *values) {
-    WEFT_AUTO_FREE unsigned char *raw = malloc((size_t)SOME * (size_t)f->size);
-    if (!raw) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
+    WEFT_ROOM(unsigned char, raw, (size_t)(SOME * f->size), "%s: no memory for its tokens",
+              f->path);
     for (int64_t done = 0, some; done < count; done += some) {
         some = count - done < SOME ? count - done : SOME;
         WEFT_TRY(read_bytes(f, raw, (size_t)some * (size_t)f->size));
@@ -87,8 +87,7 @@ static weft_status read_npy(weft_tokens *f) {
         return WEFT_BAD_INPUT(
             "%s: damaged: its header would have %lld bytes, and the file has %lld", f->path,
             (long long)length, (long long)f->bytes);
-    WEFT_AUTO_FREE char *header = calloc((size_t)length + 1, 1);
-    if (!header) return weft_fail(WEFT_ENOMEM, "%s: no memory", f->path);
+    WEFT_ROOM(char, header, length + 1, "%s: no memory", f->path);
     WEFT_TRY(read_bytes(f, header, (size_t)length));
     const char *type = npy_value(header, "'descr'"), *order = npy_value(header, "'fortran_order'");
     static const char *const types[] = {"'<u2'", "'<u4'", "'<i4'", "'<i8'"};
@@ -166,8 +165,7 @@ weft_status weft_tokens_read(const char *path, weft_tokens *out) {
     *out = (weft_tokens){0};
     WEFT_AUTO(weft_tokens_free) weft_tokens f = {0};
     WEFT_TRY(weft_tokens_open(path, false, &f));
-    f.values = malloc((size_t)(f.rows * f.columns) * sizeof *f.values);
-    if (!f.values) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", path);
+    WEFT_ROOM_AT(f.values, (f.rows * f.columns), "%s: no memory for its tokens", path);
     WEFT_TRY(weft_tokens_next(&f, f.rows * f.columns, f.values));
     *out = f;
     f = (weft_tokens){0};

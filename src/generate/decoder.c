@@ -94,8 +94,7 @@ static weft_status refuse_cache(const weft_decoder *d) {
 /* Makes room for the states that a graph has; every graph has the same. */
 static weft_status make_states(weft_decoder *d, const weft_graph *g) {
     int64_t tensors = weft_graph_tensor_count(g);
-    d->states = calloc((size_t)tensors + 1, sizeof *d->states);
-    if (!d->states) return weft_no_memory("generate");
+    WEFT_ROOM_AT(d->states, tensors + 1, "generate: no memory");
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(g, i);
         if (t->role != WEFT_ROLE_STATE) continue;
@@ -118,8 +117,7 @@ static weft_status make_states(weft_decoder *d, const weft_graph *g) {
 static weft_status bind_graph(weft_decoder *d, row_graph *g) {
     const weft_graph *graph = g->graph.model.graph;
     int64_t tensors = weft_graph_tensor_count(graph), n = 0;
-    g->bindings = calloc((size_t)tensors + 1, sizeof *g->bindings);
-    if (!g->bindings) return weft_no_memory("generate");
+    WEFT_ROOM_AT(g->bindings, tensors + 1, "generate: no memory");
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(graph, i);
         if (t->view_of) continue;
@@ -156,8 +154,7 @@ static weft_status fill_rotations(const row_graph *g) {
 
 static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph **out) {
     *out = NULL;
-    WEFT_AUTO(close_graph_at) row_graph *g = calloc(1, sizeof *g);
-    if (!g) return weft_no_memory("generate");
+    WEFT_NEW(row_graph, g, close_graph, "generate: no memory");
     const weft_config *c = &d->model->config;
     weft_cached_shape shape = {
         .rows = use->rows,
@@ -219,8 +216,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
                               const weft_decoder_limits *limits, weft_decoder **out) {
     *out = NULL;
     WEFT_TRY(weft_cached_check(&m->config));
-    WEFT_AUTO(weft_decoder_close_at) weft_decoder *d = calloc(1, sizeof *d);
-    if (!d) return weft_no_memory("generate");
+    WEFT_NEW(weft_decoder, d, weft_decoder_close, "generate: no memory");
     d->model = m;
     d->backend = backend;
     d->pool = pool;

@@ -359,12 +359,11 @@ static void fold_gathers(const folding *f) {
 weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft_fold **folds,
                                int64_t *n) {
     /* A product has at most two matrices, and each at most a map and a norm; one that is alone a transpose too. */
-    size_t most = 4 * (size_t)weft_graph_node_count(g) + 1;
-    WEFT_AUTO_FREE weft_fold *list = calloc(most, sizeof *list);
-    folding f = {.graph = g, .width = width, .bytes = bytes, .list = list};
+    int64_t most = 4 * weft_graph_node_count(g) + 1;
     *folds = NULL;
     *n = 0;
-    if (!list) return weft_no_memory("generate");
+    WEFT_ROOM(weft_fold, list, most, "generate: no memory");
+    folding f = {.graph = g, .width = width, .bytes = bytes, .list = list};
     if (bytes > 0) {
         transpose_weights(&f);
         join_maps(&f);

@@ -33,8 +33,7 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     *out = NULL;
     weft_generator_limits l = limits ? *limits : (weft_generator_limits){0};
     WEFT_TRY(complete_limits(&m->config, &l));
-    WEFT_AUTO(weft_generator_close_at) weft_generator *g = calloc(1, sizeof *g);
-    if (!g) return weft_no_memory("generate");
+    WEFT_NEW(weft_generator, g, weft_generator_close, "generate: no memory");
     l.no_sharing |= l.slide; /* pages are written again */
     g->config = m->config;
     g->stats.cache_bytes_per_token = weft_cached_token_bytes(&m->config, m->dtype);

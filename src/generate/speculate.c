@@ -52,8 +52,7 @@ static weft_status open_model(weft_generator *g, const weft_backend *backend, we
             "the draft model knows %lld tokens and the model %lld; a draft model must "
             "have the model's vocabulary",
             (long long)c->vocab_size, (long long)g->config.vocab_size);
-    WEFT_AUTO(draft_model_close_at) draft_model *d = calloc(1, sizeof *d);
-    if (!d) return weft_no_memory("generate");
+    WEFT_NEW(draft_model, d, draft_model_close, "generate: no memory");
     bool ends = weft_position_of(c)->ends;
     int64_t context = ends ? least(c->context, l->context) : l->context;
     /* As wide as the generator's, a sliding context's too: places are taken in turn. */

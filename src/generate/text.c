@@ -45,11 +45,9 @@ WEFT_ENDED_BY(weft_stream_close, weft_stream)
 weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, int n_stops,
                              weft_stream **out) {
     *out = NULL;
-    WEFT_AUTO(weft_stream_close_at) weft_stream *s = calloc(1, sizeof *s);
-    if (!s) return weft_no_memory("stream");
+    WEFT_NEW(weft_stream, s, weft_stream_close, "stream: no memory");
     s->tokenizer = t;
-    s->stops = calloc((size_t)n_stops + 1, sizeof *s->stops);
-    if (!s->stops) return weft_no_memory("stream");
+    WEFT_ROOM_AT(s->stops, n_stops + 1, "stream: no memory");
     for (int i = 0; i < n_stops; i++) {
         if (!stops[i][0]) continue;
         s->stops[s->n_stops] = strdup(stops[i]);

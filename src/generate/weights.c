@@ -310,8 +310,7 @@ static weft_status join_floats(const fold_sources *s, const weft_fold *fold, flo
 static weft_status read_floats(const fold_sources *s, const weft_tensor *t, float **out) {
     if (!t) return WEFT_OK;
     int64_t count = weft_tensor_count(t);
-    *out = malloc((size_t)count * sizeof **out);
-    if (!*out) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", t->name);
+    WEFT_ROOM_AT(*out, count, "generate: no memory for '%s'", t->name);
     for (int64_t i = 0; i < s->n_folds; i++)
         if (s->folds[i].matrix == t) return join_floats(s, s->folds + i, *out);
     for (int64_t i = 0; i < s->graph->n_derived; i++) {
@@ -343,8 +342,7 @@ static weft_status make_folded(weft_generation_weights *w, const fold_sources *s
                                const weft_fold *fold) {
     int64_t rows = fold->matrix->shape[0];
     WEFT_AUTO_FREE float *values = NULL, *gain = NULL, *offset = NULL, *bias = NULL;
-    WEFT_AUTO_FREE float *made = malloc(2 * (size_t)rows * sizeof *made);
-    if (!made) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", fold->matrix->name);
+    WEFT_ROOM(float, made, 2 * rows, "generate: no memory for '%s'", fold->matrix->name);
     if (!fold->gain) {
         WEFT_TRY(read_floats(s, fold->matrix, &values));
         return keep_floats(w, fold->matrix, values);
@@ -367,12 +365,9 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
     *out = NULL;
     const weft_graph *g = graph->model.graph;
     int64_t tensors = weft_graph_tensor_count(g);
-    WEFT_AUTO(weft_generation_weights_destroy_at)
-    weft_generation_weights *w = calloc(1, sizeof *w);
-    if (!w) return weft_no_memory("generate");
+    WEFT_NEW(weft_generation_weights, w, weft_generation_weights_destroy, "generate: no memory");
     w->backend = backend;
-    w->list = calloc((size_t)tensors + 1, sizeof *w->list);
-    if (!w->list) return weft_no_memory("generate");
+    WEFT_ROOM_AT(w->list, tensors + 1, "generate: no memory");
     WEFT_TRY(weft_mirror_place(m->mirror, backend));
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(g, i);

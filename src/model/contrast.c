@@ -65,8 +65,7 @@ WEFT_ENDED_BY(weft_contrast_close, weft_contrast)
 weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_build *build, int64_t parts, weft_contrast **out) {
     *out = NULL;
-    WEFT_AUTO(weft_contrast_close_at) weft_contrast *c = calloc(1, sizeof *c);
-    if (!c) return weft_no_memory("training");
+    WEFT_NEW(weft_contrast, c, weft_contrast_close, "training: no memory");
     c->parts = parts;
     weft_build means = means_of(build);
     WEFT_TRY(weft_session_open(m, backend, pool, &means, false, false, &c->means));

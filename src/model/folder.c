@@ -22,8 +22,7 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
     WEFT_TRY(weft_folder_make_one(folder));
     WEFT_PATH(path, "%s/model.safetensors", folder);
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
-    if (!tensors) return weft_no_memory(path);
+    WEFT_ROOM(weft_safetensor, tensors, m->n_weights, "%s: no memory", path);
     for (int64_t i = 0; i < m->n_weights; i++) {
         const weft_weight *w = &m->weights[i];
         tensors[i] = (weft_safetensor){.name = w->name,
@@ -72,8 +71,7 @@ static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
         memcpy(w->data, t->data, (size_t)w->bytes);
         return WEFT_OK;
     }
-    WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
-    if (!values) return weft_no_memory(w->name);
+    WEFT_ROOM(double, values, w->count, "%s: no memory", w->name);
     weft_safetensor_values(t, 0, w->count, values);
     weft_weight_write(w, values);
     return WEFT_OK;

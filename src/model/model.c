@@ -24,8 +24,7 @@ weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_mod
     *out = NULL;
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph graph = {0};
     WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = dtype}, &graph));
-    WEFT_AUTO(weft_model_destroy_at) weft_model *m = calloc(1, sizeof *m);
-    if (!m) return weft_no_memory("model");
+    WEFT_NEW(weft_model, m, weft_model_destroy, "model: no memory");
     m->config = *c;
     m->dtype = dtype;
     size_t room = 0, at = 0;
@@ -109,8 +108,7 @@ weft_status weft_model_bind(const weft_model *m, const weft_backend *backend, co
     *out = NULL;
     WEFT_TRY(weft_mirror_place(m->mirror, backend));
     int64_t tensors = weft_graph_tensor_count(g), n = 0;
-    WEFT_AUTO_FREE weft_binding *bindings = calloc((size_t)tensors + 1, sizeof *bindings);
-    if (!bindings) return weft_no_memory("model");
+    WEFT_ROOM(weft_binding, bindings, tensors + 1, "model: no memory");
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(g, i);
         if (t->role != WEFT_ROLE_PARAM || t->view_of) continue;

@@ -60,8 +60,7 @@ WEFT_TASK(remove_strip) {
 
 /* Makes the `count` vectors of `length` (count ≤ length) orthonormal, in order. */
 static weft_status orthonormalize(double *vectors, int64_t count, int64_t length, weft_pool *pool) {
-    WEFT_AUTO_FREE double *products = malloc((size_t)count * PANEL * sizeof *products);
-    if (!products) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
+    WEFT_ROOM(double, products, (count * PANEL), "start: no memory for an orthogonal matrix");
     projection p = {.earlier = vectors, .along = products, .length = length};
     for (p.done = 0; p.done < count; p.done += p.width) {
         p.width = count - p.done < PANEL ? count - p.done : PANEL;
@@ -103,8 +102,7 @@ static void transpose(const double *from, double *to, int64_t rows, int64_t colu
 static weft_status start_orthogonal(double *values, int64_t rows, int64_t columns,
                                     weft_pool *pool) {
     if (rows <= columns) return orthonormalize(values, rows, columns, pool);
-    WEFT_AUTO_FREE double *transposed = calloc((size_t)(rows * columns), sizeof *transposed);
-    if (!transposed) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
+    WEFT_ROOM(double, transposed, (rows * columns), "start: no memory for an orthogonal matrix");
     transpose(values, transposed, rows, columns);
     weft_status status = orthonormalize(transposed, columns, rows, pool);
     transpose(transposed, values, columns, rows);
@@ -161,10 +159,8 @@ static void fill_piece(void *context, int64_t task, int thread) {
 static weft_status start_whole(weft_weight *w, uint64_t seed, weft_pool *pool) {
     weft_weight unit = *w;
     unit.init.a = 1;
-    WEFT_AUTO_FREE double *whole = calloc((size_t)w->count + 1, sizeof *whole);
+    WEFT_ROOM(double, whole, w->count, "start: no memory for %lld numbers", (long long)w->count);
     filling f = {.weight = &unit, .seed = seed, .whole = whole};
-    if (!whole)
-        return weft_fail(WEFT_ENOMEM, "start: no memory for %lld numbers", (long long)w->count);
     weft_pool_run(pool, pieces_of(w->count, PIECE), fill_piece, &f);
     WEFT_TRY(start_orthogonal(whole, w->shape[0], w->shape[1], pool));
     weft_weight_write(w, whole);

@@ -123,8 +123,7 @@ static weft_status move_weights(verify_run *v, double step) {
     for (int64_t i = 0; i < v->model->n_weights; i++) {
         weft_weight *w = &v->model->weights[i];
         if (!may_move(v, w->name)) continue;
-        WEFT_AUTO_FREE double *values = malloc(2 * (size_t)w->count * sizeof *values);
-        if (!values) return weft_fail(WEFT_ENOMEM, "no memory");
+        WEFT_ROOM(double, values, 2 * w->count, "no memory");
         double *direction = values + w->count;
         weft_weight_read(w, values); /* nothing but this writes them: the host's are the newest */
         weft_random_normal(9, 0, weft_random_site(w->name), 0, w->count, direction);
@@ -146,8 +145,7 @@ static weft_status check_gradients(verify_run *v) {
         const weft_tensor *p = v->session.graph.parameters[i].tensor;
         if (!p->grad || !may_move(v, p->name)) continue;
         int64_t count = weft_tensor_count(p);
-        WEFT_AUTO_FREE double *gradient = malloc(2 * (size_t)count * sizeof *gradient);
-        if (!gradient) return weft_fail(WEFT_ENOMEM, "no memory");
+        WEFT_ROOM(double, gradient, 2 * count, "no memory");
         double *direction = gradient + count;
         WEFT_TRY(weft_session_values(&v->session, p->grad, count, gradient));
         weft_random_normal(9, 0, weft_random_site(p->name), 0, count, direction);

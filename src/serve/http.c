@@ -153,8 +153,7 @@ static void *watch(void *context) {
 
 weft_status weft_connections_open(double seconds, weft_connections **out) {
     *out = NULL;
-    WEFT_AUTO_FREE weft_connections *all = calloc(1, sizeof *all);
-    if (!all) return weft_no_memory("serve");
+    WEFT_ROOM(weft_connections, all, 1, "serve: no memory");
     all->seconds = seconds;
     pthread_mutex_init(&all->lock, NULL);
     weft_http_condition(&all->news);

@@ -23,8 +23,7 @@ struct weft_server_metrics {
 };
 
 weft_status weft_server_metrics_create(weft_server_metrics **out) {
-    *out = calloc(1, sizeof **out);
-    if (!*out) return weft_no_memory("serve");
+    WEFT_ROOM_AT(*out, 1, "serve: no memory");
     pthread_mutex_init(&(*out)->lock, NULL);
     return WEFT_OK;
 }

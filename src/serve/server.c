@@ -463,8 +463,7 @@ static weft_status open_model(weft_server *s, const weft_served_model *m) {
 weft_status weft_server_open(const weft_server_options *o, const weft_served_model *models, int n,
                              weft_server **out) {
     *out = NULL;
-    WEFT_AUTO(weft_server_close_at) weft_server *s = calloc(1, sizeof *s);
-    if (!s) return weft_no_memory("serve");
+    WEFT_NEW(weft_server, s, weft_server_close, "serve: no memory");
     s->options = *o;
     s->listening = -1;
     s->started = (int64_t)time(NULL);

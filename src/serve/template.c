@@ -169,8 +169,7 @@ static weft_status find_stop(weft_template *m) {
 
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out) {
     *out = NULL;
-    WEFT_AUTO(weft_template_close_at) weft_template *m = calloc(1, sizeof *m);
-    if (!m) return weft_no_memory("chat template");
+    WEFT_NEW(weft_template, m, weft_template_close, "chat template: no memory");
     m->tokenizer = t;
     m->text = strdup(text);
     if (!m->text) return weft_no_memory("chat template");

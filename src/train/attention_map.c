@@ -29,8 +29,7 @@ static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t head
     *out = NULL;
     if (!l->means || !from) return WEFT_OK;
     int64_t all = l->score.heads, count = time * all * l->dqk;
-    WEFT_AUTO_FREE double *q = malloc((size_t)count * sizeof *q);
-    if (!q) return weft_no_memory("attention map");
+    WEFT_ROOM(double, q, count, "attention map: no memory");
     WEFT_TRY(weft_session_values(s, from, count, q));
     *out = json_array();
     for (int64_t h = 0; h < heads; h++) {
@@ -51,9 +50,8 @@ weft_status weft_attention_map_layer(const weft_session *s, int64_t layer, int64
     const weft_config *c = &s->model->config;
     int64_t time = s->graph.tokens->shape[1];
     if (heads > c->n_head) heads = c->n_head;
-    WEFT_AUTO_FREE double *scores = malloc((size_t)(c->n_head * time * time) * sizeof *scores);
+    WEFT_ROOM(double, scores, (c->n_head * time * time), "attention map: no memory");
     json_t *sigma;
-    if (!scores) return weft_no_memory("attention map");
     WEFT_TRY(weft_session_scores(s, layer, scores));
     WEFT_TRY(sigma_json(s, layer, heads, time, &sigma));
     json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads",

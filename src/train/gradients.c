@@ -351,8 +351,7 @@ static weft_status make_whole(weft_gradients *g) {
                              "gradients: no memory for %d sums of %lld bytes; a larger MICRO_BATCH "
                              "needs fewer",
                              depth, (long long)bytes);
-    WEFT_AUTO_FREE weft_gradient *sums = calloc((size_t)g->n, sizeof *sums);
-    if (!sums) return weft_no_memory("gradients");
+    WEFT_ROOM(weft_gradient, sums, g->n, "gradients: no memory");
     for (int64_t w = 0; w < g->n; w++)
         if (g->from[w].data) sums[w] = weft_gradients_of(g, w);
     WEFT_TRY(weft_optimizer_bind(g->optimizer, sums, NULL));
@@ -367,8 +366,7 @@ static weft_status make_whole(weft_gradients *g) {
 static weft_status make_shared(weft_gradients *g) {
     const weft_cut *cut = &g->shards.cut;
     int64_t buckets = weft_cut_buckets(cut);
-    g->own_at = calloc((size_t)buckets + 1, sizeof *g->own_at);
-    if (!g->own_at) return weft_no_memory("gradients");
+    WEFT_ROOM_AT(g->own_at, buckets + 1, "gradients: no memory");
     for (int64_t b = 0; b < buckets; b++)
         g->own_at[b + 1] =
             g->own_at[b] + weft_cut_numbers(cut, weft_cut_piece(cut, b, g->shards.rank)).count;
@@ -391,9 +389,8 @@ static weft_status make_shared(weft_gradients *g) {
 static weft_status cut_run(const weft_gradients *g) {
     int64_t buckets = weft_cut_buckets(&g->shards.cut), ready = 0, sent = 0;
     int64_t nodes = weft_graph_node_count(g->session->graph.graph), ends[PARTS + 1];
-    WEFT_AUTO_FREE int64_t *made = calloc((size_t)nodes + 1, sizeof *made);
+    WEFT_ROOM(int64_t, made, nodes + 1, "gradients: no memory");
     int n = 0;
-    if (!made) return weft_no_memory("gradients");
     for (int64_t b = 0; b < buckets; b++) { /* by the node that makes its last gradient, if any */
         weft_span span = weft_cut_bucket(&g->shards.cut, b);
         int64_t last = -1;
@@ -418,10 +415,9 @@ static weft_status cut_run(const weft_gradients *g) {
 static weft_status prepare_overlap(weft_gradients *g) {
     const char *text = getenv("WEFT_OVERLAP");
     if (text && strcmp(text, "0") == 0) return WEFT_OK;
-    g->made_by = malloc((size_t)g->n * sizeof *g->made_by);
-    g->finished = calloc((size_t)g->n, sizeof *g->finished);
-    g->due = calloc((size_t)weft_cut_buckets(&g->shards.cut), sizeof *g->due);
-    if (!g->made_by || !g->finished || !g->due) return weft_no_memory("gradients");
+    WEFT_ROOM_AT(g->made_by, g->n, "gradients: no memory");
+    WEFT_ROOM_AT(g->finished, g->n, "gradients: no memory");
+    WEFT_ROOM_AT(g->due, weft_cut_buckets(&g->shards.cut), "gradients: no memory");
     for (int64_t w = 0; w < g->n; w++) {
         const weft_tensor *t = weft_graph_find(g->session->graph.graph, g->weights[w].name);
         g->made_by[w] = t && t->grad && t->grad->producer ? t->grad->producer->index : -1;
@@ -435,8 +431,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     const weft_model *m = weft_optimizer_model(o);
     bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS && count > 1;
     *out = NULL;
-    WEFT_AUTO(weft_gradients_destroy_at) weft_gradients *g = calloc(1, sizeof *g);
-    if (!g) return weft_no_memory("gradients");
+    WEFT_NEW(weft_gradients, g, weft_gradients_destroy, "gradients: no memory");
     *g = (weft_gradients){.optimizer = o,
                           .session = s,
                           .backend = weft_optimizer_backend(o),
@@ -448,17 +443,15 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
                           .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
     if (g->backend->remote) g->rows = g->backend->rows;
     size_t leaves = shared ? (size_t)weft_comm_size(comm) : 1;
-    g->from = calloc((size_t)g->n, sizeof *g->from);
-    g->list = calloc(leaves * (WEFT_TREE_LEVELS + 1), sizeof *g->list);
-    if (!g->from || !g->list) return weft_no_memory("gradients");
+    WEFT_ROOM_AT(g->from, g->n, "gradients: no memory");
+    WEFT_ROOM_AT(g->list, leaves * (WEFT_TREE_LEVELS + 1), "gradients: no memory");
     weft_optimizer_find_gradients(o, s, g->from);
     WEFT_TRY(weft_tree_make(count, weft_comm_size(comm), &g->tree));
     g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
     WEFT_TRY(weft_partition_make(m, comm, &g->shards));
     WEFT_TRY(shared ? make_shared(g) : make_whole(g));
     if (g->reduce) WEFT_TRY(prepare_overlap(g));
-    *out = weft_steal(&g);
-    return WEFT_OK;
+    return weft_hand(&g, out);
 }
 
 void weft_gradients_destroy(weft_gradients *g) {

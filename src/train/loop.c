@@ -157,8 +157,7 @@ static void keep_log(trainer *t) {
 static weft_status describe_data(const weft_config *c, const weft_dataset *d, char *text,
                                  size_t room) {
     int64_t time = c->context;
-    WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)time * sizeof *tokens);
-    if (!tokens) return weft_fail(WEFT_ENOMEM, "no memory for a sequence");
+    WEFT_ROOM(int32_t, tokens, 2 * time, "no memory for a sequence");
     uint32_t crc = 0;
     for (int i = 0; i < 2 * SAMPLES; i++) {
         weft_split split = i < SAMPLES ? WEFT_SPLIT_TRAIN : WEFT_SPLIT_VAL;

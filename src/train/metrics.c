@@ -155,15 +155,13 @@ struct weft_metrics {
 
 weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     *out = NULL;
-    WEFT_AUTO(weft_metrics_close_at) weft_metrics *m = calloc(1, sizeof *m);
-    if (!m) return weft_no_memory("metrics");
+    WEFT_NEW(weft_metrics, m, weft_metrics_close, "metrics: no memory");
     WEFT_TRY(weft_path(m->run, "%s", run));
     WEFT_TRY(weft_path(m->path, "%s/metrics.jsonl", run));
     WEFT_TRY(weft_lines_open(m->path, &m->file));
     if (flock(fileno(m->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return WEFT_BAD_INPUT("%s: another process trains into this folder", m->path);
-    *out = weft_steal(&m);
-    return WEFT_OK;
+    return weft_hand(&m, out);
 }
 
 void weft_metrics_last(const char *run, int64_t *step, weft_loss_parts *out) {

@@ -93,8 +93,7 @@ WEFT_ENDED_BY(weft_optimizer_destroy, weft_optimizer)
 weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
                                   weft_comm *comm, weft_optimizer **out) {
     *out = NULL;
-    WEFT_AUTO(weft_optimizer_destroy_at) weft_optimizer *o = calloc(1, sizeof *o);
-    if (!o) return weft_no_memory("optimizer");
+    WEFT_NEW(weft_optimizer, o, weft_optimizer_destroy, "optimizer: no memory");
     *o = (weft_optimizer){.model = m,
                           .backend = backend,
                           .pool = pool,
@@ -104,10 +103,9 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
                                      m->config.spam_amsgrad,
                           .comm = m->config.shard != WEFT_SHARD_NONE ? comm : NULL};
     int64_t most = m->n_weights * WEFT_STATE_CONTROL + 1;
-    o->state = calloc((size_t)most, sizeof *o->state);
-    o->names = calloc((size_t)most, sizeof *o->names);
-    o->keys = calloc((size_t)most, sizeof *o->keys);
-    if (!o->state || !o->names || !o->keys) return weft_no_memory("optimizer");
+    WEFT_ROOM_AT(o->state, most, "optimizer: no memory");
+    WEFT_ROOM_AT(o->names, most, "optimizer: no memory");
+    WEFT_ROOM_AT(o->keys, most, "optimizer: no memory");
     weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
     for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++) {
         if (kind == WEFT_STATE_V) WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
@@ -117,9 +115,8 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     if (o->comm) WEFT_TRY(weft_optimizer_shard_open(o));
     /* One slot a weight, or one for each stretch that this rank owns. */
     o->n_slots = o->comm ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : m->n_weights;
-    WEFT_AUTO_FREE weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
-    o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
-    if (!parts || !o->slots) return weft_no_memory("optimizer");
+    WEFT_ROOM(weft_stretch, parts, o->n_slots + 1, "optimizer: no memory");
+    WEFT_ROOM_AT(o->slots, o->n_slots + 1, "optimizer: no memory");
     if (o->comm) weft_partition_owned(&o->shards, o->shards.rank, parts);
     for (int64_t i = 0; i < o->n_slots; i++)
         o->slots[i].part = o->comm ? parts[i] : (weft_stretch){i, 0, m->weights[i].count, 0};
@@ -138,8 +135,7 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
     o->seen = -1;
     WEFT_TRY(weft_optimizer_refresh(o));
-    *out = weft_steal(&o);
-    return WEFT_OK;
+    return weft_hand(&o, out);
 }
 
 static void unbind(weft_optimizer *o) {
@@ -216,10 +212,9 @@ static weft_status build_graph(weft_optimizer *o) {
     int n = 0;
     if (o->n_slots > INT_MAX / WEFT_SLOT_SIZE - 1)
         return WEFT_BAD_INPUT("optimizer: %lld tensors are too many", (long long)o->n_slots);
-    WEFT_AUTO_FREE weft_binding *bindings = calloc(most * WEFT_SLOT_SIZE + 2, sizeof *bindings);
-    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(most + 1, sizeof *slots);
-    WEFT_AUTO_FREE weft_tensor **grads = calloc(most + 1, sizeof *grads);
-    if (!bindings || !slots || !grads) return weft_no_memory("optimizer");
+    WEFT_ROOM(weft_binding, bindings, most * WEFT_SLOT_SIZE + 2, "optimizer: no memory");
+    WEFT_ROOM(weft_adam_slot, slots, most + 1, "optimizer: no memory");
+    WEFT_ROOM(weft_tensor *, grads, most + 1, "optimizer: no memory");
     WEFT_TRY(weft_graph_create(&o->graph));
     weft_optimizer_binder b = {.o = o, .graph = o->graph, .bindings = bindings};
     for (int64_t i = 0; i < o->n_slots; i++) {
@@ -248,8 +243,7 @@ static weft_status build_graph(weft_optimizer *o) {
 
 weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients, void *own) {
     unbind(o);
-    o->bound = calloc((size_t)o->n_slots + 1, sizeof *o->bound);
-    if (!o->bound) return weft_no_memory("optimizer");
+    WEFT_ROOM_AT(o->bound, o->n_slots + 1, "optimizer: no memory");
     for (int64_t i = 0; i < o->n_slots; i++) {
         const weft_stretch *p = &o->slots[i].part;
         weft_gradient g = gradients[p->weight];
@@ -275,9 +269,7 @@ void weft_optimizer_find_gradients(const weft_optimizer *o, const weft_session *
 }
 
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s) {
-    WEFT_AUTO_FREE weft_gradient *gradients =
-        calloc((size_t)o->model->n_weights, sizeof *gradients);
-    if (!gradients) return weft_no_memory("optimizer");
+    WEFT_ROOM(weft_gradient, gradients, o->model->n_weights, "optimizer: no memory");
     weft_optimizer_find_gradients(o, s, gradients);
     return weft_optimizer_bind(o, gradients, NULL);
 }
@@ -407,8 +399,7 @@ weft_status weft_optimizer_state(const weft_optimizer *o, const weft_weight **li
 
 weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft_sum *sum) {
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
-    WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
-    if (!tensors) return weft_no_memory(path);
+    WEFT_ROOM(weft_safetensor, tensors, o->n_state, "%s: no memory", path);
     weft_optimizer_collector collector = {.o = o};
     for (int64_t i = 0; i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];

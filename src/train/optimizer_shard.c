@@ -23,10 +23,9 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
                             .n_norms = n,
                             .rank = weft_comm_rank(comm),
                             .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
-    out->chunks = calloc((size_t)n + 1, sizeof *out->chunks);
-    out->borders = calloc((size_t)n + 1, sizeof *out->borders);
-    out->first = calloc((size_t)m->n_weights + 1, sizeof *out->first);
-    if (!out->chunks || !out->borders || !out->first) return weft_no_memory("training");
+    WEFT_ROOM_AT(out->chunks, n + 1, "training: no memory");
+    WEFT_ROOM_AT(out->borders, n + 1, "training: no memory");
+    WEFT_ROOM_AT(out->first, m->n_weights + 1, "training: no memory");
     out->cut = (weft_cut){.borders = out->borders, .size = weft_comm_size(comm)};
     int64_t blocks = 0, at = 0, size = (int64_t)weft_dtype_size(out->dtype);
     for (int64_t w = 0; w < m->n_weights; w++) {
@@ -99,13 +98,12 @@ static void *weights_of(const weft_partition *s, weft_span blocks, int64_t *byte
 weft_status weft_optimizer_shard_open(weft_optimizer *o) {
     WEFT_TRY(weft_partition_make(o->model, o->comm, &o->shards));
     size_t most = (size_t)o->shards.n_norms + 1, ranks = (size_t)o->shards.cut.size;
-    o->parts = calloc(most, sizeof *o->parts);
-    o->ordered = calloc(most, sizeof *o->ordered);
-    o->order = calloc(most, sizeof *o->order);
-    o->counts = calloc(ranks, sizeof *o->counts);
-    o->begins = calloc(ranks, sizeof *o->begins);
-    if (o->parts && o->ordered && o->order && o->counts && o->begins) return WEFT_OK;
-    return weft_no_memory("optimizer");
+    WEFT_ROOM_AT(o->parts, most, "optimizer: no memory");
+    WEFT_ROOM_AT(o->ordered, most, "optimizer: no memory");
+    WEFT_ROOM_AT(o->order, most, "optimizer: no memory");
+    WEFT_ROOM_AT(o->counts, ranks, "optimizer: no memory");
+    WEFT_ROOM_AT(o->begins, ranks, "optimizer: no memory");
+    return WEFT_OK;
 }
 
 void weft_optimizer_shard_unbind(weft_optimizer *o) {
@@ -126,7 +124,7 @@ const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
 }
 
 weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
-    size_t n = (size_t)o->n_slots;
+    int64_t n = o->n_slots;
     /* Where the parts of the norm, in the order of the row, come among the gathered ones: rank
      * after rank, each in that order. */
     const weft_partition *s = &o->shards;
@@ -148,9 +146,8 @@ weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gr
             o->order[o->n_ordered++] = (o->begins[r] + o->counts[r]) / bytes;
     }
     if (o->n_ordered == 0) return WEFT_BAD_INPUT("optimizer: no weight has a gradient");
-    WEFT_AUTO_FREE weft_binding *bindings = calloc(n + 1, sizeof *bindings);
-    WEFT_AUTO_FREE weft_tensor **grads = calloc(n + 1, sizeof *grads);
-    if (!bindings || !grads) return weft_no_memory("optimizer");
+    WEFT_ROOM(weft_binding, bindings, n + 1, "optimizer: no memory");
+    WEFT_ROOM(weft_tensor *, grads, n + 1, "optimizer: no memory");
     weft_optimizer_binder b = {.o = o, .bindings = bindings};
     int given = 0;
     WEFT_TRY(weft_graph_create(&o->norm_graph));

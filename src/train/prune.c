@@ -47,8 +47,7 @@ static weft_status read_mask(void *context, const weft_weight *w, bool *out) {
 static weft_status mask_weight(const weft_optimizer *o, const weft_weighing *how,
                                const weft_units *u, const weft_weight *w, double sparsity) {
     WEFT_AUTO_FREE double *scores = NULL;
-    WEFT_AUTO_FREE bool *stay = malloc((size_t)w->count);
-    if (!stay) return weft_no_memory("pruning");
+    WEFT_ROOM(bool, stay, w->count, "pruning: no memory");
     if (u->units) {
         weft_units_mark(u, w, stay);
     } else {
@@ -87,8 +86,7 @@ static weft_status make_masks(weft_optimizer *o, weft_units *u, double sparsity,
     WEFT_TRY(weft_mirror_use(o->model->mirror, NULL));
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     int64_t left = u->block - weft_masked_of(sparsity, u->block);
-    WEFT_AUTO_FREE double *sums = malloc((size_t)u->units * sizeof *sums + 1);
-    if (!sums) return weft_no_memory("pruning");
+    WEFT_ROOM(double, sums, u->units + 1, "pruning: no memory");
     for (int64_t l = 0; u->units && l < u->n_layers; l++) {
         WEFT_TRY(weft_units_weigh(u, o->model, l, &how, sums));
         weft_units_choose(u, l, sums, left);

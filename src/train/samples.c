@@ -34,8 +34,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
             "CONFIG_SAMPLE_PROMPT=\"%s\": the tokens of CONFIG_DATASET=\"%s\" are no "
             "text, or its tokenizer is not known; leave it empty",
             c->sample_prompt, c->dataset);
-    WEFT_AUTO(weft_samples_close_at) weft_samples *s = calloc(1, sizeof *s);
-    if (!s) return weft_no_memory("samples");
+    WEFT_NEW(weft_samples, s, weft_samples_close, "samples: no memory");
     s->config = c;
     s->tokenizer = t;
     WEFT_TRY(weft_path(s->run, "%s", run));
@@ -48,13 +47,11 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
         return WEFT_BAD_INPUT("CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
                               "CONFIG_CONTEXT=%lld; make it shorter",
                               (long long)s->count, (long long)c->context);
-    s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
-    if (!s->prompt) return weft_no_memory("samples");
+    WEFT_ROOM_AT(s->prompt, s->count, "samples: no memory");
     memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
     WEFT_TRY(weft_lines_open(s->path, &s->file));
     WEFT_TRY(weft_lines_start(&s->file, s->path, step, 0));
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, out);
 }
 
 void weft_samples_close(weft_samples *s) {

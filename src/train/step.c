@@ -195,8 +195,7 @@ WEFT_ENDED_BY(weft_train_step_close, weft_train_step)
 weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
                                  const weft_train_step_options *options, weft_train_step **out) {
     *out = NULL;
-    WEFT_AUTO(weft_train_step_close_at) weft_train_step *s = calloc(1, sizeof *s);
-    if (!s) return weft_no_memory("training");
+    WEFT_NEW(weft_train_step, s, weft_train_step_close, "training: no memory");
     s->model = weft_optimizer_model(optimizer);
     s->optimizer = optimizer;
     s->comm = options->comm;
@@ -219,9 +218,8 @@ weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
     s->first = dealt ? rank : span.first;
     s->count = dealt ? (s->parts - rank + ranks - 1) / ranks : span.count;
     s->stride = dealt ? ranks : 1;
-    s->losses = calloc((size_t)s->parts, sizeof *s->losses);
-    s->targets = calloc((size_t)ranks, sizeof *s->targets);
-    if (!s->losses || !s->targets) return weft_no_memory("training");
+    WEFT_ROOM_AT(s->losses, s->parts, "training: no memory");
+    WEFT_ROOM_AT(s->targets, ranks, "training: no memory");
     int64_t sequences = s->count * s->micro;
     weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
                                   .seed = (uint64_t)c->seed,
@@ -233,8 +231,7 @@ weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
                                   .parts = 1,
                                   .time = s->time};
     if (options->dataset) WEFT_TRY(weft_prefetch_open(options->dataset, &feed, &s->feed));
-    *out = weft_steal(&s);
-    return WEFT_OK;
+    return weft_hand(&s, out);
 }
 
 void weft_train_step_close(weft_train_step *s) {

@@ -26,8 +26,7 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
                                  const weft_backend *backend, weft_pool *pool, weft_comm *comm,
                                  weft_validation **out) {
     *out = NULL;
-    WEFT_AUTO(weft_validation_close_at) weft_validation *v = calloc(1, sizeof *v);
-    if (!v) return weft_no_memory("evaluation");
+    WEFT_NEW(weft_validation, v, weft_validation_close, "evaluation: no memory");
     const weft_config *c = &m->config;
     bool scored = weft_dataset_metric(d) != NULL;
     v->model = m;
@@ -42,11 +41,10 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
     if (!v->runs) return weft_no_memory("evaluation");
     WEFT_TRY(weft_session_open(m, backend, pool, &build, false, false, &v->session));
     if (scored) {
-        v->logits = malloc((size_t)(v->batch * v->time * c->vocab_size) * sizeof *v->logits);
-        if (!v->logits) return weft_fail(WEFT_ENOMEM, "evaluation: no memory for the logits");
+        WEFT_ROOM_AT(v->logits, (v->batch * v->time * c->vocab_size),
+                     "evaluation: no memory for the logits");
     }
-    *out = weft_steal(&v);
-    return WEFT_OK;
+    return weft_hand(&v, out);
 }
 
 void weft_validation_close(weft_validation *v) {
