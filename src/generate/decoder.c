@@ -143,9 +143,8 @@ static weft_status fill_rotations(const row_graph *g) {
     const weft_tensor *rotations = g->graph.rotations;
     if (!rotations) return WEFT_OK;
     int64_t count = weft_tensor_count(rotations);
-    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
-    WEFT_AUTO_FREE void *data = malloc((size_t)weft_tensor_bytes(rotations));
-    if (!values || !data) return weft_no_memory("generate");
+    WEFT_ROOM(double, values, count, "generate: no memory");
+    WEFT_ROOM(unsigned char, data, weft_tensor_bytes(rotations), "generate: no memory");
     weft_cached_rotations(&g->graph, values);
     weft_weight to = {.dtype = rotations->dtype, .count = count, .data = data};
     weft_weight_write(&to, values);

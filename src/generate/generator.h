@@ -25,7 +25,7 @@
 #include "generate/sample.h"
 #include "model/model.h"
 
-typedef struct weft_generator weft_generator;
+typedef struct weft_generation weft_generator; /* as include/weft has it */
 
 /* 0 stands for what is said. */
 typedef struct {

@@ -98,7 +98,7 @@ typedef struct {
     int n_of;
 } batch;
 
-struct weft_generator {
+struct weft_generation {
     weft_decoder *decoder;
     weft_pages *pages;
     weft_generator_limits limits;

@@ -24,14 +24,11 @@ weft_status weft_pages_create(int64_t count, weft_pages **out) {
     *out = NULL;
     if (count < 1 || count > INT32_MAX)
         return WEFT_BAD_INPUT("pages: %lld of them", (long long)count);
-    WEFT_AUTO(weft_pages_destroy_at) weft_pages *p = calloc(1, sizeof *p);
-    if (p) {
-        p->entries = calloc((size_t)count, sizeof *p->entries);
-        p->free_pages = malloc((size_t)count * sizeof *p->free_pages);
-        p->chains = malloc((size_t)count * sizeof *p->chains);
-    }
-    if (!p || !p->entries || !p->free_pages || !p->chains)
-        return weft_fail(WEFT_ENOMEM, "pages: no memory for a list of %lld", (long long)count);
+    WEFT_NEW(weft_pages, p, weft_pages_destroy, "pages: no memory for a list of %lld",
+             (long long)count);
+    WEFT_ROOM_AT(p->entries, count, "pages: no memory for a list of %lld", (long long)count);
+    WEFT_ROOM_AT(p->free_pages, count, "pages: no memory for a list of %lld", (long long)count);
+    WEFT_ROOM_AT(p->chains, count, "pages: no memory for a list of %lld", (long long)count);
     p->count = p->n_free = count;
     p->oldest = p->newest = -1;
     for (int64_t i = 0; i < count; i++) {

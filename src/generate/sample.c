@@ -60,19 +60,15 @@ static int by_likelihood(const void *a, const void *b) {
     return order ? order : (x->token > y->token) - (x->token < y->token);
 }
 
-static bool is_before(const candidate *x, const candidate *y) {
-    return by_likelihood(x, y) < 0;
-}
-
 /* Divides c[low..high), two or more, in two: each of the first part is before each of the second, which begins
  * where it says. Neither is empty. */
 static int64_t divide(candidate *c, int64_t low, int64_t high) {
     candidate pivot = c[low + (high - low) / 2];
     int64_t i = low, j = high - 1;
     while (i <= j) {
-        while (is_before(&c[i], &pivot))
+        while (by_likelihood(&c[i], &pivot) < 0)
             i++;
-        while (is_before(&pivot, &c[j]))
+        while (by_likelihood(&pivot, &c[j]) < 0)
             j--;
         if (i > j) break;
         candidate swapped = c[i];
@@ -126,18 +122,14 @@ static int32_t likeliest(const float *logits, int64_t vocab) {
     return (int32_t)best;
 }
 
-static double logsumexp(const float *logits, int64_t vocab) {
+void weft_sample_tell(const float *logits, int64_t vocab, int32_t token, int top, void *scratch,
+                      weft_sampled *out) {
+    candidate *c = scratch;
     float most = logits[likeliest(logits, vocab)];
     double sum = 0;
     for (int64_t i = 0; i < vocab; i++)
         sum += (double)expf(logits[i] - most);
-    return (double)most + log(sum);
-}
-
-void weft_sample_tell(const float *logits, int64_t vocab, int32_t token, int top, void *scratch,
-                      weft_sampled *out) {
-    candidate *c = scratch;
-    double lse = logsumexp(logits, vocab);
+    double lse = (double)most + log(sum);
     *out = (weft_sampled){.token = token, .logprob = (float)((double)logits[token] - lse)};
     if (top == 0) return;
     for (int64_t i = 0; i < vocab; i++)

@@ -44,8 +44,10 @@ void draft_model_close(draft_model *d) {
     WEFT_FREE(d->states, d);
 }
 
-static weft_status open_model(weft_generator *g, const weft_backend *backend, weft_pool *pool) {
+weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend, weft_pool *pool) {
     const weft_generator_limits *l = &g->limits;
+    g->row_cost = backend->remote ? ROW_COST_GPU : ROW_COST_CPU;
+    if (!l->draft) return WEFT_OK;
     const weft_config *c = &l->draft->config;
     if (c->vocab_size != g->config.vocab_size)
         return WEFT_BAD_INPUT(
@@ -70,11 +72,6 @@ static weft_status open_model(weft_generator *g, const weft_backend *backend, we
     g->draft_cost = (double)weft_decoder_weight_bytes(d->decoder) /
                     (double)weft_decoder_weight_bytes(g->decoder);
     return weft_hand(&d, &g->drafts);
-}
-
-weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend, weft_pool *pool) {
-    g->row_cost = backend->remote ? ROW_COST_GPU : ROW_COST_CPU;
-    return g->limits.draft ? open_model(g, backend, pool) : WEFT_OK;
 }
 
 /* Where the text goes on behind the longest match of its end before, of equally long ones the last;

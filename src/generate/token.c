@@ -109,9 +109,12 @@ static weft_status take_sampled(weft_generator *g, sequence *s, int32_t token) {
     return WEFT_OK;
 }
 
-/* Draws the next token from a row's logits; one that is not a number makes every probability none. */
-static weft_status take_logits(weft_generator *g, sequence *s, const float *logits) {
+/* The token behind a row: what was sampled in it (NULL: nothing was), or drawn from the next logits, of which one
+ * that is not a number makes every probability none. */
+static weft_status take_row(weft_generator *g, sequence *s, const int32_t *sampled,
+                            const float *logits) {
     weft_sampled made;
+    if (sampled && !needs_logits(g, s)) return take_sampled(g, s, *sampled);
     if (s->state == SEQUENCE_DONE) return WEFT_OK; /* its prompt's logits are not numbers */
     if (s->n_tokens >= s->stop_at) {
         generator_finish(s, WEFT_TAKE_LENGTH);
@@ -136,13 +139,6 @@ static weft_status tell_prompt(weft_generator *g, sequence *s, int64_t rows, con
         *logits += g->config.vocab_size;
     }
     return WEFT_OK;
-}
-
-/* The token behind a row: what was sampled in it (NULL: nothing was), or by the next logits. */
-static weft_status take_row(weft_generator *g, sequence *s, const int32_t *sampled,
-                            const float *logits) {
-    return sampled && !needs_logits(g, s) ? take_sampled(g, s, *sampled)
-                                          : take_logits(g, s, logits);
 }
 
 /* Of a draft, `right` tokens were what came; what a sequence keeps beside its pages is put back where the

@@ -153,43 +153,44 @@ static weft_status keep_values(weft_generation_weights *w, generation_weight *to
     return w->backend->upload(to->data, host, to->bytes);
 }
 
-static weft_tensor *new_factor(weft_graph *g, const weft_model *m, const char *name,
-                               const char *as) {
-    const weft_weight *weight = weft_model_find(m, name);
-    if (!weight) return weft_graph_refuse(g, "generate: no weight '%s'", name);
-    return weft_graph_tensor(g, WEFT_ROLE_INPUT, as, weight->dtype, weight->ndim, weight->shape);
-}
+/* Where the numbers of matrices that are made come from. */
+typedef struct {
+    const weft_model *model;
+    const weft_backend *backend;
+    weft_pool *pool;
+    const weft_cached_graph *graph;
+    const weft_fold *folds;
+    int64_t n_folds;
+} sources;
 
-static weft_status run_product(const weft_model *m, const weft_backend *backend, weft_pool *pool,
-                               const weft_derived *d, weft_graph *g, void *out) {
+/* The values of a matrix that is formed once, on the host. */
+static weft_status form_derived(const sources *s, const weft_derived *d, void *out) {
     static const char *const as[WEFT_DERIVED_OF] = {"first", "second", "third", "fourth"};
-    weft_tensor *in[WEFT_DERIVED_OF] = {0}, *y = NULL;
+    const weft_weight *of[WEFT_DERIVED_OF];
+    weft_tensor *in[WEFT_DERIVED_OF], *y = NULL;
+    for (int i = 0; i < d->n_of; i++)
+        if (!(of[i] = weft_model_find(s->model, d->of[i])))
+            return WEFT_BAD_INPUT("generate: no weight '%s'", d->of[i]);
+    WEFT_TRY(weft_mirror_use(s->model->mirror, NULL));
+    if (d->n_of == 1) {
+        memcpy(out, of[0]->data, (size_t)weft_tensor_bytes(d->tensor));
+        return WEFT_OK;
+    }
+    WEFT_AUTO(weft_graph_destroy_at) weft_graph *g = NULL;
+    WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;
+    WEFT_TRY(weft_graph_create(&g));
     for (int i = 0; i < d->n_of; i++) {
-        in[i] = new_factor(g, m, d->of[i], as[i]);
+        in[i] =
+            weft_graph_tensor(g, WEFT_ROLE_INPUT, as[i], of[i]->dtype, of[i]->ndim, of[i]->shape);
         y = i ? weft_matmul(g, y, in[i], false, false) : in[i];
     }
     if (y) weft_keep(y);
     WEFT_TRY(weft_graph_status(g));
-    WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;
-    WEFT_TRY(weft_exec_create(g, backend, pool, NULL, &x));
-    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    WEFT_TRY(weft_exec_create(g, s->backend, s->pool, NULL, &x));
     for (int i = 0; i < d->n_of; i++)
-        WEFT_TRY(weft_exec_write(x, in[i], weft_model_find(m, d->of[i])->data));
+        WEFT_TRY(weft_exec_write(x, in[i], of[i]->data));
     WEFT_TRY(weft_exec_run(x, &(weft_run){0}));
-    return weft_exec_read(x, y, out);
-}
-
-/* The values of a matrix that is formed once, on the host. */
-static weft_status form_derived(const weft_model *m, const weft_backend *backend, weft_pool *pool,
-                                const weft_derived *d, void *out) {
-    if (d->n_of == 1) {
-        WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-        memcpy(out, weft_model_find(m, d->of[0])->data, (size_t)weft_tensor_bytes(d->tensor));
-        return WEFT_OK;
-    }
-    WEFT_AUTO(weft_graph_destroy_at) weft_graph *g = NULL;
-    WEFT_TRY(weft_graph_create(&g));
-    WEFT_TRY(run_product(m, backend, pool, d, g, out));
+    WEFT_TRY(weft_exec_read(x, y, out));
     weft_weight made = {
         .dtype = d->tensor->dtype, .count = weft_tensor_count(d->tensor), .data = out};
     weft_weight_scale(&made, d->factor);
@@ -216,13 +217,14 @@ static weft_status make_parameter(weft_generation_weights *w, const weft_model *
     return WEFT_OK;
 }
 
-static weft_status make_derived(weft_generation_weights *w, const weft_model *m, weft_pool *pool,
-                                const weft_graph *g, const weft_derived *d) {
-    WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(d->tensor));
-    if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", d->tensor->name);
-    WEFT_TRY(form_derived(m, w->backend, pool, d, values));
+static weft_status make_derived(weft_generation_weights *w, const sources *s,
+                                const weft_derived *d) {
+    WEFT_ROOM(unsigned char, values, weft_tensor_bytes(d->tensor), "generate: no memory for '%s'",
+              d->tensor->name);
+    WEFT_TRY(form_derived(s, d, values));
     generation_weight *to = new_weight(w, d->tensor);
-    weft_dtype dtype = choose_dtype(&m->config, d->tensor, find_readers(g, d->tensor));
+    weft_dtype dtype =
+        choose_dtype(&s->model->config, d->tensor, find_readers(s->graph->model.graph, d->tensor));
     return keep_values(w, to, d->tensor, values, dtype);
 }
 
@@ -279,19 +281,9 @@ WEFT_TASK(join_row) {
     }
 }
 
-/* Where the numbers of folded matrices come from. */
-typedef struct {
-    const weft_model *model;
-    const weft_backend *backend;
-    weft_pool *pool;
-    const weft_cached_graph *graph;
-    const weft_fold *folds;
-    int64_t n_folds;
-} fold_sources;
+static weft_status read_floats(const sources *s, const weft_tensor *t, float **out);
 
-static weft_status read_floats(const fold_sources *s, const weft_tensor *t, float **out);
-
-static weft_status join_floats(const fold_sources *s, const weft_fold *fold, float *out) {
+static weft_status join_floats(const sources *s, const weft_fold *fold, float *out) {
     WEFT_AUTO_FREE float *from = NULL, *map = NULL;
     WEFT_TRY(read_floats(s, fold->from, &from));
     WEFT_TRY(read_floats(s, fold->map, &map));
@@ -307,7 +299,7 @@ static weft_status join_floats(const fold_sources *s, const weft_fold *fold, flo
 }
 
 /* The values of a parameter or of a matrix that is made; *out NULL where t is. */
-static weft_status read_floats(const fold_sources *s, const weft_tensor *t, float **out) {
+static weft_status read_floats(const sources *s, const weft_tensor *t, float **out) {
     if (!t) return WEFT_OK;
     int64_t count = weft_tensor_count(t);
     WEFT_ROOM_AT(*out, count, "generate: no memory for '%s'", t->name);
@@ -315,9 +307,9 @@ static weft_status read_floats(const fold_sources *s, const weft_tensor *t, floa
         if (s->folds[i].matrix == t) return join_floats(s, s->folds + i, *out);
     for (int64_t i = 0; i < s->graph->n_derived; i++) {
         if (s->graph->derived[i].tensor != t) continue;
-        WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(t));
-        if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", t->name);
-        WEFT_TRY(form_derived(s->model, s->backend, s->pool, s->graph->derived + i, values));
+        WEFT_ROOM(unsigned char, values, weft_tensor_bytes(t), "generate: no memory for '%s'",
+                  t->name);
+        WEFT_TRY(form_derived(s, s->graph->derived + i, values));
         weft_weight_floats(&(weft_weight){.dtype = t->dtype, .count = count, .data = values}, *out);
         return WEFT_OK;
     }
@@ -338,7 +330,7 @@ static weft_status keep_floats(weft_generation_weights *w, const weft_tensor *t,
     return keep_values(w, to, &wide, values, t->dtype);
 }
 
-static weft_status make_folded(weft_generation_weights *w, const fold_sources *s,
+static weft_status make_folded(weft_generation_weights *w, const sources *s,
                                const weft_fold *fold) {
     int64_t rows = fold->matrix->shape[0];
     WEFT_AUTO_FREE float *values = NULL, *gain = NULL, *offset = NULL, *bias = NULL;
@@ -364,6 +356,7 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
                                          weft_generation_weights **out) {
     *out = NULL;
     const weft_graph *g = graph->model.graph;
+    const sources s = {m, backend, pool, graph, folds, n_folds};
     int64_t tensors = weft_graph_tensor_count(g);
     WEFT_NEW(weft_generation_weights, w, weft_generation_weights_destroy, "generate: no memory");
     w->backend = backend;
@@ -375,8 +368,7 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
     }
     for (int64_t i = 0; i < graph->n_derived; i++)
         if (graph->derived[i].tensor->role != WEFT_ROLE_TEMP)
-            WEFT_TRY(make_derived(w, m, pool, g, graph->derived + i));
-    fold_sources s = {m, backend, pool, graph, folds, n_folds};
+            WEFT_TRY(make_derived(w, &s, graph->derived + i));
     for (int64_t i = 0; i < n_folds; i++)
         if (find_readers(g, folds[i].matrix).product) WEFT_TRY(make_folded(w, &s, folds + i));
     return weft_hand(&w, out);
