@@ -2,6 +2,7 @@
  * is wrong, and hands over to the layer below, which may then take its arguments for granted. */
 #pragma once
 
+#include "core/function.h"
 #include "model/session.h"
 
 #include <weft/graph.h>
@@ -14,6 +15,10 @@ struct weft_engine {
     pthread_mutex_t lock;     /* of what follows */
     weft_block *blocks;       /* those that are kept, the last opened first */
 };
+
+/* A function's half: on the host one call of an engine's at a time. */
+weft_status weft_api_call(weft_engine *engine, weft_function *function, weft_half half,
+                          const weft_call_memory *memory);
 
 /* Those of an engine that closes. */
 void weft_api_close_blocks(weft_engine *engine);

@@ -6,7 +6,6 @@
  * writes, so an output that is an input, and a gradient that is another's or the forward pass's, are
  * copied. */
 #include "api/api.h"
-#include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
 #include "ops/arith.h"
@@ -54,9 +53,8 @@ static weft_status own_gradients(weft_block *b) {
     int n = 0;
     if (b->graph->n_forward < 0) return WEFT_OK;
     for (int which = WEFT_BLOCK_INPUTS; which <= WEFT_BLOCK_WEIGHTS; which++) {
-        weft_api_list *list = &b->lists->list[which];
-        for (int i = 0; i < list->n; i++) {
-            weft_api_entry *e = &list->entries[i];
+        const weft_api_list *list = &b->lists->list[which];
+        for (weft_api_entry *e = list->entries; e < list->entries + list->n; e++) {
             if (!e->wants_grad) continue;
             weft_tensor *grad = e->tensor->grad, *root = grad ? weft_tensor_root(grad) : NULL;
             bool made_here = root && root->role == WEFT_ROLE_TEMP &&
@@ -269,9 +267,7 @@ static weft_status call_block(weft_block *b, weft_half half, const weft_call *ca
         .stream = call->stream,
         .run = {call->seed, call->iteration, call->sequence},
     };
-    if (b->engine->backend->remote) return weft_function_call(b->function, half, &memory);
-    WEFT_LOCK(&b->engine->running);
-    return weft_function_call(b->function, half, &memory);
+    return weft_api_call(b->engine, b->function, half, &memory);
 }
 
 static weft_status check_call(const weft_call *call, const char *caller) {

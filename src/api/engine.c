@@ -13,13 +13,12 @@ static weft_status check_threads(const char *caller, int threads) {
 }
 
 static weft_status choose_backend(const char *device, const weft_backend **out) {
-    if (device && strcmp(device, "cuda") == 0)
-        return weft_device_open(WEFT_DEVICE_CUDA, WEFT_F32, out);
-    if (!device || strcmp(device, "auto") == 0)
-        return weft_device_open(WEFT_DEVICE_AUTO, WEFT_F32, out);
-    if (strcmp(device, "cpu") != 0)
+    int which = !device || strcmp(device, "auto") == 0 ? WEFT_DEVICE_AUTO
+                : strcmp(device, "cuda") == 0          ? WEFT_DEVICE_CUDA
+                                                       : WEFT_DEVICE_CPU;
+    if (which == WEFT_DEVICE_CPU && strcmp(device, "cpu") != 0)
         return WEFT_BAD_INPUT("device '%s': it must be cpu, cuda or auto", device);
-    return weft_device_open(WEFT_DEVICE_CPU, WEFT_F32, out);
+    return weft_device_open(which, WEFT_F32, out);
 }
 
 weft_status weft_engine_open(int threads, const char *device, weft_engine **out) {
@@ -45,6 +44,13 @@ void weft_engine_close(weft_engine *engine) {
     pthread_mutex_destroy(&engine->building);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
+}
+
+weft_status weft_api_call(weft_engine *engine, weft_function *function, weft_half half,
+                          const weft_call_memory *memory) {
+    if (engine->backend->remote) return weft_function_call(function, half, memory);
+    WEFT_LOCK(&engine->running);
+    return weft_function_call(function, half, memory);
 }
 
 int weft_engine_threads(const weft_engine *engine) {

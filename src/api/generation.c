@@ -5,10 +5,6 @@
 
 #include <math.h>
 
-struct weft_generation {
-    weft_generator *generator;
-};
-
 weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t sequences,
                                  int64_t context, weft_generation **out) {
     API_NEED(out);
@@ -17,16 +13,12 @@ weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t
     if (sequences < 0 || context < 0)
         return API_REFUSE("%lld sequences of %lld tokens", (long long)sequences,
                           (long long)context);
-    WEFT_ROOM(weft_generation, g, 1, "%s: no memory", __func__);
     weft_generator_limits limits = {.sequences = sequences, .context = context};
-    WEFT_TRY(weft_generator_open(model, engine->backend, engine->pool, &limits, &g->generator));
-    return weft_hand(&g, out);
+    return weft_generator_open(model, engine->backend, engine->pool, &limits, out);
 }
 
 void weft_generation_close(weft_generation *generation) {
-    if (!generation) return;
-    weft_generator_close(generation->generator);
-    free(generation);
+    weft_generator_close(generation);
 }
 
 static weft_status read_option(const char *option, weft_sampling *s) {
@@ -72,13 +64,13 @@ weft_status weft_generation_add(weft_generation *generation, const int32_t *prom
     weft_sampling sampling = weft_sampling_default();
     for (; options && *options; options++)
         WEFT_TRY(read_option(*options, &sampling));
-    return weft_generator_add(generation->generator, prompt, count, &sampling, id);
+    return weft_generator_add(generation, prompt, count, &sampling, id);
 }
 
 weft_status weft_generation_step(weft_generation *generation, int *busy) {
     API_NEED(generation);
-    weft_status status = weft_generator_step(generation->generator);
-    if (busy) *busy = weft_generator_busy(generation->generator);
+    weft_status status = weft_generator_step(generation);
+    if (busy) *busy = weft_generator_busy(generation);
     return status;
 }
 
@@ -88,7 +80,7 @@ int64_t weft_generation_take(weft_generation *generation, int64_t id, int32_t *t
     if (!generation || (!tokens && room > 0)) return 0;
     for (int64_t n = 0; n < room; n++) {
         weft_sampled token;
-        weft_take take = weft_generator_take(generation->generator, id, &token);
+        weft_take take = weft_generator_take(generation, id, &token);
         if (take != WEFT_TAKE_TOKEN) {
             bool broken = take == WEFT_TAKE_BROKEN;
             if (broken) weft_generator_broken();
@@ -102,7 +94,7 @@ int64_t weft_generation_take(weft_generation *generation, int64_t id, int32_t *t
 }
 
 void weft_generation_remove(weft_generation *generation, int64_t id) {
-    if (generation) weft_generator_remove(generation->generator, id);
+    if (generation) weft_generator_remove(generation, id);
 }
 
 /* Tokenizers for the library's users: data/tokenizer.h behind plain arrays. */

@@ -56,17 +56,15 @@ static int find_word(weft_graph *g, const char *caller, const char *word,
     return -1;
 }
 
-/* Whether a tensor, if there is one, is of this graph. */
-static bool owns(weft_graph *g, const char *caller, const weft_tensor *t) {
-    if (!t) return true;
-    for (int64_t i = 0; i < g->n_tensors; i++)
-        if (g->tensors[i] == t) return true;
-    return weft_graph_refuse(g, "%s: a tensor is not of this graph", caller);
-}
-
+/* Whether the tensors of a list, those that are there, are of this graph. */
 static bool owns_all(weft_graph *g, const char *caller, weft_tensor *const *list, int n) {
-    for (int i = 0; i < n; i++)
-        if (!owns(g, caller, list[i])) return false;
+    for (int k = 0; k < n; k++) {
+        int64_t i = 0;
+        while (list[k] && i < g->n_tensors && g->tensors[i] != list[k])
+            i++;
+        if (list[k] && i == g->n_tensors)
+            return weft_graph_refuse(g, "%s: a tensor is not of this graph", caller);
+    }
     return true;
 }
 
@@ -364,7 +362,7 @@ weft_status weft_graph_route(weft_graph *g, const weft_scores *scores, weft_tens
     weft_score score;
     API_NEED(g, index, weight);
     *index = *weight = NULL;
-    if (!is_open(g, __func__) || !owns(g, __func__, lse) ||
+    if (!is_open(g, __func__) || !owns_all(g, __func__, &lse, 1) ||
         !read_scores(g, __func__, scores, &score))
         return g->owner ? weft_graph_status(g) : WEFT_EINPUT;
     weft_routes r = weft_route_topk(g, &score, lse, k, normalize, use_max);

@@ -115,9 +115,8 @@ typedef struct {
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const saved_parts *p = context;
-    char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
-    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    WEFT_PATH(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]);
     if (p->optimizer)
         WEFT_TRY(weft_optimizer_write(p->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
     WEFT_AUTO_FREE char *text = NULL;
@@ -150,20 +149,17 @@ const char *weft_model_tensor_name(const weft_model *model, int64_t i) {
     return model && i >= 0 && i < model->n_weights ? model->weights[i].name : NULL;
 }
 
-static weft_status refuse_name(const weft_model *m, const char *caller, const char *name) {
-    weft_nearest nearest = weft_nearest_slip(name);
-    for (int64_t i = 0; i < m->n_weights; i++)
-        weft_nearest_offer(&nearest, m->weights[i].name);
-    if (*nearest.name)
-        return WEFT_BAD_INPUT("%s: the model has no tensor '%s'; did you mean '%s'?", caller, name,
-                              nearest.name);
-    return WEFT_BAD_INPUT("%s: the model has no tensor '%s'", caller, name);
-}
-
 weft_status weft_api_find(const weft_model *m, const char *caller, const char *name, int64_t count,
                           weft_weight **out) {
     const weft_weight *w = *out = weft_model_find(m, name);
-    if (!w) return refuse_name(m, caller, name);
+    if (!w) {
+        weft_nearest nearest = weft_nearest_slip(name);
+        for (int64_t i = 0; i < m->n_weights; i++)
+            weft_nearest_offer(&nearest, m->weights[i].name);
+        bool near = *nearest.name;
+        return WEFT_BAD_INPUT("%s: the model has no tensor '%s'%s%s%s", caller, name,
+                              near ? "; did you mean '" : "", nearest.name, near ? "'?" : "");
+    }
     if (w->count == count) return WEFT_OK;
     weft_tensor like = {.dtype = w->dtype, .ndim = w->ndim};
     memcpy(like.shape, w->shape, sizeof like.shape);

@@ -105,56 +105,53 @@ static weft_status read_floats(const weft_pass *pass, const weft_tensor *t, int6
     return WEFT_OK;
 }
 
-static weft_status find_logits(const weft_pass *pass, const char *caller, int64_t count,
-                               const weft_tensor **out) {
-    *out = pass->session.graph.logits;
-    if (!*out) return WEFT_BAD_INPUT("%s: the pass was opened without WEFT_PASS_LOGITS", caller);
-    if (count != weft_tensor_count(*out))
+/* To floats, or where that is NULL to doubles. */
+static weft_status read_logits(const weft_pass *pass, const char *caller, int64_t count,
+                               float *floats, double *doubles) {
+    const weft_tensor *t = pass->session.graph.logits;
+    if (!t) return WEFT_BAD_INPUT("%s: the pass was opened without WEFT_PASS_LOGITS", caller);
+    if (count != weft_tensor_count(t))
         return WEFT_BAD_INPUT("%s: count is %lld, but the logits are %s: %lld numbers", caller,
-                              (long long)count, weft_tensor_describe(*out),
-                              (long long)weft_tensor_count(*out));
-    return check_run(pass, caller);
+                              (long long)count, weft_tensor_describe(t),
+                              (long long)weft_tensor_count(t));
+    WEFT_TRY(check_run(pass, caller));
+    return floats ? read_floats(pass, t, count, floats)
+                  : weft_session_values(&pass->session, t, count, doubles);
 }
 
 weft_status weft_pass_logits(const weft_pass *pass, float *out, int64_t count) {
     API_NEED(pass, out);
-    const weft_tensor *t;
-    WEFT_TRY(find_logits(pass, __func__, count, &t));
-    return read_floats(pass, t, count, out);
+    return read_logits(pass, __func__, count, out, NULL);
 }
 
 weft_status weft_pass_logits_f64(const weft_pass *pass, double *out, int64_t count) {
     API_NEED(pass, out);
-    const weft_tensor *t;
-    WEFT_TRY(find_logits(pass, __func__, count, &t));
-    return weft_session_values(&pass->session, t, count, out);
+    return read_logits(pass, __func__, count, NULL, out);
 }
 
-/* The gradient of a tensor; NULL: zeros. */
-static weft_status find_gradient(const weft_pass *pass, const char *caller, const char *name,
-                                 int64_t count, const weft_tensor **out) {
+/* The gradient of a tensor, likewise. */
+static weft_status read_gradient(const weft_pass *pass, const char *caller, const char *name,
+                                 int64_t count, float *floats, double *doubles) {
     weft_weight *w;
     if (!(pass->purpose & WEFT_PASS_TRAIN))
         return WEFT_BAD_INPUT("%s: the pass was opened without WEFT_PASS_TRAIN", caller);
     WEFT_TRY(weft_api_find(pass->session.model, caller, name, count, &w));
-    const weft_tensor *t = weft_graph_find(pass->session.graph.graph, name);
-    *out = t ? t->grad : NULL;
-    return check_run(pass, caller);
+    const weft_tensor *of = weft_graph_find(pass->session.graph.graph, name);
+    const weft_tensor *t = of ? of->grad : NULL; /* NULL: zeros */
+    WEFT_TRY(check_run(pass, caller));
+    return floats ? read_floats(pass, t, count, floats)
+                  : weft_session_values(&pass->session, t, count, doubles);
 }
 
 weft_status weft_pass_gradient(const weft_pass *pass, const char *name, float *out, int64_t count) {
     API_NEED(pass, name, out);
-    const weft_tensor *t;
-    WEFT_TRY(find_gradient(pass, __func__, name, count, &t));
-    return read_floats(pass, t, count, out);
+    return read_gradient(pass, __func__, name, count, out, NULL);
 }
 
 weft_status weft_pass_gradient_f64(const weft_pass *pass, const char *name, double *out,
                                    int64_t count) {
     API_NEED(pass, name, out);
-    const weft_tensor *t;
-    WEFT_TRY(find_gradient(pass, __func__, name, count, &t));
-    return weft_session_values(&pass->session, t, count, out);
+    return read_gradient(pass, __func__, name, count, NULL, out);
 }
 
 /* Optimizers: steps with a pass's gradients, and what they did by name. */

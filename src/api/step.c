@@ -5,7 +5,6 @@
  * A call's addresses are bound in one list of places: of each group its rate, state, report and cut, then of each
  * tensor its parameter, gradient, moments, v_max and copy. */
 #include "api/api.h"
-#include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
 
@@ -204,25 +203,18 @@ static void take_addresses(const weft_tensor *const *bound, void *const *const *
         }
 }
 
-static weft_status run_step(weft_step *s, const weft_step_call *call) {
-    void *const *const groups[GROUP_BOUND] = {call->rates, call->states, call->reports, call->cuts};
-    void *const *const slots[SLOT_BOUND] = {call->params, call->grads, call->m,
-                                            call->v,      call->v_max, call->copies};
-    take_addresses(s->bound, groups, GROUP_BOUND, s->n_groups, s->addresses);
-    take_addresses(slot_bound(s, 0), slots, SLOT_BOUND, s->n_tensors,
-                   s->addresses + GROUP_BOUND * s->n_groups);
-    weft_call_memory memory = {
-        .bound = s->addresses, .workspace = call->workspace, .stream = call->stream};
-    if (s->engine->backend->remote)
-        return weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
-    WEFT_LOCK(&s->engine->running);
-    return weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
-}
-
 weft_status weft_step_run(weft_step *step, const weft_step_call *call) {
     API_NEED(step, call);
     if (call->size != sizeof *call)
         return API_REFUSE("size is %zu, but it must be sizeof(weft_step_call)", call->size);
+    void *const *const groups[GROUP_BOUND] = {call->rates, call->states, call->reports, call->cuts};
+    void *const *const slots[SLOT_BOUND] = {call->params, call->grads, call->m,
+                                            call->v,      call->v_max, call->copies};
     WEFT_LOCK(&step->lock);
-    return run_step(step, call);
+    take_addresses(step->bound, groups, GROUP_BOUND, step->n_groups, step->addresses);
+    take_addresses(slot_bound(step, 0), slots, SLOT_BOUND, step->n_tensors,
+                   step->addresses + GROUP_BOUND * step->n_groups);
+    weft_call_memory memory = {
+        .bound = step->addresses, .workspace = call->workspace, .stream = call->stream};
+    return weft_api_call(step->engine, step->function, WEFT_HALF_FORWARD, &memory);
 }
