@@ -105,8 +105,7 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
-    for (int64_t i = 0; i < m.n_parameters; i++) {
-        const weft_parameter *p = &m.parameters[i];
+    for (const weft_parameter *p = m.parameters; p < m.parameters + m.n_parameters; p++) {
         int64_t count = weft_tensor_count(p->tensor);
         int k = 0;
         while (k < a->n_parts && strcmp(a->parts[k].name, p->part) != 0)

@@ -49,11 +49,10 @@ static weft_status begin_weight(weft_weight *w) {
 }
 
 static weft_status fill(const weft_model *m, weft_model *out) {
-    for (int64_t i = 0; i < m->n_weights; i++)
-        if (!weft_model_find(out, m->weights[i].name))
-            return refuse(&m->weights[i], "of the checkpoint is not in the config's model");
-    for (int64_t i = 0; i < out->n_weights; i++) {
-        weft_weight *w = &out->weights[i];
+    for (const weft_weight *w = m->weights; w < m->weights + m->n_weights; w++)
+        if (!weft_model_find(out, w->name))
+            return refuse(w, "of the checkpoint is not in the config's model");
+    for (weft_weight *w = out->weights; w < out->weights + out->n_weights; w++) {
         const weft_weight *from = weft_model_find(m, w->name);
         if (!from) {
             WEFT_TRY(begin_weight(w));
@@ -79,14 +78,14 @@ static weft_status fill(const weft_model *m, weft_model *out) {
 
 weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,
                            weft_pool *pool, weft_model **out) {
+    WEFT_AUTO(weft_model_destroy_at) weft_model *made = NULL;
     *out = NULL;
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    WEFT_TRY(weft_model_create(c, m->dtype, pool, out));
-    weft_status status = weft_model_start(*out, seed, pool);
-    if (status == WEFT_OK) status = fill(m, *out);
-    weft_mirror_wrote((*out)->mirror, NULL);
-    if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
-    return status;
+    WEFT_TRY(weft_model_create(c, m->dtype, pool, &made));
+    WEFT_TRY(weft_model_start(made, seed, pool));
+    WEFT_TRY(fill(m, made));
+    weft_mirror_wrote(made->mirror, NULL);
+    return weft_hand(&made, out);
 }
 
 /* Whether c has a mechanism that the other has not, or learns their weights. */

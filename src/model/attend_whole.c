@@ -44,7 +44,6 @@ static weft_tensor *routing_lse(builder *b) {
 /* The routes of this layer: those given, or the largest of its attention's weights. */
 static weft_routes make_routes(builder *b) {
     const weft_config *c = b->c;
-    bool use_max = !c->sparse_head_average;
     if (b->build->given_routes) {
         char index[48], weight_name[48];
         snprintf(index, sizeof index, "h.%d.routes.index", b->layer);
@@ -55,16 +54,15 @@ static weft_routes make_routes(builder *b) {
                             b->time)};
     }
     return weft_route_topk(b->g, &b->score, routing_lse(b), c->sparse_k, c->sparse_normalize,
-                           use_max);
+                           !c->sparse_head_average);
 }
 
 /* Σ_j R_tj x_j with all the weights of this layer's attention, or those above a threshold. */
 static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
-    bool use_max = !c->sparse_head_average;
     weft_route_mode mode = c->sparse_mode == WEFT_SPARSE_RMS ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
     return weft_route_dense(b->g, &b->score, routing_lse(b), x, mode, c->sparse_rms_threshold,
-                            c->sparse_normalize, use_max);
+                            c->sparse_normalize, !c->sparse_head_average);
 }
 
 static void route(builder *b) {

@@ -144,7 +144,9 @@ weft_tensor *apply_softcap(builder *b, weft_tensor *x, double cap) {
 void builder_score_position(builder *b) {
     if (b->positioned) return;
     b->positioned = true;
-    if (b->position->score) b->position->score(b, &b->score);
+    b->score.pos = b->position->score;
+    if (b->score.pos == WEFT_POS_RELATIVE)
+        b->score.rel = builder_vector(b, "attn.rel_bias", init_constant(0), b->c->context);
 }
 
 /* `heads` heads of a tensor that has q, k and v, from column `first` on. */

@@ -49,18 +49,6 @@ static weft_status build_loss(const weft_config *c, const weft_tensor *part, int
     return weft_graph_backward(out->graph, out->loss, dloss);
 }
 
-static weft_status allocate(weft_contrast *c) {
-    const weft_tensor *part = c->means.graph.contexts;
-    size_t bytes = (size_t)weft_tensor_bytes(part);
-    c->layers = part->shape[0];
-    c->stride = bytes / (size_t)c->layers;
-    c->parts_made = malloc(bytes * (size_t)c->parts);
-    c->whole = malloc(bytes * (size_t)c->parts);
-    if (c->parts_made && c->whole) return WEFT_OK;
-    return weft_fail(WEFT_ENOMEM, "training: no memory for the contexts of %lld micro-batches",
-                     (long long)c->parts);
-}
-
 WEFT_ENDED_BY(weft_contrast_close, weft_contrast)
 weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_build *build, int64_t parts, weft_contrast **out) {
@@ -69,8 +57,16 @@ weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend,
     c->parts = parts;
     weft_build means = means_of(build);
     WEFT_TRY(weft_session_open(m, backend, pool, &means, false, false, &c->means));
-    WEFT_TRY(allocate(c));
-    WEFT_TRY(build_loss(&m->config, c->means.graph.contexts, parts, &c->whole_loss));
+    const weft_tensor *part = c->means.graph.contexts;
+    size_t bytes = (size_t)weft_tensor_bytes(part);
+    c->layers = part->shape[0];
+    c->stride = bytes / (size_t)c->layers;
+    c->parts_made = malloc(bytes * (size_t)parts);
+    c->whole = malloc(bytes * (size_t)parts);
+    if (!c->parts_made || !c->whole)
+        return weft_fail(WEFT_ENOMEM, "training: no memory for the contexts of %lld micro-batches",
+                         (long long)parts);
+    WEFT_TRY(build_loss(&m->config, part, parts, &c->whole_loss));
     WEFT_TRY(weft_exec_create(c->whole_loss.graph, backend, pool, NULL, &c->exec));
     return weft_hand(&c, out);
 }

@@ -61,11 +61,6 @@ static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor
                           weft_file_dtype_name(t->dtype), shape, weft_tensor_describe(&want));
 }
 
-static bool fits(const weft_weight *w, const weft_safetensor *t) {
-    return t && t->ndim == w->ndim && t->dtype < WEFT_FILE_I64 &&
-           memcmp(t->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) == 0;
-}
-
 static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
     if (t->dtype == weft_file_dtype_of(w->dtype)) {
         memcpy(w->data, t->data, (size_t)w->bytes);
@@ -80,9 +75,11 @@ static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
 /* The file's header against what the config asks for. */
 static weft_status check_header(const weft_model *m, const weft_safetensors *file,
                                 const char *path) {
-    for (int64_t i = 0; i < m->n_weights; i++) {
-        const weft_safetensor *t = weft_safetensors_find(file, m->weights[i].name);
-        if (!fits(&m->weights[i], t)) return describe_mismatch(&m->weights[i], t, path);
+    for (const weft_weight *w = m->weights; w < m->weights + m->n_weights; w++) {
+        const weft_safetensor *t = weft_safetensors_find(file, w->name);
+        if (!t || t->ndim != w->ndim || t->dtype >= WEFT_FILE_I64 ||
+            memcmp(t->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) != 0)
+            return describe_mismatch(w, t, path);
     }
     for (int64_t i = 0; i < weft_safetensors_count(file); i++) {
         const char *name = weft_safetensors_at(file, i)->name;
@@ -92,25 +89,20 @@ static weft_status check_header(const weft_model *m, const weft_safetensors *fil
     return WEFT_OK;
 }
 
-/* A config that asks for more than the file has costs no memory. */
-static weft_status load_weights(weft_model *m, weft_pool *pool, const char *path) {
-    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
-    WEFT_TRY(weft_safetensors_open(path, &file));
-    WEFT_TRY(check_header(m, file, path));
-    WEFT_TRY(weft_model_allocate(m, pool));
-    for (int64_t i = 0; i < m->n_weights; i++)
-        WEFT_TRY(load_weight(&m->weights[i], weft_safetensors_find(file, m->weights[i].name)));
-    return WEFT_OK;
-}
-
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
                                weft_pool *pool, weft_model **out) {
     *out = NULL;
     WEFT_PATH(path, "%s/model.safetensors", folder);
-    WEFT_TRY(weft_model_describe(c, dtype, out));
-    weft_status status = load_weights(*out, pool, path);
-    if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
-    return status;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
+    WEFT_TRY(weft_model_describe(c, dtype, &m));
+    WEFT_TRY(weft_safetensors_open(path, &file));
+    /* A config that asks for more than the file has costs no memory. */
+    WEFT_TRY(check_header(m, file, path));
+    WEFT_TRY(weft_model_allocate(m, pool));
+    for (weft_weight *w = m->weights; w < m->weights + m->n_weights; w++)
+        WEFT_TRY(load_weight(w, weft_safetensors_find(file, w->name)));
+    return weft_hand(&m, out);
 }
 
 weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **out) {
@@ -252,26 +244,22 @@ enum { STATE_MOST = 1 << 20, TAIL_ROOM = 64, ATTEMPTS = 10 };
 /* What follows the bytes that are summed. */
 static const char tail_format[] = ",\n  \"state_crc32c\": \"%08x\"\n}\n";
 
-/* The text without its closing brace, then the checksum of that. */
-static weft_status write_text(const char *path, const char *text) {
-    char tail[TAIL_ROOM];
-    size_t n = strlen(text);
-    weft_new_file f;
-    if (n < 2 || strcmp(text + n - 2, "\n}") != 0)
-        return weft_fail(WEFT_EBUG, "%s: a state that is no object", path);
-    WEFT_TRY(weft_new_file_begin(&f, path));
-    weft_new_file_put(&f, text, (int64_t)n - 2);
-    int length = snprintf(tail, sizeof tail, tail_format, (unsigned)f.sum.crc);
-    weft_new_file_put(&f, tail, length);
-    return weft_new_file_end(&f, WEFT_OK);
-}
-
 weft_status weft_state_write(const char *folder, json_t *state) {
     json_object_set_new(state, "format", json_integer(WEFT_STATE_FORMAT));
     WEFT_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(state);
     WEFT_PATH(path, "%s/state.json", folder);
-    return text ? write_text(path, text) : weft_no_memory(path);
+    if (!text) return weft_no_memory(path);
+    char tail[TAIL_ROOM];
+    size_t n = strlen(text);
+    weft_new_file f;
+    if (n < 2 || strcmp(text + n - 2, "\n}") != 0)
+        return weft_fail(WEFT_EBUG, "%s: a state that is no object", path);
+    /* The text without its closing brace, then the checksum of that. */
+    WEFT_TRY(weft_new_file_begin(&f, path));
+    weft_new_file_put(&f, text, (int64_t)n - 2);
+    weft_new_file_put(&f, tail, snprintf(tail, sizeof tail, tail_format, (unsigned)f.sum.crc));
+    return weft_new_file_end(&f, WEFT_OK);
 }
 
 static weft_status check_own(const char *path, const char *text, size_t bytes) {

@@ -3,15 +3,13 @@
 
 #include "model/units.h"
 
-#define DECLARE(NAME, name, title, help) extern const weft_attention_kind weft_attention_##name;
-WEFT_ATTENTIONS(DECLARE)
-#undef DECLARE
-#define DECLARE(NAME, name, title, help) extern const weft_ffn_kind weft_ffn_##name;
-WEFT_FFNS(DECLARE)
-#undef DECLARE
-#define DECLARE(NAME, name, title, help) extern const weft_position_kind weft_position_##name;
-WEFT_POSITIONS(DECLARE)
-#undef DECLARE
+#define IS_ATTENTION(NAME, name, title, help)                                                      \
+    extern const weft_attention_kind weft_attention_##name;
+WEFT_ATTENTIONS(IS_ATTENTION)
+#define IS_FFN(NAME, name, title, help) extern const weft_ffn_kind weft_ffn_##name;
+WEFT_FFNS(IS_FFN)
+#define IS_POSITION(NAME, name, title, help) extern const weft_position_kind weft_position_##name;
+WEFT_POSITIONS(IS_POSITION)
 
 #define ATTENTION(NAME, name, title, help) &weft_attention_##name,
 static const weft_attention_kind *const attentions[] = {WEFT_ATTENTIONS(ATTENTION)};
@@ -33,10 +31,7 @@ const weft_position_kind *weft_position_of(const weft_config *c) {
 }
 
 const char *weft_attention_title(const weft_config *c) {
-#define TITLE(NAME, name, title, help) title,
-    static const char *const titles[] = {WEFT_ATTENTIONS(TITLE)};
-#undef TITLE
-    return titles[c->attention];
+    return weft_named_kinds[c->attention].title; /* attentions come first */
 }
 
 /* Refuses, where `is`, what goes with the attentions that have a field: WHAT "dot" or "mla"REST. */

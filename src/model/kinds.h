@@ -51,15 +51,14 @@ typedef struct {
 
 /* Each is NULL where the kind has nothing of the sort. */
 typedef struct {
-    /* A table [CONTEXT, E] that is added to the embedding. */
-    weft_tensor *(*table)(struct builder *b);
     /* The first `width` columns of the first `heads` heads of x [B, T, *, *], by their rows'
      * positions. */
     weft_tensor *(*rotate)(struct builder *b, weft_tensor *x, int64_t width, int64_t heads);
-    /* Its share of the score. */
-    void (*score)(struct builder *b, weft_score *score);
+    /* Its share of the score; WEFT_POS_RELATIVE: a learned number per distance. */
+    weft_attention_pos score;
     weft_status (*check)(const weft_config *c, const char *where);
     const char *fixed_heads; /* as of an attention */
+    bool table;              /* a learned one [CONTEXT, E] is added to the embedding */
     bool ends; /* it has parameters for CONTEXT positions or distances, and none beyond */
 } weft_position_kind;
 

@@ -7,21 +7,12 @@ const weft_position_kind weft_position_none = {0};
 
 /* A learned table of positions, as in GPT-2. */
 
-static weft_tensor *make_table(builder *b) {
-    return matrix(b, "wpe.weight", init_normal(0.02), b->c->context, b->width);
-}
-
-const weft_position_kind weft_position_learned = {.table = make_table, .ends = true};
+const weft_position_kind weft_position_learned = {.table = true, .ends = true};
 
 /* ALiBi: a score falls with the distance, by a slope that each head has of its own. */
 
-static void add_slopes(builder *b, weft_score *score) {
-    (void)b;
-    score->pos = WEFT_POS_ALIBI;
-}
-
 const weft_position_kind weft_position_alibi = {
-    .score = add_slopes,
+    .score = WEFT_POS_ALIBI,
     .check = check_distances,
     .fixed_heads = "CONFIG_POSITION=\"alibi\" gives each head its slope by its number, so none can "
                    "be removed; --sparse zeroes them in place",
@@ -29,13 +20,8 @@ const weft_position_kind weft_position_alibi = {
 
 /* A learned number per distance, shared by the heads of a layer. */
 
-static void add_biases(builder *b, weft_score *score) {
-    score->pos = WEFT_POS_RELATIVE;
-    score->rel = builder_vector(b, "attn.rel_bias", init_constant(0), b->c->context);
-}
-
 const weft_position_kind weft_position_relative = {
-    .score = add_biases, .check = check_distances, .ends = true};
+    .score = WEFT_POS_RELATIVE, .check = check_distances, .ends = true};
 
 /* Rotary positions: queries and keys are rotated by angles that grow with their position, so that a
  * product depends on the distance. */

@@ -44,9 +44,8 @@ weft_status weft_session_values(const weft_session *s, const weft_tensor *t, int
     if (weft_tensor_count(t) != n)
         return weft_fail(WEFT_EBUG, "session: %s has not %lld elements", weft_tensor_describe(t),
                          (long long)n);
-    WEFT_AUTO_FREE void *data = malloc((size_t)weft_tensor_bytes(t));
+    WEFT_ROOM(unsigned char, data, weft_tensor_bytes(t), "session: no memory to read a tensor");
     weft_weight view = {.dtype = t->dtype, .count = n, .data = data};
-    if (!data) return weft_fail(WEFT_ENOMEM, "session: no memory to read a tensor");
     WEFT_TRY(weft_exec_read(s->exec, t, data));
     weft_weight_read(&view, out);
     return WEFT_OK;

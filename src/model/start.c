@@ -173,8 +173,8 @@ weft_status weft_model_start(weft_model *m, uint64_t seed, weft_pool *pool) {
     filling f = {.seed = seed, .values = malloc(threads * PIECE * sizeof *f.values)};
     if (!f.values) return weft_no_memory("start");
     weft_status status = WEFT_OK;
-    for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++) {
-        weft_weight *w = &m->weights[i];
+    weft_weight *end = m->weights + m->n_weights;
+    for (weft_weight *w = m->weights; status == WEFT_OK && w < end; w++) {
         f.weight = w;
         if (orthogonal && w->init.orthogonal && w->ndim == 2 && w->init.start == WEFT_START_NORMAL)
             status = start_whole(w, seed, pool);

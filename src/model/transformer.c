@@ -243,7 +243,9 @@ static void build_model(builder *b) {
     if (!b->attend->finish)
         m->targets = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "targets", WEFT_I32, b->batch, b->time);
     weft_tensor *wte = matrix(b, "wte.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
-    weft_tensor *wpe = b->position->table ? b->position->table(b) : NULL;
+    weft_tensor *wpe = NULL;
+    if (b->position->table)
+        wpe = matrix(b, "wpe.weight", init_normal(NORMAL_STD), c->context, b->width);
     begin_reciprocal(b);
     weft_tensor *x = embed_tokens(b, wte, wpe);
     if (c->embed_scale != 1) x = weft_scale(b->g, x, c->embed_scale);

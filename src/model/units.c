@@ -260,8 +260,7 @@ void weft_units_choose(weft_units *u, int64_t layer, const double *sums, int64_t
 /* Whether an index of a tensor's axis stays. `kept` is of the layer, `next` of the one behind it. */
 static bool stays(const weft_units *u, const char *name, int axis, int64_t index, const bool *kept,
                   const bool *next) {
-    for (int i = 0; i < u->n_pieces; i++) {
-        const weft_unit_piece *p = &u->pieces[i];
+    for (const weft_unit_piece *p = u->pieces; p < u->pieces + u->n_pieces; p++) {
         if (p->axis != axis || strcmp(p->name, name) != 0 || (u->sparse && !p->zeroed)) continue;
         int64_t unit = unit_of(p, index, u->units);
         if (unit >= 0 && !(p->next ? next : kept)[unit]) return false;

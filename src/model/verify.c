@@ -120,8 +120,8 @@ static bool may_move(const verify_run *v, const char *name) {
 
 /* Moves every weight by `step` along its own random direction. */
 static weft_status move_weights(verify_run *v, double step) {
-    for (int64_t i = 0; i < v->model->n_weights; i++) {
-        weft_weight *w = &v->model->weights[i];
+    weft_weight *end = v->model->weights + v->model->n_weights;
+    for (weft_weight *w = v->model->weights; w < end; w++) {
         if (!may_move(v, w->name)) continue;
         WEFT_ROOM(double, values, 2 * w->count, "no memory");
         double *direction = values + w->count;
