@@ -145,8 +145,8 @@ static weft_status find_one(const char *run, const char *name, findings *f) {
     if (strcmp(name, "last.old") == 0) f->last_old = true;
     if (!last && !best && !step) return WEFT_OK;
     WEFT_TRY(weft_checkpoint_look(path, &kind));
-    f->last = f->last || last;
-    f->best = f->best || best;
+    f->last |= last;
+    f->best |= best;
     f->steps += step && kind == WEFT_CHECKPOINT_WHOLE;
     if (!step || kind == WEFT_CHECKPOINT_WHOLE) add_to_list(f, name);
     return WEFT_OK;

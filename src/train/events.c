@@ -55,8 +55,7 @@ static void put_bytes(message *m, unsigned field, const void *bytes, size_t n) {
 }
 
 static void begin_event(message *m, double when, int64_t step) {
-    m->n = 0;
-    m->full = false;
+    *m = (message){.n = 0};
     put_key(m, 1, WIRE_64);
     put(m, &when, sizeof when);
     put_key(m, 2, WIRE_VARINT);
@@ -99,11 +98,10 @@ weft_status weft_events_open(const char *folder, int64_t step, weft_events *e) {
 
 weft_status weft_events_add(weft_events *e, int64_t step, double when, const weft_scalar *scalars,
                             int n) {
-    message event, summary = {.n = 0}, value;
+    message event, summary = {.n = 0};
     for (int i = 0; i < n; i++) {
         float number = (float)scalars[i].value;
-        value.n = 0;
-        value.full = false;
+        message value = {.n = 0};
         put_bytes(&value, 1, scalars[i].tag, strlen(scalars[i].tag));
         put_key(&value, 2, WIRE_32);
         put(&value, &number, sizeof number);

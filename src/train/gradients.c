@@ -61,12 +61,14 @@ static unsigned char *level_data(const weft_gradients *g, int level, int64_t wei
     return (unsigned char *)g->levels[level] + weft_partition_offset(&g->shards, weight);
 }
 
-/* Chunks of weights, and the additions of the list. */
+/* Chunks of weights. */
 typedef struct {
     const weft_gradients *g;
     int64_t first;
+    unsigned char *to; /* where they are packed, if they are */
 } chunk_range;
 
+/* The additions of the list. */
 WEFT_TASK(add_chunk) {
     const chunk_range *range = context;
     const weft_gradients *g = range->g;
@@ -91,7 +93,7 @@ WEFT_TASK(add_chunk) {
 }
 
 static void add_weights(const weft_gradients *g, int64_t first, int64_t end) {
-    chunk_range range = {g, g->shards.first[first]};
+    chunk_range range = {.g = g, .first = g->shards.first[first]};
     if (g->rows) {
         /* The same in the device's queue. Levels are laid out alike: neighbours' merges are one
          * call. */
@@ -124,12 +126,6 @@ static int64_t own_bytes(const weft_gradients *g) {
     return g->own_at[weft_cut_buckets(&g->shards.cut)] * (int64_t)weft_dtype_size(g->dtype);
 }
 
-typedef struct {
-    const weft_gradients *g;
-    int64_t first; /* chunk */
-    unsigned char *to;
-} bucket_pack;
-
 /* A chunk's gradient as it lies there (data NULL: zeros), and its place in the bucket. `raw` is the upper end of
  * that, where as many bytes go: what is narrower than the row is widened from there. */
 typedef struct {
@@ -139,7 +135,7 @@ typedef struct {
     int64_t count, bytes;
 } packed_chunk;
 
-static packed_chunk chunk_of(const bucket_pack *t, int64_t i) {
+static packed_chunk chunk_of(const chunk_range *t, int64_t i) {
     const weft_partition *h = &t->g->shards;
     const weft_stretch *c = &h->chunks[t->first + i];
     const weft_gradient *from = &t->g->from[c->weight];
@@ -153,7 +149,7 @@ static packed_chunk chunk_of(const bucket_pack *t, int64_t i) {
 }
 
 WEFT_TASK(pack_chunk) {
-    const bucket_pack *t = context;
+    const chunk_range *t = context;
     packed_chunk p = chunk_of(t, task);
     if (!p.data)
         memset(p.to, 0, (size_t)p.count * weft_dtype_size(t->g->dtype));
@@ -169,7 +165,7 @@ WEFT_TASK(pack_chunk) {
 static weft_status pack(void *context, int64_t bucket, unsigned char *packed) {
     const weft_gradients *g = context;
     weft_span blocks = weft_cut_bucket(&g->shards.cut, bucket);
-    bucket_pack t = {g, blocks.first, packed};
+    chunk_range t = {g, blocks.first, packed};
     for (int64_t i = 0; g->rows && i < blocks.count; i++) {
         packed_chunk p = chunk_of(&t, i);
         if (p.data) g->rows->fetch(g->queue, p.raw, p.data, p.bytes);

@@ -514,16 +514,15 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
     if (status == WEFT_OK) status = close_again(&t);
     if (status == WEFT_OK && t.leads && options->at_end && out->end == WEFT_TRAIN_DONE)
         status = options->at_end(options->context, t.model);
-    weft_train_result *r = t.result;
-    r->steps = t.state.iteration;
-    r->skipped = t.state.skipped;
-    r->best_val_loss = isfinite(t.state.best_val) ? t.state.best_val : NAN;
-    r->tokens_per_s = tokens_rate(&t, t.steps, t.seconds);
-    r->mfu = use_of_peak(&t, r->tokens_per_s);
-    r->seconds = weft_clock() - start;
-    r->train_tokens = t.dataset ? weft_dataset_tokens(t.dataset, WEFT_SPLIT_TRAIN) : -1;
-    r->val_tokens = t.dataset ? weft_dataset_tokens(t.dataset, WEFT_SPLIT_VAL) : -1;
-    if (t.backend->taken) r->device_bytes = t.backend->taken();
+    out->steps = t.state.iteration;
+    out->skipped = t.state.skipped;
+    out->best_val_loss = isfinite(t.state.best_val) ? t.state.best_val : NAN;
+    out->tokens_per_s = tokens_rate(&t, t.steps, t.seconds);
+    out->mfu = use_of_peak(&t, out->tokens_per_s);
+    out->seconds = weft_clock() - start;
+    out->train_tokens = t.dataset ? weft_dataset_tokens(t.dataset, WEFT_SPLIT_TRAIN) : -1;
+    out->val_tokens = t.dataset ? weft_dataset_tokens(t.dataset, WEFT_SPLIT_VAL) : -1;
+    if (t.backend->taken) out->device_bytes = t.backend->taken();
     if (status != WEFT_OK) weft_comm_fail(t.comm, weft_error_message());
     weft_progress_end(t.progress, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);
     weft_log_copy(-1);

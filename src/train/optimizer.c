@@ -37,11 +37,12 @@ static weft_dtype kind_dtype(const weft_optimizer *o, int kind) {
 static weft_status list_state(weft_optimizer *o, int kind, const weft_weight *like) {
     static const char *const kinds[] = {"m", "mask", "master", "start", "v", "v_max", "state"};
     weft_dtype dtype = kind_dtype(o, kind);
-    char *name = o->names[o->n_state];
+    weft_state_key *key = &o->keys[o->n_state];
+    char *name = key->name;
     int length = like->name ? snprintf(name, WEFT_STATE_NAME, "%s.%s", kinds[kind], like->name)
                             : snprintf(name, WEFT_STATE_NAME, "%s", kinds[kind]);
-    o->keys[o->n_state] =
-        (weft_state_key){kind, kind == WEFT_STATE_CONTROL ? 0 : like - o->model->weights};
+    key->kind = kind;
+    key->weight = kind == WEFT_STATE_CONTROL ? 0 : like - o->model->weights;
     if (length >= WEFT_STATE_NAME)
         return weft_fail(WEFT_EBUG, "optimizer: the name of '%s' is too long", like->name);
     weft_weight *w = &o->state[o->n_state++];
@@ -104,7 +105,6 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
                           .comm = m->config.shard != WEFT_SHARD_NONE ? comm : NULL};
     int64_t most = m->n_weights * WEFT_STATE_CONTROL + 1;
     WEFT_ROOM_AT(o->state, most, "optimizer: no memory");
-    WEFT_ROOM_AT(o->names, most, "optimizer: no memory");
     WEFT_ROOM_AT(o->keys, most, "optimizer: no memory");
     weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
     for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++) {
@@ -126,9 +126,9 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
         return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
     place_slots(o, o->memory);
     for (int64_t i = 0; !o->comm && i < o->n_state; i++) {
-        weft_state_key key = o->keys[i];
-        o->state[i].data =
-            key.kind == WEFT_STATE_CONTROL ? o->control_state : o->slots[key.weight].of[key.kind];
+        const weft_state_key *key = &o->keys[i];
+        bool shared = key->kind == WEFT_STATE_CONTROL;
+        o->state[i].data = shared ? o->control_state : o->slots[key->weight].of[key->kind];
     }
     WEFT_TRY(weft_mirror_create(o->memory, bytes, &o->mirror));
     WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
@@ -140,19 +140,22 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
 
 static void unbind(weft_optimizer *o) {
     weft_exec_destroy(weft_steal(&o->exec));
+    weft_exec_destroy(weft_steal(&o->norm_exec));
     weft_graph_destroy(weft_steal(&o->graph));
-    o->lr = o->control = o->cut = NULL;
+    weft_graph_destroy(weft_steal(&o->norm_graph));
+    o->lr = o->control = o->cut = o->norm_parts = o->all_parts = NULL;
     free(weft_steal(&o->bound));
     o->mark = 0;
-    if (o->comm) weft_optimizer_shard_unbind(o);
 }
 
 void weft_optimizer_destroy(weft_optimizer *o) {
     if (!o) return;
     unbind(o);
-    if (o->comm) weft_optimizer_shard_close(o);
     weft_mirror_destroy(o->mirror);
-    WEFT_FREE(o->slots, o->memory, o->names, o->keys, o->state, o);
+    weft_safetensors_close(o->file);
+    weft_partition_free(&o->shards);
+    WEFT_FREE(o->slots, o->memory, o->keys, o->state, o->parts, o->ordered, o->order, o->counts,
+              o->begins, o);
 }
 
 WEFT_GETTER(const weft_model *, weft_optimizer_model, weft_optimizer, model)
@@ -229,8 +232,11 @@ static weft_status build_graph(weft_optimizer *o) {
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
     void *place = weft_mirror_at(o->mirror, o->backend, o->control_state);
     if (state) bindings[b.n++] = (weft_binding){state, place};
-    weft_tensor *norm =
-        o->comm ? weft_optimizer_shard_norm(o) : weft_global_norm(o->graph, grads, n);
+    if (o->comm) /* the norm of all, of parts that are gathered before a run */
+        o->all_parts =
+            weft_new_tensor(o->graph, WEFT_ROLE_INPUT, "norm_parts", WEFT_I32, o->n_ordered, 2);
+    weft_tensor *norm = o->comm ? weft_norm_join(o->graph, o->all_parts, o->dtype)
+                                : weft_global_norm(o->graph, grads, n);
     o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
     weft_muon_options muon = weft_model_muon(&o->model->config, o->backend);
     o->cut = n > 0 ? weft_adamw(o->graph, o->control, slots, n) : NULL;
@@ -288,17 +294,12 @@ weft_status weft_optimizer_run(weft_optimizer *o, double rate) {
     return status;
 }
 
-static void widen(const weft_optimizer *o, const void *from, int64_t n, double *out) {
-    weft_weight_read(&(weft_weight){.dtype = o->dtype, .count = n, .data = (void *)(uintptr_t)from},
-                     out);
-}
-
 weft_status weft_optimizer_numbers(const weft_optimizer *o, int first, int n, double *out) {
     int64_t size = (int64_t)weft_dtype_size(o->dtype);
     const unsigned char *from = (const unsigned char *)o->control_state + first * size;
     double raw[WEFT_ADAM_STATE]; /* room for either type */
     WEFT_TRY(weft_mirror_read(o->mirror, from, n * size, raw));
-    widen(o, raw, n, out);
+    weft_weight_read(&(weft_weight){.dtype = o->dtype, .count = n, .data = raw}, out);
     return WEFT_OK;
 }
 
@@ -310,7 +311,8 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
         int32_t cut = 0;
         WEFT_TRY(weft_exec_read(o->exec, o->control, raw));
         if (o->cut && !o->comm) WEFT_TRY(weft_exec_read(o->exec, o->cut, &cut));
-        widen(o, raw, WEFT_ADAM_CONTROL, control);
+        weft_weight_read(&(weft_weight){.dtype = o->dtype, .count = WEFT_ADAM_CONTROL, .data = raw},
+                         control);
         out->cut = o->comm ? o->cut_of_all : cut;
     }
     WEFT_TRY(weft_optimizer_numbers(o, 0, WEFT_ADAM_STATE, state));
@@ -419,8 +421,7 @@ weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft
 weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
     WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
     WEFT_TRY(weft_safetensors_open(path, &file));
-    for (int64_t i = 0; i < o->n_state; i++) {
-        const weft_weight *w = &o->state[i];
+    for (const weft_weight *w = o->state; w < o->state + o->n_state; w++) {
         const weft_safetensor *t = weft_safetensors_find(file, w->name);
         if (!t)
             return WEFT_BAD_INPUT(
@@ -439,10 +440,8 @@ weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
         o->file = weft_steal(&file);
         return WEFT_OK;
     }
-    for (int64_t i = 0; i < o->n_state; i++) {
-        const weft_weight *w = &o->state[i];
+    for (const weft_weight *w = o->state; w < o->state + o->n_state; w++)
         memcpy(w->data, weft_safetensors_find(file, w->name)->data, (size_t)w->bytes);
-    }
     weft_mirror_wrote(o->mirror, NULL);
     return WEFT_OK;
 }

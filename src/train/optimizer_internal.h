@@ -22,6 +22,7 @@ enum {
 typedef struct {
     int kind;
     int64_t weight;
+    char name[WEFT_STATE_NAME];
 } weft_state_key;
 
 /* A stretch of a weight and what belongs to it, in the host's memory; NULL: not there. */
@@ -41,7 +42,6 @@ struct weft_optimizer {
 
     weft_weight *state; /* [n_state], by name; without data where it is shared */
     int64_t n_state;
-    char (*names)[WEFT_STATE_NAME];
     weft_state_key *keys; /* [n_state]: what each is of */
     void *memory;
     weft_mirror *mirror; /* of the memory */
@@ -93,12 +93,8 @@ int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weigh
 weft_status weft_optimizer_numbers(const weft_optimizer *o, int first, int n, double *out);
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o);
-void weft_optimizer_shard_close(weft_optimizer *o);
 /* The graph of the own norm; `gradients` says which weights have one. */
 weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients);
-void weft_optimizer_shard_unbind(weft_optimizer *o);
-/* The norm of all, in the optimizer's graph. */
-weft_tensor *weft_optimizer_shard_norm(weft_optimizer *o);
 /* Around its run: gathers the parts of the norm; gives the new weights to all. */
 weft_status weft_optimizer_shard_before(weft_optimizer *o);
 weft_status weft_optimizer_shard_after(weft_optimizer *o);

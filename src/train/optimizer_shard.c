@@ -106,19 +106,6 @@ weft_status weft_optimizer_shard_open(weft_optimizer *o) {
     return WEFT_OK;
 }
 
-void weft_optimizer_shard_unbind(weft_optimizer *o) {
-    weft_exec_destroy(weft_steal(&o->norm_exec));
-    weft_graph_destroy(weft_steal(&o->norm_graph));
-    o->norm_parts = o->all_parts = NULL;
-}
-
-void weft_optimizer_shard_close(weft_optimizer *o) {
-    weft_optimizer_shard_unbind(o);
-    weft_safetensors_close(o->file);
-    weft_partition_free(&o->shards);
-    WEFT_FREE(o->parts, o->ordered, o->order, o->counts, o->begins);
-}
-
 const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
     return o->comm ? &o->shards : NULL;
 }
@@ -163,12 +150,6 @@ weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gr
     WEFT_TRY(weft_graph_status(o->norm_graph));
     weft_exec_options options = {.bindings = bindings};
     return weft_exec_create(o->norm_graph, o->backend, o->pool, &options, &o->norm_exec);
-}
-
-weft_tensor *weft_optimizer_shard_norm(weft_optimizer *o) {
-    o->all_parts =
-        weft_new_tensor(o->graph, WEFT_ROLE_INPUT, "norm_parts", WEFT_I32, o->n_ordered, 2);
-    return weft_norm_join(o->graph, o->all_parts, o->dtype);
 }
 
 weft_status weft_optimizer_shard_before(weft_optimizer *o) {
@@ -256,14 +237,14 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
 weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned char *tensor,
                                 bool collect) {
     const weft_partition *s = &o->shards;
-    weft_state_key key = o->keys[index];
+    const weft_state_key *key = &o->keys[index];
     int64_t size = (int64_t)weft_dtype_size(o->state[index].dtype), n = 0;
-    if (key.kind == WEFT_STATE_CONTROL) { /* every rank has it */
+    if (key->kind == WEFT_STATE_CONTROL) { /* every rank has it */
         if (!collect) return weft_comm_broadcast(o->comm, o->control_state, o->state[index].bytes);
         if (s->rank == 0) memcpy(tensor, o->control_state, (size_t)o->state[index].bytes);
         return WEFT_OK;
     }
-    int64_t chunk = s->first[key.weight], end = s->first[key.weight + 1];
+    int64_t chunk = s->first[key->weight], end = s->first[key->weight + 1];
     weft_transfer *transfers = weft_message_memory((size_t)(end - chunk) + 1, sizeof *transfers);
     if (!transfers) return weft_no_memory("optimizer");
     while (chunk < end) {
@@ -275,7 +256,7 @@ weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned
         unsigned char *own = NULL;
         for (int64_t i = 0; owner == s->rank && i < o->n_slots; i++)
             if (o->slots[i].part.weight == part.weight && o->slots[i].part.first == part.first)
-                own = o->slots[i].of[key.kind];
+                own = o->slots[i].of[key->kind];
         if (s->rank == 0 && owner == 0)
             memcpy(collect ? place : own, collect ? own : place, (size_t)(part.count * size));
         else if (s->rank == 0)

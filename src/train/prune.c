@@ -8,10 +8,6 @@
 #include "model/units.h"
 #include "train/optimizer_internal.h"
 
-static bool is_masked(const weft_optimizer *o, const weft_weight *w) {
-    return weft_weight_is_masked(&o->model->config, w->name, w->ndim);
-}
-
 /* A weight's tensor of a kind, whole: *data. Where it is shared, rank 0's alone has all, and is to be
  * freed: *own. */
 static weft_status get_state(const weft_optimizer *o, int kind, const weft_weight *w,
@@ -69,9 +65,9 @@ static weft_status mask_weight(const weft_optimizer *o, const weft_weighing *how
 static double share_of(const weft_optimizer *o, const weft_units *u, double sparsity) {
     int64_t masked = 0, all = 0;
     if (u->units) return (double)weft_masked_of(sparsity, u->block) / (double)u->block;
-    for (int64_t i = 0; i < o->model->n_weights; i++) {
-        const weft_weight *w = &o->model->weights[i];
-        if (!is_masked(o, w)) continue;
+    const weft_model *m = o->model;
+    for (const weft_weight *w = m->weights; w < m->weights + m->n_weights; w++) {
+        if (!weft_weight_is_masked(&m->config, w->name, w->ndim)) continue;
         masked += weft_masked_of(sparsity, w->count);
         all += w->count;
     }
@@ -91,9 +87,10 @@ static weft_status make_masks(weft_optimizer *o, weft_units *u, double sparsity,
         WEFT_TRY(weft_units_weigh(u, o->model, l, &how, sums));
         weft_units_choose(u, l, sums, left);
     }
-    for (int64_t i = 0; i < o->model->n_weights; i++)
-        if (is_masked(o, &o->model->weights[i]))
-            WEFT_TRY(mask_weight(o, &how, u, &o->model->weights[i], sparsity));
+    const weft_model *m = o->model;
+    for (const weft_weight *w = m->weights; w < m->weights + m->n_weights; w++)
+        if (weft_weight_is_masked(&m->config, w->name, w->ndim))
+            WEFT_TRY(mask_weight(o, &how, u, w, sparsity));
     if (o->dtype == WEFT_F64)
         ((double *)o->control_state)[WEFT_ADAM_MASKED] = share;
     else

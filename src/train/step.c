@@ -162,15 +162,13 @@ weft_status weft_find_bad_weight(const weft_model *m, const char **name) {
 
 /* What it was that is not finite: a weight, the gradient of one, or the loss alone. */
 static weft_status name_culprit(const weft_train_step *s, char *text, size_t room) {
-    const char *weight;
-    WEFT_TRY(weft_find_bad_weight(s->model, &weight));
-    const char *gradient = weight ? NULL : weft_optimizer_find_bad(s->optimizer);
-    if (weight)
-        snprintf(text, room, "weight %s", weight);
-    else if (gradient)
-        snprintf(text, room, "the gradient of %s", gradient);
-    else
-        snprintf(text, room, "the loss");
+    const char *name, *what = "weight ";
+    WEFT_TRY(weft_find_bad_weight(s->model, &name));
+    if (!name) {
+        what = "the gradient of ";
+        name = weft_optimizer_find_bad(s->optimizer);
+    }
+    snprintf(text, room, "%s%s", name ? what : "the loss", name ? name : "");
     return WEFT_OK;
 }
 
