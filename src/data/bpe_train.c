@@ -121,8 +121,7 @@ static bool spell_words(weft_bpe_trainer *b, const weft_tokenizer *t) {
         qsort_r(b->words, (size_t)texts->vocab, sizeof *b->words, compare_words, texts->pool);
     b->symbols = malloc((texts->pool_used + 1) * sizeof *b->symbols);
     if (!b->symbols) return false;
-    for (int64_t i = 0; i < texts->vocab; i++) {
-        word *w = &b->words[i];
+    for (word *w = b->words; w < b->words + texts->vocab; w++) {
         w->length = w->bytes;
         for (int64_t k = w->at; k < w->at + w->bytes; k++)
             b->symbols[k] = t->byte_token[(uint8_t)texts->pool[k]];

@@ -76,8 +76,7 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
     size_t count = (size_t)(o->sequences * o->time);
-    for (int i = 0; i < SLOTS; i++) {
-        weft_batch *b = &p->ring[i];
+    for (weft_batch *b = p->ring; b < p->ring + SLOTS; b++) {
         b->tokens = malloc(count * sizeof *b->tokens);
         b->targets = malloc(count * sizeof *b->targets);
         b->scored = o->scored ? malloc(count) : NULL;
@@ -98,14 +97,12 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
 
 weft_status weft_prefetch_next(weft_prefetch *p, const weft_batch **batch) {
     *batch = NULL;
-    pthread_mutex_lock(&p->lock);
+    WEFT_LOCK(&p->lock);
     p->released = p->next;
     pthread_cond_broadcast(&p->changed);
     while (p->made <= p->next && p->status == WEFT_OK)
         pthread_cond_wait(&p->changed, &p->lock);
-    bool ready = p->made > p->next;
-    pthread_mutex_unlock(&p->lock);
-    if (!ready) return weft_fail(p->status, "%s", p->message);
+    if (p->made <= p->next) return weft_fail(p->status, "%s", p->message);
     *batch = &p->ring[p->next++ % SLOTS];
     return WEFT_OK;
 }

@@ -161,8 +161,7 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
                 "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
                 "shards, which weft tokenize makes",
                 s->folder, SPLIT_NAMES[split]);
-        for (int64_t i = 0; i < list->count; i++) {
-            shard *one = &list->all[i];
+        for (shard *one = list->all; one < list->all + list->count; one++) {
             WEFT_TRY(map_shard(one));
             list->tokens += one->count;
             s->bytes += one->bytes;
@@ -177,13 +176,12 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
 
 void weft_shards_close(weft_shards *s) {
     if (!s) return;
-    for (int split = 0; split < 2; split++) {
-        for (int64_t i = 0; i < s->splits[split].count; i++) {
-            shard *one = &s->splits[split].all[i];
+    for (shard_list *list = s->splits; list < s->splits + 2; list++) {
+        for (shard *one = list->all; one < list->all + list->count; one++) {
             if (one->map) munmap((void *)(uintptr_t)one->map, (size_t)one->bytes);
             free(one->path);
         }
-        free(s->splits[split].all);
+        free(list->all);
     }
     WEFT_FREE(s->folder, s);
 }
@@ -200,9 +198,8 @@ weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
     *crc = 0;
     int64_t part = s->bytes / WEFT_SHARDS_SUMMED + 1, stride = SUM_BLOCK * part;
     WEFT_ROOM(unsigned char, block, SUM_BLOCK, "%s: no memory for its checksum", s->folder);
-    for (int split = 0; split < 2; split++)
-        for (int64_t i = 0; i < s->splits[split].count; i++) {
-            const shard *one = &s->splits[split].all[i];
+    for (const shard_list *list = s->splits; list < s->splits + 2; list++)
+        for (const shard *one = list->all; one < list->all + list->count; one++) {
             const char *slash = strrchr(one->path, '/');
             WEFT_AUTO_CLOSE int fd = -1;
             *crc = weft_crc32c(*crc, slash, strlen(slash) + 1);

@@ -11,19 +11,15 @@ static weft_status no_memory(const weft_tokenizer *t) {
 }
 
 weft_status weft_tokenizer_new(const char *name, weft_tokenizer **out) {
-    weft_tokenizer *t = calloc(1, sizeof *t);
     *out = NULL;
-    if (t) t->name = strdup(name);
-    if (!t || !t->name) {
-        free(t);
-        return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", name);
-    }
+    WEFT_NEW(weft_tokenizer, t, weft_tokenizer_close, "tokenizer %s: no memory", name);
+    t->name = strdup(name);
+    if (!t->name) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", name);
     t->end = t->begin = -1;
     memset(t->byte_token, 0xFF, sizeof t->byte_token);
     t->unknown_token = -1;
     t->ids_most = TOKENIZER_VOCAB_MAX;
-    *out = t;
-    return WEFT_OK;
+    return weft_hand(&t, out);
 }
 
 void weft_tokenizer_close(weft_tokenizer *t) {

@@ -65,8 +65,8 @@ weft_status weft_tokenizer_read_beside(weft_tokenizer *t, const char *dir) {
     WEFT_TRY(weft_json_parse(t, text, strlen(text), &root));
     const json_t *ends = json_object_get(root, "eos_token_id");
     take_end(t, ends);
-    for (size_t i = 0; i < json_array_size(ends); i++)
-        take_end(t, json_array_get(ends, i));
+    EACH_ITEM(end, ends)
+        take_end(t, end.value);
     return WEFT_OK;
 }
 

@@ -423,8 +423,7 @@ static weft_status encode_plain(weft_encoder *e, const char *text, size_t bytes,
 static const weft_added *find_added(const weft_tokenizer *t, const char *text, size_t bytes,
                                     bool specials) {
     const weft_added *best = NULL;
-    for (int i = 0; i < t->n_added; i++) {
-        const weft_added *a = &t->added[i];
+    for (const weft_added *a = t->added; a < t->added + t->n_added; a++) {
         if ((a->special && !specials) || (size_t)a->bytes > bytes) continue;
         if (best && best->bytes >= a->bytes) continue;
         if (memcmp(a->text, text, (size_t)a->bytes) == 0) best = a;

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <sys/stat.h>
 
 #ifdef WEFT_HAVE_ZLIB
 #include <zlib.h>
@@ -132,8 +131,19 @@ static void end_zstd(unpacker *u) {
 MISSING(zstd, "libzstd")
 #endif
 
-static weft_status begin(unpacker *u) {
+static void close_unpacker(unpacker *u) {
+    if (!u) return;
+    if (u->how == GZIP) end_gzip(u);
+    if (u->how == ZSTD) end_zstd(u);
+    free(u);
+}
+
+WEFT_ENDED_BY(close_unpacker, unpacker)
+static weft_status open_unpacker(int file, const char *path, unpacker **out) {
     static const unsigned char gzip[] = {0x1F, 0x8B}, zstd[] = {0x28, 0xB5, 0x2F, 0xFD};
+    WEFT_NEW(unpacker, u, close_unpacker, "%s: no memory to read it", path);
+    u->file = file;
+    u->path = path;
     while (u->used < MAGIC_BYTES && !u->ended)
         WEFT_TRY(refill(u));
     if (u->used >= sizeof gzip && memcmp(u->raw, gzip, sizeof gzip) == 0) {
@@ -143,24 +153,7 @@ static weft_status begin(unpacker *u) {
         WEFT_TRY(begin_zstd(u));
         u->how = ZSTD;
     }
-    return WEFT_OK;
-}
-
-static void close_unpacker(unpacker *u) {
-    if (!u) return;
-    if (u->how == GZIP) end_gzip(u);
-    if (u->how == ZSTD) end_zstd(u);
-    free(u);
-}
-
-static weft_status open_unpacker(int file, const char *path, unpacker **out) {
-    unpacker *u = *out = calloc(1, sizeof *u);
-    if (!u) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
-    u->file = file;
-    u->path = path;
-    weft_status status = begin(u);
-    if (status != WEFT_OK) close_unpacker(weft_steal(out));
-    return status;
+    return weft_hand(&u, out);
 }
 
 static weft_status read_unpacked(unpacker *u, char *to, size_t room, size_t *got) {
@@ -220,8 +213,8 @@ static const char *field_of(const weft_input *in, const char *path) {
 }
 
 weft_status weft_input_open(const weft_input_options *options, weft_input **out) {
-    weft_input *in = *out = calloc(1, sizeof *in);
-    if (!in) return weft_fail(WEFT_ENOMEM, "no memory to read texts");
+    *out = NULL;
+    WEFT_NEW(weft_input, in, weft_input_close, "no memory to read texts");
     in->o = *options;
     in->file = -1;
     for (int i = 0; i < options->n_paths; i++) {
@@ -233,7 +226,6 @@ weft_status weft_input_open(const weft_input_options *options, weft_input **out)
                               : S_ISDIR(is.st_mode) ? "is a folder, not a file"
                                                     : "is a pipe or a device; - reads standard "
                                                       "input";
-            weft_input_close(weft_steal(out));
             return WEFT_BAD_INPUT("%s: %s", options->paths[i], why);
         }
         bool packed = ends_on(options->paths[i], ".gz") || ends_on(options->paths[i], ".zst");
@@ -241,7 +233,7 @@ weft_status weft_input_open(const weft_input_options *options, weft_input **out)
         if (in->total >= 0) in->total += is.st_size;
     }
     if (in->total < 0) in->total = 0;
-    return WEFT_OK;
+    return weft_hand(&in, out);
 }
 
 void weft_input_close(weft_input *in) {

@@ -13,7 +13,6 @@
 #include "data/tokenizer_internal.h"
 
 #include <errno.h>
-#include <sys/stat.h>
 
 weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out) {
     json_error_t error;
@@ -146,9 +145,8 @@ static weft_status read_steps(weft_tokenizer *t, const json_t *root) {
     const json_t *pre = json_object_get(root, "pre_tokenizer");
     bool byte_level = false;
     if (strcmp(weft_json_text_of(pre, "type"), "Sequence") == 0) {
-        const json_t *list = json_object_get(pre, "pretokenizers");
-        for (size_t i = 0; i < json_array_size(list); i++)
-            WEFT_TRY(read_step(t, json_array_get(list, i), &byte_level));
+        EACH_ITEM(step, json_object_get(pre, "pretokenizers"))
+            WEFT_TRY(read_step(t, step.value, &byte_level));
     } else if (json_is_object(pre)) {
         WEFT_TRY(read_step(t, pre, &byte_level));
     }
@@ -222,8 +220,8 @@ static weft_status read_model(weft_tokenizer *t, const json_t *model) {
     t->whole_words = is_set(model, "ignore_merges");
     WEFT_TRY(add_vocab(t, vocab));
     WEFT_TRY(weft_tokenizer_reserve_merges(t, (int64_t)json_array_size(merges)));
-    for (size_t i = 0; i < json_array_size(merges); i++)
-        WEFT_TRY(read_merge(t, json_array_get(merges, i)));
+    EACH_ITEM(merge, merges)
+        WEFT_TRY(read_merge(t, merge.value));
     return WEFT_OK;
 }
 
@@ -261,7 +259,6 @@ static bool is_mark(const char *text) {
 /* NFC; and for SentencePiece's BPE, a space before the text, and spaces as U+2581. */
 static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) {
     const char *type = weft_json_text_of(normalizer, "type");
-    const json_t *list = json_object_get(normalizer, "normalizers");
     if (!json_is_object(normalizer)) return WEFT_OK;
     if (strcmp(type, "NFC") == 0) return weft_tokenizer_set_nfc(t);
     if (t->characters && strcmp(type, "Prepend") == 0 &&
@@ -274,8 +271,8 @@ static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) 
         strcmp(weft_json_text_of(json_object_get(normalizer, "pattern"), "String"), " ") == 0)
         return WEFT_OK;
     if (strcmp(type, "Sequence") != 0) return refuse(t, "the normalizer", type);
-    for (size_t i = 0; i < json_array_size(list); i++)
-        WEFT_TRY(read_normalizer(t, json_array_get(list, i)));
+    EACH_ITEM(one, json_object_get(normalizer, "normalizers"))
+        WEFT_TRY(read_normalizer(t, one.value));
     return WEFT_OK;
 }
 
@@ -348,8 +345,7 @@ static weft_status sort_pieces(weft_tokenizer *t) {
 }
 
 static weft_status read_json(weft_tokenizer *t, const json_t *root) {
-    const json_t *added = json_object_get(root, "added_tokens"),
-                 *model = json_object_get(root, "model");
+    const json_t *model = json_object_get(root, "model");
     const char *version = weft_json_text_of(root, "version");
     if (*version && strcmp(version, "1.0") != 0)
         return tokenizer_refuse(t, "of version %.40s, and this weft knows 1.0", version);
@@ -358,10 +354,10 @@ static weft_status read_json(weft_tokenizer *t, const json_t *root) {
     WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
     WEFT_TRY(read_model(t, model));
     WEFT_TRY(t->characters ? read_metaspace(t, root) : read_steps(t, root));
-    for (size_t i = 0; i < json_array_size(added); i++) {
-        const json_t *token = json_array_get(added, i), *id = json_object_get(token, "id");
-        WEFT_TRY(
-            weft_tokenizer_read_added(t, token, json_is_integer(id) ? json_integer_value(id) : -1));
+    EACH_ITEM(token, json_object_get(root, "added_tokens")) {
+        const json_t *id = json_object_get(token.value, "id");
+        WEFT_TRY(weft_tokenizer_read_added(t, token.value,
+                                           json_is_integer(id) ? json_integer_value(id) : -1));
     }
     if (t->score) WEFT_TRY(sort_pieces(t));
     WEFT_TRY(read_processor(t, json_object_get(root, "post_processor")));
@@ -447,17 +443,6 @@ static weft_status read_pair(weft_tokenizer *t, const char *dir, const char *enc
     return weft_tokenizer_finish(t);
 }
 
-static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *flat) {
-    WEFT_TRY(read_file(t, path, &t->source, &t->source_bytes));
-    WEFT_AUTO_DECREF json_t *root = NULL;
-    WEFT_TRY(weft_json_parse(t, t->source, t->source_bytes, &root));
-    /* An encoder.json is tokens and numbers and nothing else. */
-    *flat = !json_is_object(json_object_get(root, "model"));
-    if (!*flat) return read_json(t, root);
-    free(weft_steal(&t->source));
-    return WEFT_OK;
-}
-
 weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path) {
     struct stat is;
     if (stat(path, &is) != 0)
@@ -474,9 +459,12 @@ weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path) {
     const char *file = !folder ? path : find_in(dir, "tokenizer.json", inside) ? inside : NULL;
     size_t length = file ? strlen(file) : 0;
     if (length < 5 || strcmp(file + length - 5, ".json") != 0) return read_pair(t, dir, NULL, file);
-    bool flat = false;
-    WEFT_TRY(read_json_file(t, file, &flat));
-    if (!flat) return WEFT_OK;
+    WEFT_TRY(read_file(t, file, &t->source, &t->source_bytes));
+    WEFT_AUTO_DECREF json_t *root = NULL;
+    WEFT_TRY(weft_json_parse(t, t->source, t->source_bytes, &root));
+    if (json_is_object(json_object_get(root, "model"))) return read_json(t, root);
+    /* An encoder.json is tokens and numbers and nothing else. */
+    free(weft_steal(&t->source));
     if (folder) return WEFT_BAD_INPUT("tokenizer %s: has no \"model\"", file);
     return read_pair(t, dir, file, NULL);
 }
