@@ -78,8 +78,7 @@ static weft_status model_with(const weft_model *m, const weft_config *c, weft_mo
     WEFT_TRY(weft_model_check(c, "convert"));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_TRY(weft_model_create(c, m->dtype, NULL, out));
-    for (int64_t i = 0; i < (*out)->n_weights; i++) {
-        weft_weight *w = &(*out)->weights[i];
+    for (weft_weight *w = (*out)->weights; w < (*out)->weights + (*out)->n_weights; w++) {
         const weft_weight *from = weft_model_find(m, w->name);
         if (from && from->bytes == w->bytes && from->dtype == w->dtype)
             memcpy(w->data, from->data, (size_t)w->bytes);

@@ -149,13 +149,6 @@ static bool find_key(const char *keys, const char *key, char must[32]) {
     return false;
 }
 
-static const char *shown(const json_t *value, char text[64]) {
-    char *whole = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-    snprintf(text, 64, "%.60s", whole ? whole : "");
-    free(whole);
-    return text;
-}
-
 static bool is_the_same(const json_t *value, const char *must) {
     json_t *wanted = json_loads(must, JSON_DECODE_ANY, NULL);
     bool same = json_is_number(value) && json_is_number(wanted)
@@ -167,8 +160,8 @@ static bool is_the_same(const json_t *value, const char *must) {
 
 static weft_status refuse(const source *s, const char *key, const json_t *value,
                           const char *remedy) {
-    char text[64];
-    return WEFT_BAD_INPUT("%s: \"%s\": %s is not supported; %s", s->where, key, shown(value, text),
+    WEFT_AUTO_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    return WEFT_BAD_INPUT("%s: \"%s\": %.60s is not supported; %s", s->where, key, text ? text : "",
                           remedy);
 }
 

@@ -202,8 +202,7 @@ static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtyp
 /* Their tensors; a tensor's pieces follow each other. `own` are those that are not ours as they are. */
 static weft_status fill_tensors(const weft_model *m, const hf_piece *pieces, int64_t n,
                                 weft_safetensor *tensors, void **own, int64_t *count) {
-    for (int64_t i = 0; i < n; i++) {
-        const hf_piece *p = &pieces[i];
+    for (const hf_piece *p = pieces; p < pieces + n; p++) {
         const weft_weight *w = weft_model_find(m, p->ours);
         weft_dtype gains = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32; /* not rounded */
         weft_dtype dtype = w ? w->dtype : gains;

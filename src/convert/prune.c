@@ -159,8 +159,7 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
         WEFT_TRY(choose_layer(&v, l, did));
     if (!options->sparse) set_units(&c, options->what, did->units, did->left);
     WEFT_TRY(weft_model_create(&c, m->dtype, NULL, &v.to));
-    for (int64_t i = 0; i < v.to->n_weights; i++) {
-        weft_weight *to = &v.to->weights[i];
+    for (weft_weight *to = v.to->weights; to < v.to->weights + v.to->n_weights; to++) {
         const weft_weight *from = weft_model_find(v.from, to->name);
         if (!from) continue; /* of cut_cross */
         if (strncmp(to->name, "h.", 2) == 0)

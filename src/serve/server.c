@@ -451,15 +451,6 @@ static weft_status start_daemon(weft_server *s) {
     return weft_fail(WEFT_EIO, "serve: libmicrohttpd does not start; WEFT_LOG=debug tells more");
 }
 
-static weft_status open_model(weft_server *s, const weft_served_model *m) {
-    struct served *to = s->models + s->n_models++;
-    weft_worker_limits limits = {s->options.sequences, s->options.queue, s->options.answer_seconds};
-    to->is = *m;
-    weft_generator_count(m->generator, &to->size);
-    WEFT_TRY(weft_template_open(m->chat_template, m->tokenizer, &to->chat));
-    return weft_worker_open(m->generator, m->tokenizer, &limits, s->metrics, &to->worker);
-}
-
 weft_status weft_server_open(const weft_server_options *o, const weft_served_model *models, int n,
                              weft_server **out) {
     *out = NULL;
@@ -475,8 +466,14 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
         s->page = NULL;
     if (!s->page) return weft_no_memory("serve");
     WEFT_TRY(weft_server_metrics_create(&s->metrics));
-    for (int i = 0; i < n; i++)
-        WEFT_TRY(open_model(s, models + i));
+    weft_worker_limits limits = {o->sequences, o->queue, o->answer_seconds};
+    for (const weft_served_model *m = models; m < models + n; m++) {
+        struct served *to = s->models + s->n_models++;
+        to->is = *m;
+        weft_generator_count(m->generator, &to->size);
+        WEFT_TRY(weft_template_open(m->chat_template, m->tokenizer, &to->chat));
+        WEFT_TRY(weft_worker_open(m->generator, m->tokenizer, &limits, s->metrics, &to->worker));
+    }
     WEFT_TRY(weft_connections_open(o->request_seconds, &s->connections));
     WEFT_TRY(start_daemon(s));
     return weft_hand(&s, out);

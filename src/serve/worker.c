@@ -122,8 +122,8 @@ static bool tend_job(weft_worker *w, weft_job *j, double now) {
     }
     int64_t before = 0, after = 0, done = 0;
     pthread_mutex_lock(&j->lock);
-    for (int64_t i = 0; status == WEFT_OK && i < j->n_choices; i++) {
-        weft_choice *c = j->choices + i;
+    weft_choice *end = j->choices + j->n_choices;
+    for (weft_choice *c = j->choices; status == WEFT_OK && c < end; c++) {
         before += c->made;
         if (!c->finish) status = take_tokens(w, j, c);
         after += c->made;
@@ -199,17 +199,18 @@ static void *run(void *context) {
 }
 
 static void free_worker(weft_worker *w) {
+    if (!w) return;
     pthread_cond_destroy(&w->news);
     pthread_mutex_destroy(&w->lock);
     free(w);
 }
 
+WEFT_ENDED_BY(free_worker, weft_worker)
 weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
                              const weft_worker_limits *limits, weft_server_metrics *metrics,
                              weft_worker **out) {
     *out = NULL;
-    weft_worker *w = calloc(1, sizeof *w);
-    if (!w) return weft_no_memory("serve");
+    WEFT_NEW(weft_worker, w, free_worker, "serve: no memory");
     w->generator = g;
     w->tokenizer = t;
     w->limits = *limits;
@@ -219,12 +220,8 @@ weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
     pthread_cond_init(&w->news, NULL);
     weft_generator_count(g, &w->stats);
     int error = pthread_create(&w->thread, NULL, run, w);
-    if (error) {
-        free_worker(w);
-        return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
-    }
-    *out = w;
-    return WEFT_OK;
+    if (error) return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
+    return weft_hand(&w, out);
 }
 
 void weft_worker_stop(weft_worker *w) {
