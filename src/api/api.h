@@ -40,6 +40,14 @@ struct weft_pass {
     WEFT_TRY(weft_api_need(__func__, #__VA_ARGS__, (const void *const[]){__VA_ARGS__}))
 weft_status weft_api_need(const char *caller, const char *names, const void *const *arguments);
 
+/* The start of a function that makes something: *out is NULL until there is one. */
+#define API_OPEN(out, ...)                                                                         \
+    do {                                                                                           \
+        API_NEED(out);                                                                             \
+        *(out) = NULL;                                                                             \
+        API_NEED(__VA_ARGS__);                                                                     \
+    } while (0)
+
 /* The config at `path` (a folder's config.json, a file, or the defaults for NULL) with overrides on
  * it, checked. */
 weft_status weft_api_config(const char *path, const char *const *overrides, weft_config *c,

@@ -187,9 +187,7 @@ static weft_status new_block(weft_engine *engine, const char *key, weft_describe
 
 weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe describe,
                             void *context, int purpose, weft_block **out) {
-    API_NEED(out);
-    *out = NULL;
-    API_NEED(engine, describe);
+    API_OPEN(out, engine, describe);
     if (!key) return new_block(engine, NULL, describe, context, purpose, out);
     *out = find_block(engine, key, purpose);
     if (*out) return WEFT_OK;
@@ -345,9 +343,7 @@ static weft_status make_key(const char *part, const char *const *options, const 
 weft_status weft_block_open_part(weft_engine *engine, const char *part, const char *const *options,
                                  int64_t batch, int64_t time, int first, int purpose,
                                  weft_block **out) {
-    API_NEED(out);
-    *out = NULL;
-    API_NEED(engine, part);
+    API_OPEN(out, engine, part);
     char key[KEY_ROOM];
     bool is_folder;
     part_wish w = {.form = {.first = first != 0, .one_loss = (purpose & WEFT_BLOCK_ONE_LOSS) != 0}};

@@ -7,9 +7,7 @@
 
 weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t sequences,
                                  int64_t context, weft_generation **out) {
-    API_NEED(out);
-    *out = NULL;
-    API_NEED(engine, model);
+    API_OPEN(out, engine, model);
     if (sequences < 0 || context < 0)
         return API_REFUSE("%lld sequences of %lld tokens", (long long)sequences,
                           (long long)context);
@@ -107,9 +105,7 @@ struct weft_text {
 WEFT_ENDED_BY(weft_text_close, weft_text)
 
 weft_status weft_text_open(const char *name, weft_text **out) {
-    API_NEED(out);
-    *out = NULL;
-    API_NEED(name);
+    API_OPEN(out, name);
     WEFT_NEW(weft_text, t, weft_text_close, "%s: no memory", __func__);
     WEFT_TRY(weft_tokenizer_open(name, &t->tokenizer));
     WEFT_TRY(weft_encoder_open(t->tokenizer, &t->encoder));

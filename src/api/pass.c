@@ -12,9 +12,7 @@ WEFT_ENDED_BY(weft_pass_close, weft_pass)
 weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch, int64_t time,
                            int purpose, weft_pass **out) {
     static atomic_uint_least64_t serials;
-    API_NEED(out);
-    *out = NULL;
-    API_NEED(engine, model);
+    API_OPEN(out, engine, model);
     if (batch < 1 || time < 1 || batch > INT32_MAX / time)
         return API_REFUSE(
             "a batch of %lld times %lld tokens; both must be at least 1, and together below 2^31",
@@ -169,9 +167,7 @@ WEFT_ENDED_BY(weft_optimizer_close, weft_optimizer)
 
 weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const char *folder,
                                 weft_optimizer **out) {
-    API_NEED(out);
-    *out = NULL;
-    API_NEED(engine, model);
+    API_OPEN(out, engine, model);
     char path[WEFT_PATH_MAX];
     if (folder) WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (folder) WEFT_TRY(weft_api_vouched(check_state(folder, path), folder));

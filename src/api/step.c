@@ -137,9 +137,7 @@ WEFT_ENDED_BY(weft_step_close, weft_step)
 weft_status weft_step_open(weft_engine *engine, const char *type, const weft_step_group *groups,
                            int n_groups, const weft_step_tensor *tensors, int n_tensors,
                            weft_step **out) {
-    API_NEED(out);
-    *out = NULL;
-    API_NEED(engine, type, groups, tensors);
+    API_OPEN(out, engine, type, groups, tensors);
     wish w = {.groups = groups, .tensors = tensors};
     if (n_groups < 1 || n_groups > GROUPS_MAX || n_tensors < 1 || n_tensors > INT_MAX / 64)
         return API_REFUSE("%d tensors in %d groups; one is the least", n_tensors, n_groups);
