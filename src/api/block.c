@@ -145,9 +145,7 @@ WEFT_ENDED_BY(destroy_block, weft_block)
 static weft_status new_block(weft_engine *engine, const char *key, weft_describe describe,
                              void *context, int purpose, weft_block **out) {
     WEFT_NEW(weft_block, b, destroy_block, "block: no memory");
-    b->engine = engine;
-    b->purpose = purpose;
-    b->opened = 1;
+    *b = (weft_block){.engine = engine, .purpose = purpose, .opened = 1};
     b->key = key ? strdup(key) : NULL;
     if (key && !b->key) return weft_no_memory("block");
     WEFT_TRY(weft_graph_create(&b->graph));

@@ -71,8 +71,7 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
         return WEFT_BAD_INPUT("prefetch: %lld x %lld sequences of %lld tokens", (long long)o->parts,
                               (long long)o->sequences, (long long)o->time);
     WEFT_NEW(weft_prefetch, p, weft_prefetch_close, "no memory for batches");
-    p->dataset = d;
-    p->options = *options;
+    *p = (weft_prefetch){.dataset = d, .options = *options};
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
     size_t count = (size_t)(o->sequences * o->time);

@@ -101,9 +101,7 @@ static weft_status encode_unit(job *j, int64_t i, int thread, result *r) {
 static void encode_task(void *context, int64_t i, int thread) {
     job *j = context;
     result *r = &j->results[i];
-    r->tokens = NULL;
-    r->count = 0;
-    r->bytes = 0;
+    *r = (result){0};
     r->status = encode_unit(j, i, thread, r);
     if (r->status != WEFT_OK) snprintf(r->message, sizeof r->message, "%s", weft_error_message());
 }
@@ -185,25 +183,16 @@ static weft_status copy_all(job *j, const weft_input_options *input) {
     return WEFT_OK;
 }
 
-/* Bytes of the widest token decide how wide those of the shards are. */
-static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
-    *vocab = 65536;
-    for (int i = 0; i < input->n_paths; i++) {
-        WEFT_AUTO(weft_tokens_free) weft_tokens f = {0};
-        WEFT_TRY(weft_tokens_open(input->paths[i], true, &f));
-        if (f.size > 2) *vocab = INT32_MAX;
-    }
-    return WEFT_OK;
-}
-
 static weft_status open_job(job *j, const weft_input_options *input, const char *out,
                             int64_t shard_tokens) {
-    int64_t vocab = 0;
+    int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : 65536;
     weft_kind kind;
-    if (j->tokenizer)
-        vocab = weft_tokenizer_vocab(j->tokenizer);
-    else
-        WEFT_TRY(find_width(input, &vocab));
+    /* Bytes of the widest token decide how wide those of the shards are. */
+    for (int i = 0; !j->tokenizer && i < input->n_paths; i++) {
+        WEFT_AUTO(weft_tokens_free) weft_tokens f = {0};
+        WEFT_TRY(weft_tokens_open(input->paths[i], true, &f));
+        if (f.size > 2) vocab = INT32_MAX;
+    }
     int threads = j->copies ? 0 : weft_pool_size(j->pool);
     if (!j->copies) WEFT_TRY(weft_input_open(input, &j->input));
     j->encoders = calloc((size_t)threads + 1, sizeof *j->encoders);

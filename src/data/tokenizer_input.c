@@ -215,8 +215,7 @@ static const char *field_of(const weft_input *in, const char *path) {
 weft_status weft_input_open(const weft_input_options *options, weft_input **out) {
     *out = NULL;
     WEFT_NEW(weft_input, in, weft_input_close, "no memory to read texts");
-    in->o = *options;
-    in->file = -1;
+    *in = (weft_input){.o = *options, .file = -1};
     for (int i = 0; i < options->n_paths; i++) {
         struct stat is;
         bool standard = strcmp(options->paths[i], "-") == 0;

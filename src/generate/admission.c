@@ -96,8 +96,7 @@ static weft_status share_beginning(weft_generator *g, sequence *s) {
         WEFT_TRY(
             weft_decoder_load(g->decoder, s->slot, weft_pages_state(g->pages, pages[usable - 1])));
     s->n_sealed = usable;
-    s->n_computed = usable * PAGE;
-    s->shared = usable * PAGE;
+    s->n_computed = s->shared = usable * PAGE;
     g->stats.shared_tokens += usable * PAGE;
     return WEFT_OK;
 }

@@ -216,10 +216,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     *out = NULL;
     WEFT_TRY(weft_cached_check(&m->config));
     WEFT_NEW(weft_decoder, d, weft_decoder_close, "generate: no memory");
-    d->model = m;
-    d->backend = backend;
-    d->pool = pool;
-    d->limits = *limits;
+    *d = (weft_decoder){.model = m, .backend = backend, .pool = pool, .limits = *limits};
     d->table = calloc((size_t)(limits->slots * d->limits.table_pages), sizeof *d->table);
     /* In f32 the products of training are faster. */
     if (backend->samplers && backend->samplers->reads && m->dtype == WEFT_BF16)

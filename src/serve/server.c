@@ -455,9 +455,7 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
                              weft_server **out) {
     *out = NULL;
     WEFT_NEW(weft_server, s, weft_server_close, "serve: no memory");
-    s->options = *o;
-    s->listening = -1;
-    s->started = (int64_t)time(NULL);
+    *s = (weft_server){.options = *o, .listening = -1, .started = (int64_t)time(NULL)};
     atomic_init(&s->draining, false);
     const char *own =
         strstr(weft_page_html, "<style>\n") + 8; /* behind the style that all pages share */

@@ -211,10 +211,7 @@ weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
                              weft_worker **out) {
     *out = NULL;
     WEFT_NEW(weft_worker, w, free_worker, "serve: no memory");
-    w->generator = g;
-    w->tokenizer = t;
-    w->limits = *limits;
-    w->metrics = metrics;
+    *w = (weft_worker){.generator = g, .tokenizer = t, .limits = *limits, .metrics = metrics};
     w->incoming_end = &w->incoming;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->news, NULL);

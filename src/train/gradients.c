@@ -243,9 +243,7 @@ static void unwatch_run(weft_gradients *g) {
 void weft_gradients_begin(weft_gradients *g) {
     unwatch_run(g);
     g->begun = false;
-    g->taken = 0;
-    g->node = 0;
-    g->depth = 0;
+    g->taken = g->node = g->depth = 0;
 }
 
 void weft_gradients_expect(weft_gradients *g) {

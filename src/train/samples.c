@@ -35,8 +35,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
             "text, or its tokenizer is not known; leave it empty",
             c->sample_prompt, c->dataset);
     WEFT_NEW(weft_samples, s, weft_samples_close, "samples: no memory");
-    s->config = c;
-    s->tokenizer = t;
+    *s = (weft_samples){.config = c, .tokenizer = t};
     WEFT_TRY(weft_path(s->run, "%s", run));
     WEFT_TRY(weft_path(s->path, "%s/samples.jsonl", run));
     WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = NULL;
