@@ -71,7 +71,7 @@ typedef struct {
                      read ahead (dependent_launch.cuh) */
     bool alone;   /* a row's bits are those it has alone: of runs for a sampler (core/decoding.h) */
     int64_t launched; /* in such a run: nodes before this one need no kernel of their own */
-    int64_t ahead;    /* and this one's kernel comes when those before the one ahead of it have ended */
+    int64_t ahead;    /* and this one's comes when those before the one ahead of it have ended */
 } weft_cuda_state;
 
 /* Gives a run's kernels, or the graph of them, to another stream than the executor's own, and does not

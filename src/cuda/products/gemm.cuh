@@ -64,7 +64,7 @@ typedef struct {
     bool alone;   /* rows go by themselves, however many there are */
     bool follows; /* it is launched early (dependent_launch.cuh), where few rows are */
     bool steady;  /* b does not change while this is launched early */
-    bool late;    /* the next kernel is let come when this one's input is there; only streamed.cuh has it */
+    bool late;    /* the next kernel comes when this one's input is there (streamed.cuh) */
     float alpha;
     cuda_gemm_matrix a, b; /* read only */
     cuda_gemm_matrix c;
