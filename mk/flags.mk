@@ -1,6 +1,8 @@
 # Flags. CFLAGS, CPPFLAGS and LDFLAGS are left to the user and come last.
 
-WARNINGS := -Wall -Wextra -Wshadow -Wconversion
+# The last three are errors in newer compilers.
+WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Werror=implicit-function-declaration -Werror=int-conversion \
+	-Werror=incompatible-pointer-types
 CFLAGS ?=
 
 # Sanitized objects live in a folder of their own, so that going back and forth rebuilds nothing; so

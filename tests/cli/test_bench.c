@@ -2,6 +2,7 @@
  * a training step takes is what the plan said. */
 #include "bench/tables.h"
 #include "support/command.h"
+#include "support/snapshot.h"
 #include "support/study_run.h"
 #include "support/test.h"
 #include "support/train_run.h"
@@ -46,6 +47,7 @@ TEST(test_train_has_a_row_for_each_variant) {
         assert_true(loss > 3.5 && loss < 5.5);
     }
     assert_int_equal((int)real_of(json_object_get(all, "shape"), "tokens"), 16);
+    snapshot_expect_keys("bench-train.json", all);
     json_decref(all);
 }
 
@@ -58,6 +60,22 @@ TEST(test_train_prints_the_rows_that_are_named) {
     assert_true(third < dot);
     assert_null(strstr(out, "w2 + gelu"));
     assert_non_null(strstr(out, "2 layers, 32 wide, 4 heads, 16 tokens × 2, vocabulary 64, f32"));
+}
+
+/* The same weights and tokens: the loss is nearly the same, and is not in all of its digits. */
+TEST(test_train_runs_in_the_type_that_is_asked_for) {
+    static const char *const types[] = {"f32", "bf16"};
+    double losses[2];
+    for (int i = 0; i < 2; i++) {
+        WEFT_AUTO_DECREF json_t *all =
+            command_json(RUN("bench", "train", "--json", "--variants", "dot", "--steps", "1",
+                             "--dtype", types[i], TINY));
+        const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
+        losses[i] = json_number_value(json_array_get(json_object_get(row, "losses"), 0));
+        assert_string_equal(
+            json_string_value(json_object_get(json_object_get(all, "shape"), "dtype")), types[i]);
+    }
+    assert_true(losses[0] != losses[1] && fabs(losses[0] - losses[1]) < 0.02);
 }
 
 TEST(test_train_tells_where_a_step_s_time_goes) {
@@ -234,6 +252,7 @@ TEST(test_decode_has_a_row_for_each_context_and_batch) {
     assert_true(json_number_value(json_object_get(row, "tokens_per_s")) > 0);
     assert_true(json_number_value(json_object_get(json_array_get(rows, 0), "first_token_seconds")) >
                 0);
+    snapshot_expect_keys("bench-decode.json", all);
     json_decref(all);
 }
 

@@ -3,6 +3,7 @@
 #include "core/safetensors.h"
 #include "support/command.h"
 #include "support/model_case.h"
+#include "support/snapshot.h"
 #include "support/test.h"
 #include "support/token_file.h"
 
@@ -372,6 +373,7 @@ TEST(test_overrides_change_the_checkpoints_config) {
     case_open(&f, "dot-rope", WEFT_F32, 4);
     WEFT_AUTO_DECREF json_t *object = command_json(RUN(
         "eval", "--model", f.folder, "--tokens", f.tokens, "--json", "-o", "LAMBDA_LOGITS_Z=0.5"));
+    snapshot_expect_keys("eval.json", object);
     assert_true(part(object, "logits_z") > 0);
     FAILS(2, SAYS("wpe.weight", "missing"), "eval", "--model", f.folder, "--tokens", f.tokens, "-o",
           "POSITION=learned");

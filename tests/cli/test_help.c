@@ -1,6 +1,7 @@
 /* What the program says of itself, and how it answers a slip of the finger. */
 #include "config/config.h"
 #include "support/command.h"
+#include "support/snapshot.h"
 #include "support/test.h"
 #include "weft/weft.h"
 
@@ -74,6 +75,21 @@ TEST(test_help_fits_eighty_columns) {
             if (columns > 79) fail_msg("%d columns: %s", columns, line);
         }
     }
+}
+
+/* The words of all of them. */
+TEST(test_help_is_as_it_was_read) {
+    char *text;
+    size_t size;
+    FILE *all = open_memstream(&text, &size);
+    assert_non_null(all);
+    for (int i = 0; i < COMMANDS; i++) {
+        WEFT_AUTO_FREE char *out = OUTPUT("help", commands[i]);
+        fprintf(all, "# %s\n\n%s\n", commands[i], out);
+    }
+    fclose(all);
+    snapshot_expect("help", text);
+    free(text);
 }
 
 /* Every option that the help of a command shows is one that the command takes. */

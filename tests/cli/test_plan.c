@@ -1,5 +1,6 @@
 /* `weft plan`: the counts of the RA-MLA write-up's table, the order in which settings win, the keys of JSON. */
 #include "support/command.h"
+#include "support/snapshot.h"
 #include "support/test.h"
 
 #include <math.h>
@@ -253,6 +254,26 @@ TEST(test_ranks_share_memory) {
     assert_true(llabs(integer_of(second, "sums") - 3 * parameters_here) <= 16);
     FAILS(2, SAYS("--ranks", "--variant"), "plan", "--config", "demo", "--ranks", "2");
     SUCCEEDS("plan", "--config", "demo", "--variant", "rope", "--ranks", "2");
+}
+
+/* An automatic batch of 8 leaves each of 4 ranks a micro-batch, so it has at most 2 sequences, however many threads. */
+TEST(test_an_automatic_batch_leaves_each_rank_one) {
+    WEFT_AUTO_DECREF json_t *cut =
+        command_json(RUN("plan", SMALL, "--device", "cpu", "--threads", "1", "-o", "BATCH_SIZE=8",
+                         "-o", "BATCH_SIZE=auto", "--ranks", "4", "--json"));
+    WEFT_AUTO_DECREF json_t *by_hand =
+        command_json(RUN("plan", SMALL, "--device", "cpu", "--threads", "1", "-o", "BATCH_SIZE=8",
+                         "-o", "MICRO_BATCH=2", "--ranks", "4", "--json"));
+    assert_true(json_equal(json_object_get(cut, "training"), json_object_get(by_hand, "training")));
+}
+
+/* The words of plans for people, of one model and of a study. */
+TEST(test_a_plan_is_as_it_was_read) {
+    WEFT_AUTO_FREE char *study = OUTPUT("plan", "--config", "demo", "--device", "cpu");
+    WEFT_AUTO_FREE char *one = OUTPUT("plan", SMALL, "--device", "cpu", "--threads", "1");
+    WEFT_AUTO_FREE char *ranks =
+        OUTPUT("plan", SMALL, "--device", "cpu", "--threads", "1", "--ranks", "2");
+    snapshot_expect("plan", format_text("%s\n%s\n%s", study, one, ranks));
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)

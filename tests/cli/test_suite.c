@@ -1,6 +1,7 @@
 /* `weft eval --suite`: multiple-choice questions against the cross-entropy that `weft eval --tokens
  * --targets` gives for the same bytes. */
 #include "support/command.h"
+#include "support/snapshot.h"
 #include "support/test.h"
 #include "support/token_file.h"
 
@@ -44,6 +45,7 @@ TEST(test_a_choice_is_as_likely_as_its_tokens_behind_the_context) {
     WEFT_AUTO_DECREF json_t *object = command_json(
         RUN("eval", "--model", model, "--suite", suite, "--details", details, "--json"));
     assert_int_equal(json_integer_value(json_object_get(object, "questions")), 2);
+    snapshot_expect_keys("eval-suite.json", object);
     /* The blank is the choice's; what is too long loses its beginning: 25 of 30 bytes stay. */
     double first = expected("ab cd", 3), second = expected("ab efghi", 6);
     double third = expected("56789012345678901234567xy", 2);

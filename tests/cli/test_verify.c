@@ -18,6 +18,15 @@ TEST(test_all_pass_within_seconds) {
         passed++;
     assert_int_equal(passed, weft_verify_count * WEFT_VERIFY_CHECKS);
     assert_null(strstr(out, "... FAILED"));
+    /* The rows that are no kind's own, by their names. */
+    static const char *const rows[] = {
+        "dot-rope",      "dot-alibi",   "dot-relative",  "qk-norm",        "out-gate",
+        "w2-rope",       "w2-overlap",  "mla-joint",     "mla-reciprocal", "mla-w2",
+        "mla-deepseek",  "mla-gla",     "gta-grouped",   "kv-share",       "wsffn-losses",
+        "wsffn-grouped", "gate",        "gate-cummean",  "cross-topk",     "cross-rms",
+        "cross-none",    "latent-tied", "latent-untied", "latent-scalar",  "all"};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        assert_non_null(strstr(out, format_text("\n%s: causality... PASSED\n", rows[i])));
     assert_non_null(strstr(out, format_text("%d PASSED, 0 FAILED", passed)));
 }
 

@@ -1,6 +1,7 @@
 /* `weft convert --to-mla` and `--to-w2`: what is exact is exact, what is lost is what is printed, and
  * what cannot be is refused. */
 #include "support/command.h"
+#include "support/snapshot.h"
 #include "support/tensor_file.h"
 #include "support/test.h"
 #include "support/token_file.h"
@@ -105,6 +106,7 @@ TEST(test_what_is_lost_is_what_is_printed) {
         json_t *said = command_json(RUN("convert", "--force", "--model", model, "--to-mla",
                                         "--latent", text, "--out", out, "--json"));
         double keys = number_in(said, "layers", 1, "keys");
+        snapshot_expect_keys("convert.json", said);
         assert_true(fabs(keys - lost_in_files(model, out, latent)) < 1e-7);
         assert_true(keys < before);
         before = keys;

@@ -5,6 +5,7 @@
  * where a part's output is made, so that nothing of what prunes is used. */
 #include "support/command.h"
 #include "support/model_case.h"
+#include "support/snapshot.h"
 #include "support/tensor_file.h"
 #include "support/test.h"
 #include "support/token_file.h"
@@ -145,6 +146,7 @@ static json_t *prune_case(const char *name, const char *what, const char *keep, 
     json_t *said = command_json(RUN("prune", "--model", model, "--out", out, "--force", "--what",
                                     what, "--keep", keep, "--dtype", "f64", "--json", form));
     zero_removed(m, what, said);
+    snapshot_expect_keys("prune.json", said);
     check(weft_model_save(m, zeros));
     double apart = tensors_apart(logits_of(&c, out, "pruned.logits"),
                                  logits_of(&c, zeros, "zeros.logits"), "logits");

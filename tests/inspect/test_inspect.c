@@ -1,7 +1,9 @@
 /* `weft inspect` against the independent reference (tests/reference/make_inspect_vectors.py), on models of
  * tests/model/configs: every number that it prints. And what a user meets: a text, a page, errors. */
 #include "support/command.h"
+#include "support/html.h"
 #include "support/model_case.h"
+#include "support/snapshot.h"
 #include "support/test.h"
 #include "support/token_file.h"
 
@@ -129,6 +131,7 @@ TEST(test_a_text_is_read_in_windows) {
     json_t *few = command_json(RUN("inspect", model, "--text", text, "--windows", "3", "--context",
                                    "20", "--no-gradients", "--json"));
     assert_int_equal(whole(few, "tokens"), 60);
+    snapshot_expect_keys("inspect.json", all);
     assert_int_equal(json_array_size(json_object_get(few, "mechanisms")), 0);
     assert_true(json_array_size(json_object_get(all, "mechanisms")) > 3);
     /* Dropout of the config is not in it. */
@@ -179,6 +182,7 @@ TEST(test_tables_and_pictures_show_what_the_model_has) {
     char *out;
     command_succeeds(RUN("inspect", w2, "--text", text, "--out", page), &out);
     assert_null(strchr(out, '{')); /* words, and no object behind them */
+    snapshot_expect("inspect-w2", out);
     assert_non_null(strstr(out, "moved: weight that moves"));
     assert_non_null(
         strstr(out, "\nlayer   head 1  head 2\n    1 ")); /* as the page and reports count */
@@ -186,6 +190,7 @@ TEST(test_tables_and_pictures_show_what_the_model_has) {
     assert_null(strstr(out, "latents:"));
     free(out);
     char *html = file_read(page, NULL);
+    html_expect_well_formed(html);
     /* A button for each token of the first window, deviations of both layers, and a grid for each number. */
     assert_int_equal(count(html, "class=\"tk\""), 32);
     assert_int_equal(count(html, "\"sigma\":"), 2);
@@ -200,6 +205,7 @@ TEST(test_tables_and_pictures_show_what_the_model_has) {
     command_succeeds(RUN("inspect", mla, "--text", text, "--out", page), &out);
     assert_non_null(strstr(out, "latents:"));
     assert_null(strstr(out, "moved:"));
+    snapshot_expect("inspect-mla", out);
     free(out);
     command_fails(2, RUN("inspect", mla, "--text", text, "--out", text),
                   SAYS("there already", "--force"));

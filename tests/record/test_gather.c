@@ -1,6 +1,7 @@
 /* Runs that `weft train` made, without a study: listed, compared, exported and reported as a study's
  * are. */
 #include "support/command.h"
+#include "support/snapshot.h"
 #include "support/test.h"
 
 #include <math.h>
@@ -59,6 +60,7 @@ TEST(test_runs_are_listed) {
     const json_t *one = json_array_get(json_object_get(all, "studies"), 0);
     const json_t *variants = json_object_get(one, "steps"), *list = json_object_get(one, "runs");
     assert_int_equal(json_array_size(variants), 2);
+    snapshot_expect_keys("runs.json", all);
     assert_string_equal(json_string_value(json_object_get(json_array_get(variants, 1), "name")),
                         "w2");
     assert_string_equal(

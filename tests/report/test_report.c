@@ -3,6 +3,8 @@
 #include "report/page.h"
 #include "report/report.h"
 #include "support/command.h"
+#include "support/html.h"
+#include "support/snapshot.h"
 #include "support/study_database.h"
 #include "support/test.h"
 
@@ -28,10 +30,26 @@ static sqlite3 *begin(const char *folder, const char *score) {
     return study_open(scratch_path("%s/runs.db", folder), folder, score);
 }
 
+/* The page and its data, without its style and script, which are files of their own. */
+static void expect_page(const char *name) {
+    char *style = strstr(html, "<style>"), *script = strstr(html, "<script>");
+    assert_true(style && script);
+    char *body = strstr(style, "</style>");
+    snapshot_expect(format_text("report-%s.html", name),
+                    format_text("%.*s%.*s", (int)(style - html), html, (int)(script - body), body));
+}
+
 static void read_report(const char *folder) {
+    /* Reports that differ from each other enough for all of their text to be looked at. */
+    static const char *const kept[] = {"called", "differs", "hostile",
+                                       "metric", "rates",   "verdicts"};
     free_texts(NULL);
     html = file_read(scratch_path("%s/report.html", folder), NULL);
     md = file_read(scratch_path("%s/report.md", folder), NULL);
+    html_expect_well_formed(html);
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+        if (strcmp(kept[i], folder) == 0) snapshot_expect(format_text("report-%s.md", folder), md);
+    if (strcmp(folder, "rates") == 0) expect_page(folder);
 }
 
 static void write_report(const char *folder) {

@@ -6,6 +6,7 @@
 #include "serve/worker.h"
 #include "support/allocations.h"
 #include "support/command.h"
+#include "support/snapshot.h"
 #include "support/test.h"
 #include "support/train_run.h"
 
@@ -502,6 +503,7 @@ TEST(test_metrics_count_what_they_say) {
         if (!found || found[strlen(lines[i])] != '\n')
             fail_msg("%s is not in:\n%s", lines[i], text);
     }
+    snapshot_expect("metrics", text);
     free(text);
     /* What is no status is no request that was answered, and was still timed. */
     weft_server_metrics_request(m, WEFT_PATH_CHAT, 0, 1);

@@ -2,6 +2,7 @@
  * send does no harm. */
 #include "support/command.h"
 #include "support/http.h"
+#include "support/snapshot.h"
 #include "support/study_database.h"
 
 #include <math.h>
@@ -132,6 +133,8 @@ static void test_runs_are_told_as_their_files_say(void **state) {
     assert_string_equal(json_string_value(json_object_get(study, "name")), "studied");
     assert_int_equal(number(study, "done"), 2);
     assert_int_equal(number(study, "waiting"), 1);
+    assert_int_equal(json_object_del(news, "defaults"), 0); /* all options' */
+    snapshot_expect_keys("watch-runs.json", news);
     json_decref(news);
     answer log = http_get(watch.port, "/api/log?id=0", NULL);
     assert_int_equal(log.status, 200);
