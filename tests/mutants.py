@@ -71,22 +71,22 @@ def end_running():
             return
 
 
-def prepare_child():
-    """A mutant may allocate without end."""
+def prepare_child(bounded):
+    """A mutant may allocate without end; sanitizers need more than there is."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // memory_shares
-    for what, most in ((resource.RLIMIT_DATA, share), (resource.RLIMIT_CORE, 0)):
+    for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, share))[:2 if bounded else 1]:
         hard = resource.getrlimit(what)[1]
         resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def run(words, log, limit=None, cwd=None):
+def run(words, log, limit=None, cwd=None, bounded=True):
     """The exit status, None past the limit; what it said is in the file `log`."""
     global running
     with open(log, "wb") as out:
         signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)  # until it is known what to end
         running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=cwd,
-                                   start_new_session=True, preexec_fn=prepare_child)
+                                   start_new_session=True, preexec_fn=lambda: prepare_child(bounded))
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
             return running.wait(limit)
@@ -113,7 +113,8 @@ class Copy:
         os.environ["COPY"] = folder
 
     def make(self, *words, limit=None):
-        return run(["tests/mutate", "--make", f"-j{self.threads}", f"JOBS={self.threads}", *words], self.log, limit)
+        return run(["tests/mutate", "--make", f"-j{self.threads}", f"JOBS={self.threads}", *words], self.log, limit,
+                   bounded=not any(w.startswith("SAN=") for w in words))
 
     def said(self):
         """What the last command printed; a mutant may print any bytes."""
@@ -190,32 +191,42 @@ class Copy:
             return ["test-cuda", "T=" + " ".join(words)] if len(found) == 2 else None
         return ["test", "T=" + " ".join(words)]
 
-    def link(self, words):
+    def link(self, words, *more):
         """Whether the room's test programs could be made; those of python have none."""
-        return not words or self.make("tests", "T=" + " ".join(words)) == 0
+        return not words or self.make("tests", "T=" + " ".join(words), *more) == 0
 
-    def baseline(self, room, words):
+    def baseline(self, room, words, *more):
         """Seconds that the room's tests take unbroken; None where they are not run here. Their programs are made in
         this copy first: an object that a mutant was the first to need would not be put back."""
         goal = self.test_words(room, words)
-        if room not in self.linked:
-            self.linked[room] = bool(goal) and self.link(words)
-        if room not in self.baselines:
+        key = " ".join((room,) + more)
+        if key not in self.linked:
+            self.linked[key] = bool(goal) and self.link(words, *more)
+        if key not in self.baselines:
             status, seconds = 1, None
-            for _ in range(3 if self.linked[room] else 0):  # one may fail by chance
+            for _ in range(3 if self.linked[key] else 0):  # one may fail by chance
                 began = time.monotonic()
-                status = self.make(*goal)
+                status = self.make(*goal, *more)
                 seconds = time.monotonic() - began
                 if status == 0:
                     break
             if goal and status != 0:
-                print(f"{room}: its tests fail unbroken, so none of its mutants is judged:\n" + self.said()[-2000:])
+                print(f"{key}: its tests fail unbroken, so none of its mutants is judged:\n" + self.said()[-2000:])
                 seconds = None
             elif goal and "test-torch: skipped:" in self.said():
                 print(f"{room}: " + self.said().strip())
                 seconds = None
-            self.baselines[room] = seconds
-        return self.baselines[room] if self.linked[room] else None
+            self.baselines[key] = seconds
+        return self.baselines[key] if self.linked[key] else None
+
+    def test(self, room, words, seconds, *more):
+        """(verdict, what there is to say of it) of tests that take so long unbroken."""
+        limit = float(os.environ.get("MUTANT_SECONDS") or max(60, 10 * seconds))
+        status = self.make(*self.test_words(room, words), *more, limit=limit)
+        failed = re.findall(r"^(?:failed|FAILED) (.*)", self.said(), re.M)
+        if status is None:
+            return "caught", f"by its time, {limit:.0f} s"
+        return ("survived", "") if status == 0 else ("caught", "by " + (failed + ["a test"])[0])
 
 
 def code_of_python(text):
@@ -240,7 +251,6 @@ def judge(copy, file, text, rooms):
     seconds = copy.baseline(room, rooms[room])
     if seconds is None:
         return "not here", ""
-    limit = float(os.environ.get("MUTANT_SECONDS") or max(60, 10 * seconds))
     objects = []
     if room == "python":
         code = code_of_python(text)
@@ -262,11 +272,23 @@ def judge(copy, file, text, rooms):
                 return "equal", ""
         if not copy.link(rooms[room]):
             return "invalid", "it does not link"
-        status = copy.make(*copy.test_words(room, rooms[room]), limit=limit)
-        failed = re.findall(r"^(?:failed|FAILED) (.*)", copy.said(), re.M)
-        if status is None:
-            return "caught", f"by its time, {limit:.0f} s"
-        return ("survived", "") if status == 0 else ("caught", "by " + (failed + ["a test"])[0])
+        return copy.test(room, rooms[room], seconds)
+    finally:
+        copy.restore()
+
+
+def judge_again(copy, file, text, rooms, sanitizers):
+    """What survived is looked at once more with sanitizers, as make test SAN=... does: (verdict, what there is to say)."""
+    room, more = room_of(file), "SAN=" + sanitizers
+    seconds = copy.baseline(room, rooms[room], more)
+    if seconds is None:
+        return "survived", ""
+    copy.break_file(file, text, copy.dependents(file))
+    try:
+        if not copy.link(rooms[room], more):
+            return "survived", ""
+        verdict, why = copy.test(room, rooms[room], seconds, more)
+        return verdict, why and "with sanitizers " + why
     finally:
         copy.restore()
 
@@ -276,6 +298,7 @@ def work(parent, ends, folder, processors, digest, rooms):
     own it shares all."""
     ends.close()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+    sanitizers = os.environ.get("SANITIZERS", "address,undefined")
     if processors and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, processors)
     try:
@@ -285,6 +308,8 @@ def work(parent, ends, folder, processors, digest, rooms):
             file, text, copy.baselines = parent.recv()
             began = time.monotonic()
             verdict, why = judge(copy, file, text, rooms)
+            if verdict == "survived" and sanitizers != "no" and room_of(file) not in ("python", "cuda"):
+                verdict, why = judge_again(copy, file, text, rooms, sanitizers)
             parent.send((verdict, why, time.monotonic() - began, copy.baselines))
     except Failure as failure:
         parent.send(failure)

@@ -6,7 +6,8 @@ A line is drawn, then one of the mutants that a generator (universalmutator) mak
 tests/rooms.txt names them. JOBS mutants are judged at a time, each by a worker with a copy and processors of its
 own. A mutant is
 
-  caught    a test fails, or they take ten times as long as unbroken beside as many workers, and at least a minute
+  caught    a test fails, or they take ten times as long as unbroken beside as many workers, and at least a minute;
+            what passes is tried once more in a build with sanitizers
   survived  all pass: FOLDER/survivor-K.diff is what was changed
   equal     its object code (of Python, its byte code) is that of the original; not counted
   listed    tests/equivalent.txt says why no test can notice it; not counted
@@ -22,8 +23,8 @@ the tree that counts has changed.
   tests/mutate_random.py --check            whether tests/rooms.txt and tests/equivalent.txt are up to date
 
 BUILD, CC, NVCC: as in tests/mutate. JOBS: workers (one for two processors). GENERATOR: its command
-(BUILD/mutate-venv/bin/mutate). MUTANT_SECONDS: how long the tests of a mutant may take. PYTHON: the interpreter of
-make test-torch.
+(BUILD/mutate-venv/bin/mutate). MUTANT_SECONDS: how long the tests of a mutant may take. SANITIZERS: those of the
+second look (address,undefined), or no. PYTHON: the interpreter of make test-torch.
 """
 import difflib
 import fcntl

@@ -30,6 +30,8 @@ static const char makefile[] =
     "\t\tuntil grep -qs caught $(ROOT)/build/mutants/2-sum/ahead; do sleep 0.01; done; \\\n"
     "\t\tif grep -q stop $(ROOT)/meet; then worker=$$(awk '{ print $$4 }' /proc/$$PPID/stat); \\\n"
     "\t\t\tkill -INT $$(awk '{ print $$4 }' /proc/$$worker/stat); exec sleep 1000; fi; fi\n"
+    "\t@if [ '$(SAN)' = leak ] && grep -q 'a + 7' src/sum/sum.c; then echo 'failed sum/test_sum: "
+    "leaks'; exit 1; fi\n"
     "\t@build/test '$(T)' || { printf '\\200\\n'; echo 'failed sum/test_sum: sum'; exit 1; }\n"
     "test-torch:\n"
     "\t@cd python && python3 -c 'import twice; assert twice.twice(2) == 4'\n"
@@ -105,10 +107,11 @@ static int open_tree(void **state) {
 
 /* Runs it with those words; what it said is the caller's. */
 static char *mutate(int status, const char *words) {
-    shell_succeeds("cd '%s' && { env -u MAKEFLAGS -u MAKELEVEL -u T CC=cc "
-                   "GENERATOR=\"$PWD/generate\" "
-                   "BUILD=build JOBS=1 %s >said 2>&1; [ $? = %d ] || { cat said; false; }; }",
-                   scratch_path("."), words, status);
+    shell_succeeds(
+        "cd '%s' && { env -u MAKEFLAGS -u MAKELEVEL -u T CC=cc "
+        "GENERATOR=\"$PWD/generate\" "
+        "BUILD=build JOBS=1 SANITIZERS=no %s >said 2>&1; [ $? = %d ] || { cat said; false; }; }",
+        scratch_path("."), words, status);
     return file_read(scratch_path("said"), NULL);
 }
 
@@ -151,6 +154,14 @@ TEST_WITH(test_each_verdict, open_tree, scratch_teardown) {
 TEST_WITH(test_a_mutant_that_takes_too_long_is_caught, open_tree, scratch_teardown) {
     expect(mutate(0, "MUTANT_SECONDS=1 tests/mutate_random.py 1 1 loop"),
            SAYS("caught    src/loop/loop.c:3  by its time, 1 s", "  100.0%  20.7% to 100.0%"));
+}
+
+TEST_WITH(test_what_survives_is_tried_with_sanitizers, open_tree, scratch_teardown) {
+    expect(mutate(0, "SANITIZERS=leak " ALL_OF_SUM),
+           SAYS("caught    src/sum/sum.c:3  by sum/test_sum: sum",
+                "caught    src/sum/sum.c:9  with sanitizers by sum/test_sum: leaks"));
+    shell_succeeds("cd '%s' && cmp src/sum/sum.c build/mutants/copy-1/tree/src/sum/sum.c",
+                   scratch_path("."));
 }
 
 TEST_WITH(test_python_is_broken_too, open_tree, scratch_teardown) {
