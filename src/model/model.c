@@ -91,8 +91,9 @@ weft_muon_parts weft_muon_matrices(const weft_config *c, const char *name, int n
 }
 
 weft_muon_options weft_model_muon(const weft_config *c, const weft_backend *backend) {
-    weft_muon_options o = weft_muon_defaults(WEFT_MUON_MOMENTUM, backend->remote);
-    if (backend->remote && c->shard != WEFT_SHARD_NONE) o.together = 0;
+    bool remote = backend && backend->remote; /* without a backend: as on the CPU */
+    weft_muon_options o = weft_muon_defaults(WEFT_MUON_MOMENTUM, remote);
+    if (remote && c->shard != WEFT_SHARD_NONE) o.together = 0;
     return o;
 }
 

@@ -267,6 +267,17 @@ TEST(test_an_automatic_batch_leaves_each_rank_one) {
     assert_true(json_equal(json_object_get(cut, "training"), json_object_get(by_hand, "training")));
 }
 
+/* Muon's arena differs from one backend to another, and is there without one. */
+TEST(test_a_plan_without_workspaces_has_each_optimizer) {
+    static const char *const names[] = {"adamw", "adamwspam", "muon"};
+    for (int i = 0; i < 3; i++) {
+        const char *option = format_text("OPTIMIZER=%s", names[i]);
+        WEFT_AUTO_DECREF json_t *object =
+            command_json(RUN("plan", SMALL, "--no-workspace", "-o", option, "--json"));
+        assert_true(integer_of(object, "training_bytes") > 0);
+    }
+}
+
 /* The words of plans for people, of one model and of a study. */
 TEST(test_a_plan_is_as_it_was_read) {
     WEFT_AUTO_FREE char *study = OUTPUT("plan", "--config", "demo", "--device", "cpu");
