@@ -80,31 +80,6 @@ static void draw_status(char out[STATUS_MAX + PREFIX_MAX]) {
         snprintf(out, STATUS_MAX + PREFIX_MAX, "%s", status);
 }
 
-/* Makes of a text one that can be shown, and no wider. */
-static void blank_controls(char *text) {
-    while (*text) {
-        int n = weft_utf8_length(text);
-        bool shown = n && !weft_utf8_is_control(text, n);
-        for (int i = 0; !shown && i < (n ? n : 1); i++)
-            text[i] = ' ';
-        text += n ? n : 1;
-    }
-}
-
-/* "2026-01-31T12:00:00.000+0100 " where times are asked for. */
-static void write_time(char out[PREFIX_MAX]) {
-    struct timespec now;
-    struct tm local;
-    char date[32], zone[8];
-    *out = '\0';
-    if (!times) return;
-    clock_gettime(CLOCK_REALTIME, &now);
-    localtime_r(&now.tv_sec, &local);
-    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &local);
-    strftime(zone, sizeof zone, "%z", &local);
-    snprintf(out, PREFIX_MAX, "%s.%03d%s ", date, (int)(now.tv_nsec / 1000000), zone);
-}
-
 void weft_log(weft_log_level level, const char *format, ...) {
     if (!weft_log_enabled(level)) return;
     int error = errno;
@@ -122,7 +97,18 @@ void weft_log(weft_log_level level, const char *format, ...) {
     weft_text_show(text, shown, sizeof shown); /* one line, whatever is in it */
     const char *colour = colours ? levels[level].colour : "";
     WEFT_LOCK(&lock);
-    write_time(when);
+    /* "2026-01-31T12:00:00.000+0100 " where times are asked for. */
+    struct timespec now;
+    struct tm local;
+    char date[32], zone[8];
+    *when = '\0';
+    if (times) {
+        clock_gettime(CLOCK_REALTIME, &now);
+        localtime_r(&now.tv_sec, &local);
+        strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &local);
+        strftime(zone, sizeof zone, "%z", &local);
+        snprintf(when, PREFIX_MAX, "%s.%03d%s ", date, (int)(now.tv_nsec / 1000000), zone);
+    }
     draw_status(line);
     snprintf(buffer, sizeof buffer, "%s%s%s%-5s%s %s\n%s", *status ? erase_line : "", when, colour,
              name, *colour ? "\033[0m" : "", shown, line);
@@ -155,7 +141,14 @@ void weft_log_status(const char *text) {
     WEFT_LOCK(&lock);
     if (*status || (text && *text)) {
         snprintf(status, sizeof status, "%s", text ? text : "");
-        blank_controls(status);
+        /* One that can be shown, and no wider. */
+        for (char *at = status; *at;) {
+            int n = weft_utf8_length(at);
+            bool shown = n && !weft_utf8_is_control(at, n);
+            for (int i = 0; !shown && i < (n ? n : 1); i++)
+                at[i] = ' ';
+            at += n ? n : 1;
+        }
         draw_status(line);
         snprintf(buffer, sizeof buffer, "%s%s", erase_line, line);
         write_to(STDERR_FILENO, buffer);

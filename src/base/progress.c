@@ -104,15 +104,6 @@ static void describe_tail(const weft_progress *p, double now, const char *place,
             at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
 }
 
-/* Whether texts are UTF-8 here, as the environment says it. */
-static bool has_utf8(void) {
-    static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"};
-    const char *value = NULL;
-    for (int i = 0; i < 3 && !(value && *value); i++)
-        value = getenv(names[i]);
-    return value && (strcasestr(value, "utf-8") || strcasestr(value, "utf8"));
-}
-
 /* The curve so far in `width` columns, an eighth of a line the smallest step; the bar's end where there is none. */
 static void draw_curve(const weft_progress *p, int width, char *out) {
     double least = INFINITY, most = -INFINITY;
@@ -178,7 +169,12 @@ weft_progress *weft_progress_begin(const weft_progress_options *options) {
     p->shown = p->begun;
     p->tenth = (int)(10 * fraction(p));
     p->each = 1;
-    p->curved = has_utf8();
+    /* Whether texts are UTF-8 here, as the environment says it. */
+    static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"};
+    const char *value = NULL;
+    for (int i = 0; i < 3 && !(value && *value); i++)
+        value = getenv(names[i]);
+    p->curved = value && (strcasestr(value, "utf-8") || strcasestr(value, "utf8"));
     if (weft_log_enabled(WEFT_LOG_INFO) && weft_log_status_width() > 0)
         draw_bar(p, p->begun, weft_log_status_width());
     return p;

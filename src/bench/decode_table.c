@@ -225,26 +225,6 @@ weft_status bench_decode_model(const weft_model *m, const weft_backend *backend,
     return WEFT_OK;
 }
 
-static void add_json(bench *b, const bench_decode_row *of, const result *r) {
-    char name[BENCH_ROW_NAME];
-    const weft_config *c = &of->config;
-    json_t *row = weft_json_make(
-        "variant:s context:I batch:I tokens_per_s:f seconds:f spread:f floor_seconds:f of_floor:f "
-        "cache_bytes_per_token:I cache_bytes:I weight_bytes:I read_bytes_per_s:f dtype:s "
-        "weight_dtype:s cache_dtype:s",
-        of->variant->name, of->context, of->batch, (double)of->batch / r->step, r->step, r->spread,
-        r->floor, r->floor / r->step, r->token_bytes, r->bytes, r->weights, r->rate,
-        weft_config_word(c, WEFT_OPTION(dtype)), weft_config_word(c, WEFT_OPTION(weight_dtype)),
-        weft_config_word(c, WEFT_OPTION(cache_dtype)));
-    if (of->model) weft_json_add(row, "model:s name:s", of->model, bench_row_name(of, name));
-    if (r->first > 0)
-        weft_json_add(row, "first_token_seconds:f training_forward_seconds:f", r->first, r->whole);
-    if (r->peer > 0)
-        weft_json_add(row, "peer_seconds:f ratio:f peer_form:s*", r->peer, r->peer / r->step,
-                      *r->form ? r->form : NULL);
-    json_array_append_new(b->rows, row);
-}
-
 static void leave_out(bench *b, const bench_decode_row *row, const char *why) {
     char name[BENCH_ROW_NAME];
     fprintf(stderr, "%s: left out, %s\n", bench_row_name(row, name), why);
@@ -255,6 +235,7 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     const weft_config *c = &row->config;
     int64_t prompt = b->opt->prompt;
     result r = {0};
+    char name[BENCH_ROW_NAME];
     if (!b->model) { /* of this row, and of the rows behind it that have the same */
         WEFT_TRY(weft_model_create(c, weft_config_dtype(c), NULL, &b->model));
         WEFT_TRY(weft_model_start(b->model, 1, b->pool));
@@ -271,7 +252,6 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     r.rate = fmax(before, read_rate(b));
     r.floor = ((double)r.weights + (double)r.bytes) / r.rate;
     if (b->peer) {
-        char name[BENCH_ROW_NAME];
         WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(b->peer, make_request(b, row));
         if (!reply)
             fprintf(stderr, "%s: %s\n", bench_row_name(row, name), bench_peer_error(b->peer));
@@ -290,7 +270,21 @@ static weft_status measure_next(bench *b, const bench_decode_row *row) {
     if (!row->model)
         bench_cells(&b->table, "%.1f|%.2f", 1e3 * first, r.whole > 0 ? r.whole / first : NAN);
     bench_cells(&b->table, "%.1f|%.2f", tokens / peer, peer / r.step);
-    add_json(b, row, &r);
+    json_t *object = weft_json_make(
+        "variant:s context:I batch:I tokens_per_s:f seconds:f spread:f floor_seconds:f of_floor:f "
+        "cache_bytes_per_token:I cache_bytes:I weight_bytes:I read_bytes_per_s:f dtype:s "
+        "weight_dtype:s cache_dtype:s",
+        row->variant->name, row->context, row->batch, (double)row->batch / r.step, r.step, r.spread,
+        r.floor, r.floor / r.step, r.token_bytes, r.bytes, r.weights, r.rate,
+        weft_config_word(c, WEFT_OPTION(dtype)), weft_config_word(c, WEFT_OPTION(weight_dtype)),
+        weft_config_word(c, WEFT_OPTION(cache_dtype)));
+    if (row->model) weft_json_add(object, "model:s name:s", row->model, bench_row_name(row, name));
+    if (r.first > 0)
+        weft_json_add(object, "first_token_seconds:f training_forward_seconds:f", r.first, r.whole);
+    if (r.peer > 0)
+        weft_json_add(object, "peer_seconds:f ratio:f peer_form:s*", r.peer, r.peer / r.step,
+                      *r.form ? r.form : NULL);
+    json_array_append_new(b->rows, object);
     return WEFT_OK;
 }
 

@@ -57,21 +57,6 @@ static void end_request(request *r) {
     r->bytes = r->room = 0;
 }
 
-static weft_status open_connection(const bench_options *o, int *out) {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
-    char port[16];
-    snprintf(port, sizeof port, "%d", o->port);
-    int error = getaddrinfo(o->host, port, &hints, &list);
-    if (error) return WEFT_BAD_INPUT("%s, port %s: %s", o->host, port, gai_strerror(error));
-    *out = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool open = *out > 0 && connect(*out, list->ai_addr, list->ai_addrlen) == 0;
-    error = errno;
-    freeaddrinfo(list);
-    if (open) return WEFT_OK;
-    if (*out > 0) close(*out);
-    return weft_fail(WEFT_EIO, "no connection to %s, port %s: %s", o->host, port, strerror(error));
-}
-
 static weft_status send_request(const bench *b, int64_t number) {
     request *r = b->requests + number;
     const bench_options *o = b->opt;
@@ -90,23 +75,25 @@ static weft_status send_request(const bench *b, int64_t number) {
                                  "application/json\r\nContent-Length: %zu\r\n\r\n%s",
                                  o->host, strlen(body), body);
     if (bytes < 0) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    WEFT_TRY(open_connection(o, &r->socket));
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+    char port[16];
+    snprintf(port, sizeof port, "%d", o->port);
+    int error = getaddrinfo(o->host, port, &hints, &list);
+    if (error) return WEFT_BAD_INPUT("%s, port %s: %s", o->host, port, gai_strerror(error));
+    r->socket = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool open = r->socket > 0 && connect(r->socket, list->ai_addr, list->ai_addrlen) == 0;
+    error = errno;
+    freeaddrinfo(list);
+    if (!open) {
+        if (r->socket > 0) close(r->socket);
+        return weft_fail(WEFT_EIO, "no connection to %s, port %s: %s", o->host, port,
+                         strerror(error));
+    }
     for (ssize_t at = 0, sent; at < bytes; at += sent) {
         sent = send(r->socket, all + at, (size_t)(bytes - at), MSG_NOSIGNAL);
         if (sent <= 0) break; /* an answer says why, or the connection's end does */
     }
     return WEFT_OK;
-}
-
-static int64_t take_line(request *r, const char *line) {
-    bool data = r->body && strncmp(line, "data: {", 7) == 0;
-    WEFT_AUTO_DECREF json_t *event = data ? json_loads(line + 6, JSON_ALLOW_NUL, NULL) : NULL;
-    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
-    if (data && (!event || json_object_get(event, "error"))) r->status = 0;
-    if (r->body && strcmp(line, "data: [DONE]") == 0) r->ended = true;
-    if (!r->body && strncmp(line, "HTTP/", 5) == 0) r->status = atoi(line + strcspn(line, " "));
-    r->body |= !*line;
-    return (int64_t)json_array_size(json_object_get(choice, "token_ids"));
 }
 
 static weft_status take_bytes(bench *b, request *r) {
@@ -120,7 +107,14 @@ static weft_status take_bytes(bench *b, request *r) {
     while ((end = memchr(line, '\n', r->bytes - (size_t)(line - r->in)))) {
         *end = 0;
         line[strcspn(line, "\r")] = 0;
-        tokens += take_line(r, line);
+        bool data = r->body && strncmp(line, "data: {", 7) == 0;
+        WEFT_AUTO_DECREF json_t *event = data ? json_loads(line + 6, JSON_ALLOW_NUL, NULL) : NULL;
+        const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
+        if (data && (!event || json_object_get(event, "error"))) r->status = 0;
+        if (r->body && strcmp(line, "data: [DONE]") == 0) r->ended = true;
+        if (!r->body && strncmp(line, "HTTP/", 5) == 0) r->status = atoi(line + strcspn(line, " "));
+        r->body |= !*line;
+        tokens += (int64_t)json_array_size(json_object_get(choice, "token_ids"));
         line = end + 1;
     }
     /* Tokens that came together: each took its part of the time since the last. */
@@ -185,23 +179,6 @@ static weft_status run_to_end(bench *b) {
     return WEFT_OK;
 }
 
-/* Arrivals: the times between them are exponential. */
-static weft_status draw_requests(bench *b, double rate, uint32_t row) {
-    int64_t n = b->count;
-    WEFT_AUTO_FREE double *drawn = malloc((size_t)(3 * n) * sizeof *drawn);
-    if (!drawn) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    weft_random_uniform((uint64_t)b->opt->seed, row, weft_random_site("bench.serve"), 0, 3 * n,
-                        drawn);
-    double due = weft_clock();
-    for (int64_t i = 0; i < n; i++) {
-        due -= log(1 - drawn[3 * i]) / rate;
-        b->requests[i] = (request){.due = due,
-                                   .prompt = b->prompts[(int)(drawn[3 * i + 1] * b->n_prompts)],
-                                   .most = b->most[(int)(drawn[3 * i + 2] * b->n_most)]};
-    }
-    return WEFT_OK;
-}
-
 static json_t *quantiles(const bench_samples *s) {
     return weft_json_make("p50:f p95:f p99:f", bench_quantile(s, 0.5), bench_quantile(s, 0.95),
                           bench_quantile(s, 0.99));
@@ -218,7 +195,19 @@ static weft_status measure_rate(bench *b, bench_table *t, int row) {
     double rate = MILLI * (double)b->rates[row], end = 0;
     int64_t done = 0, refused = 0, good = 0, tokens = 0;
     WEFT_TRY(open_load(b, o->requests, &between));
-    WEFT_TRY(draw_requests(b, rate, (uint32_t)row));
+    /* Arrivals: the times between them are exponential. */
+    int64_t n = b->count;
+    WEFT_AUTO_FREE double *drawn = malloc((size_t)(3 * n) * sizeof *drawn);
+    if (!drawn) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    weft_random_uniform((uint64_t)b->opt->seed, (uint32_t)row, weft_random_site("bench.serve"), 0,
+                        3 * n, drawn);
+    double due = weft_clock();
+    for (int64_t i = 0; i < n; i++) {
+        due -= log(1 - drawn[3 * i]) / rate;
+        b->requests[i] = (request){.due = due,
+                                   .prompt = b->prompts[(int)(drawn[3 * i + 1] * b->n_prompts)],
+                                   .most = b->most[(int)(drawn[3 * i + 2] * b->n_most)]};
+    }
     WEFT_TRY(run_to_end(b));
     for (int64_t i = 0; i < o->requests; i++) {
         const request *r = b->requests + i;

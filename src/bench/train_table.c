@@ -163,20 +163,6 @@ static weft_status train_step(training *t) {
     return weft_optimizer_run(t->optimizer, t->rate);
 }
 
-/* A step of a smaller model of the same kind, for what only a first run takes. */
-static weft_status touch_everything(const job *j) {
-    weft_config c = j->r->config;
-    c.n_layer = c.n_layer < SMALL_LAYERS ? c.n_layer : SMALL_LAYERS;
-    c.context = c.context < SMALL_TIME ? c.context : SMALL_TIME;
-    c.vocab_size = c.vocab_size < SMALL_VOCAB ? c.vocab_size : SMALL_VOCAB;
-    c.batch_size = 1;
-    c.micro_batch = 0;
-    WEFT_AUTO(close_training) training t = {.backend = j->t.backend, .pool = j->t.pool};
-    WEFT_TRY(make_model(&c, &t));
-    WEFT_TRY(open_training(&c, &t));
-    return train_step(&t);
-}
-
 static weft_status save_weights(job *j) {
     const char *under = getenv("TMPDIR");
     int length =
@@ -265,7 +251,19 @@ static weft_status run_job(job *j) {
     WEFT_TRY(weft_pool_create(j->b->threads, &t->pool));
     WEFT_TRY(bench_limits_create(t->pool, false, &j->limits));
     bool remote = t->backend->remote; /* then memory is the device's, above its first reading */
-    if (!remote) WEFT_TRY(touch_everything(j));
+    /* A step of a smaller model of the same kind, for what only a first run takes. */
+    if (!remote) {
+        weft_config c = j->r->config;
+        c.n_layer = c.n_layer < SMALL_LAYERS ? c.n_layer : SMALL_LAYERS;
+        c.context = c.context < SMALL_TIME ? c.context : SMALL_TIME;
+        c.vocab_size = c.vocab_size < SMALL_VOCAB ? c.vocab_size : SMALL_VOCAB;
+        c.batch_size = 1;
+        c.micro_batch = 0;
+        WEFT_AUTO(close_training) training small = {.backend = j->t.backend, .pool = j->t.pool};
+        WEFT_TRY(make_model(&c, &small));
+        WEFT_TRY(open_training(&c, &small));
+        WEFT_TRY(train_step(&small));
+    }
     if (!remote) bench_limit_gflops(j->limits, is_bf16(j));
     if (j->b->opt->profile) setenv("WEFT_PROFILE", "1", 0);
     int64_t before = remote ? 1 : read_status("VmRSS:");
@@ -385,21 +383,6 @@ static weft_status add_row(bench *b, const bench_variant *v) {
     if (cuda && b->opt->peer)
         return WEFT_BAD_INPUT("device cuda: --peer is measured on the CPU only");
     return weft_account_make(&r->config, backend, b->threads, &r->account);
-}
-
-static void print_head(const bench *b) {
-    FILE *to = b->opt->table;
-    const weft_config *c = &b->rows[0].config;
-    if (!to) return;
-    fprintf(to, "weft %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), b->threads);
-    fprintf(to,
-            "a training step: %lld layers, %lld wide, %lld heads, %lld tokens × %lld, vocabulary "
-            "%lld, %s\n",
-            (long long)c->n_layer, (long long)c->n_embd, (long long)c->n_head,
-            (long long)c->context, (long long)weft_config_micro_batch(c), (long long)c->vocab_size,
-            weft_dtype_name(weft_config_dtype(c)));
-    fprintf(to, "peer: %s%s\n\n", b->peer_name,
-            b->peer ? ", as many threads, in turns" : "; its columns say -");
 }
 
 static double number(const row *r, const char *key) {
@@ -529,7 +512,20 @@ weft_status bench_train_table(const bench_options *o, int *failed) {
     }
     snprintf(b->peer_name, sizeof b->peer_name, "none");
     if (o->peer) start_peer(b);
-    print_head(b);
+    FILE *to = b->opt->table;
+    const weft_config *c = &b->rows[0].config;
+    if (to) {
+        fprintf(to, "weft %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), b->threads);
+        fprintf(
+            to,
+            "a training step: %lld layers, %lld wide, %lld heads, %lld tokens × %lld, vocabulary "
+            "%lld, %s\n",
+            (long long)c->n_layer, (long long)c->n_embd, (long long)c->n_head,
+            (long long)c->context, (long long)weft_config_micro_batch(c), (long long)c->vocab_size,
+            weft_dtype_name(weft_config_dtype(c)));
+        fprintf(to, "peer: %s%s\n\n", b->peer_name,
+                b->peer ? ", as many threads, in turns" : "; its columns say -");
+    }
     bench_table_start(&b->table, b->opt->table,
                       "variant:-20|params M:8|tokens/s:9|±:4|GFLOP/s:8|of limit:8|plan MB:9|"
                       "peak MB:9|peak/plan:9|PyTorch tok/s:13|±:4|form:-17|ratio:6");

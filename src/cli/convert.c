@@ -169,24 +169,6 @@ static weft_status add_mechanisms(const weft_args *args, const conversion *v, we
     return WEFT_OK;
 }
 
-/* *m becomes the model with the other attention. */
-static weft_status change_attention(const weft_args *args, const conversion *v,
-                                    const weft_tokenizer *t, weft_model **m, change *did) {
-    weft_backing place = {0};
-    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
-    WEFT_AUTO(weft_windows_free) weft_windows text = {0};
-    WEFT_AUTO(weft_model_destroy_at) weft_model *changed = NULL;
-    WEFT_TRY(weft_args_backend(args, &(*m)->config, &place.backend, &pool));
-    place.pool = pool;
-    WEFT_TRY(read_text(v, *m, t, &text));
-    WEFT_TRY(v->to_mla ? to_mla(v, *m, place, &text, &changed, did)
-                       : to_w2(v, *m, place, &text, &changed, did));
-    if (v->text) WEFT_TRY(weft_windows_loss(*m, place, &text, &did->before));
-    if (v->text) WEFT_TRY(weft_windows_loss(changed, place, &text, &did->after));
-    weft_model_destroy(*m);
-    return weft_hand(&changed, m);
-}
-
 static void print_result(const weft_args *args, const conversion *v, const weft_model *m,
                          bool theirs, const weft_tokenizer *t, const change *did) {
     int64_t layers = m->config.n_layer;
@@ -270,7 +252,21 @@ static weft_status convert(const weft_args *args, const conversion *v) {
                               v->model);
     WEFT_TRY(open_tokenizer(v, folder, &m->config, &t));
     if (theirs || v->chat) WEFT_TRY(set_text_options(v, t, folder, &m->config));
-    if (changes) WEFT_TRY(change_attention(args, v, t, &m, &did));
+    if (changes) {
+        weft_backing place = {0};
+        WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
+        WEFT_AUTO(weft_windows_free) weft_windows text = {0};
+        WEFT_AUTO(weft_model_destroy_at) weft_model *changed = NULL;
+        WEFT_TRY(weft_args_backend(args, &m->config, &place.backend, &pool));
+        place.pool = pool;
+        WEFT_TRY(read_text(v, m, t, &text));
+        WEFT_TRY(v->to_mla ? to_mla(v, m, place, &text, &changed, &did)
+                           : to_w2(v, m, place, &text, &changed, &did));
+        if (v->text) WEFT_TRY(weft_windows_loss(m, place, &text, &did.before));
+        if (v->text) WEFT_TRY(weft_windows_loss(changed, place, &text, &did.after));
+        weft_model_destroy(m);
+        WEFT_TRY(weft_hand(&changed, &m));
+    }
     if (v->add) WEFT_TRY(add_mechanisms(args, v, &m));
     /* Whether they have a model for it, before anything is written. */
     weft_hf_family family;

@@ -132,25 +132,6 @@ static void print_score(const weft_args *args, const char *path, const weft_suit
     weft_args_print(object, 0);
 }
 
-static weft_status check_usage(const weft_args *a, const eval_job *job) {
-    const weft_evaluation *what = &job->what;
-    bool outputs = what->targets || what->logits || what->grads || what->scores;
-    if (!job->needle && (job->lengths || job->depths || job->trials))
-        return WEFT_BAD_INPUT("--lengths, --depths and --trials go with --needle");
-    if (job->needle && (what->tokens || outputs || job->suite))
-        return WEFT_BAD_INPUT("--needle goes with --text and --details alone");
-    if (!what->tokens && !what->text && !job->suite && !job->needle)
-        return WEFT_BAD_INPUT(
-            "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells more");
-    if (what->tokens && what->text)
-        return WEFT_BAD_INPUT("--text and --tokens: one of them at a time");
-    if ((job->suite && (what->tokens || what->text || outputs)) ||
-        (job->details && !job->suite && !job->needle))
-        return WEFT_BAD_INPUT(
-            "--suite FILE goes with --details alone, and --details with it or --needle");
-    return weft_args_no_config(a);
-}
-
 /* What the user named must be there, and must be what this command reads. A run's folder stands for its best. One of
  * the two files alone is a checkpoint that lacks the other. */
 static weft_status find_inputs(eval_job *job) {
@@ -240,7 +221,21 @@ weft_status weft_cmd_eval(weft_args *args, int argc, char **argv) {
         {"--trials", .value = &job.trials, .number = &job.hidden.trials, .min = 1, .max = 1000000},
         {0}};
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL | ARGS_UNCHECKED, own, NULL, 0));
-    WEFT_TRY(check_usage(args, &job));
+    bool outputs = what->targets || what->logits || what->grads || what->scores;
+    if (!job.needle && (job.lengths || job.depths || job.trials))
+        return WEFT_BAD_INPUT("--lengths, --depths and --trials go with --needle");
+    if (job.needle && (what->tokens || outputs || job.suite))
+        return WEFT_BAD_INPUT("--needle goes with --text and --details alone");
+    if (!what->tokens && !what->text && !job.suite && !job.needle)
+        return WEFT_BAD_INPUT(
+            "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells more");
+    if (what->tokens && what->text)
+        return WEFT_BAD_INPUT("--text and --tokens: one of them at a time");
+    if ((job.suite && (what->tokens || what->text || outputs)) ||
+        (job.details && !job.suite && !job.needle))
+        return WEFT_BAD_INPUT(
+            "--suite FILE goes with --details alone, and --details with it or --needle");
+    WEFT_TRY(weft_args_no_config(args));
     WEFT_TRY(find_inputs(&job));
     const weft_arg lengths = {"--lengths", .number = job.hidden.lengths, .min = 1,
                               .max = LENGTH_MOST};

@@ -247,17 +247,13 @@ static int close_output(int status) {
     return status == WEFT_EXIT_DONE ? WEFT_EXIT_FAILED : status;
 }
 
-/* A standard stream that is closed gets a descriptor that cannot be used, so that no file which is
- * opened later is taken for it. */
-static void hold_streams(void) {
+int main(int argc, char **argv) {
+    /* A standard stream that is closed gets a descriptor that cannot be used, so that no file
+     * which is opened later is taken for it. */
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
             open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
             _exit(WEFT_EXIT_FAILED);
-}
-
-int main(int argc, char **argv) {
-    hold_streams();
     signal(SIGXFSZ, SIG_IGN); /* past a limit of file size, writing fails with an error */
     if (argc < 2) {
         print_commands(stderr);

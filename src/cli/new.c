@@ -161,20 +161,6 @@ static void name_folder(const weft_args *a, wishes *w) {
     snprintf(w->folder, sizeof w->folder, "%.*s%s", length, name, a->n_repeated ? "-study" : "");
 }
 
-static weft_status ask_all(weft_args *a, wishes *w, const weft_arg *minutes,
-                           const weft_arg *seeds) {
-    char answer[ANSWER_ROOM] = "";
-    bool open = a->n_repeated || ask_text(a, w);
-    open = open && (w->compare || ask_parts(a, w));
-    open = open && (w->minutes_text || ask_number(a, "Minutes it may take", "10", minutes));
-    open = open && (w->seeds_text || ask_number(a, "Random seeds per variant", "5", seeds));
-    name_folder(a, w);
-    open = open && (w->out || ask("Folder of the study", w->folder, answer));
-    if (!open) return WEFT_BAD_INPUT("no answer; nothing was made");
-    if (!w->out) snprintf(w->folder, sizeof w->folder, "%s", answer);
-    return WEFT_OK;
-}
-
 /* What differs from the defaults, below a few lines on what it is. */
 static weft_status write_study(const weft_config *c, const wishes *w, const char *path) {
     char head[ANSWER_ROOM + 256];
@@ -184,20 +170,6 @@ static weft_status write_study(const weft_config *c, const wishes *w, const char
              "between small models\n# usually vary by from seed to seed.\n",
              w->titles);
     return weft_config_save_changes(c, head, NULL, path);
-}
-
-/* Where one model is larger than another, its advantage may be that alone. */
-static void say_sizes(const weft_study *s) {
-    int64_t least = s->built[0].account.parameters, most = least;
-    for (int i = 1; i < s->variants.n; i++) {
-        int64_t count = s->built[i].account.parameters;
-        least = count < least ? count : least;
-        most = count > most ? count : most;
-    }
-    if ((double)most > SIZES_ALIKE * (double)least)
-        printf("The largest variant has %.2f times the parameters of the smallest; --equal "
-               "parameters makes them alike.\n",
-               (double)most / (double)least);
 }
 
 static weft_status fill_folder(const weft_args *a, const wishes *w, const char *path) {
@@ -235,24 +207,20 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
     WEFT_TRY(write_study(&c, w, path));
     WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &timed));
     weft_study_list(timed, seconds * (double)c.steps / planned, a->json);
-    if (!a->json) say_sizes(timed);
+    /* Where one model is larger than another, its advantage may be that alone. */
+    if (!a->json) {
+        int64_t least = timed->built[0].account.parameters, most = least;
+        for (int i = 1; i < timed->variants.n; i++) {
+            int64_t count = timed->built[i].account.parameters;
+            least = count < least ? count : least;
+            most = count > most ? count : most;
+        }
+        if ((double)most > SIZES_ALIKE * (double)least)
+            printf("The largest variant has %.2f times the parameters of the smallest; --equal "
+                   "parameters makes them alike.\n",
+                   (double)most / (double)least);
+    }
     return WEFT_OK;
-}
-
-/* In a folder that was not there, and is not there where it fails. */
-static weft_status make_study(const weft_args *a, const wishes *w, char path[WEFT_PATH_MAX]) {
-    weft_kind kind;
-    char message[WEFT_STUDY_LINE];
-    WEFT_TRY(weft_path(path, "%s/study", w->folder));
-    WEFT_TRY(weft_path_kind(w->folder, &kind));
-    if (kind != WEFT_KIND_NOTHING)
-        return WEFT_BAD_INPUT("%s is there already; take another --out", w->folder);
-    WEFT_TRY(weft_folder_make(w->folder));
-    weft_status status = fill_folder(a, w, path);
-    if (status == WEFT_OK) return WEFT_OK;
-    snprintf(message, sizeof message, "%s", weft_error_message());
-    if (weft_folder_mark(w->folder) == WEFT_OK) weft_folder_remove(w->folder);
-    return weft_fail(status, "%s", message);
 }
 
 weft_status weft_cmd_new(weft_args *args, int argc, char **argv) {
@@ -277,12 +245,35 @@ weft_status weft_cmd_new(weft_args *args, int argc, char **argv) {
     weft_config_defaults(&scratch);
     if (w.equal) WEFT_TRY(weft_config_set(&scratch, "STUDY_EQUAL", w.equal, "--equal"));
     bool asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO) && !args->json;
-    if (asks) WEFT_TRY(ask_all(args, &w, &own[2], &own[3]));
+    if (asks) {
+        char answer[ANSWER_ROOM] = "";
+        bool open = args->n_repeated || ask_text(args, &w);
+        open = open && (w.compare || ask_parts(args, &w));
+        open = open && (w.minutes_text || ask_number(args, "Minutes it may take", "10", &own[2]));
+        open = open && (w.seeds_text || ask_number(args, "Random seeds per variant", "5", &own[3]));
+        name_folder(args, &w);
+        open = open && (w.out || ask("Folder of the study", w.folder, answer));
+        if (!open) return WEFT_BAD_INPUT("no answer; nothing was made");
+        if (!w.out) snprintf(w.folder, sizeof w.folder, "%s", answer);
+    }
     if (!w.compare) WEFT_TRY(read_parts(&w, "dot,w2"));
     if (!asks) name_folder(args, &w);
     if (w.out) snprintf(w.folder, sizeof w.folder, "%s", w.out);
     if (args->json) weft_log_set_level(WEFT_LOG_WARN);
-    WEFT_TRY(make_study(args, &w, path));
+    /* In a folder that was not there, and is not there where it fails. */
+    weft_kind kind;
+    char message[WEFT_STUDY_LINE];
+    WEFT_TRY(weft_path(path, "%s/study", w.folder));
+    WEFT_TRY(weft_path_kind(w.folder, &kind));
+    if (kind != WEFT_KIND_NOTHING)
+        return WEFT_BAD_INPUT("%s is there already; take another --out", w.folder);
+    WEFT_TRY(weft_folder_make(w.folder));
+    weft_status status = fill_folder(args, &w, path);
+    if (status != WEFT_OK) {
+        snprintf(message, sizeof message, "%s", weft_error_message());
+        if (weft_folder_mark(w.folder) == WEFT_OK) weft_folder_remove(w.folder);
+        return weft_fail(status, "%s", message);
+    }
     fflush(stdout); /* the next line comes after it */
     if (!args->json)
         weft_log(WEFT_LOG_INFO, "next: %s study --config %s --minutes %g",

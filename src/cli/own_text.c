@@ -67,25 +67,6 @@ typedef struct {
     double tokens; /* that it is trained on, passes over the text included */
 } choice;
 
-/* The first words of a text that are plain letters, for samples to begin with. */
-static void find_prompt(const char *path, char *out) {
-    char line[256];
-    WEFT_AUTO_FCLOSE FILE *file = fopen(path, "r");
-    *out = '\0';
-    while (file && !*out && fgets(line, sizeof line, file)) {
-        size_t length = strcspn(line, "\r\n"), from = strspn(line, " \t"), cut = 0;
-        if (length - from > PROMPT_MOST) length = from + PROMPT_MOST;
-        for (size_t i = from; i <= length; i++) {
-            char letter = i < length ? line[i] : '\0';
-            bool plain = letter >= ' ' && letter <= '~' && letter != '"' && letter != '\\';
-            if (i == length || letter == ' ') cut = i;
-            if (!plain) break;
-        }
-        bool whole = cut > from && isalpha((unsigned char)line[from]);
-        if (whole) snprintf(out, PROMPT_MOST + 1, "%.*s", (int)(cut - from), line + from);
-    }
-}
-
 static weft_status cost(const facts *f, const rung *r, choice *out) {
     weft_account a;
     weft_config_defaults(&out->config);
@@ -131,7 +112,22 @@ static weft_status read_texts(const char *const *paths, int n, const char *data,
     /* The data's folder anew: what a cut-off attempt left there is weft's own. */
     WEFT_TRY(weft_folder_remove(data));
     WEFT_TRY(weft_folder_make_marked(data));
-    find_prompt(paths[0], f->prompt);
+    /* The first words of a text that are plain letters, for samples to begin with. */
+    char line[256];
+    WEFT_AUTO_FCLOSE FILE *file = fopen(paths[0], "r");
+    *f->prompt = '\0';
+    while (file && !*f->prompt && fgets(line, sizeof line, file)) {
+        size_t length = strcspn(line, "\r\n"), from = strspn(line, " \t"), cut = 0;
+        if (length - from > PROMPT_MOST) length = from + PROMPT_MOST;
+        for (size_t i = from; i <= length; i++) {
+            char letter = i < length ? line[i] : '\0';
+            bool plain = letter >= ' ' && letter <= '~' && letter != '"' && letter != '\\';
+            if (i == length || letter == ' ') cut = i;
+            if (!plain) break;
+        }
+        bool whole = cut > from && isalpha((unsigned char)line[from]);
+        if (whole) snprintf(f->prompt, PROMPT_MOST + 1, "%.*s", (int)(cut - from), line + from);
+    }
     weft_input_options input = {.paths = paths, .n_paths = n, .val_share = VAL_SHARE};
     weft_input_options whole = input;
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;

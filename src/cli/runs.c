@@ -100,21 +100,6 @@ static weft_status merge(const weft_args *args, const runs_args *own) {
     return WEFT_OK;
 }
 
-/* --compare has two values; the second is taken out of the words. */
-static weft_status take_compare(int *argc, char **argv, runs_args *own) {
-    for (int i = 1; i < *argc; i++) {
-        if (strcmp(argv[i], "--compare") != 0) continue;
-        if (i + 2 >= *argc) return WEFT_BAD_INPUT("--compare needs two variants");
-        own->a = argv[i + 1];
-        own->b = argv[i + 2];
-        for (int k = i; k + 3 < *argc; k++)
-            argv[k] = argv[k + 3];
-        *argc -= 3;
-        break;
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_cmd_runs(weft_args *args, int argc, char **argv) {
     runs_args own = {.n = 0};
     const weft_arg list[] = {
@@ -126,7 +111,17 @@ weft_status weft_cmd_runs(weft_args *args, int argc, char **argv) {
     if (own.merge) argv[1] = argv[0]; /* the word is taken out of them */
     argc -= own.merge;
     argv += own.merge;
-    WEFT_TRY(take_compare(&argc, argv, &own));
+    /* --compare has two values; the second is taken out of the words. */
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--compare") != 0) continue;
+        if (i + 2 >= argc) return WEFT_BAD_INPUT("--compare needs two variants");
+        own.a = argv[i + 1];
+        own.b = argv[i + 2];
+        for (int k = i; k + 3 < argc; k++)
+            argv[k] = argv[k + 3];
+        argc -= 3;
+        break;
+    }
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_ALL, list, own.paths, DATABASES_MOST));
     own.n = args->n_words;
     if (own.merge && (own.a || own.diff || own.csv || own.metrics_csv || own.fit))

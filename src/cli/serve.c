@@ -129,20 +129,6 @@ static weft_status read_options(serving *s, int argc, char **argv) {
     return s->key_file ? weft_args_readable(s->key_file, NULL) : WEFT_OK;
 }
 
-/* Connections are files to the system, which often allows fewer than it could. */
-static void allow_files(int64_t connections) {
-    struct rlimit limit;
-    rlim_t want = (rlim_t)connections + 64;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= want) return;
-    limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_cur < want)
-        weft_log(WEFT_LOG_WARN,
-                 "serve: the system allows %lld files, so fewer than the %lld connections of "
-                 "--connections",
-                 (long long)limit.rlim_cur, (long long)connections);
-}
-
 static weft_status open_model(serving *s, int k) {
     weft_loaded *l = s->loaded + k;
     weft_served_model *m = s->models + k;
@@ -198,7 +184,18 @@ static weft_status open_all(serving *s) {
     s->options.key = s->key;
     for (int k = 0; k < n; k++)
         WEFT_TRY(open_model(s, k));
-    allow_files(s->options.connections);
+    /* Connections are files to the system, which often allows fewer than it could. */
+    struct rlimit limit;
+    rlim_t want = (rlim_t)s->options.connections + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < want) {
+        limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        if (limit.rlim_cur < want)
+            weft_log(WEFT_LOG_WARN,
+                     "serve: the system allows %lld files, so fewer than the %lld connections of "
+                     "--connections",
+                     (long long)limit.rlim_cur, (long long)s->options.connections);
+    }
     WEFT_TRY(weft_server_open(&s->options, s->models, n, &s->server));
     if (!s->key && !weft_http_is_local(s->options.host))
         weft_log(WEFT_LOG_WARN,

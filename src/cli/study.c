@@ -352,25 +352,6 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
     return status;
 }
 
-/* "0,1" as one run at a time on each. */
-static weft_status read_gpus(study_args *own) {
-    if (!own->gpus_text) return WEFT_OK;
-    char *at = own->gpus_room;
-    int length = snprintf(own->gpus_room, sizeof own->gpus_room, "%s", own->gpus_text);
-    if (own->jobs_text) return WEFT_BAD_INPUT("--jobs and --gpus: one run goes on each GPU");
-    if (length >= GPUS_ROOM) return WEFT_BAD_INPUT("--gpus names too many GPUs");
-    own->jobs = 0;
-    for (char *one; (one = strsep(&at, ","));) {
-        int64_t number;
-        weft_arg option = {"--gpus", .number = &number, .max = JOBS_MOST};
-        WEFT_TRY(weft_args_number(&option, one));
-        if (own->jobs == GPUS_MOST)
-            return WEFT_BAD_INPUT("--gpus names more than %d GPUs", GPUS_MOST);
-        own->gpus[own->jobs++] = one;
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_cmd_study(weft_args *args, int argc, char **argv) {
     study_args own = {.jobs = 1};
     weft_study_result result = {0};
@@ -388,7 +369,22 @@ weft_status weft_cmd_study(weft_args *args, int argc, char **argv) {
     if (args->variant) return WEFT_BAD_INPUT("--variant is weft train's; --variants A,B chooses");
     if (!args->config) return WEFT_BAD_INPUT("--config is needed; see 'weft help study'");
     WEFT_TRY(weft_args_readable(args->config, NULL));
-    WEFT_TRY(read_gpus(&own));
+    /* "0,1" as one run at a time on each. */
+    if (own.gpus_text) {
+        char *at = own.gpus_room;
+        int length = snprintf(own.gpus_room, sizeof own.gpus_room, "%s", own.gpus_text);
+        if (own.jobs_text) return WEFT_BAD_INPUT("--jobs and --gpus: one run goes on each GPU");
+        if (length >= GPUS_ROOM) return WEFT_BAD_INPUT("--gpus names too many GPUs");
+        own.jobs = 0;
+        for (char *one; (one = strsep(&at, ","));) {
+            int64_t number;
+            weft_arg option = {"--gpus", .number = &number, .max = JOBS_MOST};
+            WEFT_TRY(weft_args_number(&option, one));
+            if (own.jobs == GPUS_MOST)
+                return WEFT_BAD_INPUT("--gpus names more than %d GPUs", GPUS_MOST);
+            own.gpus[own.jobs++] = one;
+        }
+    }
     bool several = false; /* ranks would each run the whole study, in one folder */
     if (weft_launch_look(&several) != WEFT_OK || several)
         return WEFT_BAD_INPUT("a study starts its runs itself: without mpirun or srun; --jobs, "

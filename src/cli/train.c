@@ -139,16 +139,6 @@ static int share_threads(const weft_args *args, const weft_comm *comm) {
     return all / local > 1 ? all / local : 1;
 }
 
-/* A GPU each, as far as they go. */
-static void share_gpus(const weft_config *c, const weft_comm *comm) {
-    int ranks = weft_comm_local_size(comm);
-    if (ranks == 1 || c->device == WEFT_DEVICE_CPU) return;
-    int gpus = weft_cuda_set_rank(weft_comm_local_rank(comm));
-    if (gpus > 0 && gpus < ranks)
-        weft_log(WEFT_LOG_INFO, "%d ranks share %d GPU%s on this machine", ranks, gpus,
-                 gpus > 1 ? "s" : "");
-}
-
 /* A text becomes shards and a config, unless there is a run to go on with. */
 static weft_status prepare_text(const weft_args *args, const train_args *own) {
     weft_kind kind;
@@ -241,7 +231,14 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_checked(weft_model_check_sums(options->from))
                                          : WEFT_OK));
     args->threads = share_threads(args, comm);
-    share_gpus(&c, comm);
+    /* A GPU each, as far as they go. */
+    int ranks = weft_comm_local_size(comm);
+    if (ranks != 1 && c.device != WEFT_DEVICE_CPU) {
+        int gpus = weft_cuda_set_rank(weft_comm_local_rank(comm));
+        if (gpus > 0 && gpus < ranks)
+            weft_log(WEFT_LOG_INFO, "%d ranks share %d GPU%s on this machine", ranks, gpus,
+                     gpus > 1 ? "s" : "");
+    }
     WEFT_TRY(weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool)));
     WEFT_TRY(cut_batch(options, &c, backend, pool));
     /* A study's keys may be another variant's. */

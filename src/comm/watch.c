@@ -131,18 +131,6 @@ static int find_gone(weft_watch *w) {
     return -1;
 }
 
-static void send_notes(weft_watch *w, double now, bool waiting) {
-    uint64_t beats = atomic_load_explicit(&weft_beats, memory_order_relaxed);
-    if (waiting || beats != w->beats || w->beaten == 0) w->beaten = now;
-    w->beats = beats;
-    if (now - w->noted < NOTE_SECONDS) return;
-    w->noted = now;
-    note n = {.silent = now - w->beaten};
-    int sent; /* one that is not is made good by the next */
-    for (int i = 0; i < w->size; i++)
-        if (i != w->rank && (w->rank == 0 || i == 0)) w->mpi->note(&n, i, &sent);
-}
-
 static bool read_notes(weft_watch *w, double now, char *why, size_t room) {
     for (;;) {
         note n;
@@ -184,7 +172,16 @@ weft_watch_state weft_watch_look(weft_watch *w, double now, bool waiting, char *
     w->looked = now;
     for (int i = 0; i < w->size; i++)
         if (w->heard[i] == 0) w->heard[i] = now;
-    send_notes(w, now, waiting);
+    uint64_t beats = atomic_load_explicit(&weft_beats, memory_order_relaxed);
+    if (waiting || beats != w->beats || w->beaten == 0) w->beaten = now;
+    w->beats = beats;
+    if (now - w->noted >= NOTE_SECONDS) {
+        w->noted = now;
+        note n = {.silent = now - w->beaten};
+        int sent; /* one that is not is made good by the next */
+        for (int i = 0; i < w->size; i++)
+            if (i != w->rank && (w->rank == 0 || i == 0)) w->mpi->note(&n, i, &sent);
+    }
     int rank = atomic_load(&w->leaving) ? -1 : find_gone(w);
     if (rank >= 0) {
         /* It, or whoever ended it, may have said why. */

@@ -139,18 +139,6 @@ static weft_status bind_graph(weft_decoder *d, row_graph *g) {
     return WEFT_OK;
 }
 
-static weft_status fill_rotations(const row_graph *g) {
-    const weft_tensor *rotations = g->graph.rotations;
-    if (!rotations) return WEFT_OK;
-    int64_t count = weft_tensor_count(rotations);
-    WEFT_ROOM(double, values, count, "generate: no memory");
-    WEFT_ROOM(unsigned char, data, weft_tensor_bytes(rotations), "generate: no memory");
-    weft_cached_rotations(&g->graph, values);
-    weft_weight to = {.dtype = rotations->dtype, .count = count, .data = data};
-    weft_weight_write(&to, values);
-    return weft_exec_write(g->exec, rotations, data);
-}
-
 static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph **out) {
     *out = NULL;
     WEFT_NEW(row_graph, g, close_graph, "generate: no memory");
@@ -183,7 +171,16 @@ static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph *
     WEFT_TRY(bind_graph(d, g));
     weft_exec_options options = {.bindings = g->bindings, .plan = {.linger = samplers ? 3 : 0}};
     WEFT_TRY(weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec));
-    WEFT_TRY(fill_rotations(g));
+    const weft_tensor *rotations = g->graph.rotations;
+    if (rotations) {
+        int64_t count = weft_tensor_count(rotations);
+        WEFT_ROOM(double, values, count, "generate: no memory");
+        WEFT_ROOM(unsigned char, data, weft_tensor_bytes(rotations), "generate: no memory");
+        weft_cached_rotations(&g->graph, values);
+        weft_weight to = {.dtype = rotations->dtype, .count = count, .data = data};
+        weft_weight_write(&to, values);
+        WEFT_TRY(weft_exec_write(g->exec, rotations, data));
+    }
     g->use = *use;
     if (use->apart)
         g->taken = calloc((size_t)weft_graph_node_count(g->graph.model.graph), sizeof(double));

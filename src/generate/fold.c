@@ -282,18 +282,6 @@ static void join_before(folding *f, weft_node *product) {
     product->in[WEFT_MATMUL_B] = made.matrix;
 }
 
-static void join_maps(folding *f) {
-    for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
-        weft_tensor *y = weft_graph_node(f->graph, i)->out[0];
-        weft_node *n = y ? y->producer : NULL;
-        if (!n || n->op->id != WEFT_OP_matmul) continue;
-        if (is_map(n))
-            join_behind(f, n);
-        else if (can_join(n))
-            join_before(f, n);
-    }
-}
-
 /* Whether a node makes one result alone. A second that nobody reads (what a gradient would, or the number of a
  * key, which the cache makes) is left out. */
 static bool makes_one(const folding *f, const weft_node *n) {
@@ -366,7 +354,15 @@ weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft
     folding f = {.graph = g, .width = width, .bytes = bytes, .list = list};
     if (bytes > 0) {
         transpose_weights(&f);
-        join_maps(&f);
+        for (int64_t i = 0; i < weft_graph_node_count(f.graph); i++) {
+            weft_tensor *y = weft_graph_node(f.graph, i)->out[0];
+            weft_node *product = y ? y->producer : NULL;
+            if (!product || product->op->id != WEFT_OP_matmul) continue;
+            if (is_map(product))
+                join_behind(&f, product);
+            else if (can_join(product))
+                join_before(&f, product);
+        }
         WEFT_TRY(fold_maps(&f));
         fold_gathers(&f);
         WEFT_TRY(weft_graph_drop_unused(g));

@@ -8,31 +8,26 @@
 
 enum { DEFAULT_SEQUENCES = 8 };
 
-/* Fills in what was left 0, and refuses what the config's positions do not allow. */
-static weft_status complete_limits(const weft_config *c, weft_generator_limits *l) {
-    bool ends = weft_position_of(c)->ends;
-    if (!l->sequences) l->sequences = DEFAULT_SEQUENCES;
-    if (!l->context) l->context = c->context;
-    if (l->sequences < 1 || l->sequences > 65536 || l->context < 1 || l->context > INT32_MAX / 2)
-        return WEFT_BAD_INPUT("%lld sequences of %lld tokens cannot be generated",
-                              (long long)l->sequences, (long long)l->context);
-    if (ends && l->context > c->context)
-        return WEFT_BAD_INPUT(
-            "a context of %lld tokens is too long: the model's positions (%s) end at "
-            "CONFIG_CONTEXT=%lld",
-            (long long)l->context, weft_config_word(c, WEFT_OPTION(position)),
-            (long long)c->context);
-    if (ends && l->slide)
-        return WEFT_BAD_INPUT("a sliding context needs positions without an end: "
-                              "CONFIG_POSITION=\"rope\", \"alibi\" or \"none\"");
-    return WEFT_OK;
-}
-
 weft_status weft_generator_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_generator_limits *limits, weft_generator **out) {
     *out = NULL;
     weft_generator_limits l = limits ? *limits : (weft_generator_limits){0};
-    WEFT_TRY(complete_limits(&m->config, &l));
+    /* Fills in what was left 0, and refuses what the config's positions do not allow. */
+    bool ends = weft_position_of(&m->config)->ends;
+    if (!l.sequences) l.sequences = DEFAULT_SEQUENCES;
+    if (!l.context) l.context = m->config.context;
+    if (l.sequences < 1 || l.sequences > 65536 || l.context < 1 || l.context > INT32_MAX / 2)
+        return WEFT_BAD_INPUT("%lld sequences of %lld tokens cannot be generated",
+                              (long long)l.sequences, (long long)l.context);
+    if (ends && l.context > m->config.context)
+        return WEFT_BAD_INPUT(
+            "a context of %lld tokens is too long: the model's positions (%s) end at "
+            "CONFIG_CONTEXT=%lld",
+            (long long)l.context, weft_config_word(&m->config, WEFT_OPTION(position)),
+            (long long)m->config.context);
+    if (ends && l.slide)
+        return WEFT_BAD_INPUT("a sliding context needs positions without an end: "
+                              "CONFIG_POSITION=\"rope\", \"alibi\" or \"none\"");
     WEFT_NEW(weft_generator, g, weft_generator_close, "generate: no memory");
     l.no_sharing |= l.slide; /* pages are written again */
     g->config = m->config;

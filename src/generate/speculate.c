@@ -74,25 +74,21 @@ weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend
     return weft_hand(&d, &g->drafts);
 }
 
-/* Where the text goes on behind the longest match of its end before, of equally long ones the last;
- * 0: there is none. */
-static int64_t find_match(const int32_t *tokens, int64_t n) {
-    int64_t found = 0, longest = MATCH_LEAST - 1;
-    for (int64_t end = n - 1; end > longest && longest < MATCH_MOST; end--) {
-        int64_t same = 0;
-        while (same < least(end, MATCH_MOST) && tokens[end - 1 - same] == tokens[n - 1 - same])
-            same++;
-        if (same <= longest) continue;
-        longest = same;
-        found = end;
-    }
-    return found;
-}
-
 /* What came behind the match, and where that ends, what it was taken for. */
 static void draft_by_match(sequence *s) {
     draft *d = &s->draft;
-    int64_t at = find_match(s->tokens, s->n_tokens);
+    /* Where the text goes on behind the longest match of its end before, of equally long ones
+     * the last; 0: there is none. */
+    int64_t at = 0, longest = MATCH_LEAST - 1;
+    for (int64_t end = s->n_tokens - 1; end > longest && longest < MATCH_MOST; end--) {
+        int64_t same = 0;
+        while (same < least(end, MATCH_MOST) &&
+               s->tokens[end - 1 - same] == s->tokens[s->n_tokens - 1 - same])
+            same++;
+        if (same <= longest) continue;
+        longest = same;
+        at = end;
+    }
     for (; at && d->n < d->wanted; at++, d->n++)
         d->tokens[d->n] = at < s->n_tokens ? s->tokens[at] : d->tokens[at - s->n_tokens];
 }
@@ -161,22 +157,6 @@ static weft_status draft_by_model(weft_generator *g) {
     }
 }
 
-/* How many tokens to draft, `most` at most, where `running` sequences have a row in the step anyway. */
-static int64_t choose_length(const weft_generator *g, double share, int64_t running, int64_t most) {
-    double step = 1 + g->row_cost * (double)(running - 1), best = 1 / step;
-    double each = g->row_cost * (double)running + g->draft_cost * step, made = 1, chance = 1;
-    int64_t length = 0;
-    for (int64_t n = 1; n <= most; n++) {
-        chance *= share;
-        made += chance;
-        double rate = made / (step + (double)n * each);
-        if ((n & (n + 1)) != 0 || rate <= best) continue;
-        best = rate;
-        length = n;
-    }
-    return length;
-}
-
 weft_status generator_draft(weft_generator *g) {
     int64_t running = 0;
     if (!g->states) return WEFT_OK;
@@ -191,7 +171,19 @@ weft_status generator_draft(weft_generator *g) {
         if (!d->begun) d->share = SHARE_FIRST;
         d->begun = true;
         int64_t most = least(g->rows / running - 1, DRAFT_MOST);
-        int64_t length = choose_length(g, d->share, running, most);
+        /* How many tokens to draft, `most` at most, where `running` sequences have a row in the
+         * step anyway. */
+        double step = 1 + g->row_cost * (double)(running - 1), best = 1 / step;
+        double each = g->row_cost * (double)running + g->draft_cost * step, made = 1, chance = 1;
+        int64_t length = 0;
+        for (int64_t n = 1; n <= most; n++) {
+            chance *= d->share;
+            made += chance;
+            double rate = made / (step + (double)n * each);
+            if ((n & (n + 1)) != 0 || rate <= best) continue;
+            best = rate;
+            length = n;
+        }
         if (!length && d->rest++ < REST_MOST) continue;
         if (!length) length = least(1, most);
         d->rest = 0;

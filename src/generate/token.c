@@ -127,20 +127,6 @@ static weft_status take_row(weft_generator *g, sequence *s, const int32_t *sampl
     return WEFT_OK;
 }
 
-/* Tells of the prompt's tokens behind the rows of a run, by the next logits. */
-static weft_status tell_prompt(weft_generator *g, sequence *s, int64_t rows, const float **logits) {
-    weft_sampled told;
-    for (int64_t at = s->n_computed; at < s->n_computed + rows; at++) {
-        if (!generator_tells_prompt(s, at)) continue;
-        weft_sample_tell(*logits, g->config.vocab_size, s->tokens[at + 1], s->sampling.top_logprobs,
-                         g->scratch, &told);
-        WEFT_TRY(generator_tell(s, &told));
-        if (isnan(told.logprob)) generator_finish(s, WEFT_TAKE_BROKEN);
-        *logits += g->config.vocab_size;
-    }
-    return WEFT_OK;
-}
-
 /* Of a draft, `right` tokens were what came; what a sequence keeps beside its pages is put back where the
  * rest has left a trace in it, and the right ones are run again. */
 static weft_status undo_rest(weft_generator *g, sequence *s, int64_t from, int64_t right) {
@@ -158,7 +144,16 @@ static weft_status undo_rest(weft_generator *g, sequence *s, int64_t from, int64
 static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *sampled,
                              const float **logits) {
     int64_t from = s->n_computed, known = known_rows(s), right = 0, vocab = g->config.vocab_size;
-    WEFT_TRY(tell_prompt(g, s, rows < known ? rows : known, logits));
+    /* Tells of the prompt's tokens behind the rows of a run, by the next logits. */
+    weft_sampled told;
+    for (int64_t at = s->n_computed; at < s->n_computed + (rows < known ? rows : known); at++) {
+        if (!generator_tells_prompt(s, at)) continue;
+        weft_sample_tell(*logits, g->config.vocab_size, s->tokens[at + 1], s->sampling.top_logprobs,
+                         g->scratch, &told);
+        WEFT_TRY(generator_tell(s, &told));
+        if (isnan(told.logprob)) generator_finish(s, WEFT_TAKE_BROKEN);
+        *logits += g->config.vocab_size;
+    }
     g->stats.prompt_tokens += rows < known ? rows : known - 1 - s->again;
     s->n_computed += rows < known ? rows : known;
     if (rows >= known) {
@@ -178,17 +173,6 @@ static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const
     return generator_seal_pages(g, s);
 }
 
-/* What sequences keep beside their pages, before drafted rows change it. */
-static weft_status save_states(const weft_generator *g, const batch *b) {
-    for (int i = 0; g->state_bytes && i < b->n_of; i++) {
-        int32_t slot = b->of[i]->slot;
-        if (b->of[i]->draft.n)
-            WEFT_TRY(
-                weft_decoder_save(g->decoder, slot, (char *)g->states + slot * g->state_bytes));
-    }
-    return WEFT_OK;
-}
-
 /* After an error, whoever has not got what was computed for it begins anew. */
 static weft_status run_batch(weft_generator *g, batch *b) {
     if (b->n == 0) return WEFT_OK;
@@ -197,7 +181,13 @@ static weft_status run_batch(weft_generator *g, batch *b) {
     bool whole = b->block || b->read, done = true;
     bool samples = weft_decoder_samples(g->decoder) && !whole;
     bool in_pieces = !samples && !b->read && b == &g->prompts && g->limits.prompt_share > 0;
-    weft_status status = save_states(g, b);
+    /* What sequences keep beside their pages, before drafted rows change it. */
+    weft_status status = WEFT_OK;
+    for (int i = 0; g->state_bytes && status == WEFT_OK && i < b->n_of; i++) {
+        int32_t slot = b->of[i]->slot;
+        if (b->of[i]->draft.n)
+            status = weft_decoder_save(g->decoder, slot, (char *)g->states + slot * g->state_bytes);
+    }
     if (status == WEFT_OK)
         status = in_pieces ? weft_decoder_run_piece(g->decoder, b->rows, b->n, b->block, g->credit,
                                                     g->logits, &done)
@@ -281,23 +271,21 @@ static sequence *find_running(const weft_generator *g, int64_t id, uint32_t epoc
     return s && s->state == SEQUENCE_RUNNING && s->epoch == epoch ? s : NULL;
 }
 
-/* Gives up a run in pieces of which a sequence is gone: its pages are not its own any more. What the others
- * keep beside theirs has changed, so they begin anew. */
-static void check_prompts(weft_generator *g, batch *b) {
-    int gone = 0;
-    for (int i = 0; i < b->n_of; i++)
-        gone += !find_running(g, b->id[i], b->epoch[i]);
-    for (int i = 0; gone && i < b->n_of; i++)
-        if (find_running(g, b->id[i], b->epoch[i])) generator_set_back(g, b->of[i]);
-    if (!gone) return;
-    weft_decoder_drop(g->decoder);
-    b->n = b->n_of = b->block = 0;
-}
-
 /* Prompts, for as long as `decoding`, the seconds that tokens took in this step, allows. */
 static weft_status run_prompts(weft_generator *g, double decoding) {
     double share = g->limits.prompt_share, start = weft_clock();
-    check_prompts(g, &g->prompts);
+    /* Gives up a run in pieces of which a sequence is gone: its pages are not its own any more.
+     * What the others keep beside theirs has changed, so they begin anew. */
+    int gone = 0;
+    for (int i = 0; i < g->prompts.n_of; i++)
+        gone += !find_running(g, g->prompts.id[i], g->prompts.epoch[i]);
+    for (int i = 0; gone && i < g->prompts.n_of; i++)
+        if (find_running(g, g->prompts.id[i], g->prompts.epoch[i]))
+            generator_set_back(g, g->prompts.of[i]);
+    if (gone) {
+        weft_decoder_drop(g->decoder);
+        g->prompts.n = g->prompts.n_of = g->prompts.block = 0;
+    }
     g->credit = share > 0 && decoding > 0 ? fmin(g->credit, 0) + share * decoding : INFINITY;
     if (g->credit <= 0) return WEFT_OK;
     /* Fewer rows at once where others wait for their tokens. */
@@ -354,30 +342,26 @@ static weft_status begin_ahead(weft_generator *g, batch *out) {
     return out->n ? weft_decoder_begin(g->decoder, out->rows, out->n, draws) : WEFT_OK;
 }
 
-/* Takes the tokens of the run under way. After an error, whoever has not got its token begins anew, and
- * what the next run, if it has begun, makes for it is not taken: its epoch is another. */
-static weft_status end_ahead(weft_generator *g) {
-    int32_t tokens[WEFT_DECODER_ROWS_MAX];
-    batch now = g->ahead;
-    g->ahead.n = 0;
-    weft_status status = weft_decoder_end(g->decoder, tokens);
-    for (int i = 0; i < now.n; i++) {
-        sequence *s = find_running(g, now.id[i], now.epoch[i]);
-        if (!s) continue;
-        s->n_computed++;
-        if (status == WEFT_OK) status = generator_seal_pages(g, s);
-        if (status == WEFT_OK) status = take_sampled(g, s, tokens[i]);
-        if (status != WEFT_OK) generator_set_back(g, s);
-    }
-    return status;
-}
-
 weft_status weft_generator_step(weft_generator *g) {
     batch next = {0};
     bool ahead = g->ahead.n > 0;
     if (ahead) {
         if (may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));
-        weft_status status = end_ahead(g);
+        /* Takes the tokens of the run under way. After an error, whoever has not got its token
+         * begins anew, and what the next run, if it has begun, makes for it is not taken: its epoch
+         * is another. */
+        int32_t tokens[WEFT_DECODER_ROWS_MAX];
+        batch now = g->ahead;
+        g->ahead.n = 0;
+        weft_status status = weft_decoder_end(g->decoder, tokens);
+        for (int i = 0; i < now.n; i++) {
+            sequence *s = find_running(g, now.id[i], now.epoch[i]);
+            if (!s) continue;
+            s->n_computed++;
+            if (status == WEFT_OK) status = generator_seal_pages(g, s);
+            if (status == WEFT_OK) status = take_sampled(g, s, tokens[i]);
+            if (status != WEFT_OK) generator_set_back(g, s);
+        }
         g->ahead = next;
         if (next.n || status != WEFT_OK) return status;
     }

@@ -15,22 +15,6 @@ extern const char weft_heads_script[];
 enum { MAP_LAYERS = 12, MAP_HEADS = 16, SEEN_LEAST = 2, SAME_LEAST = 3 };
 static const double MOST = 0.25, ALIKE = 0.9; /* weight, and share of the entropy, for a name */
 
-/* Adds the gates of each head by token, in percent; a gate of the whole text is every token's. */
-static weft_status add_gates(const weft_session *s, int64_t layer, int64_t time, json_t *to) {
-    const weft_tensor *gate = s->graph.inside[layer].gate;
-    WEFT_AUTO_FREE double *values = NULL;
-    WEFT_TRY(weft_session_take(s, gate, &values));
-    if (!values) return WEFT_OK;
-    json_t *all = json_array();
-    int64_t heads = gate->shape[2], step = gate->shape[1] > 1 ? heads : 0;
-    for (int64_t h = 0; h < heads; h++) {
-        WEFT_JSON_LIST(row, i, time, json_integer(lround(100 / (1 + exp(-values[i * step + h])))));
-        json_array_append_new(all, row);
-    }
-    json_object_set_new(to, "gates", all);
-    return WEFT_OK;
-}
-
 /* Adds the tokens that cross-token's routes keep for each token. */
 static weft_status add_routes(const weft_session *s, int64_t layer, int64_t time, json_t *to) {
     const weft_config *c = &s->model->config;
@@ -66,7 +50,21 @@ static weft_status make_maps(const weft_model *m, weft_backing place, const int3
     for (int64_t k = 0; k < count; k++) {
         int64_t layer = count > 1 ? k * (n - 1) / (count - 1) : 0;
         WEFT_TRY(weft_attention_map_layer(&s, layer, MAP_HEADS, layers));
-        WEFT_TRY(add_gates(&s, layer, time, json_array_get(layers, (size_t)k)));
+        /* Adds the gates of each head by token, in percent; a gate of the whole text is every
+         * token's. */
+        const weft_tensor *gate = s.graph.inside[layer].gate;
+        WEFT_AUTO_FREE double *values = NULL;
+        WEFT_TRY(weft_session_take(&s, gate, &values));
+        if (values) {
+            json_t *all = json_array();
+            int64_t heads = gate->shape[2], step = gate->shape[1] > 1 ? heads : 0;
+            for (int64_t h = 0; h < heads; h++) {
+                WEFT_JSON_LIST(row, i, time,
+                               json_integer(lround(100 / (1 + exp(-values[i * step + h])))));
+                json_array_append_new(all, row);
+            }
+            json_object_set_new(json_array_get(layers, (size_t)k), "gates", all);
+        }
         WEFT_TRY(add_routes(&s, layer, time, json_array_get(layers, (size_t)k)));
     }
     return WEFT_OK;

@@ -58,22 +58,6 @@ static void print_heads(const weft_inspection *i, int number, FILE *out) {
     }
 }
 
-static void print_routes(const weft_inspection *i, FILE *out) {
-    if (!isfinite(i->layers[0].number[WEFT_LAYER_ROUTES])) return;
-    fprintf(out,
-            "\nroutes: the tokens that cross-token takes, or would take, by the heads' weights\n"
-            "layer    kept  weight  as layer before  as token before\n");
-    for (int64_t l = 0; l < i->n_layers; l++) {
-        const double *at = i->layers[l].number;
-        fprintf(out, "%5lld %7.1f %7.3f         ", (long long)l + 1, at[WEFT_LAYER_ROUTES],
-                at[WEFT_LAYER_ROUTES_WEIGHT]);
-        print_number(out, at[WEFT_LAYER_LAYER_BEFORE]);
-        fprintf(out, "         ");
-        print_number(out, at[WEFT_LAYER_TOKEN_BEFORE]);
-        fprintf(out, "\n");
-    }
-}
-
 static void print_spectrum(const weft_spectrum_look *s, FILE *out) {
     if (s->width)
         fprintf(out, "  %8lld %8.1f %8lld %8lld", (long long)s->width, s->rank,
@@ -110,27 +94,39 @@ static void print_z(const weft_inspection *i, FILE *out) {
                 i->layers[l].number[WEFT_LAYER_Z_ACROSS]);
 }
 
-static void print_parts(const weft_inspection *i, FILE *out) {
-    if (!i->n_parts) return;
-    fprintf(out, "\ngradients of a training pass\n%-18s %13s %12s %12s %14s\n", "mechanism",
-            "parameters", "weight norm", "grad norm", "grad / weight");
-    for (int p = 0; p < i->n_parts; p++) {
-        const weft_part_look *at = &i->parts[p];
-        fprintf(out, "%-18s %13s %12.4g %12.4g %14.3g\n", at->name, weft_count_text(at->parameters),
-                at->weight_norm, at->gradient_norm, at->gradient_norm / at->weight_norm);
-    }
-}
-
 void weft_inspection_print(const weft_inspection *i, FILE *out) {
     fprintf(out, "%s tokens in %lld windows of %lld, loss %.4f\n",
             weft_count_text(i->windows * i->time), (long long)i->windows, (long long)i->time,
             i->loss);
     for (int n = 0; weft_inside_heads[n].name; n++)
         if (has_number(i, n)) print_heads(i, n, out);
-    print_routes(i, out);
+    if (isfinite(i->layers[0].number[WEFT_LAYER_ROUTES])) {
+        fprintf(
+            out,
+            "\nroutes: the tokens that cross-token takes, or would take, by the heads' weights\n"
+            "layer    kept  weight  as layer before  as token before\n");
+        for (int64_t l = 0; l < i->n_layers; l++) {
+            const double *at = i->layers[l].number;
+            fprintf(out, "%5lld %7.1f %7.3f         ", (long long)l + 1, at[WEFT_LAYER_ROUTES],
+                    at[WEFT_LAYER_ROUTES_WEIGHT]);
+            print_number(out, at[WEFT_LAYER_LAYER_BEFORE]);
+            fprintf(out, "         ");
+            print_number(out, at[WEFT_LAYER_TOKEN_BEFORE]);
+            fprintf(out, "\n");
+        }
+    }
     print_latents(i, out);
     print_z(i, out);
-    print_parts(i, out);
+    if (i->n_parts) {
+        fprintf(out, "\ngradients of a training pass\n%-18s %13s %12s %12s %14s\n", "mechanism",
+                "parameters", "weight norm", "grad norm", "grad / weight");
+        for (int p = 0; p < i->n_parts; p++) {
+            const weft_part_look *at = &i->parts[p];
+            fprintf(out, "%-18s %13s %12.4g %12.4g %14.3g\n", at->name,
+                    weft_count_text(at->parameters), at->weight_norm, at->gradient_norm,
+                    at->gradient_norm / at->weight_norm);
+        }
+    }
 }
 
 static json_t *head_json(const weft_head_look *h) {

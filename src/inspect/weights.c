@@ -72,29 +72,23 @@ static void add(weft_layer_look *look, int number, double value) {
     look->rows[number]++;
 }
 
-/* With ROUTE_AFTER_GATE a head's weights count as much as the gate leaves of it. */
-static weft_status weigh_by_gate(const weft_session *s, int64_t layer, double *weights,
-                                 int64_t time) {
-    const weft_config *c = &s->model->config;
-    WEFT_AUTO_FREE double *gate = NULL;
-    if (!c->route_after_gate || !c->cross_token) return WEFT_OK;
-    WEFT_TRY(weft_session_take(s, s->graph.inside[layer].gate, &gate));
-    for (int64_t i = 0; gate && i < time * c->n_head; i++) {
-        double left = 1 - c->gate_alpha + c->gate_alpha / (1 + exp(-gate[i]));
-        double *row = weights + (i % c->n_head * time + i / c->n_head) * time;
-        for (int64_t j = 0; j < time; j++)
-            row[j] *= left;
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weights, int64_t time,
                              const unsigned char *before, unsigned char *chosen,
                              weft_layer_look *look) {
     const weft_config *c = &s->model->config;
     WEFT_AUTO_FREE double *row = calloc((size_t)time, sizeof *row);
     if (!row) return weft_no_memory("inspect");
-    WEFT_TRY(weigh_by_gate(s, layer, weights, time));
+    /* With ROUTE_AFTER_GATE a head's weights count as much as the gate leaves of it. */
+    WEFT_AUTO_FREE double *gate = NULL;
+    if (c->route_after_gate && c->cross_token) {
+        WEFT_TRY(weft_session_take(s, s->graph.inside[layer].gate, &gate));
+        for (int64_t i = 0; gate && i < time * c->n_head; i++) {
+            double left = 1 - c->gate_alpha + c->gate_alpha / (1 + exp(-gate[i]));
+            double *of_head = weights + (i % c->n_head * time + i / c->n_head) * time;
+            for (int64_t j = 0; j < time; j++)
+                of_head[j] *= left;
+        }
+    }
     memset(chosen, 0, (size_t)(time * time));
     for (int64_t i = 0; i < time; i++) {
         int64_t seen = seen_by(c, i, time), hidden;

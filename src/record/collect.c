@@ -43,21 +43,6 @@ static weft_status add_event(weft_database *d, const summary *u, int64_t step, c
     return weft_record_event(d, u->job->run, step, kind, detail);
 }
 
-static weft_status add_events(weft_database *d, summary *u, const json_t *line, int64_t step) {
-    if (json_is_true(json_object_get(line, "spike")))
-        WEFT_TRY(add_event(d, u, step, "spike", "grad_norm %.9g",
-                           weft_json_number_of(line, "grad_norm")));
-    if (json_is_true(json_object_get(line, "reset")))
-        WEFT_TRY(weft_record_event(d, u->job->run, step, "reset", "the moments"));
-    if (json_is_true(json_object_get(line, "pruned")))
-        WEFT_TRY(add_event(d, u, step, "pruned", "sparsity %.6g",
-                           weft_json_number_of(line, "sparsity")));
-    int64_t skipped = (int64_t)json_integer_value(json_object_get(line, "skipped"));
-    if (skipped <= u->skipped) return WEFT_OK;
-    u->skipped = skipped;
-    return add_event(d, u, step, "skipped", "%.0f so far", (double)skipped);
-}
-
 static weft_status read_lines(weft_database *d, summary *u, const char *path) {
     WEFT_AUTO_FREE char *text = NULL;
     WEFT_AUTO_FCLOSE FILE *file = NULL;
@@ -77,7 +62,19 @@ static weft_status read_lines(weft_database *d, summary *u, const char *path) {
                                   number, (long long)step, (long long)u->last, (long long)u->iters);
         u->metric_value = metric_of(line, u->metric);
         WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
-        WEFT_TRY(add_events(d, u, line, step));
+        if (json_is_true(json_object_get(line, "spike")))
+            WEFT_TRY(add_event(d, u, step, "spike", "grad_norm %.9g",
+                               weft_json_number_of(line, "grad_norm")));
+        if (json_is_true(json_object_get(line, "reset")))
+            WEFT_TRY(weft_record_event(d, u->job->run, step, "reset", "the moments"));
+        if (json_is_true(json_object_get(line, "pruned")))
+            WEFT_TRY(add_event(d, u, step, "pruned", "sparsity %.6g",
+                               weft_json_number_of(line, "sparsity")));
+        int64_t skipped = (int64_t)json_integer_value(json_object_get(line, "skipped"));
+        if (skipped > u->skipped) {
+            u->skipped = skipped;
+            WEFT_TRY(add_event(d, u, step, "skipped", "%.0f so far", (double)skipped));
+        }
         double rate = weft_json_number_of(line, "tokens_per_s"),
                val = weft_json_number_of(line, "val_loss");
         const weft_config *c = &u->study->built[u->job->variant].config;
@@ -267,24 +264,6 @@ static weft_status compare_weights(const char *folder, const weft_record_run *ru
     return WEFT_OK;
 }
 
-/* The first step at which the rows of two runs are not the same, time apart. */
-static weft_status compare_metrics(weft_database *d, const weft_record_run *run,
-                                   const weft_record_run *first, int64_t *rows, char *detail) {
-#define OTHERS(a, b) "SELECT * FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) ")"
-    int64_t step;
-    WEFT_TRY(weft_database_number(d, 0, rows, "SELECT count(*) FROM metrics WHERE run = ?", "i",
-                                  run->run));
-    WEFT_TRY(weft_database_number(
-        d, -1, &step,
-        "SELECT min(step) FROM (" OTHERS("?1", "?2") " UNION ALL " OTHERS("?2", "?1") ")", "ii",
-        run->run, first->run));
-    if (step < 0) return WEFT_OK;
-    size_t at = strlen(detail);
-    snprintf(detail + at, DETAIL_ROOM - at, "%sthe metrics differ from step %lld on",
-             at ? "; " : "", (long long)step);
-    return WEFT_OK;
-}
-
 static weft_status check_all(weft_database *d, const weft_study *s, const weft_record_runs *jobs,
                              const char *folder, weft_repeats *out) {
     WEFT_TRY(weft_database_script(d, "DELETE FROM events WHERE kind IN ('equal', 'unequal')"));
@@ -302,7 +281,20 @@ static weft_status check_all(weft_database *d, const weft_study *s, const weft_r
                 snprintf(detail, sizeof detail, "%s is %s", first->folder,
                          weft_run_status_name(first->status));
             WEFT_TRY(compare_weights(folder, run, first, &bytes, detail));
-            WEFT_TRY(compare_metrics(d, run, first, &rows, detail));
+            /* The first step at which the rows of two runs are not the same, time apart. */
+#define OTHERS(a, b) "SELECT * FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) ")"
+            int64_t step;
+            WEFT_TRY(weft_database_number(d, 0, &rows, "SELECT count(*) FROM metrics WHERE run = ?",
+                                          "i", run->run));
+            WEFT_TRY(weft_database_number(
+                d, -1, &step,
+                "SELECT min(step) FROM (" OTHERS("?1", "?2") " UNION ALL " OTHERS("?2", "?1") ")",
+                "ii", run->run, first->run));
+            if (step >= 0) {
+                size_t at = strlen(detail);
+                snprintf(detail + at, DETAIL_ROOM - at, "%sthe metrics differ from step %lld on",
+                         at ? "; " : "", (long long)step);
+            }
             bool equal = !*detail;
             out->equal += equal;
             out->unequal += !equal;

@@ -178,27 +178,6 @@ static weft_status check_journal(int folder, const char *name, const char *shown
         "%s: names another file to be removed; it was not written by weft. Move it away", shown);
 }
 
-/* The database and what SQLite would look for beside it. A write-ahead log is never weft's. */
-static weft_status check_neighbours(weft_database *d, int folder, const char *name, bool *journal) {
-    static const char *const beside[] = {"", "-journal", "-wal", "-shm"};
-    char shown[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
-    weft_kind kind;
-    for (int i = 0; i < 4; i++) {
-        WEFT_TRY(weft_path(shown, "%s%s", d->path, beside[i]));
-        WEFT_TRY(weft_path(path, "%s%s", d->file, beside[i]));
-        WEFT_TRY(weft_path_kind(path, &kind));
-        if (kind == WEFT_KIND_NOTHING) continue;
-        if (kind != WEFT_KIND_FILE)
-            return WEFT_BAD_INPUT("%s: is %s, but a database is a plain file; move it away", shown,
-                                  weft_kind_name(kind));
-        if (i > 1) return WEFT_BAD_INPUT("%s: was not written by weft; move it away", shown);
-        *journal = i == 1;
-        WEFT_TRY(weft_path(path, "%s%s", name, beside[i]));
-        if (i == 1) WEFT_TRY(check_journal(folder, path, shown));
-    }
-    return WEFT_OK;
-}
-
 /* A folder and a name in it as one path. */
 static weft_status join(char path[WEFT_PATH_MAX], const char *folder, const char *name) {
     if (strcmp(folder, ".") == 0) return weft_path(path, "%s", name);
@@ -365,7 +344,23 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     WEFT_PATH(above, "%.*s", slash ? (int)(slash - name) : 0, name);
     WEFT_TRY(weft_below_root(folder, &root));
     WEFT_TRY(weft_below_folder(root, above, &inside));
-    WEFT_TRY(check_neighbours(d, inside, slash ? slash + 1 : name, &journal));
+    /* The database and what SQLite would look for beside it. A write-ahead log is never weft's. */
+    static const char *const beside[] = {"", "-journal", "-wal", "-shm"};
+    char shown[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
+    weft_kind kind;
+    for (int i = 0; i < 4; i++) {
+        WEFT_TRY(weft_path(shown, "%s%s", d->path, beside[i]));
+        WEFT_TRY(weft_path(path, "%s%s", d->file, beside[i]));
+        WEFT_TRY(weft_path_kind(path, &kind));
+        if (kind == WEFT_KIND_NOTHING) continue;
+        if (kind != WEFT_KIND_FILE)
+            return WEFT_BAD_INPUT("%s: is %s, but a database is a plain file; move it away", shown,
+                                  weft_kind_name(kind));
+        if (i > 1) return WEFT_BAD_INPUT("%s: was not written by weft; move it away", shown);
+        journal = i == 1;
+        WEFT_TRY(weft_path(path, "%s%s", slash ? slash + 1 : name, beside[i]));
+        if (i == 1) WEFT_TRY(check_journal(inside, path, shown));
+    }
     if (mode != WEFT_DATABASE_MAKE && access(d->file, R_OK) != 0)
         return WEFT_BAD_INPUT("%s: %s", d->path, strerror(errno));
     WEFT_TRY(open_file(d, mode, journal));

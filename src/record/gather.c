@@ -135,18 +135,6 @@ static double seconds_of(int folder) {
     return weft_json_number_of(result, "seconds");
 }
 
-/* A run without a config has the defaults. */
-static weft_status read_config(gathering *g, int folder, const char *name) {
-    struct stat is;
-    WEFT_AUTO_FREE char *text = NULL;
-    size_t bytes;
-    weft_config_defaults(&g->config);
-    if (fstatat(folder, "config", &is, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) return WEFT_OK;
-    WEFT_PATH(path, "%s/%s/config", g->folder, name);
-    WEFT_TRY(weft_below_read(folder, "config", WEFT_CONFIG_BYTES, &text, &bytes));
-    return weft_config_read_text(&g->config, text, bytes, path);
-}
-
 static weft_status fill(gathering *g) {
     WEFT_AUTO_DECREF json_t *news = weft_watched_news(g->watched, 0);
     int64_t count = 0;
@@ -161,7 +149,16 @@ static weft_status fill(gathering *g) {
         WEFT_AUTO_CLOSE int folder =
             weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
         if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
-        WEFT_TRY(read_config(g, folder, name));
+        /* A run without a config has the defaults. */
+        struct stat is;
+        WEFT_AUTO_FREE char *text = NULL;
+        size_t bytes;
+        weft_config_defaults(&g->config);
+        if (fstatat(folder, "config", &is, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT) {
+            WEFT_PATH(path, "%s/%s/config", g->folder, name);
+            WEFT_TRY(weft_below_read(folder, "config", WEFT_CONFIG_BYTES, &text, &bytes));
+            WEFT_TRY(weft_config_read_text(&g->config, text, bytes, path));
+        }
         if (count == 0) g->first = g->config;
         WEFT_TRY(find_variant(g, run, &variant));
         WEFT_TRY(insert_run(g, ++count, variant, run, seconds_of(folder)));
@@ -237,26 +234,6 @@ weft_status weft_listing_open(const char *path, weft_database **out) {
     " SELECT run, 'commit', git_commit FROM " runs ", " study " WHERE git_commit IS NOT NULL"      \
     " UNION ALL SELECT run, 'machine', machine FROM " runs ", " study " WHERE machine IS NOT NULL" \
     " UNION ALL SELECT run, 'device', device FROM " runs ", " study " WHERE device IS NOT NULL;"
-
-/* *made: the folder was not there. */
-static weft_status name_out(const char *out, char file[WEFT_PATH_MAX], bool *made) {
-    size_t n = strlen(out);
-    bool database = n > 3 && strcmp(out + n - 3, ".db") == 0;
-    weft_kind kind;
-    struct stat is;
-    *made = false;
-    WEFT_TRY(weft_path(file, "%s%s", out, database ? "" : "/runs.db"));
-    if (!database && stat(out, &is) == 0 && !S_ISDIR(is.st_mode))
-        return WEFT_BAD_INPUT("%s: is not a folder; take another --out", out);
-    WEFT_TRY(weft_path_kind(file, &kind));
-    if (kind != WEFT_KIND_NOTHING)
-        return WEFT_BAD_INPUT("%s is there already; take another --out", file);
-    if (database) return WEFT_OK;
-    WEFT_TRY(weft_database_place(out));
-    WEFT_TRY(weft_path_kind(out, &kind));
-    *made = kind == WEFT_KIND_NOTHING;
-    return weft_folder_make(out);
-}
 
 /* A whole copy, read in one transaction, so that the database may be in use; open, and of today's tables. */
 static weft_status open_copy(const char *path, const char *copy, weft_database **out) {
@@ -382,8 +359,23 @@ weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *s
                        weft_merged *result) {
     char file[WEFT_PATH_MAX], beside[WEFT_PATH_MAX];
     weft_new_folder f;
-    bool made;
-    WEFT_TRY(name_out(out, file, &made));
+    bool made = false;
+    size_t letters = strlen(out);
+    bool database = letters > 3 && strcmp(out + letters - 3, ".db") == 0;
+    weft_kind kind;
+    struct stat is;
+    WEFT_TRY(weft_path(file, "%s%s", out, database ? "" : "/runs.db"));
+    if (!database && stat(out, &is) == 0 && !S_ISDIR(is.st_mode))
+        return WEFT_BAD_INPUT("%s: is not a folder; take another --out", out);
+    WEFT_TRY(weft_path_kind(file, &kind));
+    if (kind != WEFT_KIND_NOTHING)
+        return WEFT_BAD_INPUT("%s is there already; take another --out", file);
+    if (!database) {
+        WEFT_TRY(weft_database_place(out));
+        WEFT_TRY(weft_path_kind(out, &kind));
+        made = kind == WEFT_KIND_NOTHING;
+        WEFT_TRY(weft_folder_make(out));
+    }
     weft_status status = weft_new_folder_begin(&f, file);
     if (status == WEFT_OK) {
         status = weft_path(beside, "%s/runs.db", f.beside);

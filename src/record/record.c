@@ -244,21 +244,15 @@ void weft_record_value(const char *lines, const weft_option *o, char *value, siz
     weft_config_format(&defaults, o, value, room);
 }
 
-/* Whether no run that was made depends on an option: a study goes on where it is another. */
-static bool may_change(const weft_option *o) {
-    return o == WEFT_OPTION(study_question) || o == WEFT_OPTION(study_spread) ||
-           o == WEFT_OPTION(study_rate_as) || o == WEFT_OPTION(study_yardstick) ||
-           o == WEFT_OPTION(eval_inside) || o == WEFT_OPTION(eval_decode) ||
-           o == WEFT_OPTION(study_weights) ||
-           o == WEFT_OPTION(device); /* each run's own is in its record */
-}
-
 const weft_option *weft_record_difference(const char *a, const char *b, bool grown,
                                           char of_a[WEFT_TEXT_MAX], char of_b[WEFT_TEXT_MAX]) {
     for (const weft_option *o = weft_options(NULL); o->key; o++) {
         weft_record_value(a, o, of_a, WEFT_TEXT_MAX);
         weft_record_value(b, o, of_b, WEFT_TEXT_MAX);
-        bool more = may_change(o);
+        bool more = o == WEFT_OPTION(study_question) || o == WEFT_OPTION(study_spread) ||
+                    o == WEFT_OPTION(study_rate_as) || o == WEFT_OPTION(study_yardstick) ||
+                    o == WEFT_OPTION(eval_inside) || o == WEFT_OPTION(eval_decode) ||
+                    o == WEFT_OPTION(study_weights) || o == WEFT_OPTION(device);
         if (grown && o == WEFT_OPTION(study_seeds))
             more = strtol(of_a, NULL, 10) < strtol(of_b, NULL, 10);
         if (grown && o == WEFT_OPTION(study_variants) && *of_a)

@@ -174,21 +174,6 @@ static json_t *options_json(const weft_config *c, const weft_config *plain) {
     return object;
 }
 
-/* The options that are not the default, and what steps and tokens follow from them. */
-static void read_config(weft_watched *w, run *r, int folder) {
-    weft_config *c = &w->config;
-    WEFT_AUTO_FREE char *text = NULL;
-    size_t bytes;
-    weft_config_defaults(c);
-    if (weft_below_read(folder, "config", WEFT_CONFIG_BYTES, &text, &bytes) != WEFT_OK ||
-        weft_config_read_text(c, text, bytes, "config") != WEFT_OK)
-        return;
-    json_decref(r->options);
-    r->options = options_json(c, &w->plain);
-    r->steps = c->steps;
-    r->tokens_per_step = c->batch_size * c->gradient_accumulation * c->context;
-}
-
 static void read_result(run *r, int folder) {
     static const char *const known[] = {"done", "stopped", "diverged"};
     WEFT_AUTO_FREE char *text = NULL;
@@ -224,7 +209,20 @@ static void look_at_run(weft_watched *w, run *r) {
     bool result = look_at(folder, "result.json", &r->result);
     int64_t next = w->version + 1;
     if (lines || config || result || r->rows.more) w->version = r->version = next;
-    if (config) read_config(w, r, folder);
+    /* The options that are not the default, and what steps and tokens follow from them. */
+    if (config) {
+        weft_config *c = &w->config;
+        WEFT_AUTO_FREE char *text = NULL;
+        size_t bytes;
+        weft_config_defaults(c);
+        if (weft_below_read(folder, "config", WEFT_CONFIG_BYTES, &text, &bytes) == WEFT_OK &&
+            weft_config_read_text(c, text, bytes, "config") == WEFT_OK) {
+            json_decref(r->options);
+            r->options = options_json(c, &w->plain);
+            r->steps = c->steps;
+            r->tokens_per_step = c->batch_size * c->gradient_accumulation * c->context;
+        }
+    }
     if (result) read_result(r, folder);
     if ((lines || r->rows.more) &&
         weft_watched_lines_read(&r->rows, folder, r->lines.bytes, w->version, &w->budget))

@@ -376,22 +376,6 @@ static int by_first(const void *a, const void *b) {
     return (x->last > y->last) - (x->last < y->last);
 }
 
-/* Finds the ranges of positions whose losses the records have. */
-static void find_ranges(weft_report_data *d) {
-    EACH_MEMBER(fact, d->facts) {
-        weft_report_range r;
-        int end = 0;
-        if (d->n_ranges == WEFT_REPORT_RANGES || !json_is_number(fact.value) ||
-            strlen(fact.key) >= sizeof r.name ||
-            sscanf(fact.key, "loss_at_%lld_%lld%n", &r.first, &r.last, &end) != 2 ||
-            fact.key[end] || r.first < 0 || r.last < r.first)
-            continue;
-        snprintf(r.name, sizeof r.name, "%s", fact.key);
-        d->ranges[d->n_ranges++] = r;
-    }
-    qsort(d->ranges, (size_t)d->n_ranges, sizeof *d->ranges, by_first);
-}
-
 static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
@@ -433,7 +417,19 @@ static weft_status draw_conclusions(weft_report_data *d) {
         if (pairs > d->most_pairs) d->most_pairs = pairs;
     }
     weft_report_holm(d);
-    find_ranges(d);
+    /* Finds the ranges of positions whose losses the records have. */
+    EACH_MEMBER(fact, d->facts) {
+        weft_report_range r;
+        int end = 0;
+        if (d->n_ranges == WEFT_REPORT_RANGES || !json_is_number(fact.value) ||
+            strlen(fact.key) >= sizeof r.name ||
+            sscanf(fact.key, "loss_at_%lld_%lld%n", &r.first, &r.last, &end) != 2 ||
+            fact.key[end] || r.first < 0 || r.last < r.first)
+            continue;
+        snprintf(r.name, sizeof r.name, "%s", fact.key);
+        d->ranges[d->n_ranges++] = r;
+    }
+    qsort(d->ranges, (size_t)d->n_ranges, sizeof *d->ranges, by_first);
     return WEFT_OK;
 }
 

@@ -182,26 +182,6 @@ static void put_row(weft_page *p, const weft_report_variant *v, const extent *e)
     weft_html(out, "", weft_page_words(p), "</small></span></div>\n");
 }
 
-static void put_forest(weft_page *p, const weft_report_data *d, const extent *e) {
-    FILE *out = p->html;
-    fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
-          out);
-    EACH_VARIANT(v, d)
-        if (has_row(v)) put_row(p, v, e);
-    fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
-    for (int i = 0; i < e->ticks.n; i++) {
-        fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, e->ticks.at[i]),
-                e->ticks.at[i] > 0 ? "+" : "");
-        weft_html(out, "", e->ticks.text[i], "</span>");
-    }
-    fputs("</div><span class=\"none\"></span><span class=\"none\"></span></div>\n"
-          "<div aria-hidden=\"true\"><span></span><div class=\"side\">",
-          out);
-    fprintf(out, "<span>\xe2\x86\x90 %s</span><span>%s \xe2\x86\x92</span>",
-            d->higher_is_better ? "worse" : "better", d->higher_is_better ? "better" : "worse");
-    fputs("</div><span></span><span></span></div>\n</div>\n", out);
-}
-
 static double pixel_of(const extent *e, double value) {
     return TRACK_LEFT + place_of(e, value) / 100 * TRACK_WIDTH;
 }
@@ -312,7 +292,23 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     if (said) weft_page_line(p, "about", "Still to come: %s.", weft_page_words(p));
     if (n == 0) return WEFT_OK;
     extent e = find_extent(d);
-    put_forest(p, d, &e);
+    FILE *out = p->html;
+    fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
+          out);
+    EACH_VARIANT(v, d)
+        if (has_row(v)) put_row(p, v, &e);
+    fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
+    for (int i = 0; i < e.ticks.n; i++) {
+        fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(&e, e.ticks.at[i]),
+                e.ticks.at[i] > 0 ? "+" : "");
+        weft_html(out, "", e.ticks.text[i], "</span>");
+    }
+    fputs("</div><span class=\"none\"></span><span class=\"none\"></span></div>\n"
+          "<div aria-hidden=\"true\"><span></span><div class=\"side\">",
+          out);
+    fprintf(out, "<span>\xe2\x86\x90 %s</span><span>%s \xe2\x86\x92</span>",
+            d->higher_is_better ? "worse" : "better", d->higher_is_better ? "better" : "worse");
+    fputs("</div><span></span><span></span></div>\n</div>\n", out);
     draw_forest(p->words, d, &e, n);
     weft_page_picture_md(p, weft_page_words(p), "Differences from the baseline");
     fputs("\n", p->md);

@@ -206,23 +206,6 @@ static double x_of(const weft_report_variant *v, const weft_report_run *run, con
     return weft_json_number_of(config, key);
 }
 
-static void print_fit(FILE *out, const json_t *rows, const char *x, const weft_line *line) {
-    fprintf(out, "%-24s %6s %14s %12s %12s\n", "variant", "seed", x, "score", "by the law");
-    EACH_ITEM(one, rows) {
-        const json_t *row = one.value;
-        double at = weft_json_number_of(row, "x");
-        fprintf(out, "%-24s %6lld %14.6g %12.6g %12.6g\n",
-                weft_shown(json_string_value(json_object_get(row, "step"))),
-                (long long)json_integer_value(json_object_get(row, "seed")), at,
-                weft_json_number_of(row, "score"), exp(line->at + line->slope * log(at)));
-    }
-    fprintf(out, "score = %.6g × %s^%.4f", exp(line->at), x, line->slope);
-    if (isfinite(line->low))
-        fprintf(out, ", 95%% interval of the power %.4f to %.4f; runs are %.2g%% off", line->low,
-                line->high, 100 * line->spread);
-    fprintf(out, "\n");
-}
-
 weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *variants,
                              FILE *out, json_t **object) {
     WEFT_AUTO_DECREF json_t *rows = json_array();
@@ -256,7 +239,22 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
     if (!isfinite(line.slope))
         return WEFT_BAD_INPUT("--fit %s: finished runs with at least two values of it are needed",
                               x);
-    if (out) print_fit(out, rows, x, &line);
+    if (out) {
+        fprintf(out, "%-24s %6s %14s %12s %12s\n", "variant", "seed", x, "score", "by the law");
+        EACH_ITEM(one, rows) {
+            const json_t *row = one.value;
+            double at = weft_json_number_of(row, "x");
+            fprintf(out, "%-24s %6lld %14.6g %12.6g %12.6g\n",
+                    weft_shown(json_string_value(json_object_get(row, "step"))),
+                    (long long)json_integer_value(json_object_get(row, "seed")), at,
+                    weft_json_number_of(row, "score"), exp(line.at + line.slope * log(at)));
+        }
+        fprintf(out, "score = %.6g × %s^%.4f", exp(line.at), x, line.slope);
+        if (isfinite(line.low))
+            fprintf(out, ", 95%% interval of the power %.4f to %.4f; runs are %.2g%% off", line.low,
+                    line.high, 100 * line.spread);
+        fprintf(out, "\n");
+    }
     if (!object) return WEFT_OK;
     *object = weft_json_make("x:s factor:f power:f low:f high:f spread:f runs:O", x, exp(line.at),
                              line.slope, line.low, line.high, line.spread, rows);

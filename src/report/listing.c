@@ -307,19 +307,6 @@ static const char *line_part(const char *text) {
     return weft_shown(weft_say("%.*s", n < AROUND ? (int)n : AROUND, text));
 }
 
-/* Where two texts part, with a little before it. */
-static void print_parting(FILE *out, const char *one, const char *two) {
-    size_t at = 0;
-    while (one[at] && one[at] == two[at])
-        at++;
-    size_t from = at > BEFORE ? at - BEFORE : 0;
-    for (size_t i = from; i < at; i++)
-        if (one[i] == '\n') from = i + 1; /* a text of lines: the one that differs */
-    const char *dots = from ? "..." : "";
-    fprintf(out, "  here   %s%s\n", dots, line_part(one + from));
-    fprintf(out, "  there  %s%s\n", dots, line_part(two + from));
-}
-
 /* What a database holds, as a temporary table of `d`. */
 static weft_status copy_contents(weft_database *from, weft_database *d, const char *table) {
     WEFT_TRY(weft_database_script(d, weft_say("CREATE TEMP TABLE %s(part, key, value);"
@@ -361,7 +348,18 @@ weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *sam
              " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)") {
         if (shown++ >= ROWS_SHOWN) continue;
         fprintf(out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
-        print_parting(out, weft_column_text(rows, 2), weft_column_text(rows, 3));
+        /* Where two texts part, with a little before it. */
+        const char *one = weft_column_text(rows, 2);
+        const char *two = weft_column_text(rows, 3);
+        size_t at = 0;
+        while (one[at] && one[at] == two[at])
+            at++;
+        size_t from = at > BEFORE ? at - BEFORE : 0;
+        for (size_t i = from; i < at; i++)
+            if (one[i] == '\n') from = i + 1; /* a text of lines: the one that differs */
+        const char *dots = from ? "..." : "";
+        fprintf(out, "  here   %s%s\n", dots, line_part(one + from));
+        fprintf(out, "  there  %s%s\n", dots, line_part(two + from));
     }
     WEFT_TRY(weft_database_end(d));
     int64_t here, there;

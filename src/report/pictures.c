@@ -248,28 +248,6 @@ static void open_table(weft_page *p, const weft_report_data *d) {
         weft_page_head(p, r->first == r->last ? ">%lld" : ">%lld–%lld", r->first, r->last);
 }
 
-/* Differences with their intervals; nothing where no variant has a baseline that has them too. */
-static weft_status put_differences(weft_page *p, const weft_report_data *d) {
-    int told = 0;
-    EACH_VARIANT(v, d) {
-        if (!weft_report_counts(v) || !has_positions(v) || !has_positions(v->baseline)) continue;
-        if (told++ == 0) {
-            weft_page_say(p,
-                          "The differences from the baseline, seed by seed, with their %.0f%% "
-                          "intervals:",
-                          100 * WEFT_CONFIDENCE);
-            open_table(p, d);
-        }
-        weft_page_cell(p, "%s against %s", v->label, v->baseline->label);
-        EACH_RANGE(r, d) {
-            weft_comparison c;
-            WEFT_TRY(weft_report_compare_seeds(v, v->baseline, r->name, false, &c));
-            weft_page_cell(p, "%s", weft_say_interval(&c));
-        }
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
     if (!weft_report_count(d, has_positions)) return WEFT_OK;
     weft_page_heading(
@@ -300,7 +278,26 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
         EACH_RANGE(r, d)
             weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(v, r->name)));
     }
-    return put_differences(p, d);
+    /* Differences with their intervals; nothing where no variant has a baseline that has them
+     * too. */
+    int told = 0;
+    EACH_VARIANT(v, d) {
+        if (!weft_report_counts(v) || !has_positions(v) || !has_positions(v->baseline)) continue;
+        if (told++ == 0) {
+            weft_page_say(p,
+                          "The differences from the baseline, seed by seed, with their %.0f%% "
+                          "intervals:",
+                          100 * WEFT_CONFIDENCE);
+            open_table(p, d);
+        }
+        weft_page_cell(p, "%s against %s", v->label, v->baseline->label);
+        EACH_RANGE(r, d) {
+            weft_comparison c;
+            WEFT_TRY(weft_report_compare_seeds(v, v->baseline, r->name, false, &c));
+            weft_page_cell(p, "%s", weft_say_interval(&c));
+        }
+    }
+    return WEFT_OK;
 }
 
 /* Where each variant does best over its learning rates: the parabola through its runs, its minimum, and how they are

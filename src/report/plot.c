@@ -38,26 +38,6 @@ static void put_number(char *text, const char *form, int decimals, double value,
              plain + negative, unit);
 }
 
-static void write_texts(weft_ticks *t, double step) {
-    double most = 0, scale = 1;
-    int unit = 0;
-    for (int i = 0; i < t->n; i++)
-        most = fmax(most, fabs(t->at[i]));
-    for (; most >= 1e4 && most / scale >= 1000 && unit < WEFT_COUNT(units) - 1; unit++)
-        scale *= 1000;
-    int decimals = 0; /* that a step needs to be written whole */
-    for (double s = step / scale; decimals < 8 && fabs(round(s) - s) > 1e-6 * s; decimals++)
-        s *= 10;
-    for (int i = 0; i < t->n; i++) {
-        if (t->at[i] == 0)
-            snprintf(t->text[i], sizeof t->text[i], "0");
-        else if (step / scale < 1e-6)
-            put_number(t->text[i], "%.*e", 1, t->at[i], "");
-        else
-            put_number(t->text[i], "%.*f", decimals, t->at[i] / scale, units[unit]);
-    }
-}
-
 void weft_axis_ticks(double low, double high, int most, weft_ticks *out) {
     out->n = 0;
     if (!(high > low) || !isfinite(high - low) || most < 1) return;
@@ -75,7 +55,23 @@ void weft_axis_ticks(double low, double high, int most, weft_ticks *out) {
         if (at > high + step * 1e-9) break;
         out->at[out->n++] = fabs(at) < step * 1e-9 ? 0 : at;
     }
-    write_texts(out, step);
+    double largest = 0, scale = 1;
+    int unit = 0;
+    for (int i = 0; i < out->n; i++)
+        largest = fmax(largest, fabs(out->at[i]));
+    for (; largest >= 1e4 && largest / scale >= 1000 && unit < WEFT_COUNT(units) - 1; unit++)
+        scale *= 1000;
+    int decimals = 0; /* that a step needs to be written whole */
+    for (double s = step / scale; decimals < 8 && fabs(round(s) - s) > 1e-6 * s; decimals++)
+        s *= 10;
+    for (int i = 0; i < out->n; i++) {
+        if (out->at[i] == 0)
+            snprintf(out->text[i], sizeof out->text[i], "0");
+        else if (step / scale < 1e-6)
+            put_number(out->text[i], "%.*e", 1, out->at[i], "");
+        else
+            put_number(out->text[i], "%.*f", decimals, out->at[i] / scale, units[unit]);
+    }
 }
 
 /* Powers of ten times some numbers, the most of them that fit; where powers alone are too many, every second, third, ... */
@@ -164,27 +160,6 @@ static void widen(range *r, double share) {
     if (!(room > 1e-12 * fabs(r->high))) room = fmax(fabs(r->high) * 0.05, 1e-6);
     r->low -= room;
     r->high += room;
-}
-
-static void find_ranges(canvas *c) {
-    const weft_plot *p = c->plot;
-    c->x = c->y = (range){NAN, NAN};
-    for (int s = 0; s < p->n_series; s++) {
-        for (int i = 0; i < p->series[s].n; i++) {
-            weft_plot_point at = p->series[s].points[i];
-            take_in(&c->x, p->log_x ? log10(at.x) : at.x);
-            take_in(&c->y, at.y);
-            take_in(&c->y, at.low);
-            take_in(&c->y, at.high);
-        }
-        for (int i = 0; i < p->series[s].n_fit; i++)
-            take_in(&c->y, p->series[s].fit[i].y);
-    }
-    if (p->top < c->y.high && p->top > c->y.low) c->y.high = p->top;
-    if (p->zero) take_in(&c->y, 0);
-    if (p->kind == WEFT_PLOT_CURVES && !p->log_x) take_in(&c->x, 0);
-    if (p->kind != WEFT_PLOT_CURVES || !(c->x.high > c->x.low)) widen(&c->x, 0.08);
-    widen(&c->y, 0.06);
 }
 
 /* Letters of a text, not bytes; at most those of a label. */
@@ -341,19 +316,6 @@ static int by_height(const void *a, const void *b) {
     return order ? order : right->series - left->series; /* the first of equals is the higher */
 }
 
-/* Pushes labels apart from the bottom up, then back down from the top. */
-static void spread_labels(label_place *places, int n, double room) {
-    double gap = LABEL_HEIGHT;
-    if (n < 1) return;
-    qsort(places, (size_t)n, sizeof *places, by_height);
-    if (gap * n > room) gap = room / n;
-    for (int i = 1; i < n; i++)
-        places[i].y = fmax(places[i].y, places[i - 1].y + gap);
-    places[n - 1].y = fmin(places[n - 1].y, room);
-    for (int i = n - 1; i-- > 0;)
-        places[i].y = fmin(places[i].y, places[i + 1].y - gap);
-}
-
 /* Where letter number n of a text begins. */
 static const char *letter_at(const char *text, int n) {
     for (; *text; text++)
@@ -372,7 +334,17 @@ static void put_labels(const canvas *c) {
         double at = c->height - BOTTOM - y_of(c, series->points[series->n - 1].y);
         places[n++] = (label_place){s, fmin(fmax(at, 0), room)};
     }
-    spread_labels(places, n, room);
+    /* Pushes labels apart from the bottom up, then back down from the top. */
+    double gap = LABEL_HEIGHT;
+    if (n >= 1) {
+        qsort(places, (size_t)n, sizeof *places, by_height);
+        if (gap * n > room) gap = room / n;
+        for (int i = 1; i < n; i++)
+            places[i].y = fmax(places[i].y, places[i - 1].y + gap);
+        places[n - 1].y = fmin(places[n - 1].y, room);
+        for (int i = n - 1; i-- > 0;)
+            places[i].y = fmin(places[i].y, places[i + 1].y - gap);
+    }
     for (int i = 0; i < n; i++) {
         const weft_plot_series *series = &p->series[places[i].series];
         char label[LABEL_LETTERS * 4 + 8];
@@ -401,7 +373,23 @@ weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
     canvas on = {.plot = p, .out = out}, *c = &on;
     int needed = TOP + BOTTOM + LABEL_HEIGHT * p->n_series;
     c->height = needed > HEIGHT ? needed : HEIGHT;
-    find_ranges(c);
+    c->x = c->y = (range){NAN, NAN};
+    for (int s = 0; s < p->n_series; s++) {
+        for (int i = 0; i < p->series[s].n; i++) {
+            weft_plot_point at = p->series[s].points[i];
+            take_in(&c->x, p->log_x ? log10(at.x) : at.x);
+            take_in(&c->y, at.y);
+            take_in(&c->y, at.low);
+            take_in(&c->y, at.high);
+        }
+        for (int i = 0; i < p->series[s].n_fit; i++)
+            take_in(&c->y, p->series[s].fit[i].y);
+    }
+    if (p->top < c->y.high && p->top > c->y.low) c->y.high = p->top;
+    if (p->zero) take_in(&c->y, 0);
+    if (p->kind == WEFT_PLOT_CURVES && !p->log_x) take_in(&c->x, 0);
+    if (p->kind != WEFT_PLOT_CURVES || !(c->x.high > c->x.low)) widen(&c->x, 0.08);
+    widen(&c->y, 0.06);
     find_ticks(c);
     fprintf(c->out,
             "<svg viewBox=\"0 0 %d %.0f\" font-family=\"system-ui,sans-serif\" font-size=\"%d\" "

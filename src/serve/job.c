@@ -135,16 +135,6 @@ static int64_t count_characters(const weft_job *j, int32_t token) {
     return raw ? weft_utf8_count(raw, (size_t)bytes) : 0;
 }
 
-/* Where the tokens of an echoed prompt begin, so that they end where its text does: below 0 where the
- * tokenizer put something before it. */
-static int64_t find_offset(const weft_job *j, const weft_choice *c) {
-    const weft_request_prompt *given = j->request.prompts + c->prompt;
-    int64_t offset = given->text ? weft_utf8_count(given->text, given->bytes) : 0;
-    for (int64_t i = 0; given->text && i < c->n_told; i++)
-        offset -= count_characters(j, c->tokens[i].token);
-    return offset;
-}
-
 /* The older shape: lists side by side. *offset: characters before these tokens. */
 static json_t *text_logprobs(const weft_job *j, const weft_choice *c, int64_t from,
                              int64_t *offset) {
@@ -200,23 +190,6 @@ static char *answer_line(const weft_job *j, const char *object, json_t *choices,
     return weft_json_line(answer);
 }
 
-/* The prompt's text, for echo. */
-static void put_prompt(const weft_job *j, const weft_choice *c, FILE *to) {
-    const weft_request_prompt *p = j->request.prompts + c->prompt;
-    weft_stream *stream;
-    size_t bytes;
-    bool stopped;
-    if (p->text) fwrite(p->text, 1, p->bytes, to);
-    if (p->text || weft_stream_open(j->tokenizer, NULL, 0, &stream) != WEFT_OK) return;
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; status == WEFT_OK && i < p->n_tokens; i++)
-        status = weft_stream_put(stream, p->tokens[i], &stopped);
-    if (status == WEFT_OK) weft_stream_end(stream);
-    const char *text = weft_stream_text(stream, &bytes);
-    fwrite(text, 1, bytes, to);
-    weft_stream_close(stream);
-}
-
 /* What was not sent yet of a choice's text. */
 static json_t *new_text(const weft_job *j, const weft_choice *c) {
     WEFT_AUTO_FREE char *both = NULL;
@@ -226,7 +199,21 @@ static json_t *new_text(const weft_job *j, const weft_choice *c) {
         return json_stringn(made + c->sent.bytes, c->bytes - c->sent.bytes);
     FILE *to = open_memstream(&both, &bytes);
     if (!to) return NULL;
-    put_prompt(j, c, to);
+    /* The prompt's text, for echo. */
+    const weft_request_prompt *p = j->request.prompts + c->prompt;
+    weft_stream *stream;
+    size_t length;
+    bool stopped;
+    if (p->text) fwrite(p->text, 1, p->bytes, to);
+    if (!p->text && weft_stream_open(j->tokenizer, NULL, 0, &stream) == WEFT_OK) {
+        weft_status status = WEFT_OK;
+        for (int64_t i = 0; status == WEFT_OK && i < p->n_tokens; i++)
+            status = weft_stream_put(stream, p->tokens[i], &stopped);
+        if (status == WEFT_OK) weft_stream_end(stream);
+        const char *text = weft_stream_text(stream, &length);
+        fwrite(text, 1, length, to);
+        weft_stream_close(stream);
+    }
     if (c->bytes) fwrite(made, 1, c->bytes, to);
     return fclose(to) == 0 ? json_stringn(both, bytes) : NULL;
 }
@@ -236,7 +223,15 @@ static json_t *choice_json(const weft_job *j, int64_t i, bool event) {
     weft_sent *p = &c->sent;
     const weft_request *r = &j->request;
     json_t *logprobs = json_null(), *text = new_text(j, c), *object;
-    if (!p->begun && r->sampling.prompt_logprobs) p->offset = find_offset(j, c);
+    /* Where the tokens of an echoed prompt begin, so that they end where its text does: below 0
+     * where the tokenizer put something before it. */
+    if (!p->begun && r->sampling.prompt_logprobs) {
+        const weft_request_prompt *given = j->request.prompts + c->prompt;
+        int64_t offset = given->text ? weft_utf8_count(given->text, given->bytes) : 0;
+        for (int64_t k = 0; given->text && k < c->n_told; k++)
+            offset -= count_characters(j, c->tokens[k].token);
+        p->offset = offset;
+    }
     if (r->logprobs && is_chat(j))
         logprobs = chat_logprobs(j, c, p->tokens);
     else if (r->logprobs)

@@ -433,24 +433,6 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
     WEFT_FREE(x->events, x->body, x);
 }
 
-static weft_status start_daemon(weft_server *s) {
-    const weft_server_options *o = &s->options;
-    int listening;
-    bool six = false;
-    WEFT_TRY(weft_http_listen(o->host, o->port, &listening, &six));
-    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | MHD_ALLOW_SUSPEND_RESUME |
-                     MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
-    s->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, receive, s, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
-        MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_exchange, s,
-        MHD_OPTION_NOTIFY_CONNECTION, weft_connections_note, s->connections,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->connections, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)(o->request_seconds + 1), MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
-    if (s->daemon) return WEFT_OK;
-    close(listening);
-    return weft_fail(WEFT_EIO, "serve: libmicrohttpd does not start; WEFT_LOG=debug tells more");
-}
-
 weft_status weft_server_open(const weft_server_options *o, const weft_served_model *models, int n,
                              weft_server **out) {
     *out = NULL;
@@ -473,7 +455,22 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
         WEFT_TRY(weft_worker_open(m->generator, m->tokenizer, &limits, s->metrics, &to->worker));
     }
     WEFT_TRY(weft_connections_open(o->request_seconds, &s->connections));
-    WEFT_TRY(start_daemon(s));
+    int listening;
+    bool six = false;
+    WEFT_TRY(weft_http_listen(o->host, o->port, &listening, &six));
+    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | MHD_ALLOW_SUSPEND_RESUME |
+                     MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
+    s->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, receive, s, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_exchange, s,
+        MHD_OPTION_NOTIFY_CONNECTION, weft_connections_note, s->connections,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->connections, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(o->request_seconds + 1), MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    if (!s->daemon) {
+        close(listening);
+        return weft_fail(WEFT_EIO,
+                         "serve: libmicrohttpd does not start; WEFT_LOG=debug tells more");
+    }
     return weft_hand(&s, out);
 }
 

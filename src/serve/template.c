@@ -130,43 +130,6 @@ static weft_status cut_pieces(weft_template *m) {
     return WEFT_OK;
 }
 
-static weft_status check_forms(weft_template *m) {
-    for (int i = 0; i < FORMS; i++) {
-        bool message = i >= SYSTEM && i <= ASSISTANT, has = m->forms[i].content >= 0;
-        if (m->forms[i].given && message && !has)
-            return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE must have {content} in it, as in "
-                                  "\"{role}: {content}\\n\"");
-        if (m->forms[i].given && !message && has)
-            return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE has {content} behind %s, where "
-                                  "there is no message",
-                                  marks[i]);
-    }
-    if (m->by_role && !m->forms[ASSISTANT].given)
-        return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE that begins with {begin} must have "
-                              "{user} and {assistant} in it");
-    if (m->by_role) return WEFT_OK;
-    m->forms[SYSTEM] = m->forms[ASSISTANT] = m->forms[ANSWER] = m->forms[USER];
-    m->forms[ANSWER].end = m->forms[USER].content;
-    return WEFT_OK;
-}
-
-/* What follows an answer's content up to {role}, without blanks at its end unless it is nothing else. */
-static weft_status find_stop(weft_template *m) {
-    const form *f = &m->forms[ASSISTANT];
-    size_t from = 0, end = 0, all;
-    for (int i = f->content + 1; i < f->end && m->pieces[i].kind != PIECE_ROLE; i++) {
-        if (i == f->content + 1) from = m->pieces[i].from;
-        end = m->pieces[i].from + m->pieces[i].bytes;
-    }
-    all = end;
-    while (end > from && strchr(" \t\n", m->text[end - 1]))
-        end--;
-    if (end == from) end = all;
-    if (end == from) return WEFT_OK;
-    m->stop = strndup(m->text + from, end - from);
-    return m->stop ? WEFT_OK : weft_no_memory("chat template");
-}
-
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out) {
     *out = NULL;
     WEFT_NEW(weft_template, m, weft_template_close, "chat template: no memory");
@@ -182,8 +145,39 @@ weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_t
     }
     *to = 0;
     WEFT_TRY(cut_pieces(m));
-    WEFT_TRY(check_forms(m));
-    WEFT_TRY(find_stop(m));
+    for (int i = 0; i < FORMS; i++) {
+        bool message = i >= SYSTEM && i <= ASSISTANT, has = m->forms[i].content >= 0;
+        if (m->forms[i].given && message && !has)
+            return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE must have {content} in it, as in "
+                                  "\"{role}: {content}\\n\"");
+        if (m->forms[i].given && !message && has)
+            return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE has {content} behind %s, where "
+                                  "there is no message",
+                                  marks[i]);
+    }
+    if (m->by_role && !m->forms[ASSISTANT].given)
+        return WEFT_BAD_INPUT("CONFIG_CHAT_TEMPLATE that begins with {begin} must have "
+                              "{user} and {assistant} in it");
+    if (!m->by_role) {
+        m->forms[SYSTEM] = m->forms[ASSISTANT] = m->forms[ANSWER] = m->forms[USER];
+        m->forms[ANSWER].end = m->forms[USER].content;
+    }
+    /* What follows an answer's content up to {role}, without blanks at its end unless it is
+     * nothing else. */
+    const form *f = &m->forms[ASSISTANT];
+    size_t from = 0, end = 0, all;
+    for (int i = f->content + 1; i < f->end && m->pieces[i].kind != PIECE_ROLE; i++) {
+        if (i == f->content + 1) from = m->pieces[i].from;
+        end = m->pieces[i].from + m->pieces[i].bytes;
+    }
+    all = end;
+    while (end > from && strchr(" \t\n", m->text[end - 1]))
+        end--;
+    if (end == from) end = all;
+    if (end != from) {
+        m->stop = strndup(m->text + from, end - from);
+        WEFT_TRY(m->stop ? WEFT_OK : weft_no_memory("chat template"));
+    }
     return weft_hand(&m, out);
 }
 

@@ -103,23 +103,6 @@ static weft_status read_name(const char **at, const char *where, const char *aft
     return WEFT_OK;
 }
 
-/* A variant's label in quotes, where one stands at *at. */
-static weft_status read_label(const char **at, const char *where, weft_variant *v) {
-    char word[WORD_ROOM];
-    const char *from = *at + (**at == '\\');
-    char quote = *from;
-    if (quote != '"' && quote != '\'') return WEFT_OK;
-    const char *end = next_word(*at, ":;", word);
-    if (!*word || end == from + 1 || end[-1] != quote)
-        return WEFT_BAD_INPUT("%s: its label must be text between two %c", where, quote);
-    if (strlen(word) >= sizeof v->title)
-        return WEFT_BAD_INPUT("%s: its label is longer than %d letters", where,
-                              WEFT_VARIANT_TITLE - 1);
-    snprintf(v->title, sizeof v->title, "%s", word);
-    *at = weft_skip_blanks(end);
-    return WEFT_OK;
-}
-
 /* A label from what it sets, as much of it as a chart has room for: "ATTENTION w2, N_FFN 64 and 2 more".
  * Without any, its name. */
 static void describe_sets(weft_variant *v) {
@@ -154,9 +137,19 @@ static weft_status read_variant(weft_variants *s, const char **text, const char 
     WEFT_TRY(read_name(&at, where, s->n ? "after ';'" : "at the start", name));
     WEFT_TRY(add_variant(s, name, where, &variant));
     snprintf(here, sizeof here, "%.640s: variant '%s'", where, name);
-    const char *label = at;
-    WEFT_TRY(read_label(&at, here, variant));
-    bool labelled = at != label;
+    const char *from = at + (*at == '\\');
+    char quote = *from;
+    bool labelled = quote == '"' || quote == '\'';
+    if (labelled) {
+        const char *end = next_word(at, ":;", word);
+        if (!*word || end == from + 1 || end[-1] != quote)
+            return WEFT_BAD_INPUT("%s: its label must be text between two %c", here, quote);
+        if (strlen(word) >= sizeof variant->title)
+            return WEFT_BAD_INPUT("%s: its label is longer than %d letters", here,
+                                  WEFT_VARIANT_TITLE - 1);
+        snprintf(variant->title, sizeof variant->title, "%s", word);
+        at = weft_skip_blanks(end);
+    }
     if (strncmp(at, "vs", 2) == 0 && isspace((unsigned char)at[2])) {
         at += 2;
         WEFT_TRY(read_name(&at, here, "after 'vs'", variant->base));

@@ -109,23 +109,6 @@ static void wait_folder(const char *path) {
         weft_pause(weft_clock() - begun);
 }
 
-static weft_status set_aside(const supervisor *v, const weft_record_run *job) {
-    char aside[WEFT_PATH_MAX];
-    weft_kind kind;
-    WEFT_PATH(path, "%s/%s", v->options->out, job->folder);
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
-    for (int i = 1; kind != WEFT_KIND_NOTHING && i < ASIDE_MOST; i++) {
-        WEFT_TRY(weft_path(aside, "%s.aside-%d", path, i));
-        WEFT_TRY(weft_path_kind(aside, &kind));
-    }
-    if (rename(path, aside) != 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    weft_log(WEFT_LOG_INFO, "%s is set aside as %s, and the run begins anew", path, aside);
-    char detail[WEFT_PATH_MAX + 32];
-    snprintf(detail, sizeof detail, "begins anew; set aside as %s", aside);
-    return weft_record_event(v->database, job->run, -1, "stopped", detail);
-}
-
 /* Sets aside the folders of runs that failed and cannot go on, as FOLDER.aside-1 and so on, so that these begin
  * anew: all of them where --restart is "failed", else the one by that name ("2-lr0.001-seed1"). */
 static weft_status restart(const supervisor *v) {
@@ -141,7 +124,22 @@ static weft_status restart(const supervisor *v) {
                 "--restart %s: this run did not fail; only one that did is started anew", which);
         if (job->status != WEFT_RUN_FAILED || (!all && !named)) continue;
         found = true;
-        WEFT_TRY(set_aside(v, job));
+        char aside[WEFT_PATH_MAX];
+        weft_kind kind;
+        WEFT_PATH(path, "%s/%s", v->options->out, job->folder);
+        WEFT_TRY(weft_path_kind(path, &kind));
+        if (kind != WEFT_KIND_NOTHING) {
+            for (int k = 1; kind != WEFT_KIND_NOTHING && k < ASIDE_MOST; k++) {
+                WEFT_TRY(weft_path(aside, "%s.aside-%d", path, k));
+                WEFT_TRY(weft_path_kind(aside, &kind));
+            }
+            if (rename(path, aside) != 0)
+                return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+            weft_log(WEFT_LOG_INFO, "%s is set aside as %s, and the run begins anew", path, aside);
+            char detail[WEFT_PATH_MAX + 32];
+            snprintf(detail, sizeof detail, "begins anew; set aside as %s", aside);
+            WEFT_TRY(weft_record_event(v->database, job->run, -1, "stopped", detail));
+        }
     }
     if (found || all) return WEFT_OK;
     return WEFT_BAD_INPUT("--restart %s: the study has no such run; 'weft runs %s' lists them",

@@ -171,25 +171,6 @@ static weft_status describe_data(const weft_config *c, const weft_dataset *d, ch
     return WEFT_OK;
 }
 
-/* Every rank must have rank 0's program, config and data, each a line of text; else all of them fail with
- * one that says which rank has what. */
-static weft_status check_ranks(weft_comm *c, const weft_config *config, const weft_dataset *d) {
-    char text[TEXT_ROOM];
-    weft_sum sum = {0};
-    if (!c) return WEFT_OK;
-    if (weft_file_sum("/proc/self/exe", &sum) != WEFT_OK) sum.bytes = -1;
-    snprintf(text, sizeof text, "commit %.12s, %lld bytes, checksum %08x", weft_git_commit(),
-             (long long)sum.bytes, sum.crc);
-    WEFT_TRY(weft_comm_same(c, "program", text));
-    WEFT_AUTO_DECREF json_t *object = weft_config_to_json(config);
-    WEFT_AUTO_FREE char *lines =
-        object ? json_dumps(object, JSON_INDENT(1) | JSON_SORT_KEYS) : NULL;
-    if (!lines) return weft_fail(WEFT_ENOMEM, "no memory for the config's text");
-    WEFT_TRY(weft_comm_same(c, "config", lines));
-    WEFT_TRY(weft_comm_agree(c, describe_data(config, d, text, sizeof text)));
-    return weft_comm_same(c, "data", text);
-}
-
 /* Rank 0's weights, optimizer and state to all: only rank 0 reads checkpoints, so only its machine
  * needs the run's folder. */
 static weft_status share_start(weft_comm *c, weft_model *m, weft_optimizer *o,
@@ -214,7 +195,24 @@ static weft_status share_start(weft_comm *c, weft_model *m, weft_optimizer *o,
 static weft_status open_trainer(trainer *t) {
     weft_account account;
     WEFT_TRY(weft_comm_agree(t->comm, open_data(t)));
-    WEFT_TRY(check_ranks(t->comm, t->config, t->dataset));
+    /* Every rank must have rank 0's program, config and data, each a line of text; else all of
+     * them fail with one that says which rank has what. */
+    weft_comm *c = t->comm;
+    char text[TEXT_ROOM];
+    weft_sum sum = {0};
+    if (c) {
+        if (weft_file_sum("/proc/self/exe", &sum) != WEFT_OK) sum.bytes = -1;
+        snprintf(text, sizeof text, "commit %.12s, %lld bytes, checksum %08x", weft_git_commit(),
+                 (long long)sum.bytes, sum.crc);
+        WEFT_TRY(weft_comm_same(c, "program", text));
+        WEFT_AUTO_DECREF json_t *object = weft_config_to_json(t->config);
+        WEFT_AUTO_FREE char *lines =
+            object ? json_dumps(object, JSON_INDENT(1) | JSON_SORT_KEYS) : NULL;
+        if (!lines) return weft_fail(WEFT_ENOMEM, "no memory for the config's text");
+        WEFT_TRY(weft_comm_same(c, "config", lines));
+        WEFT_TRY(weft_comm_agree(c, describe_data(t->config, t->dataset, text, sizeof text)));
+        WEFT_TRY(weft_comm_same(c, "data", text));
+    }
     WEFT_TRY(weft_comm_agree(t->comm, open_model(t)));
     WEFT_TRY(share_start(t->comm, t->model, t->optimizer, &t->state));
     WEFT_TRY(weft_comm_broadcast(t->comm, t->resumed, sizeof t->resumed));

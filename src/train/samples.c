@@ -90,15 +90,6 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     return take == WEFT_TAKE_BROKEN ? weft_generator_broken() : weft_stream_end(s->stream);
 }
 
-static void tell(const weft_samples *s, int64_t step, const char *made, size_t bytes) {
-    WEFT_AUTO_FREE char *text = NULL;
-    if (asprintf(&text, "%s%.*s", s->config->sample_prompt, (int)bytes, made) < 0) return;
-    char *rest = text;
-    weft_log(WEFT_LOG_INFO, "step %lld: %s", (long long)step, strsep(&rest, "\n"));
-    for (char *line; (line = strsep(&rest, "\n"));)
-        weft_log(WEFT_LOG_INFO, "    %s", line);
-}
-
 weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_backend *backend,
                               weft_pool *pool, int64_t step, bool last) {
     if (!s || s->off || (!last && step % s->config->sample_interval != 0)) return WEFT_OK;
@@ -120,7 +111,13 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
     WEFT_TRY(status);
     size_t bytes;
     const char *text = weft_stream_text(s->stream, &bytes);
-    tell(s, step, text, bytes);
+    WEFT_AUTO_FREE char *whole = NULL;
+    if (asprintf(&whole, "%s%.*s", s->config->sample_prompt, (int)bytes, text) >= 0) {
+        char *rest = whole;
+        weft_log(WEFT_LOG_INFO, "step %lld: %s", (long long)step, strsep(&rest, "\n"));
+        for (char *line; (line = strsep(&rest, "\n"));)
+            weft_log(WEFT_LOG_INFO, "    %s", line);
+    }
     int64_t of_pages = stats.cache_bytes - stats.cache_bytes_per_sequence;
     int64_t cache_bytes = of_pages / (stats.pages * WEFT_PAGE_TOKENS);
     json_t *row = json_pack("{s:I, s:s, s:s%, s:I}", "step", (json_int_t)step, "prompt",

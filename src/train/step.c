@@ -50,42 +50,10 @@ static int64_t part_of(const weft_train_step *s, int64_t i) {
     return s->first + i * s->stride;
 }
 
-/* What each micro-batch divides its sum of cross-entropies by, so that the mean over micro-batches is
- * the mean over targets. Where they have equally many targets it is that number. */
-static weft_status share_targets(weft_train_step *s, const int32_t *targets) {
-    int64_t own = 0, all = 0;
-    const weft_tensor *t = s->session.graph.count;
-    if (!t) return WEFT_OK;
-    for (int64_t i = 0; i < s->count * s->micro * s->time; i++)
-        own += targets[i] >= 0;
-    WEFT_TRY(weft_comm_gather(s->comm, &own, sizeof own, s->targets));
-    for (int r = 0; r < weft_comm_size(s->comm); r++)
-        all += s->targets[r];
-    double count = (double)all / (double)s->parts;
-    float narrow = (float)count;
-    return weft_exec_write(s->session.exec, t,
-                           t->dtype == WEFT_F64 ? (const void *)&count : &narrow);
-}
-
 static weft_run run_of_part(const weft_train_step *s, const weft_run *run, int64_t part) {
     weft_run own = *run;
     own.sequence += (uint32_t)(part * s->micro);
     return own;
-}
-
-/* The first phase of two: the contrastive loss over all micro-batches. */
-static weft_status compare_contexts(weft_train_step *s, const int32_t *tokens, const weft_run *run,
-                                    double *loss) {
-    int64_t stride;
-    if (!s->contrast) return WEFT_OK;
-    for (int64_t i = 0; i < s->count; i++) {
-        weft_run own = run_of_part(s, run, part_of(s, i));
-        WEFT_TRY(
-            weft_contrast_add(s->contrast, part_of(s, i), tokens + i * s->micro * s->time, &own));
-    }
-    void *contexts = weft_contrast_contexts(s->contrast, &stride);
-    WEFT_TRY(weft_comm_gather_records(s->comm, contexts, s->parts, stride, s->stride > 1));
-    return weft_contrast_compare(s->contrast, loss);
 }
 
 weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
@@ -94,8 +62,32 @@ weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
     double contrastive = 0;
     *out = (weft_loss_parts){0};
     weft_gradients_begin(s->gradients);
-    WEFT_TRY(share_targets(s, targets));
-    WEFT_TRY(compare_contexts(s, tokens, run, &contrastive));
+    /* What each micro-batch divides its sum of cross-entropies by, so that the mean over micro-batches is the mean over targets. Where they have equally many targets it is that number. */
+    int64_t here = 0, all = 0;
+    const weft_tensor *t = s->session.graph.count;
+    if (t) {
+        for (int64_t i = 0; i < s->count * s->micro * s->time; i++)
+            here += targets[i] >= 0;
+        WEFT_TRY(weft_comm_gather(s->comm, &here, sizeof here, s->targets));
+        for (int r = 0; r < weft_comm_size(s->comm); r++)
+            all += s->targets[r];
+        double count = (double)all / (double)s->parts;
+        float narrow = (float)count;
+        WEFT_TRY(weft_exec_write(s->session.exec, t,
+                                 t->dtype == WEFT_F64 ? (const void *)&count : &narrow));
+    }
+    /* The first phase of two: the contrastive loss over all micro-batches. */
+    int64_t stride;
+    if (s->contrast) {
+        for (int64_t i = 0; i < s->count; i++) {
+            weft_run own = run_of_part(s, run, part_of(s, i));
+            WEFT_TRY(weft_contrast_add(s->contrast, part_of(s, i), tokens + i * s->micro * s->time,
+                                       &own));
+        }
+        void *contexts = weft_contrast_contexts(s->contrast, &stride);
+        WEFT_TRY(weft_comm_gather_records(s->comm, contexts, s->parts, stride, s->stride > 1));
+        WEFT_TRY(weft_contrast_compare(s->contrast, &contrastive));
+    }
     for (int64_t i = 0; i < s->count; i++) {
         int64_t part = part_of(s, i), at = i * s->micro * s->time;
         weft_run own = run_of_part(s, run, part);
