@@ -61,8 +61,7 @@ weft_status weft_folder_mark(const char *path) {
 }
 
 weft_status weft_folder_make_marked(const char *path) {
-    if (mkdir(path, 0777) != 0) return weft_path_failed(path);
-    return weft_folder_mark(path);
+    return mkdir(path, 0777) != 0 ? weft_path_failed(path) : weft_folder_mark(path);
 }
 
 weft_status weft_folder_is_marked(const char *path, bool *out) {

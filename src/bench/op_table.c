@@ -133,23 +133,7 @@ static void report_row(bench *b, const bench_row *row, bool backward, const meas
 }
 
 static bool chosen(const bench *b, const char *group, const char *label) {
-    if (!b->opt->rows) return true;
-    return strstr(group, b->opt->rows) || strstr(label, b->opt->rows);
-}
-
-static weft_status measure_rows(bench *b) {
-    for (int i = 0; i < bench_op_row_count; i++) {
-        const bench_row *row = &bench_op_rows[i];
-        if (!chosen(b, row->group, row->label) || (b->opt->quick && !row->quick)) continue;
-        for (int backward = 0; backward < (row->forward_only ? 1 : 2); backward++) {
-            measured m = {0};
-            weft_status status = measure_row(b, row, backward, &m);
-            if (!status) report_row(b, row, backward, &m);
-            bench_sides_free(&m.sides);
-            WEFT_TRY(status);
-        }
-    }
-    return WEFT_OK;
+    return !b->opt->rows || strstr(group, b->opt->rows) || strstr(label, b->opt->rows);
 }
 
 /* The bytes that a training step of attention needs for T tokens of one sequence: inputs, output,
@@ -226,7 +210,17 @@ weft_status bench_op_table(const bench_options *o, int *differing) {
     bench_table_start(&b->table, o->table,
                       "operation:-13|row:-23|pass:-7|ms:9|±:4|rate:14|of limit:8|PyTorch ms:10|±:4|"
                       "ratio:6|PyTorch's form:-21");
-    WEFT_TRY(measure_rows(b));
+    for (int i = 0; i < bench_op_row_count; i++) {
+        const bench_row *row = &bench_op_rows[i];
+        if (!chosen(b, row->group, row->label) || (b->opt->quick && !row->quick)) continue;
+        for (int backward = 0; backward < (row->forward_only ? 1 : 2); backward++) {
+            measured m = {0};
+            weft_status status = measure_row(b, row, backward, &m);
+            if (!status) report_row(b, row, backward, &m);
+            bench_sides_free(&m.sides);
+            WEFT_TRY(status);
+        }
+    }
     WEFT_TRY(report_memory(b));
     if (!o->json) return WEFT_OK;
     json_t *most = weft_json_make("gflops:f bf16_gflops:f gbytes:f", gflops, bf16_gflops, gbytes);

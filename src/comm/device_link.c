@@ -43,29 +43,6 @@ static rank_gpu look_here(weft_device_link *r) {
     return own;
 }
 
-/* Whether all can, each with a GPU of its own; else why not. */
-static weft_status agree(weft_device_link *r, bool *all_can, char *why) {
-    int size = weft_comm_size(r->comm);
-    rank_gpu own = look_here(r), *all = weft_message_memory((size_t)size, sizeof *all);
-    if (!all) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
-    weft_status status = weft_comm_gather(r->comm, &own, sizeof own, all);
-    *all_can = status == WEFT_OK;
-    for (int i = 0; *all_can && i < size; i++) {
-        if (!*all[i].gpu) {
-            snprintf(why, WHY_ROOM, "%s", all[i].why);
-            *all_can = false;
-        }
-        for (int k = 0; *all_can && k < i; k++) {
-            if (strcmp(all[i].gpu, all[k].gpu) != 0 || strcmp(all[i].machine, all[k].machine) != 0)
-                continue;
-            snprintf(why, WHY_ROOM, "ranks %d and %d share a GPU", k, i);
-            *all_can = false;
-        }
-    }
-    weft_message_done(all, status);
-    return status;
-}
-
 /* The first messages between two ranks wait until both are there. */
 weft_status weft_device_link_exchange(weft_device_link *r, const weft_transfer *transfers,
                                       int64_t n) {
@@ -141,7 +118,26 @@ weft_status weft_device_link_open(weft_comm *comm, const weft_backend *backend,
     WEFT_AUTO(weft_device_link_close_at) weft_device_link *r = calloc(1, sizeof *r);
     if (!r) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     *r = (weft_device_link){.comm = comm, .backend = backend, .device = backend->rows};
-    WEFT_TRY(agree(r, &all_can, why));
+    /* Whether all can, each with a GPU of its own; else why not. */
+    int size = weft_comm_size(r->comm);
+    rank_gpu own = look_here(r), *all = weft_message_memory((size_t)size, sizeof *all);
+    if (!all) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
+    weft_status status = weft_comm_gather(r->comm, &own, sizeof own, all);
+    all_can = status == WEFT_OK;
+    for (int i = 0; all_can && i < size; i++) {
+        if (!*all[i].gpu) {
+            snprintf(why, WHY_ROOM, "%s", all[i].why);
+            all_can = false;
+        }
+        for (int k = 0; all_can && k < i; k++) {
+            if (strcmp(all[i].gpu, all[k].gpu) != 0 || strcmp(all[i].machine, all[k].machine) != 0)
+                continue;
+            snprintf(why, WHY_ROOM, "ranks %d and %d share a GPU", k, i);
+            all_can = false;
+        }
+    }
+    weft_message_done(all, status);
+    WEFT_TRY(status);
     if (all_can) {
         WEFT_TRY(start(r));
         weft_log(WEFT_LOG_INFO, "gradients go from GPU to GPU by NCCL");

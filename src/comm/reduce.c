@@ -174,18 +174,6 @@ static weft_status begin_scatter(weft_reduce *r, weft_reduce_bucket *s) {
     return begin_exchange(r, s, n, COMING);
 }
 
-/* The own piece's result to all, and theirs to here. */
-static weft_status begin_gather(weft_reduce *r, weft_reduce_bucket *s) {
-    int64_t n = 0;
-    weft_span own = piece_of(r, s->bucket, r->rank);
-    for (int q = 0; q < r->o.cut->size; q++) {
-        weft_span p = piece_of(r, s->bucket, q);
-        put_transfer(r, s, &n, q, true, at_row(r, s, 0, own.first), own.count);
-        put_transfer(r, s, &n, q, false, at_row(r, s, 0, p.first), p.count);
-    }
-    return begin_exchange(r, s, n, GOING);
-}
-
 /* Where the rows are: to = or += from, and data *= factor. */
 static void put_sum(const weft_reduce *r, void *to, const void *from, int64_t n, bool add) {
     if (!r->device)
@@ -260,7 +248,16 @@ static weft_status go_on(weft_reduce *r, weft_reduce_bucket *s) {
             add_piece(r, s, own, 0, own.count);
         else
             weft_pool_run(r->o.pool, (own.count + CHUNK - 1) / CHUNK, add_chunk, s);
-        if (!r->o.scatter) return begin_gather(r, s);
+        /* The own piece's result to all, and theirs to here. */
+        if (!r->o.scatter) {
+            int64_t n = 0;
+            for (int q = 0; q < r->o.cut->size; q++) {
+                weft_span p = piece_of(r, s->bucket, q);
+                put_transfer(r, s, &n, q, true, at_row(r, s, 0, own.first), own.count);
+                put_transfer(r, s, &n, q, false, at_row(r, s, 0, p.first), p.count);
+            }
+            return begin_exchange(r, s, n, GOING);
+        }
     }
     if (r->o.plain) {
         weft_span all = bucket_of(r, s->bucket);

@@ -31,8 +31,7 @@ void weft_report_open_table(weft_page *p, const weft_report_data *d, const char 
 
 /* Compared, and worth a word in the answer: it can be built and sees no answer. */
 bool weft_report_counts(const weft_report_variant *v) {
-    if (!weft_report_is_compared(v) || *v->error) return false;
-    return v->leaks == v->baseline->leaks;
+    return weft_report_is_compared(v) && !*v->error && v->leaks == v->baseline->leaks;
 }
 
 /* A difference from the baseline is shown, whatever else is to be said of it. */

@@ -146,12 +146,6 @@ const weftCharts = (() => {
     return make("circle", {cx: x, cy: y, r: s, style: kind === "ring" ? "fill:none;stroke-width:2;stroke:" + c : "fill:" + c}, parent);
   }
 
-  /* A run's x by key: its own numbers, or a factor of the first key's. */
-  function xOf(run, key, first) {
-    const own = run.x[key];
-    return typeof own === "number" ? run.x[first].map((v) => v * own) : own || [];
-  }
-
   /* The exponential moving average, corrected for its start. */
   function smoothed(y, weight) {
     if (!weight) return y;
@@ -165,8 +159,9 @@ const weftCharts = (() => {
 
   /* The runs of one series as {name, key: [first x], x, y}, minus the baseline's of the same name. */
   function runsOf(line, base, keys) {
-    const first = keys[0].key;
-    const plain = (l) => l.runs.map((r) => ({name: r.name, at: r.x[first] || [], x: xOf(r, keys.some((k) => k.key === state.x) ? state.x : first, first), y: smoothed(r.y, state.smooth)}));
+    const first = keys[0].key, chosen = keys.some((k) => k.key === state.x) ? state.x : first;
+    const xOf = (own, r) => (typeof own === "number" ? r.x[first].map((v) => v * own) : own || []); /* its own numbers, or a factor of the first key's */
+    const plain = (l) => l.runs.map((r) => ({name: r.name, at: r.x[first] || [], x: xOf(r.x[chosen], r), y: smoothed(r.y, state.smooth)}));
     const runs = plain(line);
     if (!base) return runs;
     const others = new Map(plain(base).map((r) => [r.name, new Map(r.at.map((v, i) => [v, r.y[i]]))]));
@@ -353,18 +348,6 @@ const weftCharts = (() => {
     });
   }
 
-  /* Of many rows those around the one that is pointed at, so that the box has room in its chart. */
-  function nearby(rows, most) {
-    const from = Math.max(0, Math.min(rows.findIndex((r) => r.on) - Math.floor(most / 2), rows.length - most));
-    return rows.slice(from, from + most);
-  }
-
-  /* "seed 1: 2.41, seed 2: 2.43": the single runs of a line at a place. */
-  function runsText(view, line, x) {
-    return line.runs.slice(0, RUNS_TOLD).map((r) => r.name + ": " + valueText(r.y[closest(r.x, x)], view.chart)).join(", ") +
-      (line.runs.length > RUNS_TOLD ? ", \u2026" : "");
-  }
-
   /* The cells of CELL pixels that lines and points run through, so that a box can keep clear of them. */
   const CELL = 8;
 
@@ -409,12 +392,6 @@ const weftCharts = (() => {
     tip.style.top = picture.top - frame.top + best.b * share + "px";
   }
 
-  function drawCursor(view, line, x, y) {
-    fill(view.cursor, {x1: x, x2: x, visibility: "visible"});
-    view.svg.querySelectorAll(".focus").forEach((n) => n.remove());
-    marker(view.svg, line, x, y, 5).setAttribute("class", "focus");
-  }
-
   /* One line's value at a place, and under the one that is pointed at what its runs are; in a narrow chart
      the name of that one alone, and its runs' range. */
   function tellRow(view, r, x, narrow) {
@@ -424,7 +401,10 @@ const weftCharts = (() => {
     html("b", {}, row, r.text);
     if (r.spread && r.on && !several) html("small", {}, row, r.spread.trim());
     if (several && narrow) html("div", {class: "runs"}, view.tip, r.spread.trim().slice(1, -1) || r.line.runs.length + " equal runs");
-    else if (several) html("div", {class: "runs"}, view.tip, "its runs: " + runsText(view, r.line, x));
+    else if (several) { /* "seed 1: 2.41, seed 2: 2.43" */
+      const runs = r.line.runs.slice(0, RUNS_TOLD).map((one) => one.name + ": " + valueText(one.y[closest(one.x, x)], view.chart));
+      html("div", {class: "runs"}, view.tip, "its runs: " + runs.join(", ") + (r.line.runs.length > RUNS_TOLD ? ", \u2026" : ""));
+    }
   }
 
   const placeText = (map, x) => map.axis.label + " " + (map.axis.names ? map.axis.names[x] : short(x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
@@ -446,17 +426,21 @@ const weftCharts = (() => {
       drawChart(view, group.spec, {key: view.active});
     }
     view.at = {x: map.px(focus.point.x), y: map.py(focus.point.y), key: focus.line.series.key, value: focus.point.x, height: focus.point.y};
-    const at = view.map.px(focus.point.x);
-    drawCursor(view, focus.line, at, view.map.py(focus.point.y));
-    const tip = view.tip, rows = describe(view, found, focus.line), told = nearby(rows, Math.max(3, Math.floor(map.height / ROW) - 5));
-    const narrow = view.figure.clientWidth < NARROW;
+    const at = view.map.px(focus.point.x), high = view.map.py(focus.point.y);
+    fill(view.cursor, {x1: at, x2: at, visibility: "visible"});
+    view.svg.querySelectorAll(".focus").forEach((n) => n.remove());
+    marker(view.svg, focus.line, at, high, 5).setAttribute("class", "focus");
+    const tip = view.tip, rows = describe(view, found, focus.line), narrow = view.figure.clientWidth < NARROW;
+    /* Of many rows those around the one that is pointed at, so that the box has room in its chart. */
+    const most = Math.max(3, Math.floor(map.height / ROW) - 5);
+    const from = Math.max(0, Math.min(rows.findIndex((r) => r.on) - Math.floor(most / 2), rows.length - most)), told = rows.slice(from, from + most);
     tip.replaceChildren();
     tip.classList.toggle("narrow", narrow);
     html("div", {class: "at"}, tip, placeText(map, focus.point.x));
     for (const r of told) tellRow(view, r, focus.point.x, narrow);
     if (rows.length > told.length) html("div", {class: "at"}, tip, "and " + (rows.length - told.length) + " more");
     tip.hidden = false;
-    placeTip(view, at, view.map.py(focus.point.y));
+    placeTip(view, at, high);
     return rows;
   }
 
@@ -568,14 +552,6 @@ const weftCharts = (() => {
   }
 
   /* Of all groups with the same series: a box hides one, its name colours it. */
-  function legendOf(group) {
-    const key = JSON.stringify(group.spec.series), there = legends.find((l) => l.key === key);
-    if (there) { there.groups.push(group); return there; }
-    const legend = {key, groups: [group], draw: () => {}, element: html("div", {class: "legend", role: "group", "aria-label": "What is shown"})};
-    legends.push(legend);
-    return legend;
-  }
-
   function buildLegend(legend) {
     const series = legend.groups[0].spec.series, place = legend.element, entries = [];
     const used = new Set(legend.groups.flatMap((g) => g.spec.charts.flatMap((c) => [...(c.lines || []), ...(c.points || [])].map((l) => l.series))));
@@ -646,16 +622,12 @@ const weftCharts = (() => {
   }
   wide.addEventListener("change", placeControls);
 
-  /* The level of a heading in an element: one below the heading that is before it. */
-  function levelBelow(element) {
-    const before = [...document.querySelectorAll("h1, h2, h3")].filter((h) => h.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING).pop();
-    return before ? +before.tagName[1] + 1 : 2;
-  }
-
   function group(element, spec) {
     element.replaceChildren();
     element.classList.add("charts");
-    const g = {element, spec, views: [], level: levelBelow(element)};
+    /* The level of its headings: one below the heading that is before it. */
+    const before = [...document.querySelectorAll("h1, h2, h3")].filter((h) => h.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING).pop();
+    const g = {element, spec, views: [], level: before ? +before.tagName[1] + 1 : 2};
     if (spec.lit) lit.add(spec.lit);
     if (spec.smooth && !groups.length) state.smooth = spec.smooth;
     g.note = html("p", {class: "about"}, element);
@@ -685,7 +657,10 @@ const weftCharts = (() => {
       g.draw();
     };
     groups.push(g);
-    g.legend = legendOf(g);
+    const key = JSON.stringify(spec.series);
+    g.legend = legends.find((l) => l.key === key);
+    if (g.legend) g.legend.groups.push(g);
+    else legends.push(g.legend = {key, groups: [g], draw: () => {}, element: html("div", {class: "legend", role: "group", "aria-label": "What is shown"})});
     placeControls();
     g.update(spec);
     let width = element.clientWidth;

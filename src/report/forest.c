@@ -57,29 +57,6 @@ static bool has_row(const weft_report_variant *v) {
     return weft_report_is_compared(v) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
 }
 
-static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool settled) {
-    fputs("<div class=\"track\">", out);
-    for (int i = 0; i < e->ticks.n; i++)
-        fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, e->ticks.at[i]));
-    fprintf(out, "<i class=\"zero\" style=\"left:%.2f%%\"></i>", place_of(e, 0));
-    const char *kind = !settled || c->verdict == WEFT_NOT_YET ? "open"
-                       : c->verdict == WEFT_BETTER            ? "up"
-                       : c->verdict == WEFT_WORSE             ? "down"
-                                                              : "same";
-    if (c->pairs >= 2) {
-        double low = place_of(e, c->low), high = place_of(e, c->high);
-        fprintf(out, "<i class=\"%s bar\" style=\"left:%.2f%%;width:%.2f%%\"></i>", kind, low,
-                fmax(high - low, 0.3));
-    }
-    if (c->pairs >= 1)
-        fprintf(out, "<i class=\"%s mean%s\" style=\"left:%.2f%%\"></i>", kind,
-                c->mean < e->low    ? " before"
-                : c->mean > e->high ? " beyond"
-                                    : "",
-                place_of(e, c->mean));
-    fputs("</div>", out);
-}
-
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
 static void write_left_out(FILE *out, const weft_report_variant *v, bool brief) {
     bool any = false;
@@ -164,7 +141,26 @@ static void put_row(weft_page *p, const weft_report_variant *v, const extent *e)
     if (!v->study->baseline || strlen(v->baseline->label) <= SHORT_LABEL)
         weft_html(out, " <small>against ", v->baseline->label, "</small>");
     fputs("</span>", out);
-    put_track(out, c, e, counted && !doubted);
+    fputs("<div class=\"track\">", out);
+    for (int i = 0; i < e->ticks.n; i++)
+        fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, e->ticks.at[i]));
+    fprintf(out, "<i class=\"zero\" style=\"left:%.2f%%\"></i>", place_of(e, 0));
+    const char *kind = !(counted && !doubted) || c->verdict == WEFT_NOT_YET ? "open"
+                       : c->verdict == WEFT_BETTER                          ? "up"
+                       : c->verdict == WEFT_WORSE                           ? "down"
+                                                                            : "same";
+    if (c->pairs >= 2) {
+        double low = place_of(e, c->low), high = place_of(e, c->high);
+        fprintf(out, "<i class=\"%s bar\" style=\"left:%.2f%%;width:%.2f%%\"></i>", kind, low,
+                fmax(high - low, 0.3));
+    }
+    if (c->pairs >= 1)
+        fprintf(out, "<i class=\"%s mean%s\" style=\"left:%.2f%%\"></i>", kind,
+                c->mean < e->low    ? " before"
+                : c->mean > e->high ? " beyond"
+                                    : "",
+                place_of(e, c->mean));
+    fputs("</div>", out);
     weft_html(out, "<span class=\"value\" role=\"cell\">", weft_say_interval(c), "<small>",
               weft_say_share_interval(c),
               "</small></span><span class=\"verdict\" role=\"cell\"><b class=\"word ",

@@ -92,19 +92,6 @@ static int64_t resident_bytes(void) {
     return (int64_t)resident * sysconf(_SC_PAGESIZE);
 }
 
-/* Backslash, quote and line end are escaped in a label. */
-static void print_model(FILE *to, const char *model) {
-    fprintf(to, "weft_info{version=\"%s\",model=\"", weft_version());
-    for (const char *at = model; *at; at++) {
-        if (*at == '\\' || *at == '"') fputc('\\', to);
-        if (*at == '\n')
-            fputs("\\n", to);
-        else
-            fputc(*at, to);
-    }
-    fputs("\"} 1\n", to);
-}
-
 char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics_now *now) {
     char *text = NULL;
     size_t bytes = 0;
@@ -112,8 +99,18 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
     FILE *to = open_memstream(&text, &bytes);
     if (!to) return NULL;
     head(to, "weft_info", "gauge", "The program and its models.");
-    for (int i = 0; i < now->n_models; i++)
-        print_model(to, now->models[i]);
+    /* Backslash, quote and line end are escaped in a label. */
+    for (int i = 0; i < now->n_models; i++) {
+        fprintf(to, "weft_info{version=\"%s\",model=\"", weft_version());
+        for (const char *at = now->models[i]; *at; at++) {
+            if (*at == '\\' || *at == '"') fputc('\\', to);
+            if (*at == '\n')
+                fputs("\\n", to);
+            else
+                fputc(*at, to);
+        }
+        fputs("\"} 1\n", to);
+    }
     pthread_mutex_lock(&m->lock);
     head(to, "weft_requests_total", "counter",
          "Requests by path and HTTP status; 499: the client went away first.");

@@ -223,23 +223,6 @@ static bool read_prompts(const reading *in) {
     return true;
 }
 
-static bool join_parts(const reading *in, const json_t *parts, weft_message *out) {
-    EACH_ITEM(part, parts) {
-        const json_t *text = json_object_get(part.value, "text");
-        if (strcmp(weft_json_text_of(part.value, "type"), "text") != 0 || !json_is_string(text))
-            return refuse_type(in, "messages",
-                               "messages of text: content is a text, or a list of "
-                               "{\"type\": \"text\", \"text\": ...}");
-        size_t bytes = json_string_length(text);
-        char *grown = realloc(out->content, out->bytes + bytes + 1);
-        if (!grown) return no_memory(in);
-        memcpy(grown + out->bytes, json_string_value(text), bytes);
-        out->content = grown;
-        out->bytes += bytes;
-    }
-    return true;
-}
-
 static bool read_message(const reading *in, const json_t *value, weft_message *out) {
     static const char *const roles[] = {"system", "developer", "user", "assistant"};
     const char *role = json_string_value(json_object_get(value, "role"));
@@ -257,7 +240,22 @@ static bool read_message(const reading *in, const json_t *value, weft_message *o
         return weft_refuse(in->why, 400, "unknown_parameter", "messages",
                            "unknown member '%.64s' of a message; leave it out", m.key);
     }
-    if (json_is_array(content)) return join_parts(in, content, out);
+    if (json_is_array(content)) {
+        EACH_ITEM(part, content) {
+            const json_t *text = json_object_get(part.value, "text");
+            if (strcmp(weft_json_text_of(part.value, "type"), "text") != 0 || !json_is_string(text))
+                return refuse_type(in, "messages",
+                                   "messages of text: content is a text, or a list of "
+                                   "{\"type\": \"text\", \"text\": ...}");
+            size_t bytes = json_string_length(text);
+            char *grown = realloc(out->content, out->bytes + bytes + 1);
+            if (!grown) return no_memory(in);
+            memcpy(grown + out->bytes, json_string_value(text), bytes);
+            out->content = grown;
+            out->bytes += bytes;
+        }
+        return true;
+    }
     if (!json_is_string(content) && !(json_is_null(content) && strcmp(role, "assistant") == 0))
         return refuse_type(in, "messages", "messages with \"content\", a text");
     out->bytes = json_string_length(content);

@@ -175,25 +175,7 @@ static bool check_head(exchange *x, const char *url, const char *method) {
     if (!type || strncasecmp(type, json_media, sizeof json_media - 1) != 0)
         return weft_refuse(&x->refusal, 415, NULL, NULL,
                            "the body must be JSON; send 'Content-Type: application/json'");
-    if (length && strtoll(length, NULL, 10) > o->body_bytes) return refuse_large(x);
-    return true;
-}
-
-static enum MHD_Result receive_head(weft_server *s, struct MHD_Connection *c, const char *url,
-                                    const char *method, void **out) {
-    exchange *x = calloc(1, sizeof *x);
-    if (!x) return MHD_NO;
-    *out = x;
-    x->server = s;
-    x->mhd = c;
-    x->connection = weft_connection_of(c);
-    x->start = weft_clock();
-    if (!x->connection) return MHD_NO;
-    if (check_head(x, url, method)) return MHD_YES;
-    /* A client that waits for leave to send its body gets the refusal in place of it. */
-    const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
-    bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
-    return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
+    return length && strtoll(length, NULL, 10) > o->body_bytes ? refuse_large(x) : true;
 }
 
 static json_t *model_json(const weft_server *s, const struct served *m) {
@@ -340,15 +322,6 @@ static ssize_t read_events(void *context, uint64_t position, char *to, size_t mo
     return (ssize_t)bytes;
 }
 
-static enum MHD_Result send_events(exchange *x) {
-    struct MHD_Response *r =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
-    if (!r) return MHD_NO;
-    MHD_add_response_header(r, "Cache-Control", "no-cache");
-    MHD_add_response_header(r, "X-Accel-Buffering", "no");
-    return queue(x, 200, "text/event-stream; charset=utf-8", r);
-}
-
 /* Answers as soon as there is something to say: all of it, or the first of the events. So a job that
  * fails at once fails with its own status. */
 static enum MHD_Result answer_job(exchange *x) {
@@ -369,7 +342,14 @@ static enum MHD_Result answer_job(exchange *x) {
     if (!ready) return MHD_YES;
     if (gone && !why.status) weft_refuse(&why, 499, NULL, NULL, "the client went away");
     if (why.status && (!j->request.stream || made == 0)) return send_refusal(x, &why);
-    if (j->request.stream) return send_events(x);
+    if (j->request.stream) {
+        struct MHD_Response *r =
+            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
+        if (!r) return MHD_NO;
+        MHD_add_response_header(r, "Cache-Control", "no-cache");
+        MHD_add_response_header(r, "X-Accel-Buffering", "no");
+        return queue(x, 200, "text/event-stream; charset=utf-8", r);
+    }
     return send_text(x, 200, json_media, weft_answer_whole(j), false);
 }
 
@@ -398,7 +378,21 @@ static enum MHD_Result receive(void *server, struct MHD_Connection *c, const cha
                                size_t *upload_bytes, void **out) {
     (void)version;
     exchange *x = *out;
-    if (!x) return receive_head(server, c, url, method, out);
+    if (!x) {
+        x = calloc(1, sizeof *x);
+        if (!x) return MHD_NO;
+        *out = x;
+        x->server = server;
+        x->mhd = c;
+        x->connection = weft_connection_of(c);
+        x->start = weft_clock();
+        if (!x->connection) return MHD_NO;
+        if (check_head(x, url, method)) return MHD_YES;
+        /* A client that waits for leave to send its body gets the refusal in place of it. */
+        const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
+        bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
+        return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
+    }
     if (*upload_bytes) {
         size_t bytes = *upload_bytes;
         *upload_bytes = 0;

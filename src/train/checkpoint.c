@@ -83,8 +83,7 @@ weft_status weft_checkpoint_remove(const char *path) {
     if (kind == WEFT_CHECKPOINT_NONE) return WEFT_OK;
     WEFT_PATH(gone, "%s.gone", path);
     WEFT_TRY(remove_own(gone));
-    if (rename(path, gone) != 0) return weft_path_failed(path);
-    return remove_own(gone);
+    return rename(path, gone) != 0 ? weft_path_failed(path) : remove_own(gone);
 }
 
 static weft_status was_saved(const char *run, bool *out) {
@@ -205,45 +204,6 @@ static weft_status put_back(const char *run, const char *name) {
     return weft_folder_sync(run);
 }
 
-static weft_status choose_named(const char *run, const char *asked,
-                                char name[WEFT_CHECKPOINT_NAME]) {
-    weft_checkpoint_kind kind;
-    bool known = strcmp(asked, "last") == 0 || strcmp(asked, "best") == 0 ||
-                 weft_checkpoint_step_of(asked) >= 0;
-    if (!known || strlen(asked) >= WEFT_CHECKPOINT_NAME)
-        return WEFT_BAD_INPUT("--resume=%s: the checkpoints of a run are last, best and step-N",
-                              asked);
-    WEFT_PATH(path, "%s/%s", run, asked);
-    WEFT_TRY(need_own(path, &kind));
-    if (kind == WEFT_CHECKPOINT_NONE)
-        return WEFT_BAD_INPUT("%s: there is no such checkpoint", path);
-    snprintf(name, WEFT_CHECKPOINT_NAME, "%s", asked);
-    return WEFT_OK;
-}
-
-/* There is no last. It was lost, or a kill came before the first one; then there may be a best,
- * which is written just before it, and is as good to go on from. */
-static weft_status choose_without_last(const char *run, const findings *f,
-                                       char name[WEFT_CHECKPOINT_NAME]) {
-    bool saved;
-    WEFT_TRY(was_saved(run, &saved));
-    if (!f->best && f->steps == 0 && *f->list && saved)
-        return WEFT_BAD_INPUT("%s: last/ is gone, and so is every other checkpoint; there is %s; "
-                              "another --out starts anew",
-                              run, f->list);
-    if (f->steps > 0 || (*f->list && saved))
-        return WEFT_BAD_INPUT("%s: last/ is gone; there is %s: --resume=NAME goes on from a "
-                              "checkpoint by name, another --out starts anew",
-                              run, f->list);
-    if (f->best) {
-        snprintf(name, WEFT_CHECKPOINT_NAME, "best");
-    } else if (saved) {
-        WEFT_PATH(path, "%s/.saved", run);
-        if (unlink(path) != 0 && errno != ENOENT) return weft_path_failed(path);
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_checkpoint_choose(const char *run, const char *asked,
                                    char name[WEFT_CHECKPOINT_NAME]) {
     findings f;
@@ -254,9 +214,43 @@ weft_status weft_checkpoint_choose(const char *run, const char *asked,
     WEFT_TRY(weft_folder_list(run, &names));
     for (int i = 0; i < names.n; i++)
         WEFT_TRY(clean_one(run, names.list[i]));
-    if (asked) return choose_named(run, asked, name);
+    if (asked) {
+        weft_checkpoint_kind kind;
+        bool known = strcmp(asked, "last") == 0 || strcmp(asked, "best") == 0 ||
+                     weft_checkpoint_step_of(asked) >= 0;
+        if (!known || strlen(asked) >= WEFT_CHECKPOINT_NAME)
+            return WEFT_BAD_INPUT("--resume=%s: the checkpoints of a run are last, best and step-N",
+                                  asked);
+        WEFT_PATH(path, "%s/%s", run, asked);
+        WEFT_TRY(need_own(path, &kind));
+        if (kind == WEFT_CHECKPOINT_NONE)
+            return WEFT_BAD_INPUT("%s: there is no such checkpoint", path);
+        snprintf(name, WEFT_CHECKPOINT_NAME, "%s", asked);
+        return WEFT_OK;
+    }
     WEFT_TRY(find_all(run, &f));
-    if (!f.last) return choose_without_last(run, &f, name);
+    /* There is no last. It was lost, or a kill came before the first one; then there may be a
+     * best, which is written just before it, and is as good to go on from. */
+    if (!f.last) {
+        bool saved;
+        WEFT_TRY(was_saved(run, &saved));
+        if (!f.best && f.steps == 0 && *f.list && saved)
+            return WEFT_BAD_INPUT(
+                "%s: last/ is gone, and so is every other checkpoint; there is %s; another --out "
+                "starts anew",
+                run, f.list);
+        if (f.steps > 0 || (*f.list && saved))
+            return WEFT_BAD_INPUT("%s: last/ is gone; there is %s: --resume=NAME goes on from a "
+                                  "checkpoint by name, another --out starts anew",
+                                  run, f.list);
+        if (f.best) {
+            snprintf(name, WEFT_CHECKPOINT_NAME, "best");
+        } else if (saved) {
+            WEFT_PATH(path, "%s/.saved", run);
+            if (unlink(path) != 0 && errno != ENOENT) return weft_path_failed(path);
+        }
+        return WEFT_OK;
+    }
     snprintf(name, WEFT_CHECKPOINT_NAME, "last");
     return note_saved(run); /* a kill may have come before it was noted */
 }
@@ -412,18 +406,22 @@ static bool is_count(json_int_t number) {
     return number >= 0 && (double)number <= WEFT_OPTION(steps)->max;
 }
 
-static weft_status read_state(const char *folder, weft_train_state *out) {
-    WEFT_AUTO_DECREF json_t *state = NULL;
+weft_status weft_checkpoint_load(const char *run, const char *name, weft_model **m_out,
+                                 const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                                 weft_train_state *state) {
+    *m_out = NULL;
+    WEFT_PATH(folder, "%s/%s", run, name);
+    WEFT_AUTO_DECREF json_t *kept = NULL;
     json_int_t iteration = 0, skipped = 0, row = 0;
-    WEFT_TRY(weft_state_read(folder, &state));
-    const json_t *best = json_object_get(state, "best_val_loss");
-    const char *choices = json_string_value(json_object_get(state, "algorithms"));
-    const char *data = json_string_value(json_object_get(state, "dataset_crc32c"));
-    json_int_t logged = json_integer_value(json_object_get(state, "logged_every"));
-    bool ok = json_unpack(state, "{s:I, s:I, s:I}", "iteration", &iteration, "skipped", &skipped,
+    WEFT_TRY(weft_state_read(folder, &kept));
+    const json_t *best = json_object_get(kept, "best_val_loss");
+    const char *choices = json_string_value(json_object_get(kept, "algorithms"));
+    const char *data = json_string_value(json_object_get(kept, "dataset_crc32c"));
+    json_int_t logged = json_integer_value(json_object_get(kept, "logged_every"));
+    bool ok = json_unpack(kept, "{s:I, s:I, s:I}", "iteration", &iteration, "skipped", &skipped,
                           "skipped_in_a_row", &row) == 0 &&
               is_count(iteration) && is_count(skipped) && is_count(row) && is_count(logged);
-    *out =
+    *state =
         (weft_train_state){.iteration = iteration,
                            .best_val = json_is_number(best) ? json_number_value(best) : INFINITY,
                            .skipped = skipped,
@@ -431,15 +429,6 @@ static weft_status read_state(const char *folder, weft_train_state *out) {
                            .logged_every = logged,
                            .data = data ? (int64_t)(uint32_t)strtoul(data, NULL, 16) : -1,
                            .choices = choices ? (int64_t)(uint32_t)strtoul(choices, NULL, 16) : -1};
-    if (ok) return WEFT_OK;
-    return WEFT_BAD_INPUT("%s/state.json: not a state of this version of weft", folder);
-}
-
-weft_status weft_checkpoint_load(const char *run, const char *name, weft_model **m_out,
-                                 const weft_config *c, weft_dtype dtype, weft_pool *pool,
-                                 weft_train_state *state) {
-    *m_out = NULL;
-    WEFT_PATH(folder, "%s/%s", run, name);
-    WEFT_TRY(read_state(folder, state));
+    if (!ok) return WEFT_BAD_INPUT("%s/state.json: not a state of this version of weft", folder);
     return weft_model_load_as(folder, c, dtype, pool, m_out);
 }

@@ -238,14 +238,7 @@
     return down ? -order : order;
   }
 
-  const sorted = (list, column) => list.sort((a, b) => inOrder(column.of(a), column.of(b)) || a.id - b.id);
-
   const mean = (list) => list.reduce((sum, v) => sum + v, 0) / list.length;
-
-  function spread(list) {
-    const middle = mean(list);
-    return Math.sqrt(list.reduce((sum, v) => sum + (v - middle) ** 2, 0) / (list.length - 1));
-  }
 
   /* A score is of the runs that have ended, where there are any: one that has just begun would hide them. */
   function scored(members, column) {
@@ -269,7 +262,8 @@
     if (!all.length || !all.every(known)) return "";
     const say = (v) => (column.text ? column.text({...first, [column.key]: v}) : String(+v.toPrecision(4)));
     if (!column.score || all.length < 2) return column.score || column.key === "tokens_per_s" || column.key === "mfu" ? say(mean(all)) : "";
-    return say(mean(all)) + " \u00b1 " + digits(spread(all));
+    const middle = mean(all);
+    return say(middle) + " \u00b1 " + digits(Math.sqrt(all.reduce((sum, v) => sum + (v - middle) ** 2, 0) / (all.length - 1)));
   }
 
   function drawHead(all) {
@@ -380,7 +374,7 @@
       }
       for (const g of part) {
         drawRow(body, g.members, all, {best: g === best, key: g.key, shown: list});
-        if (g.members.length > 1 && unfolded.has(g.key)) for (const r of sorted(g.members, column)) drawRow(body, [r], all, {best: false, inside: true, shown: list});
+        if (g.members.length > 1 && unfolded.has(g.key)) for (const r of g.members.sort((a, b) => inOrder(column.of(a), column.of(b)) || a.id - b.id)) drawRow(body, [r], all, {best: false, inside: true, shown: list});
       }
     }
     explain(groups, marked, texts.length);
@@ -508,11 +502,6 @@
     chosen = wished.has("tick");
   }
 
-  function tickWished(r) {
-    if (chosen && wished?.getAll("tick").includes(r.name)) ticked.add(r.id);
-    if (wished?.get("open") === r.name && open === null) { wished.delete("open"); show(r.id, false); }
-  }
-
   function draw() {
     offerOptions();
     tickForThem();
@@ -549,18 +538,14 @@
     return text.split("\n").filter((l) => l.startsWith("{")).map((l) => { try { return JSON.parse(l); } catch (e) { return null; } }).filter(Boolean);
   }
 
-  function asText(text) {
-    if (!text.includes("{\"step\"")) return text;
-    return parseSamples(text).map((s) => "training step " + s.step + ": " + s.prompt + s.text).join("\n\n");
-  }
-
   function readLog(id) {
     fetch("api/log?id=" + id).then((a) => a.text()).then((text) => {
       if (id !== open || text === shownLog) return;
-      const place = byId("log"), below = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
+      const place = byId("log"), below = place.scrollTop + place.clientHeight >= place.scrollHeight - 4, wrote = text.includes("{\"step\"");
+      const said = wrote ? parseSamples(text).map((s) => "training step " + s.step + ": " + s.prompt + s.text).join("\n\n") : text;
       shownLog = text;
-      byId("what").textContent = text.includes("{\"step\"") ? "Samples" : "Log";
-      place.textContent = asText(text) || "This run has no log of its own.";
+      byId("what").textContent = wrote ? "Samples" : "Log";
+      place.textContent = said || "This run has no log of its own.";
       if (below) place.scrollTop = place.scrollHeight;
     }).catch(() => {});
   }
@@ -580,23 +565,21 @@
     if (open === null && before) [...document.querySelectorAll("[data-focus]")].find((e) => e.dataset.focus === before)?.focus({preventScroll: true});
   }
 
-  /* Seeds are averaged from the start; the box is the reader's after that. */
-  function beginWith(news) {
-    if (byId("group").dataset.touched) return;
-    byId("group").checked = true;
-    byId("group").checked = new Set(news.runs.map(groupOf)).size < news.runs.length;
-  }
-
   function take(news) {
     if (news.defaults) defaults = news.defaults;
-    if (!runs.size) beginWith(news);
+    if (!runs.size && !byId("group").dataset.touched) { /* seeds are averaged from the start; the box is the reader's after that */
+      byId("group").checked = true;
+      byId("group").checked = new Set(news.runs.map(groupOf)).size < news.runs.length;
+    }
     for (const s of news.studies) studies.set(s.id, s);
     for (const r of news.runs) {
       const before = runs.get(r.id);
       if (before && !r.reset) r.rows = before.rows.concat(r.rows);
       runs.set(r.id, r);
       if (known(r.bytes_per_token)) bytes.set(corpusOf(r), r.bytes_per_token);
-      if (!before) tickWished(r);
+      if (before) continue;
+      if (chosen && wished?.getAll("tick").includes(r.name)) ticked.add(r.id);
+      if (wished?.get("open") === r.name && open === null) { wished.delete("open"); show(r.id, false); }
     }
     if (!waiting) drawSoon();
   }
