@@ -113,7 +113,6 @@ static weft_status start(weft_device_link *r) {
 weft_status weft_device_link_open(weft_comm *comm, const weft_backend *backend,
                                   weft_device_link **out) {
     char why[WHY_ROOM] = "";
-    bool all_can = false;
     *out = NULL;
     WEFT_AUTO(weft_device_link_close_at) weft_device_link *r = calloc(1, sizeof *r);
     if (!r) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
@@ -123,7 +122,7 @@ weft_status weft_device_link_open(weft_comm *comm, const weft_backend *backend,
     rank_gpu own = look_here(r), *all = weft_message_memory((size_t)size, sizeof *all);
     if (!all) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     weft_status status = weft_comm_gather(r->comm, &own, sizeof own, all);
-    all_can = status == WEFT_OK;
+    bool all_can = status == WEFT_OK;
     for (int i = 0; all_can && i < size; i++) {
         if (!*all[i].gpu) {
             snprintf(why, WHY_ROOM, "%s", all[i].why);

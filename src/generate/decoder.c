@@ -76,12 +76,6 @@ void weft_decoder_close(weft_decoder *d) {
     WEFT_FREE(d->states, d->table, d->ints, d->changed, d);
 }
 
-static shared_state *find_state(const weft_decoder *d, const char *name) {
-    for (int64_t i = 0; i < d->n_states; i++)
-        if (strcmp(d->states[i].name, name) == 0) return d->states + i;
-    return NULL;
-}
-
 static weft_status refuse_cache(const weft_decoder *d) {
     double tokens = (double)d->limits.pages * WEFT_PAGE_TOKENS;
     double bytes = tokens * (double)weft_cached_token_bytes(&d->model->config, d->model->dtype);
@@ -123,8 +117,10 @@ static weft_status bind_graph(weft_decoder *d, row_graph *g) {
         if (t->view_of) continue;
         void *data = NULL;
         if (t->role == WEFT_ROLE_STATE) {
-            const shared_state *s = find_state(d, t->name);
-            if (!s || s->bytes != weft_tensor_bytes(t))
+            const shared_state *s = d->states, *end = s + d->n_states;
+            while (s < end && strcmp(s->name, t->name) != 0)
+                s++;
+            if (s == end || s->bytes != weft_tensor_bytes(t))
                 return weft_fail(WEFT_EBUG, "generate: state '%s' differs between graphs", t->name);
             data = s->data;
         } else if (t == g->graph.rows.table) {

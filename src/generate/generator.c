@@ -139,17 +139,6 @@ static weft_status check_request(const weft_generator *g, const int32_t *tokens,
     return WEFT_OK;
 }
 
-/* Logits of each row of a block, where a prompt has one. */
-static weft_status make_room_for_block(weft_generator *g, int64_t count) {
-    if (count < WEFT_DECODER_BLOCK || g->logit_rows == WEFT_DECODER_BLOCK) return WEFT_OK;
-    size_t bytes = (size_t)(WEFT_DECODER_BLOCK * g->config.vocab_size) * sizeof *g->logits;
-    float *grown = realloc(g->logits, bytes);
-    if (!grown) return weft_no_memory("generate");
-    g->logits = grown;
-    g->logit_rows = WEFT_DECODER_BLOCK;
-    return WEFT_OK;
-}
-
 WEFT_ENDED_BY(free_sequence, sequence)
 weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t count,
                                const weft_sampling *sampling, int64_t *id) {
@@ -162,7 +151,14 @@ weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t
     WEFT_TRY(append_tokens(s, prompt, count));
     if (sampling->prompt_logprobs) {
         WEFT_TRY(generator_tell(s, &(weft_sampled){.token = prompt[0], .logprob = NAN}));
-        WEFT_TRY(make_room_for_block(g, count));
+        /* Logits of each row of a block, where a prompt has one. */
+        if (count >= WEFT_DECODER_BLOCK && g->logit_rows != WEFT_DECODER_BLOCK) {
+            size_t bytes = (size_t)(WEFT_DECODER_BLOCK * g->config.vocab_size) * sizeof *g->logits;
+            float *grown = realloc(g->logits, bytes);
+            if (!grown) return weft_no_memory("generate");
+            g->logits = grown;
+            g->logit_rows = WEFT_DECODER_BLOCK;
+        }
     }
     *id = s->id = g->next_id++;
     s->slot = -1;

@@ -217,17 +217,6 @@ static weft_status make_parameter(weft_generation_weights *w, const weft_model *
     return WEFT_OK;
 }
 
-static weft_status make_derived(weft_generation_weights *w, const sources *s,
-                                const weft_derived *d) {
-    WEFT_ROOM(unsigned char, values, weft_tensor_bytes(d->tensor), "generate: no memory for '%s'",
-              d->tensor->name);
-    WEFT_TRY(form_derived(s, d, values));
-    generation_weight *to = new_weight(w, d->tensor);
-    weft_dtype dtype =
-        choose_dtype(&s->model->config, d->tensor, find_readers(s->graph->model.graph, d->tensor));
-    return keep_values(w, to, d->tensor, values, dtype);
-}
-
 /* A matrix [rows, columns] with a norm's gain and offset. */
 typedef struct {
     int64_t columns;
@@ -366,9 +355,15 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
         const weft_tensor *t = weft_graph_tensor_at(g, i);
         if (t->role == WEFT_ROLE_PARAM && !t->view_of) WEFT_TRY(make_parameter(w, m, g, t));
     }
-    for (int64_t i = 0; i < graph->n_derived; i++)
-        if (graph->derived[i].tensor->role != WEFT_ROLE_TEMP)
-            WEFT_TRY(make_derived(w, &s, graph->derived + i));
+    for (int64_t i = 0; i < graph->n_derived; i++) {
+        const weft_tensor *t = graph->derived[i].tensor;
+        if (t->role == WEFT_ROLE_TEMP) continue;
+        WEFT_ROOM(unsigned char, values, weft_tensor_bytes(t), "generate: no memory for '%s'",
+                  t->name);
+        WEFT_TRY(form_derived(&s, graph->derived + i, values));
+        weft_dtype dtype = choose_dtype(&m->config, t, find_readers(g, t));
+        WEFT_TRY(keep_values(w, new_weight(w, t), t, values, dtype));
+    }
     for (int64_t i = 0; i < n_folds; i++)
         if (find_readers(g, folds[i].matrix).product) WEFT_TRY(make_folded(w, &s, folds + i));
     return weft_hand(&w, out);

@@ -264,6 +264,8 @@ static weft_status compare_weights(const char *folder, const weft_record_run *ru
     return WEFT_OK;
 }
 
+#define OTHERS(a, b) "SELECT * FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) ")"
+
 static weft_status check_all(weft_database *d, const weft_study *s, const weft_record_runs *jobs,
                              const char *folder, weft_repeats *out) {
     WEFT_TRY(weft_database_script(d, "DELETE FROM events WHERE kind IN ('equal', 'unequal')"));
@@ -282,7 +284,6 @@ static weft_status check_all(weft_database *d, const weft_study *s, const weft_r
                          weft_run_status_name(first->status));
             WEFT_TRY(compare_weights(folder, run, first, &bytes, detail));
             /* The first step at which the rows of two runs are not the same, time apart. */
-#define OTHERS(a, b) "SELECT * FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) ")"
             int64_t step;
             WEFT_TRY(weft_database_number(d, 0, &rows, "SELECT count(*) FROM metrics WHERE run = ?",
                                           "i", run->run));

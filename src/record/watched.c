@@ -388,24 +388,6 @@ weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, con
     return WEFT_OK;
 }
 
-/* The folder by its whole path; with `waits`, one that is not there yet too. */
-static weft_status find_root(const char *folder, bool waits, char **out) {
-    struct stat is;
-    bool there = stat(folder, &is) == 0;
-    *out = NULL;
-    if (there ? !S_ISDIR(is.st_mode) : !waits || errno != ENOENT)
-        return WEFT_BAD_INPUT("%s: there is no such folder; name one that holds runs", folder);
-    WEFT_AUTO_FREE char *here = realpath(there ? folder : ".", NULL);
-    if (there || *folder == '/')
-        *out = there ? weft_steal(&here) : strdup(folder);
-    else if (here && asprintf(out, "%s/%s", here, folder) < 0)
-        *out = NULL;
-    if (!*out) return weft_no_memory("watch");
-    for (size_t n = strlen(*out); n > 1 && (*out)[n - 1] == '/';)
-        (*out)[--n] = '\0';
-    return WEFT_OK;
-}
-
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out) {
     *out = NULL;
     WEFT_AUTO(weft_watched_close_at) weft_watched *w = calloc(1, sizeof *w);
@@ -413,8 +395,22 @@ weft_status weft_watched_open(const char *const *folders, int n, bool notes, wef
     if (!w || !w->roots) return weft_no_memory("watch");
     weft_config_defaults(&w->plain);
     for (int i = 0; i < n; i++) {
-        WEFT_TRY(find_root(folders[i], notes, &w->roots[i]));
-        w->n_roots++;
+        /* The folder by its whole path; with notes, one that is not there yet too. */
+        const char *folder = folders[i];
+        char *root = NULL;
+        struct stat is;
+        bool there = stat(folder, &is) == 0;
+        if (there ? !S_ISDIR(is.st_mode) : !notes || errno != ENOENT)
+            return WEFT_BAD_INPUT("%s: there is no such folder; name one that holds runs", folder);
+        WEFT_AUTO_FREE char *here = realpath(there ? folder : ".", NULL);
+        if (there || *folder == '/')
+            root = there ? weft_steal(&here) : strdup(folder);
+        else if (here && asprintf(&root, "%s/%s", here, folder) < 0)
+            root = NULL;
+        if (!root) return weft_no_memory("watch");
+        for (size_t end = strlen(root); end > 1 && root[end - 1] == '/';)
+            root[--end] = '\0';
+        w->roots[w->n_roots++] = root;
     }
     if (notes) WEFT_TRY(weft_notes_open(w->roots[0], &w->notes));
     return weft_hand(&w, out);

@@ -41,8 +41,6 @@ static void take_columns(const weft_report_data *d, sqlite3_stmt *s, const char 
     va_end(to);
 }
 
-typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
-
 static weft_status no_memory(const weft_report_data *d) {
     return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
 }
@@ -147,7 +145,7 @@ static weft_status take_rate(weft_report_data *d, sqlite3_stmt *s) {
 
 static const struct {
     const char *sql;
-    take_row *take;
+    weft_status (*take)(weft_report_data *d, sqlite3_stmt *row);
 } reads[] = {
     {"SELECT name, config, equal, score, weft_version, git_commit, created, machine, tail"
      " FROM study",
@@ -183,22 +181,17 @@ static int list_scores(const weft_report_variant *v, double rate, bool chooses, 
     return n;
 }
 
-/* The one rate that a variant has with the seeds that count, where another seed chose it; NaN: it has none yet. */
-static double chosen_rate(const weft_report_variant *v) {
-    double rate = NAN;
-    EACH_RUN_OF(run, v) {
-        if (v->study->rate_seed < 0 || run->chooses) continue;
-        if (isfinite(rate) && run->rate != rate) return NAN;
-        rate = run->rate;
-    }
-    return rate;
-}
-
 /* The smaller rate wins where all is equal, being the first. */
 static void choose_rate(weft_report_variant *v, double *scores) {
     double best = NAN;
-    int done = 0;
-    v->rate = chosen_rate(v);
+    int done = 0, others = 0;
+    /* Where another seed chose it, the one that the variant has with the seeds that count, if any. */
+    EACH_RUN_OF(run, v) {
+        if (v->study->rate_seed < 0 || run->chooses) continue;
+        others += isfinite(v->rate) && run->rate != v->rate;
+        v->rate = run->rate;
+    }
+    if (others) v->rate = NAN;
     if (isfinite(v->rate)) return;
     for (int i = 0; i < v->study->n_rates; i++) {
         int n = list_scores(v, v->study->rates[i], v->study->rate_seed >= 0, scores);

@@ -364,15 +364,6 @@ static bool read_rest(const reading *in) {
     return true;
 }
 
-static bool read_all(const reading *in) {
-    weft_request *r = in->r;
-    r->n = 1;
-    int64_t most = in->texts < WEFT_REQUEST_N ? in->texts : WEFT_REQUEST_N;
-    return read_number(in, "n", 1, (double)most, &r->n, NULL) && check_members(in) &&
-           read_sampling(in) && read_logprobs(in) && read_stops(in) && read_stream(in) &&
-           read_rest(in) && (r->endpoint == WEFT_CHAT ? read_messages(in) : read_prompts(in));
-}
-
 bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint, int64_t texts,
                         weft_request *out, weft_refusal *why) {
     json_error_t error;
@@ -384,11 +375,15 @@ bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint, 
         return weft_refuse(why, 400, "invalid_json", NULL,
                            "the body is not JSON: line %d, column %d: %s", error.line, error.column,
                            error.text);
-    reading in = {texts, out, why};
-    bool good = json_is_object(out->root)
-                    ? read_all(&in)
-                    : weft_refuse(why, 400, "invalid_json", NULL,
-                                  "the body must be one JSON object, such as {\"prompt\": ...}");
+    reading own = {texts, out, why}, *in = &own;
+    int64_t most = texts < WEFT_REQUEST_N ? texts : WEFT_REQUEST_N;
+    out->n = 1;
+    bool good = json_is_object(out->root) ||
+                weft_refuse(why, 400, "invalid_json", NULL,
+                            "the body must be one JSON object, such as {\"prompt\": ...}");
+    good = good && read_number(in, "n", 1, (double)most, &out->n, NULL) && check_members(in) &&
+           read_sampling(in) && read_logprobs(in) && read_stops(in) && read_stream(in) &&
+           read_rest(in) && (endpoint == WEFT_CHAT ? read_messages(in) : read_prompts(in));
     if (!good) weft_request_free(out);
     return good;
 }

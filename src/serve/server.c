@@ -208,22 +208,6 @@ static enum MHD_Result send_metrics(exchange *x) {
                      weft_server_metrics_text(x->server->metrics, &now), false);
 }
 
-static bool check_prompt(exchange *x, const weft_request_prompt *p) {
-    const weft_generator_stats *model = &x->model->size;
-    const char *param = x->job->request.endpoint == WEFT_CHAT ? "messages" : "prompt";
-    if (p->n_tokens + (x->job->request.sampling.max_tokens > 0) > model->context)
-        return weft_refuse(
-            &x->refusal, 400, "context_length_exceeded", param,
-            "a prompt of %lld tokens leaves no room in a context of %lld; shorten it",
-            (long long)p->n_tokens, (long long)model->context);
-    for (int64_t i = 0; i < p->n_tokens; i++)
-        if (p->tokens[i] < 0 || p->tokens[i] >= model->vocab)
-            return weft_refuse(&x->refusal, 400, NULL, param,
-                               "token %lld of the prompt is %d, but the model knows 0 to %lld",
-                               (long long)i, (int)p->tokens[i], (long long)model->vocab - 1);
-    return true;
-}
-
 static bool refuse_memory(exchange *x) {
     return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
 }
@@ -251,7 +235,18 @@ static bool encode_prompts(exchange *x) {
             if (!p->tokens) return refuse_memory(x);
             memcpy(p->tokens, tokens, bytes);
         }
-        if (!check_prompt(x, p)) return false;
+        const weft_generator_stats *model = &x->model->size;
+        const char *param = x->job->request.endpoint == WEFT_CHAT ? "messages" : "prompt";
+        if (p->n_tokens + (x->job->request.sampling.max_tokens > 0) > model->context)
+            return weft_refuse(
+                &x->refusal, 400, "context_length_exceeded", param,
+                "a prompt of %lld tokens leaves no room in a context of %lld; shorten it",
+                (long long)p->n_tokens, (long long)model->context);
+        for (int64_t k = 0; k < p->n_tokens; k++)
+            if (p->tokens[k] < 0 || p->tokens[k] >= model->vocab)
+                return weft_refuse(&x->refusal, 400, NULL, param,
+                                   "token %lld of the prompt is %d, but the model knows 0 to %lld",
+                                   (long long)k, (int)p->tokens[k], (long long)model->vocab - 1);
     }
     if (stop) r->stops[r->n_stops++] = stop;
     return true;

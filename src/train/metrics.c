@@ -22,14 +22,6 @@ weft_status weft_lines_open(const char *path, FILE **out) {
     return status;
 }
 
-/* -1: the line is damaged. */
-static int64_t step_of_line(const char *line, size_t length) {
-    WEFT_AUTO_DECREF json_t *row =
-        weft_json_read(line, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
-    int64_t step = (int64_t)json_integer_value(json_object_get(row, "step"));
-    return step > 0 ? step : -1;
-}
-
 /* A step between two lines that should have had one. */
 static void look_for_gap(weft_lines *l, int64_t next, int64_t every) {
     if (every > 0 && (next - 1) / every > l->last / every && l->gaps++ == 0) {
@@ -73,7 +65,10 @@ static weft_status walk(FILE *file, const char *path, int64_t step, int64_t ever
     bool whole = true;
     rewind(file);
     for (; (n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n'; number++) {
-        bool stays = take_line(l, number, step_of_line(line, (size_t)n), step, every, &later);
+        WEFT_AUTO_DECREF json_t *row =
+            weft_json_read(line, (size_t)n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+        int64_t is = (int64_t)json_integer_value(json_object_get(row, "step")); /* 0: damaged */
+        bool stays = take_line(l, number, is, step, every, &later);
         whole = whole && stays;
         if (whole) l->bytes += n;
         if (stays && copy) weft_new_file_put(copy, line, n);

@@ -238,7 +238,14 @@
     return down ? -order : order;
   }
 
+  const sorted = (list, column) => list.sort((a, b) => inOrder(column.of(a), column.of(b)) || a.id - b.id);
+
   const mean = (list) => list.reduce((sum, v) => sum + v, 0) / list.length;
+
+  function spread(list) {
+    const middle = mean(list);
+    return Math.sqrt(list.reduce((sum, v) => sum + (v - middle) ** 2, 0) / (list.length - 1));
+  }
 
   /* A score is of the runs that have ended, where there are any: one that has just begun would hide them. */
   function scored(members, column) {
@@ -262,8 +269,7 @@
     if (!all.length || !all.every(known)) return "";
     const say = (v) => (column.text ? column.text({...first, [column.key]: v}) : String(+v.toPrecision(4)));
     if (!column.score || all.length < 2) return column.score || column.key === "tokens_per_s" || column.key === "mfu" ? say(mean(all)) : "";
-    const middle = mean(all);
-    return say(middle) + " \u00b1 " + digits(Math.sqrt(all.reduce((sum, v) => sum + (v - middle) ** 2, 0) / (all.length - 1)));
+    return say(mean(all)) + " \u00b1 " + digits(spread(all));
   }
 
   function drawHead(all) {
@@ -374,7 +380,7 @@
       }
       for (const g of part) {
         drawRow(body, g.members, all, {best: g === best, key: g.key, shown: list});
-        if (g.members.length > 1 && unfolded.has(g.key)) for (const r of g.members.sort((a, b) => inOrder(column.of(a), column.of(b)) || a.id - b.id)) drawRow(body, [r], all, {best: false, inside: true, shown: list});
+        if (g.members.length > 1 && unfolded.has(g.key)) for (const r of sorted(g.members, column)) drawRow(body, [r], all, {best: false, inside: true, shown: list});
       }
     }
     explain(groups, marked, texts.length);
