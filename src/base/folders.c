@@ -96,13 +96,6 @@ void weft_names_free(weft_names *names) {
     *names = (weft_names){0};
 }
 
-static weft_status add_name(weft_names *names, const char *name, const char *path) {
-    char **added = WEFT_ADD(names->list, names->n);
-    if (added) *added = strdup(name);
-    if (added && *added) return WEFT_OK;
-    return weft_fail(WEFT_ENOMEM, "%s: no memory for its names", path);
-}
-
 /* Reads an open folder from its start; takes the descriptor. */
 static weft_status read_entries(int folder, const char *path, weft_names *out) {
     weft_status status = WEFT_OK;
@@ -114,9 +107,12 @@ static weft_status read_entries(int folder, const char *path, weft_names *out) {
         return status;
     }
     const struct dirent *entry;
-    for (errno = 0; status == WEFT_OK && (entry = readdir(entries)); errno = 0)
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            status = add_name(out, entry->d_name, path);
+    for (errno = 0; status == WEFT_OK && (entry = readdir(entries)); errno = 0) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        char **added = WEFT_ADD(out->list, out->n);
+        if (added) *added = strdup(entry->d_name);
+        if (!added || !*added) status = weft_fail(WEFT_ENOMEM, "%s: no memory for its names", path);
+    }
     if (status == WEFT_OK && errno) status = weft_path_failed(path);
     closedir(entries);
     if (status != WEFT_OK) weft_names_free(out);

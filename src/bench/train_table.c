@@ -175,16 +175,15 @@ static weft_status save_weights(job *j) {
     return weft_model_save(j->t.model, j->folder);
 }
 
-static json_t *tokens_json(const int32_t *tokens, int64_t n) {
-    WEFT_JSON_LIST(list, i, n, json_integer(tokens[i]));
-    return list;
-}
-
 /* Has the peer take the same first steps; whether it is there to be measured. */
 static bool prepare_peer(job *j) {
     const training *t = &j->t;
     int64_t width = t->time + 1;
-    WEFT_JSON_LIST(tokens, b, t->batch, tokens_json(t->tokens + b * width, width));
+    json_t *tokens = json_array();
+    for (int64_t b = 0; b < t->batch; b++) {
+        WEFT_JSON_LIST(list, i, width, json_integer(t->tokens[b * width + i]));
+        json_array_append_new(tokens, list);
+    }
     WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(
         j->b->peer, weft_json_make("do:s model:s tokens:o rate:f steps:i eager:b", "prepare",
                                    j->folder, tokens, t->rate, CHECKED_STEPS, j->eager));

@@ -72,23 +72,17 @@ static bool have_same_tokens(const weft_tokenizer *a, const weft_tokenizer *b) {
     return same;
 }
 
-static weft_status open_draft(const weft_args *a, const char *path, const weft_loaded *model,
-                              weft_loaded *draft) {
-    WEFT_TRY(weft_loaded_open(
-        a, path, model->encoder ? WEFT_LOADED_GENERATION : WEFT_LOADED_NUMBERS, draft));
-    weft_pool_destroy(weft_steal(&draft->pool)); /* it runs on the model's */
-    if (model->tokenizer && draft->tokenizer &&
-        !have_same_tokens(model->tokenizer, draft->tokenizer))
-        return WEFT_BAD_INPUT("its tokenizer is not the model's; a draft model must have "
-                              "the same tokens");
-    return WEFT_OK;
-}
-
 weft_status weft_speculation_open(const weft_args *a, const char *how, const weft_loaded *model,
                                   weft_loaded *draft, weft_generator_limits *limits) {
     limits->ngram = how && strcmp(how, "ngram") == 0;
     if (!how || limits->ngram) return WEFT_OK;
-    weft_status status = open_draft(a, how, model, draft);
+    weft_status status = weft_loaded_open(
+        a, how, model->encoder ? WEFT_LOADED_GENERATION : WEFT_LOADED_NUMBERS, draft);
+    weft_pool_destroy(weft_steal(&draft->pool)); /* it runs on the model's */
+    if (status == WEFT_OK && model->tokenizer && draft->tokenizer &&
+        !have_same_tokens(model->tokenizer, draft->tokenizer))
+        status = WEFT_BAD_INPUT("its tokenizer is not the model's; a draft model must have "
+                                "the same tokens");
     limits->draft = draft->model;
     return status == WEFT_OK ? status
                              : weft_fail(status, "--speculate %s: %s", how, weft_error_message());

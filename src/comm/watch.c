@@ -122,15 +122,6 @@ static bool is_alive(int64_t pid) {
     return !state || (state[1] && state[2] != 'Z' && state[2] != 'X');
 }
 
-/* The first rank of this machine that is gone; -1: none. */
-static int find_gone(weft_watch *w) {
-    for (int i = 0; i < w->size; i++) {
-        if (i == w->rank || strcmp(w->places[i].machine, w->places[w->rank].machine) != 0) continue;
-        if (!is_alive(w->places[i].pid)) return i;
-    }
-    return -1;
-}
-
 static bool read_notes(weft_watch *w, double now, char *why, size_t room) {
     for (;;) {
         note n;
@@ -182,7 +173,11 @@ weft_watch_state weft_watch_look(weft_watch *w, double now, bool waiting, char *
         for (int i = 0; i < w->size; i++)
             if (i != w->rank && (w->rank == 0 || i == 0)) w->mpi->note(&n, i, &sent);
     }
-    int rank = atomic_load(&w->leaving) ? -1 : find_gone(w);
+    int rank = -1; /* the first one of this machine that is gone */
+    for (int i = 0; rank < 0 && i < w->size && !atomic_load(&w->leaving); i++)
+        if (i != w->rank && strcmp(w->places[i].machine, w->places[w->rank].machine) == 0 &&
+            !is_alive(w->places[i].pid))
+            rank = i;
     if (rank >= 0) {
         /* It, or whoever ended it, may have said why. */
         for (int i = 0; i < LAST_LOOKS; i++) {

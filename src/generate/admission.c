@@ -101,18 +101,6 @@ static weft_status share_beginning(weft_generator *g, sequence *s) {
     return WEFT_OK;
 }
 
-/* Whether a waiting sequence may begin: a place, and pages for all its tokens so far, unless nothing
- * else runs. */
-static bool may_begin(const weft_generator *g, const sequence *s, int64_t running) {
-    weft_pages_counts count = weft_pages_count(g->pages);
-    int64_t tokens = s->n_tokens < g->limits.context ? s->n_tokens : g->limits.context;
-    int64_t there = count.count - count.held;
-    for (int64_t i = 0; i < g->n_list; i++)
-        if (g->list[i]->state == SEQUENCE_DONE && g->list[i]->slot >= 0)
-            there += held_pages(g, g->list[i]);
-    return running == 0 || there >= weft_cached_table_pages(tokens + 1);
-}
-
 static int32_t free_slot(weft_generator *g) {
     for (int64_t i = 0; i < g->limits.sequences; i++)
         if (!g->slot_used[i]) return (int32_t)i;
@@ -134,7 +122,15 @@ weft_status generator_admit(weft_generator *g) {
     for (int64_t i = 0; i < g->n_list; i++) {
         sequence *s = g->list[i];
         if (s->state != SEQUENCE_WAITING) continue;
-        if (running >= g->limits.sequences || !may_begin(g, s, running)) return WEFT_OK;
+        /* It needs a place, and pages for all its tokens so far, unless nothing else runs. */
+        if (running >= g->limits.sequences) return WEFT_OK;
+        weft_pages_counts count = weft_pages_count(g->pages);
+        int64_t tokens = s->n_tokens < g->limits.context ? s->n_tokens : g->limits.context;
+        int64_t there = count.count - count.held;
+        for (int64_t k = 0; k < g->n_list; k++)
+            if (g->list[k]->state == SEQUENCE_DONE && g->list[k]->slot >= 0)
+                there += held_pages(g, g->list[k]);
+        if (running > 0 && there < weft_cached_table_pages(tokens + 1)) return WEFT_OK;
         s->slot = free_slot(g);
         if (s->slot < 0) return WEFT_OK;
         g->slot_used[s->slot] = true;

@@ -152,8 +152,20 @@ static int64_t keep_candidates(candidate *c, int64_t n, const weft_draw *d) {
     return heavy > 0 ? select_by_weight(c, heavy, needed - 1) + 1 : 1;
 }
 
-static int32_t draw(const float *logits, int64_t vocab, const weft_draw *d, candidate *c) {
-    float most = logits[likeliest(logits, vocab)];
+int32_t weft_draw_token(const float *logits, int64_t vocab, const weft_draw *d, void *scratch) {
+    candidate *c = scratch;
+    if (d->penalty != 1) {
+        float *changed = (float *)(c + vocab);
+        memcpy(changed, logits, (size_t)vocab * sizeof *changed);
+        for (int64_t i = 0; i < d->n_seen; i++) {
+            int32_t t = d->seen[i];
+            if (t >= 0 && t < vocab) changed[t] = weft_draw_penalised(logits[t], d->penalty);
+        }
+        logits = changed;
+    }
+    int32_t best = likeliest(logits, vocab);
+    if (!(d->scale > 0)) return best;
+    float most = logits[best];
     /* Without a rule that needs the order, the vocabulary's is as good. */
     bool ordered = d->top_k || d->top_p < 1 || d->least;
     for (int64_t i = 0; i < vocab; i++)
@@ -166,20 +178,6 @@ static int32_t draw(const float *logits, int64_t vocab, const weft_draw *d, cand
         if (sum > target) return c[i].token;
     }
     return c[n - 1].token;
-}
-
-int32_t weft_draw_token(const float *logits, int64_t vocab, const weft_draw *d, void *scratch) {
-    candidate *c = scratch;
-    if (d->penalty != 1) {
-        float *changed = (float *)(c + vocab);
-        memcpy(changed, logits, (size_t)vocab * sizeof *changed);
-        for (int64_t i = 0; i < d->n_seen; i++) {
-            int32_t t = d->seen[i];
-            if (t >= 0 && t < vocab) changed[t] = weft_draw_penalised(logits[t], d->penalty);
-        }
-        logits = changed;
-    }
-    return d->scale > 0 ? draw(logits, vocab, d, c) : likeliest(logits, vocab);
 }
 
 void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,

@@ -31,11 +31,9 @@
     });
     status.textContent = 'From ' + seen(at) + ', token ' + (at + 1) + ', head ' + h.name + ' looks at ' + best(w, 4) +
       (h.sigma ? '; its deviation is ' + h.sigma[at].toPrecision(3) : '') + (h.gate ? '; the gate is at ' + h.gate[at] + '%' : '') + '.';
-    drawRoutes(h);
-  }
-  /* An arc to each token that cross-token reads at this one, in the chosen head's layer. */
-  function drawRoutes(h) {
-    if (!h.routes) { routes.textContent = ''; return; }
+    routes.textContent = '';
+    if (!h.routes) return;
+    /* An arc to each token that cross-token reads at this one, in the chosen head's layer. */
     const n = tokens.length, x = i => (i + 0.5) * 900 / n, kept = h.routes[at];
     const arcs = kept.map(j => `<path d="M${x(at)} 0A${Math.abs(x(at) - x(j)) / 2 + 1} 90 0 0 1 ${x(j)} 0" fill="none" stroke="var(--c2)" stroke-width="2"/>`);
     const dots = data.tokens.map((t, i) => `<circle cx="${x(i)}" cy="4" r="${i === at ? 7 : 4}" fill="var(--${kept.includes(i) ? 'c2' : 'faint'})"/>`);

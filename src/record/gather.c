@@ -127,14 +127,6 @@ static weft_status insert_run(gathering *g, int64_t id, int64_t variant, const j
                              "is", id, name);
 }
 
-static double seconds_of(int folder) {
-    WEFT_AUTO_FREE char *text = NULL;
-    size_t bytes;
-    if (weft_below_read(folder, "result.json", 1 << 20, &text, &bytes) != WEFT_OK) return NAN;
-    WEFT_AUTO_DECREF json_t *result = weft_json_read(text, bytes, 0, NULL);
-    return weft_json_number_of(result, "seconds");
-}
-
 static weft_status fill(gathering *g) {
     WEFT_AUTO_DECREF json_t *news = weft_watched_news(g->watched, 0);
     int64_t count = 0;
@@ -161,7 +153,12 @@ static weft_status fill(gathering *g) {
         }
         if (count == 0) g->first = g->config;
         WEFT_TRY(find_variant(g, run, &variant));
-        WEFT_TRY(insert_run(g, ++count, variant, run, seconds_of(folder)));
+        WEFT_AUTO_FREE char *ended = NULL;
+        WEFT_AUTO_DECREF json_t *result = NULL;
+        if (weft_below_read(folder, "result.json", 1 << 20, &ended, &bytes) == WEFT_OK)
+            result = weft_json_read(ended, bytes, 0, NULL);
+        double seconds = weft_json_number_of(result, "seconds");
+        WEFT_TRY(insert_run(g, ++count, variant, run, seconds));
         weft_lines_place place = {0};
         int64_t all = INT64_MAX;
         WEFT_AUTO_CLOSE int file = -1;

@@ -249,8 +249,8 @@ const weft_option *weft_record_difference(const char *a, const char *b, bool gro
     for (const weft_option *o = weft_options(NULL); o->key; o++) {
         weft_record_value(a, o, of_a, WEFT_TEXT_MAX);
         weft_record_value(b, o, of_b, WEFT_TEXT_MAX);
-        /* No run that was made depends on these: a study goes on where they are others. Each run's own device is
-         * in its record. */
+        /* No run that was made depends on these: a study goes on where they are others. Each
+         * run's own device is in its record. */
         bool more = o == WEFT_OPTION(study_question) || o == WEFT_OPTION(study_spread) ||
                     o == WEFT_OPTION(study_rate_as) || o == WEFT_OPTION(study_yardstick) ||
                     o == WEFT_OPTION(eval_inside) || o == WEFT_OPTION(eval_decode) ||

@@ -340,14 +340,6 @@ const weftCharts = (() => {
     return Math.max(0, map.px(l.points[0].x) - x, x - map.px(l.points[l.points.length - 1].x));
   }
 
-  function describe(view, found, focus) {
-    const say = (v) => valueText(v, view.chart);
-    return [...found].sort((a, b) => b.point.y - a.point.y).map(({line, point}) => {
-      const wide = isFinite(point.low) && isFinite(point.high) && point.high > point.low;
-      return {line, text: say(point.y), spread: wide ? " (" + say(point.low) + " to " + say(point.high) + ")" : "", on: line === focus};
-    });
-  }
-
   /* The cells of CELL pixels that lines and points run through, so that a box can keep clear of them. */
   const CELL = 8;
 
@@ -430,7 +422,11 @@ const weftCharts = (() => {
     fill(view.cursor, {x1: at, x2: at, visibility: "visible"});
     view.svg.querySelectorAll(".focus").forEach((n) => n.remove());
     marker(view.svg, focus.line, at, high, 5).setAttribute("class", "focus");
-    const tip = view.tip, rows = describe(view, found, focus.line), narrow = view.figure.clientWidth < NARROW;
+    const tip = view.tip, narrow = view.figure.clientWidth < NARROW, say = (v) => valueText(v, chart);
+    const rows = [...found].sort((a, b) => b.point.y - a.point.y).map(({line, point: p}) => {
+      const wide = isFinite(p.low) && isFinite(p.high) && p.high > p.low;
+      return {line, text: say(p.y), spread: wide ? " (" + say(p.low) + " to " + say(p.high) + ")" : "", on: line === focus.line};
+    });
     /* Of many rows those around the one that is pointed at, so that the box has room in its chart. */
     const most = Math.max(3, Math.floor(map.height / ROW) - 5);
     const from = Math.max(0, Math.min(rows.findIndex((r) => r.on) - Math.floor(most / 2), rows.length - most)), told = rows.slice(from, from + most);

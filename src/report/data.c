@@ -185,7 +185,7 @@ static int list_scores(const weft_report_variant *v, double rate, bool chooses, 
 static void choose_rate(weft_report_variant *v, double *scores) {
     double best = NAN;
     int done = 0, others = 0;
-    /* Where another seed chose it, the one that the variant has with the seeds that count, if any. */
+    /* Where another seed chose it, the one that the variant has with the seeds that count. */
     EACH_RUN_OF(run, v) {
         if (v->study->rate_seed < 0 || run->chooses) continue;
         others += isfinite(v->rate) && run->rate != v->rate;

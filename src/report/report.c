@@ -59,16 +59,6 @@ static json_t *verdict_json(const weft_report_variant *v) {
         v->repeats ? v->repeats->name : NULL, left_out(v));
 }
 
-static json_t *positions_json(const weft_report_variant *v) {
-    json_t *list = json_array();
-    EACH_RANGE(r, v->study) {
-        double loss = weft_report_fact_mean(v, r->name);
-        if (isfinite(loss))
-            weft_json_append(list, "first:I last:I loss:f", r->first, r->last, loss);
-    }
-    return list;
-}
-
 /* A variant's facts whose names begin so, in the mean over seeds, by the rest of their names; null: there are none. */
 static json_t *facts_json(const weft_report_variant *v, const char *begin) {
     WEFT_AUTO_DECREF json_t *object = json_object();
@@ -86,6 +76,12 @@ static json_t *variant_json(const weft_report_variant *v) {
                           ? NULL
                           : weft_json_make("learning_rate:f score:f edge:i", v->minimum.rate,
                                            v->minimum.score, v->minimum.edge);
+    json_t *positions = json_array();
+    EACH_RANGE(r, v->study) {
+        double loss = weft_report_fact_mean(v, r->name);
+        if (isfinite(loss))
+            weft_json_append(positions, "first:I last:I loss:f", r->first, r->last, loss);
+    }
     return weft_json_make(
         "variant:s step:s title:s overrides:s learning_rate:f score:f sd:f seeds:i runs:i leaks:b "
         "error:s iters:w tokens:w parameters:w flops_per_token:f memory_bytes:w training_bytes:w "
@@ -93,8 +89,8 @@ static json_t *variant_json(const weft_report_variant *v) {
         "decode:o",
         v->name, v->name, v->title, v->overrides, v->rate, v->mean, v->sd, v->done, v->runs,
         v->leaks, *v->error ? v->error : NULL, v->iters, v->tokens, v->parameters, v->flops,
-        v->memory, v->training_bytes, v->speed, v->cache_bytes, v->seconds, minimum,
-        positions_json(v), facts_json(v, "inside_"), facts_json(v, "decode_"));
+        v->memory, v->training_bytes, v->speed, v->cache_bytes, v->seconds, minimum, positions,
+        facts_json(v, "inside_"), facts_json(v, "decode_"));
 }
 
 weft_status weft_report_json(const char *const *databases, int n, json_t **object) {

@@ -140,19 +140,6 @@ static const char *header(const exchange *x, const char *name) {
     return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
 }
 
-/* A page from elsewhere can have its own name lead to this machine (DNS rebinding), and a browser then
- * takes the server for a part of that page's site. The name in the request gives it away. */
-static bool check_name(exchange *x) {
-    const weft_server_options *o = &x->server->options;
-    const char *host = header(x, "Host");
-    if (o->key || !host || !weft_http_is_local(o->host) || weft_http_is_local(host)) return true;
-    return weft_refuse(
-        &x->refusal, 403, NULL, NULL,
-        "the server is for this machine alone, not for '%.64s'; call it 127.0.0.1 or "
-        "localhost, or start it with a key",
-        host);
-}
-
 static bool refuse_large(exchange *x) {
     return weft_refuse(&x->refusal, 413, NULL, NULL,
                        "the body has more than the %lld bytes that the server takes; send less",
@@ -163,7 +150,16 @@ static bool refuse_large(exchange *x) {
 static bool check_head(exchange *x, const char *url, const char *method) {
     const weft_server_options *o = &x->server->options;
     const char *type = header(x, "Content-Type"), *length = header(x, "Content-Length");
-    if (!find_path(x, url, method) || !check_name(x)) return false;
+    if (!find_path(x, url, method)) return false;
+    /* A page from elsewhere can have its own name lead to this machine (DNS rebinding), and a
+     * browser then takes the server for a part of that page's site. The request's name tells. */
+    const char *host = header(x, "Host");
+    if (!o->key && host && weft_http_is_local(o->host) && !weft_http_is_local(host))
+        return weft_refuse(
+            &x->refusal, 403, NULL, NULL,
+            "the server is for this machine alone, not for '%.64s'; call it 127.0.0.1 or "
+            "localhost, or start it with a key",
+            host);
     bool open = x->path == WEFT_PATH_HEALTH || x->path == WEFT_PATH_PAGE;
     if (o->key && !open && !weft_key_matches(o->key, header(x, "Authorization")))
         return weft_refuse(&x->refusal, 401, "invalid_api_key", NULL,

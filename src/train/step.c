@@ -62,7 +62,8 @@ weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
     double contrastive = 0;
     *out = (weft_loss_parts){0};
     weft_gradients_begin(s->gradients);
-    /* What each micro-batch divides its sum of cross-entropies by, so that the mean over micro-batches is the mean over targets. Where they have equally many targets it is that number. */
+    /* What each micro-batch divides its sum of cross-entropies by, so that the mean over
+     * micro-batches is the mean over targets. Where they have equally many it is that number. */
     int64_t here = 0, all = 0;
     const weft_tensor *t = s->session.graph.count;
     if (t) {

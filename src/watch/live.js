@@ -132,17 +132,14 @@
   }
 
   /* Training time: the tokens between two lines over the rate that the later one tells. */
-  function seconds(r) {
+  function lineOf(r, column, {times = 1, of = null} = {}) {
     let sum = 0, before = 0;
-    return r.rows.map((row) => {
+    const at = r.rows.map((row) => {
       if (known(row[SPEED]) && row[SPEED] > 0) sum += (row[STEP] - before) * r.tokens_per_step / row[SPEED];
       before = row[STEP];
       return sum;
     });
-  }
-
-  function lineOf(r, column, {times = 1, of = null} = {}) {
-    const factor = of ? of(r, 1) : times, at = seconds(r), keep = r.rows.map((row, i) => i).filter((i) => known(r.rows[i][column]));
+    const factor = of ? of(r, 1) : times, keep = r.rows.map((row, i) => i).filter((i) => known(r.rows[i][column]));
     return {name: r.title && byId("group").checked ? "seed " + value(r.options.SEED) : r.name, x: {step: keep.map((i) => r.rows[i][STEP]), tokens: r.tokens_per_step || 1, seconds: keep.map((i) => at[i])},
       y: keep.map((i) => factor * r.rows[i][column])};
   }
@@ -315,14 +312,6 @@
     return button;
   }
 
-  function fillCell(cell, members, column) {
-    const r = members[0];
-    cell.textContent = textOf(members, column);
-    if (column.option && members.every((m) => !(column.option in m.options))) cell.classList.add("usual");
-    if (column.key === "status") cell.classList.add(members.length === 1 ? r.status : ["running", "failed", "diverged"].find((s) => members.some((m) => m.status === s)) || "done");
-    if (column.key === "step" && members.length === 1 && r.status === "running" && r.steps) progress(cell, r.steps, r.step, r.name);
-  }
-
   /* One run, or the runs of one group by their means. */
   function drawRow(body, members, all, {best, key, inside, shown}) {
     const r = members[0], several = members.length > 1, row = node("tr", body);
@@ -339,7 +328,12 @@
       if (c.key === "name") {
         const button = nameButton(cell, name, "name " + (several ? key : r.id), act);
         if (several) button.setAttribute("aria-expanded", String(unfolded.has(key)));
-      } else fillCell(cell, members, c);
+      } else {
+        cell.textContent = textOf(members, c);
+        if (c.option && members.every((m) => !(c.option in m.options))) cell.classList.add("usual");
+        if (c.key === "status") cell.classList.add(several ? ["running", "failed", "diverged"].find((s) => members.some((m) => m.status === s)) || "done" : r.status);
+        if (c.key === "step" && !several && r.status === "running" && r.steps) progress(cell, r.steps, r.step, r.name);
+      }
       if (c.key === "best_val_loss" && best) markLowest(cell);
     }
     row.addEventListener("click", act);
