@@ -30,14 +30,6 @@ bool weft_is_beside(const char *name, const char *own) {
     return is_beside(name, own, WEFT_BESIDE_TAIL);
 }
 
-/* Whether a new file is this process's. Between its making and its lock another process may have taken it
- * for one that was left, and removes it. A file system without locks keeps nobody from writing. */
-static bool lock_new(int fd) {
-    struct stat is;
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
-    return fstat(fd, &is) != 0 || is.st_nlink > 0;
-}
-
 static int make_file(const char *path) {
     return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666 | MARK);
 }
@@ -63,8 +55,13 @@ static int make_new(const char *path, char out[WEFT_PATH_MAX], int (*make)(const
         }
         int fd = make(out);
         if (fd < 0 && errno != EEXIST) return -1;
-        if (fd >= 0 && lock_new(fd)) return fd;
-        if (fd >= 0) close(fd);
+        if (fd < 0) continue;
+        /* Between its making and its lock another process may have taken it for one that was left,
+         * and removes it. A file system without locks keeps nobody from writing. */
+        struct stat is;
+        bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+        if (locked && (fstat(fd, &is) != 0 || is.st_nlink > 0)) return fd;
+        close(fd);
     }
     errno = EEXIST;
     return -1;

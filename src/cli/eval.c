@@ -120,18 +120,6 @@ static void print_parts(const weft_args *args, const weft_evaluated *e) {
     weft_args_print(object, 0);
 }
 
-static void print_score(const weft_args *args, const char *path, const weft_suite_score *s) {
-    if (!args->json) {
-        printf("questions  %lld\nacc        %.4f ± %.4f\nacc_norm   %.4f ± %.4f\n",
-               (long long)s->questions, s->acc, s->acc_error, s->acc_norm, s->acc_norm_error);
-        return;
-    }
-    json_t *object =
-        weft_json_make("suite:s questions:I acc:f acc_norm:f acc_stderr:f acc_norm_stderr:f", path,
-                       s->questions, s->acc, s->acc_norm, s->acc_error, s->acc_norm_error);
-    weft_args_print(object, 0);
-}
-
 /* What the user named must be there, and must be what this command reads. A run's folder stands for its best. One of
  * the two files alone is a checkpoint that lacks the other. */
 static weft_status find_inputs(eval_job *job) {
@@ -188,11 +176,19 @@ static weft_status run_job(const weft_args *args, eval_job *job) {
         WEFT_TRY(weft_needle(l->model, l->tokenizer, l->backend, l->pool, &job->hidden, &answers));
         print_needles(args, &job->hidden, &answers);
     } else if (job->suite) {
-        weft_suite_score score;
+        weft_suite_score s;
         WEFT_TRY(check_output(job->details, l->folder, &(weft_evaluation){.tokens = job->suite}));
-        WEFT_TRY(weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details,
-                            &score));
-        print_score(args, job->suite, &score);
+        WEFT_TRY(
+            weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details, &s));
+        if (args->json)
+            weft_args_print(
+                weft_json_make(
+                    "suite:s questions:I acc:f acc_norm:f acc_stderr:f acc_norm_stderr:f",
+                    job->suite, s.questions, s.acc, s.acc_norm, s.acc_error, s.acc_norm_error),
+                0);
+        else
+            printf("questions  %lld\nacc        %.4f ± %.4f\nacc_norm   %.4f ± %.4f\n",
+                   (long long)s.questions, s.acc, s.acc_error, s.acc_norm, s.acc_norm_error);
     } else {
         weft_evaluated found;
         job->what.tokenizer = l->tokenizer;

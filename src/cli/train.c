@@ -130,15 +130,6 @@ static weft_status finish(weft_args *args, const weft_train_result *r, const cha
     return WEFT_OK;
 }
 
-/* Ranks on one machine share its processors, unless the launcher has shared them out already. */
-static int share_threads(const weft_args *args, const weft_comm *comm) {
-    cpu_set_t allowed;
-    int local = weft_comm_local_size(comm), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (args->threads || local == 1) return args->threads;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) < all) return 0;
-    return all / local > 1 ? all / local : 1;
-}
-
 /* A text becomes shards and a config, unless there is a run to go on with. */
 static weft_status prepare_text(const weft_args *args, const train_args *own) {
     weft_kind kind;
@@ -230,9 +221,12 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     bool reads = options->from && !args->unchecked && weft_comm_rank(comm) == 0;
     WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_checked(weft_model_check_sums(options->from))
                                          : WEFT_OK));
-    args->threads = share_threads(args, comm);
+    /* Ranks on one machine share its processors, unless the launcher has shared them out already. */
+    cpu_set_t allowed;
+    int ranks = weft_comm_local_size(comm), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    bool whole = sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) >= all;
+    if (!args->threads && ranks != 1 && whole) args->threads = all / ranks > 1 ? all / ranks : 1;
     /* A GPU each, as far as they go. */
-    int ranks = weft_comm_local_size(comm);
     if (ranks != 1 && c.device != WEFT_DEVICE_CPU) {
         int gpus = weft_cuda_set_rank(weft_comm_local_rank(comm));
         if (gpus > 0 && gpus < ranks)

@@ -140,15 +140,14 @@ static void put_row(weft_page *p, const weft_report_variant *v, const extent *e)
               "", " data-key=\"", v->name, "\"><span class=\"step\" role=\"rowheader\">", v->label);
     if (!v->study->baseline || strlen(v->baseline->label) <= SHORT_LABEL)
         weft_html(out, " <small>against ", v->baseline->label, "</small>");
-    fputs("</span>", out);
-    fputs("<div class=\"track\">", out);
+    fputs("</span><div class=\"track\">", out);
     for (int i = 0; i < e->ticks.n; i++)
         fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, e->ticks.at[i]));
     fprintf(out, "<i class=\"zero\" style=\"left:%.2f%%\"></i>", place_of(e, 0));
-    const char *kind = !(counted && !doubted) || c->verdict == WEFT_NOT_YET ? "open"
-                       : c->verdict == WEFT_BETTER                          ? "up"
-                       : c->verdict == WEFT_WORSE                           ? "down"
-                                                                            : "same";
+    const char *kind = !counted || doubted || c->verdict == WEFT_NOT_YET ? "open"
+                       : c->verdict == WEFT_BETTER                       ? "up"
+                       : c->verdict == WEFT_WORSE                        ? "down"
+                                                                         : "same";
     if (c->pairs >= 2) {
         double low = place_of(e, c->low), high = place_of(e, c->high);
         fprintf(out, "<i class=\"%s bar\" style=\"left:%.2f%%;width:%.2f%%\"></i>", kind, low,

@@ -254,17 +254,6 @@ static const weft_report_run *first_run(const weft_report_variant *v) {
     return NULL;
 }
 
-/* What is shown of a text, cut between characters; a zero, which a model of bytes may write, is a blank. "": no memory. */
-static const char *shown_text(weft_page *p, const json_t *value) {
-    const char *text = json_string_value(value);
-    size_t length = json_string_length(value);
-    if (length > SHOWN) length = weft_utf8_cut(text, SHOWN);
-    char *shown = weft_page_room(p, length + 1);
-    for (size_t i = 0; shown && i < length; i++)
-        shown[i] = text[i] ? text[i] : ' ';
-    return shown ? shown : "";
-}
-
 weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     int told = 0;
@@ -288,7 +277,14 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
         if (json_is_integer(cache))
             title = weft_say("%s; cache: %lld bytes per token", title,
                              (long long)json_integer_value(cache));
-        weft_page_text(p, title, prompt, shown_text(p, text));
+        /* Cut between characters; a zero, which a model of bytes may write, is a blank. */
+        const char *whole = json_string_value(text);
+        size_t length = json_string_length(text);
+        if (length > SHOWN) length = weft_utf8_cut(whole, SHOWN);
+        char *shown = weft_page_room(p, length + 1);
+        for (size_t i = 0; shown && i < length; i++)
+            shown[i] = whole[i] ? whole[i] : ' ';
+        weft_page_text(p, title, prompt, shown ? shown : "");
     }
     return WEFT_OK;
 }

@@ -85,13 +85,6 @@ static void print_histogram(FILE *to, const char *name, const char *help, const 
             name, h->sum, name, (long long)sum);
 }
 
-static int64_t resident_bytes(void) {
-    long long all, resident = 0;
-    WEFT_AUTO_FCLOSE FILE *file = fopen("/proc/self/statm", "r");
-    if (!file || fscanf(file, "%lld %lld", &all, &resident) != 2) return 0;
-    return (int64_t)resident * sysconf(_SC_PAGESIZE);
-}
-
 char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics_now *now) {
     char *text = NULL;
     size_t bytes = 0;
@@ -141,6 +134,10 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
     one(to, "weft_cache_bytes", "Bytes of the cache.", g->cache_bytes);
     one(to, "weft_sequences_waiting", "Sequences that wait for a place.", now->queued);
     one(to, "weft_connections", "Open connections.", now->connections);
-    one(to, "process_resident_memory_bytes", "Resident memory.", resident_bytes());
+    long long all, resident = 0;
+    WEFT_AUTO_FCLOSE FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%lld %lld", &all, &resident) != 2) resident = 0;
+    one(to, "process_resident_memory_bytes", "Resident memory.",
+        (int64_t)resident * sysconf(_SC_PAGESIZE));
     return weft_memory_end(to, &text);
 }

@@ -344,26 +344,6 @@ static enum MHD_Result answer_job(exchange *x) {
     return send_text(x, 200, json_media, weft_answer_whole(j), false);
 }
 
-static enum MHD_Result begin(exchange *x, const char *url) {
-    x->begun = true;
-    weft_connection_begin(x->server->connections, x->connection, x->server->options.answer_seconds);
-    if (x->refusal.status) return send_refusal(x, &x->refusal);
-    switch (x->path) {
-    case WEFT_PATH_PAGE:
-        return send_text(x, 200, "text/html; charset=utf-8", x->server->page, true);
-    case WEFT_PATH_HEALTH:
-        if (atomic_load(&x->server->draining))
-            return send_text(x, 503, json_media, strdup("{\"status\":\"stopping\"}"), false);
-        return send_text(x, 200, json_media, strdup("{\"status\":\"ok\"}"), false);
-    case WEFT_PATH_METRICS:
-        return send_metrics(x);
-    case WEFT_PATH_MODELS:
-        return send_models(x, strcmp(url, "/v1/models") != 0 ? url + 11 : NULL);
-    default:
-        return start_job(x) ? answer_job(x) : send_refusal(x, &x->refusal);
-    }
-}
-
 static enum MHD_Result receive(void *server, struct MHD_Connection *c, const char *url,
                                const char *method, const char *version, const char *upload,
                                size_t *upload_bytes, void **out) {
@@ -398,7 +378,24 @@ static enum MHD_Result receive(void *server, struct MHD_Connection *c, const cha
         x->bytes += bytes;
         return MHD_YES;
     }
-    return x->begun ? answer_job(x) : begin(x, url);
+    if (x->begun) return answer_job(x);
+    x->begun = true;
+    weft_connection_begin(x->server->connections, x->connection, x->server->options.answer_seconds);
+    if (x->refusal.status) return send_refusal(x, &x->refusal);
+    switch (x->path) {
+    case WEFT_PATH_PAGE:
+        return send_text(x, 200, "text/html; charset=utf-8", x->server->page, true);
+    case WEFT_PATH_HEALTH:
+        if (atomic_load(&x->server->draining))
+            return send_text(x, 503, json_media, strdup("{\"status\":\"stopping\"}"), false);
+        return send_text(x, 200, json_media, strdup("{\"status\":\"ok\"}"), false);
+    case WEFT_PATH_METRICS:
+        return send_metrics(x);
+    case WEFT_PATH_MODELS:
+        return send_models(x, strcmp(url, "/v1/models") != 0 ? url + 11 : NULL);
+    default:
+        return start_job(x) ? answer_job(x) : send_refusal(x, &x->refusal);
+    }
 }
 
 static void end_exchange(void *server, struct MHD_Connection *c, void **out,

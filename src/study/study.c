@@ -280,8 +280,11 @@ weft_status weft_equal_time(weft_study *s) {
     return s->base.study_equal == WEFT_EQUAL_TIME ? scale_iters(s) : WEFT_OK;
 }
 
-static weft_status open_study(weft_study *s, const weft_source *source, const weft_backend *backend,
-                              int threads) {
+WEFT_ENDED_BY(weft_study_close, weft_study)
+weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,
+                            weft_study **out) {
+    *out = NULL;
+    WEFT_NEW(weft_study, s, weft_study_close, "study: no memory");
     s->where = source->file;
     weft_study_name(source->file, s->name, sizeof s->name);
     WEFT_TRY(weft_source_read(source, NULL, &s->base));
@@ -360,18 +363,12 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
         }
         if (!known) keep_error(&s->built[i], check_data(s, a));
     }
-    for (int i = 0; i < s->variants.n; i++)
-        if (!*s->built[i].error) return equal_iters(s);
-    return WEFT_BAD_INPUT("%s", s->built[0].error);
-}
-
-weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,
-                            weft_study **out) {
-    weft_study *s = *out = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "study: no memory");
-    weft_status status = open_study(s, source, backend, threads);
-    if (status != WEFT_OK) weft_study_close(weft_steal(out));
-    return status;
+    int built = 0;
+    while (built < s->variants.n && *s->built[built].error)
+        built++;
+    if (built == s->variants.n) return WEFT_BAD_INPUT("%s", s->built[0].error);
+    WEFT_TRY(equal_iters(s));
+    return weft_hand(&s, out);
 }
 
 void weft_study_close(weft_study *s) {
