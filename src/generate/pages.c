@@ -61,15 +61,6 @@ static void unlink_kept(weft_pages *p, int32_t page) {
     p->n_kept--;
 }
 
-static void link_kept(weft_pages *p, int32_t page) {
-    page_entry *e = p->entries + page;
-    e->older = p->newest;
-    e->newer = -1;
-    *(p->newest < 0 ? &p->oldest : &p->entries[p->newest].newer) = page;
-    p->newest = page;
-    p->n_kept++;
-}
-
 int32_t weft_pages_take(weft_pages *p) {
     int32_t page = -1;
     if (p->n_free > 0) {
@@ -102,10 +93,15 @@ void weft_pages_hold(weft_pages *p, int32_t page) {
 void weft_pages_release(weft_pages *p, int32_t page) {
     page_entry *e = p->entries + page;
     if (--e->holders > 0) return;
-    if (e->sealed)
-        link_kept(p, page);
-    else
+    if (!e->sealed) {
         p->free_pages[p->n_free++] = page;
+        return;
+    }
+    e->older = p->newest;
+    e->newer = -1;
+    *(p->newest < 0 ? &p->oldest : &p->entries[p->newest].newer) = page;
+    p->newest = page;
+    p->n_kept++;
 }
 
 int32_t weft_pages_find(const weft_pages *p, int32_t before, const int32_t *tokens, int kind) {

@@ -39,24 +39,20 @@ weft_status weft_report_write(const char *database, const char *folder) {
     return weft_report_write_several(&database, 1, folder, false);
 }
 
-static json_t *left_out(const weft_report_variant *v) {
-    json_t *list = json_array();
-    EACH_PAIR(pair, v, v->baseline) {
-        if (pair.counts || (!pair.variant && !pair.baseline)) continue;
-        weft_json_append(list, "seed:I step:s baseline:s", pair.seed,
-                         weft_report_ended(pair.variant), weft_report_ended(pair.baseline));
-    }
-    return list;
-}
-
 static json_t *verdict_json(const weft_report_variant *v) {
     const weft_comparison *c = &v->compared;
+    json_t *left_out = json_array();
+    EACH_PAIR(pair, v, v->baseline) {
+        if (pair.counts || (!pair.variant && !pair.baseline)) continue;
+        weft_json_append(left_out, "seed:I step:s baseline:s", pair.seed,
+                         weft_report_ended(pair.variant), weft_report_ended(pair.baseline));
+    }
     return weft_json_make(
         "variant:s step:s baseline:s verdict:s why:s pairs:i difference:f low:f high:f sd:f "
         "percent:f p:f left:b repeat_of:s left_out:o",
         v->name, v->name, v->baseline->name, weft_comparison_word(c), v->why, c->pairs, c->mean,
         c->low, c->high, c->sd, c->percent, weft_comparison_p(c), v->left,
-        v->repeats ? v->repeats->name : NULL, left_out(v));
+        v->repeats ? v->repeats->name : NULL, left_out);
 }
 
 /* A variant's facts whose names begin so, in the mean over seeds, by the rest of their names; null: there are none. */

@@ -40,10 +40,9 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
     weft_build build = {.batch = v->batch, .time = v->time, .dtype = m->dtype, .logits = scored};
     if (!v->runs) return weft_no_memory("evaluation");
     WEFT_TRY(weft_session_open(m, backend, pool, &build, false, false, &v->session));
-    if (scored) {
-        WEFT_ROOM_AT(v->logits, (v->batch * v->time * c->vocab_size),
+    if (scored)
+        WEFT_ROOM_AT(v->logits, v->batch * v->time * c->vocab_size,
                      "evaluation: no memory for the logits");
-    }
     return weft_hand(&v, out);
 }
 
