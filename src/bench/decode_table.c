@@ -115,38 +115,6 @@ static weft_status run_rows(weft_decoder *d, int64_t context, int64_t batch, int
     return logits ? weft_decoder_run(d, rows, n, logits) : weft_decoder_begin(d, rows, n, NULL);
 }
 
-/* Where tokens are sampled on the device the next run begins before the last one's are here, as in generation. */
-static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int64_t batch,
-                                 int64_t vocab, result *r) {
-    bool samples = weft_decoder_samples(d);
-    int64_t room = samples ? weft_decoder_rows(d) : WEFT_DECODER_ROWS, at = 0;
-    int unmeasured = samples ? 10 : 2, least = samples ? 1 : 5,
-        most = samples ? SAMPLED_MAX : STEPS_MAX;
-    int32_t tokens[WEFT_DECODER_ROWS_MAX];
-    WEFT_AUTO(bench_samples_free) bench_samples taken = {0};
-    WEFT_AUTO_FREE float *logits = NULL;
-    if (!samples) logits = malloc((size_t)(WEFT_DECODER_ROWS * vocab) * sizeof *logits);
-    if (!samples && !logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    if (samples) WEFT_TRY(run_rows(d, context, batch, room, at++, NULL));
-    double begin = weft_clock(), last = begin;
-    for (int i = -unmeasured; i < most; i++) {
-        for (int64_t done = 0; done < batch; done += room) {
-            WEFT_TRY(run_rows(d, context, batch, room, at++, logits));
-            if (samples) WEFT_TRY(weft_decoder_end(d, tokens));
-        }
-        double now = weft_clock();
-        if (i >= 0) bench_samples_add(&taken, now - last);
-        last = now;
-        if (i + 1 >= (b->opt->steps ? b->opt->steps : least) &&
-            (b->opt->steps || now - begin > b->row_seconds))
-            break;
-    }
-    if (samples) WEFT_TRY(weft_decoder_end(d, tokens));
-    r->step = bench_median(&taken);
-    r->spread = bench_spread(&taken);
-    return WEFT_OK;
-}
-
 /* Seconds to the first token of a prompt, the better of two. */
 static weft_status measure_first(const bench *b, const weft_model *m, int64_t prompt,
                                  double *seconds) {
@@ -212,7 +180,36 @@ static weft_status measure_decoder(bench *b, const weft_model *m, int64_t contex
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(d, (int32_t)s)[p] = (int32_t)(s * table + p);
     r->weights = weft_decoder_weight_bytes(d);
-    return measure_steps(b, d, context, batch, m->config.vocab_size, r);
+    /* Where tokens are sampled on the device the next run begins before the last one's are here,
+     * as in generation. */
+    bool samples = weft_decoder_samples(d);
+    int64_t room = samples ? weft_decoder_rows(d) : WEFT_DECODER_ROWS, at = 0;
+    int unmeasured = samples ? 10 : 2, least = samples ? 1 : 5,
+        most = samples ? SAMPLED_MAX : STEPS_MAX;
+    int32_t tokens[WEFT_DECODER_ROWS_MAX];
+    WEFT_AUTO(bench_samples_free) bench_samples taken = {0};
+    WEFT_AUTO_FREE float *logits = NULL;
+    if (!samples)
+        logits = malloc((size_t)(WEFT_DECODER_ROWS * m->config.vocab_size) * sizeof *logits);
+    if (!samples && !logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    if (samples) WEFT_TRY(run_rows(d, context, batch, room, at++, NULL));
+    double begin = weft_clock(), last = begin;
+    for (int i = -unmeasured; i < most; i++) {
+        for (int64_t done = 0; done < batch; done += room) {
+            WEFT_TRY(run_rows(d, context, batch, room, at++, logits));
+            if (samples) WEFT_TRY(weft_decoder_end(d, tokens));
+        }
+        double now = weft_clock();
+        if (i >= 0) bench_samples_add(&taken, now - last);
+        last = now;
+        if (i + 1 >= (b->opt->steps ? b->opt->steps : least) &&
+            (b->opt->steps || now - begin > b->row_seconds))
+            break;
+    }
+    if (samples) WEFT_TRY(weft_decoder_end(d, tokens));
+    r->step = bench_median(&taken);
+    r->spread = bench_spread(&taken);
+    return WEFT_OK;
 }
 
 weft_status bench_decode_model(const weft_model *m, const weft_backend *backend, weft_pool *pool,

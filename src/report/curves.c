@@ -96,21 +96,6 @@ static void sum_up(const curve *c, const curve *base, weft_plot_series *series) 
     }
 }
 
-/* The first steps fall from far above, and would press all that follows flat: where they do, the
- * picture is cut above what comes after them. NaN: it is not. */
-static double find_top(const weft_plot_series *series, int n, double iters) {
-    double most = -INFINITY, late = -INFINITY, least = INFINITY;
-    for (int s = 0; s < n; s++) {
-        for (int i = 0; i < series[s].n; i++) {
-            weft_plot_point at = series[s].points[i];
-            most = fmax(most, at.high);
-            least = fmin(least, at.low);
-            if (at.x >= iters * EARLY_PERCENT / 100) late = fmax(late, at.high);
-        }
-    }
-    return late > least && most - least > 1.5 * (late - least) ? late : NAN;
-}
-
 /* Every run, as charts.js takes it. */
 static json_t *lines_json(const weft_report_data *d, const curve *curves) {
     json_t *lines = json_array();
@@ -147,7 +132,18 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, const c
         if (!difference || base)
             sum_up(&curves[i], difference ? &curves[base->place] : NULL, &series[i]);
     }
-    double top = of->falls && !difference ? find_top(series, d->n_variants, most_iters(d)) : NAN;
+    /* The first steps fall from far above, and would press all that follows flat: where they do, the
+     * picture is cut above what comes after them. */
+    double most = -INFINITY, late = -INFINITY, least = INFINITY;
+    double early = most_iters(d) * EARLY_PERCENT / 100;
+    for (int s = 0; s < d->n_variants; s++)
+        for (int i = 0; i < series[s].n; i++) {
+            weft_plot_point at = series[s].points[i];
+            most = fmax(most, at.high);
+            least = fmin(least, at.low);
+            if (at.x >= early) late = fmax(late, at.high);
+        }
+    bool cut = late > least && most - least > 1.5 * (late - least) && of->falls && !difference;
     char *title =
         weft_page_keep(p, difference ? "%.120s minus the baseline's" : "%.120s", of->name);
     if (!title) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
@@ -163,12 +159,12 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, const c
         .series = series,
         .n_series = d->n_variants,
         .lines = lines,
-        .top = top,
+        .top = cut ? late : NAN,
         .caption = weft_page_keep(
             p,
             "%s by training step: the mean over seeds, and a band from the lowest seed to the "
             "highest.%s",
-            title, isnan(top) ? "" : " The first training steps are higher than the picture."),
+            title, cut ? " The first training steps are higher than the picture." : ""),
         .note = difference ? "Below 0 is lower than the baseline's, seed by seed." : NULL};
     return WEFT_OK;
 }

@@ -357,7 +357,16 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
     }
 }
 
-static void put_gradients(weft_page *p, const weft_report_data *d) {
+weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
+    if (!any_has(d, "inside_entropy")) return WEFT_OK;
+    weft_page_heading(p, "Inside the models",
+                      "What the mechanisms do on held-out sequences after training: the mean over "
+                      "heads, layers and seeds.");
+    weft_report_open_table(p, d, "number", has_inside);
+    for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
+        put_row(p, d, n->name, n->title);
+    for (const weft_inside_number *n = weft_inside_layers; n->name; n++)
+        put_row(p, d, n->name, n->title);
     static const char begin[] = "inside_gradient ";
     int n = 0;
     EACH_MEMBER(fact, d->facts) {
@@ -381,19 +390,6 @@ static void put_gradients(weft_page *p, const weft_report_data *d) {
             weft_page_cell(p, "%s", isfinite(is) ? weft_say("%.3g (%.2g)", is, is / of) : "–");
         }
     }
-}
-
-weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
-    if (!any_has(d, "inside_entropy")) return WEFT_OK;
-    weft_page_heading(p, "Inside the models",
-                      "What the mechanisms do on held-out sequences after training: the mean over "
-                      "heads, layers and seeds.");
-    weft_report_open_table(p, d, "number", has_inside);
-    for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
-        put_row(p, d, n->name, n->title);
-    for (const weft_inside_number *n = weft_inside_layers; n->name; n++)
-        put_row(p, d, n->name, n->title);
-    put_gradients(p, d);
     weft_page_fold(
         p, "Inside the models, head by head",
         "The first seed of each variant: a square for each head of each layer, its number on "

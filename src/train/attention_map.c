@@ -5,22 +5,6 @@
 
 #include <math.h>
 
-/* Rows of scores, which become weights, as percent. */
-static json_t *heads_json(double *scores, int64_t heads, int64_t time, bool causal) {
-    json_t *list = json_array();
-    for (int64_t h = 0; h < heads; h++) {
-        json_t *rows = json_array();
-        for (int64_t i = 0; i < time; i++, scores += time) {
-            int64_t seen = causal ? i + 1 : time;
-            weft_scores_softmax(scores, seen);
-            WEFT_JSON_LIST(row, j, seen, json_integer((json_int_t)lround(100 * scores[j])));
-            json_array_append_new(rows, row);
-        }
-        json_array_append_new(list, rows);
-    }
-    return list;
-}
-
 /* The mean deviation of each token's query, for each head; NULL where tokens are no Gaussians. */
 static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t heads, int64_t time,
                               json_t **out) {
@@ -54,8 +38,19 @@ weft_status weft_attention_map_layer(const weft_session *s, int64_t layer, int64
     json_t *sigma;
     WEFT_TRY(weft_session_scores(s, layer, scores));
     WEFT_TRY(sigma_json(s, layer, heads, time, &sigma));
-    json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads",
-                               heads_json(scores, heads, time, c->causal));
+    json_t *list = json_array();
+    double *at = scores;
+    for (int64_t h = 0; h < heads; h++) {
+        json_t *rows = json_array();
+        for (int64_t i = 0; i < time; i++, at += time) { /* scores become weights, as percent */
+            int64_t seen = c->causal ? i + 1 : time;
+            weft_scores_softmax(at, seen);
+            WEFT_JSON_LIST(row, j, seen, json_integer((json_int_t)lround(100 * at[j])));
+            json_array_append_new(rows, row);
+        }
+        json_array_append_new(list, rows);
+    }
+    json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads", list);
     if (sigma) json_object_set_new(object, "sigma", sigma);
     json_array_append_new(layers, object);
     return WEFT_OK;
