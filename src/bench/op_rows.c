@@ -228,20 +228,6 @@ const bench_row bench_op_rows[] = {
 };
 const int bench_op_row_count = WEFT_COUNT(bench_op_rows);
 
-/* The gradients of the outputs are inputs; a loss has 1. */
-static weft_status append_backward(bench_graph *g) {
-    if (g->output[0]->ndim == 0) return weft_graph_backward(g->graph, g->output[0], NULL);
-    weft_tensor *dout[BENCH_MAX_OUTPUTS];
-    for (int i = 0; i < g->outputs; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "dout%d", i);
-        dout[i] = weft_graph_tensor(g->graph, WEFT_ROLE_INPUT, name, g->output[i]->dtype,
-                                    g->output[i]->ndim, g->output[i]->shape);
-        g->leaf[g->leaves++] = (bench_leaf){dout[i], SALT_DOUT + (uint32_t)i, 1, 0};
-    }
-    return weft_graph_backward_many(g->graph, g->outputs, g->output, dout);
-}
-
 weft_status bench_graph_build(const bench_row *row, bool backward, bench_graph *g) {
     *g = (bench_graph){.backward = backward};
     WEFT_TRY(weft_graph_create(&g->graph));
@@ -249,7 +235,19 @@ weft_status bench_graph_build(const bench_row *row, bool backward, bench_graph *
     WEFT_TRY(weft_graph_status(g->graph));
     for (g->wanted = 0; g->wanted < g->leaves; g->wanted++)
         if (g->leaf[g->wanted].tensor->dtype == WEFT_I32) break;
-    if (backward) WEFT_TRY(append_backward(g));
+    if (backward && g->output[0]->ndim == 0) { /* a loss, whose gradient is 1 */
+        WEFT_TRY(weft_graph_backward(g->graph, g->output[0], NULL));
+    } else if (backward) { /* the gradients of the outputs are inputs */
+        weft_tensor *dout[BENCH_MAX_OUTPUTS];
+        for (int i = 0; i < g->outputs; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "dout%d", i);
+            dout[i] = weft_graph_tensor(g->graph, WEFT_ROLE_INPUT, name, g->output[i]->dtype,
+                                        g->output[i]->ndim, g->output[i]->shape);
+            g->leaf[g->leaves++] = (bench_leaf){dout[i], SALT_DOUT + (uint32_t)i, 1, 0};
+        }
+        WEFT_TRY(weft_graph_backward_many(g->graph, g->outputs, g->output, dout));
+    }
     return weft_graph_status(g->graph);
 }
 

@@ -90,8 +90,21 @@ static json_t *result_object(const weft_train_result *r, const char *out, json_t
     return object;
 }
 
-/* Where the run is, how good it became, and what can be done with it. */
-static void tell_end(const weft_train_result *r, const char *out) {
+static weft_status finish(weft_args *args, const weft_train_result *r, const char *out,
+                          json_t *facts) {
+    /* DIR/result.json, for whoever looks at runs; a study has its own hand on it. */
+    struct stat a, b;
+    WEFT_PATH(path, "%s/result.json", out);
+    bool same = fstat(STDOUT_FILENO, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev &&
+                a.st_ino == b.st_ino;
+    if (!same) WEFT_TRY(weft_json_write(path, result_object(r, out, facts), NULL));
+    if (args->json) weft_args_print(result_object(r, out, facts), 0);
+    if (r->end != WEFT_TRAIN_DONE) {
+        fprintf(stderr, "weft %s: %s: %s\n", args->command, out, r->why);
+        args->exit = WEFT_EXIT_FAILED;
+    }
+    if (args->json || r->end != WEFT_TRAIN_DONE) return WEFT_OK;
+    /* Where the run is, how good it became, and what can be done with it. */
     char loss[96] = "", bits[48] = "", best[WEFT_PATH_MAX];
     if (isfinite(r->best_val_loss))
         snprintf(loss, sizeof loss, ", best held-out loss %.4f, perplexity %.2f", r->best_val_loss,
@@ -100,7 +113,7 @@ static void tell_end(const weft_train_result *r, const char *out) {
         snprintf(bits, sizeof bits, ", %.3f bits per byte", bits_per_byte(r));
     weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", weft_shown(out), weft_count_text(r->steps), loss,
              bits);
-    if (weft_checkpoint_folder(out, best) != WEFT_OK) return;
+    if (weft_checkpoint_folder(out, best) != WEFT_OK) return WEFT_OK;
     /* The program as it was called, so that the line can be copied. */
     const char *weft = weft_args_word(program_invocation_name), *run = weft_args_word(out);
     if (r->bytes_per_token > 0) {
@@ -110,23 +123,6 @@ static void tell_end(const weft_train_result *r, const char *out) {
     } else {
         weft_log(WEFT_LOG_INFO, "next: %s eval --model %s --tokens FILE", weft, run);
     }
-}
-
-static weft_status finish(weft_args *args, const weft_train_result *r, const char *out,
-                          json_t *facts) {
-    /* DIR/result.json, for whoever looks at runs; a study has its own hand on it. */
-    struct stat a, b;
-    WEFT_PATH(path, "%s/result.json", out);
-    bool same = fstat(STDOUT_FILENO, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev &&
-                a.st_ino == b.st_ino;
-    if (!same) WEFT_TRY(weft_json_write(path, result_object(r, out, facts), NULL));
-    if (args->json)
-        weft_args_print(result_object(r, out, facts), 0);
-    else if (r->end == WEFT_TRAIN_DONE)
-        tell_end(r, out);
-    if (r->end == WEFT_TRAIN_DONE) return WEFT_OK;
-    fprintf(stderr, "weft %s: %s: %s\n", args->command, out, r->why);
-    args->exit = WEFT_EXIT_FAILED;
     return WEFT_OK;
 }
 

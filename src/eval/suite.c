@@ -173,21 +173,6 @@ static double standard_error(double share, int64_t n) {
     return n > 1 ? sqrt(share * (1 - share) / (double)(n - 1)) : 0;
 }
 
-static weft_status write_details(const suite *s, const char *path) {
-    weft_new_file f;
-    WEFT_TRY(weft_new_file_begin(&f, path));
-    weft_status status = WEFT_OK;
-    for (int64_t k = 0; status == WEFT_OK && k < s->n_questions; k++) {
-        const question *q = &s->questions[k];
-        const request *r = &s->requests[q->first];
-        WEFT_JSON_LIST(likelihoods, i, q->n, json_real(r[i].likelihood));
-        json_t *line = weft_json_make("answer:I chosen:I chosen_norm:I loglikelihoods:o", q->answer,
-                                      choose(s, q, false), choose(s, q, true), likelihoods);
-        status = weft_eval_put(&f, line, JSON_REAL_PRECISION(12));
-    }
-    return weft_new_file_end(&f, status);
-}
-
 weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                        const weft_backend *backend, weft_pool *pool, const char *path,
                        const char *details, weft_suite_score *out) {
@@ -220,5 +205,17 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
         .questions = s.n_questions, .acc = (double)right / n, .acc_norm = (double)right_norm / n};
     out->acc_error = standard_error(out->acc, s.n_questions);
     out->acc_norm_error = standard_error(out->acc_norm, s.n_questions);
-    return details ? write_details(&s, details) : WEFT_OK;
+    if (!details) return WEFT_OK;
+    weft_new_file f;
+    WEFT_TRY(weft_new_file_begin(&f, details));
+    weft_status status = WEFT_OK;
+    for (int64_t k = 0; status == WEFT_OK && k < s.n_questions; k++) {
+        const question *q = &s.questions[k];
+        const request *r = &s.requests[q->first];
+        WEFT_JSON_LIST(likelihoods, i, q->n, json_real(r[i].likelihood));
+        json_t *line = weft_json_make("answer:I chosen:I chosen_norm:I loglikelihoods:o", q->answer,
+                                      choose(&s, q, false), choose(&s, q, true), likelihoods);
+        status = weft_eval_put(&f, line, JSON_REAL_PRECISION(12));
+    }
+    return weft_new_file_end(&f, status);
 }

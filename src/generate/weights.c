@@ -270,30 +270,27 @@ WEFT_TASK(join_row) {
     }
 }
 
-static weft_status read_floats(const sources *s, const weft_tensor *t, float **out);
-
-static weft_status join_floats(const sources *s, const weft_fold *fold, float *out) {
-    WEFT_AUTO_FREE float *from = NULL, *map = NULL;
-    WEFT_TRY(read_floats(s, fold->from, &from));
-    WEFT_TRY(read_floats(s, fold->map, &map));
-    int64_t rows = fold->from->shape[0], columns = fold->from->shape[1];
-    for (int64_t i = 0; !map && i < rows * columns; i++)
-        out[i % columns * rows + i / columns] = from[i];
-    if (!map) return WEFT_OK;
-    const int64_t *shape = fold->map->shape;
-    joined_matrix j = {
-        fold, from, map, out, shape[0], shape[fold->tb ? 2 : 1], shape[fold->tb ? 1 : 2]};
-    weft_pool_run(s->pool, fold->matrix->shape[0], join_row, &j);
-    return WEFT_OK;
-}
-
 /* The values of a parameter or of a matrix that is made; *out NULL where t is. */
 static weft_status read_floats(const sources *s, const weft_tensor *t, float **out) {
     if (!t) return WEFT_OK;
     int64_t count = weft_tensor_count(t);
     WEFT_ROOM_AT(*out, count, "generate: no memory for '%s'", t->name);
-    for (int64_t i = 0; i < s->n_folds; i++)
-        if (s->folds[i].matrix == t) return join_floats(s, s->folds + i, *out);
+    for (int64_t n = 0; n < s->n_folds; n++) {
+        const weft_fold *f = s->folds + n;
+        if (f->matrix != t) continue;
+        WEFT_AUTO_FREE float *from = NULL, *map = NULL;
+        WEFT_TRY(read_floats(s, f->from, &from));
+        WEFT_TRY(read_floats(s, f->map, &map));
+        int64_t rows = f->from->shape[0], columns = f->from->shape[1];
+        for (int64_t i = 0; !map && i < rows * columns; i++)
+            (*out)[i % columns * rows + i / columns] = from[i];
+        if (!map) return WEFT_OK;
+        const int64_t *shape = f->map->shape;
+        joined_matrix j = {
+            f, from, map, *out, shape[0], shape[f->tb ? 2 : 1], shape[f->tb ? 1 : 2]};
+        weft_pool_run(s->pool, t->shape[0], join_row, &j);
+        return WEFT_OK;
+    }
     for (int64_t i = 0; i < s->graph->n_derived; i++) {
         if (s->graph->derived[i].tensor != t) continue;
         WEFT_ROOM(unsigned char, values, weft_tensor_bytes(t), "generate: no memory for '%s'",

@@ -174,15 +174,6 @@ json_t *weft_inspection_json(const weft_inspection *i) {
                           i->windows * i->time, i->windows, i->time, i->loss, layers, parts);
 }
 
-static json_t *heads_json(const weft_inspection *i, int number) {
-    json_t *rows = json_array();
-    for (int64_t l = 0; l < i->n_layers; l++) {
-        WEFT_JSON_LIST(row, h, i->n_heads, weft_json_number(i->layers[l].heads[h].number[number]));
-        json_array_append_new(rows, row);
-    }
-    return rows;
-}
-
 /* Each layer's gates by tenths, in shares; a layer without gates is null. */
 static json_t *gates_json(const weft_inspection *i) {
     json_t *rows = json_array();
@@ -216,9 +207,15 @@ static json_t *held_json(const weft_spectrum_look *s) {
 
 json_t *weft_inspection_inside(const weft_inspection *i) {
     json_t *heads = json_object(), *inside = weft_json_make("heads:o", heads);
-    for (int n = 0; weft_inside_heads[n].name; n++)
-        if (has_number(i, n))
-            json_object_set_new(heads, weft_inside_heads[n].name, heads_json(i, n));
+    for (int n = 0; weft_inside_heads[n].name; n++) {
+        if (!has_number(i, n)) continue;
+        json_t *rows = json_array();
+        for (int64_t l = 0; l < i->n_layers; l++) {
+            WEFT_JSON_LIST(row, h, i->n_heads, weft_json_number(i->layers[l].heads[h].number[n]));
+            json_array_append_new(rows, row);
+        }
+        json_object_set_new(heads, weft_inside_heads[n].name, rows);
+    }
     if (json_object_get(heads, "gate")) json_object_set_new(inside, "gates", gates_json(i));
     for (int k = 0; k < 2; k++) {
         json_int_t width = i->layers[0].latents[k].width;

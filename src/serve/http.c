@@ -186,28 +186,23 @@ static void let_go(weft_connections *all, weft_connection *c) {
 }
 
 #ifdef WEFT_HAVE_MICROHTTPD
-static weft_connection *add_connection(weft_connections *all, int socket) {
-    weft_connection *c = calloc(1, sizeof *c);
-    if (!c) return NULL;
-    c->socket = socket;
-    c->deadline = weft_clock() + all->seconds;
-    WEFT_LOCK(&all->lock);
-    c->next = all->first;
-    if (c->next) c->next->before = c;
-    all->first = c;
-    all->count++;
-    pthread_cond_signal(&all->news);
-    return c;
-}
-
 void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
                            enum MHD_ConnectionNotificationCode what) {
+    weft_connections *of = all;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *own = info ? add_connection(all, info->connect_fd) : NULL;
+        weft_connection *come = *own = info ? calloc(1, sizeof *come) : NULL;
+        if (!come) return;
+        come->socket = info->connect_fd;
+        come->deadline = weft_clock() + of->seconds;
+        WEFT_LOCK(&of->lock);
+        come->next = of->first;
+        if (come->next) come->next->before = come;
+        of->first = come;
+        of->count++;
+        pthread_cond_signal(&of->news);
     } else if (*own) {
-        weft_connections *of = all;
         weft_connection *gone = *own;
         WEFT_LOCK(&of->lock);
         let_go(of, gone);
