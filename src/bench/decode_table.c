@@ -144,8 +144,7 @@ static weft_status measure_whole(const bench *b, const weft_model *m, int64_t ti
     WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_build build = {.batch = 1, .time = time, .dtype = m->dtype};
     WEFT_TRY(weft_session_open(m, b->backend, b->pool, &build, false, false, &s));
-    WEFT_AUTO_FREE int32_t *tokens = calloc((size_t)time, sizeof *tokens);
-    if (!tokens) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    WEFT_ROOM(int32_t, tokens, time, "bench: no memory");
     for (int i = 0; i < 3; i++) {
         double start = weft_clock();
         WEFT_TRY(weft_session_run(&s, tokens, tokens, &(weft_run){0}));
@@ -326,8 +325,7 @@ static weft_status list_rows(bench *b) {
     const char *names = o->variants ? o->variants : "dot,w2,mla,mla+gate,mla+gate+cross,mla+all";
     for (const char *at = names; (at = strchr(at, ',')); at++)
         n_names++;
-    b->list = calloc((size_t)(n_names * n_contexts * n_batches), sizeof *b->list);
-    if (!b->list) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    WEFT_ROOM_AT(b->list, n_names * n_contexts * n_batches, "bench: no memory");
     for (; *names; names += strcspn(names, ","), names += *names == ',') {
         bench_decode_row row = {.variant = bench_variant_find(names)};
         if (!row.variant) return WEFT_BAD_INPUT("--variants: there is no '%s'", names);

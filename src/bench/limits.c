@@ -32,11 +32,9 @@ static int64_t count_rounds(bool bf16) {
 weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out) {
     *out = NULL;
     if (!weft_cpu_backend()) return WEFT_EMISSING;
-    WEFT_AUTO(bench_limits_destroy_at) bench_limits *l = calloc(1, sizeof *l);
-    if (!l) return weft_fail(WEFT_ENOMEM, "limits: no memory");
+    WEFT_NEW(bench_limits, l, bench_limits_destroy, "limits: no memory");
     l->pool = pool;
-    l->rates = calloc((size_t)weft_pool_size(pool), sizeof *l->rates);
-    if (!l->rates) return weft_fail(WEFT_ENOMEM, "limits: no memory");
+    WEFT_ROOM_AT(l->rates, weft_pool_size(pool), "limits: no memory");
     l->rounds[false] = count_rounds(false);
     l->rounds[true] = count_rounds(true);
     if (copies) {

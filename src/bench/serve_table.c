@@ -166,8 +166,7 @@ static weft_status open_load(bench *b, int64_t count, bench_samples *between) {
     end_load(b);
     b->round++;
     b->between = between;
-    b->requests = calloc((size_t)count, sizeof *b->requests);
-    if (!b->requests) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    WEFT_ROOM_AT(b->requests, count, "bench: no memory");
     b->count = count;
     return WEFT_OK;
 }
@@ -197,8 +196,7 @@ static weft_status measure_rate(bench *b, bench_table *t, int row) {
     WEFT_TRY(open_load(b, o->requests, &between));
     /* Arrivals: the times between them are exponential. */
     int64_t n = b->count;
-    WEFT_AUTO_FREE double *drawn = malloc((size_t)(3 * n) * sizeof *drawn);
-    if (!drawn) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    WEFT_ROOM(double, drawn, 3 * n, "bench: no memory");
     weft_random_uniform((uint64_t)b->opt->seed, (uint32_t)row, weft_random_site("bench.serve"), 0,
                         3 * n, drawn);
     double due = weft_clock();

@@ -28,9 +28,7 @@ static weft_status measure_costs(bench_run *b) {
     WEFT_AUTO(weft_decoder_close_at) weft_decoder *d = NULL;
     WEFT_TRY(weft_decoder_open(o->model, o->backend, o->pool, &limits, &d));
     WEFT_TRY(weft_decoder_fill(d));
-    WEFT_AUTO_FREE float *logits =
-        malloc((size_t)(ROWS_MOST * o->model->config.vocab_size) * sizeof *logits);
-    if (!logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    WEFT_ROOM(float, logits, ROWS_MOST * o->model->config.vocab_size, "bench: no memory");
     for (int64_t p = 0; p < table; p++)
         weft_decoder_table(d, 0)[p] = (int32_t)p;
     bench_samples samples[ROWS_MOST + 1] = {0};

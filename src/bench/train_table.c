@@ -491,8 +491,7 @@ weft_status bench_train_table(const bench_options *o, int *failed) {
     bench *b = &run;
     weft_pool *pool;
     *failed = 0;
-    b->rows = calloc(ROWS_MAX, sizeof *b->rows);
-    if (!b->rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    WEFT_ROOM_AT(b->rows, ROWS_MAX, "bench: no memory");
     if (!weft_cpu_backend()) return WEFT_EMISSING;
     WEFT_TRY(weft_pool_create(o->threads, &pool));
     b->threads = weft_pool_size(pool);

@@ -123,8 +123,7 @@ static weft_status to_mla(const conversion *v, const weft_model *m, weft_backing
                           const weft_windows *text, weft_model **out, change *did) {
     weft_mla_options options = {.latent = v->latent, .joint = v->joint, .rope = v->rope};
     WEFT_AUTO_FREE double *moments = NULL;
-    did->errors = calloc((size_t)m->config.n_layer, sizeof *did->errors);
-    if (!did->errors) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_ROOM_AT(did->errors, m->config.n_layer, "convert: no memory");
     if (v->text) WEFT_TRY(weft_windows_moments(m, place, text, &moments));
     options.moments = moments;
     return weft_convert_to_mla(m, &options, out, did->errors);
@@ -132,8 +131,7 @@ static weft_status to_mla(const conversion *v, const weft_model *m, weft_backing
 
 static weft_status to_w2(const conversion *v, const weft_model *m, weft_backing place,
                          const weft_windows *text, weft_model **out, change *did) {
-    did->apart = calloc((size_t)m->config.n_layer, sizeof *did->apart);
-    if (!did->apart) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_ROOM_AT(did->apart, m->config.n_layer, "convert: no memory");
     WEFT_TRY(weft_convert_to_w2(m, v->spread, (uint64_t)m->config.seed, out));
     return weft_windows_apart(m, *out, place, text, did->apart);
 }

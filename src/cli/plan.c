@@ -171,8 +171,7 @@ static weft_status plan_variants(const weft_args *args, const weft_config *base,
                                  const weft_account *first, const weft_variants *variants,
                                  const weft_backend *device, const weft_backend *backend,
                                  int threads) {
-    WEFT_AUTO_FREE weft_account *accounts = calloc((size_t)variants->n, sizeof *accounts);
-    if (!accounts) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    WEFT_ROOM(weft_account, accounts, variants->n, "plan: no memory");
     for (int i = 0; i < variants->n; i++) {
         weft_args one = *args;
         weft_config c;

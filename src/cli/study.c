@@ -67,8 +67,7 @@ typedef struct {
 static weft_status choose_variants(const weft_study *s, const char *text, bool **chosen) {
     *chosen = NULL;
     if (!text) return WEFT_OK;
-    *chosen = calloc((size_t)s->variants.n, sizeof **chosen);
-    if (!*chosen) return weft_fail(WEFT_ENOMEM, "study: no memory");
+    WEFT_ROOM_AT(*chosen, s->variants.n, "study: no memory");
     while (*text) {
         char name[WEFT_VARIANT_NAME];
         size_t n = strcspn(text, ",");

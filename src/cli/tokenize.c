@@ -41,8 +41,7 @@ weft_status weft_cmd_tokenize(weft_args *args, int argc, char **argv) {
                             {"--shard-tokens", .number = &shard_tokens, .min = 1, .max = INT32_MAX},
                             {"--out", .value = &out, .rule = WEFT_ARG_NEEDED},
                             {0}};
-    WEFT_AUTO_FREE const char **files = calloc((size_t)argc + 1, sizeof *files);
-    if (!files) return weft_fail(WEFT_ENOMEM, "no memory");
+    WEFT_ROOM(const char *, files, argc + 1, "no memory");
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON | ARGS_THREADS, own, files, argc));
     if (!args->n_words) return WEFT_BAD_INPUT(NO_FILES);
     if (input.val_share == 1) return WEFT_BAD_INPUT("--val-share '%s' must be below 1", share);
@@ -98,8 +97,7 @@ weft_status weft_cmd_tokenizer(weft_args *args, int argc, char **argv) {
                             {"--jsonl", .value = &input.field},
                             {"--min-count", .number = &least, .min = 1, .max = INT32_MAX},
                             {0}};
-    WEFT_AUTO_FREE const char **words = calloc((size_t)argc + 1, sizeof *words);
-    if (!words) return weft_fail(WEFT_ENOMEM, "no memory");
+    WEFT_ROOM(const char *, words, argc + 1, "no memory");
     WEFT_TRY(weft_args_parse(args, argc, argv, ARGS_JSON, own, words, argc));
     if (!args->n_words) return WEFT_BAD_INPUT("an action is needed: 'weft tokenizer train'");
     if (strcmp(words[0], "train") != 0)

@@ -301,8 +301,7 @@ static weft_status start_thread(weft_comm *c) {
 
 static weft_status meet(weft_comm *c) {
     weft_rank_place own = weft_watch_place();
-    WEFT_AUTO_FREE weft_rank_place *all = calloc((size_t)c->size, sizeof *all);
-    if (!all) return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", c->size);
+    WEFT_ROOM(weft_rank_place, all, c->size, "no memory for %d ranks", c->size);
     WEFT_TRY(weft_comm_gather(c, &own, sizeof own, all));
     for (int i = 0; i < c->size; i++) {
         bool here = strcmp(all[i].machine, own.machine) == 0;

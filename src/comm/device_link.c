@@ -114,8 +114,7 @@ weft_status weft_device_link_open(weft_comm *comm, const weft_backend *backend,
                                   weft_device_link **out) {
     char why[WHY_ROOM] = "";
     *out = NULL;
-    WEFT_AUTO(weft_device_link_close_at) weft_device_link *r = calloc(1, sizeof *r);
-    if (!r) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
+    WEFT_NEW(weft_device_link, r, weft_device_link_close, "no memory for the sum over ranks");
     *r = (weft_device_link){.comm = comm, .backend = backend, .device = backend->rows};
     /* Whether all can, each with a GPU of its own; else why not. */
     int size = weft_comm_size(r->comm);

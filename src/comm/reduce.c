@@ -87,8 +87,7 @@ static bool take_rows(weft_reduce *r) {
 WEFT_ENDED_BY(weft_reduce_destroy, weft_reduce)
 weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce **out) {
     *out = NULL;
-    WEFT_AUTO(weft_reduce_destroy_at) weft_reduce *r = calloc(1, sizeof *r);
-    if (!r) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
+    WEFT_NEW(weft_reduce, r, weft_reduce_destroy, "no memory for the sum over ranks");
     r->o = *options;
     r->rank = weft_comm_rank(options->comm);
     r->own_nodes = r->n_rows = weft_tree_of_rank(options->tree, r->rank, &r->own_first);

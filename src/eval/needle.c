@@ -45,8 +45,7 @@ static weft_status encode(const needle_run *r, const char *text, size_t bytes, i
     const int32_t *tokens;
     *out = NULL;
     WEFT_TRY(weft_encode(r->encoder, text, bytes, false, &tokens, n));
-    *out = malloc((size_t)(*n + 1) * sizeof **out);
-    if (!*out) return weft_no_memory("needle");
+    WEFT_ROOM_AT(*out, *n + 1, "needle: no memory");
     memcpy(*out, tokens, (size_t)*n * sizeof **out);
     return WEFT_OK;
 }
@@ -55,8 +54,7 @@ static weft_status encode(const needle_run *r, const char *text, size_t bytes, i
 static weft_status cut_hay(const needle_run *r, weft_random_stream *random,
                            const weft_sequence_place *p, int64_t n, int32_t *out) {
     if (!r->hay) {
-        WEFT_AUTO_FREE int32_t *targets = malloc((size_t)(n + 1) * sizeof *targets);
-        if (!targets) return weft_no_memory("needle");
+        WEFT_ROOM(int32_t, targets, n + 1, "needle: no memory");
         if (n > 0) weft_corpus_fill(p, n, out, targets);
         return WEFT_OK;
     }

@@ -50,8 +50,7 @@ static weft_status add_request(suite *s, const char *context, const char *choice
     if (!r) return weft_no_memory(s->path);
     /* The tokens of both together; those behind the context's own number are the choice's. */
     size_t head = strlen(context), tail = strlen(choice);
-    WEFT_AUTO_FREE char *whole = malloc(head + tail + 1);
-    if (!whole) return weft_no_memory(s->path);
+    WEFT_ROOM(char, whole, head + tail + 1, "%s: no memory", s->path);
     snprintf(whole, head + tail + 1, "%s%s", context, choice);
     size_t bytes = head + tail;
     while (head > 0 && strchr(" \t\n\v\f\r", whole[head - 1]))
@@ -64,8 +63,7 @@ static weft_status add_request(suite *s, const char *context, const char *choice
         return WEFT_BAD_INPUT("a context is empty, and the tokenizer has no token to begin with");
     if (n <= n_context)
         return WEFT_BAD_INPUT("choice '%.40s' adds no token to its context", choice);
-    r->tokens = malloc((size_t)(n + extra) * sizeof *r->tokens);
-    if (!r->tokens) return weft_no_memory(s->path);
+    WEFT_ROOM_AT(r->tokens, n + extra, "%s: no memory", s->path);
     if (extra) r->tokens[0] = s->begin;
     memcpy(r->tokens + extra, tokens, (size_t)n * sizeof *tokens);
     r->n = n + extra;
@@ -189,8 +187,7 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
     WEFT_TRY(weft_encoder_open(tokenizer, &s.encoder));
     WEFT_TRY(read_questions(&s));
     int64_t most = m->config.context;
-    WEFT_AUTO_FREE int32_t *tokens = malloc((size_t)most * 2 * sizeof *tokens);
-    if (!tokens) return weft_no_memory(s.path);
+    WEFT_ROOM(int32_t, tokens, most * 2, "%s: no memory", s.path);
     for (int64_t time = LEAST_TIME; time < most; time *= 2)
         WEFT_TRY(score_length(&s, time, tokens, tokens + most));
     WEFT_TRY(score_length(&s, most, tokens, tokens + most));

@@ -100,8 +100,7 @@ static weft_status finish_latent(weft_layer_look *look, int which) {
 }
 
 static weft_status look_weight(const weft_weight *w, double **out) {
-    *out = malloc((size_t)w->count * sizeof **out);
-    if (!*out) return weft_no_memory("inspect");
+    WEFT_ROOM_AT(*out, w->count, "inspect: no memory");
     weft_weight_read(w, *out);
     return WEFT_OK;
 }
@@ -308,11 +307,9 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
     *out = (weft_inspection){
         .n_layers = c->n_layer, .n_heads = c->n_head, .windows = text->windows, .time = text->time};
     size_t layers = (size_t)out->n_layers, heads = (size_t)out->n_heads;
-    out->layers = calloc(layers, sizeof *out->layers);
-    if (!out->layers) return weft_no_memory("inspect");
+    WEFT_ROOM_AT(out->layers, layers, "inspect: no memory");
     for (size_t l = 0; l < layers; l++) {
-        out->layers[l].heads = calloc(heads, sizeof *out->layers[l].heads);
-        if (!out->layers[l].heads) return weft_no_memory("inspect");
+        WEFT_ROOM_AT(out->layers[l].heads, heads, "inspect: no memory");
         for (size_t h = 0; h < heads; h++)
             out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
     }

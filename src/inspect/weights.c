@@ -76,8 +76,7 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
                              const unsigned char *before, unsigned char *chosen,
                              weft_layer_look *look) {
     const weft_config *c = &s->model->config;
-    WEFT_AUTO_FREE double *row = calloc((size_t)time, sizeof *row);
-    if (!row) return weft_no_memory("inspect");
+    WEFT_ROOM(double, row, time, "inspect: no memory");
     /* With ROUTE_AFTER_GATE a head's weights count as much as the gate leaves of it. */
     WEFT_AUTO_FREE double *gate = NULL;
     if (c->route_after_gate && c->cross_token) {
@@ -212,8 +211,7 @@ weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const doub
     }
     if (!l->means) return WEFT_OK;
     WEFT_TRY(weft_session_take(s, l->score.log_tau, &learned));
-    WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g.time) * sizeof *rows);
-    if (!rows) return weft_no_memory("inspect");
+    WEFT_ROOM(double, rows, 2 * g.time, "inspect: no memory");
     for (int64_t h = 0; h < heads; h++) {
         double tau = learned ? exp(learned[h]) : 2 / l->score.scale_value - TAU_EPS;
         look->heads[h].number[WEFT_HEAD_TAU] = tau;

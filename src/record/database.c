@@ -331,8 +331,7 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     bool journal = false;
     *out = NULL;
     *fresh = false;
-    WEFT_AUTO(weft_database_close_at) weft_database *d = calloc(1, sizeof *d);
-    if (!d) return weft_fail(WEFT_ENOMEM, "%s/%s: no memory", folder, name);
+    WEFT_NEW(weft_database, d, weft_database_close, "%s/%s: no memory", folder, name);
     d->schema = schema;
     d->seconds = seconds;
     start_time(d);
@@ -402,8 +401,7 @@ weft_status weft_database_open(const char *path, weft_database_mode mode, weft_d
 /* SQLite takes a file for "" whose name it removes as soon as it is open. */
 weft_status weft_database_scratch(const char *path, weft_database **out) {
     *out = NULL;
-    WEFT_AUTO(weft_database_close_at) weft_database *d = calloc(1, sizeof *d);
-    if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    WEFT_NEW(weft_database, d, weft_database_close, "%s: no memory", path);
     d->schema = &weft_runs_schema;
     d->seconds = runs_seconds;
     d->entered = true;

@@ -49,8 +49,7 @@ typedef struct {
 /* By rows of x and score. */
 static weft_status fit_law(const json_t *rows, law *out) {
     *out = (law){.n = (int)json_array_size(rows), .least = NAN, .most = NAN};
-    WEFT_AUTO_FREE double *x = malloc((2 * (size_t)out->n + 1) * sizeof *x);
-    if (!x) return weft_fail(WEFT_ENOMEM, "report: no memory for a law");
+    WEFT_ROOM(double, x, 2 * (size_t)out->n + 1, "report: no memory for a law");
     double *y = x + out->n;
     EACH_ITEM(row, rows) {
         x[row.n - 1] = log(weft_json_number_of(row.value, "x"));

@@ -116,8 +116,7 @@ static int next_variant(const weft_study *s, const char **at, const char *ends) 
 /* "step1=mla, step2=step3" */
 static weft_status parse_rate_as(weft_study *s) {
     const char *at = s->base.study_rate_as;
-    s->rate_as = malloc((size_t)s->variants.n * sizeof *s->rate_as);
-    if (!s->rate_as) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
+    WEFT_ROOM_AT(s->rate_as, s->variants.n, "study: no memory for its variants");
     for (int i = 0; i < s->variants.n; i++)
         s->rate_as[i] = -1;
     if (*(at += strspn(at, " \t")) && !weft_study_chooses(s))
@@ -335,8 +334,7 @@ weft_status weft_study_open(const weft_source *source, const weft_backend *backe
     if (!there)
         return WEFT_BAD_INPUT("%s: CONFIG_STUDY_FROM=\"%.300s\": there is no such folder", s->where,
                               s->base.study_from);
-    s->built = calloc((size_t)s->variants.n, sizeof *s->built);
-    if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
+    WEFT_ROOM_AT(s->built, s->variants.n, "study: no memory for its variants");
     char where[800];
     for (int i = 0; i < s->variants.n; i++) {
         weft_study_variant *p = &s->built[i];

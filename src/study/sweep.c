@@ -194,8 +194,7 @@ static weft_status make_points(const axis *axes, int points, int most, uint64_t 
         return WEFT_BAD_INPUT("%s has %d points, and a study at most %d variants; draw some of "
                               "them: CONFIG_STUDY_SWEEP_POINTS",
                               where, n, most);
-    out->points = calloc((size_t)n, sizeof *out->points);
-    if (!out->points) return weft_fail(WEFT_ENOMEM, "study: no memory for its sweep");
+    WEFT_ROOM_AT(out->points, n, "study: no memory for its sweep");
     if (!whole) return draw_points(axes, n, seed, where, out);
     for (; out->n < n; out->n++)
         for (int i = out->axes - 1, number = out->n; i >= 0; number /= axes[i--].n)
