@@ -121,11 +121,10 @@ static weft_status measure_first(const bench *b, const weft_model *m, int64_t pr
     WEFT_AUTO(weft_generator_close_at) weft_generator *g = NULL;
     weft_generator_limits limits = {.sequences = 1, .context = prompt + 1, .no_sharing = true};
     WEFT_TRY(weft_generator_open(m, b->backend, b->pool, &limits, &g));
-    WEFT_AUTO_FREE int32_t *tokens = calloc((size_t)prompt, sizeof *tokens);
+    WEFT_ROOM(int32_t, tokens, prompt, "bench: no memory");
     weft_sampling sampling = weft_sampling_default();
     sampling.temperature = 0;
     sampling.max_tokens = 1;
-    if (!tokens) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     for (int i = 0; i < 3; i++) { /* the first builds the graphs */
         int64_t id;
         double start = weft_clock();
@@ -189,8 +188,7 @@ static weft_status measure_decoder(bench *b, const weft_model *m, int64_t contex
     WEFT_AUTO(bench_samples_free) bench_samples taken = {0};
     WEFT_AUTO_FREE float *logits = NULL;
     if (!samples)
-        logits = malloc((size_t)(WEFT_DECODER_ROWS * m->config.vocab_size) * sizeof *logits);
-    if (!samples && !logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+        WEFT_ROOM_AT(logits, WEFT_DECODER_ROWS * m->config.vocab_size, "bench: no memory");
     if (samples) WEFT_TRY(run_rows(d, context, batch, room, at++, NULL));
     double begin = weft_clock(), last = begin;
     for (int i = -unmeasured; i < most; i++) {
@@ -359,7 +357,7 @@ weft_status bench_decode_table(const bench_options *o, int *failed) {
     b->backend = o->cuda ? weft_cuda_backend() : weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
     WEFT_TRY(weft_pool_create(o->threads, &b->pool));
-    if (o->grid) b->list = calloc(BENCH_GRID_MAX, sizeof *b->list);
+    if (o->grid) WEFT_ROOM_AT(b->list, BENCH_GRID_MAX, "bench: no memory");
     WEFT_TRY(o->grid ? bench_grid_list(o, b->list, &b->n) : list_rows(b));
     for (int i = 0; i < b->n; i++)
         weft_generation_set_dtype(&b->list[i].config, b->backend);

@@ -135,11 +135,10 @@ static weft_status take_bytes(bench *b, request *r) {
 
 /* Sends what is due, and waits until something comes or the next is due, a tenth of a second at most. */
 static weft_status turn(bench *b) {
-    WEFT_AUTO_FREE struct pollfd *polled = calloc((size_t)b->count + 1, sizeof *polled);
-    WEFT_AUTO_FREE int64_t *whose = calloc((size_t)b->count + 1, sizeof *whose);
+    WEFT_ROOM(struct pollfd, polled, b->count + 1, "bench: no memory");
+    WEFT_ROOM(int64_t, whose, b->count + 1, "bench: no memory");
     double now = weft_clock(), wait = 0.1;
     int64_t n = 0;
-    if (!polled || !whose) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     for (int64_t i = 0; i < b->count; i++) {
         request *r = b->requests + i;
         if (!r->ended && !r->socket && r->due <= now) WEFT_TRY(send_request(b, i));

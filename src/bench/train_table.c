@@ -125,11 +125,9 @@ static weft_status open_training(const weft_config *c, training *t) {
     WEFT_TRY(weft_optimizer_bind_session(t->optimizer, &t->session));
     /* Tokens without any order to learn. */
     size_t count = (size_t)(t->batch * t->time), width = (size_t)t->time + 1;
-    t->tokens = malloc((size_t)t->batch * width * sizeof *t->tokens);
-    t->inputs = malloc(count * sizeof *t->inputs);
-    t->targets = malloc(count * sizeof *t->targets);
-    if (!t->tokens || !t->inputs || !t->targets)
-        return weft_fail(WEFT_ENOMEM, "bench: no memory for the tokens");
+    WEFT_ROOM_AT(t->tokens, (size_t)t->batch * width, "bench: no memory for the tokens");
+    WEFT_ROOM_AT(t->inputs, count, "bench: no memory for the tokens");
+    WEFT_ROOM_AT(t->targets, count, "bench: no memory for the tokens");
     uint64_t state = 1;
     for (size_t i = 0; i < (size_t)t->batch * width; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u;

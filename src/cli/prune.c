@@ -94,11 +94,10 @@ static weft_status prune(const weft_args *args, const prune_job *job, const weft
                 "--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
                 "--by magnitude and --by state need none");
         WEFT_TRY(weft_inspect(l->model, place, text, false, &i));
-        given = calloc((size_t)(c->n_layer * units), sizeof *given);
-        for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)
+        WEFT_ROOM_AT(given, c->n_layer * units, "prune: no memory");
+        for (int64_t k = 0; k < c->n_layer * c->n_head; k++)
             given[k / group] +=
                 i.layers[k / c->n_head].heads[k % c->n_head].number[WEFT_HEAD_GATE] / (double)group;
-        if (!given) return weft_fail(WEFT_ENOMEM, "prune: no memory");
     }
     weft_prune_options options = {.what = job->what,
                                   .keep = job->keep,

@@ -52,16 +52,13 @@ double weft_watch_limit(void) {
 weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_rank_place *places,
                             weft_watch **out) {
     size_t n = (size_t)size;
-    WEFT_AUTO(weft_watch_close_at) weft_watch *w = calloc(1, sizeof *w);
     *out = NULL;
-    if (!w) return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", size);
+    WEFT_NEW(weft_watch, w, weft_watch_close, "no memory for %d ranks", size);
     *w = (weft_watch){.mpi = mpi, .rank = rank, .size = size, .limit = weft_watch_limit()};
-    w->places = calloc(n, sizeof *w->places);
-    w->heard = calloc(n, sizeof *w->heard);
-    w->silent = calloc(n, sizeof *w->silent);
-    w->told = calloc(n, sizeof *w->told);
-    if (!w->places || !w->heard || !w->silent || !w->told)
-        return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", size);
+    WEFT_ROOM_AT(w->places, n, "no memory for %d ranks", size);
+    WEFT_ROOM_AT(w->heard, n, "no memory for %d ranks", size);
+    WEFT_ROOM_AT(w->silent, n, "no memory for %d ranks", size);
+    WEFT_ROOM_AT(w->told, n, "no memory for %d ranks", size);
     memcpy(w->places, places, n * sizeof *places);
     return weft_hand(&w, out);
 }

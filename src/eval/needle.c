@@ -91,10 +91,9 @@ static weft_status make_trial(const needle_run *r, int64_t length, double depth,
             "--lengths %lld: the key, the question and the answer alone have %lld tokens",
             (long long)length, (long long)(length - n_hay));
     t->n = length - t->n_answer;
-    t->tokens = malloc((size_t)t->n * sizeof *t->tokens);
-    t->said = calloc((size_t)t->n_answer, sizeof *t->said);
-    hay = malloc((size_t)(n_hay + 1) * sizeof *hay);
-    if (!t->tokens || !t->said || !hay) return weft_no_memory("needle");
+    WEFT_ROOM_AT(t->tokens, t->n, "needle: no memory");
+    WEFT_ROOM_AT(t->said, t->n_answer, "needle: no memory");
+    WEFT_ROOM_AT(hay, n_hay + 1, "needle: no memory");
     WEFT_TRY(cut_hay(r, &random, &p, n_hay, hay));
     /* Hay up to the depth, the needle, the rest of the hay, the question. */
     int64_t at = llround(depth * (double)n_hay);

@@ -179,8 +179,7 @@ static weft_status open_graph(weft_decoder *d, const graph_use *use, row_graph *
     }
     g->use = *use;
     if (use->apart)
-        g->taken = calloc((size_t)weft_graph_node_count(g->graph.model.graph), sizeof(double));
-    if (use->apart && !g->taken) return weft_no_memory("generate");
+        WEFT_ROOM_AT(g->taken, weft_graph_node_count(g->graph.model.graph), "generate: no memory");
     *out = d->graphs[d->n_graphs++] = weft_steal(&g);
     return WEFT_OK;
 }

@@ -181,17 +181,6 @@ static weft_tensor *make_moments(const folding *f, weft_tensor *x) {
                             (int64_t[]){weft_tensor_rows(x), tiles, 2});
 }
 
-static weft_status fold_norm(folding *f, const weft_node *norm) {
-    weft_tensor *y = norm->out[WEFT_NORM_Y];
-    weft_tensor *moments = make_moments(f, root_of(norm->in[WEFT_NORM_X]));
-    for (int64_t i = 0; moments && i < weft_graph_node_count(f->graph); i++) {
-        const weft_node *n = weft_graph_node(f->graph, i);
-        if (n->n_in > 0 && root_of(n->in[0]) == y)
-            WEFT_TRY(fold_product(f, norm, n->out[0]->producer, moments));
-    }
-    return weft_graph_status(f->graph);
-}
-
 /* Whether one bf16 matrix per head is all that a product does. */
 static bool is_map(const weft_node *n) {
     const weft_matmul_attr *attr = n->attr;
@@ -369,7 +358,14 @@ weft_status weft_fold_products(weft_graph *g, int64_t width, int64_t bytes, weft
     }
     for (int64_t i = 0; i < weft_graph_node_count(g); i++) {
         const weft_node *norm = weft_graph_node(g, i);
-        if (norm->op->id == WEFT_OP_norm && is_folded(&f, norm)) WEFT_TRY(fold_norm(&f, norm));
+        if (norm->op->id != WEFT_OP_norm || !is_folded(&f, norm)) continue;
+        weft_tensor *moments = make_moments(&f, root_of(norm->in[WEFT_NORM_X]));
+        for (int64_t k = 0; moments && k < weft_graph_node_count(g); k++) {
+            const weft_node *reader = weft_graph_node(g, k);
+            if (reader->n_in > 0 && root_of(reader->in[0]) == norm->out[WEFT_NORM_Y])
+                WEFT_TRY(fold_product(&f, norm, reader->out[0]->producer, moments));
+        }
+        WEFT_TRY(weft_graph_status(g));
     }
     if (f.count > 0) WEFT_TRY(weft_graph_drop_unused(g));
     *n = f.count;

@@ -145,9 +145,8 @@ weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t
     WEFT_TRY(check_request(g, prompt, count, count, sampling));
     if (!weft_grow_list(&g->list, &g->list_room, g->n_list + 1, sizeof *g->list))
         return weft_no_memory("generate");
-    WEFT_AUTO(free_sequence_at) sequence *s = calloc(1, sizeof *s);
-    if (s) s->pages = malloc((size_t)g->table_pages * sizeof *s->pages);
-    if (!s || !s->pages) return weft_no_memory("generate");
+    WEFT_NEW(sequence, s, free_sequence, "generate: no memory");
+    WEFT_ROOM_AT(s->pages, g->table_pages, "generate: no memory");
     WEFT_TRY(append_tokens(s, prompt, count));
     if (sampling->prompt_logprobs) {
         WEFT_TRY(generator_tell(s, &(weft_sampled){.token = prompt[0], .logprob = NAN}));

@@ -36,8 +36,7 @@ static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
     if (!rows) return WEFT_OK;
     int64_t width = latent->shape[2], n = weft_tensor_count(latent) / width;
     look->width = width;
-    if (!look->sums) look->sums = calloc((size_t)(width * (width + 1)), sizeof *look->sums);
-    if (!look->sums) return weft_no_memory("inspect");
+    if (!look->sums) WEFT_ROOM_AT(look->sums, width * (width + 1), "inspect: no memory");
     double *sum = look->sums, *gram = sum + width;
     /* Adds rows [n, L] to a sum and to the sum of products. */
     for (int64_t i = 0; i < n; i++) {
@@ -76,9 +75,8 @@ static weft_status finish_latent(weft_layer_look *look, int which) {
     numbers[0] = numbers[1] = numbers[2] = NAN;
     if (!width) return WEFT_OK;
     double *sum = out->sums, *gram = sum + width, rows = out->rows;
-    WEFT_AUTO_FREE double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
-    out->values = malloc((size_t)width * sizeof *out->values);
-    if (!vectors || !out->values) return weft_no_memory("inspect");
+    WEFT_ROOM(double, vectors, width *width, "inspect: no memory");
+    WEFT_ROOM_AT(out->values, width, "inspect: no memory");
     /* The covariance in the place of the sum of products, of which there is one half. */
     for (int64_t a = 0; a < width; a++)
         for (int64_t b = 0; b <= a; b++)
@@ -122,10 +120,9 @@ static weft_status look_z(const weft_session *s, int64_t layer, int64_t window, 
     const weft_weight *w_1 = weft_layer_weight(s->model, layer, "ffn.w1.weight");
     if (!w_z || !w_1) return WEFT_OK;
     int64_t ffn = w_1->shape[0], width = w_1->shape[1];
-    WEFT_AUTO_FREE double *x = NULL, *first = NULL, *second = NULL,
-                          *h = calloc((size_t)ffn, sizeof *h);
-    if (!look->contexts) look->contexts = calloc((size_t)(windows * ffn), sizeof(double));
-    if (!h || !look->contexts) return weft_no_memory("inspect");
+    WEFT_AUTO_FREE double *x = NULL, *first = NULL, *second = NULL;
+    WEFT_ROOM(double, h, ffn, "inspect: no memory");
+    if (!look->contexts) WEFT_ROOM_AT(look->contexts, windows * ffn, "inspect: no memory");
     /* mean_t x [E] of what the feed-forward reads. */
     const weft_tensor *in = s->graph.inside[layer].normed;
     int64_t time = in->shape[1];
@@ -265,10 +262,9 @@ static weft_status look_at_windows(const weft_model *m, weft_backing place,
         .batch = 1, .time = text->time, .dtype = m->dtype, .scores = true, .inside = true};
     weft_loss_parts parts;
     int64_t pairs = text->time * text->time;
-    WEFT_AUTO_FREE double *scores = malloc((size_t)(out->n_heads * pairs) * sizeof *scores);
+    WEFT_ROOM(double, scores, out->n_heads *pairs, "inspect: no memory");
     /* Routes of a layer and of the one before, [2, T, T]. */
-    WEFT_AUTO_FREE unsigned char *chosen = malloc(2 * (size_t)pairs);
-    if (!scores || !chosen) return weft_no_memory("inspect");
+    WEFT_ROOM(unsigned char, chosen, 2 * pairs, "inspect: no memory");
     WEFT_TRY(weft_session_open(m, place.backend, place.pool, &build, false, false, &s));
     for (int64_t w = 0; w < text->windows; w++) {
         const int32_t *tokens = text->tokens + w * (text->time + 1);
@@ -326,10 +322,9 @@ weft_status weft_inspect_held_out(const weft_model *m, weft_backing place, json_
     /* The first sequences that evaluation uses. A task's are taken whole, of a text the beginning. */
     WEFT_TRY(weft_dataset_open(&m->config, &d));
     if (!weft_dataset_metric(d) && time > CONTEXT) time = CONTEXT;
-    WEFT_AUTO_FREE int32_t *targets = malloc((size_t)time * sizeof *targets);
+    WEFT_ROOM(int32_t, targets, time, "inspect: no memory");
     text = (weft_windows){.windows = WINDOWS, .time = time - 1};
-    text.tokens = malloc(WINDOWS * (size_t)time * sizeof *text.tokens);
-    if (!targets || !text.tokens) return weft_no_memory("inspect");
+    WEFT_ROOM_AT(text.tokens, WINDOWS * time, "inspect: no memory");
     for (int64_t w = 0; w < WINDOWS; w++)
         WEFT_TRY(weft_dataset_fill(d, WEFT_SPLIT_VAL, 0, 0, (uint32_t)w, time,
                                    text.tokens + w * time, targets, NULL));

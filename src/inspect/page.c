@@ -20,10 +20,9 @@ static weft_status add_routes(const weft_session *s, int64_t layer, int64_t time
     const weft_config *c = &s->model->config;
     size_t pairs = (size_t)(time * time);
     if (!c->cross_token) return WEFT_OK;
-    WEFT_AUTO_FREE double *weights = malloc((size_t)c->n_head * pairs * sizeof *weights);
-    WEFT_AUTO_FREE weft_head_look *heads = calloc((size_t)c->n_head, sizeof *heads);
-    WEFT_AUTO_FREE unsigned char *chosen = malloc(pairs);
-    if (!weights || !heads || !chosen) return weft_no_memory("inspect");
+    WEFT_ROOM(double, weights, (size_t)c->n_head *pairs, "inspect: no memory");
+    WEFT_ROOM(weft_head_look, heads, c->n_head, "inspect: no memory");
+    WEFT_ROOM(unsigned char, chosen, pairs, "inspect: no memory");
     weft_layer_look look = {.heads = heads};
     WEFT_TRY(weft_session_scores(s, layer, weights));
     weft_look_weights(c, weights, time, &look);

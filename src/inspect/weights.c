@@ -195,8 +195,7 @@ weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const doub
     int64_t heads = l->score.heads;
     for (int64_t h = 0; h < heads; h++) {
         weft_head_look *own = &look->heads[h];
-        if (!own->sigma) own->sigma = calloc(4 * (size_t)g.width, sizeof *own->sigma);
-        if (!own->sigma) return weft_no_memory("inspect");
+        if (!own->sigma) WEFT_ROOM_AT(own->sigma, 4 * g.width, "inspect: no memory");
         own->width = g.width;
         for (int64_t t = 0; t < g.time; t++)
             for (int which = 0; which < 2; which++) {

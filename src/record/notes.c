@@ -46,10 +46,9 @@ static weft_status open_file(weft_notes *n) {
 }
 
 weft_status weft_notes_open(const char *folder, weft_notes **out) {
-    WEFT_AUTO(weft_notes_close_at) weft_notes *n = calloc(1, sizeof *n);
     bool there;
     *out = NULL;
-    if (!n) return weft_no_memory("notes");
+    WEFT_NEW(weft_notes, n, weft_notes_close, "notes: no memory");
     WEFT_TRY(weft_path(n->folder, "%s", folder));
     WEFT_PATH(path, "%s/notes.db", folder);
     WEFT_TRY(weft_path_there(path, &there));

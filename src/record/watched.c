@@ -390,9 +390,8 @@ weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, con
 
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out) {
     *out = NULL;
-    WEFT_AUTO(weft_watched_close_at) weft_watched *w = calloc(1, sizeof *w);
-    if (w) w->roots = calloc((size_t)n, sizeof *w->roots);
-    if (!w || !w->roots) return weft_no_memory("watch");
+    WEFT_NEW(weft_watched, w, weft_watched_close, "watch: no memory");
+    WEFT_ROOM_AT(w->roots, n, "watch: no memory");
     weft_config_defaults(&w->plain);
     for (int i = 0; i < n; i++) {
         /* The folder by its whole path; with notes, one that is not there yet too. */

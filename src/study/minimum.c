@@ -274,9 +274,8 @@ weft_status weft_compare_minima(const weft_rate_run *variant, int n, const weft_
     c->variant = c->baseline = c->percent = NAN;
     side a, b;
     if (!fit_side(variant, n, sign, &a) || !fit_side(baseline, m, sign, &b)) return WEFT_OK;
-    WEFT_AUTO_FREE weft_rate_run *residuals = malloc((size_t)(n + m) * sizeof *residuals);
-    WEFT_AUTO_FREE double *drawn = malloc(DRAWS * sizeof *drawn);
-    if (!residuals || !drawn) return weft_fail(WEFT_ENOMEM, "study: no memory to compare variants");
+    WEFT_ROOM(weft_rate_run, residuals, n + m, "study: no memory to compare variants");
+    WEFT_ROOM(double, drawn, DRAWS, "study: no memory to compare variants");
     int of_a = add_residuals(&a, variant, n, sign, residuals);
     int of_b = add_residuals(&b, baseline, m, sign, residuals + of_a), all = of_a + of_b;
     c->variant = sign * a.p.score;

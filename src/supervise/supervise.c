@@ -238,9 +238,8 @@ static weft_status line_up(supervisor *v) {
     WEFT_TRY(weft_record_read_runs(v->database, v->study, &v->jobs));
     if (v->options->restart && !v->restarted) WEFT_TRY(restart(v));
     v->restarted = true;
-    v->order = calloc((size_t)v->jobs.n + 1, sizeof(weft_record_run *));
-    v->slots = calloc((size_t)v->options->jobs, sizeof *v->slots);
-    if (!v->order || !v->slots) return weft_fail(WEFT_ENOMEM, "study: no memory for its runs");
+    WEFT_ROOM_AT(v->order, v->jobs.n + 1, "study: no memory for its runs");
+    WEFT_ROOM_AT(v->slots, v->options->jobs, "study: no memory for its runs");
     for (int i = 0; i < v->jobs.n; i++) {
         weft_record_run *job = &v->jobs.list[i];
         if (!is_chosen(v, job->variant)) continue;

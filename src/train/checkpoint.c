@@ -276,26 +276,18 @@ static weft_status write_all(const char *folder, const weft_checkpoint *c) {
     return weft_state_write(folder, state);
 }
 
-/* The files of RUN/FROM under further names in another folder. */
-static weft_status link_all(const char *from, const char *folder) {
-    for (int i = 0; i <= WEFT_PARTS; i++) {
-        const char *name = i < WEFT_PARTS ? weft_parts[i] : "state.json";
-        bool may_miss = i >= WEFT_CHECKPOINT_PARTS && i < WEFT_PARTS;
-        WEFT_PATH(path, "%s/%s", from, name);
-        WEFT_PATH(other, "%s/%s", folder, name);
-        if (link(path, other) != 0 && !(may_miss && errno == ENOENT))
-            return weft_path_failed(other);
-    }
-    return WEFT_OK;
-}
-
-/* The new checkpoint's files: those of RUN/FROM, which holds the same, or written. */
+/* The new checkpoint's files: those of RUN/FROM, which holds the same, under further names, or written. */
 static weft_status write_new(const char *run, const char *from, const char *fresh,
                              const weft_checkpoint *checkpoint) {
-    char other[WEFT_PATH_MAX];
+    bool linked = from;
     WEFT_TRY(weft_folder_make_marked(fresh));
-    if (from) WEFT_TRY(weft_path(other, "%s/%s", run, from));
-    bool linked = from && link_all(other, fresh) == WEFT_OK;
+    for (int i = 0; linked && i <= WEFT_PARTS; i++) {
+        const char *name = i < WEFT_PARTS ? weft_parts[i] : "state.json";
+        bool may_miss = i >= WEFT_CHECKPOINT_PARTS && i < WEFT_PARTS;
+        WEFT_PATH(path, "%s/%s/%s", run, from, name);
+        WEFT_PATH(other, "%s/%s", fresh, name);
+        linked = link(path, other) == 0 || (may_miss && errno == ENOENT);
+    }
     if (from && !linked) { /* not every file system has such names */
         WEFT_TRY(weft_checkpoint_remove(fresh));
         WEFT_TRY(weft_folder_make_marked(fresh));

@@ -404,21 +404,6 @@ static weft_status cut_run(const weft_gradients *g) {
     return weft_exec_cut(g->session->exec, ends, n);
 }
 
-/* Unless WEFT_OVERLAP=0: then gradients leave after the backward pass, to measure what the overlap is
- * worth. */
-static weft_status prepare_overlap(weft_gradients *g) {
-    const char *text = getenv("WEFT_OVERLAP");
-    if (text && strcmp(text, "0") == 0) return WEFT_OK;
-    WEFT_ROOM_AT(g->made_by, g->n, "gradients: no memory");
-    WEFT_ROOM_AT(g->finished, g->n, "gradients: no memory");
-    WEFT_ROOM_AT(g->due, weft_cut_buckets(&g->shards.cut), "gradients: no memory");
-    for (int64_t w = 0; w < g->n; w++) {
-        const weft_tensor *t = weft_graph_find(g->session->graph.graph, g->weights[w].name);
-        g->made_by[w] = t && t->grad && t->grad->producer ? t->grad->producer->index : -1;
-    }
-    return g->rows ? cut_run(g) : WEFT_OK;
-}
-
 WEFT_ENDED_BY(weft_gradients_destroy, weft_gradients)
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
@@ -444,7 +429,17 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
     WEFT_TRY(weft_partition_make(m, comm, &g->shards));
     WEFT_TRY(shared ? make_shared(g) : make_whole(g));
-    if (g->reduce) WEFT_TRY(prepare_overlap(g));
+    /* With WEFT_OVERLAP=0 gradients leave after the backward pass, to measure what the overlap is worth. */
+    const char *overlap = getenv("WEFT_OVERLAP");
+    if (!g->reduce || (overlap && strcmp(overlap, "0") == 0)) return weft_hand(&g, out);
+    WEFT_ROOM_AT(g->made_by, g->n, "gradients: no memory");
+    WEFT_ROOM_AT(g->finished, g->n, "gradients: no memory");
+    WEFT_ROOM_AT(g->due, weft_cut_buckets(&g->shards.cut), "gradients: no memory");
+    for (int64_t w = 0; w < g->n; w++) {
+        const weft_tensor *t = weft_graph_find(s->graph.graph, g->weights[w].name);
+        g->made_by[w] = t && t->grad && t->grad->producer ? t->grad->producer->index : -1;
+    }
+    if (g->rows) WEFT_TRY(cut_run(g));
     return weft_hand(&g, out);
 }
 

@@ -35,10 +35,9 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
     v->time = c->context;
     v->parts = c->batch_size / v->batch;
     v->samples = c->eval_samples;
-    v->runs = calloc((size_t)(v->samples * v->parts), sizeof *v->runs);
+    WEFT_ROOM_AT(v->runs, v->samples * v->parts, "evaluation: no memory");
     v->comm = comm;
     weft_build build = {.batch = v->batch, .time = v->time, .dtype = m->dtype, .logits = scored};
-    if (!v->runs) return weft_no_memory("evaluation");
     WEFT_TRY(weft_session_open(m, backend, pool, &build, false, false, &v->session));
     if (scored)
         WEFT_ROOM_AT(v->logits, v->batch * v->time * c->vocab_size,
@@ -144,8 +143,8 @@ weft_status weft_validation_bytes(const weft_validation *v, const weft_tokenizer
 
 weft_status weft_validation_positions(weft_validation *v, weft_position_loss *out, int *count) {
     *count = 0;
-    if (!v->targets) v->targets = malloc((size_t)(v->batch * v->time) * sizeof *v->targets);
-    if (!v->targets) return weft_fail(WEFT_ENOMEM, "evaluation: no memory for its targets");
+    if (!v->targets)
+        WEFT_ROOM_AT(v->targets, v->batch * v->time, "evaluation: no memory for its targets");
     weft_status status = WEFT_OK;
     for (int64_t at = 0, next; status == WEFT_OK && at < v->time; at = next) {
         if (*count == WEFT_POSITION_RANGES_MAX) break;
