@@ -25,20 +25,6 @@ weft_status weft_checkpoint_folder(const char *path, char out[WEFT_PATH_MAX]) {
                           path);
 }
 
-/* Its tokenizer.json, or what the config names, to be closed after a failure too. Of a larger vocabulary than
- * the model's there are tokens that it does not know. */
-static weft_status open_tokenizer(weft_loaded *l) {
-    bool there;
-    const weft_config *c = &l->config;
-    WEFT_PATH(path, "%s/%s", l->folder, weft_parts[WEFT_PART_TOKENIZER]);
-    WEFT_TRY(weft_path_there(path, &there));
-    WEFT_TRY(weft_tokenizer_open(there ? path : c->tokenizer, &l->tokenizer));
-    if (weft_tokenizer_vocab(l->tokenizer) <= c->vocab_size) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: its tokenizer has %lld tokens, but the model knows %lld; it is another's", l->folder,
-        (long long)weft_tokenizer_vocab(l->tokenizer), (long long)c->vocab_size);
-}
-
 weft_status weft_loaded_open(const weft_args *a, const char *path, weft_loaded_for purpose,
                              weft_loaded *out) {
     *out = (weft_loaded){0};
@@ -52,7 +38,16 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, weft_loaded_f
     bool there = purpose != WEFT_LOADED_MODEL;
     if (purpose == WEFT_LOADED_ANY_TOKENIZER || purpose == WEFT_LOADED_NUMBERS)
         WEFT_TRY(weft_folder_has(out->folder, weft_parts[WEFT_PART_TOKENIZER], &there));
-    if (there) WEFT_TRY(open_tokenizer(out));
+    if (there) { /* its own, or what the config names; to be closed after a failure too */
+        WEFT_PATH(own, "%s/%s", out->folder, weft_parts[WEFT_PART_TOKENIZER]);
+        WEFT_TRY(weft_path_there(own, &there));
+        WEFT_TRY(weft_tokenizer_open(there ? own : c->tokenizer, &out->tokenizer));
+        int64_t tokens = weft_tokenizer_vocab(out->tokenizer);
+        if (tokens > c->vocab_size)
+            return WEFT_BAD_INPUT(
+                "%s: its tokenizer has %lld tokens, but the model knows %lld; it is another's",
+                out->folder, (long long)tokens, (long long)c->vocab_size);
+    }
     if (purpose == WEFT_LOADED_GENERATION)
         WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
     WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));

@@ -28,10 +28,9 @@ void weft_message_done(void *memory, weft_status status) {
         free(m);
         return;
     }
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     m->next = kept;
     kept = m;
-    pthread_mutex_unlock(&lock);
 }
 
 static weft_status run_job(weft_comm *c, weft_comm_job *job) {

@@ -84,16 +84,6 @@ static void print_latents(const weft_inspection *i, FILE *out) {
                 (long long)tokens, (long long)width);
 }
 
-static void print_z(const weft_inspection *i, FILE *out) {
-    if (!isfinite(i->layers[0].number[WEFT_LAYER_Z_BETWEEN])) return;
-    fprintf(out, "\nz-heads: W_z outside its blocks; |cosine| of two heads; cosine of one head in "
-                 "two sequences\nlayer  off blocks  two heads  two sequences\n");
-    for (int64_t l = 0; l < i->n_layers; l++)
-        fprintf(out, "%5lld %11.4f %10.3f %14.3f\n", (long long)l + 1,
-                i->layers[l].number[WEFT_LAYER_Z_OFF], i->layers[l].number[WEFT_LAYER_Z_BETWEEN],
-                i->layers[l].number[WEFT_LAYER_Z_ACROSS]);
-}
-
 void weft_inspection_print(const weft_inspection *i, FILE *out) {
     fprintf(out, "%s tokens in %lld windows of %lld, loss %.4f\n",
             weft_count_text(i->windows * i->time), (long long)i->windows, (long long)i->time,
@@ -116,7 +106,16 @@ void weft_inspection_print(const weft_inspection *i, FILE *out) {
         }
     }
     print_latents(i, out);
-    print_z(i, out);
+    if (isfinite(i->layers[0].number[WEFT_LAYER_Z_BETWEEN])) {
+        fprintf(out,
+                "\nz-heads: W_z outside its blocks; |cosine| of two heads; cosine of one head in "
+                "two sequences\nlayer  off blocks  two heads  two sequences\n");
+        for (int64_t l = 0; l < i->n_layers; l++) {
+            const double *at = i->layers[l].number;
+            fprintf(out, "%5lld %11.4f %10.3f %14.3f\n", (long long)l + 1, at[WEFT_LAYER_Z_OFF],
+                    at[WEFT_LAYER_Z_BETWEEN], at[WEFT_LAYER_Z_ACROSS]);
+        }
+    }
     if (i->n_parts) {
         fprintf(out, "\ngradients of a training pass\n%-18s %13s %12s %12s %14s\n", "mechanism",
                 "parameters", "weight norm", "grad norm", "grad / weight");

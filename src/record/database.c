@@ -345,11 +345,10 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     WEFT_TRY(weft_below_folder(root, above, &inside));
     /* The database and what SQLite would look for beside it. A write-ahead log is never weft's. */
     static const char *const beside[] = {"", "-journal", "-wal", "-shm"};
-    char shown[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
     weft_kind kind;
     for (int i = 0; i < 4; i++) {
-        WEFT_TRY(weft_path(shown, "%s%s", d->path, beside[i]));
-        WEFT_TRY(weft_path(path, "%s%s", d->file, beside[i]));
+        WEFT_PATH(shown, "%s%s", d->path, beside[i]);
+        WEFT_PATH(path, "%s%s", d->file, beside[i]);
         WEFT_TRY(weft_path_kind(path, &kind));
         if (kind == WEFT_KIND_NOTHING) continue;
         if (kind != WEFT_KIND_FILE)
@@ -414,10 +413,9 @@ weft_status weft_database_scratch(const char *path, weft_database **out) {
 weft_status weft_database_place(const char *folder) {
     static const char *const names[] = {"runs.db", "config.json", "model.safetensors",
                                         "metrics.jsonl"};
-    char path[WEFT_PATH_MAX];
     bool there;
     for (int i = 0; i < WEFT_COUNT(names); i++) {
-        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
+        WEFT_PATH(path, "%s/%s", folder, names[i]);
         WEFT_TRY(weft_path_there(path, &there));
         if (there && i == 0) return WEFT_OK;
         if (there)

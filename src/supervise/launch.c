@@ -16,23 +16,6 @@
 
 enum { NOT_STARTED = 127, TAIL = 8192, LEAST_MS = 5, MOST_MS = 250 };
 
-/* In the child; does not return. Only calls that are safe after a fork. */
-static void become(char *const *words, int out, int log, pid_t parent, const sigset_t *mask) {
-    int nothing = open("/dev/null", O_RDONLY);
-    setpgid(0, 0);
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
-    if (signal(SIGHUP, SIG_DFL) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup's */
-    sigprocmask(SIG_SETMASK, mask, NULL);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(NOT_STARTED); /* it was killed before this was set */
-    if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(out, 1) < 0 || dup2(log, 2) < 0)
-        _exit(NOT_STARTED);
-    execv("/proc/self/exe", words);
-    execvp(words[0], words);
-    _exit(NOT_STARTED);
-}
-
 static weft_status start_process(const char *const *words, const char *out, const char *log,
                                  pid_t *pid) {
     WEFT_AUTO_CLOSE int out_fd = -1, log_fd = -1;
@@ -48,7 +31,21 @@ static weft_status start_process(const char *const *words, const char *out, cons
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &before);
     *pid = fork();
-    if (*pid == 0) become((char *const *)(uintptr_t)words, out_fd, log_fd, parent, &before);
+    if (*pid == 0) { /* the child makes only calls that are safe after a fork */
+        int nothing = open("/dev/null", O_RDONLY);
+        setpgid(0, 0);
+        signal(SIGINT, SIG_DFL);
+        signal(SIGTERM, SIG_DFL);
+        if (signal(SIGHUP, SIG_DFL) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup's */
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(NOT_STARTED); /* it was killed before this was set */
+        if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(out_fd, 1) < 0 || dup2(log_fd, 2) < 0)
+            _exit(NOT_STARTED);
+        execv("/proc/self/exe", (char *const *)(uintptr_t)words);
+        execvp(words[0], (char *const *)(uintptr_t)words);
+        _exit(NOT_STARTED);
+    }
     int error = errno;
     sigprocmask(SIG_SETMASK, &before, NULL);
     if (*pid > 0) return WEFT_OK;

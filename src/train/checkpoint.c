@@ -276,7 +276,7 @@ static weft_status write_all(const char *folder, const weft_checkpoint *c) {
     return weft_state_write(folder, state);
 }
 
-/* The new checkpoint's files: those of RUN/FROM, which holds the same, under further names, or written. */
+/* The new checkpoint's files: those of RUN/FROM by a further name, which are the same, or written. */
 static weft_status write_new(const char *run, const char *from, const char *fresh,
                              const weft_checkpoint *checkpoint) {
     bool linked = from;

@@ -429,7 +429,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
     WEFT_TRY(weft_partition_make(m, comm, &g->shards));
     WEFT_TRY(shared ? make_shared(g) : make_whole(g));
-    /* With WEFT_OVERLAP=0 gradients leave after the backward pass, to measure what the overlap is worth. */
+    /* WEFT_OVERLAP=0: gradients leave after the backward pass: what the overlap is worth. */
     const char *overlap = getenv("WEFT_OVERLAP");
     if (!g->reduce || (overlap && strcmp(overlap, "0") == 0)) return weft_hand(&g, out);
     WEFT_ROOM_AT(g->made_by, g->n, "gradients: no memory");
