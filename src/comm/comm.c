@@ -328,12 +328,11 @@ weft_status weft_comm_open(weft_comm **out) {
     if (meet_limit() > 0) c->meet_by = weft_clock() + meet_limit();
     sem_init(&c->changed.rung, 0, 0);
     sem_init(&c->work.rung, 0, 0);
-    weft_status status = weft_launch_open(&c->mpi);
-    if (status == WEFT_OK) status = start_thread(c);
-    if (status == WEFT_OK) status = meet(c);
     /* On an error its memory stays: the process is about to end, and the thread with it. */
-    if (status == WEFT_OK) *out = c;
-    return status;
+    WEFT_TRY(weft_launch_open(&c->mpi));
+    WEFT_TRY(start_thread(c));
+    WEFT_TRY(meet(c));
+    return weft_hand(&c, out);
 }
 
 void weft_comm_close(weft_comm *c) {

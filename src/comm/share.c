@@ -30,13 +30,10 @@ weft_status weft_tree_make(int64_t leaves, int size, weft_tree *out) {
             "%d ranks share a step's %lld micro-batches: each needs one at least; a "
             "smaller MICRO_BATCH makes more of them",
             size, (long long)leaves);
-    out->nodes = calloc((size_t)leaves, sizeof *out->nodes);
-    out->merges = calloc((size_t)leaves, sizeof *out->merges);
-    if (!out->nodes || !out->merges) {
-        weft_tree_free(out);
-        return weft_fail(WEFT_ENOMEM, "no memory for the sum of %lld micro-batches",
-                         (long long)leaves);
-    }
+    WEFT_ROOM_AT(out->nodes, leaves, "no memory for the sum of %lld micro-batches",
+                 (long long)leaves);
+    WEFT_ROOM_AT(out->merges, leaves, "no memory for the sum of %lld micro-batches",
+                 (long long)leaves);
     cut_node(out, leaves, size, 0, leaves);
     return WEFT_OK;
 }

@@ -145,10 +145,8 @@ weft_status weft_page_open(weft_page *p, const char *title) {
     p->names = open_memstream(&p->names_text, &p->names_size);
     p->charts = json_array();
     p->svgs = json_array();
-    if (!p->html || !p->md || !p->words || !p->names || !p->charts || !p->svgs) {
-        weft_page_free(p);
+    if (!p->html || !p->md || !p->words || !p->names || !p->charts || !p->svgs)
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
-    }
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" HTML_MARK "\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" POLICY "\n",
           p->html);
