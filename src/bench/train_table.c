@@ -451,10 +451,7 @@ static json_t *row_json(const row *r) {
     json_t *j = weft_json_make("variant:s label:s parameters:I plan_bytes:I flops_per_token:f",
                                r->variant->name, r->variant->label, r->account.parameters,
                                r->account.training_bytes, r->account.built_flops);
-    if (!r->result) {
-        weft_json_add(j, "failed:b", true);
-        return j;
-    }
+    if (!r->result) return weft_json_add(j, "failed:b", true);
     json_object_update(j, r->result);
     weft_json_add(j, "tokens_per_s:f gflops:f peak_of_plan:f", step_tokens(r) / seconds,
                   1e-9 * step_flops(r) / seconds, peak > 0 ? peak / plan : NAN);

@@ -91,14 +91,14 @@ static json_t *variant_json(const weft_study *s, int variant) {
         v->repeats >= 0 ? all[v->repeats].name : NULL, *p->error ? p->error : NULL);
     if (*p->error) return row;
     const weft_account *a = &p->account;
-    weft_json_add(row,
-                  "iters:o tokens:o parameters:I flops_per_token:f training_bytes:I "
-                  "cache_bytes_per_token:I leaks:b config:o",
-                  p->iters > 0 ? json_integer(p->iters) : NULL,
-                  p->iters > 0 ? json_integer(weft_study_tokens(s, variant)) : NULL, a->parameters,
-                  a->forward_flops + a->backward_flops, a->training_bytes, a->cache_bytes_token,
-                  weft_config_leaks(&p->config), weft_config_to_json(&p->config));
-    return row;
+    return weft_json_add(row,
+                         "iters:o tokens:o parameters:I flops_per_token:f training_bytes:I "
+                         "cache_bytes_per_token:I leaks:b config:o",
+                         p->iters > 0 ? json_integer(p->iters) : NULL,
+                         p->iters > 0 ? json_integer(weft_study_tokens(s, variant)) : NULL,
+                         a->parameters, a->forward_flops + a->backward_flops, a->training_bytes,
+                         a->cache_bytes_token, weft_config_leaks(&p->config),
+                         weft_config_to_json(&p->config));
 }
 
 static void list_json(const weft_study *s, double seconds) {

@@ -86,8 +86,7 @@ static json_t *result_object(const weft_train_result *r, const char *out, json_t
         r->tokens_per_s, r->mfu, r->seconds, ends[r->end], *r->why ? r->why : NULL,
         bits_per_byte(r));
     if (*r->metric) json_object_set_new(object, r->metric, weft_json_number(r->metric_value));
-    weft_json_add(object, "facts:O*", facts);
-    return object;
+    return weft_json_add(object, "facts:O*", facts);
 }
 
 static weft_status finish(weft_args *args, const weft_train_result *r, const char *out,

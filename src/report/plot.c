@@ -454,6 +454,6 @@ json_t *weft_plot_json(const weft_plot *p) {
         weft_json_add(chart, "x:o points:O front:O log:b",
                       weft_json_make("label:s unit:s", p->x_label, kinds[p->x_unit]), sets, front,
                       p->log_x);
-    weft_json_add(chart, "unit:s* note:o*", p->y_unit, p->note ? weft_page_json(p->note) : NULL);
-    return chart;
+    return weft_json_add(chart, "unit:s* note:o*", p->y_unit,
+                         p->note ? weft_page_json(p->note) : NULL);
 }
