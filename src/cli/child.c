@@ -9,25 +9,6 @@
 
 enum { WORDS_MOST = 64, NOT_STARTED = 127 };
 
-/* In the child; does not return. */
-static void become(const char *const *given, bool quiet, int out, pid_t parent) {
-    char *words[WORDS_MOST + 1] = {"weft"};
-    const char *const more[] = {"--port", "0", "--json"};
-    int n = 1, nothing = open("/dev/null", O_RDWR);
-    for (; *given && n < WORDS_MOST - 3; given++)
-        words[n++] = (char *)(uintptr_t)*given;
-    for (int i = 0; i < 3; i++)
-        words[n++] = (char *)(uintptr_t)more[i];
-    setpgid(0, 0);
-    setenv("WEFT_LOG", "warn", 0); /* it ends when it is told to: that is no news */
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(NOT_STARTED); /* it ended before this was set */
-    if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(out, 1) < 0 || (quiet && dup2(nothing, 2) < 0))
-        _exit(NOT_STARTED);
-    execv("/proc/self/exe", words);
-    _exit(NOT_STARTED);
-}
-
 int weft_child_stop(pid_t pid) {
     int status = 0;
     if (pid <= 0) return 0;
@@ -44,7 +25,24 @@ int weft_child_start(const char *const *words, bool quiet, int ms, pid_t *pid, j
     if (pipe2(ends, O_CLOEXEC) != 0) return NOT_STARTED;
     pid_t self = getpid();
     *pid = fork();
-    if (*pid == 0) become(words, quiet, ends[1], self);
+    if (*pid == 0) {
+        char *all[WORDS_MOST + 1] = {"weft"};
+        const char *const more[] = {"--port", "0", "--json"};
+        int count = 1, nothing = open("/dev/null", O_RDWR);
+        for (; *words && count < WORDS_MOST - 3; words++)
+            all[count++] = (char *)(uintptr_t)*words;
+        for (int i = 0; i < 3; i++)
+            all[count++] = (char *)(uintptr_t)more[i];
+        setpgid(0, 0);
+        setenv("WEFT_LOG", "warn", 0); /* it ends when it is told to: that is no news */
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != self) _exit(NOT_STARTED); /* it ended before this was set */
+        if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(ends[1], 1) < 0 ||
+            (quiet && dup2(nothing, 2) < 0))
+            _exit(NOT_STARTED);
+        execv("/proc/self/exe", all);
+        _exit(NOT_STARTED);
+    }
     close(ends[1]);
     struct pollfd p = {.fd = ends[0], .events = POLLIN};
     ssize_t n = *pid > 0 && poll(&p, 1, ms) == 1 ? read(ends[0], text, sizeof text - 1) : 0;

@@ -71,11 +71,7 @@
     X("Tools", version, "[--json]", "the version, and the parts of this build", "weft version")
 
 typedef struct {
-    const char *group, *name;
-    const char *usage;
-    const char *summary;
-    const char *example;
-    const char *help;
+    const char *group, *name, *usage, *summary, *example, *help;
     weft_status (*run)(weft_args *args, int argc, char **argv);
 } command;
 

@@ -36,11 +36,9 @@ typedef struct {
     const char *paths[DATABASES_MOST];
     int n;
     const char *a, *b; /* --compare */
-    const char *csv, *metrics_csv, *diff;
-    const char *fit, *variants;
-    bool force;
+    const char *csv, *metrics_csv, *diff, *fit, *variants;
     const char *out; /* of a merge */
-    bool merge;
+    bool force, merge;
 } runs_args;
 
 static weft_status list_runs(const weft_args *args, const runs_args *own) {

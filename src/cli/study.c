@@ -53,9 +53,8 @@ enum {
 };
 
 typedef struct {
-    const char *variants, *out, *jobs_text, *gpus_text, *restart;
+    const char *variants, *out, *jobs_text, *gpus_text, *restart, *slurm_options;
     bool list, slurm;
-    const char *slurm_options;
     const char **words; /* of each job */
     int64_t jobs;
     char gpus_room[GPUS_ROOM];

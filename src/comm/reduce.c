@@ -27,8 +27,7 @@ struct weft_reduce_bucket {
 
 struct weft_reduce {
     weft_reduce_options o;
-    int rank;
-    int own_first, own_nodes, n_rows;
+    int rank, own_first, own_nodes, n_rows;
     int64_t buckets, largest; /* numbers of the largest piece */
     int64_t received;         /* bytes of a slot's */
     size_t width;             /* bytes of a number */

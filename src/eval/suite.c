@@ -16,8 +16,7 @@ enum { LEAST_TIME = 16, CHOICES_MOST = 1024 };
 typedef struct {
     int32_t *tokens; /* [n]: context, then choice */
     int64_t n, choice;
-    double characters;
-    double likelihood;
+    double characters, likelihood;
 } request;
 
 typedef struct {

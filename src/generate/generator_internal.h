@@ -69,9 +69,7 @@ typedef struct {
     int64_t n_tokens, room;
     int64_t n_prompt; /* of the first prompt */
     int64_t n_computed;
-    int64_t
-        again; /* tokens behind n_computed that were run, and then what the sequence keeps beside its
-                      pages was put back to before them */
+    int64_t again;    /* tokens behind them that were run, and set back with the sequence's state */
     int64_t stop_at;  /* tokens at which it ends */
     int32_t *pages;   /* [table pages], by place in the table; -1: none */
     int64_t n_pages;  /* taken so far; with a sliding context more than are held */
@@ -80,8 +78,7 @@ typedef struct {
     weft_sampling sampling;
     uint32_t number;    /* tokens sampled */
     weft_sampled *made; /* what is told: where it is asked for, of the prompt too */
-    int64_t n_made, n_taken, made_room;
-    int64_t shared;
+    int64_t n_made, n_taken, made_room, shared;
     draft draft;
     uint32_t epoch; /* counts its ends and set-backs: what was begun before is not its own */
 } sequence;

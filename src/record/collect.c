@@ -19,8 +19,7 @@ typedef struct {
     int64_t last;  /* the last line's step */
     double val_loss, best_val_loss, metric_value;
     double tail_sum; /* cross-entropy of the last STUDY_TAIL steps' lines */
-    int64_t tail_lines;
-    int64_t skipped;
+    int64_t tail_lines, skipped;
     double seconds; /* of training: steps over their rate */
     char metric[32];
 } summary;

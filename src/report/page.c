@@ -505,9 +505,8 @@ weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     WEFT_TRY(finish(p));
     WEFT_TRY(weft_folder_make(folder));
     WEFT_TRY(weft_page_vacant(folder, force));
-    char name[32];
     for (size_t i = 0; i < json_array_size(p->svgs) && !force; i++) {
-        snprintf(name, sizeof name, "report-%zu.svg", i + 1);
+        WEFT_PATH(name, "report-%zu.svg", i + 1);
         WEFT_TRY(check_place(folder, name));
     }
     /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a

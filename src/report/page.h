@@ -103,8 +103,9 @@ extern const char weft_report_script[]; /* page.js: what is a report's alone */
 typedef struct {
     FILE *html, *md;
     FILE *words; /* to put a text or a picture together in; see weft_page_words */
-    char *html_text, *md_text, *words_text;
-    size_t html_size, md_size, words_size;
+    FILE *names; /* of the parts, as links to them */
+    char *html_text, *md_text, *words_text, *names_text;
+    size_t html_size, md_size, words_size, names_size;
     int level;           /* of a section's heading: 2, or 3 where each study is a section */
     char section[160];   /* its heading, by which a screen reader names the tables in it */
     int tables;          /* so far */
@@ -118,12 +119,9 @@ typedef struct {
     bool answers;    /* it has an answer, and no second one */
     bool asks;       /* and a question */
     size_t contents; /* where they stand in the HTML, once it is whole */
-    FILE *names;     /* of the parts, as links to them */
-    char *names_text;
-    size_t names_size;
-    int pictures;   /* so far: makes the ids in them unlike */
-    json_t *svgs;   /* the pictures, for files beside the Markdown */
-    json_t *charts; /* what charts.js draws: one object for each group of pictures */
+    int pictures;    /* so far: makes the ids in them unlike */
+    json_t *svgs;    /* the pictures, for files beside the Markdown */
+    json_t *charts;  /* what charts.js draws: one object for each group of pictures */
     struct weft_page_room *rooms;
 } weft_page;
 

@@ -59,8 +59,7 @@ typedef struct {
 
 struct weft_report_data {
     weft_database *database;
-    const char *path;
-    const char *name, *config, *equal, *score, *version, *commit, *created, *machine;
+    const char *path, *name, *config, *equal, *score, *version, *commit, *created, *machine;
     double tail;
     bool higher_is_better;
     const char *score_name; /* "held-out loss" */

@@ -13,8 +13,7 @@ struct weft_validation {
     const weft_dataset *dataset;
     weft_session session;
     double *logits; /* [B, T, V] of a run, where there is a metric */
-    int64_t batch, time, parts;
-    int64_t samples;
+    int64_t batch, time, parts, samples;
     weft_run_loss *runs; /* [samples, parts] */
     weft_comm *comm;
     int64_t first, last; /* the positions that count: first .. last - 1; last 0: all */
