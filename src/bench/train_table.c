@@ -27,9 +27,8 @@
 
 /* A GPU's first run chooses algorithms and its second is captured. */
 enum { GPU_UNMEASURED = 4 };
-enum { CHECKED_STEPS = 2, SMALL_LAYERS = 2, SMALL_TIME = 16, SMALL_VOCAB = 64, PATH_ROOM = 512 };
-
-enum { ROWS_MAX = 32, NAME_ROOM = 320 };
+enum { CHECKED_STEPS = 2, SMALL_LAYERS = 2, SMALL_TIME = 16, SMALL_VOCAB = 64 };
+enum { ROWS_MAX = 32, NAME_ROOM = 320, PATH_ROOM = 512 };
 
 typedef struct {
     const bench_variant *variant;

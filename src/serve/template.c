@@ -63,15 +63,6 @@ static weft_status add_piece(weft_template *m, piece p) {
     return WEFT_OK;
 }
 
-/* To the last piece of the form that begins with piece `first`, where that is text. */
-static weft_status add_letter(weft_template *m, size_t at, int first) {
-    piece *last = m->n > first ? m->pieces + m->n - 1 : NULL;
-    if (!last || last->kind != PIECE_TEXT)
-        return add_piece(m, (piece){.kind = PIECE_TEXT, .from = at, .bytes = 1});
-    last->bytes++;
-    return WEFT_OK;
-}
-
 /* Which of the words stands here; -1: none. */
 static int find_word(const char *at, const char *const *words, int n) {
     for (int i = 0; i < n; i++)
@@ -120,9 +111,13 @@ static weft_status cut_pieces(weft_template *m) {
             f->content = m->n;
             length = whole;
             WEFT_TRY(add_piece(m, content));
-        } else {
+        } else { /* a letter, to the form's last piece where that is text */
+            piece *last = m->n > f->first ? m->pieces + m->n - 1 : NULL;
             length = 1;
-            WEFT_TRY(add_letter(m, at, f->first));
+            if (last && last->kind == PIECE_TEXT)
+                last->bytes++;
+            else
+                WEFT_TRY(add_piece(m, (piece){.kind = PIECE_TEXT, .from = at, .bytes = 1}));
         }
         at += length;
         f->end = m->n;
