@@ -229,14 +229,15 @@ weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, 
     weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
              weft_count_text(f.train + f.val), weft_count_text(f.vocab));
     double used = (double)(c->steps * c->batch_size * c->context);
-    double share = used * h.flops_per_token / f.flops;
+    double time = minutes * used * h.flops_per_token / f.flops;
+    const char *unit = time < 1 ? "second" : "minute";
+    if (time < 1) time = fmax(60 * time, 1);
     weft_log(WEFT_LOG_INFO,
-             "a model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
-             "steps, about %.0f%s; --minutes M for more",
-             weft_count_text(h.parameters), (long long)c->n_layer, (long long)c->n_embd,
-             (long long)c->context, (long long)c->steps,
-             fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
-             minutes * share >= 1 ? " minutes" : " seconds");
+             "%sa model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
+             "steps, about %.0f %s%s; --minutes M for more",
+             a->n_overrides > 0 ? "without -o: " : "", weft_count_text(h.parameters),
+             (long long)c->n_layer, (long long)c->n_embd, (long long)c->context,
+             (long long)c->steps, time, unit, time < 1.5 ? "" : "s");
     /* The dataset is named as it lies in the run's folder, which may be moved. */
     WEFT_PATH(path, "%s/config", out);
     snprintf(h.config.dataset, sizeof h.config.dataset, "data");
