@@ -61,10 +61,9 @@ static weft_status check_targets(const int32_t *targets, int64_t rows, int64_t v
     *count = 0;
     for (int64_t i = 0; i < rows; i++) {
         if (targets[i] < -1 || targets[i] >= vocabulary)
-            return WEFT_BAD_INPUT(
-                "cross_entropy: target %d at row %lld is outside the vocabulary of "
-                "%lld, and only -1 means none",
-                targets[i], (long long)i, (long long)vocabulary);
+            return WEFT_BAD_INPUT("cross_entropy: target %d at row %lld is outside the vocabulary "
+                                  "of %lld, and only -1 means none",
+                                  targets[i], (long long)i, (long long)vocabulary);
         *count += targets[i] >= 0;
     }
     return WEFT_OK;

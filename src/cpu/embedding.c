@@ -26,10 +26,9 @@ static weft_status check_tokens(const int32_t *ids, int64_t count, int64_t lengt
                                 int64_t vocabulary) {
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= vocabulary)
-            return WEFT_BAD_INPUT("embed: token %d at sequence %lld, position %lld is outside the "
-                                  "vocabulary of %lld",
-                                  ids[i], (long long)(i / length), (long long)(i % length),
-                                  (long long)vocabulary);
+            return WEFT_BAD_INPUT(
+                "embed: token %d at sequence %lld, position %lld is outside the vocabulary of %lld",
+                ids[i], (long long)(i / length), (long long)(i % length), (long long)vocabulary);
     return WEFT_OK;
 }
 

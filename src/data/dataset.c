@@ -39,11 +39,10 @@ static weft_status check_size(const weft_dataset *d, int64_t time) {
     int64_t vocab = known[d->kind].vocab_of * d->task.size + known[d->kind].vocab_more;
     int64_t least = known[d->kind].time_of * d->task.size + known[d->kind].time_more;
     if (d->task.vocab >= vocab && time >= least) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "DATASET %s: TASK_SIZE=%lld takes a VOCAB_SIZE of %lld and a CONTEXT of %lld "
-        "at least; they are %lld and %lld",
-        d->name, (long long)d->task.size, (long long)vocab, (long long)least,
-        (long long)d->task.vocab, (long long)time);
+    return WEFT_BAD_INPUT("DATASET %s: TASK_SIZE=%lld takes a VOCAB_SIZE of %lld and a CONTEXT of "
+                          "%lld at least; they are %lld and %lld",
+                          d->name, (long long)d->task.size, (long long)vocab, (long long)least,
+                          (long long)d->task.vocab, (long long)time);
 }
 
 /* Its place in the list; SHARDS: a folder. */

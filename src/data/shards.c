@@ -63,10 +63,9 @@ static weft_status map_shard(shard *s) {
     if (!S_ISREG(is.st_mode))
         return WEFT_BAD_INPUT("%s: a folder, pipe or device; a shard is a file", s->path);
     if (is.st_size < HEADER_BYTES)
-        return WEFT_BAD_INPUT(
-            "%s: damaged: %lld bytes are too few for a shard's header; make it again "
-            "with weft tokenize",
-            s->path, (long long)is.st_size);
+        return WEFT_BAD_INPUT("%s: damaged: %lld bytes are too few for a shard's header; make it "
+                              "again with weft tokenize",
+                              s->path, (long long)is.st_size);
     void *map = mmap(NULL, (size_t)is.st_size, PROT_READ, MAP_SHARED, file, 0);
     if (map == MAP_FAILED)
         return weft_fail(WEFT_EIO, "%s: cannot map it: %s", s->path, strerror(errno));
@@ -83,10 +82,9 @@ static weft_status map_shard(shard *s) {
     int64_t has = (s->bytes - HEADER_BYTES) / s->size;
     if (count < 1 || count > INT32_MAX || has != (int64_t)count ||
         (s->bytes - HEADER_BYTES) % s->size)
-        return WEFT_BAD_INPUT(
-            "%s: damaged: its header says %u tokens, and its %lld bytes hold %lld; "
-            "make it again with weft tokenize",
-            s->path, count, (long long)s->bytes, (long long)has);
+        return WEFT_BAD_INPUT("%s: damaged: its header says %u tokens, and its %lld bytes hold "
+                              "%lld; make it again with weft tokenize",
+                              s->path, count, (long long)s->bytes, (long long)has);
     s->count = count;
     return WEFT_OK;
 }
@@ -117,10 +115,9 @@ static weft_status take_name(weft_shards *s, const char *name) {
     /* NAME_000000.bin.part */
     if (n > 15 && strcmp(name + n - 9, ".bin.part") == 0 &&
         strspn(name + n - 15, "0123456789") == 6)
-        return WEFT_BAD_INPUT(
-            "DATASET %s: is not whole: weft tokenize was cut off or goes on (%s); run "
-            "it again into a new folder, or remove its parts",
-            s->folder, name);
+        return WEFT_BAD_INPUT("DATASET %s: is not whole: weft tokenize was cut off or goes on "
+                              "(%s); run it again into a new folder, or remove its parts",
+                              s->folder, name);
     for (int split = 0; split < 2; split++) {
         shard_list *list = &s->splits[split];
         if (!is_shard_of(name, SPLIT_NAMES[split])) continue;
@@ -157,10 +154,9 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
     for (int split = 0; split < 2; split++) {
         shard_list *list = &s->splits[split];
         if (!list->count)
-            return WEFT_BAD_INPUT(
-                "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
-                "shards, which weft tokenize makes",
-                s->folder, SPLIT_NAMES[split]);
+            return WEFT_BAD_INPUT("DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and "
+                                  "val_*.bin shards, which weft tokenize makes",
+                                  s->folder, SPLIT_NAMES[split]);
         for (shard *one = list->all; one < list->all + list->count; one++) {
             WEFT_TRY(map_shard(one));
             list->tokens += one->count;
@@ -240,10 +236,9 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
     for (int64_t t = 0; t <= time; t++) {
         uint32_t token = read_token(from, at + t);
         if (token >= s->vocab)
-            return WEFT_BAD_INPUT(
-                "%s: token %u at position %lld is not below VOCAB_SIZE %lld; these "
-                "shards are of another tokenizer",
-                from->path, token, (long long)(at + t), (long long)s->vocab);
+            return WEFT_BAD_INPUT("%s: token %u at position %lld is not below VOCAB_SIZE %lld; "
+                                  "these shards are of another tokenizer",
+                                  from->path, token, (long long)(at + t), (long long)s->vocab);
         if (t < time) tokens[t] = (int32_t)token;
         if (t) targets[t - 1] = (int32_t)token;
     }
@@ -317,10 +312,9 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
         WEFT_TRY(weft_file_open(path, &fd));
         ssize_t got = read(fd, head, sizeof head);
         if (got > 0 && !weft_shard_width(head))
-            return WEFT_BAD_INPUT(
-                "%s: is not a part of a shard that weft began; move it away, or name "
-                "another folder",
-                path);
+            return WEFT_BAD_INPUT("%s: is not a part of a shard that weft began; move it away, or "
+                                  "name another folder",
+                                  path);
         if (got < 0 || unlink(path) != 0) return weft_path_failed(path);
     }
     WEFT_AUTO(weft_shard_writer_close_at) weft_shard_writer *w = calloc(1, sizeof *w);
