@@ -149,37 +149,30 @@ weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
     return WEFT_OK;
 }
 
-static weft_status copy_tokens(job *j, weft_tokens *f, double val_share, bool all_val) {
+static weft_status copy_tokens(job *j, const weft_input_options *input, const char *path) {
+    WEFT_AUTO(weft_tokens_free) weft_tokens f = {0};
+    WEFT_TRY(weft_tokens_open(path, true, &f));
     int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : INT32_MAX;
-    int64_t count = f->rows * f->columns;
-    int64_t train = all_val ? 0 : count - (int64_t)((double)count * val_share);
-    WEFT_ROOM(int32_t, some, COPY_TOKENS, "%s: no memory for its tokens", f->path);
-    while (f->read < count) {
-        bool val = f->read >= train;
-        int64_t left = (val ? count : train) - f->read, n = left < COPY_TOKENS ? left : COPY_TOKENS;
-        WEFT_TRY(weft_tokens_next(f, n, some));
+    int64_t count = f.rows * f.columns;
+    int64_t train =
+        path == input->val_path ? 0 : count - (int64_t)((double)count * input->val_share);
+    WEFT_ROOM(int32_t, some, COPY_TOKENS, "%s: no memory for its tokens", path);
+    while (f.read < count) {
+        bool val = f.read >= train;
+        int64_t left = (val ? count : train) - f.read, n = left < COPY_TOKENS ? left : COPY_TOKENS;
+        WEFT_TRY(weft_tokens_next(&f, n, some));
         for (int64_t i = 0; i < n; i++) {
             if (some[i] < 0 || some[i] >= vocab)
                 return WEFT_BAD_INPUT(
                     "%s: token %lld is %d, but the tokenizer has %lld; name the one they "
                     "were made with, or none",
-                    f->path, (long long)(f->read - n + i), some[i], (long long)vocab);
+                    path, (long long)(f.read - n + i), some[i], (long long)vocab);
             if (some[i] > j->largest) j->largest = some[i];
         }
         WEFT_TRY(weft_shard_writer_put(j->writers[val], some, n));
     }
-    j->bytes += f->bytes;
+    j->bytes += f.bytes;
     j->documents++;
-    return WEFT_OK;
-}
-
-static weft_status copy_all(job *j, const weft_input_options *input) {
-    for (int i = 0; i < input->n_paths; i++) {
-        const char *path = input->paths[i];
-        WEFT_AUTO(weft_tokens_free) weft_tokens f = {0};
-        WEFT_TRY(weft_tokens_open(path, true, &f));
-        WEFT_TRY(copy_tokens(j, &f, input->val_share, path == input->val_path));
-    }
     return WEFT_OK;
 }
 
@@ -243,7 +236,9 @@ weft_status weft_texts_tokenize(const weft_input_options *input, const weft_toke
     WEFT_TRY(open_job(&j, &cut, folder, shard_tokens));
     double start = weft_clock();
     size_t want = (size_t)weft_pool_size(pool) * BATCH_A_THREAD * UNIT_BYTES;
-    WEFT_TRY(j.copies ? copy_all(&j, input) : each_batch(&j, want, "tokenize", run_batch));
+    for (int i = 0; j.copies && i < input->n_paths; i++)
+        WEFT_TRY(copy_tokens(&j, input, input->paths[i]));
+    if (!j.copies) WEFT_TRY(each_batch(&j, want, "tokenize", run_batch));
     *out = (weft_texts_sum){
         .documents = j.documents,
         .bytes = j.bytes,

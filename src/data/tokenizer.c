@@ -301,25 +301,6 @@ static json_t *token_symbols(const weft_tokenizer *t, int64_t id) {
     return json_string(text);
 }
 
-static json_t *model_object(const weft_tokenizer *t) {
-    json_t *vocab = json_object(), *merges = json_array();
-    for (int64_t id = 0; id < t->vocab; id++) {
-        WEFT_AUTO_DECREF json_t *key = t->length[id] ? token_symbols(t, id) : NULL;
-        if (key) json_object_set_new(vocab, json_string_value(key), json_integer(id));
-    }
-    for (int64_t i = 0; i < t->n_merges; i++) {
-        WEFT_AUTO_DECREF json_t *left = token_symbols(t, (int64_t)(t->merge_list[i] >> 32)),
-                                *right = token_symbols(t, (int64_t)(t->merge_list[i] & 0xFFFFFFFF));
-        if (left && right)
-            json_array_append_new(
-                merges, json_sprintf("%s %s", json_string_value(left), json_string_value(right)));
-    }
-    return json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout",
-                     "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
-                     "byte_fallback", 0, "ignore_merges", t->whole_words, "vocab", vocab, "merges",
-                     merges);
-}
-
 static json_t *byte_level(bool trim, bool regex) {
     return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0,
                      "trim_offsets", trim, "use_regex", regex);
@@ -339,11 +320,27 @@ static char *make_source(const weft_tokenizer *t) {
         splitting = json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, o]}", "type", "Sequence",
                               "pretokenizers", "type", "Split", "pattern", "Regex", t->split,
                               "behavior", "Isolated", "invert", 0, splitting);
+    json_t *vocab = json_object(), *merges = json_array();
+    for (int64_t id = 0; id < t->vocab; id++) {
+        WEFT_AUTO_DECREF json_t *key = t->length[id] ? token_symbols(t, id) : NULL;
+        if (key) json_object_set_new(vocab, json_string_value(key), json_integer(id));
+    }
+    for (int64_t i = 0; i < t->n_merges; i++) {
+        WEFT_AUTO_DECREF json_t *left = token_symbols(t, (int64_t)(t->merge_list[i] >> 32)),
+                                *right = token_symbols(t, (int64_t)(t->merge_list[i] & 0xFFFFFFFF));
+        if (left && right)
+            json_array_append_new(
+                merges, json_sprintf("%s %s", json_string_value(left), json_string_value(right)));
+    }
+    json_t *model = json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:o}", "type", "BPE",
+                              "dropout", "unk_token", "continuing_subword_prefix",
+                              "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0,
+                              "ignore_merges", t->whole_words, "vocab", vocab, "merges", merges);
     json_t *all = json_pack("{s:s, s:n, s:n, s:o, s:o, s:o, s:o, s:o, s:o}", "version", "1.0",
                             "truncation", "padding", "added_tokens", added, "normalizer",
                             t->nfc ? json_pack("{s:s}", "type", "NFC") : json_null(),
                             "pre_tokenizer", splitting, "post_processor", byte_level(false, true),
-                            "decoder", byte_level(true, true), "model", model_object(t));
+                            "decoder", byte_level(true, true), "model", model);
     char *text = all ? json_dumps(all, JSON_INDENT(2)) : NULL;
     json_decref(all);
     return text;

@@ -40,26 +40,22 @@ static void take_end(weft_tokenizer *t, const json_t *number) {
         t->ends[t->n_ends++] = (int32_t)id;
 }
 
-/* A folder without a generation_config.json says in config.json what would be in it. */
-static weft_status make_generation(weft_tokenizer *t, const char *dir) {
-    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
-    WEFT_AUTO_DECREF json_t *config = NULL, *made = json_object();
-    WEFT_TRY(read_model_config(dir, &config));
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        json_t *value = json_object_get(config, keys[i]);
-        if (value && !json_is_null(value)) json_object_set(made, keys[i], value);
-    }
-    if (json_object_size(made) == 0) return WEFT_OK;
-    json_object_set_new(made, "_from_model_config", json_true());
-    t->beside[BESIDE_GENERATION] = json_dumps(made, JSON_INDENT(2));
-    return WEFT_OK;
-}
-
 weft_status weft_tokenizer_read_beside(weft_tokenizer *t, const char *dir) {
     WEFT_AUTO_DECREF json_t *root = NULL;
     for (int i = 0; i < BESIDE_FILES; i++)
         WEFT_TRY(read_optional(dir, names[i], &t->beside[i]));
-    if (!t->beside[BESIDE_GENERATION]) WEFT_TRY(make_generation(t, dir));
+    if (!t->beside[BESIDE_GENERATION]) { /* config.json says what would be in it */
+        static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+        WEFT_AUTO_DECREF json_t *config = NULL, *made = json_object();
+        WEFT_TRY(read_model_config(dir, &config));
+        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+            json_t *value = json_object_get(config, keys[i]);
+            if (value && !json_is_null(value)) json_object_set(made, keys[i], value);
+        }
+        if (json_object_size(made) == 0) return WEFT_OK; /* nor does that */
+        json_object_set_new(made, "_from_model_config", json_true());
+        t->beside[BESIDE_GENERATION] = json_dumps(made, JSON_INDENT(2));
+    }
     const char *text = t->beside[BESIDE_GENERATION];
     if (!text) return WEFT_OK;
     WEFT_TRY(weft_json_parse(t, text, strlen(text), &root));

@@ -138,13 +138,6 @@ static int merge_short(const weft_tokenizer *t, const char *piece, size_t bytes,
     return n;
 }
 
-static void heap_push(weft_encoder *e, uint64_t key) {
-    int64_t at = e->heap_n++;
-    for (; at > 0 && e->heap[(at - 1) / 2] > key; at = (at - 1) / 2)
-        e->heap[at] = e->heap[(at - 1) / 2];
-    e->heap[at] = key;
-}
-
 static uint64_t heap_pop(weft_encoder *e) {
     uint64_t top = e->heap[0], last = e->heap[--e->heap_n];
     int64_t at = 0;
@@ -176,7 +169,12 @@ static bool reserve_long(weft_encoder *e, int64_t n) {
 static void push_pair(weft_encoder *e, int32_t at) {
     if (at < 0 || e->next[at] < 0) return;
     const weft_merge *m = weft_find_merge(e->t, e->id[at], e->id[e->next[at]]);
-    if (m) heap_push(e, (uint64_t)(uint32_t)m->rank << 32 | (uint32_t)at);
+    if (!m) return;
+    uint64_t key = (uint64_t)(uint32_t)m->rank << 32 | (uint32_t)at;
+    int64_t place = e->heap_n++;
+    for (; place > 0 && e->heap[(place - 1) / 2] > key; place = (place - 1) / 2)
+        e->heap[place] = e->heap[(place - 1) / 2];
+    e->heap[place] = key;
 }
 
 /* Appends the tokens of a long piece. A rank names its pair, so an entry of the heap is out of date
@@ -317,8 +315,6 @@ static bool add_piece(weft_encoder *e, const char *piece, size_t bytes) {
     return true;
 }
 
-static weft_status split_text(weft_encoder *e, int step, const char *text, size_t bytes);
-
 /* One match. A pattern comes with a tokenizer, and one that tries very many ways must not hold the
  * program up for ever: a match has a limit of steps, memory and depth. Most need few steps; some, as
  * over a long run of blanks, need more, so a text may have a second try for every few thousand of its
@@ -335,9 +331,15 @@ static int match_piece(weft_encoder *e, int step, const char *text, size_t bytes
                        e->context);
 }
 
-/* Pieces are the matches and what lies between them. An empty match cuts too. */
-static weft_status split_by_pattern(weft_encoder *e, int step, const char *text, size_t bytes) {
+/* From that step on. A pattern's pieces are the matches and what lies between them. An empty match cuts too. */
+static weft_status split_text(weft_encoder *e, int step, const char *text, size_t bytes) {
+    if (step == e->t->n_steps) return add_piece(e, text, bytes) ? WEFT_OK : no_memory(e);
     size_t from = 0, at = 0;
+    while (!e->t->steps[step] && at < bytes) {
+        size_t length = weft_gpt2_piece(text + at, bytes - at);
+        WEFT_TRY(split_text(e, step + 1, text + at, length));
+        from = at += length;
+    }
     while (at < bytes) {
         int found = match_piece(e, step, text, bytes, at);
         if (found == PCRE2_ERROR_NOMATCH) break;
@@ -361,21 +363,6 @@ static weft_status split_by_pattern(weft_encoder *e, int step, const char *text,
             while (at < bytes && (text[at] & 0xC0) == 0x80);
     }
     return from < bytes ? split_text(e, step + 1, text + from, bytes - from) : WEFT_OK;
-}
-
-static weft_status split_text(weft_encoder *e, int step, const char *text, size_t bytes) {
-    if (step == e->t->n_steps) return add_piece(e, text, bytes) ? WEFT_OK : no_memory(e);
-    if (e->t->steps[step]) return split_by_pattern(e, step, text, bytes);
-    bool last = step + 1 == e->t->n_steps;
-    for (size_t at = 0; at < bytes;) {
-        size_t length = weft_gpt2_piece(text + at, bytes - at);
-        if (!last)
-            WEFT_TRY(split_text(e, step + 1, text + at, length));
-        else if (!add_piece(e, text + at, length))
-            return no_memory(e);
-        at += length;
-    }
-    return WEFT_OK;
 }
 
 /* A valid text from the first step on, in composed form where the tokenizer wants that. */

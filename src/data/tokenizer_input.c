@@ -271,10 +271,9 @@ static weft_status check_text(const weft_input *in, const char *bytes, size_t n)
     const char *zero = memchr(bytes, 0, n), *path = path_now(in);
     bool npy = n > 6 && memcmp(bytes, "\x93NUMPY", 6) == 0;
     if (n > 4 && memcmp(bytes, "PAR1", 4) == 0)
-        return WEFT_BAD_INPUT(
-            "%s: is a parquet file; scripts/stream_dataset.py FILE | weft tokenize "
-            "--jsonl text ... - reads it",
-            path);
+        return WEFT_BAD_INPUT("%s: is a parquet file; scripts/stream_dataset.py FILE | weft "
+                              "tokenize --jsonl text ... - reads it",
+                              path);
     if (npy || (n > 8 && weft_shard_width((const unsigned char *)bytes)))
         return WEFT_BAD_INPUT("%s: holds tokens, and a text is wanted", path);
     if (n > 2 && zero && (memcmp(bytes, "\xFF\xFE", 2) == 0 || memcmp(bytes, "\xFE\xFF", 2) == 0))
@@ -333,21 +332,6 @@ static weft_status cut_lines(weft_input *in) {
     return WEFT_OK;
 }
 
-/* The first place from `at` on where a text may be cut; 0: none is seen. */
-static size_t find_cut(const weft_input *in, size_t at) {
-    const char *s = in->buffer;
-    for (; at < in->used; at++)
-        if ((s[at] == ' ' || s[at] == '\n') && s[at - 1] > ' ' && s[at - 1] < 0x7F) return at;
-    return in->ended ? in->used : 0;
-}
-
-/* The first line's start from `at` on; 0: none is seen. */
-static size_t find_line(const weft_input *in, size_t at) {
-    const char *end = at < in->used ? memchr(in->buffer + at, '\n', in->used - at) : NULL;
-    if (end) return (size_t)(end - in->buffer) + 1;
-    return in->ended ? in->used : 0;
-}
-
 static weft_status cut_text(weft_input *in) {
     int64_t size = in->size >= 0 ? in->size : in->place + (int64_t)(in->used - in->start);
     int64_t val_at = (int64_t)((double)size * (1 - in->o.val_share));
@@ -356,14 +340,21 @@ static weft_status cut_text(weft_input *in) {
         bool boundary = false;
         if (!in->in_val && in->o.val_share > 0 && (in->hold || in->place + PART_BYTES >= val_at)) {
             int64_t some = val_at - in->place;
-            end = find_line(in, in->start + (some > 0 ? (size_t)some : 0));
-            boundary = end > 0;
+            size_t at = in->start + (some > 0 ? (size_t)some : 0);
+            const char *line = at < in->used ? memchr(in->buffer + at, '\n', in->used - at) : NULL;
+            if (line) end = (size_t)(line - in->buffer) + 1;
+            if (!line && !in->ended) return WEFT_OK;
+            boundary = true;
         } else if (!in->hold && left > PART_BYTES) {
-            end = find_cut(in, in->start + PART_BYTES);
+            const char *s = in->buffer;
+            end = in->start + PART_BYTES;
+            while (end < in->used &&
+                   ((s[end] != ' ' && s[end] != '\n') || s[end - 1] <= ' ' || s[end - 1] >= 0x7F))
+                end++;
+            if (end == in->used && !in->ended) return WEFT_OK;
         } else if (!in->ended) {
             return WEFT_OK;
         }
-        if (!end) return WEFT_OK;
         WEFT_TRY(add_unit(in, end, in->in_val));
         in->starts = boundary;
         in->in_val = in->in_val || boundary;

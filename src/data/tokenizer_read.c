@@ -29,14 +29,6 @@ static int64_t token_bytes(const weft_tokenizer *t, const char *text, size_t len
     return (int64_t)weft_spaces_from_marks(text, length, out);
 }
 
-/* The byte of "<0x0A>"; -1: it is another token. */
-static int byte_of(const weft_tokenizer *t, const char *text) {
-    unsigned byte;
-    int end = 0;
-    bool is = t->characters && strlen(text) == 6 && sscanf(text, "<0x%2X>%n", &byte, &end) == 1;
-    return is && end == 6 ? (int)byte : -1;
-}
-
 /* Adds the tokens of {"symbols": number, ...}. */
 static weft_status add_vocab(weft_tokenizer *t, const json_t *vocab) {
     EACH_MEMBER(token, vocab) {
@@ -47,8 +39,10 @@ static weft_status add_vocab(weft_tokenizer *t, const json_t *vocab) {
             return tokenizer_refuse(t, "the number of token \"%.40s\" is no number", key);
         WEFT_ROOM(char, bytes, length + 1, "tokenizer %s: no memory", t->name);
         int64_t n = token_bytes(t, key, length, bytes);
-        int byte = byte_of(t, key);
-        if (byte >= 0) {
+        unsigned byte;
+        int end = 0;
+        if (t->characters && length == 6 && sscanf(key, "<0x%2X>%n", &byte, &end) == 1 &&
+            end == 6) {
             t->byte_token[byte] = (int32_t)json_integer_value(value);
             bytes[0] = (char)byte;
             WEFT_TRY(weft_tokenizer_add_token(t, json_integer_value(value), bytes, 1, false));
@@ -98,17 +92,6 @@ weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
     return WEFT_OK;
 }
 
-static weft_status add_literal(weft_tokenizer *t, const char *text) {
-    WEFT_ROOM(char, pattern, 2 * strlen(text) + 1, "tokenizer %s: no memory", t->name);
-    char *to = pattern;
-    for (; *text; text++) {
-        if ((*text & 0x80) == 0 && strchr("\\^$.|?*+()[]{}&", *text)) *to++ = '\\';
-        *to++ = *text;
-    }
-    *to = 0;
-    return weft_tokenizer_add_pattern(t, pattern);
-}
-
 /* Matches and what is between them must all be kept. With "Removed" and "invert" only what the
  * pattern does not match would go; such patterns match everything, and what they miss is kept. */
 static weft_status read_split(weft_tokenizer *t, const json_t *step) {
@@ -120,8 +103,15 @@ static weft_status read_split(weft_tokenizer *t, const json_t *step) {
     const char *regex = weft_json_text_of(pattern, "Regex");
     const char *literal = weft_json_text_of(pattern, "String");
     if (*regex) return weft_tokenizer_add_pattern(t, regex);
-    if (*literal) return add_literal(t, literal);
-    return tokenizer_refuse(t, "a Split has no pattern");
+    if (!*literal) return tokenizer_refuse(t, "a Split has no pattern");
+    WEFT_ROOM(char, escaped, 2 * strlen(literal) + 1, "tokenizer %s: no memory", t->name);
+    char *to = escaped;
+    for (; *literal; literal++) {
+        if ((*literal & 0x80) == 0 && strchr("\\^$.|?*+()[]{}&", *literal)) *to++ = '\\';
+        *to++ = *literal;
+    }
+    *to = 0;
+    return weft_tokenizer_add_pattern(t, escaped);
 }
 
 static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
@@ -160,18 +150,6 @@ static bool is_set(const json_t *object, const char *key) {
     if (json_is_string(value)) return *json_string_value(value);
     if (json_is_number(value)) return json_number_value(value) != 0;
     return json_is_true(value);
-}
-
-static weft_status read_merge(weft_tokenizer *t, const json_t *merge) {
-    const char *left = json_string_value(json_array_get(merge, 0));
-    const char *right = json_string_value(json_array_get(merge, 1)), *text;
-    if (json_array_size(merge) == 2 && left && right)
-        return add_merge(t, left, strlen(left), right, strlen(right), false);
-    text = json_string_value(merge);
-    const char *space = text ? strchr(text, ' ') : NULL;
-    if (!space)
-        return tokenizer_refuse(t, "merge %lld is not two tokens", (long long)t->n_merges + 1);
-    return add_merge(t, text, (size_t)(space - text), space + 1, strlen(space + 1), false);
 }
 
 /* [["piece", score], ...], by number. */
@@ -220,8 +198,17 @@ static weft_status read_model(weft_tokenizer *t, const json_t *model) {
     t->whole_words = is_set(model, "ignore_merges");
     WEFT_TRY(add_vocab(t, vocab));
     WEFT_TRY(weft_tokenizer_reserve_merges(t, (int64_t)json_array_size(merges)));
-    EACH_ITEM(merge, merges)
-        WEFT_TRY(read_merge(t, merge.value));
+    EACH_ITEM(merge, merges) {
+        const char *left = json_string_value(json_array_get(merge.value, 0));
+        const char *right = json_string_value(json_array_get(merge.value, 1));
+        const char *text = json_string_value(merge.value), *space = text ? strchr(text, ' ') : NULL;
+        bool pair = json_array_size(merge.value) == 2 && left && right;
+        if (!pair && !space)
+            return tokenizer_refuse(t, "merge %lld is not two tokens", (long long)t->n_merges + 1);
+        size_t length = pair ? strlen(left) : (size_t)(space - text);
+        if (!pair) right = space + 1;
+        WEFT_TRY(add_merge(t, pair ? left : text, length, right, strlen(right), false));
+    }
     return WEFT_OK;
 }
 

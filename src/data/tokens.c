@@ -94,28 +94,14 @@ static weft_status read_npy(weft_tokens *f) {
     for (int i = 0; type && i < 4; i++)
         if (strncmp(type, types[i], strlen(types[i])) == 0) f->size = types[i][3] - '0';
     if (!f->size)
-        return WEFT_BAD_INPUT("%s: its type %.*s must be int32 or int64 ('<i4', '<i8'), uint16 or "
-                              "uint32",
-                              f->path, type ? (int)strcspn(type, ",}") : 7,
-                              type ? type : "missing");
+        return WEFT_BAD_INPUT(
+            "%s: its type %.*s must be int32 or int64 ('<i4', '<i8'), uint16 or uint32", f->path,
+            type ? (int)strcspn(type, ",}") : 7, type ? type : "missing");
     if (!order || strncmp(order, "False", 5) != 0)
         return WEFT_BAD_INPUT("%s: the array must be in C order", f->path);
     f->is_signed = type[2] == 'i';
     WEFT_TRY(parse_npy_shape(f, npy_value(header, "'shape'")));
     return check_size(f, at + length);
-}
-
-static weft_status read_shard(weft_tokens *f) {
-    unsigned char header[WEFT_SHARD_HEADER * 4];
-    WEFT_TRY(read_bytes(f, header, sizeof header));
-    f->size = weft_shard_width(header);
-    if (!f->size)
-        return WEFT_BAD_INPUT("%s: neither a .npy nor a token shard (magic %u, version %u)",
-                              f->path, weft_shard_u32(header), weft_shard_u32(header + 4));
-    f->shard = true;
-    f->rows = 1;
-    f->columns = (int32_t)weft_shard_u32(header + 8);
-    return check_size(f, (int64_t)sizeof header);
 }
 
 typedef enum { OTHER, NPY, SHARD } token_kind;
@@ -148,11 +134,21 @@ weft_status weft_tokens_open(const char *path, bool plain, weft_tokens *f) {
     WEFT_TRY(weft_file_open_stream(path, &f->file));
     token_kind kind = look(f->file);
     if (kind == NPY) return read_npy(f);
-    if (kind == SHARD || !plain) return read_shard(f);
-    f->size = 2;
     f->rows = 1;
-    f->columns = f->bytes / 2;
-    return check_size(f, 0);
+    if (kind != SHARD && plain) {
+        f->size = 2;
+        f->columns = f->bytes / 2;
+        return check_size(f, 0);
+    }
+    unsigned char header[WEFT_SHARD_HEADER * 4];
+    WEFT_TRY(read_bytes(f, header, sizeof header));
+    f->size = weft_shard_width(header);
+    if (!f->size)
+        return WEFT_BAD_INPUT("%s: neither a .npy nor a token shard (magic %u, version %u)",
+                              f->path, weft_shard_u32(header), weft_shard_u32(header + 4));
+    f->shard = true;
+    f->columns = (int32_t)weft_shard_u32(header + 8);
+    return check_size(f, (int64_t)sizeof header);
 }
 
 void weft_tokens_free(weft_tokens *f) {
