@@ -27,9 +27,8 @@ static weft_status check_dot(const weft_model *m, const char *what, bool normed)
         {c->mup, "not of a model with {MUP}, whose scores and logits have scales of their own"},
         {c->qk_norm && !normed, "not of a model with {QK_NORM}, whose queries and keys are not "
                                 "linear in what they are made from"},
-        {c->qk_norm && c->qk_norm_whole,
-         "not of a model with {QK_NORM_WHOLE}, whose queries and keys are not linear in what they "
-         "are made from"},
+        {c->qk_norm && c->qk_norm_whole, "not of a model with {QK_NORM_WHOLE}, whose queries and "
+                                         "keys are not linear in what they are made from"},
         {c->attention_scale > 0, "not of a model with {ATTENTION_SCALE}, which only dot has"},
         {c->kv_share > 1, "not of a model with {KV_SHARE}, some of whose layers have no keys"},
     };
@@ -128,20 +127,6 @@ typedef struct {
     double *down;   /* [L, E]: U_Lᵀ W */
     double *room;   /* [n, max(n, E)] */
 } directions;
-
-static weft_status open_directions(directions *d, int64_t n, int64_t e, int64_t latent) {
-    int64_t wide = n > e ? n : e;
-    *d = (directions){.n = n, .e = e, .latent = latent};
-    WEFT_ROOM_AT(d->w, (n * e + 2 * n + 2 * n * n + latent * e + n * wide),
-                 "convert: no memory for a layer's keys");
-    d->scale = d->w + n * e;
-    d->values = d->scale + n;
-    d->gram = d->values + n;
-    d->u = d->gram + n * n;
-    d->down = d->u + n * n;
-    d->room = d->down + latent * e;
-    return WEFT_OK;
-}
 
 /* Rows first .. first + n - 1 divided by the root of their mean squares in sum. */
 static void balance(directions *d, int64_t first, int64_t n) {
@@ -320,10 +305,9 @@ static weft_status check_mla(const weft_model *m, const weft_mla_options *o) {
         c->position == WEFT_POSITION_ROPE ? rotated_width(c, weft_config_head_dim(c)) : 0;
     WEFT_TRY(check_dot(m, "--to-mla", false));
     if (o->rope % 2 || o->rope > rotated)
-        return WEFT_BAD_INPUT(
-            "--rope %lld: of a head's columns this model rotates %lld; take an even "
-            "number up to that",
-            (long long)o->rope, (long long)rotated);
+        return WEFT_BAD_INPUT("--rope %lld: of a head's columns this model rotates %lld; take an "
+                              "even number up to that",
+                              (long long)o->rope, (long long)rotated);
     if (o->latent <= most) return WEFT_OK;
     return WEFT_BAD_INPUT(
         "--latent %lld: a layer's keys have %lld dimensions; more would hold nothing",
@@ -383,8 +367,17 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
     WEFT_AUTO(weft_model_destroy_at) weft_model *to = NULL;
     WEFT_TRY(model_with(m, &c, &to));
     v.to = to;
-    directions d;
-    weft_status status = open_directions(&d, options->joint ? 2 * v.n : v.n, v.e, options->latent);
+    int64_t n = options->joint ? 2 * v.n : v.n, e = v.e, wide = n > e ? n : e;
+    WEFT_ROOM(double, w, n *e + 2 * n + 2 * n * n + options->latent * e + n * wide,
+              "convert: no memory for a layer's keys");
+    directions d = {.n = n, .e = e, .latent = options->latent, .w = w};
+    d.scale = d.w + n * e;
+    d.values = d.scale + n;
+    d.gram = d.values + n;
+    d.u = d.gram + n * n;
+    d.down = d.u + n * n;
+    d.room = d.down + d.latent * e;
+    weft_status status = WEFT_OK;
     weft_progress *bar = NULL; /* on a terminal: seconds per layer at GPT-2's size */
     if (isatty(STDERR_FILENO))
         bar = weft_progress_begin(
@@ -394,7 +387,6 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
         weft_progress_update(bar, l + 1, NULL);
     }
     weft_progress_end(bar, false);
-    free(d.w);
     weft_mirror_wrote(to->mirror, NULL);
     return status == WEFT_OK ? weft_hand(&to, out) : status;
 }
@@ -499,10 +491,9 @@ weft_status weft_convert_add_word(const weft_config *was, const char *word, size
     while (i < WORDS && (strlen(words[i]) != n || strncmp(words[i], word, n) != 0))
         i++;
     if (i == WORDS)
-        return WEFT_BAD_INPUT(
-            "--add %.*s: must be some of gate, cross, latent, output-gate, wsffn, w2, "
-            "separated by commas",
-            (int)n, word);
+        return WEFT_BAD_INPUT("--add %.*s: must be some of gate, cross, latent, output-gate, "
+                              "wsffn, w2, separated by commas",
+                              (int)n, word);
     if (there[i]) return WEFT_BAD_INPUT("--add %s: the model has it already", words[i]);
     if (i == WSFFN && was->ffn != WEFT_FFN_SWIGLU)
         return WEFT_BAD_INPUT(

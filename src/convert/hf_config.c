@@ -66,9 +66,8 @@ static const char phi3_keys[] =
     "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "                     \
     "use_bidirectional_attention=false "
 static const char gemma_keys[] = GEMMA_KEYS;
-static const char gemma2_keys[] =
-    GEMMA_KEYS "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping "
-               "sliding_window_size";
+static const char gemma2_keys[] = GEMMA_KEYS
+    "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping sliding_window_size";
 static const char gemma3_keys[] =
     GEMMA_KEYS "query_pre_attn_scalar final_logit_softcapping rope_local_base_freq "
                "sliding_window_pattern _sliding_window_pattern";
@@ -85,8 +84,7 @@ static const char rope_keys[] =
     "rope_type type rope_theta factor low_freq_factor high_freq_factor "
     "original_max_position_embeddings beta_fast beta_slow attention_factor truncate=true "
     "partial_rotary_factor=1 mscale=null mscale_all_dim=null short_factor long_factor "
-    "short_mscale=null long_mscale=null "
-    "mrope_section=null";
+    "short_mscale=null long_mscale=null mrope_section=null";
 
 const llama_like weft_hf_likes[LIKES] = {
     [LLAMA] = {"llama", "LlamaForCausalLM", .no_window = true},
@@ -408,15 +406,6 @@ static bool rotates_nothing(const source *s, int64_t layer) {
     return json_integer_value(json_array_get(list, (size_t)layer)) == 0;
 }
 
-static void read_nope(source *s, weft_config *c) {
-    double every = number_of(s, s->root, "no_rope_layer_interval", s->like->nope_every);
-    if (json_is_array(json_object_get(s->root, "no_rope_layers")))
-        every = every_nth(s, c->n_layer, rotates_nothing, "no_rope_layers");
-    else if (!s->like->nope_every)
-        return;
-    set_number(s, c, "NOPE_EVERY", every);
-}
-
 /* DeepSeek's attention, and that its layers are all dense. */
 static void read_deepseek(source *s, weft_config *c) {
     const json_t *experts = json_object_get(s->root, "n_routed_experts");
@@ -475,7 +464,10 @@ static void read_llama(source *s, weft_config *c) {
         note(s, weft_config_override_all(c, "QK_NORM_WHOLE=y NORM_PLACEMENT=reordered", s->where));
     if (like->partial) read_share(s, 1, c);
     read_rope(s, like->theta, c);
-    read_nope(s, c);
+    bool listed = json_is_array(json_object_get(s->root, "no_rope_layers"));
+    double every = number_of(s, s->root, "no_rope_layer_interval", like->nope_every);
+    if (listed) every = every_nth(s, c->n_layer, rotates_nothing, "no_rope_layers");
+    if (listed || like->nope_every) set_number(s, c, "NOPE_EVERY", every);
     read_windows(s, c);
     if (like->family == WEFT_HF_GEMMA) read_gemma(s, c);
     if (like == &weft_hf_likes[DEEPSEEK]) read_deepseek(s, c);
@@ -518,19 +510,6 @@ weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *k
     return WEFT_BAD_INPUT("%s: has no key \"%.60s\", which --ignore-key names", where, key);
 }
 
-static weft_status refuse_family(const char *where, const char *type) {
-    char word[48];
-    const char *why = "it is not known";
-    snprintf(word, sizeof word, " %.40s ", type);
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
-        if (strstr(refused[i].types, word)) why = refused[i].why;
-    return WEFT_BAD_INPUT(
-        "%s: \"model_type\": \"%.40s\" is not supported: %s. gpt2, gpt_neox, llama, "
-        "mistral, qwen2, qwen3, smollm3, olmo2, olmo3, phi3, gemma, gemma2, gemma3_text and "
-        "deepseek_v3 are",
-        where, type, why);
-}
-
 weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,
                                 weft_hf_family *family) {
     source s = {.root = root, .where = where};
@@ -544,7 +523,18 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     int like = 0;
     while (like < LIKES && strcmp(weft_hf_likes[like].type, type) != 0)
         like++;
-    if (like == LIKES) return refuse_family(where, type);
+    if (like == LIKES) {
+        char word[48];
+        const char *why = "it is not known";
+        snprintf(word, sizeof word, " %.40s ", type);
+        for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+            if (strstr(refused[i].types, word)) why = refused[i].why;
+        return WEFT_BAD_INPUT(
+            "%s: \"model_type\": \"%.40s\" is not supported: %s. gpt2, gpt_neox, llama, "
+            "mistral, qwen2, qwen3, smollm3, olmo2, olmo3, phi3, gemma, gemma2, gemma3_text and "
+            "deepseek_v3 are",
+            where, type, why);
+    }
     s.like = &weft_hf_likes[like];
     const char *lists[3] = {s.like->keys, like < GPT2 ? llama_keys : NULL, common_keys};
     *family = s.like->family;

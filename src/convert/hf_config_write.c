@@ -134,36 +134,11 @@ static json_t *write_neox(const weft_config *c) {
         c->rope_theta, c->parallel_residual, write_rope(c));
 }
 
-/* No layer is one of experts. */
-static void write_deepseek(const weft_config *c, json_t *root) {
-    weft_json_add(root,
-                  "q_lora_rank:o head_dim:I kv_lora_rank:I qk_nope_head_dim:I qk_rope_head_dim:I "
-                  "v_head_dim:I "
-                  "rope_interleave:b first_k_dense_replace:I num_key_value_heads:I "
-                  "num_nextn_predict_layers:i moe_intermediate_size:I",
-                  c->ra_mla_q_rank ? json_integer(c->ra_mla_q_rank) : NULL, c->ra_mla_rope_dim,
-                  c->ra_mla_latent_dim, weft_config_head_dim(c), c->ra_mla_rope_dim,
-                  weft_config_head_dim(c), true, c->n_layer, c->n_head, 0, weft_config_ffn_dim(c));
-}
-
 static void write_windows(const weft_config *c, json_t *root) {
     WEFT_JSON_LIST(kinds, i, c->n_layer,
                    json_string(weft_config_window(c, i) ? "sliding_attention" : "full_attention"));
     weft_json_add(root, "layer_types:o sliding_window:I", kinds,
                   c->window ? c->window : c->context);
-}
-
-/* OLMo 3's rotations: of layers without a window, and of those with one. */
-static void write_both_laws(const weft_config *c, json_t *root) {
-    json_t *full = c->rope_scaling == WEFT_ROPE_SCALING_NONE
-                       ? weft_json_make("rope_type:s", "default")
-                       : write_rope(c);
-    double local = has_local_law(c) ? c->rope_local_theta : c->rope_theta;
-    weft_json_add(full, "rope_theta:f", c->rope_theta);
-    json_object_del(root, "rope_scaling");
-    weft_json_add(root, "rope_parameters:o",
-                  weft_json_make("full_attention:o sliding_attention:o", full,
-                                 weft_json_make("rope_type:s rope_theta:f", "default", local)));
 }
 
 static void write_gemma(const weft_config *c, int number, json_t *root) {
@@ -198,10 +173,28 @@ static json_t *write_llama(const weft_config *c, int number) {
     if (number == PHI3) weft_json_add(root, "partial_rotary_factor:f", rotated_share(c));
     if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE)
         weft_json_add(root, "original_max_position_embeddings:I", c->rope_context);
-    if (number == DEEPSEEK) write_deepseek(c, root);
+    if (number == DEEPSEEK) /* no layer is one of experts */
+        weft_json_add(
+            root,
+            "q_lora_rank:o head_dim:I kv_lora_rank:I qk_nope_head_dim:I qk_rope_head_dim:I "
+            "v_head_dim:I rope_interleave:b first_k_dense_replace:I num_key_value_heads:I "
+            "num_nextn_predict_layers:i moe_intermediate_size:I",
+            c->ra_mla_q_rank ? json_integer(c->ra_mla_q_rank) : NULL, c->ra_mla_rope_dim,
+            c->ra_mla_latent_dim, weft_config_head_dim(c), c->ra_mla_rope_dim,
+            weft_config_head_dim(c), true, c->n_layer, c->n_head, 0, weft_config_ffn_dim(c));
     if (like->family == WEFT_HF_GEMMA) write_gemma(c, number, root);
-    if (number == OLMO3) write_windows(c, root);
-    if (number == OLMO3) write_both_laws(c, root);
+    if (number == OLMO3) { /* its rotations: of layers without a window, and of those with one */
+        write_windows(c, root);
+        json_t *full = c->rope_scaling == WEFT_ROPE_SCALING_NONE
+                           ? weft_json_make("rope_type:s", "default")
+                           : write_rope(c);
+        double local = has_local_law(c) ? c->rope_local_theta : c->rope_theta;
+        weft_json_add(full, "rope_theta:f", c->rope_theta);
+        json_object_del(root, "rope_scaling");
+        weft_json_add(root, "rope_parameters:o",
+                      weft_json_make("full_attention:o sliding_attention:o", full,
+                                     weft_json_make("rope_type:s rope_theta:f", "default", local)));
+    }
     return root;
 }
 

@@ -44,38 +44,34 @@ static weft_status open_file(weight_files *f, const char *name) {
     return WEFT_OK;
 }
 
-/* The files that an index of tensors names, each once. */
-static weft_status open_index(weight_files *f) {
+static weft_status open_files(const char *folder, weight_files *f) {
     static const char NAME[] = "model.safetensors.index.json";
+    bool there;
+    *f = (weight_files){.folder = folder};
+    WEFT_ROOM_AT(f->list, SHARDS_MOST, "convert: no memory");
+    WEFT_TRY(weft_folder_has(folder, "model.safetensors", &there));
+    if (there) return open_file(f, "model.safetensors");
+    WEFT_TRY(weft_folder_has(folder, NAME, &there));
+    if (!there)
+        return WEFT_BAD_INPUT("%s: has no model.safetensors and no model.safetensors.index.json; "
+                              "weights of other formats can be saved so by transformers",
+                              folder);
+    /* The files that it names, each once. */
     WEFT_AUTO_DECREF json_t *root = NULL, *seen = json_object();
-    WEFT_TRY(read_json(f->folder, NAME, &root));
+    WEFT_TRY(read_json(folder, NAME, &root));
     const json_t *map = json_object_get(root, "weight_map");
     if (!json_is_object(map) || !seen)
-        return WEFT_BAD_INPUT("%s/%s: \"weight_map\" is missing", f->folder, NAME);
+        return WEFT_BAD_INPUT("%s/%s: \"weight_map\" is missing", folder, NAME);
     EACH_MEMBER(tensor, map) {
         const char *name = json_string_value(tensor.value);
         if (!name)
-            return WEFT_BAD_INPUT("%s/%s: the file of '%.80s' is no text", f->folder, NAME,
+            return WEFT_BAD_INPUT("%s/%s: the file of '%.80s' is no text", folder, NAME,
                                   tensor.key);
         if (json_object_get(seen, name)) continue;
         WEFT_TRY(open_file(f, name));
         json_object_set_new(seen, name, json_true());
     }
     return WEFT_OK;
-}
-
-static weft_status open_files(const char *folder, weight_files *f) {
-    bool there;
-    *f = (weight_files){.folder = folder};
-    WEFT_ROOM_AT(f->list, SHARDS_MOST, "convert: no memory");
-    WEFT_TRY(weft_folder_has(folder, "model.safetensors", &there));
-    if (there) return open_file(f, "model.safetensors");
-    WEFT_TRY(weft_folder_has(folder, "model.safetensors.index.json", &there));
-    if (there) return open_index(f);
-    return WEFT_BAD_INPUT(
-        "%s: has no model.safetensors and no model.safetensors.index.json; weights of "
-        "other formats can be saved so by transformers",
-        folder);
 }
 
 static const weft_safetensor *find_tensor(const weight_files *f, const char *name) {

@@ -122,33 +122,27 @@ static double weights_apart(double *a, double *b, int64_t heads, int64_t time) {
     return apart / (double)(heads * time);
 }
 
-static weft_status compare_window(weft_session *const s[2], const weft_windows *text,
-                                  int64_t window, double *scores, double *apart) {
-    const weft_config *c = &s[0]->model->config;
-    int64_t time = s[0]->graph.tokens->shape[1], count = c->n_head * time * time;
-    for (int i = 0; i < 2; i++)
-        WEFT_TRY(run_window(s[i], text, window));
-    for (int64_t l = 0; l < c->n_layer; l++) {
-        for (int i = 0; i < 2; i++)
-            WEFT_TRY(weft_session_scores(s[i], l, scores + i * count));
-        apart[l] += weights_apart(scores, scores + count, c->n_head, time);
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_backing place,
                                const weft_windows *text, double *apart) {
     const weft_config *c = &a->config;
     int64_t time = text->time < COMPARED_TOKENS ? text->time : COMPARED_TOKENS;
     int64_t windows = text->windows < COMPARED_WINDOWS ? text->windows : COMPARED_WINDOWS;
-    WEFT_ROOM(double, scores, 2 * c->n_head * time * time, "convert: no memory");
+    int64_t count = c->n_head * time * time;
+    WEFT_ROOM(double, scores, 2 * count, "convert: no memory");
     WEFT_AUTO(weft_session_close) weft_session first = {0}, second = {0};
     memset(apart, 0, (size_t)c->n_layer * sizeof *apart);
     weft_build build = {.scores = true};
     WEFT_TRY(open_session(a, place, time, &build, &first));
     WEFT_TRY(open_session(b, place, time, &build, &second));
-    for (int64_t i = 0; i < windows; i++)
-        WEFT_TRY(compare_window((weft_session *[]){&first, &second}, text, i, scores, apart));
+    for (int64_t window = 0; window < windows; window++) {
+        WEFT_TRY(run_window(&first, text, window));
+        WEFT_TRY(run_window(&second, text, window));
+        for (int64_t l = 0; l < c->n_layer; l++) {
+            WEFT_TRY(weft_session_scores(&first, l, scores));
+            WEFT_TRY(weft_session_scores(&second, l, scores + count));
+            apart[l] += weights_apart(scores, scores + count, c->n_head, time);
+        }
+    }
     for (int64_t l = 0; l < c->n_layer; l++)
         apart[l] /= (double)windows;
     return WEFT_OK;

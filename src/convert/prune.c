@@ -32,10 +32,9 @@ static weft_status read_moments(void *context, const weft_weight *w, double *out
             w->name);
     bool wide = t && t->dtype == WEFT_FILE_F64;
     if (!t || (!wide && t->dtype != WEFT_FILE_F32) || t->bytes != w->count * (wide ? 8 : 4))
-        return WEFT_BAD_INPUT(
-            "optimizer.safetensors: '%s' is not there in the weight's shape; is it "
-            "another model's?",
-            name);
+        return WEFT_BAD_INPUT("optimizer.safetensors: '%s' is not there in the weight's shape; is "
+                              "it another model's?",
+                              name);
     weft_safetensor_values(t, 0, w->count, out);
     return WEFT_OK;
 }

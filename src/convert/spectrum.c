@@ -69,14 +69,6 @@ static void make_tridiagonal(problem *p) {
     p->e[n - 1] = 0;
 }
 
-static void rotate_rows(double *one, double *two, int64_t n, double c, double s) {
-    for (int64_t j = 0; j < n; j++) {
-        double x = one[j], y = two[j];
-        one[j] = c * x - s * y;
-        two[j] = s * x + c * y;
-    }
-}
-
 /* One pass of rotations over the block [first, last]. */
 static void chase(problem *p, int64_t first, int64_t last) {
     double *d = p->d, *e = p->e;
@@ -97,7 +89,12 @@ static void chase(problem *p, int64_t first, int64_t last) {
             z = -s * e[k + 1];
             e[k + 1] *= c;
         }
-        rotate_rows(p->q + k * p->n, p->q + (k + 1) * p->n, p->n, c, s);
+        double *one = p->q + k * p->n, *two = one + p->n;
+        for (int64_t j = 0; j < p->n; j++) {
+            double up = one[j], down = two[j];
+            one[j] = c * up - s * down;
+            two[j] = s * up + c * down;
+        }
     }
 }
 
@@ -121,24 +118,6 @@ static weft_status make_diagonal(problem *p) {
     return WEFT_OK;
 }
 
-/* By falling value. */
-static void order(problem *p) {
-    for (int64_t i = 0; i < p->n; i++) {
-        int64_t most = i;
-        for (int64_t j = i + 1; j < p->n; j++)
-            if (p->d[j] > p->d[most]) most = j;
-        if (most == i) continue;
-        double value = p->d[i];
-        p->d[i] = p->d[most];
-        p->d[most] = value;
-        for (int64_t j = 0; j < p->n; j++) {
-            double x = p->q[i * p->n + j];
-            p->q[i * p->n + j] = p->q[most * p->n + j];
-            p->q[most * p->n + j] = x;
-        }
-    }
-}
-
 weft_status weft_spectrum(double *a, int64_t n, double *values, double *vectors) {
     WEFT_ROOM(double, room, (size_t)n * 3, "convert: no memory");
     problem p = {n, a, vectors, values, room, room + n, room + 2 * n};
@@ -147,7 +126,21 @@ weft_status weft_spectrum(double *a, int64_t n, double *values, double *vectors)
         vectors[i * n + i] = 1;
     make_tridiagonal(&p);
     WEFT_TRY(make_diagonal(&p));
-    order(&p);
+    /* By falling value. */
+    for (int64_t i = 0; i < n; i++) {
+        int64_t most = i;
+        for (int64_t j = i + 1; j < n; j++)
+            if (values[j] > values[most]) most = j;
+        if (most == i) continue;
+        double value = values[i];
+        values[i] = values[most];
+        values[most] = value;
+        for (int64_t j = 0; j < n; j++) {
+            double x = vectors[i * n + j];
+            vectors[i * n + j] = vectors[most * n + j];
+            vectors[most * n + j] = x;
+        }
+    }
     return WEFT_OK;
 }
 
