@@ -60,22 +60,6 @@ static int64_t optimizer_bytes(const weft_config *c, const weft_model_graph *m) 
     return bytes;
 }
 
-/* A weight as Muon updates it, with memory of its own for nothing but what the update makes. */
-static weft_adam_slot describe_slot(weft_graph *g, const weft_config *c, weft_dtype dtype,
-                                    const weft_tensor *weight) {
-    char name[128];
-    weft_tensor *of[3];
-    for (int i = 0; i < 3; i++) {
-        snprintf(name, sizeof name, "%d.%s", i, weight->name);
-        of[i] = weft_graph_tensor(g, WEFT_ROLE_STATE, name, dtype, weight->ndim, weight->shape);
-    }
-    return (weft_adam_slot){.param = of[0],
-                            .grad = of[1],
-                            .m = of[2],
-                            .matrices =
-                                weft_muon_matrices(c, weight->name, weight->ndim, weight->shape)};
-}
-
 /* The arena of the optimizer's step: Muon's products; AdamW makes nothing that lasts. */
 static weft_status account_update(const weft_config *c, const weft_model_graph *m,
                                   const weft_backend *backend, int threads, int64_t *bytes) {
@@ -91,8 +75,20 @@ static weft_status account_update(const weft_config *c, const weft_model_graph *
     weft_tensor *control = weft_new_tensor(g, WEFT_ROLE_INPUT, "control", real, WEFT_ADAM_CONTROL);
     weft_adam_slot *slots = weft_graph_alloc(g, (size_t)m->n_parameters * sizeof *slots);
     weft_muon_options muon = weft_model_muon(c, backend);
-    for (int64_t i = 0; slots && i < m->n_parameters; i++)
-        slots[i] = describe_slot(g, c, real, m->parameters[i].tensor);
+    /* Weights as Muon updates them, with memory of their own for nothing but what the update makes. */
+    for (int64_t i = 0; slots && i < m->n_parameters; i++) {
+        const weft_tensor *w = m->parameters[i].tensor;
+        weft_tensor *of[3];
+        for (int k = 0; k < 3; k++) {
+            char name[128];
+            snprintf(name, sizeof name, "%d.%s", k, w->name);
+            of[k] = weft_graph_tensor(g, WEFT_ROLE_STATE, name, real, w->ndim, w->shape);
+        }
+        slots[i] = (weft_adam_slot){.param = of[0],
+                                    .grad = of[1],
+                                    .m = of[2],
+                                    .matrices = weft_muon_matrices(c, w->name, w->ndim, w->shape)};
+    }
     if (slots) weft_muon(g, control, slots, (int)m->n_parameters, &muon);
     WEFT_TRY(weft_graph_status(g));
     WEFT_TRY(weft_program_make(g, backend, threads, &options, &plan));

@@ -48,11 +48,17 @@ static weft_status begin_weight(weft_weight *w) {
     return refuse(w, "is not in the checkpoint");
 }
 
-static weft_status fill(const weft_model *m, weft_model *out) {
+weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,
+                           weft_pool *pool, weft_model **out) {
+    WEFT_AUTO(weft_model_destroy_at) weft_model *made = NULL;
+    *out = NULL;
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    WEFT_TRY(weft_model_create(c, m->dtype, pool, &made));
+    WEFT_TRY(weft_model_start(made, seed, pool));
     for (const weft_weight *w = m->weights; w < m->weights + m->n_weights; w++)
-        if (!weft_model_find(out, w->name))
+        if (!weft_model_find(made, w->name))
             return refuse(w, "of the checkpoint is not in the config's model");
-    for (weft_weight *w = out->weights; w < out->weights + out->n_weights; w++) {
+    for (weft_weight *w = made->weights; w < made->weights + made->n_weights; w++) {
         const weft_weight *from = weft_model_find(m, w->name);
         if (!from) {
             WEFT_TRY(begin_weight(w));
@@ -64,36 +70,17 @@ static weft_status fill(const weft_model *m, weft_model *out) {
         }
     }
     /* Makes good what new gates take from a layer's heads. */
-    const weft_config *was = &m->config, *c = &out->config;
+    const weft_config *was = &m->config;
     for (int64_t layer = 0; layer < c->n_layer; layer++) {
         double factor = 1;
         if (c->attention_gate && !was->attention_gate) factor = 2;
         if (c->attn_gate && !was->attn_gate && layer > 0)
             factor /= 1 - c->gate_alpha / (1 + exp(c->gate_open));
-        weft_weight *w = weft_layer_weight(out, layer, "attn.out.weight");
+        weft_weight *w = weft_layer_weight(made, layer, "attn.out.weight");
         if (w && factor != 1) weft_weight_scale(w, factor);
     }
-    return WEFT_OK;
-}
-
-weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,
-                           weft_pool *pool, weft_model **out) {
-    WEFT_AUTO(weft_model_destroy_at) weft_model *made = NULL;
-    *out = NULL;
-    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    WEFT_TRY(weft_model_create(c, m->dtype, pool, &made));
-    WEFT_TRY(weft_model_start(made, seed, pool));
-    WEFT_TRY(fill(m, made));
     weft_mirror_wrote(made->mirror, NULL);
     return weft_hand(&made, out);
-}
-
-/* Whether c has a mechanism that the other has not, or learns their weights. */
-static bool has_more(const weft_config *c, const weft_config *was) {
-    return (c->attn_gate && !was->attn_gate) || (c->cross_token && !was->cross_token) ||
-           (c->latent_recip && !was->latent_recip) || (c->attention_gate && !was->attention_gate) ||
-           (c->alpha_learned && !was->alpha_learned) ||
-           (weft_ffn_of(c)->contrasts && !weft_ffn_of(was)->contrasts);
 }
 
 weft_status weft_model_load_more(const char *folder, const weft_config *c, weft_dtype dtype,
@@ -102,8 +89,14 @@ weft_status weft_model_load_more(const char *folder, const weft_config *c, weft_
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     *out = NULL;
     /* Others' weights need no config beside them. */
-    if (weft_model_read_config(folder, &own) != WEFT_OK || !has_more(c, &own))
-        return weft_model_load_as(folder, c, dtype, pool, out);
+    bool ours = weft_model_read_config(folder, &own) == WEFT_OK;
+    /* A mechanism that the other has not, or that it does not learn the weights of. */
+    bool more = ours && ((c->attn_gate && !own.attn_gate) || (c->cross_token && !own.cross_token) ||
+                         (c->latent_recip && !own.latent_recip) ||
+                         (c->attention_gate && !own.attention_gate) ||
+                         (c->alpha_learned && !own.alpha_learned) ||
+                         (weft_ffn_of(c)->contrasts && !weft_ffn_of(&own)->contrasts));
+    if (!more) return weft_model_load_as(folder, c, dtype, pool, out);
     WEFT_TRY(weft_model_check(c, "config"));
     WEFT_TRY(weft_model_load_as(folder, &own, dtype, pool, &m));
     return weft_model_add(m, c, (uint64_t)c->seed, pool, out);

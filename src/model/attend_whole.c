@@ -41,22 +41,6 @@ static weft_tensor *routing_lse(builder *b) {
     return weft_add(b->g, b->lse, weft_head_transpose(b->g, taken));
 }
 
-/* The routes of this layer: those given, or the largest of its attention's weights. */
-static weft_routes make_routes(builder *b) {
-    const weft_config *c = b->c;
-    if (b->build->given_routes) {
-        char index[48], weight_name[48];
-        snprintf(index, sizeof index, "h.%d.routes.index", b->layer);
-        snprintf(weight_name, sizeof weight_name, "h.%d.routes.weight", b->layer);
-        return (weft_routes){
-            weft_new_tensor(b->g, WEFT_ROLE_INPUT, index, WEFT_I32, b->batch, b->time, b->time),
-            weft_new_tensor(b->g, WEFT_ROLE_INPUT, weight_name, b->stat, b->batch, b->time,
-                            b->time)};
-    }
-    return weft_route_topk(b->g, &b->score, routing_lse(b), c->sparse_k, c->sparse_normalize,
-                           !c->sparse_head_average);
-}
-
 /* Σ_j R_tj x_j with all the weights of this layer's attention, or those above a threshold. */
 static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
@@ -65,8 +49,21 @@ static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
                             c->sparse_normalize, !c->sparse_head_average);
 }
 
+/* The routes of this layer: those given, or the largest of its attention's weights. */
 static void route(builder *b) {
-    if (!gathers_once(b) && !b->routes.index) b->routes = make_routes(b);
+    const weft_config *c = b->c;
+    if (gathers_once(b) || b->routes.index) return;
+    if (!b->build->given_routes) {
+        b->routes = weft_route_topk(b->g, &b->score, routing_lse(b), c->sparse_k,
+                                    c->sparse_normalize, !c->sparse_head_average);
+        return;
+    }
+    char index[48], weight_name[48];
+    snprintf(index, sizeof index, "h.%d.routes.index", b->layer);
+    snprintf(weight_name, sizeof weight_name, "h.%d.routes.weight", b->layer);
+    b->routes = (weft_routes){
+        weft_new_tensor(b->g, WEFT_ROLE_INPUT, index, WEFT_I32, b->batch, b->time, b->time),
+        weft_new_tensor(b->g, WEFT_ROLE_INPUT, weight_name, b->stat, b->batch, b->time, b->time)};
 }
 
 static void gather(builder *b, weft_tensor **x, weft_tensor **second) {

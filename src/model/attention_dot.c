@@ -3,17 +3,14 @@
  * where they lie. */
 #include "model/builder.h"
 
-/* ATTENTION_SCALE, or 1/√D; with MUP and heads that grow with the width √D₀/D, D₀ being their width at the base. */
-static double dot_scale(const weft_config *c) {
-    double d = (double)weft_config_head_dim(c);
-    if (c->attention_scale > 0) return c->attention_scale;
-    return c->mup && c->mup_base_head ? sqrt((double)c->mup_base_head) / d : 1 / sqrt(d);
-}
-
 static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv;
-    b->score.scale_value = dot_scale(c);
+    /* ATTENTION_SCALE, or 1/√D; with MUP and heads that grow with the width √D₀/D, D₀ being their width at the base. */
+    double d = (double)b->head_dim;
+    b->score.scale_value = c->attention_scale > 0       ? c->attention_scale
+                           : c->mup && c->mup_base_head ? sqrt((double)c->mup_base_head) / d
+                                                        : 1 / sqrt(d);
     if (b->shares) {
         weft_tensor *q = norm_heads(b, map_to_heads(b, x, "q", b->heads, b->head_dim), b->heads, 0);
         b->score.q = apply_rope(b, q, b->head_dim, b->heads);

@@ -8,20 +8,16 @@
 #include "model/builder.h"
 #include "model/units.h"
 
-/* q with the second half of each head first, where rotations begin; so are the keys here. */
-static weft_tensor *swap_halves(builder *b, weft_tensor *q) {
-    int64_t half = b->head_dim / 2;
-    weft_head_columns_attr attr = {
-        .heads = b->heads,
-        .width = 2 * half,
-        .part = {{.from = half, .count = half}, {.count = half, .to = half}}};
-    return weft_head_columns(b->g, attr, q, q);
-}
-
 static weft_tensor *build_gta(builder *b, weft_tensor *x) {
     int64_t d = b->head_dim, half = d / 2;
     builder_keys keys = {.scored = half};
-    b->score.q = swap_halves(b, map_to_heads(b, x, "q", b->heads, d));
+    /* q with the second half of each head first, where rotations begin; so are the keys here. */
+    weft_head_columns_attr swapped = {
+        .heads = b->heads,
+        .width = 2 * half,
+        .part = {{.from = half, .count = half}, {.count = half, .to = half}}};
+    weft_tensor *q = map_to_heads(b, x, "q", b->heads, d);
+    b->score.q = weft_head_columns(b->g, swapped, q, q);
     b->score.q = rotate_heads(b, b->score.q, half, b->heads);
     b->score.scale_value = 1 / sqrt((double)d);
     if (!b->shares) {

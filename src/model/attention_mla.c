@@ -16,14 +16,6 @@
 #include "model/builder.h"
 #include "model/units.h"
 
-static weft_tensor *query_map(builder *b) {
-    int64_t latent = b->c->ra_mla_latent_dim;
-    if (!b->c->ra_mla_per_head_q_latent)
-        return matrix(b, "attn.q_latent", init_uniform(b->inner, latent), b->inner, latent);
-    return matrix(b, "attn.q_latent", init_uniform(b->head_dim, latent), b->heads, b->head_dim,
-                  latent);
-}
-
 static weft_tensor *value_map(builder *b) {
     int64_t latent = b->c->ra_mla_latent_dim;
     if (!b->c->ra_mla_per_head_v_up)
@@ -38,16 +30,6 @@ static weft_tensor *latent_queries(builder *b, weft_tensor *q, weft_tensor *map)
         return weft_grouped_linear(b->g, as_heads(b, q, b->heads, b->head_dim), map, false);
     q = weft_matmul(b->g, weft_view(b->g, q, b->batch * b->time, b->inner), map, false, false);
     return weft_head_repeat(b->g, as_heads(b, q, 1, latent), b->heads);
-}
-
-/* o [B, T, H, D] from õ [B, T, H, L]. */
-static weft_tensor *latent_values_up(builder *b, weft_tensor *o, weft_tensor *map) {
-    int64_t latent = b->c->ra_mla_latent_dim, rows = b->batch * b->time * b->heads;
-    if (b->c->ra_mla_per_head_v_up) return weft_grouped_linear(b->g, o, map, false);
-    o = weft_view(b->g, o, rows, latent);
-    o = b->build->rows_alone ? weft_matmul_alone(b->g, o, map)
-                             : weft_matmul(b->g, o, map, false, false);
-    return as_heads(b, o, b->heads, b->head_dim);
 }
 
 /* The rotated part takes all of it. */
@@ -122,8 +104,13 @@ static weft_tensor *attend_in_latent(builder *b, const mla_parts *p, weft_tensor
         score->band_alpha = c->ra_mla_ra_alpha;
         score->window = c->ra_mla_ra_window;
     }
-    weft_tensor *found = builder_attend(b, &keys);
-    return latent_values_up(b, found, value_map(b));
+    /* o [B, T, H, D] from õ [B, T, H, L]. */
+    weft_tensor *o = builder_attend(b, &keys), *map = value_map(b);
+    if (c->ra_mla_per_head_v_up) return weft_grouped_linear(b->g, o, map, false);
+    o = weft_view(b->g, o, b->batch * b->time * b->heads, latent);
+    o = b->build->rows_alone ? weft_matmul_alone(b->g, o, map)
+                             : weft_matmul(b->g, o, map, false, false);
+    return as_heads(b, o, b->heads, b->head_dim);
 }
 
 /* Latents [B, T, g L] as QK_NORM or RA_MLA_LATENT_NORM leaves them. */
@@ -158,7 +145,12 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
         p.q_rope = map_to_heads(b, from, "q_rope", b->heads, rope);
         p.q_rope = rotate_heads(b, p.q_rope, rope, b->heads);
     }
-    p.to_latent = query_map(b);
+    int64_t latent = c->ra_mla_latent_dim,
+            wide = c->ra_mla_per_head_q_latent ? b->head_dim : b->inner;
+    weft_init start = init_uniform(wide, latent);
+    p.to_latent = c->ra_mla_per_head_q_latent
+                      ? matrix(b, "attn.q_latent", start, b->heads, b->head_dim, latent)
+                      : matrix(b, "attn.q_latent", start, b->inner, latent);
     if (!b->shares) {
         weft_tensor *down = attention_map(b, x, "k_down", latents);
         b->latent = norm_latents(b, add_optional(b, down, b->received));

@@ -50,17 +50,14 @@ weft_tensor *builder_vector(builder *b, const char *name, weft_init init, int64_
     return add_parameter(b, name, b->stat, init, 1, &size);
 }
 
-static bool reads(const weft_node *n, const weft_tensor *t) {
-    for (int i = 0; i < n->n_in; i++)
-        if (n->in[i] == t) return true;
-    return false;
-}
-
 double flops_of(const weft_graph *g, int64_t first, const weft_tensor *read) {
     double flops = 0;
     for (int64_t i = first; i < weft_graph_node_count(g); i++) {
         const weft_node *n = weft_graph_node(g, i);
-        if (n->op->flops && (!read || reads(n, read))) flops += (double)n->op->flops(n);
+        bool reads = !read;
+        for (int k = 0; k < n->n_in; k++)
+            reads = reads || n->in[k] == read;
+        if (n->op->flops && reads) flops += (double)n->op->flops(n);
     }
     return flops;
 }
@@ -158,22 +155,18 @@ static weft_tensor *take_packed(builder *b, weft_tensor *packed, int64_t first, 
     return as_heads(b, taken, heads, b->head_dim);
 }
 
-/* What the layer before left, apart. */
-static const builder_keys *read_kept(builder *b) {
-    builder_keys *kept = &b->kept;
-    b->score.n = b->kept_n;
-    if (!kept->packed || b->attend->in_pages) return kept;
-    int64_t keys = kept->kv_heads * b->head_dim;
-    kept->k = take_packed(b, kept->packed, b->inner, kept->kv_heads);
-    kept->v = take_packed(b, kept->packed, b->inner + keys, kept->kv_heads);
-    kept->packed = NULL;
-    return kept;
-}
-
 weft_tensor *builder_attend(builder *b, const builder_keys *keys) {
     builder_score_position(b);
     if (b->shares && !keys->k) {
-        keys = read_kept(b);
+        builder_keys *kept = &b->kept; /* what the layer before left, apart */
+        b->score.n = b->kept_n;
+        if (kept->packed && !b->attend->in_pages) {
+            int64_t width = kept->kv_heads * b->head_dim;
+            kept->k = take_packed(b, kept->packed, b->inner, kept->kv_heads);
+            kept->v = take_packed(b, kept->packed, b->inner + width, kept->kv_heads);
+            kept->packed = NULL;
+        }
+        keys = kept;
     } else if (!b->shares) {
         b->kept = *keys;
         b->kept_n = b->score.n;

@@ -29,17 +29,6 @@ static void batch_fill(token_batch *b, const int32_t *rows, int64_t stride) {
     }
 }
 
-static weft_status read_targets(token_batch *b, const char *path) {
-    WEFT_AUTO(weft_tokens_free) weft_tokens t = {0};
-    WEFT_TRY(weft_tokens_read(path, &t));
-    if (t.shard || t.rows != b->batch || t.columns != b->time)
-        return WEFT_BAD_INPUT("%s: targets are [%lld, %lld], but the tokens ask for [%lld, %lld]",
-                              path, (long long)t.rows, (long long)t.columns, (long long)b->batch,
-                              (long long)b->time);
-    memcpy(b->targets, t.values, (size_t)(t.rows * t.columns) * sizeof *t.values);
-    return WEFT_OK;
-}
-
 /* Tensors to be written, and room for their names. */
 typedef struct {
     int64_t n;
@@ -207,7 +196,17 @@ weft_status weft_evaluate(const weft_model *m, const weft_backend *backend, weft
     if (t.shard) return evaluate_shard(m, backend, pool, what, &t, out);
     WEFT_TRY(batch_allocate(&b, t.rows, t.columns - 1));
     batch_fill(&b, t.values, t.columns);
-    if (what->targets) WEFT_TRY(read_targets(&b, what->targets));
+    if (what->targets) {
+        WEFT_AUTO(weft_tokens_free) weft_tokens wanted = {0};
+        WEFT_TRY(weft_tokens_read(what->targets, &wanted));
+        if (wanted.shard || wanted.rows != b.batch || wanted.columns != b.time)
+            return WEFT_BAD_INPUT(
+                "%s: targets are [%lld, %lld], but the tokens ask for [%lld, %lld]", what->targets,
+                (long long)wanted.rows, (long long)wanted.columns, (long long)b.batch,
+                (long long)b.time);
+        memcpy(b.targets, wanted.values,
+               (size_t)(wanted.rows * wanted.columns) * sizeof *wanted.values);
+    }
     count_targets(what, &b, out);
     return evaluate_batch(m, backend, pool, what, &b, &out->parts);
 }

@@ -102,15 +102,6 @@ static weft_tensor *view_contexts(builder *b, weft_tensor *context, int64_t laye
     return weft_view(b->g, context, layers, b->batch * views * heads, b->ffn / heads);
 }
 
-/* Each context [B, F] twice, and each time with a dropout of its own. */
-static weft_tensor *repeat_context(builder *b, weft_tensor *context) {
-    char site[48];
-    snprintf(site, sizeof site, "h.%d.ffn.z.drop", b->layer);
-    context = weft_head_repeat(b->g, weft_view(b->g, context, b->batch, 1, 1, b->ffn), 2);
-    bool drops = b->c->wsffn_positive == WEFT_POSITIVE_DROPOUT;
-    return weft_dropout(b->g, context, drops ? VIEW_DROPOUT : 0, site);
-}
-
 /* Contexts of all layers, [layers, B · n_head, z], that are compared elsewhere. */
 static void hand_contexts(builder *b, weft_tensor *rows) {
     weft_model_graph *m = b->out;
@@ -126,7 +117,13 @@ static void hand_contexts(builder *b, weft_tensor *rows) {
  * elsewhere. */
 static void contrast_means(builder *b, weft_tensor *mean, weft_tensor *w_z) {
     weft_tensor *context = project(b, mean, w_z);
-    if (repeats_means(b)) context = repeat_context(b, context);
+    if (repeats_means(b)) { /* each [B, F] twice, and each time with a dropout of its own */
+        bool drops = b->c->wsffn_positive == WEFT_POSITIVE_DROPOUT;
+        char site[48];
+        snprintf(site, sizeof site, "h.%d.ffn.z.drop", b->layer);
+        context = weft_head_repeat(b->g, weft_view(b->g, context, b->batch, 1, 1, b->ffn), 2);
+        context = weft_dropout(b->g, context, drops ? VIEW_DROPOUT : 0, site);
+    }
     weft_tensor *rows = view_contexts(b, context, 1);
     if (b->build->contrast == WEFT_CONTRAST_HERE) {
         weft_tensor *loss = weft_contrast_loss(b->g, b->c, rows);

@@ -61,17 +61,6 @@ static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor
                           weft_file_dtype_name(t->dtype), shape, weft_tensor_describe(&want));
 }
 
-static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
-    if (t->dtype == weft_file_dtype_of(w->dtype)) {
-        memcpy(w->data, t->data, (size_t)w->bytes);
-        return WEFT_OK;
-    }
-    WEFT_ROOM(double, values, w->count, "%s: no memory", w->name);
-    weft_safetensor_values(t, 0, w->count, values);
-    weft_weight_write(w, values);
-    return WEFT_OK;
-}
-
 /* The file's header against what the config asks for. */
 static weft_status check_header(const weft_model *m, const weft_safetensors *file,
                                 const char *path) {
@@ -100,8 +89,16 @@ weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dt
     /* A config that asks for more than the file has costs no memory. */
     WEFT_TRY(check_header(m, file, path));
     WEFT_TRY(weft_model_allocate(m, pool));
-    for (weft_weight *w = m->weights; w < m->weights + m->n_weights; w++)
-        WEFT_TRY(load_weight(w, weft_safetensors_find(file, w->name)));
+    for (weft_weight *w = m->weights; w < m->weights + m->n_weights; w++) {
+        const weft_safetensor *t = weft_safetensors_find(file, w->name);
+        if (t->dtype == weft_file_dtype_of(w->dtype)) {
+            memcpy(w->data, t->data, (size_t)w->bytes);
+            continue;
+        }
+        WEFT_ROOM(double, values, w->count, "%s: no memory", w->name);
+        weft_safetensor_values(t, 0, w->count, values);
+        weft_weight_write(w, values);
+    }
     return weft_hand(&m, out);
 }
 
@@ -143,16 +140,6 @@ static void take_name(weft_contents *c, const char *name) {
     }
 }
 
-/* Whether a version before made it, which left no mark. */
-static weft_status is_of_before(const char *path, const weft_contents *c, bool *out) {
-    weft_config config;
-    *out = c->state || c->file[WEFT_PART_OPTIMIZER];
-    if (*out || !c->file[WEFT_PART_CONFIG]) return WEFT_OK;
-    weft_status status = weft_model_read_config(path, &config);
-    *out = status == WEFT_OK;
-    return status == WEFT_EINPUT ? WEFT_OK : status;
-}
-
 weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
     WEFT_AUTO(weft_names_free) weft_names names = {0};
     weft_kind kind;
@@ -166,7 +153,14 @@ weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
         if (kind != WEFT_KIND_FILE) c->foreign = true;
     }
     *own = !c->foreign;
-    return *own && c->n > 0 && !c->mark ? is_of_before(path, c, own) : WEFT_OK;
+    if (!*own || !c->n || c->mark) return WEFT_OK;
+    /* A version before left no mark. */
+    weft_config config;
+    *own = c->state || c->file[WEFT_PART_OPTIMIZER];
+    if (*own || !c->file[WEFT_PART_CONFIG]) return WEFT_OK;
+    weft_status status = weft_model_read_config(path, &config);
+    *own = status == WEFT_OK;
+    return status == WEFT_EINPUT ? WEFT_OK : status;
 }
 
 json_t *weft_parts_to_json(const weft_sum sums[WEFT_PARTS]) {

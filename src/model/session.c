@@ -112,13 +112,6 @@ static double product(const double *a, const double *b, int64_t n) {
     return sum;
 }
 
-static double squared_distance(const double *a, const double *b, int64_t n) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += (a[i] - b[i]) * (a[i] - b[i]);
-    return sum;
-}
-
 static double key_number(const score_values *v, int64_t b, int64_t h, int64_t j) {
     int64_t head = h * v->s->kv_heads / v->s->heads;
     return v->n[(b * v->s->kv_heads + head) * v->time + j];
@@ -134,8 +127,10 @@ static double pair_score(const score_values *v, int64_t b, int64_t h, int64_t i,
     if (v->distance) {
         /* What a key's number holds beside its squared norm: nothing for the distance, the deviations'
          * logarithm for the overlap. */
-        double excess = key_number(v, b, h, j) - product(k, k, v->dqk);
-        return -scale / 2 * (squared_distance(q, k, v->dqk) + excess);
+        double excess = key_number(v, b, h, j) - product(k, k, v->dqk), squares = 0;
+        for (int64_t d = 0; d < v->dqk; d++)
+            squares += (q[d] - k[d]) * (q[d] - k[d]);
+        return -scale / 2 * (squares + excess);
     }
     double score = scale * product(q, k, v->dqk);
     if (v->n) score += beta * key_number(v, b, h, j);

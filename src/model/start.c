@@ -99,16 +99,6 @@ static void transpose(const double *from, double *to, int64_t rows, int64_t colu
                     to[j * rows + i] = from[i * columns + j];
 }
 
-static weft_status start_orthogonal(double *values, int64_t rows, int64_t columns,
-                                    weft_pool *pool) {
-    if (rows <= columns) return orthonormalize(values, rows, columns, pool);
-    WEFT_ROOM(double, transposed, (rows * columns), "start: no memory for an orthogonal matrix");
-    transpose(values, transposed, rows, columns);
-    weft_status status = orthonormalize(transposed, columns, rows, pool);
-    transpose(transposed, values, columns, rows);
-    return status;
-}
-
 /* Numbers first .. first + n - 1 of a weight whose numbers do not depend on each other. */
 static void start_piece(const weft_weight *w, uint64_t seed, int64_t first, int64_t n,
                         double *values) {
@@ -162,7 +152,15 @@ static weft_status start_whole(weft_weight *w, uint64_t seed, weft_pool *pool) {
     WEFT_ROOM(double, whole, w->count, "start: no memory for %lld numbers", (long long)w->count);
     filling f = {.weight = &unit, .seed = seed, .whole = whole};
     weft_pool_run(pool, pieces_of(w->count, PIECE), fill_piece, &f);
-    WEFT_TRY(start_orthogonal(whole, w->shape[0], w->shape[1], pool));
+    int64_t rows = w->shape[0], columns = w->shape[1];
+    if (rows <= columns) {
+        WEFT_TRY(orthonormalize(whole, rows, columns, pool));
+    } else {
+        WEFT_ROOM(double, turned, w->count, "start: no memory for an orthogonal matrix");
+        transpose(whole, turned, rows, columns);
+        WEFT_TRY(orthonormalize(turned, columns, rows, pool));
+        transpose(turned, whole, columns, rows);
+    }
     weft_weight_write(w, whole);
     return WEFT_OK;
 }

@@ -374,16 +374,6 @@ static bool routes_by_topk(const weft_config *c) {
     return c->cross_token && c->sparse_mode == WEFT_SPARSE_TOPK;
 }
 
-/* What attention hands to a feed-forward that is built elsewhere. */
-static void hand_over(part_builder *p) {
-    builder *b = &p->b;
-    if (b->c->latent_recip) add_output(p, "latent", b->latent);
-    if (!routes_by_topk(b->c)) return;
-    b->attend->route(b);
-    add_output(p, "routes.index", b->routes.index);
-    add_output(p, "routes.weight", b->routes.weight);
-}
-
 static void take_over(part_builder *p) {
     builder *b = &p->b;
     const weft_config *c = b->c;
@@ -428,7 +418,12 @@ static void build_part(part_builder *p) {
     }
     add_output(p, "y", build_one(p, part, x));
     if (part == WEFT_PART_ATTENTION) {
-        hand_over(p);
+        /* What it hands to a feed-forward that is built elsewhere. */
+        if (b->c->latent_recip) add_output(p, "latent", b->latent);
+        if (!routes_by_topk(b->c)) return;
+        b->attend->route(b);
+        add_output(p, "routes.index", b->routes.index);
+        add_output(p, "routes.weight", b->routes.weight);
         return;
     }
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
