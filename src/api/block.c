@@ -128,18 +128,6 @@ static weft_block *find_block(weft_engine *engine, const char *key, int purpose)
     return b;
 }
 
-/* Takes the last of the list that nobody has open out of it, where there are too many. */
-static weft_block *drop_oldest(weft_engine *engine) {
-    weft_block **oldest = NULL;
-    int n = 0;
-    for (weft_block **at = &engine->blocks; *at; at = &(*at)->next, n++)
-        if ((*at)->opened == 0) oldest = at;
-    if (n <= WEFT_BLOCKS_KEPT || !oldest) return NULL;
-    weft_block *b = *oldest;
-    *oldest = b->next;
-    return b;
-}
-
 WEFT_ENDED_BY(destroy_block, weft_block)
 
 static weft_status new_block(weft_engine *engine, const char *key, weft_describe describe,
@@ -196,7 +184,15 @@ weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe 
     pthread_mutex_lock(&engine->lock);
     (*out)->next = engine->blocks;
     engine->blocks = *out;
-    weft_block *old = drop_oldest(engine);
+    /* Where there are too many, the last of the list that nobody has open goes. */
+    weft_block **oldest = NULL, *old = NULL;
+    int n = 0;
+    for (weft_block **at = &engine->blocks; *at; at = &(*at)->next, n++)
+        if ((*at)->opened == 0) oldest = at;
+    if (n > WEFT_BLOCKS_KEPT && oldest) {
+        old = *oldest;
+        *oldest = old->next;
+    }
     pthread_mutex_unlock(&engine->lock);
     destroy_block(old);
     return WEFT_OK;
@@ -326,18 +322,6 @@ static weft_status describe_part(void *context, weft_graph *g) {
     return status;
 }
 
-/* All that the part depends on, in words. */
-static weft_status make_key(const char *part, const char *const *options, const part_wish *w,
-                            char *key) {
-    int used = snprintf(key, KEY_ROOM, "weft %s %lld %lld %d", part, (long long)w->build.batch,
-                        (long long)w->build.time, w->form.first);
-    for (; options && *options && used < KEY_ROOM; options++)
-        used += snprintf(key + used, (size_t)(KEY_ROOM - used), "\n%s", *options);
-    if (used < KEY_ROOM) return WEFT_OK;
-    return WEFT_BAD_INPUT("weft_block_open_part: the options are longer than %d characters",
-                          KEY_ROOM);
-}
-
 weft_status weft_block_open_part(weft_engine *engine, const char *part, const char *const *options,
                                  int64_t batch, int64_t time, int first, int purpose,
                                  weft_block **out) {
@@ -360,6 +344,13 @@ weft_status weft_block_open_part(weft_engine *engine, const char *part, const ch
                            .dtype = weft_config_dtype(&w.config),
                            .train = (purpose & WEFT_BLOCK_TRAIN) != 0,
                            .recompute = (purpose & WEFT_BLOCK_RECOMPUTE) != 0};
-    WEFT_TRY(make_key(part, options, &w, key));
+    /* All that the part depends on, in words. */
+    int used = snprintf(key, KEY_ROOM, "weft %s %lld %lld %d", part, (long long)batch,
+                        (long long)time, w.form.first);
+    for (; options && *options && used < KEY_ROOM; options++)
+        used += snprintf(key + used, (size_t)(KEY_ROOM - used), "\n%s", *options);
+    if (used >= KEY_ROOM)
+        return WEFT_BAD_INPUT("weft_block_open_part: the options are longer than %d characters",
+                              KEY_ROOM);
     return weft_block_open(engine, key, describe_part, &w, purpose, out);
 }

@@ -19,7 +19,10 @@ void weft_generation_close(weft_generation *generation) {
     weft_generator_close(generation);
 }
 
-static weft_status read_option(const char *option, weft_sampling *s) {
+weft_status weft_generation_add(weft_generation *generation, const int32_t *prompt, int64_t count,
+                                const char *const *options, int64_t *id) {
+    API_NEED(generation, prompt, id);
+    weft_sampling sampling = weft_sampling_default(), *s = &sampling;
     double top_k = (double)s->top_k, seed = (double)s->seed, sample = (double)s->sample;
     double max_tokens = (double)s->max_tokens, end_token = (double)s->end_token;
     const struct {
@@ -34,34 +37,29 @@ static weft_status read_option(const char *option, weft_sampling *s) {
                 {"sample", &sample, 0, 0x1p31},
                 {"max_tokens", &max_tokens, 1, 0x1p31},
                 {"end_token", &end_token, -1, 0x1p31}};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        size_t length = strlen(keys[i].key);
+    for (; options && *options; options++) {
+        const char *option = *options;
+        size_t k = 0, length = strcspn(option, "=");
+        while (k < WEFT_COUNT(keys) &&
+               (strlen(keys[k].key) != length || memcmp(option, keys[k].key, length) != 0))
+            k++;
+        if (k == WEFT_COUNT(keys) || !option[length])
+            return WEFT_BAD_INPUT("weft_generation_add: unknown option '%s'", option);
         const char *text = option + length + 1;
         char *end;
-        if (strncmp(option, keys[i].key, length) != 0 || option[length] != '=') continue;
-        double value = *keys[i].value = strtod(text, &end);
-        bool fits = keys[i].below == 0 ||
-                    (value >= keys[i].least && value < keys[i].below && value == trunc(value));
+        double value = *keys[k].value = strtod(text, &end);
+        bool fits = keys[k].below == 0 ||
+                    (value >= keys[k].least && value < keys[k].below && value == trunc(value));
         if (end == text || *end || !fits)
             return WEFT_BAD_INPUT(
                 "weft_generation_add: '%s' is out of range, or no whole number where one is wanted",
                 option);
-        s->top_k = (int64_t)top_k;
-        s->seed = (uint64_t)seed;
-        s->sample = (uint32_t)sample;
-        s->max_tokens = (int64_t)max_tokens;
-        s->end_token = (int32_t)end_token;
-        return WEFT_OK;
     }
-    return WEFT_BAD_INPUT("weft_generation_add: unknown option '%s'", option);
-}
-
-weft_status weft_generation_add(weft_generation *generation, const int32_t *prompt, int64_t count,
-                                const char *const *options, int64_t *id) {
-    API_NEED(generation, prompt, id);
-    weft_sampling sampling = weft_sampling_default();
-    for (; options && *options; options++)
-        WEFT_TRY(read_option(*options, &sampling));
+    s->top_k = (int64_t)top_k;
+    s->seed = (uint64_t)seed;
+    s->sample = (uint32_t)sample;
+    s->max_tokens = (int64_t)max_tokens;
+    s->end_token = (int32_t)end_token;
     return weft_generator_add(generation, prompt, count, &sampling, id);
 }
 

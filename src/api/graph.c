@@ -285,32 +285,25 @@ static const char *wrong_angles(const weft_rope_law *law) {
     return law->amplitude > 0 ? NULL : "amplitude must be above 0, or 0 for 1";
 }
 
-/* The engine's own form of a rotation; false: the graph has the error. */
-static bool read_rotation(weft_graph *g, const char *caller, const weft_rotation *r,
-                          weft_rope_law *out) {
-    static const char *const words[] = {"none", "linear", "llama3", "yarn", NULL};
-    if (!r || r->size != sizeof *r)
-        return weft_graph_refuse(g, "%s: the rotation is %s", caller,
-                                 r ? "of another size; set size to sizeof(weft_rotation)" : "NULL");
-    int scaling = find_word(g, caller, r->scaling ? r->scaling : words[0], words);
-    if (scaling < 0) return false;
-    *out = (weft_rope_law){.base = r->base,
-                           .scaling = (weft_rope_scaling)scaling,
-                           .factor = scaling ? r->factor : 1,
-                           .context = r->context,
-                           .low = r->low,
-                           .high = r->high,
-                           .amplitude = r->amplitude != 0 ? r->amplitude : 1};
-    const char *wrong = wrong_angles(out);
-    if (wrong) weft_graph_fail(g, "%s: %s", caller, wrong);
-    return !wrong;
-}
-
 weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
                                const weft_rotation *by) {
-    weft_rope_law law;
     OPEN(x);
-    if (!read_rotation(g, __func__, by, &law)) return NULL;
+    static const char *const words[] = {"none", "linear", "llama3", "yarn", NULL};
+    if (!by || by->size != sizeof *by)
+        return weft_graph_refuse(g, "%s: the rotation is %s", __func__,
+                                 by ? "of another size; set size to sizeof(weft_rotation)"
+                                    : "NULL");
+    int scaling = find_word(g, __func__, by->scaling ? by->scaling : words[0], words);
+    if (scaling < 0) return NULL;
+    weft_rope_law law = {.base = by->base,
+                         .scaling = (weft_rope_scaling)scaling,
+                         .factor = scaling ? by->factor : 1,
+                         .context = by->context,
+                         .low = by->low,
+                         .high = by->high,
+                         .amplitude = by->amplitude != 0 ? by->amplitude : 1};
+    const char *wrong = wrong_angles(&law);
+    if (wrong) return weft_graph_refuse(g, "%s: %s", __func__, wrong);
     return weft_rope(g, x, width, heads, NULL, &law);
 }
 

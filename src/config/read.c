@@ -16,19 +16,6 @@ static const char *without_prefix(const char *key) {
     return strncasecmp(key, "CONFIG_", 7) == 0 ? key + 7 : key;
 }
 
-static weft_status set_bool(bool *field, const weft_option *o, const char *value,
-                            const char *where) {
-    static const char *const yes[] = {"y", "yes", "true", "1"}, *const no[] = {"n", "no", "false",
-                                                                               "0"};
-    for (int i = 0; i < 4; i++) {
-        bool is = strcasecmp(value, yes[i]) == 0;
-        if (!is && strcasecmp(value, no[i]) != 0) continue;
-        *field = is;
-        return WEFT_OK;
-    }
-    return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be y or n", where, o->key, value);
-}
-
 static weft_status set_number(void *field, const weft_option *o, const char *value,
                               const char *where) {
     bool whole = o->type == WEFT_OPT_INT;
@@ -54,8 +41,17 @@ static weft_status set_value(weft_config *c, const weft_option *o, const char *v
                              const char *where) {
     void *field = (char *)c + o->offset;
     switch (o->type) {
-    case WEFT_OPT_BOOL:
-        return set_bool(field, o, value, where);
+    case WEFT_OPT_BOOL: {
+        static const char *const yes[] = {"y", "yes", "true", "1"};
+        static const char *const no[] = {"n", "no", "false", "0"};
+        for (int i = 0; i < 4; i++) {
+            bool is = strcasecmp(value, yes[i]) == 0;
+            if (!is && strcasecmp(value, no[i]) != 0) continue;
+            *(bool *)field = is;
+            return WEFT_OK;
+        }
+        return WEFT_BAD_INPUT("%s: CONFIG_%s='%s' must be y or n", where, o->key, value);
+    }
     case WEFT_OPT_INT:
     case WEFT_OPT_NUMBER:
         return set_number(field, o, value, where);

@@ -31,36 +31,32 @@ static weft_status accumulate(autodiff *a, weft_tensor *t, weft_tensor *grad) {
     return weft_graph_status(a->g);
 }
 
-static weft_tensor *recomputed(autodiff *a, weft_tensor *t, int32_t segment);
-
-/* Appends a double of a forward node, on doubles of its inputs where the segment made them. */
-static weft_status clone_node(autodiff *a, const weft_node *n) {
-    weft_node *double_node = weft_graph_node_new(a->g, n->op, n->in, n->n_in, n->n_out, n->attr);
-    if (!double_node) return weft_graph_status(a->g);
-    double_node->segment = n->segment;
-    for (int i = 0; i < n->n_in; i++)
-        double_node->in[i] = recomputed(a, n->in[i], n->segment);
-    for (int i = 0; i < n->n_out; i++) {
-        const weft_tensor *out = n->out[i];
-        if (!out) continue;
-        weft_tensor *t =
-            weft_graph_tensor_new(a->g, WEFT_ROLE_TEMP, out->dtype, out->ndim, out->shape);
-        if (!t) return weft_graph_status(a->g);
-        t->producer = double_node;
-        t->needs_grad = out->needs_grad;
-        double_node->out[i] = t;
-        a->clone[out->id] = t;
-    }
-    WEFT_TRY(weft_graph_status(a->g));
-    return weft_graph_node_push(a->g, double_node);
-}
-
-/* `t` itself, or its double if a node of this segment made it. */
+/* `t` itself, or its double if a node of this segment made it: of that node a double is appended, on
+ * doubles of its inputs where the segment made them. */
 static weft_tensor *recomputed(autodiff *a, weft_tensor *t, int32_t segment) {
     if (!t || segment == 0) return t;
     weft_tensor *root = weft_tensor_root(t);
-    if (!root->producer || root->producer->segment != segment) return t;
-    if (!a->clone[root->id] && clone_node(a, root->producer) != WEFT_OK) return NULL;
+    const weft_node *n = root->producer;
+    if (!n || n->segment != segment) return t;
+    if (!a->clone[root->id]) {
+        weft_node *made = weft_graph_node_new(a->g, n->op, n->in, n->n_in, n->n_out, n->attr);
+        if (!made) return NULL;
+        made->segment = segment;
+        for (int i = 0; i < n->n_in; i++)
+            made->in[i] = recomputed(a, n->in[i], segment);
+        for (int i = 0; i < n->n_out; i++) {
+            const weft_tensor *out = n->out[i];
+            if (!out) continue;
+            weft_tensor *own =
+                weft_graph_tensor_new(a->g, WEFT_ROLE_TEMP, out->dtype, out->ndim, out->shape);
+            if (!own) return NULL;
+            own->producer = made;
+            own->needs_grad = out->needs_grad;
+            made->out[i] = a->clone[out->id] = own;
+        }
+        if (weft_graph_status(a->g) != WEFT_OK || weft_graph_node_push(a->g, made) != WEFT_OK)
+            return NULL;
+    }
     return weft_reshape(a->g, a->clone[root->id], t->ndim, t->shape);
 }
 

@@ -30,8 +30,17 @@ static weft_status check_binding(const weft_exec *x, const weft_binding *b) {
                           b->tensor->name ? b->tensor->name : "a tensor");
 }
 
-/* Whether a plan that was made before fits: what it has no place for is bound, and only that. */
-static weft_status check_plan(const weft_exec *x, const bool *bound) {
+static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_options *options) {
+    WEFT_AUTO_FREE bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
+    if (!bound) return weft_no_memory("exec");
+    for (const weft_binding *b = options->bindings; b && b->tensor; b++) {
+        WEFT_TRY(check_binding(x, b));
+        bound[b->tensor->id] = true;
+    }
+    weft_program_options program = {.complete = true, .bound = bound, .plan = options->plan};
+    if (!x->plan)
+        return weft_program_make(g, x->backend, weft_pool_size(x->pool), &program, &x->plan);
+    /* A plan that was made before must fit: what it has no place for is bound, and only that. */
     if (x->plan->n_nodes != x->n_nodes || x->plan->n_tensors != x->n_tensors)
         return weft_fail(WEFT_EBUG, "exec: the plan is of another graph");
     for (int64_t i = 0; i < x->n_tensors; i++) {
@@ -42,18 +51,6 @@ static weft_status check_plan(const weft_exec *x, const bool *bound) {
                              t->name, bound[i] ? "bound" : "not bound", bound[i] ? "a" : "no");
     }
     return WEFT_OK;
-}
-
-static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_options *options) {
-    WEFT_AUTO_FREE bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
-    if (!bound) return weft_no_memory("exec");
-    for (const weft_binding *b = options->bindings; b && b->tensor; b++) {
-        WEFT_TRY(check_binding(x, b));
-        bound[b->tensor->id] = true;
-    }
-    if (x->plan) return check_plan(x, bound);
-    weft_program_options program = {.complete = true, .bound = bound, .plan = options->plan};
-    return weft_program_make(g, x->backend, weft_pool_size(x->pool), &program, &x->plan);
 }
 
 weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,

@@ -52,7 +52,7 @@ static void name_node(const weft_profile *p, const weft_node *n, char *out) {
                        weft_tensor_describe(n->in[i]));
 }
 
-static int sum_shares(const weft_profile *p, share *shares) {
+static void print_shares(const weft_profile *p, share *shares) {
     int n = 0;
     for (int64_t i = 0; i < weft_graph_node_count(p->g); i++) {
         const weft_node *node = weft_graph_node(p->g, i);
@@ -67,10 +67,6 @@ static int sum_shares(const weft_profile *p, share *shares) {
         if (node->op->flops) shares[k].flops += (double)node->op->flops(node);
     }
     qsort(shares, (size_t)n, sizeof *shares, by_time);
-    return n;
-}
-
-static void print_shares(const weft_profile *p, const share *shares, int n) {
     double total = 0;
     for (int i = 0; i < n; i++)
         total += shares[i].seconds;
@@ -91,6 +87,6 @@ void weft_profile_destroy(weft_profile *p) {
     if (!p) return;
     int64_t nodes = weft_graph_node_count(p->g);
     share *shares = p->runs ? calloc((size_t)nodes + 1, sizeof *shares) : NULL;
-    if (shares) print_shares(p, shares, sum_shares(p, shares));
+    if (shares) print_shares(p, shares);
     WEFT_FREE(shares, p->seconds, p);
 }

@@ -219,7 +219,22 @@ static weft_status read_entries(weft_safetensors *f, const unsigned char *data, 
     return WEFT_OK;
 }
 
-static weft_status read_header(weft_safetensors *f) {
+weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
+    *out = NULL;
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);
+    if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
+    f->path = path;
+    /* O_NONBLOCK: a pipe in place of a file must not keep us waiting. */
+    WEFT_AUTO_CLOSE int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return system_failed(f->path, "cannot be opened");
+    struct stat info;
+    if (fstat(fd, &info) != 0) return system_failed(f->path, "cannot be looked at");
+    if (!S_ISREG(info.st_mode)) return bad_file(f, "it is a folder or a device");
+    if (info.st_size < LENGTH_BYTES) return bad_file(f, "it is shorter than 8 bytes");
+    void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED) return system_failed(f->path, "cannot be mapped");
+    f->map = map;
+    f->map_bytes = info.st_size;
     uint64_t length;
     memcpy(&length, f->map, LENGTH_BYTES);
     if (length > WEFT_SAFETENSORS_HEADER_MAX)
@@ -238,27 +253,8 @@ static weft_status read_header(weft_safetensors *f) {
     f->tensors = calloc(entries_max + 1, sizeof *f->tensors);
     if (!entries || !f->tensors)
         return weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(f->path));
-    return read_entries(f, f->map + LENGTH_BYTES + length,
-                        f->map_bytes - LENGTH_BYTES - (int64_t)length, entries);
-}
-
-weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
-    *out = NULL;
-    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);
-    if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
-    f->path = path;
-    /* O_NONBLOCK: a pipe in place of a file must not keep us waiting. */
-    WEFT_AUTO_CLOSE int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return system_failed(f->path, "cannot be opened");
-    struct stat info;
-    if (fstat(fd, &info) != 0) return system_failed(f->path, "cannot be looked at");
-    if (!S_ISREG(info.st_mode)) return bad_file(f, "it is a folder or a device");
-    if (info.st_size < LENGTH_BYTES) return bad_file(f, "it is shorter than 8 bytes");
-    void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) return system_failed(f->path, "cannot be mapped");
-    f->map = map;
-    f->map_bytes = info.st_size;
-    WEFT_TRY(read_header(f));
+    WEFT_TRY(read_entries(f, f->map + LENGTH_BYTES + length,
+                          f->map_bytes - LENGTH_BYTES - (int64_t)length, entries));
     f->path = NULL;
     return weft_hand(&f, out);
 }
@@ -295,29 +291,26 @@ static double half_to_double(uint16_t bits) {
     return bits >> 15 ? -size : size;
 }
 
-static double element(weft_file_dtype dtype, const unsigned char *at) {
-    union {
-        double f64;
-        float f32;
-        uint16_t half;
-        int64_t i64;
-        int32_t i32;
-        int8_t i8;
-    } v = {0};
-    memcpy(&v, at, (size_t)file_dtypes[dtype].size);
-    return dtype == WEFT_FILE_F64    ? v.f64
-           : dtype == WEFT_FILE_F32  ? (double)v.f32
-           : dtype == WEFT_FILE_BF16 ? (double)weft_bf16_to_float(v.half)
-           : dtype == WEFT_FILE_F16  ? half_to_double(v.half)
-           : dtype == WEFT_FILE_I64  ? (double)v.i64
-           : dtype == WEFT_FILE_I32  ? (double)v.i32
-                                     : (double)v.i8;
-}
-
 void weft_safetensor_values(const weft_safetensor *t, int64_t first, int64_t n, double *out) {
     int64_t size = file_dtypes[t->dtype].size;
-    for (int64_t i = 0; i < n; i++)
-        out[i] = element(t->dtype, (const unsigned char *)t->data + (first + i) * size);
+    for (int64_t i = 0; i < n; i++) {
+        union {
+            double f64;
+            float f32;
+            uint16_t half;
+            int64_t i64;
+            int32_t i32;
+            int8_t i8;
+        } v = {0};
+        memcpy(&v, (const unsigned char *)t->data + (first + i) * size, (size_t)size);
+        out[i] = t->dtype == WEFT_FILE_F64    ? v.f64
+                 : t->dtype == WEFT_FILE_F32  ? (double)v.f32
+                 : t->dtype == WEFT_FILE_BF16 ? (double)weft_bf16_to_float(v.half)
+                 : t->dtype == WEFT_FILE_F16  ? half_to_double(v.half)
+                 : t->dtype == WEFT_FILE_I64  ? (double)v.i64
+                 : t->dtype == WEFT_FILE_I32  ? (double)v.i32
+                                              : (double)v.i8;
+    }
 }
 
 /* What the writer lays out before it writes a byte. */
@@ -351,31 +344,22 @@ static weft_status check_tensor(const layout *l, int64_t i) {
                           wrong);
 }
 
-static json_t *describe_tensor(const weft_safetensor *t, int64_t begin) {
-    WEFT_JSON_LIST(shape, d, t->ndim, json_integer(t->shape[d]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", file_dtypes[t->dtype].name, "shape", shape,
-                     "data_offsets", (json_int_t)begin, (json_int_t)(begin + t->bytes));
-}
-
-static json_t *describe_metadata(const char *const *metadata) {
-    json_t *object = json_object();
-    for (; metadata[0] && metadata[1]; metadata += 2) {
-        if (json_object_set_new(object, metadata[0], json_string(metadata[1])) == 0) continue;
-        json_decref(object);
-        return NULL;
-    }
-    return object;
-}
-
 /* The header as text, padded with spaces so that the data begin on a multiple of 8. */
 static weft_status make_header(layout *l, const char *const *metadata) {
     WEFT_AUTO_DECREF json_t *root = json_object();
+    json_t *own = metadata && metadata[0] ? json_object() : NULL;
     bool ok = root != NULL;
-    if (ok && metadata && metadata[0])
-        ok = json_object_set_new(root, "__metadata__", describe_metadata(metadata)) == 0;
-    for (int64_t i = 0; ok && i < l->n; i++)
-        ok = json_object_set_new(root, l->tensors[i].name,
-                                 describe_tensor(&l->tensors[i], l->begin[i])) == 0;
+    for (; own && metadata[0] && metadata[1]; metadata += 2)
+        ok = ok && json_object_set_new(own, metadata[0], json_string(metadata[1])) == 0;
+    if (own) ok = json_object_set_new(root, "__metadata__", own) == 0 && ok;
+    for (int64_t i = 0; ok && i < l->n; i++) {
+        const weft_safetensor *t = &l->tensors[i];
+        json_int_t begin = l->begin[i], end = begin + t->bytes;
+        WEFT_JSON_LIST(shape, d, t->ndim, json_integer(t->shape[d]));
+        json_t *tensor = json_pack("{s:s, s:o, s:[I, I]}", "dtype", file_dtypes[t->dtype].name,
+                                   "shape", shape, "data_offsets", begin, end);
+        ok = json_object_set_new(root, t->name, tensor) == 0;
+    }
     WEFT_AUTO_FREE char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
     if (!text)
         return WEFT_BAD_INPUT("%s: cannot be written: a name or metadata is no valid UTF-8, or "

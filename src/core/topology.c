@@ -31,19 +31,6 @@ static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) 
     if (among) CPU_AND(out, out, among);
 }
 
-static weft_status read_core(const char *root, const cpu_set_t *allowed, weft_processor *p) {
-    cpu_set_t siblings;
-    WEFT_PATH(path, "%s/cpu/cpu%d/topology/thread_siblings_list", root, p->cpu);
-    read_list(path, allowed, &siblings);
-    p->core = p->cpu;
-    for (int cpu = p->cpu - 1; cpu >= 0; cpu--)
-        if (CPU_ISSET((size_t)cpu, &siblings)) {
-            p->core = cpu;
-            p->sibling++;
-        }
-    return WEFT_OK;
-}
-
 static int by_rank(const void *a, const void *b) {
     const weft_processor *p = a, *q = b;
     if (p->sibling != q->sibling) return p->sibling - q->sibling;
@@ -71,14 +58,20 @@ weft_status weft_topology_read(const char *root, const cpu_set_t *allowed, weft_
         t.nodes++;
     }
     if (t.nodes == 0) t.nodes = 1;
-    for (int i = 0; i < t.n; i++)
-        WEFT_TRY(read_core(root, allowed, &t.list[i]));
     for (int i = 0; i < t.n; i++) {
         weft_processor *p = &t.list[i];
+        WEFT_TRY(weft_path(path, "%s/cpu/cpu%d/topology/thread_siblings_list", root, p->cpu));
+        read_list(path, allowed, &cpus);
+        p->core = p->cpu;
+        for (int cpu = p->cpu - 1; cpu >= 0; cpu--)
+            if (CPU_ISSET((size_t)cpu, &cpus)) {
+                p->core = cpu;
+                p->sibling++;
+            }
         for (const weft_processor *q = t.list; q < p;
              q++) /* of its node, each on a core of its own */
             p->rank += q->node == p->node && q->sibling == p->sibling;
-        t.cores += t.list[i].sibling == 0;
+        t.cores += p->sibling == 0;
     }
     qsort(t.list, (size_t)t.n, sizeof *t.list, by_rank);
     *out = t;

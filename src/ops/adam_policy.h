@@ -32,13 +32,6 @@ WEFT_BOTH static inline bool adam_is_spike(const ADAM_REAL *state, double norm, 
     return norm > mean + threshold * sqrt(squares / (known - 1));
 }
 
-WEFT_BOTH static inline void adam_remember_norm(ADAM_REAL *state, double norm) {
-    int next = adam_ring_number((double)state[WEFT_ADAM_NEXT], WEFT_ADAM_HISTORY - 1);
-    state[next] = (ADAM_REAL)norm;
-    state[WEFT_ADAM_NEXT] = (ADAM_REAL)((next + 1) % WEFT_ADAM_HISTORY);
-    if (state[WEFT_ADAM_KNOWN] < WEFT_ADAM_HISTORY) state[WEFT_ADAM_KNOWN] += 1;
-}
-
 /* What the learning rate is multiplied by, `age` steps after a reset. */
 WEFT_BOTH static inline double adam_warmup_factor(const weft_adam_options *o,
                                                   const ADAM_REAL *state, double age) {
@@ -48,16 +41,28 @@ WEFT_BOTH static inline double adam_warmup_factor(const weft_adam_options *o,
     return fmax(1e-3, 0.5 * (1 - cos(pi * age / steps)));
 }
 
-WEFT_BOTH static inline void adam_decide_step(const weft_adam_options *o, double norm, double lr,
-                                              ADAM_REAL *state, ADAM_REAL *control) {
-    bool spike = adam_is_spike(state, norm, o->spike_threshold);
-    bool clipped = o->clip > 0 && norm > o->clip;
+/* The whole decision: a norm that is not finite leaves everything as it is. */
+WEFT_BOTH static inline void adam_control_step(const weft_adam_options *o, ADAM_REAL norm,
+                                               ADAM_REAL lr, ADAM_REAL *state, ADAM_REAL *control) {
+    for (int i = 0; i < WEFT_ADAM_CONTROL; i++)
+        control[i] = 0;
+    control[WEFT_CONTROL_NORM] = norm;
+    if (!isfinite(norm)) {
+        control[WEFT_CONTROL_SKIPPED] = 1;
+        state[WEFT_ADAM_SKIPS] += 1;
+        return;
+    }
+    bool spike = adam_is_spike(state, (double)norm, o->spike_threshold);
+    bool clipped = o->clip > 0 && (double)norm > o->clip;
     double before = (double)state[WEFT_ADAM_AGE], age = before + 1;
     bool reset = o->reset_interval > 0 && age >= (double)o->reset_interval;
-    double warmup = adam_warmup_factor(o, state, age), used = lr * warmup;
-    adam_remember_norm(state, norm);
+    double warmup = adam_warmup_factor(o, state, age), used = (double)lr * warmup;
+    int next = adam_ring_number((double)state[WEFT_ADAM_NEXT], WEFT_ADAM_HISTORY - 1);
+    state[next] = norm;
+    state[WEFT_ADAM_NEXT] = (ADAM_REAL)((next + 1) % WEFT_ADAM_HISTORY);
+    if (state[WEFT_ADAM_KNOWN] < WEFT_ADAM_HISTORY) state[WEFT_ADAM_KNOWN] += 1;
     control[WEFT_CONTROL_APPLY] = 1;
-    control[WEFT_CONTROL_GRAD] = (ADAM_REAL)(clipped ? o->clip / norm : 1);
+    control[WEFT_CONTROL_GRAD] = (ADAM_REAL)(clipped ? o->clip / (double)norm : 1);
     control[WEFT_CONTROL_M] = (ADAM_REAL)(spike ? 0.5 : 1);
     control[WEFT_CONTROL_V] = (ADAM_REAL)(spike ? 0.9 : 1);
     control[WEFT_CONTROL_CUT] =
@@ -80,18 +85,4 @@ WEFT_BOTH static inline void adam_decide_step(const weft_adam_options *o, double
     state[WEFT_ADAM_SPIKES] += spike;
     state[WEFT_ADAM_CLIPS] += clipped;
     state[WEFT_ADAM_RESETS] += reset;
-}
-
-/* The whole decision: a norm that is not finite leaves everything as it is. */
-WEFT_BOTH static inline void adam_control_step(const weft_adam_options *o, ADAM_REAL norm,
-                                               ADAM_REAL lr, ADAM_REAL *state, ADAM_REAL *control) {
-    for (int i = 0; i < WEFT_ADAM_CONTROL; i++)
-        control[i] = 0;
-    control[WEFT_CONTROL_NORM] = norm;
-    if (isfinite(norm)) {
-        adam_decide_step(o, (double)norm, (double)lr, state, control);
-    } else {
-        control[WEFT_CONTROL_SKIPPED] = 1;
-        state[WEFT_ADAM_SKIPS] += 1;
-    }
 }

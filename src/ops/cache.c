@@ -80,28 +80,6 @@ void weft_cache_write(weft_graph *g, const weft_cache_part *part, weft_tensor *x
                                rows->position, rows->slot, rows->table, x, cache, extra));
 }
 
-static weft_status check_reading(weft_graph *g, const weft_node *n) {
-    const weft_cache_attention_attr *attr = n->attr;
-    const weft_tensor *rotations = n->in[WEFT_CACHE_ROTATIONS],
-                      *query_cache = n->in[WEFT_CACHE_QUERIES];
-    const weft_tensor *table = n->in[WEFT_CACHE_TABLE];
-    if (rotations)
-        WEFT_TRY(
-            weft_check_dims(g, n, "rotations", rotations, WEFT_KEY_BLOCK, 2, attr->rotated / 2));
-    WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_FIRST]));
-    if (n->in[WEFT_CACHE_SHARES])
-        WEFT_TRY(weft_check_dims(g, n, "shares", n->in[WEFT_CACHE_SHARES],
-                                 n->in[WEFT_CACHE_X]->shape[0], attr->heads));
-    if (attr->context < 1 || attr->context > (table->shape[1] - 1) * WEFT_PAGE_TOKENS + 1)
-        return REFUSE("a context of %lld, but the table is %s", (long long)attr->context,
-                      weft_tensor_describe(table));
-    if (!attr->band || attr->window == 0) return WEFT_OK;
-    if (!query_cache) return REFUSE("a band needs the last queries");
-    WEFT_TRY(check_state(g, n, "the last queries", query_cache));
-    return weft_check_dims(g, n, "the last queries", query_cache, table->shape[0], attr->window,
-                           attr->heads, attr->key.width);
-}
-
 OPERATION(cache_attention, weft_cache_attention_attr, position, .side_effect = true) {
     const weft_tensor *q = n->in[WEFT_CACHE_X], *values = n->in[WEFT_CACHE_VALUES];
     WEFT_TRY(check_columns(g, n, q, 0, attr->heads * attr->key.width));
@@ -122,7 +100,24 @@ OPERATION(cache_attention, weft_cache_attention_attr, position, .side_effect = t
         return REFUSE("beta needs a number for each key");
     if ((attr->pos == WEFT_POS_RELATIVE) != (n->in[WEFT_CACHE_REL] != NULL))
         return REFUSE("relative positions and their table go together");
-    WEFT_TRY(check_reading(g, n));
+    const weft_tensor *rotations = n->in[WEFT_CACHE_ROTATIONS], *table = n->in[WEFT_CACHE_TABLE];
+    const weft_tensor *last_queries = n->in[WEFT_CACHE_QUERIES];
+    if (rotations)
+        WEFT_TRY(
+            weft_check_dims(g, n, "rotations", rotations, WEFT_KEY_BLOCK, 2, attr->rotated / 2));
+    WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_FIRST]));
+    if (n->in[WEFT_CACHE_SHARES])
+        WEFT_TRY(weft_check_dims(g, n, "shares", n->in[WEFT_CACHE_SHARES],
+                                 n->in[WEFT_CACHE_X]->shape[0], attr->heads));
+    if (attr->context < 1 || attr->context > (table->shape[1] - 1) * WEFT_PAGE_TOKENS + 1)
+        return REFUSE("a context of %lld, but the table is %s", (long long)attr->context,
+                      weft_tensor_describe(table));
+    if (attr->band && attr->window > 0) {
+        if (!last_queries) return REFUSE("a band needs the last queries");
+        WEFT_TRY(check_state(g, n, "the last queries", last_queries));
+        WEFT_TRY(weft_check_dims(g, n, "the last queries", last_queries, table->shape[0],
+                                 attr->window, attr->heads, attr->key.width));
+    }
     weft_node_output(g, n, 0, q->dtype, WEFT_DIMS(q->shape[0], 1, attr->heads, attr->value.width));
     if (!attr->weights) return weft_graph_status(g);
     return weft_output_of(g, n, 1, weft_stat_dtype(q), q->shape[0], attr->context);

@@ -8,27 +8,24 @@
 
 #include "ops/define.h"
 
-static weft_status check_positions(weft_graph *g, const weft_node *n) {
-    const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
-    if (!wpe) return start ? REFUSE("start is given, but there is no table") : WEFT_OK;
-    WEFT_TRY(weft_check_float_of(g, n, "wpe", wpe, 2));
-    if (wpe->shape[1] != wte->shape[1])
-        return REFUSE("wte is %s, but wpe is %s; their widths must agree",
-                      weft_tensor_describe(wte), weft_tensor_describe(wpe));
-    if (wpe->shape[0] < ids->shape[1])
-        return REFUSE("ids is %s, but wpe is %s", weft_tensor_describe(ids),
-                      weft_tensor_describe(wpe));
-    return weft_check_places(g, n, "start", start, 1, ids->shape);
-}
-
 OPERATION_WITH_GRAD(embed, void, wte) {
-    const weft_tensor *ids = n->in[1];
+    const weft_tensor *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
     WEFT_TRY(weft_check_float_of(g, n, "wte", wte, 2));
     WEFT_TRY(weft_check_int(g, n, "ids", ids));
     WEFT_TRY(weft_check_ndim(g, n, "ids", ids, 2));
     if (weft_tensor_count(ids) > INT32_MAX)
         return REFUSE("ids is %s, more than 2^31 - 1 tokens", weft_tensor_describe(ids));
-    WEFT_TRY(check_positions(g, n));
+    if (!wpe && start) return REFUSE("start is given, but there is no table");
+    if (wpe) {
+        WEFT_TRY(weft_check_float_of(g, n, "wpe", wpe, 2));
+        if (wpe->shape[1] != wte->shape[1])
+            return REFUSE("wte is %s, but wpe is %s; their widths must agree",
+                          weft_tensor_describe(wte), weft_tensor_describe(wpe));
+        if (wpe->shape[0] < ids->shape[1])
+            return REFUSE("ids is %s, but wpe is %s", weft_tensor_describe(ids),
+                          weft_tensor_describe(wpe));
+        WEFT_TRY(weft_check_places(g, n, "start", start, 1, ids->shape));
+    }
     return weft_output_of(g, n, 0, wte->dtype, ids->shape[0], ids->shape[1], wte->shape[1]);
 }
 

@@ -315,25 +315,22 @@ static bool is_of_gaussian(const weft_match *m) {
     return (from->view_of ? from->view_of : from) == y_root && weft_tensor_same_shape(from, y);
 }
 
-/* Whether the gradient of the keys' squares, if there is one, comes from the same attention. */
-static bool takes_squares(const weft_rewrite *r, const weft_match *m) {
-    weft_tensor *dn = m->reader->in[2];
-    if (!dn) return true;
-    return m->output == WEFT_ATTN_K && weft_rewrite_find_maker(r, dn, &weft_op_attention_back,
-                                                               WEFT_ATTN_N, m->reader) == m->maker;
-}
-
 static bool fuse_gaussian_back(weft_rewrite *r, const weft_match *m) {
     weft_node *back = m->reader, *n = m->maker;
-    if (!is_of_gaussian(m) || !takes_squares(r, m)) return false;
+    if (!is_of_gaussian(m)) return false;
+    /* The gradient of the keys' squares, if there is one, must come from the same attention. */
+    weft_tensor *dn = back->in[2];
+    if (dn && (m->output != WEFT_ATTN_K ||
+               weft_rewrite_find_maker(r, dn, &weft_op_attention_back, WEFT_ATTN_N, back) != n))
+        return false;
     weft_attention_attr *attr = weft_rewrite_attr(r, n, sizeof *attr);
     if (!attr) return false;
     if (m->output == WEFT_ATTN_Q)
         attr->gaussian_q = true;
     else
         attr->gaussian_k = true;
-    attr->gaussian_n = attr->gaussian_n || back->in[2];
-    if (back->in[2]) weft_rewrite_make(r, n, WEFT_ATTN_N, NULL);
+    attr->gaussian_n = attr->gaussian_n || dn;
+    if (dn) weft_rewrite_make(r, n, WEFT_ATTN_N, NULL);
     fuse_replace(r, n, m->output, back, false);
     return true;
 }

@@ -54,23 +54,19 @@ static weft_status product_grad(weft_graph *g, const weft_node *n, int out, weft
     return WEFT_OK;
 }
 
-/* Has the node that makes the gate make `up` too, from now on: n itself, or its double where this
- * is made again. */
-static weft_node *ask_for_up(weft_graph *g, const weft_node *n) {
-    weft_tensor *gate = n->out[WEFT_GATED_GATE];
-    weft_node *maker = gate->producer;
-    if (maker->out[WEFT_GATED_UP]) return maker;
-    weft_tensor *up = weft_node_output_like(g, maker, WEFT_GATED_UP, gate->dtype, gate);
-    if (!up) return NULL;
-    up->needs_grad = n->in[WEFT_GATED_X_AGAIN]->needs_grad || n->in[WEFT_GATED_W_UP]->needs_grad;
-    return maker;
-}
-
 GRAD(gated_linear) {
     weft_gated_part part;
     weft_tensor *d[2] = {0};
-    const weft_node *maker = ask_for_up(g, n);
-    if (!maker) return weft_graph_status(g);
+    /* What makes the gate makes `up` too, from now on: n itself, or its double where this is made
+     * again. */
+    weft_tensor *gate = n->out[WEFT_GATED_GATE];
+    weft_node *maker = gate->producer;
+    if (!maker->out[WEFT_GATED_UP]) {
+        weft_tensor *up = weft_node_output_like(g, maker, WEFT_GATED_UP, gate->dtype, gate);
+        if (!up) return weft_graph_status(g);
+        up->needs_grad =
+            n->in[WEFT_GATED_X_AGAIN]->needs_grad || n->in[WEFT_GATED_W_UP]->needs_grad;
+    }
     weft_gated_silu_mul(maker, &part);
     WEFT_TRY(weft_op_silu_mul.grad(g, &part.node, d_out, d));
     WEFT_TRY(product_grad(g, n, WEFT_GATED_GATE, d[1], d_in + WEFT_GATED_X));

@@ -243,19 +243,6 @@ static weft_tensor *multiply(weft_graph *g, weft_tensor *a, weft_tensor *b, bool
     return n ? n->out[0] : NULL;
 }
 
-/* X/a⁵, orthogonalised. */
-static weft_tensor *orthogonalise(weft_graph *g, weft_tensor *z) {
-    double grown = 1; /* a²ᵏ */
-    for (int k = 0; z && k < NEWTON_ROUNDS; k++, grown *= NEWTON_A * NEWTON_A) {
-        bool tall = z->shape[1] > z->shape[2];
-        weft_tensor *a = multiply(g, z, z, tall, !tall, grown, NULL);
-        weft_tensor *b = a ? multiply(g, a, a, false, false, NEWTON_C / NEWTON_B, a) : NULL;
-        if (!b) return NULL;
-        z = multiply(g, tall ? z : b, tall ? b : z, false, false, NEWTON_B / NEWTON_A, z);
-    }
-    return z;
-}
-
 weft_muon_options weft_muon_defaults(double momentum, bool remote) {
     return (weft_muon_options){momentum, remote, remote ? 64 << 20 : 1 << 20};
 }
@@ -290,8 +277,18 @@ static void append_together(weft_graph *g, weft_tensor *control, const muon_part
     int n_from = WEFT_MUON_GRAD + n * WEFT_MUON_DIRECTION_SIZE;
     weft_node *made =
         weft_graph_append(g, &weft_op_muon_direction, from, n_from, n_from, 1, &attr, sizeof attr);
-    step[WEFT_MUON_X] = made ? orthogonalise(g, made->out[0]) : NULL;
-    if (step[WEFT_MUON_X])
+    /* X/a⁵, orthogonalised. */
+    weft_tensor *z = made ? made->out[0] : NULL;
+    double grown = 1; /* a²ᵏ */
+    for (int k = 0; z && k < NEWTON_ROUNDS; k++, grown *= NEWTON_A * NEWTON_A) {
+        bool tall = z->shape[1] > z->shape[2];
+        weft_tensor *a = multiply(g, z, z, tall, !tall, grown, NULL);
+        weft_tensor *b = a ? multiply(g, a, a, false, false, NEWTON_C / NEWTON_B, a) : NULL;
+        if (!b) return;
+        z = multiply(g, tall ? z : b, tall ? b : z, false, false, NEWTON_B / NEWTON_A, z);
+    }
+    step[WEFT_MUON_X] = z;
+    if (z)
         weft_graph_append(g, &weft_op_muon_step, step, WEFT_MUON_PARAM + n * WEFT_MUON_STEP_SIZE,
                           WEFT_MUON_PARAM, 0, &attr, sizeof attr);
 }
