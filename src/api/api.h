@@ -53,8 +53,7 @@ weft_status weft_api_need(const char *caller, const char *names, const void *con
 weft_status weft_api_config(const char *path, const char *const *overrides, weft_config *c,
                             bool *is_folder);
 
-/* The model's tensor of that name, which must have `count` elements. `caller` begins the
- * message. */
+/* The model's tensor of that name, which must have `count` elements. `caller` begins the message. */
 weft_status weft_api_find(const weft_model *m, const char *caller, const char *name, int64_t count,
                           weft_weight **out);
 

@@ -1,16 +1,14 @@
 /* Attention's forward pass, tile by tile.
  *
- * A task is a tile of queries of one head. It walks the keys tile by tile and
- * keeps, for each query, the largest score so far, the sum of exp(score −
- * largest) and the output summed with the same weights; when the largest score
- * grows, the two sums are scaled down. So a row's scores exist only for one
- * tile of keys at a time.
+ * A task is a tile of queries of one head. It walks the keys tile by tile and keeps, for each
+ * query, the largest score so far, the sum of exp(score − largest) and the output summed with the
+ * same weights; when the largest score grows, the two sums are scaled down. So a row's scores exist
+ * only for one tile of keys at a time.
  *
- * Everything is kept with queries in the vectors' lanes: scores are
- * [key][query], the output is [dv][query]. Then the softmax is lane-wise, and
- * the weights are already packed as the second product wants them. The keys'
- * tile is packed once a task and used for every panel of TILE_N queries; a
- * panel ends at its last visible key, so little above the diagonal is computed. */
+ * Everything is kept with queries in the vectors' lanes: scores are [key][query], the output is
+ * [dv][query]. Then the softmax is lane-wise, and the weights are already packed as the second
+ * product wants them. The keys' tile is packed once a task and used for every panel of TILE_N
+ * queries; a panel ends at its last visible key, so little above the diagonal is computed. */
 #include "cpu/attention_bf16.h"
 
 #define LOWEST ((real)-1e30)
@@ -56,8 +54,7 @@ typedef struct {
     real softcap;          /* log2 e · the score's */
 } query_task;
 
-/* Larger tiles pack the keys less often; smaller ones give more tasks. By the
- * shape alone. */
+/* Larger tiles pack the keys less often; smaller ones give more tasks. By the shape alone. */
 static int64_t choose_query_tile(const weft_attention_attr *a) {
     int64_t tile = QUERY_TILE_MAX;
     while (

@@ -1,11 +1,10 @@
-/* Attention's backward pass: five products for each pair of tiles of queries
- * and keys,
+/* Attention's backward pass: five products for each pair of tiles of queries and keys,
  *
  *     S = Q Kᵀ,  dP = dO Vᵀ,  dV += Pᵀ dO,  dK += dSᵀ Q,  dQ += dS K
  *
- * with P = exp(S − lse) made again from the rows' saved logsumexp, so nothing
- * is as large as T × S. attention_pair.h does a pair, attention_walk.h goes from
- * one to the next; here are the operands' tiles, and the biases of distances. */
+ * with P = exp(S − lse) made again from the rows' saved logsumexp, so nothing is as large as T × S.
+ * attention_pair.h does a pair, attention_walk.h goes from one to the next; here are the operands'
+ * tiles, and the biases of distances. */
 #include "cpu/attention_bf16.h"
 #include "cpu/attention_pair.h"
 

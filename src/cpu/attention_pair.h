@@ -1,15 +1,14 @@
-/* One pair of tiles in attention's backward pass: the queries q0 .. and the
- * keys key0 ..
+/* One pair of tiles in attention's backward pass: the queries q0 .. and the keys key0 ..
  *
- * Scores are kept with keys in the vectors' lanes, in panels [key /
- * TILE_N][query][TILE_N]: that is how the products over queries want P and dS;
- * for the one over keys dS is transposed into [query / TILE_M][key][TILE_M]. Blocks of TILE_M queries
- * in which no key of a panel is seen are left out, so little above the diagonal is computed.
+ * Scores are kept with keys in the vectors' lanes, in panels [key / TILE_N][query][TILE_N]: that is
+ * how the products over queries want P and dS; for the one over keys dS is transposed into [query /
+ * TILE_M][key][TILE_M]. Blocks of TILE_M queries in which no key of a panel is seen are left out,
+ * so little above the diagonal is computed.
  *
  * The products are ordered for a small first cache. S and dP walk the queries and hold the tile's
  * keys; the sums walk the columns of dV, dK and dQ and hold P or dS. So the sums lie in panels of
- * columns as well, [column / TILE_N][row][TILE_N]. What a product walks through comes from the further
- * caches: while a block is worked on, the next one's is asked for. */
+ * columns as well, [column / TILE_N][row][TILE_N]. What a product walks through comes from the
+ * further caches: while a block is worked on, the next one's is asked for. */
 #pragma once
 
 #include "cpu/attention_back.h"
@@ -189,8 +188,7 @@ static ALWAYS_INLINE void pass_band(const pair_task *t, const bool back) {
         }
 }
 
-/* What the band sends back: to the queries at the keys' places, to the keys at
- * the queries'. */
+/* What the band sends back: to the queries at the keys' places, to the keys at the queries'. */
 static void add_band_gradients(const pair_task *t) {
     int64_t dqk = round_up(t->p->a->dqk, TILE_N);
     pass_band(t, true);

@@ -1,27 +1,23 @@
-/* What attention's forward and backward kernels share: the problem's shape and
- * numbers, tiles packed so that a small matrix product reads them in order, and
- * that product itself.
+/* What attention's forward and backward kernels share: the problem's shape and numbers, tiles
+ * packed so that a small matrix product reads them in order, and that product itself.
  *
- * The product is C[m][n] (+)= Σ_k A[k][m] B[k][n] on a block of TILE_M × TILE_N
- * that stays in registers: for each k the TILE_N numbers of B are a few
- * vectors, and each of A's numbers is spread over a vector. Both operands are
- * packed in panels as wide as the block, k outermost, so that one step reads
- * consecutive memory. A matrix of rows is packed in one of two ways:
+ * The product is C[m][n] (+)= Σ_k A[k][m] B[k][n] on a block of TILE_M × TILE_N that stays in
+ * registers: for each k the TILE_N numbers of B are a few vectors, and each of A's numbers is
+ * spread over a vector. Both operands are packed in panels as wide as the block, k outermost, so
+ * that one step reads consecutive memory. A matrix of rows is packed in one of two ways:
  *
  *     across  panels of W rows;    to[r / W][c][r % W]: the product then runs over its columns
  *     along   panels of W columns; to[c / W][r][c % W]: the product then runs over its rows, of which
  *             only `room` are packed together
  *
- * Packing widens bf16 and fills up the last panel with zeros, so the products
- * need no edges. */
+ * Packing widens bf16 and fills up the last panel with zeros, so the products need no edges. */
 #pragma once
 
 #include "cpu/vec.h"
 #include "ops/attention.h"
 
-/* Sixteen accumulators where there are 32 vector registers, eight where there
- * are 16. TILE_N is a multiple of TILE_M, so that a panel of one width is made
- * of whole panels of the other. */
+/* Sixteen accumulators where there are 32 vector registers, eight where there are 16. TILE_N is a
+ * multiple of TILE_M, so that a panel of one width is made of whole panels of the other. */
 #if defined(__aarch64__) && WEFT_REAL == 64
 #define TILE_M 4
 #define TILE_V 4
@@ -34,8 +30,7 @@
 #endif
 #define TILE_N ((int64_t)(TILE_V * VBYTES / sizeof(real)))
 
-/* One of q, k, v, o and their gradients as rows of `width` for a sequence, a
- * position and a head. */
+/* One of q, k, v, o and their gradients as rows of `width` for a sequence, a position and a head. */
 typedef struct {
     const weft_tensor *t;
     int64_t base, batch, row, width; /* first element; strides of sequence and position */

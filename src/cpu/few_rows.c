@@ -119,8 +119,7 @@ static ALWAYS_INLINE void dot_columns(const dot_work *d, int64_t m, int64_t n, r
         dot_rows(d, m, c, 1, sums, 1, bf16);
 }
 
-/* sums [rows, vectors·VLEN] += x [rows, depth] · w [depth, n], `part` columns in the
- * last vector. */
+/* sums [rows, vectors·VLEN] += x [rows, depth] · w [depth, n], `part` columns in the last vector. */
 static ALWAYS_INLINE void step_block(const dot_work *d, int64_t row, int64_t column, int64_t depth,
                                      int64_t k, real *sums, const int rows, const int vectors,
                                      int64_t part, const bool bf16) {

@@ -89,9 +89,8 @@ static void multiply_vectors(const route_side *r, const real *passing, const rea
                        fixed + lane * dqk, TILE_N, dqk, NULL, NULL, NULL);
 }
 
-/* What turns a head's dot products into scores, for one tile. A pair's distance depends on
- * lane − s alone, so a tile has 127 of them; entry ROUTE_STEPS − 1 + lane − s of the tables is the
- * pair's. */
+/* What turns a head's dot products into scores, for one tile. A pair's distance depends on lane − s
+ * alone, so a tile has 127 of them; entry ROUTE_STEPS − 1 + lane − s of the tables is the pair's. */
 typedef struct {
     head_numbers head;
     real lane[ROUTE_LANES];               /* the fixed side's share: −lse, or beta·n */

@@ -35,8 +35,7 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
                                weft_prefetch **out);
 
 /* Waits for the next batch in order. It stays valid until the next call. What the worker failed on
- * is returned here, in the place of the batch that failed and of every later one, with its
- * message. */
+ * is returned here, in the place of the batch that failed and of every later one, with its message. */
 weft_status weft_prefetch_next(weft_prefetch *p, const weft_batch **batch);
 
 /* Ends the worker, at most one sequence later, and frees everything; NULL is allowed. */

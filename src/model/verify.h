@@ -22,7 +22,6 @@ typedef struct {
 extern const weft_verify_block weft_verify_blocks[];
 extern const int weft_verify_count;
 
-/* One check of one block. Passed: WEFT_OK. Failed: another status, and why in
- * weft_error_message(). */
+/* One check of one block. Passed: WEFT_OK. Failed: another status, and why in weft_error_message(). */
 weft_status weft_verify_run(int block, weft_verify_check check, const weft_backend *backend,
                             weft_pool *pool);

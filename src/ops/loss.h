@@ -21,8 +21,7 @@ weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, we
                                weft_tensor *count, double z, bool detach, double softcap);
 
 /* Inputs and outputs of the node. The last two outputs are the gradients of ce, or of ce + z where
- * the z-loss trains: weft_graph_backward asks for them (loss.c). dw is of the statistics'
- * type. */
+ * the z-loss trains: weft_graph_backward asks for them (loss.c). dw is of the statistics' type. */
 enum { WEFT_CE_X, WEFT_CE_W, WEFT_CE_TARGETS, WEFT_CE_COUNT, WEFT_CE_INPUTS };
 enum { WEFT_CE_LOSS, WEFT_CE_Z, WEFT_CE_LSE, WEFT_CE_DX, WEFT_CE_DW, WEFT_CE_OUTPUTS };
 
