@@ -56,19 +56,6 @@ typedef struct {
     real softcap;
 } entropy_work;
 
-static weft_status check_targets(const int32_t *targets, int64_t rows, int64_t vocabulary,
-                                 int64_t *count) {
-    *count = 0;
-    for (int64_t i = 0; i < rows; i++) {
-        if (targets[i] < -1 || targets[i] >= vocabulary)
-            return WEFT_BAD_INPUT("cross_entropy: target %d at row %lld is outside the vocabulary "
-                                  "of %lld, and only -1 means none",
-                                  targets[i], (long long)i, (long long)vocabulary);
-        *count += targets[i] >= 0;
-    }
-    return WEFT_OK;
-}
-
 /* dx [rows, E] = l w, or with `dw` that, [V, E] = lᵀ x, `l` being the gradient of the logits by then; or +=
  * where `add`. */
 static gemm_product product_back(const entropy_work *w, bool dw, gemm_matrix to, bool add) {
@@ -280,18 +267,6 @@ static int64_t part_rows(const entropy_work *w) {
     return ceil_div(rows, parts);
 }
 
-/* Bytes of the products behind the logits. */
-static int64_t products_bytes(const entropy_work *w, int threads) {
-    int64_t bytes = 0;
-    for (int dw = 0; dw < 2; dw++) {
-        const weft_tensor *to = dw ? w->dw : w->dx;
-        if (!to) continue;
-        gemm_product p = product_back(w, dw, sums_of(NULL, to, 0, NULL), dw);
-        bytes = max_i64(bytes, KERNEL(gemm_workspace)(&p, threads));
-    }
-    return bytes;
-}
-
 /* Goes on to `rows` rows from `row` on, with the workspace from `at` on; returns its bytes. The copies of x and,
  * behind the logits, the sums of dx share a place; so do what the tiles need and what the products do. */
 static int64_t cut_part(entropy_work *w, int64_t row, int64_t rows, int threads, char *at) {
@@ -322,7 +297,13 @@ static int64_t cut_part(entropy_work *w, int64_t row, int64_t rows, int threads,
     int64_t tiles =
         CUT_MEMORY(w->product_space, {&w->columns, KERNEL(gemm_copy_bytes)(&in_hand, true)},
                    {&w->scratch, threads * w->scratch_bytes});
-    return used + max_i64(tiles, back ? products_bytes(w, threads) : 0);
+    for (int dw = 0; dw < 2; dw++) { /* the products behind the logits */
+        const weft_tensor *to = dw ? w->dw : w->dx;
+        if (!to) continue;
+        gemm_product p = product_back(w, dw, sums_of(NULL, to, 0, NULL), dw);
+        tiles = max_i64(tiles, KERNEL(gemm_workspace)(&p, threads));
+    }
+    return used + tiles;
 }
 
 /* The last part may have fewer rows and another cut. */
@@ -337,9 +318,15 @@ static weft_status run_parts(entropy_work *w, const weft_tensor *count, real d_c
     const weft_cross_entropy_attr *attr = n->attr;
     weft_pool *pool = weft_exec_pool(w->x);
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0];
-    int64_t step = part_rows(w), own;
+    int64_t step = part_rows(w), own = 0;
     w->targets = weft_data(w->x, n->in[WEFT_CE_TARGETS]);
-    WEFT_TRY(check_targets(w->targets, rows, words, &own));
+    for (int64_t i = 0; i < rows; i++) {
+        if (w->targets[i] < -1 || w->targets[i] >= words)
+            return WEFT_BAD_INPUT("cross_entropy: target %d at row %lld is outside the vocabulary "
+                                  "of %lld, and only -1 means none",
+                                  w->targets[i], (long long)i, (long long)words);
+        own += w->targets[i] >= 0;
+    }
     w->divisor = count ? (double)read_number(w->x, count) : (double)own;
     w->d_ce = w->divisor > 0 ? d_ce / (real)w->divisor : 0;
     w->d_z = (real)(2 * attr->z / (double)rows) * d_z;

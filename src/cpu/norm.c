@@ -284,18 +284,6 @@ static int64_t scratch_rows(const weft_node *n) {
     return 1;
 }
 
-static void run_group(norm_job *j, int group) {
-    weft_pool *pool = weft_exec_pool(j->x);
-    const weft_tensor *w = j->n->in[group ? WEFT_NORM_W_NEXT : WEFT_NORM_W];
-    j->group = weft_norm_group_of(j->n->attr, j->n->in[WEFT_NORM_X], group);
-    j->rows = j->group.rows;
-    if (j->rows == 0) return;
-    j->w = tile_in(j->x, w, 0, j->width, weft_workspace(j->x, j->n));
-    int64_t least = chunk_rows(j->rows, j->width); /* a row's bits do not depend on it */
-    j->block = least * tasks_together(ceil_div(j->rows, least), weft_pool_size(pool));
-    weft_pool_run(pool, ceil_div(j->rows, j->block), norm_block, j);
-}
-
 /* Workspace: w and b widened, then every thread's scratch. */
 DEFINE_KERNEL_IN(norm, (2 + scratch_rows(n) * threads) *
                            real_bytes(weft_tensor_width(n->in[WEFT_NORM_X]))) {
@@ -310,8 +298,17 @@ DEFINE_KERNEL_IN(norm, (2 + scratch_rows(n) * threads) *
     j.rstd = weft_data(x, n->out[WEFT_NORM_RSTD]);
     j.scratch = room + 2 * j.padded;
     j.per_thread = scratch_rows(n) * j.padded;
-    for (int group = 0; group < WEFT_NORM_GROUPS; group++)
-        run_group(&j, group);
+    weft_pool *pool = weft_exec_pool(x);
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++) {
+        const weft_tensor *w = n->in[group ? WEFT_NORM_W_NEXT : WEFT_NORM_W];
+        j.group = weft_norm_group_of(n->attr, n->in[WEFT_NORM_X], group);
+        j.rows = j.group.rows;
+        if (j.rows == 0) continue;
+        j.w = tile_in(x, w, 0, j.width, weft_workspace(x, n));
+        int64_t least = chunk_rows(j.rows, j.width); /* a row's bits do not depend on it */
+        j.block = least * tasks_together(ceil_div(j.rows, least), weft_pool_size(pool));
+        weft_pool_run(pool, ceil_div(j.rows, j.block), norm_block, &j);
+    }
     return run_rest(&j, n->in[WEFT_NORM_X], n->out[WEFT_NORM_Y]);
 }
 
@@ -481,22 +478,6 @@ static int64_t norm_back_workspace(const weft_node *n, int threads) {
     return (1 + 2 * BACK_ROWS * threads + count_sums(n) * blocks) * real_bytes(width);
 }
 
-static void run_group_back(norm_job *j, int group) {
-    weft_pool *pool = weft_exec_pool(j->x);
-    const weft_node *n = j->n;
-    const weft_tensor *w = n->in[group ? WEFT_NORM_BACK_W_NEXT : WEFT_NORM_BACK_W];
-    j->group = weft_norm_group_of(n->attr, n->in[WEFT_NORM_BACK_S], group);
-    j->rows = j->group.rows;
-    if (j->rows == 0) return;
-    j->w = tile_in(j->x, w, 0, j->width, weft_workspace(j->x, n));
-    j->block = back_block(j->rows, j->width);
-    int64_t blocks = ceil_div(j->rows, j->block);
-    j->together = tasks_together(blocks, weft_pool_size(pool));
-    weft_pool_run(pool, ceil_div(blocks, j->together), norm_back_blocks, j);
-    if (gain_sums(j) || n->out[WEFT_NORM_BACK_DB] || n->out[WEFT_NORM_BACK_SUMS])
-        weft_pool_run(pool, ceil_div(j->width, COLUMNS), norm_sum_columns, j);
-}
-
 DEFINE_KERNEL(norm_back, .workspace = norm_back_workspace) {
     norm_job j = norm_job_of(x, n, n->in[WEFT_NORM_BACK_S]);
     real *room = weft_workspace(x, n);
@@ -510,8 +491,20 @@ DEFINE_KERNEL(norm_back, .workspace = norm_back_workspace) {
     j.mean = weft_data(x, n->in[WEFT_NORM_BACK_MEAN]);
     j.rstd = weft_data(x, n->in[WEFT_NORM_BACK_RSTD]);
     j.partial = j.scratch + weft_pool_size(weft_exec_pool(x)) * j.per_thread;
-    for (int group = 0; group < WEFT_NORM_GROUPS; group++)
-        run_group_back(&j, group);
+    weft_pool *pool = weft_exec_pool(x);
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++) {
+        const weft_tensor *w = n->in[group ? WEFT_NORM_BACK_W_NEXT : WEFT_NORM_BACK_W];
+        j.group = weft_norm_group_of(n->attr, n->in[WEFT_NORM_BACK_S], group);
+        j.rows = j.group.rows;
+        if (j.rows == 0) continue;
+        j.w = tile_in(x, w, 0, j.width, weft_workspace(x, n));
+        j.block = back_block(j.rows, j.width);
+        int64_t blocks = ceil_div(j.rows, j.block);
+        j.together = tasks_together(blocks, weft_pool_size(pool));
+        weft_pool_run(pool, ceil_div(blocks, j.together), norm_back_blocks, &j);
+        if (gain_sums(&j) || n->out[WEFT_NORM_BACK_DB] || n->out[WEFT_NORM_BACK_SUMS])
+            weft_pool_run(pool, ceil_div(j.width, COLUMNS), norm_sum_columns, &j);
+    }
     return run_rest(&j, n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
 }
 
