@@ -3,21 +3,6 @@
 
 #include <math.h>
 
-static void set_units(weft_config *c, weft_prune_what what, int64_t units, int64_t left) {
-    int64_t ffn = weft_config_ffn_dim(c), group = c->n_head / weft_config_kv_heads(c);
-    if (what == WEFT_PRUNE_HEADS) {
-        c->head_dim = weft_config_head_dim(c);
-        c->n_head = left * group;
-        if (c->kv_heads) c->kv_heads = left;
-    }
-    if (what == WEFT_PRUNE_FFN) c->n_ffn = left;
-    if (what == WEFT_PRUNE_Z_HEADS) {
-        c->n_ffn = ffn / units * left;
-        c->wsffn_n_head = left;
-    }
-    if (what == WEFT_PRUNE_CROSS) c->cross_rank = left;
-}
-
 /* An optimizer's second moments of a weight, as doubles. */
 static weft_status read_moments(void *context, const weft_weight *w, double *out) {
     const weft_safetensors *state = context;
@@ -156,7 +141,18 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
     WEFT_ROOM_AT(did->layers, did->n_layers, "prune: no memory");
     for (int64_t l = 0; l < did->n_layers; l++)
         WEFT_TRY(choose_layer(&v, l, did));
-    if (!options->sparse) set_units(&c, options->what, did->units, did->left);
+    if (!options->sparse && options->what == WEFT_PRUNE_HEADS) {
+        int64_t group = c.n_head / weft_config_kv_heads(&c);
+        c.head_dim = weft_config_head_dim(&c);
+        c.n_head = did->left * group;
+        if (c.kv_heads) c.kv_heads = did->left;
+    }
+    if (!options->sparse && options->what == WEFT_PRUNE_FFN) c.n_ffn = did->left;
+    if (!options->sparse && options->what == WEFT_PRUNE_Z_HEADS) {
+        c.n_ffn = weft_config_ffn_dim(&c) / did->units * did->left;
+        c.wsffn_n_head = did->left;
+    }
+    if (!options->sparse && options->what == WEFT_PRUNE_CROSS) c.cross_rank = did->left;
     WEFT_TRY(weft_model_create(&c, m->dtype, NULL, &v.to));
     for (weft_weight *to = v.to->weights; to < v.to->weights + v.to->n_weights; to++) {
         const weft_weight *from = weft_model_find(v.from, to->name);

@@ -114,21 +114,6 @@ static int compare_words(const void *a, const void *b, void *pool) {
     return order ? order : (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-/* Words in order, and as symbols: the numbers of their bytes. */
-static bool spell_words(weft_bpe_trainer *b, const weft_tokenizer *t) {
-    const weft_tokenizer *texts = b->texts;
-    if (texts->vocab)
-        qsort_r(b->words, (size_t)texts->vocab, sizeof *b->words, compare_words, texts->pool);
-    b->symbols = malloc((texts->pool_used + 1) * sizeof *b->symbols);
-    if (!b->symbols) return false;
-    for (word *w = b->words; w < b->words + texts->vocab; w++) {
-        w->length = w->bytes;
-        for (int64_t k = w->at; k < w->at + w->bytes; k++)
-            b->symbols[k] = t->byte_token[(uint8_t)texts->pool[k]];
-    }
-    return true;
-}
-
 static int64_t pair_slot(const weft_bpe_trainer *b, uint64_t key) {
     int64_t mask = b->n_pair_slots - 1;
     int64_t at = (int64_t)(weft_hash_mix(key) & (uint64_t)mask);
@@ -219,12 +204,21 @@ static bool push_touched(weft_bpe_trainer *b) {
     return true;
 }
 
-static bool count_pairs(weft_bpe_trainer *b) {
-    for (int64_t i = 0; i < b->texts->vocab; i++) {
-        const word *w = &b->words[i];
-        const int32_t *s = b->symbols + w->at;
+/* Words in order, as symbols: the numbers of their bytes; and their pairs. */
+static bool count_pairs(weft_bpe_trainer *b, const weft_tokenizer *t) {
+    const weft_tokenizer *texts = b->texts;
+    if (texts->vocab)
+        qsort_r(b->words, (size_t)texts->vocab, sizeof *b->words, compare_words, texts->pool);
+    b->symbols = malloc((texts->pool_used + 1) * sizeof *b->symbols);
+    if (!b->symbols) return false;
+    for (int32_t i = 0; i < (int32_t)texts->vocab; i++) {
+        word *w = &b->words[i];
+        int32_t *s = b->symbols + w->at;
+        w->length = w->bytes;
+        for (int32_t k = 0; k < w->length; k++)
+            s[k] = t->byte_token[(uint8_t)texts->pool[w->at + k]];
         for (int32_t k = 0; k + 1 < w->length; k++)
-            if (!more_of(b, s[k], s[k + 1], (int32_t)i, w->count)) return false;
+            if (!more_of(b, s[k], s[k + 1], i, w->count)) return false;
     }
     return push_touched(b);
 }
@@ -292,7 +286,7 @@ weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t lea
     int32_t made = -1;
     WEFT_TRY(weft_tokenizer_new("trained", &t));
     WEFT_TRY(weft_tokenizer_number_bytes(t));
-    if (!spell_words(b, t) || !count_pairs(b)) return no_memory();
+    if (!count_pairs(b, t)) return no_memory();
     while (t->vocab < vocab - 1 && b->n_heap > 0) {
         candidate top = heap_pop(b);
         int64_t count = b->pairs[top.pair].count;

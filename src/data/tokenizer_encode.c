@@ -365,19 +365,6 @@ static weft_status split_text(weft_encoder *e, int step, const char *text, size_
     return from < bytes ? split_text(e, step + 1, text + from, bytes - from) : WEFT_OK;
 }
 
-/* A valid text from the first step on, in composed form where the tokenizer wants that. */
-static weft_status encode_valid(weft_encoder *e, const char *text, size_t bytes) {
-    WEFT_AUTO_FREE char *composed = NULL;
-    size_t ascii = 0;
-    while (ascii < bytes && !(text[ascii] & 0x80))
-        ascii++;
-    if (e->t->nfc && ascii < bytes) {
-        WEFT_TRY(weft_compose(text, bytes, &composed, &bytes));
-        text = composed;
-    }
-    return split_text(e, 0, text, bytes);
-}
-
 /* Text without any token's name in it; `first`: the text begins with it. */
 static weft_status encode_plain(weft_encoder *e, const char *text, size_t bytes, bool first) {
     WEFT_AUTO_FREE char *spaced = NULL;
@@ -393,8 +380,13 @@ static weft_status encode_plain(weft_encoder *e, const char *text, size_t bytes,
         bytes += before;
     }
     for (size_t at = 0; at < bytes;) {
-        size_t valid = weft_utf8_valid(text + at, bytes - at);
-        if (valid) WEFT_TRY(encode_valid(e, text + at, valid));
+        WEFT_AUTO_FREE char *composed = NULL; /* where the tokenizer wants that */
+        size_t valid = weft_utf8_valid(text + at, bytes - at), length = valid, ascii = 0;
+        while (ascii < valid && !(text[at + ascii] & 0x80))
+            ascii++;
+        if (e->t->nfc && ascii < valid)
+            WEFT_TRY(weft_compose(text + at, valid, &composed, &length));
+        if (valid) WEFT_TRY(split_text(e, 0, composed ? composed : text + at, length));
         at += valid;
         size_t raw = weft_utf8_invalid(text + at, bytes - at);
         for (size_t end = at + raw; at < end;) {

@@ -23,15 +23,6 @@ static weft_tensor *value_map(builder *b) {
     return matrix(b, "attn.v_up", init_uniform(latent, b->head_dim), b->heads, latent, b->head_dim);
 }
 
-/* q̂ [B, T, H, L] = q A. Shared over heads it is one vector, repeated. */
-static weft_tensor *latent_queries(builder *b, weft_tensor *q, weft_tensor *map) {
-    int64_t latent = b->c->ra_mla_latent_dim;
-    if (b->c->ra_mla_per_head_q_latent)
-        return weft_grouped_linear(b->g, as_heads(b, q, b->heads, b->head_dim), map, false);
-    q = weft_matmul(b->g, weft_view(b->g, q, b->batch * b->time, b->inner), map, false, false);
-    return weft_head_repeat(b->g, as_heads(b, q, 1, latent), b->heads);
-}
-
 /* The rotated part takes all of it. */
 static bool rotates_latent(const weft_config *c) {
     return c->ra_mla_rope_dim == 0 && (c->ra_mla_use_rope || weft_position_of(c)->rotate);
@@ -83,7 +74,15 @@ static weft_tensor *attend_in_latent(builder *b, const mla_parts *p, weft_tensor
     weft_score *score = &b->score;
     builder_keys keys = {
         .gaussian = c->ra_mla_score == WEFT_SCORE_W2, .common = common, .scored = latent};
-    weft_tensor *q = latent_queries(b, p->q, p->to_latent);
+    /* q̂ [B, T, H, L] = q A. Shared over heads it is one vector, repeated. */
+    weft_tensor *q = p->q;
+    if (c->ra_mla_per_head_q_latent) {
+        q = weft_grouped_linear(b->g, as_heads(b, q, b->heads, b->head_dim), p->to_latent, false);
+    } else {
+        q = weft_view(b->g, q, b->batch * b->time, b->inner);
+        q = as_heads(b, weft_matmul(b->g, q, p->to_latent, false, false), 1, latent);
+        q = weft_head_repeat(b->g, q, b->heads);
+    }
     q = keys.gaussian ? norm_means(b, q, latent / 2, true) : norm_heads(b, q, b->heads, 0);
     q = join_heads(b, p->q_rope, q, latent);
     keys.k = as_heads(b, p->k, n, latent);

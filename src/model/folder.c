@@ -61,9 +61,15 @@ static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor
                           weft_file_dtype_name(t->dtype), shape, weft_tensor_describe(&want));
 }
 
-/* The file's header against what the config asks for. */
-static weft_status check_header(const weft_model *m, const weft_safetensors *file,
-                                const char *path) {
+weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
+                               weft_pool *pool, weft_model **out) {
+    *out = NULL;
+    WEFT_PATH(path, "%s/model.safetensors", folder);
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
+    WEFT_TRY(weft_model_describe(c, dtype, &m));
+    WEFT_TRY(weft_safetensors_open(path, &file));
+    /* The file's header against what the config asks for. */
     for (const weft_weight *w = m->weights; w < m->weights + m->n_weights; w++) {
         const weft_safetensor *t = weft_safetensors_find(file, w->name);
         if (!t || t->ndim != w->ndim || t->dtype >= WEFT_FILE_I64 ||
@@ -75,19 +81,7 @@ static weft_status check_header(const weft_model *m, const weft_safetensors *fil
         if (!weft_model_find(m, name))
             return WEFT_BAD_INPUT("%s: tensor '%s' is not in the config's model", path, name);
     }
-    return WEFT_OK;
-}
-
-weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
-                               weft_pool *pool, weft_model **out) {
-    *out = NULL;
-    WEFT_PATH(path, "%s/model.safetensors", folder);
-    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
-    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
-    WEFT_TRY(weft_model_describe(c, dtype, &m));
-    WEFT_TRY(weft_safetensors_open(path, &file));
     /* A config that asks for more than the file has costs no memory. */
-    WEFT_TRY(check_header(m, file, path));
     WEFT_TRY(weft_model_allocate(m, pool));
     for (weft_weight *w = m->weights; w < m->weights + m->n_weights; w++) {
         const weft_safetensor *t = weft_safetensors_find(file, w->name);
@@ -256,17 +250,6 @@ weft_status weft_state_write(const char *folder, json_t *state) {
     return weft_new_file_end(&f, WEFT_OK);
 }
 
-static weft_status check_own(const char *path, const char *text, size_t bytes) {
-    char tail[TAIL_ROOM];
-    size_t length = (size_t)snprintf(tail, sizeof tail, tail_format, 0u);
-    size_t summed = bytes > length ? bytes - length : 0;
-    snprintf(tail, sizeof tail, tail_format, (unsigned)weft_crc32c(0, text, summed));
-    if (summed && memcmp(text + summed, tail, length) == 0) return WEFT_OK;
-    return WEFT_BAD_INPUT("%s: its checksum is not that of what it says: it was changed "
-                          "after it was written; take another checkpoint",
-                          path);
-}
-
 weft_status weft_state_read(const char *folder, json_t **out) {
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
@@ -281,7 +264,14 @@ weft_status weft_state_read(const char *folder, json_t **out) {
         return WEFT_BAD_INPUT("%s: of format %lld, and this weft knows formats 1 to %d; use the "
                               "weft that wrote it, or a newer one",
                               path, (long long)format, WEFT_STATE_FORMAT);
-    if (format == WEFT_STATE_FORMAT) WEFT_TRY(check_own(path, text, bytes));
+    char tail[TAIL_ROOM];
+    size_t length = (size_t)snprintf(tail, sizeof tail, tail_format, 0u);
+    size_t summed = bytes > length ? bytes - length : 0;
+    snprintf(tail, sizeof tail, tail_format, (unsigned)weft_crc32c(0, text, summed));
+    if (format == WEFT_STATE_FORMAT && (!summed || memcmp(text + summed, tail, length) != 0))
+        return WEFT_BAD_INPUT("%s: its checksum is not that of what it says: it was changed "
+                              "after it was written; take another checkpoint",
+                              path);
     return weft_hand(&state, out);
 }
 
@@ -341,13 +331,6 @@ static weft_status check_model(const char *folder) {
     return weft_state_check(folder, state, 0, true);
 }
 
-/* Whether an open folder no longer has that name. */
-static bool is_replaced(int folder, const char *path) {
-    struct stat open_one, named;
-    return folder >= 0 && fstat(folder, &open_one) == 0 && stat(path, &named) == 0 &&
-           (open_one.st_ino != named.st_ino || open_one.st_dev != named.st_dev);
-}
-
 /* A run that goes on replaces its checkpoint, perhaps between state.json and what that tells of: then the new one
  * is checked. The old one is held meanwhile, since another may get the number of one that is gone. */
 weft_status weft_model_check_sums(const char *folder) {
@@ -357,7 +340,9 @@ weft_status weft_model_check_sums(const char *folder) {
     do {
         int held = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         status = check_model(folder);
-        replaced = is_replaced(held, folder);
+        struct stat open_one, named; /* another folder may have that name by now */
+        replaced = held >= 0 && fstat(held, &open_one) == 0 && stat(folder, &named) == 0 &&
+                   (open_one.st_ino != named.st_ino || open_one.st_dev != named.st_dev);
         if (held >= 0) close(held);
     } while (status != WEFT_OK && replaced && ++attempts < ATTEMPTS);
     return status;

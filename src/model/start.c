@@ -99,33 +99,6 @@ static void transpose(const double *from, double *to, int64_t rows, int64_t colu
                     to[j * rows + i] = from[i * columns + j];
 }
 
-/* Numbers first .. first + n - 1 of a weight whose numbers do not depend on each other. */
-static void start_piece(const weft_weight *w, uint64_t seed, int64_t first, int64_t n,
-                        double *values) {
-    uint32_t site = weft_random_site(w->name);
-    double a = w->init.a;
-    if (w->init.start == WEFT_START_CONSTANT) {
-        for (int64_t i = 0; i < n; i++)
-            values[i] = a;
-        return;
-    }
-    if (w->init.start == WEFT_START_NORMAL) {
-        weft_random_normal(seed, 0, site, first, n, values);
-        for (int64_t i = 0; i < n; i++)
-            values[i] *= a;
-        return;
-    }
-    weft_random_uniform(seed, 0, site, first, n, values);
-    /* Blocks: only those on the diagonal of a square matrix, zero elsewhere. */
-    bool blocks = w->init.start == WEFT_START_BLOCKS;
-    int64_t side = blocks ? w->shape[1] : 1, block = blocks ? side / w->init.n : 1;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t at = first + i;
-        bool inside = !blocks || (at / side) / block == (at % side) / block;
-        values[i] = inside ? a * (2 * values[i] - 1) : 0;
-    }
-}
-
 typedef struct {
     const weft_weight *weight;
     uint64_t seed;
@@ -138,10 +111,31 @@ static void fill_piece(void *context, int64_t task, int thread) {
     int64_t first = task * PIECE, rest = f->weight->count - first;
     int64_t n = rest < PIECE ? rest : PIECE;
     double *values = f->whole ? f->whole + first : f->values + (size_t)thread * PIECE;
-    start_piece(f->weight, f->seed, first, n, values);
+    /* The numbers of a weight that do not depend on each other. */
+    const weft_weight *w = f->weight;
+    uint32_t site = weft_random_site(w->name);
+    double a = w->init.a;
+    if (w->init.start == WEFT_START_CONSTANT) {
+        for (int64_t i = 0; i < n; i++)
+            values[i] = a;
+    } else if (w->init.start == WEFT_START_NORMAL) {
+        weft_random_normal(f->seed, 0, site, first, n, values);
+        for (int64_t i = 0; i < n; i++)
+            values[i] *= a;
+    } else {
+        weft_random_uniform(f->seed, 0, site, first, n, values);
+        /* Blocks: only those on the diagonal of a square matrix, zero elsewhere. */
+        bool blocks = w->init.start == WEFT_START_BLOCKS;
+        int64_t side = blocks ? w->shape[1] : 1, block = blocks ? side / w->init.n : 1;
+        for (int64_t i = 0; i < n; i++) {
+            int64_t at = first + i;
+            bool inside = !blocks || (at / side) / block == (at % side) / block;
+            values[i] = inside ? a * (2 * values[i] - 1) : 0;
+        }
+    }
     if (f->whole) return;
-    weft_weight piece = {.dtype = f->weight->dtype, .count = n};
-    piece.data = (unsigned char *)f->weight->data + (size_t)first * weft_dtype_size(piece.dtype);
+    weft_weight piece = {.dtype = w->dtype, .count = n};
+    piece.data = (unsigned char *)w->data + (size_t)first * weft_dtype_size(piece.dtype);
     weft_weight_write(&piece, values);
 }
 

@@ -201,29 +201,23 @@ static bool may_sum(const weft_rewrite *r, const weft_node *p, const weft_node *
     return bytes <= weft_tensor_bytes(q->out[0]) || reads_what_is_before(r, q, p, true);
 }
 
-/* The pairs of q behind those of p. */
-static bool append_pairs(weft_rewrite *r, weft_node *p, const weft_node *q) {
+static bool fuse_sum(weft_rewrite *r, const weft_match *m) {
+    weft_node *q = m->reader, *p = m->maker;
+    if (!fuse_is_free_product(m) || !may_sum(r, p, q)) return false;
+    bool waits = !reads_what_is_before(r, q, p, false);
     weft_tensor *in[WEFT_MATMUL_INPUTS + 2 * WEFT_MATMUL_PAIRS];
     weft_matmul_attr *attr = weft_rewrite_attr(r, p, sizeof *attr);
     int n_in = p->n_in;
     if (!attr) return false;
-    for (int k = 0; k < n_in; k++)
-        in[k] = p->in[k];
-    for (int i = 0; i <= fuse_attr(q)->more; i++) {
+    memcpy(in, p->in, (size_t)n_in * sizeof *in);
+    for (int i = 0; i <= fuse_attr(q)->more; i++) { /* its pairs behind those of p */
         weft_matmul_pair pair = weft_matmul_pair_of(q, i);
         in[n_in++] = pair.a;
         in[n_in++] = pair.b;
         attr->pair[attr->more].tb = pair.attr.tb;
         attr->pair[attr->more++].alpha = pair.attr.alpha;
     }
-    return weft_rewrite_read_all(r, p, in, n_in);
-}
-
-static bool fuse_sum(weft_rewrite *r, const weft_match *m) {
-    weft_node *q = m->reader, *p = m->maker;
-    if (!fuse_is_free_product(m) || !may_sum(r, p, q)) return false;
-    bool waits = !reads_what_is_before(r, q, p, false);
-    if (!append_pairs(r, p, q)) return false;
+    if (!weft_rewrite_read_all(r, p, in, n_in)) return false;
     if (q->in[WEFT_MATMUL_BIAS]) weft_rewrite_read(r, p, WEFT_MATMUL_BIAS, q->in[WEFT_MATMUL_BIAS]);
     fuse_replace(r, p, 0, q, waits);
     return true;

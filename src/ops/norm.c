@@ -20,22 +20,6 @@ static weft_status check_one_type(weft_graph *g, const char *a_name, const weft_
                            weft_tensor_describe(a), b_name, weft_tensor_describe(b));
 }
 
-static weft_status check_heads(weft_graph *g, const weft_node *n) {
-    const weft_norm_attr *attr = n->attr;
-    const weft_tensor *x = n->in[WEFT_NORM_X], *next = n->in[WEFT_NORM_W_NEXT];
-    int64_t there = x->ndim < 2 ? 0 : x->shape[x->ndim - 2];
-    if (attr->heads < 1 || attr->next < 0 || attr->heads > there ||
-        attr->next > there - attr->heads)
-        return REFUSE("%lld and %lld heads to norm, but x is %s [.., H, D]", (long long)attr->heads,
-                      (long long)attr->next, weft_tensor_describe(x));
-    if (!next != !attr->next)
-        return REFUSE("%lld heads are to have a second gain, which is %s", (long long)attr->next,
-                      next ? weft_tensor_describe(next) : "missing");
-    if (!next) return WEFT_OK;
-    WEFT_TRY(weft_check_same(g, n, "w", n->in[WEFT_NORM_W], "w_next", next));
-    return check_one_type(g, "w", n->in[WEFT_NORM_W], "w_next", next);
-}
-
 /* s takes x's memory, y takes r's: a row's s is complete before its y is written. */
 static int norm_in_place(const weft_node *n, int out) {
     if (out == WEFT_NORM_S) return WEFT_NORM_X;
@@ -44,7 +28,7 @@ static int norm_in_place(const weft_node *n, int out) {
 }
 
 OPERATION_WITH_GRAD(norm, weft_norm_attr, x, .inplace = norm_in_place) {
-    const weft_tensor *r = n->in[WEFT_NORM_R];
+    const weft_tensor *r = n->in[WEFT_NORM_R], *next = n->in[WEFT_NORM_W_NEXT];
     const weft_tensor *w = n->in[WEFT_NORM_W], *b = n->in[WEFT_NORM_B];
     WEFT_TRY(weft_check_float(g, n, "x", x));
     WEFT_TRY(weft_check_float(g, n, "w", w));
@@ -54,7 +38,18 @@ OPERATION_WITH_GRAD(norm, weft_norm_attr, x, .inplace = norm_in_place) {
         WEFT_TRY(weft_check_same(g, n, "w", w, "b", b));
         WEFT_TRY(check_one_type(g, "w", w, "b", b));
     }
-    if (attr->heads) WEFT_TRY(check_heads(g, n));
+    if (attr->heads) {
+        int64_t there = x->ndim < 2 ? 0 : x->shape[x->ndim - 2];
+        if (attr->heads < 1 || attr->next < 0 || attr->heads > there ||
+            attr->next > there - attr->heads)
+            return REFUSE("%lld and %lld heads to norm, but x is %s [.., H, D]",
+                          (long long)attr->heads, (long long)attr->next, weft_tensor_describe(x));
+        if (!next != !attr->next)
+            return REFUSE("%lld heads are to have a second gain, which is %s",
+                          (long long)attr->next, next ? weft_tensor_describe(next) : "missing");
+        if (next) WEFT_TRY(weft_check_same(g, n, "w", w, "w_next", next));
+        if (next) WEFT_TRY(check_one_type(g, "w", w, "w_next", next));
+    }
     if (r) {
         WEFT_TRY(weft_check_same(g, n, "x", x, "r", r));
         WEFT_TRY(check_one_type(g, "x", x, "r", r));

@@ -49,12 +49,6 @@ static weft_status check_real(weft_graph *g, const weft_node *n, const char *wha
                   weft_tensor_describe(t), weft_tensor_describe(like));
 }
 
-static weft_status check_number(weft_graph *g, const weft_node *n, const char *what,
-                                const weft_tensor *t) {
-    if (weft_tensor_count(t) == 1) return WEFT_OK;
-    return REFUSE("%s is %s, but it must be one number", what, weft_tensor_describe(t));
-}
-
 /* What an operation writes must outlive the run: not a temporary. */
 static weft_status check_written(weft_graph *g, const weft_node *n, const char *what,
                                  const weft_tensor *t) {
@@ -118,8 +112,10 @@ OPERATION(adam_control, weft_adam_options, norm, .side_effect = true) {
     WEFT_TRY(check_real(g, n, "norm", norm, norm));
     WEFT_TRY(check_real(g, n, "lr", lr, norm));
     WEFT_TRY(check_real(g, n, "state", state, norm));
-    WEFT_TRY(check_number(g, n, "norm", norm));
-    WEFT_TRY(check_number(g, n, "lr", lr));
+    for (int i = 0; i < 2; i++)
+        if (weft_tensor_count(n->in[i]) != 1)
+            return REFUSE("%s is %s, but it must be one number", i ? "lr" : "norm",
+                          weft_tensor_describe(n->in[i]));
     WEFT_TRY(weft_check_dims(g, n, "state", state, WEFT_ADAM_STATE));
     WEFT_TRY(check_written(g, n, "state", state));
     return weft_output_of(g, n, 0, norm->dtype, WEFT_ADAM_CONTROL);
@@ -149,28 +145,27 @@ static weft_status check_half(weft_graph *g, const weft_node *n, const char *wha
     return weft_check_same(g, n, what, t, "its parameter", param);
 }
 
-static weft_status check_slot(weft_graph *g, const weft_node *n, weft_tensor *const *slot) {
-    const weft_tensor *param = slot[WEFT_SLOT_PARAM], *grad = slot[WEFT_SLOT_GRAD];
-    if (!param) return REFUSE("a slot has no parameter");
-    WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
-    WEFT_TRY(check_written(g, n, "a parameter", param));
-    if (grad) {
-        WEFT_TRY(weft_check_float(g, n, "a gradient", grad));
-        WEFT_TRY(weft_check_same(g, n, "a gradient", grad, "its parameter", param));
-    }
-    WEFT_TRY(check_moment(g, n, "m", slot[WEFT_SLOT_M], param));
-    WEFT_TRY(check_moment(g, n, "v", slot[WEFT_SLOT_V], param));
-    if (slot[WEFT_SLOT_V_MAX]) WEFT_TRY(check_moment(g, n, "v_max", slot[WEFT_SLOT_V_MAX], param));
-    WEFT_TRY(check_half(g, n, "a copy", slot[WEFT_SLOT_COPY], param));
-    if (slot[WEFT_SLOT_COPY]) WEFT_TRY(check_written(g, n, "a copy", slot[WEFT_SLOT_COPY]));
-    return check_half(g, n, "a given parameter", slot[WEFT_SLOT_GIVEN], param);
-}
-
 OPERATION(adamw, void, control, .side_effect = true) {
     WEFT_TRY(check_real(g, n, "control", control, control));
     WEFT_TRY(weft_check_dims(g, n, "control", control, WEFT_ADAM_CONTROL));
-    for (int i = 1; i < n->n_in; i += WEFT_SLOT_SIZE)
-        WEFT_TRY(check_slot(g, n, n->in + i));
+    for (int i = 1; i < n->n_in; i += WEFT_SLOT_SIZE) {
+        weft_tensor *const *slot = n->in + i;
+        const weft_tensor *param = slot[WEFT_SLOT_PARAM], *grad = slot[WEFT_SLOT_GRAD];
+        if (!param) return REFUSE("a slot has no parameter");
+        WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
+        WEFT_TRY(check_written(g, n, "a parameter", param));
+        if (grad) {
+            WEFT_TRY(weft_check_float(g, n, "a gradient", grad));
+            WEFT_TRY(weft_check_same(g, n, "a gradient", grad, "its parameter", param));
+        }
+        WEFT_TRY(check_moment(g, n, "m", slot[WEFT_SLOT_M], param));
+        WEFT_TRY(check_moment(g, n, "v", slot[WEFT_SLOT_V], param));
+        if (slot[WEFT_SLOT_V_MAX])
+            WEFT_TRY(check_moment(g, n, "v_max", slot[WEFT_SLOT_V_MAX], param));
+        WEFT_TRY(check_half(g, n, "a copy", slot[WEFT_SLOT_COPY], param));
+        if (slot[WEFT_SLOT_COPY]) WEFT_TRY(check_written(g, n, "a copy", slot[WEFT_SLOT_COPY]));
+        WEFT_TRY(check_half(g, n, "a given parameter", slot[WEFT_SLOT_GIVEN], param));
+    }
     return weft_output(g, n, 0, WEFT_I32, 0, NULL);
 }
 
