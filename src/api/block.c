@@ -32,20 +32,6 @@ static bool is_in(const weft_tensor *root, weft_tensor *const *list, int n) {
     return false;
 }
 
-/* Each output a tensor that the graph makes, for itself alone. */
-static weft_status own_outputs(weft_block *b) {
-    weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
-    weft_tensor *taken[WEFT_API_TENSORS_MAX];
-    if (outputs->n == 0) return WEFT_BAD_INPUT("block: it has no output; see weft_graph_output");
-    for (int i = 0; i < outputs->n; i++) {
-        weft_tensor *t = outputs->entries[i].tensor, *root = weft_tensor_root(t);
-        if (root->role != WEFT_ROLE_TEMP || is_in(root, taken, i)) t = weft_scale(b->graph, t, 1);
-        if (!t) return weft_graph_status(b->graph);
-        outputs->entries[i].tensor = taken[i] = weft_keep(t);
-    }
-    return WEFT_OK;
-}
-
 /* The gradients of inputs and weights, each a tensor that the backward pass makes for it alone; zeros
  * where nothing depends on it. */
 static weft_status own_gradients(weft_block *b) {
@@ -144,9 +130,17 @@ static weft_status new_block(weft_engine *engine, const char *key, weft_describe
     weft_status status = describe(context, b->graph);
     WEFT_TRY(weft_graph_status(b->graph));
     WEFT_TRY(status);
-    WEFT_TRY(own_outputs(b));
-    /* The gradient of Σ ⟨output, its gradient⟩. */
+    /* Each output a tensor that the graph makes, for itself alone. */
     weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
+    weft_tensor *taken[WEFT_API_TENSORS_MAX];
+    if (outputs->n == 0) return WEFT_BAD_INPUT("block: it has no output; see weft_graph_output");
+    for (int i = 0; i < outputs->n; i++) {
+        weft_tensor *t = outputs->entries[i].tensor, *root = weft_tensor_root(t);
+        if (root->role != WEFT_ROLE_TEMP || is_in(root, taken, i)) t = weft_scale(b->graph, t, 1);
+        if (!t) return weft_graph_status(b->graph);
+        outputs->entries[i].tensor = taken[i] = weft_keep(t);
+    }
+    /* The gradient of Σ ⟨output, its gradient⟩. */
     weft_tensor *losses[WEFT_API_TENSORS_MAX], *dlosses[WEFT_API_TENSORS_MAX];
     int n = 0;
     for (int i = 0; i < outputs->n && b->lists->gradient; i++) {

@@ -275,16 +275,6 @@ weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const c
     return weft_dropout(g, x, p, site);
 }
 
-/* What is wrong with the numbers of a rotation; NULL: nothing. */
-static const char *wrong_angles(const weft_rope_law *law) {
-    bool bends = law->scaling == WEFT_ROPE_LLAMA3 || law->scaling == WEFT_ROPE_YARN;
-    if (!(law->base > 1) || !isfinite(law->base)) return "base must be above 1";
-    if (law->scaling != WEFT_ROPE_PLAIN && !(law->factor >= 1)) return "factor must be at least 1";
-    if (bends && !(law->context > 0)) return "context must be above 0";
-    if (bends && !(law->low > 0 && law->low < law->high)) return "low and high: 0 < low < high";
-    return law->amplitude > 0 ? NULL : "amplitude must be above 0, or 0 for 1";
-}
-
 weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
                                const weft_rotation *by) {
     OPEN(x);
@@ -302,7 +292,14 @@ weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int
                          .low = by->low,
                          .high = by->high,
                          .amplitude = by->amplitude != 0 ? by->amplitude : 1};
-    const char *wrong = wrong_angles(&law);
+    bool bends = law.scaling == WEFT_ROPE_LLAMA3 || law.scaling == WEFT_ROPE_YARN;
+    const char *wrong =
+        !(law.base > 1) || !isfinite(law.base)                 ? "base must be above 1"
+        : law.scaling != WEFT_ROPE_PLAIN && !(law.factor >= 1) ? "factor must be at least 1"
+        : bends && !(law.context > 0)                          ? "context must be above 0"
+        : bends && !(law.low > 0 && law.low < law.high)        ? "low and high: 0 < low < high"
+        : !(law.amplitude > 0) ? "amplitude must be above 0, or 0 for 1"
+                               : NULL;
     if (wrong) return weft_graph_refuse(g, "%s: %s", __func__, wrong);
     return weft_rope(g, x, width, heads, NULL, &law);
 }

@@ -44,24 +44,6 @@ weft_status weft_api_config(const char *path, const char *const *overrides, weft
     return weft_model_check(c, path ? path : "config");
 }
 
-/* Whether a config asks for just the tensors that a model has. */
-static weft_status check_same_tensors(const weft_model *m, const weft_config *c, const char *path) {
-    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph g = {0};
-    WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = m->dtype}, &g));
-    for (int64_t i = 0; i < g.n_parameters; i++) {
-        const weft_tensor *t = g.parameters[i].tensor;
-        const weft_weight *w = weft_model_find(m, t->name);
-        if (!w || w->ndim != t->ndim || memcmp(w->shape, t->shape, sizeof w->shape) != 0)
-            return WEFT_BAD_INPUT(
-                "%s: the overrides ask for a tensor '%s', %s, that the checkpoint does not have",
-                path, t->name, weft_tensor_describe(t));
-    }
-    if (g.n_parameters == m->n_weights) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: the overrides leave the model %lld tensors, but the checkpoint has %lld", path,
-        (long long)g.n_parameters, (long long)m->n_weights);
-}
-
 weft_status weft_api_vouched(weft_status status, const char *folder) {
     if (status != WEFT_EINPUT) return status;
     return weft_fail(status, "%s; without %s/state.json it is taken as it is", weft_error_message(),
@@ -78,7 +60,21 @@ weft_status weft_model_open(const char *path, const char *const *overrides, weft
     if (is_folder) {
         WEFT_TRY(weft_api_vouched(weft_model_check_sums(path), path));
         WEFT_TRY(weft_model_load(path, weft_config_dtype(&c), &m));
-        WEFT_TRY(check_same_tensors(m, &c, path));
+        /* The config must ask for just the tensors that the model has. */
+        WEFT_AUTO(weft_model_graph_destroy) weft_model_graph g = {0};
+        WEFT_TRY(weft_model_build(&c, &(weft_build){.batch = 1, .time = 1, .dtype = m->dtype}, &g));
+        for (int64_t i = 0; i < g.n_parameters; i++) {
+            const weft_tensor *t = g.parameters[i].tensor;
+            const weft_weight *w = weft_model_find(m, t->name);
+            if (!w || w->ndim != t->ndim || memcmp(w->shape, t->shape, sizeof w->shape) != 0)
+                return WEFT_BAD_INPUT("%s: the overrides ask for a tensor '%s', %s, that the "
+                                      "checkpoint does not have",
+                                      path, t->name, weft_tensor_describe(t));
+        }
+        if (g.n_parameters != m->n_weights)
+            return WEFT_BAD_INPUT(
+                "%s: the overrides leave the model %lld tensors, but the checkpoint has %lld", path,
+                (long long)g.n_parameters, (long long)m->n_weights);
         m->config = c;
     } else {
         WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), NULL, &m));

@@ -160,19 +160,6 @@ weft_status weft_config_override_all(weft_config *c, const char *assignments, co
     return WEFT_OK;
 }
 
-/* Kconfig writes a backslash before a quote or a backslash within a text: takes it out, in place.
- * What is not in quotes is left as it is. */
-static void unescape_text(char *value) {
-    size_t length = strlen(value), to = 1;
-    if (length < 2 || value[0] != '"' || value[length - 1] != '"') return;
-    for (size_t from = 1; from < length - 1; from++) {
-        if (value[from] == '\\' && from + 1 < length - 1) from++;
-        value[to++] = value[from];
-    }
-    value[to++] = '"';
-    value[to] = '\0';
-}
-
 /* One line of Kconfig's text, trimmed. */
 static weft_status read_line(weft_config *c, char *line, const char *where) {
     static const char unset[] = " is not set";
@@ -191,7 +178,18 @@ static weft_status read_line(weft_config *c, char *line, const char *where) {
     if (length == 0) return WEFT_OK;
     if (strncmp(line, "CONFIG_", 7) != 0 || !strchr(line, '='))
         return WEFT_BAD_INPUT("%s: '%.60s' is not CONFIG_KEY=value", where, line);
-    unescape_text(strchr(line, '=') + 1);
+    /* Kconfig writes a backslash before a quote or a backslash within a text: takes it out, in place.
+     * What is not in quotes is left as it is. */
+    char *value = strchr(line, '=') + 1;
+    size_t end = strlen(value), to = 1;
+    if (end >= 2 && value[0] == '"' && value[end - 1] == '"') {
+        for (size_t from = 1; from < end - 1; from++) {
+            if (value[from] == '\\' && from + 1 < end - 1) from++;
+            value[to++] = value[from];
+        }
+        value[to++] = '"';
+        value[to] = '\0';
+    }
     return weft_config_override(c, line, where);
 }
 

@@ -171,21 +171,6 @@ static weft_status move_pair(const weft_rotated *f, int64_t pair, const weft_rot
     return WEFT_OK;
 }
 
-/* A pair of each key head in its mean rotation, with the amplitude of both sides. */
-static void turn_pair(const weft_rotated *f, int64_t pair, double *k) {
-    double turn[2], size = f->law.amplitude * f->law.amplitude;
-    mean_turn(f, pair, turn);
-    for (int64_t g = 0; g < f->kv; g++) {
-        double *a = k + (g * f->width + pair) * f->e, *b = a + f->columns / 2 * f->e;
-        for (int64_t j = 0; j < f->e; j++) {
-            double x = a[j], y = b[j];
-            /* ⟨R_i q, R_j k⟩ = ⟨q, R_{j−i} k⟩: the key turns back by the distance */
-            a[j] = size * (turn[0] * x + turn[1] * y);
-            b[j] = size * (turn[0] * y - turn[1] * x);
-        }
-    }
-}
-
 weft_status weft_rotated_split(const weft_rotated *f, const weft_rotated_rows *all,
                                const double *gram, const double *q_squares,
                                const weft_rotated_rows *part) {
@@ -193,9 +178,20 @@ weft_status weft_rotated_split(const weft_rotated *f, const weft_rotated_rows *a
     memset(part->k, 0, (size_t)(f->kept * f->e) * sizeof *part->k);
     memset(part->bq, 0, (size_t)(f->heads * f->kept) * sizeof *part->bq);
     memset(part->bk, 0, (size_t)f->kept * sizeof *part->bk);
+    double turn[2], size = f->law.amplitude * f->law.amplitude;
     for (int64_t p = 0; p < f->columns / 2; p++) {
         if (is_kept(f, p)) WEFT_TRY(move_pair(f, p, all, gram, q_squares, part));
-        turn_pair(f, p, all->k);
+        /* The pair of each key head in its mean rotation, with the amplitude of both sides. */
+        mean_turn(f, p, turn);
+        for (int64_t g = 0; g < f->kv; g++) {
+            double *a = all->k + (g * f->width + p) * f->e, *b = a + f->columns / 2 * f->e;
+            for (int64_t j = 0; j < f->e; j++) {
+                double x = a[j], y = b[j];
+                /* ⟨R_i q, R_j k⟩ = ⟨q, R_{j−i} k⟩: the key turns back by the distance */
+                a[j] = size * (turn[0] * x + turn[1] * y);
+                b[j] = size * (turn[0] * y - turn[1] * x);
+            }
+        }
     }
     return WEFT_OK;
 }

@@ -18,36 +18,6 @@ typedef struct {
     double *v, *w;
 } problem;
 
-/* rows from `first` on of m [n, n]: those of H m, w being room. */
-static void reflect_rows(const problem *p, double *m, int64_t first, double beta) {
-    int64_t n = p->n;
-    memset(p->w, 0, (size_t)n * sizeof *p->w);
-    for (int64_t i = first; i < n; i++)
-        for (int64_t j = 0; j < n; j++)
-            p->w[j] += p->v[i] * m[i * n + j];
-    for (int64_t i = first; i < n; i++)
-        for (int64_t j = 0; j < n; j++)
-            m[i * n + j] -= beta * p->v[i] * p->w[j];
-}
-
-/* H A H on the rows and columns from `first` on: A − v wᵀ − w vᵀ with w = β A v − ½ β² (vᵀ A v) v. */
-static void reflect_both(const problem *p, int64_t first, double beta) {
-    int64_t n = p->n;
-    double along = 0;
-    for (int64_t i = first; i < n; i++) {
-        double sum = 0;
-        for (int64_t j = first; j < n; j++)
-            sum += p->a[i * n + j] * p->v[j];
-        p->w[i] = beta * sum;
-        along += p->v[i] * p->w[i];
-    }
-    for (int64_t i = first; i < n; i++)
-        p->w[i] -= 0.5 * beta * along * p->v[i];
-    for (int64_t i = first; i < n; i++)
-        for (int64_t j = first; j < n; j++)
-            p->a[i * n + j] -= p->v[i] * p->w[j] + p->w[i] * p->v[j];
-}
-
 static void make_tridiagonal(problem *p) {
     int64_t n = p->n;
     for (int64_t k = 0; k + 1 < n; k++) {
@@ -62,8 +32,29 @@ static void make_tridiagonal(problem *p) {
         p->e[k] = first > 0 ? -sqrt(first * first + rest) : sqrt(first * first + rest);
         p->v[k + 1] -= p->e[k];
         square = p->v[k + 1] * p->v[k + 1] + rest;
-        reflect_both(p, k + 1, 2 / square);
-        reflect_rows(p, p->q, k + 1, 2 / square);
+        double beta = 2 / square;
+        /* H A H on the rows and columns that are left: A − v wᵀ − w vᵀ with w = β A v − ½ β² (vᵀ A v) v. */
+        double along = 0;
+        for (int64_t i = k + 1; i < n; i++) {
+            double sum = 0;
+            for (int64_t j = k + 1; j < n; j++)
+                sum += p->a[i * n + j] * p->v[j];
+            p->w[i] = beta * sum;
+            along += p->v[i] * p->w[i];
+        }
+        for (int64_t i = k + 1; i < n; i++)
+            p->w[i] -= 0.5 * beta * along * p->v[i];
+        for (int64_t i = k + 1; i < n; i++)
+            for (int64_t j = k + 1; j < n; j++)
+                p->a[i * n + j] -= p->v[i] * p->w[j] + p->w[i] * p->v[j];
+        /* And the rows of Qᵀ: H Qᵀ, w being room. */
+        memset(p->w, 0, (size_t)n * sizeof *p->w);
+        for (int64_t i = k + 1; i < n; i++)
+            for (int64_t j = 0; j < n; j++)
+                p->w[j] += p->v[i] * p->q[i * n + j];
+        for (int64_t i = k + 1; i < n; i++)
+            for (int64_t j = 0; j < n; j++)
+                p->q[i * n + j] -= beta * p->v[i] * p->w[j];
     }
     p->d[n - 1] = p->a[n * n - 1];
     p->e[n - 1] = 0;

@@ -20,21 +20,16 @@ weft_status weft_exec_find_kernels(const weft_graph *g, const weft_backend *back
     return WEFT_OK;
 }
 
-static weft_status check_binding(const weft_exec *x, const weft_binding *b) {
-    if (b->tensor->id < x->n_tensors && weft_graph_tensor_at(x->g, b->tensor->id) == b->tensor) {
-        if (!b->tensor->view_of && (uintptr_t)b->data % WEFT_ARENA_ALIGN == 0) return WEFT_OK;
-        return WEFT_BAD_INPUT("exec: memory bound to '%s' must start at a multiple of %d",
-                              b->tensor->name ? b->tensor->name : "a tensor", WEFT_ARENA_ALIGN);
-    }
-    return WEFT_BAD_INPUT("exec: '%s' is bound, but it is not of this graph",
-                          b->tensor->name ? b->tensor->name : "a tensor");
-}
-
 static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_options *options) {
     WEFT_AUTO_FREE bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
     if (!bound) return weft_no_memory("exec");
     for (const weft_binding *b = options->bindings; b && b->tensor; b++) {
-        WEFT_TRY(check_binding(x, b));
+        const char *name = b->tensor->name ? b->tensor->name : "a tensor";
+        if (b->tensor->id >= x->n_tensors || weft_graph_tensor_at(g, b->tensor->id) != b->tensor)
+            return WEFT_BAD_INPUT("exec: '%s' is bound, but it is not of this graph", name);
+        if (b->tensor->view_of || (uintptr_t)b->data % WEFT_ARENA_ALIGN != 0)
+            return WEFT_BAD_INPUT("exec: memory bound to '%s' must start at a multiple of %d", name,
+                                  WEFT_ARENA_ALIGN);
         bound[b->tensor->id] = true;
     }
     weft_program_options program = {.complete = true, .bound = bound, .plan = options->plan};

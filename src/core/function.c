@@ -40,31 +40,29 @@ struct weft_function {
     char message[1024];
 };
 
-static frame *frame_new(weft_function *f) {
-    frame *new = calloc(1, sizeof *new);
-    if (!new) return NULL;
-    weft_exec *x = &new->exec;
-    *x = f->all;
-    x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
-    bool ok = x->data != NULL;
-    if (f->all.backend->calls) {
-        new->addresses = calloc((size_t)f->n_bound + 2, sizeof *new->addresses);
-        ok = ok && new->addresses && f->all.backend->calls->open(&x->state) == WEFT_OK;
-    }
-    if (ok) return new;
-    WEFT_FREE(new->addresses, x->data, new);
-    return NULL;
-}
-
 static frame *frame_take(weft_function *f) {
     WEFT_LOCK(&f->lock);
     frame *taken = f->free_frames;
     if (taken) {
         f->free_frames = taken->next_free;
-    } else if ((taken = frame_new(f)) != NULL) {
-        taken->next = f->frames;
-        f->frames = taken;
+        return taken;
     }
+    taken = calloc(1, sizeof *taken);
+    if (!taken) return NULL;
+    weft_exec *x = &taken->exec;
+    *x = f->all;
+    x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
+    bool ok = x->data != NULL;
+    if (f->all.backend->calls) {
+        taken->addresses = calloc((size_t)f->n_bound + 2, sizeof *taken->addresses);
+        ok = ok && taken->addresses && f->all.backend->calls->open(&x->state) == WEFT_OK;
+    }
+    if (!ok) {
+        WEFT_FREE(taken->addresses, x->data, taken);
+        return NULL;
+    }
+    taken->next = f->frames;
+    f->frames = taken;
     return taken;
 }
 

@@ -123,17 +123,6 @@ static void pool_wake(weft_pool *pool, int64_t wanted) {
             pthread_cond_signal(&pool->wake);
 }
 
-/* Where the system will not hold it, a worker runs anywhere. */
-static bool pool_start_worker(pool_worker *w, weft_pin pin, const weft_topology *t) {
-    cpu_set_t place;
-    if (pthread_create(&w->id, NULL, pool_worker_main, w) != 0) return false;
-    w->pool->started++;
-    if (pin == WEFT_PIN_NONE) return true;
-    weft_pin_place(pin, w->thread, t, &place);
-    pthread_setaffinity_np(w->id, sizeof place, &place);
-    return true;
-}
-
 weft_status weft_pool_create(int threads, weft_pool **out) {
     *out = NULL;
     if (threads < 0 || threads > POOL_THREADS_MAX)
@@ -176,8 +165,15 @@ weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology 
         for (int i = 0; i < pool->nodes; i++)
             pool->before[i + 1] += pool->before[i];
     }
-    for (int i = 1; ok && i < threads; i++)
-        ok = pool_start_worker(&pool->workers[i], pin, t);
+    for (int i = 1; ok && i < threads; i++) {
+        cpu_set_t place;
+        pool_worker *w = &pool->workers[i];
+        ok = pthread_create(&w->id, NULL, pool_worker_main, w) == 0;
+        pool->started += ok;
+        if (!ok || pin == WEFT_PIN_NONE) continue;
+        weft_pin_place(pin, i, t, &place); /* where the system will not hold it, it runs anywhere */
+        pthread_setaffinity_np(w->id, sizeof place, &place);
+    }
     if (!ok) {
         weft_pool_destroy(pool);
         return weft_fail(WEFT_ENOMEM, "threads: the system would not start %d of them; try fewer",

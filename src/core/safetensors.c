@@ -170,25 +170,6 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_safetensor *)a)->name, ((const weft_safetensor *)b)->name);
 }
 
-/* Whether the entries cover the data without overlap or hole; puts them in the order of their
- * ranges. */
-static weft_status check_cover(const weft_safetensors *f, entry *entries, int64_t n,
-                               int64_t data_bytes) {
-    int64_t at = 0;
-    qsort(entries, (size_t)n, sizeof *entries, by_range);
-    for (int64_t i = 0; i < n; i++) {
-        const char *name = entries[i].tensor.name;
-        if (entries[i].begin < at) return bad_tensor(f, name, "its data overlap another tensor's");
-        if (entries[i].begin > at)
-            return bad_tensor(f, name, "there is a hole in the data before it");
-        at += entries[i].tensor.bytes;
-    }
-    if (at == data_bytes) return WEFT_OK;
-    return WEFT_BAD_INPUT(
-        "%s: not a usable safetensors file: %lld bytes at its end belong to no tensor",
-        shown(f->path), (long long)(data_bytes - at));
-}
-
 static weft_status read_entries(weft_safetensors *f, const unsigned char *data, int64_t data_bytes,
                                 entry *entries) {
     int64_t n = 0;
@@ -211,7 +192,20 @@ static weft_status read_entries(weft_safetensors *f, const unsigned char *data, 
         entries[n].tensor.data = data + entries[n].begin;
         n++;
     }
-    WEFT_TRY(check_cover(f, entries, n, data_bytes));
+    /* They must cover the data without overlap or hole, in the order of their ranges. */
+    int64_t at = 0;
+    qsort(entries, (size_t)n, sizeof *entries, by_range);
+    for (int64_t i = 0; i < n; i++) {
+        const char *name = entries[i].tensor.name;
+        if (entries[i].begin < at) return bad_tensor(f, name, "its data overlap another tensor's");
+        if (entries[i].begin > at)
+            return bad_tensor(f, name, "there is a hole in the data before it");
+        at += entries[i].tensor.bytes;
+    }
+    if (at != data_bytes)
+        return WEFT_BAD_INPUT(
+            "%s: not a usable safetensors file: %lld bytes at its end belong to no tensor",
+            shown(f->path), (long long)(data_bytes - at));
     for (int64_t i = 0; i < n; i++)
         f->tensors[i] = entries[i].tensor;
     qsort(f->tensors, (size_t)n, sizeof *f->tensors, by_name);

@@ -85,11 +85,6 @@ static gemm_place tile_of(const gemm_product *p, const gemm_cut *cut, int64_t ta
     return t;
 }
 
-/* The slope at a capped logit; 1 where there is no cap. */
-static real cap_slope(real l, real c) {
-    return c > 0 ? 1 - l / c * (l / c) : 1;
-}
-
 static vreal vcap_slope(vreal l, real c) {
     vreal t = l * (1 / c);
     return 1 - t * t;
@@ -178,7 +173,8 @@ WEFT_TASK(differentiate_tile, const entropy_work *w) {
         int32_t target = w->targets[w->part.row + row];
         gemm_matrix at = gemm_part(w->kept, 0, row, t.column);
         real penalty = target >= 0 ? w->d_ce : 0, weight = penalty + w->d_z * lse[row];
-        real slope = cap_slope(w->target_logit[w->part.row + row], w->softcap);
+        real own = w->target_logit[w->part.row + row], c = w->softcap;
+        real slope = c > 0 ? 1 - own / c * (own / c) : 1; /* at a capped logit */
         real above = w->most[piece * w->part.rows + row] - lse[row];
         real factor = vexp(vset(above))[0] * weight, *l = at.data;
         bool here = target >= t.column && target < t.column + t.n;

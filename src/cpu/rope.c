@@ -55,17 +55,6 @@ WEFT_TASK(fill_table_row, const rotation *k) {
     }
 }
 
-/* cos and sin (−sin for the opposite angle) of the position (b, t). */
-static void position_angles(const rotation *k, int64_t b, int64_t t, real *cosine, real *sine) {
-    int64_t half = k->half, row = (k->start ? b * k->spans : 0) + t / SPAN;
-    const double *far = k->coarse + row * 2 * half, *near = k->fine + t % SPAN * 2 * half;
-    double sign = k->inverse ? -1 : 1;
-    for (int64_t i = 0; i < half; i++) {
-        cosine[i] = (real)(far[i] * near[i] - far[half + i] * near[half + i]);
-        sine[i] = (real)(sign * (far[half + i] * near[i] + far[i] * near[half + i]));
-    }
-}
-
 /* Columns i .. i+n of both halves. Both are read before either is written: y may be x. */
 static ALWAYS_INLINE void rotate_at(const real *x, real *y, int64_t half, const real *cosine,
                                     const real *sine, int64_t i, int64_t n) {
@@ -95,7 +84,15 @@ WEFT_TASK(rotate_block, const rotation *k) {
     int64_t size = (int64_t)weft_dtype_size(k->n->in[0]->dtype) * k->width;
     int64_t end = min_i64((task + 1) * k->block, k->batch * k->time);
     for (int64_t p = task * k->block; p < end; p++) {
-        position_angles(k, p / k->time, p % k->time, cosine, sine);
+        /* cos and sin (−sin for the opposite angle) of the position. */
+        int64_t half = k->half, t = p % k->time, b = k->start ? p / k->time : 0;
+        int64_t row = b * k->spans + t / SPAN;
+        const double *far = k->coarse + row * 2 * half, *near = k->fine + t % SPAN * 2 * half;
+        double sign = k->inverse ? -1 : 1;
+        for (int64_t i = 0; i < half; i++) {
+            cosine[i] = (real)(far[i] * near[i] - far[half + i] * near[half + i]);
+            sine[i] = (real)(sign * (far[half + i] * near[i] + far[i] * near[half + i]));
+        }
         for (int64_t h = 0; h < k->rotated; h++)
             rotate_head(k, (p * k->heads + h) * k->width, cosine, sine, sine + k->half);
         int64_t rest = (p * k->heads + k->rotated) * size; /* heads that are not rotated */

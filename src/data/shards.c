@@ -335,22 +335,6 @@ static bool write_header(weft_shard_writer *w) {
     return fwrite(header, 1, sizeof header, w->file) == sizeof header;
 }
 
-static weft_status start_shard(weft_shard_writer *w) {
-    char path[WEFT_PATH_MAX];
-    shard_path(w, w->shards, ".part", path);
-    /* Parts were looked at before: what has appeared since is another's. */
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    w->file = fd < 0 ? NULL : fdopen(fd, "wb");
-    if (!w->file) {
-        weft_status status = write_failed(w);
-        if (fd >= 0) close(fd);
-        return status;
-    }
-    w->shards++;
-    w->in_shard = 0;
-    return write_header(w) ? WEFT_OK : write_failed(w);
-}
-
 static weft_status end_shard(weft_shard_writer *w) {
     bool ok = fseek(w->file, 0, SEEK_SET) == 0 && write_header(w) && fflush(w->file) == 0 &&
               fsync(fileno(w->file)) == 0;
@@ -363,7 +347,21 @@ static weft_status end_shard(weft_shard_writer *w) {
 weft_status weft_shard_writer_put(weft_shard_writer *w, const int32_t *tokens, int64_t count) {
     uint8_t words[SOME * 4];
     for (int64_t done = 0; done < count;) {
-        if (!w->file) WEFT_TRY(start_shard(w));
+        if (!w->file) {
+            char path[WEFT_PATH_MAX];
+            shard_path(w, w->shards, ".part", path);
+            /* Parts were looked at before: what has appeared since is another's. */
+            int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+            w->file = fd < 0 ? NULL : fdopen(fd, "wb");
+            if (!w->file) {
+                weft_status status = write_failed(w);
+                if (fd >= 0) close(fd);
+                return status;
+            }
+            w->shards++;
+            w->in_shard = 0;
+            if (!write_header(w)) return write_failed(w);
+        }
         int64_t some = count - done < SOME ? count - done : SOME;
         if (some > w->shard_tokens - w->in_shard) some = w->shard_tokens - w->in_shard;
         for (int64_t i = 0; i < some; i++)

@@ -92,9 +92,22 @@ weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
     return WEFT_OK;
 }
 
-/* Matches and what is between them must all be kept. With "Removed" and "invert" only what the
- * pattern does not match would go; such patterns match everything, and what they miss is kept. */
-static weft_status read_split(weft_tokenizer *t, const json_t *step) {
+static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
+    const char *type = weft_json_text_of(step, "type");
+    if (*byte_level) return tokenizer_refuse(t, "a splitting step \"%.40s\" after ByteLevel", type);
+    if (strcmp(type, "ByteLevel") == 0) {
+        if (json_is_true(json_object_get(step, "add_prefix_space")))
+            return refuse(t, "ByteLevel with", "add_prefix_space");
+        *byte_level = true;
+        bool plain = json_is_false(json_object_get(step, "use_regex"));
+        return plain ? WEFT_OK : weft_tokenizer_add_pattern(t, NULL);
+    }
+    if (strcmp(type, "Digits") == 0)
+        return weft_tokenizer_add_pattern(
+            t, json_is_true(json_object_get(step, "individual_digits")) ? "\\p{N}" : "\\p{N}+");
+    if (strcmp(type, "Split") != 0) return refuse(t, "the pre_tokenizer", type);
+    /* Matches and what is between them must all be kept. With "Removed" and "invert" only what the
+     * pattern does not match would go; such patterns match everything, and what they miss is kept. */
     const char *behavior = weft_json_text_of(step, "behavior");
     bool invert = json_is_true(json_object_get(step, "invert"));
     if (strcmp(behavior, "Isolated") != 0 && !(invert && strcmp(behavior, "Removed") == 0))
@@ -112,23 +125,6 @@ static weft_status read_split(weft_tokenizer *t, const json_t *step) {
     }
     *to = 0;
     return weft_tokenizer_add_pattern(t, escaped);
-}
-
-static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
-    const char *type = weft_json_text_of(step, "type");
-    if (*byte_level) return tokenizer_refuse(t, "a splitting step \"%.40s\" after ByteLevel", type);
-    if (strcmp(type, "ByteLevel") == 0) {
-        if (json_is_true(json_object_get(step, "add_prefix_space")))
-            return refuse(t, "ByteLevel with", "add_prefix_space");
-        *byte_level = true;
-        bool plain = json_is_false(json_object_get(step, "use_regex"));
-        return plain ? WEFT_OK : weft_tokenizer_add_pattern(t, NULL);
-    }
-    if (strcmp(type, "Split") == 0) return read_split(t, step);
-    if (strcmp(type, "Digits") == 0)
-        return weft_tokenizer_add_pattern(
-            t, json_is_true(json_object_get(step, "individual_digits")) ? "\\p{N}" : "\\p{N}+");
-    return refuse(t, "the pre_tokenizer", type);
 }
 
 static weft_status read_steps(weft_tokenizer *t, const json_t *root) {
@@ -315,22 +311,6 @@ static int by_bytes(const void *a, const void *b, void *of) {
     return order ? order : (t->length[left] > n) - (t->length[right] > n);
 }
 
-/* All but those that stand for a byte, and added ones: what these are called is text like any other. */
-static weft_status sort_pieces(weft_tokenizer *t) {
-    WEFT_AUTO_FREE bool *added = calloc((size_t)t->vocab + 1, sizeof *added);
-    t->sorted = calloc((size_t)t->vocab + 1, sizeof *t->sorted);
-    if (!t->sorted || !added) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
-    for (int i = 0; i < t->n_added; i++)
-        added[t->added[i].id] = true;
-    for (int64_t id = 0; id < t->vocab; id++) {
-        int32_t length = t->length[id];
-        bool found = length && weft_tokenizer_find(t, t->pool + t->offset[id], length) == id;
-        if (found && !added[id]) t->sorted[t->n_sorted++] = (int32_t)id;
-    }
-    qsort_r(t->sorted, (size_t)t->n_sorted, sizeof *t->sorted, by_bytes, t);
-    return WEFT_OK;
-}
-
 static weft_status read_json(weft_tokenizer *t, const json_t *root) {
     const json_t *model = json_object_get(root, "model");
     const char *version = weft_json_text_of(root, "version");
@@ -346,7 +326,20 @@ static weft_status read_json(weft_tokenizer *t, const json_t *root) {
         WEFT_TRY(weft_tokenizer_read_added(t, token.value,
                                            json_is_integer(id) ? json_integer_value(id) : -1));
     }
-    if (t->score) WEFT_TRY(sort_pieces(t));
+    /* All but those that stand for a byte, and added ones: what these are called is text like any other. */
+    if (t->score) {
+        WEFT_AUTO_FREE bool *added = calloc((size_t)t->vocab + 1, sizeof *added);
+        t->sorted = calloc((size_t)t->vocab + 1, sizeof *t->sorted);
+        if (!t->sorted || !added) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+        for (int i = 0; i < t->n_added; i++)
+            added[t->added[i].id] = true;
+        for (int64_t id = 0; id < t->vocab; id++) {
+            int32_t length = t->length[id];
+            bool found = length && weft_tokenizer_find(t, t->pool + t->offset[id], length) == id;
+            if (found && !added[id]) t->sorted[t->n_sorted++] = (int32_t)id;
+        }
+        qsort_r(t->sorted, (size_t)t->n_sorted, sizeof *t->sorted, by_bytes, t);
+    }
     WEFT_TRY(read_processor(t, json_object_get(root, "post_processor")));
     return weft_tokenizer_finish(t);
 }

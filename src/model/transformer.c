@@ -221,18 +221,6 @@ static void build_loss(builder *b, weft_tensor *x, weft_tensor *head) {
     m->logits = weft_keep(apply_softcap(b, x, b->c->softcap_logits));
 }
 
-/* The tokens' rows, and those of their places: in the sequence, or in their documents. */
-static weft_tensor *embed_tokens(builder *b, weft_tensor *wte, weft_tensor *wpe) {
-    const weft_config *c = b->c;
-    weft_tensor *tokens = b->out->tokens;
-    if (c->document_mask)
-        b->documents = b->attend->documents(b, tokens, (int32_t)c->document_token);
-    if (!wpe || !c->document_mask || c->document_positions != WEFT_DOCUMENT_RESTART)
-        return weft_embed(b->g, wte, tokens, wpe, wpe ? b->start : NULL);
-    return weft_add(b->g, weft_embed(b->g, wte, tokens, NULL, NULL),
-                    weft_embed(b->g, wpe, b->documents.place, NULL, NULL));
-}
-
 static void build_model(builder *b) {
     const weft_config *c = b->c;
     weft_model_graph *m = b->out;
@@ -247,7 +235,13 @@ static void build_model(builder *b) {
     if (b->position->table)
         wpe = matrix(b, "wpe.weight", init_normal(NORMAL_STD), c->context, b->width);
     begin_reciprocal(b);
-    weft_tensor *x = embed_tokens(b, wte, wpe);
+    /* The tokens' rows, and those of their places: in the sequence, or in their documents. */
+    if (c->document_mask)
+        b->documents = b->attend->documents(b, m->tokens, (int32_t)c->document_token);
+    bool restart = wpe && c->document_mask && c->document_positions == WEFT_DOCUMENT_RESTART;
+    weft_tensor *table = restart ? NULL : wpe;
+    weft_tensor *x = weft_embed(b->g, wte, m->tokens, table, table ? b->start : NULL);
+    if (restart) x = weft_add(b->g, x, weft_embed(b->g, wpe, b->documents.place, NULL, NULL));
     if (c->embed_scale != 1) x = weft_scale(b->g, x, c->embed_scale);
     weft_tensor *branch = NULL;
     for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {

@@ -15,31 +15,27 @@
 
 #include "ops/define.h"
 
-static weft_status check_part(weft_graph *g, const weft_node *n, int i) {
-    const weft_head_columns_attr *a = n->attr;
-    const weft_tensor *x = n->in[i];
-    WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
-    if (x->dtype != n->in[0]->dtype || x->shape[0] != n->in[0]->shape[0] ||
-        x->shape[1] != n->in[0]->shape[1] || a->heads % x->shape[2])
-        return REFUSE("%s does not go with %s and %lld heads", weft_tensor_describe(x),
-                      weft_tensor_describe(n->in[0]), (long long)a->heads);
-    for (int64_t h = 0; h < a->heads; h++) {
-        weft_columns_place p = weft_columns_of(a, i, x->shape[2], h);
-        if (a->part[i].count < 1 || p.from < 0 || p.from + a->part[i].count > x->shape[3] ||
-            p.to < 0 || p.to + a->part[i].count > a->width)
-            return REFUSE("%lld columns of %s from %lld on do not go to column %lld of %lld",
-                          (long long)a->part[i].count, weft_tensor_describe(x), (long long)p.from,
-                          (long long)p.to, (long long)a->width);
-    }
-    return WEFT_OK;
-}
-
 OPERATION_WITH_GRAD(head_columns, weft_head_columns_attr, x) {
     if (attr->heads < 1 || attr->slots < 1 || attr->heads % attr->slots)
         return REFUSE("%lld heads do not share %lld slots", (long long)attr->heads,
                       (long long)attr->slots);
-    for (int i = 0; i < n->n_in; i++)
-        WEFT_TRY(check_part(g, n, i));
+    for (int i = 0; i < n->n_in; i++) {
+        const weft_tensor *from = n->in[i];
+        WEFT_TRY(weft_check_float_of(g, n, "x", from, 4));
+        if (from->dtype != x->dtype || from->shape[0] != x->shape[0] ||
+            from->shape[1] != x->shape[1] || attr->heads % from->shape[2])
+            return REFUSE("%s does not go with %s and %lld heads", weft_tensor_describe(from),
+                          weft_tensor_describe(x), (long long)attr->heads);
+        for (int64_t h = 0; h < attr->heads; h++) {
+            weft_columns_place p = weft_columns_of(attr, i, from->shape[2], h);
+            if (attr->part[i].count < 1 || p.from < 0 ||
+                p.from + attr->part[i].count > from->shape[3] || p.to < 0 ||
+                p.to + attr->part[i].count > attr->width)
+                return REFUSE("%lld columns of %s from %lld on do not go to column %lld of %lld",
+                              (long long)attr->part[i].count, weft_tensor_describe(from),
+                              (long long)p.from, (long long)p.to, (long long)attr->width);
+        }
+    }
     const weft_tensor *z = n->n_in > 1 ? n->in[1] : NULL;
     for (int64_t h = 0; z && h < attr->heads; h++) {
         int64_t one = weft_columns_of(attr, 0, x->shape[2], h).to;

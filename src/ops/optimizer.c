@@ -288,23 +288,6 @@ static void append_together(weft_graph *g, weft_tensor *control, const muon_part
                           WEFT_MUON_PARAM, 0, &attr, sizeof attr);
 }
 
-/* A slot's parts to the list; returns how many. -1: they do not fill it. */
-static int list_parts(weft_graph *g, const weft_adam_slot *s, muon_part *out) {
-    const weft_muon_parts *m = &s->matrices;
-    int64_t at = 0;
-    bool fit = s->param && m->n <= WEFT_MUON_PARTS;
-    for (int i = 0; fit && i < m->n; i++) {
-        const weft_matrices *p = &m->part[i];
-        fit = p->first == at && p->count > 0 && p->rows > 0 && p->columns > 0;
-        at += p->count * p->rows * p->columns;
-        out[i] = (muon_part){s, p};
-    }
-    if (fit && at == weft_tensor_count(s->param)) return m->n;
-    weft_graph_fail(g, "muon: %s is not filled by the matrices that are named",
-                    s->param ? weft_tensor_describe(s->param) : "a slot without a parameter");
-    return -1;
-}
-
 /* Takes the first of `count` parts and those that go with it out of the list; returns how many. */
 static int take_together(muon_part *parts, int count, int64_t most, int64_t size,
                          muon_part *taken) {
@@ -333,9 +316,22 @@ void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots,
     int count = 0;
     if (!parts || !control) return;
     for (int i = 0; i < n; i++) {
-        int more = slots[i].matrices.n ? list_parts(g, &slots[i], parts + count) : 0;
-        if (more < 0) return;
-        count += more;
+        const weft_adam_slot *s = &slots[i];
+        const weft_muon_parts *m = &s->matrices;
+        int64_t at = 0;
+        bool fit = s->param && m->n <= WEFT_MUON_PARTS;
+        for (int k = 0; fit && k < m->n; k++) {
+            const weft_matrices *p = &m->part[k];
+            fit = p->first == at && p->count > 0 && p->rows > 0 && p->columns > 0;
+            at += p->count * p->rows * p->columns;
+            parts[count++] = (muon_part){s, p};
+        }
+        if (m->n && (!fit || at != weft_tensor_count(s->param))) {
+            weft_graph_fail(g, "muon: %s is not filled by the matrices that are named",
+                            s->param ? weft_tensor_describe(s->param)
+                                     : "a slot without a parameter");
+            return;
+        }
     }
     weft_dtype dtype = options->narrow && control->dtype == WEFT_F32 ? WEFT_BF16 : control->dtype;
     for (int joined; count > 0; count -= joined) {
