@@ -59,26 +59,6 @@ static weft_tensor *slot_tensor(const wish *w, int i, weft_role role, const char
     return weft_graph_tensor(w->step->graph, role, name, dtype, t->decay ? 2 : 1, shape);
 }
 
-static weft_adam_slot describe_slot(const wish *w, int i) {
-    const weft_step_tensor *t = &w->tensors[i];
-    const weft_tensor **bound = slot_bound(w->step, i);
-    weft_adam_slot slot = {
-        .param = slot_tensor(w, i, WEFT_ROLE_PARAM, "param", w->dtype),
-        .grad = slot_tensor(w, i, WEFT_ROLE_INPUT, "grad", t->bf16_grad ? WEFT_BF16 : w->dtype),
-        .m = slot_tensor(w, i, WEFT_ROLE_STATE, "m", w->dtype),
-        .matrices = matrices_of(t),
-    };
-    if (!t->columns) slot.v = slot_tensor(w, i, WEFT_ROLE_STATE, "v", w->dtype);
-    if (!t->columns && w->groups[t->group].amsgrad)
-        slot.v_max = slot_tensor(w, i, WEFT_ROLE_STATE, "v_max", w->dtype);
-    if (t->copy) slot.copy = slot_tensor(w, i, WEFT_ROLE_STATE, "copy", WEFT_BF16);
-    if (t->copy == WEFT_STEP_COPY_COUNTS) slot.given = slot.copy;
-    const weft_tensor *all[SLOT_BOUND] = {slot.param, slot.grad,  slot.m,
-                                          slot.v,     slot.v_max, slot.copy};
-    memcpy(bound, all, sizeof all);
-    return slot;
-}
-
 /* What a group's step decides, and its update: `chosen` has room for its slots. */
 static void describe_group(const wish *w, int group, weft_tensor *norm, const weft_adam_slot *slots,
                            weft_adam_slot *chosen) {
@@ -117,8 +97,24 @@ static weft_status build(const wish *w) {
     WEFT_ROOM(weft_adam_slot, slots, 2 * n, "weft_step_open: no memory");
     WEFT_ROOM(weft_tensor *, grads, n, "weft_step_open: no memory");
     for (int i = 0; i < s->n_tensors; i++) {
-        slots[i] = describe_slot(w, i);
-        grads[i] = slots[i].grad;
+        const weft_step_tensor *t = &w->tensors[i];
+        const weft_tensor **bound = slot_bound(w->step, i);
+        weft_adam_slot slot = {
+            .param = slot_tensor(w, i, WEFT_ROLE_PARAM, "param", w->dtype),
+            .grad = slot_tensor(w, i, WEFT_ROLE_INPUT, "grad", t->bf16_grad ? WEFT_BF16 : w->dtype),
+            .m = slot_tensor(w, i, WEFT_ROLE_STATE, "m", w->dtype),
+            .matrices = matrices_of(t),
+        };
+        if (!t->columns) slot.v = slot_tensor(w, i, WEFT_ROLE_STATE, "v", w->dtype);
+        if (!t->columns && w->groups[t->group].amsgrad)
+            slot.v_max = slot_tensor(w, i, WEFT_ROLE_STATE, "v_max", w->dtype);
+        if (t->copy) slot.copy = slot_tensor(w, i, WEFT_ROLE_STATE, "copy", WEFT_BF16);
+        if (t->copy == WEFT_STEP_COPY_COUNTS) slot.given = slot.copy;
+        const weft_tensor *all[SLOT_BOUND] = {slot.param, slot.grad,  slot.m,
+                                              slot.v,     slot.v_max, slot.copy};
+        memcpy(bound, all, sizeof all);
+        slots[i] = slot;
+        grads[i] = slot.grad;
     }
     WEFT_TRY(weft_graph_status(s->graph));
     weft_tensor *norm = weft_global_norm(s->graph, grads, s->n_tensors);

@@ -429,27 +429,6 @@ static weft_status write_gaussian(const conversion *v, int64_t layer, const char
     return WEFT_OK;
 }
 
-static weft_status convert_to_w2(const conversion *v, int64_t layer) {
-    const weft_model *m = v->from;
-    WEFT_AUTO(end_dot) dot_layer dot = {0};
-    double log_tau[1024];
-    double spread = m->config.qk_norm ? 1 : v->spread;
-    WEFT_TRY(read_dot(m, layer, &dot));
-    WEFT_TRY(write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, spread));
-    WEFT_TRY(write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / spread));
-    /* Normed means take it from the gains. */
-    if (m->config.qk_norm)
-        weft_weight_scale(weft_layer_weight(v->to, layer, "attn.q_norm.weight"), v->spread);
-    if (m->config.qk_norm)
-        weft_weight_scale(weft_layer_weight(v->to, layer, "attn.k_norm.weight"), 1 / v->spread);
-    write_weight(v->to, layer, "attn.v.weight", dot.v);
-    write_weight(v->to, layer, "attn.v.bias", dot.bv);
-    for (int64_t h = 0; h < v->heads; h++)
-        log_tau[h] = log(2 * sqrt((double)v->width));
-    write_weight(v->to, layer, "attn.log_tau", log_tau);
-    return WEFT_OK;
-}
-
 weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed,
                                weft_model **out) {
     *out = NULL;
@@ -471,8 +450,23 @@ weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed
     v.to = to;
     v.seed = seed;
     v.spread = spread;
-    for (int64_t l = 0; l < c.n_layer; l++)
-        WEFT_TRY(convert_to_w2(&v, l));
+    for (int64_t l = 0; l < c.n_layer; l++) {
+        WEFT_AUTO(end_dot) dot_layer dot = {0};
+        double log_tau[1024];
+        double factor = c.qk_norm ? 1 : spread;
+        WEFT_TRY(read_dot(m, l, &dot));
+        WEFT_TRY(write_gaussian(&v, l, "q", dot.q, dot.bq, v.heads, factor));
+        WEFT_TRY(write_gaussian(&v, l, "k", dot.k, dot.bk, v.kv, 1 / factor));
+        /* Normed means take it from the gains. */
+        if (c.qk_norm) weft_weight_scale(weft_layer_weight(to, l, "attn.q_norm.weight"), spread);
+        if (c.qk_norm)
+            weft_weight_scale(weft_layer_weight(to, l, "attn.k_norm.weight"), 1 / spread);
+        write_weight(to, l, "attn.v.weight", dot.v);
+        write_weight(to, l, "attn.v.bias", dot.bv);
+        for (int64_t h = 0; h < v.heads; h++)
+            log_tau[h] = log(2 * sqrt((double)v.width));
+        write_weight(to, l, "attn.log_tau", log_tau);
+    }
     weft_mirror_wrote(to->mirror, NULL);
     return weft_hand(&to, out);
 }

@@ -57,30 +57,25 @@ static uint32_t tasks_left(uint_fast64_t ticket) {
     return (uint32_t)(ticket & UINT32_MAX);
 }
 
-/* Runs tasks of a share until none is left; returns how many. */
-static int64_t pool_take_share(weft_pool *pool, pool_share *share, int thread) {
-    int64_t done = 0;
-    uint_fast64_t ticket = atomic_load_explicit(&share->ticket, memory_order_acquire);
-    while (tasks_left(ticket) > 0) {
-        int64_t end = atomic_load_explicit(&share->end, memory_order_relaxed);
-        weft_task task = atomic_load_explicit(&pool->task, memory_order_relaxed);
-        void *context = atomic_load_explicit(&pool->context, memory_order_relaxed);
-        if (!atomic_compare_exchange_weak_explicit(&share->ticket, &ticket, ticket - 1,
-                                                   memory_order_acq_rel, memory_order_acquire))
-            continue;
-        task(context, end - (int64_t)tasks_left(ticket), thread);
-        done++;
-        ticket = atomic_load_explicit(&share->ticket, memory_order_acquire);
-    }
-    return done;
-}
-
 /* What was done is reported once, so that no other run begins in between. */
 static void pool_take_tasks(const pool_worker *w) {
     weft_pool *pool = w->pool;
     int64_t done = 0;
-    for (int i = 0; i < pool->nodes; i++)
-        done += pool_take_share(pool, &pool->shares[(w->node + i) % pool->nodes], w->thread);
+    for (int i = 0; i < pool->nodes; i++) { /* a share until nothing of it is left */
+        pool_share *share = &pool->shares[(w->node + i) % pool->nodes];
+        uint_fast64_t ticket = atomic_load_explicit(&share->ticket, memory_order_acquire);
+        while (tasks_left(ticket) > 0) {
+            int64_t end = atomic_load_explicit(&share->end, memory_order_relaxed);
+            weft_task task = atomic_load_explicit(&pool->task, memory_order_relaxed);
+            void *context = atomic_load_explicit(&pool->context, memory_order_relaxed);
+            if (!atomic_compare_exchange_weak_explicit(&share->ticket, &ticket, ticket - 1,
+                                                       memory_order_acq_rel, memory_order_acquire))
+                continue;
+            task(context, end - (int64_t)tasks_left(ticket), w->thread);
+            done++;
+            ticket = atomic_load_explicit(&share->ticket, memory_order_acquire);
+        }
+    }
     if (done > 0) atomic_fetch_add_explicit(&pool->done, done, memory_order_release);
 }
 

@@ -42,23 +42,19 @@ static int by_time(const void *a, const void *b) {
     return weft_order(((const share *)b)->seconds, ((const share *)a)->seconds);
 }
 
-/* "matmul", or "matmul bf16 [8, 4] < bf16 [8, 2], bf16 [4, 2]". */
-static void name_node(const weft_profile *p, const weft_node *n, char *out) {
-    int at = snprintf(out, NAME_ROOM, "%s", n->op->name);
-    if (!p->shapes || !n->n_out || !n->out[0]) return;
-    at += snprintf(out + at, (size_t)(NAME_ROOM - at), " %s", weft_tensor_describe(n->out[0]));
-    for (int i = 0; i < n->n_in && i < 2 && n->in[i] && at < NAME_ROOM; i++)
-        at += snprintf(out + at, (size_t)(NAME_ROOM - at), "%s%s", i ? ", " : " < ",
-                       weft_tensor_describe(n->in[i]));
-}
-
 static void print_shares(const weft_profile *p, share *shares) {
     int n = 0;
     for (int64_t i = 0; i < weft_graph_node_count(p->g); i++) {
         const weft_node *node = weft_graph_node(p->g, i);
         char name[NAME_ROOM];
         int k = 0;
-        name_node(p, node, name);
+        /* "matmul", or "matmul bf16 [8, 4] < bf16 [8, 2], bf16 [4, 2]". */
+        const weft_tensor *y = p->shapes && node->n_out ? node->out[0] : NULL;
+        int at = snprintf(name, sizeof name, "%s", node->op->name);
+        if (y) at += snprintf(name + at, sizeof name - (size_t)at, " %s", weft_tensor_describe(y));
+        for (int j = 0; y && j < node->n_in && j < 2 && node->in[j] && at < NAME_ROOM; j++)
+            at += snprintf(name + at, sizeof name - (size_t)at, "%s%s", j ? ", " : " < ",
+                           weft_tensor_describe(node->in[j]));
         while (k < n && strcmp(shares[k].name, name) != 0)
             k++;
         if (k == n) memcpy(shares[n++].name, name, sizeof name);

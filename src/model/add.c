@@ -35,19 +35,6 @@ static weft_status refuse(const weft_weight *w, const char *what) {
         w->name, what);
 }
 
-/* A weight that the other model has not. */
-static weft_status begin_weight(weft_weight *w) {
-    const char *name = w->name;
-    int64_t layer;
-    weft_in_layer(w->name, &layer, &name);
-    for (size_t i = 0; i < sizeof brought / sizeof brought[0]; i++) {
-        if (strcmp(name, brought[i].name) != 0) continue;
-        if (brought[i].zero) memset(w->data, 0, (size_t)w->bytes);
-        return WEFT_OK;
-    }
-    return refuse(w, "is not in the checkpoint");
-}
-
 weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,
                            weft_pool *pool, weft_model **out) {
     WEFT_AUTO(weft_model_destroy_at) weft_model *made = NULL;
@@ -61,7 +48,14 @@ weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t s
     for (weft_weight *w = made->weights; w < made->weights + made->n_weights; w++) {
         const weft_weight *from = weft_model_find(m, w->name);
         if (!from) {
-            WEFT_TRY(begin_weight(w));
+            const char *name = w->name;
+            int64_t layer;
+            int i = 0;
+            weft_in_layer(w->name, &layer, &name);
+            while (i < WEFT_COUNT(brought) && strcmp(name, brought[i].name) != 0)
+                i++;
+            if (i == WEFT_COUNT(brought)) return refuse(w, "is not in the checkpoint");
+            if (brought[i].zero) memset(w->data, 0, (size_t)w->bytes);
         } else if (from->ndim != w->ndim || from->bytes != w->bytes ||
                    memcmp(from->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) != 0) {
             return refuse(w, "has another shape in the checkpoint");

@@ -58,16 +58,6 @@ typedef struct {
     weft_tensor *q, *q_rope, *k, *v, *to_latent;
 } mla_parts;
 
-static weft_tensor *attend_by_head(builder *b, const mla_parts *p, weft_tensor *common) {
-    weft_tensor *q = as_heads(b, p->q, b->heads, b->head_dim);
-    b->score.q = join_heads(b, p->q_rope, q, b->head_dim);
-    builder_keys keys = {
-        .k = expand_heads(b, p->k, p->to_latent), .common = common, .scored = b->head_dim};
-    builder_score_position(b); /* parameters have one order in both forms */
-    keys.v = expand_heads(b, p->v, weft_head_transpose(b->g, value_map(b)));
-    return builder_attend(b, &keys);
-}
-
 static weft_tensor *attend_in_latent(builder *b, const mla_parts *p, weft_tensor *common) {
     const weft_config *c = b->c;
     int64_t latent = c->ra_mla_latent_dim, n = c->ra_mla_latent_heads;
@@ -162,7 +152,14 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     p.k = b->latent;
     p.v = b->latent_v ? b->latent_v : p.k;
     b->score.scale_value = 1 / sqrt((double)(rope ? b->head_dim + rope : c->ra_mla_latent_dim));
-    return goes_by_head(b) ? attend_by_head(b, &p, common) : attend_in_latent(b, &p, common);
+    if (!goes_by_head(b)) return attend_in_latent(b, &p, common);
+    weft_tensor *q = as_heads(b, p.q, b->heads, b->head_dim);
+    b->score.q = join_heads(b, p.q_rope, q, b->head_dim);
+    builder_keys keys = {
+        .k = expand_heads(b, p.k, p.to_latent), .common = common, .scored = b->head_dim};
+    builder_score_position(b); /* parameters have one order in both forms */
+    keys.v = expand_heads(b, p.v, weft_head_transpose(b->g, value_map(b)));
+    return builder_attend(b, &keys);
 }
 
 static weft_status check(const weft_config *c, const char *where) {

@@ -49,17 +49,6 @@ static weft_tensor *stack_layers(builder *b, size_t which) {
 }
 #define stack_of(b, name) stack_layers((b), offsetof(struct wsffn_layer, name))
 
-/* Q = W_z W_1 of every layer: [N, F, E]. */
-static weft_tensor *project_weights(builder *b) {
-    int64_t n = b->c->n_layer, heads = b->c->wsffn_n_head, z = b->ffn / heads;
-    weft_tensor *w1 = stack_of(b, w1), *w_z = stack_of(b, w_z);
-    if (b->c->wsffn_z_proj == WEFT_Z_DENSE) return weft_batched_matmul(b->g, w_z, w1, false, false);
-    w1 = weft_view(b->g, w1, n * heads, z, b->width);
-    w_z = weft_view(b->g, w_z, n * heads, z, z);
-    weft_tensor *q = weft_batched_matmul(b->g, w_z, w1, false, false);
-    return weft_view(b->g, q, n, b->ffn, b->width);
-}
-
 /* Products of the two forms, forward and backward about alike: z for every token, against Q, S and
  * Q S. */
 static bool cheap_form_pays(const builder *b) {
@@ -179,7 +168,15 @@ static void add_sums(builder *b) {
     if (b->contexts)
         hand_contexts(b, view_contexts(b, weft_stack(b->g, b->contexts, layers), layers));
     if (!b->wsffn) return;
-    weft_tensor *q = project_weights(b), *s = stack_of(b, gram), *sum = stack_of(b, sum);
+    /* Q = W_z W_1 of every layer: [N, F, E]. */
+    int64_t heads = b->c->wsffn_n_head, z = b->ffn / heads;
+    weft_tensor *w1 = stack_of(b, w1), *w_z = stack_of(b, w_z);
+    bool dense = b->c->wsffn_z_proj == WEFT_Z_DENSE;
+    if (!dense) w1 = weft_view(b->g, w1, layers * heads, z, b->width);
+    if (!dense) w_z = weft_view(b->g, w_z, layers * heads, z, z);
+    weft_tensor *q = weft_batched_matmul(b->g, w_z, w1, false, false);
+    if (!dense) q = weft_view(b->g, q, layers, b->ffn, b->width);
+    weft_tensor *s = stack_of(b, gram), *sum = stack_of(b, sum);
     weft_tensor *penalty = weft_dot(b->g, weft_gram(b->g, q), s);
     b->aux_z = weft_scale(b->g, penalty, penalty_factor(b));
     if (repeats_means(b)) return;

@@ -380,19 +380,6 @@ static void take_over(part_builder *p) {
     if (b->routes.weight) b->routes.weight->needs_grad = false;
 }
 
-static weft_tensor *build_one(part_builder *p, weft_part_kind part, weft_tensor *x) {
-    builder *b = &p->b;
-    if (part == WEFT_PART_LAYER) {
-        weft_tensor *branch = NULL;
-        build_layer(b, &x, &branch);
-        return add_optional(b, x, branch);
-    }
-    if (b->build->recompute) weft_graph_recompute_begin(b->g);
-    weft_tensor *y = part == WEFT_PART_ATTENTION ? build_attention(b, x) : build_ffn(b, x);
-    if (b->build->recompute) weft_graph_recompute_end(b->g);
-    return y;
-}
-
 static void build_part(part_builder *p) {
     builder *b = &p->b;
     weft_part_kind part = p->form->kind;
@@ -410,7 +397,16 @@ static void build_part(part_builder *p) {
         if (c->latent_recip)
             b->received = input(p, "received", b->dtype, b->batch, b->time, c->ra_mla_latent_dim);
     }
-    add_output(p, "y", build_one(p, part, x));
+    if (part == WEFT_PART_LAYER) {
+        weft_tensor *branch = NULL;
+        build_layer(b, &x, &branch);
+        x = add_optional(b, x, branch);
+    } else {
+        if (b->build->recompute) weft_graph_recompute_begin(b->g);
+        x = part == WEFT_PART_ATTENTION ? build_attention(b, x) : build_ffn(b, x);
+        if (b->build->recompute) weft_graph_recompute_end(b->g);
+    }
+    add_output(p, "y", x);
     if (part == WEFT_PART_ATTENTION) {
         /* What it hands to a feed-forward that is built elsewhere. */
         if (b->c->latent_recip) add_output(p, "latent", b->latent);

@@ -47,12 +47,6 @@ static weft_status check_units(const weft_config *c, weft_prune_what what, bool 
     return WEFT_OK;
 }
 
-static int64_t count_units(const weft_config *c, weft_prune_what what) {
-    if (what == WEFT_PRUNE_HEADS) return weft_config_kv_heads(c);
-    if (what == WEFT_PRUNE_Z_HEADS) return c->wsffn_n_head;
-    return what == WEFT_PRUNE_CROSS && c->cross_rank ? c->cross_rank : weft_config_ffn_dim(c);
-}
-
 weft_unit_piece *weft_unit_add(weft_unit_list *l, const char *name, int axis, int64_t first,
                                int64_t size) {
     weft_unit_piece *p = &l->pieces[l->n++];
@@ -136,8 +130,11 @@ static int list_pieces(const weft_config *c, weft_prune_what what, weft_unit_pie
 
 weft_status weft_units_make(const weft_config *c, weft_prune_what what, bool sparse,
                             const char *option, weft_units *out) {
-    *out = (weft_units){
-        .what = what, .sparse = sparse, .n_layers = c->n_layer, .units = count_units(c, what)};
+    int64_t units = what == WEFT_PRUNE_HEADS                    ? weft_config_kv_heads(c)
+                    : what == WEFT_PRUNE_Z_HEADS                ? c->wsffn_n_head
+                    : what == WEFT_PRUNE_CROSS && c->cross_rank ? c->cross_rank
+                                                                : weft_config_ffn_dim(c);
+    *out = (weft_units){.what = what, .sparse = sparse, .n_layers = c->n_layer, .units = units};
     WEFT_TRY(check_units(c, what, sparse, option));
     const weft_ffn_kind *ffn = weft_ffn_of(c);
     bool by_z = what == WEFT_PRUNE_FFN && ffn->unit;
