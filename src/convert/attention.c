@@ -100,20 +100,24 @@ static weft_status model_with(const weft_model *m, const weft_config *c, weft_mo
  * of R columns by √(D + R). A key's bias adds the same number to all scores of a query and drops out; that of the values is seen by every
  * token whole, since weights sum to 1, and goes through W_o into the output's bias. */
 
-/* y [n, n] = W M Wᵀ; M NULL: 1. `room` [n, e]. */
-static void multiply_moments(const double *w, const double *moments, int64_t n, int64_t e,
-                             double *room, double *y) {
+/* y [n, n] = W M Wᵀ; M NULL: 1. `room` [n, e]. Returns the sum of its diagonal. */
+static double multiply_moments(const double *w, const double *moments, int64_t n, int64_t e,
+                               double *room, double *y) {
     if (moments)
         weft_times_moments(w, n, e, moments, room);
     else
         memcpy(room, w, (size_t)(n * e) * sizeof *room);
-    for (int64_t i = 0; i < n; i++)
+    double diagonal = 0;
+    for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j <= i; j++) {
             double sum = 0;
             for (int64_t k = 0; k < e; k++)
                 sum += room[i * e + k] * w[j * e + k];
             y[i * n + j] = y[j * n + i] = sum;
         }
+        diagonal += y[i * n + i];
+    }
+    return diagonal;
 }
 
 /* The directions of some rows W [n, E]. */
@@ -237,13 +241,6 @@ static weft_status convert_latents(const conversion *v, int64_t layer, const dot
     return WEFT_OK;
 }
 
-static double sum_diagonal(const double *a, int64_t n) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += a[i * n + i];
-    return sum;
-}
-
 /* Writes the rotated part, and leaves in `dot` the keys without it; *left is their share of the mean square. */
 static weft_status take_rotated(const conversion *v, int64_t layer, dot_layer *dot, directions *d,
                                 double *left) {
@@ -260,11 +257,10 @@ static weft_status take_rotated(const conversion *v, int64_t layer, dot_layer *d
     part.bk = part.bq + rows;
     double *squares = part.bk + f->kept;
     WEFT_TRY(weft_rotated_squares(dot->q, inner, e, moments, squares));
-    multiply_moments(dot->k, moments, v->n, e, d->room, d->gram);
-    double before = sum_diagonal(d->gram, v->n);
+    double before = multiply_moments(dot->k, moments, v->n, e, d->room, d->gram);
     WEFT_TRY(weft_rotated_split(f, &all, d->gram, squares, &part));
-    multiply_moments(dot->k, moments, v->n, e, d->room, d->gram);
-    *left = before > 0 ? sum_diagonal(d->gram, v->n) / before : 0;
+    double behind = multiply_moments(dot->k, moments, v->n, e, d->room, d->gram);
+    *left = before > 0 ? behind / before : 0;
     for (int64_t i = 0; i < rows * e; i++)
         part.q[i] *= v->factor;
     for (int64_t i = 0; i < rows; i++)

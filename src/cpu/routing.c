@@ -507,7 +507,6 @@ ROUTING(route_dense, false, strip_reals(n)) {
 
 /* route_dense_back: dh_j = Σ_t w_tj dc_t, keys on the lanes. Where causal, rows before the first key
  * of the task do not see any of its keys. */
-
 ROUTING(route_dense_back, true, strip_reals(n)) {
     const weft_exec *x = c->p.x;
     const weft_node *n = c->p.node;

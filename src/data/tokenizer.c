@@ -36,9 +36,11 @@ void weft_tokenizer_close(weft_tokenizer *t) {
 
 /* The slot where these bytes are, or would be. */
 static int64_t index_slot(const weft_tokenizer *t, const char *bytes, int64_t length) {
+    uint64_t hash = (uint64_t)length;
+    for (int64_t i = 0; i < length; i++)
+        hash = (hash ^ (uint8_t)bytes[i]) * 0x100000001B3ull;
     int64_t mask = t->index_slots - 1;
-    for (int64_t at = (int64_t)(weft_hash_bytes(bytes, (size_t)length) & (uint64_t)mask);;
-         at = (at + 1) & mask) {
+    for (int64_t at = (int64_t)(weft_hash_mix(hash) & (uint64_t)mask);; at = (at + 1) & mask) {
         int32_t id = t->index[at];
         if (id < 0) return at;
         if (t->length[id] == length && memcmp(t->pool + t->offset[id], bytes, (size_t)length) == 0)

@@ -143,7 +143,6 @@ size_t weft_spaces_from_marks(const char *text, size_t bytes, char *out);
 weft_status weft_gpt2_prepare(void);
 /* Length of the first piece of a valid text that is not empty, by GPT-2's pattern. */
 size_t weft_gpt2_piece(const char *text, size_t bytes);
-bool weft_pattern_is_gpt2(const char *pattern);
 /* A valid text in composed form (NFC), malloc'd. Where weft was built without utf8proc it fails, of an
  * empty text too. */
 weft_status weft_compose(const char *text, size_t bytes, char **out, size_t *out_bytes);
@@ -154,13 +153,6 @@ static inline uint64_t weft_hash_mix(uint64_t h) {
     h ^= h >> 32;
     h *= 0x9E3779B97F4A7C15ull;
     return h ^ (h >> 29);
-}
-
-static inline uint64_t weft_hash_bytes(const char *bytes, size_t n) {
-    uint64_t h = n;
-    for (size_t i = 0; i < n; i++)
-        h = (h ^ (uint8_t)bytes[i]) * 0x100000001B3ull;
-    return weft_hash_mix(h);
 }
 
 /* The merge of a pair; NULL if there is none. */

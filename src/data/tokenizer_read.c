@@ -85,7 +85,12 @@ weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
         return tokenizer_refuse(t, "more than %d splitting steps", TOKENIZER_STEPS_MAX);
     char where[256];
     snprintf(where, sizeof where, "tokenizer %.200s", t->name);
-    bool gpt2 = !pattern || weft_pattern_is_gpt2(pattern);
+    /* GPT-2's own, by either way to write it. */
+    bool gpt2 = !pattern ||
+                strcmp(pattern, "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
+                                "\\s+(?!\\S)|\\s+") == 0 ||
+                strcmp(pattern, "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
+                                "\\s+(?!\\S)|\\s+") == 0;
     WEFT_TRY(gpt2 ? weft_gpt2_prepare()
                   : weft_split_compile(pattern, where, &t->steps[t->n_steps]));
     t->n_steps++;

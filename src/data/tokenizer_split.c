@@ -142,13 +142,6 @@ size_t weft_gpt2_piece(const char *text, size_t bytes) {
     return last > 0 ? last : end;
 }
 
-bool weft_pattern_is_gpt2(const char *pattern) {
-    return strcmp(pattern, "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
-                           "\\s+(?!\\S)|\\s+") == 0 ||
-           strcmp(pattern, "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
-                           "\\s+(?!\\S)|\\s+") == 0;
-}
-
 /* Length of the valid character at s; 0 if there is none. */
 static size_t valid_char(const uint8_t *s, size_t n) {
     int length = s[0] < 0x80 ? 1 : weft_utf8_scan((const char *)s, n);

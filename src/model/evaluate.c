@@ -13,20 +13,17 @@ static void batch_free(token_batch *b) {
     WEFT_FREE(b->tokens, b->targets);
 }
 
-static weft_status batch_allocate(token_batch *b, int64_t batch, int64_t time) {
-    size_t count = (size_t)(batch * time);
-    *b = (token_batch){batch, time, calloc(count, sizeof(int32_t)), calloc(count, sizeof(int32_t))};
-    if (b->tokens && b->targets) return WEFT_OK;
-    return weft_fail(WEFT_ENOMEM, "eval: no memory for the tokens");
-}
-
 /* Row by row of [B, T+1]: inputs, and the tokens that follow them. */
-static void batch_fill(token_batch *b, const int32_t *rows, int64_t stride) {
-    for (int64_t i = 0; i < b->batch; i++) {
-        size_t bytes = (size_t)b->time * sizeof *rows;
-        memcpy(b->tokens + i * b->time, rows + i * stride, bytes);
-        memcpy(b->targets + i * b->time, rows + i * stride + 1, bytes);
+static weft_status batch_take(token_batch *b, int64_t batch, int64_t time, const int32_t *rows,
+                              int64_t stride) {
+    size_t count = (size_t)(batch * time), bytes = (size_t)time * sizeof *rows;
+    *b = (token_batch){batch, time, calloc(count, sizeof *rows), calloc(count, sizeof *rows)};
+    if (!b->tokens || !b->targets) return weft_fail(WEFT_ENOMEM, "eval: no memory for the tokens");
+    for (int64_t i = 0; i < batch; i++) {
+        memcpy(b->tokens + i * time, rows + i * stride, bytes);
+        memcpy(b->targets + i * time, rows + i * stride + 1, bytes);
     }
+    return WEFT_OK;
 }
 
 /* Tensors to be written, and room for their names. */
@@ -101,8 +98,10 @@ static weft_status write_scores(const weft_session *s, const char *path) {
     return weft_safetensors_write(path, f.list, f.n, NULL, NULL);
 }
 
-/* Adds a batch's targets to what was evaluated. An end of text stands for no bytes. */
-static void count_targets(const weft_evaluation *what, const token_batch *b, weft_evaluated *out) {
+static weft_status evaluate_batch(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                                  const weft_evaluation *what, const token_batch *b,
+                                  weft_evaluated *out, weft_loss_parts *parts) {
+    /* An end of text stands for no bytes. */
     const weft_tokenizer *t = what->tokenizer;
     for (int64_t i = 0; i < b->batch * b->time; i++) {
         int32_t bytes = 0;
@@ -112,11 +111,6 @@ static void count_targets(const weft_evaluation *what, const token_batch *b, wef
             weft_tokenizer_token(t, b->targets[i], &bytes);
         out->bytes += bytes;
     }
-}
-
-static weft_status evaluate_batch(const weft_model *m, const weft_backend *backend, weft_pool *pool,
-                                  const weft_evaluation *what, const token_batch *b,
-                                  weft_loss_parts *out) {
     WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_model quiet = *m; /* the same weights; a gradient pass has no dropout */
     quiet.config.dropout = 0;
@@ -130,7 +124,7 @@ static weft_status evaluate_batch(const weft_model *m, const weft_backend *backe
     /* WsFFN's two views are drawn as in training. */
     weft_run run = {.seed = (uint64_t)m->config.seed};
     WEFT_TRY(weft_session_run(&s, b->tokens, b->targets, &run));
-    WEFT_TRY(weft_session_losses(&s, out));
+    WEFT_TRY(weft_session_losses(&s, parts));
     if (what->logits) WEFT_TRY(write_logits(&s, what->logits));
     if (what->grads) WEFT_TRY(write_grads(&s, what->grads));
     return what->scores ? write_scores(&s, what->scores) : WEFT_OK;
@@ -152,10 +146,8 @@ static weft_status evaluate_shard(const weft_model *m, const weft_backend *backe
         if (batch > m->config.batch_size) batch = m->config.batch_size;
         WEFT_AUTO(batch_free) token_batch b = {0};
         weft_loss_parts parts;
-        WEFT_TRY(batch_allocate(&b, batch, time));
-        batch_fill(&b, t->values + at, time);
-        count_targets(what, &b, out);
-        WEFT_TRY(evaluate_batch(m, backend, pool, what, &b, &parts));
+        WEFT_TRY(batch_take(&b, batch, time, t->values + at, time));
+        WEFT_TRY(evaluate_batch(m, backend, pool, what, &b, out, &parts));
         weft_loss_parts_add(&out->parts, &parts, (double)(batch * time) / (double)total);
         at += batch * time;
     }
@@ -194,8 +186,7 @@ weft_status weft_evaluate(const weft_model *m, const weft_backend *backend, weft
         return WEFT_BAD_INPUT("%s: two tokens are the least: one to read, one to tell",
                               what->text ? what->text : what->tokens);
     if (t.shard) return evaluate_shard(m, backend, pool, what, &t, out);
-    WEFT_TRY(batch_allocate(&b, t.rows, t.columns - 1));
-    batch_fill(&b, t.values, t.columns);
+    WEFT_TRY(batch_take(&b, t.rows, t.columns - 1, t.values, t.columns));
     if (what->targets) {
         WEFT_AUTO(weft_tokens_free) weft_tokens wanted = {0};
         WEFT_TRY(weft_tokens_read(what->targets, &wanted));
@@ -207,6 +198,5 @@ weft_status weft_evaluate(const weft_model *m, const weft_backend *backend, weft
         memcpy(b.targets, wanted.values,
                (size_t)(wanted.rows * wanted.columns) * sizeof *wanted.values);
     }
-    count_targets(what, &b, out);
-    return evaluate_batch(m, backend, pool, what, &b, &out->parts);
+    return evaluate_batch(m, backend, pool, what, &b, out, &out->parts);
 }

@@ -2,15 +2,12 @@
 #include "model/builder.h"
 
 /* None: a causal model still sees how many tokens came before. */
-
 const weft_position_kind weft_position_none = {0};
 
 /* A learned table of positions, as in GPT-2. */
-
 const weft_position_kind weft_position_learned = {.table = true, .ends = true};
 
 /* ALiBi: a score falls with the distance, by a slope that each head has of its own. */
-
 const weft_position_kind weft_position_alibi = {
     .score = WEFT_POS_ALIBI,
     .check = check_distances,
@@ -19,7 +16,6 @@ const weft_position_kind weft_position_alibi = {
 };
 
 /* A learned number per distance, shared by the heads of a layer. */
-
 const weft_position_kind weft_position_relative = {
     .score = WEFT_POS_RELATIVE, .check = check_distances, .ends = true};
 

@@ -278,7 +278,6 @@ static bool fuse_norm_sums(weft_rewrite *r, const weft_match *m) {
 /* The gradient of a table that embeds tokens and classifies them. The classifier's is there first;
  * embed_back adds its rows to it, so that only rows of tokens that occur are touched, in place of a
  * table of its own, mostly zeros, and a sum of two tables. */
-
 static bool fuse_embed_addend(weft_rewrite *r, const weft_match *m) {
     weft_node *add = m->reader, *back = m->maker;
     weft_tensor *addend = add->in[1 - m->input], *table = add->in[m->input];

@@ -13,11 +13,13 @@
 
 #include "ops/define.h"
 
-static weft_status check_one_type(weft_graph *g, const char *a_name, const weft_tensor *a,
-                                  const char *b_name, const weft_tensor *b) {
+/* One shape and one type. */
+static weft_status check_like(weft_graph *g, const weft_node *n, const char *a_name,
+                              const weft_tensor *a, const char *b_name, const weft_tensor *b) {
+    WEFT_TRY(weft_check_same(g, n, a_name, a, b_name, b));
     if (a->dtype == b->dtype) return WEFT_OK;
-    return weft_graph_fail(g, "norm: %s is %s, but %s is %s; they must have one type", a_name,
-                           weft_tensor_describe(a), b_name, weft_tensor_describe(b));
+    return REFUSE("%s is %s, but %s is %s; they must have one type", a_name,
+                  weft_tensor_describe(a), b_name, weft_tensor_describe(b));
 }
 
 /* s takes x's memory, y takes r's: a row's s is complete before its y is written. */
@@ -33,11 +35,8 @@ OPERATION_WITH_GRAD(norm, weft_norm_attr, x, .inplace = norm_in_place) {
     WEFT_TRY(weft_check_float(g, n, "x", x));
     WEFT_TRY(weft_check_float(g, n, "w", w));
     WEFT_TRY(weft_check_dims(g, n, "w", w, weft_tensor_width(x)));
-    if (b) {
-        if (attr->kind == WEFT_RMSNORM) return REFUSE("RMSNorm has no bias");
-        WEFT_TRY(weft_check_same(g, n, "w", w, "b", b));
-        WEFT_TRY(check_one_type(g, "w", w, "b", b));
-    }
+    if (b && attr->kind == WEFT_RMSNORM) return REFUSE("RMSNorm has no bias");
+    if (b) WEFT_TRY(check_like(g, n, "w", w, "b", b));
     if (attr->heads) {
         int64_t there = x->ndim < 2 ? 0 : x->shape[x->ndim - 2];
         if (attr->heads < 1 || attr->next < 0 || attr->heads > there ||
@@ -47,15 +46,11 @@ OPERATION_WITH_GRAD(norm, weft_norm_attr, x, .inplace = norm_in_place) {
         if (!next != !attr->next)
             return REFUSE("%lld heads are to have a second gain, which is %s",
                           (long long)attr->next, next ? weft_tensor_describe(next) : "missing");
-        if (next) WEFT_TRY(weft_check_same(g, n, "w", w, "w_next", next));
-        if (next) WEFT_TRY(check_one_type(g, "w", w, "w_next", next));
+        if (next) WEFT_TRY(check_like(g, n, "w", w, "w_next", next));
     }
-    if (r) {
-        WEFT_TRY(weft_check_same(g, n, "x", x, "r", r));
-        WEFT_TRY(check_one_type(g, "x", x, "r", r));
-    }
+    if (r) WEFT_TRY(check_like(g, n, "x", x, "r", r));
     weft_dtype stat = weft_stat_dtype(x);
-    weft_tensor *rstd = NULL, *mean = NULL;
+    weft_tensor *rstd, *mean = NULL;
     weft_node_output_like(g, n, WEFT_NORM_Y, x->dtype, x);
     rstd = weft_node_output(g, n, WEFT_NORM_RSTD, stat, WEFT_DIMS(weft_tensor_rows(x)));
     if (rstd) rstd->needs_grad = false;
