@@ -85,23 +85,20 @@ static bool pool_has_news(weft_pool *pool) {
     return atomic_load(&pool->closing);
 }
 
-static void pool_wait_for_run(weft_pool *pool) {
-    for (int spin = 0; spin < POOL_SPINS; spin++) {
-        if (pool_has_news(pool)) return;
-        pool_pause();
-    }
-    WEFT_LOCK(&pool->lock);
-    atomic_fetch_add(&pool->sleeping, 1);
-    while (!pool_has_news(pool))
-        pthread_cond_wait(&pool->wake, &pool->lock);
-    atomic_fetch_sub(&pool->sleeping, 1);
-}
-
 static void *pool_worker_main(void *argument) {
     const pool_worker *w = argument;
+    weft_pool *pool = w->pool;
     for (;;) {
-        pool_wait_for_run(w->pool);
-        if (atomic_load(&w->pool->closing)) return NULL;
+        for (int spin = 0; spin < POOL_SPINS && !pool_has_news(pool); spin++)
+            pool_pause();
+        if (!pool_has_news(pool)) {
+            WEFT_LOCK(&pool->lock);
+            atomic_fetch_add(&pool->sleeping, 1);
+            while (!pool_has_news(pool))
+                pthread_cond_wait(&pool->wake, &pool->lock);
+            atomic_fetch_sub(&pool->sleeping, 1);
+        }
+        if (atomic_load(&pool->closing)) return NULL;
         pool_take_tasks(w);
     }
 }

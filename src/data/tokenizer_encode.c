@@ -138,18 +138,6 @@ static int merge_short(const weft_tokenizer *t, const char *piece, size_t bytes,
     return n;
 }
 
-static uint64_t heap_pop(weft_encoder *e) {
-    uint64_t top = e->heap[0], last = e->heap[--e->heap_n];
-    int64_t at = 0;
-    for (int64_t child; (child = 2 * at + 1) < e->heap_n; at = child) {
-        if (child + 1 < e->heap_n && e->heap[child + 1] < e->heap[child]) child++;
-        if (e->heap[child] >= last) break;
-        e->heap[at] = e->heap[child];
-    }
-    e->heap[at] = last;
-    return top;
-}
-
 static bool reserve_long(weft_encoder *e, int64_t n) {
     if (n <= e->long_room) return true;
     int64_t room = e->long_room ? e->long_room : 4096;
@@ -190,7 +178,14 @@ static bool merge_long(weft_encoder *e, const char *piece, size_t bytes) {
     for (int32_t i = 0; i < n; i++)
         push_pair(e, i);
     while (e->heap_n > 0) {
-        uint64_t top = heap_pop(e);
+        uint64_t top = e->heap[0], last = e->heap[--e->heap_n];
+        int64_t place = 0;
+        for (int64_t child; (child = 2 * place + 1) < e->heap_n; place = child) {
+            if (child + 1 < e->heap_n && e->heap[child + 1] < e->heap[child]) child++;
+            if (e->heap[child] >= last) break;
+            e->heap[place] = e->heap[child];
+        }
+        e->heap[place] = last;
         int32_t at = (int32_t)(top & 0xFFFFFFFF), right = e->id[at] < 0 ? -1 : e->next[at];
         if (right < 0) continue;
         const weft_merge *m = weft_find_merge(e->t, e->id[at], e->id[right]);

@@ -116,19 +116,12 @@ static inline size_t run_end(const uint8_t *s, size_t at, size_t n, uint8_t kind
     return at;
 }
 
-/* 's 't 'm 'd 're 've 'll: how long; 0: none of them. */
-static inline size_t contraction(const uint8_t *s, size_t n) {
-    if (n < 2) return 0;
-    if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
-    if (n < 3 || (s[1] != 'r' && s[1] != 'v' && s[1] != 'l')) return 0;
-    return s[2] == (s[1] == 'l' ? 'l' : 'e') ? 3 : 0;
-}
-
 size_t weft_gpt2_piece(const char *text, size_t bytes) {
     const uint8_t *s = (const uint8_t *)text;
-    if (s[0] == '\'') {
-        size_t length = contraction(s, bytes);
-        if (length) return length;
+    if (s[0] == '\'' && bytes > 1) { /* 's 't 'm 'd 're 've 'll */
+        if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
+        bool two = s[1] == 'r' || s[1] == 'v' || s[1] == 'l';
+        if (two && bytes > 2 && s[2] == (s[1] == 'l' ? 'l' : 'e')) return 3;
     }
     size_t start = s[0] == ' ' && bytes > 1;
     uint8_t kind = kinds[char_at(s + start)];

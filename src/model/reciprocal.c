@@ -228,27 +228,6 @@ static weft_tensor *apply_map(builder *b, const hidden_sum *sum, weft_tensor *ma
     return added ? weft_add(b->g, y, added) : y;
 }
 
-/* Gathers what the two maps made, in place. Nobody reads the last layer's gates, and nothing should
- * be gathered for them. */
-static void gather_behind(builder *b, weft_tensor **to_gate, weft_tensor **to_out) {
-    bool last = b->layer + 1 == b->c->n_layer;
-    if (*to_gate && !last) {
-        b->attend->gather(b, to_out, to_gate);
-        return;
-    }
-    if (*to_gate) b->attend->gather(b, to_gate, NULL);
-    b->attend->gather(b, to_out, NULL);
-}
-
-/* The next layer's gates, before the sigmoid; w_heads NULL: the context has them already. */
-static weft_tensor *make_gate(builder *b, weft_tensor *context, weft_tensor *w_heads,
-                              weft_tensor *bias) {
-    const weft_config *c = b->c;
-    if (c->gate_pool == WEFT_GATE_CUMMEAN) context = b->attend->running_mean(b, context);
-    if (c->gate_pool == WEFT_GATE_SEQUENCE) context = weft_time_mean(b->g, context);
-    return w_heads ? weft_linear(b->g, context, w_heads, bias, WEFT_ACT_NONE) : context;
-}
-
 weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_out,
                               weft_tensor *bias) {
     const weft_config *c = b->c;
@@ -284,9 +263,15 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
             if (w_gate) gate = read_hidden(b, &sum, w_gate, open_now);
             out = read_hidden(b, &sum, w_out, bias);
         }
-        if (!sum.gathered) gather_behind(b, &to_gate, &to_out);
+        /* What the two maps made is gathered in place; the last layer's gates apart, for nobody reads them. */
+        bool together = to_gate && !last;
+        if (!sum.gathered && to_gate && last) b->attend->gather(b, &to_gate, NULL);
+        if (!sum.gathered) b->attend->gather(b, &to_out, together ? &to_gate : NULL);
     }
     if (w_gate) gate = apply_map(b, &sum, w_gate, open_now, to_gate, gate);
-    b->gate = w_gate ? make_gate(b, gate, w_heads, open) : NULL;
+    /* The next layer's gates, before the sigmoid; w_heads NULL: the context has them already. */
+    if (w_gate && c->gate_pool == WEFT_GATE_CUMMEAN) gate = b->attend->running_mean(b, gate);
+    if (w_gate && c->gate_pool == WEFT_GATE_SEQUENCE) gate = weft_time_mean(b->g, gate);
+    b->gate = w_heads ? weft_linear(b->g, gate, w_heads, open, WEFT_ACT_NONE) : gate;
     return apply_map(b, &sum, w_out, bias, to_out, out);
 }
