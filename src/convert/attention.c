@@ -217,30 +217,6 @@ static const double *moments_of(const conversion *v, int64_t layer) {
     return all ? all + layer * v->e * v->e : NULL;
 }
 
-/* The keys and the values, each with a latent of its own, or with one. */
-static weft_status convert_latents(const conversion *v, int64_t layer, const dot_layer *dot,
-                                   directions *d, weft_latent_error *error) {
-    bool joint = v->options->joint;
-    for (int part = 0; part < (joint ? 1 : 2); part++) {
-        /* the values follow the keys */
-        memcpy(d->w, part ? dot->v : dot->k, (size_t)(d->n * v->e) * sizeof *d->w);
-        multiply_moments(d->w, moments_of(v, layer), d->n, d->e, d->room, d->gram);
-        for (int64_t i = 0; i < d->n; i++)
-            d->scale[i] = 1;
-        if (joint) balance(d, 0, v->n);
-        if (joint) balance(d, v->n, v->n);
-        WEFT_TRY(find_directions(d));
-        write_weight(v->to, layer, part ? "attn.v_down.weight" : "attn.k_down.weight", d->down);
-        if (!part) WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, v->factor, false));
-        if (!part) error->keys = lost(d, 0, v->n);
-        if (!part && !joint) continue;
-        int64_t first = joint ? v->n : 0;
-        WEFT_TRY(write_maps(v, layer, "attn.v_up", d, first, 1, true));
-        error->values = lost(d, first, v->n);
-    }
-    return WEFT_OK;
-}
-
 /* Writes the rotated part, and leaves in `dot` the keys without it; *left is their share of the mean square. */
 static weft_status take_rotated(const conversion *v, int64_t layer, dot_layer *dot, directions *d,
                                 double *left) {
@@ -278,7 +254,25 @@ static weft_status convert_to_mla(const conversion *v, int64_t layer, directions
     double left;
     WEFT_TRY(read_dot(v->from, layer, &dot));
     WEFT_TRY(take_rotated(v, layer, &dot, d, &left));
-    WEFT_TRY(convert_latents(v, layer, &dot, d, error));
+    /* The keys and the values, each with a latent of its own, or with one. */
+    bool joint = v->options->joint;
+    for (int part = 0; part < (joint ? 1 : 2); part++) {
+        /* the values follow the keys */
+        memcpy(d->w, part ? dot.v : dot.k, (size_t)(d->n * v->e) * sizeof *d->w);
+        multiply_moments(d->w, moments_of(v, layer), d->n, d->e, d->room, d->gram);
+        for (int64_t i = 0; i < d->n; i++)
+            d->scale[i] = 1;
+        if (joint) balance(d, 0, v->n);
+        if (joint) balance(d, v->n, v->n);
+        WEFT_TRY(find_directions(d));
+        write_weight(v->to, layer, part ? "attn.v_down.weight" : "attn.k_down.weight", d->down);
+        if (!part) WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, v->factor, false));
+        if (!part) error->keys = lost(d, 0, v->n);
+        if (!part && !joint) continue;
+        int64_t first = joint ? v->n : 0;
+        WEFT_TRY(write_maps(v, layer, "attn.v_up", d, first, 1, true));
+        error->values = lost(d, first, v->n);
+    }
     error->keys *= sqrt(left);
     error->positions = v->rotated.kept ? sqrt(left) : 0;
     write_weight(v->to, layer, "attn.q.weight", dot.q);

@@ -141,20 +141,6 @@ static int64_t named_slot(const weft_graph *g, const char *name) {
     return slot;
 }
 
-/* Room for one more name with half of the slots free. */
-static bool graph_grow_named(weft_graph *g) {
-    if (2 * (g->n_named + 1) <= g->named_slots) return true;
-    weft_graph larger = {.named_slots = g->named_slots ? 2 * g->named_slots : 256};
-    larger.named = calloc((size_t)larger.named_slots, sizeof(weft_tensor *));
-    if (!larger.named) return weft_graph_no_memory(g, "graph: no memory for its lists");
-    for (int64_t i = 0; i < g->named_slots; i++)
-        if (g->named[i]) larger.named[named_slot(&larger, g->named[i]->name)] = g->named[i];
-    free(g->named);
-    g->named = larger.named;
-    g->named_slots = larger.named_slots;
-    return true;
-}
-
 weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, weft_dtype dtype,
                                int ndim, const int64_t *shape) {
     if (g->status != WEFT_OK) return NULL;
@@ -167,7 +153,17 @@ weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, 
     if (!t) return NULL;
     t->name = graph_copy_name(g, name);
     t->needs_grad = role == WEFT_ROLE_PARAM && !g->constant;
-    if (!t->name || !graph_grow_named(g)) return NULL;
+    if (!t->name) return NULL;
+    if (2 * (g->n_named + 1) > g->named_slots) { /* half of the slots are to be free */
+        weft_graph larger = {.named_slots = g->named_slots ? 2 * g->named_slots : 256};
+        larger.named = calloc((size_t)larger.named_slots, sizeof(weft_tensor *));
+        if (!larger.named) return weft_graph_no_memory(g, "graph: no memory for its lists");
+        for (int64_t i = 0; i < g->named_slots; i++)
+            if (g->named[i]) larger.named[named_slot(&larger, g->named[i]->name)] = g->named[i];
+        free(g->named);
+        g->named = larger.named;
+        g->named_slots = larger.named_slots;
+    }
     g->named[named_slot(g, name)] = t;
     g->n_named++;
     return t;
@@ -221,35 +217,6 @@ weft_status weft_graph_node_push(weft_graph *g, weft_node *n) {
     return WEFT_OK;
 }
 
-/* f64 is for checks: a node is f64 throughout, or nowhere. */
-static weft_status check_one_precision(weft_graph *g, const weft_node *n) {
-    const weft_tensor *wide = NULL, *narrow = NULL;
-    for (int i = 0; i < n->n_in; i++) {
-        const weft_tensor *t = n->in[i];
-        if (!t || t->dtype == WEFT_I32 || t->dtype == WEFT_I8) continue;
-        if (t->dtype == WEFT_F64)
-            wide = t;
-        else
-            narrow = t;
-    }
-    if (!wide || !narrow) return WEFT_OK;
-    return weft_graph_fail(g, "%s: one input is %s and another %s; f64 does not mix", n->op->name,
-                           weft_tensor_describe(wide), weft_tensor_describe(narrow));
-}
-
-/* After fusing and backward, what nothing kept depended on is gone. */
-static weft_status check_still_there(weft_graph *g, const weft_node *n) {
-    for (int i = 0; i < n->n_in; i++) {
-        const weft_node *maker = n->in[i] ? n->in[i]->producer : NULL;
-        int64_t at = maker ? maker->index : 0;
-        if (maker && (at < 0 || at >= g->n_nodes || g->nodes[at] != maker))
-            return weft_graph_fail(
-                g, "%s: input %d, %s, was dropped by fusing or backward; keep it before",
-                n->op->name, i, weft_tensor_describe(n->in[i]));
-    }
-    return WEFT_OK;
-}
-
 weft_node *weft_graph_append(weft_graph *g, const weft_op *op, weft_tensor *const *in, int n_in,
                              int required, int n_out, const void *attr, size_t attr_size) {
     if (g->status != WEFT_OK) return NULL;
@@ -262,8 +229,29 @@ weft_node *weft_graph_append(weft_graph *g, const weft_op *op, weft_tensor *cons
         memcpy(attr_copy, attr, attr_size);
     }
     weft_node *n = weft_graph_node_new(g, op, in, n_in, n_out, attr_copy);
-    if (!n || check_one_precision(g, n) != WEFT_OK || check_still_there(g, n) != WEFT_OK)
-        return NULL;
+    if (!n) return NULL;
+    /* f64 is for checks: a node is f64 throughout, or nowhere. */
+    const weft_tensor *wide = NULL, *narrow = NULL;
+    for (int i = 0; i < n_in; i++) {
+        if (!in[i] || in[i]->dtype == WEFT_I32 || in[i]->dtype == WEFT_I8) continue;
+        if (in[i]->dtype == WEFT_F64)
+            wide = in[i];
+        else
+            narrow = in[i];
+    }
+    if (wide && narrow)
+        return weft_graph_refuse(g, "%s: one input is %s and another %s; f64 does not mix",
+                                 op->name, weft_tensor_describe(wide),
+                                 weft_tensor_describe(narrow));
+    /* After fusing and backward, what nothing kept depended on is gone. */
+    for (int i = 0; i < n_in; i++) {
+        const weft_node *maker = in[i] ? in[i]->producer : NULL;
+        int64_t at = maker ? maker->index : 0;
+        if (maker && (at < 0 || at >= g->n_nodes || g->nodes[at] != maker))
+            return weft_graph_refuse(
+                g, "%s: input %d, %s, was dropped by fusing or backward; keep it before", op->name,
+                i, weft_tensor_describe(in[i]));
+    }
     n->segment = g->segment;
     if (op->infer(g, n) != WEFT_OK || g->status != WEFT_OK) {
         if (g->status == WEFT_OK) weft_graph_fail(g, "%s: %s", op->name, weft_error_message());

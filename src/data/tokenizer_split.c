@@ -45,19 +45,6 @@ static inline uint32_t char_at(const uint8_t *s) {
            (uint32_t)(s[2] & 0x3F) << 6 | (s[3] & 0x3F);
 }
 
-static size_t put_char(uint32_t c, uint8_t *out) {
-    if (c < 0x80) {
-        out[0] = (uint8_t)c;
-        return 1;
-    }
-    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    static const uint8_t heads[] = {0, 0, 0xC0, 0xE0, 0xF0};
-    for (size_t i = n - 1; i > 0; i--, c >>= 6)
-        out[i] = (uint8_t)(0x80 | (c & 0x3F));
-    out[0] = (uint8_t)(heads[n] | c);
-    return n;
-}
-
 /* Marks the characters of `text`, every one in order, that a pattern X+ finds. */
 static bool mark_kind(const uint8_t *text, size_t bytes, const char *pattern, uint8_t kind) {
     int error;
@@ -85,8 +72,16 @@ static void build_kinds(void) {
     uint8_t *text = malloc((size_t)CODE_POINTS * 4);
     size_t bytes = 0;
     if (!text) return;
-    for (uint32_t c = 0; c < CODE_POINTS; c++)
-        if (c < 0xD800 || c > 0xDFFF) bytes += put_char(c, text + bytes);
+    for (uint32_t c = 0; c < CODE_POINTS; c++) { /* every character there is, as UTF-8 */
+        static const uint8_t heads[] = {0, 0, 0xC0, 0xE0, 0xF0};
+        size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+        uint32_t rest = c;
+        if (c >= 0xD800 && c <= 0xDFFF) continue;
+        for (size_t i = n - 1; i > 0; i--, rest >>= 6)
+            text[bytes + i] = (uint8_t)(0x80 | (rest & 0x3F));
+        text[bytes] = (uint8_t)(heads[n] | rest);
+        bytes += n;
+    }
     kinds_ready = mark_kind(text, bytes, "\\p{L}+", KIND_LETTER) &&
                   mark_kind(text, bytes, "\\p{N}+", KIND_NUMBER) &&
                   mark_kind(text, bytes, "[" SPACES "]+", KIND_SPACE);
