@@ -84,4 +84,3 @@ typedef struct {
 /* Appends a tensor; false: no memory, or too many, and the graph has the error. */
 bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const char *name,
                    bool wants_grad);
-void weft_api_lists_free(weft_api_lists *lists);

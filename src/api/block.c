@@ -85,7 +85,13 @@ static int list_bound(const weft_block *b, const weft_tensor **tensors,
 static void destroy_block(weft_block *b) {
     if (!b) return;
     weft_function_destroy(b->function);
-    weft_api_lists_free(b->lists);
+    for (int which = 0; b->lists && which < 3; which++) {
+        weft_api_list *list = list_of(b, which);
+        for (int i = 0; i < list->n; i++)
+            free(list->entries[i].name);
+        free(list->entries);
+    }
+    free(b->lists);
     weft_graph_destroy(b->graph);
     WEFT_FREE(b->key, b);
 }

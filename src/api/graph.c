@@ -19,16 +19,6 @@ bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const c
     return (e && e->name) || weft_graph_no_memory(g, "block: no memory for its tensors");
 }
 
-void weft_api_lists_free(weft_api_lists *lists) {
-    if (!lists) return;
-    for (int which = 0; which < 3; which++) {
-        for (int i = 0; i < lists->list[which].n; i++)
-            free(lists->list[which].entries[i].name);
-        free(lists->list[which].entries);
-    }
-    free(lists);
-}
-
 /* Whether operations can be added: there is a graph, made for a block, and all is well so far. */
 static bool is_open(const weft_graph *g, const char *caller) {
     if (g && g->owner) return g->status == WEFT_OK;

@@ -5,7 +5,6 @@
  * A call's addresses are bound in one list of places: of each group its rate, state, report and cut, then of each
  * tensor its parameter, gradient, moments, v_max and copy. */
 #include "api/api.h"
-#include "core/graph_internal.h"
 #include "core/program.h"
 
 #include <weft/step.h>

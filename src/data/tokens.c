@@ -4,8 +4,6 @@
 
 #include "base/files.h"
 
-#include <errno.h>
-
 enum { NPY_HEADER_MAX = 65536, SOME = 65536 };
 
 static weft_status read_bytes(const weft_tokens *f, void *to, size_t bytes) {
