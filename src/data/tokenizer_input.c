@@ -248,24 +248,6 @@ static const char *path_now(const weft_input *in) {
     return in->o.paths[in->next - 1];
 }
 
-static weft_status open_next(weft_input *in) {
-    const char *path = in->o.paths[in->next++];
-    struct stat is;
-    in->file = strcmp(path, "-") == 0 ? 0 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (in->file < 0) return WEFT_BAD_INPUT("%s: %s", path, strerror(errno));
-    WEFT_TRY(open_unpacker(in->file, path, &in->unpack));
-    bool known = fstat(in->file, &is) == 0 && S_ISREG(is.st_mode);
-    in->size = known && in->unpack->how == PLAIN ? is.st_size : -1;
-    in->ended = false;
-    in->lines = field_of(in, path) != NULL;
-    in->hold = !in->lines && (!in->o.cuttable || (in->size < 0 && in->o.val_share > 0));
-    in->starts = true;
-    in->in_val = path == in->o.val_path;
-    in->place = in->line = 0;
-    in->start = in->seen = in->used;
-    return WEFT_OK;
-}
-
 /* The beginning of a file: what has a zero byte, or is known for something else, is no text. */
 static weft_status check_text(const weft_input *in, const char *bytes, size_t n) {
     const char *zero = memchr(bytes, 0, n), *path = path_now(in);
@@ -371,7 +353,22 @@ weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit *
     in->used = left;
     in->count = 0;
     while (in->start < want && (in->file >= 0 || in->next < in->o.n_paths)) {
-        if (in->file < 0) WEFT_TRY(open_next(in));
+        if (in->file < 0) {
+            const char *path = in->o.paths[in->next++];
+            struct stat is;
+            in->file = strcmp(path, "-") == 0 ? 0 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+            if (in->file < 0) return WEFT_BAD_INPUT("%s: %s", path, strerror(errno));
+            WEFT_TRY(open_unpacker(in->file, path, &in->unpack));
+            bool known = fstat(in->file, &is) == 0 && S_ISREG(is.st_mode);
+            in->size = known && in->unpack->how == PLAIN ? is.st_size : -1;
+            in->ended = false;
+            in->lines = field_of(in, path) != NULL;
+            in->hold = !in->lines && (!in->o.cuttable || (in->size < 0 && in->o.val_share > 0));
+            in->starts = true;
+            in->in_val = path == in->o.val_path;
+            in->place = in->line = 0;
+            in->start = in->seen = in->used;
+        }
         if (!in->ended) WEFT_TRY(fill(in));
         if (in->hold && !in->ended) continue;
         WEFT_TRY(in->lines ? cut_lines(in) : cut_text(in));

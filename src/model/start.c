@@ -139,41 +139,36 @@ static void fill_piece(void *context, int64_t task, int thread) {
     weft_weight_write(&piece, values);
 }
 
-/* A weight whose numbers are made from all that is drawn, of unit deviation. */
-static weft_status start_whole(weft_weight *w, uint64_t seed, weft_pool *pool) {
-    weft_weight unit = *w;
-    unit.init.a = 1;
-    WEFT_ROOM(double, whole, w->count, "start: no memory for %lld numbers", (long long)w->count);
-    filling f = {.weight = &unit, .seed = seed, .whole = whole};
-    weft_pool_run(pool, pieces_of(w->count, PIECE), fill_piece, &f);
-    int64_t rows = w->shape[0], columns = w->shape[1];
-    if (rows <= columns) {
-        WEFT_TRY(orthonormalize(whole, rows, columns, pool));
-    } else {
-        WEFT_ROOM(double, turned, w->count, "start: no memory for an orthogonal matrix");
-        transpose(whole, turned, rows, columns);
-        WEFT_TRY(orthonormalize(turned, columns, rows, pool));
-        transpose(turned, whole, columns, rows);
-    }
-    weft_weight_write(w, whole);
-    return WEFT_OK;
-}
-
 weft_status weft_model_start(weft_model *m, uint64_t seed, weft_pool *pool) {
     size_t threads = pool ? (size_t)weft_pool_size(pool) : 1;
     bool orthogonal = m->config.init == WEFT_INIT_ORTHOGONAL;
-    filling f = {.seed = seed, .values = malloc(threads * PIECE * sizeof *f.values)};
-    if (!f.values) return weft_no_memory("start");
-    weft_status status = WEFT_OK;
-    weft_weight *end = m->weights + m->n_weights;
-    for (weft_weight *w = m->weights; status == WEFT_OK && w < end; w++) {
-        f.weight = w;
-        if (orthogonal && w->init.orthogonal && w->ndim == 2 && w->init.start == WEFT_START_NORMAL)
-            status = start_whole(w, seed, pool);
-        else
+    WEFT_AUTO_FREE double *values = malloc(threads * PIECE * sizeof *values);
+    if (!values) return weft_no_memory("start");
+    for (weft_weight *w = m->weights; w < m->weights + m->n_weights; w++) {
+        if (!orthogonal || !w->init.orthogonal || w->ndim != 2 ||
+            w->init.start != WEFT_START_NORMAL) {
+            filling f = {.weight = w, .seed = seed, .values = values};
             weft_pool_run(pool, pieces_of(w->count, PIECE), fill_piece, &f);
+            continue;
+        }
+        /* A weight whose numbers are made from all that is drawn, of unit deviation. */
+        weft_weight unit = *w;
+        unit.init.a = 1;
+        WEFT_ROOM(double, whole, w->count, "start: no memory for %lld numbers",
+                  (long long)w->count);
+        filling f = {.weight = &unit, .seed = seed, .whole = whole};
+        weft_pool_run(pool, pieces_of(w->count, PIECE), fill_piece, &f);
+        int64_t rows = w->shape[0], columns = w->shape[1];
+        if (rows <= columns) {
+            WEFT_TRY(orthonormalize(whole, rows, columns, pool));
+        } else {
+            WEFT_ROOM(double, turned, w->count, "start: no memory for an orthogonal matrix");
+            transpose(whole, turned, rows, columns);
+            WEFT_TRY(orthonormalize(turned, columns, rows, pool));
+            transpose(turned, whole, columns, rows);
+        }
+        weft_weight_write(w, whole);
     }
-    free(f.values);
     weft_mirror_wrote(m->mirror, NULL);
-    return status;
+    return WEFT_OK;
 }

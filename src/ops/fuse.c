@@ -186,7 +186,9 @@ static bool reads_what_is_before(const weft_rewrite *r, const weft_node *q, cons
     return true;
 }
 
-static bool may_sum(const weft_rewrite *r, const weft_node *p, const weft_node *q) {
+static bool fuse_sum(weft_rewrite *r, const weft_match *m) {
+    weft_node *q = m->reader, *p = m->maker;
+    if (!fuse_is_free_product(m)) return false;
     if (p->segment != q->segment || fuse_attr(q)->act != WEFT_ACT_NONE) return false;
     if (!weft_matmul_is_by_rows(p->attr, p->in[0]) || !weft_matmul_is_by_rows(q->attr, q->in[0]))
         return false;
@@ -198,12 +200,7 @@ static bool may_sum(const weft_rewrite *r, const weft_node *p, const weft_node *
     int64_t bytes = 0;
     for (int i = 0; i <= fuse_attr(p)->more; i++)
         bytes += temporary_bytes(p, i);
-    return bytes <= weft_tensor_bytes(q->out[0]) || reads_what_is_before(r, q, p, true);
-}
-
-static bool fuse_sum(weft_rewrite *r, const weft_match *m) {
-    weft_node *q = m->reader, *p = m->maker;
-    if (!fuse_is_free_product(m) || !may_sum(r, p, q)) return false;
+    if (bytes > weft_tensor_bytes(q->out[0]) && !reads_what_is_before(r, q, p, true)) return false;
     bool waits = !reads_what_is_before(r, q, p, false);
     weft_tensor *in[WEFT_MATMUL_INPUTS + 2 * WEFT_MATMUL_PAIRS];
     weft_matmul_attr *attr = weft_rewrite_attr(r, p, sizeof *attr);
@@ -297,20 +294,16 @@ static bool fuse_embed_addend(weft_rewrite *r, const weft_match *m) {
  *
  * Queries and keys are looked at one by one. Nothing moves and nothing lives longer: q̂ and k̂ are read
  * no later than before, and gaussian_back wrote over what it read. */
-
-/* Whether dy, found as the gradient of attention's input m->output, is that of the Gaussian's y. */
-static bool is_of_gaussian(const weft_match *m) {
-    const weft_tensor *y = m->reader->in[0];
-    if (((const weft_attention_attr *)m->maker->attr)->packed) return false;
-    if (m->output != WEFT_ATTN_Q && m->output != WEFT_ATTN_K) return false;
-    const weft_tensor *from = m->maker->in[WEFT_ATTN_BACK_FIRST + m->output];
-    const weft_tensor *y_root = y->view_of ? y->view_of : y;
-    return (from->view_of ? from->view_of : from) == y_root && weft_tensor_same_shape(from, y);
-}
-
 static bool fuse_gaussian_back(weft_rewrite *r, const weft_match *m) {
     weft_node *back = m->reader, *n = m->maker;
-    if (!is_of_gaussian(m)) return false;
+    /* dy, found as the gradient of attention's input m->output, must be that of the Gaussian's y. */
+    const weft_tensor *y = back->in[0];
+    if (((const weft_attention_attr *)n->attr)->packed) return false;
+    if (m->output != WEFT_ATTN_Q && m->output != WEFT_ATTN_K) return false;
+    const weft_tensor *from = n->in[WEFT_ATTN_BACK_FIRST + m->output];
+    const weft_tensor *y_root = y->view_of ? y->view_of : y;
+    if ((from->view_of ? from->view_of : from) != y_root || !weft_tensor_same_shape(from, y))
+        return false;
     /* The gradient of the keys' squares, if there is one, must come from the same attention. */
     weft_tensor *dn = back->in[2];
     if (dn && (m->output != WEFT_ATTN_K ||
