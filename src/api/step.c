@@ -34,17 +34,6 @@ typedef struct {
     const weft_step_tensor *tensors;
 } wish;
 
-/* The matrices of a tensor; AdamW's have none. */
-static weft_muon_parts matrices_of(const weft_step_tensor *t) {
-    weft_muon_parts parts = {0};
-    int64_t first = t->columns * t->first_rows, each = t->columns * t->rows;
-    if (first > 0) parts.part[parts.n++] = (weft_matrices){0, 1, t->first_rows, t->columns};
-    if (each > 0 || (t->columns && first == 0)) /* none of no rows, which are refused */
-        parts.part[parts.n++] =
-            (weft_matrices){first, each ? (t->count - first) / each : 0, t->rows, t->columns};
-    return parts;
-}
-
 static const weft_tensor **slot_bound(const weft_step *s, int tensor) {
     return s->bound + (int64_t)GROUP_BOUND * s->n_groups + (int64_t)SLOT_BOUND * tensor;
 }
@@ -98,11 +87,18 @@ static weft_status build(const wish *w) {
     for (int i = 0; i < s->n_tensors; i++) {
         const weft_step_tensor *t = &w->tensors[i];
         const weft_tensor **bound = slot_bound(w->step, i);
+        /* The tensor's matrices; AdamW's have none. */
+        weft_muon_parts parts = {0};
+        int64_t first = t->columns * t->first_rows, each = t->columns * t->rows;
+        if (first > 0) parts.part[parts.n++] = (weft_matrices){0, 1, t->first_rows, t->columns};
+        if (each > 0 || (t->columns && first == 0)) /* none of no rows, which are refused */
+            parts.part[parts.n++] =
+                (weft_matrices){first, each ? (t->count - first) / each : 0, t->rows, t->columns};
         weft_adam_slot slot = {
             .param = slot_tensor(w, i, WEFT_ROLE_PARAM, "param", w->dtype),
             .grad = slot_tensor(w, i, WEFT_ROLE_INPUT, "grad", t->bf16_grad ? WEFT_BF16 : w->dtype),
             .m = slot_tensor(w, i, WEFT_ROLE_STATE, "m", w->dtype),
-            .matrices = matrices_of(t),
+            .matrices = parts,
         };
         if (!t->columns) slot.v = slot_tensor(w, i, WEFT_ROLE_STATE, "v", w->dtype);
         if (!t->columns && w->groups[t->group].amsgrad)

@@ -272,18 +272,6 @@ static void read_factors(source *s, const json_t *rope, const char *key, weft_co
     set_word(s, c, ours, text);
 }
 
-static void read_longrope(source *s, const json_t *rope, weft_config *c) {
-    double context = number_of(s, s->root, "original_max_position_embeddings", (double)c->context);
-    context = number_of(s, rope, "original_max_position_embeddings", context);
-    double factor = number_of(s, rope, "factor", (double)c->context / context);
-    set_word(s, c, "ROPE_SCALING", "longrope");
-    set_number(s, c, "ROPE_CONTEXT", context);
-    set_number(s, c, "ROPE_FACTOR", factor > 1 ? factor : 1);
-    set_number(s, c, "ROPE_AMPLITUDE", number_of(s, rope, "attention_factor", 0));
-    read_factors(s, rope, "short_factor", c, "ROPE_SHORT_FACTORS");
-    read_factors(s, rope, "long_factor", c, "ROPE_LONG_FACTORS");
-}
-
 static void read_rope(source *s, double usual, weft_config *c) {
     const llama_like *like = s->like;
     const json_t *rope = json_object_get(s->root, "rope_parameters");
@@ -304,7 +292,16 @@ static void read_rope(source *s, double usual, weft_config *c) {
     const char *word = json_is_string(type) ? json_string_value(type) : "";
     if (!type || strcmp(word, "default") == 0) return;
     if (strcmp(word, "longrope") == 0 || (like->partial && strcmp(word, "su") == 0)) {
-        read_longrope(s, rope, c);
+        double context =
+            number_of(s, s->root, "original_max_position_embeddings", (double)c->context);
+        context = number_of(s, rope, "original_max_position_embeddings", context);
+        double factor = number_of(s, rope, "factor", (double)c->context / context);
+        set_word(s, c, "ROPE_SCALING", "longrope");
+        set_number(s, c, "ROPE_CONTEXT", context);
+        set_number(s, c, "ROPE_FACTOR", factor > 1 ? factor : 1);
+        set_number(s, c, "ROPE_AMPLITUDE", number_of(s, rope, "attention_factor", 0));
+        read_factors(s, rope, "short_factor", c, "ROPE_SHORT_FACTORS");
+        read_factors(s, rope, "long_factor", c, "ROPE_LONG_FACTORS");
         return;
     }
     if (strcmp(word, "linear") != 0 && strcmp(word, "llama3") != 0 && strcmp(word, "yarn") != 0) {

@@ -234,21 +234,6 @@ static void round_sums(const entropy_work *w, const weft_tensor *to, int64_t fir
     fill_tensor((filling){.x = w->x, .to = to, .sums = sums, .first = first, .count = count});
 }
 
-static void differentiate_part(weft_pool *pool, entropy_work *w) {
-    weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
-    if (w->dw) {
-        gemm_matrix sums = sums_of(w->x, w->dw, 0, w->dw_sums);
-        gemm_product p = product_back(w, true, sums, w->part.row > 0);
-        KERNEL(gemm)(pool, &p, w->product_space);
-    }
-    if (!w->dx) return;
-    real *dx_sums = (real *)w->rows;
-    int64_t width = w->logits.k;
-    gemm_product p = product_back(w, false, sums_of(w->x, w->dx, w->part.row, dx_sums), false);
-    KERNEL(gemm)(pool, &p, w->product_space);
-    round_sums(w, w->dx, w->part.row * width, w->part.rows * width, dx_sums);
-}
-
 static int64_t kept_size(const weft_node *n) {
     return keeps_bf16(n) ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(real);
 }
@@ -339,7 +324,19 @@ static weft_status run_parts(entropy_work *w, const weft_tensor *count, real d_c
             weft_pool_run(pool, w->cut.rows * ceil_div(some, w->cut.tile_n), measure_tile, w);
         }
         if (!w->again) weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), join_rows, w);
-        if (w->dx || w->dw) differentiate_part(pool, w);
+        if (w->dx || w->dw)
+            weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
+        if (w->dw) {
+            gemm_matrix sums = sums_of(w->x, w->dw, 0, w->dw_sums);
+            gemm_product p = product_back(w, true, sums, row > 0);
+            KERNEL(gemm)(pool, &p, w->product_space);
+        }
+        if (!w->dx) continue;
+        real *dx_sums = (real *)w->rows;
+        int64_t width = w->logits.k;
+        gemm_product p = product_back(w, false, sums_of(w->x, w->dx, row, dx_sums), false);
+        KERNEL(gemm)(pool, &p, w->product_space);
+        round_sums(w, w->dx, row * width, w->part.rows * width, dx_sums);
     }
     if (w->dw) round_sums(w, w->dw, 0, weft_tensor_count(w->dw), w->dw_sums);
     return WEFT_OK;
