@@ -16,8 +16,7 @@ static weft_status cut(const int32_t *tokens, int64_t count, const char *path, i
     out->time = time < count - 1 ? time : count - 1;
     out->windows = count / (out->time + 1);
     size_t bytes = (size_t)(out->windows * (out->time + 1)) * sizeof *out->tokens;
-    out->tokens = malloc(bytes);
-    if (!out->tokens) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_ROOM_AT(out->tokens, out->windows * (out->time + 1), "convert: no memory");
     memcpy(out->tokens, tokens, bytes);
     return WEFT_OK;
 }

@@ -90,9 +90,8 @@ static weft_status differentiate_node(autodiff *a, const weft_node *n) {
 }
 
 weft_status weft_graph_drop_unused(weft_graph *g) {
-    WEFT_AUTO_FREE bool *used = calloc((size_t)g->n_tensors + 1, sizeof *used);
-    WEFT_AUTO_FREE bool *wanted = calloc((size_t)g->n_nodes + 1, sizeof *wanted);
-    if (!used || !wanted) return weft_no_memory("graph");
+    WEFT_ROOM(bool, used, g->n_tensors + 1, "graph: no memory");
+    WEFT_ROOM(bool, wanted, g->n_nodes + 1, "graph: no memory");
     for (int64_t i = g->n_nodes - 1; i >= 0; i--) {
         const weft_node *n = g->nodes[i];
         wanted[i] = n->op->side_effect;
@@ -121,9 +120,8 @@ weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *l
     }
     int64_t forward = g->n_nodes, tensors = g->n_tensors;
     g->n_forward = forward;
-    WEFT_AUTO_FREE weft_tensor **grad = calloc((size_t)tensors + 1, sizeof *grad);
-    WEFT_AUTO_FREE weft_tensor **clone = calloc((size_t)tensors + 1, sizeof *clone);
-    if (!grad || !clone) return weft_no_memory("backward");
+    WEFT_ROOM(weft_tensor *, grad, tensors + 1, "backward: no memory");
+    WEFT_ROOM(weft_tensor *, clone, tensors + 1, "backward: no memory");
     autodiff a = {g, grad, clone};
     for (int i = 0; i < n; i++) {
         weft_keep(loss[i]);

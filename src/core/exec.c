@@ -21,8 +21,7 @@ weft_status weft_exec_find_kernels(const weft_graph *g, const weft_backend *back
 }
 
 static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_options *options) {
-    WEFT_AUTO_FREE bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
-    if (!bound) return weft_no_memory("exec");
+    WEFT_ROOM(bool, bound, x->n_tensors + 1, "exec: no memory");
     for (const weft_binding *b = options->bindings; b && b->tensor; b++) {
         const char *name = b->tensor->name ? b->tensor->name : "a tensor";
         if (b->tensor->id >= x->n_tensors || weft_graph_tensor_at(g, b->tensor->id) != b->tensor)
@@ -66,9 +65,8 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
     x->poison = options->poison;
     x->n_nodes = weft_graph_node_count(g);
     x->n_tensors = weft_graph_tensor_count(g);
-    x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
-    x->kernels = calloc((size_t)x->n_nodes + 1, sizeof *x->kernels);
-    if (!x->data || !x->kernels) return weft_no_memory("exec");
+    WEFT_ROOM_AT(x->data, x->n_tensors + 1, "exec: no memory");
+    WEFT_ROOM_AT(x->kernels, x->n_nodes + 1, "exec: no memory");
     WEFT_TRY(weft_exec_find_kernels(g, backend, x->kernels));
     WEFT_TRY(plan_memory(x, g, options));
     int64_t bytes = x->plan->arena_bytes;
@@ -98,8 +96,7 @@ void weft_exec_watch(weft_exec *x, void (*after)(void *context, const weft_node 
 
 weft_status weft_exec_cut(weft_exec *x, const int64_t *parts, int n) {
     free(x->parts);
-    x->parts = malloc((size_t)n * sizeof *x->parts);
-    if (!x->parts) return weft_no_memory("exec");
+    WEFT_ROOM_AT(x->parts, n, "exec: no memory");
     memcpy(x->parts, parts, (size_t)n * sizeof *x->parts);
     x->n_parts = n;
     return WEFT_OK;

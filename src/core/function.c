@@ -86,21 +86,19 @@ static void place_tensor(weft_function *f, pass *p, bool *seen, weft_tensor *t) 
 }
 
 static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t last) {
-    size_t tensors = (size_t)f->all.n_tensors + 1;
-    WEFT_AUTO_FREE bool *seen = calloc(tensors, sizeof *seen);
     p->first = first;
     p->last = last;
-    p->placings = calloc(tensors, sizeof *p->placings);
-    p->uses = calloc((size_t)f->n_bound + 1, sizeof *p->uses);
-    bool ok = seen && p->placings && p->uses;
-    for (int64_t i = first; ok && i < last; i++) {
+    WEFT_ROOM(bool, seen, f->all.n_tensors + 1, "function: no memory");
+    WEFT_ROOM_AT(p->placings, f->all.n_tensors + 1, "function: no memory");
+    WEFT_ROOM_AT(p->uses, f->n_bound + 1, "function: no memory");
+    for (int64_t i = first; i < last; i++) {
         const weft_node *n = weft_graph_node(f->all.g, i);
         for (int k = 0; k < n->n_in; k++)
             place_tensor(f, p, seen, n->in[k]);
         for (int k = 0; k < n->n_out; k++)
             place_tensor(f, p, seen, n->out[k]);
     }
-    return ok ? WEFT_OK : weft_no_memory("function");
+    return WEFT_OK;
 }
 
 WEFT_ENDED_BY(weft_function_destroy, weft_function)
@@ -110,21 +108,18 @@ weft_status weft_function_create(weft_graph *g, const weft_backend *backend, wef
                                  weft_function **out) {
     *out = NULL;
     WEFT_TRY(weft_graph_status(g));
-    WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
-    if (!f) return weft_no_memory("function");
+    WEFT_NEW(weft_function, f, weft_function_destroy, "function: no memory");
     int64_t nodes = weft_graph_node_count(g), forward = weft_graph_forward_count(g);
     f->all = (weft_exec){.g = g, .backend = backend, .pool = pool, .n_nodes = nodes};
     f->all.n_tensors = weft_graph_tensor_count(g);
     f->n_bound = n_bound;
     pthread_mutex_init(&f->lock, NULL);
-    f->all.kernels = calloc((size_t)nodes + 1, sizeof *f->all.kernels);
-    f->bound = calloc((size_t)f->n_bound + 1, sizeof *f->bound);
-    if (!f->all.kernels || !f->bound) return weft_no_memory("function");
+    WEFT_ROOM_AT(f->all.kernels, nodes + 1, "function: no memory");
+    WEFT_ROOM_AT(f->bound, f->n_bound + 1, "function: no memory");
     for (int i = 0; i < f->n_bound; i++)
         f->bound[i] = bound[i];
     WEFT_TRY(weft_exec_find_kernels(f->all.g, f->all.backend, f->all.kernels));
-    WEFT_AUTO_FREE bool *outside = calloc((size_t)f->all.n_tensors + 1, sizeof *outside);
-    if (!outside) return weft_no_memory("function");
+    WEFT_ROOM(bool, outside, f->all.n_tensors + 1, "function: no memory");
     for (int i = 0; i < f->n_bound; i++)
         if (bound[i]) outside[bound[i]->id] = true;
     weft_program_options options = {
@@ -284,9 +279,8 @@ static weft_status run_once(weft_function *f, void *const *at, const int64_t *by
 weft_status weft_function_prepare(weft_function *f) {
     if (!f->all.backend->calls) return WEFT_OK;
     int n = f->n_bound + 2;
-    WEFT_AUTO_FREE int64_t *bytes = calloc((size_t)n, sizeof *bytes);
-    WEFT_AUTO_FREE void **at = calloc((size_t)n, sizeof *at);
-    if (!bytes || !at) return weft_no_memory("function");
+    WEFT_ROOM(int64_t, bytes, n, "function: no memory");
+    WEFT_ROOM(void *, at, n, "function: no memory");
     int64_t forward = weft_function_workspace_bytes(f, WEFT_HALF_FORWARD);
     int64_t backward = weft_function_workspace_bytes(f, WEFT_HALF_BACKWARD);
     for (int i = 0; i < f->n_bound; i++)

@@ -20,8 +20,7 @@ struct graph_block {
 weft_node weft_node_gone = {.index = -1};
 
 weft_status weft_graph_create(weft_graph **out) {
-    *out = calloc(1, sizeof **out);
-    if (!*out) return weft_no_memory("graph");
+    WEFT_ROOM_AT(*out, 1, "graph: no memory");
     (*out)->n_forward = -1;
     return WEFT_OK;
 }

@@ -66,8 +66,7 @@ static weft_status place_tensors(planner *p) {
     }
     for (int64_t i = 0; i < p->n_nodes; i++) {
         const weft_node *n = weft_graph_node(p->g, i);
-        WEFT_AUTO_FREE bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
-        if (!taken) return weft_no_memory("plan");
+        WEFT_ROOM(bool, taken, n->n_in + 1, "plan: no memory");
         for (int o = 0; o < n->n_out; o++) {
             const weft_tensor *t = n->out[o];
             if (!t || (p->bound && p->bound[t->id])) continue;
@@ -114,8 +113,7 @@ static weft_status place_buffer(planner *p, weft_space *spaces[WEFT_REGIONS], pl
 
 /* The node at which the most is alive, and how much that is. */
 static weft_status find_peak(planner *p, int64_t *node) {
-    WEFT_AUTO_FREE int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
-    if (!change) return weft_no_memory("plan");
+    WEFT_ROOM(int64_t, change, p->n_nodes + 3, "plan: no memory");
     for (int64_t i = 0; i < p->n_buffers; i++) {
         const plan_buffer *b = &p->buffers[i];
         change[b->first + 1] += b->bytes;
@@ -152,8 +150,7 @@ static weft_status make_plan(planner *p) {
                                          : WEFT_REGION_FORWARD;
     }
     weft_space *spaces[WEFT_REGIONS] = {NULL};
-    WEFT_AUTO_FREE plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
-    if (!order) return weft_no_memory("plan");
+    WEFT_ROOM(plan_order, order, p->n_buffers + 1, "plan: no memory");
     for (int64_t i = 0; i < p->n_buffers; i++)
         order[i] = (plan_order){p->buffers[i].bytes, i};
     qsort(order, (size_t)p->n_buffers, sizeof *order, by_size);
@@ -202,22 +199,18 @@ weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, i
     WEFT_TRY(weft_graph_status(g));
     static const weft_plan_options defaults;
     int64_t n_nodes = weft_graph_node_count(g), n_tensors = weft_graph_tensor_count(g);
-    size_t nodes = (size_t)n_nodes + 1, tensors = (size_t)n_tensors + 1;
-    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = calloc(1, sizeof *plan);
-    WEFT_AUTO_FREE plan_buffer *buffers = calloc(nodes + tensors, sizeof *buffers);
-    WEFT_AUTO_FREE int64_t *buffer_of = calloc(tensors, sizeof *buffer_of);
-    WEFT_AUTO_FREE int64_t *last_read = calloc(tensors, sizeof *last_read);
-    WEFT_AUTO_FREE int64_t *work_buffer = calloc(nodes, sizeof *work_buffer);
-    if (!plan || !buffers || !buffer_of || !last_read || !work_buffer)
-        return weft_no_memory("plan");
+    int64_t nodes = n_nodes + 1, tensors = n_tensors + 1;
+    WEFT_NEW(weft_plan, plan, weft_plan_destroy, "plan: no memory");
+    WEFT_ROOM(plan_buffer, buffers, nodes + tensors, "plan: no memory");
+    WEFT_ROOM(int64_t, buffer_of, tensors, "plan: no memory");
+    WEFT_ROOM(int64_t, last_read, tensors, "plan: no memory");
+    WEFT_ROOM(int64_t, work_buffer, nodes, "plan: no memory");
     plan->n_nodes = n_nodes;
     plan->n_tensors = n_tensors;
-    plan->offset = calloc(tensors, sizeof *plan->offset);
-    plan->region = calloc(tensors, sizeof *plan->region);
-    plan->work_offset = calloc(nodes, sizeof *plan->work_offset);
-    plan->work_bytes = calloc(nodes, sizeof *plan->work_bytes);
-    if (!plan->offset || !plan->region || !plan->work_offset || !plan->work_bytes)
-        return weft_no_memory("plan");
+    WEFT_ROOM_AT(plan->offset, tensors, "plan: no memory");
+    WEFT_ROOM_AT(plan->region, tensors, "plan: no memory");
+    WEFT_ROOM_AT(plan->work_offset, nodes, "plan: no memory");
+    WEFT_ROOM_AT(plan->work_bytes, nodes, "plan: no memory");
     WEFT_TRY(make_plan(&(planner){.g = g,
                                   .backend = backend,
                                   .options = options ? options : &defaults,
@@ -279,15 +272,13 @@ typedef struct {
 } request;
 
 weft_status weft_space_open(int64_t moments, weft_space **out) {
-    WEFT_AUTO_FREE weft_space *s = calloc(1, sizeof *s);
     *out = NULL;
-    if (!s) return weft_no_memory("plan");
+    WEFT_ROOM(weft_space, s, 1, "plan: no memory");
     s->moments = moments;
     s->n_parts = 2;
     while (s->n_parts < 2 * moments)
         s->n_parts *= 2;
-    s->parts = calloc((size_t)s->n_parts, sizeof *s->parts);
-    if (!s->parts) return weft_no_memory("plan");
+    WEFT_ROOM_AT(s->parts, s->n_parts, "plan: no memory");
     return weft_hand(&s, out);
 }
 

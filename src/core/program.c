@@ -13,8 +13,7 @@ weft_status weft_program_make(weft_graph *g, const weft_backend *backend, int th
     *out = NULL;
     if (!options->complete) WEFT_TRY(weft_program_differentiate(g, options));
     int64_t tensors = weft_graph_tensor_count(g);
-    WEFT_AUTO_FREE bool *bound = calloc((size_t)tensors + 1, sizeof *bound);
-    if (!bound) return weft_no_memory("plan");
+    WEFT_ROOM(bool, bound, tensors + 1, "plan: no memory");
     for (int64_t i = 0; i < tensors; i++)
         bound[i] = (options->bound && options->bound[i]) ||
                    ((options->outside >> weft_graph_tensor_at(g, i)->role) & 1u);

@@ -185,8 +185,7 @@ void weft_graph_close_holes(weft_graph *g) {
 
 weft_status weft_graph_rewrite(weft_graph *g, const weft_rule *rules) {
     WEFT_TRY(weft_graph_status(g));
-    WEFT_AUTO_FREE int32_t *reads = calloc((size_t)g->n_tensors + 1, sizeof *reads);
-    if (!reads) return weft_no_memory("rewrite");
+    WEFT_ROOM(int32_t, reads, g->n_tensors + 1, "rewrite: no memory");
     int64_t first = g->n_forward < 0 ? 0 : g->n_forward;
     weft_rewrite r = {.g = g, .rules = rules, .first = first, .reads = reads};
     for (int64_t i = 0; i < r.g->n_nodes; i++) {

@@ -215,8 +215,7 @@ static weft_status read_entries(weft_safetensors *f, const unsigned char *data, 
 
 weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
     *out = NULL;
-    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);
-    if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
+    WEFT_NEW(weft_safetensors, f, weft_safetensors_close, "%s: no memory to open it", shown(path));
     f->path = path;
     /* O_NONBLOCK: a pipe in place of a file must not keep us waiting. */
     WEFT_AUTO_CLOSE int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -243,10 +242,8 @@ weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
         return WEFT_BAD_INPUT("%s: not a usable safetensors file: header, byte %d: %s",
                               shown(f->path), error.position, shown(error.text));
     size_t entries_max = json_object_size(f->header);
-    WEFT_AUTO_FREE entry *entries = calloc(entries_max + 1, sizeof *entries);
-    f->tensors = calloc(entries_max + 1, sizeof *f->tensors);
-    if (!entries || !f->tensors)
-        return weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(f->path));
+    WEFT_ROOM(entry, entries, entries_max + 1, "%s: no memory for the header", shown(f->path));
+    WEFT_ROOM_AT(f->tensors, entries_max + 1, "%s: no memory for the header", shown(f->path));
     WEFT_TRY(read_entries(f, f->map + LENGTH_BYTES + length,
                           f->map_bytes - LENGTH_BYTES - (int64_t)length, entries));
     f->path = NULL;
@@ -363,8 +360,7 @@ static weft_status make_header(layout *l, const char *const *metadata) {
     if (padded > WEFT_SAFETENSORS_HEADER_MAX)
         return WEFT_BAD_INPUT("%s: cannot be written: its header would be over 100 MB",
                               shown(l->path));
-    l->header = malloc(padded);
-    if (!l->header) return weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(l->path));
+    WEFT_ROOM_AT(l->header, padded, "%s: no memory for the header", shown(l->path));
     memset(l->header, ' ', padded);
     memcpy(l->header, text, length);
     l->header_bytes = padded;
@@ -378,12 +374,9 @@ static void end_layout(layout *l) {
 weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,
                                    const char *const *metadata, weft_sum *sum) {
     WEFT_AUTO(end_layout) layout l = {.path = path, .n = n};
-    size_t slots = (size_t)n + 1;
-    l.tensors = calloc(slots, sizeof *l.tensors);
-    l.order = calloc(slots, sizeof *l.order);
-    l.begin = calloc(slots, sizeof *l.begin);
-    if (!l.tensors || !l.order || !l.begin)
-        return weft_fail(WEFT_ENOMEM, "%s: no memory to write it", shown(path));
+    WEFT_ROOM_AT(l.tensors, n + 1, "%s: no memory to write it", shown(path));
+    WEFT_ROOM_AT(l.order, n + 1, "%s: no memory to write it", shown(path));
+    WEFT_ROOM_AT(l.begin, n + 1, "%s: no memory to write it", shown(path));
     if (n > 0) memcpy(l.tensors, tensors, (size_t)n * sizeof *tensors);
     qsort(l.tensors, (size_t)n, sizeof *l.tensors, by_name);
     int64_t total = 0;

@@ -188,8 +188,7 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     }
     int threads = j->copies ? 0 : weft_pool_size(j->pool);
     if (!j->copies) WEFT_TRY(weft_input_open(input, &j->input));
-    j->encoders = calloc((size_t)threads + 1, sizeof *j->encoders);
-    if (!j->encoders) return weft_fail(WEFT_ENOMEM, "no memory to encode with");
+    WEFT_ROOM_AT(j->encoders, threads + 1, "no memory to encode with");
     for (int i = 0; i < threads; i++)
         WEFT_TRY(weft_encoder_open(j->tokenizer, &j->encoders[i]));
     WEFT_TRY(weft_path_kind(out, &kind));

@@ -333,9 +333,8 @@ static weft_status read_json(weft_tokenizer *t, const json_t *root) {
     }
     /* All but those that stand for a byte, and added ones: what these are called is text like any other. */
     if (t->score) {
-        WEFT_AUTO_FREE bool *added = calloc((size_t)t->vocab + 1, sizeof *added);
-        t->sorted = calloc((size_t)t->vocab + 1, sizeof *t->sorted);
-        if (!t->sorted || !added) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+        WEFT_ROOM(bool, added, t->vocab + 1, "tokenizer %s: no memory", t->name);
+        WEFT_ROOM_AT(t->sorted, t->vocab + 1, "tokenizer %s: no memory", t->name);
         for (int i = 0; i < t->n_added; i++)
             added[t->added[i].id] = true;
         for (int64_t id = 0; id < t->vocab; id++) {

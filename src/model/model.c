@@ -31,9 +31,8 @@ weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_mod
     m->n_weights = graph.n_parameters;
     for (int64_t i = 0; i < m->n_weights; i++)
         room += strlen(graph.parameters[i].tensor->name) + 1;
-    m->weights = calloc((size_t)m->n_weights + 1, sizeof *m->weights);
-    m->names = malloc(room + 1);
-    if (!m->weights || !m->names) return weft_no_memory("model");
+    WEFT_ROOM_AT(m->weights, m->n_weights + 1, "model: no memory");
+    WEFT_ROOM_AT(m->names, room + 1, "model: no memory");
     for (int64_t i = 0; i < m->n_weights; i++) {
         const weft_parameter *p = &graph.parameters[i];
         const weft_tensor *t = p->tensor;

@@ -142,8 +142,7 @@ static void fill_piece(void *context, int64_t task, int thread) {
 weft_status weft_model_start(weft_model *m, uint64_t seed, weft_pool *pool) {
     size_t threads = pool ? (size_t)weft_pool_size(pool) : 1;
     bool orthogonal = m->config.init == WEFT_INIT_ORTHOGONAL;
-    WEFT_AUTO_FREE double *values = malloc(threads * PIECE * sizeof *values);
-    if (!values) return weft_no_memory("start");
+    WEFT_ROOM(double, values, (threads * PIECE), "start: no memory");
     for (weft_weight *w = m->weights; w < m->weights + m->n_weights; w++) {
         if (!orthogonal || !w->init.orthogonal || w->ndim != 2 ||
             w->init.start != WEFT_START_NORMAL) {
