@@ -339,11 +339,9 @@ weft_status weft_block_open_part(weft_engine *engine, const char *part, const ch
         return WEFT_BAD_INPUT("part '%s': it must be attention, ffn or layer", part);
     w.form.kind = (weft_part_kind)kind;
     WEFT_TRY(weft_api_config(NULL, options, &w.config, &is_folder));
-    w.build = (weft_build){.batch = batch,
-                           .time = time,
-                           .dtype = weft_config_dtype(&w.config),
-                           .train = (purpose & WEFT_BLOCK_TRAIN) != 0,
-                           .recompute = (purpose & WEFT_BLOCK_RECOMPUTE) != 0};
+    w.build = (weft_build){.batch = batch, .time = time, .dtype = weft_config_dtype(&w.config)};
+    w.build.train = (purpose & WEFT_BLOCK_TRAIN) != 0;
+    w.build.recompute = (purpose & WEFT_BLOCK_RECOMPUTE) != 0;
     /* All that the part depends on, in words. */
     int used = snprintf(key, KEY_ROOM, "weft %s %lld %lld %d", part, (long long)batch,
                         (long long)time, w.form.first);

@@ -275,13 +275,11 @@ weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int
                                     : "NULL");
     int scaling = find_word(g, __func__, by->scaling ? by->scaling : words[0], words);
     if (scaling < 0) return NULL;
-    weft_rope_law law = {.base = by->base,
-                         .scaling = (weft_rope_scaling)scaling,
-                         .factor = scaling ? by->factor : 1,
-                         .context = by->context,
-                         .low = by->low,
-                         .high = by->high,
-                         .amplitude = by->amplitude != 0 ? by->amplitude : 1};
+    weft_rope_law law = {.base = by->base, .context = by->context, .low = by->low};
+    law.scaling = (weft_rope_scaling)scaling;
+    law.factor = scaling ? by->factor : 1;
+    law.high = by->high;
+    law.amplitude = by->amplitude != 0 ? by->amplitude : 1;
     bool bends = law.scaling == WEFT_ROPE_LLAMA3 || law.scaling == WEFT_ROPE_YARN;
     const char *wrong =
         !(law.base > 1) || !isfinite(law.base)                 ? "base must be above 1"

@@ -23,16 +23,12 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
         return API_REFUSE("WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward pass "
                           "nothing is made again");
     WEFT_NEW(weft_pass, p, weft_pass_close, "%s: no memory", __func__);
+    *p = (weft_pass){.batch = batch, .time = time, .purpose = purpose};
     p->serial = 1 + atomic_fetch_add(&serials, 1);
-    p->batch = batch;
-    p->time = time;
-    p->purpose = purpose;
-    weft_build build = {.batch = p->batch,
-                        .time = p->time,
-                        .dtype = model->dtype,
-                        .train = p->purpose & WEFT_PASS_TRAIN,
-                        .logits = p->purpose & WEFT_PASS_LOGITS,
-                        .recompute = p->purpose & WEFT_PASS_RECOMPUTE};
+    weft_build build = {.batch = p->batch, .time = p->time, .dtype = model->dtype};
+    build.train = p->purpose & WEFT_PASS_TRAIN;
+    build.logits = p->purpose & WEFT_PASS_LOGITS;
+    build.recompute = p->purpose & WEFT_PASS_RECOMPUTE;
     int64_t count = p->batch * p->time;
     WEFT_ROOM_AT(p->no_targets, count, "weft_pass_open: no memory");
     for (int64_t i = 0; i < count; i++)

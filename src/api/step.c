@@ -52,17 +52,13 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
                            weft_adam_slot *chosen) {
     weft_graph *g = w->step->graph;
     const weft_step_group *o = &w->groups[group];
-    weft_adam_options options = {
-        .beta1 = o->beta1,
-        .beta2 = o->beta2,
-        .eps = o->eps,
-        .weight_decay = o->weight_decay,
-        .clip = o->clip,
-        .spike_threshold = o->spike_threshold,
-        .theta = o->theta,
-        .reset_interval = o->reset_interval,
-        .warmup_steps = o->warmup_steps,
-    };
+    weft_adam_options options = {.beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps};
+    options.weight_decay = o->weight_decay;
+    options.clip = o->clip;
+    options.spike_threshold = o->spike_threshold;
+    options.theta = o->theta;
+    options.reset_interval = o->reset_interval;
+    options.warmup_steps = o->warmup_steps;
     char name[32];
     snprintf(name, sizeof name, "lr.%d", group);
     weft_tensor *lr = weft_graph_tensor(g, WEFT_ROLE_INPUT, name, w->dtype, 0, NULL);
@@ -159,10 +155,9 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
     *s = (weft_step){.engine = engine, .n_groups = n_groups, .n_tensors = n_tensors};
     pthread_mutex_init(&s->lock, NULL);
     int places = GROUP_BOUND * n_groups + SLOT_BOUND * n_tensors;
-    s->bound = calloc((size_t)places, sizeof *s->bound);
-    s->addresses = calloc((size_t)places, sizeof *s->addresses);
+    WEFT_ROOM_AT(s->bound, places, "%s: no memory", __func__);
+    WEFT_ROOM_AT(s->addresses, places, "%s: no memory", __func__);
     w.step = s;
-    if (!s->bound || !s->addresses) return weft_no_memory(__func__);
     WEFT_TRY(weft_graph_create(&s->graph));
     WEFT_TRY(build(&w));
     WEFT_TRY(weft_function_create(s->graph, engine->backend, engine->pool, s->bound, places,

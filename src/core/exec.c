@@ -59,9 +59,7 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
     }
     x->plan = options->planned;
     WEFT_TRY(weft_graph_status(g));
-    x->g = g;
-    x->backend = backend;
-    x->pool = pool;
+    *x = (weft_exec){.g = g, .backend = backend, .pool = pool, .plan = x->plan};
     x->poison = options->poison;
     x->n_nodes = weft_graph_node_count(g);
     x->n_tensors = weft_graph_tensor_count(g);

@@ -187,12 +187,10 @@ static weft_status start_on_device(const weft_function *f, weft_half half,
         x->addresses[i] = p->uses[i] ? m->bound[i] : NULL;
     x->addresses[f->n_bound] = m->saved;
     x->addresses[f->n_bound + 1] = m->workspace;
-    weft_call_start call = {.first = p->first,
-                            .last = p->last,
-                            .memory = m->workspace,
-                            .stream = m->stream,
-                            .addresses = x->addresses,
-                            .n_addresses = f->n_bound + 2};
+    weft_call_start call = {.first = p->first, .last = p->last, .memory = m->workspace};
+    call.stream = m->stream;
+    call.addresses = x->addresses;
+    call.n_addresses = f->n_bound + 2;
     return f->all.backend->calls->start(&x->exec, &call);
 }
 

@@ -119,10 +119,7 @@ weft_tensor *weft_graph_tensor_new(weft_graph *g, weft_role role, weft_dtype dty
                                    const int64_t *shape) {
     weft_tensor *t = weft_graph_alloc(g, sizeof *t);
     if (!t || !has_room(g, &g->tensors, g->n_tensors, &g->cap_tensors)) return NULL;
-    t->id = (int32_t)g->n_tensors;
-    t->dtype = dtype;
-    t->role = role;
-    t->ndim = ndim;
+    *t = (weft_tensor){.id = (int32_t)g->n_tensors, .dtype = dtype, .role = role, .ndim = ndim};
     for (int d = 0; d < ndim; d++)
         t->shape[d] = shape[d];
     g->tensors[g->n_tensors++] = t;
@@ -198,12 +195,8 @@ weft_node *weft_graph_node_new(weft_graph *g, const weft_op *op, weft_tensor *co
     weft_node *n = weft_graph_alloc(g, sizeof *n);
     weft_tensor **lists = weft_graph_alloc(g, (size_t)(n_in + n_out) * sizeof *lists);
     if (!n || !lists) return NULL;
-    n->op = op;
-    n->n_in = n_in;
-    n->n_out = n_out;
-    n->in = lists;
+    *n = (weft_node){.op = op, .n_in = n_in, .n_out = n_out, .in = lists, .attr = attr};
     n->out = lists + n_in;
-    n->attr = attr;
     for (int i = 0; i < n_in; i++)
         n->in[i] = in[i];
     return n;

@@ -14,13 +14,9 @@ struct weft_mirror {
 };
 
 weft_status weft_mirror_create(void *host, int64_t bytes, weft_mirror **out) {
-    weft_mirror *m = calloc(1, sizeof *m);
-    *out = m;
-    if (!m) return weft_no_memory("mirror");
-    m->host = host;
-    m->bytes = bytes;
-    m->newer = HOST;
-    pthread_mutex_init(&m->lock, NULL);
+    WEFT_ROOM_AT(*out, 1, "mirror: no memory");
+    **out = (weft_mirror){.host = host, .bytes = bytes, .newer = HOST};
+    pthread_mutex_init(&(*out)->lock, NULL);
     return WEFT_OK;
 }
 

@@ -212,12 +212,10 @@ WEFT_TASK(drop_chunk, const dropping *k) {
 DEFINE_KERNEL(dropout) {
     const weft_dropout_attr *attr = n->attr;
     int64_t batch = n->in[0]->shape[0];
-    dropping k = {.x = x,
-                  .n = n,
-                  .length = weft_tensor_count(n->in[0]) / batch,
-                  .threshold = (uint32_t)ceil(attr->p * 0x1p24),
-                  .site = attr->site,
-                  .scale = (real)(1 / (1 - attr->p))};
+    dropping k = {.x = x, .n = n, .site = attr->site};
+    k.length = weft_tensor_count(n->in[0]) / batch;
+    k.threshold = (uint32_t)ceil(attr->p * 0x1p24);
+    k.scale = (real)(1 / (1 - attr->p));
     k.chunk = chunk_length(k.length);
     k.chunks = ceil_div(k.length, k.chunk);
     return run_tasks(x, batch * k.chunks, drop_chunk, &k);

@@ -45,18 +45,14 @@ static int64_t contrast_bytes(const weft_tensor *x, int threads) {
 static contrast contrast_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
     const weft_infonce_attr *attr = n->attr;
     weft_infonce_sizes s = weft_infonce_measure(from);
-    contrast c = {.x = x,
-                  .n = n,
-                  .from = from,
-                  .losses = s.losses,
-                  .rows = s.rows,
-                  .width = s.width,
-                  .padded = padded_reals(s.width),
-                  .groups = ceil_div(s.rows, GROUP),
-                  .pairs = attr->group,
-                  .scores = padded_reals(s.rows),
-                  .u = weft_workspace(x, n),
-                  .inverse_tau = (real)(1 / attr->tau)};
+    contrast c = {.x = x, .n = n, .from = from, .losses = s.losses, .rows = s.rows};
+    c.width = s.width;
+    c.padded = padded_reals(s.width);
+    c.groups = ceil_div(s.rows, GROUP);
+    c.pairs = attr->group;
+    c.scores = padded_reals(s.rows);
+    c.u = weft_workspace(x, n);
+    c.inverse_tau = (real)(1 / attr->tau);
     c.strip = c.u + c.losses * c.rows * c.padded;
     c.per_thread = GROUP * (c.scores + c.padded);
     c.loss = (double *)(c.strip + weft_pool_size(weft_exec_pool(x)) * c.per_thread);

@@ -69,14 +69,11 @@ static int64_t rows_of_task(const weft_tensor *wide) {
 
 static grouped grouped_of(weft_exec *x, const weft_node *n, const weft_tensor *wide,
                           const weft_tensor *narrow, int64_t heads) {
-    grouped k = {.x = x,
-                 .wide = wide,
-                 .narrow = narrow,
-                 .rows = weft_tensor_rows(wide),
-                 .heads = heads,
-                 .group = weft_tensor_width(narrow) / heads,
-                 .run = weft_tensor_width(wide) / weft_tensor_width(narrow),
-                 .block = rows_of_task(wide)};
+    grouped k = {.x = x, .wide = wide, .narrow = narrow, .heads = heads};
+    k.rows = weft_tensor_rows(wide);
+    k.group = weft_tensor_width(narrow) / heads;
+    k.run = weft_tensor_width(wide) / weft_tensor_width(narrow);
+    k.block = rows_of_task(wide);
     k.piece = max_i64(1, TILE / k.run);
     k.factor = ATTR(n, weft_head_attr)->mean ? 1 / (real)k.run : 1;
     return k;

@@ -309,11 +309,8 @@ WEFT_TASK(muon_direction_chunk, const muon_run *r) {
 }
 
 DEFINE_KERNEL_IN(muon_direction, muon_chunks(n->attr) * (int64_t)sizeof(double)) {
-    muon_run r = {.x = x,
-                  .n = n,
-                  .attr = n->attr,
-                  .control = weft_data(x, n->in[0]),
-                  .squares = weft_workspace(x, n)};
+    muon_run r = {.x = x, .n = n, .attr = n->attr, .control = weft_data(x, n->in[0])};
+    r.squares = weft_workspace(x, n);
     int64_t chunks = muon_chunks(r.attr);
     if (r.control[WEFT_CONTROL_APPLY] == 0) { /* products of zeros, which nobody takes */
         memset(weft_data(x, n->out[0]), 0, (size_t)weft_tensor_bytes(n->out[0]));

@@ -103,17 +103,13 @@ WEFT_TASK(rotate_block, const rotation *k) {
 DEFINE_KERNEL_IN(rope, cut_workspace(n, threads, NULL, &(rotation){0})) {
     const weft_rope_attr *o = n->attr;
     const weft_tensor *in = n->in[0];
-    rotation k = {.x = x,
-                  .n = n,
-                  .batch = in->shape[0],
-                  .time = in->shape[1],
-                  .heads = in->shape[2],
-                  .width = in->shape[3],
-                  .rotated = o->heads,
-                  .half = o->width / 2,
-                  .start = weft_data(x, n->in[1]),
-                  .inverse = o->inverse,
-                  .amplitude = o->law.amplitude};
+    rotation k = {.x = x, .n = n, .rotated = o->heads, .half = o->width / 2, .inverse = o->inverse};
+    k.batch = in->shape[0];
+    k.time = in->shape[1];
+    k.heads = in->shape[2];
+    k.width = in->shape[3];
+    k.start = weft_data(x, n->in[1]);
+    k.amplitude = o->law.amplitude;
     cut_workspace(n, weft_pool_size(weft_exec_pool(x)), weft_workspace(x, n), &k);
     k.near = min_i64(k.time, SPAN);
     k.spans = ceil_div(k.time, SPAN);

@@ -128,9 +128,8 @@ weft_status weft_tokenizer_reserve_merges(weft_tokenizer *t, int64_t n) {
     int64_t slots = 16;
     while (slots < 2 * n + 2)
         slots *= 2;
-    t->merges = malloc((size_t)slots * sizeof *t->merges);
-    t->merge_list = malloc((size_t)(n + 1) * sizeof *t->merge_list);
-    if (!t->merges || !t->merge_list) return no_memory(t);
+    WEFT_ROOM_AT(t->merges, slots, "tokenizer %s: no memory", t->name);
+    WEFT_ROOM_AT(t->merge_list, n + 1, "tokenizer %s: no memory", t->name);
     for (int64_t i = 0; i < slots; i++)
         t->merges[i] = (weft_merge){.rank = -1};
     t->merge_slots = slots;

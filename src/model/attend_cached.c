@@ -327,13 +327,11 @@ weft_status weft_cached_build(const weft_config *c, const weft_cached_shape *sha
                               weft_cached_graph *out) {
     *out = (weft_cached_graph){.shape = *shape};
     WEFT_TRY(weft_cached_check(c));
-    weft_build build = {.batch = shape->rows,
-                        .time = 1,
-                        .dtype = shape->dtype,
-                        .form = WEFT_FORM_DIRECT,
-                        .rows_alone = !shape->block,
-                        .attend = &attend_cached,
-                        .attend_data = out};
+    weft_build build = {.batch = shape->rows, .time = 1, .dtype = shape->dtype};
+    build.form = WEFT_FORM_DIRECT;
+    build.rows_alone = !shape->block;
+    build.attend = &attend_cached;
+    build.attend_data = out;
     weft_status status = weft_model_build(c, &build, &out->model);
     if (status != WEFT_OK) weft_cached_destroy(out);
     return status;

@@ -114,12 +114,10 @@ static weft_status evaluate_batch(const weft_model *m, const weft_backend *backe
     WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_model quiet = *m; /* the same weights; a gradient pass has no dropout */
     quiet.config.dropout = 0;
-    weft_build build = {.batch = b->batch,
-                        .time = b->time,
-                        .dtype = m->dtype,
-                        .train = what->grads != NULL,
-                        .logits = what->logits != NULL,
-                        .scores = what->scores != NULL};
+    weft_build build = {.batch = b->batch, .time = b->time, .dtype = m->dtype};
+    build.train = what->grads != NULL;
+    build.logits = what->logits != NULL;
+    build.scores = what->scores != NULL;
     WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, what->grads != NULL, false, &s));
     /* WsFFN's two views are drawn as in training. */
     weft_run run = {.seed = (uint64_t)m->config.seed};

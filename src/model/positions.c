@@ -45,13 +45,11 @@ weft_rope_law rope_law_of(const weft_config *c, int64_t layer) {
         [WEFT_ROPE_SCALING_YARN] = WEFT_ROPE_YARN,
         [WEFT_ROPE_SCALING_LONGROPE] = WEFT_ROPE_LONG,
     };
-    weft_rope_law law = {.base = c->rope_theta,
-                         .scaling = scalings[c->rope_scaling],
-                         .factor = c->rope_factor,
-                         .context = (double)c->rope_context,
-                         .low = c->rope_low,
-                         .high = c->rope_high,
-                         .amplitude = 1};
+    weft_rope_law law = {.base = c->rope_theta, .low = c->rope_low, .high = c->rope_high};
+    law.scaling = scalings[c->rope_scaling];
+    law.factor = c->rope_factor;
+    law.context = (double)c->rope_context;
+    law.amplitude = 1;
     if (c->rope_local_theta > 0 && weft_config_window(c, layer))
         return (weft_rope_law){.base = c->rope_local_theta, .factor = 1, .amplitude = 1};
     if (law.scaling == WEFT_ROPE_LONG) {

@@ -179,11 +179,9 @@ weft_status weft_session_scores(const weft_session *session, int64_t layer, doub
     const weft_layer_scores *from = &session->graph.scores[layer];
     const weft_score *s = &from->score;
     WEFT_AUTO(end_values)
-    score_values v = {.s = s,
-                      .batch = session->graph.tokens->shape[0],
-                      .time = session->graph.tokens->shape[1],
-                      .dqk = from->dqk,
-                      .distance = from->distance};
+    score_values v = {.s = s, .dqk = from->dqk, .distance = from->distance};
+    v.batch = session->graph.tokens->shape[0];
+    v.time = session->graph.tokens->shape[1];
     const weft_tensor *const read[] = {
         s->packed ? s->packed : s->q, s->k, s->n, s->scale, s->beta, s->log_tau, s->rel};
     double **const to[] = {&v.q, &v.k, &v.n, &v.scale, &v.beta, &v.log_tau, &v.rel};

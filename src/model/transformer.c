@@ -85,10 +85,9 @@ static weft_tensor *mix_gate(builder *b, weft_tensor *o) {
 static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
-    b->score = (weft_score){.causal = c->causal,
-                            .reach = weft_config_window(c, b->layer),
-                            .softcap = c->softcap_attention,
-                            .first = b->documents.first};
+    b->score = (weft_score){.causal = c->causal, .softcap = c->softcap_attention};
+    b->score.reach = weft_config_window(c, b->layer);
+    b->score.first = b->documents.first;
     b->law = rope_law_of(c, b->layer);
     b->shares = b->layer % c->kv_share != 0;
     if (!b->shares) b->latent = b->latent_v = NULL;
@@ -311,11 +310,8 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
 }
 
 weft_status weft_model_build_nominal(const weft_config *c, weft_model_graph *out) {
-    weft_build build = {.batch = 1,
-                        .time = c->context,
-                        .dtype = weft_config_dtype(c),
-                        .train = true,
-                        .form = WEFT_FORM_DIRECT};
+    weft_build build = {.batch = 1, .time = c->context, .train = true, .form = WEFT_FORM_DIRECT};
+    build.dtype = weft_config_dtype(c);
     return weft_model_build(c, &build, out);
 }
 

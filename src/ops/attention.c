@@ -167,17 +167,13 @@ OPERATION(attention_back, void, d_o, .flops = attention_back_flops) {
 }
 
 weft_attention_attr weft_score_attr(const weft_score *score) {
-    weft_attention_attr a = {
-        .scale_value = score->scale_value,
-        .pos = score->pos,
-        .causal = score->causal,
-        .band = score->band,
-        .window = score->window,
-        .band_alpha = score->band_alpha,
-        .reach = score->reach,
-        .softcap = score->softcap,
-        .packed = score->packed != NULL,
-    };
+    weft_attention_attr a = {.pos = score->pos, .causal = score->causal, .band = score->band};
+    a.scale_value = score->scale_value;
+    a.window = score->window;
+    a.band_alpha = score->band_alpha;
+    a.reach = score->reach;
+    a.softcap = score->softcap;
+    a.packed = score->packed != NULL;
     const weft_tensor *qkv = score->packed, *q = score->q, *k = score->k;
     if (qkv) {
         int64_t parts = score->heads + 2 * score->kv_heads;
