@@ -41,9 +41,13 @@ typedef struct {
 static inline weft_norm_group weft_norm_group_of(const weft_norm_attr *attr, const weft_tensor *x,
                                                  int group) {
     int64_t rows = weft_tensor_rows(x);
-    if (!attr->heads) return (weft_norm_group){group ? 0 : rows, 1, 0, 1};
-    int64_t period = x->shape[x->ndim - 2], count = group ? attr->next : attr->heads;
-    return (weft_norm_group){rows / period * count, period, group ? attr->heads : 0, count};
+    weft_norm_group own = {group ? 0 : rows, 1, 0, 1};
+    if (!attr->heads) return own;
+    own.period = x->shape[x->ndim - 2];
+    own.first = group ? attr->heads : 0;
+    own.count = group ? attr->next : attr->heads;
+    own.rows = rows / own.period * own.count;
+    return own;
 }
 
 enum { WEFT_NORM_X, WEFT_NORM_W, WEFT_NORM_B, WEFT_NORM_R, WEFT_NORM_W_NEXT, WEFT_NORM_INPUTS };
