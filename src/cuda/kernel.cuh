@@ -171,16 +171,6 @@ template <typename F> static inline void with_type(const weft_tensor *t, F f) {
     with_type(t->dtype, f);
 }
 
-/* The same for a flag: f(std::true_type) or f(std::false_type) in all but name. */
-template <bool B> struct flag { static constexpr bool value = B; };
-
-template <typename F> static inline void with_flag(bool b, F f) {
-    if (b)
-        f(flag<true>());
-    else
-        f(flag<false>());
-}
-
 /* Calls f with the first of the constants that is not below n, or the last: f(constant<3>()). */
 template <int N> struct constant { static constexpr int value = N; };
 

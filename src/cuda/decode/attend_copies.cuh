@@ -5,7 +5,6 @@
 
 #include "cuda/decode/attend.cuh"
 #include "cuda/dependent_launch.cuh"
-#include "cuda/products/few_rows.cuh"
 #include "cuda/tensor/pipeline.cuh"
 
 enum {
@@ -108,9 +107,9 @@ __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a
             share_out_copies(a)};
 }
 
-__device__ static inline few_words read_words(const void *from) {
+__device__ static inline eight_halves read_words(const void *from) {
     uint4 v = *(const uint4 *)from;
-    return few_words{{v.x, v.y, v.z, v.w}};
+    return eight_halves{{v.x, v.y, v.z, v.w}};
 }
 
 /* A block's rows, which follow each other, key head, and keys [seen, own] of the last row. */

@@ -30,8 +30,7 @@
 
 /* c += a b for 16 heads and eight columns, over 16 numbers: a as the instruction has it. */
 __device__ static inline void multiply_heads(float (&c)[4], uint4 a, unsigned b0, unsigned b1) {
-    few_words high = {{a.x, a.z}}, low = {{a.y, a.w}};
-    few_multiply(c, high, low, 0, b0, b1);
+    multiply_add(c, (const uint32_t(&)[4])a, b0, b1);
 }
 
 /* S = Q Kᵀ for 16 heads and 32 keys. EVEN: widths are multiples of 32, and all keys are there. */
@@ -43,11 +42,11 @@ __device__ static inline void score_tile(const attend_problem &a, const uint4 *q
     const bf16 *key = keys + (row / 2 * 8 + row % 2) * a.dqk + quarter * 8;
 #pragma unroll 2
     for (int k = 0; k < a.dqk; k += 32, q += 64) {
-        few_words b[4];
+        eight_halves b[4];
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            b[n] =
-                EVEN || k + quarter * 8 < a.dqk ? read_words(key + 2 * n * a.dqk + k) : few_words{};
+            b[n] = EVEN || k + quarter * 8 < a.dqk ? read_words(key + 2 * n * a.dqk + k)
+                                                   : eight_halves{};
 #pragma unroll
         for (int step = 0; step < 2; step++) {
             uint4 high_low = q[32 * step];
@@ -156,7 +155,7 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
         for (int i = 0; i < 4; i++) {
             int at = row / 2 * 8 + 2 * i + row % 2, j = w.key + at;
             bool there = EVEN || (j >= w.low && j < w.high && column < a.dv);
-            few_words v = there ? read_words(values + at * pitch + column) : few_words{};
+            eight_halves v = there ? read_words(values + at * pitch + column) : eight_halves{};
 #pragma unroll
             for (int t = 0; t < 4; t++)
                 b[t][i] = v.word[t];
@@ -165,7 +164,7 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
         for (int t = 0; t < 4; t++) {
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                b[t][i] = few_transpose(b[t][i]);
+                b[t][i] = transpose_halves(b[t][i]);
 #pragma unroll
             for (int step = 0; step < 2; step++)
                 multiply_heads(s.o[u][t], weights[step], b[t][2 * step], b[t][2 * step + 1]);

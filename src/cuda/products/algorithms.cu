@@ -43,13 +43,6 @@ static bool find_path(char *path) {
     return length > 0 && length < PATH_ROOM;
 }
 
-static void describe_machine(const weft_cuda_blas *blas) {
-    int driver = 0;
-    cudaDriverGetVersion(&driver);
-    snprintf(machine, sizeof machine, "# %s, driver %d, cublasLt %zu", weft_cuda_device()->name,
-             driver, blas->GetVersion());
-}
-
 static choice *find_choice(const char *key) {
     for (int64_t i = 0; i < n_choices; i++)
         if (strcmp(choices[i].key, key) == 0) return &choices[i];
@@ -104,22 +97,17 @@ static void read_file(const char *path, FILE *to) {
 
 static void load_choices(const weft_cuda_blas *blas) {
     char path[PATH_ROOM];
+    int driver = 0;
     if (is_loaded) return;
     is_loaded = true;
-    describe_machine(blas);
+    cudaDriverGetVersion(&driver);
+    snprintf(machine, sizeof machine, "# %s, driver %d, cublasLt %zu", weft_cuda_device()->name,
+             driver, blas->GetVersion());
     if (find_path(path)) read_file(path, NULL);
 }
 
 static int by_key(const void *a, const void *b) {
     return strcmp(((const choice *)a)->key, ((const choice *)b)->key);
-}
-
-static void make_folders(char *path) {
-    for (char *slash = path + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
-        *slash = 0;
-        mkdir(path, 0777);
-        *slash = '/';
-    }
 }
 
 static bool write_file(const char *path, const char *fresh) {
@@ -143,7 +131,11 @@ void save_algorithms(void) {
     char path[PATH_ROOM], fresh[PATH_ROOM + 32];
     WEFT_LOCK(&lock);
     if (is_changed && find_path(path)) {
-        make_folders(path);
+        for (char *slash = path + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
+            *slash = 0;
+            mkdir(path, 0777);
+            *slash = '/';
+        }
         qsort(choices, (size_t)n_choices, sizeof *choices, by_key);
         snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
         if (!write_file(path, fresh)) {
@@ -270,19 +262,18 @@ bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cuda
     WEFT_LOCK(&lock);
     load_choices(blas);
     choice *known = find_choice(call->key);
-    int n = known ? 1 : list_candidates(blas, call, candidates);
     if (known) {
         known->used = true;
         *out = known->algorithm;
-    } else if (n > 0) {
-        cudaStreamIsCapturing(stream, &capturing);
-        bool measured =
-            call->flops >= MEASURED_FLOPS && n > 1 && capturing == cudaStreamCaptureStatusNone;
-        int best = measured ? measure_all(blas, call, candidates, n, stream) : -1;
-        measured = best >= 0;
-        *out = candidates[measured ? best : 0].algo;
-        add_choice(call->key, out, measured, true);
-        is_changed |= measured;
+        return true;
     }
-    return n > 0;
+    int n = list_candidates(blas, call, candidates), best = -1;
+    if (n == 0) return false;
+    cudaStreamIsCapturing(stream, &capturing);
+    if (call->flops >= MEASURED_FLOPS && n > 1 && capturing == cudaStreamCaptureStatusNone)
+        best = measure_all(blas, call, candidates, n, stream);
+    *out = candidates[max(best, 0)].algo;
+    add_choice(call->key, out, best >= 0, true);
+    is_changed |= best >= 0;
+    return true;
 }

@@ -11,13 +11,12 @@
  * lanes transpose 8 × 8 numbers. Products of one a may be one launch. f32, mixed types and rows
  * that start anywhere take plain kernels, eight rows at a time.
  *
- * In generation b does not change: it is requested before the kernel ahead has ended.
- *
- * `finish(g, row, column, sum)` is given to them and ends a sum of matrix g. */
+ * In generation b does not change: it is requested before the kernel ahead has ended. */
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
-#include "cuda/products/gemm.cuh"
+#include "cuda/products/finish.cuh"
+#include "cuda/tensor/tile.cuh"
 
 enum {
     FEW_WARPS = 4,
@@ -37,7 +36,7 @@ typedef struct {
 } few_rows;
 
 /* b [n, k]: a warp per column, whose lanes share out k. */
-template <class F> static __global__ void few_rows_by_warp(few_rows f, F finish) {
+static __global__ void few_rows_by_warp(few_rows f, finishing end) {
     int64_t column = (int64_t)blockIdx.x * FEW_WARPS + threadIdx.x / 32, g = blockIdx.y;
     int64_t first = (int64_t)blockIdx.z * FEW_AT_ONCE;
     int lane = threadIdx.x % 32, rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
@@ -53,12 +52,12 @@ template <class F> static __global__ void few_rows_by_warp(few_rows f, F finish)
 #pragma unroll
     for (int r = 0; r < FEW_AT_ONCE; r++) {
         float sum = warp_sum(sums[r]);
-        if (r < rows && lane == 0) finish(g, first + r, column, f.alpha * sum);
+        if (r < rows && lane == 0) finish_value(end, g, first + r, column, f.alpha * sum);
     }
 }
 
 /* b [k, n]: a lane per column. The block's warps share out k, and their sums are added in order. */
-template <class F> static __global__ void few_rows_by_lane(few_rows f, F finish) {
+static __global__ void few_rows_by_lane(few_rows f, finishing end) {
     __shared__ float parts[FEW_SHARES][FEW_AT_ONCE][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t column = (int64_t)blockIdx.x * 32 + lane, g = blockIdx.y;
@@ -80,40 +79,13 @@ template <class F> static __global__ void few_rows_by_lane(few_rows f, F finish)
     float sum = 0;
     for (int w = 0; w < FEW_SHARES; w++)
         sum += parts[w][warp][lane];
-    finish(g, first + warp, column, f.alpha * sum);
-}
-
-/* Eight numbers of bf16 as four words; zeros where there are none. */
-struct few_words {
-    unsigned word[4];
-};
-
-__device__ static inline few_words few_fetch(const bf16 *p, bool there) {
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (there) v = *(const uint4 *)p;
-    return few_words{{v.x, v.y, v.z, v.w}};
-}
-
-/* A lane has two neighbours of row lane/4 of 8 × 8 numbers, and gets two of column lane/4. */
-__device__ static inline unsigned few_transpose(unsigned word) {
-    unsigned transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
-    return transposed;
-}
-
-__device__ static inline void few_multiply(float (&c)[4], const few_words &a, const few_words &low,
-                                           int step, unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a.word[2 * step]), "r"(low.word[2 * step]), "r"(a.word[2 * step + 1]),
-                   "r"(low.word[2 * step + 1]), "r"(b0), "r"(b1));
+    finish_value(end, g, first + warp, column, f.alpha * sum);
 }
 
 /* What a lane multiplies in a step: rows lane/4, + 8, and with two halves + 16, + 24 of a; of b, in the
  * instructions' order, [tile of eight columns][which eight of k]. */
 template <int HALVES, int TILES> struct few_step {
-    few_words a[2 * HALVES];
+    eight_halves a[2 * HALVES];
     unsigned b[TILES][4];
 };
 
@@ -127,7 +99,7 @@ __device__ static inline void few_load_a(const few_rows &f, const bf16 *a, int r
 #pragma unroll
     for (int i = 0; i < 2 * HALVES; i++)
         s.a[i] =
-            few_fetch(a + (row + 8 * i) * f.a_ld + k + quarter * 8, in_k && row + 8 * i < rows);
+            fetch_halves(a + (row + 8 * i) * f.a_ld + k + quarter * 8, in_k && row + 8 * i < rows);
 }
 
 /* Where the i-th eight numbers of b lie that a lane multiplies in a step. NULL: they are zeros. */
@@ -147,7 +119,7 @@ __device__ static inline void few_load_b(const few_rows &f, const bf16 *b, int64
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
         const bf16 *from = few_place_b<TB>(f, b, column, k, i);
-        few_words v = few_fetch(from, from != NULL);
+        eight_halves v = fetch_halves(from, from != NULL);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             s.b[TB ? i : j][TB ? j : i] = v.word[j];
@@ -173,13 +145,16 @@ __device__ static inline void few_multiply_step(few_step<HALVES, TILES> &s,
         if (!TB)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                s.b[tile][i] = few_transpose(s.b[tile][i]);
+                s.b[tile][i] = transpose_halves(s.b[tile][i]);
 #pragma unroll
         for (int step = 0; step < 2; step++)
 #pragma unroll
-            for (int half = 0; half < HALVES; half++)
-                few_multiply(sums[half][tile], s.a[2 * half], s.a[2 * half + 1], step,
-                             s.b[tile][2 * step], s.b[tile][2 * step + 1]);
+            for (int half = 0; half < HALVES; half++) {
+                const unsigned *high = s.a[2 * half].word, *low = s.a[2 * half + 1].word;
+                unsigned a[4] = {high[2 * step], low[2 * step], high[2 * step + 1],
+                                 low[2 * step + 1]};
+                multiply_add(sums[half][tile], a, s.b[tile][2 * step], s.b[tile][2 * step + 1]);
+            }
     }
 }
 
@@ -192,8 +167,8 @@ template <bool TB, int TILES> __device__ static inline int few_place(int row, in
 
 /* Block `block` of a product, of matrix g: TILES of eight columns. Up to 16 rows are one half of a band.
  * `parts`: few_floats of them, in shared memory. */
-template <bool TB, int HALVES, int TILES, class F>
-__device__ static inline void few_sum_block(const few_rows &f, const F &finish, unsigned block,
+template <bool TB, int HALVES, int TILES>
+__device__ static inline void few_sum_block(const few_rows &f, const finishing &end, unsigned block,
                                             int64_t g, float *parts) {
     constexpr int NUMBERS = 4 * HALVES * TILES; /* of a lane */
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -242,7 +217,7 @@ __device__ static inline void few_sum_block(const few_rows &f, const F &finish, 
 #pragma unroll
         for (int w = 0; w < FEW_SHARES / 2; w++)
             total += parts[w * (32 * NUMBERS) + few_place<TB, TILES>(row, lane)];
-        finish(g, first + row, column + lane, f.alpha * total);
+        finish_value(end, g, first + row, column + lane, f.alpha * total);
     }
 }
 
@@ -250,23 +225,23 @@ static __host__ __device__ constexpr int few_floats(int halves, int tiles) {
     return FEW_SHARES / 2 * 32 * 4 * halves * tiles;
 }
 
-template <bool TB, int HALVES, int TILES, class F>
+template <bool TB, int HALVES, int TILES>
 static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
-    few_rows_by_tensor(few_rows f, F finish) {
+    few_rows_by_tensor(few_rows f, finishing end) {
     __shared__ float parts[few_floats(HALVES, TILES)];
-    few_sum_block<TB, HALVES, TILES>(f, finish, blockIdx.x, blockIdx.y, parts);
+    few_sum_block<TB, HALVES, TILES>(f, end, blockIdx.x, blockIdx.y, parts);
 }
 
 /* Several products of the same a with b [n, k], none of which needs what another makes. */
-template <class F> struct few_group {
+struct few_group {
     few_rows f[GEMM_TOGETHER];
-    F finish[GEMM_TOGETHER];
+    finishing finish[GEMM_TOGETHER];
     unsigned end[GEMM_TOGETHER]; /* behind the last block of each */
 };
 
-template <int HALVES, int TILES, class F>
+template <int HALVES, int TILES>
 static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
-    few_rows_together(const __grid_constant__ few_group<F> t) {
+    few_rows_together(const __grid_constant__ few_group t) {
     __shared__ float parts[few_floats(HALVES, TILES)];
     unsigned i = 0;
     while (blockIdx.x >= t.end[i])
@@ -302,25 +277,26 @@ static inline bool few_is_narrow(const cuda_gemm *p) {
     return p->tb && p->m <= FEW_AT_ONCE && few_blocks(p, 4) * p->batch <= multiprocessors() / 2;
 }
 
-template <class F> static void run_few_rows(cudaStream_t stream, const cuda_gemm *p, F finish) {
+static inline void run_few_rows(cudaStream_t stream, const cuda_gemm *p) {
     few_rows f = few_describe(p);
+    finishing end = describe_finish(p);
     if (few_has_tensor(p)) {
         bool narrow = few_is_narrow(p);
         dim3 grid((unsigned)few_blocks(p, narrow ? 1 : 4), (unsigned)p->batch);
-        with_flag(p->m > FEW_BAND / 2, [&](auto two) {
-            constexpr int HALVES = 1 + decltype(two)::value;
+        with_constant<1, 2>(ceil_div(p->m, FEW_BAND / 2), [&](auto halves) {
+            constexpr int HALVES = decltype(halves)::value;
             launch_following(p->follows, stream, grid, FEW_SHARES * 32, 0,
-                             narrow  ? few_rows_by_tensor<true, 1, 1, F>
-                             : p->tb ? few_rows_by_tensor<true, HALVES, 4, F>
-                                     : few_rows_by_tensor<false, HALVES, 4, F>,
-                             f, finish);
+                             narrow  ? few_rows_by_tensor<true, 1, 1>
+                             : p->tb ? few_rows_by_tensor<true, HALVES, 4>
+                                     : few_rows_by_tensor<false, HALVES, 4>,
+                             f, end);
         });
         return;
     }
     dim3 grid((unsigned)ceil_div(p->n, p->tb ? FEW_WARPS : 32), (unsigned)p->batch,
               (unsigned)ceil_div(p->m, FEW_AT_ONCE));
-    auto kernel = p->tb ? few_rows_by_warp<F> : few_rows_by_lane<F>;
-    kernel<<<grid, (p->tb ? FEW_WARPS : FEW_SHARES) * 32, 0, stream>>>(f, finish);
+    auto kernel = p->tb ? few_rows_by_warp : few_rows_by_lane;
+    kernel<<<grid, (p->tb ? FEW_WARPS : FEW_SHARES) * 32, 0, stream>>>(f, end);
 }
 
 /* Whether a product can be one of several that are launched together. */
@@ -330,20 +306,19 @@ static inline bool few_can_join(const cuda_gemm *p) {
 }
 
 /* n products of few_can_join with one a, at most GEMM_TOGETHER. */
-template <class F>
-static void run_few_together(cudaStream_t stream, const cuda_gemm *p, int n, const F *finish) {
-    few_group<F> t = {};
+static inline void run_few_together(cudaStream_t stream, const cuda_gemm *p, int n) {
+    few_group t = {};
     bool narrow = true;
     for (int i = 0; i < n; i++)
         narrow = narrow && few_is_narrow(&p[i]);
     for (int i = 0; i < n; i++) {
         t.f[i] = few_describe(&p[i]);
-        t.finish[i] = finish[i];
+        t.finish[i] = describe_finish(&p[i]);
         t.end[i] = (i ? t.end[i - 1] : 0) + (unsigned)few_blocks(&p[i], narrow ? 1 : 4);
     }
-    with_flag(p->m > FEW_BAND / 2, [&](auto two) {
-        constexpr int HALVES = 1 + decltype(two)::value;
+    with_constant<1, 2>(ceil_div(p->m, FEW_BAND / 2), [&](auto halves) {
+        constexpr int HALVES = decltype(halves)::value;
         launch_following(p->follows, stream, dim3(t.end[n - 1]), FEW_SHARES * 32, 0,
-                         narrow ? few_rows_together<1, 1, F> : few_rows_together<HALVES, 4, F>, t);
+                         narrow ? few_rows_together<1, 1> : few_rows_together<HALVES, 4>, t);
     });
 }

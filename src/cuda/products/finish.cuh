@@ -123,11 +123,3 @@ __device__ static inline float4 finish_four(const finishing &f, int64_t row, int
     store_four(f.c, at, sum);
     return sum;
 }
-
-/* For few_rows.cuh and i8_rows.cuh. */
-struct finish_one {
-    finishing end;
-    __device__ void operator()(int64_t g, int64_t row, int64_t column, float sum) const {
-        finish_value(end, g, row, column, sum);
-    }
-};

@@ -20,7 +20,6 @@
  * its own would: those would be many in f32. The addend is the library's c, and c its d. */
 #include "cuda/pack.cuh"
 #include "cuda/products/few_rows.cuh"
-#include "cuda/products/finish.cuh"
 #include "cuda/products/i8_rows.cuh"
 #include "cuda/products/library.cuh"
 #include "cuda/products/streamed.cuh"
@@ -67,13 +66,6 @@ static int64_t b_values(const cuda_gemm *p) {
     return gemm_values(&p->b, p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n);
 }
 
-/* Whether the library's epilogue can do all that is asked of a bf16 result: the kept values' rows
- * must start at multiples of 16 bytes. */
-static bool epilogue_fits(const cuda_gemm *p) {
-    bool one = p->batch == 1 || !(p->gelu || p->gelu_back || p->pre.data);
-    return p->c.is_bf16 && one && p->n % 8 == 0 && p->c.ld % 8 == 0;
-}
-
 static int64_t bias_values(const cuda_gemm *p) {
     return p->bias.stride ? p->batch * p->n : p->n;
 }
@@ -87,15 +79,6 @@ static bool is_thin(const cuda_gemm *p) {
 
 static int64_t thin_band(const cuda_gemm *p) {
     return ceil_div(ceil_div(p->k, THIN_BANDS * multiprocessors()), THIN_ROWS) * THIN_ROWS;
-}
-
-static int64_t thin_workspace(const cuda_gemm *p) {
-    return ceil_div(p->k, thin_band(p)) * p->m * p->n * (int64_t)sizeof(float);
-}
-
-/* Whether c, in bf16, takes the sums before finish_values is done with them. */
-static bool sums_are_rounded(const cuda_gemm *p) {
-    return p->gelu_back && p->a.is_bf16 && p->b.is_bf16 && p->c.is_bf16;
 }
 
 static int64_t eights(int64_t n) {
@@ -140,21 +123,26 @@ static gemm_recipe make_recipe(const cuda_gemm *p, void *workspace) {
     /* Whoever plans these for many rows may run the last few with the same workspace, and those are
      * the library's. */
     recipe.thin = is_thin(p);
-    if (recipe.thin) pieces.bytes = max_i64(pieces.bytes, thin_workspace(p));
+    int64_t sums = p->batch * p->m * p->n * (int64_t)sizeof(float);
+    if (recipe.thin) pieces.bytes = max_i64(pieces.bytes, ceil_div(p->k, thin_band(p)) * sums);
     if (recipe.thin) return recipe;
     bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
     if (is_bf16 && flops >= PAD_FLOPS) pad_product(p, &recipe);
     if (recipe.sums_apart) return recipe;
     recipe.widen_a = p->a.is_bf16 && !is_bf16;
     recipe.widen_b = p->b.is_bf16 && !is_bf16;
-    recipe.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
-    recipe.sums_apart = recipe.finish && p->c.is_bf16 && !sums_are_rounded(p);
+    /* Whether the library's epilogue can do all that is asked of a bf16 result: the kept values' rows
+     * must start at multiples of 16 bytes. */
+    bool one = p->batch == 1 || !(p->gelu || p->gelu_back || p->pre.data);
+    bool fits = one && p->n % 8 == 0 && p->c.ld % 8 == 0;
+    recipe.finish = is_bf16 && p->c.is_bf16 ? extras && !fits : extras || p->c.is_bf16;
+    /* Before gelu's slope c, in bf16, takes the sums: finish_values reads them there. */
+    recipe.sums_apart = recipe.finish && p->c.is_bf16 && !(p->gelu_back && is_bf16);
     recipe.round_bias = !recipe.finish && p->bias.data && !p->bias.is_bf16;
     if (recipe.widen_a) pieces.take(&recipe.a_copy, a_values(p) * (int64_t)sizeof(float));
     if (recipe.widen_b) pieces.take(&recipe.b_copy, b_values(p) * (int64_t)sizeof(float));
     if (recipe.round_bias) pieces.take(&recipe.bias_copy, bias_values(p) * (int64_t)sizeof(bf16));
-    int64_t sums = p->batch * p->m * p->n;
-    if (recipe.sums_apart) pieces.take(&recipe.sums, sums * (int64_t)sizeof(float));
+    if (recipe.sums_apart) pieces.take(&recipe.sums, sums);
     return recipe;
 }
 
@@ -278,22 +266,6 @@ static __global__ void multiply_tiles(few_rows f, bool ta, bool tb, finishing en
     }
 }
 
-static void run_plain(cudaStream_t stream, const cuda_gemm *p) {
-    dim3 grid((unsigned)ceil_div(p->n, TILE), (unsigned)ceil_div(p->m, TILE), (unsigned)p->batch);
-    multiply_tiles<<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(few_describe(p), p->ta, p->tb,
-                                                               describe_finish(p));
-}
-
-/* What is left to do when the library has made the sums in `sums`; `added`: with the addend. */
-static void run_finish(cudaStream_t stream, const cuda_gemm *p, const cuda_gemm_matrix *sums,
-                       bool added) {
-    finishing f = describe_finish(p);
-    if (added) f.accumulate = false, f.addend.data = NULL;
-    int64_t pieces = p->batch * p->m * ceil_div(p->n, FINISH_COLUMNS);
-    finish_values<<<grid_for(pieces, THREADS), THREADS, 0, stream>>>(
-        f, any_tensor{sums->data, sums->is_bf16}, sums->ld, sums->stride, p->batch, p->m, p->n);
-}
-
 /* A matrix in its other type, at `to`. */
 static void convert_matrix(cudaStream_t stream, cuda_gemm_matrix *x, int64_t values, void *to) {
     convert_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(
@@ -347,10 +319,18 @@ static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
         leave_sums(&q);
         WEFT_TRY(library_run(stream, &q, aligned, recipe->library_bytes, &found));
     }
-    if (!found)
-        run_plain(stream, p);
-    else if (finish)
-        run_finish(stream, p, &q.c, !recipe->sums_apart);
+    finishing f = describe_finish(p);
+    if (!found) {
+        dim3 grid((unsigned)ceil_div(p->n, TILE), (unsigned)ceil_div(p->m, TILE),
+                  (unsigned)p->batch);
+        multiply_tiles<<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(few_describe(p), p->ta, p->tb,
+                                                                   f);
+    } else if (finish) {
+        int64_t pieces = p->batch * p->m * ceil_div(p->n, FINISH_COLUMNS);
+        if (!recipe->sums_apart) f.accumulate = false, f.addend.data = NULL; /* they have those */
+        finish_values<<<grid_for(pieces, THREADS), THREADS, 0, stream>>>(
+            f, any_tensor{q.c.data, q.c.is_bf16}, q.c.ld, q.c.stride, p->batch, p->m, p->n);
+    }
     return WEFT_OK;
 }
 
@@ -366,16 +346,13 @@ bool gemm_joins(const cuda_gemm *p) {
 }
 
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
-    finish_one finish[GEMM_TOGETHER];
     bool streamed = true;
-    for (int i = 0; i < n; i++) {
-        finish[i] = finish_one{describe_finish(&p[i])};
+    for (int i = 0; i < n; i++)
         streamed = streamed && streamed_can(&p[i]);
-    }
     if (streamed)
         streamed_launch(stream_of(x), p, n);
     else
-        run_few_together(stream_of(x), p, n, finish);
+        run_few_together(stream_of(x), p, n);
 }
 
 weft_status gemm_launch(cudaStream_t stream, const cuda_gemm &product, void *workspace) {
@@ -385,11 +362,11 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm &product, void *wor
         return weft_fail(WEFT_EBUG, "cuda: a product of %lld × %lld has no norm or map behind it",
                          (long long)p->n, (long long)p->k);
     if (recipe.i8)
-        run_i8_rows(stream, p, (char *)workspace, finish_one{describe_finish(p)});
+        run_i8_rows(stream, p, (char *)workspace);
     else if (recipe.few_rows && streamed_can(p))
         streamed_launch(stream, p, 1);
     else if (recipe.few_rows)
-        run_few_rows(stream, p, finish_one{describe_finish(p)});
+        run_few_rows(stream, p);
     else if (recipe.thin)
         run_thin(stream, p, (float *)workspace);
     else

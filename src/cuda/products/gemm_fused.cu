@@ -85,12 +85,6 @@ __device__ static inline void arrive_at_block(uint32_t at, uint32_t block) {
                  : "memory");
 }
 
-__device__ static inline uint32_t block_in_cluster() {
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
 /* All threads of all its blocks. */
 __device__ static inline void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
@@ -262,15 +256,6 @@ __device__ static inline void consume_all(const tile_problem &p, uint32_t memory
     }
 }
 
-__device__ static inline uint4 load_shared(uint32_t at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
 __device__ static inline void sync_finishers() {
     asm volatile("bar.sync 1, %0;" ::"n"((int)FINISHERS) : "memory");
 }
@@ -395,21 +380,6 @@ __device__ static inline void finish_all(const tile_problem &p, char *start, uin
     }
 }
 
-__device__ static inline void make_barriers(const tile_problem &p, uint32_t memory) {
-    if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < STAGES; i++) {
-            init_barrier(memory + AT_FULL + 8 * i, p.cluster == 2 ? 3 : 4);
-            init_barrier(memory + AT_EMPTY + 8 * i, 8 * p.cluster);
-        }
-        for (uint32_t i = 0; i < 2; i++) {
-            init_barrier(memory + AT_MADE + 8 * i, 4);
-            init_barrier(memory + AT_TAKEN + 8 * i, FINISHERS / 32);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
-    sync_cluster();
-}
 #else
 #define LAUNCH_THREADS 32
 #endif
@@ -423,7 +393,19 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
     char *start = raw + (memory - raw_at);
     int first = (int)blockIdx.x / p.cluster, step = (int)gridDim.x / p.cluster;
-    make_barriers(p, memory);
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < STAGES; i++) {
+            init_barrier(memory + AT_FULL + 8 * i, p.cluster == 2 ? 3 : 4);
+            init_barrier(memory + AT_EMPTY + 8 * i, 8 * p.cluster);
+        }
+        for (uint32_t i = 0; i < 2; i++) {
+            init_barrier(memory + AT_MADE + 8 * i, 4);
+            init_barrier(memory + AT_TAKEN + 8 * i, FINISHERS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    sync_cluster();
     if (threadIdx.x < CONSUMERS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         consume_all(p, memory, first, step);
@@ -462,16 +444,6 @@ bool fused_can(const fused_product *p) {
     return weft_cuda_device()->wgmma && fits && depth >= LEAST_DEPTH;
 }
 
-static bool describe_segment(const fused_product *p, int i, tile_problem *k) {
-    const fused_segment *s = &p->segment[i];
-    k->blocks[i] = (int)ceil_div(s->k, DEPTH);
-    k->tb[i] = s->tb;
-    k->ratio[i] = s->factor / (i + 1 < k->segments ? p->segment[i + 1].factor : 1);
-    return make_matrix_map(&k->a[i], s->a, p->m, s->k, s->k, HALF_ROWS, DEPTH) &&
-           (s->tb ? make_matrix_map(&k->b[i], s->b, p->n, s->k, s->k, HALF_COLUMNS, DEPTH)
-                  : make_matrix_map(&k->b[i], s->b, s->k, p->n, p->n, DEPTH, HALF_COLUMNS));
-}
-
 static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, int epilogue) {
     int pairs = (int)min_i64(multiprocessors() / k.cluster, k.tiles);
     cudaLaunchConfig_t how = {};
@@ -502,8 +474,15 @@ weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     k.in = p->in;
     memcpy(k.out, p->out, sizeof k.out);
     k.sums = p->sums;
-    for (int i = 0; i < p->segments; i++)
-        made = made && describe_segment(p, i, &k);
+    for (int i = 0; i < p->segments; i++) {
+        const fused_segment *s = &p->segment[i];
+        k.blocks[i] = (int)ceil_div(s->k, DEPTH);
+        k.tb[i] = s->tb;
+        k.ratio[i] = s->factor / (i + 1 < k.segments ? p->segment[i + 1].factor : 1);
+        made = made && make_matrix_map(&k.a[i], s->a, p->m, s->k, s->k, HALF_ROWS, DEPTH) &&
+               (s->tb ? make_matrix_map(&k.b[i], s->b, p->n, s->k, s->k, HALF_COLUMNS, DEPTH)
+                      : make_matrix_map(&k.b[i], s->b, s->k, p->n, p->n, DEPTH, HALF_COLUMNS));
+    }
     if (!made) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
     cudaError_t error = launch_kernel(stream, k, p->epilogue);
     return check_cuda(error == cudaSuccess ? cudaGetLastError() : error,

@@ -3,12 +3,10 @@
  * Rows of x are rounded to 8 bits first, with one scale for each block of WEFT_I8_BLOCK. Then a warp has
  * a column: four lanes sum a block's products exactly, by dp4a, and the blocks' sums, times the scales,
  * are added in float in an order that follows from k alone. So a row's bits do not depend on the others.
- * Floor: the weight's bytes once; it is read for I8_AT_ONCE rows at a time.
- *
- * `finish(g, row, column, sum)` ends a sum. */
+ * Floor: the weight's bytes once; it is read for I8_AT_ONCE rows at a time. */
 #pragma once
 
-#include "cuda/products/gemm.cuh"
+#include "cuda/products/finish.cuh"
 
 enum {
     I8_WARPS = 8,           /* columns of a block */
@@ -68,8 +66,7 @@ __device__ static inline int dot_words(uint4 a, uint4 b) {
     return __dp4a((int)a.w, (int)b.w, sum);
 }
 
-template <class F>
-static __global__ void __launch_bounds__(I8_WARPS * 32) i8_multiply(i8_rows f, F finish) {
+static __global__ void __launch_bounds__(I8_WARPS * 32) i8_multiply(i8_rows f, finishing end) {
     int64_t column = (int64_t)blockIdx.x * I8_WARPS + threadIdx.x / 32;
     int64_t first = (int64_t)blockIdx.y * I8_AT_ONCE;
     int lane = threadIdx.x % 32, rows = (int)min_i64(I8_AT_ONCE, f.m - first);
@@ -100,12 +97,11 @@ static __global__ void __launch_bounds__(I8_WARPS * 32) i8_multiply(i8_rows f, F
 #pragma unroll
         for (int step = 16; step >= I8_LANES; step /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        if (r < rows && lane == 0) finish(0, first + r, column, sum * scale);
+        if (r < rows && lane == 0) finish_value(end, 0, first + r, column, sum * scale);
     }
 }
 
-template <class F>
-static void run_i8_rows(cudaStream_t stream, const cuda_gemm *p, char *workspace, F finish) {
+static inline void run_i8_rows(cudaStream_t stream, const cuda_gemm *p, char *workspace) {
     i8_rows f = {};
     f.a = any_tensor{p->a.data, p->a.is_bf16};
     f.a_ld = p->a.ld;
@@ -119,5 +115,5 @@ static void run_i8_rows(cudaStream_t stream, const cuda_gemm *p, char *workspace
     int64_t warps = p->m * (f.ld / WEFT_I8_BLOCK);
     i8_round<<<(unsigned)ceil_div(warps, 8), 256, 0, stream>>>(f);
     dim3 grid((unsigned)ceil_div(p->n, I8_WARPS), (unsigned)ceil_div(p->m, I8_AT_ONCE));
-    i8_multiply<<<grid, I8_WARPS * 32, 0, stream>>>(f, finish);
+    i8_multiply<<<grid, I8_WARPS * 32, 0, stream>>>(f, describe_finish(p));
 }

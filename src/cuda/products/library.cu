@@ -124,7 +124,7 @@ static cublasStatus_t describe_call(const weft_cuda_blas *blas, const cuda_gemm 
     return status;
 }
 
-static void describe_key(const cuda_gemm *p, algorithm_call *c) {
+static weft_status describe_all(const weft_cuda_blas *blas, const cuda_gemm *p, algorithm_call *c) {
     snprintf(c->key, sizeof c->key,
              "%s%s%s%s %lldx[%lld,%lld,%lld] ld %lld %lld %lld stride %lld %lld %lld align %u %u "
              "%u epilogue %d%s workspace %zu",
@@ -138,10 +138,6 @@ static void describe_key(const cuda_gemm *p, algorithm_call *c) {
              (long long)(p->batch > 1 ? p->b.stride : 0),
              (long long)(p->batch > 1 ? p->c.stride : 0), c->align_b, c->align_a, c->align_c,
              (int)choose_epilogue(p), c->beta != 0 ? " add" : "", c->workspace_bytes);
-}
-
-static weft_status describe_all(const weft_cuda_blas *blas, const cuda_gemm *p, algorithm_call *c) {
-    describe_key(p, c);
     cublasStatus_t status = describe_call(blas, p, &c->what);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = make_layout(blas, &p->b, p->tb, p->k, p->n, p->batch, &c->a);
@@ -150,13 +146,6 @@ static weft_status describe_all(const weft_cuda_blas *blas, const cuda_gemm *p, 
     if (status == CUBLAS_STATUS_SUCCESS)
         status = make_layout(blas, &p->c, false, p->m, p->n, p->batch, &c->c);
     return check_blas(blas, status, c->key);
-}
-
-static void drop_descriptions(const weft_cuda_blas *blas, const algorithm_call *c) {
-    if (c->a) blas->MatrixLayoutDestroy(c->a);
-    if (c->b) blas->MatrixLayoutDestroy(c->b);
-    if (c->c) blas->MatrixLayoutDestroy(c->c);
-    if (c->what) blas->MatmulDescDestroy(c->what);
 }
 
 /* Addresses, factors and what follows from them. */
@@ -207,18 +196,6 @@ static void fill_key(const cuda_gemm *p, const algorithm_call *c, int64_t (&key)
     memcpy(key, words, sizeof key);
 }
 
-static prepared **find_list(const int64_t (&key)[KEY_WORDS]) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (int64_t word : key)
-        hash = (hash ^ (uint64_t)word) * 0x100000001b3u;
-    return &lists[(hash ^ hash >> 32) % LISTS];
-}
-
-/* The descriptions of bias and gelu hold addresses, so those calls are described each time. */
-static bool can_be_kept(const cuda_gemm *p) {
-    return !p->bias.data && !p->pre.data && !p->gelu_back;
-}
-
 weft_status library_run(cudaStream_t stream, const cuda_gemm *p, void *workspace,
                         int64_t workspace_bytes, bool *found) {
     const weft_cuda_blas *blas = weft_cuda_blas_open();
@@ -226,9 +203,14 @@ weft_status library_run(cudaStream_t stream, const cuda_gemm *p, void *workspace
     algorithm_call c = describe_data(p, workspace, workspace_bytes);
     prepared once = {}, *ready = NULL;
     fill_key(p, &c, once.key);
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int64_t word : once.key)
+        hash = (hash ^ (uint64_t)word) * 0x100000001b3u;
+    prepared **list = &lists[(hash ^ hash >> 32) % LISTS];
+    /* The descriptions of bias and gelu hold addresses, so those calls are described each time. */
+    bool lasts = !p->bias.data && !p->pre.data && !p->gelu_back;
     pthread_mutex_lock(&lock);
-    prepared **list = find_list(once.key);
-    if (can_be_kept(p))
+    if (lasts)
         for (ready = *list; ready && memcmp(ready->key, once.key, sizeof once.key) != 0;)
             ready = ready->next;
     weft_status status = WEFT_OK;
@@ -237,7 +219,7 @@ weft_status library_run(cudaStream_t stream, const cuda_gemm *p, void *workspace
         once.found = status == WEFT_OK && find_algorithm(blas, &c, stream, &once.algorithm);
         once.call = c;
         once.next = *list;
-        bool keep = can_be_kept(p) && status == WEFT_OK && n_prepared < PREPARED_MOST;
+        bool keep = lasts && status == WEFT_OK && n_prepared < PREPARED_MOST;
         ready = keep ? (prepared *)malloc(sizeof *ready) : NULL;
         if (ready) *ready = once, *list = ready, n_prepared++;
     }
@@ -248,6 +230,10 @@ weft_status library_run(cudaStream_t stream, const cuda_gemm *p, void *workspace
         c.what = is->call.what, c.a = is->call.a, c.b = is->call.b, c.c = is->call.c;
         status = check_blas(blas, call_library(blas, &c, &is->algorithm, stream), is->call.key);
     }
-    if (!ready) drop_descriptions(blas, &c);
+    if (ready) return status;
+    if (c.a) blas->MatrixLayoutDestroy(c.a);
+    if (c.b) blas->MatrixLayoutDestroy(c.b);
+    if (c.c) blas->MatrixLayoutDestroy(c.c);
+    if (c.what) blas->MatmulDescDestroy(c.what);
     return status;
 }

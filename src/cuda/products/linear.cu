@@ -356,14 +356,6 @@ static weft_status run_fused(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-/* Whether a node is one product that may be launched with others. */
-static bool describe_joining(const weft_exec *x, const weft_node *n, cuda_gemm *p) {
-    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK) return false;
-    *p = gemm_describe(x, n, 0);
-    return gemm_joins(p);
-}
-
 /* Launches a node and those behind it that need nothing of it, or of each other. False: it is alone. */
 static bool run_together(const weft_exec *x, const weft_node *n) {
     cuda_gemm p[GEMM_TOGETHER];
@@ -371,7 +363,10 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
     int count = 0;
     bool same = true, streamed = true;
     for (const weft_node *m = n; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
-        bool apart = describe_joining(x, m, &p[count]) && p[count].m == p[0].m;
+        const weft_matmul_attr *attr = ATTR(m, weft_matmul_attr);
+        p[count] = gemm_describe(x, m, 0);
+        bool apart = !attr->more && !attr->sums && attr->act != WEFT_ACT_GELU_BACK &&
+                     gemm_joins(&p[count]) && p[count].m == p[0].m;
         for (int i = 0; apart && i < count; i++)
             apart = are_apart(x, m, nodes[i]);
         same = same && m->in[0] == n->in[0];

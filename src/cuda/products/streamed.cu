@@ -145,11 +145,8 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
 }
 
 __device__ static inline void scale_chunk(uint32_t at, float factor) {
-    uint32_t w[4];
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(at)
-                 : "memory");
+    uint4 words = load_shared(at);
+    uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 4; i++)
         w[i] = join_halves(factor * __uint_as_float(w[i] << 16),
@@ -296,12 +293,6 @@ __device__ static inline void send_four(uint32_t at, uint32_t barrier, uint32_t 
                  "}\n" ::"r"(at),
                  "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
-}
-
-__device__ static inline uint32_t cluster_rank() {
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
 }
 
 /* Over the lanes that have the same row: the same bits in each. */
@@ -460,7 +451,7 @@ template <int N, int G, int MODE> struct streamed_share {
     /* What the parts have of four columns of a row. */
     __device__ float4 add(uint32_t sums, int r, int column, float alpha) const {
         uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
-        if (!p.sends) return add_parts(at, cluster_rank() - (uint32_t)t.part, w.parts, alpha);
+        if (!p.sends) return add_parts(at, block_in_cluster() - (uint32_t)t.part, w.parts, alpha);
         return add_received(at, received(sums, 0, r, column), sent_bytes(), w.parts, alpha);
     }
 
@@ -482,7 +473,7 @@ template <int N, int G, int MODE> struct streamed_share {
             int r = e / ACROSS, column = e % ACROSS * 4;
             float4 v = load_here(sums + (uint32_t)((r * shape::PITCH + column) * 4));
             send_four(received(sums, t.part - 1, r, column), barrier,
-                      cluster_rank() - (uint32_t)t.part, v);
+                      block_in_cluster() - (uint32_t)t.part, v);
         }
     }
 
@@ -530,13 +521,8 @@ template <int N, int G, int MODE> struct streamed_share {
     }
 };
 
-/* All threads of a cluster's blocks come to the first, and find behind the second what the others wrote
- * before. A block by itself meets at the second. */
-__device__ static inline void arrive_at_cluster(int blocks) {
-    if (blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-/* The same without what was written. */
+/* All threads of a cluster's blocks come to the first, without what they wrote, and wait for the others at
+ * the second. A block by itself meets there. */
 __device__ static inline void meet_cluster(int blocks) {
     if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -622,7 +608,8 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G), BLOCKS(N))
         }
         return;
     }
-    arrive_at_cluster(p.cluster);
+    /* The others find behind wait_for_cluster what was written here. */
+    if (p.cluster > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     streamed_addends added = {};
     if (finishes) added = share.addends(share.first());
     __syncwarp();
@@ -759,6 +746,12 @@ static void launch_rows(cudaStream_t stream, streamed_problem &p, unsigned block
         with_constant<16, 32, 64, 128, MOST_ROWS>(p.m, launch);
 }
 
+/* The driver makes maps of all that streamed_can takes. */
+static void describe_factor(const cuda_gemm_matrix &x, int64_t rows, int64_t columns, int box_rows,
+                            CUtensorMap *map) {
+    make_matrix_map(map, (const bf16 *)x.data, rows, columns, x.ld, box_rows, DEPTH);
+}
+
 /* The products' blocks: whole clusters. */
 static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_problem &k,
                        bool gated) {
@@ -770,6 +763,9 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
     k.late = p->late;
     k.cluster = 1;
     for (int i = 0; i < n; i++) {
+        describe_factor(p[i].a, p[i].m, p[i].k, rows_of(p[i].m), &k.of[i].a);
+        describe_factor(p[i].b, p[i].n, p[i].k, GROUP_ROWS, &k.of[i].b);
+        k.of[i].end = describe_finish(&p[i]);
         k.of[i].n = (int)p[i].n;
         k.of[i].k = (int)p[i].k;
         k.of[i].share = 1.0f / (float)p[i].k;
@@ -798,15 +794,6 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
     });
 }
 
-/* The driver makes maps of all that streamed_can takes. */
-static void describe_b(const cuda_gemm *p, CUtensorMap *map) {
-    make_matrix_map(map, (const bf16 *)p->b.data, p->n, p->k, p->b.ld, GROUP_ROWS, DEPTH);
-}
-
-static void describe_a(const cuda_gemm *p, CUtensorMap *map) {
-    make_matrix_map(map, (const bf16 *)p->a.data, p->m, p->k, p->a.ld, rows_of(p->m), DEPTH);
-}
-
 /* A cluster has the blocks of one part of columns, or of several whole ones. */
 static bool fit_together(const cuda_gemm *p, int n) {
     int most = 1;
@@ -819,26 +806,15 @@ static bool fit_together(const cuda_gemm *p, int n) {
 
 void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n) {
     streamed_problem k = {};
-    if (!fit_together(p, n)) {
-        for (int i = 0; i < n; i++)
-            streamed_launch(stream, &p[i], 1);
-        return;
-    }
-    for (int i = 0; i < n; i++) {
-        describe_a(&p[i], &k.of[i].a);
-        describe_b(&p[i], &k.of[i].b);
-        k.of[i].end = describe_finish(&p[i]);
-    }
-    launch_all(stream, p, n, k, false);
+    if (fit_together(p, n)) return launch_all(stream, p, n, k, false);
+    for (int i = 0; i < n; i++)
+        streamed_launch(stream, &p[i], 1);
 }
 
 void streamed_launch_gated(cudaStream_t stream, const cuda_gemm *gate, const cuda_gemm *up,
                            any_tensor y) {
     streamed_problem k = {};
-    describe_a(gate, &k.of[0].a);
-    describe_b(gate, &k.of[0].b);
-    describe_b(up, &k.of[0].up);
-    k.of[0].end = describe_finish(gate);
+    describe_factor(up->b, up->n, up->k, GROUP_ROWS, &k.of[0].up);
     k.of[0].up_end = describe_finish(up);
     k.of[0].up_sums = up->norm.sums;
     k.of[0].y = y;

@@ -37,6 +37,21 @@ __device__ static inline void arrive_expect_tx(uint32_t at, int bytes) {
                  : "memory");
 }
 
+__device__ static inline uint32_t block_in_cluster() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ static inline uint4 load_shared(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
 /* The box whose first element is column x of row y. */
 __device__ static inline void tma_load_2d(uint32_t to, const CUtensorMap *from, int x, int y,
                                           uint32_t barrier) {

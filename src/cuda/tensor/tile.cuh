@@ -134,6 +134,24 @@ __device__ static inline void multiply_add(float (&c)[4], const uint32_t (&a)[4]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Eight numbers of bf16 as four words; zeros where there are none. */
+struct eight_halves {
+    unsigned word[4];
+};
+
+__device__ static inline eight_halves fetch_halves(const bf16 *p, bool there) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (there) v = *(const uint4 *)p;
+    return eight_halves{{v.x, v.y, v.z, v.w}};
+}
+
+/* A lane has two neighbours of row lane/4 of 8 × 8 numbers, and gets two of column lane/4. */
+__device__ static inline unsigned transpose_halves(unsigned word) {
+    unsigned transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+    return transposed;
+}
+
 /* The warpgroup's 64 rows from row0 of a tile as an operand in registers. */
 template <int ROWS, int D>
 __device__ static inline void load_fragments(uint32_t (&w)[D / 16][4], uint32_t tile, int row0) {
