@@ -52,24 +52,6 @@ struct key_extras {
     float beta;
 };
 
-__device__ static inline void begin_head(const attention_problem &p, const key_block &t,
-                                         const head_numbers &f, int row, key_extras &e) {
-    const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
-    e.slope = f.slope * LOG2E;
-    e.beta = f.beta;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        e.number[i] = e.column[i] = 0;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int j = t.j0 + row + 8 * r;
-        e.number_of_key[r] = n && j < p.keys ? f.beta * LOG2E * n[j] : 0.0f;
-        e.centred[r] = n && j < p.keys ? n[j] - n[0] : 0.0f;
-        e.bias[r] = -NOTHING;
-        if (j < p.keys) e.bias[r] = fmaf(e.slope, (float)(row + 8 * r), e.number_of_key[r]);
-    }
-}
-
 /* Where a warp has its part of the numbers of head h. */
 __device__ static inline double *numbers_of_warp(const attention_problem &p,
                                                  const flash_workspace &w, const key_block &t,
@@ -417,8 +399,21 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     int h = t.first_head, at = 0; /* head, and tile of it */
     auto enter_head = [&]() {
         head_numbers f = numbers_of_head(p, h);
+        const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
         scale = f.scale;
-        begin_head(p, t, f, row, e);
+        e.slope = f.slope * LOG2E;
+        e.beta = f.beta;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            e.number[i] = e.column[i] = 0;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int j = t.j0 + row + 8 * r;
+            e.number_of_key[r] = n && j < p.keys ? f.beta * LOG2E * n[j] : 0.0f;
+            e.centred[r] = n && j < p.keys ? n[j] - n[0] : 0.0f;
+            e.bias[r] = -NOTHING;
+            if (j < p.keys) e.bias[r] = fmaf(e.slope, (float)(row + 8 * r), e.number_of_key[r]);
+        }
     };
     auto leave_step = [&]() {
         if (++at < t.per_head) return;

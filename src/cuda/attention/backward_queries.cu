@@ -86,10 +86,6 @@ template <typename S, int EXTENT> struct query_loads {
     }
 };
 
-/* Keys of a tile whose scores a warpgroup makes, and columns of dQ that it adds up. */
-template <typename S> constexpr int keys_each = S::KEYS / S::SPLIT;
-template <typename S> constexpr int columns_each = S::DQK / S::SPLIT;
-
 /* Where a warpgroup is in its block. */
 struct query_share {
     int row0; /* its queries' first in the block */
@@ -177,17 +173,6 @@ __device__ static inline void make_ds(const float (&s)[N][4], float (&dp)[N][4],
                 dp[m][i] *= soft_slope(s[m][i], lse[i / 2], p.softcap * LOG2E);
 }
 
-/* lse of a thread's two rows, to the base 2. */
-__device__ static inline void read_lse(const attention_problem &p, const query_block &t, int row,
-                                       float (&lse)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int i = t.i0 + row + 8 * r;
-        int64_t head = (int64_t)t.b * p.heads + t.h;
-        lse[r] = i < p.queries ? p.lse[head * p.queries + i] * LOG2E : NOTHING;
-    }
-}
-
 /* D of a thread's two rows; D and lse to the workspace, for the kernel of dK and dV. */
 template <typename S>
 __device__ static inline void find_rows(const attention_problem &p, const flash_workspace &w,
@@ -217,7 +202,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                              const __grid_constant__ attention_gradients g,
                              const __grid_constant__ flash_workspace w,
                              const __grid_constant__ row_maps maps) {
-    constexpr int N = keys_each<S>, COLUMNS = columns_each<S>;
+    /* Keys of a tile whose scores a warpgroup makes, and columns of dQ that it adds up. */
+    constexpr int N = S::KEYS / S::SPLIT, COLUMNS = S::DQK / S::SPLIT;
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
@@ -243,7 +229,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     float dq[COLUMNS / 8][4], lse[2], total[2];
     int whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1; /* seen by every row */
     clear_sums(dq);
-    read_lse(p, t, row, lse);
+#pragma unroll
+    for (int r = 0; r < 2; r++) { /* of the thread's rows, to the base 2 */
+        int i = t.i0 + row + 8 * r;
+        int64_t head = (int64_t)t.b * p.heads + t.h;
+        lse[r] = i < p.queries ? p.lse[head * p.queries + i] * LOG2E : NOTHING;
+    }
     find_numbers(p, t);
     loads.biases.begin(t);
     float s[N / 8][4], dp[N / 8][4];

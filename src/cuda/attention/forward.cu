@@ -527,32 +527,14 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 #endif
 }
 
-/* The kernel's shared memory and maps; false: the driver has no maps. */
-template <typename S, typename K>
-static bool prepare_forward(K kernel, const attention_problem &p, row_maps *maps) {
+/* Launches a kernel of p, its maps and what else it takes. */
+template <typename S, typename K, typename... MORE>
+static void launch(K kernel, const attention_problem &p, dim3 blocks, cudaStream_t stream,
+                   MORE... more) {
+    row_maps maps = {};
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-    return make_row_maps(p, NULL, S::QUERIES, S::KEYS, maps, S::DQK, S::DV);
-}
-
-template <typename S, int EXTENT>
-static void launch_produced(const attention_problem &p, cudaStream_t stream) {
-    auto kernel = produced_forward_kernel<S, EXTENT>;
-    row_maps maps = {};
-    bool made = prepare_forward<S>(kernel, p, &maps);
-    dim3 blocks = query_blocks(p, S::QUERIES);
-    int64_t works = (int64_t)blocks.x * blocks.y * blocks.z;
-    /* Many tiles outweigh the beginning and the end, and are shared out better block by block. */
-    if (p.keys <= 2048) works = min_i64(works, multiprocessors());
-    kernel<<<made ? (unsigned)works : 0, S::THREADS, S::MEMORY, stream>>>(p, maps, blocks);
-}
-
-template <typename S, int EXTENT>
-static void launch(const attention_problem &p, cudaStream_t stream) {
-    auto kernel = flash_forward_kernel<S, EXTENT>;
-    row_maps maps = {};
-    bool made = prepare_forward<S>(kernel, p, &maps);
-    kernel<<<made ? query_blocks(p, S::QUERIES) : dim3(0), S::THREADS, S::MEMORY, stream>>>(p,
-                                                                                            maps);
+    bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
+    kernel<<<made ? blocks : dim3(0), S::THREADS, S::MEMORY, stream>>>(p, maps, more...);
 }
 
 bool attention_fits_flash(const attention_problem &p) {
@@ -572,9 +554,16 @@ void flash_forward(const attention_problem &p, cudaStream_t stream) {
             if constexpr (W::DQK >= 128 && W::DV >= 96 && (EXTENT == BARE || EXTENT == KEYED))
                 if (weft_cuda_device()->wgmma) {
                     using S = produced_shape<W::DQK, W::DV, produced_keys<W::DQK, W::DV>>;
-                    return launch_produced<S, EXTENT>(p, stream);
+                    dim3 blocks = query_blocks(p, S::QUERIES);
+                    int64_t works = (int64_t)blocks.x * blocks.y * blocks.z;
+                    /* Many tiles outweigh the beginning and the end, and are shared out better
+                     * block by block. */
+                    if (p.keys <= 2048) works = min_i64(works, multiprocessors());
+                    return launch<S>(produced_forward_kernel<S, EXTENT>, p, dim3((unsigned)works),
+                                     stream, blocks);
                 }
-            launch<typename W::FORWARD, EXTENT>(p, stream);
+            using S = typename W::FORWARD;
+            launch<S>(flash_forward_kernel<S, EXTENT>, p, query_blocks(p, S::QUERIES), stream);
         });
     });
 }
