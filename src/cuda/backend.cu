@@ -91,16 +91,6 @@ static void cuda_close(void *state) {
     free(s);
 }
 
-/* Events for the times of the nodes. */
-static weft_status make_marks(const weft_exec *x, weft_cuda_state *s) {
-    s->n_marks = weft_graph_node_count(weft_exec_graph(x)) + 1;
-    s->marks = (cudaEvent_t *)calloc((size_t)s->n_marks, sizeof *s->marks);
-    if (!s->marks) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
-    for (int64_t i = 0; i < s->n_marks; i++)
-        WEFT_TRY(check_cuda(cudaEventCreate(&s->marks[i]), "no event"));
-    return WEFT_OK;
-}
-
 static weft_status cuda_open(weft_exec *x, void **state) {
     weft_cuda_state *s = (weft_cuda_state *)calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
@@ -117,12 +107,17 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     s->counters = (unsigned *)(s->run + 1);
     WEFT_TRY(
         check_cuda(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory"));
-    return weft_exec_profiled(x) ? make_marks(x, s) : WEFT_OK;
+    if (!weft_exec_profiled(x)) return WEFT_OK;
+    s->n_marks = weft_graph_node_count(weft_exec_graph(x)) + 1;
+    s->marks = (cudaEvent_t *)calloc((size_t)s->n_marks, sizeof *s->marks);
+    if (!s->marks) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
+    for (int64_t i = 0; i < s->n_marks; i++)
+        WEFT_TRY(check_cuda(cudaEventCreate(&s->marks[i]), "no event"));
+    return WEFT_OK;
 }
 
 static void mark_node(weft_exec *x, int64_t node) {
-    const weft_cuda_state *s = (const weft_cuda_state *)weft_exec_state(x);
-    cudaEventRecord(s->marks[node + 1], s->stream);
+    cudaEventRecord(state_of(x)->marks[node + 1], stream_of(x));
 }
 
 /* The times between the marks. The first run's say how long choosing took, so they are left out. */
@@ -168,22 +163,18 @@ static weft_status start_run(weft_exec *x, weft_cuda_state *s) {
     return start_nodes(x, s, 0, weft_graph_node_count(weft_exec_graph(x)), &s->graph);
 }
 
-static weft_status make_parts(const weft_exec *x, weft_cuda_state *s) {
-    const int64_t *ends;
-    s->n_parts = weft_exec_parts(x, &ends);
-    s->parts = (weft_cuda_part *)calloc((size_t)s->n_parts, sizeof *s->parts);
-    if (!s->parts) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
-    for (int i = 0; i < s->n_parts; i++)
-        WEFT_TRY(check_cuda(cudaEventCreateWithFlags(&s->parts[i].done, cudaEventDisableTiming),
-                            "no event"));
-    return WEFT_OK;
-}
-
 static weft_status start_parts(weft_exec *x, weft_cuda_state *s) {
     const int64_t *ends;
-    if (!s->parts) WEFT_TRY(make_parts(x, s));
-    weft_exec_parts(x, &ends);
-    for (int i = 0; i < s->n_parts; i++) {
+    int n = weft_exec_parts(x, &ends);
+    if (!s->parts) {
+        s->n_parts = n;
+        s->parts = (weft_cuda_part *)calloc((size_t)n, sizeof *s->parts);
+        if (!s->parts) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
+        for (int i = 0; i < n; i++)
+            WEFT_TRY(check_cuda(cudaEventCreateWithFlags(&s->parts[i].done, cudaEventDisableTiming),
+                                "no event"));
+    }
+    for (int i = 0; i < n; i++) {
         WEFT_TRY(start_nodes(x, s, i ? ends[i - 1] : 0, ends[i], &s->parts[i].graph));
         WEFT_TRY(check_cuda(cudaEventRecord(s->parts[i].done, s->stream), "no event"));
     }
@@ -221,7 +212,7 @@ static void set_alone(weft_cuda_state *s, bool alone) {
 }
 
 static weft_status cuda_run(weft_exec *x) {
-    weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
+    weft_cuda_state *s = state_of(x);
     const weft_run *run = weft_exec_current_run(x);
     bool watched = weft_exec_is_watched(x), in_parts = watched && !s->marks;
     set_alone(s, run->alone);
@@ -248,7 +239,7 @@ static weft_status cuda_run(weft_exec *x) {
 }
 
 weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream) {
-    weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
+    weft_cuda_state *s = state_of(x);
     cudaStream_t own = s->stream;
     s->stream = stream;
     set_alone(s, true);

@@ -32,41 +32,29 @@ __device__ static inline void follow_primary() {
 
 /* Whether the kernels of this run are launched so. */
 static inline bool follows(const weft_exec *x) {
-    return ((const weft_cuda_state *)weft_exec_state(x))->follows;
-}
-
-/* Whether no node makes it. */
-static inline bool is_steady(const weft_tensor *t) {
-    weft_role role = (t->view_of ? t->view_of : t)->role;
-    return role == WEFT_ROLE_PARAM || role == WEFT_ROLE_INPUT;
+    return state_of(x)->follows;
 }
 
 /* In such a run nodes that need nothing of each other may be one kernel. The first of them launches it
  * and says up to which node it goes; the others do nothing then. */
 static inline void launched_until(const weft_exec *x, const weft_node *last) {
-    ((weft_cuda_state *)weft_exec_state(x))->launched = last->index + 1;
+    state_of(x)->launched = last->index + 1;
 }
 
 static inline bool is_launched(const weft_exec *x, const weft_node *n) {
-    return follows(x) && n->index < ((const weft_cuda_state *)weft_exec_state(x))->launched;
+    return follows(x) && n->index < state_of(x)->launched;
 }
 
-/* The next kernel to be launched, a node's, may come only when all before the one ahead of it have ended: what they
- * made is there for it then, before wait_for_primary. */
-static inline void let_ahead(const weft_exec *x, const weft_node *next) {
-    ((weft_cuda_state *)weft_exec_state(x))->ahead = next->index;
-}
-
-static inline bool is_let_ahead(const weft_exec *x, const weft_node *n) {
-    return follows(x) && n->index == ((const weft_cuda_state *)weft_exec_state(x))->ahead;
+/* NULL: there is none. */
+static inline const weft_node *node_at(const weft_exec *x, int64_t index) {
+    const weft_graph *g = weft_exec_graph(x);
+    return index >= 0 && index < weft_graph_node_count(g) ? weft_graph_node(g, index) : NULL;
 }
 
 /* The node behind n, if it is of the same operation. */
 static inline const weft_node *next_alike(const weft_exec *x, const weft_node *n) {
-    const weft_graph *g = weft_exec_graph(x);
-    if (n->index + 1 >= weft_graph_node_count(g)) return NULL;
-    const weft_node *next = weft_graph_node(g, n->index + 1);
-    return next->op == n->op ? next : NULL;
+    const weft_node *next = node_at(x, n->index + 1);
+    return next && next->op == n->op ? next : NULL;
 }
 
 static inline bool overlap(const weft_exec *x, const weft_tensor *s, const weft_tensor *t) {

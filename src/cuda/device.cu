@@ -217,19 +217,6 @@ static __global__ void __launch_bounds__(READ_THREADS, READ_BLOCKS)
     if (sum == 1) *to = sum;
 }
 
-/* Seconds of one read: by blocks that stay, or by one block for each part. */
-static double time_read(const uint4 *from, int64_t bytes, bool stays, cudaEvent_t *mark) {
-    int64_t count = bytes / (int64_t)sizeof *from, parts = count / (READ_THREADS * READ_AT_ONCE);
-    int64_t blocks = stays ? (int64_t)weft_cuda_device()->multiprocessors * READ_BLOCKS : parts;
-    float taken = 0;
-    cudaEventRecord(mark[0]);
-    read_words<<<(unsigned)blocks, READ_THREADS>>>(from, count, (unsigned *)from);
-    cudaEventRecord(mark[1]);
-    if (cudaEventSynchronize(mark[1]) != cudaSuccess) return 0;
-    cudaEventElapsedTime(&taken, mark[0], mark[1]);
-    return 1e-3 * (double)taken;
-}
-
 extern "C" double weft_cuda_read_rate(void) {
     cudaEvent_t mark[2];
     void *memory = NULL;
@@ -244,8 +231,18 @@ extern "C" double weft_cuda_read_rate(void) {
     cudaMemset(memory, 0x5a, (size_t)bytes);
     cudaEventCreate(&mark[0]);
     cudaEventCreate(&mark[1]);
+    /* By blocks that stay, and by one block for each part, in turn. */
+    int64_t count = bytes / (int64_t)sizeof(uint4), parts = count / (READ_THREADS * READ_AT_ONCE);
+    int64_t stay = (int64_t)weft_cuda_device()->multiprocessors * READ_BLOCKS;
     for (int i = 0; i < READ_TIMES; i++) {
-        double seconds = time_read((const uint4 *)memory, bytes, i % 2 == 0, mark);
+        float taken = 0; /* milliseconds */
+        cudaEventRecord(mark[0]);
+        read_words<<<(unsigned)(i % 2 == 0 ? stay : parts), READ_THREADS>>>(
+            (const uint4 *)memory, count, (unsigned *)memory);
+        cudaEventRecord(mark[1]);
+        if (cudaEventSynchronize(mark[1]) != cudaSuccess) continue;
+        cudaEventElapsedTime(&taken, mark[0], mark[1]);
+        double seconds = 1e-3 * (double)taken;
         if (seconds > 0 && (double)bytes / seconds > best) best = (double)bytes / seconds;
     }
     cudaEventDestroy(mark[0]);

@@ -112,25 +112,25 @@ typedef __nv_bfloat16 bf16;
         return call;                                                                               \
     }
 
+/* Counters in device memory, 0 whenever no kernel runs that uses them: one that counts sets them back. */
+enum { DEVICE_COUNTERS = 1 << 16 };
+
+static inline weft_cuda_state *state_of(const weft_exec *x) {
+    return (weft_cuda_state *)weft_exec_state(x);
+}
+
 static inline cudaStream_t stream_of(const weft_exec *x) {
-    return ((const weft_cuda_state *)weft_exec_state(x))->stream;
+    return state_of(x)->stream;
 }
 
 /* Whether rows are to have the bits that they have alone. */
 static inline bool are_alone(const weft_exec *x) {
-    return ((const weft_cuda_state *)weft_exec_state(x))->alone;
+    return state_of(x)->alone;
 }
 
 /* The run's numbers, in device memory; pass it to a kernel. */
 static inline weft_cuda_run *device_run(const weft_exec *x) {
-    return ((const weft_cuda_state *)weft_exec_state(x))->run;
-}
-
-/* Counters in device memory, 0 whenever no kernel runs that uses them: one that counts sets them back. */
-enum { DEVICE_COUNTERS = 1 << 16 };
-
-static inline unsigned *device_counters(const weft_exec *x) {
-    return ((const weft_cuda_state *)weft_exec_state(x))->counters;
+    return state_of(x)->run;
 }
 
 /* A tensor's memory on the device; NULL for an optional tensor that is not there. */

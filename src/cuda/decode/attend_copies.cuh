@@ -107,11 +107,6 @@ __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a
             share_out_copies(a)};
 }
 
-__device__ static inline eight_halves read_words(const void *from) {
-    uint4 v = *(const uint4 *)from;
-    return eight_halves{{v.x, v.y, v.z, v.w}};
-}
-
 /* A block's rows, which follow each other, key head, and keys [seen, own] of the last row. */
 struct row_view {
     int r, g, own, seen; /* own: the last row's position */

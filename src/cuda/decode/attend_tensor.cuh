@@ -45,7 +45,7 @@ __device__ static inline void score_tile(const attend_problem &a, const uint4 *q
         eight_halves b[4];
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            b[n] = EVEN || k + quarter * 8 < a.dqk ? read_words(key + 2 * n * a.dqk + k)
+            b[n] = EVEN || k + quarter * 8 < a.dqk ? fetch_halves(key + 2 * n * a.dqk + k, true)
                                                    : eight_halves{};
 #pragma unroll
         for (int step = 0; step < 2; step++) {
@@ -155,7 +155,8 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
         for (int i = 0; i < 4; i++) {
             int at = row / 2 * 8 + 2 * i + row % 2, j = w.key + at;
             bool there = EVEN || (j >= w.low && j < w.high && column < a.dv);
-            eight_halves v = there ? read_words(values + at * pitch + column) : eight_halves{};
+            eight_halves v =
+                there ? fetch_halves(values + at * pitch + column, true) : eight_halves{};
 #pragma unroll
             for (int t = 0; t < 4; t++)
                 b[t][i] = v.word[t];
@@ -484,19 +485,17 @@ static inline void choose_leaf(attend_problem *a) {
     a->leaf = 1 << a->leaf_bits;
 }
 
-template <int UNITS, int WAY>
-static void (*choose_heads(const attend_problem &a))(const attend_problem) {
-    if (a.rel || a.softcap > 0) return attend_tiles<UNITS, 2, false, WAY>;
-    if (WAY == SHARED_ROWS || a.group <= TENSOR_ROWS / 2) return attend_tiles<UNITS, 1, true, WAY>;
-    return attend_tiles<UNITS, 2, true, SINGLE_ROWS>;
-}
-
 template <int UNITS> static void (*choose_rows(const attend_problem &a))(const attend_problem) {
+    bool plain = !a.rel && !(a.softcap > 0), few = a.group <= TENSOR_ROWS / 2;
     if (a.quarters)
-        return a.rel || a.softcap > 0 ? attend_tiles<UNITS, 2, false, QUARTERED>
-                                      : attend_tiles<UNITS, 2, true, QUARTERED>;
-    return a.together > 1 ? choose_heads<UNITS, SHARED_ROWS>(a)
-                          : choose_heads<UNITS, SINGLE_ROWS>(a);
+        return plain ? attend_tiles<UNITS, 2, true, QUARTERED>
+                     : attend_tiles<UNITS, 2, false, QUARTERED>;
+    if (a.together > 1)
+        return plain ? attend_tiles<UNITS, 1, true, SHARED_ROWS>
+                     : attend_tiles<UNITS, 2, false, SHARED_ROWS>;
+    return !plain ? attend_tiles<UNITS, 2, false, SINGLE_ROWS>
+           : few  ? attend_tiles<UNITS, 1, true, SINGLE_ROWS>
+                  : attend_tiles<UNITS, 2, true, SINGLE_ROWS>;
 }
 
 static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {

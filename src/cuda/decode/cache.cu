@@ -88,11 +88,6 @@ static bool can_join(const weft_exec *x, const weft_node *a, const weft_node *b)
 /* Up to LISTED of the largest weights are found by each block of a gathering for itself. */
 enum { LISTED = 64 };
 
-static const weft_node *node_at(const weft_exec *x, int64_t index) {
-    const weft_graph *g = weft_exec_graph(x);
-    return index >= 0 && index < weft_graph_node_count(g) ? weft_graph_node(g, index) : NULL;
-}
-
 /* Whether a gathering lists the largest weights itself (gather_largest). */
 static bool lists_largest(const weft_node *n) {
     const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
@@ -149,7 +144,7 @@ const weft_node *gathering_behind(const weft_exec *x, const weft_node *last) {
 
 /* Attention behind them does them where it can, and so does a gathering. Two writes behind each other, of keys and
  * of values, are one kernel in a run that follows another. */
-static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(cache_write) {
     if (is_launched(x, n) || is_written_later(x, n) || find_gather(x, n)) return WEFT_OK;
     row_places p = places_of(x, n);
     cached_write first = describe_write(x, n), second = {};
@@ -165,8 +160,6 @@ static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
     });
     return launched(n);
 }
-
-CUDA_KERNEL(cache_write, cache_write_run)
 
 /* A thread a column; rows of a sequence follow each other. */
 static __global__ void mean_columns(row_places p, int64_t width, const int32_t *documents,
@@ -186,7 +179,7 @@ static __global__ void mean_columns(row_places p, int64_t width, const int32_t *
     }
 }
 
-static weft_status cache_mean_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(cache_mean) {
     row_places p = places_of(x, n);
     int64_t width = weft_tensor_count(n->in[WEFT_CACHE_X]) / p.rows;
     mean_columns<<<(unsigned)ceil_div(width, 128), 128, 0, stream_of(x)>>>(
@@ -194,8 +187,6 @@ static weft_status cache_mean_run(weft_exec *x, const weft_node *n) {
         data_of<float>(x, n->in[WEFT_CACHE_PAGES]), any_of(x, n->out[0]));
     return launched(n);
 }
-
-CUDA_KERNEL(cache_mean, cache_mean_run)
 
 /* What a row keeps: the chosen few, or a threshold over all; and the factor of the kept ones. */
 struct kept_row {
@@ -404,13 +395,6 @@ __device__ static inline float weight_of(unsigned rank) {
     return __uint_as_float(rank >> 31 ? rank & ~(1u << 31) : ~rank);
 }
 
-/* The first of the warp's lanes, to all of them. */
-__device__ static inline listed_key first_of_lanes(listed_key c) {
-    unsigned rank = rank_of(c.weight), most = __reduce_max_sync(0xffffffffu, rank);
-    unsigned column = rank == most ? (unsigned)c.column : UINT_MAX;
-    return listed_key{weight_of(most), (int)__reduce_min_sync(0xffffffffu, column)};
-}
-
 /* The first two of a lane's that come behind one. */
 struct lane_keys {
     listed_key first, second;
@@ -446,7 +430,9 @@ __device__ static inline void list_largest(const float *w, int seen, int count,
     lane_keys own = keys_behind(w, seen, listed_key{INFINITY, -1});
     bool known = true; /* own.second is */
     for (int m = 0; m < count; m++) {
-        listed_key best = first_of_lanes(own.first);
+        unsigned rank = rank_of(own.first.weight), most = __reduce_max_sync(0xffffffffu, rank);
+        unsigned column = rank == most ? (unsigned)own.first.column : UINT_MAX;
+        listed_key best = {weight_of(most), (int)__reduce_min_sync(0xffffffffu, column)};
         if (lane == 0) lists[warp][m] = best;
         if (own.first.column != best.column || best.column == INT32_MAX) continue;
         if (known)
@@ -521,19 +507,6 @@ __device__ static inline void find_chosen(const row_places &p, const gathered_pa
     __syncthreads();
 }
 
-/* A row's own vector to its page: a thread a column. */
-template <int KIND>
-__device__ static inline void write_own(const row_places &p, const gathered_part &part, int r,
-                                        int column) {
-    int j = p.position[r];
-    char *to = token_at(part.pages, page_at(part.pages, p, r, j), 0, j % WEFT_PAGE_TOKENS);
-    const char *from = fresh_at<KIND>(part.write, r);
-    if (KIND == CACHED_BF16)
-        ((bf16 *)to)[column] = ((const bf16 *)from)[column];
-    else
-        ((float *)to)[column] = ((const float *)from)[column];
-}
-
 /* A thread a column of one part or the other, of the chosen few in their order. `ahead`: the kernel ahead lets this
  * one come when those before it have ended, so that weights are there, and what pages had before the run. */
 template <int KIND>
@@ -563,7 +536,15 @@ static __global__ void __launch_bounds__(THREADS)
     }
     if (ahead) wait_for_primary();
     float addend = load_addend(part, r, column);
-    if (there && inside && part.write.done) write_own<KIND>(p, part, r, column);
+    if (there && inside && part.write.done) { /* the row's own vector to its page */
+        int j = p.position[r];
+        char *to = token_at(part.pages, page_at(part.pages, p, r, j), 0, j % WEFT_PAGE_TOKENS);
+        const char *from = fresh_at<KIND>(part.write, r);
+        if (KIND == CACHED_BF16)
+            ((bf16 *)to)[column] = ((const bf16 *)from)[column];
+        else
+            ((float *)to)[column] = ((const float *)from)[column];
+    }
     for (int m = 0; m < count && inside; m += VECTOR) {
 #pragma unroll
         for (int e = 0; e < VECTOR; e++) {
@@ -663,7 +644,7 @@ static void gather_few(const weft_exec *x, const weft_node *n, const row_places 
         launched_until(x, next);
     }
     unsigned blocks = parts.of[0].blocks + parts.of[1].blocks;
-    bool ahead = is_let_ahead(x, n);
+    bool ahead = follows(x) && n->index == state_of(x)->ahead;
     with_kind(parts.of[0].pages.kind, [&](auto k) {
         launch_following(follows(x), stream_of(x), dim3(blocks, (unsigned)p.rows), THREADS, 0,
                          gather_largest<decltype(k)::value>, p, g, parts,
@@ -671,7 +652,7 @@ static void gather_few(const weft_exec *x, const weft_node *n, const row_places 
     });
 }
 
-static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(cache_gather, cache_gather_workspace) {
     const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
     if (is_launched(x, n)) return WEFT_OK;
     row_places p = places_of(x, n);
@@ -699,5 +680,3 @@ static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
     if (!g.k) join_gathered<<<dim3(across, rows), 128, 0, stream_of(x)>>>(p, g, part);
     return launched(n);
 }
-
-CUDA_KERNEL(cache_gather, cache_gather_run, cache_gather_workspace)

@@ -413,13 +413,6 @@ static bool is_op(const weft_node *n, int op) {
     return n->op->id == op;
 }
 
-/* Whether what a write is to write is still there, and not wanted yet, when a node behind it is done. */
-static bool leaves_write(const weft_exec *x, const weft_node *n, const weft_node *write) {
-    for (int i = 0; i < n->n_in; i++)
-        if (overlap(x, n->in[i], write->in[WEFT_CACHE_PAGES])) return false;
-    return !weft_workspace(x, n) && spares(x, n, write);
-}
-
 /* Whether attention writes nothing where a tensor is. */
 static bool works_apart(const weft_exec *x, const weft_node *n, const weft_tensor *t) {
     attend_problem a = make_problem(NULL, n);
@@ -436,8 +429,13 @@ static bool takes_write(const weft_exec *x, const weft_node *n, const weft_node 
         (uintptr_t)w.x.data % sizeof(uint4) != 0 ||
         !share_inputs(n, write, WEFT_CACHE_POSITION, WEFT_CACHE_TABLE))
         return false;
-    for (int64_t i = write->index + 1; i < n->index; i++)
-        if (!leaves_write(x, weft_graph_node(weft_exec_graph(x), i), write)) return false;
+    /* What it is to write must still be there, and not be wanted, when those between are done. */
+    for (int64_t i = write->index + 1; i < n->index; i++) {
+        const weft_node *between = node_at(x, i);
+        for (int k = 0; k < between->n_in; k++)
+            if (overlap(x, between->in[k], write->in[WEFT_CACHE_PAGES])) return false;
+        if (weft_workspace(x, between) || !spares(x, between, write)) return false;
+    }
     return spares(x, n, write) && works_apart(x, n, write->in[WEFT_CACHE_X]) &&
            works_apart(x, n, write->in[WEFT_CACHE_EXTRA]);
 }
@@ -446,7 +444,7 @@ static bool takes_write(const weft_exec *x, const weft_node *n, const weft_node 
 static const weft_node *find_write(const weft_exec *x, const weft_node *n,
                                    const weft_tensor *pages) {
     for (int64_t i = n->index - 1; i >= 0; i--) {
-        const weft_node *write = weft_graph_node(weft_exec_graph(x), i);
+        const weft_node *write = node_at(x, i);
         if (is_op(write, WEFT_OP_cache_attention)) return NULL;
         if (is_op(write, WEFT_OP_cache_write) && write->in[WEFT_CACHE_PAGES] == pages) return write;
     }
@@ -471,12 +469,11 @@ static attended_writes find_writes(const weft_exec *x, const weft_node *n) {
 }
 
 bool is_written_later(const weft_exec *x, const weft_node *write) {
-    const weft_graph *g = weft_exec_graph(x);
-    int64_t i = write->index + 1, count = weft_graph_node_count(g);
-    while (i < count && !is_op(weft_graph_node(g, i), WEFT_OP_cache_attention))
-        i++;
-    if (!follows(x) || i == count) return false;
-    attended_writes w = find_writes(x, weft_graph_node(g, i));
+    const weft_node *n = node_at(x, write->index + 1);
+    while (n && !is_op(n, WEFT_OP_cache_attention))
+        n = node_at(x, n->index + 1);
+    if (!follows(x) || !n) return false;
+    attended_writes w = find_writes(x, n);
     return w.keys == write || w.values == write;
 }
 
@@ -499,7 +496,7 @@ static void attend_rows(const weft_exec *x, attend_problem a, int first) {
     if (a.tensor) share_out_leaves(&a);
     bool few_leaves = a.blocks <= (has_few_heads(a) ? FEW_LEAVES : FEW_OF_MANY);
     if (few_leaves && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
-        a.joins = device_counters(x);
+        a.joins = state_of(x)->counters;
     if (a.tensor)
         launch_kernel(x, a, first == 0, choose_tiles(a), tensor_bytes(a));
     else
@@ -522,7 +519,7 @@ static void attend_rows(const weft_exec *x, attend_problem a, int first) {
                        stream_of(x)>>>(a);
 }
 
-static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
+CUDA_RUN(cache_attention, cache_attention_workspace) {
     attend_problem a = make_problem(x, n);
     lay_out(n, workspace_of<char>(x, n), &a);
     a.places = places_of(x, n);
@@ -551,5 +548,3 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
         attend_rows(x, a, first);
     return launched(n);
 }
-
-CUDA_KERNEL(cache_attention, cache_attention_run, cache_attention_workspace)

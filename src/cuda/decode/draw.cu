@@ -395,15 +395,9 @@ static weft_status send_rules(cuda_draws *d, cudaStream_t stream, const weft_run
     for (int64_t r = 0; r < rows->count; r++) {
         const weft_draw *w = rows->draws + r;
         bool same = r && w->seen == w[-1].seen && w->n_seen == w[-1].n_seen;
-        rules[r] = draw_rule{w->scale,
-                             w->top_p,
-                             w->penalty,
-                             w->random,
-                             w->least,
-                             (whole)w->top_k,
-                             same ? rules[r - 1].seen : (int)at,
-                             (int)w->n_seen,
-                             rows->slot[r]};
+        int place = same ? rules[r - 1].seen : (int)at;
+        rules[r] = {w->scale,        w->top_p, w->penalty,     w->random,    w->least,
+                    (whole)w->top_k, place,    (int)w->n_seen, rows->slot[r]};
         if (same || !w->n_seen) continue;
         memcpy(seen + at, w->seen, (size_t)w->n_seen * sizeof *seen);
         at += w->n_seen;

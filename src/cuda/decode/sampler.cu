@@ -181,34 +181,12 @@ static __global__ void tell_tokens(const int32_t *sampled, const weft_cuda_run *
     if (threadIdx.x == 0) tell_host(run, told, number);
 }
 
-static weft_status launch_drawing(cuda_sampler *s, const weft_sampler_graph *g,
-                                  const weft_run_rows *rows, unsigned buffer) {
-    draw_source from = {data_of<void>(g->exec, g->logits), g->logits->dtype,
-                        (int)weft_tensor_width(g->logits),
-                        weft_cuda_penalises(rows) ? data_of<int32_t>(g->exec, g->tokens) : NULL};
-    int32_t *sampled = s->sampled + buffer * ROWS;
-    WEFT_TRY(weft_cuda_draw(&s->draws, s->stream, &from, rows, buffer, sampled));
-    tell_tokens<<<1, (unsigned)rows->count, 0, s->stream>>>(sampled, device_run(g->exec),
-                                                            s->told + buffer, s->started + 1);
-    return WEFT_OK;
-}
-
-static void launch_sampling(cuda_sampler *s, const weft_sampler_graph *g, int64_t rows,
-                            unsigned buffer) {
-    int vocab = (int)weft_tensor_width(g->logits);
-    int64_t shares = max_i64(1, multiprocessors() / rows);
-    unsigned blocks = (unsigned)min_i64(ceil_div(vocab, THREADS * VECTOR), shares);
-    with_type(g->logits, [&](auto tag) {
-        using T = decltype(tag);
-        sample_tokens<T><<<dim3(blocks, (unsigned)rows), THREADS, 0, s->stream>>>(
-            data_of<T>(g->exec, g->logits), vocab, s->sampled + buffer * ROWS, s->best,
-            device_run(g->exec), s->told + buffer, s->started + 1);
-    });
-}
-
 static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_run_rows *rows) {
     cuda_sampler *s = (cuda_sampler *)sampler;
-    unsigned buffer = s->started % 2;
+    unsigned buffer = s->started % 2, count = (unsigned)rows->count;
+    int vocab = (int)weft_tensor_width(g->logits);
+    int32_t *sampled = s->sampled + buffer * ROWS;
+    weft_cuda_run *run = device_run(g->exec);
     int64_t room = weft_tensor_count(g->slot);
     if (s->started - s->finished >= 2)
         return weft_fail(WEFT_EBUG, "cuda: two runs are under way already");
@@ -219,12 +197,23 @@ static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_
     row_inputs to = {data_of<int32_t>(g->exec, g->tokens), data_of<int32_t>(g->exec, g->position),
                      data_of<int32_t>(g->exec, g->slot), data_of<int32_t>(g->exec, g->wanted)};
     place_rows<<<1, (unsigned)room, 0, s->stream>>>(*rows, to, s->sampled + (1 - buffer) * ROWS,
-                                                    device_run(g->exec));
+                                                    run);
     WEFT_TRY(weft_cuda_follow(g->exec, s->stream));
-    if (rows->draws)
-        WEFT_TRY(launch_drawing(s, g, rows, buffer));
-    else
-        launch_sampling(s, g, rows->count, buffer);
+    if (rows->draws) {
+        draw_source from = {data_of<void>(g->exec, g->logits), g->logits->dtype, vocab,
+                            weft_cuda_penalises(rows) ? to.token : NULL};
+        WEFT_TRY(weft_cuda_draw(&s->draws, s->stream, &from, rows, buffer, sampled));
+        tell_tokens<<<1, count, 0, s->stream>>>(sampled, run, s->told + buffer, s->started + 1);
+    } else {
+        int64_t shares = max_i64(1, multiprocessors() / rows->count);
+        unsigned blocks = (unsigned)min_i64(ceil_div(vocab, THREADS * VECTOR), shares);
+        with_type(g->logits, [&](auto tag) {
+            using T = decltype(tag);
+            sample_tokens<T><<<dim3(blocks, count), THREADS, 0, s->stream>>>(
+                data_of<T>(g->exec, g->logits), vocab, sampled, s->best, run, s->told + buffer,
+                s->started + 1);
+        });
+    }
     WEFT_TRY(check_cuda(cudaGetLastError(), "a run did not start"));
     s->graph[buffer] = *g;
     s->rows[buffer] = rows->count;

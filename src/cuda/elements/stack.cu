@@ -15,23 +15,20 @@ struct part_list {
     int64_t bytes;
 };
 
-template <typename W>
-__device__ static inline void copy_words(char *to, const char *from, int64_t bytes) {
-    int64_t first = (int64_t)blockIdx.x * THREADS * WORDS + threadIdx.x, words = bytes / sizeof(W);
-    W v[WORDS];
-#pragma unroll
-    for (int i = 0; i < WORDS; i++)
-        if (first + i * THREADS < words) v[i] = ((const W *)from)[first + i * THREADS];
-#pragma unroll
-    for (int i = 0; i < WORDS; i++)
-        if (first + i * THREADS < words) ((W *)to)[first + i * THREADS] = v[i];
-}
-
 template <typename W, bool BACK>
 static __global__ void __launch_bounds__(THREADS) copy_parts(const __grid_constant__ part_list k) {
     char *part = k.part[blockIdx.y], *place = k.stacked + blockIdx.y * k.bytes;
     if (!part) return;
-    copy_words<W>(BACK ? part : place, BACK ? place : part, k.bytes);
+    const W *from = (const W *)(BACK ? place : part);
+    W *to = (W *)(BACK ? part : place), v[WORDS];
+    int64_t first = (int64_t)blockIdx.x * THREADS * WORDS + threadIdx.x;
+    int64_t words = k.bytes / sizeof(W);
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        if (first + i * THREADS < words) v[i] = from[first + i * THREADS];
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        if (first + i * THREADS < words) to[first + i * THREADS] = v[i];
 }
 
 template <bool BACK>

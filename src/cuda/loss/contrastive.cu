@@ -124,18 +124,6 @@ __device__ static inline void add_products(const tile_memory &m, float (&sums)[E
     }
 }
 
-/* The quarters' sums to where result() finds them. */
-__device__ static inline void share_sums(tile_memory &m, const float (&sums)[EACH][EACH]) {
-    int group = threadIdx.x / (BLOCK / GROUPS), x = threadIdx.x % 8, y = threadIdx.x / 8 % 8;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-#pragma unroll
-        for (int j = 0; j < EACH; j++)
-            m.sums[group][y + 8 * i][x + 8 * j] = sums[i][j];
-    __syncthreads();
-}
-
 __device__ static inline float result(const tile_memory &m, int row, int column) {
     float sum = 0;
 #pragma unroll
@@ -161,7 +149,15 @@ __device__ static inline void multiply_tiles(tile_memory &m, const float *a, int
         __syncthreads();
         add_products(m, sums);
     }
-    share_sums(m, sums);
+    /* The quarters' sums to where result() finds them. */
+    int group = threadIdx.x / (BLOCK / GROUPS), x = threadIdx.x % 8, y = threadIdx.x / 8 % 8;
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < EACH; r++)
+#pragma unroll
+        for (int c = 0; c < EACH; c++)
+            m.sums[group][y + 8 * r][x + 8 * c] = sums[r][c];
+    __syncthreads();
 }
 
 static __device__ inline best_and_rest join_scores(best_and_rest a, best_and_rest b) {

@@ -82,22 +82,6 @@ static __device__ inline top_sum join_tops(top_sum a, top_sum b) {
     return top_sum{top, a.sum * __expf(a.top - top) + b.sum * __expf(b.top - top)};
 }
 
-static __device__ inline top_sum join_block(top_sum own, top_sum *shared) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        top_sum other = {__shfl_xor_sync(0xffffffffu, own.top, step),
-                         __shfl_xor_sync(0xffffffffu, own.sum, step)};
-        own = join_tops(own, other);
-    }
-    if (lane == 0) shared[warp] = own;
-    __syncthreads();
-    own = shared[0];
-    for (int w = 1; w < ROW_THREADS / 32; w++)
-        own = join_tops(own, shared[w]);
-    return own;
-}
-
 /* Adds a pack of n elements. */
 static __device__ inline top_sum add_pack(top_sum own, float (&v)[VECTOR], int n) {
     float top = own.top;
@@ -140,7 +124,18 @@ template <class F> static __device__ inline void walk_row(const entropy_rows &k,
 /* The row's logsumexp, of the threads' shares, which is kept. */
 static __device__ inline float join_row(const entropy_rows &k, int64_t row, top_sum own) {
     __shared__ top_sum shared[ROW_THREADS / 32];
-    own = join_block(own, shared);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        top_sum other = {__shfl_xor_sync(0xffffffffu, own.top, step),
+                         __shfl_xor_sync(0xffffffffu, own.sum, step)};
+        own = join_tops(own, other);
+    }
+    if (lane == 0) shared[warp] = own;
+    __syncthreads();
+    own = shared[0];
+    for (int w = 1; w < ROW_THREADS / 32; w++)
+        own = join_tops(own, shared[w]);
     float lse = own.top + logf(own.sum);
     if (threadIdx.x == 0) k.lse[row] = lse;
     return lse;

@@ -54,20 +54,6 @@ __device__ static inline float add_residual(const norm_args &a, int64_t start,
     return sum;
 }
 
-/* Σ(s − mean)² of a row. */
-template <int PACKS>
-__device__ static inline float sum_deviations(const norm_args &a, const float (&s)[PACKS][VECTOR],
-                                              float mean) {
-    float sum = 0;
-#pragma unroll
-    for (int k = 0; k < PACKS; k++)
-        if (lane_has(a, k))
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++)
-                sum += (s[k][j] - mean) * (s[k][j] - mean);
-    return sum;
-}
-
 /* Blocks of a multiprocessor: what a lane holds must fit its registers. */
 static __host__ __device__ constexpr int row_blocks(int packs) {
     return packs < 2 ? 8 : packs < 4 ? 4 : 2;
@@ -88,7 +74,7 @@ static __global__ void __launch_bounds__(WARP_ROWS * 32, row_blocks(PACKS))
     load_columns(a, a.b, b);
     for (; row < a.rows; row += step) {
         int64_t place = place_of(a, row), start = lane_start(a, place);
-        float s[PACKS][VECTOR];
+        float s[PACKS][VECTOR], square = 0;
         float mean = add_residual(a, start, x, r, s);
         if (row + step < a.rows) {
             int64_t next = lane_start(a, place_of(a, row + step));
@@ -96,7 +82,13 @@ static __global__ void __launch_bounds__(WARP_ROWS * 32, row_blocks(PACKS))
             if (a.r.data) fetch_row(a, a.r, next, r);
         }
         mean = a.centered ? warp_sum(mean) * a.share : 0.0f;
-        float rstd = rsqrtf(warp_sum(sum_deviations(a, s, mean)) * a.share + a.eps);
+#pragma unroll
+        for (int k = 0; k < PACKS; k++)
+            if (lane_has(a, k))
+#pragma unroll
+                for (int j = 0; j < VECTOR; j++)
+                    square += (s[k][j] - mean) * (s[k][j] - mean);
+        float rstd = rsqrtf(warp_sum(square) * a.share + a.eps);
         if (threadIdx.x % 32 == 0) store_statistics(a, place, mean, rstd);
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {

@@ -326,19 +326,6 @@ __device__ static inline int update_rounds(const adam_slot &s, const adam_factor
                    : update_rounds<G, WITH_MAX, false>(s, f, at, rounds);
 }
 
-__device__ static inline int update_slot_chunk(const adam_slot &s, const adam_factors &f,
-                                               int64_t at) {
-    int64_t end = min_i64(at + ADAM_CHUNK, s.count);
-    int rounds = s.g.data ? (int)(end - at) / ROUND : 0, cuts;
-    if (s.v_max)
-        cuts = s.g.is_bf16 ? update_rounds<bf16, true>(s, f, at, rounds)
-                           : update_rounds<float, true>(s, f, at, rounds);
-    else
-        cuts = s.g.is_bf16 ? update_rounds<bf16, false>(s, f, at, rounds)
-                           : update_rounds<float, false>(s, f, at, rounds);
-    return cuts + update_rest(s, f, at + rounds * ROUND, end);
-}
-
 /* cuts[block]: what spike clipping cut in its chunk. */
 static __global__ void __launch_bounds__(PACK_THREADS, ADAM_BLOCKS)
     update_chunk(const __grid_constant__ slot_list<adam_slot> list, const float *control,
@@ -346,8 +333,18 @@ static __global__ void __launch_bounds__(PACK_THREADS, ADAM_BLOCKS)
     int64_t at;
     const adam_slot &s = find_slot(list, ADAM_CHUNK, at);
     int cut = 0;
-    if (control[WEFT_CONTROL_APPLY] != 0)
-        cut = update_slot_chunk(s, read_factors(control, s.decays, s.rate), at);
+    if (control[WEFT_CONTROL_APPLY] != 0) {
+        adam_factors f = read_factors(control, s.decays, s.rate);
+        int64_t end = min_i64(at + ADAM_CHUNK, s.count);
+        int rounds = s.g.data ? (int)(end - at) / ROUND : 0;
+        if (s.v_max)
+            cut = s.g.is_bf16 ? update_rounds<bf16, true>(s, f, at, rounds)
+                              : update_rounds<float, true>(s, f, at, rounds);
+        else
+            cut = s.g.is_bf16 ? update_rounds<bf16, false>(s, f, at, rounds)
+                              : update_rounds<float, false>(s, f, at, rounds);
+        cut += update_rest(s, f, at + rounds * ROUND, end);
+    }
     /* At most ADAM_CHUNK: exact in float. */
     float total = block_sum((float)cut);
     if (threadIdx.x == 0) cuts[blockIdx.x] = (int32_t)total;
@@ -358,21 +355,6 @@ static __global__ void join_cuts(int64_t chunks, const int32_t *cuts, int32_t *o
     if (threadIdx.x == 0) *out = (int32_t)fmin(sum, 2147483647.0);
 }
 
-static adam_slot slot_of(weft_exec *x, weft_tensor *const *in, float rate) {
-    adam_slot s = {};
-    s.p = data_of<float>(x, in[WEFT_SLOT_PARAM]);
-    s.m = data_of<float>(x, in[WEFT_SLOT_M]);
-    s.v = data_of<float>(x, in[WEFT_SLOT_V]);
-    s.v_max = data_of<float>(x, in[WEFT_SLOT_V_MAX]);
-    s.copy = data_of<bf16>(x, in[WEFT_SLOT_COPY]);
-    s.given = data_of<bf16>(x, in[WEFT_SLOT_GIVEN]);
-    s.g = any_of(x, in[WEFT_SLOT_GRAD]);
-    s.count = weft_tensor_count(in[WEFT_SLOT_PARAM]);
-    s.decays = in[WEFT_SLOT_PARAM]->ndim >= 2;
-    s.rate = rate;
-    return s;
-}
-
 CUDA_RUN_WITH(adamw, count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t)) {
     const float *control = data_of<float>(x, n->in[0]);
     const double *rates = (const double *)n->attr;
@@ -380,8 +362,19 @@ CUDA_RUN_WITH(adamw, count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)s
     int64_t done = launch_slots(
         n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK,
         [&](int i) {
-            float rate = rates ? (float)rates[(i - 1) / WEFT_SLOT_SIZE] : 1.0f;
-            return slot_of(x, n->in + i, rate);
+            weft_tensor *const *in = n->in + i;
+            adam_slot s = {};
+            s.p = data_of<float>(x, in[WEFT_SLOT_PARAM]);
+            s.m = data_of<float>(x, in[WEFT_SLOT_M]);
+            s.v = data_of<float>(x, in[WEFT_SLOT_V]);
+            s.v_max = data_of<float>(x, in[WEFT_SLOT_V_MAX]);
+            s.copy = data_of<bf16>(x, in[WEFT_SLOT_COPY]);
+            s.given = data_of<bf16>(x, in[WEFT_SLOT_GIVEN]);
+            s.g = any_of(x, in[WEFT_SLOT_GRAD]);
+            s.count = weft_tensor_count(in[WEFT_SLOT_PARAM]);
+            s.decays = in[WEFT_SLOT_PARAM]->ndim >= 2;
+            s.rate = rates ? (float)rates[(i - 1) / WEFT_SLOT_SIZE] : 1.0f;
+            return s;
         },
         [&](const slot_list<adam_slot> &list, unsigned chunks, int64_t before) {
             update_chunk<<<chunks, PACK_THREADS, 0, stream_of(x)>>>(list, control, cuts + before);

@@ -233,7 +233,8 @@ cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i) {
     p.alpha = (float)pair.attr.alpha;
     p.alone = pair.attr.alone || (x && are_alone(x));
     p.follows = x && follows(x);
-    p.steady = p.follows && is_steady(b);
+    weft_role role = (b->view_of ? b->view_of : b)->role;
+    p.steady = p.follows && (role == WEFT_ROLE_PARAM || role == WEFT_ROLE_INPUT);
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
     p.group = last && attr->act == WEFT_ACT_DEVIATIONS ? (int)attr->group : 0;
@@ -250,11 +251,6 @@ cuda_gemm gemm_describe(const weft_exec *x, const weft_node *n, int i) {
     p.norm.eps = (float)attr->eps;
     if (last && attr->moments) p.moments = (float2 *)place_of(x, n->out[1]);
     return p;
-}
-
-static const weft_node *node_at(const weft_exec *x, int64_t index) {
-    const weft_graph *g = weft_exec_graph(x);
-    return index >= 0 && index < weft_graph_node_count(g) ? weft_graph_node(g, index) : NULL;
 }
 
 static int count_readers(const weft_exec *x, const weft_tensor *y) {
@@ -378,7 +374,9 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
     const weft_node *next = streamed ? gathering_behind(x, nodes[count - 1]) : NULL;
     for (int i = 0; i < count; i++)
         p[i].late = next != NULL;
-    if (next) let_ahead(x, next);
+    /* It may come only when all before this one have ended: what they made is there for it then, before
+     * wait_for_primary. */
+    if (next) state_of(x)->ahead = next->index;
     gemm_run_together(x, p, count);
     launched_until(x, nodes[count - 1]);
     return true;

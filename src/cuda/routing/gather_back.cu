@@ -309,15 +309,6 @@ __device__ static inline void sum_long(const panel_place<T> &p, const uint2 *ent
     __syncthreads();
 }
 
-/* How far a panel's tiles are apart that follow each other. The first columns of a sequence have the most entries,
- * and a run of tiles is to have some of these and some of the others. */
-static unsigned choose_stride(int64_t tiles) {
-    int64_t stride = tiles * 3 / 8 | 1;
-    while (std::gcd(stride, tiles) > 1)
-        stride += 2;
-    return tiles < 1 << 16 ? (unsigned)stride : 1; /* their product has 32 bits */
-}
-
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     sum_columns(panel_shape s, unsigned stride, column_lists c, panel_data<T> data) {
@@ -355,6 +346,12 @@ CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index
     column_lists c;
     lay_out_lists(n, workspace_of<char>(x, n), &c);
     int columns = (int)min_i64(MOST_COLUMNS, (int64_t)1 << c.shift);
+    /* How far a panel's tiles are apart that follow each other. The first columns of a sequence have the most
+     * entries, and a run of tiles is to have some of these and some of the others. */
+    int64_t stride = s.tiles * 3 / 8 | 1;
+    while (std::gcd(stride, s.tiles) > 1)
+        stride += 2;
+    if (s.tiles >= 1 << 16) stride = 1; /* their product has 32 bits */
     size_t chunk_bytes = (size_t)SORT_WARPS * (size_t)c.buckets * sizeof(int);
     size_t bucket_bytes = (size_t)SORT_WARPS * (size_t)columns * sizeof(int);
     cudaFuncSetAttribute(sort_chunks, cudaFuncAttributeMaxDynamicSharedMemorySize, COUNT_BYTES);
@@ -366,7 +363,7 @@ CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index
     with_type(dc, [&](auto tag) {
         using T = decltype(tag);
         auto kernel = weft_cuda_gather_is_aligned(n) ? sum_columns<T, true> : sum_columns<T, false>;
-        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, choose_stride(s.tiles), c,
+        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, (unsigned)stride, c,
                                                             find_panels<T>(x, n));
     });
     return launched(n);

@@ -264,11 +264,11 @@ static token_sort place_sort(const weft_node *n, char *workspace) {
     return s;
 }
 
-/* Sorts the tokens by id; returns the lists' place in the workspace. */
-static token_order sort_tokens(weft_exec *x, const weft_node *n, const token_sort &s) {
-    unsigned tiles = (unsigned)s.tiles;
+CUDA_RUN_WITH(embed_back, place_sort(n, NULL).bytes) {
+    token_sort s = place_sort(n, workspace_of<char>(x, n));
     token_order o = {data_of<int32_t>(x, n->in[1]), NULL, NULL, weft_tensor_count(n->in[1]),
                      ATTR(n, weft_embed_back_attr)->rows};
+    unsigned tiles = (unsigned)s.tiles;
     for (int shift = 0, at = 0; shift == 0 || o.rows >> shift > 0; shift += 8, at ^= 1) {
         count_digits<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, s.counts);
         place_digits<<<1, TILE, 0, stream_of(x)>>>(DIGITS * s.tiles, s.counts);
@@ -276,12 +276,6 @@ static token_order sort_tokens(weft_exec *x, const weft_node *n, const token_sor
         o.keys = s.keys[at];
         o.tokens = s.tokens[at];
     }
-    return o;
-}
-
-CUDA_RUN_WITH(embed_back, place_sort(n, NULL).bytes) {
-    token_sort s = place_sort(n, workspace_of<char>(x, n));
-    token_order o = sort_tokens(x, n, s);
     int64_t width = weft_tensor_width(n->in[0]);
     WEFT_TRY(run_items(x, n, o.rows + 1, find_rows, o.count, o.rows, o.keys, s.first));
     dim3 grid((unsigned)ceil_div(o.rows, WARPS), (unsigned)ceil_div(width, STRIP));
