@@ -181,17 +181,6 @@ static weft_status start_parts(weft_exec *x, weft_cuda_state *s) {
     return WEFT_OK;
 }
 
-/* Says of each part when it is done. */
-static weft_status follow_parts(weft_exec *x, const weft_cuda_state *s) {
-    const int64_t *ends;
-    weft_exec_parts(x, &ends);
-    for (int i = 0; i < s->n_parts; i++) {
-        WEFT_TRY(check_cuda(cudaEventSynchronize(s->parts[i].done), "the run failed"));
-        weft_exec_made(x, i ? ends[i - 1] : 0, ends[i]);
-    }
-    return WEFT_OK;
-}
-
 /* The message for a value that a kernel could not use. */
 weft_status weft_cuda_explain(weft_exec *x, unsigned long long fault) {
     int64_t node = (int64_t)(fault >> 40), place = (int64_t)(fault & ((1ULL << 40) - 1));
@@ -230,7 +219,12 @@ static weft_status cuda_run(weft_exec *x) {
     WEFT_TRY(check_cuda(
         cudaMemcpyAsync(s->staged, s->run, sizeof *s->run, cudaMemcpyDeviceToHost, s->stream),
         "the run's state was not copied"));
-    if (in_parts) WEFT_TRY(follow_parts(x, s));
+    const int64_t *ends = NULL;
+    int parts = in_parts ? weft_exec_parts(x, &ends) : 0;
+    for (int i = 0; i < parts; i++) { /* says of each when it is done */
+        WEFT_TRY(check_cuda(cudaEventSynchronize(s->parts[i].done), "the run failed"));
+        weft_exec_made(x, i ? ends[i - 1] : 0, ends[i]);
+    }
     WEFT_TRY(check_cuda(cudaStreamSynchronize(s->stream), "the run failed"));
     if (watched && !in_parts) weft_exec_made(x, 0, weft_graph_node_count(weft_exec_graph(x)));
     if (s->marks) report_times(x, s);

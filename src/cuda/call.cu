@@ -55,15 +55,12 @@ static __global__ void end_call(const weft_cuda_run *run, volatile unsigned long
 }
 
 static weft_status open_call(void **state) {
+    unsigned long long *fault = NULL;
+    WEFT_TRY(check_cuda(cudaHostAlloc((void **)&fault, sizeof *fault, cudaHostAllocMapped),
+                        "no pinned memory"));
     call_state *s = new call_state();
-    weft_status status =
-        check_cuda(cudaHostAlloc((void **)&s->fault, sizeof *s->fault, cudaHostAllocMapped),
-                   "no pinned memory");
-    if (status != WEFT_OK) {
-        delete s;
-        return status;
-    }
-    *s->fault = NO_FAULT;
+    s->fault = fault;
+    *fault = NO_FAULT;
     const char *asked = getenv("WEFT_CUDA_GRAPH");
     s->replays = !(asked && strcmp(asked, "0") == 0);
     *state = s;
@@ -82,15 +79,6 @@ static void close_call(void *state) {
     if (s->recording) cudaStreamDestroy(s->recording);
     cudaFreeHost(s->fault);
     delete s;
-}
-
-/* Whether one of the nodes draws random numbers or may meet a value that it cannot use. */
-static bool reads_run(const weft_exec *x, int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; i++)
-        if (weft_graph_node(weft_exec_graph(x), i)->op->id == WEFT_OP_dropout ||
-            weft_exec_kernel(x, i)->explain)
-            return true;
-    return false;
 }
 
 static bool is_captured(cudaStream_t stream) {
@@ -142,24 +130,22 @@ static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
     s->captures++;
 }
 
-static cudaGraphExec_t find_graph(weft_exec *x, call_state *s, const weft_call_start *call) {
-    call_entry *entry = find_entry(s, call);
-    if (!entry) return NULL;
-    /* Addresses that hardly ever come again are not worth their graphs. */
-    bool pays = s->captures < GRAPHS_KEPT || s->launches >= LEAST_LAUNCHES * s->captures;
-    if (!entry->graph && entry->seen >= SEEN_BEFORE && pays) make_graph(x, s, call, entry);
-    if (entry->graph) s->launches++;
-    return entry->graph;
-}
-
 static weft_status start_call(weft_exec *x, const weft_call_start *call) {
     call_state *s = (call_state *)weft_exec_state(x);
     const weft_run *run = weft_exec_current_run(x);
-    bool noted = reads_run(x, call->first, call->last);
+    bool noted = false; /* a node draws random numbers or may meet a value that it cannot use */
+    for (int64_t i = call->first; i < call->last; i++)
+        noted = noted || weft_graph_node(weft_exec_graph(x), i)->op->id == WEFT_OP_dropout ||
+                weft_exec_kernel(x, i)->explain;
     if (!s->warned) weft_cuda_warn_slow(weft_exec_graph(x));
     s->warned = true;
     s->state.run = (weft_cuda_run *)call->memory;
-    cudaGraphExec_t graph = find_graph(x, s, call);
+    call_entry *entry = find_entry(s, call);
+    /* Addresses that hardly ever come again are not worth their graphs. */
+    bool pays = s->captures < GRAPHS_KEPT || s->launches >= LEAST_LAUNCHES * s->captures;
+    if (entry && !entry->graph && entry->seen >= SEEN_BEFORE && pays) make_graph(x, s, call, entry);
+    cudaGraphExec_t graph = entry ? entry->graph : NULL;
+    if (graph) s->launches++;
     cudaStream_t stream = (cudaStream_t)call->stream;
     if (noted)
         begin_call<<<1, 1, 0, stream>>>(

@@ -177,24 +177,6 @@ static void name_obstacle(weft_cuda_choice *c, obstacle o, const weft_attention_
     if (o == BY_CODE) name_option(c, "code for another GPU than 9.0a", "");
 }
 
-static void choose_attention(const weft_node *n, const weft_tensor *q, weft_cuda_choice *c) {
-    const weft_attention_attr *a = n->attr;
-    obstacle o = attention_obstacle(a, q->dtype);
-    bool w2 = a->dqk == 2 * a->dv, latent = a->kv_heads == 1 && a->heads > 1 && !a->packed && !w2;
-    name_obstacle(c, o, a);
-    if (o == BY_WIDTH)
-        name_value(c, latent ? "RA_MLA_LATENT_DIM" : "HEAD_DIM", a->dv,
-                   w2 ? has_w2_width : has_dot_width);
-}
-
-static void choose_topk(const weft_node *n, weft_cuda_choice *c) {
-    const weft_route_attr *a = n->attr;
-    obstacle o = topk_obstacle(n);
-    name_obstacle(c, o, &a->score);
-    if (o == BY_K) name_value(c, "RA_MLA_MLP_SPARSE_K", a->k, routes_k);
-    if (o == BY_WIDTH) name_value(c, "query heads of width", a->score.dqk, routes_width);
-}
-
 /* Kinds of work that have a fast and a slow kernel, and what is said of them. */
 enum { ATTENTION, ROUTING, SUMS, PRODUCTS, KINDS };
 static const struct {
@@ -233,10 +215,21 @@ bool weft_cuda_choose(const weft_node *n, weft_cuda_choice *out) {
     if (kind == KINDS) return false;
     *out = (weft_cuda_choice){.what = kinds[kind].what};
     if (kind == ATTENTION) {
-        bool back = n->op->id == WEFT_OP_attention_back;
-        choose_attention(n, n->in[back ? WEFT_ATTN_BACK_FIRST + WEFT_ATTN_Q : WEFT_ATTN_Q], out);
+        const weft_attention_attr *a = n->attr;
+        bool back = n->op->id == WEFT_OP_attention_back, w2 = a->dqk == 2 * a->dv;
+        bool latent = a->kv_heads == 1 && a->heads > 1 && !a->packed && !w2;
+        const weft_tensor *q = n->in[back ? WEFT_ATTN_BACK_FIRST + WEFT_ATTN_Q : WEFT_ATTN_Q];
+        obstacle o = attention_obstacle(a, q->dtype);
+        name_obstacle(out, o, a);
+        if (o == BY_WIDTH)
+            name_value(out, latent ? "RA_MLA_LATENT_DIM" : "HEAD_DIM", a->dv,
+                       w2 ? has_w2_width : has_dot_width);
     } else if (n->op->id == WEFT_OP_route_topk) {
-        choose_topk(n, out);
+        const weft_route_attr *a = n->attr;
+        obstacle o = topk_obstacle(n);
+        name_obstacle(out, o, &a->score);
+        if (o == BY_K) name_value(out, "RA_MLA_MLP_SPARSE_K", a->k, routes_k);
+        if (o == BY_WIDTH) name_value(out, "query heads of width", a->score.dqk, routes_width);
     } else if (kind == ROUTING) {
         bool rms = ((const weft_route_attr *)n->attr)->mode == WEFT_ROUTE_RMS;
         name_option(out, rms ? "RA_MLA_MLP_SPARSE_MODE rms" : "RA_MLA_MLP_SPARSE_MODE none",

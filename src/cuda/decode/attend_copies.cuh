@@ -33,11 +33,6 @@ __host__ __device__ static inline int tensor_steps(const attend_problem &a) {
     return (a.dqk + 31) / 32 * 2;
 }
 
-/* Units of a leaf: tiles of heads, and parts of the values' columns. */
-static inline int tensor_units(const attend_problem &a) {
-    return tensor_heads(a) / TENSOR_ROWS * (int)ceil_div(a.dv, TENSOR_COLUMNS);
-}
-
 /* Of a tile, keys [32, dqk] and values [32, dv] in bf16, and n [32]. */
 __host__ __device__ static inline int pair_bytes(const attend_problem &a) {
     return TENSOR_KEYS * (a.dqk + (a.joint ? 0 : a.dv)) * (int)sizeof(bf16);

@@ -475,16 +475,6 @@ static inline void share_out_leaves(attend_problem *a) {
     a->all_warps = max(a->warps, (int)SMALL_WARPS);
 }
 
-/* Keys of a leaf, by the heads and the context alone, which all runs of a decoder have in common. Of few heads as
- * short as a block can join them, for a leaf's keys follow one another; of many heads each leaf leaves many sums, a
- * fifth of what is read where leaves have 128 keys. */
-static inline void choose_leaf(attend_problem *a) {
-    a->leaf_bits = has_few_heads(*a) ? 5 : a->context < TENSOR_LONG ? 7 : 8;
-    while (has_few_heads(*a) && a->leaf_bits < 8 && a->context >> a->leaf_bits > FEW_LEAVES - 2)
-        a->leaf_bits++;
-    a->leaf = 1 << a->leaf_bits;
-}
-
 template <int UNITS> static void (*choose_rows(const attend_problem &a))(const attend_problem) {
     bool plain = !a.rel && !(a.softcap > 0), few = a.group <= TENSOR_ROWS / 2;
     if (a.quarters)
@@ -514,11 +504,4 @@ static inline void choose_stages(attend_problem *a, bool quarters) {
     a->stages = quarters ? 1 : TENSOR_STAGES;
     a->warps = quarters ? QUARTERS : (int)max_i64(1, min_i64(TENSOR_WARPS, stages));
     if (quarters && !fits_block(*a)) choose_stages(a, false);
-}
-
-/* Whether it takes the problem: follows from types, sizes and options alone. */
-static inline bool suits_tensor(const attend_problem &a, bool q_is_bf16) {
-    return q_is_bf16 && a.keys.kind == CACHED_BF16 && a.values.kind == CACHED_BF16 &&
-           !copies_keys(a) && !a.squares && !a.band && a.dqk % VECTOR == 0 && a.dv % VECTOR == 0 &&
-           a.q_columns % VECTOR == 0 && fits_block(a);
 }

@@ -365,11 +365,20 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.joint = !apart;
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
-    a.units = tensor_units(a);
+    /* Tiles of heads, and parts of the values' columns. */
+    a.units = tensor_heads(a) / TENSOR_ROWS * (int)ceil_div(a.dv, TENSOR_COLUMNS);
     choose_stages(&a, a.dv <= TENSOR_COLUMNS && a.group > TENSOR_ROWS / 2);
-    a.tensor = suits_tensor(a, a.q.is_bf16);
-    a.leaf = BLOCK;
-    if (a.tensor) choose_leaf(&a);
+    /* Follows from types, sizes and options alone. */
+    a.tensor = a.q.is_bf16 && a.keys.kind == CACHED_BF16 && a.values.kind == CACHED_BF16 &&
+               !copies_keys(a) && !a.squares && !a.band && a.dqk % VECTOR == 0 &&
+               a.dv % VECTOR == 0 && a.q_columns % VECTOR == 0 && fits_block(a);
+    /* By the heads and the context alone, which all runs of a decoder have in common. Of few heads as short as
+     * a block can join them, for a leaf's keys follow one another; of many heads each leaf leaves many sums, a
+     * fifth of what is read where leaves have 128 keys. */
+    a.leaf_bits = has_few_heads(a) ? 5 : a.context < TENSOR_LONG ? 7 : 8;
+    while (has_few_heads(a) && a.leaf_bits < 8 && a.context >> a.leaf_bits > FEW_LEAVES - 2)
+        a.leaf_bits++;
+    a.leaf = a.tensor ? 1 << a.leaf_bits : BLOCK;
     a.blocks = (int)(ceil_div(attr->context - 1, a.leaf) + 1);
     return a;
 }

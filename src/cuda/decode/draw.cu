@@ -363,20 +363,6 @@ static int64_t divide_room(char *room, int64_t rows, int64_t vocab, draw_problem
     return w.bytes;
 }
 
-static weft_status make_room(cuda_draws *d, int64_t least, int64_t vocab) {
-    draw_problem p;
-    int64_t rows = 8;
-    if (d->rows >= least && d->vocab == vocab) return WEFT_OK;
-    while (rows < least)
-        rows *= 2;
-    int64_t bytes = divide_room(NULL, rows, vocab, &p);
-    d->rows = 0;
-    WEFT_TRY(weft_cuda_make_room(&d->room, false, bytes, bytes, "no memory for draws of tokens"));
-    d->rows = rows;
-    d->vocab = vocab;
-    return WEFT_OK;
-}
-
 /* Rules, and behind them the tokens that were seen, to the device. Rows of one sequence share these. */
 static weft_status send_rules(cuda_draws *d, cudaStream_t stream, const weft_run_rows *rows,
                               unsigned buffer, draw_problem *p) {
@@ -420,7 +406,17 @@ weft_status weft_cuda_draw(cuda_draws **draws, cudaStream_t stream, const draw_s
     p.words = (int)ceil_div(p.vocab, 32);
     p.inputs = from->inputs;
     p.tokens = tokens;
-    WEFT_TRY(make_room(d, rows->count, p.vocab));
+    if (d->rows < rows->count || d->vocab != p.vocab) {
+        int64_t room = 8;
+        while (room < rows->count)
+            room *= 2;
+        int64_t bytes = divide_room(NULL, room, p.vocab, &p);
+        d->rows = 0;
+        WEFT_TRY(
+            weft_cuda_make_room(&d->room, false, bytes, bytes, "no memory for draws of tokens"));
+        d->rows = room;
+        d->vocab = p.vocab;
+    }
     divide_room(d->room.at, d->rows, p.vocab, &p);
     WEFT_TRY(send_rules(d, stream, rows, buffer, &p));
     size_t cleared =

@@ -256,18 +256,6 @@ static __global__ void __launch_bounds__(ROW_THREADS) entropy_part(entropy_rows 
     });
 }
 
-/* `count` rows from k.first on. `known`: the lse is there already. */
-static void run_entropy_rows(cudaStream_t stream, const entropy_rows &k, int64_t count,
-                             bool known) {
-    int64_t bytes = k.ld * (int64_t)sizeof(bf16);
-    if (!k.l.is_bf16 || bytes > weft_cuda_device()->shared_memory - SHARED_SPARE) {
-        entropy_part<<<(unsigned)count, ROW_THREADS, 0, stream>>>(k, known);
-        return;
-    }
-    cudaFuncSetAttribute(entropy_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    entropy_shared<<<(unsigned)count, ROW_THREADS, (size_t)bytes, stream>>>(k, known);
-}
-
 enum {
     JOIN_THREADS = 1024,
     PART_STEP = 128, /* rows of a part are a multiple of this, but for the last; a tile's, too */
@@ -459,12 +447,19 @@ static entropy_layout lay_out_entropy(const weft_node *n, const weft_tensor *dx,
 /* All parts: logits, the kernel, dx and dw. */
 static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_layout &k,
                              entropy_rows rows, bool known) {
+    int64_t bytes = k.ld * (int64_t)sizeof(bf16);
+    bool shared = k.is_bf16 && bytes <= weft_cuda_device()->shared_memory - SHARED_SPARE;
+    if (!shared) bytes = 0;
+    if (shared)
+        cudaFuncSetAttribute(entropy_shared, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)bytes);
     rows.l = any_tensor{k.logits, k.is_bf16};
     for (rows.first = 0; rows.first < k.rows; rows.first += k.step) {
         int64_t count = min_i64(k.step, k.rows - rows.first);
         entropy_products p = describe_products(x, n, k, rows.first, count);
         WEFT_TRY(launch_words(x, k, p.logits));
-        run_entropy_rows(stream_of(x), rows, count, known);
+        auto kernel = shared ? entropy_shared : entropy_part;
+        kernel<<<(unsigned)count, ROW_THREADS, (size_t)bytes, stream_of(x)>>>(rows, known);
         if (k.dw) WEFT_TRY(launch_words(x, k, p.dw));
         if (k.dx) WEFT_TRY(launch_words(x, k, p.dx));
     }

@@ -95,17 +95,6 @@ static void read_file(const char *path, FILE *to) {
     if (file) fclose(file);
 }
 
-static void load_choices(const weft_cuda_blas *blas) {
-    char path[PATH_ROOM];
-    int driver = 0;
-    if (is_loaded) return;
-    is_loaded = true;
-    cudaDriverGetVersion(&driver);
-    snprintf(machine, sizeof machine, "# %s, driver %d, cublasLt %zu", weft_cuda_device()->name,
-             driver, blas->GetVersion());
-    if (find_path(path)) read_file(path, NULL);
-}
-
 static int by_key(const void *a, const void *b) {
     return strcmp(((const choice *)a)->key, ((const choice *)b)->key);
 }
@@ -260,7 +249,15 @@ bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cuda
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     cublasLtMatmulHeuristicResult_t candidates[CANDIDATES];
     WEFT_LOCK(&lock);
-    load_choices(blas);
+    if (!is_loaded) {
+        char path[PATH_ROOM];
+        int driver = 0;
+        cudaDriverGetVersion(&driver);
+        snprintf(machine, sizeof machine, "# %s, driver %d, cublasLt %zu", weft_cuda_device()->name,
+                 driver, blas->GetVersion());
+        if (find_path(path)) read_file(path, NULL);
+        is_loaded = true;
+    }
     choice *known = find_choice(call->key);
     if (known) {
         known->used = true;

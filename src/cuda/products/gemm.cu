@@ -229,13 +229,6 @@ static __global__ void add_bands(int values, int n, int bands, const float *sums
     if (lane == 0 && at < values) finish_value(end, 0, at / n, at % n, end.alpha * sum);
 }
 
-static void run_thin(cudaStream_t stream, const cuda_gemm *p, float *sums) {
-    int64_t band = thin_band(p), bands = ceil_div(p->k, band), values = p->m * p->n;
-    multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(few_describe(p), band, sums);
-    add_bands<<<(unsigned)ceil_div(values, 32), ADD_WARPS * 32, 0, stream>>>(
-        (int)values, (int)p->n, (int)bands, sums, describe_finish(p));
-}
-
 /* Any product, slowly. */
 static __global__ void multiply_tiles(few_rows f, bool ta, bool tb, finishing end) {
     __shared__ float a[TILE][TILE + 1], b[TILE][TILE + 1];
@@ -361,15 +354,20 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm &product, void *wor
     if (is_folded(p) && !(recipe.few_rows && streamed_can(p)))
         return weft_fail(WEFT_EBUG, "cuda: a product of %lld × %lld has no norm or map behind it",
                          (long long)p->n, (long long)p->k);
-    if (recipe.i8)
+    if (recipe.i8) {
         run_i8_rows(stream, p, (char *)workspace);
-    else if (recipe.few_rows && streamed_can(p))
+    } else if (recipe.few_rows && streamed_can(p)) {
         streamed_launch(stream, p, 1);
-    else if (recipe.few_rows)
+    } else if (recipe.few_rows) {
         run_few_rows(stream, p);
-    else if (recipe.thin)
-        run_thin(stream, p, (float *)workspace);
-    else
+    } else if (recipe.thin) {
+        int64_t band = thin_band(p), bands = ceil_div(p->k, band), values = p->m * p->n;
+        float *sums = (float *)workspace;
+        multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(few_describe(p), band, sums);
+        add_bands<<<(unsigned)ceil_div(values, 32), ADD_WARPS * 32, 0, stream>>>(
+            (int)values, (int)p->n, (int)bands, sums, describe_finish(p));
+    } else {
         WEFT_TRY(run_with_library(stream, p, &recipe));
+    }
     return check_cuda(cudaGetLastError(), "a matrix product did not start");
 }

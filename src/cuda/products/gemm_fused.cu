@@ -366,20 +366,6 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
     if (EPILOGUE == FUSED_GELU_BACK && p.sums) add_parts(p, tile, parts, sum);
 }
 
-template <int EPILOGUE>
-__device__ static inline void finish_all(const tile_problem &p, char *start, uint32_t memory,
-                                         int first, int step) {
-    float *parts = (float *)(start + AT_PARTS);
-    uint32_t phase = 0;
-    for (int t = first; t < p.tiles; t += step, phase++) {
-        tile_corner tile = find_tile<EPILOGUE>(p, t);
-        if (tile.row + TILE_ROWS <= p.m && tile.column + tile_width<EPILOGUE>() <= p.n)
-            finish_tile<EPILOGUE, true>(p, tile, memory, parts, phase);
-        else
-            finish_tile<EPILOGUE, false>(p, tile, memory, parts, phase);
-    }
-}
-
 #else
 #define LAUNCH_THREADS 32
 #endif
@@ -391,7 +377,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
 #ifndef USE_MMA_SYNC
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
-    char *start = raw + (memory - raw_at);
+    float *parts = (float *)(raw + (memory - raw_at) + AT_PARTS);
     int first = (int)blockIdx.x / p.cluster, step = (int)gridDim.x / p.cluster;
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
@@ -411,7 +397,14 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
         consume_all(p, memory, first, step);
     } else if (threadIdx.x < CONSUMERS + FINISHERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        finish_all<EPILOGUE>(p, start, memory, first, step);
+        uint32_t phase = 0;
+        for (int t = first; t < p.tiles; t += step, phase++) {
+            tile_corner tile = find_tile<EPILOGUE>(p, t);
+            if (tile.row + TILE_ROWS <= p.m && tile.column + tile_width<EPILOGUE>() <= p.n)
+                finish_tile<EPILOGUE, true>(p, tile, memory, parts, phase);
+            else
+                finish_tile<EPILOGUE, false>(p, tile, memory, parts, phase);
+        }
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (threadIdx.x % 32 == 0) produce_all<EPILOGUE>(p, memory, first, step);
@@ -444,24 +437,6 @@ bool fused_can(const fused_product *p) {
     return weft_cuda_device()->wgmma && fits && depth >= LEAST_DEPTH;
 }
 
-static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, int epilogue) {
-    int pairs = (int)min_i64(multiprocessors() / k.cluster, k.tiles);
-    cudaLaunchConfig_t how = {};
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)k.cluster;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    how.gridDim = dim3((unsigned)(pairs * k.cluster));
-    how.blockDim = dim3(THREADS);
-    how.dynamicSmemBytes = MEMORY;
-    how.stream = stream;
-    how.attrs = &cluster;
-    how.numAttrs = 1;
-    cudaError_t error = cudaFuncSetAttribute(kernels[epilogue],
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
-    return error == cudaSuccess ? cudaLaunchKernelEx(&how, kernels[epilogue], k) : error;
-}
-
 weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     tile_problem k = {};
     bool two = p->epilogue == FUSED_SILU_MUL, made = true;
@@ -484,7 +459,22 @@ weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
                       : make_matrix_map(&k.b[i], s->b, s->k, p->n, p->n, DEPTH, HALF_COLUMNS));
     }
     if (!made) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
-    cudaError_t error = launch_kernel(stream, k, p->epilogue);
+    int pairs = (int)min_i64(multiprocessors() / k.cluster, k.tiles);
+    cudaLaunchConfig_t how = {};
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)k.cluster;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    how.gridDim = dim3((unsigned)(pairs * k.cluster));
+    how.blockDim = dim3(THREADS);
+    how.dynamicSmemBytes = MEMORY;
+    how.stream = stream;
+    how.attrs = &cluster;
+    how.numAttrs = 1;
+    auto kernel = kernels[p->epilogue];
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
+    if (error == cudaSuccess) error = cudaLaunchKernelEx(&how, kernel, k);
     return check_cuda(error == cudaSuccess ? cudaGetLastError() : error,
                       "a fused product did not start");
 }

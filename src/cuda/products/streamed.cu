@@ -265,12 +265,9 @@ __device__ static inline float4 add_parts(uint32_t at, uint32_t rank, int parts,
 }
 
 __device__ static inline float4 load_here(uint32_t at) {
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
+    uint4 v = load_shared(at);
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                       __uint_as_float(v.w));
 }
 
 /* The same of what was sent here: the first part's own, and the others', `apart` bytes from each other. */

@@ -420,8 +420,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* False: the driver has none of it. */
-template <typename M> static bool make_maps(const route_problem &p, topk_maps *maps) {
+template <int D, int K, bool ALL> static void launch_tiles(const weft_exec *x, const weft_node *n) {
+    using M = topk_memory<D, K>;
+    const weft_route_attr *a = ATTR(n, weft_route_attr);
+    route_problem p = weft_cuda_route_problem(x, n);
+    topk_maps maps = {};
     auto make = [&](head_rows rows, int64_t positions, int heads, int part, int box_rows,
                     row_map *map) {
         int first = part * M::DEPTH;
@@ -429,19 +432,10 @@ template <typename M> static bool make_maps(const route_problem &p, topk_maps *m
         return make_row_map(rows, (int)p.batch, (int)positions, heads,
                             (int)min_i64(M::DEPTH, p.dqk - first), M::DEPTH, box_rows, map);
     };
-    bool made = true;
+    bool made = true; /* false: the driver has no maps */
     for (int part = 0; part < M::PARTS; part++)
-        made = made && make(p.q, p.queries, p.heads, part, TILE, &maps->q[part]) &&
-               make(p.k, p.keys, p.kv_heads, part, M::KEY_TILE, &maps->k[part]);
-    return made;
-}
-
-template <int D, int K, bool ALL> static void launch_tiles(const weft_exec *x, const weft_node *n) {
-    using M = topk_memory<D, K>;
-    const weft_route_attr *a = ATTR(n, weft_route_attr);
-    route_problem p = weft_cuda_route_problem(x, n);
-    topk_maps maps = {};
-    bool made = make_maps<M>(p, &maps);
+        made = made && make(p.q, p.queries, p.heads, part, TILE, &maps.q[part]) &&
+               make(p.k, p.keys, p.kv_heads, part, M::KEY_TILE, &maps.k[part]);
     dim3 grid(made ? (unsigned)p.batch : 0, (unsigned)ceil_div(p.queries, TILE));
     int bytes = M::HEADS + p.heads * (int)sizeof(head_scale);
     cudaFuncSetAttribute(route_tiles<D, K, ALL>, cudaFuncAttributeMaxDynamicSharedMemorySize,
