@@ -185,29 +185,6 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
     }
 }
 
-static void launch_group(weft_exec *x, const weft_node *n, norm_args a, int group) {
-    a.group = weft_norm_group_of(ATTR(n, weft_norm_attr), n->in[WEFT_NORM_X], group);
-    a.rows = a.group.rows;
-    a.w = any_of(x, n->in[group ? WEFT_NORM_W_NEXT : WEFT_NORM_W]);
-    if (a.rows == 0) return;
-    int packs = lane_packs(a.width, {n->in[WEFT_NORM_X], n->in[WEFT_NORM_R], n->out[WEFT_NORM_Y],
-                                     n->out[WEFT_NORM_S]});
-    if (packs)
-        with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
-            constexpr int value = decltype(tag)::value;
-            int64_t blocks =
-                min_i64(row_blocks(value) * multiprocessors(), ceil_div(a.rows, WARP_ROWS));
-            launch_following(follows(x), stream_of(x), dim3((unsigned)blocks), WARP_ROWS * 32, 0,
-                             norm_warp_rows<value>, a);
-        });
-    else if (a.width <= NARROW)
-        launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.rows, ROWS)),
-                         (unsigned)row_threads(a.width), 0, norm_rows, a);
-    else
-        launch_following(follows(x), stream_of(x), dim3((unsigned)a.rows), THREADS, 0,
-                         norm_wide_row, a);
-}
-
 CUDA_RUN(norm) {
     const weft_norm_attr *attr = ATTR(n, weft_norm_attr);
     norm_args a = {};
@@ -222,8 +199,28 @@ CUDA_RUN(norm) {
     a.s = any_of(x, n->out[WEFT_NORM_S]);
     a.mean = data_of<float>(x, n->out[WEFT_NORM_MEAN]);
     a.rstd = data_of<float>(x, n->out[WEFT_NORM_RSTD]);
-    for (int group = 0; group < WEFT_NORM_GROUPS; group++)
-        launch_group(x, n, a, group);
+    int packs = lane_packs(a.width, {n->in[WEFT_NORM_X], n->in[WEFT_NORM_R], n->out[WEFT_NORM_Y],
+                                     n->out[WEFT_NORM_S]});
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++) {
+        a.group = weft_norm_group_of(attr, n->in[WEFT_NORM_X], group);
+        a.rows = a.group.rows;
+        a.w = any_of(x, n->in[group ? WEFT_NORM_W_NEXT : WEFT_NORM_W]);
+        if (a.rows == 0) continue;
+        if (packs)
+            with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
+                constexpr int value = decltype(tag)::value;
+                int64_t blocks =
+                    min_i64(row_blocks(value) * multiprocessors(), ceil_div(a.rows, WARP_ROWS));
+                launch_following(follows(x), stream_of(x), dim3((unsigned)blocks), WARP_ROWS * 32,
+                                 0, norm_warp_rows<value>, a);
+            });
+        else if (a.width <= NARROW)
+            launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.rows, ROWS)),
+                             (unsigned)row_threads(a.width), 0, norm_rows, a);
+        else
+            launch_following(follows(x), stream_of(x), dim3((unsigned)a.rows), THREADS, 0,
+                             norm_wide_row, a);
+    }
     launch_rest(x, n, n->in[WEFT_NORM_X], n->in[WEFT_NORM_X], n->out[WEFT_NORM_Y]);
     return launched(n);
 }

@@ -280,35 +280,6 @@ static int64_t norm_back_workspace(const weft_node *n, int) {
     return NORM_SUMS * blocks * weft_tensor_width(s) * (int64_t)sizeof(float);
 }
 
-static void launch_group_back(weft_exec *x, const weft_node *n, norm_args a, int group) {
-    int sums = count_sums(n, group);
-    a.group = weft_norm_group_of(ATTR(n, weft_norm_attr), n->in[WEFT_NORM_BACK_S], group);
-    a.rows = a.group.rows;
-    if (a.rows == 0) return;
-    a.w = any_of(x, n->in[group ? WEFT_NORM_BACK_W_NEXT : WEFT_NORM_BACK_W]);
-    a.range = back_range(a.rows);
-    a.partial = sums ? workspace_of<float>(x, n) : NULL;
-    unsigned blocks = (unsigned)back_blocks(n, a.rows);
-    int packs = back_packs(n);
-    if (packs)
-        with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
-            constexpr int P = decltype(tag)::value;
-            auto kernel =
-                sums == NORM_SUMS ? norm_warp_rows_back<P, NORM_SUMS> : norm_warp_rows_back<P, 2>;
-            kernel<<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
-        });
-    else if (a.width <= NARROW)
-        norm_rows_back<<<blocks, row_threads(a.width), 0, stream_of(x)>>>(a);
-    else
-        norm_wide_row_back<<<blocks, THREADS, 0, stream_of(x)>>>(a);
-    if (!sums) return;
-    tensor_list<NORM_SUMS> to;
-    for (int i = 0; i < NORM_SUMS; i++)
-        to.t[i] = any_of(x, n->out[sum_outputs[group][i]]);
-    dim3 grid((unsigned)ceil_div(a.width, JOIN), (unsigned)sums);
-    join_ranges<<<grid, dim3(JOIN, JOIN), 0, stream_of(x)>>>(blocks, a.width, a.partial, to);
-}
-
 CUDA_RUN(norm_back, norm_back_workspace) {
     norm_args a = {};
     a.width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
@@ -320,8 +291,34 @@ CUDA_RUN(norm_back, norm_back_workspace) {
     a.dy = any_of(x, n->in[WEFT_NORM_BACK_DY]);
     a.ds = any_of(x, n->in[WEFT_NORM_BACK_DS]);
     a.dx = any_of(x, n->out[WEFT_NORM_BACK_DX]);
-    for (int group = 0; group < WEFT_NORM_GROUPS; group++)
-        launch_group_back(x, n, a, group);
+    int packs = back_packs(n);
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++) {
+        int sums = count_sums(n, group);
+        a.group = weft_norm_group_of(ATTR(n, weft_norm_attr), n->in[WEFT_NORM_BACK_S], group);
+        a.rows = a.group.rows;
+        if (a.rows == 0) continue;
+        a.w = any_of(x, n->in[group ? WEFT_NORM_BACK_W_NEXT : WEFT_NORM_BACK_W]);
+        a.range = back_range(a.rows);
+        a.partial = sums ? workspace_of<float>(x, n) : NULL;
+        unsigned blocks = (unsigned)back_blocks(n, a.rows);
+        if (packs)
+            with_constant<1, 2, 3, LANE_PACKS>(packs, [&](auto tag) {
+                constexpr int P = decltype(tag)::value;
+                auto kernel = sums == NORM_SUMS ? norm_warp_rows_back<P, NORM_SUMS>
+                                                : norm_warp_rows_back<P, 2>;
+                kernel<<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
+            });
+        else if (a.width <= NARROW)
+            norm_rows_back<<<blocks, row_threads(a.width), 0, stream_of(x)>>>(a);
+        else
+            norm_wide_row_back<<<blocks, THREADS, 0, stream_of(x)>>>(a);
+        if (!sums) continue;
+        tensor_list<NORM_SUMS> to;
+        for (int i = 0; i < NORM_SUMS; i++)
+            to.t[i] = any_of(x, n->out[sum_outputs[group][i]]);
+        dim3 grid((unsigned)ceil_div(a.width, JOIN), (unsigned)sums);
+        join_ranges<<<grid, dim3(JOIN, JOIN), 0, stream_of(x)>>>(blocks, a.width, a.partial, to);
+    }
     launch_rest(x, n, n->in[WEFT_NORM_BACK_S], n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
     return launched(n);
 }

@@ -206,24 +206,6 @@ struct adam_factors {
     bool reset;
 };
 
-static __device__ inline adam_factors read_factors(const float *control, bool decays, float rate) {
-    adam_factors f;
-    f.grad = control[WEFT_CONTROL_GRAD];
-    f.m = control[WEFT_CONTROL_M];
-    f.v = control[WEFT_CONTROL_V];
-    f.limit = control[WEFT_CONTROL_CUT] * f.v;
-    f.beta1 = control[WEFT_CONTROL_BETA1];
-    f.beta1_rest = control[WEFT_CONTROL_BETA1_REST];
-    f.beta2 = control[WEFT_CONTROL_BETA2];
-    f.beta2_rest = control[WEFT_CONTROL_BETA2_REST];
-    f.step = __fmul_rn(control[WEFT_CONTROL_STEP], rate);
-    f.root = control[WEFT_CONTROL_ROOT];
-    f.eps = control[WEFT_CONTROL_EPS];
-    f.decay = decays ? control[WEFT_CONTROL_DECAY] : 0.0f;
-    f.reset = control[WEFT_CONTROL_RESET] != 0;
-    return f;
-}
-
 /* One element; returns whether spike clipping cut it. Products and sums are named one by one, or the
  * compiler would join them in one way here and in another there, and an element's bits would depend
  * on its place. */
@@ -334,7 +316,20 @@ static __global__ void __launch_bounds__(PACK_THREADS, ADAM_BLOCKS)
     const adam_slot &s = find_slot(list, ADAM_CHUNK, at);
     int cut = 0;
     if (control[WEFT_CONTROL_APPLY] != 0) {
-        adam_factors f = read_factors(control, s.decays, s.rate);
+        adam_factors f;
+        f.grad = control[WEFT_CONTROL_GRAD];
+        f.m = control[WEFT_CONTROL_M];
+        f.v = control[WEFT_CONTROL_V];
+        f.limit = control[WEFT_CONTROL_CUT] * f.v;
+        f.beta1 = control[WEFT_CONTROL_BETA1];
+        f.beta1_rest = control[WEFT_CONTROL_BETA1_REST];
+        f.beta2 = control[WEFT_CONTROL_BETA2];
+        f.beta2_rest = control[WEFT_CONTROL_BETA2_REST];
+        f.step = __fmul_rn(control[WEFT_CONTROL_STEP], s.rate);
+        f.root = control[WEFT_CONTROL_ROOT];
+        f.eps = control[WEFT_CONTROL_EPS];
+        f.decay = s.decays ? control[WEFT_CONTROL_DECAY] : 0.0f;
+        f.reset = control[WEFT_CONTROL_RESET] != 0;
         int64_t end = min_i64(at + ADAM_CHUNK, s.count);
         int rounds = s.g.data ? (int)(end - at) / ROUND : 0;
         if (s.v_max)

@@ -42,19 +42,6 @@ static bool is_fused(const weft_node *n, const fused_product *p) {
     return p->m * p->n >= LEAST_VALUES && p->segment[0].k <= MOST_DEPTH && fused_can(p);
 }
 
-/* Gate and up are kept where a gradient asks for them. */
-static bool run_streamed(const weft_exec *x, const weft_node *n) {
-    const weft_tensor *y = n->out[WEFT_GATED_Y], *kept = n->out[WEFT_GATED_UP];
-    cuda_gemm gate = describe_part(x, n, WEFT_GATED_GATE);
-    cuda_gemm up = describe_part(x, n, WEFT_GATED_UP);
-    if ((gate.m > GEMM_STREAMED_ROWS && !are_alone(x)) || y->dtype != WEFT_BF16 ||
-        !streamed_can(&gate) || !streamed_can(&up))
-        return false;
-    if (!kept) gate.c.data = up.c.data = NULL;
-    streamed_launch_gated(stream_of(x), &gate, &up, any_of(x, y));
-    return true;
-}
-
 static int64_t gated_linear_workspace(const weft_node *n, int threads) {
     fused_product p = describe_forward(NULL, n);
     int64_t most = 0;
@@ -70,7 +57,16 @@ static int64_t gated_linear_workspace(const weft_node *n, int threads) {
 CUDA_RUN(gated_linear, gated_linear_workspace) {
     fused_product p = describe_forward(x, n);
     if (!are_alone(x) && is_fused(n, &p)) return fused_launch(stream_of(x), &p);
-    if (run_streamed(x, n)) return launched(n);
+    const weft_tensor *y = n->out[WEFT_GATED_Y];
+    cuda_gemm gate = describe_part(x, n, WEFT_GATED_GATE);
+    cuda_gemm up = describe_part(x, n, WEFT_GATED_UP);
+    if ((gate.m <= GEMM_STREAMED_ROWS || are_alone(x)) && y->dtype == WEFT_BF16 &&
+        streamed_can(&gate) && streamed_can(&up)) {
+        /* Gate and up are kept where a gradient asks for them. */
+        if (!n->out[WEFT_GATED_UP]) gate.c.data = up.c.data = NULL;
+        streamed_launch_gated(stream_of(x), &gate, &up, any_of(x, y));
+        return launched(n);
+    }
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
         weft_gated_product(n, out, &part);

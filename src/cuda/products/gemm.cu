@@ -70,13 +70,6 @@ static int64_t bias_values(const cuda_gemm *p) {
     return p->bias.stride ? p->batch * p->n : p->n;
 }
 
-static bool is_thin(const cuda_gemm *p) {
-    bool wide = min_i64(p->m, p->n) > THIN_NARROW || !p->a.is_bf16 || !p->b.is_bf16;
-    bool suits = p->m % 8 == 0 && p->n % 8 == 0 && wide; /* the library */
-    return p->ta && !p->tb && p->batch == 1 && p->k >= THIN_DEPTH && p->m <= THIN_SIDE &&
-           p->n <= THIN_SIDE && p->m * p->n <= THIN_VALUES && !suits;
-}
-
 static int64_t thin_band(const cuda_gemm *p) {
     return ceil_div(ceil_div(p->k, THIN_BANDS * multiprocessors()), THIN_ROWS) * THIN_ROWS;
 }
@@ -122,7 +115,10 @@ static gemm_recipe make_recipe(const cuda_gemm *p, void *workspace) {
     pieces.bytes = recipe.library_bytes + LIBRARY_ALIGN;
     /* Whoever plans these for many rows may run the last few with the same workspace, and those are
      * the library's. */
-    recipe.thin = is_thin(p);
+    bool wide = min_i64(p->m, p->n) > THIN_NARROW || !p->a.is_bf16 || !p->b.is_bf16;
+    bool suits = p->m % 8 == 0 && p->n % 8 == 0 && wide; /* the library */
+    recipe.thin = p->ta && !p->tb && p->batch == 1 && p->k >= THIN_DEPTH && p->m <= THIN_SIDE &&
+                  p->n <= THIN_SIDE && p->m * p->n <= THIN_VALUES && !suits;
     int64_t sums = p->batch * p->m * p->n * (int64_t)sizeof(float);
     if (recipe.thin) pieces.bytes = max_i64(pieces.bytes, ceil_div(p->k, thin_band(p)) * sums);
     if (recipe.thin) return recipe;

@@ -345,13 +345,6 @@ static bool is_fused(const weft_node *n) {
     return (depth > 0 || t.n <= NARROW) && fused_can(&t);
 }
 
-static weft_status run_fused(weft_exec *x, const weft_node *n) {
-    fused_product t = describe_fused(x, n);
-    WEFT_TRY(fused_launch(stream_of(x), &t));
-    if (t.sums) add_column_bands(x, n->out[1], fused_bands(t.m), t.sums);
-    return launched(n);
-}
-
 /* Launches a node and those behind it that need nothing of it, or of each other. False: it is alone. */
 static bool run_together(const weft_exec *x, const weft_node *n) {
     cuda_gemm p[GEMM_TOGETHER];
@@ -410,7 +403,12 @@ CUDA_RUN(matmul, matmul_workspace) {
         return launched(n);
     }
     if (follows(x) && run_together(x, n)) return launched(n);
-    if (!are_alone(x) && is_fused(n)) return run_fused(x, n);
+    if (!are_alone(x) && is_fused(n)) {
+        fused_product t = describe_fused(x, n);
+        WEFT_TRY(fused_launch(stream_of(x), &t));
+        if (t.sums) add_column_bands(x, n->out[1], fused_bands(t.m), t.sums);
+        return launched(n);
+    }
     for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++)
         WEFT_TRY(gemm_launch(stream_of(x), gemm_describe(x, n, i), weft_workspace(x, n)));
     return has_pass(n) ? run_column_pass(x, n, pass_behind(n)) : WEFT_OK;

@@ -695,17 +695,13 @@ static bool is_wide(const cuda_gemm *p, int n, int64_t blocks) {
     return busiest(p, parts, 2 * GROUP_ROWS, rows) <= busiest(p, parts, GROUP_ROWS, rows);
 }
 
-/* Whether the last of the stages is free. */
-static bool can_send(const streamed_problem &p, int stages) {
-    for (int i = 0; i < GEMM_TOGETHER && p.of[i].parts; i++)
-        if (ceil_div(p.of[i].stages, p.of[i].parts) >= stages) return false;
-    return p.cluster > 1 && p.m <= SENT_ROWS;
-}
-
 template <int N, int G, int MODE>
 static void launch_shape(cudaStream_t stream, streamed_problem &p, unsigned blocks, bool follows) {
     using shape = streamed_shape<N, G>;
-    p.sends = can_send(p, shape::STAGES);
+    p.sends = p.cluster > 1 && p.m <= SENT_ROWS;
+    for (int i = 0; i < GEMM_TOGETHER && p.of[i].parts;
+         i++) /* into the last stage, which is free then */
+        p.sends = p.sends && ceil_div(p.of[i].stages, p.of[i].parts) < shape::STAGES;
     static cudaError_t allowed = cudaFuncSetAttribute(
         multiply_streamed<N, G, MODE>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
     cudaLaunchAttribute how[2] = {};
