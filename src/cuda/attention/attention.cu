@@ -14,7 +14,7 @@ bool make_row_map(const head_rows &rows, int batch, int positions, int heads, in
     cuuint64_t stride[3] = {(cuuint64_t)rows.head * 2, (cuuint64_t)rows.row * 2,
                             (cuuint64_t)rows.batch * 2};
     cuuint32_t box[4] = {wide ? 64u : 32u, 1, (cuuint32_t)box_rows, 1};
-    return make_tensor_map(&map->map, rows.data, 4, size, stride, box);
+    return make_tensor_map(map, rows.data, 4, size, stride, box);
 }
 
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
@@ -253,9 +253,9 @@ CUDA_RUN(attention_back, attention_back_workspace) {
         attention_plain_back(p, g, stream_of(x));
     weft_tensor *const *from = n->in + WEFT_ATTN_BACK_FIRST;
     if (a->gaussian_q && !can.q)
-        gaussian_finish_gradient(x, from[WEFT_ATTN_Q], n->out[WEFT_ATTN_Q], NULL);
+        gaussian_gradient(x, from[WEFT_ATTN_Q], n->out[WEFT_ATTN_Q], NULL, n->out[WEFT_ATTN_Q]);
     if (a->gaussian_k && !can.k)
-        gaussian_finish_gradient(x, from[WEFT_ATTN_K], n->out[WEFT_ATTN_K],
-                                 a->gaussian_n ? g.dn : NULL);
+        gaussian_gradient(x, from[WEFT_ATTN_K], n->out[WEFT_ATTN_K], a->gaussian_n ? g.dn : NULL,
+                          n->out[WEFT_ATTN_K]);
     return launched(n);
 }

@@ -139,6 +139,7 @@ gaussian_sides flash_backward_finishes(const attention_problem &p);
 void flash_forward(const attention_problem &p, cudaStream_t stream);
 void flash_backward(const attention_problem &p, const attention_gradients &g, cudaStream_t stream);
 
-/* The gradient of y [B, T, H, 2D] in `dx` to that of the Gaussians that y was made of, in place; dn
+/* dx of the Gaussians that y [B, T, H, 2D] was made of, from dy, which may be dx itself; dn
  * [B, H, T]: of their squares; NULL: none. */
-void gaussian_finish_gradient(weft_exec *x, const weft_tensor *y, const weft_tensor *dx, float *dn);
+void gaussian_gradient(weft_exec *x, const weft_tensor *y, const weft_tensor *dy, float *dn,
+                       const weft_tensor *dx);

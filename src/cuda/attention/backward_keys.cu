@@ -81,20 +81,6 @@ __device__ static inline void end_head(const attention_problem &p, const flash_w
     to[1] = (double)by_n;
 }
 
-/* dn of a thread's keys from the warpgroups that share them, in order. */
-template <typename S>
-__device__ static inline void add_shares(float *memory, int warpgroup, int row, float (&dn)[2]) {
-    static_assert(S::KEYS == 64 && S::SPLIT <= 3 * S::STAGES * S::QUERIES / 64, "room in ROWS");
-    sync_block();
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        if (threadIdx.x % 4 == 0) memory[warpgroup * 64 + row + 8 * r] = dn[r];
-    sync_block();
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        dn[r] = memory[row + 8 * r] + memory[64 + row + 8 * r];
-}
-
 __device__ static inline void write_numbers_of_keys(const attention_problem &p,
                                                     const attention_gradients &g,
                                                     const flash_workspace &w, const key_block &t,
@@ -507,8 +493,19 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
             double *to = numbers_of_warp(p, w, t, t.first_head + i, tiles);
             to[0] = to[1] = 0;
         }
-    if constexpr (EXTENT != BARE && S::SPLIT > 1)
-        add_shares<S>((float *)(aligned + S::ROWS), warpgroup, row, e.dn);
+    if constexpr (EXTENT != BARE &&
+                  S::SPLIT > 1) { /* dn of the warpgroups that share keys, in order */
+        static_assert(S::KEYS == 64 && S::SPLIT <= 3 * S::STAGES * S::QUERIES / 64, "room in ROWS");
+        float *shares = (float *)(aligned + S::ROWS);
+        sync_block();
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (threadIdx.x % 4 == 0) shares[warpgroup * 64 + row + 8 * r] = e.dn[r];
+        sync_block();
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            e.dn[r] = shares[row + 8 * r] + shares[64 + row + 8 * r];
+    }
     write_gradients<S, EXTENT>(p, g, w, maps, t, base, first_key, half, row, from < steps, scale, e,
                                dk, dv);
 }

@@ -277,14 +277,6 @@ __device__ static inline void write_row(const attend_problem &a, const row_view 
 
 enum copied_pages { STEADY_PAGES = 1, FRESH_PAGES = 2, ALL_PAGES = 3 };
 
-__device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes,
-                                        uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
 __device__ static inline void expect_tile(const attend_problem &a, uint32_t barrier,
                                           const tile_walk &w, const row_view &v) {
     int high = max(w.low, min(w.high, v.fresh));

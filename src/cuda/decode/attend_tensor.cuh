@@ -488,11 +488,6 @@ template <int UNITS> static void (*choose_rows(const attend_problem &a))(const a
                   : attend_tiles<UNITS, 2, true, SINGLE_ROWS>;
 }
 
-static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {
-    int units = value_units(a);
-    return units == 2 ? choose_rows<2>(a) : units == 4 ? choose_rows<4>(a) : choose_rows<8>(a);
-}
-
 static inline bool fits_block(const attend_problem &a) {
     return tensor_bytes(a) + JOIN_BYTES <= weft_cuda_device()->shared_memory;
 }

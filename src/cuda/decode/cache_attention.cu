@@ -243,42 +243,37 @@ __device__ static inline void sum_values(const attend_problem &a, const attend_m
 }
 
 template <int KIND, bool ALIGNED>
-__device__ static inline void attend_leaf(const attend_problem &a, const attend_memory &m,
-                                          const block_place &t) {
-    int r = t.r, g = t.g, first = t.first, end = t.end;
-    int64_t q = r * a.q_columns + (int64_t)g * a.group * a.dqk;
-    for (int e = threadIdx.x; e < a.group * a.padded; e += THREADS) {
-        int h = e / a.padded, d = e % a.padded;
-        m.q[e] = d < a.dqk ? load_any(a.q, q + (int64_t)h * a.dqk + d) : 0.0f;
-    }
-    if (a.rotated) find_coarse(a, t.block, m.coarse);
-    __syncthreads();
-    if (copies_keys(a))
-        score_copied<KIND>(a, m, r, g, first, end);
-    else
-        score_pages<KIND, ALIGNED>(a, m, r, g, first, end);
-    if (a.band && a.window > 0) add_band<KIND>(a, m, r, g, first, end);
-    __syncthreads();
-    /* Of the first of the group's heads; the others lie `step` behind each other. */
-    int64_t step = (int64_t)a.blocks * (a.dv + 2), head = (int64_t)r * a.heads + g * a.group;
-    float *partial = a.partial + (head * a.blocks + t.part) * (a.dv + 2);
-    weigh_keys(a, m.scores, m.n, t, partial, step);
-    __syncthreads();
-    sum_values<KIND, ALIGNED>(a, m, r, g, first, end, partial, step);
-}
-
-template <int KIND, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
     attend_block(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(16) float memory[];
     follow_primary();
     block_place t = place_leaf(a, (int)blockIdx.z);
     bool joins = t.part == 0 && a.places.slot[t.r] < 0;
-    if (t.first < t.end) {
-        attend_leaf<KIND, ALIGNED>(a, cut_memory(a, memory), t);
-        joins = a.joins && ends_last(a, t.r, t.g, leaves_of(a, t.r));
+    int r = t.r, g = t.g, first = t.first, end = t.end;
+    if (first < end) {
+        attend_memory m = cut_memory(a, memory);
+        int64_t q = r * a.q_columns + (int64_t)g * a.group * a.dqk;
+        for (int e = threadIdx.x; e < a.group * a.padded; e += THREADS) {
+            int h = e / a.padded, d = e % a.padded;
+            m.q[e] = d < a.dqk ? load_any(a.q, q + (int64_t)h * a.dqk + d) : 0.0f;
+        }
+        if (a.rotated) find_coarse(a, t.block, m.coarse);
+        __syncthreads();
+        if (copies_keys(a))
+            score_copied<KIND>(a, m, r, g, first, end);
+        else
+            score_pages<KIND, ALIGNED>(a, m, r, g, first, end);
+        if (a.band && a.window > 0) add_band<KIND>(a, m, r, g, first, end);
+        __syncthreads();
+        /* Of the first of the group's heads; the others lie `step` behind each other. */
+        int64_t step = (int64_t)a.blocks * (a.dv + 2), head = (int64_t)r * a.heads + g * a.group;
+        float *partial = a.partial + (head * a.blocks + t.part) * (a.dv + 2);
+        weigh_keys(a, m.scores, m.n, t, partial, step);
+        __syncthreads();
+        sum_values<KIND, ALIGNED>(a, m, r, g, first, end, partial, step);
+        joins = a.joins && ends_last(a, r, g, leaves_of(a, r));
     }
-    if (a.joins && joins) join_group(a, t.r, t.g, 1);
+    if (a.joins && joins) join_group(a, r, g, 1);
 }
 
 /* A block has up to JOINED_COLUMNS columns of a row's head. */
@@ -372,9 +367,9 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.tensor = a.q.is_bf16 && a.keys.kind == CACHED_BF16 && a.values.kind == CACHED_BF16 &&
                !copies_keys(a) && !a.squares && !a.band && a.dqk % VECTOR == 0 &&
                a.dv % VECTOR == 0 && a.q_columns % VECTOR == 0 && fits_block(a);
-    /* By the heads and the context alone, which all runs of a decoder have in common. Of few heads as short as
-     * a block can join them, for a leaf's keys follow one another; of many heads each leaf leaves many sums, a
-     * fifth of what is read where leaves have 128 keys. */
+    /* By the heads and the context alone, which all runs of a decoder have in common. Of few heads
+     * as short as a block can join them, for a leaf's keys follow one another; of many heads each
+     * leaf leaves many sums, a fifth of what is read where leaves have 128 keys. */
     a.leaf_bits = has_few_heads(a) ? 5 : a.context < TENSOR_LONG ? 7 : 8;
     while (has_few_heads(a) && a.leaf_bits < 8 && a.context >> a.leaf_bits > FEW_LEAVES - 2)
         a.leaf_bits++;
@@ -507,7 +502,10 @@ static void attend_rows(const weft_exec *x, attend_problem a, int first) {
     if (few_leaves && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = state_of(x)->counters;
     if (a.tensor)
-        launch_kernel(x, a, first == 0, choose_tiles(a), tensor_bytes(a));
+        with_constant<2, 4, 8>(value_units(a), [&](auto units) {
+            auto kernel = choose_rows<decltype(units)::value>(a);
+            launch_kernel(x, a, first == 0, kernel, tensor_bytes(a));
+        });
     else
         with_kind(a.keys.kind, [&](auto k) {
             constexpr int KIND = decltype(k)::value;

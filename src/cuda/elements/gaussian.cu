@@ -154,8 +154,8 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
     }
 }
 
-static void launch_back(weft_exec *x, const weft_tensor *y, const weft_tensor *dy, float *dn,
-                        const weft_tensor *dx) {
+void gaussian_gradient(weft_exec *x, const weft_tensor *y, const weft_tensor *dy, float *dn,
+                       const weft_tensor *dx) {
     gaussians k = gaussians_of(x, y);
     int lanes = lanes_of_row(k.width);
     k.y = k.x;
@@ -169,13 +169,8 @@ static void launch_back(weft_exec *x, const weft_tensor *y, const weft_tensor *d
     kernel<<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, lanes);
 }
 
-void gaussian_finish_gradient(weft_exec *x, const weft_tensor *y, const weft_tensor *dx,
-                              float *dn) {
-    launch_back(x, y, dx, dn, dx);
-}
-
 CUDA_RUN(gaussian_back) {
-    launch_back(x, n->in[0], n->in[1], data_of<float>(x, n->in[2]), n->out[0]);
+    gaussian_gradient(x, n->in[0], n->in[1], data_of<float>(x, n->in[2]), n->out[0]);
     return launched(n);
 }
 

@@ -52,6 +52,14 @@ __device__ static inline uint4 load_shared(uint32_t at) {
     return v;
 }
 
+__device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes,
+                                        uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 /* The box whose first element is column x of row y. */
 __device__ static inline void tma_load_2d(uint32_t to, const CUtensorMap *from, int x, int y,
                                           uint32_t barrier) {

@@ -23,9 +23,7 @@
 
 /* Rows as TMA sees them: [B, positions, heads, width], boxes of one panel's columns and
  * some positions of one head. */
-struct row_map {
-    CUtensorMap map;
-};
+typedef CUtensorMap row_map;
 
 /* What is outside of a head's columns is 0, so a tile may be wider than they are. */
 bool make_row_map(const head_rows &rows, int batch, int positions, int heads, int width,
@@ -127,11 +125,7 @@ __device__ static inline void tma_load(uint32_t to, const row_source &from, int 
 
 template <int COUNT>
 __device__ static inline void bulk_load(uint32_t to, const float *from, uint32_t arrival) {
-    if (threadIdx.x == 0)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                     "[%1], %2, [%3];" ::"r"(to),
-                     "l"(from), "r"(COUNT * 4), "r"(arrival)
-                     : "memory");
+    if (threadIdx.x == 0) bulk_copy(to, from, COUNT * 4, arrival);
 }
 
 __device__ static inline void commit_loads() {

@@ -55,12 +55,13 @@ template <int N> struct wgmma;
 
 #define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
-#define WGMMA(N, C, A_B, FRAGMENTS_B, ...)                                                         \
+/* C, and behind its registers the operands' numbers: R0 to R3, or with A in registers to R6. */
+#define WGMMA(N, C, R0, R1, R2, R3, R4, R5, R6, ...)                                               \
     template <> struct wgmma<N> {                                                                  \
         template <bool ADD, bool BY_COLUMNS>                                                       \
         static __device__ inline void tiles(float (&c)[N / 8][4], uint64_t a, uint64_t b) {        \
-            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" C "}, " A_B  \
-                         ";"                                                                       \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" C "}, %" #R0 \
+                         ", %" #R1 ", %" #R2 ", 1, 1, 0, %" #R3 ";"                                \
                          : __VA_ARGS__                                                             \
                          : "l"(a), "l"(b), "n"(ADD ? 1 : 0), "n"(BY_COLUMNS ? 1 : 0));             \
         }                                                                                          \
@@ -68,7 +69,8 @@ template <int N> struct wgmma;
         static __device__ inline void fragments(float (&c)[N / 8][4], const uint32_t (&a)[4],      \
                                                 uint64_t b) {                                      \
             asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" C            \
-                         "}, " FRAGMENTS_B ";"                                                     \
+                         "}, {%" #R0 ", %" #R1 ", %" #R2 ", %" #R3 "}, %" #R4 ", %" #R5            \
+                         ", 1, 1, %" #R6 ";"                                                       \
                          : __VA_ARGS__                                                             \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0),   \
                            "n"(BY_COLUMNS ? 1 : 0));                                               \
@@ -96,22 +98,15 @@ template <int N> struct wgmma;
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
     "%127"
 
-WGMMA(16, UP_TO_8, "%8, %9, %10, 1, 1, 0, %11", "{%8, %9, %10, %11}, %12, %13, 1, 1, %14", FOUR(0),
-      FOUR(1))
-WGMMA(32, UP_TO_16, "%16, %17, %18, 1, 1, 0, %19", "{%16, %17, %18, %19}, %20, %21, 1, 1, %22",
-      SIXTEEN(0))
-WGMMA(48, UP_TO_24, "%24, %25, %26, 1, 1, 0, %27", "{%24, %25, %26, %27}, %28, %29, 1, 1, %30",
-      SIXTEEN(0), FOUR(4), FOUR(5))
-WGMMA(64, UP_TO_32, "%32, %33, %34, 1, 1, 0, %35", "{%32, %33, %34, %35}, %36, %37, 1, 1, %38",
-      SIXTEEN(0), SIXTEEN(4))
-WGMMA(96, UP_TO_48, "%48, %49, %50, 1, 1, 0, %51", "{%48, %49, %50, %51}, %52, %53, 1, 1, %54",
-      SIXTEEN(0), SIXTEEN(4), SIXTEEN(8))
-WGMMA(128, UP_TO_64, "%64, %65, %66, 1, 1, 0, %67", "{%64, %65, %66, %67}, %68, %69, 1, 1, %70",
-      SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12))
-WGMMA(192, UP_TO_96, "%96, %97, %98, 1, 1, 0, %99", "{%96, %97, %98, %99}, %100, %101, 1, 1, %102",
-      SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12), SIXTEEN(16), SIXTEEN(20))
-WGMMA(256, UP_TO_128, "%128, %129, %130, 1, 1, 0, %131",
-      "{%128, %129, %130, %131}, %132, %133, 1, 1, %134", SIXTEEN(0), SIXTEEN(4), SIXTEEN(8),
+WGMMA(16, UP_TO_8, 8, 9, 10, 11, 12, 13, 14, FOUR(0), FOUR(1))
+WGMMA(32, UP_TO_16, 16, 17, 18, 19, 20, 21, 22, SIXTEEN(0))
+WGMMA(48, UP_TO_24, 24, 25, 26, 27, 28, 29, 30, SIXTEEN(0), FOUR(4), FOUR(5))
+WGMMA(64, UP_TO_32, 32, 33, 34, 35, 36, 37, 38, SIXTEEN(0), SIXTEEN(4))
+WGMMA(96, UP_TO_48, 48, 49, 50, 51, 52, 53, 54, SIXTEEN(0), SIXTEEN(4), SIXTEEN(8))
+WGMMA(128, UP_TO_64, 64, 65, 66, 67, 68, 69, 70, SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12))
+WGMMA(192, UP_TO_96, 96, 97, 98, 99, 100, 101, 102, SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12),
+      SIXTEEN(16), SIXTEEN(20))
+WGMMA(256, UP_TO_128, 128, 129, 130, 131, 132, 133, 134, SIXTEEN(0), SIXTEEN(4), SIXTEEN(8),
       SIXTEEN(12), SIXTEEN(16), SIXTEEN(20), SIXTEEN(24), SIXTEEN(28))
 
 /* One step of a product of 64 × 128, b by rows or by columns; `add` 0: c is set. */
@@ -127,14 +122,6 @@ __device__ static inline void add_product(float (&c)[16][4], uint64_t a, uint64_
                  : "l"(a), "l"(b), "r"(add), "n"(B_BY_COLUMNS ? 1 : 0));
 }
 
-#undef UP_TO_128
-#undef UP_TO_96
-#undef UP_TO_64
-#undef UP_TO_48
-#undef UP_TO_32
-#undef UP_TO_24
-#undef UP_TO_16
-#undef UP_TO_8
 #undef WGMMA
 #undef SIXTEEN
 #undef FOUR
