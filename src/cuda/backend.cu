@@ -244,7 +244,7 @@ weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream) {
 }
 
 static int64_t cuda_taken(void) {
-    return weft_cuda_device_free_at_start() - cuda_memory();
+    return weft_cuda_device()->free_at_start - cuda_memory();
 }
 
 static const weft_backend cuda = {
@@ -280,7 +280,7 @@ extern "C" const char *weft_cuda_device_name(void) {
     static char name[320];
     if (weft_cuda_device_open() != WEFT_OK) return "none";
     snprintf(name, sizeof name, "%s, %.1f GiB", weft_cuda_device()->name,
-             (double)weft_cuda_device_memory() / (1024.0 * 1024.0 * 1024.0));
+             (double)weft_cuda_device()->memory / (1024.0 * 1024.0 * 1024.0));
     return name;
 }
 

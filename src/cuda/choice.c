@@ -134,9 +134,12 @@ static bool has_w2_width(int64_t value) {
     return has_widths(2 * value, value);
 }
 
-/* The nearest values on either side that are fast. */
-static void find_nearest(weft_cuda_choice *c, int64_t value, bool (*is_fast)(int64_t)) {
+/* With `is_fast`, the nearest values on either side that are fast are named too. */
+static void name_value(weft_cuda_choice *c, const char *option, int64_t value,
+                       bool (*is_fast)(int64_t)) {
     enum { FAR = 16 };
+    snprintf(c->option, sizeof c->option, "%s %lld", option, (long long)value);
+    if (!is_fast) return;
     int64_t below = value - 1, above = value + 1;
     while (below > 0 && !is_fast(below))
         below--;
@@ -149,12 +152,6 @@ static void find_nearest(weft_cuda_choice *c, int64_t value, bool (*is_fast)(int
     else if (below > 0 || has_above)
         snprintf(c->nearest, sizeof c->nearest, "%lld is fast",
                  (long long)(below > 0 ? below : above));
-}
-
-static void name_value(weft_cuda_choice *c, const char *option, int64_t value,
-                       bool (*is_fast)(int64_t)) {
-    snprintf(c->option, sizeof c->option, "%s %lld", option, (long long)value);
-    if (is_fast) find_nearest(c, value, is_fast);
 }
 
 static void name_option(weft_cuda_choice *c, const char *option, const char *nearest) {
@@ -178,41 +175,30 @@ static void name_obstacle(weft_cuda_choice *c, obstacle o, const weft_attention_
 }
 
 /* Kinds of work that have a fast and a slow kernel, and what is said of them. */
-enum { ATTENTION, ROUTING, SUMS, PRODUCTS, KINDS };
+enum { NONE, ATTENTION, ROUTING, SUMS, PRODUCTS, KINDS };
 static const struct {
     const char *what, *fast, *slow;
 } kinds[KINDS] = {
-    {"attention", "runs on the tensor cores",
-     "runs by the plain kernel, ten to twenty times slower"},
-    {"routing", "runs on the tensor cores", "runs by the plain kernel, many times slower"},
-    {"sums of routing", "are read 16 bytes at a time",
-     "are read element by element, which is slower"},
-    {"matrix products", "have aligned rows",
-     "of rows that begin at no multiple of 16 bytes are slower, by a copy of each"},
+    [ATTENTION] = {"attention", "runs on the tensor cores",
+                   "runs by the plain kernel, ten to twenty times slower"},
+    [ROUTING] = {"routing", "runs on the tensor cores",
+                 "runs by the plain kernel, many times slower"},
+    [SUMS] = {"sums of routing", "are read 16 bytes at a time",
+              "are read element by element, which is slower"},
+    [PRODUCTS] = {"matrix products", "have aligned rows",
+                  "of rows that begin at no multiple of 16 bytes are slower, by a copy of each"},
 };
 
-static int kind_of(const weft_node *n) {
-    switch (n->op->id) {
-    case WEFT_OP_attention:
-    case WEFT_OP_attention_back:
-        return ATTENTION;
-    case WEFT_OP_route_topk:
-    case WEFT_OP_route_dense:
-    case WEFT_OP_route_dense_back:
-        return ROUTING;
-    case WEFT_OP_route_gather:
-    case WEFT_OP_route_gather_back:
-        return SUMS;
-    case WEFT_OP_matmul:
-        return PRODUCTS;
-    default:
-        return KINDS;
-    }
-}
+static const unsigned char kind_of[WEFT_OP_COUNT] = {
+    [WEFT_OP_attention] = ATTENTION,      [WEFT_OP_attention_back] = ATTENTION,
+    [WEFT_OP_route_topk] = ROUTING,       [WEFT_OP_route_dense] = ROUTING,
+    [WEFT_OP_route_dense_back] = ROUTING, [WEFT_OP_route_gather] = SUMS,
+    [WEFT_OP_route_gather_back] = SUMS,   [WEFT_OP_matmul] = PRODUCTS,
+};
 
 bool weft_cuda_choose(const weft_node *n, weft_cuda_choice *out) {
-    int kind = kind_of(n);
-    if (kind == KINDS) return false;
+    int kind = kind_of[n->op->id];
+    if (kind == NONE) return false;
     *out = (weft_cuda_choice){.what = kinds[kind].what};
     if (kind == ATTENTION) {
         const weft_attention_attr *a = n->attr;
@@ -249,7 +235,7 @@ void weft_cuda_warn_slow(const weft_graph *g) {
         const weft_node *n = weft_graph_node(g, i);
         weft_cuda_choice c;
         if (!weft_cuda_choose(n, &c) || c.fast || !*c.option) continue;
-        if (atomic_exchange(&said[kind_of(n)], true)) continue;
+        if (atomic_exchange(&said[kind_of[n->op->id]], true)) continue;
         weft_log(WEFT_LOG_WARN, "cuda: %s: %s %s%s%s", c.option, c.what, c.how,
                  *c.nearest ? "; " : "", c.nearest);
     }

@@ -35,7 +35,6 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static finding opened;
 static bool is_opened, is_asked;
-static size_t free_at_start, total_memory;
 
 /* Empty, and compiled for more threads where there is code for 9.0a: that shows in its attributes. */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -133,11 +132,13 @@ extern "C" int weft_cuda_set_rank(int rank) {
 weft_status weft_cuda_device_open(void) {
     pthread_mutex_lock(&lock);
     if (!is_opened) {
+        size_t free_now = 0, total = 0;
         is_opened = is_asked = true;
         find_device(&opened);
-        if (opened.status == WEFT_OK &&
-            cudaMemGetInfo(&free_at_start, &total_memory) != cudaSuccess)
+        if (opened.status == WEFT_OK && cudaMemGetInfo(&free_now, &total) != cudaSuccess)
             refuse(&opened, WEFT_EIO, "cuda: the GPU does not tell its memory");
+        opened.facts.memory = (int64_t)total;
+        opened.facts.free_at_start = (int64_t)free_now;
         if (opened.status == WEFT_OK) facts = opened.facts;
     }
     pthread_mutex_unlock(&lock);
@@ -182,14 +183,6 @@ const weft_cuda_facts *weft_cuda_device(void) {
 
 int weft_cuda_device_number(void) {
     return is_opened && opened.status == WEFT_OK ? opened.number : -1;
-}
-
-int64_t weft_cuda_device_memory(void) {
-    return (int64_t)total_memory;
-}
-
-int64_t weft_cuda_device_free_at_start(void) {
-    return (int64_t)free_at_start;
 }
 
 /* How fast its memory is read: the rate that floors are made of. Nothing is computed but what keeps the

@@ -16,11 +16,13 @@ typedef struct {
     bool wgmma;       /* that code is for 9.0a: wgmma, TMA, clusters */
     int multiprocessors;
     int64_t shared_memory; /* bytes that a block may have */
+    int64_t memory;        /* bytes of it, */
+    int64_t free_at_start; /* and those that were free when it was opened; 0: it was not */
 } weft_cuda_facts;
 
 /* What is assumed where there is no GPU, given what the code is compiled for. */
 #define WEFT_CUDA_H200(code, wgmma)                                                                \
-    { "NVIDIA H200", 9, 0, code, wgmma, 132, 227 << 10 }
+    { "NVIDIA H200", 9, 0, code, wgmma, 132, 227 << 10, 0, 0 }
 
 /* Never NULL. */
 const weft_cuda_facts *weft_cuda_device(void);
@@ -34,7 +36,3 @@ void weft_cuda_device_ask(void);
 
 /* Its number for the runtime; -1: none is open. */
 int weft_cuda_device_number(void);
-
-/* Bytes of its memory: all, and those that were free when it was opened. */
-int64_t weft_cuda_device_memory(void);
-int64_t weft_cuda_device_free_at_start(void);

@@ -634,24 +634,6 @@ static bool gathers_alike(const weft_exec *x, const weft_node *a, const weft_nod
            p->normalize == q->normalize && are_apart(x, a, b);
 }
 
-/* Two that follow each other and keep the same are one kernel in a run that follows another. */
-static void gather_few(const weft_exec *x, const weft_node *n, const row_places &p,
-                       const gather_work &g) {
-    gathered_parts parts = {{describe_gathered(x, n), {}}};
-    const weft_node *next = follows(x) ? next_alike(x, n) : NULL;
-    if (next && gathers_alike(x, n, next)) {
-        parts.of[1] = describe_gathered(x, next);
-        launched_until(x, next);
-    }
-    unsigned blocks = parts.of[0].blocks + parts.of[1].blocks;
-    bool ahead = follows(x) && n->index == state_of(x)->ahead;
-    with_kind(parts.of[0].pages.kind, [&](auto k) {
-        launch_following(follows(x), stream_of(x), dim3(blocks, (unsigned)p.rows), THREADS, 0,
-                         gather_largest<decltype(k)::value>, p, g, parts,
-                         ATTR(n, weft_cache_gather_attr)->normalize, ahead);
-    });
-}
-
 CUDA_RUN(cache_gather, cache_gather_workspace) {
     const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
     if (is_launched(x, n)) return WEFT_OK;
@@ -663,7 +645,20 @@ CUDA_RUN(cache_gather, cache_gather_workspace) {
     g.documents = data_of<int32_t>(x, n->in[WEFT_CACHE_DOCUMENTS]);
     unsigned across = (unsigned)ceil_div(g.width, 128), rows = (unsigned)p.rows;
     if (g.k && g.k <= LISTED) {
-        gather_few(x, n, p, g);
+        /* Two that are alike and follow each other are one kernel in a run that follows another. */
+        gathered_parts parts = {{part, {}}};
+        const weft_node *next = follows(x) ? next_alike(x, n) : NULL;
+        if (next && gathers_alike(x, n, next)) {
+            parts.of[1] = describe_gathered(x, next);
+            launched_until(x, next);
+        }
+        unsigned blocks = parts.of[0].blocks + parts.of[1].blocks;
+        bool ahead = follows(x) && n->index == state_of(x)->ahead;
+        with_kind(part.pages.kind, [&](auto k) {
+            launch_following(follows(x), stream_of(x), dim3(blocks, rows), THREADS, 0,
+                             gather_largest<decltype(k)::value>, p, g, parts, attr->normalize,
+                             ahead);
+        });
         return launched(n);
     }
     launch_following(follows(x), stream_of(x), dim3(rows), THREADS, 0, choose_rows, p, g,

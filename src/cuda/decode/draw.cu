@@ -178,13 +178,6 @@ __device__ static inline int first_bin(whole w) {
            ((int)(w << (40 - bits) >> (39 - LEADING)) & ((1 << LEADING) - 1));
 }
 
-/* The least weight of such a bin, and in how many bits its weights differ. */
-__device__ static inline whole first_of_bin(int bin, int &bits) {
-    int length = (bin >> LEADING) + 1, lead = (bin & ((1 << LEADING) - 1)) | 1 << LEADING;
-    bits = max(length - 1 - LEADING, 0);
-    return (whole)lead << (39 - LEADING) >> (40 - length);
-}
-
 /* Adds a warp's weights to their bins; -1: none. Often they have all the same one. */
 __device__ static inline void add_to_bins(const weight_bins &b, int bin, whole w) {
     unsigned there = __ballot_sync(0xffffffffu, bin >= 0);
@@ -254,8 +247,10 @@ __device__ static ordered_place find_by_weight(choice &c, const whole *weights, 
     weight_bins b = {c.counts, c.sums, FIRST_BINS};
     weight_bins finer = {c.counts + FIRST_BINS, c.sums + FIRST_BINS, FINER_BINS};
     pick_bin(c, b, counts, target);
-    int bin = c.bin, bits;
-    whole low = first_of_bin(bin, bits), above = c.above;
+    /* The least weight of the bin, and in how many bits its weights differ. */
+    int bin = c.bin, length = (bin >> LEADING) + 1, bits = max(length - 1 - LEADING, 0);
+    int lead = (bin & ((1 << LEADING) - 1)) | 1 << LEADING;
+    whole low = (whole)lead << (39 - LEADING) >> (40 - length), above = c.above;
     target -= c.passed;
     while (b.count[bin] > 1 && bits > 0) {
         int shift = max(bits - FINER_BITS, 0);
@@ -274,38 +269,38 @@ __device__ static ordered_place find_by_weight(choice &c, const whole *weights, 
     return ordered_place{weight, above, counts ? target : target / weight};
 }
 
-__device__ static int choose_by_weight(choice &c, const whole *weights, int n,
-                                       const draw_rule &rule) {
-    whole left = add_up(c, n, [=](int i) { return weights[i]; });
-    fill_bins({c.counts, c.sums, FIRST_BINS}, weights, n, [](whole w) { return first_bin(w); });
-    if (rule.top_k && rule.top_k < add_up(
-                                       c, n, [=](int i) { return (whole)(weights[i] > 0); }))
-        left = sum_up_to(find_by_weight(c, weights, n, true, rule.top_k - 1));
-    if (rule.top_p < 1)
-        left =
-            sum_up_to(find_by_weight(c, weights, n, false, weft_draw_needed(left, rule.top_p) - 1));
-    if (rule.least) {
-        whole least = rule.least;
-        left = min(left, add_up(c, n, [=](int i) { return weights[i] >= least ? weights[i] : 0; }));
-    }
-    ordered_place at = find_by_weight(c, weights, n, false, weft_draw_target(rule.random, left));
-    return find_in_order(
-        c, n, [=](int i) { return weights[i] == at.weight; }, [=](whole) { return at.tie; });
-}
-
 /* A block a row. */
 static __global__ void __launch_bounds__(THREADS) choose_tokens(draw_problem p) {
     __shared__ choice c;
-    int row = (int)blockIdx.x, token = ranked_token(p.most[row]);
+    int row = (int)blockIdx.x, token = ranked_token(p.most[row]), n = p.vocab;
     const draw_rule rule = p.rules[row];
     const whole *weights = p.weights + (int64_t)row * p.vocab;
     if (token >= 0 && rule.scale > 0) {
-        if (rule.top_k || rule.top_p < 1 || rule.least)
-            token = choose_by_weight(c, weights, p.vocab, rule);
-        else
+        if (rule.top_k || rule.top_p < 1 || rule.least) {
+            whole left = add_up(c, n, [=](int i) { return weights[i]; }), least = rule.least;
+            fill_bins({c.counts, c.sums, FIRST_BINS}, weights, n,
+                      [](whole w) { return first_bin(w); });
+            if (rule.top_k &&
+                rule.top_k < add_up(
+                                 c, n, [=](int i) { return (whole)(weights[i] > 0); }))
+                left = sum_up_to(find_by_weight(c, weights, n, true, rule.top_k - 1));
+            if (rule.top_p < 1)
+                left = sum_up_to(
+                    find_by_weight(c, weights, n, false, weft_draw_needed(left, rule.top_p) - 1));
+            if (least)
+                left =
+                    min(left,
+                        add_up(c, n, [=](int i) { return weights[i] >= least ? weights[i] : 0; }));
+            ordered_place at =
+                find_by_weight(c, weights, n, false, weft_draw_target(rule.random, left));
             token = find_in_order(
-                c, p.vocab, [=](int i) { return weights[i]; },
+                c, n, [=](int i) { return weights[i] == at.weight; },
+                [=](whole) { return at.tie; });
+        } else {
+            token = find_in_order(
+                c, n, [=](int i) { return weights[i]; },
                 [=](whole total) { return (whole)weft_draw_target(rule.random, total); });
+        }
     }
     if (threadIdx.x == 0) p.tokens[row] = token;
 }

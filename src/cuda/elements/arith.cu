@@ -3,10 +3,6 @@
  * chunks' sums; within a thread in float, from there on in double. */
 #include "cuda/pack.cuh"
 
-static int64_t packs_of(const weft_tensor *t) {
-    return ceil_div(weft_tensor_count(t), VECTOR);
-}
-
 /* Floor: the output's bytes. */
 static __global__ void fill_packs(int64_t count, any_tensor y, float value) {
     int64_t at = thread_index() * VECTOR;
@@ -19,8 +15,8 @@ static __global__ void fill_packs(int64_t count, any_tensor y, float value) {
 }
 
 CUDA_RUN(fill) {
-    const weft_tensor *y = n->out[0];
-    return run_items(x, n, packs_of(y), fill_packs, weft_tensor_count(y), any_of(x, y),
+    int64_t count = weft_tensor_count(n->out[0]);
+    return run_items(x, n, ceil_div(count, VECTOR), fill_packs, count, any_of(x, n->out[0]),
                      (float)ATTR(n, weft_fill_attr)->value);
 }
 
@@ -59,7 +55,7 @@ CUDA_RUN(add) {
     float alpha = (float)ATTR(n, weft_alpha_attr)->alpha;
     int64_t count = weft_tensor_count(n->in[0]), width = weft_tensor_count(n->in[1]);
     if (count == width) return run_elements<2, 1>(x, n, 0, add_element{alpha});
-    return run_items(x, n, packs_of(n->out[0]), add_to_rows, count, width, any_of(x, n->in[0]),
+    return run_items(x, n, ceil_div(count, VECTOR), add_to_rows, count, width, any_of(x, n->in[0]),
                      any_of(x, n->in[1]), any_of(x, n->out[0]), alpha);
 }
 

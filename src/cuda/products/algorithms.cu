@@ -5,8 +5,10 @@
  * other machines are copied when the file is written anew. */
 #include "cuda/products/library.cuh"
 
+#include <algorithm>
 #include <errno.h>
 #include <sys/stat.h>
+#include <vector>
 
 extern "C" {
 #include "base/log.h"
@@ -25,8 +27,8 @@ typedef struct {
 } choice;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static choice *choices;
-static int64_t n_choices, room;
+/* Never ended: a thread may still have a product to run when the program exits. */
+static std::vector<choice> &choices = *new std::vector<choice>;
 static bool is_loaded, is_changed;
 static char machine[LINE_ROOM];
 
@@ -44,25 +46,16 @@ static bool find_path(char *path) {
 }
 
 static choice *find_choice(const char *key) {
-    for (int64_t i = 0; i < n_choices; i++)
-        if (strcmp(choices[i].key, key) == 0) return &choices[i];
+    for (choice &c : choices)
+        if (strcmp(c.key, key) == 0) return &c;
     return NULL;
 }
 
 static void add_choice(const char *key, const cublasLtMatmulAlgo_t *algorithm, bool measured,
                        bool used) {
-    if (n_choices == room) {
-        int64_t more = room ? 2 * room : 64;
-        choice *grown = (choice *)realloc(choices, (size_t)more * sizeof *choices);
-        if (!grown) return;
-        choices = grown;
-        room = more;
-    }
-    choice *c = &choices[n_choices++];
-    snprintf(c->key, sizeof c->key, "%s", key);
-    c->algorithm = *algorithm;
-    c->measured = measured;
-    c->used = used;
+    choice c = {"", *algorithm, measured, used};
+    snprintf(c.key, sizeof c.key, "%s", key);
+    choices.push_back(c);
 }
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == 8 * sizeof(uint64_t), "the file holds eight words");
@@ -95,8 +88,9 @@ static void read_file(const char *path, FILE *to) {
     if (file) fclose(file);
 }
 
-static int by_key(const void *a, const void *b) {
-    return strcmp(((const choice *)a)->key, ((const choice *)b)->key);
+static void sort_choices(void) {
+    std::sort(choices.begin(), choices.end(),
+              [](const choice &a, const choice &b) { return strcmp(a.key, b.key) < 0; });
 }
 
 static bool write_file(const char *path, const char *fresh) {
@@ -104,12 +98,11 @@ static bool write_file(const char *path, const char *fresh) {
     if (!file) return false;
     read_file(path, file);
     fprintf(file, "%s\n", machine);
-    for (int64_t i = 0; i < n_choices; i++) {
-        if (!choices[i].measured) continue;
-        fprintf(file, "%s\t", choices[i].key);
+    for (const choice &c : choices) {
+        if (!c.measured) continue;
+        fprintf(file, "%s\t", c.key);
         for (int w = 0; w < 8; w++)
-            fprintf(file, "%llx%c", (unsigned long long)choices[i].algorithm.data[w],
-                    w < 7 ? ' ' : '\n');
+            fprintf(file, "%llx%c", (unsigned long long)c.algorithm.data[w], w < 7 ? ' ' : '\n');
     }
     bool ok = ferror(file) == 0;
     ok = fclose(file) == 0 && ok;
@@ -125,7 +118,7 @@ void save_algorithms(void) {
             mkdir(path, 0777);
             *slash = '/';
         }
-        qsort(choices, (size_t)n_choices, sizeof *choices, by_key);
+        sort_choices();
         snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
         if (!write_file(path, fresh)) {
             weft_log(WEFT_LOG_WARN,
@@ -141,14 +134,14 @@ void save_algorithms(void) {
 /* FNV-1a over the choices in the order of their keys. */
 uint32_t hash_algorithms(void) {
     WEFT_LOCK(&lock);
-    if (choices) qsort(choices, (size_t)n_choices, sizeof *choices, by_key);
+    sort_choices();
     uint32_t hash = 0x811c9dc5u;
-    for (int64_t i = 0; i < n_choices; i++) {
-        if (!choices[i].measured || !choices[i].used) continue;
-        for (const char *k = choices[i].key; *k; k++)
+    for (const choice &c : choices) {
+        if (!c.measured || !c.used) continue;
+        for (const char *k = c.key; *k; k++)
             hash = (hash ^ (unsigned char)*k) * 0x01000193u;
-        const unsigned char *bytes = (const unsigned char *)&choices[i].algorithm;
-        for (size_t b = 0; b < sizeof choices[i].algorithm; b++)
+        const unsigned char *bytes = (const unsigned char *)&c.algorithm;
+        for (size_t b = 0; b < sizeof c.algorithm; b++)
             hash = (hash ^ bytes[b]) * 0x01000193u;
     }
     return hash;

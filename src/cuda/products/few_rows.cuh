@@ -299,13 +299,7 @@ static inline void run_few_rows(cudaStream_t stream, const cuda_gemm *p) {
     kernel<<<grid, (p->tb ? FEW_WARPS : FEW_SHARES) * 32, 0, stream>>>(f, end);
 }
 
-/* Whether a product can be one of several that are launched together. */
-static inline bool few_can_join(const cuda_gemm *p) {
-    return p->steady && p->batch == 1 && p->tb && !p->ta && !p->b.is_i8 && !p->accumulate &&
-           p->m <= GEMM_FEW_ROWS && few_has_tensor(p);
-}
-
-/* n products of few_can_join with one a, at most GEMM_TOGETHER. */
+/* n products of gemm_joins with one a, at most GEMM_TOGETHER. */
 static inline void run_few_together(cudaStream_t stream, const cuda_gemm *p, int n) {
     few_group t = {};
     bool narrow = true;

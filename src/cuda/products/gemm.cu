@@ -127,8 +127,8 @@ static gemm_recipe make_recipe(const cuda_gemm *p, void *workspace) {
     if (recipe.sums_apart) return recipe;
     recipe.widen_a = p->a.is_bf16 && !is_bf16;
     recipe.widen_b = p->b.is_bf16 && !is_bf16;
-    /* Whether the library's epilogue can do all that is asked of a bf16 result: the kept values' rows
-     * must start at multiples of 16 bytes. */
+    /* Whether the library's epilogue can do all that is asked of a bf16 result: the kept values'
+     * rows must start at multiples of 16 bytes. */
     bool one = p->batch == 1 || !(p->gelu || p->gelu_back || p->pre.data);
     bool fits = one && p->n % 8 == 0 && p->c.ld % 8 == 0;
     recipe.finish = is_bf16 && p->c.is_bf16 ? extras && !fits : extras || p->c.is_bf16;
@@ -329,9 +329,10 @@ static bool is_folded(const cuda_gemm *p) {
 }
 
 bool gemm_joins(const cuda_gemm *p) {
-    return p->follows && !p->gate.of.data && !p->rope &&
-           ((few_can_join(p) && !is_folded(p)) ||
-            (p->steady && streamed_can(p) && !p->accumulate && p->m <= GEMM_STREAMED_ROWS));
+    bool few = p->batch == 1 && p->tb && !p->ta && !p->b.is_i8 && p->m <= GEMM_FEW_ROWS &&
+               few_has_tensor(p) && !is_folded(p);
+    return p->follows && p->steady && !p->accumulate && !p->gate.of.data && !p->rope &&
+           (few || (streamed_can(p) && p->m <= GEMM_STREAMED_ROWS));
 }
 
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {

@@ -100,19 +100,31 @@ static cublasLtEpilogue_t choose_epilogue(const cuda_gemm *p) {
     return p->bias.data ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* Everything of the call but the matrices; `p` is what the library is to do. */
-static cublasStatus_t describe_call(const weft_cuda_blas *blas, const cuda_gemm *p,
-                                    cublasLtMatmulDesc_t *out) {
-    bool is_bf16 = p->a.is_bf16, tf32 = !is_bf16 && wants_tf32();
+/* `p` is what the library is to do. */
+static weft_status describe_all(const weft_cuda_blas *blas, const cuda_gemm *p, algorithm_call *c) {
+    bool tf32 = !p->a.is_bf16 && wants_tf32();
     cublasOperation_t on_a = p->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t on_b = p->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = choose_epilogue(p);
+    snprintf(c->key, sizeof c->key,
+             "%s%s%s%s %lldx[%lld,%lld,%lld] ld %lld %lld %lld stride %lld %lld %lld align %u %u "
+             "%u epilogue %d%s workspace %zu",
+             p->a.is_bf16 ? "bf16"
+             : tf32       ? "tf32"
+                          : "f32",
+             p->c.is_bf16 ? ">bf16" : ">f32", p->ta ? " ta" : "", p->tb ? " tb" : "",
+             (long long)p->batch, (long long)p->m, (long long)p->n, (long long)p->k,
+             (long long)p->a.ld, (long long)p->b.ld, (long long)p->c.ld,
+             (long long)(p->batch > 1 ? p->a.stride : 0),
+             (long long)(p->batch > 1 ? p->b.stride : 0),
+             (long long)(p->batch > 1 ? p->c.stride : 0), c->align_b, c->align_a, c->align_c,
+             (int)epilogue, c->beta != 0 ? " add" : "", c->workspace_bytes);
     cublasStatus_t status = blas->MatmulDescCreate(
-        out, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        &c->what, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
 #define SET(name, value)                                                                           \
     if (status == CUBLAS_STATUS_SUCCESS)                                                           \
-    status =                                                                                       \
-        blas->MatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_##name, &(value), sizeof(value))
+    status = blas->MatmulDescSetAttribute(c->what, CUBLASLT_MATMUL_DESC_##name, &(value),          \
+                                          sizeof(value))
     SET(TRANSA, on_a);
     SET(TRANSB, on_b);
     SET(EPILOGUE, epilogue);
@@ -121,24 +133,6 @@ static cublasStatus_t describe_call(const weft_cuda_blas *blas, const cuda_gemm 
     if (p->pre.data) SET(EPILOGUE_AUX_POINTER, p->pre.data);
     if (p->pre.data) SET(EPILOGUE_AUX_LD, p->pre.ld);
 #undef SET
-    return status;
-}
-
-static weft_status describe_all(const weft_cuda_blas *blas, const cuda_gemm *p, algorithm_call *c) {
-    snprintf(c->key, sizeof c->key,
-             "%s%s%s%s %lldx[%lld,%lld,%lld] ld %lld %lld %lld stride %lld %lld %lld align %u %u "
-             "%u epilogue %d%s workspace %zu",
-             p->a.is_bf16   ? "bf16"
-             : wants_tf32() ? "tf32"
-                            : "f32",
-             p->c.is_bf16 ? ">bf16" : ">f32", p->ta ? " ta" : "", p->tb ? " tb" : "",
-             (long long)p->batch, (long long)p->m, (long long)p->n, (long long)p->k,
-             (long long)p->a.ld, (long long)p->b.ld, (long long)p->c.ld,
-             (long long)(p->batch > 1 ? p->a.stride : 0),
-             (long long)(p->batch > 1 ? p->b.stride : 0),
-             (long long)(p->batch > 1 ? p->c.stride : 0), c->align_b, c->align_a, c->align_c,
-             (int)choose_epilogue(p), c->beta != 0 ? " add" : "", c->workspace_bytes);
-    cublasStatus_t status = describe_call(blas, p, &c->what);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = make_layout(blas, &p->b, p->tb, p->k, p->n, p->batch, &c->a);
     if (status == CUBLAS_STATUS_SUCCESS)

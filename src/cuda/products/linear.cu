@@ -367,8 +367,8 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
     const weft_node *next = streamed ? gathering_behind(x, nodes[count - 1]) : NULL;
     for (int i = 0; i < count; i++)
         p[i].late = next != NULL;
-    /* It may come only when all before this one have ended: what they made is there for it then, before
-     * wait_for_primary. */
+    /* It may come only when all before this one have ended: what they made is there for it then,
+     * before wait_for_primary. */
     if (next) state_of(x)->ahead = next->index;
     gemm_run_together(x, p, count);
     launched_until(x, nodes[count - 1]);

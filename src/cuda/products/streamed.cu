@@ -518,8 +518,8 @@ template <int N, int G, int MODE> struct streamed_share {
     }
 };
 
-/* All threads of a cluster's blocks come to the first, without what they wrote, and wait for the others at
- * the second. A block by itself meets there. */
+/* All threads of a cluster's blocks come to the first, without what they wrote, and wait for the
+ * others at the second. A block by itself meets there. */
 __device__ static inline void meet_cluster(int blocks) {
     if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

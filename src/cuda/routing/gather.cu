@@ -41,7 +41,7 @@ CUDA_RUN(route_gather, NULL, weft_cuda_explain_index) {
     with_type(h, [&](auto tag) {
         using T = decltype(tag);
         auto kernel = weft_cuda_gather_is_aligned(n) ? gather_rows<T, true> : gather_rows<T, false>;
-        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(
+        kernel<<<(unsigned)(s.processors * BLOCKS), THREADS, 0, stream_of(x)>>>(
             s, (int)index->shape[2], data_of<int32_t>(x, index),
             data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), find_panels<T>(x, n), device_run(x),
             n->index);

@@ -278,47 +278,40 @@ __device__ static inline void add_span(const panel_place<T> &p, const uint2 *ent
     }
 }
 
-/* A long column's sum, by a block: the groups have runs of its entries, and their sums are added
- * warp by warp. */
-template <bool ALIGNED, typename T>
-__device__ static inline void sum_long(const panel_place<T> &p, const uint2 *entry, int column,
-                                       int2 span, float (*sums)[LANES * PIECE<T>]) {
-    constexpr int N = PIECE<T>;
-    int lane = (int)threadIdx.x % 32, each = (span.y - span.x + GROUPS - 1) / GROUPS;
-    each = (each + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
-    int64_t begin = span.x + (int64_t)threadIdx.x / LANES * each;
-    float sum[N] = {};
-    add_span<ALIGNED>(p, entry, (int)min_i64(span.y, begin), (int)min_i64(span.y, begin + each),
-                      sum);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-#pragma unroll
-        for (int step = LANES; step < 32; step *= 2)
-            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], step);
-        if (lane < LANES) sums[threadIdx.x / 32][lane * N + i] = sum[i];
-    }
-    __syncthreads();
-    if (threadIdx.x < LANES) {
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            for (int w = 1; w < THREADS / 32; w++)
-                sum[i] += sums[w][lane * N + i];
-        store_piece<ALIGNED>(p, column, sum);
-    }
-    __syncthreads();
-}
-
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     sum_columns(panel_shape s, unsigned stride, column_lists c, panel_data<T> data) {
-    __shared__ float sums[THREADS / 32][LANES * PIECE<T>];
-    int panels = s.panels[0] + s.panels[1];
+    constexpr int N = PIECE<T>;
+    __shared__ float sums[THREADS / 32][LANES * N];
+    int panels = s.panels[0] + s.panels[1], lane = (int)threadIdx.x % 32;
+    /* A long column's sum, by a block: the groups have runs of its entries, and their sums are
+     * added warp by warp. */
     for (int64_t i = blockIdx.x, all = (int64_t)*c.longs * panels; i < all; i += gridDim.x) {
-        int2 which = c.which[i / panels];
-        sum_long<ALIGNED>(find_place(s, data, which.x, (int)(i % panels)),
-                          c.entry + which.x * c.entries, which.y,
-                          c.span[(int64_t)which.x * c.columns + which.y], sums);
+        int2 which = c.which[i / panels], span = c.span[(int64_t)which.x * c.columns + which.y];
+        panel_place<T> p = find_place(s, data, which.x, (int)(i % panels));
+        int each = (span.y - span.x + GROUPS - 1) / GROUPS;
+        each = (each + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+        int64_t begin = span.x + (int64_t)threadIdx.x / LANES * each;
+        float sum[N] = {};
+        add_span<ALIGNED>(p, c.entry + which.x * c.entries, (int)min_i64(span.y, begin),
+                          (int)min_i64(span.y, begin + each), sum);
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+#pragma unroll
+            for (int step = LANES; step < 32; step *= 2)
+                sum[k] += __shfl_xor_sync(0xffffffffu, sum[k], step);
+            if (lane < LANES) sums[threadIdx.x / 32][lane * N + k] = sum[k];
+        }
+        __syncthreads();
+        if (threadIdx.x < LANES) {
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                for (int w = 1; w < THREADS / 32; w++)
+                    sum[k] += sums[w][lane * N + k];
+            store_piece<ALIGNED>(p, which.y, sum);
+        }
+        __syncthreads();
     }
     for (tile_walk at(s); at.more(); at.next()) {
         panel_place<T> p = find_place(s, data, at.b, at.panel);
@@ -346,8 +339,8 @@ CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index
     column_lists c;
     lay_out_lists(n, workspace_of<char>(x, n), &c);
     int columns = (int)min_i64(MOST_COLUMNS, (int64_t)1 << c.shift);
-    /* How far a panel's tiles are apart that follow each other. The first columns of a sequence have the most
-     * entries, and a run of tiles is to have some of these and some of the others. */
+    /* How far a panel's tiles are apart that follow each other. The first columns of a sequence have
+     * the most entries, and a run of tiles is to have some of these and some of the others. */
     int64_t stride = s.tiles * 3 / 8 | 1;
     while (std::gcd(stride, s.tiles) > 1)
         stride += 2;
@@ -363,8 +356,8 @@ CUDA_RUN(route_gather_back, route_gather_back_workspace, weft_cuda_explain_index
     with_type(dc, [&](auto tag) {
         using T = decltype(tag);
         auto kernel = weft_cuda_gather_is_aligned(n) ? sum_columns<T, true> : sum_columns<T, false>;
-        kernel<<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, (unsigned)stride, c,
-                                                            find_panels<T>(x, n));
+        kernel<<<(unsigned)(s.processors * BLOCKS), THREADS, 0, stream_of(x)>>>(
+            s, (unsigned)stride, c, find_panels<T>(x, n));
     });
     return launched(n);
 }

@@ -52,10 +52,6 @@ static inline panel_shape make_panels(const weft_node *n) {
     return s;
 }
 
-static inline unsigned panel_grid(const panel_shape &s) {
-    return (unsigned)(s.processors * BLOCKS);
-}
-
 template <typename T> struct panel_data {
     const T *in[2];
     T *out[2];

@@ -129,8 +129,7 @@ typedef struct {
 #ifndef USE_MMA_SYNC
 template <typename M>
 __device__ static inline void next_step(topk_step &s, const head_scale *heads, int count) {
-    s.part++;
-    if (s.part == M::PARTS) {
+    if (++s.part == M::PARTS) {
         s.part = 0;
         s.head++;
     }
@@ -138,8 +137,7 @@ __device__ static inline void next_step(topk_step &s, const head_scale *heads, i
         s.head = 0;
         s.key += M::KEY_TILE;
     }
-    s.slot++;
-    if (s.slot == M::STEPS) {
+    if (++s.slot == M::STEPS) {
         s.slot = 0;
         s.phase++;
     }

@@ -1,21 +1,17 @@
 /* Maps for TMA: the driver's function for them, and matrices. */
 #include "cuda/tensor/tma_map.cuh"
 
-typedef decltype(&cuTensorMapEncodeTiled) encode_function;
-
-/* The driver's own, found through the runtime: nothing is linked with the driver. */
-static encode_function find_encode() {
-    void *found = NULL;
-    cudaDriverEntryPointQueryResult status;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
-                                     &status);
-    return (encode_function)found;
-}
-
 bool make_tensor_map(CUtensorMap *map, const void *data, int dimensions, const cuuint64_t *size,
                      const cuuint64_t *stride, const cuuint32_t *box) {
     static const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-    static const encode_function encode = find_encode();
+    /* The driver's own, found through the runtime: nothing is linked with the driver. */
+    static const auto encode = [] {
+        void *found = NULL;
+        cudaDriverEntryPointQueryResult status;
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
+                                         &status);
+        return (decltype(&cuTensorMapEncodeTiled))found;
+    }();
     return encode && encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)dimensions,
                             (void *)data, size, stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                             box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
