@@ -86,6 +86,10 @@ static weft_status find_variant(gathering *g, const json_t *run, int64_t *out) {
     WEFT_TRY(weft_database_number(g->d, 0, &taken, "SELECT count(*) FROM variants WHERE name = ?",
                                   "s", own));
     WEFT_TRY(weft_database_number(g->d, 0, out, "SELECT count(*) FROM variants", ""));
+    if (*out >= WEFT_VARIANTS_MAX)
+        return WEFT_BAD_INPUT("%s: its runs are of more variants than can be listed together (%d); "
+                              "name a folder in it",
+                              g->folder, WEFT_VARIANTS_MAX);
     WEFT_TRY(
         weft_database_run(g->d, "INSERT INTO sorted VALUES (?, ?, ?)", "iss", *out, key, text));
     return insert_variant(g, *out, taken ? name : own);

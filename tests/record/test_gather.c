@@ -185,6 +185,18 @@ TEST(test_more_runs_than_are_read_are_refused) {
     command_fails(2, RUN("runs", scratch_path("many")), SAYS("many", "more runs", "4096"));
 }
 
+/* Nor is a folder of more variants than one listing holds said to be of another program. */
+TEST(test_more_variants_than_are_listed_are_refused) {
+    shell_succeeds("mkdir '%s' && cd '%s' && for n in $(seq 256); do mkdir $n && : > "
+                   "$n/metrics.jsonl && echo CONFIG_STEPS=$n > $n/config; done",
+                   scratch_path("variants"), scratch_path("variants"));
+    command_succeeds(RUN("runs", scratch_path("variants")), NULL);
+    shell_succeeds("cd '%s' && cp -r 1 257 && echo CONFIG_STEPS=257 > 257/config",
+                   scratch_path("variants"));
+    command_fails(2, RUN("runs", scratch_path("variants")),
+                  SAYS("variants: its runs are of more variants", "256"));
+}
+
 /* By the package, where there is one. */
 TEST(test_runs_are_handed_to_wandb) {
     char line[1400];
