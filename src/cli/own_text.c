@@ -212,24 +212,17 @@ weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, i
     return weft_config_cut_batch(c, f.backend, f.threads, 1);
 }
 
-weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
-                                  const char *out, double minutes) {
-    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
-    WEFT_AUTO(weft_metrics_close_at) weft_metrics *hold = NULL;
-    facts f = {0};
+/* The shards, and the config of what was chosen for them. */
+static weft_status write_run(const weft_args *a, const char *const *paths, int n_paths,
+                             const char *out, double minutes, weft_pool *pool, facts *f) {
     choice h;
-    WEFT_TRY(weft_folder_make(out));
-    WEFT_TRY(weft_checkpoint_unused(out));
-    WEFT_TRY(open_backend(a, &pool, &f));
-    /* From here on the folder is a run's, and this process's alone. */
-    WEFT_TRY(weft_metrics_hold(out, &hold));
     WEFT_PATH(data, "%s/data", out);
-    WEFT_TRY(choose(paths, n_paths, data, minutes, pool, &f, &h));
+    WEFT_TRY(choose(paths, n_paths, data, minutes, pool, f, &h));
     const weft_config *c = &h.config;
     weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
-             weft_count_text(f.train + f.val), weft_count_text(f.vocab));
+             weft_count_text(f->train + f->val), weft_count_text(f->vocab));
     double used = (double)(c->steps * c->batch_size * c->context);
-    double time = minutes * used * h.flops_per_token / f.flops;
+    double time = minutes * used * h.flops_per_token / f->flops;
     const char *unit = time < 1 ? "second" : "minute";
     if (time < 1) time = fmax(60 * time, 1);
     weft_log(WEFT_LOG_INFO,
@@ -241,6 +234,21 @@ weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, 
     /* The dataset is named as it lies in the run's folder, which may be moved. */
     WEFT_PATH(path, "%s/config", out);
     snprintf(h.config.dataset, sizeof h.config.dataset, "data");
-    WEFT_TRY(weft_config_cut_batch(&h.config, f.backend, f.threads, 1));
+    WEFT_TRY(weft_config_cut_batch(&h.config, f->backend, f->threads, 1));
     return weft_config_save(&h.config, path);
+}
+
+weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
+                                  const char *out, double minutes) {
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
+    WEFT_AUTO(weft_metrics_close_at) weft_metrics *hold = NULL;
+    facts f = {0};
+    WEFT_TRY(weft_folder_make(out));
+    WEFT_TRY(weft_checkpoint_unused(out));
+    WEFT_TRY(open_backend(a, &pool, &f));
+    /* From here on the folder is a run's, and this process's alone. */
+    WEFT_TRY(weft_metrics_hold(out, &hold));
+    weft_status status = write_run(a, paths, n_paths, out, minutes, pool, &f);
+    if (status != WEFT_OK) weft_metrics_withdraw(hold);
+    return status;
 }

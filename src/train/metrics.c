@@ -154,9 +154,16 @@ weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     WEFT_TRY(weft_path(m->run, "%s", run));
     WEFT_TRY(weft_path(m->path, "%s/metrics.jsonl", run));
     WEFT_TRY(weft_lines_open(m->path, &m->file));
-    if (flock(fileno(m->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    struct stat is; /* one without a name is another's, who withdraws it */
+    if ((flock(fileno(m->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) ||
+        (fstat(fileno(m->file), &is) == 0 && is.st_nlink == 0))
         return WEFT_BAD_INPUT("%s: another process trains into this folder", m->path);
     return weft_hand(&m, out);
+}
+
+void weft_metrics_withdraw(weft_metrics *m) {
+    struct stat is;
+    if (fstat(fileno(m->file), &is) == 0 && is.st_size == 0) unlink(m->path);
 }
 
 void weft_metrics_last(const char *run, int64_t *step, weft_loss_parts *out) {

@@ -172,6 +172,8 @@ TEST(test_what_is_wrong_is_said) {
     FAILS(2, SAYS("--config"), "train", "--text", tiny, "--config", "defconfigs/demo");
     FAILS(2, SAYS("--minutes"), "train", "--text", tiny, "--minutes", "0");
     FAILS(2, SAYS("tiny.txt", "too little"), "train", "--text", tiny, "--out", scratch_path("t"));
+    /* and what was refused is no run that waits */
+    FAILS(2, SAYS("no run"), "runs", scratch_path("t"));
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)
