@@ -97,7 +97,7 @@ static weft_status bench_attention(const weft_args *a, bench_options *own, int *
 static weft_status bench_decode(const weft_args *a, bench_options *own, int *failed) {
     if (own->quick || own->settle >= 0 || own->profile)
         return WEFT_BAD_INPUT(
-            "decode takes --shape, --variants, --contexts, --batches, --prompt, --steps, -o");
+            "decode takes no --quick, --settle or --profile; see 'weft help bench'");
     if (own->grid) {
         if (a->config || own->shape || own->variants || own->contexts || own->batches ||
             own->prompt_text)

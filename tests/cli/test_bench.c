@@ -212,7 +212,7 @@ TEST(test_a_row_ends_with_the_benchmark) {
 
 TEST(test_wrong_use_is_one_line) {
     FAILS(2, SAYS("train, decode, attention or serve"), "bench");
-    FAILS(2, SAYS("decode takes"), "bench", "decode", "--quick");
+    FAILS(2, SAYS("decode takes no", "--quick", "help"), "bench", "decode", "--quick");
     FAILS(2, SAYS("--contexts"), "bench", "decode", "--contexts", "many");
     FAILS(2, SAYS("--prompt"), "bench", "decode", "--prompt", "-1");
     FAILS(2, SAYS("decode's"), "bench", "train", "--contexts", "64");
