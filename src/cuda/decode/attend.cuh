@@ -43,19 +43,21 @@ struct attend_problem {
     int window, rotated;
     weft_rope_law law;
     weft_weights weights;
-    bool tensor;   /* by attend_tensor.cuh */
-    bool joint;    /* values are the keys, before what is done to those */
-    int leaf;      /* keys that are summed in one chain, between multiples of that */
-    int leaf_bits; /* its logarithm, in attend_tensor.cuh */
-    int blocks;    /* most leaves of a row */
-    int splits;    /* blocks of threads that share out the leaves of a row and key head */
-    int together;  /* rows that may share a tile there; 1: none do */
-    int apart;     /* splits of rows that share none */
-    int warps;     /* of a block that have leaves, in attend_tensor.cuh */
-    int all_warps; /* and with those that only help */
-    int units;     /* of a leaf, there */
-    int stages;    /* of a warp, there */
-    bool quarters; /* a leaf's are warps' of one block, there */
+    bool tensor;    /* by attend_tensor.cuh */
+    bool joint;     /* values are the keys, before what is done to those */
+    int leaf;       /* keys that are summed in one chain, between multiples of that */
+    int leaf_bits;  /* its logarithm, in attend_tensor.cuh */
+    int blocks;     /* most leaves of a row */
+    int splits;     /* blocks of threads that share out the leaves of a row and key head */
+    int together;   /* rows that may share a tile there; 1: none do */
+    int apart;      /* splits of rows that share none */
+    int own_heads;  /* key heads of a block; 1 but in attend_tensor.cuh */
+    int warps;      /* of a block that have leaves, there, */
+    int head_warps; /* those of each of its key heads, */
+    int all_warps;  /* and with those that only help */
+    int units;      /* of a leaf, there */
+    int stages;     /* of a warp, there */
+    bool quarters;  /* a leaf's are warps' of one block, there */
     /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
     unsigned *joins;
     float *partial; /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
@@ -236,13 +238,13 @@ __device__ static inline float2 join_chain(const float *from, int step, const fl
     return sum;
 }
 
-/* The heads of a block's group, of one row or of several from r on, where leaves are few: a warp finds the
+/* So many heads of a block, of one row or of several from r on, where leaves are few: a warp finds the
  * leaves' factors of a head, then each thread adds two columns of a head, leaf after leaf; of few heads lanes
  * eight apart have every fourth leaf each. */
 template <int CHAINS>
-__device__ static inline void join_heads(const attend_problem &a, int r, int g, int rows,
+__device__ static inline void join_heads(const attend_problem &a, int r, int g, int rows, int all,
                                          float (*factors)[FEW_LEAVES], float *totals) {
-    int few = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32, all = rows * a.group;
+    int few = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32;
     /* Of head h of these; the rows' heads lie one behind the other. */
     auto row_of = [&](int h) { return rows > 1 ? h / a.group : 0; };
     auto place = [&](int h) {
@@ -307,12 +309,15 @@ __device__ __host__ static inline bool has_few_heads(const attend_problem &a) {
     return a.group <= 4;
 }
 
+/* The block's key heads, from g on: of one row all at once. */
 __device__ static inline void join_group(const attend_problem &a, int r, int g, int rows) {
     __shared__ float factors[JOINED_HEADS][FEW_LEAVES], totals[JOINED_HEADS];
-    if (has_few_heads(a))
-        join_heads<JOIN_CHAINS>(a, r, g, rows, factors, totals);
-    else
-        join_heads<1>(a, r, g, rows, factors, totals);
+    int last = min(g + a.own_heads, a.keys.heads), all = (rows > 1 ? rows : last - g) * a.group;
+    for (; g<last; g += rows> 1 ? 1 : a.own_heads)
+        if (has_few_heads(a))
+            join_heads<JOIN_CHAINS>(a, r, g, rows, all, factors, totals);
+        else
+            join_heads<1>(a, r, g, rows, all, factors, totals);
 }
 
 /* Whether the block is the last of the `sharing` blocks of a row and key head to come here, and so is to join

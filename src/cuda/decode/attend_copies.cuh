@@ -17,7 +17,8 @@ enum {
     TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
     TENSOR_ROOM = 100 << 10, /* bytes of a block's stages, so that two are there, or a product's */
     SMALL_WARPS = 4,         /* of a small block, whose warps have one tile each, */
-    SMALL_BLOCKS = 3,        /* and so many are there, with fewer warps if need be */
+    SMALL_BLOCKS = 3,        /* and so many are there, with fewer warps if need be, */
+    SMALL_ROWS = 256,        /* in runs of up to so many rows */
     QUARTERS = 4,
     QUARTER_PAD = 4,     /* floats behind a head's sums of a quarter: the largest score, the sum */
     ENDS_COST = 6,       /* tiles in whose time a block begins and ends */
@@ -56,12 +57,12 @@ __host__ __device__ static inline int barrier_bytes(const attend_problem &a) {
     return (a.warps * a.stages + 1) / 2 * 16;
 }
 
-/* Shared memory: quarters' sums; the warps' stages; a barrier for each; q, a number of 16 bytes for each step and
- * lane of each tile of heads; heads' factors. */
+/* Shared memory: quarters' sums; the warps' stages; a barrier for each; of each key head q, a number of 16 bytes for
+ * each step and lane of each tile of heads, and heads' factors. */
 static inline int64_t tensor_bytes(const attend_problem &a) {
     int64_t head = tensor_steps(a) * 2 * (int64_t)sizeof(uint4) + (int64_t)sizeof(head_factors);
     return a.warps * a.stages * (int64_t)stage_bytes(a) + barrier_bytes(a) +
-           tensor_heads(a) * head + quarter_bytes(a);
+           a.own_heads * tensor_heads(a) * head + quarter_bytes(a);
 }
 
 /* What a lane asks for of each tile: of two lanes each the two pages of keys, of values and of their numbers. */
@@ -71,8 +72,8 @@ struct lane_copies {
     int token_bytes;  /* 0: numbers, a page's at a time */
 };
 
-__device__ static inline lane_copies share_out_copies(const attend_problem &a) {
-    int lane = (int)threadIdx.x % 32, g = (int)blockIdx.x;
+__device__ static inline lane_copies share_out_copies(const attend_problem &a, int g) {
+    int lane = (int)threadIdx.x % 32;
     const cached_pages &c = lane / 2 == 1 ? a.values : a.keys;
     bool numbers = lane >= 4, asks = numbers ? lane < 6 && c.number : lane < 2 || !a.joint;
     return {numbers ? (const char *)number_at(c, c.data, g, 0) : token_at(c, c.data, g, 0),
@@ -83,13 +84,22 @@ struct tensor_memory {
     float *sums;      /* [quarters, 16, quarter_step] */
     char *stages;     /* of the warp */
     uint32_t arrived; /* the warp's barriers */
-    uint4 *q;
+    uint4 *q;         /* of the warp's key head, as are the factors */
     head_factors *factors;
     lane_copies copies;
 };
 
+/* Which of the block's key heads the warp has. */
+__device__ static inline int own_head(const attend_problem &a) {
+    return min((int)threadIdx.x / 32 / a.head_warps, a.own_heads - 1);
+}
+
+__device__ static inline int queries_step(const attend_problem &a) {
+    return tensor_heads(a) * tensor_steps(a) * 2;
+}
+
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
-    int warp = (int)threadIdx.x / 32, stages = a.warps * a.stages;
+    int warp = (int)threadIdx.x / 32, stages = a.warps * a.stages, own = own_head(a);
     float *sums = (float *)memory;
     memory += quarter_bytes(a);
     char *barriers = memory + stages * stage_bytes(a);
@@ -97,12 +107,12 @@ __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a
     return {sums,
             memory + warp * a.stages * stage_bytes(a),
             shared_address(barriers) + (uint32_t)(warp * a.stages * 8),
-            q,
-            (head_factors *)(q + tensor_heads(a) * tensor_steps(a) * 2),
-            share_out_copies(a)};
+            q + own * queries_step(a),
+            (head_factors *)(q + a.own_heads * queries_step(a)) + own * tensor_heads(a),
+            share_out_copies(a, (int)blockIdx.x * a.own_heads + own)};
 }
 
-/* A block's rows, which follow each other, key head, and keys [seen, own] of the last row. */
+/* A block's rows, which follow each other, the warp's key head, and keys [seen, own] of the last row. */
 struct row_view {
     int r, g, own, seen; /* own: the last row's position */
     const int32_t *table;
@@ -200,7 +210,7 @@ struct tile_walk {
     }
     __device__ void advance(const attend_problem &a, const row_view &v) {
         if (ends_leaf()) {
-            unit += a.quarters ? v.splits : v.splits * a.warps;
+            unit += a.quarters ? v.splits : v.splits * a.head_warps;
             enter(a, v);
         } else {
             low = key += TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
@@ -256,11 +266,10 @@ __device__ static inline void wait_fresh(const attend_problem &a, const tensor_m
     __syncwarp();
 }
 
-/* The row's own key and value to their pages, a warp each: the bytes of write_vector (cache.cu). */
-__device__ static inline void write_row(const attend_problem &a, const row_view &v) {
-    int part = ((int)blockDim.x - 1 - (int)threadIdx.x) / 32, lane = (int)threadIdx.x % 32;
-    const cached_write &w = part ? a.value_write : a.key_write;
-    if (part > 1 || !w.done) return;
+/* Of a key head the row's own key, or its value, to its page, by a warp: the bytes of write_vector (cache.cu). */
+__device__ static inline void write_own(const attend_problem &a, const cached_write &w,
+                                        const row_view &v) {
+    int lane = (int)threadIdx.x % 32;
     int token = v.own % WEFT_PAGE_TOKENS;
     char *page = w.c.data + v.table[v.own / WEFT_PAGE_TOKENS % a.places.pages] * w.c.page_bytes;
     char *to = token_at(w.c, page, v.g, token);
@@ -271,6 +280,17 @@ __device__ static inline void write_row(const attend_problem &a, const row_view 
     float number = sum_squares(from, w.c.width);
     if (w.extra.data) number += fresh_extra(w, v, v.own);
     if (lane == 0) *number_at(w.c, page, v.g, token) = number;
+}
+
+/* Those of the block's key heads, the last warp first. */
+__device__ static inline void write_row(const attend_problem &a, row_view v) {
+    int first = (int)blockIdx.x * a.own_heads;
+    for (int i = ((int)blockDim.x - 1 - (int)threadIdx.x) / 32; i < 2 * a.own_heads;
+         i += (int)blockDim.x / 32) {
+        const cached_write &w = i % 2 ? a.value_write : a.key_write;
+        v.g = first + i / 2;
+        if (w.done && v.g < a.keys.heads) write_own(a, w, v);
+    }
 }
 
 #ifndef USE_MMA_SYNC

@@ -6,7 +6,8 @@
  * Keys and values of this run may not be in the pages yet: they are copied from where the products left
  * them then, and the first block of a row writes the row's own.
  * Where rows and key heads are many blocks may be small, whose warps have one tile each: what the others ask for is
- * on its way while one multiplies.
+ * on its way while one multiplies. A small block may have several key heads of a row, each warps of its own: a block's
+ * beginning and end take as long as many tiles, and it has more of these between them then.
  * Values that are the keys are copied once. Each leaf's result goes to memory by itself, so that it
  * changes nothing which warp has which.
  *
@@ -201,31 +202,39 @@ __device__ static inline void keep_leaf(const attend_problem &a, const row_view 
     }
 }
 
-/* Queries, as the instruction has them; zeros behind them. */
+/* Queries of the block's key heads, as the instruction has them; zeros behind them. */
 template <bool TOGETHER>
 __device__ static inline void load_queries(const attend_problem &a, const tensor_memory &m,
-                                           const row_view &v) {
+                                           row_view v) {
     const bf16 *q = (const bf16 *)a.q.data;
-    int heads = tensor_heads(a), steps = tensor_steps(a);
+    int each = queries_step(a), steps = tensor_steps(a);
+    uint4 *to = m.q - own_head(a) * each;
     auto load = [&](int h, int column) {
         tile_row row = find_row<TOGETHER>(a, v, h);
         const bf16 *from = q + row.r * a.q_columns + (int64_t)row.head * a.dqk + column;
-        return row.there && column < a.dqk ? *(const uint2 *)from : make_uint2(0, 0);
+        bool there = row.there && v.g < a.keys.heads && column < a.dqk;
+        return there ? *(const uint2 *)from : make_uint2(0, 0);
     };
-    for (int e = (int)threadIdx.x; e < heads * steps * 2; e += (int)blockDim.x) {
-        int lane = e % 32, step = e / 32 % steps, h = e / 32 / steps * TENSOR_ROWS + lane / 4;
+    for (int e = (int)threadIdx.x; e < a.own_heads * each; e += (int)blockDim.x) {
+        int own = e / each, lane = e % 32, step = (e - own * each) / 32 % steps;
+        int h = (e - own * each) / 32 / steps * TENSOR_ROWS + lane / 4;
         int column = step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
+        v.g = (int)blockIdx.x * a.own_heads + own;
         uint2 high = load(h, column), low = load(h + 8, column);
-        m.q[e] = make_uint4(high.x, low.x, high.y, low.y);
+        to[e] = make_uint4(high.x, low.x, high.y, low.y);
     }
 }
 
 template <bool TOGETHER>
 __device__ static inline void find_factors(const attend_problem &a, const tensor_memory &m,
-                                           const row_view &v) {
-    for (int h = (int)threadIdx.x; h < tensor_heads(a); h += (int)blockDim.x)
-        m.factors[h] =
-            factors_of(a, find_row<TOGETHER>(a, v, TOGETHER ? h : min(h, a.group - 1)).head);
+                                           row_view v) {
+    int heads = tensor_heads(a);
+    head_factors *to = m.factors - own_head(a) * heads;
+    for (int e = (int)threadIdx.x; e < a.own_heads * heads; e += (int)blockDim.x) {
+        int h = e % heads;
+        v.g = min((int)blockIdx.x * a.own_heads + e / heads, a.keys.heads - 1);
+        to[e] = factors_of(a, find_row<TOGETHER>(a, v, TOGETHER ? h : min(h, a.group - 1)).head);
+    }
 }
 
 /* Adds the i-th tile of a warp, `use`, of a tile of heads and of columns from `from` on, and asks for the next one. */
@@ -376,7 +385,8 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     int warp = (int)threadIdx.x / 32, r = WAY == SHARED_ROWS ? find_block_row(a) : (int)blockIdx.y;
     int slot = a.places.slot[r], position = a.places.position[r], own = slot < 0 ? -1 : position;
     const int32_t *table = a.places.table + (int64_t)slot * a.places.pages;
-    row_view v = {r, (int)blockIdx.x, own, 0, table, 1, a.splits, 0};
+    int first = (int)blockIdx.x * a.own_heads;
+    row_view v = {r, first + own_head(a), own, 0, table, 1, a.splits, 0};
     if (slot >= 0) v.seen = first_seen(a, r, v.own);
     if (WAY == SHARED_ROWS) {
         v.rows = count_rows(a, r);
@@ -390,12 +400,13 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
     bool joins = slot < 0 && blockIdx.z == 0;
     if ((int)blockIdx.z < sharing) {
         tensor_memory m = cut_tensor_memory(a, tensor_shared);
-        tile_walk use = {(WAY == QUARTERED ? 0 : warp * v.splits) + (int)blockIdx.z};
-        if (warp < a.warps) use.enter(a, v);
+        tile_walk use = {(WAY == QUARTERED ? 0 : warp % a.head_warps * v.splits) + (int)blockIdx.z};
+        bool has_leaves = warp < a.warps && v.g < a.keys.heads;
+        if (has_leaves) use.enter(a, v);
         tile_walk ask = use;
         bool made = a.scale || a.beta; /* perhaps by the kernel ahead */
         if (!made) find_factors<WAY == SHARED_ROWS>(a, m, v);
-        if (warp < a.warps)
+        if (has_leaves)
             begin_tiles(a, m, ask, v);
         else
             wait_for_primary();
@@ -409,11 +420,11 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
             go_through_leaves<UNITS, 2, PLAIN, true>(a, m, v, use, ask);
         else
             go_through_leaves<UNITS, HALVES, PLAIN, false>(a, m, v, use, ask);
-        joins = a.joins && ends_last(a, r, v.g, sharing);
+        joins = a.joins && ends_last(a, r, first, sharing);
     } else {
         wait_for_primary();
     }
-    if (a.joins && joins) join_group(a, r, v.g, v.rows);
+    if (a.joins && joins) join_group(a, r, first, v.rows);
     if (blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x > 0) return;
     if (a.key_write.done) *a.key_write.done = 0;
     if (a.value_write.done) *a.value_write.done = 0;
@@ -436,12 +447,14 @@ static inline int64_t count_resident(const attend_problem &a) {
  * it returns, in tiles. Blocks that there is room for at the same time take as long as one; all multiprocessors
  * have two where there are leaves enough. */
 static inline int64_t choose_splits(const attend_problem &a, int64_t rows, int *best) {
-    int64_t units = (int64_t)a.blocks * a.units, pairs = rows * a.keys.heads, least = INT64_MAX;
+    int64_t units = (int64_t)a.blocks * a.units, least = INT64_MAX;
+    int64_t pairs = rows * ceil_div(a.keys.heads, a.own_heads);
     int64_t room = count_resident(a) * multiprocessors(), tiles = a.leaf / TENSOR_KEYS;
     int64_t first = max_i64(1, min_i64(units, 2 * multiprocessors() / pairs));
     for (int64_t splits = first; splits <= units; splits++) {
         int64_t own = ceil_div(units, splits); /* of a block; and a warp's tiles */
-        int64_t each = a.quarters ? ceil_div(own * tiles, a.warps) : ceil_div(own, a.warps) * tiles;
+        int64_t each =
+            a.quarters ? ceil_div(own * tiles, a.warps) : ceil_div(own, a.head_warps) * tiles;
         int64_t cost = ceil_div(pairs * splits, room) * (each + ENDS_COST);
         if (cost < least) least = cost, *best = (int)splits;
     }
@@ -455,14 +468,21 @@ static inline void share_out_leaves(attend_problem *a) {
     bool alone = rows <= TENSOR_APART || a->group > TENSOR_ROWS / 2;
     a->together = alone ? 1 : TENSOR_ROWS / a->group;
     a->all_warps = TENSOR_WARPS;
-    int64_t cost = choose_splits(*a, rows, &a->splits);
-    if (alone && !a->quarters) {
-        attend_problem small = *a;
+    int64_t least = choose_splits(*a, rows, &a->splits) * 9 / 10;
+    attend_problem large = *a;
+    for (int heads = 1; rows <= SMALL_ROWS && !a->quarters && heads <= SMALL_WARPS; heads *= 2) {
+        attend_problem small = large;
         small.stages = 1;
-        small.all_warps = small.warps = SMALL_WARPS;
-        while (small.warps > 1 && count_resident(small) < SMALL_BLOCKS)
-            small.warps--;
-        if (10 * choose_splits(small, rows, &small.splits) < 9 * cost) *a = small;
+        small.all_warps = SMALL_WARPS;
+        small.own_heads = heads;
+        small.head_warps = SMALL_WARPS / heads;
+        for (; small.head_warps > 0; small.head_warps--) {
+            small.warps = heads * small.head_warps;
+            if (count_resident(small) >= SMALL_BLOCKS) break;
+        }
+        if (small.head_warps == 0) small.head_warps = 1;
+        int64_t cost = choose_splits(small, rows, &small.splits);
+        if (cost < least) least = cost, *a = small;
     }
     a->apart = a->splits;
     if (!alone) {
@@ -471,7 +491,8 @@ static inline void share_out_leaves(attend_problem *a) {
     }
     int64_t each = ceil_div((int64_t)a->blocks * a->units, a->splits);
     if (a->quarters) return;
-    a->warps = (int)ceil_div(each, ceil_div(each, a->warps));
+    a->head_warps = (int)ceil_div(each, ceil_div(each, a->head_warps));
+    a->warps = a->own_heads * a->head_warps;
     a->all_warps = max(a->warps, (int)SMALL_WARPS);
 }
 
@@ -497,6 +518,7 @@ static inline void choose_stages(attend_problem *a, bool quarters) {
     int64_t stages = TENSOR_ROOM / (TENSOR_STAGES * (int64_t)stage_bytes(*a));
     a->quarters = quarters;
     a->stages = quarters ? 1 : TENSOR_STAGES;
-    a->warps = quarters ? QUARTERS : (int)max_i64(1, min_i64(TENSOR_WARPS, stages));
+    a->own_heads = 1;
+    a->head_warps = a->warps = quarters ? QUARTERS : (int)max_i64(1, min_i64(TENSOR_WARPS, stages));
     if (quarters && !fits_block(*a)) choose_stages(a, false);
 }

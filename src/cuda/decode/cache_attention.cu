@@ -400,7 +400,8 @@ static int64_t cache_attention_workspace(const weft_node *n, int) {
 /* `early`: behind the kernel of another node, and not behind rows of this one, whose workspace it takes. */
 static void launch_kernel(const weft_exec *x, const attend_problem &a, bool early,
                           void (*kernel)(const attend_problem), int64_t bytes) {
-    dim3 grid((unsigned)a.keys.heads, (unsigned)a.places.rows, (unsigned)a.splits);
+    dim3 grid((unsigned)ceil_div(a.keys.heads, a.own_heads), (unsigned)a.places.rows,
+              (unsigned)a.splits);
     /* Never less than a launch that a graph keeps asked for. */
     cudaFuncAttributes of = {};
     if (cudaFuncGetAttributes(&of, kernel) != cudaSuccess || of.maxDynamicSharedSizeBytes < bytes)
