@@ -443,6 +443,11 @@ static inline int64_t count_resident(const attend_problem &a) {
     return max_i64(1, min_i64(most, room / (tensor_bytes(a) + JOIN_BYTES + driver)));
 }
 
+static inline int probe(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
 /* Finds how many blocks each of so many rows and key heads has: those that take the least time, by an estimate that
  * it returns, in tiles. Blocks that there is room for at the same time take as long as one; all multiprocessors
  * have two where there are leaves enough. */
@@ -455,7 +460,7 @@ static inline int64_t choose_splits(const attend_problem &a, int64_t rows, int *
         int64_t own = ceil_div(units, splits); /* of a block; and a warp's tiles */
         int64_t each =
             a.quarters ? ceil_div(own * tiles, a.warps) : ceil_div(own, a.head_warps) * tiles;
-        int64_t cost = ceil_div(pairs * splits, room) * (each + ENDS_COST);
+        int64_t cost = ceil_div(pairs * splits, room) * (each + probe("WEFT_A_ENDS", ENDS_COST));
         if (cost < least) least = cost, *best = (int)splits;
     }
     return least;
@@ -471,6 +476,7 @@ static inline void share_out_leaves(attend_problem *a) {
     int64_t least = choose_splits(*a, rows, &a->splits) * 9 / 10;
     attend_problem large = *a;
     for (int heads = 1; rows <= SMALL_ROWS && !a->quarters && heads <= SMALL_WARPS; heads *= 2) {
+        if (probe("WEFT_A_HEADS", heads) != heads) continue;
         attend_problem small = large;
         small.stages = 1;
         small.all_warps = SMALL_WARPS;
