@@ -41,8 +41,9 @@ static weft_status add_vocab(weft_tokenizer *t, const json_t *vocab) {
         int64_t n = token_bytes(t, key, length, bytes);
         unsigned byte;
         int end = 0;
+        /* "<0x-1>" has a number too, which is no byte's. */
         if (t->characters && length == 6 && sscanf(key, "<0x%2X>%n", &byte, &end) == 1 &&
-            end == 6) {
+            end == 6 && byte < 256) {
             t->byte_token[byte] = (int32_t)json_integer_value(value);
             bytes[0] = (char)byte;
             WEFT_TRY(weft_tokenizer_add_token(t, json_integer_value(value), bytes, 1, false));

@@ -229,6 +229,21 @@ TEST(test_pieces_equal_kept_reference) {
     weft_tokenizer_close(t);
 }
 
+/* Its number would be that of a byte far outside the list of them. */
+TEST(test_a_piece_that_is_nearly_a_byte_is_text) {
+    json_t *root = json_load_file(PIECES, 0, NULL);
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    int32_t id = (int32_t)json_object_size(vocab), bytes;
+    json_object_set_new(vocab, "<0x-1>", json_integer(id));
+    assert_int_equal(json_dump_file(root, scratch_path("nearly.json"), 0), 0);
+    json_decref(root);
+    weft_tokenizer *t = open_tokenizer(scratch_path("nearly.json"));
+    const char *text = weft_tokenizer_token(t, id, &bytes);
+    assert_int_equal(bytes, 6);
+    assert_memory_equal(text, "<0x-1>", 6);
+    weft_tokenizer_close(t);
+}
+
 /* The same pieces as Unigram, with scores of tests/reference/make_tokenizer_vectors.py: as Llama's converter writes it,
  * split before spaces, and with a token for unknown characters in place of bytes. */
 TEST(test_unigram_equals_kept_reference) {
