@@ -338,8 +338,9 @@ static weft_status check_tensor(const layout *l, int64_t i) {
 /* The header as text, padded with spaces so that the data begin on a multiple of 8. */
 static weft_status make_header(layout *l, const char *const *metadata) {
     WEFT_AUTO_DECREF json_t *root = json_object();
-    json_t *own = metadata && metadata[0] ? json_object() : NULL;
-    bool ok = root != NULL;
+    bool has_own = metadata && metadata[0];
+    json_t *own = has_own ? json_object() : NULL;
+    bool ok = root && (own || !has_own);
     for (; own && metadata[0] && metadata[1]; metadata += 2)
         ok = ok && json_object_set_new(own, metadata[0], json_string(metadata[1])) == 0;
     if (own) ok = json_object_set_new(root, "__metadata__", own) == 0 && ok;

@@ -117,6 +117,35 @@ TEST(test_what_is_written_is_read) {
     weft_safetensors_close(file);
 }
 
+static int until_failure; /* allocations for JSON that still succeed; below 0: all do */
+
+static void *allocate(size_t bytes) {
+    return until_failure-- == 0 ? NULL : malloc(bytes);
+}
+
+/* A file that jansson spoiled when it could not have memory is no matter here: nobody can open it. */
+TEST(test_no_file_is_without_its_metadata) {
+    char path[512];
+    int refused = 0, failures = 0;
+    snprintf(path, sizeof path, "%s", path_of("short of memory"));
+    json_set_alloc_funcs(allocate, free);
+    for (bool failed = true; failed; failures++) {
+        until_failure = failures;
+        weft_status status = weft_safetensors_write(path, NULL, 0, metadata, NULL);
+        failed = until_failure < 0;
+        until_failure = -1;
+        weft_safetensors *file;
+        refused += status != WEFT_OK;
+        if (status != WEFT_OK || weft_safetensors_open(path, &file) != WEFT_OK) continue;
+        const char *by = weft_safetensors_metadata(file, "made by");
+        if (!by) fail_msg("without memory %d it was written without them", failures);
+        assert_string_equal(by, "a test");
+        weft_safetensors_close(file);
+    }
+    json_set_alloc_funcs(malloc, free);
+    assert_true(refused > 4);
+}
+
 TEST(test_equal_tensors_are_equal_files) {
     weft_safetensor reversed[SAMPLES];
     for (int i = 0; i < SAMPLES; i++)
