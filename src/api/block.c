@@ -40,7 +40,8 @@ static weft_status own_gradients(weft_block *b) {
     if (b->graph->n_forward < 0) return WEFT_OK;
     for (int which = WEFT_BLOCK_INPUTS; which <= WEFT_BLOCK_WEIGHTS; which++) {
         const weft_api_list *list = &b->lists->list[which];
-        for (weft_api_entry *e = list->entries; e < list->entries + list->n; e++) {
+        for (int i = 0; i < list->n; i++) {
+            weft_api_entry *e = &list->entries[i];
             if (!e->wants_grad) continue;
             weft_tensor *grad = e->tensor->grad, *root = grad ? weft_tensor_root(grad) : NULL;
             bool made_here = root && root->role == WEFT_ROLE_TEMP &&

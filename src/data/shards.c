@@ -173,7 +173,8 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
 void weft_shards_close(weft_shards *s) {
     if (!s) return;
     for (shard_list *list = s->splits; list < s->splits + 2; list++) {
-        for (shard *one = list->all; one < list->all + list->count; one++) {
+        for (int64_t i = 0; i < list->count; i++) {
+            shard *one = &list->all[i];
             if (one->map) munmap((void *)(uintptr_t)one->map, (size_t)one->bytes);
             free(one->path);
         }
