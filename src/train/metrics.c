@@ -163,6 +163,9 @@ weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
 
 void weft_metrics_withdraw(weft_metrics *m) {
     struct stat is;
+    char config[WEFT_PATH_MAX];
+    /* One that a run left before its first line is known as weft's by the file that would go. */
+    if (weft_path(config, "%s/config", m->run) != WEFT_OK || lstat(config, &is) == 0) return;
     if (fstat(fileno(m->file), &is) == 0 && is.st_size == 0) unlink(m->path);
 }
 

@@ -22,7 +22,7 @@ typedef struct {
 
 /* Holds the run's folder until the close: fails where another process trains into it. */
 weft_status weft_metrics_hold(const char *run, weft_metrics **out);
-/* Before the close, where no run comes of it: takes its file away, if there is no line in it. */
+/* Before the close, where no run comes of it: takes its file away, unless it has a line or a config beside it. */
 void weft_metrics_withdraw(weft_metrics *m);
 /* The step and losses of the last whole line of RUN/metrics.jsonl, which may still be written; 0 and NaN where there is
  * none. */

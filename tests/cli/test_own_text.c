@@ -174,6 +174,11 @@ TEST(test_what_is_wrong_is_said) {
     FAILS(2, SAYS("tiny.txt", "too little"), "train", "--text", tiny, "--out", scratch_path("t"));
     /* and what was refused is no run that waits */
     FAILS(2, SAYS("no run"), "runs", scratch_path("t"));
+    /* unless one was there, which a kill left before its first line: that stays, and takes a text again */
+    shell_succeeds("cd '%s' && : > metrics.jsonl && : > config", scratch_path("t"));
+    for (int i = 0; i < 2; i++)
+        FAILS(2, SAYS("tiny.txt", "too little"), "train", "--text", tiny, "--out",
+              scratch_path("t"));
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)
