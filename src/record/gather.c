@@ -104,12 +104,13 @@ static void take_line(void *context, const json_t *line) {
 static weft_status insert_run(gathering *g, int64_t id, int64_t variant, const json_t *run,
                               double seconds) {
     const char *status = json_string_value(json_object_get(run, "status"));
+    const char *name = json_string_value(json_object_get(run, "name"));
+    if (!status || !name) return no_memory();
     bool done = strcmp(status, "done") == 0;
     if (strcmp(status, "stopped") == 0 || strcmp(status, "ended") == 0)
         status = "waiting"; /* to be gone on with */
     char folder[FOLDER_ROOM];
     /* As a study names its runs' folders: in runs/, and without a folder of their own. */
-    const char *name = json_string_value(json_object_get(run, "name"));
     snprintf(folder, FOLDER_ROOM, "runs/%s%.140s", *name == '.' ? "_" : "", name);
     for (char *at = folder + 5; *at; at++)
         if (*at == '/') *at = '_';
