@@ -266,6 +266,38 @@ TEST(test_all_documentation_is_found_by_section_and_name) {
     free(text);
 }
 
+/* A text is made again from its manifest: in the versions that it names, though there is a later one, and with its
+ * options. Another text is an error, and so is what is no manifest. */
+TEST(test_a_text_is_made_again_by_its_manifest) {
+    if (system("command -v dpkg-deb >/dev/null 2>&1") != 0) {
+        printf("dpkg-deb is not on this machine\n");
+        skip();
+    }
+    const char *earlier = scratch_path("earlier"), *cache = scratch_path("versions");
+    shell_succeeds(
+        "cd '%s' && mkdir versions && cp -r tree/one-doc later && "
+        "rm later/usr/share/doc/one/html/page0* && sed -i s/1.2-3/2.0/ later/DEBIAN/control && "
+        "dpkg-deb --root-owner-group -b tree/one-doc versions/one-doc_1.2-3_all.deb && "
+        "dpkg-deb --root-owner-group -b later versions/one-doc_2.0_all.deb",
+        scratch_path("."));
+    shell_succeeds("%s scripts/corpus --out '%s' --val-share 0.1 --seed 3 "
+                   "'%s/one-doc_1.2-3_all.deb' 2>/dev/null",
+                   python(), earlier, cache);
+    shell_succeeds(
+        "%s scripts/corpus --like '%s/manifest.json' --cache '%s' --out '%s' 2>/dev/null", python(),
+        earlier, cache, scratch_path("like"));
+    file_expect_equal(scratch_path("earlier/manifest.json"), scratch_path("like/manifest.json"));
+    shell_succeeds("sed -i s/1.2-3/2.0/ '%s/manifest.json' && ! %s scripts/corpus --like "
+                   "'%s/manifest.json' --cache '%s' "
+                   "--out '%s' 2>'%s' && grep -q 'the text differs' '%s'",
+                   earlier, python(), earlier, cache, scratch_path("unlike"), scratch_path("said"),
+                   scratch_path("said"));
+    shell_succeeds("echo '{}' >'%s' && ! %s scripts/corpus --like '%s' --out '%s' 2>'%s' && grep "
+                   "-q 'no manifest' '%s'",
+                   scratch_path("none.json"), python(), scratch_path("none.json"),
+                   scratch_path("unlike"), scratch_path("said"), scratch_path("said"));
+}
+
 TEST(test_the_same_packages_make_the_same_bytes) {
     make_corpus(scratch_path("again"), "--val-share 0");
     make_corpus(scratch_path("other"), "--val-share 0 --seed 2");
