@@ -302,24 +302,31 @@ static weft_status fold_maps(const folding *f) {
     return weft_graph_status(f->graph);
 }
 
-/* y + gathered: the gathering adds. And x + (y + gathered), the sum of which a norm takes its rows: the product
- * that makes y adds x, so that the gathering makes the residual stream. */
+/* What is gathered and then has another type: the gathering makes that. y + gathered: the gathering adds. And x + (y + z),
+ * the sum of which a norm takes its rows, where what makes z adds already: the product that makes y adds x, so that what
+ * makes z makes the residual stream. */
 static void fold_gathers(const folding *f) {
     for (int64_t i = 0; i < weft_graph_node_count(f->graph); i++) {
         const weft_node *n = weft_graph_node(f->graph, i);
-        bool adds = n->op->id == WEFT_OP_add,
+        bool casts = n->op->id == WEFT_OP_cast, adds = n->op->id == WEFT_OP_add,
              sums = n->op->id == WEFT_OP_norm && n->in[WEFT_NORM_R];
-        if (!adds && !sums) continue;
-        weft_tensor *x = n->in[0];
-        weft_node *gather = find_maker(f, n->in[adds ? 1 : WEFT_NORM_R], WEFT_OP_cache_gather);
-        if (!gather || !weft_rewrite_is_made_before(x, gather) ||
-            weft_tensor_count(x) != weft_tensor_count(gather->out[0]))
+        if (!casts && !adds && !sums) continue;
+        weft_tensor *x = n->in[0], *z = n->in[casts ? 0 : adds ? 1 : WEFT_NORM_R];
+        weft_node *last = find_maker(f, z, WEFT_OP_cache_gather);
+        weft_node *later = sums ? find_maker(f, z, WEFT_OP_matmul) : NULL;
+        if (casts && last) {
+            take_result(last, n->out);
+            n->in[0] = NULL; /* it is dropped, and counts as no reader until then */
+        }
+        if (later && can_join(later)) last = later;
+        if (casts || !last || !weft_rewrite_is_made_before(x, last) ||
+            weft_tensor_count(x) != weft_tensor_count(last->out[0]))
             continue;
-        weft_tensor **added = &gather->in[WEFT_CACHE_ADDEND];
+        weft_tensor **added = &last->in[last == later ? WEFT_MATMUL_ADDEND : WEFT_CACHE_ADDEND];
         if (adds && !*added && ((const weft_alpha_attr *)n->attr)->alpha == 1) {
             *added = x;
-            take_result(gather, n->out);
-            n->in[0] = n->in[1] = NULL; /* it is dropped, and counts as no reader until then */
+            take_result(last, n->out);
+            n->in[0] = n->in[1] = NULL;
         }
         weft_node *product =
             sums && *added && n->out[WEFT_NORM_S] ? find_maker(f, *added, WEFT_OP_matmul) : NULL;
@@ -327,8 +334,8 @@ static void fold_gathers(const folding *f) {
             !weft_rewrite_is_made_before(x, product) || x->dtype != product->out[0]->dtype)
             continue;
         product->in[WEFT_MATMUL_ADDEND] = x;
-        take_result(gather, &n->out[WEFT_NORM_S]);
-        n->in[WEFT_NORM_X] = gather->out[0];
+        take_result(last, &n->out[WEFT_NORM_S]);
+        n->in[WEFT_NORM_X] = last->out[0];
         n->in[WEFT_NORM_R] = NULL;
     }
 }

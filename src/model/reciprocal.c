@@ -33,6 +33,7 @@ typedef struct {
     weft_tensor *cross;    /* [F, R]; NULL: cross-token is off, or its share is in h */
     weft_tensor *before;   /* [R, F]: cross is cross · before; NULL: as it is */
     weft_tensor *gathered; /* [B, T, R], what cross reads; NULL: gathered behind the maps */
+    bool waits;            /* it is this token's alone as yet */
 } hidden_sum;
 
 static mixing make_weight(builder *b, const char *name, double value) {
@@ -173,15 +174,23 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
     if (b->attend->joined) send_latent(b, h, &m, sum->latent_weight);
 }
 
+/* In the model's own type, as products on tensor cores take it: a cache's sums are wider. */
+static void gather_hidden(builder *b, hidden_sum *sum) {
+    if (b->attend->route) b->attend->route(b);
+    b->attend->gather(b, &sum->gathered, NULL);
+    if (sum->gathered && sum->gathered->dtype != b->dtype)
+        sum->gathered = weft_cast(b->g, sum->gathered, b->dtype);
+}
+
 /* Adds what comes from the tokens before. */
 static void cross_tokens(builder *b, hidden_sum *sum) {
     const weft_config *c = b->c;
     int64_t rank = c->cross_rank ? c->cross_rank : b->ffn;
-    bool cheap = cheap_form_pays(b, map_rows(b), rank);
+    bool joined = b->attend->joined;
+    bool cheap = joined ? map_rows(b) < b->ffn : cheap_form_pays(b, map_rows(b), rank);
     /* Whether tokens are gathered behind the maps M that read h, as M W_c h'. Where products of weights are
      * formed once, what travels between tokens decides, since it is what a cache holds. */
-    bool behind =
-        b->attend->joined ? rank >= map_rows(b) : cheap && !c->cross_rank && !gathers_once(b);
+    bool behind = joined ? rank >= map_rows(b) : cheap && !c->cross_rank && !gathers_once(b);
     weft_tensor *down = NULL;
     if (c->cross_rank) {
         down = weight(b, "ffn.cross_down.weight", rank, b->ffn);
@@ -196,8 +205,8 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
         return;
     }
     sum->gathered = down ? read_hidden(b, sum, down, NULL) : sum->h;
-    if (b->attend->route) b->attend->route(b);
-    b->attend->gather(b, &sum->gathered, NULL);
+    sum->waits = joined && cheap && b->dtype == WEFT_BF16;
+    if (!sum->waits) gather_hidden(b, sum);
     if (cheap) return;
     weft_tensor *added = weft_linear(b->g, sum->gathered, sum->cross, NULL, WEFT_ACT_NONE);
     sum->h = add_weighed(b, sum->h, added, sum->cross_weight);
@@ -218,6 +227,14 @@ static weft_tensor *read_crossed(builder *b, const hidden_sum *sum, weft_tensor 
     weft_tensor *y = sum->gathered ? weft_linear(b->g, sum->gathered, joined, NULL, WEFT_ACT_NONE)
                                    : read_hidden(b, sum, joined, NULL);
     return learned && b->attend->joined ? scale_learned(b, y, learned) : y;
+}
+
+/* Of the gate's map, where there is one, and of the output's. */
+static void read_both_crossed(builder *b, const hidden_sum *sum, weft_tensor *heads,
+                              weft_tensor *gate, weft_tensor *out, weft_tensor **to_gate,
+                              weft_tensor **to_out) {
+    if (gate) *to_gate = read_crossed(b, sum, heads, gate);
+    *to_out = read_crossed(b, sum, NULL, out);
 }
 
 /* M h'' + bias; `added` is what came from other tokens, `made` M h' + bias where that is there already.
@@ -247,26 +264,28 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     }
     /* Means over tokens leave a map as it is, so both of the gate's maps are one where that is smaller. */
     weft_tensor *both = b->attend->joined && gate_columns(c, true) < c->gate_dim ? w_heads : NULL;
-    if (sum.cross) {
-        if (w_gate) to_gate = read_crossed(b, &sum, both, w_gate);
-        to_out = read_crossed(b, &sum, NULL, w_out);
-    }
+    weft_tensor *own_gate = w_gate;
     if (both) {
         w_gate = b->attend->joined(b, (weft_tensor *[]){both, w_gate}, 2, 1);
         w_heads = NULL;
         open_now = open;
     }
-    if (sum.cross) {
-        /* In generation with bf16 what is gathered has another type, and no product adds it: then all products
-         * that read h' stand beside each other, and a backend can make them at once. */
-        if (b->attend->joined && b->dtype == WEFT_BF16) {
-            if (w_gate) gate = read_hidden(b, &sum, w_gate, open_now);
-            out = read_hidden(b, &sum, w_out, bias);
-        }
+    if (sum.cross && !sum.waits)
+        read_both_crossed(b, &sum, both, own_gate, w_out, &to_gate, &to_out);
+    /* In generation with bf16 a cache's sums have another type, and no product adds to them: then all products that
+     * read h' stand beside each other, and a backend can make them at once. */
+    if (sum.cross && b->attend->joined && b->dtype == WEFT_BF16) {
+        if (w_gate) gate = read_hidden(b, &sum, w_gate, open_now);
+        out = read_hidden(b, &sum, w_out, bias);
+    }
+    if (sum.waits) {
+        gather_hidden(b, &sum);
+        read_both_crossed(b, &sum, both, own_gate, w_out, &to_gate, &to_out);
+    } else if (sum.cross && !sum.gathered) {
         /* What the two maps made is gathered in place; the last layer's gates apart, for nobody reads them. */
         bool together = to_gate && !last;
-        if (!sum.gathered && to_gate && last) b->attend->gather(b, &to_gate, NULL);
-        if (!sum.gathered) b->attend->gather(b, &to_out, together ? &to_gate : NULL);
+        if (to_gate && last) b->attend->gather(b, &to_gate, NULL);
+        b->attend->gather(b, &to_out, together ? &to_gate : NULL);
     }
     if (w_gate) gate = apply_map(b, &sum, w_gate, open_now, to_gate, gate);
     /* The next layer's gates, before the sigmoid; w_heads NULL: the context has them already. */

@@ -223,6 +223,7 @@ static const struct {
     {0, 2, {"w2", {"ATTENTION=w2", "KV_HEADS=1"}}},
     {1, 2, {"gate", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}},
     {2, 2, {"cross", {"ATTENTION=dot"}}},
+    {2, 1, {"cross of low rank", {"ATTENTION=dot", "RA_MLA_MLP_CROSS_RANK=16"}}},
     {3, 5, {"all three", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32"}}},
     {3, 5, {"rms", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=32", "RA_MLA_MLP_SPARSE_MODE=rms"}}},
 };
