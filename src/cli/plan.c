@@ -6,6 +6,7 @@
 #include "cuda/choice.h"
 #include "device/device.h"
 #include "model/account.h"
+#include "model/cached.h"
 #include "ops/list.h"
 
 const char weft_help_plan[] =
@@ -78,6 +79,16 @@ static void print_table(const weft_account *a) {
     printf("  per layer         %14s bytes\n", weft_count_text(a->cache_bytes_layer));
     if (a->cache_bytes_sequence > 0)
         printf("  and per sequence  %14s bytes\n", weft_count_text(a->cache_bytes_sequence));
+}
+
+/* What the cross-token path's numbers for each token come to with a matrix of low rank, where they are fewer. */
+static void print_rank(const weft_config *c, const weft_account *a) {
+    weft_config low = *c;
+    low.cross_rank = 64;
+    int64_t bytes = weft_cached_token_bytes(&low, weft_config_dtype(c));
+    if (c->cross_token && !c->cross_rank && bytes < a->cache_bytes_token)
+        printf("  of rank 64        %14s bytes, by RA_MLA_MLP_CROSS_RANK=64\n",
+               weft_count_text(bytes));
 }
 
 /* Which kernels the GPU runs: one row for layers that follow each other and get the same. */
@@ -274,6 +285,7 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
         weft_args_print(object, 0);
     } else {
         print_table(&a);
+        print_rank(&c, &a);
         printf("on %-16s %14.1f MiB with the held-out pass and sums over micro-batches\n",
                backend->name, mib(fit.needed));
         if (fit.there == 0 && strcmp(backend->name, "cuda") == 0)

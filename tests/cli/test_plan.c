@@ -54,6 +54,23 @@ TEST(test_json_has_the_promised_keys) {
 }
 
 /* Which kernels a GPU would run: said without one, and in a build without CUDA. */
+/* The cross-token path of full rank is named beside what it takes with a low one, and not where that is no less. */
+TEST(test_a_smaller_cache_is_named) {
+    const char *const cross[] = {"RA_MLA_MLP_CROSS_TOKEN=y", "RA_MLA_MLP_CROSS_TOKEN=n",
+                                 "RA_MLA_MLP_CROSS_TOKEN=y N_EMBD=48 N_HEAD=4"};
+    for (int i = 0; i < 3; i++) {
+        const char *config = scratch_path("cross.config");
+        config_write(
+            config,
+            format_text("ATTENTION=mla N_LAYER=2 N_EMBD=256 N_HEAD=4 RA_MLA_LATENT_DIM=32 %s",
+                        cross[i]));
+        WEFT_AUTO_FREE char *table = OUTPUT("plan", "--config", config, "--device", "cpu");
+        /* two latents of 32 and 256 numbers of h behind the maps, or 64, of 4 bytes in 2 layers */
+        assert_true(!strstr(table, "2,560 bytes\n") == (i > 0));
+        assert_true(!strstr(table, "1,024 bytes, by RA_MLA_MLP_CROSS_RANK=64\n") == (i > 0));
+    }
+}
+
 TEST(test_kernels_of_the_gpu) {
     char *table;
     command_succeeds(RUN("plan", SMALL, "--device", "cuda", "-o", "DTYPE=bf16"), &table);
