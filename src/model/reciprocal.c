@@ -185,9 +185,9 @@ static void gather_hidden(builder *b, hidden_sum *sum) {
 /* Adds what comes from the tokens before. */
 static void cross_tokens(builder *b, hidden_sum *sum) {
     const weft_config *c = b->c;
-    int64_t rank = c->cross_rank ? c->cross_rank : b->ffn;
+    int64_t hidden = b->ffn, rank = c->cross_rank ? c->cross_rank : hidden;
     bool joined = b->attend->joined;
-    bool cheap = joined ? map_rows(b) < b->ffn : cheap_form_pays(b, map_rows(b), rank);
+    bool cheap = joined ? map_rows(b) < hidden : cheap_form_pays(b, map_rows(b), rank);
     /* Whether tokens are gathered behind the maps M that read h, as M W_c h'. Where products of weights are
      * formed once, what travels between tokens decides, since it is what a cache holds. */
     bool behind = joined ? rank >= map_rows(b) : cheap && !c->cross_rank && !gathers_once(b);

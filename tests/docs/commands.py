@@ -40,7 +40,7 @@ NOT_RUN = [
     ("docs/results/performance.md", r"weft bench train|taskset ", "takes minutes; cli/test_bench runs its smallest forms"),
     ("docs/results/performance.md", r"export ", "is for an x86-64 processor"),
     ("docs/results/(gpt2-real|real-text).md", r"scripts/evidence", "needs its text, and minutes or hours; supervise/test_evidence runs its smallest form"),
-    ("docs/results/questions.md", r"scripts/(evidence|questions|paper)", "needs the corpus and hours; supervise/test_evidence and report/test_questions run it in small"),
+    ("docs/results/questions.md", r"scripts/(corpus|evidence|questions|paper)", "needs the corpus and hours; supervise/test_evidence and report/test_questions run it in small"),
     ("docs/results/small-runs.md", r"weft runs runs/", "needs a study of hours"),
 ]
 PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|docs/results/\S+|mkdir|b2sum|taskset|curl|docker|git|cp|export|hf|sudo)( |$)|for .*; do$"
