@@ -180,7 +180,10 @@ TEST(test_logits_are_f32_unless_f64_is_asked_for) {
     case_files f;
     const char *path = scratch_path("logits");
     case_open(&f, "dot-rope", WEFT_F32, 4);
-    SUCCEEDS("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path);
+    WEFT_AUTO_FREE char *table =
+        OUTPUT("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path);
+    assert_non_null(strstr(table, "\nlogits_z "));
+    assert_null(strchr(table, '{')); /* --json's alone */
     expect_type(path, WEFT_FILE_F32);
     SUCCEEDS("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path, "--dtype",
              "bf16");

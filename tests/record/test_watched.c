@@ -232,6 +232,30 @@ TEST_WITH(test_a_study_is_counted_and_names_its_runs, open_scratch, scratch_tear
     weft_watched_close(w);
 }
 
+/* A run of the second folder is found in that one, though the first has one of that name. */
+TEST_WITH(test_runs_of_two_folders_are_told_apart, open_scratch, scratch_teardown) {
+    make_run("one");
+    assert_int_equal(mkdir(scratch_path("others"), 0777), 0);
+    assert_int_equal(mkdir(scratch_path("others/two"), 0777), 0);
+    file_write(scratch_path("others/two/metrics.jsonl"), "{\"step\":3,\"loss\":1.5}\n", 22);
+    const char *const paths[] = {root, scratch_path("others")};
+    weft_watched *w;
+    expect_ok(weft_watched_open(paths, 2, false, &w));
+    assert_true(weft_watched_look(w));
+    WEFT_AUTO_DECREF json_t *news = weft_watched_news(w, 0);
+    assert_int_equal(json_array_size(json_object_get(news, "runs")), 2);
+    for (int i = 0; i < 2; i++) {
+        const json_t *run = run_at(news, i);
+        bool second = strcmp(json_string_value(json_object_get(run, "name")), "two") == 0;
+        expect_number(run, "loss", second ? 1.5 : 4.5);
+        WEFT_AUTO_CLOSE int folder =
+            weft_watched_folder(w, json_integer_value(json_object_get(run, "id")));
+        assert_true(folder >= 0);
+        assert_int_equal(faccessat(folder, "config", F_OK, 0) == 0, !second);
+    }
+    weft_watched_close(w);
+}
+
 TEST_WITH(test_a_note_stays, open_scratch, scratch_teardown) {
     make_run("noted");
     weft_watched *w = open_root();
